@@ -1,0 +1,1 @@
+"""The operator: one equation, four slots."""

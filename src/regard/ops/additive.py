@@ -1,0 +1,84 @@
+"""u . tanh(q_i + k_j) for all pairs, without a tanh for each: `b h i d, b g j d, (h) d -> b h i j`.
+
+With E_i = exp(2 (q_i - c)) and F_j = exp(2 (k_j + c)), made once per token for a centre c per feature,
+
+    tanh(q_i + k_j) = 1 - 2 R,    R = 1 / (1 + E_i F_j),    so    s_ij = sum(u) - 2 u . R_ij,
+
+one multiply-add and one reciprocal for each pair and feature, in pieces that stay in cache. The range is guarded:
+c centres the queries, so that |q - c| <= REACH, and keys are cut off where tanh has long been 1 to the last bit
+for all of those queries. Where queries of a block lie farther apart than that, tanh itself is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+REACH = 15.0  # exp(2 * (REACH + FLAT) + 2 * REACH) stays inside float32
+FLAT = {torch.float32: 10.0, torch.float64: 20.0}  # tanh is 1 to the last bit from here on
+ENTRIES = 2**17  # pairs x features of a piece: half a megabyte of float32
+
+
+def additive_scores(q: Tensor, k: Tensor, u: Tensor) -> Tensor:
+    """The additive scores of a block, differentiable once in q, k and u."""
+    b, h, i, d = q.shape
+    g, j = k.shape[1:3]
+    k = k if g == h else k.repeat_interleave(h // g, 1)
+    u = u.expand(b, h, d)
+    s = AdditiveScores.apply(q.reshape(b * h, i, d), k.reshape(b * h, j, d), u.reshape(b * h, d))
+    return s.view(b, h, i, j)
+
+
+class AdditiveScores(torch.autograd.Function):
+    """n i d, n j d, n d -> n i j."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, u: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, u)
+        s = q.new_empty(q.shape[0], q.shape[1], k.shape[1])
+        for n, i, j in _cuts(s, q.shape[2]):
+            s[n, i, j] = (_half_gap(q[n, i], k[n, j]) @ u[n, None, :, None]).squeeze(-1)
+        return s.mul_(-2).add_(u.sum(-1)[:, None, None])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, u = ctx.saved_tensors
+        dq, dk, du = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(u)
+        for n, i, j in _cuts(grad, q.shape[2]):
+            part = grad[n, i, j]
+            gap = _half_gap(q[n, i], k[n, j])
+            du[n] -= 2 * (part.flatten(1)[:, None] @ gap.flatten(1, 2)).squeeze(1)
+            # The slope of tanh is 1 - tanh^2 = 4 R (1 - R).
+            slope = gap.addcmul_(gap, gap, value=-1).mul_(part[..., None])
+            dq[n, i] += slope.sum(2)
+            dk[n, j] += slope.sum(1)
+        du += grad.sum((1, 2))[:, None]
+        return dq * u[:, None] * 4, dk * u[:, None] * 4, du
+
+
+def _half_gap(q: Tensor, k: Tensor) -> Tensor:
+    """R = (1 - tanh(q_i + k_j)) / 2 for a piece, n i j d."""
+    low, high = q.amin(1, keepdim=True), q.amax(1, keepdim=True)
+    if not bool((high - low).max() <= 2 * REACH):
+        return (1 - torch.tanh(q[:, :, None] + k[:, None])) / 2
+    center = (low + high) / 2
+    flat = REACH + FLAT[q.dtype]
+    queries = torch.exp(2 * (q - center))[:, :, None]
+    keys = torch.exp(2 * (k + center).clamp(-flat, flat))[:, None]
+    return torch.addcmul(q.new_ones(()), queries, keys).reciprocal_()
+
+
+def _cuts(s: Tensor, d: int) -> Iterator[tuple[slice, slice, slice]]:
+    n, i, j = s.shape
+    cols = max(1, min(j, ENTRIES // (8 * d)))
+    rows = max(1, min(i, ENTRIES // (cols * d)))
+    batch = max(1, ENTRIES // (rows * cols * d))
+    for a in range(0, n, batch):
+        for r in range(0, i, rows):
+            for c in range(0, j, cols):
+                yield slice(a, a + batch), slice(r, r + rows), slice(c, c + cols)

@@ -1,0 +1,1 @@
+"""Backends: adapters that say what they object to in a call, and run it."""

@@ -1,0 +1,237 @@
+"""Call: the frozen value of one attention, and the only place where shapes are validated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .biases import Bias
+from .masks import Mask
+from .normalizers import Normalizer, Softmax
+from .place import Selector
+from .scores import Dot, Score
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Sizes(NamedTuple):
+    """The letters of one attention, for terms to check themselves against."""
+
+    b: int
+    h: int
+    g: int
+    i: int
+    j: int
+    d: int
+    k_width: int
+    readable: bool  # may values be read here without stopping a device or breaking a graph?
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One attention: tensors of four dims, four terms, and how to run them. Made by `Call.of`, which validates."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor | None
+    score: Score
+    mask: Mask | None
+    bias: Bias | None
+    normalize: Normalizer
+    dropout: float
+    offset: int
+    lead: tuple[int, ...]
+    backend: str | None = None
+    batch_ids: Tensor | None = None
+    head_ids: Tensor | None = None
+    row_ids: Tensor | None = None
+
+    @staticmethod
+    def of(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None = None,
+        *,
+        score: Score | None = None,
+        mask: Mask | None = None,
+        bias: Bias | None = None,
+        normalize: Normalizer | None = None,
+        dropout: float = 0.0,
+        offset: int | None = None,
+        backend: str | None = None,
+    ) -> Call:
+        """Validate, flatten leading dims into b, and cast as autocast asks."""
+        tensors = {"q": q, "k": k} | ({} if v is None else {"v": v})
+        for name, x in tensors.items():
+            _is_floating(name, x)
+        q, k, v = _autocast(q, k, v)
+        _same_dtype_and_device({"q": q, "k": k} | ({} if v is None else {"v": v}))
+        lead = tuple(q.shape[:-3])
+        for name, x in tensors.items():
+            if tuple(x.shape[:-3]) != lead:
+                raise ValueError(
+                    f"q, k and v must have the same batch dims, got q {tuple(q.shape)} and {name} {tuple(x.shape)}; "
+                    f"write {name}.expand(...)"
+                )
+        if len(lead) != 1:
+            q, k, v = q.flatten(0, -4), k.flatten(0, -4), None if v is None else v.flatten(0, -4)
+        call = Call(
+            q,
+            k,
+            v,
+            score=_is_term("score", score, Score) or Dot(),
+            mask=_is_term("mask", mask, Mask),
+            bias=_is_term("bias", bias, Bias),
+            normalize=_is_term("normalize", normalize, Normalizer) or Softmax(),
+            dropout=_is_probability(dropout),
+            offset=k.shape[2] - q.shape[2] if offset is None else _is_offset(offset),
+            lead=lead,
+            backend=backend,
+        )
+        call._check()
+        return call
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of row statistics and accumulation: float32 for half precision, else that of the inputs."""
+        return torch.float32 if self.q.dtype in (torch.float16, torch.bfloat16) else self.q.dtype
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int, int]:
+        """b h i j."""
+        return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+
+    @property
+    def terms(self) -> tuple[Score | Mask | Bias | Normalizer, ...]:
+        """The terms that fill the four slots."""
+        slots = (self.score, self.mask, self.bias, self.normalize)
+        return tuple(term for term in slots if term is not None)
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor the weights depend on."""
+        return [self.q, self.k, *(x for term in self.terms for x in term.tensors())]
+
+    def with_values(self, v: Tensor) -> Call:
+        """The same attention over other values."""
+        return replace(self, v=v)
+
+    def select(
+        self, batch: Selector | None = None, heads: Selector | None = None, rows: Selector | None = None
+    ) -> Call:
+        """The same attention for some batch rows, heads and query rows; terms still see the original numbers."""
+        q, k, batch_ids, head_ids, row_ids = self.q, self.k, self.batch_ids, self.head_ids, self.row_ids
+        if batch is not None:
+            q, k = q[batch], k[batch]
+            batch_ids = _ids(batch_ids, self.shape[0], q.device)[batch]
+        if heads is not None:
+            kv = torch.arange(self.shape[1], device=q.device)[heads] // (self.shape[1] // k.shape[1])
+            q, k = q[:, heads], k[:, _shared(kv)]
+            head_ids = _ids(head_ids, self.shape[1], q.device)[heads]
+        if rows is not None:
+            q = q[:, :, rows]
+            row_ids = _ids(row_ids, self.shape[2], q.device)[rows]
+        lead = self.lead if batch is None else (q.shape[0],)
+        return replace(self, q=q, k=k, v=None, lead=lead, batch_ids=batch_ids, head_ids=head_ids, row_ids=row_ids)
+
+    def _check(self) -> None:
+        b, h, i, d = self.q.shape
+        g, j = self.k.shape[1:3]
+        if g == 0 or h % g:
+            divisors = ", ".join(str(n) for n in range(1, h + 1) if h % n == 0)
+            raise ValueError(
+                f"the heads of q must be a multiple of those of k, got h={h} and g={g}; give k one of {divisors} heads"
+            )
+        if self.v is not None:
+            if self.v.shape[1] != g:
+                raise ValueError(f"v must have as many heads as k, got {self.v.shape[1]} and g={g}")
+            if self.v.shape[2] != j:
+                raise ValueError(f"v must have as many positions as k, got {self.v.shape[2]} and j={j}")
+        sizes = Sizes(b, h, g, i, j, d, self.k.shape[3], _readable(self.q))
+        for term in self.terms:
+            for x in term.tensors():
+                if x.device != self.q.device:
+                    raise ValueError(
+                        f"{term!r} must be on the device of q, {self.q.device}, got {x.device}; move it with .to(...)"
+                    )
+            term.check(sizes)
+
+
+def _is_floating(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor of dims b h {'i' if name == 'q' else 'j'} d, got {type(x).__name__}")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}; write {name}.float()")
+    if x.ndim < 4:
+        hint = {3: f"{name}.unsqueeze(1) for a single head", 2: f"{name}[None, None] for one batch row and one head"}
+        raise ValueError(
+            f"{name} must have dims b h {'i' if name == 'q' else 'j'} d, got shape {tuple(x.shape)}; "
+            f"write {hint.get(x.ndim, f'{name} with four dims')}"
+        )
+
+
+def _same_dtype_and_device(tensors: dict[str, Tensor]) -> None:
+    q = tensors["q"]
+    for name, x in tensors.items():
+        if x.dtype != q.dtype:
+            raise ValueError(
+                f"q, k and v must have the same dtype, got q {q.dtype} and {name} {x.dtype}; write {name}.to(q.dtype)"
+            )
+        if x.device != q.device:
+            raise ValueError(
+                f"q, k and v must be on the same device, got q {q.device} and {name} {x.device}; "
+                f"write {name}.to(q.device)"
+            )
+
+
+def _is_term(name: str, value: Any, kind: type) -> Any:
+    if value is None or isinstance(value, kind):
+        return value
+    if isinstance(value, Tensor):
+        hint = "mask=Dense(x)" if value.dtype == torch.bool else "bias=Added(x)"
+    elif callable(value):
+        hint = "mask=Rule(fn)"
+    else:
+        hint = f"{name}={ {'score': 'Dot()', 'mask': 'Causal()', 'bias': 'Alibi(8)'}.get(name, 'Softmax()') }"
+    hint = f"Did you mean {hint}?" if not isinstance(value, type) else f"write {value.__name__}()"
+    raise TypeError(f"{name} must be a {kind.__name__} term, got {type(value).__name__}. {hint}")
+
+
+def _is_probability(p: float) -> float:
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"dropout must be at least 0 and below 1, got {p}")
+    return float(p)
+
+
+def _is_offset(offset: int) -> int:
+    if isinstance(offset, bool) or not isinstance(offset, int):
+        raise TypeError(
+            f"offset must be a whole number, the position of the first query, got {offset!r}; write int(offset)"
+        )
+    return offset
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    device = q.device.type
+    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    return q.to(dtype), k.to(dtype), None if v is None else v.to(dtype)
+
+
+def _readable(q: Tensor) -> bool:
+    return q.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _ids(ids: Tensor | None, n: int, device: torch.device) -> Tensor:
+    return torch.arange(n, device=device) if ids is None else ids
+
+
+def _shared(kv: Tensor) -> Tensor:
+    """The key heads to keep: each once where the kept query heads share them evenly and in order, else one a query."""
+    heads, counts = torch.unique_consecutive(kv, return_counts=True)
+    even = bool((counts == counts[:1]).all()) and bool((heads[1:] > heads[:-1]).all())
+    return heads if even else kv

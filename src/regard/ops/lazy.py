@@ -1,0 +1,424 @@
+"""Weights: the attention matrix that is never stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import dispatch, measures
+from .backends import reference
+from .call import Call
+from .measures import How
+from .normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
+from .place import pick
+from .problem import Piece, Problem, prepare
+from .products import transposed_product
+from .rows import Reduction, evaluate, weigh
+
+LIMIT = "1GB"
+MAP = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """The measures of one pass over the matrix."""
+
+    entropy: Tensor  # b h i
+    received: Tensor  # b h j
+    max: Tensor  # b h i
+    distance: Tensor  # b h i
+    map: Tensor  # b h rows cols, at most 512 x 512, the mean of each bin
+    statistic: Tensor | None  # b h i
+
+
+class Weights:
+    """A = normalize(mask(score(q, k) + bias)), dims b h i j, rebuilt wherever it is asked for.
+
+    >>> import torch
+    >>> from regard import Causal, weights
+    >>> q, k, v = torch.randn(3, 1, 4, 300, 32)
+    >>> A = weights(q, k, mask=Causal())
+    >>> A.shape, (A @ v).shape, A.entropy().shape, A.topk(3).values.shape
+    (torch.Size([1, 4, 300, 300]), torch.Size([1, 4, 300, 32]), torch.Size([1, 4, 300]), torch.Size([1, 4, 300, 3]))
+    >>> torch.allclose(A.received(), A[...].sum(-2), atol=1e-5)
+    True
+
+    Every answer comes from q, k and one number a row, in memory linear in the sequence. Products, tiles, entropy,
+    received, max and distance are differentiable once; topk, pool, mass and summary return detached numbers.
+    Weights are those before dropout.
+    """
+
+    def __init__(self, call: Call, statistic: Tensor | None = None) -> None:
+        self._call = call
+        self._statistic = statistic  # b h i 1
+        self._versions = [(x, x._version) for x in call.tensors() if not x.is_inference()]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Leading dims, then h i j."""
+        return torch.Size((*self._call.lead, *self._call.shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of everything but `A @ X`, which has that of X: float32, or float64 for float64 inputs."""
+        return self._call.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._call.q.device
+
+    @property
+    def T(self) -> Transposed:
+        """A.T, lazy too: `A.T @ x`, `A.T[...]`, `A.T.dense()`."""
+        return Transposed(self)
+
+    def __repr__(self) -> str:
+        call = self._call
+        shown = [" x ".join(map(str, self.shape))]
+        slots = {"score": call.score, "mask": call.mask, "bias": call.bias, "normalize": call.normalize}
+        shown += [f"{name}={term!r}" for name, term in slots.items() if term is not None and repr(term) not in PLAIN]
+        return f"Weights({', '.join(shown)})"
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """A @ x, x with dims b g j e (g, h or 1 heads), in the dtype of x; fused where a backend can."""
+        if not isinstance(x, Tensor):
+            return NotImplemented
+        self._guard()
+        call = self._call.with_values(self._factor(x, self._call.shape[3], "A @ x"))
+        with torch.autocast(self.device.type, enabled=False):
+            out, statistic = dispatch.choose(call).run(call)
+        if self._statistic is None and statistic is not None:
+            self._statistic = statistic.detach()
+        return self._restore(out)
+
+    def __rmatmul__(self, x: Tensor) -> Tensor:
+        """x @ A, x with dims b h n i."""
+        if not isinstance(x, Tensor):
+            return NotImplemented
+        return (self.T @ x.mT).mT
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """A[index] as PyTorch would index the dense matrix, computing only the rows and keys it names."""
+        ids, rest = _split(index, self.shape, self.device)
+        n = 1
+        for axis in ids:
+            n *= axis.numel()
+        self._fits(n, LIMIT, "this part of the matrix")
+        *lead, heads, rows, cols = ids
+        flat = torch.arange(self._call.shape[0], device=self.device).view(self._call.lead)
+        batch = pick(flat, tuple(lead)).reshape(-1) if lead else flat.view(-1)
+        part = self._tile(batch, heads, rows, cols)
+        return part.view(*(axis.numel() for axis in ids))[rest]
+
+    def select(
+        self, batch: int | slice | list[int] | None = None, heads: int | slice | list[int] | None = None
+    ) -> Weights:
+        """Some batch rows and heads, still lazy, with all four dims: `A.select(heads=3).entropy()`."""
+        self._guard()
+        b, h = self._call.shape[:2]
+        chosen = [None if x is None else _chosen(x, n, self.device) for x, n in ((batch, b), (heads, h))]
+        statistic = self._statistic
+        for dim, ids in enumerate(chosen):
+            if ids is not None and statistic is not None:
+                statistic = statistic.index_select(dim, ids)
+        return Weights(self._call.select(*chosen), statistic)
+
+    def entropy(self) -> Tensor:
+        """-sum_j A log A of each query, in nats: `b h i`."""
+        return self._reduce(measures.entropy())
+
+    def received(self) -> Tensor:
+        """The attention each key receives, summed over queries: `b h j`."""
+        return self._reduce(measures.received())
+
+    def max(self) -> Tensor:
+        """The largest weight of each query: `b h i`."""
+        return self._reduce(measures.largest())
+
+    def distance(self) -> Tensor:
+        """How far each query looks, sum_j A abs(i - j): `b h i`."""
+        return self._reduce(measures.distance())
+
+    def topk(self, k: int) -> torch.return_types.topk:
+        """The k largest weights of each query and their keys: `b h i k` twice, as `values` and `indices`."""
+        n = self._call.shape[3]
+        if not 1 <= k <= n:
+            raise ValueError(f"k must be from 1 to the number of keys {n}, got {k}")
+        with torch.no_grad():
+            values, indices = measures.top(self._problem(), k)
+        return torch.return_types.topk((self._restore(values), self._restore(indices)))
+
+    def pool(self, rows: int, cols: int, how: How = "mean") -> Tensor:
+        """A map of any resolution: `b h rows cols`, query r in row r * rows // i; hidden entries count as 0."""
+        _, _, i, j = self._call.shape
+        for name, count, n, axis in (("rows", rows, i, "queries"), ("cols", cols, j, "keys")):
+            if not 1 <= count <= n:
+                raise ValueError(f"{name} must be from 1 to the number of {axis} {n}, got {count}")
+        if how not in ("mean", "sum", "max"):
+            raise ValueError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
+        bins = _bins(i, rows, self.device), _bins(j, cols, self.device)
+        with torch.no_grad():
+            if how == "max":
+                return self._restore(measures.bin_maxima(self._problem(), *bins, rows, cols))
+            sums = measures.bin_sums(self._problem(), *bins, rows, cols)
+        return self._restore(sums / _area(*bins, rows, cols) if how == "mean" else sums)
+
+    def mass(self, query_groups: Tensor, key_groups: Tensor) -> Tensor:
+        """Attention between groups of tokens, say sentences: summed over a group's keys, averaged over its queries.
+
+        Groups are whole numbers from 0, dims (i,) or (b, i); the result has dims b h query-groups key-groups.
+        """
+        b, _, i, j = self._call.shape
+        query_groups = _groups("query_groups", query_groups, b, i, self.device)
+        key_groups = _groups("key_groups", key_groups, b, j, self.device)
+        rows, cols = (int(x.max()) + 1 if x.numel() else 0 for x in (query_groups, key_groups))
+        with torch.no_grad():
+            sums = measures.bin_sums(self._problem(), query_groups, key_groups, rows, cols)
+        counts = torch.stack([x.bincount(minlength=rows) for x in query_groups]).clamp(min=1)
+        return self._restore(sums / counts[:, None, :, None])
+
+    def summary(self) -> Summary:
+        """Entropy, received mass, maximum, distance and a map of at most 512 x 512, in one pass."""
+        _, _, i, j = self._call.shape
+        rows, cols = max(1, min(i, MAP)), max(1, min(j, MAP))
+        bins = _bins(i, rows, self.device), _bins(j, cols, self.device)
+        with torch.no_grad():
+            folded = measures.fold(self._problem(), *bins, rows, cols)
+            self._statistic = folded.statistic
+            area = _area(*bins, rows, cols).clamp(min=1)
+        return Summary(
+            entropy=self._restore(folded.entropy),
+            received=self._restore(folded.received),
+            max=self._restore(folded.max),
+            distance=self._restore(folded.distance),
+            map=self._restore(folded.sums / area),
+            statistic=self.statistic,
+        )
+
+    def dense(self, limit: str = LIMIT) -> Tensor:
+        """The whole matrix, if it takes no more memory than `limit`."""
+        n = 1
+        for size in self.shape:
+            n *= size
+        self._fits(n, limit, "the dense matrix")
+        b, h, i, j = self._call.shape
+        part = self._tile(*(torch.arange(n, device=self.device) for n in (b, h, i, j)))
+        return self._restore(part)
+
+    @property
+    def statistic(self) -> Tensor | None:
+        """The row statistic, detached: `b h i`; None for normalizers that need none."""
+        if self._statistic is None:
+            with torch.no_grad():
+                _, self._statistic = evaluate(self._problem(), Reduction(lambda p, b, A, x: A[..., 0], "rows"))
+        return None if self._statistic is None else self._restore(self._statistic.squeeze(-1))
+
+    @property
+    def lse(self) -> Tensor:
+        """log sum exp of each row's scores, for softmax kinds: `b h i`."""
+        kind: Normalizer = self._call.normalize
+        while isinstance(kind, Tapered):
+            kind = kind.inner
+        if not isinstance(kind, (Softmax, SinkSoftmax)):
+            raise AttributeError(f"lse exists for softmax kinds, not for {kind!r}; use A.statistic")
+        assert self.statistic is not None
+        return self.statistic
+
+    def _problem(self) -> Problem:
+        self._guard()
+        with torch.autocast(self.device.type, enabled=False):
+            return prepare(self._call, self._statistic)
+
+    def _reduce(self, reduction: Reduction) -> Tensor:
+        problem = self._problem()
+        with torch.autocast(self.device.type, enabled=False):
+            if self._call.backend == "reference":
+                A, statistic = reference.matrix(self._call)
+                value = reduction.value(problem, problem.whole(), A, reduction.x)
+            else:
+                value, statistic = evaluate(problem, reduction)
+        if self._statistic is None and statistic is not None:
+            self._statistic = statistic.detach()
+        return self._restore(value)
+
+    def _tile(self, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+        """The entries where those batch rows, heads, rows and keys cross: `batch heads rows cols`."""
+        self._guard()
+        call = self._call.select(batch, heads, rows)
+        known = self._statistic
+        grad = torch.is_grad_enabled() and any(x.requires_grad for x in call.tensors())
+        if known is not None and not grad and call.backend != "reference":
+            known = pick(known, (batch, heads, rows))
+            problem = prepare(call, known)
+            if problem.garbage is None:
+                return _from_statistic(problem, cols)
+        part = Weights(call)._reduce(measures.columns(cols, call.shape[3]))
+        return part.reshape(batch.numel(), heads.numel(), rows.numel(), cols.numel())
+
+    def _factor(self, x: Tensor, n: int, what: str) -> Tensor:
+        """The other factor of a product, with dims b heads n e."""
+        b, h, _, _ = self._call.shape
+        g = self._call.k.shape[1]
+        if x.ndim < 2 or not x.is_floating_point():
+            raise ValueError(f"{what} takes a floating tensor of dims b heads {n} e, got {x.dtype} {tuple(x.shape)}")
+        if x.device != self.device:
+            raise ValueError(f"{what}: x must be on {self.device}, got {x.device}; write x.to(A.device)")
+        shape = tuple(x.shape)
+        if x.ndim > 3 and len(self._call.lead) != 1:
+            x = x.expand(*self._call.lead, *x.shape[-3:]).flatten(0, -4)
+        x = x[(None,) * (4 - x.ndim)] if x.ndim < 4 else x
+        if x.ndim != 4 or x.shape[0] not in (1, b) or x.shape[1] not in (1, g, h) or x.shape[2] != n:
+            raise ValueError(f"{what} takes x with dims b={b}, heads 1, {g} or {h}, {n}, e; got shape {shape}")
+        return x.expand(b, -1, -1, -1)
+
+    def _restore(self, x: Tensor) -> Tensor:
+        return x if len(self._call.lead) == 1 else x.unflatten(0, self._call.lead)
+
+    def _guard(self) -> None:
+        for x, version in self._versions:
+            if x._version != version:
+                raise RuntimeError(
+                    f"a tensor of these weights, shape {tuple(x.shape)}, was changed in place after weights(...); "
+                    "call weights(...) again, or on a clone"
+                )
+
+    def _fits(self, n: int, limit: str, what: str) -> None:
+        need = n * self.dtype.itemsize
+        if need > parse_size(limit):
+            raise ValueError(
+                f"{what} takes {need / 1e9:.3g} GB, more than limit={limit!r}; "
+                "ask for a tile A[..., rows, cols], a map A.pool(512, 512), or raise the limit of A.dense(limit=...)"
+            )
+
+
+PLAIN = ("Dot()", "Softmax()")
+
+
+class Transposed:
+    """A.T: dims b h j i."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    @property
+    def shape(self) -> torch.Size:
+        *lead, i, j = self._weights.shape
+        return torch.Size((*lead, j, i))
+
+    @property
+    def T(self) -> Weights:
+        """A again."""
+        return self._weights
+
+    def __repr__(self) -> str:
+        return f"{self._weights!r}.T"
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """A.T @ x, x with dims b g i e (g, h or 1 heads), in the dtype of x."""
+        if not isinstance(x, Tensor):
+            return NotImplemented
+        A = self._weights
+        factor = A._factor(x, A._call.shape[2], "A.T @ x")
+        return A._reduce(transposed_product(factor)).to(x.dtype)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        ids, rest = _split(index, self.shape, self._weights.device)
+        swapped = (*ids[:-2], ids[-1], ids[-2])
+        A = self._weights
+        return A[tuple(x.view([-1 if m == n else 1 for m in range(len(ids))]) for n, x in enumerate(swapped))].mT[rest]
+
+    def dense(self, limit: str = LIMIT) -> Tensor:
+        """The whole transposed matrix."""
+        return self._weights.dense(limit).mT
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "512MB", "1.5GB" or "100KB"."""
+    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "B": 1}
+    for unit, factor in units.items():
+        number = text.strip().upper().removesuffix(unit).strip()
+        if number != text.strip().upper():
+            try:
+                return int(float(number) * factor)
+            except ValueError:
+                break
+    raise ValueError(f"a size must be a number with KB, MB, GB or TB, such as '1GB', got {text!r}")
+
+
+def _from_statistic(problem: Problem, cols: Tensor) -> Tensor:
+    """Chosen keys of every row of a problem whose row statistic is known: only those keys are scored."""
+    b, h, i, _ = problem.shape
+    parts = []
+    step = max(1, 2**20 // max(1, b * h * cols.numel()))
+    for start in range(0, i, step):
+        block = problem.block(slice(0, b), slice(0, h), slice(start, min(start + step, i)), cols)
+        parts.append(weigh(problem, Piece(block, slice(0, cols.numel())))[0])
+    return torch.cat(parts, 2) if parts else problem.q.new_zeros(b, h, 0, cols.numel())
+
+
+def _split(index: Any, shape: torch.Size, device: torch.device) -> tuple[list[Tensor], Any]:
+    """Which entries of each axis an index touches, and the index that picks its result from just those."""
+    index = index if isinstance(index, tuple) else (index,)
+    named = sum(x is not None and x is not Ellipsis for x in index)
+    if named > len(shape):
+        raise IndexError(f"too many indices: the weights have {len(shape)} dims, got {named}")
+    if sum(x is Ellipsis for x in index) > 1:
+        raise IndexError("an index can hold one Ellipsis, got more")
+    if not any(x is Ellipsis for x in index):
+        index = (*index, Ellipsis)
+    filled: list[Any] = []
+    for x in index:
+        filled += [slice(None)] * (len(shape) - named) if x is Ellipsis else [x]
+    ids: list[Tensor] = []
+    rest: list[Any] = []
+    for x in filled:
+        if x is None:
+            rest.append(None)
+            continue
+        n = shape[len(ids)]
+        if isinstance(x, slice):
+            ids.append(torch.arange(n, device=device)[x])
+            rest.append(slice(None))
+            continue
+        chosen = torch.as_tensor(x, device=device)
+        if chosen.dtype == torch.bool:
+            if chosen.shape != (n,):
+                raise IndexError(
+                    f"a bool index must have one entry for each of the {n}, got shape {tuple(chosen.shape)}"
+                )
+            chosen = chosen.nonzero().squeeze(-1)
+        if chosen.numel() and not -n <= int(chosen.min()) <= int(chosen.max()) < n:
+            raise IndexError(f"index out of range: dim {len(ids)} of the weights has {n} entries, got {x}")
+        touched, place = chosen.long().remainder(max(n, 1)).unique(return_inverse=True)
+        ids.append(touched)
+        rest.append(int(place) if chosen.ndim == 0 and not isinstance(x, Tensor) else place)
+    return ids, tuple(rest)
+
+
+def _chosen(x: int | slice | list[int], n: int, device: torch.device) -> Tensor:
+    ids = torch.arange(n, device=device)
+    if isinstance(x, (int, slice)):
+        return ids[x].reshape(-1)
+    return ids[torch.as_tensor(x, device=device)]
+
+
+def _bins(n: int, count: int, device: torch.device) -> Tensor:
+    return (torch.arange(n, device=device) * count // max(n, 1))[None]
+
+
+def _area(row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
+    return row_bins[0].bincount(minlength=rows)[:, None] * col_bins[0].bincount(minlength=cols)
+
+
+def _groups(name: str, ids: Tensor, b: int, n: int, device: torch.device) -> Tensor:
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
+        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise TypeError(f"{name} must be a tensor of whole numbers, got {kind}")
+    if tuple(ids.shape) not in ((n,), (b, n), (1, n)):
+        raise ValueError(f"{name} must have dims ({n},) or ({b}, {n}), got shape {tuple(ids.shape)}")
+    if ids.numel() and int(ids.min()) < 0:
+        raise ValueError(f"{name} must be 0 or more, got {int(ids.min())}")
+    return ids.to(device).view(-1, n).long()

@@ -1,0 +1,614 @@
+"""Masks: who may look at whom, as an algebra of small terms.
+
+A mask is a callable over `(b, h, i, j)` that is True where the query at i may attend to the key at j, so it is a
+FlexAttention `mask_mod` as it stands. Masks combine by `&`, `|` and `~`, print as a picture, and know without
+looking at single entries which tiles of the matrix are empty and which are full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .place import Place, Point, look_up
+from .term import Term, is_integer, must_broadcast, term
+
+if TYPE_CHECKING:
+    from .call import Sizes
+    from .grid import Grid
+
+
+class Tiles(NamedTuple):
+    """What is known of each tile, broadcastable over b h rows cols: `some` entry may be visible; `full`: all are."""
+
+    some: Tensor
+    full: Tensor
+
+
+class Mask(Term):
+    """A predicate over `(b, h, i, j)`: True where the query at i may attend to the key at j."""
+
+    def over(self, at: Place) -> Tensor:
+        """The mask at a point or over a block."""
+        raise NotImplementedError
+
+    def tiles(self, grid: Grid) -> Tiles:
+        """What the structure of the mask says about whole tiles; by default nothing."""
+        some = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=grid.device)
+        return Tiles(some, ~some)
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return self.over(Point(b, h, i, j))
+
+    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The mask as a function of `(b, h, row, j)`, rows standing at positions `row + offset`."""
+        return lambda b, h, i, j: self.over(Point(b, h, i, j, offset))
+
+    def draw(self, rows: int | None = None, cols: int | None = None) -> str:
+        """The pattern of the first batch row and head, one line a query.
+
+        >>> print(Causal().draw(3))
+        ■ · ·
+        ■ ■ ·
+        ■ ■ ■
+        """
+        n_i, n_j = self._drawn()
+        n_i, n_j = rows or n_i, cols or rows or n_j
+        zero = torch.zeros((), dtype=torch.long)
+        cpu = self.map_tensors(Tensor.cpu)
+        seen = cpu(zero, zero, torch.arange(n_i)[:, None], torch.arange(n_j)).expand(n_i, n_j)
+        return "\n".join(" ".join("■" if x else "·" for x in row) for row in seen.tolist())
+
+    def _drawn(self) -> tuple[int, int]:
+        return 12, 12
+
+    def __and__(self, other: Mask) -> Mask:
+        return And(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __or__(self, other: Mask) -> Mask:
+        return Or(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.draw()}"
+
+
+@term
+class Causal(Mask):
+    """j <= i: nobody looks ahead. With fewer queries than keys the last query still sees the last key.
+
+    >>> print(Causal().draw(4))
+    ■ · · ·
+    ■ ■ · ·
+    ■ ■ ■ ·
+    ■ ■ ■ ■
+    """
+
+    def over(self, at: Place) -> Tensor:
+        return at.j <= at.i
+
+    def tiles(self, grid: Grid) -> Tiles:
+        return Tiles(grid.j.low <= grid.i.high, grid.j.high <= grid.i.low)
+
+
+@term
+class Window(Mask):
+    """abs(i - j) < width; or, with `before` and `after`, i - before <= j <= i + after.
+
+    >>> print(Window(2).draw(4))
+    ■ ■ · ·
+    ■ ■ ■ ·
+    · ■ ■ ■
+    · · ■ ■
+    >>> print(Window(before=2, after=0).draw(4))
+    ■ · · ·
+    ■ ■ · ·
+    ■ ■ ■ ·
+    · ■ ■ ■
+    """
+
+    width: int | None = None
+    before: int | None = None
+    after: int | None = None
+
+    def __post_init__(self) -> None:
+        sides = (self.before, self.after)
+        if (self.width is None) == (sides == (None, None)) or (None in sides and sides != (None, None)):
+            raise ValueError(
+                f"Window takes a width, or both before and after, got width={self.width}, "
+                f"before={self.before}, after={self.after}; write Window(4) or Window(before=3, after=0)"
+            )
+        if self.width is not None:
+            must_count("Window width", self.width, least=1)
+        else:
+            must_count("Window before", self.before)
+            must_count("Window after", self.after)
+
+    def __repr__(self) -> str:
+        return f"Window({self.width})" if self.width is not None else super().__repr__()
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How many keys before and after its own position a query sees."""
+        if self.width is not None:
+            return self.width - 1, self.width - 1
+        return self.before or 0, self.after or 0
+
+    def over(self, at: Place) -> Tensor:
+        before, after = self.reach
+        distance = at.i - at.j
+        return (distance <= before) & (distance >= -after)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        before, after = self.reach
+        return _between(grid.distance, -after, before)
+
+
+@term
+class Dilated(Mask):
+    """abs(i - j) < width * step and (i - j) % step == 0: a window that sees every step-th key.
+
+    >>> print(Dilated(2, 2).draw(5))
+    ■ · ■ · ·
+    · ■ · ■ ·
+    ■ · ■ · ■
+    · ■ · ■ ·
+    · · ■ · ■
+    """
+
+    width: int
+    step: int
+
+    def __post_init__(self) -> None:
+        must_count("Dilated width", self.width, least=1)
+        must_count("Dilated step", self.step, least=1)
+
+    def over(self, at: Place) -> Tensor:
+        distance = at.i - at.j
+        return (distance.abs() < self.width * self.step) & (distance % self.step == 0)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        reach = self.width * self.step - 1
+        some, full = _between(grid.distance, -reach, reach)
+        return Tiles(some, full if self.step == 1 else torch.zeros_like(full))
+
+
+@term
+class Diagonal(Mask):
+    """i == j: each query sees itself; `~Diagonal()` forbids just that."""
+
+    def over(self, at: Place) -> Tensor:
+        return at.i == at.j
+
+    def tiles(self, grid: Grid) -> Tiles:
+        return _between(grid.distance, 0, 0)
+
+
+@term
+class Prefix(Mask):
+    """j < n, with n a number or one per batch row. A prefix language model is `Causal() | Prefix(n)`.
+
+    >>> print((Causal() | Prefix(2)).draw(4))
+    ■ ■ · ·
+    ■ ■ · ·
+    ■ ■ ■ ·
+    ■ ■ ■ ■
+    """
+
+    n: int | Tensor
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n, Tensor):
+            must_be_integers("Prefix n", self.n, dims=1)
+        else:
+            must_count("Prefix n", self.n)
+
+    def check(self, sizes: Sizes) -> None:
+        if isinstance(self.n, Tensor):
+            must_broadcast("Prefix n", self.n, {"b": sizes.b})
+
+    def over(self, at: Place) -> Tensor:
+        return at.j < (at.cut(self.n, "b") if isinstance(self.n, Tensor) else self.n)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        n = grid.span(self.n, "b").low if isinstance(self.n, Tensor) else self.n
+        return Tiles(grid.j.low < n, grid.j.high < n)
+
+
+@term
+class Global(Mask):
+    """i or j is among the tokens (how many from the start, or their positions): whole rows and whole columns.
+
+    A tensor of positions may have one row per batch row. Longformer's pattern is `Window(w) | Global(tokens)`.
+
+    >>> print((Window(1) | Global((1,))).draw(4))
+    ■ ■ · ·
+    ■ ■ ■ ■
+    · ■ ■ ·
+    · ■ · ■
+    """
+
+    tokens: int | tuple[int, ...] | Tensor
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tokens, Tensor):
+            must_be_integers("Global tokens", self.tokens, dims=2)
+        elif isinstance(self.tokens, (tuple, list, range)):
+            object.__setattr__(self, "tokens", tuple(self.tokens))
+            for token in self.tokens:
+                must_count("Global tokens", token)
+        else:
+            must_count("Global tokens", self.tokens)
+
+    def check(self, sizes: Sizes) -> None:
+        if isinstance(self.tokens, Tensor) and self.tokens.ndim == 2:
+            must_broadcast("Global tokens", self.tokens[:, :1], {"b": sizes.b, "tokens": 1})
+
+    def over(self, at: Place) -> Tensor:
+        if isinstance(self.tokens, int):
+            return (at.i < self.tokens) | (at.j < self.tokens)
+        chosen = (at.i < 0) & (at.j < 0)
+        for token in self._each(lambda column: at.cut(column, "b")):
+            chosen = chosen | (at.i == token) | (at.j == token)
+        return chosen
+
+    def tiles(self, grid: Grid) -> Tiles:
+        if isinstance(self.tokens, int):
+            n = self.tokens
+            return Tiles((grid.i.low < n) | (grid.j.low < n), (grid.i.high < n) | (grid.j.high < n))
+        some = (grid.i.low < 0) & (grid.j.low < 0)
+        for token in self._each(lambda column: grid.span(column, "b").low):
+            for low, high in (grid.i, grid.j):
+                some = some | ((low <= token) & (token <= high))
+        return Tiles(some, torch.zeros_like(some))
+
+    def _each(self, cut: Callable[[Tensor], Tensor]) -> list[int] | list[Tensor]:
+        if isinstance(self.tokens, Tensor):
+            return [cut(column) for column in self.tokens.unbind(-1)]
+        assert isinstance(self.tokens, tuple)
+        return list(self.tokens)
+
+
+@term
+class Near(Mask):
+    """abs(j - center[b, h, row]) <= radius: keys around a centre of each query's own, broadcastable to b h i."""
+
+    center: Tensor
+    radius: float
+
+    def __post_init__(self) -> None:
+        must_be_tensor("Near center", self.center)
+        if not self.radius >= 0:
+            raise ValueError(f"Near radius must be 0 or more, got {self.radius}")
+
+    def check(self, sizes: Sizes) -> None:
+        must_broadcast("Near center", self.center, {"b": sizes.b, "h": sizes.h, "i": sizes.i})
+
+    def over(self, at: Place) -> Tensor:
+        return (at.j - at.cut(self.center.detach(), "bhi")).abs() <= self.radius
+
+    def tiles(self, grid: Grid) -> Tiles:
+        center = grid.span(self.center.detach(), "bhi")
+        return _between(Span(grid.j.low - center.high, grid.j.high - center.low), -self.radius, self.radius)
+
+
+@term
+class Padding(Mask):
+    """j < lengths[b], or keep[b, j]: hides padding keys, and keys only.
+
+    `Padding(lengths)` takes a tuple or a tensor of whole numbers, `Padding(keep)` a bool tensor, True = a real key.
+    """
+
+    keys: tuple[int, ...] | Tensor
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keys, (tuple, list)):
+            object.__setattr__(self, "keys", tuple(self.keys))
+            for length in self.keys:
+                must_count("Padding lengths", length)
+        else:
+            must_be_tensor("Padding", self.keys, hint="Padding(torch.tensor([3, 5]))")
+            if self.keys.dtype == torch.bool:
+                if self.keys.ndim != 2:
+                    raise ValueError(f"Padding keep must have dims (b, j), got shape {tuple(self.keys.shape)}")
+            else:
+                must_be_integers("Padding lengths", self.keys, dims=1)
+                if self.keys.ndim == 0:
+                    raise ValueError("Padding lengths must have dims (b,), got a single number; write lengths[None]")
+
+    def check(self, sizes: Sizes) -> None:
+        if isinstance(self.keys, Tensor) and self.keys.dtype == torch.bool:
+            must_broadcast("Padding keep", self.keys, {"b": sizes.b, "j": sizes.j})
+            return
+        n = len(self.keys)
+        if n not in (1, sizes.b):
+            raise ValueError(f"Padding lengths must hold one length per batch row, got {n} for b={sizes.b}")
+        if n and sizes.readable and int(torch.as_tensor(self.keys).max()) > sizes.j:
+            longest = int(torch.as_tensor(self.keys).max())
+            raise ValueError(f"Padding lengths must be at most the number of keys j={sizes.j}, got {longest}")
+        if n and sizes.readable and int(torch.as_tensor(self.keys).min()) < 0:
+            raise ValueError(f"Padding lengths must be 0 or more, got {int(torch.as_tensor(self.keys).min())}")
+
+    def over(self, at: Place) -> Tensor:
+        keys = self._tensor(at.device)
+        return at.cut(keys, "bj") if keys.dtype == torch.bool else at.j < at.cut(keys, "b")
+
+    def tiles(self, grid: Grid) -> Tiles:
+        keys = self._tensor(grid.device)
+        if keys.dtype == torch.bool:
+            return _all_or_any(grid.span(keys, "bj"))
+        length = grid.span(keys, "b").low
+        return Tiles(grid.j.low < length, grid.j.high < length)
+
+    def _tensor(self, device: torch.device) -> Tensor:
+        return self.keys if isinstance(self.keys, Tensor) else torch.tensor(self.keys, device=device)
+
+    def _drawn(self) -> tuple[int, int]:
+        keys = self._tensor(torch.device("cpu"))
+        n = keys.shape[-1] if keys.dtype == torch.bool else int(keys.max()) + 2 if keys.numel() else 1
+        return _small(n, n)
+
+
+@term
+class Documents(Mask):
+    """query_ids[row] == key_ids[j]: tokens packed into one sequence see their own document only.
+
+    Ids have dims (i,) or (b, i); one argument serves where queries and keys are the same tokens.
+
+    >>> print(Documents(torch.tensor([0, 0, 1, 1])).draw(4))
+    ■ ■ · ·
+    ■ ■ · ·
+    · · ■ ■
+    · · ■ ■
+    """
+
+    query_ids: Tensor
+    key_ids: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, ids in (("query_ids", self.query_ids), ("key_ids", self.key_ids)):
+            if ids is not None:
+                must_be_tensor(f"Documents {name}", ids)
+                must_be_integers(f"Documents {name}", ids, dims=2)
+
+    def check(self, sizes: Sizes) -> None:
+        if self.key_ids is None and sizes.i != sizes.j:
+            raise ValueError(
+                f"Documents needs key_ids where queries and keys differ, got i={sizes.i} and j={sizes.j}; "
+                "write Documents(query_ids, key_ids)"
+            )
+        must_broadcast("Documents query_ids", self.query_ids, {"b": sizes.b, "i": sizes.i})
+        must_broadcast("Documents key_ids", self._keys, {"b": sizes.b, "j": sizes.j})
+
+    def over(self, at: Place) -> Tensor:
+        return at.cut(self.query_ids, "bi") == at.cut(self._keys, "bj")
+
+    def tiles(self, grid: Grid) -> Tiles:
+        query, key = grid.span(self.query_ids, "bi"), grid.span(self._keys, "bj")
+        some = (query.low <= key.high) & (key.low <= query.high)
+        one = (query.low == query.high) & (key.low == key.high)
+        return Tiles(some, one & (query.low == key.low))
+
+    @property
+    def _keys(self) -> Tensor:
+        return self.query_ids if self.key_ids is None else self.key_ids
+
+    def _drawn(self) -> tuple[int, int]:
+        return _small(self.query_ids.shape[-1], self._keys.shape[-1])
+
+
+@term
+class Blocks(Mask):
+    """layout[..., row // size, j // size]: a block-sparse pattern, layout a bool tensor broadcastable over b h.
+
+    >>> print(Blocks(torch.eye(2, dtype=torch.bool), 2).draw(4))
+    ■ ■ · ·
+    ■ ■ · ·
+    · · ■ ■
+    · · ■ ■
+    """
+
+    layout: Tensor
+    size: int
+
+    def __post_init__(self) -> None:
+        must_be_bool("Blocks layout", self.layout)
+        must_count("Blocks size", self.size, least=1)
+
+    def check(self, sizes: Sizes) -> None:
+        rows, cols = -(-sizes.i // self.size), -(-sizes.j // self.size)
+        must_broadcast("Blocks layout", self.layout, {"b": sizes.b, "h": sizes.h, "i/size": rows, "j/size": cols})
+
+    def over(self, at: Place) -> Tensor:
+        return look_up(self.layout, at.b, at.h, at.row // self.size, at.j // self.size)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        count, area = grid.count(self.layout, self.size)
+        return Tiles(count > 0, count == area)
+
+    def _drawn(self) -> tuple[int, int]:
+        return _small(self.layout.shape[-2] * self.size, self.layout.shape[-1] * self.size)
+
+
+@term
+class Dense(Mask):
+    """keep[..., row, j]: any pattern, spelled out in a bool tensor, True = may attend. It is as large as you make it."""
+
+    keep: Tensor
+
+    def __post_init__(self) -> None:
+        must_be_bool("Dense keep", self.keep)
+
+    def check(self, sizes: Sizes) -> None:
+        must_broadcast("Dense keep", self.keep, {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j": sizes.j})
+
+    def over(self, at: Place) -> Tensor:
+        return at.cut(self.keep, "bhij")
+
+    def tiles(self, grid: Grid) -> Tiles:
+        return _all_or_any(grid.span(self.keep, "bhij"))
+
+    def _drawn(self) -> tuple[int, int]:
+        return _small(*self.keep.shape[-2:])
+
+
+@term
+class Rule(Mask):
+    """fn(b, h, i, j): any function written for FlexAttention. Tensors it closes over are its own affair."""
+
+    fn: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"Rule takes a function of (b, h, i, j), got {type(self.fn).__name__}")
+
+    def over(self, at: Place) -> Tensor:
+        seen = self.fn(at.b, at.h, at.i, at.j)
+        if not isinstance(seen, Tensor) or seen.dtype != torch.bool:
+            kind = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__
+            raise TypeError(f"Rule: the function must return a bool tensor, got {kind}; return a comparison")
+        return seen
+
+
+@term
+class And(Mask):
+    """left & right: visible to both."""
+
+    left: Mask
+    right: Mask
+
+    def check(self, sizes: Sizes) -> None:
+        self.left.check(sizes)
+        self.right.check(sizes)
+
+    def over(self, at: Place) -> Tensor:
+        return self.left.over(at) & self.right.over(at)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        left, right = self.left.tiles(grid), self.right.tiles(grid)
+        return Tiles(left.some & right.some, left.full & right.full)
+
+    def __repr__(self) -> str:
+        return f"{_inside(self.left, Or)} & {_inside(self.right, Or, And)}"
+
+    def _drawn(self) -> tuple[int, int]:
+        return _larger(self.left, self.right)
+
+
+@term
+class Or(Mask):
+    """left | right: visible to either."""
+
+    left: Mask
+    right: Mask
+
+    def check(self, sizes: Sizes) -> None:
+        self.left.check(sizes)
+        self.right.check(sizes)
+
+    def over(self, at: Place) -> Tensor:
+        return self.left.over(at) | self.right.over(at)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        left, right = self.left.tiles(grid), self.right.tiles(grid)
+        return Tiles(left.some | right.some, left.full | right.full)
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} | {_inside(self.right, Or)}"
+
+    def _drawn(self) -> tuple[int, int]:
+        return _larger(self.left, self.right)
+
+
+@term
+class Not(Mask):
+    """~mask: visible where the mask hides."""
+
+    mask: Mask
+
+    def check(self, sizes: Sizes) -> None:
+        self.mask.check(sizes)
+
+    def over(self, at: Place) -> Tensor:
+        return ~self.mask.over(at)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        some, full = self.mask.tiles(grid)
+        return Tiles(~full, ~some)
+
+    def __repr__(self) -> str:
+        return f"~{_inside(self.mask, And, Or)}"
+
+    def _drawn(self) -> tuple[int, int]:
+        return self.mask._drawn()
+
+
+def must_count(name: str, value: object, least: int = 0) -> None:
+    """Raise unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__})")
+    if value < least:
+        raise ValueError(f"{name} must be {least} or more, got {value}")
+
+
+def must_be_tensor(name: str, value: object, hint: str = "wrap it in torch.as_tensor(...)") -> None:
+    """Raise unless `value` is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}; write {hint}")
+
+
+def must_be_bool(name: str, value: object) -> None:
+    """Raise unless `value` is a bool tensor of 2 to 4 dims."""
+    must_be_tensor(name, value)
+    assert isinstance(value, Tensor)
+    if value.dtype != torch.bool:
+        raise TypeError(
+            f"{name} must be bool, True = may attend, got {value.dtype}; write x.bool() for a 0/1 mask, "
+            "x == 0 for one made of 0 and -inf, or pass numbers to be added as bias=Added(x)"
+        )
+    if not 2 <= value.ndim <= 4:
+        raise ValueError(f"{name} must have 2 to 4 dims (b h i j, aligned right), got shape {tuple(value.shape)}")
+
+
+def must_be_integers(name: str, value: Tensor, dims: int) -> None:
+    """Raise unless `value` is a tensor of whole numbers with 1 to `dims` dims."""
+    if not is_integer(value):
+        raise TypeError(f"{name} must hold whole numbers, got {value.dtype}; write x.long()")
+    if value.ndim > dims:
+        raise ValueError(f"{name} must have at most {dims} dims, got shape {tuple(value.shape)}")
+
+
+class Span(NamedTuple):
+    """The smallest and largest value within each tile."""
+
+    low: Tensor
+    high: Tensor
+
+
+def _between(values: Span, low: float, high: float) -> Tiles:
+    some = (values.high >= low) & (values.low <= high)
+    full = (values.low >= low) & (values.high <= high)
+    return Tiles(some, full)
+
+
+def _all_or_any(keep: Span) -> Tiles:
+    return Tiles(keep.high.bool(), keep.low.bool())
+
+
+def _inside(mask: Mask, *looser: type[Mask]) -> str:
+    return f"({mask!r})" if isinstance(mask, looser) else repr(mask)
+
+
+def _small(rows: int, cols: int) -> tuple[int, int]:
+    return min(max(rows, 1), 24), min(max(cols, 1), 24)
+
+
+def _larger(left: Mask, right: Mask) -> tuple[int, int]:
+    # A mask that holds tensors knows its size; one that does not takes any.
+    sized = [mask._drawn() for mask in (left, right) if mask.tensors()] or [left._drawn()]
+    return min(n for n, _ in sized), min(n for _, n in sized)

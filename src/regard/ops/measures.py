@@ -1,0 +1,201 @@
+"""What can be asked of the weights without storing them: each a reduction over blocks of rows.
+
+Those made by `evaluate` are differentiable once; the walks at the end of the file gather numbers, not gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .normalizers import SinkSoftmax, Softmax
+from .place import Block
+from .problem import Piece, Problem, pieces
+from .rows import Reduction, block_scores, nothing_seen, weigh
+
+How = Literal["mean", "sum", "max"]
+
+
+def entropy() -> Reduction:
+    """-sum_j A log A, in nats: `b h i`."""
+    return Reduction(lambda problem, block, A, x: _entropy(A), "rows")
+
+
+def received() -> Reduction:
+    """sum_i A: `b h j`."""
+    return Reduction(lambda problem, block, A, x: A.sum(-2), "keys")
+
+
+def largest() -> Reduction:
+    """max_j A: `b h i`."""
+    return Reduction(lambda problem, block, A, x: A.amax(-1), "rows")
+
+
+def distance() -> Reduction:
+    """sum_j A abs(i - j): `b h i`."""
+    return Reduction(lambda problem, block, A, x: (A * (block.i - block.j).abs()).sum(-1), "rows")
+
+
+def columns(ids: Tensor, n_j: int) -> Reduction:
+    """Whole columns of A: `b h i ids`."""
+
+    def value(problem: Problem, block: Block, A: Tensor, x: Tensor | None) -> Tensor:
+        row = A.new_zeros(*A.shape[:-1], n_j)
+        row[..., block.cols] = A
+        return row[..., ids]
+
+    return Reduction(value, "rows", (ids.numel(),))
+
+
+def _entropy(A: Tensor) -> Tensor:
+    return -(A * torch.where(A > 0, A, 1.0).log()).sum(-1)
+
+
+class Folded(NamedTuple):
+    """The measures of one pass."""
+
+    entropy: Tensor
+    received: Tensor
+    max: Tensor
+    distance: Tensor
+    sums: Tensor
+    statistic: Tensor | None
+
+
+def fold(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Folded:
+    """Entropy, received mass, maximum, distance and the map of bin sums, in one pass over the blocks."""
+    b, h, i, j = problem.shape
+    zeros = torch.zeros(b, h, i, dtype=problem.q.dtype, device=problem.q.device)
+    result = Folded(
+        zeros, zeros.new_zeros(b, h, j), zeros.clone(), zeros.clone(), zeros.new_zeros(b, h, rows, cols), None
+    )
+    statistic = nothing_seen(problem) if problem.statistic is None else problem.statistic
+    for piece in pieces(problem):
+        block = piece.block
+        at = block.batch, block.heads, block.rows
+        s = block_scores(problem, piece)
+        A, rows_statistic = _weigh(problem, piece, s)
+        if statistic is not None and rows_statistic is not None:
+            statistic[at] = rows_statistic
+        result.max[at] = A.amax(-1)
+        result.entropy[at] = _entropy_of(problem, A, s, rows_statistic)
+        result.distance[at] = _mean_distance(A, block)
+        by_bin, bins = _sum_rows(A, row_bins[:, block.rows])
+        result.received[block.batch, block.heads].index_add_(2, block.j, by_bin.sum(2))
+        _add_columns(result.sums[block.batch, block.heads], by_bin, bins, col_bins[:, block.j])
+    return result._replace(statistic=statistic)
+
+
+def bin_sums(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
+    """The sum of A over each pair of a row bin and a column bin, bins given as ids `1 i` or `b i`: `b h rows cols`."""
+    b, h, _, _ = problem.shape
+    sums = torch.zeros(b, h, rows, cols, dtype=problem.q.dtype, device=problem.q.device)
+    for piece in pieces(problem):
+        block = piece.block
+        A, _ = weigh(problem, piece)
+        for n, (row_ids, col_ids) in enumerate(_per_batch(row_bins, col_bins, block)):
+            one = slice(n, n + 1) if row_ids.shape[0] == 1 and _varies(row_bins, col_bins) else slice(None)
+            by_bin, bins = _sum_rows(A[one], row_ids)
+            _add_columns(sums[block.batch, block.heads][one], by_bin, bins, col_ids)
+    return sums
+
+
+def bin_maxima(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
+    """The largest entry of A in each pair of bins: `b h rows cols`."""
+    b, h, _, _ = problem.shape
+    maxima = torch.zeros(b, h, rows, cols, dtype=problem.q.dtype, device=problem.q.device)
+    for piece in pieces(problem):
+        block = piece.block
+        A, _ = weigh(problem, piece)
+        ids = row_bins[0, block.rows]
+        for row_bin in ids.unique().tolist():
+            tallest = A[:, :, ids == row_bin].amax(2)
+            into = maxima[block.batch, block.heads, row_bin]
+            into.scatter_reduce_(2, col_bins[0, block.j].expand_as(tallest), tallest, "amax")
+    return maxima
+
+
+def top(problem: Problem, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest entries of each row and their keys: `b h i k` twice."""
+    b, h, i, j = problem.shape
+    values = torch.zeros(b, h, i, k, dtype=problem.q.dtype, device=problem.q.device)
+    # Rows that see nothing: k keys of weight 0.
+    indices = torch.arange(k, device=problem.q.device).expand(b, h, i, k).clone()
+    for piece in pieces(problem):
+        block = piece.block
+        A, _ = weigh(problem, piece)
+        ids = block.j
+        if ids.numel() < k:
+            row = A.new_zeros(*A.shape[:-1], j)
+            row[..., block.cols] = A
+            A, ids = row, torch.arange(j, device=A.device)
+        best = A.topk(k, -1)
+        at = block.batch, block.heads, block.rows
+        values[at], indices[at] = best.values, ids[best.indices]
+    return values, indices
+
+
+def _weigh(problem: Problem, piece: Piece, s: Tensor) -> tuple[Tensor, Tensor | None]:
+    block = piece.block
+    if problem.statistic is None:
+        return problem.normalize.weigh(s, block)
+    statistic = problem.statistic[block.batch, block.heads, block.rows]
+    return problem.normalize.map(s, statistic, block), statistic
+
+
+def _entropy_of(problem: Problem, A: Tensor, s: Tensor, statistic: Tensor | None) -> Tensor:
+    if not isinstance(problem.normalize, (Softmax, SinkSoftmax)) or statistic is None:
+        return _entropy(A)
+    # log A is s - lse already; hidden entries are lifted off -inf, where 0 * -inf would be NaN.
+    lse = torch.where(statistic.isfinite(), statistic, 0.0)
+    log = s.sub_(lse).clamp_(min=torch.finfo(s.dtype).min / 2)
+    return -log.mul_(A).sum(-1)
+
+
+def _mean_distance(A: Tensor, block: Block) -> Tensor:
+    """sum_j A abs(i - j): linear in j on either side of the block's rows, entry by entry only among them."""
+    i, j = block.i.view(-1), block.j
+    if isinstance(block.cols, Tensor) or block.row_ids is not None:
+        return (A * (block.i - j).abs()).sum(-1)
+    left = int((i[0] - j[0]).clamp(0, j.numel()))
+    right = int((i[-1] - j[0] + 1).clamp(left, j.numel()))
+    total = (A[..., left:right] * (block.i - j[left:right]).abs()).sum(-1)
+    for part, sign in ((slice(0, left), 1), (slice(right, None), -1)):
+        # Counted from the block's first row, so that the difference of large positions loses nothing.
+        offset = (j[part] - i[0]).to(A.dtype)
+        line = torch.stack([torch.ones_like(offset), offset], -1)
+        mass, moment = (A[..., part] @ line).unbind(-1)
+        total = total + sign * (mass * (i - i[0]) - moment)
+    return total
+
+
+def _sum_rows(A: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Add up the rows of each bin: `b h i j, 1 i -> b h bins j`, and which bins they are."""
+    bins, place = ids[0].unique(return_inverse=True)
+    picks = torch.nn.functional.one_hot(place, bins.numel()).to(A.dtype).T
+    return picks @ A, bins
+
+
+def _add_columns(sums: Tensor, by_bin: Tensor, bins: Tensor, col_ids: Tensor) -> None:
+    """sums[:, :, bins, col_ids] += by_bin."""
+    b, h, n, _ = by_bin.shape
+    part = by_bin.new_zeros(b, h, n, sums.shape[-1])
+    part.scatter_add_(3, col_ids[0].expand_as(by_bin), by_bin)
+    sums.index_add_(2, bins, part)
+
+
+def _varies(row_bins: Tensor, col_bins: Tensor) -> bool:
+    return max(row_bins.shape[0], col_bins.shape[0]) > 1
+
+
+def _per_batch(row_bins: Tensor, col_bins: Tensor, block: Block) -> list[tuple[Tensor, Tensor]]:
+    """The ids of a block's rows and keys, once for all batch rows or once for each."""
+    rows, cols = row_bins[:, block.rows], col_bins[:, block.j]
+    if not _varies(row_bins, col_bins):
+        return [(rows, cols)]
+    n = block.batch.stop - block.batch.start
+    rows = rows[block.batch] if rows.shape[0] > 1 else rows.expand(n, -1)
+    cols = cols[block.batch] if cols.shape[0] > 1 else cols.expand(n, -1)
+    return [(rows[m : m + 1], cols[m : m + 1]) for m in range(n)]

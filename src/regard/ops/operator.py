@@ -1,0 +1,105 @@
+"""attend and weights: the operator."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from . import dispatch
+from .biases import Bias
+from .call import Call
+from .lazy import Weights
+from .masks import Mask
+from .normalizers import Normalizer
+from .scores import Score
+
+
+def attend(
+    q: Float[Tensor, "*b h i d"],
+    k: Float[Tensor, "*b g j d_k"],
+    v: Float[Tensor, "*b g j e"],
+    *,
+    score: Score | None = None,
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    normalize: Normalizer | None = None,
+    dropout: float = 0.0,
+    offset: int | None = None,
+    backend: str | None = None,
+) -> Float[Tensor, "*b h i e"]:
+    """dropout(A) @ v with A = normalize(mask(score(q, k) + bias)).
+
+    Scaled dot-product attention unless the terms say otherwise:
+
+    >>> import torch
+    >>> from regard import Alibi, Causal, Window, attend
+    >>> q, k, v = torch.randn(3, 2, 8, 100, 64)
+    >>> attend(q, k, v).shape
+    torch.Size([2, 8, 100, 64])
+    >>> attend(q, k, v, mask=Causal() & Window(16), bias=Alibi(8)).shape
+    torch.Size([2, 8, 100, 64])
+
+    Head h of q uses head h // (h / g) of k and v, so g < h is grouped-query attention and g = 1 multi-query. Query
+    row r stands at position r + offset; offset is j - i unless given, so the last query meets the last key. Dropout
+    acts on the weights, here and nowhere else: pass 0 in evaluation. A query that may see no key gets zeros.
+    """
+    call = Call.of(
+        q,
+        k,
+        v,
+        score=score,
+        mask=mask,
+        bias=bias,
+        normalize=normalize,
+        dropout=dropout,
+        offset=offset,
+        backend=backend,
+    )
+    with torch.autocast(q.device.type, enabled=False):
+        out, _ = dispatch.choose(call).run(call)
+    return out.unflatten(0, call.lead) if len(call.lead) != 1 else out
+
+
+def weights(
+    q: Float[Tensor, "*b h i d"],
+    k: Float[Tensor, "*b g j d_k"],
+    *,
+    score: Score | None = None,
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    normalize: Normalizer | None = None,
+    offset: int | None = None,
+    backend: str | None = None,
+) -> Weights:
+    """The matrix A = normalize(mask(score(q, k) + bias)), never stored: `attend(q, k, v)` is `weights(q, k) @ v`.
+
+    >>> import torch
+    >>> from regard import Causal, weights
+    >>> q, k = torch.randn(2, 1, 8, 65536, 64)
+    >>> A = weights(q, k, mask=Causal())
+    >>> A
+    Weights(1 x 8 x 65536 x 65536, mask=Causal())
+    >>> A[0, 3, :2, :2].tolist()[0]
+    [1.0, 0.0]
+    """
+    return Weights(
+        Call.of(q, k, score=score, mask=mask, bias=bias, normalize=normalize, offset=offset, backend=backend)
+    )
+
+
+def explain(
+    q: Float[Tensor, "*b h i d"],
+    k: Float[Tensor, "*b g j d_k"],
+    v: Float[Tensor, "*b g j e"],
+    *,
+    score: Score | None = None,
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    normalize: Normalizer | None = None,
+    dropout: float = 0.0,
+    offset: int | None = None,
+) -> str:
+    """Which backend `attend` would take for this call, and what the others object to."""
+    call = Call.of(q, k, v, score=score, mask=mask, bias=bias, normalize=normalize, dropout=dropout, offset=offset)
+    return dispatch.table(call)

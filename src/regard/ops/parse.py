@@ -1,0 +1,85 @@
+"""From the source of a term to the term, by whitelist: `parse("Causal() & Window(256)")`."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import operator
+from typing import Any
+
+from . import biases, masks, normalizers, scores
+from .term import Term
+
+NAMES: dict[str, type[Term]] = {
+    cls.__name__: cls
+    for cls in (
+        *(masks.Causal, masks.Window, masks.Dilated, masks.Diagonal, masks.Prefix, masks.Global, masks.Padding),
+        *(biases.Alibi, scores.Dot, scores.Cosine),
+        *(normalizers.Softmax, normalizers.SinkSoftmax, normalizers.Sigmoid),
+        *(normalizers.Sparsemax, normalizers.Entmax, normalizers.Hard),
+    )
+}
+OPERATORS: dict[type[ast.AST], Any] = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.Add: operator.add}
+LONGEST = 10_000
+
+
+def parse(source: str) -> Term:
+    """The term whose `repr` is `source`; only terms made of numbers, `&`, `|`, `~` and `+` are understood.
+
+    >>> parse("Causal() & ~Diagonal()")
+    Causal() & ~Diagonal()
+    """
+    if len(source) > LONGEST:
+        raise ValueError(f"a term must be at most {LONGEST} characters long, got {len(source)}")
+    try:
+        tree = ast.parse(source.strip(), mode="eval").body
+        value = _term(tree)
+    except SyntaxError as error:
+        raise ValueError(f"not a term: {source!r} ({error.msg}); write for example Causal() & Window(256)") from None
+    except (RecursionError, MemoryError):
+        raise ValueError("the term is nested too deeply; write it with fewer parentheses") from None
+    return value
+
+
+def _term(node: ast.expr) -> Term:
+    match node:
+        case ast.Call(func=ast.Name(id=name)):
+            if name not in NAMES:
+                near = difflib.get_close_matches(name, NAMES, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known terms: {', '.join(NAMES)}"
+                raise ValueError(f"unknown term {name!r}; {hint}")
+            arguments = [_number(x) for x in node.args]
+            if any(keyword.arg is None for keyword in node.keywords):
+                raise ValueError(f"{name} takes plain arguments, got **; write them out")
+            named = {str(keyword.arg): _number(keyword.value) for keyword in node.keywords}
+            try:
+                return NAMES[name](*arguments, **named)
+            except TypeError as error:
+                raise ValueError(f"{name}: {error}") from None
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+            a, b = _term(left), _term(right)
+            try:
+                return OPERATORS[type(op)](a, b)
+            except TypeError:
+                raise ValueError(f"{a!r} and {b!r} do not combine: masks take & and |, biases +") from None
+        case ast.UnaryOp(op=ast.Invert(), operand=operand):
+            inner = _term(operand)
+            if not isinstance(inner, masks.Mask):
+                raise ValueError(f"~ takes a mask, got {inner!r}")
+            return ~inner
+        case ast.Name(id=name) if name in NAMES:
+            raise ValueError(f"{name} is a name, not a term; write {name}(...)")
+        case _:
+            raise ValueError(f"not part of a term: {ast.unparse(node)}; terms are names with numbers, &, |, ~ and +")
+
+
+def _number(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | float() | None):
+            return node.value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
+            return -node.operand.value
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            return tuple(_number(x) for x in elements)
+        case _:
+            raise ValueError(f"arguments of a term must be numbers, got {ast.unparse(node)}")

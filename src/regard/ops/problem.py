@@ -1,0 +1,280 @@
+"""Problem: one attention after its work per token, and its matrix cut into blocks of rows.
+
+A block is some rows against every key they can see. Because it holds whole rows, any normalizer can run on it, and
+because empty tiles are left out of it, a sparse mask costs what it shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .biases import Bias
+from .call import Call
+from .grid import Grid
+from .masks import Mask
+from .normalizers import Normalizer
+from .place import Block, Selector, pick
+from .scores import Additive, Score, kept
+
+Flags = np.ndarray[Any, Any]
+
+ROWS = 128  # rows of a block
+COLS = 64  # keys of a tile that can be skipped
+ENTRIES = 2**20  # scores a block holds at once
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """q and k as the score prepared them, the other terms as they are, and what is known of the rows so far."""
+
+    q: Tensor  # b h i d
+    k: Tensor  # b g j d
+    raw: Tensor  # b h i d, the query as it was given
+    score: Score
+    mask: Mask | None
+    bias: Bias | None
+    normalize: Normalizer
+    offset: int
+    batch_ids: Tensor | None
+    head_ids: Tensor | None
+    row_ids: Tensor | None
+    garbage: Tensor | None = None  # b j, keys that hold NaN or Inf; None where all are clean
+    statistic: Tensor | None = None  # b h i 1
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """b h i j."""
+        return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor a block may take from."""
+        terms = (self.score, self.mask, self.bias, self.normalize)
+        return [self.q, self.k, self.raw, *(x for term in terms if term is not None for x in term.tensors())]
+
+    def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> Problem:
+        """The same problem over other tensors, visited in the order of `tensors()`."""
+        return replace(
+            self,
+            q=fn(self.q),
+            k=fn(self.k),
+            raw=fn(self.raw),
+            score=self.score.map_tensors(fn),
+            mask=None if self.mask is None else self.mask.map_tensors(fn),
+            bias=None if self.bias is None else self.bias.map_tensors(fn),
+            normalize=self.normalize.map_tensors(fn),
+        )
+
+    def block(self, batch: slice, heads: slice, rows: slice, cols: Selector) -> Block:
+        """The block of those batch rows, heads, rows and keys."""
+        return Block(
+            batch,
+            heads,
+            rows,
+            cols,
+            n_h=self.shape[1],
+            offset=self.offset,
+            device=self.q.device,
+            dtype=self.q.dtype,
+            q=self.raw,
+            batch_ids=self.batch_ids,
+            head_ids=self.head_ids,
+            row_ids=self.row_ids,
+        )
+
+    def whole(self) -> Block:
+        """The matrix as a single block."""
+        return self.block(*(slice(0, n) for n in self.shape))
+
+
+def prepare(call: Call, statistic: Tensor | None = None) -> Problem:
+    """Do the work per token, in the dtype of accumulation."""
+    score = call.score
+    if isinstance(score, Additive) and call.head_ids is not None:
+        score = Additive(kept(score.u, 2, call.head_ids))
+    problem = Problem(
+        call.q.to(call.dtype),
+        call.k.to(call.dtype),
+        call.q,
+        score=score,
+        mask=call.mask,
+        bias=call.bias,
+        normalize=call.normalize,
+        offset=call.offset,
+        batch_ids=call.batch_ids,
+        head_ids=call.head_ids,
+        row_ids=call.row_ids,
+        garbage=None if call.mask is None else _garbage(call.k, call.v),
+        statistic=statistic,
+    )
+    k = problem.k
+    if problem.garbage is not None:
+        k = torch.where(_seen(problem)[:, None, :, None], k, 0.0)
+    q, k = call.score.prepare(problem.q, k, call.head_ids)
+    return replace(problem, q=q, k=k)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A block of a plan, and the part of its keys where the mask must be looked at entry by entry."""
+
+    block: Block
+    masked: slice | None
+
+
+def pieces(problem: Problem) -> Iterator[Piece]:
+    """The blocks that cover every visible entry of the matrix, in a fixed order."""
+    b, h, i, j = problem.shape
+    if not (b and h and i and j):
+        return
+    rows = min(i, ROWS, max(16, ENTRIES // j))
+    fit = max(1, ENTRIES // (rows * j))
+    heads = _whole_groups(h, problem.k.shape[1], fit)
+    batch = max(1, fit // h)
+    for b0 in range(0, b, batch):
+        for h0 in range(0, h, heads):
+            part = slice(b0, min(b0 + batch, b)), slice(h0, min(h0 + heads, h))
+            for r, cols, masked in _visible(problem, *part, rows):
+                piece = Piece(problem.block(*part, r, cols), masked)
+                yield from [piece] if problem.garbage is None else _unmixed(problem, piece)
+
+
+def scores(problem: Problem, piece: Piece) -> Tensor:
+    """The scores of a block, hidden entries -inf."""
+    block = piece.block
+    q = block.take(problem.q, (block.batch, block.heads, block.rows))
+    k = taken(problem, block, problem.k, (block.batch, block.shared(problem.k.shape[1]), block.cols))
+    s = problem.score.map_tensors(block.whole).tile(q, k)
+    return masked(problem, piece, s)
+
+
+def masked(problem: Problem, piece: Piece, s: Tensor) -> Tensor:
+    """Scores with the bias added and hidden entries at -inf."""
+    block = piece.block
+    if problem.bias is not None:
+        s = s + problem.bias.over(block)
+    if problem.mask is None or piece.masked is None:
+        return s
+    if problem.garbage is not None:
+        return torch.where(problem.mask.over(block), s, -math.inf)
+    # 1 - 1/x is 0 where a key is visible and -inf where it is not; adding it is far cheaper than a masked fill.
+    visible = problem.mask.over(_narrow(block, piece.masked)).to(s.dtype)
+    s[..., piece.masked] += 1 - visible.reciprocal()
+    return s
+
+
+def taken(problem: Problem, block: Block, x: Tensor, index: tuple[slice, slice, Selector]) -> Tensor:
+    """A block's part of keys or values; where garbage may be about, those no row of the block sees read as 0."""
+    x = block.take(x, index)
+    if problem.garbage is None:
+        return x
+    seen = _visibility(problem, block).any(-2)
+    seen = seen.unflatten(1, (x.shape[1], -1)).any(2)
+    return torch.where(seen[..., None], x, 0.0)
+
+
+def _garbage(*tensors: Tensor | None) -> Tensor | None:
+    """Which keys hold NaN or Inf in any head or feature, `b j`; None where none does."""
+    found = None
+    for x in tensors:
+        # One cheap pass first: a sum that overflows sends clean tensors to the closer look, nothing worse.
+        if x is not None and not math.isfinite(x.detach().sum(dtype=torch.promote_types(x.dtype, torch.float32))):
+            bad = ~x.detach().isfinite().all(-1).all(1)
+            found = bad if found is None else found | bad
+    return found if found is not None and bool(found.any()) else None
+
+
+def _seen(problem: Problem) -> Tensor:
+    """Which keys any query of any head sees, `b j`."""
+    b, _, _, j = problem.shape
+    seen = torch.zeros(b, j, dtype=torch.bool, device=problem.q.device)
+    for piece in pieces(replace(problem, garbage=None)):
+        block = piece.block
+        cols = (slice(None), block.cols)
+        seen[block.batch][cols] |= _visibility(problem, block).any(-2).any(1)
+    return seen
+
+
+def _whole_groups(h: int, g: int, fit: int) -> int:
+    """How many heads a block may hold: whole groups that share a key head, or an even part of one group."""
+    if fit >= h:
+        return h
+    group = h // g
+    if fit >= group:
+        return fit // group * group
+    return max(n for n in range(1, group + 1) if group % n == 0 and n <= fit)
+
+
+def _visible(problem: Problem, batch: slice, heads: slice, rows: int) -> Iterator[tuple[slice, Selector, slice | None]]:
+    """Rows, the keys they can see, and which of those keys need the mask entry by entry."""
+    _, _, i, j = problem.shape
+    if problem.mask is None or (i <= rows and j <= 2 * COLS):
+        masked = None if problem.mask is None else slice(0, j)
+        for r in range(0, i, rows):
+            yield slice(r, min(r + rows, i)), slice(0, j), masked
+        return
+    stride = rows * max(1, ENTRIES // (-(-j // COLS)))
+    for start in range(0, i, stride):
+        stop = min(start + stride, i)
+        grid = Grid(problem.block(batch, heads, slice(start, stop), slice(0, j)), rows, COLS)
+        shape = (-(-(stop - start) // rows), -(-j // COLS))
+        tiles = problem.mask.tiles(grid)
+        some = tiles.some.flatten(0, 1).any(0).expand(shape).cpu().numpy()
+        full = tiles.full.flatten(0, 1).all(0).expand(shape).cpu().numpy()
+        for n in range(shape[0]):
+            chosen = np.flatnonzero(some[n])
+            if chosen.size:
+                first = start + n * rows
+                yield slice(first, min(first + rows, stop)), *_keys(chosen, full[n], j, problem.q.device)
+
+
+def _keys(tiles: Flags, full: Flags, j: int, device: torch.device) -> tuple[Selector, slice | None]:
+    first, last = int(tiles[0]), int(tiles[-1])
+    if last - first + 1 > tiles.size:
+        scattered = (tiles[:, None] * COLS + np.arange(COLS)).ravel()
+        scattered = scattered[scattered < j]
+        return torch.from_numpy(scattered).to(device), slice(0, scattered.size)
+    part = np.flatnonzero(~full[first : last + 1])
+    cols = slice(first * COLS, min((last + 1) * COLS, j))
+    if not part.size:
+        return cols, None
+    return cols, slice(int(part[0]) * COLS, min((int(part[-1]) + 1) * COLS, cols.stop - cols.start))
+
+
+def _narrow(block: Block, part: slice) -> Block:
+    if isinstance(block.cols, Tensor):
+        return replace(block, cols=block.cols[part])
+    return replace(block, cols=slice(block.cols.start + part.start, block.cols.start + part.stop))
+
+
+def _visibility(problem: Problem, block: Block) -> Tensor:
+    assert problem.mask is not None
+    n_j = block.j.numel()
+    shape = (block.b.numel(), block.h.numel(), block.row.numel(), n_j)
+    return problem.mask.over(replace(block, take=pick)).expand(shape)
+
+
+def _unmixed(problem: Problem, piece: Piece) -> Iterator[Piece]:
+    """Split a block until each garbage key in it is seen by all the rows that share it, or by none of them."""
+    block = piece.block
+    assert problem.garbage is not None
+    garbage = problem.garbage[block.batch][:, block.cols]
+    seen = _visibility(problem, block)
+    mixed = (seen.any(-2).any(1) & ~seen.all(-2).all(1) & garbage).any()
+    rows, heads = block.rows, block.heads
+    if not bool(mixed) or block.row.numel() == block.h.numel() == 1:
+        yield Piece(block, slice(0, block.j.numel()))
+        return
+    if block.h.numel() > 1:
+        parts = [replace(block, heads=slice(n, n + 1)) for n in range(heads.start, heads.stop)]
+    else:
+        middle = (rows.start + rows.stop) // 2
+        parts = [replace(block, rows=slice(rows.start, middle)), replace(block, rows=slice(middle, rows.stop))]
+    for part in parts:
+        yield from _unmixed(problem, Piece(part, piece.masked))

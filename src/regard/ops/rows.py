@@ -1,0 +1,152 @@
+"""Reductions over the weights, a block of rows at a time: linear memory, forward and backward.
+
+`evaluate(problem, reduction)` visits the blocks of a problem, weighs each, and lays the reduction's values along
+the rows of the matrix or adds them up along its keys. Its backward visits the blocks again and lets autograd
+differentiate each by itself, so every term has its gradient and nothing larger than a block is ever kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .additive import additive_scores
+from .place import Block, Selector, give_back, pick
+from .problem import Piece, Problem, masked, pieces, scores, taken
+from .scores import Additive
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """`value(problem, block, A, x)`: what a block adds to the result, along "rows" or along "keys".
+
+    `x` is the other factor of a product, if there is one; `tail` is the shape of one row (or key) of the result.
+    """
+
+    value: Callable[[Problem, Block, Tensor, Tensor | None], Tensor]
+    along: Literal["rows", "keys"]
+    tail: tuple[int, ...] = ()
+    x: Tensor | None = None
+
+
+def evaluate(problem: Problem, reduction: Reduction) -> tuple[Tensor, Tensor | None]:
+    """The reduction's result, differentiable once, and the row statistic `b h i 1`, detached."""
+    tensors = [*problem.tensors(), *([] if reduction.x is None else [reduction.x])]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        # A statistic of earlier is detached: with it gradients would miss the part that flows through it.
+        value, statistic = ByRows.apply(replace(problem, statistic=None), reduction, *tensors)
+        return value, statistic
+    with torch.no_grad():
+        return _forward(problem, reduction)
+
+
+def weigh(problem: Problem, piece: Piece) -> tuple[Tensor, Tensor | None]:
+    """The weights of a block and their row statistic."""
+    s = block_scores(problem, piece)
+    if problem.statistic is None:
+        return problem.normalize.weigh(s, piece.block)
+    block = piece.block
+    statistic = problem.statistic[block.batch, block.heads, block.rows]
+    return problem.normalize.map(s, statistic, block), statistic
+
+
+def block_scores(problem: Problem, piece: Piece) -> Tensor:
+    """The scores of a block, additive ones by the fast route."""
+    if not isinstance(problem.score, Additive):
+        return scores(problem, piece)
+    block = piece.block
+    q = block.take(problem.q, (block.batch, block.heads, block.rows))
+    k = taken(problem, block, problem.k, (block.batch, block.shared(problem.k.shape[1]), block.cols))
+    u = block.take(problem.score.u, (block.shared(problem.score.u.shape[0]),) if problem.score.u.ndim == 2 else ())
+    return masked(problem, piece, additive_scores(q, k, u.to(q.dtype)))
+
+
+class ByRows(torch.autograd.Function):
+    """Forward: blocks without a graph. Backward: each block again, with one of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, problem: Problem, reduction: Reduction, *tensors: Tensor) -> tuple[Tensor, Tensor | None]:
+        ctx.save_for_backward(*tensors)
+        ctx.problem = problem.map_tensors(Tensor.detach)
+        ctx.reduction = replace(reduction, x=None)
+        value, statistic = _forward(problem, reduction)
+        if statistic is not None:
+            ctx.mark_non_differentiable(statistic)
+        return value, statistic
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = list(ctx.saved_tensors)
+        queue = iter(saved)
+        problem = ctx.problem.map_tensors(lambda _: next(queue))
+        reduction = replace(ctx.reduction, x=next(queue, None))
+        totals = {
+            id(x): torch.zeros_like(x) for x, needed in zip(saved, ctx.needs_input_grad[2:], strict=True) if needed
+        }
+        for piece in pieces(problem):
+            with torch.enable_grad():
+                _pull_back(problem, reduction, piece, grad, totals)
+        # A tensor that serves twice has one total: hand it out once.
+        return None, None, *(totals.pop(id(x), None) for x in saved)
+
+
+def _forward(problem: Problem, reduction: Reduction) -> tuple[Tensor, Tensor | None]:
+    b, h, i, j = problem.shape
+    n = i if reduction.along == "rows" else j
+    result = torch.zeros(b, h, n, *reduction.tail, dtype=problem.q.dtype, device=problem.q.device)
+    statistic = nothing_seen(problem) if problem.statistic is None else problem.statistic.clone()
+    for piece in pieces(problem):
+        block = piece.block
+        A, rows = weigh(problem, piece)
+        _place(result, reduction, block, reduction.value(problem, block, A, reduction.x))
+        if statistic is not None and rows is not None:
+            statistic[block.batch, block.heads, block.rows] = rows
+    return result, statistic
+
+
+def nothing_seen(problem: Problem) -> Tensor | None:
+    """The statistic of rows that see no key, `b h i 1`."""
+    whole = replace(problem.whole(), cols=slice(0, 0))
+    statistic = problem.normalize.statistic(problem.q.new_empty(*problem.shape[:3], 0), whole)
+    return None if statistic is None else statistic.expand(*problem.shape[:3], 1).clone()
+
+
+def _place(result: Tensor, reduction: Reduction, block: Block, value: Tensor) -> None:
+    index = _where(reduction, block)
+    if reduction.along == "rows":
+        result[index] = value
+    else:
+        give_back(result, index, value)
+
+
+def _where(reduction: Reduction, block: Block) -> tuple[Selector, ...]:
+    return block.batch, block.heads, block.rows if reduction.along == "rows" else block.cols
+
+
+def _pull_back(problem: Problem, reduction: Reduction, piece: Piece, grad: Tensor, totals: dict[int, Tensor]) -> None:
+    """Differentiate one block and add its gradients to the totals."""
+    leaves: list[tuple[int, tuple[Selector, ...], Tensor]] = []
+
+    def take(x: Tensor, index: tuple[Selector, ...]) -> Tensor:
+        part = pick(x, index)
+        if id(x) in totals:
+            part = part.detach().requires_grad_()
+            leaves.append((id(x), index, part))
+        return part
+
+    block = replace(piece.block, take=take)
+    A, _ = weigh(problem, Piece(block, piece.masked))
+    value = reduction.value(problem, block, A, reduction.x)
+    cotangent = pick(grad, _where(reduction, block)).to(value.dtype)
+    if not value.requires_grad:
+        return
+    grads = torch.autograd.grad(value, [leaf for _, _, leaf in leaves], cotangent, allow_unused=True)
+    for (key, index, _), g in zip(leaves, grads, strict=True):
+        if g is not None:
+            give_back(totals[key], index, g.to(totals[key].dtype))

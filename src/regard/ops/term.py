@@ -1,0 +1,114 @@
+"""What every term is: a small frozen value whose `repr` is its source."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .call import Sizes
+
+T = TypeVar("T")
+TermT = TypeVar("TermT", bound="Term")
+
+
+@dataclass_transform(frozen_default=True)
+def term(cls: type[T]) -> type[T]:
+    """Make a class a term: frozen fields, and equality and `repr` as `Term` defines them."""
+    return dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+
+
+class Term:
+    """A frozen value that fills one slot of the equation.
+
+    Made from Python numbers, terms compare and hash by value and `repr` rebuilds them. A term that holds a
+    tensor compares by identity, and its `repr` shows dtype and shape.
+
+    >>> from regard import Window
+    >>> Window(4) == Window(4), repr(Window(4))
+    (True, 'Window(4)')
+    """
+
+    def check(self, sizes: Sizes) -> None:
+        """Raise `ValueError` if this term cannot serve an attention of these sizes."""
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor the term holds, those of nested terms included."""
+        found: list[Tensor] = []
+        for value in self._values():
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif isinstance(value, Term):
+                found.extend(value.tensors())
+        return found
+
+    def map_tensors(self: TermT, fn: Callable[[Tensor], Tensor]) -> TermT:
+        """The same term over other tensors."""
+        if not self.tensors():
+            return self
+        other = copy.copy(self)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                object.__setattr__(other, field.name, fn(value))
+            elif isinstance(value, Term):
+                object.__setattr__(other, field.name, value.map_tensors(fn))
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(self) is not type(other) or self.tensors():
+            return False
+        return self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return id(self) if self.tensors() else hash((type(self), *self._values()))
+
+    def __repr__(self) -> str:
+        shown = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            required = field.default is dataclasses.MISSING
+            if required:
+                shown.append(_source(value))
+            elif isinstance(value, Tensor) or value != field.default:
+                shown.append(f"{field.name}={_source(value)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+
+def _source(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+    if isinstance(value, Term):
+        return repr(value)
+    if callable(value):
+        return getattr(value, "__name__", type(value).__name__)
+    return repr(value)
+
+
+def is_integer(x: Tensor) -> bool:
+    """True for tensors of whole numbers (bool is not one)."""
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def must_broadcast(name: str, x: Tensor, sizes: dict[str, int]) -> None:
+    """Raise unless the dims of `x`, aligned right to the letters of `sizes`, are 1 or the size named."""
+    letters = list(sizes)
+    want = " ".join(f"{letter}={size}" for letter, size in sizes.items())
+    if x.ndim > len(letters):
+        raise ValueError(f"{name} must have at most {len(letters)} dims ({want}), got shape {tuple(x.shape)}")
+    for letter, size in zip(letters[len(letters) - x.ndim :], x.shape, strict=True):
+        if size not in (1, sizes[letter]):
+            raise ValueError(
+                f"{name} must broadcast to ({want}), got shape {tuple(x.shape)}: "
+                f"its dim '{letter}' is {size}; pass 1 or {sizes[letter]} there"
+            )
