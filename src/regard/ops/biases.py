@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .masks import must_be_tensor, must_count
+from .demands import must_be_tensor, must_broadcast, must_count
 from .place import Block, Place, Point, look_up
-from .term import Term, must_broadcast, term
+from .term import Term, term
 
 if TYPE_CHECKING:
     from .call import Sizes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .biases import Bias
-from .masks import Mask
+from .mask import Mask
 from .normalizers import Normalizer, Softmax
 from .place import Selector
 from .scores import Dot, Score

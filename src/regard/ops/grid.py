@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .masks import Span
+from .mask import Span
 from .place import Block, pick
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from . import dispatch, measures
 from .backends import reference
 from .call import Call
+from .indexing import chosen_ids, split
 from .measures import How
 from .normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
 from .place import pick
@@ -102,7 +103,7 @@ class Weights:
 
     def __getitem__(self, index: Any) -> Tensor:
         """A[index] as PyTorch would index the dense matrix, computing only the rows and keys it names."""
-        ids, rest = _split(index, self.shape, self.device)
+        ids, rest = split(index, self.shape, self.device)
         n = 1
         for axis in ids:
             n *= axis.numel()
@@ -119,7 +120,7 @@ class Weights:
         """Some batch rows and heads, still lazy, with all four dims: `A.select(heads=3).entropy()`."""
         self._guard()
         b, h = self._call.shape[:2]
-        chosen = [None if x is None else _chosen(x, n, self.device) for x, n in ((batch, b), (heads, h))]
+        chosen = [None if x is None else chosen_ids(x, n, self.device) for x, n in ((batch, b), (heads, h))]
         statistic = self._statistic
         for dim, ids in enumerate(chosen):
             if ids is not None and statistic is not None:
@@ -325,7 +326,7 @@ class Transposed:
         return A._reduce(transposed_product(factor)).to(x.dtype)
 
     def __getitem__(self, index: Any) -> Tensor:
-        ids, rest = _split(index, self.shape, self._weights.device)
+        ids, rest = split(index, self.shape, self._weights.device)
         swapped = (*ids[:-2], ids[-1], ids[-2])
         A = self._weights
         return A[tuple(x.view([-1 if m == n else 1 for m in range(len(ids))]) for n, x in enumerate(swapped))].mT[rest]
@@ -357,52 +358,6 @@ def _from_statistic(problem: Problem, cols: Tensor) -> Tensor:
         block = problem.block(slice(0, b), slice(0, h), slice(start, min(start + step, i)), cols)
         parts.append(weigh(problem, Piece(block, slice(0, cols.numel())))[0])
     return torch.cat(parts, 2) if parts else problem.q.new_zeros(b, h, 0, cols.numel())
-
-
-def _split(index: Any, shape: torch.Size, device: torch.device) -> tuple[list[Tensor], Any]:
-    """Which entries of each axis an index touches, and the index that picks its result from just those."""
-    index = index if isinstance(index, tuple) else (index,)
-    named = sum(x is not None and x is not Ellipsis for x in index)
-    if named > len(shape):
-        raise IndexError(f"too many indices: the weights have {len(shape)} dims, got {named}")
-    if sum(x is Ellipsis for x in index) > 1:
-        raise IndexError("an index can hold one Ellipsis, got more")
-    if not any(x is Ellipsis for x in index):
-        index = (*index, Ellipsis)
-    filled: list[Any] = []
-    for x in index:
-        filled += [slice(None)] * (len(shape) - named) if x is Ellipsis else [x]
-    ids: list[Tensor] = []
-    rest: list[Any] = []
-    for x in filled:
-        if x is None:
-            rest.append(None)
-            continue
-        n = shape[len(ids)]
-        if isinstance(x, slice):
-            ids.append(torch.arange(n, device=device)[x])
-            rest.append(slice(None))
-            continue
-        chosen = torch.as_tensor(x, device=device)
-        if chosen.dtype == torch.bool:
-            if chosen.shape != (n,):
-                raise IndexError(
-                    f"a bool index must have one entry for each of the {n}, got shape {tuple(chosen.shape)}"
-                )
-            chosen = chosen.nonzero().squeeze(-1)
-        if chosen.numel() and not -n <= int(chosen.min()) <= int(chosen.max()) < n:
-            raise IndexError(f"index out of range: dim {len(ids)} of the weights has {n} entries, got {x}")
-        touched, place = chosen.long().remainder(max(n, 1)).unique(return_inverse=True)
-        ids.append(touched)
-        rest.append(int(place) if chosen.ndim == 0 and not isinstance(x, Tensor) else place)
-    return ids, tuple(rest)
-
-
-def _chosen(x: int | slice | list[int], n: int, device: torch.device) -> Tensor:
-    ids = torch.arange(n, device=device)
-    if isinstance(x, (int, slice)):
-        return ids[x].reshape(-1)
-    return ids[torch.as_tensor(x, device=device)]
 
 
 def _bins(n: int, count: int, device: torch.device) -> Tensor:

@@ -8,74 +8,19 @@ looking at single entries which tiles of the matrix are empty and which are full
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .place import Place, Point, look_up
-from .term import Term, is_integer, must_broadcast, term
+from .demands import must_be_bool, must_be_integers, must_be_tensor, must_broadcast, must_count
+from .mask import Mask, Span, Tiles
+from .place import Place, look_up
+from .term import term
 
 if TYPE_CHECKING:
     from .call import Sizes
     from .grid import Grid
-
-
-class Tiles(NamedTuple):
-    """What is known of each tile, broadcastable over b h rows cols: `some` entry may be visible; `full`: all are."""
-
-    some: Tensor
-    full: Tensor
-
-
-class Mask(Term):
-    """A predicate over `(b, h, i, j)`: True where the query at i may attend to the key at j."""
-
-    def over(self, at: Place) -> Tensor:
-        """The mask at a point or over a block."""
-        raise NotImplementedError
-
-    def tiles(self, grid: Grid) -> Tiles:
-        """What the structure of the mask says about whole tiles; by default nothing."""
-        some = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=grid.device)
-        return Tiles(some, ~some)
-
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return self.over(Point(b, h, i, j))
-
-    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The mask as a function of `(b, h, row, j)`, rows standing at positions `row + offset`."""
-        return lambda b, h, i, j: self.over(Point(b, h, i, j, offset))
-
-    def draw(self, rows: int | None = None, cols: int | None = None) -> str:
-        """The pattern of the first batch row and head, one line a query.
-
-        >>> print(Causal().draw(3))
-        ■ · ·
-        ■ ■ ·
-        ■ ■ ■
-        """
-        n_i, n_j = self._drawn()
-        n_i, n_j = rows or n_i, cols or rows or n_j
-        zero = torch.zeros((), dtype=torch.long)
-        cpu = self.map_tensors(Tensor.cpu)
-        seen = cpu(zero, zero, torch.arange(n_i)[:, None], torch.arange(n_j)).expand(n_i, n_j)
-        return "\n".join(" ".join("■" if x else "·" for x in row) for row in seen.tolist())
-
-    def _drawn(self) -> tuple[int, int]:
-        return 12, 12
-
-    def __and__(self, other: Mask) -> Mask:
-        return And(self, other) if isinstance(other, Mask) else NotImplemented
-
-    def __or__(self, other: Mask) -> Mask:
-        return Or(self, other) if isinstance(other, Mask) else NotImplemented
-
-    def __invert__(self) -> Mask:
-        return Not(self)
-
-    def __str__(self) -> str:
-        return f"{self!r}\n{self.draw()}"
 
 
 @term
@@ -437,7 +382,7 @@ class Blocks(Mask):
 
 @term
 class Dense(Mask):
-    """keep[..., row, j]: any pattern, spelled out in a bool tensor, True = may attend. It is as large as you make it."""
+    """keep[..., row, j]: any pattern, spelled out in a bool tensor, True = may attend; as large as you make it."""
 
     keep: Tensor
 
@@ -475,121 +420,6 @@ class Rule(Mask):
         return seen
 
 
-@term
-class And(Mask):
-    """left & right: visible to both."""
-
-    left: Mask
-    right: Mask
-
-    def check(self, sizes: Sizes) -> None:
-        self.left.check(sizes)
-        self.right.check(sizes)
-
-    def over(self, at: Place) -> Tensor:
-        return self.left.over(at) & self.right.over(at)
-
-    def tiles(self, grid: Grid) -> Tiles:
-        left, right = self.left.tiles(grid), self.right.tiles(grid)
-        return Tiles(left.some & right.some, left.full & right.full)
-
-    def __repr__(self) -> str:
-        return f"{_inside(self.left, Or)} & {_inside(self.right, Or, And)}"
-
-    def _drawn(self) -> tuple[int, int]:
-        return _larger(self.left, self.right)
-
-
-@term
-class Or(Mask):
-    """left | right: visible to either."""
-
-    left: Mask
-    right: Mask
-
-    def check(self, sizes: Sizes) -> None:
-        self.left.check(sizes)
-        self.right.check(sizes)
-
-    def over(self, at: Place) -> Tensor:
-        return self.left.over(at) | self.right.over(at)
-
-    def tiles(self, grid: Grid) -> Tiles:
-        left, right = self.left.tiles(grid), self.right.tiles(grid)
-        return Tiles(left.some | right.some, left.full | right.full)
-
-    def __repr__(self) -> str:
-        return f"{self.left!r} | {_inside(self.right, Or)}"
-
-    def _drawn(self) -> tuple[int, int]:
-        return _larger(self.left, self.right)
-
-
-@term
-class Not(Mask):
-    """~mask: visible where the mask hides."""
-
-    mask: Mask
-
-    def check(self, sizes: Sizes) -> None:
-        self.mask.check(sizes)
-
-    def over(self, at: Place) -> Tensor:
-        return ~self.mask.over(at)
-
-    def tiles(self, grid: Grid) -> Tiles:
-        some, full = self.mask.tiles(grid)
-        return Tiles(~full, ~some)
-
-    def __repr__(self) -> str:
-        return f"~{_inside(self.mask, And, Or)}"
-
-    def _drawn(self) -> tuple[int, int]:
-        return self.mask._drawn()
-
-
-def must_count(name: str, value: object, least: int = 0) -> None:
-    """Raise unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__})")
-    if value < least:
-        raise ValueError(f"{name} must be {least} or more, got {value}")
-
-
-def must_be_tensor(name: str, value: object, hint: str = "wrap it in torch.as_tensor(...)") -> None:
-    """Raise unless `value` is a tensor."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}; write {hint}")
-
-
-def must_be_bool(name: str, value: object) -> None:
-    """Raise unless `value` is a bool tensor of 2 to 4 dims."""
-    must_be_tensor(name, value)
-    assert isinstance(value, Tensor)
-    if value.dtype != torch.bool:
-        raise TypeError(
-            f"{name} must be bool, True = may attend, got {value.dtype}; write x.bool() for a 0/1 mask, "
-            "x == 0 for one made of 0 and -inf, or pass numbers to be added as bias=Added(x)"
-        )
-    if not 2 <= value.ndim <= 4:
-        raise ValueError(f"{name} must have 2 to 4 dims (b h i j, aligned right), got shape {tuple(value.shape)}")
-
-
-def must_be_integers(name: str, value: Tensor, dims: int) -> None:
-    """Raise unless `value` is a tensor of whole numbers with 1 to `dims` dims."""
-    if not is_integer(value):
-        raise TypeError(f"{name} must hold whole numbers, got {value.dtype}; write x.long()")
-    if value.ndim > dims:
-        raise ValueError(f"{name} must have at most {dims} dims, got shape {tuple(value.shape)}")
-
-
-class Span(NamedTuple):
-    """The smallest and largest value within each tile."""
-
-    low: Tensor
-    high: Tensor
-
-
 def _between(values: Span, low: float, high: float) -> Tiles:
     some = (values.high >= low) & (values.low <= high)
     full = (values.low >= low) & (values.high <= high)
@@ -600,15 +430,5 @@ def _all_or_any(keep: Span) -> Tiles:
     return Tiles(keep.high.bool(), keep.low.bool())
 
 
-def _inside(mask: Mask, *looser: type[Mask]) -> str:
-    return f"({mask!r})" if isinstance(mask, looser) else repr(mask)
-
-
 def _small(rows: int, cols: int) -> tuple[int, int]:
     return min(max(rows, 1), 24), min(max(cols, 1), 24)
-
-
-def _larger(left: Mask, right: Mask) -> tuple[int, int]:
-    # A mask that holds tensors knows its size; one that does not takes any.
-    sized = [mask._drawn() for mask in (left, right) if mask.tensors()] or [left._drawn()]
-    return min(n for n, _ in sized), min(n for _, n in sized)

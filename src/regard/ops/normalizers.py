@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from .biases import Bias
+from .demands import must_broadcast
 from .place import Place
-from .term import Term, must_broadcast, term
+from .term import Term, term
 
 if TYPE_CHECKING:
     from .call import Sizes
@@ -170,7 +171,7 @@ class Hard(Normalizer):
 
 @term
 class Tapered(Normalizer):
-    """inner(s) * exp(taper): finished weights times a taper such as `Gaussian(center, sigma)`; rows sum to at most 1."""
+    """inner(s) * exp(taper): finished weights times a taper like `Gaussian(center, sigma)`; rows sum to at most 1."""
 
     inner: Normalizer
     taper: Bias

@@ -10,7 +10,7 @@ from . import dispatch
 from .biases import Bias
 from .call import Call
 from .lazy import Weights
-from .masks import Mask
+from .mask import Mask
 from .normalizers import Normalizer
 from .scores import Score
 

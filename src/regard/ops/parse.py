@@ -8,6 +8,7 @@ import operator
 from typing import Any
 
 from . import biases, masks, normalizers, scores
+from .mask import Mask
 from .term import Term
 
 NAMES: dict[str, type[Term]] = {
@@ -64,7 +65,7 @@ def _term(node: ast.expr) -> Term:
                 raise ValueError(f"{a!r} and {b!r} do not combine: masks take & and |, biases +") from None
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             inner = _term(operand)
-            if not isinstance(inner, masks.Mask):
+            if not isinstance(inner, Mask):
                 raise ValueError(f"~ takes a mask, got {inner!r}")
             return ~inner
         case ast.Name(id=name) if name in NAMES:
@@ -77,8 +78,8 @@ def _number(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=bool() | int() | float() | None):
             return node.value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
-            return -node.operand.value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
             return tuple(_number(x) for x in elements)
         case _:

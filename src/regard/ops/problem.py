@@ -18,7 +18,7 @@ from torch import Tensor
 from .biases import Bias
 from .call import Call
 from .grid import Grid
-from .masks import Mask
+from .mask import Mask
 from .normalizers import Normalizer
 from .place import Block, Selector, pick
 from .scores import Additive, Score, kept

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .masks import must_be_tensor
-from .term import Term, must_broadcast, term
+from .demands import must_be_tensor, must_broadcast
+from .term import Term, term
 
 if TYPE_CHECKING:
     from .call import Sizes

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ def term(cls: type[T]) -> type[T]:
     return dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Term:
     """A frozen value that fills one slot of the equation.
 
@@ -93,22 +93,3 @@ def _source(value: Any) -> str:
     if callable(value):
         return getattr(value, "__name__", type(value).__name__)
     return repr(value)
-
-
-def is_integer(x: Tensor) -> bool:
-    """True for tensors of whole numbers (bool is not one)."""
-    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
-
-
-def must_broadcast(name: str, x: Tensor, sizes: dict[str, int]) -> None:
-    """Raise unless the dims of `x`, aligned right to the letters of `sizes`, are 1 or the size named."""
-    letters = list(sizes)
-    want = " ".join(f"{letter}={size}" for letter, size in sizes.items())
-    if x.ndim > len(letters):
-        raise ValueError(f"{name} must have at most {len(letters)} dims ({want}), got shape {tuple(x.shape)}")
-    for letter, size in zip(letters[len(letters) - x.ndim :], x.shape, strict=True):
-        if size not in (1, sizes[letter]):
-            raise ValueError(
-                f"{name} must broadcast to ({want}), got shape {tuple(x.shape)}: "
-                f"its dim '{letter}' is {size}; pass 1 or {sizes[letter]} there"
-            )

@@ -1,0 +1,55 @@
+"""Reading an index: which entries of each axis it touches, and how its result is made of just those."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def split(index: Any, shape: torch.Size, device: torch.device) -> tuple[list[Tensor], Any]:
+    """Which entries of each axis an index touches, and the index that picks its result from just those."""
+    index = index if isinstance(index, tuple) else (index,)
+    named = sum(x is not None and x is not Ellipsis for x in index)
+    if named > len(shape):
+        raise IndexError(f"too many indices: the weights have {len(shape)} dims, got {named}")
+    if sum(x is Ellipsis for x in index) > 1:
+        raise IndexError("an index can hold one Ellipsis, got more")
+    if not any(x is Ellipsis for x in index):
+        index = (*index, Ellipsis)
+    filled: list[Any] = []
+    for x in index:
+        filled += [slice(None)] * (len(shape) - named) if x is Ellipsis else [x]
+    ids: list[Tensor] = []
+    rest: list[Any] = []
+    for x in filled:
+        if x is None:
+            rest.append(None)
+            continue
+        n = shape[len(ids)]
+        if isinstance(x, slice):
+            ids.append(torch.arange(n, device=device)[x])
+            rest.append(slice(None))
+            continue
+        chosen = torch.as_tensor(x, device=device)
+        if chosen.dtype == torch.bool:
+            if chosen.shape != (n,):
+                raise IndexError(
+                    f"a bool index must have one entry for each of the {n}, got shape {tuple(chosen.shape)}"
+                )
+            chosen = chosen.nonzero().squeeze(-1)
+        if chosen.numel() and not -n <= int(chosen.min()) <= int(chosen.max()) < n:
+            raise IndexError(f"index out of range: dim {len(ids)} of the weights has {n} entries, got {x}")
+        touched, place = chosen.long().remainder(max(n, 1)).unique(return_inverse=True)
+        ids.append(touched)
+        rest.append(int(place) if chosen.ndim == 0 and not isinstance(x, Tensor) else place)
+    return ids, tuple(rest)
+
+
+def chosen_ids(x: int | slice | list[int], n: int, device: torch.device) -> Tensor:
+    """The whole numbers below n that an int, a slice or a list names."""
+    ids = torch.arange(n, device=device)
+    if isinstance(x, (int, slice)):
+        return ids[x].reshape(-1)
+    return ids[torch.as_tensor(x, device=device)]
