@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 REACH = 15.0  # exp(2 * (REACH + FLAT) + 2 * REACH) stays inside float32
 FLAT = {torch.float32: 10.0, torch.float64: 20.0}  # tanh is 1 to the last bit from here on
-ENTRIES = 2**17  # pairs x features of a piece: half a megabyte of float32
+ENTRIES = 2**19  # pairs x features of a piece: two megabytes of float32
 
 
 def additive_scores(q: Tensor, k: Tensor, u: Tensor) -> Tensor:
@@ -40,8 +40,8 @@ class AdditiveScores(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, u: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, u)
         s = q.new_empty(q.shape[0], q.shape[1], k.shape[1])
-        for n, i, j in _cuts(s, q.shape[2]):
-            s[n, i, j] = (_half_gap(q[n, i], k[n, j]) @ u[n, None, :, None]).squeeze(-1)
+        for (n, i, j), gap in _half_gaps(q, k):
+            s[n, i, j] = (gap.flatten(1, 2) @ u[n, :, None]).view(gap.shape[:3])
         return s.mul_(-2).add_(u.sum(-1)[:, None, None])
 
     @staticmethod
@@ -49,9 +49,8 @@ class AdditiveScores(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, u = ctx.saved_tensors
         dq, dk, du = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(u)
-        for n, i, j in _cuts(grad, q.shape[2]):
+        for (n, i, j), gap in _half_gaps(q, k):
             part = grad[n, i, j]
-            gap = _half_gap(q[n, i], k[n, j])
             du[n] -= 2 * (part.flatten(1)[:, None] @ gap.flatten(1, 2)).squeeze(1)
             # The slope of tanh is 1 - tanh^2 = 4 R (1 - R).
             slope = gap.addcmul_(gap, gap, value=-1).mul_(part[..., None])
@@ -61,21 +60,26 @@ class AdditiveScores(torch.autograd.Function):
         return dq * u[:, None] * 4, dk * u[:, None] * 4, du
 
 
-def _half_gap(q: Tensor, k: Tensor) -> Tensor:
-    """R = (1 - tanh(q_i + k_j)) / 2 for a piece, n i j d."""
+def _half_gaps(q: Tensor, k: Tensor) -> Iterator[tuple[tuple[slice, slice, slice], Tensor]]:
+    """R = (1 - tanh(q_i + k_j)) / 2, piece by piece, n i j d."""
     low, high = q.amin(1, keepdim=True), q.amax(1, keepdim=True)
-    if not bool((high - low).max() <= 2 * REACH):
-        return (1 - torch.tanh(q[:, :, None] + k[:, None])) / 2
-    center = (low + high) / 2
-    flat = REACH + FLAT[q.dtype]
-    queries = torch.exp(2 * (q - center))[:, :, None]
-    keys = torch.exp(2 * (k + center).clamp(-flat, flat))[:, None]
-    return torch.addcmul(q.new_ones(()), queries, keys).reciprocal_()
+    near = bool((high - low).max() <= 2 * REACH)
+    if near:
+        center = (low + high) / 2
+        flat = REACH + FLAT[q.dtype]
+        q = torch.exp(2 * (q - center))
+        k = torch.exp(2 * (k + center).clamp(-flat, flat))
+    one = q.new_ones(())
+    for n, i, j in _cuts(*q.shape[:2], *k.shape[1:]):
+        queries, keys = q[n, i, None], k[n, None, j]
+        if near:
+            yield (n, i, j), torch.addcmul(one, queries, keys).reciprocal_()
+        else:
+            yield (n, i, j), torch.tanh(queries + keys).mul_(-0.5).add_(0.5)
 
 
-def _cuts(s: Tensor, d: int) -> Iterator[tuple[slice, slice, slice]]:
-    n, i, j = s.shape
-    cols = max(1, min(j, ENTRIES // (8 * d)))
+def _cuts(n: int, i: int, j: int, d: int) -> Iterator[tuple[slice, slice, slice]]:
+    cols = max(1, min(j, ENTRIES // (16 * d)))
     rows = max(1, min(i, ENTRIES // (cols * d)))
     batch = max(1, ENTRIES // (rows * cols * d))
     for a in range(0, n, batch):

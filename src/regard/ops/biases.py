@@ -134,7 +134,7 @@ class Relative(Bias):
         bucket = self.buckets.of(at.j - at.i)
         if self.table is not None:
             table = at.whole(self.table) if isinstance(at, Block) else self.table
-            return look_up(table, at.h, bucket).to(at.dtype)
+            return look_up(table.to(at.dtype), at.h, bucket)
         if not isinstance(at, Block):
             raise TypeError("Relative.shaw reads the query; call bind(q, k, offset) and use what it returns")
         table = self._scores(at.queries(), at)

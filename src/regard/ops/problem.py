@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from .normalizers import Normalizer
 from .place import Block, Selector, pick
 from .scores import Additive, Score, kept
 
-Flags = np.ndarray[Any, Any]
+Flags = npt.NDArray[np.bool_]
 
 ROWS = 128  # rows of a block
 COLS = 64  # keys of a tile that can be skipped
@@ -134,14 +134,18 @@ def pieces(problem: Problem) -> Iterator[Piece]:
     if not (b and h and i and j):
         return
     rows = min(i, ROWS, max(16, ENTRIES // j))
-    fit = max(1, ENTRIES // (rows * j))
-    heads = _whole_groups(h, problem.k.shape[1], fit)
-    batch = max(1, fit // h)
-    for b0 in range(0, b, batch):
-        for h0 in range(0, h, heads):
-            part = slice(b0, min(b0 + batch, b)), slice(h0, min(h0 + heads, h))
-            for r, cols, masked in _visible(problem, *part, rows):
-                piece = Piece(problem.block(*part, r, cols), masked)
+    for start, some, full in _row_tiles(problem, rows):
+        widest = int(some.any((0, 1)).sum()) * COLS
+        if not widest:
+            continue
+        fit = max(1, ENTRIES // (rows * min(widest, j)))
+        for batch, heads in _shares(b, h, problem.k.shape[1], fit):
+            seen = np.any(_within(some, batch, heads), axis=(0, 1)), np.all(_within(full, batch, heads), axis=(0, 1))
+            keys = _keys(*seen, problem)
+            if keys is not None:
+                cols, masked = keys
+                block = problem.block(batch, heads, slice(start, min(start + rows, i)), cols)
+                piece = Piece(block, None if problem.mask is None else masked)
                 yield from [piece] if problem.garbage is None else _unmixed(problem, piece)
 
 
@@ -201,47 +205,55 @@ def _seen(problem: Problem) -> Tensor:
     return seen
 
 
-def _whole_groups(h: int, g: int, fit: int) -> int:
-    """How many heads a block may hold: whole groups that share a key head, or an even part of one group."""
-    if fit >= h:
-        return h
-    group = h // g
-    if fit >= group:
-        return fit // group * group
-    return max(n for n in range(1, group + 1) if group % n == 0 and n <= fit)
-
-
-def _visible(problem: Problem, batch: slice, heads: slice, rows: int) -> Iterator[tuple[slice, Selector, slice | None]]:
-    """Rows, the keys they can see, and which of those keys need the mask entry by entry."""
+def _row_tiles(problem: Problem, rows: int) -> Iterator[tuple[int, Flags, Flags]]:
+    """For each row tile: its first row, and which key tiles have some or all entries visible, b|1 h|1 tiles."""
     _, _, i, j = problem.shape
-    if problem.mask is None or (i <= rows and j <= 2 * COLS):
-        masked = None if problem.mask is None else slice(0, j)
-        for r in range(0, i, rows):
-            yield slice(r, min(r + rows, i)), slice(0, j), masked
+    cols = -(-j // COLS)
+    if problem.mask is None:
+        everything = np.ones((1, 1, cols), dtype=bool)
+        yield from ((start, everything, everything) for start in range(0, i, rows))
         return
-    stride = rows * max(1, ENTRIES // (-(-j // COLS)))
-    for start in range(0, i, stride):
-        stop = min(start + stride, i)
-        grid = Grid(problem.block(batch, heads, slice(start, stop), slice(0, j)), rows, COLS)
-        shape = (-(-(stop - start) // rows), -(-j // COLS))
-        tiles = problem.mask.tiles(grid)
-        some = tiles.some.flatten(0, 1).any(0).expand(shape).cpu().numpy()
-        full = tiles.full.flatten(0, 1).all(0).expand(shape).cpu().numpy()
-        for n in range(shape[0]):
-            chosen = np.flatnonzero(some[n])
-            if chosen.size:
-                first = start + n * rows
-                yield slice(first, min(first + rows, stop)), *_keys(chosen, full[n], j, problem.q.device)
+    whole = problem.whole()
+    stride = rows * max(1, ENTRIES // cols)
+    for first in range(0, i, stride):
+        last = min(first + stride, i)
+        tiles = problem.mask.tiles(Grid(replace(whole, rows=slice(first, last)), rows, COLS))
+        count = -(-(last - first) // rows)
+        some, full = (x.expand(*x.shape[:2], count, cols).cpu().numpy() for x in tiles)
+        yield from ((first + n * rows, some[:, :, n], full[:, :, n]) for n in range(count))
 
 
-def _keys(tiles: Flags, full: Flags, j: int, device: torch.device) -> tuple[Selector, slice | None]:
+def _shares(b: int, h: int, g: int, fit: int) -> Iterator[tuple[slice, slice]]:
+    """Batch rows and heads, about `fit` of them at a time: whole groups that share a key head, or even parts of one."""
+    group = h // g
+    if fit >= h:
+        batch, heads = fit // h, h
+    elif fit >= group:
+        batch, heads = 1, fit // group * group
+    else:
+        batch, heads = 1, max(n for n in range(1, group + 1) if group % n == 0 and n <= fit)
+    for b0 in range(0, b, batch):
+        for h0 in range(0, h, heads):
+            yield slice(b0, min(b0 + batch, b)), slice(h0, min(h0 + heads, h))
+
+
+def _within(flags: Flags, batch: slice, heads: slice) -> Flags:
+    return flags[batch if flags.shape[0] > 1 else slice(None), heads if flags.shape[1] > 1 else slice(None)]
+
+
+def _keys(some: Flags, full: Flags, problem: Problem) -> tuple[Selector, slice | None] | None:
+    """The keys of the visible tiles, and which of them need the mask entry by entry; None where there are none."""
+    j = problem.k.shape[2]
+    tiles = np.flatnonzero(some)
+    if not tiles.size:
+        return None
     first, last = int(tiles[0]), int(tiles[-1])
     if last - first + 1 > tiles.size:
         scattered = (tiles[:, None] * COLS + np.arange(COLS)).ravel()
         scattered = scattered[scattered < j]
-        return torch.from_numpy(scattered).to(device), slice(0, scattered.size)
-    part = np.flatnonzero(~full[first : last + 1])
+        return torch.from_numpy(scattered).to(problem.q.device), slice(0, scattered.size)
     cols = slice(first * COLS, min((last + 1) * COLS, j))
+    part = np.flatnonzero(~full[first : last + 1])
     if not part.size:
         return cols, None
     return cols, slice(int(part[0]) * COLS, min((int(part[-1]) + 1) * COLS, cols.stop - cols.start))

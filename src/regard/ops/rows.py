@@ -86,14 +86,18 @@ class ByRows(torch.autograd.Function):
         queue = iter(saved)
         problem = ctx.problem.map_tensors(lambda _: next(queue))
         reduction = replace(ctx.reduction, x=next(queue, None))
+        # Sums over blocks are kept in the dtype of accumulation and rounded once, at the end.
         totals = {
-            id(x): torch.zeros_like(x) for x, needed in zip(saved, ctx.needs_input_grad[2:], strict=True) if needed
+            id(x): torch.zeros_like(x, dtype=torch.promote_types(x.dtype, problem.q.dtype))
+            for x, needed in zip(saved, ctx.needs_input_grad[2:], strict=True)
+            if needed
         }
         for piece in pieces(problem):
             with torch.enable_grad():
                 _pull_back(problem, reduction, piece, grad, totals)
         # A tensor that serves twice has one total: hand it out once.
-        return None, None, *(totals.pop(id(x), None) for x in saved)
+        grads = [(x, totals.pop(id(x), None)) for x in saved]
+        return None, None, *(None if total is None else total.to(x.dtype) for x, total in grads)
 
 
 def _forward(problem: Problem, reduction: Reduction) -> tuple[Tensor, Tensor | None]:

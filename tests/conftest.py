@@ -1,0 +1,36 @@
+"""What every test may count on: one thread a worker, fixed seeds, and uninitialized memory that shows."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+
+settings.register_profile(
+    "fast", max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
+settings.register_profile("nightly", parent=settings.get_profile("fast"), max_examples=10_000)
+settings.load_profile(os.environ.get("REGARD_HYPOTHESIS", "fast"))
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned():
+    """`torch.empty` comes back full of NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks so small that short sequences are cut into many."""
+    monkeypatch.setattr("regard.ops.problem.ROWS", 16)
+    monkeypatch.setattr("regard.ops.problem.COLS", 8)
+    monkeypatch.setattr("regard.ops.problem.ENTRIES", 2**10)

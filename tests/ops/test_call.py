@@ -1,0 +1,368 @@
+"""Bad calls are refused once, at the border, in words that name the argument, the expectation and the value."""
+
+import pytest
+import torch
+
+from regard import (
+    Added,
+    Additive,
+    Alibi,
+    Bilinear,
+    Blocks,
+    Causal,
+    Cosine,
+    Dense,
+    Diagonal,
+    Dilated,
+    Documents,
+    Dot,
+    Entmax,
+    Gaussian,
+    Global,
+    Hard,
+    Location,
+    Near,
+    Padding,
+    Prefix,
+    Relative,
+    Rule,
+    Sigmoid,
+    SinkSoftmax,
+    Softmax,
+    Sparsemax,
+    Tapered,
+    Window,
+    attend,
+    weights,
+)
+
+SEED = torch.Generator().manual_seed(0)
+Q, K, V = (torch.randn(shape, generator=SEED) for shape in ((2, 4, 5, 8), (2, 2, 6, 8), (2, 2, 6, 3)))
+IDS, KEEP = torch.zeros(5, dtype=torch.long), torch.ones(5, 6, dtype=torch.bool)
+POINT = [torch.tensor(0)] * 4
+
+
+def call(q=Q, k=K, v=V, **terms):
+    return lambda: attend(q, k, v, **terms)
+
+
+def A(**terms):
+    return weights(Q, K, **terms)
+
+
+def far(*shape, dtype=torch.float32):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def changed(name, **terms):
+    tensors = {"q": Q.clone(), "k": K.clone(), "length": torch.tensor([3, 4]), "u": torch.randn(8)}
+    if name == "u":
+        terms["score"] = Additive(tensors["u"])
+    late = weights(tensors["q"], tensors["k"], mask=Padding(tensors["length"]), **terms)
+    tensors[name].add_(1)
+    return late
+
+
+TENSORS = [
+    ("q_2d", call(q=Q[0, 0]), ValueError, r"q must have dims b h i d, got shape \(5, 8\); write q\[None, None\] for"),
+    ("k_3d", call(k=K[0]), ValueError, r"k must have dims b h j d, got shape \(2, 6, 8\); write k\.unsqueeze\(1\)"),
+    ("v_1d", call(v=V[0, 0, 0]), ValueError, r"v must have dims .*, got shape \(3,\); write v with four dims"),
+    ("q_list", call(q=[[1.0]]), TypeError, r"q must be a tensor of dims b h i d, got list"),
+    ("k_none", call(k=None), TypeError, r"k must be a tensor of dims b h j d, got NoneType"),
+    ("v_array", call(v=V.numpy()), TypeError, r"v must be a tensor of dims .*, got ndarray"),
+    ("q_int", call(q=Q.long()), TypeError, r"q must be float16, .* or float64, got torch.int64; write q\.float\(\)"),
+    ("k_bool", call(k=K > 0), TypeError, r"k must be float16, .*, got torch.bool; write k\.float\(\)"),
+    ("v_complex", call(v=V + 0j), TypeError, r"v must be float16, .*, got torch.complex64"),
+    ("k_dtype", call(k=K.double()), ValueError, r"same dtype, got q torch.float32 and k torch.float64; write k\.to"),
+    ("v_dtype", call(v=V.half()), ValueError, r"same dtype, got q torch.float32 and v torch.float16; write v\.to"),
+    ("k_device", call(k=far(2, 2, 6, 8)), ValueError, r"same device, got q cpu and k meta; write k\.to\(q\.device\)"),
+    ("v_device", call(v=far(2, 2, 6, 3)), ValueError, r"same device, got q cpu and v meta; write v\.to\(q\.device\)"),
+    ("k_batch", call(k=K[:1]), ValueError, r"same batch dims, got q \(2, 4, 5, 8\) and k \(1, 2, 6, 8\); write k\.exp"),
+    ("v_batch", call(v=V[:1]), ValueError, r"same batch dims, got q .* and v \(1, 2, 6, 3\); write v\.expand"),
+    ("k_lead", call(k=K[None]), ValueError, r"same batch dims, got q \(2, 4, 5, 8\) and k \(1, 2, 2, 6, 8\)"),
+    ("heads", call(k=K.repeat(1, 2, 1, 1)[:, :3]), ValueError, r"got h=4 and g=3; give k one of 1, 2, 4 heads"),
+    ("no_heads", call(k=K[:, :0]), ValueError, r"heads of q must be a multiple of those of k, got h=4 and g=0"),
+    ("v_heads", call(v=V[:, :1]), ValueError, r"v must have as many heads as k, got 1 and g=2"),
+    ("v_positions", call(v=V[:, :, :5]), ValueError, r"v must have as many positions as k, got 5 and j=6"),
+    ("width", call(k=K[..., :7]), ValueError, r"same width for Dot, got d=8 and 7; project .* score=Bilinear\(w\)"),
+    ("width_cosine", call(k=K[..., :7], score=Cosine()), ValueError, r"same width for Cosine, got d=8 and 7"),
+]
+SLOTS = [
+    ("mask_class", call(mask=Causal), TypeError, r"mask must be a Mask term, got type. write Causal\(\)"),
+    ("mask_bool", call(mask=KEEP), TypeError, r"mask must be a Mask term, got Tensor. Did you mean mask=Dense\(x\)"),
+    ("mask_float", call(mask=KEEP * 1.0), TypeError, r"mask must be a Mask .* Did you mean bias=Added\(x\)"),
+    ("mask_fn", call(mask=lambda *_: KEEP), TypeError, r"mask must be .*, got function. Did you mean mask=Rule\(fn\)"),
+    ("mask_word", call(mask="causal"), TypeError, r"mask must be .*, got str. Did you mean mask=Causal\(\)"),
+    ("mask_flag", call(mask=True), TypeError, r"mask must be a Mask term, got bool. Did you mean mask=Causal\(\)"),
+    ("mask_alibi", call(mask=Alibi(4)), TypeError, r"mask must be a Mask term, got Alibi"),
+    ("bias_causal", call(bias=Causal()), TypeError, r"bias must be a Bias term, got Causal"),
+    ("bias_tensor", call(bias=KEEP * 1.0), TypeError, r"bias must be a Bias .* Did you mean bias=Added\(x\)"),
+    ("bias_bool", call(bias=KEEP), TypeError, r"bias must be a Bias .* Did you mean mask=Dense\(x\)"),
+    ("score_word", call(score="dot"), TypeError, r"score must be a Score term, got str. Did you mean score=Dot\(\)"),
+    ("normalize", call(normalize=1), TypeError, r"normalize must be a Normalizer .* Did you mean normalize=Softmax"),
+    ("normalize_score", call(normalize=Dot()), TypeError, r"normalize must be a Normalizer term, got Dot"),
+    ("dropout_1", call(dropout=1.0), ValueError, r"dropout must be at least 0 and below 1, got 1.0"),
+    ("dropout_low", call(dropout=-0.1), ValueError, r"dropout must be at least 0 and below 1, got -0.1"),
+    ("dropout_nan", call(dropout=float("nan")), ValueError, r"dropout must be at least 0 and below 1, got nan"),
+    ("offset", call(offset=1.5), TypeError, r"offset must be a whole number, .*, got 1.5; write int\(offset\)"),
+    ("offset_flag", call(offset=True), TypeError, r"offset must be a whole number, .*, got True"),
+    ("offset_tensor", call(offset=torch.tensor(1)), TypeError, r"offset must be .*, got tensor\(1\); write int"),
+    ("backend", call(backend="flash"), ValueError, r"backend must be one of tiled, .*reference.*, got 'flash'"),
+    ("term_device", call(mask=Padding(far(2, dtype=torch.long))), ValueError, r"on the device of q, cpu, got meta"),
+    ("bias_device", call(bias=Added(far(5, 6))), ValueError, r"Added\(float32\[5, 6\]\) must be on .*cpu, got meta"),
+]
+MASKS = [
+    ("window_none", lambda: Window(), ValueError, r"Window takes a width, or both before and after, got width=None"),
+    ("window_both", lambda: Window(4, 1, 1), ValueError, r"got width=4, before=1, after=1; write Window\(4\)"),
+    ("window_half", lambda: Window(before=1), ValueError, r"got width=None, before=1, after=None; write Window"),
+    ("window_0", lambda: Window(0), ValueError, r"Window width must be 1 or more, got 0"),
+    ("window_low", lambda: Window(-3), ValueError, r"Window width must be 1 or more, got -3"),
+    ("window_2.0", lambda: Window(2.0), TypeError, r"Window width must be a whole number, got 2.0 \(float\)"),
+    ("window_true", lambda: Window(True), TypeError, r"Window width must be a whole number, got True \(bool\)"),
+    ("window_before", lambda: Window(before=-1, after=0), ValueError, r"Window before must be 0 or more, got -1"),
+    ("dilated_width", lambda: Dilated(0, 1), ValueError, r"Dilated width must be 1 or more, got 0"),
+    ("dilated_step", lambda: Dilated(2, 0), ValueError, r"Dilated step must be 1 or more, got 0"),
+    ("prefix_low", lambda: Prefix(-1), ValueError, r"Prefix n must be 0 or more, got -1"),
+    ("prefix_float", lambda: Prefix(torch.ones(2)), TypeError, r"Prefix n must hold whole numbers, got torch.float32"),
+    ("prefix_2d", lambda: Prefix(IDS[None]), ValueError, r"Prefix n must have at most 1 dims, got shape \(1, 5\)"),
+    ("prefix_count", call(mask=Prefix(IDS)), ValueError, r"Prefix n must broadcast to \(b=2\), got shape \(5,\)"),
+    ("global_low", lambda: Global((1, -2)), ValueError, r"Global tokens must be 0 or more, got -2"),
+    ("global_1.5", lambda: Global(1.5), TypeError, r"Global tokens must be a whole number, got 1.5"),
+    ("global_float", lambda: Global(torch.ones(2)), TypeError, r"Global tokens must hold whole numbers, got torch.f"),
+    ("global_batch", call(mask=Global(IDS.repeat(3, 1))), ValueError, r"Global tokens must broadcast to .*b=2"),
+    ("near_number", lambda: Near(3, 1), TypeError, r"Near center must be a tensor, got int"),
+    ("near_radius", lambda: Near(torch.zeros(5), -1), ValueError, r"Near radius must be 0 or more, got -1"),
+    ("near_shape", call(mask=Near(torch.zeros(6), 1)), ValueError, r"Near center .*: its dim 'i' is 6; pass 1 or 5"),
+    ("padding_int", lambda: Padding(3), TypeError, r"Padding must be a tensor, got int; write Padding\(torch.tensor"),
+    ("padding_0d", lambda: Padding(torch.tensor(3)), ValueError, r"lengths must have dims \(b,\), got a single number"),
+    ("padding_float", lambda: Padding(torch.ones(2)), TypeError, r"Padding lengths must hold whole numbers, got torch"),
+    ("padding_low", lambda: Padding((3, -1)), ValueError, r"Padding lengths must be 0 or more, got -1"),
+    ("padding_keep", lambda: Padding(KEEP[0]), ValueError, r"Padding keep must have dims \(b, j\), got shape \(6,\)"),
+    ("padding_below", call(mask=Padding(torch.tensor([3, -2]))), ValueError, r"lengths must be 0 or more, got -2"),
+    ("padding_above", call(mask=Padding((7, 2))), ValueError, r"at most the number of keys j=6, got 7"),
+    ("padding_count", call(mask=Padding((1, 2, 3))), ValueError, r"one length per batch row, got 3 for b=2"),
+    ("keep_shape", call(mask=Padding(KEEP[:2, :4])), ValueError, r"Padding keep .*b=2 j=6.*: its dim 'j' is 4"),
+    ("documents_one", call(mask=Documents(IDS)), ValueError, r"needs key_ids .*, got i=5 and j=6; write Documents\("),
+    ("documents_float", lambda: Documents(torch.ones(5)), TypeError, r"Documents query_ids must hold whole numbers"),
+    ("documents_list", lambda: Documents([0, 1]), TypeError, r"Documents query_ids must be a tensor, got list"),
+    ("documents_length", call(mask=Documents(IDS, IDS)), ValueError, r"Documents key_ids .*: its dim 'j' is 5"),
+    ("blocks_float", lambda: Blocks(torch.ones(2, 2), 2), TypeError, r"Blocks layout must be bool, .*got torch.float"),
+    ("blocks_size", lambda: Blocks(KEEP, 0), ValueError, r"Blocks size must be 1 or more, got 0"),
+    ("blocks_small", call(mask=Blocks(KEEP[:2, :3], 2)), ValueError, r"Blocks layout .*'i/size' is 2; pass 1 or 3"),
+    ("dense_float", lambda: Dense(KEEP * 1.0), TypeError, r"Dense keep must be bool, True = may attend, got torch.fl"),
+    ("dense_1d", lambda: Dense(KEEP[0]), ValueError, r"Dense keep must have 2 to 4 dims .*, got shape \(6,\)"),
+    ("dense_5d", lambda: Dense(KEEP[None, None, None]), ValueError, r"2 to 4 dims .*, got shape \(1, 1, 1, 5, 6\)"),
+    ("dense_list", lambda: Dense([[True]]), TypeError, r"Dense keep must be a tensor, got list"),
+    ("dense_shape", call(mask=Dense(KEEP.T)), ValueError, r"Dense keep .*i=5 j=6\), got shape \(6, 5\): its dim 'i'"),
+    ("nested", call(mask=Causal() & ~(Diagonal() | Dense(KEEP.T))), ValueError, r"Dense keep must broadcast"),
+    ("rule_number", lambda: Rule(3), TypeError, r"Rule takes a function of \(b, h, i, j\), got int"),
+    ("rule_float", call(mask=Rule(lambda b, h, i, j: i * 1.0)), TypeError, r"must return a bool tensor, got torch.f"),
+    ("rule_bool", call(mask=Rule(lambda *_: True)), TypeError, r"must return a bool tensor, got bool; return a comp"),
+    ("and_tensor", lambda: Causal() & KEEP, TypeError, r"unsupported operand"),
+    ("or_bias", lambda: Causal() | Alibi(4), TypeError, r"unsupported operand"),
+]
+OTHERS = [
+    ("alibi_none", lambda: Alibi(), ValueError, r"Alibi takes the number of heads or a tensor of slopes, exactly one"),
+    ("alibi_both", lambda: Alibi(4, torch.ones(4)), ValueError, r"number of heads or a tensor of slopes"),
+    ("alibi_0", lambda: Alibi(0), ValueError, r"Alibi heads must be 1 or more, got 0"),
+    ("alibi_2d", lambda: Alibi(slopes=KEEP * 1.0), ValueError, r"Alibi slopes must have dims \(h,\), got shape \(5,"),
+    ("alibi_heads", call(bias=Alibi(8)), ValueError, r"one slope per head, got 8 for h=4 heads"),
+    ("alibi_slopes", call(bias=Alibi(slopes=torch.ones(2))), ValueError, r"one slope per head, got 2 for h=4 heads"),
+    ("added_bool", lambda: Added(KEEP), TypeError, r"Added values must be floating point, got torch.bool; .*Dense"),
+    ("added_1d", lambda: Added(torch.ones(6)), ValueError, r"Added values must have 2 to 4 dims .*, got shape \(6,\)"),
+    ("added_01", call(bias=Added(KEEP.tril() * 1.0)), ValueError, r"0/1 mask would be added, .* mask=Dense\("),
+    ("added_shape", call(bias=Added(torch.randn(6, 5))), ValueError, r"Added values must .*, got shape \(6, 5\)"),
+    ("sum_inside", call(bias=Alibi(4) + Alibi(2)), ValueError, r"one slope per head, got 2 for h=4"),
+    ("t5_dims", lambda: Relative.t5(torch.ones(32)), ValueError, r"dims \(h, buckets\), got shape \(32,\)"),
+    ("t5_heads", call(bias=Relative.t5(torch.ones(3, 32))), ValueError, r"Relative table .*h=4.*'h' is 3; pass 1 or 4"),
+    ("shaw_even", lambda: Relative.shaw(torch.ones(4, 8)), ValueError, r"dims \(2n \+ 1, d\) .*, got shape \(4, 8\)"),
+    ("shaw_width", call(bias=Relative.shaw(torch.ones(5, 7))), ValueError, r"keys must have .* width d=8, got 7"),
+    ("shaw_unbound", lambda: Relative.shaw(torch.ones(5, 8))(*POINT), TypeError, r"call bind\(q, k, offset\)"),
+    ("gaussian_sigma", lambda: Gaussian(torch.zeros(5), 0.0), ValueError, r"Gaussian sigma must be above 0, got 0.0"),
+    ("gaussian_shape", call(bias=Gaussian(torch.zeros(6), 1.0)), ValueError, r"Gaussian center .*'i' is 6; pass 1"),
+    ("bias_plus_one", lambda: Alibi(4) + 1, TypeError, r"unsupported operand"),
+    ("dot_cap", lambda: Dot(cap=0.0), ValueError, r"Dot cap must be above 0, got 0.0"),
+    ("dot_heads", call(score=Dot(torch.ones(3))), ValueError, r"Dot scale .*h=4\), got shape \(3,\).*pass 1 or 4"),
+    ("cosine_0", lambda: Cosine(0.0), ValueError, r"Cosine temperature must be above 0, got 0.0"),
+    ("bilinear_dims", lambda: Bilinear(torch.ones(8)), ValueError, r"dims \(d_q, d_k\) or .*, got shape \(8,\)"),
+    ("bilinear", call(score=Bilinear(torch.ones(8, 7))), ValueError, r"query width to key width \(8, 8\), got \(8,"),
+    ("bilinear_heads", call(score=Bilinear(torch.ones(3, 8, 8))), ValueError, r"Bilinear w .*'h' is 3; pass 1 or 4"),
+    ("additive_dims", lambda: Additive(torch.ones(1, 4, 8)), ValueError, r"u must have dims .*got shape \(1, 4, 8\)"),
+    ("additive", call(score=Additive(torch.ones(7))), ValueError, r"Additive u must have the query's width d=8, got 7"),
+    ("additive_heads", call(score=Additive(torch.ones(3, 8))), ValueError, r"Additive u .*'h' is 3; pass 1 or 4 there"),
+    ("location_dims", lambda: Location(torch.ones(8)), ValueError, r"dims \(n, d\) or \(h, n, d\), got shape \(8,\)"),
+    ("location_rows", call(score=Location(torch.ones(4, 8))), ValueError, r"4 rows but there are 6 keys; give w at"),
+    ("location", call(score=Location(torch.ones(6, 7))), ValueError, r"Location w must have .* width d=8, got 7"),
+    ("entmax_1", lambda: Entmax(1.0), ValueError, r"Entmax alpha must be above 1 and at most 2, got 1.0; 1 is Softmax"),
+    ("entmax_3", lambda: Entmax(3), ValueError, r"Entmax alpha must be above 1 and at most 2, got 3"),
+    ("sink_heads", call(normalize=SinkSoftmax(torch.ones(3))), ValueError, r"SinkSoftmax sink .*'h' is 3; pass 1 or 4"),
+    ("sink_inf", call(normalize=SinkSoftmax(float("inf"))), ValueError, r"SinkSoftmax sink must be finite, got inf"),
+    ("sigmoid_heads", call(normalize=Sigmoid(torch.ones(3))), ValueError, r"Sigmoid bias .*'h' is 3; pass 1 or 4"),
+    ("tapered", lambda: Tapered(Alibi(4), Softmax()), TypeError, r"takes a normalizer and a bias, got Alibi\("),
+]
+WEIGHTS = [
+    ("topk_0", lambda: A().topk(0), ValueError, r"k must be from 1 to the number of keys 6, got 0"),
+    ("topk_7", lambda: A().topk(7), ValueError, r"k must be from 1 to the number of keys 6, got 7"),
+    ("pool_rows", lambda: A().pool(0, 2), ValueError, r"rows must be from 1 to the number of queries 5, got 0"),
+    ("pool_cols", lambda: A().pool(2, 7), ValueError, r"cols must be from 1 to the number of keys 6, got 7"),
+    ("pool_how", lambda: A().pool(2, 2, "min"), ValueError, r"how must be 'mean', 'sum' or 'max', got 'min'"),
+    ("mass_float", lambda: A().mass(IDS * 1.0, IDS), TypeError, r"query_groups must be a tensor of whole .*float32"),
+    ("mass_list", lambda: A().mass(IDS, [0] * 6), TypeError, r"key_groups must be a tensor of whole numbers, got list"),
+    ("mass_shape", lambda: A().mass(IDS, IDS), ValueError, r"key_groups must have dims \(6,\) or \(2, 6\), got shape"),
+    ("mass_low", lambda: A().mass(IDS - 1, IDS), ValueError, r"query_groups must be 0 or more, got -1"),
+    ("dense_word", lambda: A().dense("large"), ValueError, r"a size must be .* such as '1GB', got 'large'"),
+    ("dense_limit", lambda: A().dense("1B"), ValueError, r"dense matrix takes .* GB, more than limit='1B'; ask for"),
+    ("product_1d", lambda: A() @ torch.ones(6), ValueError, r"A @ x takes a floating .* got torch.float32 \(6,\)"),
+    ("product_int", lambda: A() @ V.long(), ValueError, r"A @ x takes a floating tensor .* got torch.int64"),
+    ("product_keys", lambda: A() @ V[:, :, :5], ValueError, r"A @ x takes x with .*6, e; got shape \(2, 2, 5, 3\)"),
+    ("product_heads", lambda: A() @ V[:, [0, 1, 0]], ValueError, r"heads 1, 2 or 4, 6, e; got shape \(2, 3, 6, 3\)"),
+    ("product_batch", lambda: A() @ V[[0, 1, 0]], ValueError, r"dims b=2, .* got shape \(3, 2, 6, 3\)"),
+    ("product_device", lambda: A() @ far(2, 2, 6, 3), ValueError, r"x must be on cpu, got meta; write x\.to\("),
+    ("product_list", lambda: A() @ [1.0], TypeError, r"unsupported operand"),
+    ("transposed", lambda: A().T @ V, ValueError, r"A\.T @ x takes x with .*5, e; got shape \(2, 2, 6, 3\)"),
+    ("from_left", lambda: torch.ones(2, 4, 1, 6) @ A(), ValueError, r"takes x .*5, e; got shape \(2, 4, 6, 1\)"),
+    ("index_range", lambda: A()[0, 4], IndexError, r"index out of range: dim 1 of the weights has 4 entries, got 4"),
+    ("index_low", lambda: A()[..., -7], IndexError, r"index out of range: dim 3 of the weights has 6 entries, got -7"),
+    ("index_many", lambda: A()[0, 0, 0, 0, 0], IndexError, r"too many indices: the weights have 4 dims, got 5"),
+    ("index_dots", lambda: A()[..., 0, ...], IndexError, r"one Ellipsis, got more"),
+    ("index_bool", lambda: A()[KEEP[0]], IndexError, r"one entry for each of the 2, got shape \(6,\)"),
+    ("select", lambda: A().select(heads=4), IndexError, r"index 4 .* size 4"),
+    ("lse_sparsemax", lambda: A(normalize=Sparsemax()).lse, AttributeError, r"softmax kinds, not for Sparsemax\(\)"),
+    ("lse_tapered", lambda: A(normalize=Tapered(Sigmoid(), Alibi(4))).lse, AttributeError, r"not for Sigmoid\(\)"),
+    ("q_changed", lambda: changed("q").entropy(), RuntimeError, r"shape \(2, 4, 5, 8\), was changed in place after w"),
+    ("k_changed", lambda: changed("k") @ V, RuntimeError, r"changed in place .*; call weights\(\.\.\.\) again"),
+    ("mask_changed", lambda: changed("length")[0], RuntimeError, r"tensor of these weights, shape \(2,\), was changed"),
+    ("score_changed", lambda: changed("u").topk(1), RuntimeError, r"these weights, shape \(8,\), was changed"),
+    ("t_changed", lambda: changed("k").T @ Q, RuntimeError, r"changed in place after weights"),
+]
+
+UNCLEAR = [
+    ("mask_alibi_hint", call(mask=Alibi(4)), TypeError, r"mask must be a Mask term, got Alibi.* bias="),
+    ("bias_causal_hint", call(bias=Causal()), TypeError, r"bias must be a Bias term, got Causal.* mask=Causal"),
+    ("mask_alibi_class", call(mask=Alibi), TypeError, r"mask must be a Mask term, .* bias="),
+    ("score_fn_hint", call(score=torch.matmul), TypeError, r"score must be a Score term, got [^=]*score="),
+    ("normalize_fn_hint", call(normalize=torch.softmax), TypeError, r"normalize must be a Nor[^=]*normalize=Softmax"),
+    ("padding_hf_mask", lambda: Padding(KEEP[:2].long()), ValueError, r"Padding .*got shape \(2, 6\).*\.bool\(\)"),
+    ("padding_float_keep", lambda: Padding(KEEP[:2] * 1.0), TypeError, r"Padding .*got torch.float32.*\.bool\(\)"),
+    ("dense_list_hint", lambda: Dense([[True]]), TypeError, r"must be a tensor, got list; (wrap|write torch)"),
+    ("global_0d", lambda: Global(torch.tensor(3)), ValueError, r"Global tokens must .*, got"),
+    ("global_batch_shape", call(mask=Global(IDS.repeat(3, 1))), ValueError, r"Global tokens .*, got shape \(3, 5\)"),
+    ("bilinear_shape", call(score=Bilinear(torch.ones(3, 8, 8))), ValueError, r"Bilinear w .*, got shape \(3, 8, 8\)"),
+    ("additive_shape", call(score=Additive(torch.ones(3, 8))), ValueError, r"Additive u .*, got shape \(3, 8\)"),
+    ("t5_shape", call(bias=Relative.t5(torch.ones(3, 32))), ValueError, r"Relative table .*, got shape \(3, 32\)"),
+    ("t5_one_bucket", lambda: call(bias=Relative.t5(torch.ones(4, 1)))(), ValueError, r"buckets? must be .*got .*1"),
+    ("alibi_got", lambda: Alibi(), ValueError, r"Alibi takes .*, got"),
+    ("near_radius_none", lambda: Near(torch.zeros(5), None), TypeError, r"Near radius must be a number, got None"),
+    ("gaussian_sigma_word", lambda: Gaussian(torch.zeros(5), "1"), TypeError, r"Gaussian sigma must be .*, got"),
+    ("dot_scale_word", lambda: call(score=Dot(scale="a"))(), TypeError, r"Dot scale must be .*, got"),
+    ("dot_cap_word", lambda: Dot(cap="a"), TypeError, r"Dot cap must be .*, got"),
+    ("cosine_word", lambda: Cosine("a"), TypeError, r"Cosine temperature must be .*, got"),
+    ("sink_none", lambda: call(normalize=SinkSoftmax(None))(), TypeError, r"SinkSoftmax sink must be .*, got"),
+    ("dropout_none", call(dropout=None), TypeError, r"dropout must be .*, got None"),
+    ("no_width", call(q=Q[..., :0], k=K[..., :0]), ValueError, r"width"),
+    ("weights_backend", lambda: A(backend="flash"), ValueError, r"backend must be one of .*, got 'flash'"),
+    ("topk_float", lambda: A().topk(2.0), TypeError, r"k must be a whole number, got 2.0"),
+    ("pool_float", lambda: A().pool(2.5, 2), TypeError, r"rows must be a whole number, got 2.5"),
+    ("dense_number", lambda: A().dense(10**9), TypeError, r"limit must be .*, got .*1000000000"),
+    ("index_float", lambda: A()[0, 0, 1.5], IndexError, r"whole number.* got 1.5"),
+    ("left_1d", lambda: torch.ones(5) @ A(), ValueError, r"x @ A takes .*, got"),
+    ("lead", lambda: weights(Q[None], K[None]) @ V[[0, 1, 0]][None], ValueError, r"A @ x takes .* got shape"),
+]
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [pytest.param(*row, id=name) for name, *row in TENSORS + SLOTS + MASKS + OTHERS + WEIGHTS],
+)
+def test_bad_call_is_refused_with_its_name_expectation_and_value(bad, error, message):
+    with pytest.raises(error, match=message):
+        bad()
+
+
+@pytest.mark.xfail(reason="raises something else, says less than it should, or does not raise")
+@pytest.mark.parametrize(("bad", "error", "message"), [pytest.param(*row, id=name) for name, *row in UNCLEAR])
+def test_bad_call_gets_an_answer_of_our_own(bad, error, message):
+    with pytest.raises(error, match=message):
+        bad()
+
+
+@pytest.mark.xfail(reason="a cached statistic is handed out without looking at the versions")
+def test_statistic_raises_after_q_changed_in_place():
+    q = Q.clone()
+    late = weights(q, K)
+    assert late.statistic is not None
+    q.add_(1)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        _ = late.statistic
+
+
+def test_weights_of_unchanged_tensors_do_not_raise():
+    late = weights(Q.clone(), K.clone(), mask=Padding(torch.tensor([3, 4])), score=Additive(torch.randn(8)))
+    assert (late @ V).shape == (2, 4, 5, 3)
+    assert late.entropy().shape == (2, 4, 5)
+
+
+def test_second_derivative_of_entropy_raises_on_tiled_and_exists_on_reference():
+    q = Q.double().requires_grad_()
+    (once,) = torch.autograd.grad(weights(q, K.double()).entropy().square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        once.square().sum().backward()
+    (once,) = torch.autograd.grad(weights(q, K.double(), backend="reference").entropy().sum(), q, create_graph=True)
+    (twice,) = torch.autograd.grad(once.square().sum(), q)
+    assert twice.isfinite().all()
+    assert twice.abs().max() > 0
+
+
+@pytest.mark.xfail(reason="once_differentiable cuts the graph: the second-order part vanishes without a word")
+def test_gradient_penalty_on_tiled_raises_or_is_right():
+    def with_penalty(backend):
+        q = torch.linspace(-1, 1, 24, dtype=torch.double).view(1, 1, 3, 8).requires_grad_()
+        entropy = weights(q, K[:1, :1].double(), backend=backend).entropy().sum()
+        (once,) = torch.autograd.grad(entropy, q, create_graph=True)
+        return torch.autograd.grad(entropy + once.square().sum(), q)[0]
+
+    try:
+        found = with_penalty("tiled")
+    except RuntimeError as error:
+        assert "twice" in str(error)  # noqa: PT017
+    else:
+        torch.testing.assert_close(found, with_penalty("reference"))
+
+
+@pytest.mark.parametrize("backend", ["tiled", "reference"])
+@pytest.mark.parametrize(("b", "i", "j"), [(0, 5, 6), (2, 0, 6), (2, 5, 0), (2, 1, 1), (1, 1, 6), (1, 6, 1)])
+def test_empty_and_single_lengths_are_legal(b, i, j, backend):
+    q, k, v = torch.randn(b, 4, i, 8), torch.randn(b, 2, j, 8), torch.randn(b, 2, j, 3)
+    masks = [None, Causal(), Window(2), Diagonal(), Prefix(1), Global((0,)), Padding((0,) * b), ~Causal() | Diagonal()]
+    masks += [Dense(torch.ones(i, j, dtype=torch.bool)), Near(torch.zeros(i), 1), Rule(lambda b, h, i, j: i >= j)]
+    for mask in masks:
+        out = attend(q, k, v, mask=mask, bias=Alibi(4), backend=backend)
+        lazy = weights(q, k, mask=mask, bias=Alibi(4), backend=backend)
+        assert out.shape == (b, 4, i, 3)
+        assert lazy.dense().shape == lazy.T.dense().mT.shape == (b, 4, i, j)
+        assert lazy.entropy().shape == lazy.distance().shape == lazy.lse.shape == (b, 4, i)
+        assert lazy.received().shape == (b, 4, j)
+        assert not out.isnan().any()
+        if j == 0:
+            assert not out.any()
+            assert (lazy.lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize("backend", ["tiled", pytest.param("reference", marks=pytest.mark.xfail(reason="amax of 0"))])
+def test_largest_weight_of_a_query_without_keys_is_zero(backend):
+    assert not weights(Q, K[:, :, :0], backend=backend).max().any()
+
+
+@pytest.mark.parametrize("normalize", [Softmax(), SinkSoftmax(0.0), Sigmoid(), Sparsemax(), Entmax(), Hard()], ids=repr)
+def test_every_normalizer_takes_no_keys_and_one_key(normalize):
+    assert not attend(Q, K[:, :, :0], V[:, :, :0], normalize=normalize).any()
+    assert attend(Q, K[:, :, :1], V[:, :, :1], normalize=normalize).isfinite().all()
+
+
+def test_legal_borders_are_accepted():
+    assert attend(Q, K[:, :1], V[:, :1], dropout=0.999, offset=-3).shape == (2, 4, 5, 3)
+    assert attend(Q, K, V[..., :0], offset=100, mask=Causal()).shape == (2, 4, 5, 0)
+    assert attend(Q[None], K[None], V[None], mask=Padding((0, 6))).shape == (1, 2, 4, 5, 3)
+    assert attend(Q[..., :1], K[..., :1], V, bias=Added(torch.zeros(5, 6))).shape == (2, 4, 5, 3)
+    assert attend(Q, K, V, score=Location(torch.ones(9, 8)), normalize=Entmax(2)).shape == (2, 4, 5, 3)
+    assert A().topk(6).values.shape == A().pool(5, 6).shape == (2, 4, 5, 6)
