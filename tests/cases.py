@@ -33,7 +33,7 @@ def cosine(row: Row) -> Tensor:
 
 
 SCORES = [
-    Case("Dot", none, lambda: {}),
+    Case("Dot", none, dict),
     Case("Dot-scale", none, lambda: {"score": R.Dot(scale=-0.3)}, score=lambda row: row.k @ row.q * -0.3),
     Case(
         "Dot-temperature",
@@ -395,8 +395,9 @@ NORMALIZERS = [
             "mask": R.Near(center, 4.0),
         },
         lambda row, j: bool(abs(j - row.t[0][row.b, row.h, row.r]) <= 4.0),
-        normalize=lambda row, s: torch.softmax(s, -1)
-        * torch.exp(-((row.places[row.seen] - row.t[0][row.b, row.h, row.r]) ** 2) / 8.0),
+        normalize=lambda row, s: (
+            torch.softmax(s, -1) * torch.exp(-((row.places[row.seen] - row.t[0][row.b, row.h, row.r]) ** 2) / 8.0)
+        ),
     ),
 ]
 

@@ -172,7 +172,7 @@ def test_every_term_is_indexed(name, made):
 
 @st.composite
 def any_index(draw, shape: tuple[int, ...]) -> tuple:
-    length = draw(st.integers(0, 3))
+    length = draw(st.integers(1, 3))
     axes: list = []
     for n in shape[: draw(st.integers(0, len(shape)))]:
         one = st.integers(-n, n - 1)
@@ -218,9 +218,9 @@ def test_leading_dims_are_indexed_one_by_one(lead):
         ((..., [0, J]), f"dim 3 of the weights has {J} entries"),
         ((..., torch.ones(J + 1, dtype=torch.bool)), rf"one entry for each of the {J}, got shape \({J + 1},\)"),
         (torch.ones(B, H, dtype=torch.bool), "a bool index must have one entry for each"),
-        ((0, 1.5), "float|whole|integer"),
-        (torch.tensor([0.0]), "float|whole|integer"),
-        ("0", "str"),
+        ((0, 1.5), "an index must be whole numbers.*got 1.5"),
+        (torch.tensor([0.0]), "an index must be whole numbers"),
+        ("0", "an index must be whole numbers"),
     ],
     ids=label,
 )
@@ -237,10 +237,8 @@ def test_a_slice_steps_forward_only():
 PARTS = {
     "a tile": lambda A: A[..., 3:9, ::4],
     "scattered entries": lambda A: A[[0, 1, 1], [1, 3, 3], [5, 22, 22], [0, 7, 7]],
-    "one row": lambda A: A[1, -1, 7],
     "a tile of the transpose": lambda A: A.T[:, [2, 0], 4:6],
     "a selection": lambda A: A.select(batch=[1, 1], heads=[3, 1])[..., 2:5, :],
-    "everything": lambda A: A.dense(),
 }
 
 
@@ -266,12 +264,11 @@ def test_parts_have_the_gradient_of_the_reference_even_after_the_statistic(name,
     "heads", [None, 0, -1, slice(1, 3), slice(None, None, 2), [0, 2, 3], [3, 0], [1, 1]], ids=label
 )
 @pytest.mark.parametrize("batch", [None, 0, -1, slice(1, None), [1, 0]], ids=label)
-@pytest.mark.parametrize("name", ["documents", "tapered"])
-def test_select_takes_ints_slices_and_lists(name, batch, heads, made):
-    dense = matrix(name)
+def test_select_takes_ints_slices_and_lists(batch, heads, made):
+    dense = matrix("tapered")
     dense = dense if batch is None else dense[[batch] if isinstance(batch, int) else batch]
     dense = dense if heads is None else dense[:, [heads] if isinstance(heads, int) else heads]
-    part = made(name).select(batch=batch, heads=heads)
+    part = made("tapered").select(batch=batch, heads=heads)
     assert isinstance(part, Weights)
     assert part.shape == dense.shape
     close(part.dense(), dense)

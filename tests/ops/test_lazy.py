@@ -219,8 +219,8 @@ class TestAgainstTheMatrix:
         close(T.dense(), matrix(name).mT)
         close(T[1, :, 5:9], matrix(name).mT[1, :, 5:9])
 
-    @pytest.mark.parametrize("heads", [3, [0, 2, 3]])
-    def test_select_stays_lazy_and_keeps_four_dims(self, name, heads):
+    def test_select_stays_lazy_and_keeps_four_dims(self, name):
+        heads = [0, 2, 3]
         A = build(name)
         check_selection(A.select(batch=1, heads=heads), matrix(name)[1:], heads)
         A.summary()
@@ -341,12 +341,23 @@ class TestStatistic:
 
     @every_term
     def test_it_is_that_of_the_reference_where_a_row_sees_a_key(self, name):
-        ours, theirs = build(name).statistic, build(name, "reference").statistic
+        reference = build(name, "reference")
+        reference.entropy()
+        ours, theirs = build(name).statistic, reference.statistic
         assert (ours is None) == (theirs is None) == (name == "sigmoid")
         if ours is not None and theirs is not None:
             assert ours.shape == (B, H, I)
             seen = matrix(name).sum(-1) > 0
             close(ours[seen], theirs[seen])
+
+    @pytest.mark.parametrize("normalize", [Softmax(), SinkSoftmax(0.3), Entmax(), Sparsemax(), Hard()], ids=repr)
+    def test_a_row_that_sees_no_key_has_the_same_however_it_is_cut(self, normalize):
+        x = Maker()
+        q, k = x(B, H, I, D), x(B, G, J, D)
+        terms = {"mask": Causal(), "offset": -50, "normalize": normalize}
+        whole = weights(q, k, backend="reference", **terms)
+        whole.entropy()
+        close(weights(q, k, **terms).statistic, whole.statistic)
 
     @pytest.mark.parametrize("first", [lambda A: A @ torch.ones(J, 1).double(), lambda A: A.entropy(), lambda A: A.lse])
     def test_the_first_pass_stores_it_and_no_later_one_normalizes_again(self, first, monkeypatch):
@@ -404,7 +415,7 @@ class TestDtype:
         A = build(name, i=40, j=50, dtype=dtype)
         same = {x: x.detach().double() for x in A._call.tensors() if x.is_floating_point()}
         terms = {slot: getattr(A._call, slot) for slot in ("score", "mask", "bias", "normalize")}
-        exact = {slot: term and term.map_tensors(lambda x: same.get(x, x)) for slot, term in terms.items()}
+        exact = {slot: term.map_tensors(lambda x: same.get(x, x)) for slot, term in terms.items() if term is not None}
         wide = weights(same[A._call.q], same[A._call.k], offset=A._call.offset, **exact)
         close(A.entropy().double(), wide.entropy(), atol=2e-5, rtol=2e-5)
         close(A.received().double(), wide.received(), atol=2e-5, rtol=2e-5)
@@ -447,6 +458,9 @@ def test_leading_dims_are_restored_in_every_answer(lead, backend):
         close(A @ v, dense @ v.repeat_interleave(H // heads, -3))
         close(A.T @ u, dense.mT @ u.repeat_interleave(H // heads, -3))
         close(u.mT @ A, u.repeat_interleave(H // heads, -3).mT @ dense)
+    for shape in ((2,), (H, 2), (1, H, 2), (*(1 for _ in lead), H, 2)):
+        v = x(*shape[:-1], 30, 2)
+        close(A @ v, dense @ v)
     close(A.select(heads=[0, 3]).entropy(), A.entropy()[..., [0, 3], :])
 
 
@@ -480,7 +494,7 @@ def test_the_gradient_is_that_of_finite_differences(name, method, monkeypatch):
     def function(*tensors: Tensor) -> Tensor:
         new = dict(zip(inputs, tensors, strict=True))
         terms = {x: getattr(call, x) for x in ("score", "mask", "bias", "normalize")}
-        terms = {x: term and term.map_tensors(lambda old: new.get(old, old)) for x, term in terms.items()}
+        terms = {x: term.map_tensors(lambda old: new.get(old, old)) for x, term in terms.items() if term is not None}
         return DIFFERENTIABLE[method](weights(new[call.q], new[call.k], offset=call.offset, **terms))
 
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
@@ -512,7 +526,7 @@ def test_a_second_derivative_raises_on_tiled_and_exists_on_the_reference(method)
     small = {"i": 4, "j": 5, "grad": True}
     A = build("causal", "tiled", **small)
     (first,) = torch.autograd.grad(DIFFERENTIABLE[method](A).sin().sum(), A._call.q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match=r"differentiable once; pass backend='reference'"):
         first.sum().backward()
 
     def function(q: Tensor, k: Tensor) -> Tensor:
@@ -629,7 +643,7 @@ class TestBorders:
 
     @pytest.mark.parametrize("k", [0, -1, J + 1])
     def test_topk_takes_1_to_all_keys(self, k):
-        with pytest.raises(ValueError, match=f"k must be from 1 to the number of keys {J}, got {k}"):
+        with pytest.raises(ValueError, match=f"k must be (from 1 to the number of keys {J}|1 or more), got {k}"):
             build("plain").topk(k)
 
     @pytest.mark.parametrize(("rows", "cols", "named"), [(0, 1, "rows"), (I + 1, 1, "rows"), (1, 0, "cols")])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .demands import must_be_tensor, must_broadcast, must_count
+from .demands import must_be_number, must_be_tensor, must_broadcast, must_count
 from .place import Block, Place, Point, look_up
 from .term import Term, term
 
@@ -52,7 +52,10 @@ class Alibi(Bias):
 
     def __post_init__(self) -> None:
         if (self.heads is None) == (self.slopes is None):
-            raise ValueError("Alibi takes the number of heads or a tensor of slopes, exactly one of them")
+            raise ValueError(
+                "Alibi takes the number of heads or a tensor of slopes, exactly one of them, "
+                f"got heads={self.heads} and slopes={self.slopes}; write Alibi(8) or Alibi(slopes=x)"
+            )
         if self.slopes is not None:
             must_be_tensor("Alibi slopes", self.slopes)
             if self.slopes.ndim != 1:
@@ -118,17 +121,17 @@ class Relative(Bias):
     def __post_init__(self) -> None:
         if (self.table is None) == (self.keys is None):
             raise ValueError(
-                "Relative takes a table of numbers or of keys; write Relative.t5(...) or Relative.shaw(...)"
+                "Relative takes a table of numbers or of keys, exactly one of them; "
+                "write Relative.t5(table) or Relative.shaw(keys)"
             )
 
     def check(self, sizes: Sizes) -> None:
         if self.table is not None:
-            must_broadcast("Relative table", self.table[:, :1], {"h": sizes.h, "bucket": 1})
+            must_broadcast("Relative table", self.table, {"h": sizes.h, "bucket": None})
         elif self.keys is not None:
             if self.keys.shape[-1] != sizes.d:
                 raise ValueError(f"Relative keys must have the query's width d={sizes.d}, got {self.keys.shape[-1]}")
-            if self.keys.ndim == 3:
-                must_broadcast("Relative keys", self.keys[:, 0, 0], {"h": sizes.h})
+            must_broadcast("Relative keys", self.keys, {"h": sizes.h, "2n + 1": None, "d": None})
 
     def over(self, at: Place) -> Tensor:
         bucket = self.buckets.of(at.j - at.i)
@@ -171,6 +174,13 @@ class Logarithmic(Term):
     max_distance: int = 128
     bidirectional: bool = True
 
+    def __post_init__(self) -> None:
+        sides = 2 if self.bidirectional else 1
+        must_count("the number of buckets", self.count, least=2 * sides)
+        exact = self.count // sides // 2
+        if self.max_distance <= exact:
+            raise ValueError(f"max_distance must be above the {exact} exact buckets, got {self.max_distance}")
+
     def of(self, distance: Tensor) -> Tensor:
         """The bucket of each distance j - i."""
         count = self.count // 2 if self.bidirectional else self.count
@@ -206,8 +216,8 @@ class Gaussian(Bias):
 
     def __post_init__(self) -> None:
         must_be_tensor("Gaussian center", self.center)
-        if not isinstance(self.sigma, Tensor) and not self.sigma > 0:
-            raise ValueError(f"Gaussian sigma must be above 0, got {self.sigma}")
+        if not isinstance(self.sigma, Tensor):
+            must_be_number("Gaussian sigma", self.sigma, above=0)
 
     def check(self, sizes: Sizes) -> None:
         axes = {"b": sizes.b, "h": sizes.h, "i": sizes.i}

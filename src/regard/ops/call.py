@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .biases import Bias
+from .demands import must_be_number
 from .mask import Mask
 from .normalizers import Normalizer, Softmax
 from .place import Selector
@@ -140,6 +142,8 @@ class Call:
     def _check(self) -> None:
         b, h, i, d = self.q.shape
         g, j = self.k.shape[1:3]
+        if not (h and d and self.k.shape[3]):
+            raise ValueError(f"q and k must have heads and a width, got q {(b, h, i, d)} and k {tuple(self.k.shape)}")
         if g == 0 or h % g:
             divisors = ", ".join(str(n) for n in range(1, h + 1) if h % n == 0)
             raise ValueError(
@@ -163,6 +167,8 @@ class Call:
 def _is_floating(name: str, x: object) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor of dims b h {'i' if name == 'q' else 'j'} d, got {type(x).__name__}")
+    if x.is_meta:
+        raise ValueError(f"{name} must hold numbers, got a tensor on the device meta; move it with {name}.to(...)")
     if x.dtype not in FLOATS:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}; write {name}.float()")
     if x.ndim < 4:
@@ -190,17 +196,30 @@ def _same_dtype_and_device(tensors: dict[str, Tensor]) -> None:
 def _is_term(name: str, value: Any, kind: type) -> Any:
     if value is None or isinstance(value, kind):
         return value
+    raise TypeError(f"{name} must be a {kind.__name__} term, got {_called(value)}; {_next_step(name, value)}")
+
+
+def _next_step(name: str, value: Any) -> str:
+    slots = {"score": Score, "mask": Mask, "bias": Bias, "normalize": Normalizer}
+    for slot, kind in slots.items():
+        if isinstance(value, kind):
+            return f"write {slot}={value!r}"
+        if isinstance(value, type) and issubclass(value, kind):
+            return f"write {slot}={value.__name__}(...)"
     if isinstance(value, Tensor):
-        hint = "mask=Dense(x)" if value.dtype == torch.bool else "bias=Added(x)"
-    elif callable(value):
-        hint = "mask=Rule(fn)"
-    else:
-        hint = f"{name}={ {'score': 'Dot()', 'mask': 'Causal()', 'bias': 'Alibi(8)'}.get(name, 'Softmax()') }"
-    hint = f"Did you mean {hint}?" if not isinstance(value, type) else f"write {value.__name__}()"
-    raise TypeError(f"{name} must be a {kind.__name__} term, got {type(value).__name__}. {hint}")
+        return "write mask=Dense(x)" if value.dtype == torch.bool else "write bias=Added(x), or mask=Dense(x.bool())"
+    if callable(value) and name == "mask":
+        return "write mask=Rule(fn)"
+    examples = {"score": "Dot()", "mask": "Causal()", "bias": "Alibi(8)", "normalize": "Softmax()"}
+    return f"write {name}={examples[name]}"
+
+
+def _called(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _is_probability(p: float) -> float:
+    must_be_number("dropout", p)
     if not 0.0 <= p < 1.0:
         raise ValueError(f"dropout must be at least 0 and below 1, got {p}")
     return float(p)
@@ -220,6 +239,11 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, T
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
     return q.to(dtype), k.to(dtype), None if v is None else v.to(dtype)
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast has had its say when the call was made; the arithmetic is in the dtypes chosen then."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 def _readable(q: Tensor) -> bool:

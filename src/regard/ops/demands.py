@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 
 def must_count(name: str, value: object, least: int = 0) -> None:
     """Raise unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__})")
     if value < least:
         raise ValueError(f"{name} must be {least} or more, got {value}")
 
 
-def must_be_tensor(name: str, value: object, hint: str = "wrap it in torch.as_tensor(...)") -> None:
+def must_be_number(name: str, value: object, above: float = -math.inf) -> None:
+    """Raise unless `value` is a finite number above `above`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if not float(value) > above:
+        raise ValueError(f"{name} must be above {above:g}, got {value}")
+
+
+def must_be_tensor(name: str, value: object, hint: str = "torch.as_tensor(...)") -> None:
     """Raise unless `value` is a tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}; write {hint}")
@@ -33,27 +47,24 @@ def must_be_bool(name: str, value: object) -> None:
         raise ValueError(f"{name} must have 2 to 4 dims (b h i j, aligned right), got shape {tuple(value.shape)}")
 
 
-def must_be_integers(name: str, value: Tensor, dims: int) -> None:
-    """Raise unless `value` is a tensor of whole numbers with 1 to `dims` dims."""
-    if not _is_integer(value):
+def must_be_integers(name: str, value: Tensor, *dims: int) -> None:
+    """Raise unless `value` is a tensor of whole numbers with one of these numbers of dims."""
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must hold whole numbers, got {value.dtype}; write x.long()")
-    if value.ndim > dims:
-        raise ValueError(f"{name} must have at most {dims} dims, got shape {tuple(value.shape)}")
+    if value.ndim not in dims:
+        allowed = " or ".join(map(str, dims))
+        raise ValueError(f"{name} must have {allowed} dims, got shape {tuple(value.shape)}")
 
 
-def must_broadcast(name: str, x: Tensor, sizes: dict[str, int]) -> None:
-    """Raise unless the dims of `x`, aligned right to the letters of `sizes`, are 1 or the size named."""
+def must_broadcast(name: str, x: Tensor, sizes: Mapping[str, int | None]) -> None:
+    """Raise unless the dims of `x`, aligned right to the letters, are 1 or the size named; None takes any size."""
     letters = list(sizes)
-    want = " ".join(f"{letter}={size}" for letter, size in sizes.items())
+    want = " ".join(letter if size is None else f"{letter}={size}" for letter, size in sizes.items())
     if x.ndim > len(letters):
         raise ValueError(f"{name} must have at most {len(letters)} dims ({want}), got shape {tuple(x.shape)}")
     for letter, size in zip(letters[len(letters) - x.ndim :], x.shape, strict=True):
-        if size not in (1, sizes[letter]):
+        if sizes[letter] is not None and size not in (1, sizes[letter]):
             raise ValueError(
                 f"{name} must broadcast to ({want}), got shape {tuple(x.shape)}: "
                 f"its dim '{letter}' is {size}; pass 1 or {sizes[letter]} there"
             )
-
-
-def _is_integer(x: Tensor) -> bool:
-    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)

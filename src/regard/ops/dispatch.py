@@ -35,7 +35,9 @@ def table(call: Call) -> str:
         f"attend {b} x {h} x {i} x {j}, d = {call.q.shape[-1]}, {call.q.dtype}, {call.q.device}".replace("torch.", "")
     ]
     lines += [
-        f"  {name:<10} {term!r}" for name in ("score", "mask", "bias", "normalize") if (term := getattr(call, name))
+        f"  {name:<10} {term!r}"
+        for name in ("score", "mask", "bias", "normalize")
+        if (term := getattr(call, name)) is not None
     ]
     for backend in BACKENDS.values():
         found = backend.objections(call)

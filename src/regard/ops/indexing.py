@@ -32,7 +32,7 @@ def split(index: Any, shape: torch.Size, device: torch.device) -> tuple[list[Ten
             ids.append(torch.arange(n, device=device)[x])
             rest.append(slice(None))
             continue
-        chosen = torch.as_tensor(x, device=device)
+        chosen = _whole(x, device)
         if chosen.dtype == torch.bool:
             if chosen.shape != (n,):
                 raise IndexError(
@@ -53,3 +53,13 @@ def chosen_ids(x: int | slice | list[int], n: int, device: torch.device) -> Tens
     if isinstance(x, (int, slice)):
         return ids[x].reshape(-1)
     return ids[torch.as_tensor(x, device=device)]
+
+
+def _whole(x: Any, device: torch.device) -> Tensor:
+    try:
+        chosen = torch.as_tensor(x, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        chosen = None
+    if chosen is None or chosen.is_floating_point() or chosen.is_complex():
+        raise IndexError(f"an index must be whole numbers, slices, bools, None or ..., got {x!r}")
+    return chosen

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from . import dispatch, measures
 from .backends import reference
-from .call import Call
+from .call import Call, no_autocast
+from .demands import must_count
 from .indexing import chosen_ids, split
 from .measures import How
 from .normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
@@ -89,7 +90,7 @@ class Weights:
             return NotImplemented
         self._guard()
         call = self._call.with_values(self._factor(x, self._call.shape[3], "A @ x"))
-        with torch.autocast(self.device.type, enabled=False):
+        with no_autocast(self.device):
             out, statistic = dispatch.choose(call).run(call)
         if self._statistic is None and statistic is not None:
             self._statistic = statistic.detach()
@@ -99,6 +100,8 @@ class Weights:
         """x @ A, x with dims b h n i."""
         if not isinstance(x, Tensor):
             return NotImplemented
+        if x.ndim < 2:
+            raise ValueError(f"x @ A takes x with dims b h n {self._call.shape[2]}, got shape {tuple(x.shape)}")
         return (self.T @ x.mT).mT
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -146,6 +149,7 @@ class Weights:
     def topk(self, k: int) -> torch.return_types.topk:
         """The k largest weights of each query and their keys: `b h i k` twice, as `values` and `indices`."""
         n = self._call.shape[3]
+        must_count("k", k)
         if not 1 <= k <= n:
             raise ValueError(f"k must be from 1 to the number of keys {n}, got {k}")
         with torch.no_grad():
@@ -156,6 +160,7 @@ class Weights:
         """A map of any resolution: `b h rows cols`, query r in row r * rows // i; hidden entries count as 0."""
         _, _, i, j = self._call.shape
         for name, count, n, axis in (("rows", rows, i, "queries"), ("cols", cols, j, "keys")):
+            must_count(name, count)
             if not 1 <= count <= n:
                 raise ValueError(f"{name} must be from 1 to the number of {axis} {n}, got {count}")
         if how not in ("mean", "sum", "max"):
@@ -212,6 +217,7 @@ class Weights:
     @property
     def statistic(self) -> Tensor | None:
         """The row statistic, detached: `b h i`; None for normalizers that need none."""
+        self._guard()
         if self._statistic is None:
             with torch.no_grad():
                 _, self._statistic = evaluate(self._problem(), Reduction(lambda p, b, A, x: A[..., 0], "rows"))
@@ -230,12 +236,12 @@ class Weights:
 
     def _problem(self) -> Problem:
         self._guard()
-        with torch.autocast(self.device.type, enabled=False):
+        with no_autocast(self.device):
             return prepare(self._call, self._statistic)
 
     def _reduce(self, reduction: Reduction) -> Tensor:
         problem = self._problem()
-        with torch.autocast(self.device.type, enabled=False):
+        with no_autocast(self.device):
             if self._call.backend == "reference":
                 A, statistic = reference.matrix(self._call)
                 value = reduction.value(problem, problem.whole(), A, reduction.x)
@@ -268,11 +274,13 @@ class Weights:
         if x.device != self.device:
             raise ValueError(f"{what}: x must be on {self.device}, got {x.device}; write x.to(A.device)")
         shape = tuple(x.shape)
-        if x.ndim > 3 and len(self._call.lead) != 1:
-            x = x.expand(*self._call.lead, *x.shape[-3:]).flatten(0, -4)
+        lead = self._call.lead
+        if x.ndim > 3 and len(lead) != 1 and x.shape[:-3] in (lead, (1,) * len(lead)):
+            x = x.expand(*lead, *x.shape[-3:]).flatten(0, -4)
         x = x[(None,) * (4 - x.ndim)] if x.ndim < 4 else x
         if x.ndim != 4 or x.shape[0] not in (1, b) or x.shape[1] not in (1, g, h) or x.shape[2] != n:
-            raise ValueError(f"{what} takes x with dims b={b}, heads 1, {g} or {h}, {n}, e; got shape {shape}")
+            batch = " x ".join(map(str, lead))
+            raise ValueError(f"{what} takes x with dims b={batch}, heads 1, {g} or {h}, {n}, e; got shape {shape}")
         return x.expand(b, -1, -1, -1)
 
     def _restore(self, x: Tensor) -> Tensor:
@@ -338,13 +346,15 @@ class Transposed:
 
 def parse_size(text: str) -> int:
     """Bytes of a size such as "512MB", "1.5GB" or "100KB"."""
+    if not isinstance(text, str):
+        raise TypeError(f"a size must be a string such as '1GB', got {text!r} ({type(text).__name__})")
     units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "B": 1}
     for unit, factor in units.items():
         number = text.strip().upper().removesuffix(unit).strip()
         if number != text.strip().upper():
             try:
                 return int(float(number) * factor)
-            except ValueError:
+            except (ValueError, OverflowError):
                 break
     raise ValueError(f"a size must be a number with KB, MB, GB or TB, such as '1GB', got {text!r}")
 

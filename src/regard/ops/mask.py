@@ -52,6 +52,7 @@ class Mask(Term):
     def draw(self, rows: int | None = None, cols: int | None = None) -> str:
         """The pattern of the first batch row and head, one line a query.
 
+        >>> from regard import Causal
         >>> print(Causal().draw(3))
         ■ · ·
         ■ ■ ·
@@ -75,6 +76,9 @@ class Mask(Term):
 
     def __invert__(self) -> Mask:
         return Not(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a mask is neither true nor false; combine masks with & | ~, not with and, or, not")
 
     def __str__(self) -> str:
         return f"{self!r}\n{self.draw()}"

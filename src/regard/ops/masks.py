@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .demands import must_be_bool, must_be_integers, must_be_tensor, must_broadcast, must_count
+from .demands import must_be_bool, must_be_integers, must_be_number, must_be_tensor, must_broadcast, must_count
 from .mask import Mask, Span, Tiles
 from .place import Place, look_up
 from .term import term
@@ -149,7 +149,7 @@ class Prefix(Mask):
 
     def __post_init__(self) -> None:
         if isinstance(self.n, Tensor):
-            must_be_integers("Prefix n", self.n, dims=1)
+            must_be_integers("Prefix n", self.n, 0, 1)
         else:
             must_count("Prefix n", self.n)
 
@@ -182,7 +182,7 @@ class Global(Mask):
 
     def __post_init__(self) -> None:
         if isinstance(self.tokens, Tensor):
-            must_be_integers("Global tokens", self.tokens, dims=2)
+            must_be_integers("Global tokens", self.tokens, 1, 2)
         elif isinstance(self.tokens, (tuple, list, range)):
             object.__setattr__(self, "tokens", tuple(self.tokens))
             for token in self.tokens:
@@ -191,12 +191,12 @@ class Global(Mask):
             must_count("Global tokens", self.tokens)
 
     def check(self, sizes: Sizes) -> None:
-        if isinstance(self.tokens, Tensor) and self.tokens.ndim == 2:
-            must_broadcast("Global tokens", self.tokens[:, :1], {"b": sizes.b, "tokens": 1})
+        if isinstance(self.tokens, Tensor):
+            must_broadcast("Global tokens", self.tokens, {"b": sizes.b, "tokens": None})
 
     def over(self, at: Place) -> Tensor:
         if isinstance(self.tokens, int):
-            return (at.i < self.tokens) | (at.j < self.tokens)
+            return ((at.i >= 0) & (at.i < self.tokens)) | (at.j < self.tokens)
         chosen = (at.i < 0) & (at.j < 0)
         for token in self._each(lambda column: at.cut(column, "b")):
             chosen = chosen | (at.i == token) | (at.j == token)
@@ -204,8 +204,8 @@ class Global(Mask):
 
     def tiles(self, grid: Grid) -> Tiles:
         if isinstance(self.tokens, int):
-            n = self.tokens
-            return Tiles((grid.i.low < n) | (grid.j.low < n), (grid.i.high < n) | (grid.j.high < n))
+            rows, cols = _between(grid.i, 0, self.tokens - 1), _between(grid.j, 0, self.tokens - 1)
+            return Tiles(rows.some | cols.some, rows.full | cols.full)
         some = (grid.i.low < 0) & (grid.j.low < 0)
         for token in self._each(lambda column: grid.span(column, "b").low):
             for low, high in (grid.i, grid.j):
@@ -228,18 +228,28 @@ class Near(Mask):
 
     def __post_init__(self) -> None:
         must_be_tensor("Near center", self.center)
-        if not self.radius >= 0:
+        must_be_number("Near radius", self.radius)
+        if self.radius < 0:
             raise ValueError(f"Near radius must be 0 or more, got {self.radius}")
 
     def check(self, sizes: Sizes) -> None:
         must_broadcast("Near center", self.center, {"b": sizes.b, "h": sizes.h, "i": sizes.i})
 
     def over(self, at: Place) -> Tensor:
-        return (at.j - at.cut(self.center.detach(), "bhi")).abs() <= self.radius
+        return (at.j - at.cut(self._exact, "bhi")).abs() <= self.radius
 
     def tiles(self, grid: Grid) -> Tiles:
-        center = grid.span(self.center.detach(), "bhi")
+        center = grid.span(self._exact, "bhi")
         return _between(Span(grid.j.low - center.high, grid.j.high - center.low), -self.radius, self.radius)
+
+    @property
+    def _exact(self) -> Tensor:
+        # Half precision cannot tell one position from the next.
+        return self.center.detach().to(torch.promote_types(self.center.dtype, torch.float32))
+
+    def _drawn(self) -> tuple[int, int]:
+        n = self.center.shape[-1] if self.center.ndim else 12
+        return _small(n if n > 1 else 12, n if n > 1 else 12)
 
 
 @term
@@ -258,13 +268,15 @@ class Padding(Mask):
                 must_count("Padding lengths", length)
         else:
             must_be_tensor("Padding", self.keys, hint="Padding(torch.tensor([3, 5]))")
-            if self.keys.dtype == torch.bool:
-                if self.keys.ndim != 2:
-                    raise ValueError(f"Padding keep must have dims (b, j), got shape {tuple(self.keys.shape)}")
-            else:
-                must_be_integers("Padding lengths", self.keys, dims=1)
-                if self.keys.ndim == 0:
-                    raise ValueError("Padding lengths must have dims (b,), got a single number; write lengths[None]")
+            if self.keys.ndim == 2 and self.keys.dtype != torch.bool:
+                raise TypeError(
+                    f"Padding keep must be bool, True = a real key, got {self.keys.dtype} of shape "
+                    f"{tuple(self.keys.shape)}; write Padding(keep.bool())"
+                )
+            if self.keys.ndim != 2 and self.keys.dtype == torch.bool:
+                raise ValueError(f"Padding keep must have dims (b, j), got shape {tuple(self.keys.shape)}")
+            if self.keys.dtype != torch.bool:
+                must_be_integers("Padding lengths", self.keys, 1)
 
     def check(self, sizes: Sizes) -> None:
         if isinstance(self.keys, Tensor) and self.keys.dtype == torch.bool:
@@ -273,11 +285,11 @@ class Padding(Mask):
         n = len(self.keys)
         if n not in (1, sizes.b):
             raise ValueError(f"Padding lengths must hold one length per batch row, got {n} for b={sizes.b}")
-        if n and sizes.readable and int(torch.as_tensor(self.keys).max()) > sizes.j:
-            longest = int(torch.as_tensor(self.keys).max())
-            raise ValueError(f"Padding lengths must be at most the number of keys j={sizes.j}, got {longest}")
-        if n and sizes.readable and int(torch.as_tensor(self.keys).min()) < 0:
-            raise ValueError(f"Padding lengths must be 0 or more, got {int(torch.as_tensor(self.keys).min())}")
+        if n and sizes.readable:
+            least, most = (int(x) for x in torch.as_tensor(self.keys).aminmax())
+            if most > sizes.j or least < 0:
+                wrong = most if most > sizes.j else least
+                raise ValueError(f"Padding lengths must be from 0 to the number of keys j={sizes.j}, got {wrong}")
 
     def over(self, at: Place) -> Tensor:
         keys = self._tensor(at.device)
@@ -319,7 +331,7 @@ class Documents(Mask):
         for name, ids in (("query_ids", self.query_ids), ("key_ids", self.key_ids)):
             if ids is not None:
                 must_be_tensor(f"Documents {name}", ids)
-                must_be_integers(f"Documents {name}", ids, dims=2)
+                must_be_integers(f"Documents {name}", ids, 1, 2)
 
     def check(self, sizes: Sizes) -> None:
         if self.key_ids is None and sizes.i != sizes.j:
@@ -421,7 +433,8 @@ class Rule(Mask):
 
 
 def _between(values: Span, low: float, high: float) -> Tiles:
-    some = (values.high >= low) & (values.low <= high)
+    # Written so that NaN counts as "may be visible": what cannot be compared must be looked at.
+    some = ~((values.high < low) | (values.low > high))
     full = (values.low >= low) & (values.high <= high)
     return Tiles(some, full)
 

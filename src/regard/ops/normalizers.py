@@ -7,14 +7,13 @@ gives zeros, forward and backward.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .biases import Bias
-from .demands import must_broadcast
+from .demands import must_be_number, must_broadcast
 from .place import Place
 from .term import Term, term
 
@@ -70,6 +69,10 @@ class SinkSoftmax(Normalizer):
 
     sink: float | Tensor
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.sink, Tensor):
+            must_be_number("SinkSoftmax sink", self.sink)
+
     def check(self, sizes: Sizes) -> None:
         _one_or_per_head("SinkSoftmax sink", self.sink, sizes)
 
@@ -90,6 +93,10 @@ class Sigmoid(Normalizer):
 
     bias: float | Tensor = 0.0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.bias, Tensor):
+            must_be_number("Sigmoid bias", self.bias)
+
     def check(self, sizes: Sizes) -> None:
         _one_or_per_head("Sigmoid bias", self.bias, sizes)
 
@@ -107,6 +114,7 @@ class Entmax(Normalizer):
     alpha: float = 1.5
 
     def __post_init__(self) -> None:
+        must_be_number("Entmax alpha", self.alpha)
         if not 1 < self.alpha <= 2:
             raise ValueError(f"Entmax alpha must be above 1 and at most 2, got {self.alpha}; 1 is Softmax()")
 
@@ -245,5 +253,3 @@ def _per_head(x: float | Tensor, at: Place) -> Tensor:
 def _one_or_per_head(name: str, x: float | Tensor, sizes: Sizes) -> None:
     if isinstance(x, Tensor):
         must_broadcast(name, x, {"h": sizes.h})
-    elif not math.isfinite(x):
-        raise ValueError(f"{name} must be finite, got {x}")

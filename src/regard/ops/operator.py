@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from . import dispatch
 from .biases import Bias
-from .call import Call
+from .call import Call, no_autocast
 from .lazy import Weights
 from .mask import Mask
 from .normalizers import Normalizer
@@ -56,7 +55,7 @@ def attend(
         offset=offset,
         backend=backend,
     )
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q.device):
         out, _ = dispatch.choose(call).run(call)
     return out.unflatten(0, call.lead) if len(call.lead) != 1 else out
 
@@ -83,6 +82,8 @@ def weights(
     >>> A[0, 3, :2, :2].tolist()[0]
     [1.0, 0.0]
     """
+    if backend is not None:
+        dispatch.named(backend)
     return Weights(
         Call.of(q, k, score=score, mask=mask, bias=bias, normalize=normalize, offset=offset, backend=backend)
     )

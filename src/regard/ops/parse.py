@@ -17,11 +17,25 @@ NAMES: dict[str, type[Term]] = {
         *(masks.Causal, masks.Window, masks.Dilated, masks.Diagonal, masks.Prefix, masks.Global, masks.Padding),
         *(biases.Alibi, scores.Dot, scores.Cosine),
         *(normalizers.Softmax, normalizers.SinkSoftmax, normalizers.Sigmoid),
-        *(normalizers.Sparsemax, normalizers.Entmax, normalizers.Hard),
+        *(normalizers.Sparsemax, normalizers.Entmax, normalizers.Hard, normalizers.Tapered),
     )
 }
 OPERATORS: dict[type[ast.AST], Any] = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.Add: operator.add}
-LONGEST = 10_000
+TENSORS = (
+    "Near",
+    "Documents",
+    "Blocks",
+    "Dense",
+    "Rule",
+    "Relative",
+    "Gaussian",
+    "Added",
+    "Bilinear",
+    "Additive",
+    "Location",
+)
+LONGEST = 2_000
+MOST = 100
 
 
 def parse(source: str) -> Term:
@@ -30,29 +44,35 @@ def parse(source: str) -> Term:
     >>> parse("Causal() & ~Diagonal()")
     Causal() & ~Diagonal()
     """
+    if not isinstance(source, str):
+        raise TypeError(f"a term is parsed from a string, got {type(source).__name__}")
     if len(source) > LONGEST:
         raise ValueError(f"a term must be at most {LONGEST} characters long, got {len(source)}")
     try:
         tree = ast.parse(source.strip(), mode="eval").body
-        value = _term(tree)
+        if sum(isinstance(node, (ast.Call, ast.UnaryOp)) for node in ast.walk(tree)) > MOST:
+            raise ValueError(f"a term must be made of at most {MOST} terms and ~")
+        return _term(tree)
     except SyntaxError as error:
         raise ValueError(f"not a term: {source!r} ({error.msg}); write for example Causal() & Window(256)") from None
     except (RecursionError, MemoryError):
         raise ValueError("the term is nested too deeply; write it with fewer parentheses") from None
-    return value
 
 
 def _term(node: ast.expr) -> Term:
     match node:
         case ast.Call(func=ast.Name(id=name)):
+            if name in TENSORS:
+                raise ValueError(f"{name} holds tensors or functions, which have no source; build it in Python")
             if name not in NAMES:
                 near = difflib.get_close_matches(name, NAMES, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"known terms: {', '.join(NAMES)}"
                 raise ValueError(f"unknown term {name!r}; {hint}")
-            arguments = [_number(x) for x in node.args]
-            if any(keyword.arg is None for keyword in node.keywords):
-                raise ValueError(f"{name} takes plain arguments, got **; write them out")
-            named = {str(keyword.arg): _number(keyword.value) for keyword in node.keywords}
+            arguments = [_argument(x) for x in node.args]
+            names = [keyword.arg for keyword in node.keywords]
+            if None in names or len(set(names)) < len(names):
+                raise ValueError(f"{name} takes each argument once and by name, no **; got {ast.unparse(node)}")
+            named = {str(keyword.arg): _argument(keyword.value) for keyword in node.keywords}
             try:
                 return NAMES[name](*arguments, **named)
             except TypeError as error:
@@ -74,13 +94,15 @@ def _term(node: ast.expr) -> Term:
             raise ValueError(f"not part of a term: {ast.unparse(node)}; terms are names with numbers, &, |, ~ and +")
 
 
-def _number(node: ast.expr) -> Any:
+def _argument(node: ast.expr) -> Any:
     match node:
+        case ast.Call():
+            return _term(node)
         case ast.Constant(value=bool() | int() | float() | None):
             return node.value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return -value
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
-            return tuple(_number(x) for x in elements)
+            return tuple(_argument(x) for x in elements)
         case _:
-            raise ValueError(f"arguments of a term must be numbers, got {ast.unparse(node)}")
+            raise ValueError(f"arguments of a term must be numbers or terms, got {ast.unparse(node)}")

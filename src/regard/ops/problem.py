@@ -37,6 +37,7 @@ class Problem:
     q: Tensor  # b h i d
     k: Tensor  # b g j d
     raw: Tensor  # b h i d, the query as it was given
+    g: int  # the heads that keys and values share
     score: Score
     mask: Mask | None
     bias: Bias | None
@@ -102,6 +103,7 @@ def prepare(call: Call, statistic: Tensor | None = None) -> Problem:
         call.q.to(call.dtype),
         call.k.to(call.dtype),
         call.q,
+        g=call.k.shape[1],
         score=score,
         mask=call.mask,
         bias=call.bias,
@@ -139,7 +141,7 @@ def pieces(problem: Problem) -> Iterator[Piece]:
         if not widest:
             continue
         fit = max(1, ENTRIES // (rows * min(widest, j)))
-        for batch, heads in _shares(b, h, problem.k.shape[1], fit):
+        for batch, heads in _shares(b, h, problem.g, fit):
             seen = np.any(_within(some, batch, heads), axis=(0, 1)), np.all(_within(full, batch, heads), axis=(0, 1))
             keys = _keys(*seen, problem)
             if keys is not None:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .additive import additive_scores
 from .place import Block, Selector, give_back, pick
@@ -80,9 +79,17 @@ class ByRows(torch.autograd.Function):
         return value, statistic
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
+        with torch.no_grad():
+            grads = ByRows._backward(ctx, grad, saved)
+        if torch.is_grad_enabled():
+            # Somebody means to differentiate these gradients; let them hear that it cannot be done here.
+            grads = [None if g is None else Once.apply(g, grad, *saved) for g in grads]
+        return None, None, *grads
+
+    @staticmethod
+    def _backward(ctx: Any, grad: Tensor, saved: list[Tensor]) -> list[Tensor | None]:
         queue = iter(saved)
         problem = ctx.problem.map_tensors(lambda _: next(queue))
         reduction = replace(ctx.reduction, x=next(queue, None))
@@ -97,7 +104,21 @@ class ByRows(torch.autograd.Function):
                 _pull_back(problem, reduction, piece, grad, totals)
         # A tensor that serves twice has one total: hand it out once.
         grads = [(x, totals.pop(id(x), None)) for x in saved]
-        return None, None, *(None if total is None else total.to(x.dtype) for x, total in grads)
+        return [None if total is None else total.to(x.dtype) for x, total in grads]
+
+
+class Once(torch.autograd.Function):
+    """The identity, for gradients that must not be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *sources: Tensor) -> Tensor:
+        return grad.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        raise RuntimeError(
+            "the tiled backend is differentiable once; pass backend='reference' where second derivatives are needed"
+        )
 
 
 def _forward(problem: Problem, reduction: Reduction) -> tuple[Tensor, Tensor | None]:

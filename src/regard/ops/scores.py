@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .demands import must_be_tensor, must_broadcast
+from .demands import must_be_number, must_be_tensor, must_broadcast
 from .term import Term, term
 
 if TYPE_CHECKING:
@@ -46,8 +46,10 @@ class Dot(Score):
     cap: float | None = None
 
     def __post_init__(self) -> None:
-        if self.cap is not None and not self.cap > 0:
-            raise ValueError(f"Dot cap must be above 0, got {self.cap}")
+        if self.scale is not None and not isinstance(self.scale, Tensor):
+            must_be_number("Dot scale", self.scale)
+        if self.cap is not None:
+            must_be_number("Dot cap", self.cap, above=0)
 
     def check(self, sizes: Sizes) -> None:
         _same_width(self, sizes)
@@ -69,8 +71,8 @@ class Cosine(Score):
     temperature: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.temperature, Tensor) and not self.temperature > 0:
-            raise ValueError(f"Cosine temperature must be above 0, got {self.temperature}")
+        if not isinstance(self.temperature, Tensor):
+            must_be_number("Cosine temperature", self.temperature, above=0)
 
     def check(self, sizes: Sizes) -> None:
         _same_width(self, sizes)
@@ -95,8 +97,7 @@ class Bilinear(Score):
         want = (sizes.d, sizes.k_width)
         if tuple(self.w.shape[-2:]) != want:
             raise ValueError(f"Bilinear w must map query width to key width {want}, got {tuple(self.w.shape[-2:])}")
-        if self.w.ndim == 3:
-            must_broadcast("Bilinear w", self.w[:, 0, 0], {"h": sizes.h})
+        must_broadcast("Bilinear w", self.w, {"h": sizes.h, "d_q": None, "d_k": None})
 
     def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
         return q @ kept(self.w, 3, heads).to(q.dtype), k
@@ -120,8 +121,7 @@ class Additive(Score):
         _same_width(self, sizes)
         if self.u.shape[-1] != sizes.d:
             raise ValueError(f"Additive u must have the query's width d={sizes.d}, got {self.u.shape[-1]}")
-        if self.u.ndim == 2:
-            must_broadcast("Additive u", self.u[:, 0], {"h": sizes.h})
+        must_broadcast("Additive u", self.u, {"h": sizes.h, "d": None})
 
     def tile(self, q: Tensor, k: Tensor) -> Tensor:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1) if q.shape[1] != k.shape[1] else k
@@ -151,8 +151,7 @@ class Location(Score):
             raise ValueError(
                 f"Location w has {self.w.shape[-2]} rows but there are {sizes.j} keys; give w at least {sizes.j} rows"
             )
-        if self.w.ndim == 3:
-            must_broadcast("Location w", self.w[:, 0, 0], {"h": sizes.h})
+        must_broadcast("Location w", self.w, {"h": sizes.h, "n": None, "d": None})
 
     def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
         w = kept(self.w, 3, heads)[..., : k.shape[2], :].to(q.dtype)

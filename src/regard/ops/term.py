@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
@@ -63,7 +64,7 @@ class Term:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if type(self) is not type(other) or self.tensors():
+        if not isinstance(other, Term) or type(self) is not type(other) or self.tensors() or other.tensors():
             return False
         return self._values() == other._values()
 
@@ -92,4 +93,7 @@ def _source(value: Any) -> str:
         return repr(value)
     if callable(value):
         return getattr(value, "__name__", type(value).__name__)
+    if isinstance(value, numbers.Number) and not isinstance(value, bool):
+        # A NumPy number prints as one; its source is the plain number.
+        return repr(int(value) if isinstance(value, numbers.Integral) else float(value))  # type: ignore[arg-type]
     return repr(value)
