@@ -150,7 +150,7 @@ REFUSED = [
     ("Window('3')", "arguments of a term must be numbers or terms, got '3'"),
     ("Window(b'3')", "arguments of a term must be numbers or terms"),
     ("Window(3j)", "arguments of a term must be numbers or terms, got 3j"),
-    ("Window(1 + 1)", r"arguments of a term must be numbers or terms, got 1 \+ 1"),
+    ("Window(1 + 1)", "not part of a term: 1"),
     ("Window(...)", "arguments of a term must be numbers or terms"),
     ("Window(--3)", "arguments of a term must be numbers or terms"),
     ("Window(True)", "Window: Window width must be a whole number, got True"),

@@ -54,7 +54,7 @@ class Alibi(Bias):
         if (self.heads is None) == (self.slopes is None):
             raise ValueError(
                 "Alibi takes the number of heads or a tensor of slopes, exactly one of them, "
-                f"got heads={self.heads} and slopes={self.slopes}; write Alibi(8) or Alibi(slopes=x)"
+                f"got {'neither' if self.heads is None else 'both'}; write Alibi(8) or Alibi(slopes=x)"
             )
         if self.slopes is not None:
             must_be_tensor("Alibi slopes", self.slopes)

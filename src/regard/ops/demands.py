@@ -16,15 +16,21 @@ def must_count(name: str, value: object, least: int = 0) -> None:
         raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__})")
     if value < least:
         raise ValueError(f"{name} must be {least} or more, got {value}")
+    if int(value) >= 2**63:
+        raise ValueError(f"{name} must be below 2**63, got a larger number")
 
 
 def must_be_number(name: str, value: object, above: float = -math.inf) -> None:
     """Raise unless `value` is a finite number above `above`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
-    if not float(value) > above:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {number}")
+    if not number > above:
         raise ValueError(f"{name} must be above {above:g}, got {value}")
 
 

@@ -184,11 +184,12 @@ class Global(Mask):
         if isinstance(self.tokens, Tensor):
             must_be_integers("Global tokens", self.tokens, 1, 2)
         elif isinstance(self.tokens, (tuple, list, range)):
-            object.__setattr__(self, "tokens", tuple(self.tokens))
             for token in self.tokens:
                 must_count("Global tokens", token)
+            object.__setattr__(self, "tokens", tuple(int(token) for token in self.tokens))
         else:
             must_count("Global tokens", self.tokens)
+            object.__setattr__(self, "tokens", int(self.tokens))
 
     def check(self, sizes: Sizes) -> None:
         if isinstance(self.tokens, Tensor):
@@ -263,9 +264,9 @@ class Padding(Mask):
 
     def __post_init__(self) -> None:
         if isinstance(self.keys, (tuple, list)):
-            object.__setattr__(self, "keys", tuple(self.keys))
             for length in self.keys:
                 must_count("Padding lengths", length)
+            object.__setattr__(self, "keys", tuple(int(length) for length in self.keys))
         else:
             must_be_tensor("Padding", self.keys, hint="Padding(torch.tensor([3, 5]))")
             if self.keys.ndim == 2 and self.keys.dtype != torch.bool:

@@ -54,7 +54,9 @@ def parse(source: str) -> Term:
             raise ValueError(f"a term must be made of at most {MOST} terms and ~")
         return _term(tree)
     except SyntaxError as error:
-        raise ValueError(f"not a term: {source!r} ({error.msg}); write for example Causal() & Window(256)") from None
+        raise ValueError(
+            f"not a term: {_short(source)!r} ({error.msg}); write for example Causal() & Window(256)"
+        ) from None
     except (RecursionError, MemoryError):
         raise ValueError("the term is nested too deeply; write it with fewer parentheses") from None
 
@@ -71,7 +73,7 @@ def _term(node: ast.expr) -> Term:
             arguments = [_argument(x) for x in node.args]
             names = [keyword.arg for keyword in node.keywords]
             if None in names or len(set(names)) < len(names):
-                raise ValueError(f"{name} takes each argument once and by name, no **; got {ast.unparse(node)}")
+                raise ValueError(f"{name} takes each argument once and by name, no **; got {_short(ast.unparse(node))}")
             named = {str(keyword.arg): _argument(keyword.value) for keyword in node.keywords}
             try:
                 return NAMES[name](*arguments, **named)
@@ -91,12 +93,18 @@ def _term(node: ast.expr) -> Term:
         case ast.Name(id=name) if name in NAMES:
             raise ValueError(f"{name} is a name, not a term; write {name}(...)")
         case _:
-            raise ValueError(f"not part of a term: {ast.unparse(node)}; terms are names with numbers, &, |, ~ and +")
+            raise ValueError(
+                f"not part of a term: {_short(ast.unparse(node))}; terms are names with numbers, &, |, ~ and +"
+            )
+
+
+def _short(source: str) -> str:
+    return source if len(source) <= 80 else source[:77] + "..."
 
 
 def _argument(node: ast.expr) -> Any:
     match node:
-        case ast.Call():
+        case ast.Call() | ast.BinOp():
             return _term(node)
         case ast.Constant(value=bool() | int() | float() | None):
             return node.value
@@ -105,4 +113,4 @@ def _argument(node: ast.expr) -> Any:
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
             return tuple(_argument(x) for x in elements)
         case _:
-            raise ValueError(f"arguments of a term must be numbers or terms, got {ast.unparse(node)}")
+            raise ValueError(f"arguments of a term must be numbers or terms, got {_short(ast.unparse(node))}")
