@@ -80,7 +80,8 @@ class Call:
                     f"write {name}.expand(...)"
                 )
         if len(lead) != 1:
-            q, k, v = q.flatten(0, -4), k.flatten(0, -4), None if v is None else v.flatten(0, -4)
+            with torch.enable_grad():
+                q, k, v = q.flatten(0, -4), k.flatten(0, -4), None if v is None else v.flatten(0, -4)
         call = Call(
             q,
             k,
@@ -126,16 +127,17 @@ class Call:
     ) -> Call:
         """The same attention for some batch rows, heads and query rows; terms still see the original numbers."""
         q, k, batch_ids, head_ids, row_ids = self.q, self.k, self.batch_ids, self.head_ids, self.row_ids
-        if batch is not None:
-            q, k = q[batch], k[batch]
-            batch_ids = _ids(batch_ids, self.shape[0], q.device)[batch]
-        if heads is not None:
-            kv = torch.arange(self.shape[1], device=q.device)[heads] // (self.shape[1] // k.shape[1])
-            q, k = q[:, heads], k[:, _shared(kv)]
-            head_ids = _ids(head_ids, self.shape[1], q.device)[heads]
-        if rows is not None:
-            q = q[:, :, rows]
-            row_ids = _ids(row_ids, self.shape[2], q.device)[rows]
+        with torch.enable_grad():
+            if batch is not None:
+                q, k = q[batch], k[batch]
+                batch_ids = _ids(batch_ids, self.shape[0], q.device)[batch]
+            if heads is not None:
+                kv = torch.arange(self.shape[1], device=q.device)[heads] // (self.shape[1] // k.shape[1])
+                q, k = q[:, heads], k[:, _shared(kv)]
+                head_ids = _ids(head_ids, self.shape[1], q.device)[heads]
+            if rows is not None:
+                q = q[:, :, rows]
+                row_ids = _ids(row_ids, self.shape[2], q.device)[rows]
         lead = self.lead if batch is None else (q.shape[0],)
         return replace(self, q=q, k=k, v=None, lead=lead, batch_ids=batch_ids, head_ids=head_ids, row_ids=row_ids)
 
@@ -238,7 +240,9 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, T
     if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
-    return q.to(dtype), k.to(dtype), None if v is None else v.to(dtype)
+    # Grad mode counts when weights are evaluated, not when they are made: the way back to q and k is always kept.
+    with torch.enable_grad():
+        return q.to(dtype), k.to(dtype), None if v is None else v.to(dtype)
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:

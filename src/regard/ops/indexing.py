@@ -60,6 +60,8 @@ def _whole(x: Any, device: torch.device) -> Tensor:
         chosen = torch.as_tensor(x, device=device)
     except (TypeError, ValueError, RuntimeError):
         chosen = None
+    if chosen is not None and not chosen.numel() and not isinstance(x, Tensor):
+        return chosen.long()
     if chosen is None or chosen.is_floating_point() or chosen.is_complex():
         raise IndexError(f"an index must be whole numbers, slices, bools, None or ..., got {x!r}")
     return chosen

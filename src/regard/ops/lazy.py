@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,10 +152,10 @@ class Weights:
     def topk(self, k: int) -> torch.return_types.topk:
         """The k largest weights of each query and their keys: `b h i k` twice, as `values` and `indices`."""
         n = self._call.shape[3]
-        must_count("k", k)
+        must_count("k", k, least=1)
         if not 1 <= k <= n:
             raise ValueError(f"k must be from 1 to the number of keys {n}, got {k}")
-        with torch.no_grad():
+        with self._numbers():
             values, indices = measures.top(self._problem(), k)
         return torch.return_types.topk((self._restore(values), self._restore(indices)))
 
@@ -160,13 +163,13 @@ class Weights:
         """A map of any resolution: `b h rows cols`, query r in row r * rows // i; hidden entries count as 0."""
         _, _, i, j = self._call.shape
         for name, count, n, axis in (("rows", rows, i, "queries"), ("cols", cols, j, "keys")):
-            must_count(name, count)
+            must_count(name, count, least=1)
             if not 1 <= count <= n:
                 raise ValueError(f"{name} must be from 1 to the number of {axis} {n}, got {count}")
         if how not in ("mean", "sum", "max"):
             raise ValueError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
         bins = _bins(i, rows, self.device), _bins(j, cols, self.device)
-        with torch.no_grad():
+        with self._numbers():
             if how == "max":
                 return self._restore(measures.bin_maxima(self._problem(), *bins, rows, cols))
             sums = measures.bin_sums(self._problem(), *bins, rows, cols)
@@ -181,7 +184,7 @@ class Weights:
         query_groups = _groups("query_groups", query_groups, b, i, self.device)
         key_groups = _groups("key_groups", key_groups, b, j, self.device)
         rows, cols = (int(x.max()) + 1 if x.numel() else 0 for x in (query_groups, key_groups))
-        with torch.no_grad():
+        with self._numbers():
             sums = measures.bin_sums(self._problem(), query_groups, key_groups, rows, cols)
         counts = torch.stack([x.bincount(minlength=rows) for x in query_groups]).clamp(min=1)
         return self._restore(sums / counts[:, None, :, None])
@@ -191,7 +194,7 @@ class Weights:
         _, _, i, j = self._call.shape
         rows, cols = max(1, min(i, MAP)), max(1, min(j, MAP))
         bins = _bins(i, rows, self.device), _bins(j, cols, self.device)
-        with torch.no_grad():
+        with self._numbers():
             folded = measures.fold(self._problem(), *bins, rows, cols)
             self._statistic = folded.statistic
             area = _area(*bins, rows, cols).clamp(min=1)
@@ -219,7 +222,7 @@ class Weights:
         """The row statistic, detached: `b h i`; None for normalizers that need none."""
         self._guard()
         if self._statistic is None:
-            with torch.no_grad():
+            with self._numbers():
                 _, self._statistic = evaluate(self._problem(), Reduction(lambda p, b, A, x: A[..., 0], "rows"))
         return None if self._statistic is None else self._restore(self._statistic.squeeze(-1))
 
@@ -234,10 +237,19 @@ class Weights:
         assert self.statistic is not None
         return self.statistic
 
+    @contextmanager
+    def _numbers(self) -> Iterator[None]:
+        """Where numbers are gathered: no gradients, no autocast."""
+        with torch.no_grad(), no_autocast(self.device):
+            yield
+
     def _problem(self) -> Problem:
         self._guard()
         with no_autocast(self.device):
             return prepare(self._call, self._statistic)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
+        return Weights(deepcopy(self._call, memo), deepcopy(self._statistic, memo))
 
     def _reduce(self, reduction: Reduction) -> Tensor:
         problem = self._problem()
@@ -258,10 +270,10 @@ class Weights:
         known = self._statistic
         grad = torch.is_grad_enabled() and any(x.requires_grad for x in call.tensors())
         if known is not None and not grad and call.backend != "reference":
-            known = pick(known, (batch, heads, rows))
-            problem = prepare(call, known)
-            if problem.garbage is None:
-                return _from_statistic(problem, cols)
+            with self._numbers():
+                problem = prepare(call, pick(known, (batch, heads, rows)))
+                if problem.garbage is None:
+                    return _from_statistic(problem, cols)
         part = Weights(call)._reduce(measures.columns(cols, call.shape[3]))
         return part.reshape(batch.numel(), heads.numel(), rows.numel(), cols.numel())
 

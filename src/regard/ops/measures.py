@@ -71,7 +71,7 @@ def fold(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: 
     result = Folded(
         zeros, zeros.new_zeros(b, h, j), zeros.clone(), zeros.clone(), zeros.new_zeros(b, h, rows, cols), None
     )
-    statistic = nothing_seen(problem) if problem.statistic is None else problem.statistic
+    statistic = nothing_seen(problem) if problem.statistic is None else problem.statistic.clone()
     for piece in pieces(problem):
         block = piece.block
         at = block.batch, block.heads, block.rows

@@ -52,12 +52,7 @@ class Softmax(Normalizer):
         return (s - torch.where(statistic == -INF, 0.0, statistic)).exp_()
 
     def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor]:
-        top = _top(s)
-        e = (s - top).exp_()
-        total = e.sum(-1, keepdim=True)
-        # The largest term is exp(0): a row that sees a key sums to at least 1, and clamping spares an empty one.
-        floor = total.clamp(min=1)
-        return e / floor, torch.where(total > 0, top + floor.log(), -INF)
+        return SafeSoftmax.apply(s)
 
 
 @term
@@ -161,8 +156,11 @@ class Hard(Normalizer):
     def statistic(self, s: Tensor, at: Place) -> Tensor:
         s = s.detach()
         top = s.amax(-1, keepdim=True) if s.shape[-1] else _top(s)
-        first = torch.where((s == top) & (s > -INF), at.j, torch.iinfo(torch.long).max)
-        return first.amin(-1, keepdim=True) if s.shape[-1] else torch.full_like(top, -1, dtype=torch.long)
+        if not s.shape[-1]:
+            return torch.full_like(top, -1, dtype=torch.long)
+        none = torch.iinfo(torch.long).max
+        first = torch.where((s == top) & (s > -INF), at.j, none).amin(-1, keepdim=True)
+        return torch.where(first == none, -1, first)
 
     def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
         assert statistic is not None
@@ -204,6 +202,32 @@ class Tapered(Normalizer):
     def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor | None]:
         inner, statistic = self.inner.weigh(s, at)
         return inner * self.taper.over(at).exp(), statistic
+
+
+class SafeSoftmax(torch.autograd.Function):
+    """Softmax and log-sum-exp of each row; a row of nothing but -inf gives zeros and -inf."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(s: Tensor) -> tuple[Tensor, Tensor]:
+        top = _top(s)
+        e = (s - top).exp_()
+        total = e.sum(-1, keepdim=True)
+        # The largest term is exp(0): a row that sees a key sums to at least 1, and clamping spares an empty one.
+        floor = total.clamp(min=1)
+        return e.div_(floor), torch.where(total > 0, top + floor.log(), -INF)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(output[0])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
+        (A,) = ctx.saved_tensors
+        g = A * grad
+        return g - A * g.sum(-1, keepdim=True)
 
 
 class Threshold(torch.autograd.Function):

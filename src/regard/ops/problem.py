@@ -27,7 +27,7 @@ Flags = npt.NDArray[np.bool_]
 
 ROWS = 128  # rows of a block
 COLS = 64  # keys of a tile that can be skipped
-ENTRIES = 2**20  # scores a block holds at once
+ENTRIES = 2**21  # scores a block holds at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,8 @@ def masked(problem: Problem, piece: Piece, s: Tensor) -> Tensor:
         return torch.where(problem.mask.over(block), s, -math.inf)
     # 1 - 1/x is 0 where a key is visible and -inf where it is not; adding it is far cheaper than a masked fill.
     visible = problem.mask.over(_narrow(block, piece.masked)).to(s.dtype)
-    s[..., piece.masked] += 1 - visible.reciprocal()
+    # Behind autograd's back: adding a constant changes no gradient, and no score here is kept for one.
+    s.detach()[..., piece.masked] += 1 - visible.reciprocal()
     return s
 
 

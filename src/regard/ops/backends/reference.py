@@ -53,9 +53,8 @@ def _scores(problem: Problem, call: Call) -> Tensor:
         return problem.score.tile(problem.q, problem.k)
     # Each query gets keys of its own, those hidden from it zeroed: what they held reaches neither value nor gradient.
     own = _own(problem.k, _visible(call))
-    b, h, i, j, d = own.shape
-    queries = problem.q.reshape(b, h * i, 1, d)
-    return problem.score.tile(queries, own.view(b, h * i, j, d)).view(b, h, i, j)
+    rows = [problem.score.tile(problem.q[:, :, [r]], own[:, :, r]) for r in range(own.shape[2])]
+    return torch.cat(rows, 2)
 
 
 def _own(x: Tensor, visible: Tensor) -> Tensor:
