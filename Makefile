@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench
+.PHONY: demo test lint nightly bench
 
 demo: $(READY)
 	$(BIN)/python examples/01_operator.py
@@ -16,6 +16,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+nightly: $(READY)
+	REGARD_HYPOTHESIS=nightly $(BIN)/python -m pytest -q -n auto tests/test_invariants.py
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -11,7 +11,9 @@ torch.set_num_threads(1)
 settings.register_profile(
     "fast", max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
 )
-settings.register_profile("nightly", parent=settings.get_profile("fast"), max_examples=int(os.environ.get("REGARD_EXAMPLES", 10_000)))
+settings.register_profile(
+    "nightly", parent=settings.get_profile("fast"), max_examples=int(os.environ.get("REGARD_EXAMPLES", 10_000))
+)
 settings.load_profile(os.environ.get("REGARD_HYPOTHESIS", "fast"))
 
 

@@ -20,6 +20,13 @@ def must_count(name: str, value: object, least: int = 0) -> None:
         raise ValueError(f"{name} must be below 2**63, got a larger number")
 
 
+def must_be_within(name: str, value: object, most: int, what: str) -> None:
+    """Raise unless `value` is a whole number from 1 to `most`, the number of `what`."""
+    must_count(name, value, least=-(2**63))
+    if not 1 <= int(value) <= most:  # type: ignore[call-overload]
+        raise ValueError(f"{name} must be from 1 to the number of {what} {most}, got {value}")
+
+
 def must_be_number(name: str, value: object, above: float = -math.inf) -> None:
     """Raise unless `value` is a finite number above `above`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

@@ -14,7 +14,7 @@ from torch import Tensor
 from . import dispatch, measures
 from .backends import reference
 from .call import Call, no_autocast
-from .demands import must_count
+from .demands import must_be_within
 from .indexing import chosen_ids, split
 from .measures import How
 from .normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
@@ -152,9 +152,7 @@ class Weights:
     def topk(self, k: int) -> torch.return_types.topk:
         """The k largest weights of each query and their keys: `b h i k` twice, as `values` and `indices`."""
         n = self._call.shape[3]
-        must_count("k", k, least=1)
-        if not 1 <= k <= n:
-            raise ValueError(f"k must be from 1 to the number of keys {n}, got {k}")
+        must_be_within("k", k, n, "keys")
         with self._numbers():
             values, indices = measures.top(self._problem(), k)
         return torch.return_types.topk((self._restore(values), self._restore(indices)))
@@ -163,9 +161,7 @@ class Weights:
         """A map of any resolution: `b h rows cols`, query r in row r * rows // i; hidden entries count as 0."""
         _, _, i, j = self._call.shape
         for name, count, n, axis in (("rows", rows, i, "queries"), ("cols", cols, j, "keys")):
-            must_count(name, count, least=1)
-            if not 1 <= count <= n:
-                raise ValueError(f"{name} must be from 1 to the number of {axis} {n}, got {count}")
+            must_be_within(name, count, n, axis)
         if how not in ("mean", "sum", "max"):
             raise ValueError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
         bins = _bins(i, rows, self.device), _bins(j, cols, self.device)

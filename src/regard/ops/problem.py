@@ -25,7 +25,7 @@ from .scores import Additive, Score, kept
 
 Flags = npt.NDArray[np.bool_]
 
-ROWS = 128  # rows of a block
+ROWS = 192  # rows of a block
 COLS = 64  # keys of a tile that can be skipped
 ENTRIES = 2**21  # scores a block holds at once
 

@@ -1,0 +1,1 @@
+"""Benchmarks: the library beside its peers, in one run."""

@@ -1,0 +1,122 @@
+"""`python -m benchmarks [part of a name]`: tests first, then the table, printed and saved."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import platform
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from .cases import CASES, Case
+from .measure import Measured, memory, times
+
+RESULTS = Path(__file__).parent / "results" / "operator_cpu.csv"
+FIELDS = [
+    *("case", "what", "ours", "ours_median", "ours_quartiles", "peer", "peer_median", "peer_quartiles"),
+    *("ratio", "bar", "met", "repeats", "machine", "threads", "python", "torch", "commit", "date"),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", nargs="?", default="", help="measure only cases whose name holds this")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--save", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    check()
+    torch.set_num_threads(2)
+    rows = []
+    print(f"{machine()}, 2 threads, torch {torch.__version__}, median (quartiles) of {arguments.repeats}")
+    for number, case in enumerate(CASES):
+        if arguments.name in case.name:
+            row = measured(number, case, arguments.repeats)
+            rows.append(row)
+            mark = "" if row["met"] == "yes" else "   <- under the bar"
+            print(f"{case.name:<52} {row['ours_median']:>9} vs {row['peer_median']:>9}  {case.peer}")
+            print(f"{'':<52} ratio {row['ratio']} (bar {row['bar']}){mark}", flush=True)
+    save(rows, arguments.save)
+
+
+def check() -> None:
+    """A benchmark of wrong numbers is worth nothing: the matching tests must be green."""
+    chosen = "Dot- or Window or Additive-b or Causal-b"
+    command = [sys.executable, "-m", "pytest", "-q", "tests/test_conformance.py", "-k", chosen]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode:
+        print(run.stdout[-2000:], file=sys.stderr)
+        raise SystemExit("error: conformance tests are red; nothing was measured")
+
+
+def measured(number: int, case: Case, repeats: int) -> dict[str, object]:
+    if case.memory:
+        found = memory(number, [case.ours, case.peer])
+        show = megabytes
+    else:
+        found = times(case.build(), repeats)
+        show = milliseconds
+    ours, peer = found[case.ours], found[case.peer]
+    ratio = peer.median / ours.median
+    return {
+        "case": case.name,
+        "what": "memory" if case.memory else "time",
+        "ours": case.ours,
+        "ours_median": show(ours.median),
+        "ours_quartiles": spread(ours, show),
+        "peer": case.peer,
+        "peer_median": show(peer.median),
+        "peer_quartiles": spread(peer, show),
+        "ratio": f"{ratio:.2f}",
+        "bar": f"{case.bar:.2f}",
+        "met": "yes" if ratio >= case.bar else "no",
+        "repeats": 3 if case.memory else repeats,
+        "machine": machine(),
+        "threads": 2,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": commit(),
+        "date": date.today().isoformat(),
+    }
+
+
+def spread(x: Measured, show) -> str:
+    return f"{show(x.low)} to {show(x.high)}"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"
+
+
+def megabytes(n: float) -> str:
+    return f"{n / 1e6:.0f} MB"
+
+
+def machine() -> str:
+    try:
+        text = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
+        model = next(line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("Model name"))
+    except (OSError, subprocess.CalledProcessError, StopIteration):
+        model = platform.processor() or "unknown CPU"
+    return f"{model} ({platform.machine()})"
+
+
+def commit() -> str:
+    run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return run.stdout.strip() or "unknown"
+
+
+def save(rows: list[dict[str, object]], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf8") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"saved {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""What is measured: each case builds its inputs and gives the calls to compare, the first of them ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard import Additive, Causal, Window, attend, weights
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`build()` gives named calls; the ratio reported is time (or memory) of `peer` over that of `ours`."""
+
+    name: str
+    build: Callable[[], dict[str, Call]]
+    ours: str
+    peer: str
+    bar: float  # the least ratio promised
+    memory: bool = False  # compare peak memory rather than time
+
+
+def tensors(*shape: int, n: int = 3, grad: bool = False) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(*shape).requires_grad_(grad) for _ in range(n)]
+
+
+def backward(run: Callable[[], Tensor], leaves: list[Tensor]) -> Call:
+    def both() -> None:
+        for x in leaves:
+            x.grad = None
+        run().sum().backward()
+
+    return both
+
+
+def window(mask: Window, keep: Callable[[Tensor], Tensor], grad: bool) -> Callable[[], dict[str, Call]]:
+    def build() -> dict[str, Call]:
+        q, k, v = leaves = tensors(1, 8, 8192, 64, grad=grad)
+        dense = keep(torch.arange(8192)[:, None] - torch.arange(8192))
+
+        def ours() -> Tensor:
+            return attend(q, k, v, mask=mask)
+
+        def peer() -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=dense)
+
+        if grad:
+            return {"regard": backward(ours, leaves), "SDPA, dense mask": backward(peer, leaves)}
+        return {"regard": ours, "SDPA, dense mask": peer}
+
+    return build
+
+
+def doubling() -> dict[str, Call]:
+    short, long = tensors(1, 8, 8192, 64), tensors(1, 8, 16384, 64)
+    mask = Causal() & Window(256)
+    return {
+        "regard at 16384": lambda: attend(*long, mask=mask),
+        "regard at 8192": lambda: attend(*short, mask=mask),
+    }
+
+
+def summary() -> dict[str, Call]:
+    q, k = tensors(1, 8, 8192, 64, n=2)
+    return {
+        "weights(q, k).summary()": lambda: weights(q, k).summary(),
+        "eager matrix": lambda: torch.softmax(q @ k.mT * 64**-0.5, -1),
+    }
+
+
+def received() -> dict[str, Call]:
+    q, k = tensors(1, 1, 65536, 64, n=2)
+    return {"weights(q, k).received()": lambda: weights(q, k).received(), "300 MB": lambda: torch.ones(75_000_000)}
+
+
+def additive(n: int, grad: bool) -> Callable[[], dict[str, Call]]:
+    def build() -> dict[str, Call]:
+        q, k, v = tensors(1, 1, n, 256, grad=grad)
+        u = (torch.randn(256) / 16).requires_grad_(grad)
+
+        def ours() -> Tensor:
+            return attend(q, k, v, score=Additive(u))
+
+        def peer() -> Tensor:
+            return torch.softmax(torch.tanh(q[..., :, None, :] + k[..., None, :, :]) @ u, -1) @ v
+
+        leaves = [q, k, v, u]
+        return {
+            "regard": backward(ours, leaves) if grad else ours,
+            "broadcast expression": backward(peer, leaves) if grad else peer,
+        }
+
+    return build
+
+
+def additive_doubling() -> dict[str, Call]:
+    short, long = additive(1024, True)(), additive(2048, True)()
+    return {"regard at 2048": long["regard"], "regard at 1024": short["regard"]}
+
+
+def band(distance: Tensor) -> Tensor:
+    return distance.abs() < 256
+
+
+def causal_band(distance: Tensor) -> Tensor:
+    return (distance >= 0) & (distance < 256)
+
+
+BOTH, PAST = Window(256), Causal() & Window(256)
+SDPA = "SDPA, dense mask"
+EXPRESSION = "broadcast expression"
+
+CASES = [
+    Case("causal window 256, N 8192, forward", window(PAST, causal_band, False), "regard", SDPA, 8.0),
+    Case("causal window 256, N 8192, forward + backward", window(PAST, causal_band, True), "regard", SDPA, 8.0),
+    Case("window 256 both sides, N 8192, forward", window(BOTH, band, False), "regard", SDPA, 8.0),
+    Case("window 256 both sides, N 8192, forward + backward", window(BOTH, band, True), "regard", SDPA, 8.0),
+    Case("causal window 256, N doubled", doubling, "regard at 16384", "regard at 8192", 1 / 2.2),
+    Case("summary, 1 x 8 x 8192 x 64", summary, "weights(q, k).summary()", "eager matrix", 1.0),
+    Case("summary, 1 x 8 x 8192 x 64, memory", summary, "weights(q, k).summary()", "eager matrix", 20.0, memory=True),
+    Case("received, one head, N 65536, memory", received, "weights(q, k).received()", "300 MB", 1.0, memory=True),
+    Case("additive, N 1024, d 256, forward", additive(1024, False), "regard", EXPRESSION, 3.0),
+    Case("additive, N 1024, d 256, forward + backward", additive(1024, True), "regard", EXPRESSION, 3.0),
+    Case("additive, N 1024, d 256, memory", additive(1024, True), "regard", EXPRESSION, 10.0, memory=True),
+    Case("additive, N doubled, memory", additive_doubling, "regard at 2048", "regard at 1024", 1 / 2.2, memory=True),
+]

@@ -1,0 +1,73 @@
+"""How it is measured: calls in turn, medians and spread; peak memory in a process of its own."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cases import CASES, Call
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A median with its quartiles: seconds or bytes."""
+
+    median: float
+    low: float
+    high: float
+
+
+def times(calls: dict[str, Call], repeats: int) -> dict[str, Measured]:
+    """Each call once to warm up, then all of them in turn, `repeats` times."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            taken[name].append(time.perf_counter() - start)
+    return {name: _summarized(values) for name, values in taken.items()}
+
+
+def memory(case: int, names: list[str], repeats: int = 3) -> dict[str, Measured]:
+    """Peak resident memory of one call beyond what stood before it, each time in a fresh process."""
+    found: dict[str, Measured] = {}
+    for name in names:
+        command = [sys.executable, "-m", "benchmarks.measure", str(case), name]
+        runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(repeats)]
+        found[name] = _summarized([float(run) for run in runs])
+    return found
+
+
+def peak(call: Call) -> int:
+    """Bytes the resident set grew by, at its highest, while the call ran."""
+    # Linux resets the high-water mark when 5 is written here.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    call()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def _summarized(values: list[float]) -> Measured:
+    if len(values) < 4:
+        return Measured(statistics.median(values), min(values), max(values))
+    low, median, high = statistics.quantiles(values, n=4)
+    return Measured(median, low, high)
+
+
+if __name__ == "__main__":
+    import torch
+
+    torch.set_num_threads(2)
+    number, name = sys.argv[1:]
+    print(peak(CASES[int(number)].build()[name]))

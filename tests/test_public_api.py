@@ -1,0 +1,63 @@
+"""What users see: few names, documented, with shapes that hold."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import regard
+
+PUBLIC = sorted(regard.__all__)
+
+
+def test_at_most_forty_names_and_all_of_them_exist():
+    assert len(PUBLIC) <= 40
+    assert all(hasattr(regard, name) for name in PUBLIC)
+    assert len(set(PUBLIC)) == len(PUBLIC)
+
+
+def test_the_names_of_the_contract_are_there():
+    masks = "Causal Window Dilated Diagonal Prefix Global Near Padding Documents Blocks Dense Rule"
+    scores = "Dot Cosine Bilinear Additive Location"
+    biases = "Alibi Relative Gaussian Added"
+    normalizers = "Softmax SinkSoftmax Sigmoid Sparsemax Entmax Hard Tapered"
+    functions = "attend weights explain parse"
+    for name in " ".join((masks, scores, biases, normalizers, functions)).split():
+        assert name in PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_documented(name):
+    assert inspect.getdoc(getattr(regard, name))
+    assert "dataclass" not in (inspect.getdoc(getattr(regard, name)) or "")
+
+
+@pytest.mark.parametrize("name", ["attend", "weights", "explain"])
+def test_functions_take_data_by_place_and_the_rest_by_name(name):
+    parameters = inspect.signature(getattr(regard, name)).parameters
+    by_place = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert by_place in (["q", "k", "v"], ["q", "k"])
+    assert not any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values())
+
+
+def test_shapes_in_signatures_hold_when_checked():
+    code = """
+from jaxtyping import install_import_hook
+with install_import_hook("regard.ops.operator", "beartype.beartype"):
+    import torch, regard
+q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 3)
+assert regard.attend(q, k, v, mask=regard.Causal(), bias=regard.Alibi(4)).shape == (2, 4, 5, 3)
+assert regard.attend(q[None], k[None], v[None]).shape == (1, 2, 4, 5, 3)
+regard.weights(q, k)
+regard.explain(q, k, v)
+try:
+    regard.attend(q, k, v[:, :, :4])
+except Exception as error:
+    print(type(error).__name__)
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "TypeCheckError" in run.stdout
