@@ -1,0 +1,234 @@
+"""The conventions, and the bugs this field keeps making: each a test by name, on every backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import (
+    Added,
+    Additive,
+    Bilinear,
+    Causal,
+    Cosine,
+    Dense,
+    Documents,
+    Dot,
+    Entmax,
+    Hard,
+    Padding,
+    Prefix,
+    Sigmoid,
+    SinkSoftmax,
+    Softmax,
+    Sparsemax,
+    Window,
+    attend,
+    weights,
+)
+from regard.ops.dispatch import BACKENDS
+
+pytestmark = [pytest.mark.parametrize("backend", BACKENDS), pytest.mark.usefixtures("small_blocks")]
+
+NORMALIZERS = [Softmax(), SinkSoftmax(0.0), Sigmoid(), Sparsemax(), Entmax(1.5), Hard()]
+SCORES = [Dot(), Cosine(0.5), Additive(torch.ones(8)), Bilinear(torch.eye(8))]
+
+
+def qkv(i: int = 9, j: int = 9, h: int = 2, g: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    shapes = ((1, h, i, 8), (1, g, j, 8), (1, g, j, 8))
+    return [torch.randn(*shape, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def test_causal_is_aligned_bottom_right_for_unequal_lengths(backend):
+    q, k, v = qkv(i=3, j=7)
+    seen = weights(q, k, mask=Causal(), backend=backend).dense() > 0
+    assert torch.equal(seen[0, 0], torch.ones(3, 7).tril(4).bool())
+    one_at_a_time = [attend(q[:, :, [r]], k[:, :, : 5 + r], v[:, :, : 5 + r], mask=Causal()) for r in range(3)]
+    torch.testing.assert_close(attend(q, k, v, mask=Causal(), backend=backend), torch.cat(one_at_a_time, 2))
+
+
+def test_an_offset_places_the_queries_in_a_static_cache(backend):
+    q, k, v = qkv(i=2, j=9)
+    k[:, :, 6:], v[:, :, 6:] = 1e4, 1e4
+    out = attend(q, k, v, mask=Causal(), offset=4, backend=backend)
+    torch.testing.assert_close(out, attend(q, k[:, :, :6], v[:, :, :6], mask=Causal()))
+
+
+def test_more_queries_than_keys_leaves_the_first_queries_with_nothing(backend):
+    q, k, v = qkv(i=5, j=2)
+    out = attend(q, k, v, mask=Causal(), backend=backend)
+    assert (out[:, :, :3] == 0).all()
+    assert (out[:, :, 3:] != 0).all()
+
+
+@pytest.mark.parametrize("normalize", NORMALIZERS, ids=repr)
+@pytest.mark.parametrize("score", SCORES, ids=repr)
+def test_fully_masked_row_gives_zeros_and_zero_gradients(backend, score, normalize):
+    keep = torch.ones(9, 9, dtype=torch.bool)
+    keep[3] = keep[7] = False
+    leaves = [x.requires_grad_() for x in qkv()]
+    out = attend(*leaves, score=score, mask=Dense(keep), normalize=normalize, backend=backend)
+    assert (out[:, :, [3, 7]] == 0).all()
+    grads = torch.autograd.grad(out.sum(), leaves, allow_unused=True, materialize_grads=True)
+    assert all(grad.isfinite().all() for grad in grads)
+    assert (grads[0][:, :, [3, 7]] == 0).all()
+
+
+def test_everything_masked_gives_zeros_and_an_lse_of_minus_infinity(backend):
+    q, k, v = qkv()
+    A = weights(q, k, mask=Prefix(0), backend=backend)
+    assert (A @ v == 0).all()
+    assert (A.lse == -torch.inf).all()
+    assert (A.entropy() == 0).all()
+    assert (A.received() == 0).all()
+
+
+def test_a_fully_masked_row_is_not_the_mean_of_the_values(backend):
+    q, k, v = qkv(dtype=torch.float16)
+    out = attend(q, k, v + 5, mask=Padding((0,)), backend=backend)
+    assert (out == 0).all()
+
+
+def test_minus_infinity_in_a_bias_hides_and_leaves_no_nan(backend):
+    values = torch.zeros(9, 9)
+    values[:, 4:] = -torch.inf
+    values[2] = -torch.inf
+    leaves = [x.requires_grad_() for x in qkv()]
+    bias = values.requires_grad_()
+    out = attend(*leaves, bias=Added(bias), backend=backend)
+    assert (out[:, :, 2] == 0).all()
+    torch.testing.assert_close(out[:, :, 5:], attend(*leaves, mask=Prefix(4))[:, :, 5:])
+    grads = torch.autograd.grad(out.sum(), [*leaves, bias])
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_true_means_may_attend(backend):
+    q, k, _ = qkv()
+    keep = torch.zeros(9, 9, dtype=torch.bool)
+    keep[:, 0] = True
+    A = weights(q, k, mask=Dense(keep), backend=backend).dense()
+    assert (A[..., 0] == 1).all()
+    assert (A[..., 1:] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_neither_overflows_nor_loses_masked_rows(backend, dtype):
+    q, k, v = qkv(dtype=dtype)
+    out = attend(q * 200, k * 200, v, mask=Causal(), backend=backend)
+    truth = attend((q * 200).double(), (k * 200).double(), v.double(), mask=Causal())
+    assert out.isfinite().all()
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), truth, atol=0.02, rtol=0.02)
+
+
+def test_row_statistics_of_half_precision_are_float32(backend):
+    q, k, _ = qkv(dtype=torch.bfloat16)
+    A = weights(q, k, backend=backend)
+    assert A.lse.dtype == A.entropy().dtype == A.dense().dtype == torch.float32
+
+
+def test_dropout_acts_in_attend_alone_and_only_when_asked(backend):
+    q, k, v = qkv()
+    calm = attend(q, k, v, backend=backend)
+    assert torch.equal(calm, attend(q, k, v, dropout=0.0, backend=backend))
+    dropped = attend(q, k, torch.ones_like(v), dropout=0.5, backend=backend)
+    assert not torch.allclose(dropped, torch.ones_like(dropped))
+    torch.testing.assert_close(weights(q, k, backend=backend) @ v, calm)
+
+
+def test_softmax_runs_over_keys_not_queries(backend):
+    q, k, _ = qkv(i=4, j=7)
+    torch.testing.assert_close(weights(q, k, backend=backend).dense().sum(-1), torch.ones(1, 2, 4))
+
+
+def test_weights_are_not_averaged_over_heads(backend):
+    q, k, _ = qkv()
+    A = weights(q, k, backend=backend).dense()
+    assert A.shape == (1, 2, 9, 9)
+    assert not torch.allclose(A[:, 0], A[:, 1])
+
+
+def test_grouped_heads_interleave_and_do_not_tile(backend):
+    q, k, v = qkv(h=6, g=2)
+    out = attend(q, k, v, backend=backend)
+    for head in range(6):
+        group = head // 3
+        alone = attend(q[:, [head]], k[:, [group]], v[:, [group]])
+        torch.testing.assert_close(out[:, [head]], alone)
+
+
+def test_padding_of_each_batch_row_reaches_all_its_heads_and_no_other_row(backend):
+    q, k, v = (torch.randn(3, 4, 6, 8) for _ in range(3))
+    lengths = torch.tensor([2, 6, 4])
+    out = attend(q, k, v, mask=Padding(lengths), backend=backend)
+    for b, n in enumerate(lengths.tolist()):
+        alone = attend(q[[b]], k[[b], :, :n], v[[b], :, :n])
+        torch.testing.assert_close(out[[b]], alone)
+
+
+def test_gradients_of_padding_are_zero_not_garbage(backend):
+    leaves = [x.requires_grad_() for x in qkv()]
+    out = attend(*leaves, mask=Padding((5,)), backend=backend)
+    _, dk, dv = torch.autograd.grad(out.square().sum(), leaves)
+    assert (dk[:, :, 5:] == 0).all()
+    assert (dv[:, :, 5:] == 0).all()
+
+
+def test_a_window_sees_w_keys_including_its_own(backend):
+    q, k, _ = qkv(i=20, j=20)
+    seen = (weights(q, k, mask=Causal() & Window(4), backend=backend).dense() > 0).sum(-1)
+    assert seen[0, 0].tolist() == [1, 2, 3] + [4] * 17
+
+
+def test_a_window_ahead_of_the_first_visible_key_leaves_no_nan(backend):
+    q, k, v = qkv(i=40, j=40)
+    mask = Window(3) & ~Prefix(20)
+    out = attend(q, k, v, mask=mask, score=Dot(scale=-2.0), backend=backend)
+    assert out.isfinite().all()
+    assert (out[:, :, :17] == 0).all()
+
+
+def test_nan_in_the_future_leaves_the_past_alone(backend):
+    q, k, v = qkv(i=30, j=30)
+    clean = attend(q, k, v, mask=Causal(), backend=backend)
+    k[:, :, 20], v[:, :, 20] = torch.nan, torch.inf
+    dirty = attend(q, k, v, mask=Causal(), backend=backend)
+    torch.testing.assert_close(dirty[:, :, :20], clean[:, :, :20])
+    assert not dirty[:, :, 20:].isfinite().any()
+
+
+def test_no_label_leaks_through_composed_masks(backend):
+    q, k, v = qkv(i=12, j=12)
+    ids = torch.arange(12) // 5
+    v = v.requires_grad_()
+    out = attend(q, k, v, mask=(Causal() & Documents(ids)) | (Prefix(2) & Causal()), backend=backend)
+    for row in range(12):
+        (grad,) = torch.autograd.grad(out[:, :, row].sum(), v, retain_graph=True)
+        assert (grad[:, :, row + 1 :] == 0).all()
+
+
+def test_length_one_and_expanded_inputs(backend):
+    q, k, v = qkv(i=1, j=1)
+    torch.testing.assert_close(attend(q, k, v, backend=backend), v)
+    shared = torch.randn(1, 1, 5, 8).expand(3, 2, 5, 8)
+    torch.testing.assert_close(
+        attend(shared, shared, shared, backend=backend), attend(*[shared.contiguous()] * 3, backend=backend)
+    )
+
+
+def test_calls_remember_nothing_of_each_other(backend):
+    a, b = qkv(), qkv(i=4)
+    first = attend(*a, mask=Causal(), backend=backend)
+    attend(*b, mask=Window(2), backend=backend)
+    assert torch.equal(attend(*a, mask=Causal(), backend=backend), first)
+
+
+def test_autocast_lowers_the_precision_of_the_call_and_no_more(backend):
+    q, k, v = qkv()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attend(q, k, v, backend=backend)
+        A = weights(q, k, backend=backend)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), attend(q, k, v), atol=0.03, rtol=0.03)
+    assert A.dense().dtype == torch.float32
