@@ -198,6 +198,14 @@ def test_nan_in_the_future_leaves_the_past_alone(backend):
     assert not dirty[:, :, 20:].isfinite().any()
 
 
+def test_huge_finite_garbage_in_hidden_keys_changes_nothing(backend):
+    q, k, v = qkv(i=30, j=30)
+    clean = attend(q, k, v, mask=Causal(), backend=backend)
+    k[:, :, 20], v[:, :, 20] = 3e38, -3e38
+    dirty = attend(q, k, v, mask=Causal(), backend=backend)
+    torch.testing.assert_close(dirty[:, :, :20], clean[:, :, :20])
+
+
 def test_no_label_leaks_through_composed_masks(backend):
     q, k, v = qkv(i=12, j=12)
     ids = torch.arange(12) // 5

@@ -46,7 +46,7 @@ class Problem:
     batch_ids: Tensor | None
     head_ids: Tensor | None
     row_ids: Tensor | None
-    garbage: Tensor | None = None  # b j, keys that hold NaN or Inf; None where all are clean
+    garbage: Tensor | None = None  # b j, keys that hold NaN, Inf or the like; None where all are clean
     statistic: Tensor | None = None  # b h i 1
 
     @property
@@ -187,14 +187,18 @@ def taken(problem: Problem, block: Block, x: Tensor, index: tuple[slice, slice, 
 
 
 def _garbage(*tensors: Tensor | None) -> Tensor | None:
-    """Which keys hold NaN or Inf in any head or feature, `b j`; None where none does."""
+    """Which keys hold NaN, Inf or numbers so large that a product may overflow, `b j`; None where none does."""
     found = None
     for x in tensors:
-        # One cheap pass first: a sum that overflows sends clean tensors to the closer look, nothing worse.
-        if x is not None and not math.isfinite(x.detach().sum(dtype=torch.promote_types(x.dtype, torch.float32))):
-            bad = ~x.detach().isfinite().all(-1).all(1)
+        if x is None or not x.numel():
+            continue
+        x = x.detach()
+        limit = torch.finfo(torch.promote_types(x.dtype, torch.float32)).max ** 0.5 / 16
+        low, high = x.aminmax()
+        if not (low > -limit and high < limit):  # NaN compares as neither
+            bad = ~(x.abs() < limit).all(-1).all(1)
             found = bad if found is None else found | bad
-    return found if found is not None and bool(found.any()) else None
+    return found
 
 
 def _seen(problem: Problem) -> Tensor:

@@ -53,8 +53,9 @@ def _scores(problem: Problem, call: Call) -> Tensor:
         return problem.score.tile(problem.q, problem.k)
     # Each query gets keys of its own, those hidden from it zeroed: what they held reaches neither value nor gradient.
     own = _own(problem.k, _visible(call))
-    rows = [problem.score.tile(problem.q[:, :, [r]], own[:, :, r]) for r in range(own.shape[2])]
-    return torch.cat(rows, 2)
+    b, h, i, j, _ = own.shape
+    rows = [problem.score.tile(problem.q[:, :, [r]], own[:, :, r]) for r in range(i)]
+    return torch.cat([own.new_zeros(b, h, 0, j), *rows], 2)
 
 
 def _own(x: Tensor, visible: Tensor) -> Tensor:
