@@ -251,7 +251,7 @@ class Weights:
         problem = self._problem()
         with no_autocast(self.device):
             if self._call.backend == "reference":
-                A, statistic = reference.matrix(self._call)
+                A, statistic = reference.weigh(problem)
                 value = reduction.value(problem, problem.whole(), A, reduction.x)
             else:
                 value, statistic = evaluate(problem, reduction)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .normalizers import SinkSoftmax, Softmax
 from .place import Block
-from .problem import Piece, Problem, pieces
-from .rows import Reduction, block_scores, nothing_seen, weigh
+from .problem import Problem, pieces
+from .rows import Reduction, normalized, nothing_seen, scores, weigh
 
 How = Literal["mean", "sum", "max"]
 
@@ -75,8 +75,8 @@ def fold(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: 
     for piece in pieces(problem):
         block = piece.block
         at = block.batch, block.heads, block.rows
-        s = block_scores(problem, piece)
-        A, rows_statistic = _weigh(problem, piece, s)
+        s = scores(problem, piece)
+        A, rows_statistic = normalized(problem, block, s)
         if statistic is not None and rows_statistic is not None:
             statistic[at] = rows_statistic
         result.max[at] = A.amax(-1)
@@ -135,14 +135,6 @@ def top(problem: Problem, k: int) -> tuple[Tensor, Tensor]:
         at = block.batch, block.heads, block.rows
         values[at], indices[at] = best.values, ids[best.indices]
     return values, indices
-
-
-def _weigh(problem: Problem, piece: Piece, s: Tensor) -> tuple[Tensor, Tensor | None]:
-    block = piece.block
-    if problem.statistic is None:
-        return problem.normalize.weigh(s, block)
-    statistic = problem.statistic[block.batch, block.heads, block.rows]
-    return problem.normalize.map(s, statistic, block), statistic
 
 
 def _entropy_of(problem: Problem, A: Tensor, s: Tensor, statistic: Tensor | None) -> Tensor:

@@ -151,15 +151,6 @@ def pieces(problem: Problem) -> Iterator[Piece]:
                 yield from [piece] if problem.garbage is None else _unmixed(problem, piece)
 
 
-def scores(problem: Problem, piece: Piece) -> Tensor:
-    """The scores of a block, hidden entries -inf."""
-    block = piece.block
-    q = block.take(problem.q, (block.batch, block.heads, block.rows))
-    k = taken(problem, block, problem.k, (block.batch, block.shared(problem.k.shape[1]), block.cols))
-    s = problem.score.map_tensors(block.whole).tile(q, k)
-    return masked(problem, piece, s)
-
-
 def masked(problem: Problem, piece: Piece, s: Tensor) -> Tensor:
     """Scores with the bias added and hidden entries at -inf."""
     block = piece.block

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .additive import additive_scores
 from .place import Block, Selector, give_back, pick
-from .problem import Piece, Problem, masked, pieces, scores, taken
+from .problem import Piece, Problem, masked, pieces, taken
 from .scores import Additive
 
 
@@ -46,23 +46,28 @@ def evaluate(problem: Problem, reduction: Reduction) -> tuple[Tensor, Tensor | N
 
 def weigh(problem: Problem, piece: Piece) -> tuple[Tensor, Tensor | None]:
     """The weights of a block and their row statistic."""
-    s = block_scores(problem, piece)
+    return normalized(problem, piece.block, scores(problem, piece))
+
+
+def normalized(problem: Problem, block: Block, s: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Scores to weights, by the row statistic where it is known."""
     if problem.statistic is None:
-        return problem.normalize.weigh(s, piece.block)
-    block = piece.block
+        return problem.normalize.weigh(s, block)
     statistic = problem.statistic[block.batch, block.heads, block.rows]
     return problem.normalize.map(s, statistic, block), statistic
 
 
-def block_scores(problem: Problem, piece: Piece) -> Tensor:
-    """The scores of a block, additive ones by the fast route."""
-    if not isinstance(problem.score, Additive):
-        return scores(problem, piece)
-    block = piece.block
+def scores(problem: Problem, piece: Piece) -> Tensor:
+    """The scores of a block, hidden entries -inf."""
+    block, score = piece.block, problem.score
     q = block.take(problem.q, (block.batch, block.heads, block.rows))
     k = taken(problem, block, problem.k, (block.batch, block.shared(problem.k.shape[1]), block.cols))
-    u = block.take(problem.score.u, (block.shared(problem.score.u.shape[0]),) if problem.score.u.ndim == 2 else ())
-    return masked(problem, piece, additive_scores(q, k, u.to(q.dtype)))
+    if isinstance(score, Additive):
+        u = block.take(score.u, (block.shared(score.u.shape[0]),) if score.u.ndim == 2 else ())
+        s = additive_scores(q, k, u.to(q.dtype))
+    else:
+        s = score.tile(q, k)
+    return masked(problem, piece, s)
 
 
 class ByRows(torch.autograd.Function):

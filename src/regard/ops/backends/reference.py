@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..call import Call
-from ..place import Block
 from ..problem import Problem, prepare
 from ..scores import grouped_product
 
@@ -26,21 +25,21 @@ def objections(call: Call) -> list[str]:
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the row statistic, `b h i 1`."""
     assert call.v is not None
-    A, statistic = matrix(call)
+    problem = prepare(call)
+    A, statistic = weigh(problem)
     A = F.dropout(A, call.dropout)
     v = call.v.to(A.dtype)
-    if prepare(call).garbage is None:
+    if problem.garbage is None:
         out = grouped_product(A, v)
     else:
-        out = torch.einsum("b h i j, b h i j e -> b h i e", A, _own(v, _visible(call)))
+        out = torch.einsum("b h i j, b h i j e -> b h i e", A, _own(problem, v))
     return out.to(call.v.dtype), statistic
 
 
-def matrix(call: Call) -> tuple[Tensor, Tensor | None]:
+def weigh(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """All weights, `b h i j`, and the row statistic."""
-    problem = prepare(call)
     at = problem.whole()
-    s = _scores(problem, call)
+    s = _scores(problem)
     if problem.bias is not None:
         s = s + problem.bias.over(at)
     if problem.mask is not None:
@@ -48,23 +47,21 @@ def matrix(call: Call) -> tuple[Tensor, Tensor | None]:
     return problem.normalize.weigh(s, at)
 
 
-def _scores(problem: Problem, call: Call) -> Tensor:
+def _scores(problem: Problem) -> Tensor:
     if problem.garbage is None:
         return problem.score.tile(problem.q, problem.k)
-    # Each query gets keys of its own, those hidden from it zeroed: what they held reaches neither value nor gradient.
-    own = _own(problem.k, _visible(call))
-    b, h, i, j, _ = own.shape
+    b, h, i, j = problem.shape
+    own = _own(problem, problem.k)
     rows = [problem.score.tile(problem.q[:, :, [r]], own[:, :, r]) for r in range(i)]
     return torch.cat([own.new_zeros(b, h, 0, j), *rows], 2)
 
 
-def _own(x: Tensor, visible: Tensor) -> Tensor:
-    """`b g j d, b h i j -> b h i j d`: keys or values as each query sees them."""
+def _own(problem: Problem, x: Tensor) -> Tensor:
+    """`b g j d -> b h i j d`: keys or values as each query sees them, the hidden ones zeroed.
+
+    What hidden keys hold, NaN included, then reaches neither a value nor a gradient.
+    """
+    assert problem.mask is not None
+    visible = problem.mask.over(problem.whole()).expand(problem.shape)
     x = x.repeat_interleave(visible.shape[1] // x.shape[1], 1)
     return torch.where(visible[..., None], x[:, :, None], 0.0)
-
-
-def _visible(call: Call) -> Tensor:
-    assert call.mask is not None
-    at: Block = prepare(call).whole()
-    return call.mask.over(at).expand(call.shape)
