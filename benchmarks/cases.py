@@ -22,7 +22,7 @@ class Case:
     build: Callable[[], dict[str, Call]]
     ours: str
     peer: str
-    bar: float  # the least ratio promised
+    bar: float | None  # the least ratio promised; None where nothing is
     memory: bool = False  # compare peak memory rather than time
 
 
@@ -54,6 +54,23 @@ def window(mask: Window, keep: Callable[[Tensor], Tensor], grad: bool) -> Callab
         if grad:
             return {"regard": backward(ours, leaves), "SDPA, dense mask": backward(peer, leaves)}
         return {"regard": ours, "SDPA, dense mask": peer}
+
+    return build
+
+
+def plain(mask: Causal | None, grad: bool) -> Callable[[], dict[str, Call]]:
+    def build() -> dict[str, Call]:
+        q, k, v = leaves = tensors(1, 8, 2048, 64, grad=grad)
+
+        def ours() -> Tensor:
+            return attend(q, k, v, mask=mask)
+
+        def peer() -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=mask is not None)
+
+        if grad:
+            return {"regard": backward(ours, leaves), "SDPA": backward(peer, leaves)}
+        return {"regard": ours, "SDPA": peer}
 
     return build
 
@@ -118,6 +135,10 @@ SDPA = "SDPA, dense mask"
 EXPRESSION = "broadcast expression"
 
 CASES = [
+    Case("plain, N 2048, forward", plain(None, False), "regard", "SDPA", None),
+    Case("plain, N 2048, forward + backward", plain(None, True), "regard", "SDPA", None),
+    Case("causal, N 2048, forward", plain(Causal(), False), "regard", "SDPA", None),
+    Case("causal, N 2048, forward + backward", plain(Causal(), True), "regard", "SDPA", None),
     Case("causal window 256, N 8192, forward", window(PAST, causal_band, False), "regard", SDPA, 8.0),
     Case("causal window 256, N 8192, forward + backward", window(PAST, causal_band, True), "regard", SDPA, 8.0),
     Case("window 256 both sides, N 8192, forward", window(BOTH, band, False), "regard", SDPA, 8.0),

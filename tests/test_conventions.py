@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backends import attend_on
 from torch import Tensor
 
 from regard import (
@@ -45,19 +46,19 @@ def test_causal_is_aligned_bottom_right_for_unequal_lengths(backend):
     seen = weights(q, k, mask=Causal(), backend=backend).dense() > 0
     assert torch.equal(seen[0, 0], torch.ones(3, 7).tril(4).bool())
     one_at_a_time = [attend(q[:, :, [r]], k[:, :, : 5 + r], v[:, :, : 5 + r], mask=Causal()) for r in range(3)]
-    torch.testing.assert_close(attend(q, k, v, mask=Causal(), backend=backend), torch.cat(one_at_a_time, 2))
+    torch.testing.assert_close(attend_on(backend, q, k, v, mask=Causal()), torch.cat(one_at_a_time, 2))
 
 
 def test_an_offset_places_the_queries_in_a_static_cache(backend):
     q, k, v = qkv(i=2, j=9)
     k[:, :, 6:], v[:, :, 6:] = 1e4, 1e4
-    out = attend(q, k, v, mask=Causal(), offset=4, backend=backend)
+    out = attend_on(backend, q, k, v, mask=Causal(), offset=4)
     torch.testing.assert_close(out, attend(q, k[:, :, :6], v[:, :, :6], mask=Causal()))
 
 
 def test_more_queries_than_keys_leaves_the_first_queries_with_nothing(backend):
     q, k, v = qkv(i=5, j=2)
-    out = attend(q, k, v, mask=Causal(), backend=backend)
+    out = attend_on(backend, q, k, v, mask=Causal())
     assert (out[:, :, :3] == 0).all()
     assert (out[:, :, 3:] != 0).all()
 
@@ -68,7 +69,7 @@ def test_fully_masked_row_gives_zeros_and_zero_gradients(backend, score, normali
     keep = torch.ones(9, 9, dtype=torch.bool)
     keep[3] = keep[7] = False
     leaves = [x.requires_grad_() for x in qkv()]
-    out = attend(*leaves, score=score, mask=Dense(keep), normalize=normalize, backend=backend)
+    out = attend_on(backend, *leaves, score=score, mask=Dense(keep), normalize=normalize)
     assert (out[:, :, [3, 7]] == 0).all()
     grads = torch.autograd.grad(out.sum(), leaves, allow_unused=True, materialize_grads=True)
     assert all(grad.isfinite().all() for grad in grads)
@@ -86,7 +87,7 @@ def test_everything_masked_gives_zeros_and_an_lse_of_minus_infinity(backend):
 
 def test_a_fully_masked_row_is_not_the_mean_of_the_values(backend):
     q, k, v = qkv(dtype=torch.float16)
-    out = attend(q, k, v + 5, mask=Padding((0,)), backend=backend)
+    out = attend_on(backend, q, k, v + 5, mask=Padding((0,)))
     assert (out == 0).all()
 
 
@@ -96,7 +97,7 @@ def test_minus_infinity_in_a_bias_hides_and_leaves_no_nan(backend):
     values[2] = -torch.inf
     leaves = [x.requires_grad_() for x in qkv()]
     bias = values.requires_grad_()
-    out = attend(*leaves, bias=Added(bias), backend=backend)
+    out = attend_on(backend, *leaves, bias=Added(bias))
     assert (out[:, :, 2] == 0).all()
     torch.testing.assert_close(out[:, :, 5:], attend(*leaves, mask=Prefix(4))[:, :, 5:])
     grads = torch.autograd.grad(out.sum(), [*leaves, bias])
@@ -115,7 +116,7 @@ def test_true_means_may_attend(backend):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_neither_overflows_nor_loses_masked_rows(backend, dtype):
     q, k, v = qkv(dtype=dtype)
-    out = attend(q * 200, k * 200, v, mask=Causal(), backend=backend)
+    out = attend_on(backend, q * 200, k * 200, v, mask=Causal())
     truth = attend((q * 200).double(), (k * 200).double(), v.double(), mask=Causal())
     assert out.isfinite().all()
     assert out.dtype == dtype
@@ -130,9 +131,9 @@ def test_row_statistics_of_half_precision_are_float32(backend):
 
 def test_dropout_acts_in_attend_alone_and_only_when_asked(backend):
     q, k, v = qkv()
-    calm = attend(q, k, v, backend=backend)
-    assert torch.equal(calm, attend(q, k, v, dropout=0.0, backend=backend))
-    dropped = attend(q, k, torch.ones_like(v), dropout=0.5, backend=backend)
+    calm = attend_on(backend, q, k, v)
+    assert torch.equal(calm, attend_on(backend, q, k, v, dropout=0.0))
+    dropped = attend_on(backend, q, k, torch.ones_like(v), dropout=0.5)
     assert not torch.allclose(dropped, torch.ones_like(dropped))
     torch.testing.assert_close(weights(q, k, backend=backend) @ v, calm)
 
@@ -151,7 +152,7 @@ def test_weights_are_not_averaged_over_heads(backend):
 
 def test_grouped_heads_interleave_and_do_not_tile(backend):
     q, k, v = qkv(h=6, g=2)
-    out = attend(q, k, v, backend=backend)
+    out = attend_on(backend, q, k, v)
     for head in range(6):
         group = head // 3
         alone = attend(q[:, [head]], k[:, [group]], v[:, [group]])
@@ -161,7 +162,7 @@ def test_grouped_heads_interleave_and_do_not_tile(backend):
 def test_padding_of_each_batch_row_reaches_all_its_heads_and_no_other_row(backend):
     q, k, v = (torch.randn(3, 4, 6, 8) for _ in range(3))
     lengths = torch.tensor([2, 6, 4])
-    out = attend(q, k, v, mask=Padding(lengths), backend=backend)
+    out = attend_on(backend, q, k, v, mask=Padding(lengths))
     for b, n in enumerate(lengths.tolist()):
         alone = attend(q[[b]], k[[b], :, :n], v[[b], :, :n])
         torch.testing.assert_close(out[[b]], alone)
@@ -169,7 +170,7 @@ def test_padding_of_each_batch_row_reaches_all_its_heads_and_no_other_row(backen
 
 def test_gradients_of_padding_are_zero_not_garbage(backend):
     leaves = [x.requires_grad_() for x in qkv()]
-    out = attend(*leaves, mask=Padding((5,)), backend=backend)
+    out = attend_on(backend, *leaves, mask=Padding((5,)))
     _, dk, dv = torch.autograd.grad(out.square().sum(), leaves)
     assert (dk[:, :, 5:] == 0).all()
     assert (dv[:, :, 5:] == 0).all()
@@ -184,33 +185,69 @@ def test_a_window_sees_w_keys_including_its_own(backend):
 def test_a_window_ahead_of_the_first_visible_key_leaves_no_nan(backend):
     q, k, v = qkv(i=40, j=40)
     mask = Window(3) & ~Prefix(20)
-    out = attend(q, k, v, mask=mask, score=Dot(scale=-2.0), backend=backend)
+    out = attend_on(backend, q, k, v, mask=mask, score=Dot(scale=-2.0))
     assert out.isfinite().all()
     assert (out[:, :, :17] == 0).all()
 
 
 def test_nan_in_the_future_leaves_the_past_alone(backend):
     q, k, v = qkv(i=30, j=30)
-    clean = attend(q, k, v, mask=Causal(), backend=backend)
+    clean = attend_on(backend, q, k, v, mask=Causal())
     k[:, :, 20], v[:, :, 20] = torch.nan, torch.inf
-    dirty = attend(q, k, v, mask=Causal(), backend=backend)
+    dirty = attend_on(backend, q, k, v, mask=Causal())
     torch.testing.assert_close(dirty[:, :, :20], clean[:, :, :20])
     assert not dirty[:, :, 20:].isfinite().any()
 
 
 def test_huge_finite_garbage_in_hidden_keys_changes_nothing(backend):
     q, k, v = qkv(i=30, j=30)
-    clean = attend(q, k, v, mask=Causal(), backend=backend)
+    clean = attend_on(backend, q, k, v, mask=Causal())
     k[:, :, 20], v[:, :, 20] = 3e38, -3e38
-    dirty = attend(q, k, v, mask=Causal(), backend=backend)
+    dirty = attend_on(backend, q, k, v, mask=Causal())
     torch.testing.assert_close(dirty[:, :, :20], clean[:, :, :20])
+
+
+def test_nan_in_a_query_that_sees_nothing_reaches_nobody(backend):
+    q, k, v = qkv(i=6, j=4)
+    q[:, :, 0] = torch.nan
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = attend_on(backend, *leaves, mask=Causal())
+    assert (out[:, :, :2] == 0).all()
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_nan_in_a_bias_under_a_hidden_entry_reaches_nobody(backend):
+    q, k, v = qkv()
+    values = torch.zeros(9, 9)
+    values[2, 5], values[0, 8] = torch.nan, torch.inf
+    torch.testing.assert_close(
+        attend_on(backend, q, k, v, mask=Causal(), bias=Added(values)), attend(q, k, v, mask=Causal())
+    )
+
+
+def test_finite_numbers_whose_product_overflows_under_a_hidden_entry_change_nothing(backend):
+    q, k, v = qkv()
+    k[:, :, 8] = 1e16
+    out = attend_on(backend, q * 1e25, k, v, mask=Causal())
+    assert out[:, :, :8].isfinite().all()
+
+
+def test_gradients_in_a_backward_under_autocast_are_those_without(backend):
+    leaves = [x.requires_grad_() for x in qkv()]
+    out = attend_on(backend, *leaves, mask=Window(3))
+    plain = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = torch.autograd.grad(out.sum(), leaves)
+    for x, y in zip(plain, cast, strict=True):
+        torch.testing.assert_close(x, y)
 
 
 def test_no_label_leaks_through_composed_masks(backend):
     q, k, v = qkv(i=12, j=12)
     ids = torch.arange(12) // 5
     v = v.requires_grad_()
-    out = attend(q, k, v, mask=(Causal() & Documents(ids)) | (Prefix(2) & Causal()), backend=backend)
+    out = attend_on(backend, q, k, v, mask=(Causal() & Documents(ids)) | (Prefix(2) & Causal()))
     for row in range(12):
         (grad,) = torch.autograd.grad(out[:, :, row].sum(), v, retain_graph=True)
         assert (grad[:, :, row + 1 :] == 0).all()
@@ -218,24 +255,24 @@ def test_no_label_leaks_through_composed_masks(backend):
 
 def test_length_one_and_expanded_inputs(backend):
     q, k, v = qkv(i=1, j=1)
-    torch.testing.assert_close(attend(q, k, v, backend=backend), v)
+    torch.testing.assert_close(attend_on(backend, q, k, v), v)
     shared = torch.randn(1, 1, 5, 8).expand(3, 2, 5, 8)
     torch.testing.assert_close(
-        attend(shared, shared, shared, backend=backend), attend(*[shared.contiguous()] * 3, backend=backend)
+        attend_on(backend, shared, shared, shared), attend_on(backend, *[shared.contiguous()] * 3)
     )
 
 
 def test_calls_remember_nothing_of_each_other(backend):
     a, b = qkv(), qkv(i=4)
-    first = attend(*a, mask=Causal(), backend=backend)
-    attend(*b, mask=Window(2), backend=backend)
-    assert torch.equal(attend(*a, mask=Causal(), backend=backend), first)
+    first = attend_on(backend, *a, mask=Causal())
+    attend_on(backend, *b, mask=Window(2))
+    assert torch.equal(attend_on(backend, *a, mask=Causal()), first)
 
 
 def test_autocast_lowers_the_precision_of_the_call_and_no_more(backend):
     q, k, v = qkv()
     with torch.autocast("cpu", torch.bfloat16):
-        out = attend(q, k, v, backend=backend)
+        out = attend_on(backend, q, k, v)
         A = weights(q, k, backend=backend)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), attend(q, k, v), atol=0.03, rtol=0.03)

@@ -15,6 +15,7 @@ from torch import Tensor
 import regard as R
 from regard import attend, weights
 from regard.ops import problem
+from regard.ops.call import Call
 from regard.ops.dispatch import BACKENDS
 
 D = torch.float64
@@ -39,18 +40,19 @@ class World:
 
     def attend(self, **changed: Any) -> Tensor:
         given = {"q": self.q, "k": self.k, "v": self.v} | changed
-        return attend(
-            given.pop("q"),
-            given.pop("k"),
-            given.pop("v"),
-            **(self.terms | {"offset": self.offset} | given),
-            backend=self.backend,
-        )
+        q, k, v = (given.pop(name) for name in ("q", "k", "v"))
+        terms = self.terms | {"offset": self.offset} | given
+        # A backend that objects leaves its turn to one that never does.
+        objects = BACKENDS[self.backend].objections(Call.of(q, k, v, **terms))
+        return attend(q, k, v, **terms, backend="tiled" if objects else self.backend)
 
     def weights(self, **changed: Any) -> R.Weights:
         given = {"q": self.q, "k": self.k} | changed
         return weights(
-            given.pop("q"), given.pop("k"), **(self.terms | {"offset": self.offset} | given), backend=self.backend
+            given.pop("q"),
+            given.pop("k"),
+            **(self.terms | {"offset": self.offset} | given),
+            backend="reference" if self.backend == "reference" else None,
         )
 
 

@@ -344,7 +344,7 @@ def test_printing_a_mask_of_no_size_draws_twelve_by_twelve(capsys):
 
 
 def test_drawing_takes_rows_and_columns_and_stays_small():
-    assert Causal().draw(2, 3) == "■ · ·\n■ ■ ·"
+    assert Causal().draw(2, 3) == "■ ■ ·\n■ ■ ■"
     assert len(Dense(torch.ones(100, 70, dtype=torch.bool)).draw().splitlines()) == 24
     assert Padding((2, 4)).draw() == "\n".join(["■ ■ · · · ·"] * 6)
 

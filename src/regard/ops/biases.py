@@ -124,6 +124,9 @@ class Relative(Bias):
                 "Relative takes a table of numbers or of keys, exactly one of them; "
                 "write Relative.t5(table) or Relative.shaw(keys)"
             )
+        rows = self.table.shape[-1] if self.table is not None else self.keys.shape[-2] if self.keys is not None else 0
+        if rows != self.buckets.count:
+            raise ValueError(f"Relative needs one entry for each of the {self.buckets.count} buckets, got {rows}")
 
     def check(self, sizes: Sizes) -> None:
         if self.table is not None:
@@ -197,6 +200,11 @@ class Clipped(Term):
     """Buckets of Shaw: one per distance from -reach to reach, farther ones counted as the farthest."""
 
     reach: int
+
+    @property
+    def count(self) -> int:
+        """How many buckets there are."""
+        return 2 * self.reach + 1
 
     def of(self, distance: Tensor) -> Tensor:
         """The bucket of each distance j - i."""

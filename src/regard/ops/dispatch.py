@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from .backends import reference, tiled
+from .backends import reference, sdpa, tiled
 from .call import Call
 
-BACKENDS: dict[str, ModuleType] = {backend.name: backend for backend in (tiled, reference)}  # fastest first
+BACKENDS: dict[str, ModuleType] = {backend.name: backend for backend in (sdpa, tiled, reference)}  # fastest first
 
 
 def choose(call: Call) -> ModuleType:

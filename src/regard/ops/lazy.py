@@ -21,7 +21,7 @@ from .normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
 from .place import pick
 from .problem import Piece, Problem, prepare
 from .products import transposed_product
-from .rows import Reduction, evaluate, weigh
+from .rows import Reduction, evaluate, nothing_seen, weigh
 
 LIMIT = "1GB"
 MAP = 512
@@ -153,17 +153,19 @@ class Weights:
         """The k largest weights of each query and their keys: `b h i k` twice, as `values` and `indices`."""
         n = self._call.shape[3]
         must_be_within("k", k, n, "keys")
+        self._fits(2 * k * self._call.q.shape[:3].numel(), LIMIT, "this many weights and their keys")
         with self._numbers():
             values, indices = measures.top(self._problem(), k)
         return torch.return_types.topk((self._restore(values), self._restore(indices)))
 
     def pool(self, rows: int, cols: int, how: How = "mean") -> Tensor:
         """A map of any resolution: `b h rows cols`, query r in row r * rows // i; hidden entries count as 0."""
-        _, _, i, j = self._call.shape
+        b, h, i, j = self._call.shape
         for name, count, n, axis in (("rows", rows, i, "queries"), ("cols", cols, j, "keys")):
             must_be_within(name, count, n, axis)
         if how not in ("mean", "sum", "max"):
             raise ValueError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
+        self._fits(b * h * rows * cols, LIMIT, "this map")
         bins = _bins(i, rows, self.device), _bins(j, cols, self.device)
         with self._numbers():
             if how == "max":
@@ -176,10 +178,11 @@ class Weights:
 
         Groups are whole numbers from 0, dims (i,) or (b, i); the result has dims b h query-groups key-groups.
         """
-        b, _, i, j = self._call.shape
+        b, h, i, j = self._call.shape
         query_groups = _groups("query_groups", query_groups, b, i, self.device)
         key_groups = _groups("key_groups", key_groups, b, j, self.device)
         rows, cols = (int(x.max()) + 1 if x.numel() else 0 for x in (query_groups, key_groups))
+        self._fits(b * h * rows * cols, LIMIT, "the mass between these groups")
         with self._numbers():
             sums = measures.bin_sums(self._problem(), query_groups, key_groups, rows, cols)
         counts = torch.stack([x.bincount(minlength=rows) for x in query_groups]).clamp(min=1)
@@ -200,7 +203,7 @@ class Weights:
             max=self._restore(folded.max),
             distance=self._restore(folded.distance),
             map=self._restore(folded.sums / area),
-            statistic=self.statistic,
+            statistic=None if folded.statistic is None else self._restore(folded.statistic.squeeze(-1)),
         )
 
     def dense(self, limit: str = LIMIT) -> Tensor:
@@ -219,12 +222,14 @@ class Weights:
         self._guard()
         if self._statistic is None:
             with self._numbers():
-                _, self._statistic = evaluate(self._problem(), Reduction(lambda p, b, A, x: A[..., 0], "rows"))
+                problem = self._problem()
+                if nothing_seen(problem) is not None:
+                    _, self._statistic = evaluate(problem, Reduction(lambda p, b, A, x: A[..., 0], "rows"))
         return None if self._statistic is None else self._restore(self._statistic.squeeze(-1))
 
     @property
     def lse(self) -> Tensor:
-        """log sum exp of each row's scores, for softmax kinds: `b h i`."""
+        """log sum exp of each row's scores (and the sink, if there is one), for softmax kinds: `b h i`."""
         kind: Normalizer = self._call.normalize
         while isinstance(kind, Tapered):
             kind = kind.inner
@@ -334,12 +339,12 @@ class Transposed:
         return f"{self._weights!r}.T"
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """A.T @ x, x with dims b g i e (g, h or 1 heads), in the dtype of x."""
+        """A.T @ x, x with dims b g i e (g, h or 1 heads), in the dtype of A."""
         if not isinstance(x, Tensor):
             return NotImplemented
         A = self._weights
         factor = A._factor(x, A._call.shape[2], "A.T @ x")
-        return A._reduce(transposed_product(factor)).to(x.dtype)
+        return A._reduce(transposed_product(factor))
 
     def __getitem__(self, index: Any) -> Tensor:
         ids, rest = split(index, self.shape, self._weights.device)
@@ -394,4 +399,4 @@ def _groups(name: str, ids: Tensor, b: int, n: int, device: torch.device) -> Ten
         raise ValueError(f"{name} must have dims ({n},) or ({b}, {n}), got shape {tuple(ids.shape)}")
     if ids.numel() and int(ids.min()) < 0:
         raise ValueError(f"{name} must be 0 or more, got {int(ids.min())}")
-    return ids.to(device).view(-1, n).long()
+    return (ids if ids.ndim == 2 else ids[None]).to(device).long()

@@ -61,8 +61,8 @@ class Mask(Term):
         n_i, n_j = self._drawn()
         n_i, n_j = rows or n_i, cols or rows or n_j
         zero = torch.zeros((), dtype=torch.long)
-        cpu = self.map_tensors(Tensor.cpu)
-        seen = cpu(zero, zero, torch.arange(n_i)[:, None], torch.arange(n_j)).expand(n_i, n_j)
+        at = Point(zero, zero, torch.arange(n_i)[:, None], torch.arange(n_j), offset=n_j - n_i)
+        seen = self.map_tensors(Tensor.cpu).over(at).expand(n_i, n_j)
         return "\n".join(" ".join("■" if x else "·" for x in row) for row in seen.tolist())
 
     def _drawn(self) -> tuple[int, int]:
@@ -106,7 +106,7 @@ class And(Mask):
         return f"{_inside(self.left, Or)} & {_inside(self.right, Or, And)}"
 
     def _drawn(self) -> tuple[int, int]:
-        return _larger(self.left, self.right)
+        return _common_size(self.left, self.right)
 
 
 @term
@@ -131,7 +131,7 @@ class Or(Mask):
         return f"{self.left!r} | {_inside(self.right, Or)}"
 
     def _drawn(self) -> tuple[int, int]:
-        return _larger(self.left, self.right)
+        return _common_size(self.left, self.right)
 
 
 @term
@@ -161,7 +161,7 @@ def _inside(mask: Mask, *looser: type[Mask]) -> str:
     return f"({mask!r})" if isinstance(mask, looser) else repr(mask)
 
 
-def _larger(left: Mask, right: Mask) -> tuple[int, int]:
+def _common_size(left: Mask, right: Mask) -> tuple[int, int]:
     # A mask that holds tensors knows its size; one that does not takes any.
     sized = [mask._drawn() for mask in (left, right) if mask.tensors()] or [left._drawn()]
     return min(n for n, _ in sized), min(n for _, n in sized)

@@ -112,6 +112,7 @@ class Dilated(Mask):
     def __post_init__(self) -> None:
         must_count("Dilated width", self.width, least=1)
         must_count("Dilated step", self.step, least=1)
+        must_count("Dilated width * step", self.width * self.step)
 
     def over(self, at: Place) -> Tensor:
         distance = at.i - at.j
@@ -198,7 +199,7 @@ class Global(Mask):
     def over(self, at: Place) -> Tensor:
         if isinstance(self.tokens, int):
             return ((at.i >= 0) & (at.i < self.tokens)) | (at.j < self.tokens)
-        chosen = (at.i < 0) & (at.j < 0)
+        chosen = torch.zeros_like(at.i + at.j, dtype=torch.bool)
         for token in self._each(lambda column: at.cut(column, "b")):
             chosen = chosen | (at.i == token) | (at.j == token)
         return chosen
@@ -207,7 +208,7 @@ class Global(Mask):
         if isinstance(self.tokens, int):
             rows, cols = _between(grid.i, 0, self.tokens - 1), _between(grid.j, 0, self.tokens - 1)
             return Tiles(rows.some | cols.some, rows.full | cols.full)
-        some = (grid.i.low < 0) & (grid.j.low < 0)
+        some = torch.zeros_like(grid.i.low + grid.j.low, dtype=torch.bool)
         for token in self._each(lambda column: grid.span(column, "b").low):
             for low, high in (grid.i, grid.j):
                 some = some | ((low <= token) & (token <= high))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .normalizers import SinkSoftmax, Softmax
@@ -42,9 +43,10 @@ def columns(ids: Tensor, n_j: int) -> Reduction:
     """Whole columns of A: `b h i ids`."""
 
     def value(problem: Problem, block: Block, A: Tensor, x: Tensor | None) -> Tensor:
-        row = A.new_zeros(*A.shape[:-1], n_j)
-        row[..., block.cols] = A
-        return row[..., ids]
+        # Keys the block leaves out have weight 0: they are read from one more column, of zeros.
+        place = torch.full((n_j,), A.shape[-1], device=A.device)
+        place[block.cols] = torch.arange(A.shape[-1], device=A.device)
+        return F.pad(A, (0, 1))[..., place[ids]]
 
     return Reduction(value, "rows", (ids.numel(),))
 
@@ -95,8 +97,7 @@ def bin_sums(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, co
     for piece in pieces(problem):
         block = piece.block
         A, _ = weigh(problem, piece)
-        for n, (row_ids, col_ids) in enumerate(_per_batch(row_bins, col_bins, block)):
-            one = slice(n, n + 1) if row_ids.shape[0] == 1 and _varies(row_bins, col_bins) else slice(None)
+        for one, row_ids, col_ids in _per_batch(row_bins, col_bins, block):
             by_bin, bins = _sum_rows(A[one], row_ids)
             _add_columns(sums[block.batch, block.heads][one], by_bin, bins, col_ids)
     return sums
@@ -128,9 +129,10 @@ def top(problem: Problem, k: int) -> tuple[Tensor, Tensor]:
         A, _ = weigh(problem, piece)
         ids = block.j
         if ids.numel() < k:
-            row = A.new_zeros(*A.shape[:-1], j)
-            row[..., block.cols] = A
-            A, ids = row, torch.arange(j, device=A.device)
+            unseen = torch.ones(j, dtype=torch.bool, device=A.device)
+            unseen[block.cols] = False
+            more = unseen.nonzero().squeeze(-1)[: k - ids.numel()]
+            A, ids = F.pad(A, (0, more.numel())), torch.cat([ids, more])
         best = A.topk(k, -1)
         at = block.batch, block.heads, block.rows
         values[at], indices[at] = best.values, ids[best.indices]
@@ -138,6 +140,7 @@ def top(problem: Problem, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _entropy_of(problem: Problem, A: Tensor, s: Tensor, statistic: Tensor | None) -> Tensor:
+    """The entropy of each row; spends the scores, which nobody needs after it."""
     if not isinstance(problem.normalize, (Softmax, SinkSoftmax)) or statistic is None:
         return _entropy(A)
     # log A is s - lse already; hidden entries are lifted off -inf, where 0 * -inf would be NaN.
@@ -151,8 +154,9 @@ def _mean_distance(A: Tensor, block: Block) -> Tensor:
     i, j = block.i.view(-1), block.j
     if isinstance(block.cols, Tensor) or block.row_ids is not None:
         return (A * (block.i - j).abs()).sum(-1)
-    left = int((i[0] - j[0]).clamp(0, j.numel()))
-    right = int((i[-1] - j[0] + 1).clamp(left, j.numel()))
+    n, first = j.numel(), block.rows.start + block.offset
+    left = min(max(first - block.cols.start, 0), n)
+    right = min(max(first + i.numel() - block.cols.start, left), n)
     total = (A[..., left:right] * (block.i - j[left:right]).abs()).sum(-1)
     for part, sign in ((slice(0, left), 1), (slice(right, None), -1)):
         # Counted from the block's first row, so that the difference of large positions loses nothing.
@@ -166,7 +170,7 @@ def _mean_distance(A: Tensor, block: Block) -> Tensor:
 def _sum_rows(A: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Add up the rows of each bin: `b h i j, 1 i -> b h bins j`, and which bins they are."""
     bins, place = ids[0].unique(return_inverse=True)
-    picks = torch.nn.functional.one_hot(place, bins.numel()).to(A.dtype).T
+    picks = F.one_hot(place, bins.numel()).to(A.dtype).T
     return picks @ A, bins
 
 
@@ -178,16 +182,11 @@ def _add_columns(sums: Tensor, by_bin: Tensor, bins: Tensor, col_ids: Tensor) ->
     sums.index_add_(2, bins, part)
 
 
-def _varies(row_bins: Tensor, col_bins: Tensor) -> bool:
-    return max(row_bins.shape[0], col_bins.shape[0]) > 1
-
-
-def _per_batch(row_bins: Tensor, col_bins: Tensor, block: Block) -> list[tuple[Tensor, Tensor]]:
-    """The ids of a block's rows and keys, once for all batch rows or once for each."""
+def _per_batch(row_bins: Tensor, col_bins: Tensor, block: Block) -> list[tuple[slice, Tensor, Tensor]]:
+    """The ids of a block's rows and keys, once for all its batch rows or once for each."""
     rows, cols = row_bins[:, block.rows], col_bins[:, block.j]
-    if not _varies(row_bins, col_bins):
-        return [(rows, cols)]
+    if rows.shape[0] == cols.shape[0] == 1:
+        return [(slice(None), rows, cols)]
     n = block.batch.stop - block.batch.start
-    rows = rows[block.batch] if rows.shape[0] > 1 else rows.expand(n, -1)
-    cols = cols[block.batch] if cols.shape[0] > 1 else cols.expand(n, -1)
-    return [(rows[m : m + 1], cols[m : m + 1]) for m in range(n)]
+    rows, cols = (x[block.batch] if x.shape[0] > 1 else x.expand(n, -1) for x in (rows, cols))
+    return [(slice(m, m + 1), rows[m : m + 1], cols[m : m + 1]) for m in range(n)]

@@ -79,7 +79,7 @@ class SinkSoftmax(Normalizer):
 
     def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
         assert statistic is not None
-        return (s - statistic).exp_()
+        return (s - torch.where(statistic == -INF, 0.0, statistic)).exp_()
 
 
 @term
@@ -101,7 +101,7 @@ class Sigmoid(Normalizer):
 
 @term
 class Entmax(Normalizer):
-    """max((alpha - 1) s - tau, 0) ^ (1 / (alpha - 1)), tau such that the row sums to 1 (Peters et al. 2019, eq. 9).
+    """max((alpha - 1) (s - tau), 0) ^ (1 / (alpha - 1)), tau such that the row sums to 1 (Peters et al. 2019).
 
     alpha between 1 (softmax, excluded) and 2 (sparsemax): the higher, the more weights are exactly 0.
     """

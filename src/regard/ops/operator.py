@@ -39,10 +39,12 @@ def attend(
     >>> attend(q, k, v, mask=Causal() & Window(16), bias=Alibi(8)).shape
     torch.Size([2, 8, 100, 64])
 
-    Head h of q uses head h // (h / g) of k and v, so g < h is grouped-query attention and g = 1 multi-query. Query
+    Head n of q uses head n * g // h of k and v, so g < h is grouped-query attention and g = 1 multi-query. Query
     row r stands at position r + offset; offset is j - i unless given, so the last query meets the last key. Dropout
     acts on the weights, here and nowhere else: pass 0 in evaluation. A query that may see no key gets zeros.
     """
+    if v is None:
+        raise TypeError("v must be a tensor of dims b g j e, got None; for the weights alone write weights(q, k)")
     call = Call.of(
         q,
         k,

@@ -46,8 +46,9 @@ class Problem:
     batch_ids: Tensor | None
     head_ids: Tensor | None
     row_ids: Tensor | None
-    garbage: Tensor | None = None  # b j, keys that hold NaN, Inf or the like; None where all are clean
+    garbage: Tensor | None = None  # b j, keys that hold NaN, Inf or the like; None where every tensor is clean
     statistic: Tensor | None = None  # b h i 1
+    dense: bool = False  # one block for the whole, as the reference asks
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -112,13 +113,12 @@ def prepare(call: Call, statistic: Tensor | None = None) -> Problem:
         batch_ids=call.batch_ids,
         head_ids=call.head_ids,
         row_ids=call.row_ids,
-        garbage=None if call.mask is None else _garbage(call.k, call.v),
+        garbage=None if call.mask is None or clean(call) else _garbage(call),
         statistic=statistic,
+        dense=call.backend == "reference",
     )
-    k = problem.k
-    if problem.garbage is not None:
-        k = torch.where(_seen(problem)[:, None, :, None], k, 0.0)
-    q, k = call.score.prepare(problem.q, k, call.head_ids)
+    q, k = (problem.q, problem.k) if problem.garbage is None else _zero_unseen(problem)
+    q, k = call.score.prepare(q, k, call.head_ids)
     return replace(problem, q=q, k=k)
 
 
@@ -134,6 +134,10 @@ def pieces(problem: Problem) -> Iterator[Piece]:
     """The blocks that cover every visible entry of the matrix, in a fixed order."""
     b, h, i, j = problem.shape
     if not (b and h and i and j):
+        return
+    if problem.dense:
+        whole = Piece(problem.whole(), None if problem.mask is None else slice(0, j))
+        yield from [whole] if problem.garbage is None else _unmixed(problem, whole)
         return
     rows = min(i, ROWS, max(16, ENTRIES // j))
     for start, some, full in _row_tiles(problem, rows):
@@ -151,7 +155,7 @@ def pieces(problem: Problem) -> Iterator[Piece]:
                 yield from [piece] if problem.garbage is None else _unmixed(problem, piece)
 
 
-def masked(problem: Problem, piece: Piece, s: Tensor) -> Tensor:
+def biased_and_masked(problem: Problem, piece: Piece, s: Tensor) -> Tensor:
     """Scores with the bias added and hidden entries at -inf."""
     block = piece.block
     if problem.bias is not None:
@@ -160,11 +164,14 @@ def masked(problem: Problem, piece: Piece, s: Tensor) -> Tensor:
         return s
     if problem.garbage is not None:
         return torch.where(problem.mask.over(block), s, -math.inf)
-    # 1 - 1/x is 0 where a key is visible and -inf where it is not; adding it is far cheaper than a masked fill.
-    visible = problem.mask.over(_narrow(block, piece.masked)).to(s.dtype)
     # Behind autograd's back: adding a constant changes no gradient, and no score here is kept for one.
-    s.detach()[..., piece.masked] += 1 - visible.reciprocal()
+    s.detach()[..., piece.masked] += minus_infinity_where_hidden(problem.mask, _narrow(block, piece.masked), s.dtype)
     return s
+
+
+def minus_infinity_where_hidden(mask: Mask, block: Block, dtype: torch.dtype) -> Tensor:
+    """0 where a key is visible, -inf where it is not: far cheaper to add than a masked fill."""
+    return 1 - mask.over(block).to(dtype).reciprocal()  # 1 - 1/1 is 0, 1 - 1/0 is -inf
 
 
 def taken(problem: Problem, block: Block, x: Tensor, index: tuple[slice, slice, Selector]) -> Tensor:
@@ -177,30 +184,46 @@ def taken(problem: Problem, block: Block, x: Tensor, index: tuple[slice, slice, 
     return torch.where(seen[..., None], x, 0.0)
 
 
-def _garbage(*tensors: Tensor | None) -> Tensor | None:
-    """Which keys hold NaN, Inf or numbers so large that a product may overflow, `b j`; None where none does."""
-    found = None
-    for x in tensors:
-        if x is None or not x.numel():
-            continue
-        x = x.detach()
-        limit = torch.finfo(torch.promote_types(x.dtype, torch.float32)).max ** 0.5 / 16
-        low, high = x.aminmax()
-        if not (low > -limit and high < limit):  # NaN compares as neither
-            bad = ~(x.abs() < limit).all(-1).all(1)
-            found = bad if found is None else found | bad
-    return found
+def clean(call: Call) -> bool:
+    """True unless some tensor holds NaN, Inf or numbers so large that a product may overflow.
+
+    Where a mask hides such a number, it must change nothing, and plain arithmetic would let it through.
+    """
+    biases = [] if call.bias is None else [x for x in call.bias.tensors() if x.is_floating_point()]
+    values = [] if call.v is None else [call.v]
+    # -inf in a bias hides, and does so safely.
+    return all(_tame(x) for x in (call.q, call.k, *values)) and all(_tame(x, below=False) for x in biases)
 
 
-def _seen(problem: Problem) -> Tensor:
-    """Which keys any query of any head sees, `b j`."""
-    b, _, _, j = problem.shape
-    seen = torch.zeros(b, j, dtype=torch.bool, device=problem.q.device)
+def _tame(x: Tensor, below: bool = True) -> bool:
+    if not x.numel():
+        return True
+    low, high = x.detach().aminmax()
+    return bool(high < _limit(x)) and (not below or bool(low > -_limit(x)))  # NaN compares as neither
+
+
+def _limit(x: Tensor) -> float:
+    return torch.finfo(torch.promote_types(x.dtype, torch.float32)).max ** 0.5 / 16
+
+
+def _garbage(call: Call) -> Tensor:
+    """Which keys hold what `clean` objects to in any head or feature, `b j`."""
+    values = [] if call.v is None else [call.v]
+    bad = [~(x.detach().abs() < _limit(x)).all(-1).all(1) for x in (call.k, *values)]
+    return bad[0] if len(bad) == 1 else bad[0] | bad[1]
+
+
+def _zero_unseen(problem: Problem) -> tuple[Tensor, Tensor]:
+    """q and k with queries that see no key, and keys that no query sees, set to 0."""
+    b, h, i, j = problem.shape
+    rows = torch.zeros(b, h, i, dtype=torch.bool, device=problem.q.device)
+    keys = torch.zeros(b, j, dtype=torch.bool, device=problem.q.device)
     for piece in pieces(replace(problem, garbage=None)):
         block = piece.block
-        cols = (slice(None), block.cols)
-        seen[block.batch][cols] |= _visibility(problem, block).any(-2).any(1)
-    return seen
+        seen = _visibility(problem, block)
+        rows[block.batch, block.heads, block.rows] = seen.any(-1)
+        keys[block.batch, block.cols] |= seen.any(-2).any(1)
+    return torch.where(rows[..., None], problem.q, 0.0), torch.where(keys[:, None, :, None], problem.k, 0.0)
 
 
 def _row_tiles(problem: Problem, rows: int) -> Iterator[tuple[int, Flags, Flags]]:

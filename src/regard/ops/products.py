@@ -40,6 +40,6 @@ def transposed_product(x: Tensor) -> Reduction:
 def _keep(A: Tensor, dropout: float, seed: int, block: Block) -> Tensor:
     """Which weights stay, scaled to keep their expectation; the same for the same block, forward and backward."""
     generator = torch.Generator(A.device)
-    place = (block.batch.start, block.heads.start, block.rows.start)
-    generator.manual_seed((seed + hash(place)) % 2**63)
+    place = ((block.batch.start * block.n_h + block.heads.start) << 32) + block.rows.start
+    generator.manual_seed((seed + place * 0x9E3779B97F4A7C15) % 2**63)
     return torch.empty_like(A).bernoulli_(1 - dropout, generator=generator) / (1 - dropout)

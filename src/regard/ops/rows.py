@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from .additive import additive_scores
+from .call import no_autocast
 from .place import Block, Selector, give_back, pick
-from .problem import Piece, Problem, masked, pieces, taken
+from .problem import Piece, Problem, biased_and_masked, pieces, taken
 from .scores import Additive
+
+BLANK = torch.empty(0)  # stands for a tensor in a problem that waits for its backward
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +70,7 @@ def scores(problem: Problem, piece: Piece) -> Tensor:
         s = additive_scores(q, k, u.to(q.dtype))
     else:
         s = score.tile(q, k)
-    return masked(problem, piece, s)
+    return biased_and_masked(problem, piece, s)
 
 
 class ByRows(torch.autograd.Function):
@@ -76,7 +79,7 @@ class ByRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, problem: Problem, reduction: Reduction, *tensors: Tensor) -> tuple[Tensor, Tensor | None]:
         ctx.save_for_backward(*tensors)
-        ctx.problem = problem.map_tensors(Tensor.detach)
+        ctx.problem = problem.map_tensors(lambda _: BLANK)
         ctx.reduction = replace(reduction, x=None)
         value, statistic = _forward(problem, reduction)
         if statistic is not None:
@@ -86,7 +89,7 @@ class ByRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
-        with torch.no_grad():
+        with torch.no_grad(), no_autocast(grad.device):
             grads = ByRows._backward(ctx, grad, saved)
         if torch.is_grad_enabled():
             # Somebody means to differentiate these gradients; let them hear that it cannot be done here.
@@ -98,15 +101,11 @@ class ByRows(torch.autograd.Function):
         queue = iter(saved)
         problem = ctx.problem.map_tensors(lambda _: next(queue))
         reduction = replace(ctx.reduction, x=next(queue, None))
-        # Sums over blocks are kept in the dtype of accumulation and rounded once, at the end.
-        totals = {
-            id(x): torch.zeros_like(x, dtype=torch.promote_types(x.dtype, problem.q.dtype))
-            for x, needed in zip(saved, ctx.needs_input_grad[2:], strict=True)
-            if needed
-        }
+        needed = {id(x): x for x, needs in zip(saved, ctx.needs_input_grad[2:], strict=True) if needs}
+        totals: dict[int, Tensor] = {}
         for piece in pieces(problem):
             with torch.enable_grad():
-                _pull_back(problem, reduction, piece, grad, totals)
+                _pull_back(problem, reduction, piece, grad, needed, totals)
         # A tensor that serves twice has one total: hand it out once.
         grads = [(x, totals.pop(id(x), None)) for x in saved]
         return [None if total is None else total.to(x.dtype) for x, total in grads]
@@ -122,7 +121,7 @@ class Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         raise RuntimeError(
-            "the tiled backend is differentiable once; pass backend='reference' where second derivatives are needed"
+            "this backend is differentiable once; pass backend='reference' where second derivatives are needed"
         )
 
 
@@ -159,13 +158,20 @@ def _where(reduction: Reduction, block: Block) -> tuple[Selector, ...]:
     return block.batch, block.heads, block.rows if reduction.along == "rows" else block.cols
 
 
-def _pull_back(problem: Problem, reduction: Reduction, piece: Piece, grad: Tensor, totals: dict[int, Tensor]) -> None:
-    """Differentiate one block and add its gradients to the totals."""
+def _pull_back(
+    problem: Problem,
+    reduction: Reduction,
+    piece: Piece,
+    grad: Tensor,
+    needed: dict[int, Tensor],
+    totals: dict[int, Tensor],
+) -> None:
+    """Differentiate one block and add its gradients to the totals, by the id of what they are gradients of."""
     leaves: list[tuple[int, tuple[Selector, ...], Tensor]] = []
 
     def take(x: Tensor, index: tuple[Selector, ...]) -> Tensor:
         part = pick(x, index)
-        if id(x) in totals:
+        if id(x) in needed:
             part = part.detach().requires_grad_()
             leaves.append((id(x), index, part))
         return part
@@ -179,4 +185,8 @@ def _pull_back(problem: Problem, reduction: Reduction, piece: Piece, grad: Tenso
     grads = torch.autograd.grad(value, [leaf for _, _, leaf in leaves], cotangent, allow_unused=True)
     for (key, index, _), g in zip(leaves, grads, strict=True):
         if g is not None:
+            # Sums over blocks are kept in the dtype of accumulation and rounded once, at the end.
+            x = needed[key]
+            if key not in totals:
+                totals[key] = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, problem.q.dtype))
             give_back(totals[key], index, g.to(totals[key].dtype))

@@ -84,7 +84,10 @@ class Cosine(Score):
 
 @term
 class Bilinear(Score):
-    """q_i . w . k_j: Luong's general score (2015, eq. 8). w has dims (d_q, d_k) or (h, d_q, d_k); widths may differ."""
+    """q_i . w . k_j: Luong's general score (2015, section 3.1).
+
+    w has dims (d_q, d_k) or (h, d_q, d_k); the widths of queries and keys may differ.
+    """
 
     w: Tensor
 
@@ -107,7 +110,8 @@ class Bilinear(Score):
 class Additive(Score):
     """u . tanh(q_i + k_j): Bahdanau's score (2015, appendix A.1.2). u has dims (d,) or (h, d).
 
-    Project queries and keys to the width of u before the call: `q = query @ W`, `k = key @ U`.
+    Project queries and keys to the width of u before the call: `q = query @ W`, `k = key @ U`. The tiled backend
+    takes a tanh for each pair only where the queries of a block lie more than 30 apart; else an exponential a token.
     """
 
     u: Tensor
@@ -132,7 +136,7 @@ class Additive(Score):
 
 @term
 class Location(Score):
-    """q_i . w_j: Luong's location score (2015, eq. 8 ff.), from the query and the key's place alone.
+    """q_i . w_j: Luong's location score (2015, eq. 8), from the query and the key's place alone.
 
     w has dims (n, d) or (h, n, d), a row for each place a key may stand at.
     """
@@ -159,7 +163,7 @@ class Location(Score):
 
 
 def grouped_product(x: Tensor, y: Tensor) -> Tensor:
-    """`b h i n, b g n m -> b h i m`, head h taking y's head h // (h / g), without repeating y."""
+    """`b h i n, b g n m -> b h i m`, head n taking y's head n * g // h, without repeating y."""
     b, h, i, n = x.shape
     g = y.shape[1]
     if g == h:

@@ -20,8 +20,8 @@ def objections(call: Call) -> list[str]:
     return []
 
 
-def run(call: Call, statistic: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the row statistic, `b h i 1`."""
     assert call.v is not None
-    out, statistic = evaluate(prepare(call, statistic), product(call.v, call.dropout))
+    out, statistic = evaluate(prepare(call), product(call.v, call.dropout))
     return out.to(call.v.dtype), statistic
