@@ -139,7 +139,7 @@ class Relative(Bias):
     def over(self, at: Place) -> Tensor:
         bucket = self.buckets.of(at.j - at.i)
         if self.table is not None:
-            table = at.whole(self.table) if isinstance(at, Block) else self.table
+            table = at.leaf(self.table) if isinstance(at, Block) else self.table
             return look_up(table.to(at.dtype), at.h, bucket)
         if not isinstance(at, Block):
             raise TypeError("Relative.shaw reads the query; call bind(q, k, offset) and use what it returns")
@@ -160,7 +160,7 @@ class Relative(Bias):
     def _scores(self, q: Tensor, at: Block) -> Tensor:
         assert self.keys is not None
         if self.keys.ndim == 2:
-            keys = at.whole(self.keys)
+            keys = at.leaf(self.keys)
         else:
             keys = at.take(self.keys, (at.selector("h") if self.keys.shape[0] > 1 else slice(None),))
         return q @ keys.to(q.dtype).mT * self._scale(q.shape[-1])

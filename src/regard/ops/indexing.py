@@ -39,20 +39,26 @@ def split(index: Any, shape: torch.Size, device: torch.device) -> tuple[list[Ten
                     f"a bool index must have one entry for each of the {n}, got shape {tuple(chosen.shape)}"
                 )
             chosen = chosen.nonzero().squeeze(-1)
-        if chosen.numel() and not -n <= int(chosen.min()) <= int(chosen.max()) < n:
-            raise IndexError(f"index out of range: dim {len(ids)} of the weights has {n} entries, got {x}")
-        touched, place = chosen.long().remainder(max(n, 1)).unique(return_inverse=True)
+        touched, place = _within(f"dim {len(ids)}", chosen, n).unique(return_inverse=True)
         ids.append(touched)
         rest.append(int(place) if chosen.ndim == 0 and not isinstance(x, Tensor) else place)
     return ids, tuple(rest)
 
 
-def chosen_ids(x: int | slice | list[int], n: int, device: torch.device) -> Tensor:
+def chosen_ids(name: str, x: int | slice | list[int] | Tensor, n: int, device: torch.device) -> Tensor:
     """The whole numbers below n that an int, a slice or a list names."""
-    ids = torch.arange(n, device=device)
-    if isinstance(x, (int, slice)):
-        return ids[x].reshape(-1)
-    return ids[torch.as_tensor(x, device=device)]
+    if isinstance(x, slice):
+        return torch.arange(n, device=device)[x]
+    ids = _whole(x, device)
+    if isinstance(x, bool) or ids.dtype == torch.bool:
+        raise IndexError(f"{name} must be a whole number, a slice or a list of whole numbers, got {x!r}")
+    return _within(name, ids, n).reshape(-1)
+
+
+def _within(name: str, ids: Tensor, n: int) -> Tensor:
+    if ids.numel() and not -n <= int(ids.min()) <= int(ids.max()) < n:
+        raise IndexError(f"index out of range: {name} of the weights has {n} entries, got {ids.tolist()}")
+    return ids.long().remainder(max(n, 1))
 
 
 def _whole(x: Any, device: torch.device) -> Tensor:

@@ -123,10 +123,11 @@ class Weights:
     def select(
         self, batch: int | slice | list[int] | None = None, heads: int | slice | list[int] | None = None
     ) -> Weights:
-        """Some batch rows and heads, still lazy, with all four dims: `A.select(heads=3).entropy()`."""
+        """Some batch rows (leading dims counted as one) and heads, still lazy: `A.select(heads=3).entropy()`."""
         self._guard()
         b, h = self._call.shape[:2]
-        chosen = [None if x is None else chosen_ids(x, n, self.device) for x, n in ((batch, b), (heads, h))]
+        named = (("batch", batch, b), ("heads", heads, h))
+        chosen = [None if x is None else chosen_ids(name, x, n, self.device) for name, x, n in named]
         statistic = self._statistic
         for dim, ids in enumerate(chosen):
             if ids is not None and statistic is not None:

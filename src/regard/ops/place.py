@@ -141,7 +141,7 @@ class Block:
             shape[AXES.index(axis)] = n
         return part.reshape(shape)
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def leaf(self, tensor: Tensor) -> Tensor:
         """All of a tensor, as a leaf of this block."""
         return self.take(tensor, ())
 
