@@ -31,7 +31,8 @@ class Bias(Term):
 
     def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:
         """The bias as a function of `(b, h, row, j)`, rows standing at positions `row + offset`."""
-        return lambda b, h, i, j: self.over(Point(b, h, i, j, offset))
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return lambda b, h, i, j: self.over(Point(b, h, i, j, offset, dtype))
 
     def __add__(self, other: Bias) -> Bias:
         return Sum(self, other) if isinstance(other, Bias) else NotImplemented
@@ -69,12 +70,16 @@ class Alibi(Bias):
             raise ValueError(f"Alibi must have one slope per head, got {n} for h={sizes.h} heads")
 
     def over(self, at: Place) -> Tensor:
-        slopes = self._paper(at) if self.slopes is None else self.slopes
-        return -at.cut(slopes, "h").to(at.dtype) * (at.i - at.j).abs()
+        return -at.cut(self._tensor(at.device), "h").to(at.dtype) * (at.i - at.j).abs()
 
-    def _paper(self, at: Place) -> Tensor:
+    def lifted(self, device: torch.device) -> Alibi:
+        return Alibi(slopes=self._tensor(device))
+
+    def _tensor(self, device: torch.device) -> Tensor:
+        if self.slopes is not None:
+            return self.slopes
         assert self.heads is not None
-        return torch.tensor(_slopes(self.heads), device=at.device, dtype=at.dtype)
+        return torch.tensor(_slopes(self.heads), device=device, dtype=torch.float64)
 
 
 def _slopes(heads: int) -> list[float]:
@@ -140,7 +145,7 @@ class Relative(Bias):
         bucket = self.buckets.of(at.j - at.i)
         if self.table is not None:
             table = at.leaf(self.table) if isinstance(at, Block) else self.table
-            return look_up(table.to(at.dtype), at.h, bucket)
+            return look_up(table, at.h, bucket).to(at.dtype)
         if not isinstance(at, Block):
             raise TypeError("Relative.shaw reads the query; call bind(q, k, offset) and use what it returns")
         table = self._scores(at.queries(), at)
@@ -151,10 +156,8 @@ class Relative(Bias):
     def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:
         if self.keys is None:
             return super().bind(q, k, offset)
-        table = torch.einsum(
-            "b h i d, h n d -> b h i n" if self.keys.ndim == 3 else "b h i d, n d -> b h i n", q, self.keys
-        )
-        table = table * self._scale(q.shape[-1])
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        table = q.to(dtype) @ self.keys.to(dtype).mT * self._scale(q.shape[-1])
         return lambda b, h, i, j: look_up(table, b, h, i, self.buckets.of(j - (i + offset)))
 
     def _scores(self, q: Tensor, at: Block) -> Tensor:

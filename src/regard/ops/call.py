@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +13,9 @@ from .biases import Bias
 from .demands import must_be_number
 from .mask import Mask
 from .normalizers import Normalizer, Softmax
-from .place import Selector
+from .place import Block, Selector
 from .scores import Dot, Score
+from .tracing import readable
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -103,10 +103,11 @@ class Call:
         """The dtype of row statistics and accumulation: float32 for half precision, else that of the inputs."""
         return torch.float32 if self.q.dtype in (torch.float16, torch.bfloat16) else self.q.dtype
 
-    @cached_property
+    @property
     def shape(self) -> tuple[int, int, int, int]:
         """b h i j."""
-        return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+        b, h, i, _ = self.q.shape
+        return b, h, i, self.k.shape[2]
 
     @property
     def terms(self) -> tuple[Score | Mask | Bias | Normalizer, ...]:
@@ -117,6 +118,24 @@ class Call:
     def tensors(self) -> list[Tensor]:
         """Every tensor the weights depend on."""
         return [self.q, self.k, *(x for term in self.terms for x in term.tensors())]
+
+    def whole(self) -> Block:
+        """The matrix as a single block."""
+        b, h, i, j = self.shape
+        return Block(
+            slice(0, b),
+            slice(0, h),
+            slice(0, i),
+            slice(0, j),
+            n_h=h,
+            offset=self.offset,
+            device=self.q.device,
+            dtype=self.dtype,
+            q=self.q,
+            batch_ids=self.batch_ids,
+            head_ids=self.head_ids,
+            row_ids=self.row_ids,
+        )
 
     def with_values(self, v: Tensor) -> Call:
         """The same attention over other values."""
@@ -156,7 +175,7 @@ class Call:
                 raise ValueError(f"v must have as many heads as k, got {self.v.shape[1]} and g={g}")
             if self.v.shape[2] != j:
                 raise ValueError(f"v must have as many positions as k, got {self.v.shape[2]} and j={j}")
-        sizes = Sizes(b, h, g, i, j, d, self.k.shape[3], _readable(self.q))
+        sizes = Sizes(b, h, g, i, j, d, self.k.shape[3], readable(self.q))
         for term in self.terms:
             for x in term.tensors():
                 if x.device != self.q.device:
@@ -248,10 +267,6 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, T
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Autocast has had its say when the call was made; the arithmetic is in the dtypes chosen then."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
-
-
-def _readable(q: Tensor) -> bool:
-    return q.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _ids(ids: Tensor | None, n: int, device: torch.device) -> Tensor:

@@ -72,12 +72,16 @@ def must_be_integers(name: str, value: Tensor, *dims: int) -> None:
 def must_broadcast(name: str, x: Tensor, sizes: Mapping[str, int | None]) -> None:
     """Raise unless the dims of `x`, aligned right to the letters, are 1 or the size named; None takes any size."""
     letters = list(sizes)
-    want = " ".join(letter if size is None else f"{letter}={size}" for letter, size in sizes.items())
     if x.ndim > len(letters):
-        raise ValueError(f"{name} must have at most {len(letters)} dims ({want}), got shape {tuple(x.shape)}")
+        raise ValueError(f"{name} must have at most {len(letters)} dims ({_named(sizes)}), got shape {tuple(x.shape)}")
     for letter, size in zip(letters[len(letters) - x.ndim :], x.shape, strict=True):
-        if sizes[letter] is not None and size not in (1, sizes[letter]):
+        if sizes[letter] is not None and size != 1 and size != sizes[letter]:
             raise ValueError(
-                f"{name} must broadcast to ({want}), got shape {tuple(x.shape)}: "
+                f"{name} must broadcast to ({_named(sizes)}), got shape {tuple(x.shape)}: "
                 f"its dim '{letter}' is {size}; pass 1 or {sizes[letter]} there"
             )
+
+
+def _named(sizes: Mapping[str, int | None]) -> str:
+    # Written for the error alone: a compiler that sees a length in a string takes it for a constant.
+    return " ".join(letter if size is None else f"{letter}={size}" for letter, size in sizes.items())

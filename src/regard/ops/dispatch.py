@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import ModuleType
 
-from .backends import reference, sdpa, tiled
+from .backends import flex, reference, sdpa, tiled
 from .call import Call
+from .grid import Grid
+from .layout import TILE
+from .scores import Additive
 
-BACKENDS: dict[str, ModuleType] = {backend.name: backend for backend in (sdpa, tiled, reference)}  # fastest first
+BACKENDS: dict[str, ModuleType] = {backend.name: backend for backend in (sdpa, flex, tiled, reference)}
+AUTOMATIC = (sdpa, flex, tiled)  # fastest first; the reference, which stores the matrix, must be asked for
 
 
 def choose(call: Call) -> ModuleType:
@@ -17,7 +22,15 @@ def choose(call: Call) -> ModuleType:
         if found := backend.objections(call):
             raise ValueError(f"backend {call.backend!r} cannot run this call: " + "; ".join(found))
         return backend
-    return next(backend for backend in BACKENDS.values() if not backend.objections(call))
+    objections = {}
+    for backend in AUTOMATIC:
+        objections[backend.name] = backend.objections(call)
+        if not objections[backend.name]:
+            return backend
+    found = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in objections.items())
+    raise ValueError(
+        f"no backend runs this call in linear memory: {found}; pass backend='reference' to store the matrix"
+    )
 
 
 def named(name: str) -> ModuleType:
@@ -28,7 +41,7 @@ def named(name: str) -> ModuleType:
 
 
 def table(call: Call) -> str:
-    """Every backend in order, the chosen one marked, the others with their objections."""
+    """The call, what it costs, and every backend: the chosen one marked, the others with their objections."""
     chosen = choose(call)
     b, h, i, j = call.shape
     lines = [
@@ -39,8 +52,56 @@ def table(call: Call) -> str:
         for name in ("score", "mask", "bias", "normalize")
         if (term := getattr(call, name)) is not None
     ]
+    lines.append(f"  {'cost':<10} {cost(call)}")
     for backend in BACKENDS.values():
-        found = backend.objections(call)
-        verdict = "chosen" if backend is chosen else "; ".join(found) or "could, comes later in the order"
+        found = "; ".join(backend.objections(call))
+        verdict = "chosen" if backend is chosen else found or REASONS[backend.name]
         lines.append(f"{'->' if backend is chosen else '  '} {backend.name:<10} {verdict}")
     return "\n".join(lines)
+
+
+REASONS = {
+    "sdpa": "could",
+    "flex": "could, where sdpa cannot",
+    "tiled": "could, slower",
+    "reference": "could, storing the matrix; ask for it by name",
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an attention takes at least: arithmetic on the tiles that are not empty, and each tensor moved once."""
+
+    flops: int
+    moved: int  # bytes
+    share: float  # of the matrix in tiles that are not empty
+    matrix: int  # bytes of the matrix that is not stored
+
+    def __str__(self) -> str:
+        return (
+            f"{_short(self.flops)}FLOP over {100 * self.share:.3g} % of the matrix, {_short(self.moved)}B moved; "
+            f"the matrix would take {_short(self.matrix)}B"
+        )
+
+
+def cost(call: Call) -> Cost:
+    """An estimate from shapes and from the structure of the mask; nothing is computed."""
+    assert call.v is not None
+    b, h, i, j = call.shape
+    share = 1.0
+    if call.mask is not None and b and i and j:
+        some, _ = call.mask.tiles(Grid(call.whole(), TILE, TILE))
+        share = some.expand(*some.shape[:2], -(-i // TILE), -(-j // TILE)).double().mean().item()
+    # A product of d numbers takes 2 d operations, a sum of d tanh about 4 d.
+    score = (4 if isinstance(call.score, Additive) else 2) * call.k.shape[-1]
+    flops = b * h * i * j * share * (score + 2 * call.v.shape[-1])
+    moved = (call.q.numel() + call.k.numel() + call.v.numel() + b * h * i * call.v.shape[-1]) * call.q.itemsize
+    return Cost(round(flops), moved, share, b * h * i * j * call.dtype.itemsize)
+
+
+def _short(n: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} P"

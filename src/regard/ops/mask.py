@@ -47,7 +47,8 @@ class Mask(Term):
 
     def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """The mask as a function of `(b, h, row, j)`, rows standing at positions `row + offset`."""
-        return lambda b, h, i, j: self.over(Point(b, h, i, j, offset))
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return lambda b, h, i, j: self.over(Point(b, h, i, j, offset, dtype))
 
     def draw(self, rows: int | None = None, cols: int | None = None) -> str:
         """The pattern of the first batch row and head, one line a query.

@@ -238,16 +238,11 @@ class Near(Mask):
         must_broadcast("Near center", self.center, {"b": sizes.b, "h": sizes.h, "i": sizes.i})
 
     def over(self, at: Place) -> Tensor:
-        return (at.j - at.cut(self._exact, "bhi")).abs() <= self.radius
+        return (at.j - _exact(at.cut(self.center, "bhi"))).abs() <= self.radius
 
     def tiles(self, grid: Grid) -> Tiles:
-        center = grid.span(self._exact, "bhi")
+        center = grid.span(_exact(self.center), "bhi")
         return _between(Span(grid.j.low - center.high, grid.j.high - center.low), -self.radius, self.radius)
-
-    @property
-    def _exact(self) -> Tensor:
-        # Half precision cannot tell one position from the next.
-        return self.center.detach().to(torch.promote_types(self.center.dtype, torch.float32))
 
     def _drawn(self) -> tuple[int, int]:
         n = self.center.shape[-1] if self.center.ndim else 12
@@ -292,6 +287,9 @@ class Padding(Mask):
             if most > sizes.j or least < 0:
                 wrong = most if most > sizes.j else least
                 raise ValueError(f"Padding lengths must be from 0 to the number of keys j={sizes.j}, got {wrong}")
+
+    def lifted(self, device: torch.device) -> Padding:
+        return Padding(self._tensor(device))
 
     def over(self, at: Place) -> Tensor:
         keys = self._tensor(at.device)
@@ -432,6 +430,11 @@ class Rule(Mask):
             kind = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__
             raise TypeError(f"Rule: the function must return a bool tensor, got {kind}; return a comparison")
         return seen
+
+
+def _exact(center: Tensor) -> Tensor:
+    # Half precision cannot tell one position from the next.
+    return center.to(torch.promote_types(center.dtype, torch.float32))
 
 
 def _between(values: Span, low: float, high: float) -> Tiles:

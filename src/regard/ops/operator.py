@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from . import dispatch
+from .backends import sdpa
 from .biases import Bias
 from .call import Call, no_autocast
 from .lazy import Weights
@@ -45,6 +46,11 @@ def attend(
     """
     if v is None:
         raise TypeError("v must be a tensor of dims b g j e, got None; for the weights alone write weights(q, k)")
+    plain = score is None and bias is None and normalize is None and offset is None and backend is None
+    if plain and dropout == 0:
+        out = sdpa.at_once(q, k, v, mask)
+        if out is not None:
+            return out
     call = Call.of(
         q,
         k,

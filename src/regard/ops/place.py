@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -111,23 +110,23 @@ class Block:
     row_ids: Tensor | None = None
     take: Callable[[Tensor, tuple[Selector, ...]], Tensor] = field(default=pick)
 
-    @cached_property
+    @property
     def b(self) -> Tensor:
         return self._ids("b").view(-1, 1, 1, 1)
 
-    @cached_property
+    @property
     def h(self) -> Tensor:
         return self._ids("h").view(-1, 1, 1)
 
-    @cached_property
+    @property
     def row(self) -> Tensor:
         return self._ids("i").view(-1, 1)
 
-    @cached_property
+    @property
     def i(self) -> Tensor:
         return self.row + self.offset
 
-    @cached_property
+    @property
     def j(self) -> Tensor:
         return self._ids("j")
 

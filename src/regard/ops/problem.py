@@ -22,6 +22,7 @@ from .mask import Mask
 from .normalizers import Normalizer
 from .place import Block, Selector, pick
 from .scores import Additive, Score, kept
+from .tracing import followed
 
 Flags = npt.NDArray[np.bool_]
 
@@ -113,7 +114,8 @@ def prepare(call: Call, statistic: Tensor | None = None) -> Problem:
         batch_ids=call.batch_ids,
         head_ids=call.head_ids,
         row_ids=call.row_ids,
-        garbage=None if call.mask is None or clean(call) else _garbage(call),
+        # Where a compiler or torch.func follows along, no number can be looked at.
+        garbage=None if call.mask is None or followed() or clean(call) else _garbage(call),
         statistic=statistic,
         dense=call.backend == "reference",
     )
@@ -165,13 +167,14 @@ def biased_and_masked(problem: Problem, piece: Piece, s: Tensor) -> Tensor:
     if problem.garbage is not None:
         return torch.where(problem.mask.over(block), s, -math.inf)
     # Behind autograd's back: adding a constant changes no gradient, and no score here is kept for one.
-    s.detach()[..., piece.masked] += minus_infinity_where_hidden(problem.mask, _narrow(block, piece.masked), s.dtype)
+    seen = problem.mask.over(_narrow(block, piece.masked))
+    s.detach()[..., piece.masked] += minus_infinity_where_not(seen, s.dtype)
     return s
 
 
-def minus_infinity_where_hidden(mask: Mask, block: Block, dtype: torch.dtype) -> Tensor:
-    """0 where a key is visible, -inf where it is not: far cheaper to add than a masked fill."""
-    return 1 - mask.over(block).to(dtype).reciprocal()  # 1 - 1/1 is 0, 1 - 1/0 is -inf
+def minus_infinity_where_not(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where True, -inf where False: far cheaper to add than a masked fill."""
+    return 1 - seen.to(dtype).reciprocal()  # 1 - 1/1 is 0, 1 - 1/0 is -inf
 
 
 def taken(problem: Problem, block: Block, x: Tensor, index: tuple[slice, slice, Selector]) -> Tensor:
@@ -191,15 +194,17 @@ def clean(call: Call) -> bool:
     """
     biases = [] if call.bias is None else [x for x in call.bias.tensors() if x.is_floating_point()]
     values = [] if call.v is None else [call.v]
+    return all(_tame(x) for x in (call.q, call.k, *values)) and all(_tame_above(x) for x in biases)
+
+
+def _tame(x: Tensor) -> bool:
+    """True unless the tensor holds NaN, Inf or the like: its norm is no less than its largest entry."""
+    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.promote_types(x.dtype, torch.float32))) < _limit(x)
+
+
+def _tame_above(x: Tensor) -> bool:
     # -inf in a bias hides, and does so safely.
-    return all(_tame(x) for x in (call.q, call.k, *values)) and all(_tame(x, below=False) for x in biases)
-
-
-def _tame(x: Tensor, below: bool = True) -> bool:
-    if not x.numel():
-        return True
-    low, high = x.detach().aminmax()
-    return bool(high < _limit(x)) and (not below or bool(low > -_limit(x)))  # NaN compares as neither
+    return not x.numel() or bool(x.detach().amax() < _limit(x))
 
 
 def _limit(x: Tensor) -> float:

@@ -8,6 +8,7 @@ import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class Term:
                 object.__setattr__(other, field.name, value.map_tensors(fn))
         return other
 
+    def lifted(self: TermT, device: torch.device) -> TermT:
+        """The same term with its lists of numbers as tensors, for kernels that cannot make any."""
+        nested = {name: x for name in self.__dataclass_fields__ if isinstance(x := getattr(self, name), Term)}
+        return dataclasses.replace(self, **{name: x.lifted(device) for name, x in nested.items()}) if nested else self
+
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
@@ -83,7 +89,7 @@ class Term:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
 
 
 def _source(value: Any) -> str:

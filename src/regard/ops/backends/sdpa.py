@@ -1,135 +1,172 @@
-"""PyTorch's fused kernel on the CPU: one call where it can do the whole, block by block where it cannot.
+"""PyTorch's fused kernels: one call where they can do the whole, block by block where they cannot.
 
-Dot products and softmax under any mask, in linear memory. A plain or causal call is one call of the kernel; any other
-mask, and any bias that is not learned, is handed over as a small tile for each block of rows, empty tiles left out.
-The kernel returns the log-sum-exp with the output and takes grouped heads as they are.
+Dot products and softmax, in linear memory. A plain, causal or padded attention, and any that is small, is a single
+call. On the CPU every other mask, and any bias that is not learned, is handed over as a tile for each block of rows,
+empty tiles left out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..call import Call
-from ..masks import Causal
+from ..call import FLOATS, Call
+from ..mask import And, Mask
+from ..masks import Causal, Padding
 from ..normalizers import Softmax
-from ..place import Block, give_back, pick
-from ..problem import Piece, Problem, clean, minus_infinity_where_hidden, pieces, prepare
-from ..rows import Once
+from ..place import Point
+from ..problem import clean, minus_infinity_where_not
 from ..scores import Bilinear, Cosine, Dot
+from ..tracing import readable
+from .blocks import by_blocks
+from .kernels import choice, fused
 
 name = "sdpa"
 INF = float("inf")
+SMALL = 2**15  # entries of a mask that is made whole sooner than planned
+
+
+def at_once(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor | None:
+    """Plain or causal attention of well-made tensors on the CPU; None for any other call.
+
+    A shortcut past `Call`: for short sequences, decoding above all, what surrounds the kernel costs more than it.
+    """
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or not readable(q):
+        return None
+    if q.ndim != 4 or k.shape != v.shape or q.dtype not in FLOATS or not (q.dtype == k.dtype == v.dtype):
+        return None
+    (b, h, i, d), (b_k, g, j, d_k) = q.shape, k.shape
+    if not (b and i and j and h and g and d) or b != b_k or d != d_k or h % g or k.device != v.device != q.device:
+        return None
+    causal = type(mask) is Causal and i > 1
+    if (mask is not None and type(mask) is not Causal) or (causal and i != j) or torch.is_autocast_enabled("cpu"):
+        return None
+    out, _ = fused(q, k, v, scale=d**-0.5, added=None, causal=causal, dropout=0.0)
+    # What a hidden key holds may leak into the output, and from k and v into their gradients.
+    suspects = (k.detach(), v.detach()) if out.requires_grad else (out,)
+    return out if not causal or all(math.isfinite(x.sum(dtype=torch.float32)) for x in suspects) else None
 
 
 def objections(call: Call) -> list[str]:
     """What keeps this backend from running the call."""
     assert call.v is not None
     found = []
-    if call.q.device.type != "cpu":
-        found.append(f"it is wired to the kernel of the CPU, and q is on {call.q.device}")
-    if not isinstance(call.score, (Dot, Cosine, Bilinear)) or getattr(call.score, "cap", None) is not None:
-        found.append(f"{call.score!r} is no plain product of queries and keys")
-    if call.normalize != Softmax():
-        found.append(f"the kernel is softmax, not {call.normalize!r}")
+    if call.q.device.type not in ("cpu", "cuda"):
+        found.append(f"it runs on cpu and cuda, and q is on {call.q.device}")
+    if not isinstance(call.score, (Dot, Cosine, Bilinear)) or (isinstance(call.score, Dot) and call.score.cap):
+        what = "Dot with a cap" if isinstance(call.score, Dot) else type(call.score).__name__
+        found.append(f"{what} is no plain product of queries and keys")
+    if not isinstance(call.normalize, Softmax):
+        found.append(f"the kernel is softmax, not {type(call.normalize).__name__}")
     if call.bias is not None and any(x.requires_grad for x in (call.q, *call.bias.tensors())):
         found.append("the kernel gives no gradient to a bias")
-    if call.dropout:
+    if call.dropout and call.q.device.type == "cpu":
         found.append("with dropout PyTorch stores the matrix")
     if call.v.shape[1] != call.k.shape[1] or call.v.shape[-1] != call.k.shape[-1]:
         found.append("with values of other heads or another width than keys PyTorch stores the matrix")
-    if not found and call.mask is not None and not clean(call):
-        found.append("hidden keys that hold NaN, Inf or huge numbers would leak through the kernel")
-    return found
+    if found:
+        return found
+    form = single(call)
+    if form is None and not readable(call.q):
+        return ["beyond plain, causal and padded calls it plans blocks, on the CPU and uncompiled"]
+    if call.q.device.type == "cuda" and not torch.compiler.is_compiling():
+        assert form is not None
+        added = None if form.keys is None else call.q.new_zeros(1, 1, 1, call.shape[3])
+        kernel = choice(call.q, call.k, call.v, added=added, causal=form.causal, dropout=call.dropout)
+        return [] if kernel.fused else [f"PyTorch has no fused kernel for {call.q.dtype} of width {call.q.shape[-1]}"]
+    # Keys that no query sees are set to 0; what else a mask hides must be harmless.
+    harmless = call.mask is None or (form is not None and form.keys is not None and not form.causal)
+    if not harmless and readable(call.q) and not clean(call):
+        return ["hidden keys that hold NaN, Inf or huge numbers would leak through the kernel"]
+    return []
 
 
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the log-sum-exp of each row, `b h i 1`."""
     assert call.v is not None
-    problem = prepare(call)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (problem.q, problem.k, call.v.to(call.dtype)))
-    out, lse = Fused.apply(problem, q, k, v)
-    return out.to(call.v.dtype), lse
+    form = single(call)
+    if form is None:
+        return by_blocks(call)
+    q, k, scale = _product(call)
+    v = call.v.to(q.dtype)
+    added = empty = None
+    if form.keys is not None:
+        seen = _seen(call, form.keys)
+        empty = (seen.cumsum(-1) == 0).mT if form.causal else ~seen.any(-1, keepdim=True)
+        q, k, v = torch.where(empty, 0.0, q), torch.where(seen.mT, k, 0.0), torch.where(seen.mT, v, 0.0)
+        added = minus_infinity_where_not(seen, q.dtype)
+    elif form.tile:
+        added = _tile(call, q.dtype)
+        empty = (added == -INF).all(-1, keepdim=True)
+    out, lse = fused(q, k, v, scale=scale, added=added, causal=form.causal, dropout=call.dropout)
+    if empty is not None and lse is not None:
+        lse = torch.where(empty[..., 0], -INF, lse)  # the kernel calls the sum of an empty row 1
+    return out.to(call.v.dtype), None if lse is None else lse[..., None]
 
 
-class Fused(torch.autograd.Function):
-    """softmax(q k^T + tile) v over the parts of a problem; b h i d, b g j d, b g j d -> b h i d and b h i 1."""
+class Single(NamedTuple):
+    """How one call of a kernel serves the whole attention."""
 
-    @staticmethod
-    def forward(ctx: Any, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        out = torch.zeros_like(q)
-        lse = q.new_full((*q.shape[:3], 1), -INF)
-        for block, added, causal in _parts(problem):
-            rows, keys = _indices(block, k)
-            part, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q[rows], pick(k, keys), pick(v, keys), is_causal=causal, attn_mask=added, scale=1.0
-            )
-            out[rows] = part
-            # The kernel calls the sum of an empty row 1.
-            empty = False if added is None else (added == -INF).all(-1)
-            lse[rows] = torch.where(torch.as_tensor(empty), -INF, total)[..., None]
-        ctx.problem = problem.map_tensors(Tensor.detach)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.mark_non_differentiable(lse)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        grad = grad.contiguous()
-        grads = [torch.zeros_like(x) for x in (q, k, v)]
-        with torch.no_grad():
-            for block, added, causal in _parts(ctx.problem):
-                rows, keys = _indices(block, k)
-                # A row that sees nothing has no weights to differentiate; 0 keeps the kernel from -inf - -inf.
-                total = torch.where(lse[rows] == -INF, 0.0, lse[rows]).squeeze(-1)
-                parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                    grad[rows],
-                    q[rows],
-                    pick(k, keys),
-                    pick(v, keys),
-                    out[rows],
-                    total,
-                    0.0,
-                    causal,
-                    attn_mask=added,
-                    scale=1.0,
-                )
-                for total_grad, index, part in zip(grads, (rows, keys, keys), parts, strict=True):
-                    give_back(total_grad, index, part)
-        if torch.is_grad_enabled():
-            grads = [Once.apply(g, grad, q, k, v) for g in grads]
-        return None, *grads
+    causal: bool = False  # by the kernel's own mask
+    keys: Mask | None = None  # a mask that hides keys from everyone
+    tile: bool = False  # by adding the bias and the mask, made whole
 
 
-def _parts(problem: Problem) -> Iterator[tuple[Block, Tensor | None, bool]]:
-    """Blocks, what is added to their scores, and whether the kernel's own causal mask applies."""
-    _, _, i, j = problem.shape
-    square = i == j and problem.offset == 0 and problem.row_ids is None
-    plain, causal = problem.mask is None, problem.mask == Causal() and square
-    if problem.bias is None and (plain or causal) and 0 not in problem.shape:
-        yield problem.whole(), None, causal
-        return
-    for piece in pieces(problem):
-        yield piece.block, _added(problem, piece), False
-
-
-def _added(problem: Problem, piece: Piece) -> Tensor | None:
-    """The bias of a block, -inf where the mask hides: b h|1 i j."""
-    block = piece.block
-    added = None if problem.bias is None else problem.bias.over(block)
-    if problem.mask is not None and piece.masked is not None:
-        hidden = minus_infinity_where_hidden(problem.mask, block, problem.q.dtype)
-        added = hidden if added is None else added + hidden
-    if added is None:
+def single(call: Call) -> Single | None:
+    """The one call of a kernel that does it all, if there is one."""
+    b, h, i, j = call.shape
+    if not (b and i and j):
         return None
+    if call.bias is None:
+        terms = list(_conjuncts(call.mask))
+        padding: list[Mask] = [term for term in terms if isinstance(term, Padding)]
+        causal = any(isinstance(term, Causal) for term in terms)
+        if all(isinstance(term, (Causal, Padding)) for term in terms) and not (causal and call.row_ids is not None):
+            keys = reduce(And, padding) if padding else None
+            if not causal or (i == 1 and call.offset >= j - 1):
+                return Single(keys=keys)
+            if i == j and call.offset == 0:  # where PyTorch's top left is our bottom right
+                return Single(causal=True, keys=keys)
+    return Single(tile=True) if readable(call.q) and b * h * i * j <= SMALL else None
+
+
+def _seen(call: Call, keys: Mask) -> Tensor:
+    """Which keys a mask of keys leaves, `b|1 1 1 j`."""
+    b, _, _, j = call.shape
+    device = call.q.device
+    batch = torch.arange(b, device=device) if call.batch_ids is None else call.batch_ids
+    zero = torch.zeros((), dtype=torch.long, device=device)
+    return keys.over(Point(batch.view(-1, 1, 1, 1), zero, zero, torch.arange(j, device=device)))
+
+
+def _conjuncts(mask: Mask | None) -> Iterator[Mask]:
+    """The masks whose `&` this is."""
+    if isinstance(mask, And):
+        yield from _conjuncts(mask.left)
+        yield from _conjuncts(mask.right)
+    elif mask is not None:
+        yield mask
+
+
+def _product(call: Call) -> tuple[Tensor, Tensor, float]:
+    """q and k such that the score is their product times a number."""
+    match call.score:
+        case Dot(scale=scale) if not isinstance(scale, Tensor):
+            return call.q, call.k, call.q.shape[-1] ** -0.5 if scale is None else scale
+    q, k = call.score.prepare(call.q.to(call.dtype), call.k.to(call.dtype), call.head_ids)
+    return (q, k, 1.0) if q.device.type == "cpu" else (q.to(call.q.dtype), k.to(call.q.dtype), 1.0)
+
+
+def _tile(call: Call, dtype: torch.dtype) -> Tensor:
+    """The bias, -inf where the mask hides: b|1 h|1 i j."""
+    block = call.whole()
+    added = torch.zeros((), dtype=dtype) if call.bias is None else call.bias.over(block).to(dtype)
+    if call.mask is not None:
+        added = added + minus_infinity_where_not(call.mask.over(block), dtype)
     added = added[(None,) * (4 - added.ndim)]
-    return added.expand(block.b.numel(), -1, block.row.numel(), block.j.numel())
-
-
-def _indices(block: Block, k: Tensor) -> tuple[Any, Any]:
-    rows = block.batch, block.heads, block.rows
-    return rows, (block.batch, block.shared(k.shape[1]), block.cols)
+    return added.expand(-1, -1, *call.shape[2:])

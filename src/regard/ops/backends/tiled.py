@@ -11,15 +11,17 @@ from ..call import Call
 from ..problem import prepare
 from ..products import product
 from ..rows import evaluate
+from ..tracing import outside_the_graph, transformed
 
 name = "tiled"
 
 
 def objections(call: Call) -> list[str]:
     """What keeps this backend from running the call."""
-    return []
+    return ["it works block by block, in place, which torch.func cannot follow"] if transformed() else []
 
 
+@outside_the_graph
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the row statistic, `b h i 1`."""
     assert call.v is not None

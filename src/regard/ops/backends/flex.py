@@ -1,0 +1,173 @@
+"""FlexAttention: any mask and any bias in one compiled kernel, on a GPU.
+
+The terms are its `mask_mod` and `score_mod` as they stand. Which tiles a mask leaves empty is read from the mask's
+structure, never from an N x N tensor, and remembered; the first call with a new kind of term compiles, for seconds.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from ..biases import Mod
+from ..call import Call
+from ..layout import TILE, layout, remembered, skeleton
+from ..normalizers import SinkSoftmax, Softmax
+from ..scores import Bilinear, Cosine, Dot
+from ..tracing import outside_the_graph, transformed
+
+name = "flex"
+DEVICES = ("cuda",)  # on the CPU FlexAttention stores the matrix and has no backward: good for tests alone
+
+
+def objections(call: Call) -> list[str]:
+    """What keeps this backend from running the call."""
+    assert call.v is not None
+    found = []
+    if call.q.device.type not in DEVICES:
+        found.append(f"it is compiled for GPUs, and q is on {call.q.device}")
+    if call.q.device.type == "cpu" and any(x.requires_grad for x in (*call.tensors(), call.v)):
+        found.append("it has no backward on the CPU")
+    if call.q.device.type == "cuda" and call.q.dtype == torch.float64:
+        found.append("it has no float64 on a GPU")
+    if not isinstance(call.score, (Dot, Cosine, Bilinear)):
+        found.append(f"{type(call.score).__name__} is no product of queries and keys")
+    if not isinstance(call.normalize, (Softmax, SinkSoftmax)):
+        found.append(f"the kernel is softmax, not {type(call.normalize).__name__}")
+    if call.dropout:
+        found.append("it has no dropout")
+    if call.v.shape[1] != call.k.shape[1]:
+        found.append("values must have the heads of keys")
+    if call.q.device.type == "cuda" and min(call.k.shape[-1], call.v.shape[-1]) < 16:
+        found.append("on a GPU it takes widths of 16 and more")
+    if 0 in call.shape:
+        found.append("there is nothing to attend to")
+    if any(ids is not None for ids in (call.batch_ids, call.head_ids, call.row_ids)):
+        found.append("it takes whole problems, not selections of rows and heads")
+    if transformed():
+        found.append("torch.func cannot follow it")
+    return found
+
+
+def run(call: Call) -> tuple[Tensor, Tensor | None]:
+    """The output and the row statistic, `b h i 1`."""
+    assert call.v is not None
+    q, k, scale = _product(call)
+    v = call.v
+    offset = torch.tensor(call.offset, device=q.device)
+    block_mask = None
+    if call.mask is not None:
+        block_mask, seen = _tiles(call, offset)
+        if seen is not None:
+            k, v = torch.where(seen.mT, k, 0.0), torch.where(seen.mT, v, 0.0)
+    learned = call.bias is not None and any(x.requires_grad for x in call.bias.tensors())
+    # With a learned bias the kernel keeps more at hand, and its default pipeline does not fit.
+    options = {"num_stages": 2} if learned else None
+    grouped = call.shape[1] != call.k.shape[1]
+    out, lse = _attention(call)(q, k, v, _score_mod(call, offset), block_mask, scale, grouped, options)
+    if isinstance(call.normalize, SinkSoftmax):
+        # One more logit in the denominator scales a row by what it leaves to the others.
+        sink = torch.as_tensor(call.normalize.sink, dtype=lse.dtype, device=lse.device)
+        total = torch.logaddexp(lse, sink[:, None] if sink.ndim else sink)
+        out, lse = (out * (lse - total).exp()[..., None]).to(out.dtype), total
+    return out, lse.detach()[..., None]
+
+
+def _product(call: Call) -> tuple[Tensor, Tensor, float]:
+    """q and k such that the score is their product times a number."""
+    match call.score:
+        case Dot(scale=scale) if not isinstance(scale, Tensor):
+            return call.q, call.k, call.q.shape[-1] ** -0.5 if scale is None else scale
+    q, k = call.score.prepare(call.q.to(call.dtype), call.k.to(call.dtype), None)
+    return q.to(call.q.dtype), k.to(call.q.dtype), 1.0
+
+
+def _score_mod(call: Call, offset: Tensor) -> Callable[..., Tensor] | None:
+    cap = call.score.cap if isinstance(call.score, Dot) else None
+    bias: Mod | None = None
+    if call.bias is not None:
+        bias = call.bias.lifted(call.q.device).bind(call.q, call.k, offset)
+    if cap is None and bias is None:
+        return None
+
+    def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        score = score if cap is None else torch.tanh(score / cap) * cap
+        return score if bias is None else score + bias(b, h, i, j)
+
+    return mod
+
+
+@outside_the_graph
+def _tiles(call: Call, offset: Tensor) -> tuple[BlockMask, Tensor | None]:
+    """The block mask of a call, and the keys that anyone sees, where those are not all."""
+    mask = call.mask
+    assert mask is not None
+
+    def make() -> tuple[BlockMask, Tensor | None]:
+        found = layout(mask, call)
+        partial, full = (_ordered(x) for x in (found.some & ~found.full, found.full))
+        tiles = BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=TILE, seq_lengths=call.shape[2:])
+        return tiles, found.seen
+
+    tiles, seen = remembered(mask, (call.shape, call.offset, call.q.device), make)
+    tiles = copy.copy(tiles)
+    tiles.mask_mod = mask.lifted(call.q.device).bind(call.q, call.k, offset)
+    return tiles, seen
+
+
+def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """How many tiles each row of tiles holds, and which, those first: `b h rows` and `b h rows cols`."""
+    chosen = tiles.to(torch.int8)
+    return chosen.sum(-1, dtype=torch.int32), chosen.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+
+
+def _attention(call: Call) -> Callable[..., tuple[Tensor, Tensor]]:
+    if call.q.device.type == "cpu" or torch.compiler.is_compiling():
+        return _uncompiled
+    return _compiled((skeleton(call.mask), skeleton(call.bias), call.score.cap if isinstance(call.score, Dot) else 0))
+
+
+def _uncompiled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score_mod: Callable[..., Tensor] | None,
+    block_mask: BlockMask | None,
+    scale: float,
+    grouped: bool,
+    options: Any,
+) -> tuple[Tensor, Tensor]:
+    out, aux = flex_attention(
+        q,
+        k,
+        v,
+        score_mod=score_mod,
+        block_mask=block_mask,
+        scale=scale,
+        enable_gqa=grouped,
+        kernel_options=options,
+        return_aux=AuxRequest(lse=True),
+    )
+    assert aux.lse is not None
+    return out, aux.lse
+
+
+@lru_cache(maxsize=64)
+def _compiled(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor]]:
+    """FlexAttention for one kind of terms.
+
+    A code object of its own keeps one kind from using up the recompilations of another, and `fullgraph` makes it an
+    error when they are used up, where PyTorch would go on uncompiled, storing the matrix.
+    """
+
+    def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
+        return _uncompiled(*arguments)
+
+    attention.__code__ = attention.__code__.replace()
+    return torch.compile(attention, fullgraph=True)

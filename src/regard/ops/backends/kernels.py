@@ -1,0 +1,86 @@
+"""PyTorch's fused attention kernels, called by their private names because only those return the log-sum-exp.
+
+softmax(q k^T * scale + added) v and the log-sum-exp of each row, whichever kernel it is; the shapes in which they hand
+the second over differ, and end here. All are differentiable once, grouped heads as they are.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+class Kernel(IntEnum):
+    """The kernels `torch._fused_sdp_choice` chooses from; math stores the matrix."""
+
+    ERROR = -1
+    MATH = 0
+    FLASH = 1
+    EFFICIENT = 2
+    CUDNN = 3
+
+    @property
+    def fused(self) -> bool:
+        """Does it keep the matrix out of memory?"""
+        return self > Kernel.MATH
+
+
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, added: Tensor | None, causal: bool, dropout: float
+) -> tuple[Tensor, Tensor | None]:
+    """`b h i d, b g j d, b g j d -> b h i d` and `b h i`; `causal` counts from the top left.
+
+    Compiled for a GPU there is no log-sum-exp: the compiler chooses the kernel.
+    """
+    if q.device.type == "cpu":
+        # The kernel takes a last dim with gaps for one without.
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
+            q, k, v, is_causal=causal, attn_mask=added, scale=scale
+        )
+        return out, lse
+    added = _aligned(added, q)
+    if torch.compiler.is_compiling():
+        grouped = q.shape[1] != k.shape[1]
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=added, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
+        return out, None
+    d = q.shape[-1]
+    match choice(q, k, v, added=added, causal=causal, dropout=dropout):
+        case Kernel.FLASH:
+            q, k, v = (F.pad(x, (0, -d % 8)) for x in (q, k, v))
+            out, lse, *_ = aten._scaled_dot_product_flash_attention.default(
+                q, k, v, dropout, causal, False, scale=scale
+            )
+        case Kernel.EFFICIENT:
+            out, lse, *_ = aten._scaled_dot_product_efficient_attention.default(
+                q, k, v, added, True, dropout, causal, scale=scale
+            )
+        case Kernel.CUDNN:
+            out, lse, *_ = aten._scaled_dot_product_cudnn_attention.default(
+                q, k, v, added, True, dropout, causal, False, scale=scale
+            )
+        case kernel:
+            raise RuntimeError(f"PyTorch takes {kernel.name} for q {tuple(q.shape)} {q.dtype}, no fused kernel")
+    # b h i of flash, b h i-rounded-up of efficient, b h i 1 of cuDNN.
+    return out[..., :d], lse.flatten(2)[..., : q.shape[2]]
+
+
+def choice(q: Tensor, k: Tensor, v: Tensor, *, added: Tensor | None, causal: bool, dropout: float) -> Kernel:
+    """The kernel PyTorch takes for these tensors on a GPU."""
+    grouped = q.shape[1] != k.shape[1]
+    return Kernel(torch._fused_sdp_choice(q, k, v, _aligned(added, q), dropout, causal, enable_gqa=grouped))
+
+
+def _aligned(added: Tensor | None, q: Tensor) -> Tensor | None:
+    """The same numbers over b h i j, rows starting at addresses the kernels take."""
+    if added is None:
+        return None
+    j = added.shape[-1]
+    return F.pad(added, (0, -j % 16))[..., :j].expand(*q.shape[:3], j)

@@ -1,0 +1,35 @@
+"""What may be done while a compiler, or a transform of torch.func, follows along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def transformed() -> bool:
+    """True inside vmap, grad and their kin, where tensors stand for more than they hold."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def followed() -> bool:
+    """True where a compiler or a transform follows along, and no number can be looked at."""
+    return torch.compiler.is_compiling() or transformed()
+
+
+def readable(x: Tensor) -> bool:
+    """True where numbers can be read, and without stopping a device."""
+    return x.device.type == "cpu" and not followed()
+
+
+def outside_the_graph(fn: F) -> F:
+    """Under torch.compile, run eagerly: the work depends on which tiles a mask leaves empty."""
+    reason = (
+        "regard plans this attention by the tiles its mask leaves empty; plain, causal and padded calls need no plan"
+    )
+    disabled: F = torch.compiler.disable(fn, reason=reason)
+    return disabled

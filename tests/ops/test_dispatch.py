@@ -1,0 +1,289 @@
+"""Every branch of the choice of a backend, forced once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from backends import attend_on, flex_on_the_cpu
+
+import regard as R
+from regard import attend, explain
+from regard.ops import dispatch
+from regard.ops.backends import blocks, flex, kernels, reference, sdpa, tiled
+from regard.ops.call import Call
+from regard.ops.dispatch import choose, cost
+
+
+def qkv(n=40, m=None, heads=4, shared=None, d=8):
+    return (
+        torch.randn(2, heads, n, d),
+        torch.randn(2, shared or heads, m or n, d),
+        torch.randn(2, shared or heads, m or n, d),
+    )
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the shortcut, the single call and the blocks were taken."""
+    taken = []
+    for module, name in ((kernels, "fused"), (blocks, "by_blocks")):
+        real = getattr(module, name)
+
+        def counted(*args, real=real, name=name, **kwargs):
+            taken.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(sdpa, name, counted)
+    return taken
+
+
+LENGTHS = torch.tensor([40, 23])
+KEEP = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)) > 0.3
+SINGLE = {
+    "plain": None,
+    "causal": R.Causal(),
+    "lengths": R.Padding(LENGTHS),
+    "keep": R.Padding(KEEP),
+    "both": R.Padding(KEEP) & R.Padding(LENGTHS),
+    "causal lengths": R.Causal() & R.Padding(LENGTHS),
+    "causal keep": R.Padding(KEEP) & R.Causal(),
+}
+
+
+@pytest.mark.parametrize("mask", SINGLE.values(), ids=SINGLE)
+@pytest.mark.parametrize("shared", [None, 2])
+def test_plain_causal_and_padded_calls_are_one_call_of_the_kernel(mask, shared, calls):
+    leaves = [x.double().requires_grad_() for x in qkv(shared=shared)]
+    out = attend(*leaves, mask=mask, backend="sdpa")
+    assert calls == ["fused"]
+    want = attend(*leaves, mask=mask, backend="reference")
+    torch.testing.assert_close(out, want)
+    grads = (torch.autograd.grad(x.sin().sum(), leaves) for x in (out, want))
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("mask", SINGLE.values(), ids=SINGLE)
+def test_the_statistic_of_a_single_call_is_that_of_the_reference(mask):
+    call = Call.of(*qkv(), mask=mask)
+    torch.testing.assert_close(sdpa.run(call)[1], reference.run(call)[1])
+
+
+def test_one_query_sees_every_key_under_causal(calls):
+    q, k, v = qkv(1, 40)
+    torch.testing.assert_close(attend(q, k, v, mask=R.Causal(), backend="sdpa"), attend(q, k, v, backend="reference"))
+    earlier = attend(q, k, v, mask=R.Causal(), offset=20, backend="sdpa")
+    torch.testing.assert_close(earlier, attend(q, k[:, :, :21], v[:, :, :21], backend="reference"))
+    assert calls == ["fused", "fused"]
+
+
+def test_unequal_lengths_are_aligned_bottom_right_not_as_pytorch_does(calls):
+    q, k, v = qkv(60, 90, d=64)
+    want = attend(q, k, v, mask=R.Causal(), backend="reference")
+    torch.testing.assert_close(attend(q, k, v, mask=R.Causal(), backend="sdpa"), want)
+    assert calls == ["by_blocks"]
+
+
+def test_small_problems_are_one_call_with_the_mask_made_whole(calls):
+    q, k, v = qkv(20)
+    terms = {"mask": R.Window(3) | R.Global(1), "bias": R.Alibi(4)}
+    torch.testing.assert_close(attend(q, k, v, **terms), attend(q, k, v, **terms, backend="reference"))
+    assert calls == ["fused"]
+
+
+def test_large_masked_problems_go_block_by_block(calls):
+    q, k, v = qkv(200)
+    torch.testing.assert_close(
+        attend(q, k, v, mask=R.Window(3)), attend(q, k, v, mask=R.Window(3), backend="reference")
+    )
+    assert calls == ["by_blocks"]
+
+
+SHORT = {
+    "square": (qkv(), None, True),
+    "causal": (qkv(), R.Causal(), True),
+    "grouped": (qkv(shared=2), R.Causal(), True),
+    "one query": (qkv(1, 30), R.Causal(), True),
+    "cross": (qkv(7, 30), None, True),
+    "unequal causal": (qkv(7, 30), R.Causal(), False),
+    "masked": (qkv(), R.Window(3), False),
+    "padded": (qkv(), R.Padding(LENGTHS), False),
+    "empty": ([x[:, :, :0] for x in qkv()], None, False),
+    "three dims": ([x[0] for x in qkv()], None, False),
+    "five dims": ([x[None] for x in qkv()], None, False),
+    "dtypes": ((qkv()[0].double(), *qkv()[1:]), None, False),
+    "integers": ([x.long() for x in qkv()], None, False),
+    "batches": ((qkv()[0][:1], *qkv()[1:]), None, False),
+    "widths": ((qkv()[0][..., :4], *qkv()[1:]), None, False),
+    "value width": ((*qkv()[:2], qkv()[2][..., :4]), None, False),
+    "heads": ((qkv(heads=3)[0], *qkv(shared=2)[1:]), None, False),
+    "no tensor": ((1, 2, 3), None, False),
+    "no mask": (qkv(), "causal", False),
+}
+
+
+@pytest.mark.parametrize(("tensors", "mask", "taken"), SHORT.values(), ids=SHORT)
+def test_the_shortcut_takes_plain_and_causal_calls_of_well_made_tensors(tensors, mask, taken):
+    out = sdpa.at_once(*tensors, mask)
+    assert (out is not None) == taken
+    if taken:
+        torch.testing.assert_close(out, attend(*tensors, mask=mask, backend="reference"))
+
+
+def test_the_shortcut_leaves_autocast_and_other_devices_alone():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert sdpa.at_once(*qkv(), None) is None
+    assert sdpa.at_once(*(x.to("meta") for x in qkv()), None) is None
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("which", [1, 2])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_the_shortcut_steps_aside_when_hidden_garbage_would_leak(grad, which, bad):
+    tensors = [x.requires_grad_(grad) for x in qkv()]
+    clean = attend(*tensors, mask=R.Causal())
+    dirty = [x.detach().clone() for x in tensors]
+    dirty[which][:, :, 30] = bad
+    dirty = [x.requires_grad_(grad) for x in dirty]
+    out = attend(*dirty, mask=R.Causal())
+    torch.testing.assert_close(out[:, :, :30], clean[:, :, :30])
+    if grad:
+        want, ours = (
+            torch.autograd.grad(x[:, :, :30].sum(), given[0])[0] for x, given in ((clean, tensors), (out, dirty))
+        )
+        torch.testing.assert_close(ours[:, :, :30], want[:, :, :30])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e30])
+@pytest.mark.parametrize("mask", [R.Padding(LENGTHS), R.Causal() & R.Padding(LENGTHS), R.Padding((40, 0))])
+def test_garbage_in_padding_changes_nothing(mask, bad):
+    tensors = [x.requires_grad_() for x in qkv()]
+    dirty = [x.detach().clone() for x in tensors]
+    hidden = ~mask(torch.tensor(1), torch.tensor(0), torch.tensor(39), torch.arange(40)).expand(40)
+    for x in dirty[1:]:
+        x[1, :, hidden] = bad
+    dirty = [x.requires_grad_() for x in dirty]
+    clean, out = (attend(*x, mask=mask) for x in (tensors, dirty))
+    torch.testing.assert_close(out, clean)
+    for want, ours in zip(*(torch.autograd.grad(x.sum(), y) for x, y in ((clean, tensors), (out, dirty))), strict=True):
+        torch.testing.assert_close(ours, want)
+
+
+def test_a_query_of_nan_that_sees_nothing_gives_zeros():
+    q, k, v = qkv()
+    q[1, :, 0] = torch.nan
+    keep = torch.ones(2, 40, dtype=torch.bool)
+    keep[1, 0] = False
+    out = attend(q, k, v, mask=R.Causal() & R.Padding(keep))
+    assert (out[1, :, 0] == 0).all()
+    assert out.isfinite().all()
+
+
+OBJECTIONS = [
+    ("sdpa", {"score": R.Additive(torch.ones(8))}, "Additive is no plain product"),
+    ("sdpa", {"score": R.Dot(cap=3.0)}, "Dot with a cap is no plain product"),
+    ("sdpa", {"normalize": R.Sparsemax()}, "the kernel is softmax, not Sparsemax"),
+    ("sdpa", {"bias": R.Added(torch.randn(40, 40, requires_grad=True))}, "no gradient to a bias"),
+    ("sdpa", {"dropout": 0.1}, "with dropout PyTorch stores the matrix"),
+    ("flex", {}, "compiled for GPUs, and q is on cpu"),
+    ("flex", {"dropout": 0.1}, "no dropout"),
+    ("flex", {"score": R.Location(torch.ones(40, 8))}, "Location is no product"),
+    ("flex", {"normalize": R.Hard()}, "the kernel is softmax, not Hard"),
+]
+
+
+@pytest.mark.parametrize(("backend", "terms", "reason"), OBJECTIONS, ids=[f"{b}-{r}" for b, _, r in OBJECTIONS])
+def test_a_backend_asked_for_by_name_raises_its_objections(backend, terms, reason):
+    with pytest.raises(ValueError, match=f"backend '{backend}' cannot run this call: .*{reason}"):
+        attend(*qkv(), **terms, backend=backend)
+
+
+def test_values_of_another_width_are_an_objection():
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match="another width than keys PyTorch stores the matrix"):
+        attend(q, k, v[..., :3], backend="sdpa")
+    assert choose(Call.of(q, k, v[..., :3])) is tiled
+
+
+def test_hidden_garbage_is_an_objection_where_it_would_leak():
+    q, k, v = qkv()
+    k[:, :, 30] = torch.nan
+    with pytest.raises(ValueError, match="would leak through the kernel"):
+        attend(q, k, v, mask=R.Causal(), backend="sdpa")
+    assert choose(Call.of(q, k, v, mask=R.Causal())) is tiled
+
+
+@pytest.mark.parametrize(
+    ("terms", "backend"),
+    [
+        ({}, sdpa),
+        ({"mask": R.Window(3)}, sdpa),
+        ({"bias": R.Alibi(4)}, sdpa),
+        ({"score": R.Cosine(0.5)}, sdpa),
+        ({"score": R.Additive(torch.ones(8))}, tiled),
+        ({"normalize": R.Sparsemax()}, tiled),
+        ({"dropout": 0.5}, tiled),
+    ],
+)
+def test_the_fastest_backend_without_objections_is_taken(terms, backend):
+    assert choose(Call.of(*qkv(), **terms)) is backend
+
+
+def test_the_reference_is_never_taken_unasked(monkeypatch):
+    monkeypatch.setattr(tiled, "objections", lambda call: ["not today"])
+    with pytest.raises(
+        ValueError, match=r"no backend runs this call in linear memory: .*tiled: not today; pass backend"
+    ):
+        attend(*qkv(), normalize=R.Sparsemax())
+
+
+def test_flex_comes_before_tiled_where_it_runs():
+    with flex_on_the_cpu():
+        assert choose(Call.of(*qkv(), score=R.Dot(cap=3.0))) is flex
+
+
+@pytest.mark.parametrize(
+    "terms", [{"mask": R.Causal() & R.Window(5)}, {"bias": R.Alibi(4)}, {"score": R.Dot(cap=2.0)}], ids=str
+)
+def test_every_pair_of_backends_agrees(terms):
+    q, k, v = qkv(33, 50, shared=2)
+    want = attend(q, k, v, **terms, backend="reference")
+    for backend in dispatch.BACKENDS.values():
+        with flex_on_the_cpu():
+            if not backend.objections(Call.of(q, k, v, **terms)):
+                torch.testing.assert_close(attend_on(backend.name, q, k, v, **terms), want)
+
+
+def test_explain_names_the_choice_the_cost_and_every_objection():
+    q, k, v = torch.randn(3, 1, 8, 1024, 64)
+    text = explain(q, k, v, mask=R.Causal() & R.Window(128), score=R.Dot(cap=5.0))
+    assert "-> tiled      chosen" in text
+    assert "   sdpa       Dot with a cap is no plain product of queries and keys" in text
+    assert "   flex       it is compiled for GPUs, and q is on cpu" in text
+    assert "   reference  could, storing the matrix; ask for it by name" in text
+    assert "cost       " in text
+    assert "attend 1 x 8 x 1024 x 1024, d = 64, float32, cpu" in text
+
+
+def test_cost_counts_the_tiles_that_are_not_empty():
+    q, k, v = torch.randn(3, 1, 2, 1024, 16)
+    plain, banded = cost(Call.of(q, k, v)), cost(Call.of(q, k, v, mask=R.Window(128)))
+    assert plain.flops == 2 * 1024 * 1024 * (16 + 16) * 2
+    assert plain.share == 1.0
+    assert banded.share == (8 + 7 + 7) / 64  # of 8 x 8 tiles, the diagonal and its neighbours
+    assert banded.flops == plain.flops * 22 / 64
+    assert plain.moved == 4 * 2 * 1024 * 16 * 4
+    assert plain.matrix == 2 * 1024 * 1024 * 4
+    assert str(plain) == "134 MFLOP over 100 % of the matrix, 524 kB moved; the matrix would take 8.39 MB"
+
+
+def test_the_first_product_leaves_its_statistic_for_every_later_question(monkeypatch):
+    q, k, v = torch.randn(3, 1, 2, 300, 16)
+    A = R.weights(q, k, mask=R.Causal())
+    out = A @ v
+    torch.testing.assert_close(out, attend(q, k, v, mask=R.Causal()))
+    torch.testing.assert_close(A._statistic.squeeze(-1), R.weights(q, k, mask=R.Causal()).lse)
+    monkeypatch.setattr(R.Softmax, "weigh", None)  # nobody needs to normalize again
+    summary = A.summary()
+    torch.testing.assert_close(summary.received, A.received())
+    torch.testing.assert_close(A[..., 7, :].sum(-1), torch.ones(1, 2))

@@ -1,0 +1,153 @@
+"""attend under torch.compile, torch.export, torch.func and autocast."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+import regard as R
+from regard import attend
+
+LENGTHS = (16, 17, 33, 64, 100, 129, 7, 250, 31, 300)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def plain(q, k, v, lengths):
+    return attend(q, k, v)
+
+
+def causal(q, k, v, lengths):
+    return attend(q, k, v, mask=R.Causal())
+
+
+def padded(q, k, v, lengths):
+    return attend(q, k, v, mask=R.Padding(lengths))
+
+
+def kept(q, k, v, lengths):
+    return attend(q, k, v, mask=R.Padding(torch.arange(k.shape[2]) < lengths[:, None]))
+
+
+def causal_and_padded(q, k, v, lengths):
+    return attend(q, k, v, mask=R.Causal() & R.Padding(lengths))
+
+
+TRACEABLE = [plain, causal, padded, kept, causal_and_padded]
+
+
+def tensors(n, grad=False):
+    q, k, v = (torch.randn(2, h, n, 16).requires_grad_(grad) for h in (4, 2, 2))
+    return q, k, v, torch.tensor([n, n // 2])
+
+
+@pytest.mark.parametrize("fn", TRACEABLE)
+def test_compiles_without_a_graph_break_and_at_most_twice_over_ten_lengths(fn):
+    counter = CompileCounter()
+    compiled = torch.compile(fn, fullgraph=True, backend=counter)
+    for n in LENGTHS:
+        given = tensors(n)
+        torch.testing.assert_close(compiled(*given), fn(*given))
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("fn", [causal, causal_and_padded])
+def test_compiled_gradients_are_the_eager_ones(fn):
+    compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
+    for n in (20, 33):
+        given = tensors(n, grad=True)
+        pairs = (torch.autograd.grad(f(*given).sin().sum(), given[:3]) for f in (compiled, fn))
+        for ours, want in zip(*pairs, strict=True):
+            torch.testing.assert_close(ours, want)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_inductor_compiles_a_causal_call():
+    given = tensors(40)
+    torch.testing.assert_close(torch.compile(causal, fullgraph=True)(*given), causal(*given))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"mask": R.Window(5)},
+        {"mask": R.Causal() & R.Documents(torch.arange(40) // 9)},
+        {"score": R.Additive(torch.ones(16))},
+        {"normalize": R.Sparsemax()},
+        {"dropout": 0.0, "bias": R.Alibi(4)},
+    ],
+    ids=str,
+)
+def test_other_calls_break_the_graph_and_stay_right(terms):
+    def fn(q, k, v):
+        return attend(q * 2, k, v, **terms) + 1
+
+    q, k, v, _ = tensors(40)
+    torch.testing.assert_close(torch.compile(fn, backend="eager")(q, k, v), fn(q, k, v))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="the tiles its mask leaves empty"):
+        torch.compile(fn, backend="eager", fullgraph=True)(q, k, v)
+
+
+class Module(torch.nn.Module):
+    def __init__(self, fn):
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, q, k, v, lengths):
+        return self.fn(q, k, v, lengths)
+
+
+@pytest.mark.parametrize("fn", TRACEABLE)
+@pytest.mark.parametrize("strict", [False, True])
+def test_exports_with_the_length_left_open(fn, strict):
+    n = torch.export.Dim("n", min=2, max=4096)
+    program = torch.export.export(Module(fn), tensors(50), dynamic_shapes=({2: n}, {2: n}, {2: n}, None), strict=strict)
+    given = tensors(77)
+    torch.testing.assert_close(program.module()(*given), fn(*given))
+
+
+@pytest.mark.parametrize("fn", TRACEABLE)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_is_a_loop_and_functional_gradients_are_autograd_s(fn):
+    given = [torch.stack([x, x.flip(0)]) for x in tensors(20)]
+    out = torch.func.vmap(fn)(*given)
+    torch.testing.assert_close(out, torch.stack([fn(*(x[n] for x in given)) for n in range(2)]))
+    q, k, v, lengths = tensors(20)
+    grad = torch.func.grad(lambda q: fn(q, k, v, lengths).sin().sum())(q)
+    q.requires_grad_()
+    torch.testing.assert_close(grad, torch.autograd.grad(fn(q, k, v, lengths).sin().sum(), q)[0])
+
+
+def test_what_torch_func_cannot_follow_is_refused():
+    q, k, v, _ = tensors(100)
+
+    def fn(q):
+        return attend(q, k, v, mask=R.Window(5)).sum()
+
+    for transformed, given in ((torch.func.vmap(fn), q[None]), (torch.func.grad(fn), q)):
+        with pytest.raises(ValueError, match=r"torch.func cannot follow.*pass backend='reference'"):
+            transformed(given)
+
+
+def test_the_reference_serves_torch_func():
+    q, k, v = torch.randn(3, 2, 1, 2, 30, 8)
+    mask = R.Window(5)
+    out = torch.func.vmap(lambda q, k, v: attend(q, k, v, mask=mask, backend="reference"))(q, k, v)
+    torch.testing.assert_close(out, torch.stack([attend(*x, mask=mask) for x in zip(q, k, v, strict=True)]))
+
+
+@pytest.mark.parametrize("fn", TRACEABLE)
+def test_autocast_inside_a_compiled_function(fn):
+    given = tensors(40)
+    compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, want = compiled(*given), fn(*given)
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, want)
