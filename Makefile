@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint nightly bench
+.PHONY: demo test lint nightly mutants bench
 
 demo: $(READY)
 	$(BIN)/python examples/01_operator.py
@@ -19,6 +19,9 @@ lint: $(READY)
 
 nightly: $(READY)
 	REGARD_HYPOTHESIS=nightly $(BIN)/python -m pytest -q -n auto tests/test_invariants.py
+
+mutants: $(READY)
+	$(BIN)/python -m pytest -q -n 2 -m mutants tests/mutants
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

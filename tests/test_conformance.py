@@ -34,18 +34,19 @@ def strided(x: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def judged(case: Case, shape: Shape, dtype: torch.dtype) -> tuple:
+def judged(case: Case, shape: Shape, dtype: torch.dtype, device: str = "cpu") -> tuple:
     """Inputs rounded to the dtype, the truth and its gradients, and the errors of plain PyTorch in that dtype."""
     qkv, tensors = oracle.inputs(shape, case)
     qkv, tensors = typed(qkv, dtype), typed(tensors, dtype)
     results = []
-    for kind in (torch.float64, dtype):
-        x, t = leaves(typed(qkv, kind)), leaves(typed(tensors, kind))
-        out = oracle.attention(case, shape, *x, t)
+    for kind, place in ((torch.float64, "cpu"), (dtype, device)):
+        with torch.device(place):
+            x, t = (leaves([y.to(place) for y in typed(given, kind)]) for given in (qkv, tensors))
+            out = oracle.attention(case, shape, *x, t)
         grad = cotangent(out)
         wanted = [y for y in x + t if y.requires_grad]
         grads = torch.autograd.grad(out, wanted, grad, allow_unused=True) if out.requires_grad else [None] * len(wanted)
-        results.append([y.detach().double() if y is not None else None for y in (out, *grads)])
+        results.append([y.detach().double().cpu() if y is not None else None for y in (out, *grads)])
     truth, plain = results
     errors = [_largest(t - p) if t is not None else 0.0 for t, p in zip(truth, plain, strict=True)]
     sizes = [_largest(t) if t is not None else 0.0 for t in truth]
@@ -61,7 +62,7 @@ def _largest(x: Tensor) -> float:
 
 def cotangent(out: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(5)
-    return torch.randn(out.shape, generator=generator, dtype=torch.float64).to(torch.bfloat16).to(out.dtype)
+    return torch.randn(out.shape, generator=generator, dtype=torch.float64).to(torch.bfloat16).to(out)
 
 
 def close(

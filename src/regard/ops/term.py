@@ -62,10 +62,14 @@ class Term:
                 object.__setattr__(other, field.name, value.map_tensors(fn))
         return other
 
-    def lifted(self: TermT, device: torch.device) -> TermT:
+    def lifted(self: TermT, device: torch.device, dtype: torch.dtype) -> TermT:
         """The same term with its lists of numbers as tensors, for kernels that cannot make any."""
         nested = {name: x for name in self.__dataclass_fields__ if isinstance(x := getattr(self, name), Term)}
-        return dataclasses.replace(self, **{name: x.lifted(device) for name, x in nested.items()}) if nested else self
+        return (
+            dataclasses.replace(self, **{name: x.lifted(device, dtype) for name, x in nested.items()})
+            if nested
+            else self
+        )
 
     def __eq__(self, other: object) -> bool:
         if self is other:

@@ -2,6 +2,7 @@
 
 The terms are its `mask_mod` and `score_mod` as they stand. Which tiles a mask leaves empty is read from the mask's
 structure, never from an N x N tensor, and remembered; the first call with a new kind of term compiles, for seconds.
+PyTorch's module is imported when first needed: it brings the compiler with it.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from ..biases import Mod
 from ..call import Call
@@ -21,6 +21,10 @@ from ..layout import TILE, layout, remembered, skeleton
 from ..normalizers import SinkSoftmax, Softmax
 from ..scores import Bilinear, Cosine, Dot
 from ..tracing import outside_the_graph, transformed
+from .kernels import product
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 name = "flex"
 DEVICES = ("cuda",)  # on the CPU FlexAttention stores the matrix and has no backward: good for tests alone
@@ -58,7 +62,7 @@ def objections(call: Call) -> list[str]:
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the row statistic, `b h i 1`."""
     assert call.v is not None
-    q, k, scale = _product(call)
+    q, k, scale = product(call)
     v = call.v
     offset = torch.tensor(call.offset, device=q.device)
     block_mask = None
@@ -79,20 +83,11 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     return out, lse.detach()[..., None]
 
 
-def _product(call: Call) -> tuple[Tensor, Tensor, float]:
-    """q and k such that the score is their product times a number."""
-    match call.score:
-        case Dot(scale=scale) if not isinstance(scale, Tensor):
-            return call.q, call.k, call.q.shape[-1] ** -0.5 if scale is None else scale
-    q, k = call.score.prepare(call.q.to(call.dtype), call.k.to(call.dtype), None)
-    return q.to(call.q.dtype), k.to(call.q.dtype), 1.0
-
-
 def _score_mod(call: Call, offset: Tensor) -> Callable[..., Tensor] | None:
     cap = call.score.cap if isinstance(call.score, Dot) else None
     bias: Mod | None = None
     if call.bias is not None:
-        bias = call.bias.lifted(call.q.device).bind(call.q, call.k, offset)
+        bias = call.bias.lifted(call.q.device, call.dtype).bind(call.q, call.k, offset)
     if cap is None and bias is None:
         return None
 
@@ -106,6 +101,8 @@ def _score_mod(call: Call, offset: Tensor) -> Callable[..., Tensor] | None:
 @outside_the_graph
 def _tiles(call: Call, offset: Tensor) -> tuple[BlockMask, Tensor | None]:
     """The block mask of a call, and the keys that anyone sees, where those are not all."""
+    from torch.nn.attention.flex_attention import BlockMask
+
     mask = call.mask
     assert mask is not None
 
@@ -117,7 +114,7 @@ def _tiles(call: Call, offset: Tensor) -> tuple[BlockMask, Tensor | None]:
 
     tiles, seen = remembered(mask, (call.shape, call.offset, call.q.device), make)
     tiles = copy.copy(tiles)
-    tiles.mask_mod = mask.lifted(call.q.device).bind(call.q, call.k, offset)
+    tiles.mask_mod = mask.lifted(call.q.device, call.dtype).bind(call.q, call.k, offset)
     return tiles, seen
 
 
@@ -143,6 +140,8 @@ def _uncompiled(
     grouped: bool,
     options: Any,
 ) -> tuple[Tensor, Tensor]:
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
     out, aux = flex_attention(
         q,
         k,

@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..call import Call
+from ..scores import Dot
+
 aten = torch.ops.aten
 
 
@@ -38,8 +41,8 @@ def fused(
     Compiled for a GPU there is no log-sum-exp: the compiler chooses the kernel.
     """
     if q.device.type == "cpu":
-        # The kernel takes a last dim with gaps for one without.
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        if not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # the kernel overlooks gaps in the last dim
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
             q, k, v, is_causal=causal, attn_mask=added, scale=scale
         )
@@ -76,6 +79,17 @@ def choice(q: Tensor, k: Tensor, v: Tensor, *, added: Tensor | None, causal: boo
     """The kernel PyTorch takes for these tensors on a GPU."""
     grouped = q.shape[1] != k.shape[1]
     return Kernel(torch._fused_sdp_choice(q, k, v, _aligned(added, q), dropout, causal, enable_gqa=grouped))
+
+
+def product(call: Call) -> tuple[Tensor, Tensor, float]:
+    """q and k such that the score is their product times a positive number, in the dtype the kernels take."""
+    match call.score:
+        case Dot(scale=scale) if not isinstance(scale, Tensor):
+            number = call.q.shape[-1] ** -0.5 if scale is None else scale
+            # The kernels take the largest product for the largest score.
+            return (call.q, call.k, number) if number > 0 else (call.q * number, call.k, 1.0)
+    q, k = call.score.prepare(call.q.to(call.dtype), call.k.to(call.dtype), call.head_ids)
+    return (q, k, 1.0) if q.is_cpu else (q.to(call.q.dtype), k.to(call.q.dtype), 1.0)
 
 
 def _aligned(added: Tensor | None, q: Tensor) -> Tensor | None:

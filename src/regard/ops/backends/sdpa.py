@@ -16,47 +16,57 @@ import torch
 from torch import Tensor
 
 from ..call import FLOATS, Call
+from ..layout import remembered
 from ..mask import And, Mask
 from ..masks import Causal, Padding
 from ..normalizers import Softmax
 from ..place import Point
 from ..problem import clean, minus_infinity_where_not
 from ..scores import Bilinear, Cosine, Dot
-from ..tracing import readable
+from ..tracing import followed, readable
 from .blocks import by_blocks
-from .kernels import choice, fused
+from .kernels import choice, fused, product
 
 name = "sdpa"
+DEVICES = ("cpu", "cuda")
 INF = float("inf")
 SMALL = 2**15  # entries of a mask that is made whole sooner than planned
 
 
-def at_once(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor | None:
-    """Plain or causal attention of well-made tensors on the CPU; None for any other call.
+def at_once(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: int | None = None) -> Tensor | None:
+    """Plain or causal attention of well-made tensors; None for any other call.
 
     A shortcut past `Call`: for short sequences, decoding above all, what surrounds the kernel costs more than it.
     """
-    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or not readable(q):
+    if not (type(q) is type(k) is type(v) is Tensor) or q.device.type not in DEVICES or followed():
         return None
-    if q.ndim != 4 or k.shape != v.shape or q.dtype not in FLOATS or not (q.dtype == k.dtype == v.dtype):
+    if not (q.dtype == k.dtype == v.dtype) or not (q.device == k.device == v.device) or q.dtype not in FLOATS:
+        return None
+    if not (q.ndim == k.ndim == 4) or k.shape != v.shape or torch.is_autocast_enabled(q.device.type):
         return None
     (b, h, i, d), (b_k, g, j, d_k) = q.shape, k.shape
-    if not (b and i and j and h and g and d) or b != b_k or d != d_k or h % g or k.device != v.device != q.device:
+    if b != b_k or d != d_k or not (b and h and i and d and g and j) or h % g:
         return None
-    causal = type(mask) is Causal and i > 1
-    if (mask is not None and type(mask) is not Causal) or (causal and i != j) or torch.is_autocast_enabled("cpu"):
+    causal = mask is not None and i > 1
+    if (mask is not None and type(mask) is not Causal) or (causal and i != j):
+        return None
+    if offset is not None and (type(offset) is not int or offset != j - i):
+        return None
+    if q.is_cuda and not choice(q, k, v, added=None, causal=causal, dropout=0.0).fused:
         return None
     out, _ = fused(q, k, v, scale=d**-0.5, added=None, causal=causal, dropout=0.0)
+    if q.is_cuda or not causal:
+        return out
     # What a hidden key holds may leak into the output, and from k and v into their gradients.
     suspects = (k.detach(), v.detach()) if out.requires_grad else (out,)
-    return out if not causal or all(math.isfinite(x.sum(dtype=torch.float32)) for x in suspects) else None
+    return out if all(math.isfinite(x.sum(dtype=torch.float32)) for x in suspects) else None
 
 
 def objections(call: Call) -> list[str]:
     """What keeps this backend from running the call."""
     assert call.v is not None
     found = []
-    if call.q.device.type not in ("cpu", "cuda"):
+    if call.q.device.type not in DEVICES:
         found.append(f"it runs on cpu and cuda, and q is on {call.q.device}")
     if not isinstance(call.score, (Dot, Cosine, Bilinear)) or (isinstance(call.score, Dot) and call.score.cap):
         what = "Dot with a cap" if isinstance(call.score, Dot) else type(call.score).__name__
@@ -92,14 +102,12 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     form = single(call)
     if form is None:
         return by_blocks(call)
-    q, k, scale = _product(call)
+    q, k, scale = product(call)
     v = call.v.to(q.dtype)
     added = empty = None
     if form.keys is not None:
-        seen = _seen(call, form.keys)
-        empty = (seen.cumsum(-1) == 0).mT if form.causal else ~seen.any(-1, keepdim=True)
+        seen, empty, added = _hiding(call, form.keys, form.causal, q.dtype)
         q, k, v = torch.where(empty, 0.0, q), torch.where(seen.mT, k, 0.0), torch.where(seen.mT, v, 0.0)
-        added = minus_infinity_where_not(seen, q.dtype)
     elif form.tile:
         added = _tile(call, q.dtype)
         empty = (added == -INF).all(-1, keepdim=True)
@@ -135,13 +143,21 @@ def single(call: Call) -> Single | None:
     return Single(tile=True) if readable(call.q) and b * h * i * j <= SMALL else None
 
 
-def _seen(call: Call, keys: Mask) -> Tensor:
-    """Which keys a mask of keys leaves, `b|1 1 1 j`."""
-    b, _, _, j = call.shape
-    device = call.q.device
-    batch = torch.arange(b, device=device) if call.batch_ids is None else call.batch_ids
-    zero = torch.zeros((), dtype=torch.long, device=device)
-    return keys.over(Point(batch.view(-1, 1, 1, 1), zero, zero, torch.arange(j, device=device)))
+def _hiding(call: Call, keys: Mask, causal: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Which keys are seen, `b|1 1 1 j`, which rows see none, `b|1 1 i|1 1`, and -inf where a key is not seen."""
+
+    def make() -> tuple[Tensor, Tensor, Tensor]:
+        b, _, _, j = call.shape
+        device = call.q.device
+        batch = torch.arange(b, device=device) if call.batch_ids is None else call.batch_ids
+        zero = torch.zeros((), dtype=torch.long, device=device)
+        seen = keys.over(Point(batch.view(-1, 1, 1, 1), zero, zero, torch.arange(j, device=device)))
+        empty = (seen.cumsum(-1) == 0).mT if causal else ~seen.any(-1, keepdim=True)
+        return seen, empty, minus_infinity_where_not(seen, dtype)
+
+    if followed() or call.batch_ids is not None:
+        return make()
+    return remembered(keys, (call.shape, causal, dtype, call.q.device), make)
 
 
 def _conjuncts(mask: Mask | None) -> Iterator[Mask]:
@@ -151,15 +167,6 @@ def _conjuncts(mask: Mask | None) -> Iterator[Mask]:
         yield from _conjuncts(mask.right)
     elif mask is not None:
         yield mask
-
-
-def _product(call: Call) -> tuple[Tensor, Tensor, float]:
-    """q and k such that the score is their product times a number."""
-    match call.score:
-        case Dot(scale=scale) if not isinstance(scale, Tensor):
-            return call.q, call.k, call.q.shape[-1] ** -0.5 if scale is None else scale
-    q, k = call.score.prepare(call.q.to(call.dtype), call.k.to(call.dtype), call.head_ids)
-    return (q, k, 1.0) if q.device.type == "cpu" else (q.to(call.q.dtype), k.to(call.q.dtype), 1.0)
 
 
 def _tile(call: Call, dtype: torch.dtype) -> Tensor:
