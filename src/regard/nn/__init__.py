@@ -1,0 +1,81 @@
+"""Layers: every attention mechanism as a module over the operator."""
+
+from .attention import Attention, Core
+from .blocks import DecoderBlock, EncoderBlock
+from .embeddings import (
+    CharacterEmbedding,
+    ConcatEmbedding,
+    ContextualEmbedding,
+    Frozen,
+    SubwordEmbedding,
+    SumEmbedding,
+    TokenEmbedding,
+)
+from .feedforward import FeedForward, GatedFeedForward
+from .learned import LearnedCosine, LearnedDot, LearnedSink
+from .local import LocalAttention
+from .memory import KeyValues, KVCache, SegmentMemory
+from .modulate import Modulate
+from .norms import PostNorm, PreNorm, RMSNorm
+from .pooling import AttentionPool
+from .positions import LearnedPositions, Rotary, ShawBias, Sinusoidal, T5Bias, positions_of
+from .recurrent import (
+    BahdanauAttention,
+    ConcatScore,
+    Coverage,
+    DotScore,
+    GeneralScore,
+    LocationScore,
+    LuongAttention,
+    Memory,
+)
+from .slots import MemorySlots
+from .vision import CBAM, PatchEmbedding, SelectiveKernel, SelfAttention2d, SqueezeExcite
+
+__all__ = [
+    "CBAM",
+    "Attention",
+    "AttentionPool",
+    "BahdanauAttention",
+    "CharacterEmbedding",
+    "ConcatEmbedding",
+    "ConcatScore",
+    "ContextualEmbedding",
+    "Core",
+    "Coverage",
+    "DecoderBlock",
+    "DotScore",
+    "EncoderBlock",
+    "FeedForward",
+    "Frozen",
+    "GatedFeedForward",
+    "GeneralScore",
+    "KVCache",
+    "KeyValues",
+    "LearnedCosine",
+    "LearnedDot",
+    "LearnedPositions",
+    "LearnedSink",
+    "LocalAttention",
+    "LocationScore",
+    "LuongAttention",
+    "Memory",
+    "MemorySlots",
+    "Modulate",
+    "PatchEmbedding",
+    "PostNorm",
+    "PreNorm",
+    "RMSNorm",
+    "Rotary",
+    "SegmentMemory",
+    "SelectiveKernel",
+    "SelfAttention2d",
+    "ShawBias",
+    "Sinusoidal",
+    "SqueezeExcite",
+    "SubwordEmbedding",
+    "SumEmbedding",
+    "T5Bias",
+    "TokenEmbedding",
+    "positions_of",
+]

@@ -1,0 +1,387 @@
+"""Attention: the layer around the operator, from tokens to queries, keys and values, and back."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from ..ops.biases import Bias
+from ..ops.demands import must_be_tensor, must_count
+from ..ops.lazy import Weights
+from ..ops.mask import Mask
+from ..ops.masks import Padding
+from ..ops.normalizers import Normalizer, SinkSoftmax
+from ..ops.operator import attend, weights
+from ..ops.scores import Location, Score
+from ..ops.term import Term
+from .learned import fill, slot
+from .memory import KeyValues, KVCache, look_back
+from .multihead import objections, pairs
+from .norms import Norm
+from .positions import Rotary
+from .slots import MemorySlots, Until
+
+
+class Core(nn.Module):
+    """dropout(normalize(mask(score(q, k) + bias))) @ v: `attend` as a module without parameters.
+
+    Every layer attends through one, so a forward hook on it sees the queries, keys, values and terms of each
+    attention of a model. Dropout acts in training only.
+    """
+
+    def __init__(self, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h i d"],
+        k: Float[Tensor, "b g j d_k"],
+        v: Float[Tensor, "b g j e"],
+        *,
+        score: Score | None = None,
+        mask: Mask | None = None,
+        bias: Bias | None = None,
+        normalize: Normalizer | None = None,
+        offset: int | None = None,
+    ) -> Float[Tensor, "b h i e"]:
+        dropout = self.dropout if self.training else 0.0
+        terms: dict[str, Any] = {"score": score, "mask": mask, "bias": bias, "normalize": normalize}
+        return attend(q, k, v, **terms, dropout=dropout, offset=offset)
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}"
+
+
+class Attention(nn.Module):
+    """concat over heads of attend(x W_q, c W_k, c W_v), times W_o (Vaswani et al. 2017, sec. 3.2.2).
+
+    >>> from regard import Causal
+    >>> x, source = torch.randn(2, 7, 64), torch.randn(2, 9, 64)
+    >>> layer = Attention(64, heads=8, kv_heads=2, mask=Causal())
+    >>> layer(x).shape
+    torch.Size([2, 7, 64])
+    >>> layer.weights(x)
+    Weights(2 x 8 x 7 x 7, mask=Causal())
+    >>> Attention(64, heads=8)(x, source, key_padding=torch.tensor([9, 4])).shape
+    torch.Size([2, 7, 64])
+
+    `kv_heads` below `heads` is grouped-query attention, 1 multi-query. A head is `head_dim` wide, dim / heads unless
+    given, its values `value_dim`. Keys come from inputs of `key_width`, dim unless given, values from inputs of
+    `value_width`, the same unless given. `biased` names the projections that have a bias: "qkvo" all, "" none.
+
+    `score`, `mask`, `bias` and `normalize` each take a term made of numbers, `mask=Causal() & Window(256)`, or a module
+    whose `forward()` returns the term and which owns its tensors, `bias=T5Bias(8)`, `score=LearnedDot(8, scale=0.1)`.
+    `rotary` turns queries and keys, `qk_norm` makes a norm for each of them, as `RMSNorm` does, and `slots` adds that
+    many learned keys and values for every query to see.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        key_width: int | None = None,
+        value_width: int | None = None,
+        biased: str = "qkvo",
+        score: Score | nn.Module | None = None,
+        mask: Mask | nn.Module | None = None,
+        bias: Bias | nn.Module | None = None,
+        normalize: Normalizer | nn.Module | None = None,
+        rotary: Rotary | None = None,
+        qk_norm: Norm | None = None,
+        slots: int = 0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        must_count("dim", dim, least=1)
+        must_count("heads", heads, least=1)
+        self.dim, self.heads, self.kv_heads = dim, heads, heads if kv_heads is None else kv_heads
+        self.head_dim = _even_split(dim, heads) if head_dim is None else head_dim
+        self.value_dim = self.head_dim if value_dim is None else value_dim
+        _must_group(self.heads, self.kv_heads)
+        _must_name_projections(biased)
+        self.query = nn.Linear(dim, heads * self.head_dim, bias="q" in biased)
+        self.key = nn.Linear(key_width or dim, self.kv_heads * self.head_dim, bias="k" in biased)
+        self.value = nn.Linear(value_width or key_width or dim, self.kv_heads * self.value_dim, bias="v" in biased)
+        self.out = nn.Linear(heads * self.value_dim, dim, bias="o" in biased)
+        self.query_norm = None if qk_norm is None else qk_norm(self.head_dim)
+        self.key_norm = None if qk_norm is None else qk_norm(self.head_dim)
+        self.rotary = rotary
+        self.slots = MemorySlots(slots, self.kv_heads, self.head_dim, value_dim=self.value_dim) if slots else None
+        self.score = slot("score", score, Score)
+        self.mask = slot("mask", mask, Mask)
+        self.bias = slot("bias", bias, Bias)
+        self.normalize = slot("normalize", normalize, Normalizer)
+        self.core = Core(dropout=dropout)
+        for linear in (self.query, self.key, self.value, self.out):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b i dim"],
+        context: Float[Tensor, "b j key_width"] | KeyValues | None = None,
+        values: Float[Tensor, "b j value_width"] | None = None,
+        *,
+        mask: Mask | None = None,
+        key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
+        positions: Int[Tensor, "*b new"] | None = None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, "b i dim"]:
+        """Queries from x, keys from `context` (x if absent), values from `values` (`context` if absent).
+
+        A key is seen where the layer's mask, the mask of the call and `key_padding` (lengths, or True = a real key)
+        all let it. `positions`, for rotary layers, are those of the keys, and of x their last; from 0, or from the
+        length of the cache, unless given. With a cache, the keys of earlier calls come first, x follows them, and
+        `key_padding` covers both.
+        """
+        q, k = self._queries_and_keys(x, context, positions, cache)
+        v = self._values(x, context, values)
+        terms = self._terms(mask, _padding_of(key_padding, context), x.shape[1], k.shape[2], cache)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        if self.slots is not None:
+            k, v = self.slots(k, v)
+        return self.out(self.core(q, k, v, **terms).transpose(1, 2).flatten(2))
+
+    def weights(
+        self,
+        x: Float[Tensor, "b i dim"],
+        context: Float[Tensor, "b j key_width"] | KeyValues | None = None,
+        *,
+        mask: Mask | None = None,
+        key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
+        positions: Int[Tensor, "*b new"] | None = None,
+        cache: KVCache | None = None,
+    ) -> Weights:
+        """The weights of the same call, lazy; the cache is read and left as it is."""
+        q, k = self._queries_and_keys(x, context, positions, cache)
+        terms = self._terms(mask, _padding_of(key_padding, context), x.shape[1], k.shape[2], cache)
+        if cache is not None:
+            k = cache.joined(k)
+        if self.slots is not None:
+            k = self.slots.after_keys(k)
+        return weights(q, k, **terms)
+
+    def remember(
+        self,
+        context: Float[Tensor, "b j key_width"],
+        values: Float[Tensor, "b j value_width"] | None = None,
+        *,
+        key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
+    ) -> KeyValues:
+        """The keys and values of another sequence, projected once: `layer(x, layer.remember(context))`."""
+        if self.rotary is not None:
+            raise ValueError("rotary turns keys by positions they share with queries; pass context itself")
+        return KeyValues(self._keys(context), self._values(context, context, values), key_padding)
+
+    def new_cache(self) -> KVCache:
+        """An empty cache for this layer, one that forgets what a windowed mask can no longer see."""
+        reach = look_back(fill(self.mask))
+        if reach is None or isinstance(fill(self.score), Location):
+            return KVCache()
+        return KVCache(window=reach + 1)
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> Attention:
+        """The same attention with the same weights, batch first whatever `module.batch_first` says.
+
+        `add_bias_kv` becomes a slot and `add_zero_attn` a `SinkSoftmax(0.0)`, which are the same mechanisms.
+        """
+        layer = cls(
+            module.embed_dim,
+            module.num_heads,
+            key_width=module.kdim,
+            value_width=module.vdim,
+            biased="" if module.in_proj_bias is None else "qkvo",
+            normalize=SinkSoftmax(0.0) if module.add_zero_attn else None,
+            slots=0 if module.bias_k is None else 1,
+            dropout=module.dropout,
+        )
+        layer = layer.to(module.out_proj.weight).train(module.training)
+        with torch.no_grad():
+            for ours, theirs in pairs(layer, module):
+                ours.copy_(theirs)
+        return layer
+
+    def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
+        """The `nn.MultiheadAttention` of the same weights; a layer it cannot express raises.
+
+        What PyTorch takes per call, such as a causal mask, must be given to it per call again.
+        """
+        if missing := objections(self):
+            raise ValueError(f"nn.MultiheadAttention has no {', '.join(missing)}; keep this layer as it is")
+        module = nn.MultiheadAttention(
+            self.dim,
+            self.heads,
+            dropout=self.core.dropout,
+            bias=self.out.bias is not None,
+            add_bias_kv=self.slots is not None,
+            add_zero_attn=self.normalize == SinkSoftmax(0.0),
+            kdim=self.key.in_features,
+            vdim=self.value.in_features,
+            batch_first=batch_first,
+            device=self.out.weight.device,
+            dtype=self.out.weight.dtype,
+        ).train(self.training)
+        with torch.no_grad():
+            for ours, theirs in pairs(self, module):
+                theirs.copy_(ours)
+        return module
+
+    def extra_repr(self) -> str:
+        shown = [f"{self.dim}, heads={self.heads}"]
+        shown += [f"kv_heads={self.kv_heads}"] if self.kv_heads != self.heads else []
+        terms = {name: getattr(self, name) for name in ("score", "mask", "bias", "normalize")}
+        return ", ".join(shown + [f"{name}={term!r}" for name, term in terms.items() if isinstance(term, Term)])
+
+    def _queries_and_keys(
+        self, x: Tensor, context: Tensor | KeyValues | None, positions: Tensor | None, cache: KVCache | None
+    ) -> tuple[Tensor, Tensor]:
+        """b h i d and, of the new keys, b g j d: projected, normalized, turned."""
+        _must_be_tokens("x", x, self.query.in_features)
+        if cache is not None and context is not None:
+            raise ValueError(
+                "a cache is for self-attention; for another sequence write layer(x, layer.remember(context))"
+            )
+        q = _split(self.query(x), self.heads)
+        q = q if self.query_norm is None else self.query_norm(q)
+        if isinstance(context, KeyValues):
+            return q, context.k
+        k = self._keys(x if context is None else context)
+        if self.rotary is None:
+            return q, k
+        positions = _key_positions(positions, x.shape[1], k, 0 if cache is None else cache.length)
+        return self.rotary(q, positions[..., k.shape[2] - x.shape[1] :]), self.rotary(k, positions)
+
+    def _keys(self, context: Tensor) -> Tensor:
+        _must_be_tokens("context", context, self.key.in_features)
+        k = _split(self.key(context), self.kv_heads)
+        return k if self.key_norm is None else self.key_norm(k)
+
+    def _values(self, x: Tensor, context: Tensor | KeyValues | None, values: Tensor | None) -> Tensor:
+        if isinstance(context, KeyValues):
+            if values is not None:
+                raise ValueError(
+                    "values come with the remembered context; pass them to layer.remember(context, values)"
+                )
+            return context.v
+        values = values if values is not None else context if context is not None else x
+        _must_be_tokens("values", values, self.value.in_features)
+        return _split(self.value(values), self.kv_heads)
+
+    def _terms(
+        self, mask: Mask | None, key_padding: Tensor | None, i: int, new: int, cache: KVCache | None
+    ) -> dict[str, Any]:
+        """What fills the slots for i queries and so many new keys, and where the queries stand."""
+        past, before = (0, 0) if cache is None else (cache.kept, cache.length)
+        mask, bias, j = _all_of(fill(self.mask), mask), fill(self.bias), past + new
+        if cache is not None:
+            _must_remember(cache, mask)
+        mask = _all_of(mask, _padding(key_padding, j, before + new))
+        terms = {"score": fill(self.score), "mask": mask, "bias": bias, "normalize": fill(self.normalize)}
+        if self.slots is None:
+            return terms
+        # The slots stand behind the tokens: the last query meets the last token, not the last key.
+        bias = None if bias is None else Until(bias, j)
+        return {**terms, "mask": self.slots.shown(mask, j), "bias": bias, "offset": j - i}
+
+
+def _all_of(*masks: Mask | None) -> Mask | None:
+    given = [mask for mask in masks if mask is not None]
+    for mask in given:
+        if not isinstance(mask, Mask):
+            raise TypeError(
+                f"mask must be a Mask term, got {type(mask).__name__}; write mask=Dense(x), True = may attend"
+            )
+    return reduce(and_, given) if given else None
+
+
+def _must_remember(cache: KVCache, mask: Mask | None) -> None:
+    if cache.window is None:
+        return
+    reach = look_back(mask)
+    if reach is None or reach >= cache.window:
+        raise ValueError(
+            f"{cache!r} forgets keys that mask={mask!r} may still see; pass cache=KVCache(), which forgets none"
+        )
+
+
+def _padding_of(key_padding: Tensor | None, context: Tensor | KeyValues | None) -> Tensor | None:
+    return context.key_padding if key_padding is None and isinstance(context, KeyValues) else key_padding
+
+
+def _padding(key_padding: Tensor | None, j: int, seen: int) -> Padding | None:
+    """The padding of the last j of the keys seen so far."""
+    if key_padding is None:
+        return None
+    must_be_tensor("key_padding", key_padding, hint="torch.tensor([3, 5])")
+    if key_padding.dtype != torch.bool:
+        return Padding(key_padding if seen == j else (key_padding - (seen - j)).clamp(min=0))
+    if key_padding.ndim != 2 or key_padding.shape[1] != seen:
+        raise ValueError(
+            f"key_padding must hold lengths (b,) or keep (b, {seen}), all keys, those of a cache included, "
+            f"got shape {tuple(key_padding.shape)}"
+        )
+    return Padding(key_padding[:, seen - j :])
+
+
+def _key_positions(positions: Tensor | None, i: int, k: Tensor, start: int) -> Tensor:
+    j = k.shape[2]
+    if j < i:
+        raise ValueError(f"rotary needs a position for each query, got {i} queries and {j} keys")
+    if positions is None:
+        return torch.arange(start, start + j, device=k.device)
+    if positions.shape[-1] != j:
+        raise ValueError(f"positions must hold one for each of the {j} new keys, got shape {tuple(positions.shape)}")
+    return positions
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """b n (h d) -> b h n d"""
+    return x.unflatten(-1, (heads, x.shape[-1] // heads)).transpose(1, 2)
+
+
+def _must_be_tokens(name: str, x: Tensor, width: int) -> None:
+    if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != width:
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{name} must have dims b n {width}, batch first, got {got}")
+
+
+def _even_split(dim: int, heads: int) -> int:
+    if dim % heads:
+        raise ValueError(
+            f"dim must be a multiple of heads, got dim={dim} and heads={heads}; "
+            f"pass head_dim, or heads of {_divisors(dim)}"
+        )
+    return dim // heads
+
+
+def _must_group(heads: int, kv_heads: int) -> None:
+    must_count("kv_heads", kv_heads, least=1)
+    if heads % kv_heads:
+        raise ValueError(
+            f"heads must be a multiple of kv_heads, got heads={heads} and kv_heads={kv_heads}; "
+            f"pass kv_heads of {_divisors(heads)}"
+        )
+
+
+def _divisors(n: int) -> str:
+    return ", ".join(str(m) for m in range(1, n + 1) if n % m == 0)
+
+
+def _must_name_projections(biased: str) -> None:
+    if not isinstance(biased, str) or not set(biased) <= set("qkvo"):
+        raise ValueError(
+            f"biased must name projections by the letters q, k, v and o, got {biased!r}; write 'qkvo' or ''"
+        )

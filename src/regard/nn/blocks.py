@@ -1,0 +1,126 @@
+"""Blocks: attention and feed-forward, each around a residual, the storey of every Transformer."""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from ..ops.mask import Mask
+from .attention import Attention
+from .memory import KeyValues, KVCache, SegmentMemory
+from .norms import Norm, PreNorm, Residual
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention, then feed-forward (Vaswani et al. 2017, fig. 1, left); with a causal mask, a GPT block.
+
+    >>> import torch
+    >>> from regard.nn import FeedForward, PostNorm
+    >>> block = EncoderBlock(Attention(64, heads=8), FeedForward(64, 256), residual=PostNorm, dropout=0.1)
+    >>> block(torch.randn(2, 7, 64), key_padding=torch.tensor([7, 4])).shape
+    torch.Size([2, 7, 64])
+
+    `residual` says where `norm` stands, `dropout` acts on what each sublayer adds. Dropout on weights is the
+    attention's, inside the feed-forward its own. A final norm, where there is one, is the model's.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        feedforward: nn.Module,
+        *,
+        residual: Residual = PreNorm,
+        norm: Norm = nn.LayerNorm,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.feedforward = feedforward
+        self.around_attention = residual(attention.dim, norm=norm, dropout=dropout)
+        self.around_feedforward = residual(attention.dim, norm=norm, dropout=dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n dim"],
+        *,
+        mask: Mask | None = None,
+        key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
+        positions: Int[Tensor, "*b new"] | None = None,
+        cache: KVCache | None = None,
+        memory: SegmentMemory | None = None,
+    ) -> Float[Tensor, "b n dim"]:
+        """As `Attention.forward`; `memory` adds earlier segments to the keys."""
+
+        def attention(x: Tensor) -> Tensor:
+            context = None if memory is None else memory.extend(x)
+            return self.attention(x, context, mask=mask, key_padding=key_padding, positions=positions, cache=cache)
+
+        x = self.around_attention(x, attention)
+        return self.around_feedforward(x, self.feedforward)
+
+
+class DecoderBlock(nn.Module):
+    """Self-attention, attention to another sequence, feed-forward (Vaswani et al. 2017, fig. 1, right).
+
+    >>> import torch
+    >>> from regard import Causal
+    >>> from regard.nn import FeedForward
+    >>> block = DecoderBlock(Attention(64, heads=8, mask=Causal()), Attention(64, heads=8), FeedForward(64, 256))
+    >>> block(torch.randn(2, 7, 64), torch.randn(2, 9, 64), context_padding=torch.tensor([9, 4])).shape
+    torch.Size([2, 7, 64])
+
+    To decode step by step, project the other sequence once with `block.remember(context)` and pass that instead.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        cross: Attention,
+        feedforward: nn.Module,
+        *,
+        residual: Residual = PreNorm,
+        norm: Norm = nn.LayerNorm,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.cross = cross
+        self.feedforward = feedforward
+        self.around_attention = residual(attention.dim, norm=norm, dropout=dropout)
+        self.around_cross = residual(attention.dim, norm=norm, dropout=dropout)
+        self.around_feedforward = residual(attention.dim, norm=norm, dropout=dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n dim"],
+        context: Float[Tensor, "b s width"] | KeyValues,
+        *,
+        mask: Mask | None = None,
+        key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
+        context_mask: Mask | None = None,
+        context_padding: Bool[Tensor, "b s"] | Int[Tensor, " b"] | None = None,
+        positions: Int[Tensor, "*b new"] | None = None,
+        cache: KVCache | None = None,
+        memory: SegmentMemory | None = None,
+    ) -> Float[Tensor, "b n dim"]:
+        """As `EncoderBlock.forward`; the `context_` ones are for the keys of the other sequence."""
+
+        def attention(x: Tensor) -> Tensor:
+            context = None if memory is None else memory.extend(x)
+            return self.attention(x, context, mask=mask, key_padding=key_padding, positions=positions, cache=cache)
+
+        def cross(x: Tensor) -> Tensor:
+            return self.cross(x, context, mask=context_mask, key_padding=context_padding)
+
+        x = self.around_attention(x, attention)
+        x = self.around_cross(x, cross)
+        return self.around_feedforward(x, self.feedforward)
+
+    def remember(
+        self,
+        context: Float[Tensor, "b s width"],
+        *,
+        context_padding: Bool[Tensor, "b s"] | Int[Tensor, " b"] | None = None,
+    ) -> KeyValues:
+        """The keys and values of the other sequence and its padding, projected once for all steps."""
+        return self.cross.remember(context, key_padding=context_padding)

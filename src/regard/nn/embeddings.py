@@ -1,0 +1,238 @@
+"""Embeddings: from ids to vectors, by a table, from characters or pieces, or through another model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+KIM = MappingProxyType({1: 25, 2: 50, 3: 75, 4: 100, 5: 125, 6: 150})
+
+
+class TokenEmbedding(nn.Module):
+    """scale * table[id]: a vector for each word, subword or token type.
+
+    >>> words, types = TokenEmbedding(1000, 16, padding=0), TokenEmbedding(2, 16)
+    >>> words(torch.tensor([[5, 7, 0]])).shape
+    torch.Size([1, 3, 16])
+
+    The id `padding` has the vector 0 and never learns. The Transformer scales by sqrt(dim) (Vaswani et al. 2017,
+    section 3.4). `logits` reads the same table backwards (Press and Wolf 2017).
+    """
+
+    def __init__(self, size: int, dim: int, *, padding: int | None = None, scale: float = 1.0) -> None:
+        super().__init__()
+        self.table = nn.Embedding(size, dim, padding_idx=padding)
+        self.scale = scale
+        nn.init.normal_(self.table.weight, std=dim**-0.5)
+        self._silence_padding()
+
+    @classmethod
+    def of(cls, vectors: Float[Tensor, "size dim"], *, padding: int | None = None) -> Self:
+        """A table of vectors trained elsewhere, one a row; `Frozen(TokenEmbedding.of(vectors))` keeps them as is."""
+        embedding = cls(*vectors.shape, padding=padding)
+        embedding.table.weight = nn.Parameter(vectors.detach().clone())
+        embedding._silence_padding()
+        return embedding
+
+    def forward(self, ids: Int[Tensor, "*b"]) -> Float[Tensor, "*b dim"]:
+        return self.table(ids) * self.scale
+
+    def logits(self, h: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b size"]:
+        """h . table[id] for each id, unscaled: an output layer that shares the table."""
+        return nn.functional.linear(h, self.table.weight)
+
+    def _silence_padding(self) -> None:
+        if self.table.padding_idx is not None:
+            nn.init.zeros_(self.table.weight[self.table.padding_idx])
+
+
+class SubwordEmbedding(nn.Module):
+    """The mean of a word's pieces, from ids `(b, n, pieces)`: n-grams or subwords (Bojanowski et al. 2017).
+
+    >>> SubwordEmbedding(1000, 16)(torch.tensor([[[5, 7, 0], [9, 0, 0]]])).shape
+    torch.Size([1, 2, 16])
+
+    Pieces with the id `padding` do not count; a word of nothing else is 0.
+    """
+
+    def __init__(self, size: int, dim: int, *, padding: int = 0) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(size, dim, mode="mean", padding_idx=padding)
+
+    def forward(self, ids: Int[Tensor, "*b pieces"]) -> Float[Tensor, "*b dim"]:
+        return self.table(ids.flatten(0, -2)).unflatten(0, ids.shape[:-1])
+
+
+class CharacterEmbedding(nn.Module):
+    """A word's vector from its characters, ids `(b, n, characters)`: convolutions, the maximum of each, a highway.
+
+    >>> CharacterEmbedding(128, 64)(torch.randint(1, 128, (2, 5, 11))).shape
+    torch.Size([2, 5, 64])
+
+    Kim et al. 2016, sections 2.2 and 2.3. `filters` says how many filters of each width; theirs unless given. The id
+    `padding` fills words up at the end, and its number does not matter; a word of nothing else is 0.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        dim: int,
+        *,
+        character_dim: int = 15,
+        filters: Mapping[int, int] = KIM,
+        padding: int = 0,
+    ) -> None:
+        super().__init__()
+        self.padding = padding
+        self.widths = tuple(filters)
+        self.characters = nn.Embedding(size, character_dim, padding_idx=padding)
+        self.convolutions = nn.ModuleList(nn.Conv1d(character_dim, count, width) for width, count in filters.items())
+        self.highway = Highway(sum(filters.values()))
+        self.project = nn.Linear(sum(filters.values()), dim)
+
+    def forward(self, ids: Int[Tensor, "*b characters"]) -> Float[Tensor, "*b dim"]:
+        words = ids.flatten(0, -2)
+        real = words != self.padding
+        x = self.characters(words).mT
+        found = []
+        for width, convolution in zip(self.widths, self.convolutions, strict=True):
+            # A window starts at each character of the word and may run past its end, into zeros: any more padding
+            # adds no window, and a word shorter than the filter has one.
+            hits = torch.tanh(convolution(nn.functional.pad(x, (0, width - 1))))
+            found.append(hits.masked_fill(~real[:, None], -1.0).amax(-1))  # tanh is never below -1
+        word = self.project(self.highway(torch.cat(found, -1)))
+        return (word * real.any(-1, keepdim=True)).unflatten(0, ids.shape[:-1])
+
+
+class Highway(nn.Module):
+    """t * relu(W x + b) + (1 - t) * x, t = sigmoid(V x + c) (Srivastava et al. 2015, eq. 3). t starts small."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.change = nn.Linear(dim, dim)
+        self.gate = nn.Linear(dim, dim)
+        nn.init.constant_(self.gate.bias, -2.0)
+
+    def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
+        t = torch.sigmoid(self.gate(x))
+        return t * torch.relu(self.change(x)) + (1 - t) * x
+
+
+class ContextualEmbedding(nn.Module):
+    """The hidden states of another model, as the input of this one.
+
+    >>> reader = nn.Sequential(nn.Embedding(1000, 16), nn.Linear(16, 16))  # from ids to states: a Bert, say
+    >>> ContextualEmbedding(Frozen(reader))(torch.tensor([[5, 7]])).shape
+    torch.Size([1, 2, 16])
+
+    The model is called with the same inputs, `key_padding` included where it is given. It is tuned along, or left
+    alone as `Frozen(model)`. One that returns the states of all its layers, as a
+    sequence, comes with `layers`, their number: they are mixed as gamma sum_l softmax(w)_l h_l, w and gamma learned
+    (Peters et al. 2018, eq. 1).
+    """
+
+    def __init__(self, model: nn.Module, *, layers: int | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.mix = None if layers is None else LayerMix(layers)
+
+    def forward(self, *inputs: Tensor, key_padding: Tensor | None = None) -> Float[Tensor, "b n dim"]:
+        states = _called(self.model, inputs, key_padding)
+        if self.mix is not None:
+            return self.mix(states)
+        if not isinstance(states, Tensor):
+            raise TypeError(
+                f"the model must return a tensor of states (b, n, dim), got {type(states).__name__}; "
+                "for the states of several layers pass layers=, their number"
+            )
+        return states
+
+
+class LayerMix(nn.Module):
+    """gamma sum_l softmax(w)_l h_l: what each layer of a model knows, in learned shares (Peters et al. 2018, eq. 1)."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.shares = nn.Parameter(torch.zeros(layers))
+        self.gamma = nn.Parameter(torch.ones(()))
+
+    def forward(self, states: Sequence[Float[Tensor, "*b dim"]]) -> Float[Tensor, "*b dim"]:
+        if len(states) != len(self.shares):
+            raise ValueError(f"there must be {len(self.shares)} layers of states, got {len(states)}")
+        shares = self.shares.softmax(0)
+        return self.gamma * sum(share * h for share, h in zip(shares, states, strict=True))
+
+
+class Frozen(nn.Module):
+    """A module that does not learn: no gradients, and evaluation mode even while the rest trains.
+
+    >>> Frozen(nn.Dropout(0.5)).train()(torch.ones(3))
+    tensor([1., 1., 1.])
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module.requires_grad_(False).eval()
+
+    def forward(self, *inputs: Tensor, key_padding: Tensor | None = None) -> Any:
+        with torch.no_grad():
+            return _called(self.module, inputs, key_padding)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode for this wrapper, never for what it wraps."""
+        super().train(mode)
+        self.module.eval()
+        return self
+
+
+class SumEmbedding(nn.Module):
+    """dropout(norm(sum_k embedding_k(ids_k))): words, types and so on, added up (Devlin et al. 2019, figure 2).
+
+    >>> bert = SumEmbedding(TokenEmbedding(1000, 16, padding=0), TokenEmbedding(2, 16), norm=nn.LayerNorm(16))
+    >>> bert(torch.tensor([[5, 7, 9]]), torch.tensor([[0, 0, 1]])).shape
+    torch.Size([1, 3, 16])
+    """
+
+    def __init__(self, *embeddings: nn.Module, norm: nn.Module | None = None, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleList(embeddings)
+        self.norm = nn.Identity() if norm is None else norm
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, *ids: Tensor) -> Float[Tensor, "b n dim"]:
+        first, *rest = _embedded(self.embeddings, ids)
+        return self.dropout(self.norm(sum(rest, first)))
+
+
+class ConcatEmbedding(nn.Module):
+    """dropout([embedding_1(ids_1); embedding_2(ids_2); ...]): words beside characters beside contextual states.
+
+    >>> both = ConcatEmbedding(TokenEmbedding(1000, 16), CharacterEmbedding(128, 8))
+    >>> both(torch.tensor([[5, 7]]), torch.randint(1, 128, (1, 2, 9))).shape
+    torch.Size([1, 2, 24])
+    """
+
+    def __init__(self, *embeddings: nn.Module, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleList(embeddings)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, *ids: Tensor) -> Float[Tensor, "b n dim"]:
+        return self.dropout(torch.cat(_embedded(self.embeddings, ids), -1))
+
+
+def _called(model: nn.Module, inputs: tuple[Tensor, ...], key_padding: Tensor | None) -> Any:
+    return model(*inputs) if key_padding is None else model(*inputs, key_padding=key_padding)
+
+
+def _embedded(embeddings: nn.ModuleList, ids: tuple[Tensor, ...]) -> list[Tensor]:
+    if len(ids) != len(embeddings):
+        raise ValueError(
+            f"there must be one tensor of ids for each of the {len(embeddings)} embeddings, got {len(ids)}"
+        )
+    return [embedding(x) for embedding, x in zip(embeddings, ids, strict=True)]

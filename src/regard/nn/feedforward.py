@@ -1,0 +1,54 @@
+"""Feed-forward: what happens to each token on its own between attentions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Activation = Callable[[Tensor], Tensor]
+
+
+class FeedForward(nn.Module):
+    """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017, eq. 2), dropout on what is inside.
+
+    >>> import torch
+    >>> FeedForward(8, 32, activation=F.relu)(torch.zeros(1, 5, 8)).shape
+    torch.Size([1, 5, 8])
+
+    The activation is any function or module: `F.relu`, `F.gelu`, `nn.GELU("tanh")`.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, *, activation: Activation = F.gelu, dropout: float = 0.0, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.up = nn.Linear(dim, hidden, bias=bias)
+        self.activation = activation
+        self.dropout = nn.Dropout(dropout)
+        self.down = nn.Linear(hidden, dim, bias=bias)
+
+    def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
+        return self.down(self.dropout(self.activation(self.up(x))))
+
+
+class GatedFeedForward(nn.Module):
+    """(activation(x W1) * (x V)) W2: SwiGLU, and with `F.gelu` GEGLU (Shazeer 2020, eq. 6), dropout on what is inside.
+
+    At two thirds of the hidden width of a `FeedForward` it has as many parameters.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, *, activation: Activation = F.silu, dropout: float = 0.0, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.gate = nn.Linear(dim, hidden, bias=bias)
+        self.up = nn.Linear(dim, hidden, bias=bias)
+        self.activation = activation
+        self.dropout = nn.Dropout(dropout)
+        self.down = nn.Linear(hidden, dim, bias=bias)
+
+    def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
+        return self.down(self.dropout(self.activation(self.gate(x)) * self.up(x)))

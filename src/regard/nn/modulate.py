@@ -1,0 +1,70 @@
+"""Modulate: how a context acts on the output it was fetched for."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Modulate(nn.Module):
+    """An output h, changed by its context c; both keep any leading dims.
+
+    | how | | |
+    |---|---|---|
+    | `"concatenate"` | tanh(W [c; h]) | the attentional vector of Luong et al. 2015, eq. 5 |
+    | `"gate"` | (1 - z) * h + z * V c, z = sigmoid(W [c; h] + b) | after the context gate of Tu et al. 2017 |
+    | `"dot"` | h * W c | the context scales each feature |
+
+    >>> Modulate(16, 24, how="gate")(torch.randn(2, 5, 16), torch.randn(2, 5, 24)).shape
+    torch.Size([2, 5, 16])
+
+    A module of your own from `(h, c)` to the new h serves as well.
+    """
+
+    def __init__(self, dim: int, context_dim: int | None = None, *, how: str | nn.Module = "concatenate") -> None:
+        super().__init__()
+        if isinstance(how, str) and how not in WAYS:
+            raise ValueError(f"how must be one of {', '.join(WAYS)}, or a module, got {how!r}")
+        self.how = WAYS[how](dim, dim if context_dim is None else context_dim) if isinstance(how, str) else how
+
+    def forward(self, h: Float[Tensor, "*b dim"], context: Float[Tensor, "*b context_dim"]) -> Float[Tensor, "*b dim"]:
+        return self.how(h, context)
+
+
+class Concatenate(nn.Module):
+    """tanh(W [c; h])."""
+
+    def __init__(self, dim: int, context_dim: int) -> None:
+        super().__init__()
+        self.mix = nn.Linear(context_dim + dim, dim, bias=False)
+
+    def forward(self, h: Tensor, context: Tensor) -> Tensor:
+        return torch.tanh(self.mix(torch.cat((context, h), -1)))
+
+
+class Gate(nn.Module):
+    """(1 - z) * h + z * V c, z = sigmoid(W [c; h] + b)."""
+
+    def __init__(self, dim: int, context_dim: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(context_dim + dim, dim)
+        self.value = nn.Linear(context_dim, dim, bias=False)
+
+    def forward(self, h: Tensor, context: Tensor) -> Tensor:
+        z = torch.sigmoid(self.gate(torch.cat((context, h), -1)))
+        return (1 - z) * h + z * self.value(context)
+
+
+class Product(nn.Module):
+    """h * W c."""
+
+    def __init__(self, dim: int, context_dim: int) -> None:
+        super().__init__()
+        self.scale = nn.Linear(context_dim, dim, bias=False)
+
+    def forward(self, h: Tensor, context: Tensor) -> Tensor:
+        return h * self.scale(context)
+
+
+WAYS = {"concatenate": Concatenate, "gate": Gate, "dot": Product}

@@ -1,0 +1,172 @@
+"""Positions: where a token stands, as a vector added to it, a turn of queries and keys, or a bias on their scores.
+
+Modules that take positions take ids, whole numbers with dims (n,) or (b, n), so that a step of decoding and a row
+padded on the left each say where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from ..ops.biases import Relative
+from ..ops.demands import must_be_number, must_count
+
+
+class Sinusoidal(nn.Module):
+    """sin(p / base^(2m / dim)) and cos of the same, for position p and pair m (Vaswani et al. 2017, sec. 3.5).
+
+    >>> Sinusoidal(5)(torch.tensor([0, 1])).round(decimals=2)
+    tensor([[0.0000, 1.0000, 0.0000, 1.0000, 0.0000],
+            [0.8400, 0.5400, 0.0300, 1.0000, 0.0000]])
+
+    Pairs are interleaved as in the paper, or in halves, all sines before all cosines. Any length; always float32,
+    because half precision cannot tell far positions apart.
+    """
+
+    def __init__(
+        self, dim: int, *, base: float = 10_000.0, layout: Literal["interleaved", "halves"] = "interleaved"
+    ) -> None:
+        super().__init__()
+        must_count("dim", dim, least=1)
+        if layout not in ("interleaved", "halves"):
+            raise ValueError(f"layout must be 'interleaved' or 'halves', got {layout!r}")
+        self.dim, self.base, self.layout = dim, base, layout
+
+    def forward(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
+        angles = _angles(positions, _frequencies(self.dim, self.base, positions.device))
+        if self.layout == "halves":
+            return torch.cat((angles.sin(), angles.cos()), -1)[..., : self.dim]
+        return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., : self.dim]
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, base={self.base:g}, layout={self.layout!r}"
+
+
+class LearnedPositions(nn.Module):
+    """A learned vector for each position from 0 to count - 1 (Gehring et al. 2017)."""
+
+    def __init__(self, count: int, dim: int) -> None:
+        super().__init__()
+        must_count("count", count, least=1)
+        self.count = count
+        self.weight = nn.Parameter(torch.empty(count, dim))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
+        if positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel():
+            low, high = (int(x) for x in positions.aminmax())
+            if low < 0 or high >= self.count:
+                raise ValueError(
+                    f"positions must be from 0 to {self.count - 1}, got {low if low < 0 else high}; "
+                    "shorten the input or build LearnedPositions with a larger count"
+                )
+        return nn.functional.embedding(positions, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.count}, {self.weight.shape[1]}"
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys by an angle that grows with the position, so that scores see i - j (Su et al. 2021).
+
+    >>> x = torch.randn(1, 2, 5, 8)
+    >>> torch.equal(Rotary(8)(x, torch.zeros(5, dtype=torch.long)), x)
+    True
+
+    The first `width` features turn, feature m together with m + width / 2, as Llama and GPT-NeoX checkpoints have it;
+    the rest pass. `scaling` maps the frequencies, highest first, before they are used: `lambda f: f / 4` stretches
+    the context fourfold. Angles are computed in float32 or better and never stored, so no cast of the model hurts
+    them.
+    """
+
+    def __init__(
+        self, width: int, *, base: float = 10_000.0, scaling: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        must_count("width", width, least=2)
+        must_be_number("base", base, above=0)
+        if width % 2:
+            raise ValueError(f"width must be even, features turn in pairs, got {width}; pass {width - 1}")
+        self.width, self.base, self.scaling = width, base, scaling
+
+    def forward(self, x: Float[Tensor, "b h n d"], positions: Int[Tensor, "*b n"]) -> Float[Tensor, "b h n d"]:
+        if x.shape[-1] < self.width:
+            raise ValueError(f"Rotary turns {self.width} features, got x of width {x.shape[-1]}; pass a smaller width")
+        wide = torch.promote_types(x.dtype, torch.float32)
+        frequencies = _frequencies(self.width, self.base, x.device, wide)
+        angles = _angles(positions, frequencies if self.scaling is None else self.scaling(frequencies))
+        angles = angles[:, None] if angles.ndim == 3 else angles
+        cos, sin = angles.cos(), angles.sin()
+        left, right = x[..., : self.width].to(wide).chunk(2, -1)
+        turned = (left * cos - right * sin, right * cos + left * sin)
+        return torch.cat((*(half.to(x.dtype) for half in turned), x[..., self.width :]), -1)
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, base={self.base:g}"
+
+
+class T5Bias(nn.Module):
+    """A learned number for each head and logarithmic bucket of j - i (Raffel et al. 2020, sec. 2.1).
+
+    For the `bias` of `Attention`; one module may serve every layer, as in T5.
+    """
+
+    def __init__(self, heads: int, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> None:
+        super().__init__()
+        self.max_distance, self.bidirectional = max_distance, bidirectional
+        self.table = nn.Parameter(torch.empty(heads, buckets))
+        nn.init.normal_(self.table, std=0.02)
+        self.forward()  # buckets that do not fit raise here
+
+    def forward(self) -> Relative:
+        return Relative.t5(self.table, self.max_distance, self.bidirectional)
+
+    def extra_repr(self) -> str:
+        heads, buckets = self.table.shape
+        return f"{heads}, buckets={buckets}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
+
+
+class ShawBias(nn.Module):
+    """q_i . a_(j - i) / sqrt(d): a learned key for each distance up to `reach` (Shaw et al. 2018, eq. 5).
+
+    Heads share the keys. For the `bias` of `Attention`.
+    """
+
+    def __init__(self, head_dim: int, *, reach: int) -> None:
+        super().__init__()
+        must_count("reach", reach)
+        self.keys = nn.Parameter(torch.empty(2 * reach + 1, head_dim))
+        nn.init.xavier_uniform_(self.keys)
+
+    def forward(self) -> Relative:
+        return Relative.shaw(self.keys)
+
+    def extra_repr(self) -> str:
+        return f"{self.keys.shape[1]}, reach={self.keys.shape[0] // 2}"
+
+
+def positions_of(keep: Bool[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+    """The position of each kept token among the kept ones of its row; padding stands at the nearest, or at 0.
+
+    >>> positions_of(torch.tensor([[False, False, True, True, True]]))
+    tensor([[0, 0, 0, 1, 2]])
+    """
+    return (keep.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def _frequencies(
+    dim: int, base: float, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, " pairs"]:
+    """base^(-2m / dim) for each pair m; an odd dim has a last pair of one."""
+    return 1.0 / base ** (torch.arange(0, dim, 2, device=device, dtype=dtype) / dim)
+
+
+def _angles(positions: Tensor, frequencies: Tensor) -> Tensor:
+    if positions.is_floating_point() or positions.dtype == torch.bool:
+        raise TypeError(f"positions must be whole numbers, got {positions.dtype}; write torch.arange(n)")
+    return positions[..., None].to(frequencies.dtype) * frequencies

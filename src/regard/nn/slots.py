@@ -1,0 +1,96 @@
+"""Memory slots: learned keys and values behind those of the tokens, and terms that know where the tokens end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..ops.biases import Bias, Mod
+from ..ops.demands import must_count
+from ..ops.mask import And, Mask, Not, Or
+from ..ops.masks import Dense, Documents, Padding, Prefix
+from ..ops.place import Place
+from ..ops.term import term
+
+if TYPE_CHECKING:
+    from ..ops.call import Sizes
+
+
+class MemorySlots(nn.Module):
+    """Learned keys and values that every query may attend to, whatever the mask (Sukhbaatar et al. 2019, eq. 9).
+
+    They come after the tokens, so the tokens keep their positions: slots are columns j, j + 1, ... of the weights, and
+    carry no bias. One slot is the `add_bias_kv` of `nn.MultiheadAttention`.
+    """
+
+    def __init__(self, slots: int, heads: int, head_dim: int, *, value_dim: int | None = None) -> None:
+        super().__init__()
+        must_count("slots", slots, least=1)
+        self.slots = slots
+        self.keys = nn.Parameter(torch.empty(heads, slots, head_dim))
+        self.values = nn.Parameter(torch.empty(heads, slots, value_dim or head_dim))
+        nn.init.normal_(self.keys, std=head_dim**-0.5)
+        nn.init.normal_(self.values, std=slots**-0.5)
+
+    def forward(
+        self, k: Float[Tensor, "b g j d"], v: Float[Tensor, "b g j e"]
+    ) -> tuple[Float[Tensor, "b g more d"], Float[Tensor, "b g more e"]]:
+        return self.after_keys(k), _after(v, self.values)
+
+    def after_keys(self, k: Float[Tensor, "b g j d"]) -> Float[Tensor, "b g more d"]:
+        """The keys, then those of the slots."""
+        return _after(k, self.keys)
+
+    def shown(self, mask: Mask | None, n: int) -> Mask | None:
+        """A mask over n keys, and the slots behind them for all."""
+        return None if mask is None else _widened(mask, n, self.slots) | ~Prefix(n)
+
+    def extra_repr(self) -> str:
+        return f"slots={self.slots}"
+
+
+def _after(x: Tensor, slots: Tensor) -> Tensor:
+    return torch.cat((x, slots.to(x.dtype).expand(x.shape[0], -1, -1, -1)), 2)
+
+
+def _widened(mask: Mask, n: int, slots: int) -> Mask:
+    """The same mask where tensors that have a column for each of n keys have one for each slot too."""
+
+    def wide(x: Tensor) -> Tensor:
+        return F.pad(x, (0, slots)) if x.shape[-1] == n else x
+
+    match mask:
+        case And() | Or():
+            return type(mask)(_widened(mask.left, n, slots), _widened(mask.right, n, slots))
+        case Not():
+            return Not(_widened(mask.mask, n, slots))
+        case Dense():
+            return Dense(wide(mask.keep))
+        case Padding(keys=Tensor(ndim=2) as keep):
+            return Padding(wide(keep))
+        case Documents():
+            return Documents(mask.query_ids, wide(mask.query_ids if mask.key_ids is None else mask.key_ids))
+        case _:
+            return mask
+
+
+@term
+class Until(Bias):
+    """The bias at keys before n, 0 from there on."""
+
+    bias: Bias
+    n: int
+
+    def check(self, sizes: Sizes) -> None:
+        self.bias.check(sizes)
+
+    def over(self, at: Place) -> Tensor:
+        return torch.where(at.j < self.n, self.bias.over(at), 0.0)
+
+    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:
+        bias = self.bias.bind(q, k, offset)
+        return lambda b, h, i, j: torch.where(j < self.n, bias(b, h, i, j), 0.0)

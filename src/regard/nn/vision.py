@@ -1,0 +1,222 @@
+"""Attention over feature maps, dims b c y x: between places, over channels, over kernel sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..ops.demands import must_count
+from ..ops.lazy import Weights
+from ..ops.operator import weights
+from ..ops.scores import Dot, Score
+from .attention import Core
+from .learned import fill, slot
+
+
+class PatchEmbedding(nn.Module):
+    """An image cut into patches, each a token: one convolution whose stride is its size (Dosovitskiy et al. 2021).
+
+    >>> PatchEmbedding(64, patch=16)(torch.randn(2, 3, 224, 160)).shape
+    torch.Size([2, 140, 64])
+
+    Tokens run row by row. Class tokens and positions are the model's affair.
+    """
+
+    def __init__(self, dim: int, *, patch: int | tuple[int, int] = 16, channels: int = 3) -> None:
+        super().__init__()
+        self.patch = (patch, patch) if isinstance(patch, int) else patch
+        self.project = nn.Conv2d(channels, dim, self.patch, stride=self.patch)
+
+    def forward(self, image: Float[Tensor, "b c y x"]) -> Float[Tensor, "b n dim"]:
+        size = tuple(image.shape[-2:])
+        if size[0] % self.patch[0] or size[1] % self.patch[1]:
+            raise ValueError(f"the image must divide into patches of {self.patch}, got {size}; resize, crop or pad it")
+        return self.project(image).flatten(2).mT
+
+
+class SelfAttention2d(nn.Module):
+    """x + gamma * W_o (A @ W_v x): every place of a map attends to every other (Zhang et al. 2019, eq. 1 to 3).
+
+    Queries, keys and values are 1x1 convolutions to `width` channels, an eighth of the map's unless given, split over
+    `heads`. The paper leaves the scores unscaled. gamma starts at 0, so a new layer changes nothing.
+
+    >>> layer = SelfAttention2d(32, heads=2)
+    >>> x = torch.randn(1, 32, 14, 14)
+    >>> layer(x).shape, layer.weights(x)
+    (torch.Size([1, 32, 14, 14]), Weights(1 x 2 x 196 x 196, score=Dot(scale=1.0)))
+
+    Across scales, keys and values come from another map, of any size and `source_channels`:
+
+    >>> SelfAttention2d(32, source_channels=64)(x, torch.randn(1, 64, 7, 7)).shape
+    torch.Size([1, 32, 14, 14])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        heads: int = 1,
+        width: int | None = None,
+        source_channels: int | None = None,
+        score: Score | nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        must_count("heads", heads, least=1)
+        width = max(channels // 8, 1) if width is None else width
+        if width % heads:
+            raise ValueError(
+                f"width must be a multiple of heads, got width={width} and heads={heads}; "
+                f"pass width={-(-width // heads) * heads}"
+            )
+        source = channels if source_channels is None else source_channels
+        self.heads = heads
+        self.query = nn.Conv2d(channels, width, 1, bias=False)
+        self.key = nn.Conv2d(source, width, 1, bias=False)
+        self.value = nn.Conv2d(source, width, 1, bias=False)
+        self.out = nn.Conv2d(width, channels, 1, bias=False)
+        self.gamma = nn.Parameter(torch.zeros(()))
+        self.score = slot("score", Dot(scale=1.0) if score is None else score, Score)
+        self.core = Core()
+
+    def forward(
+        self, x: Float[Tensor, "b c y x"], source: Float[Tensor, "b c_s y_s x_s"] | None = None
+    ) -> Float[Tensor, "b c y x"]:
+        """The map, each place with what it fetched from the source; the source is the map itself unless given."""
+        source = x if source is None else source
+        q, k, v = (self._places(side) for side in (self.query(x), self.key(source), self.value(source)))
+        fetched = self.core(q, k, v, score=fill(self.score)).mT.flatten(1, 2)  # b width (y x)
+        return x + self.gamma * self.out(fetched.unflatten(-1, x.shape[-2:]))
+
+    def weights(self, x: Float[Tensor, "b c y x"], source: Float[Tensor, "b c_s y_s x_s"] | None = None) -> Weights:
+        """The weights of the same call, lazy: b heads (y x) (y_s x_s), places row by row."""
+        k = self._places(self.key(x if source is None else source))
+        return weights(self._places(self.query(x)), k, score=fill(self.score))
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}"
+
+    def _places(self, x: Tensor) -> Tensor:
+        """`b (heads d) y x -> b heads (y x) d`."""
+        return x.flatten(2).unflatten(1, (self.heads, -1)).mT
+
+
+class SqueezeExcite(nn.Module):
+    """x * sigmoid(W_2 relu(W_1 mean(x))): a gate for each channel (Hu et al. 2018, eq. 2 to 4).
+
+    >>> SqueezeExcite(32, reduction=8)(torch.randn(2, 32, 7, 5)).shape
+    torch.Size([2, 32, 7, 5])
+
+    The hidden layer has a `reduction`-th of the channels. `gates(x)` gives the gates alone.
+    """
+
+    def __init__(self, channels: int, *, reduction: int = 16) -> None:
+        super().__init__()
+        hidden = max(channels // reduction, 1)
+        self.squeeze = nn.Linear(channels, hidden)
+        self.excite = nn.Linear(hidden, channels)
+
+    def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c y x"]:
+        return x * self.gates(x)[..., None, None]
+
+    def gates(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c"]:
+        """How much of each channel passes, from 0 to 1."""
+        return torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean((2, 3))))))
+
+
+class CBAM(nn.Module):
+    """A gate for each channel, then one for each place: the block attention module of Woo et al. 2018.
+
+    channels: sigmoid(W_1 relu(W_0 mean(x)) + W_1 relu(W_0 max(x))), eq. 2;
+    places: sigmoid(conv([mean_c(x); max_c(x)])), a convolution of `kernel` x `kernel`, eq. 3.
+
+    >>> CBAM(32)(torch.randn(2, 32, 7, 5)).shape
+    torch.Size([2, 32, 7, 5])
+    """
+
+    def __init__(self, channels: int, *, reduction: int = 16, kernel: int = 7) -> None:
+        super().__init__()
+        if kernel % 2 == 0:
+            raise ValueError(f"kernel must be odd, to keep the size of the map, got {kernel}; pass {kernel + 1}")
+        hidden = max(channels // reduction, 1)
+        self.squeeze = nn.Linear(channels, hidden, bias=False)
+        self.excite = nn.Linear(hidden, channels, bias=False)
+        self.place = nn.Conv2d(2, 1, kernel, padding=kernel // 2, bias=False)
+
+    def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c y x"]:
+        x = x * self.channel_gates(x)[..., None, None]
+        return x * self.place_gates(x)[:, None]
+
+    def channel_gates(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c"]:
+        """How much of each channel passes, from 0 to 1."""
+        mean, largest = (self.excite(F.relu(self.squeeze(pooled))) for pooled in (x.mean((2, 3)), x.amax((2, 3))))
+        return torch.sigmoid(mean + largest)
+
+    def place_gates(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b y x"]:
+        """How much of each place passes, from 0 to 1; x as the channel gates leave it."""
+        return torch.sigmoid(self.place(torch.stack((x.mean(1), x.amax(1)), 1)))[:, 0]
+
+
+class SelectiveKernel(nn.Module):
+    """Convolutions of several sizes, mixed for each channel by a softmax over the sizes (Li et al. 2019, eq. 1 to 6).
+
+    The map's summary z is the query, and each channel, a head of its own, has a learned key for each kernel size.
+
+    >>> layer = SelectiveKernel(64, kernels=(3, 5, 7))
+    >>> x = torch.randn(2, 64, 14, 14)
+    >>> layer(x).shape, layer.weights(x)
+    (torch.Size([2, 64, 14, 14]), Weights(2 x 64 x 1 x 3, score=Dot(scale=1.0)))
+
+    As in the paper, a kernel of 5 is one of 3 x 3 dilated by 2, and so on; z has a `reduction`-th of the channels and
+    at least `least`.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int | None = None,
+        *,
+        kernels: Sequence[int] = (3, 5),
+        stride: int = 1,
+        groups: int = 1,
+        reduction: int = 16,
+        least: int = 32,
+    ) -> None:
+        super().__init__()
+        if len(kernels) < 2 or any(kernel < 3 or kernel % 2 == 0 for kernel in kernels):
+            raise ValueError(f"kernels must be two or more odd sizes from 3 on, got {tuple(kernels)}; pass (3, 5)")
+        out = channels if out_channels is None else out_channels
+        hidden = max(out // reduction, least)
+        self.branches = nn.ModuleList(_branch(channels, out, kernel // 2, stride, groups) for kernel in kernels)
+        self.squeeze = nn.Sequential(nn.Linear(out, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU())
+        self.keys = nn.Parameter(torch.empty(out, len(kernels), hidden).uniform_(-(hidden**-0.5), hidden**-0.5))
+        self.core = Core()
+
+    def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c_out y_out x_out"]:
+        maps = self._maps(x)
+        q, k, terms = self._asked(maps)
+        return self.core(q, k, maps.flatten(3), **terms).unflatten(-1, maps.shape[-2:])[:, :, 0]
+
+    def weights(self, x: Float[Tensor, "b c y x"]) -> Weights:
+        """The weights of the same call, lazy: b c_out 1 kernels."""
+        q, k, terms = self._asked(self._maps(x))
+        return weights(q, k, **terms)
+
+    def _maps(self, x: Tensor) -> Tensor:
+        return torch.stack([branch(x) for branch in self.branches], 2)  # b c kernels y x
+
+    def _asked(self, maps: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        z = self.squeeze(maps.sum(2).mean((2, 3)))
+        k = self.keys.to(z.dtype).expand(len(z), -1, -1, -1)
+        return z[:, None, None].expand(-1, k.shape[1], -1, -1), k, {"score": Dot(scale=1.0)}
+
+
+def _branch(channels: int, out: int, dilation: int, stride: int, groups: int) -> nn.Sequential:
+    convolution = nn.Conv2d(
+        channels, out, 3, stride=stride, padding=dilation, dilation=dilation, groups=groups, bias=False
+    )
+    return nn.Sequential(convolution, nn.BatchNorm2d(out), nn.ReLU())

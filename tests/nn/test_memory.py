@@ -1,0 +1,358 @@
+"""Memory: cached decoding equals the full pass however it is cut, and what else is remembered."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from regard import (
+    Alibi,
+    Causal,
+    Dense,
+    Diagonal,
+    Dilated,
+    Documents,
+    Entmax,
+    Global,
+    Padding,
+    Prefix,
+    Rule,
+    Sigmoid,
+    Window,
+)
+from regard.nn import (
+    Attention,
+    DecoderBlock,
+    EncoderBlock,
+    FeedForward,
+    KVCache,
+    LearnedSink,
+    MemorySlots,
+    RMSNorm,
+    Rotary,
+    SegmentMemory,
+    ShawBias,
+    T5Bias,
+    positions_of,
+)
+
+D = torch.float64
+N = 23
+
+LAYERS = {
+    "causal": {"mask": Causal()},
+    "window": {"mask": Causal() & Window(5)},
+    "window of one": {"mask": Causal() & Window(1)},
+    "before": {"mask": Window(before=6, after=0)},
+    "dilated": {"mask": Causal() & Dilated(3, 2)},
+    "two windows": {"mask": Causal() & (Window(2) | Dilated(2, 4))},
+    "no self": {"mask": Causal() & ~Diagonal()},
+    "self": {"mask": Diagonal()},
+    "prefix": {"mask": Causal() & (Window(3) | Prefix(2))},
+    "global": {"mask": Causal() & (Window(3) | Global((0, 4)))},
+    "rule": {"mask": Causal() & Rule(lambda b, h, i, j: (i + j) % 3 != 1)},
+    "alibi": {"mask": Causal(), "bias": Alibi(4)},
+    "alibi window": {"mask": Causal() & Window(5), "bias": Alibi(4)},
+    "t5": {"mask": Causal(), "bias": T5Bias(4, buckets=8, max_distance=16)},
+    "shaw window": {"mask": Causal() & Window(7), "bias": ShawBias(4, reach=3)},
+    "rotary": {"mask": Causal(), "rotary": Rotary(4), "kv_heads": 2},
+    "rotary window": {"mask": Causal() & Window(5), "rotary": Rotary(2), "kv_heads": 1, "qk_norm": RMSNorm},
+    "entmax": {"mask": Causal() & Window(6), "normalize": Entmax()},
+    "sigmoid": {"mask": Causal(), "normalize": Sigmoid(-1.0)},
+    "sink": {"mask": Causal() & Window(4), "normalize": LearnedSink(4)},
+    "slots": {"mask": Causal() & Window(4), "slots": 3, "bias": Alibi(4)},
+}
+
+
+def layer_of(name):
+    torch.manual_seed(0)
+    return Attention(16, 4, **LAYERS[name]).to(D).requires_grad_(False)
+
+
+def close(x, y):
+    assert not x.isnan().any()
+    torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)
+
+
+CUTS = st.lists(st.integers(1, 9), min_size=1, max_size=N)
+
+
+def chunks(sizes, n=N):
+    """Cut n tokens into pieces of these sizes, the last taking what remains."""
+    start = 0
+    for size in [*sizes, n]:
+        if start < n:
+            yield slice(start, min(start + size, n))
+        start += size
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@settings(max_examples=12)
+@given(sizes=CUTS)
+def test_any_chunking_through_the_cache_equals_the_full_pass(name, sizes):
+    layer = layer_of(name)
+    x = torch.randn(2, N, 16, dtype=D)
+    cache = layer.new_cache()
+    parts = []
+    for chunk in chunks(sizes):
+        A = layer.weights(x[:, chunk], cache=cache)
+        assert cache.length == chunk.start
+        before = A.entropy()
+        parts.append(layer(x[:, chunk], cache=cache))
+        close(A.entropy(), before)
+    assert cache.length == N
+    close(torch.cat(parts, 1), layer(x))
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "rotary", "rotary window", "slots"])
+@settings(max_examples=8)
+@given(sizes=CUTS)
+def test_left_padded_chunks_equal_the_unpadded_full_pass(name, sizes):
+    layer = layer_of(name)
+    x = torch.randn(2, N, 16, dtype=D)
+    keep = torch.arange(N) >= torch.tensor([[0], [6]])
+    positions = positions_of(keep)
+    cache = layer.new_cache()
+    parts = [
+        layer(x[:, c], cache=cache, key_padding=keep[:, : c.stop], positions=positions[:, c]) for c in chunks(sizes)
+    ]
+    out = torch.cat(parts, 1)
+    close(out[0], layer(x[:1])[0])
+    close(out[1, 6:], layer(x[1:, 6:])[0])
+
+
+def test_lengths_hide_the_same_keys_in_a_cache_that_forgets():
+    layer = layer_of("window")
+    x, lengths = torch.randn(2, N, 16, dtype=D), torch.tensor([N, 12])
+    cache = layer.new_cache()
+    parts = [layer(x[:, c], cache=cache, key_padding=lengths.clamp(max=c.stop)) for c in chunks([3] * 8)]
+    close(torch.cat(parts, 1), layer(x, key_padding=lengths))
+
+
+def test_masks_that_hold_tensors_go_through_the_cache_row_by_row():
+    layer = layer_of("causal")
+    x, ids, keep = torch.randn(2, N, 16, dtype=D), torch.arange(N) // 5, torch.rand(N, N) < 0.7
+    cache = layer.new_cache()
+    parts = []
+    for c in chunks([4, 1, 9]):
+        seen = slice(0, c.stop)
+        parts.append(layer(x[:, c], cache=cache, mask=Documents(ids[c], ids[seen]) & Dense(keep[c, seen])))
+    close(torch.cat(parts, 1), layer(x, mask=Documents(ids) & Dense(keep)))
+
+
+def test_a_window_keeps_the_cache_bounded():
+    cache = KVCache(window=5)
+    for n in range(1000):
+        k, v = cache.append(torch.full((1, 1, 1, 2), float(n)), torch.full((1, 1, 1, 3), float(n)))
+        expected = [float(m) for m in range(max(0, n - 4), n + 1)]
+        assert k[0, 0, :, 0].tolist() == v[0, 0, :, 2].tolist() == expected
+    assert cache.length == 1000
+    cache.append(torch.zeros(1, 1, 5000, 2), torch.zeros(1, 1, 5000, 3))
+    for _ in range(6):
+        k, _ = cache.append(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 3))
+    assert k.untyped_storage().nbytes() <= 64 * 2 * 4
+
+
+def test_a_step_copies_no_past():
+    cache = KVCache()
+    rooms = set()
+    for _ in range(1000):
+        k, _ = cache.append(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2))
+        rooms.add(k.untyped_storage().data_ptr())
+    assert k.shape[2] == 1000
+    assert len(rooms) <= 6
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_beams_move_their_cache_with_them(window):
+    torch.manual_seed(0)
+    mask = Causal() if window is None else Causal() & Window(window)
+    layer = Attention(16, 4, mask=mask).to(D).requires_grad_(False)
+    x = torch.randn(3, 9, 16, dtype=D)
+    cache, parts = layer.new_cache(), []
+    layer(x[:, :5], cache=cache)
+    rows = torch.tensor([2, 0, 0, 1, 2])
+    other = cache.select(rows)
+    y = torch.cat((x[rows, :5], torch.randn(5, 4, 16, dtype=D)), 1)
+    parts = [layer(y[:, c], cache=other) for c in (slice(5, 6), slice(6, 9))]
+    close(torch.cat(parts, 1), layer(y)[:, 5:])
+    assert (cache.length, other.length) == (5, 9)
+    close(layer(x[:, 5:], cache=cache), layer(x)[:, 5:])
+
+
+def test_an_empty_cache_may_be_selected():
+    assert KVCache(window=3).select(torch.tensor([0, 0])).length == 0
+
+
+def test_two_texts_through_two_caches_do_not_meet():
+    layer = layer_of("rotary")
+    a, b = torch.randn(2, 1, 7, 16, dtype=D)
+    first = layer(a, cache=layer.new_cache())
+    layer(b, cache=layer.new_cache())
+    assert torch.equal(layer(a, cache=layer.new_cache()), first)
+
+
+def test_a_cache_keeps_no_gradients():
+    layer = Attention(16, 4)
+    with pytest.raises(ValueError, match=r"a cache keeps no gradients.*decode under torch.no_grad\(\)"):
+        layer(torch.randn(1, 2, 16), cache=KVCache())
+
+
+def test_another_batch_in_the_same_cache_is_refused_and_changes_nothing():
+    cache = KVCache()
+    cache.append(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4))
+    message = "the cache holds k with b g d = (2, 1, 4) of torch.float32, got (3, 1, 4) of torch.float32; start a new"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        cache.append(torch.zeros(3, 1, 3, 4), torch.zeros(3, 1, 3, 4))
+    with pytest.raises(ValueError, match="the cache holds v"):
+        cache.append(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 5))
+    with pytest.raises(ValueError, match="the cache holds k"):
+        cache.joined(torch.zeros(2, 1, 3, 4, dtype=D))
+    assert cache.length == 3
+    assert cache.append(torch.zeros(2, 1, 1, 4), torch.zeros(2, 1, 1, 4))[0].shape[2] == 4
+
+
+@pytest.mark.parametrize("mask", [Causal() & Window(5), None, Causal() & Window(3) & Prefix(4), Causal()])
+def test_a_cache_that_forgets_what_the_mask_sees_is_refused_before_it_changes(mask):
+    layer = Attention(16, 4, mask=mask).requires_grad_(False)
+    cache = KVCache(window=4)
+    with pytest.raises(ValueError, match=r"forgets keys that mask=.* may still see; pass cache=KVCache\(\)"):
+        layer(torch.zeros(1, 2, 16), cache=cache)
+    assert cache.length == 0
+
+
+def test_bad_padding_is_refused_before_the_cache_changes():
+    layer, x = layer_of("window"), torch.zeros(2, 3, 16, dtype=D)
+    cache = layer.new_cache()
+    layer(x, cache=cache)
+    message = "key_padding must hold lengths (b,) or keep (b, 6), all keys, those of a cache included, got shape (2, 3)"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        layer(x, cache=cache, key_padding=torch.ones(2, 3, dtype=torch.bool))
+    assert (cache.length, cache.kept) == (3, 3)
+
+
+def test_a_window_counts_from_one():
+    with pytest.raises(ValueError, match="window must be 1 or more, got 0"):
+        KVCache(window=0)
+
+
+def stack(made, depth=3):
+    torch.manual_seed(1)
+    blocks = [EncoderBlock(Attention(16, 4, **made), FeedForward(16, 24)) for _ in range(depth)]
+    return nn.ModuleList(blocks).to(D)
+
+
+@pytest.mark.parametrize("made", [{}, {"bias": Alibi(4)}, {"rotary": Rotary(4)}, {"bias": ShawBias(4, reach=3)}])
+@pytest.mark.parametrize("segment", [1, 5, 8])
+def test_segment_memory_equals_the_full_pass_with_the_same_window(made, segment):
+    window = 6
+    blocks = stack({**made, "mask": Causal() & Window(window)})
+    x = torch.randn(2, N, 16, dtype=D)
+    memories = [SegmentMemory(window - 1) for _ in blocks]
+    parts = []
+    for c in chunks([segment] * N):
+        y = x[:, c]
+        for block, memory in zip(blocks, memories, strict=True):
+            y = block(y, memory=memory)
+        parts.append(y)
+    full = x
+    for block in blocks:
+        full = block(full)
+    close(torch.cat(parts, 1), full)
+
+
+def test_segment_memory_hands_over_the_past_without_gradient():
+    layer = Attention(16, 4, mask=Causal()).to(D)
+    memory = SegmentMemory(5)
+    first, second = (torch.randn(1, 4, 16, dtype=D, requires_grad=True) for _ in range(2))
+    layer(first, memory.extend(first))
+    out = layer(second, memory.extend(second))
+    grad_first, grad_second, grad_key = torch.autograd.grad(
+        out.square().sum(), (first, second, layer.key.weight), allow_unused=True
+    )
+    assert grad_first is None
+    assert grad_second.abs().sum() > 0
+    expected = layer(second, torch.cat((first.detach(), second), 1))
+    close(grad_key, torch.autograd.grad(expected.square().sum(), layer.key.weight)[0])
+
+
+def test_segment_memory_keeps_the_last_states_in_order():
+    memory = SegmentMemory(3)
+    x = torch.arange(10.0).view(1, 10, 1)
+    for c in chunks([2, 1, 4], 10):
+        memory.extend(x[:, c])
+    assert memory.states.flatten().tolist() == [7, 8, 9]
+    assert SegmentMemory(0).extend(x).shape[1] == 10
+    rows = memory.select(torch.tensor([0, 0]))
+    assert rows.extend(torch.zeros(2, 1, 1)).shape == (2, 4, 1)
+    assert memory.states.shape == (1, 3, 1)
+    nothing = SegmentMemory(0)
+    assert [nothing.extend(x).shape[1] for _ in range(2)] == [10, 10]
+
+
+def test_segment_memory_of_another_batch_is_refused():
+    memory = SegmentMemory(3)
+    memory.extend(torch.zeros(2, 3, 4))
+    with pytest.raises(ValueError, match=re.escape("the memory holds b dim = (2, 4), got (3, 4); start a new")):
+        memory.extend(torch.zeros(3, 3, 4))
+
+
+MASKED = {
+    "none": None,
+    "causal": Causal(),
+    "window": Window(2),
+    "padding": Padding(torch.tensor([5, 0])),
+    "keep": Padding(torch.rand(2, 5, generator=torch.Generator().manual_seed(0)) < 0.5),
+    "dense": Causal() & Dense(torch.rand(2, 1, 5, 5, generator=torch.Generator().manual_seed(0)) < 0.5),
+    "broadcast": Dense(torch.tensor([[True], [False], [True], [False], [True]])),
+    "documents": Documents(torch.tensor([0, 0, 1, 1, 2])) | ~Dense(torch.ones(5, 5, dtype=torch.bool)),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_every_query_sees_every_slot_and_tokens_as_the_mask_says(name):
+    layer = Attention(16, 4, kv_heads=2, slots=3, bias=Alibi(4)).to(D)
+    x, mask = torch.randn(2, 5, 16, dtype=D), MASKED[name]
+    q, k, v = layer.query(x), layer.key(x), layer.value(x)
+    q, k, v = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in (q, k, v))
+    k = torch.cat((k, layer.slots.keys.expand(2, -1, -1, -1)), 2).repeat_interleave(2, 1)
+    v = torch.cat((v, layer.slots.values.expand(2, -1, -1, -1)), 2).repeat_interleave(2, 1)
+    s = q @ k.mT / 2
+    b, h, i, j = torch.meshgrid(*map(torch.arange, (2, 4, 5, 5)), indexing="ij")
+    s[..., :5] += Alibi(4)(b, h, i, j)
+    if mask is not None:
+        s[..., :5] = s[..., :5].masked_fill(~mask(b, h, i, j), -torch.inf)
+    expected = s.softmax(-1)
+    close(layer.weights(x, mask=mask).dense(), expected)
+    close(layer(x, mask=mask), layer.out((expected @ v).transpose(1, 2).flatten(2)))
+
+
+def test_slots_learn():
+    layer = Attention(16, 4, slots=2, mask=Causal())
+    layer(torch.randn(1, 5, 16)).square().sum().backward()
+    assert isinstance(layer.slots, MemorySlots)
+    assert all(p.grad.abs().sum() > 0 for p in layer.slots.parameters())
+    with pytest.raises(ValueError, match="slots must be 1 or more, got 0"):
+        MemorySlots(0, 4, 4)
+
+
+def test_a_decoder_block_steps_as_it_runs_at_once():
+    torch.manual_seed(0)
+    block = DecoderBlock(
+        Attention(16, 4, mask=Causal(), rotary=Rotary(4)), Attention(16, 4, key_width=10), FeedForward(16, 24)
+    )
+    block = block.to(D).requires_grad_(False)
+    x, context, lengths = torch.randn(2, 9, 16, dtype=D), torch.randn(2, 7, 10, dtype=D), torch.tensor([7, 3])
+    expected = block(x, context, context_padding=lengths)
+    memory, cache = block.remember(context, context_padding=lengths), block.attention.new_cache()
+    projected = []
+    block.cross.key.register_forward_hook(lambda *_: projected.append(1))
+    parts = [block(x[:, [n]], memory, cache=cache) for n in range(5)]
+    rows = torch.tensor([1, 0])
+    memory, cache, x = memory.select(rows), cache.select(rows), x[rows]
+    parts = [*(part[rows] for part in parts), *(block(x[:, [n]], memory, cache=cache) for n in range(5, 9))]
+    close(torch.cat(parts, 1), expected[rows])
+    assert not projected
