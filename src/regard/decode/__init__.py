@@ -1,0 +1,25 @@
+"""Decoding: every search written once, over anything that can start, step and select."""
+
+from .averaging import average
+from .beam import beam
+from .ensemble import Ensemble
+from .greedy import greedy
+from .hypothesis import Hypothesis
+from .penalties import Coverage, Gnmt
+from .sampling import sample
+from .scoring import score
+from .stepper import State, Stepper
+
+__all__ = [
+    "Coverage",
+    "Ensemble",
+    "Gnmt",
+    "Hypothesis",
+    "State",
+    "Stepper",
+    "average",
+    "beam",
+    "greedy",
+    "sample",
+    "score",
+]

@@ -1,0 +1,110 @@
+"""Frontier: the rows a search is extending; reading and choosing, as every search does it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .hypothesis import Hypothesis
+from .limits import Limits
+from .prefix import Prefix, Tokens
+from .stepper import Stepper, advance, attention_of
+from .trace import Step, Trace
+
+
+class Frontier:
+    """The rows a search is extending: `read` gives what may follow each, `choose` records, `keep` moves on.
+
+    `sentences` says which row of the source each belongs to, `lengths` how many tokens it has chosen.
+    """
+
+    def __init__(self, stepper: Stepper, source: Any, prefix: Tokens, limits: Limits) -> None:
+        given = Prefix.of(prefix)
+        self.limits = limits
+        self.trace = Trace()
+        self.attention: dict[str, Tensor] = {}
+        self._stepper = stepper
+        self._state: Any = given.begin(stepper, source) if len(given.common) else None
+        self._tokens = given.common[:, -1]
+        self._history = given.common
+        self._rest, self._skip = given.rest, given.late  # of each sentence
+        self._late = given.late  # of each row
+        self.sentences = torch.arange(len(given.common), device=given.common.device)
+
+    @property
+    def step(self) -> int:
+        """How many steps have been recorded."""
+        return len(self.trace.steps)
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many tokens each row has chosen; below 0 while it is still being given some."""
+        return self.step - self._late
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """The logits of what may follow each row, -inf for what may not, and their log-sum-exp before that."""
+        logits, self._state = advance(self._stepper, self._tokens, self._state)
+        self.attention = attention_of(self._state)
+        if self.step == 0:
+            self._check(logits)
+        total = logits.logsumexp(-1)
+        logits = self.limits.allow(logits, self.lengths, self._history)
+        return self._given(logits, total) if self.step < self._rest.shape[1] else (logits, total)
+
+    def choose(self, parents: Tensor, tokens: Tensor, gains: Tensor) -> Tensor:
+        """Record candidates; which of them are over, for good or for want of room."""
+        lengths = self.lengths[parents]
+        over = self.limits.are_ends(tokens) & (lengths >= 0) | (lengths + 1 >= self.limits.max_length)
+        self.trace.add(Step(parents, tokens, gains, self.attention))
+        return over
+
+    def keep(self, candidates: Tensor) -> None:
+        """Go on from these candidates of the step just recorded."""
+        if not len(candidates):
+            self.sentences = candidates
+            return
+        step = self.trace.steps[-1]
+        step.kept = candidates
+        rows, self._tokens = step.parents[candidates], step.tokens[candidates]
+        if not torch.equal(rows, torch.arange(len(self.sentences), device=rows.device)):
+            self._state = self._state.select(rows)
+            self.sentences, self._late = self.sentences[rows], self._late[rows]
+        if self.limits.no_repeat is not None:
+            self._history = torch.cat([self._history[rows], self._tokens[:, None]], 1)
+
+    def hypotheses(
+        self, sentences: Tensor, candidates: Tensor, steps: Tensor, scores: Tensor | None = None
+    ) -> list[Hypothesis]:
+        """The paths to these candidates of these steps, for these rows of the source."""
+        return self.trace.hypotheses(
+            steps=steps, candidates=candidates, skip=self._skip[sentences], scores=scores, ends=self.limits.ends
+        )
+
+    def repeat(self, times: int) -> None:
+        """Let each row stand `times` over, every copy a sentence of its own."""
+        rows = torch.arange(len(self.sentences), device=self.sentences.device).repeat_interleave(times)
+        if times > 1 and len(rows):
+            self._state = self._state.select(rows)
+        self._tokens, self._history = self._tokens[rows], self._history[rows]
+        self._rest, self._skip, self._late = self._rest[rows], self._skip[rows], self._late[rows]
+        self.sentences = torch.arange(len(rows), device=rows.device)
+
+    def _given(self, logits: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        """A row that is still being given tokens has one choice, and it is certain."""
+        forced = self.lengths < 0
+        token = self._rest[self.sentences, self.step]
+        certain = torch.full_like(logits, -math.inf).scatter_(1, token[:, None], 0.0)
+        return torch.where(forced[:, None], certain, logits), torch.where(forced, 0.0, total)
+
+    def _check(self, logits: Tensor) -> None:
+        if logits.ndim != 2 or len(logits) != len(self._tokens):
+            raise ValueError(
+                f"step must return logits (rows, vocabulary) for {len(self._tokens)} tokens, got shape "
+                f"{tuple(logits.shape)}; prefix must have a row for each row of the source"
+            )
+        for token in self.limits.ends:
+            if token >= logits.shape[1]:
+                raise ValueError(f"end must be within the vocabulary of {logits.shape[1]}, got {token}")

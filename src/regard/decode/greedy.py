@@ -1,0 +1,65 @@
+"""Greedy search: the likeliest token at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .frontier import Frontier
+from .hypothesis import Hypothesis
+from .limits import Limits
+from .prefix import Tokens
+from .stepper import Stepper
+
+
+@torch.no_grad()
+def greedy(
+    stepper: Stepper,
+    source: Any,
+    prefix: Tokens,
+    *,
+    end: int | Sequence[int] | None,
+    max_length: int,
+    min_length: int = 0,
+    no_repeat: int | None = None,
+) -> list[Hypothesis]:
+    """The likeliest token at every step, one hypothesis for each row of the source.
+
+    >>> import torch
+    >>> from regard.decode import greedy
+    >>> class Counter:  # after n comes n + 1
+    ...     def start(self, source): return self
+    ...     def step(self, tokens, state): return torch.eye(10)[tokens + 1] * 9, self
+    ...     def select(self, rows): return self
+    >>> greedy(Counter(), None, [[0], [5]], end=8, max_length=5)[1].tokens
+    (6, 7, 8)
+
+    The prefix is what each row is given before it chooses: the start token, and whatever is forced after it. At most
+    `max_length` tokens are chosen, the end included, and at least `min_length` before an end; no n-gram of
+    `no_repeat` tokens comes twice, the prefix included. Rows that are over are no longer computed.
+    """
+    limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat)
+    return walk(Frontier(stepper, source, prefix, limits), lambda logits, _: logits.max(-1).indices)
+
+
+def walk(frontier: Frontier, pick: Callable[[Tensor, Frontier], Tensor]) -> list[Hypothesis]:
+    """One path a row: `pick` names the next token of each, given the logits of what may follow."""
+    closed: list[tuple[Tensor, Tensor, Tensor]] = []
+    while len(frontier.sentences):
+        logits, total = frontier.read()
+        tokens = pick(logits, frontier)
+        gains = (logits.gather(1, tokens[:, None])[:, 0] - total).double()
+        rows = torch.arange(len(tokens), device=tokens.device)
+        over = frontier.choose(rows, tokens, gains)
+        if bool(over.any()):
+            closed.append((frontier.sentences[over], rows[over], torch.full_like(rows[over], frontier.step - 1)))
+            rows = rows[~over]
+        frontier.keep(rows)
+    if not closed:
+        return []
+    sentences, candidates, steps = (torch.cat(part) for part in zip(*closed, strict=True))
+    order = sentences.argsort()
+    return frontier.hypotheses(sentences[order], candidates[order], steps[order])

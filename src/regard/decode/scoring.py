@@ -1,0 +1,75 @@
+"""Scoring: how likely a model finds sequences that are given to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .hypothesis import Hypothesis
+from .prefix import Prefix, Tokens, pieces
+from .stepper import Stepper, advance, attention_of
+from .trace import join
+
+
+@torch.no_grad()
+def score(
+    stepper: Stepper, source: Any, prefix: Tokens, targets: Sequence[Sequence[Sequence[int]]]
+) -> list[list[Hypothesis]]:
+    """log p(target | prefix, source) of every candidate: `targets[n]` are the candidates for row n of the source.
+
+    An n-best list of one model, ranked by another:
+
+        found = beam(a, source, prefix, width=5, n_best=5, end=end, max_length=100)
+        again = score(b, source, prefix, [[one.tokens for one in best] for best in found])
+        ranked = [sorted(best, key=lambda one: -one.log_probability) for best in again]
+
+    Candidates are taken as they are: put the end behind those that should pay for it. The source is read once a row,
+    each candidate in a few steps of many tokens; their attention is that of a forced alignment.
+    """
+    given = Prefix.of(prefix)
+    if len(targets) != len(given.common):
+        raise ValueError(
+            f"targets must hold a list of candidates for each of the {len(given.common)} rows, got {len(targets)}"
+        )
+    owners = [row for row, candidates in enumerate(targets) for _ in candidates]
+    chosen = [tuple(map(int, candidate)) for candidates in targets for candidate in candidates]
+    if not chosen:
+        return [[] for _ in targets]
+    rest = [row[:late] for row, late in zip(given.rest.tolist(), given.late.tolist(), strict=True)]
+    last = given.common[:, -1].tolist()
+    texts = [[last[row], *rest[row], *tokens] for row, tokens in zip(owners, chosen, strict=True)]
+    longest = max(map(len, texts))
+    device = given.common.device
+    # What stands behind a shorter text is read after all of it and changes nothing.
+    read = torch.tensor([text + text[:1] * (longest - len(text)) for text in texts], device=device)
+    state = given.begin(stepper, source).select(torch.tensor(owners, device=device))
+    gains, attention = _read(stepper, read, state)
+
+    found: list[list[Hypothesis]] = [[] for _ in targets]
+    for n, (row, tokens) in enumerate(zip(owners, chosen, strict=True)):
+        scored = slice(len(rest[row]), len(rest[row]) + len(tokens))
+        found[row].append(
+            Hypothesis(
+                tokens=tokens,
+                score=(log_probability := gains[n, scored].sum().item()),
+                log_probability=log_probability,
+                log_probabilities=tuple(gains[n, scored].tolist()),
+                finished=True,
+                attention={name: x[n, :, scored] for name, x in attention.items()},
+            )
+        )
+    return found
+
+
+def _read(stepper: Stepper, tokens: Tensor, state: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """The log-probability of each token but the first, and the attention it was predicted with."""
+    gains, attention = [torch.empty(len(tokens), 0, dtype=torch.float64, device=tokens.device)], []
+    for inputs, outputs in zip(pieces(tokens[:, :-1]), pieces(tokens[:, 1:]), strict=True):
+        logits, state = advance(stepper, inputs, state)
+        gains.append((logits.gather(2, outputs[..., None])[..., 0] - logits.logsumexp(-1)).double())
+        attention.append(attention_of(state))
+    names = attention[0] if attention else ()
+    return torch.cat(gains, 1).cpu(), {name: join([piece[name] for piece in attention]) for name in names}

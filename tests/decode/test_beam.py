@@ -1,0 +1,274 @@
+"""Beam search against exhaustive search, a plain-Python beam, and what must hold whatever the model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from steppers import Cached, D, Recurrent, Table
+
+from regard.decode import Coverage, Gnmt, beam, greedy
+from regard.decode.beam import Pool
+
+LENGTHS = [None, Gnmt(0.6), Gnmt(1.5), Gnmt(-1.0), float]
+
+
+def leaves(vocabulary, end, most):
+    """Every sequence that ends, or is cut off at `most` tokens."""
+    for n in range(1, most + 1):
+        for body in itertools.product([v for v in range(vocabulary) if v != end], repeat=n - 1):
+            yield (*body, end)
+    yield from itertools.product([v for v in range(vocabulary) if v != end], repeat=most)
+
+
+def plain_beam(model, source, prefix, *, width, end, most, length):
+    """Beam search as a loop over lists: all hypotheses that are over, best first, and every prefix ever in the beam."""
+    live, over, seen = [((), 0.0)], [], set()
+    for n in range(1, most + 1):
+        grown = []
+        for tokens, total in live:
+            code = source
+            for token in (*prefix, *tokens):
+                code = model.follow(code, token)
+            grown += [((*tokens, y), total + cost) for y, cost in enumerate(model.costs[code])]
+        grown.sort(key=lambda one: -one[1])
+        best = grown[:width]
+        over += [(tokens, total / length(n)) for tokens, total in best if tokens[-1] == end or n == most]
+        seen |= {tokens for tokens, _ in best}
+        live = [one for one in grown[: 2 * width] if one[0][-1] != end][:width]
+        seen |= {tokens for tokens, _ in live}
+    return sorted(over, key=lambda one: -one[1]), seen
+
+
+@pytest.mark.parametrize("length", LENGTHS, ids=repr)
+def test_a_wide_beam_is_exhaustive_search(length):
+    every, divide = list(leaves(3, 2, 4)), length or (lambda n: 1.0)
+    for seed in range(200):
+        model = Table(3, seed)
+        scored = [(sum(model.log_probabilities(seed, [0], y)) / divide(len(y)), y) for y in every]
+        best = sorted(scored, reverse=True)[:7]
+        found = beam(model, torch.tensor([seed]), [[0]], width=48, n_best=7, end=2, max_length=4, length=length)[0]
+        assert [one.tokens for one in found] == [y for _, y in best]
+        assert [one.score for one in found] == pytest.approx([s for s, _ in best])
+
+
+@pytest.mark.parametrize("length", LENGTHS, ids=repr)
+@pytest.mark.parametrize("width", [2, 3, 5])
+def test_a_narrow_beam_is_a_loop_over_lists_that_never_stops_early(length, width):
+    for seed in range(4):
+        model, source = Table(7, seed, sharpness=1.5), torch.arange(9)
+        prefix = [[1], [2, 6, 3], [3, 3]] * 3
+        limits = {"end": 6, "max_length": 9}
+        found = beam(model, source, prefix, width=width, n_best=width, length=length, **limits)
+        for row, code in enumerate(source.tolist()):
+            divide = length or (lambda n: 1.0)
+            expected, _ = plain_beam(model, code, prefix[row], width=width, end=6, most=9, length=divide)
+            assert [one.tokens for one in found[row]] == [tokens for tokens, _ in expected[:width]]
+            assert [one.score for one in found[row]] == pytest.approx([score for _, score in expected[:width]])
+
+
+@pytest.mark.parametrize("length", LENGTHS, ids=repr)
+def test_a_beam_of_one_is_greedy(length):
+    for seed in range(30):
+        model, source, prefix = Table(5, seed), torch.arange(4), [[0]] * 4
+        one = beam(model, source, prefix, width=1, end=4, max_length=9, length=length)
+        assert [best[0].tokens for best in one] == [
+            h.tokens for h in greedy(model, source, prefix, end=4, max_length=9)
+        ]
+
+
+@pytest.mark.parametrize("length", LENGTHS, ids=repr)
+def test_beam_never_scores_below_greedy_unless_greedy_left_the_beam(length):
+    model, source, prefix = Table(6, 0), torch.arange(120), [[0]] * 120
+    divide, left = length or (lambda n: 1.0), 0
+    paths = greedy(model, source, prefix, end=5, max_length=8)
+    found = beam(model, source, prefix, width=3, end=5, max_length=8, length=length)
+    for code, (path, best) in enumerate(zip(paths, found, strict=True)):
+        _, seen = plain_beam(model, code, [0], width=3, end=5, most=8, length=divide)
+        stayed = all(path.tokens[: n + 1] in seen for n in range(len(path.tokens)))
+        left += not stayed
+        assert not stayed or best[0].score >= path.log_probability / divide(len(path.tokens)) - 1e-9
+    assert left < 60
+
+
+def test_a_beam_as_wide_as_the_vocabulary_never_scores_below_greedy():
+    model, source, prefix = Table(5, 0), torch.arange(500), [[0]] * 500
+    paths = greedy(model, source, prefix, end=4, max_length=10)
+    found = beam(model, source, prefix, width=5, end=4, max_length=10)
+    gains = [best[0].score - path.score for path, best in zip(paths, found, strict=True)]
+    assert min(gains) > -1e-9
+    assert max(gains) > 1
+
+
+def test_the_search_does_not_stop_because_the_best_hypothesis_ended():
+    # Ending at once is likelier than not; the other way is unlikely only in its first step, and long.
+    model = Table(3, 0)
+    code = model.follow(0, 0)
+    model.logits[code] = torch.tensor([0.3, 1e-9, 0.7], dtype=D).log()
+    for certain in (0, 0, 0, 2):
+        code = model.follow(code, 0)
+        model.logits[code] = torch.eye(3, dtype=D)[certain] * 30
+    plain = beam(model, torch.tensor([0]), [[0]], width=2, end=2, max_length=8)[0][0]
+    assert plain.tokens == (2,)
+    mean = beam(model, torch.tensor([0]), [[0]], width=2, end=2, max_length=8, length=float)[0][0]
+    assert mean.tokens == (0, 0, 0, 0, 2)
+
+
+def test_asking_for_fewer_never_changes_the_best():
+    for seed in range(20):
+        model, source, prefix = Table(6, seed), torch.arange(5), [[0]] * 5
+        limits = {"width": 4, "end": 5, "max_length": 9, "length": Gnmt(1.0)}
+        whole = beam(model, source, prefix, n_best=4, **limits)
+        for n in (1, 2, 3):
+            assert beam(model, source, prefix, n_best=n, **limits) == [best[:n] for best in whole]
+
+
+def test_n_best_are_different_and_in_order():
+    found = beam(Table(9, 3), torch.arange(6), [[0]] * 6, width=5, n_best=5, end=8, max_length=7, length=Gnmt(0.8))
+    for best in found:
+        assert len({one.tokens for one in best}) == 5
+        assert [one.score for one in best] == sorted((one.score for one in best), reverse=True)
+
+
+def test_fewer_hypotheses_than_asked_for_come_when_fewer_exist():
+    found = beam(Table(2, 0), torch.arange(3), [[0]] * 3, width=9, n_best=9, end=1, max_length=3)
+    for best in found:
+        assert {one.tokens for one in best} == {(1,), (0, 1), (0, 0, 1), (0, 0, 0)}
+
+
+@pytest.mark.parametrize("length", [None, Gnmt(1.0)], ids=repr)
+def test_a_sentence_that_is_over_is_no_longer_computed(length):
+    model = Table(5, 1)
+    beam(model, torch.arange(7), [[0]] * 7, width=3, end=4, max_length=40, length=length)
+    first, *rest = model.rows
+    assert first == 7
+    assert rest == sorted(rest, reverse=True)
+    assert rest[-1] < rest[0] <= 21
+    assert all(rows % 3 == 0 for rows in rest)
+
+
+def test_attention_follows_its_hypothesis_through_every_reordering():
+    model, source, prefix = Table(8, 4, sharpness=0.5), torch.tensor([3, 1, 4, 1]), [[0, 5], [1], [2, 2, 2], [1]]
+    found = beam(model, source, prefix, width=6, n_best=6, end=7, max_length=11, length=Gnmt(1.0))
+    for row, best in enumerate(found):
+        for one in best:
+            codes = torch.tensor(model.codes(source[row].item(), prefix[row], one.tokens), dtype=D)
+            assert torch.equal(one.attention["code"], torch.stack([codes, codes.sqrt()])[..., None])
+
+
+def test_attention_over_a_growing_source_is_that_of_reading_the_whole():
+    model = Cached()
+    prefix = torch.randint(13, (3, 4))
+    for best in zip(prefix, beam(model, 3, prefix, width=4, end=12, max_length=9, n_best=2), strict=True):
+        for one in best[1]:
+            tokens = torch.cat([best[0], torch.tensor(one.tokens)])[None, :-1]
+            _, state = model.step(tokens, model.start(1))
+            for layer in ("0.self", "1.self"):
+                whole = state.attention[layer][0, :, 3:]
+                torch.testing.assert_close(one.attention[layer], whole)
+                assert one.attention[layer].shape == (3, len(one.tokens), 3 + len(one.tokens))
+
+
+def coverage_by_hand(attention, beta, n):
+    return beta * sum(math.log(min(1.0, attention[:, :, j].mean(0).sum().item())) for j in range(n))
+
+
+def test_the_score_is_equation_14():
+    model, lengths = Recurrent(), [7, 3, 5]
+    source = torch.zeros(3, 7, dtype=torch.long)
+    for row, n in enumerate(lengths):
+        source[row, :n] = torch.randint(1, 11, (n,))
+    coverage = Coverage(0.4, "source", source != 0)
+    limits = {"width": 6, "n_best": 6, "end": 10, "max_length": 8}
+    found = beam(model, source, [[1]] * 3, length=Gnmt(0.7), coverage=coverage, **limits)
+    for n, best in zip(lengths, found, strict=True):
+        for one in best:
+            expected = one.log_probability / Gnmt(0.7)(len(one.tokens))
+            expected += coverage_by_hand(one.attention["source"], 0.4, n)
+            assert one.score == pytest.approx(expected)
+    without = beam(model, source, [[1]] * 3, length=Gnmt(0.7), **limits)
+    assert [[one.tokens for one in best] for best in found] != [[one.tokens for one in best] for best in without]
+
+
+def test_coverage_is_exhaustive_too_when_the_beam_is_wide():
+    every, tried = list(leaves(3, 2, 4)), 0
+    for seed in range(20):
+        model = Recurrent(vocabulary=3, seed=seed)
+        source = torch.randint(1, 3, (1, 4))
+        coverage = Coverage(1.0, "source")
+        found = beam(model, source, [[0]], width=48, n_best=5, end=2, max_length=4, coverage=coverage)[0]
+        everything = beam(model, source, [[0]], width=48, n_best=48, end=2, max_length=4)[0]
+        assert {one.tokens for one in everything} == set(every)
+        ranked = sorted(
+            everything, key=lambda one: -one.log_probability - coverage_by_hand(one.attention["source"], 1.0, 4)
+        )
+        assert [one.tokens for one in found] == [one.tokens for one in ranked[:5]]
+        tried += [one.tokens for one in found] != [one.tokens for one in everything[:5]]
+    assert tried > 5
+
+
+def test_unattended_positions_cost_much_but_not_everything():
+    penalty = Coverage(1.0, "x")(torch.tensor([[0.0, 1.0, 3.0]], dtype=D), torch.tensor([0]))
+    assert penalty.item() == pytest.approx(math.log(1e-9))
+
+
+def test_gnmt_is_equation_14():
+    assert Gnmt(0.6)(1) == 1.0
+    assert Gnmt(0.6)(13) == pytest.approx(3**0.6)
+    assert repr(Gnmt(0.6)) == "Gnmt(alpha=0.6)"
+    assert Gnmt(0.6) == Gnmt(0.6)
+
+
+def test_the_pool_keeps_the_best_of_all_steps():
+    pool = Pool(1, 2, torch.device("cpu"))
+    for step, scores in enumerate([[-3.0, -math.inf], [-1.0, -5.0], [-2.0, -4.0]]):
+        assert pool.worst.item() == [-math.inf, -math.inf, -3.0][step]
+        pool.add(torch.tensor([scores], dtype=D), torch.arange(2)[None], step)
+    assert pool.worst.item() == -2.0
+
+
+def test_two_ends_are_both_ends():
+    for seed in range(20):
+        model = Table(5, seed)
+        found = beam(model, torch.tensor([seed]), [[0]], width=300, n_best=200, end=(3, 4), max_length=4)[0]
+        assert len(found) == sum(2 * 3**n for n in range(4)) + 3**4
+        assert all(one.finished == (one.tokens[-1] in (3, 4)) for one in found)
+        assert not any({3, 4} & set(one.tokens[:-1]) for one in found)
+        assert sum(math.exp(one.log_probability) for one in found) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": 0}, "width must be 1 or more, got 0"),
+        ({"n_best": 4}, "n_best must be at most width, got n_best=4 and width=3"),
+        ({"n_best": 0}, "n_best must be 1 or more, got 0"),
+        ({"length": lambda n: 2.0 - n}, r"length must give positive numbers, got length\(2\) = 0.0"),
+        ({"coverage": Coverage(0.2, "x")}, r"Coverage name must be an attention of the stepper, \['code'\], got 'x'"),
+    ],
+    ids=["width", "n_best", "none", "length", "coverage"],
+)
+def test_beam_says_what_it_cannot_do(options, message):
+    with pytest.raises(ValueError, match=message):
+        beam(Table(5, 0), torch.arange(2), [[0]] * 2, **({"width": 3, "end": 4, "max_length": 5} | options))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Gnmt("x"), TypeError, r"Gnmt alpha must be a number, got 'x' \(str\)"),
+        (lambda: Gnmt(math.nan), ValueError, "Gnmt alpha must be finite, got nan"),
+        (lambda: Coverage(-1.0, "x"), ValueError, "Coverage beta must be 0 or more, got -1.0"),
+        (
+            lambda: Coverage(1.0, "x", torch.ones(2, 3)),
+            ValueError,
+            r"must be bool of dims b source, .* got torch.float32 of shape \(2, 3\)",
+        ),
+    ],
+    ids=["alpha", "nan", "beta", "keep"],
+)
+def test_penalties_say_what_they_cannot_do(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
