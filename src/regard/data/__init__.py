@@ -1,0 +1,72 @@
+"""Data: readers that name the line of bad input, tokenizers, batches that resume, and data made on the spot."""
+
+from .answering import Answer, Question, questions
+from .batching import Batches
+from .captions import Captioned, Captions, captions_json, captions_tsv
+from .dates import Dated, Dates
+from .digits import digits
+from .errors import DataError
+from .generated import Generated
+from .images import ImageFolder, Images, Picture, cifar10, cifar100, idx_images, npz_images
+from .labelled import Labelled, LabelledText, labelled, labelled_tsv
+from .language import Windows, ids_of, read_ids, write_ids
+from .lines import Lines
+from .pairs import Pair, pairs_jsonl, pairs_tsv, parallel
+from .pictures import Pictures, pixels, read_image
+from .report import Report
+from .rows import Rows, Stream
+from .shapes import Scene, Scenes, Shape
+from .tokenizers import Span, Tokenizer
+from .toys import Arithmetic, Copy, Recall, Reverse, Sort
+
+__all__ = [
+    "Answer",
+    "Arithmetic",
+    "Batches",
+    "Captioned",
+    "Captions",
+    "Copy",
+    "DataError",
+    "Dated",
+    "Dates",
+    "Generated",
+    "ImageFolder",
+    "Images",
+    "Labelled",
+    "LabelledText",
+    "Lines",
+    "Pair",
+    "Picture",
+    "Pictures",
+    "Question",
+    "Recall",
+    "Report",
+    "Reverse",
+    "Rows",
+    "Scene",
+    "Scenes",
+    "Shape",
+    "Sort",
+    "Span",
+    "Stream",
+    "Tokenizer",
+    "Windows",
+    "captions_json",
+    "captions_tsv",
+    "cifar10",
+    "cifar100",
+    "digits",
+    "ids_of",
+    "idx_images",
+    "labelled",
+    "labelled_tsv",
+    "npz_images",
+    "pairs_jsonl",
+    "pairs_tsv",
+    "parallel",
+    "pixels",
+    "questions",
+    "read_ids",
+    "read_image",
+    "write_ids",
+]

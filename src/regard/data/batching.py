@@ -1,0 +1,265 @@
+"""Batches: an endless supply of epochs, in an order that depends on seed and epoch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .buckets import Bucket, buckets, shared
+from .errors import DataError
+from .limits import Limit
+from .loading import Chunk, Chunks, loaded
+from .padding import Example, collate, sequences
+from .report import Report
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+POOL = 16_384
+PIECES = 16
+
+
+class Indexed(Protocol[T_co]):
+    """Examples by number."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int, /) -> T_co: ...
+
+
+class Batches:
+    """Batches of padded tensors, an epoch for each `for`.
+
+    >>> from regard.data import Copy, Generated, Tokenizer
+    >>> toys = Generated(Copy(), size=1000)
+    >>> tokenizer = Tokenizer.characters(toy.source for toy in toys)
+    >>> def encode(toy):
+    ...     return {"source": tokenizer.encode(toy.source), "target": tokenizer.encode(toy.target, eos=True)}
+    >>> batches = Batches(toys, encode, tokens=1024)
+    >>> for batch in batches:
+    ...     pass
+    >>> batch["source"].shape[0] == batch["source_lengths"].shape[0] == batch["index"].shape[0]
+    True
+    >>> print(batches.report())
+    1,000 examples, 24,668 tokens, 5.8% padding
+
+    `encode` turns an example into named fields; without it, the examples are such already. A sequence of ids is padded
+    and comes with `name_lengths`, numbers and arrays are stacked, and `index` says which examples they are.
+
+    Give one size: `tokens`, the most that rows times longest sequence may come to, or `rows`. Examples are sorted by
+    length within a `pool`, of 16,384 unless you say so; an indexed source with `rows` and neither `limit` nor `pool`
+    is not sorted at all, as for images.
+
+    A source with `len` and index is shuffled whole; one that can only be iterated is read along, so it may be larger
+    than memory, and shuffled within its pools. `seed=None` shuffles nothing.
+
+    Sequences longer than `limit` (a number, or one for each field) are an error, dropped, or truncated at the end
+    (`eos` goes with it), as `long` says, and counted in `report()`.
+
+    `shard=(rank, ranks)` gives each process its own batches, as many to each; what cannot be shared evenly, fewer
+    than `ranks` a pool, is counted. Every process encodes its pools whole, for all must know the lengths. `workers`
+    processes read and encode; the order does not depend on how many.
+
+    `state()` after any batch, `restore` in a new process, and the rest of the epoch is the same. Leaving a loop early
+    is no end of the epoch: the next `for` goes on there.
+    """
+
+    def __init__(
+        self,
+        source: Indexed[T] | Iterable[T],
+        encode: Callable[[T], Mapping[str, Any]] | None = None,
+        *,
+        tokens: int | None = None,
+        rows: int | None = None,
+        pool: int | None = None,
+        limit: int | Mapping[str, int] | None = None,
+        long: str = "error",
+        pad: int | Mapping[str, int] = 0,
+        seed: int | None = 0,
+        shard: tuple[int, int] = (0, 1),
+        workers: int = 0,
+    ) -> None:
+        if (tokens is None) == (rows is None):
+            raise ValueError(f"give the size of a batch as tokens or as rows, got tokens={tokens} and rows={rows}")
+        for name, value in (("tokens", tokens), ("rows", rows), ("pool", pool)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
+        self._rank, self._ranks = shard
+        if not 0 <= self._rank < self._ranks:
+            raise ValueError(f"shard must be (rank, ranks) with 0 <= rank < ranks, got {shard}")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise ValueError(f"seed must be a whole number, at least 0, or None for no shuffling, got {seed!r}")
+        if workers < 0:
+            raise ValueError(f"workers must be 0 or more processes, got {workers}")
+        self._source: Any = source
+        self._encode = encode
+        self._tokens, self._rows = tokens, rows
+        self._limit, self._pad = Limit(limit, long), pad
+        self._seed, self._workers = seed, workers
+        size = getattr(source, "__len__", None) if hasattr(source, "__getitem__") else None
+        self._size: int | None = None if size is None else size()
+        if self._size is None and iter(self._source) is self._source:
+            raise TypeError(f"source must give a new iterator for each epoch, got {type(source).__name__}; pass a list")
+        pooled = tokens is not None or limit is not None or self._size is None
+        self._pool = POOL if pooled and pool is None else pool
+        if self._size is not None and self._size < self._ranks:
+            raise ValueError(f"the source has {self._size} examples, fewer than ranks={self._ranks}")
+        self.epoch = 0
+        self._chunk, self._batch = 0, 0
+        self._report = Report()
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """What is left of the epoch."""
+        if self._chunk == self._batch == 0:
+            self._report = Report()
+        for chunk in loaded(self._chunks(), self._workers):
+            if chunk.number > self._chunk:
+                self._chunk, self._batch = chunk.number, 0
+            yield from self._deal(chunk)
+        if not self._report.examples:
+            raise DataError(
+                f"the epoch has no batch: {self._report.dropped:,} examples are longer than limit={self._limit.most}"
+                if self._report.dropped
+                else f"the source has fewer examples than ranks={self._ranks}",
+                hint="raise the limit" if self._report.dropped else "expected at least one for each",
+            )
+        self.epoch, self._chunk, self._batch = self.epoch + 1, 0, 0
+
+    def report(self) -> Report:
+        """Counts of the epoch under way, or of the last one between epochs."""
+        return replace(self._report)
+
+    def progress(self) -> float | None:
+        """About which share of the epoch is behind; None where the source has no length."""
+        if self._size is None:
+            return None
+        done = self._report.examples * self._ranks + self._report.dropped + self._report.uneven
+        return min(1.0, done / self._size)
+
+    def state(self) -> dict[str, Any]:
+        """Where we are, in plain numbers; the same on every rank but for the counts."""
+        return {
+            "epoch": self.epoch,
+            "chunk": self._chunk,
+            "batch": self._batch,
+            "settings": self._settings(),
+            "report": asdict(self._report),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state()`: with the same source and the same settings, the same batches follow."""
+        try:
+            epoch, chunk, batch = (int(state[key]) for key in ("epoch", "chunk", "batch"))
+            counts, settings = {f.name: int(state["report"][f.name]) for f in fields(Report)}, dict(state["settings"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"state must be what state() gave, got {state!r}") from error
+        for name, value in self._settings().items():
+            if settings.get(name) != value:
+                raise ValueError(
+                    f"the state was saved with {name}={settings.get(name)!r}, got {name}={value!r}; "
+                    "use the same, or begin the epoch anew"
+                )
+        self.epoch, self._chunk, self._batch, self._report = epoch, chunk, batch, Report(**counts)
+
+    def _settings(self) -> dict[str, Any]:
+        most = self._limit.most
+        return {
+            "examples": self._size,
+            "tokens": self._tokens,
+            "rows": self._rows,
+            "pool": self._pool,
+            "limit": dict(most) if isinstance(most, Mapping) else most,
+            "long": self._limit.long,
+            "seed": self._seed,
+            "ranks": self._ranks,
+        }
+
+    @property
+    def _chunk_size(self) -> int:
+        """Examples that are dealt with together: a pool, or a batch for every rank."""
+        return self._pool if self._pool is not None else (self._rows or 1) * self._ranks
+
+    def _chunks(self) -> Chunks:
+        order = None
+        if self._size is not None:
+            order = np.arange(self._size) if self._seed is None else self._random(0).permutation(self._size)
+        # Lengths decide who gets what, so every rank encodes all of a pool; without them, its own examples only.
+        share, pieces = ((self._rank, self._ranks), 1) if self._pool is None else ((0, 1), PIECES)
+        return Chunks(
+            source=self._source,
+            encode=self._encode,
+            order=order,
+            size=self._chunk_size,
+            pieces=pieces,
+            first=self._chunk,
+            share=share,
+        )
+
+    def _random(self, *what: int) -> np.random.Generator:
+        return np.random.default_rng([self._seed or 0, self.epoch, *what])
+
+    def _deal(self, chunk: Chunk) -> Iterator[dict[str, Tensor]]:
+        examples, long = self._fitting(chunk)
+        if self._size is None and self._seed is not None:
+            examples = [examples[n] for n in self._random(1, chunk.number).permutation(len(examples))]
+        cut, spare = self._cut(chunk, [example for _, example in examples])
+        if self._batch == 0:
+            self._report.dropped += long if self._limit.long == "drop" else 0
+            self._report.truncated += long if self._limit.long == "truncate" else 0
+            self._report.uneven += spare
+        while self._batch < len(cut):
+            bucket = cut[self._batch]
+            self._batch += 1
+            yield self._collate([examples[n] for n in bucket])
+
+    def _fitting(self, chunk: Chunk) -> tuple[list[tuple[int, Example]], int]:
+        """The examples that are short enough or made so, and how many were not."""
+        kept, long = [], 0
+        for index, example in chunk.examples:
+            if not self._limit.holds(example):
+                long += 1
+                if self._limit.long == "error":
+                    raise self._too_long(index, example, f"limit={self._limit.most}")
+                if self._limit.long == "drop":
+                    continue
+                example = self._limit.cut(example)
+            if self._tokens is not None and max(map(len, sequences(example).values()), default=0) > self._tokens:
+                raise self._too_long(index, example, f"tokens={self._tokens} a batch")
+            kept.append((index, example))
+        return kept, long
+
+    def _too_long(self, index: int, example: Example, most: str) -> DataError:
+        where = getattr(self._source, "where", "example {}".format)(index)
+        lengths = ", ".join(f"{name} {len(value)}" for name, value in sequences(example).items())
+        problem = f"{where}: the example is longer than {most}: {lengths}"
+        return DataError(problem, hint="raise it, or choose long='drop' or long='truncate' with a limit")
+
+    def _cut(self, chunk: Chunk, examples: list[Example]) -> tuple[list[Bucket], int]:
+        """This rank's batches of a chunk, and how many examples no rank has."""
+        if self._pool is None:
+            return ([list(range(len(examples)))], 0) if chunk.count >= self._ranks else ([], chunk.count)
+        lengths = [tuple(map(len, sequences(example).values())) for example in examples]
+        cut = buckets(lengths, tokens=self._tokens, rows=self._rows)
+        if self._seed is not None:
+            cut = [cut[n] for n in self._random(2, chunk.number).permutation(len(cut))]
+        cut, spare = shared(cut, self._ranks)
+        return cut[self._rank :: self._ranks], len(spare)
+
+    def _collate(self, examples: list[tuple[int, Example]]) -> dict[str, Tensor]:
+        names = examples[0][1].keys()
+        for _, example in examples:
+            if example.keys() != names:
+                raise ValueError(f"encode must give every example the same fields, got {[*names]} and {[*example]}")
+        batch = collate([example for _, example in examples], self._padding(names))
+        batch["index"] = torch.tensor([index for index, _ in examples])
+        self._report.examples += len(examples)
+        for name in sequences(examples[0][1]):
+            self._report.tokens += int(batch[f"{name}_lengths"].sum())
+            self._report.cells += batch[name].numel()
+        return batch
+
+    def _padding(self, names: Iterable[str]) -> Mapping[str, int]:
+        return self._pad if isinstance(self._pad, Mapping) else dict.fromkeys(names, self._pad)

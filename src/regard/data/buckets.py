@@ -1,0 +1,56 @@
+"""Buckets: which examples go into a batch together, so that little of it is padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Bucket = list[int]
+
+
+def buckets(lengths: Sequence[tuple[int, ...]], *, tokens: int | None = None, rows: int | None = None) -> list[Bucket]:
+    """The numbers of the examples, sorted by length and cut into batches.
+
+    >>> buckets([(3,), (9,), (2,), (8,), (3,)], tokens=18)
+    [[2, 0, 4], [3, 1]]
+
+    A batch costs its rows times its longest sequence, of either side: at most `tokens`. Or it has at most `rows`.
+    """
+    order = sorted(range(len(lengths)), key=lambda n: _snake(lengths[n]))
+    cut: list[Bucket] = []
+    for n in order:
+        full = not cut or len(cut[-1]) == rows
+        if not full and tokens is not None:
+            full = (len(cut[-1]) + 1) * max(lengths[n], default=0) > tokens
+        if full:
+            cut.append([])
+        cut[-1].append(n)
+    return cut
+
+
+def _snake(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """By the longest side; then by the sides, up and down in turn, so that neighbours are alike on both."""
+    longest = max(lengths, default=0)
+    return longest, *(length if longest % 2 else -length for length in lengths)
+
+
+def shared(cut: list[Bucket], ranks: int) -> tuple[list[Bucket], Bucket]:
+    """The same batches, as many as `ranks` divides, and the examples that then have no place.
+
+    >>> shared([[0, 1, 2], [3, 4]], 3)
+    ([[0, 1], [2], [3, 4]], [])
+
+    The largest are halved until the count fits. Only where every batch is down to one example, fewer than `ranks`
+    are left over.
+    """
+    cut = list(cut)
+    while len(cut) % ranks:
+        widest = int(np.argmax([len(bucket) for bucket in cut]))
+        bucket = cut[widest]
+        if len(bucket) == 1:
+            keep = len(cut) - len(cut) % ranks
+            return cut[:keep], [n for spare in cut[keep:] for n in spare]
+        half = (len(bucket) + 1) // 2
+        cut[widest : widest + 1] = [bucket[:half], bucket[half:]]
+    return cut, []

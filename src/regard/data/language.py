@@ -1,0 +1,108 @@
+"""Plain text for language models: one long row of ids, in memory or on disk, seen through windows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from .errors import DataError
+from .tokenizers import Tokenizer
+
+Ids = np.ndarray[Any, np.dtype[Any]]
+AT_ONCE = 1024
+
+
+class Windows:
+    """Windows of `size + 1` ids over a long row: the first `size` are read, the last `size` are to be foretold.
+
+    >>> [window.tolist() for window in Windows(np.arange(8), size=3)]
+    [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7]]
+
+    Each id but the first is foretold once; the last window is as short as what is left.
+    """
+
+    def __init__(self, ids: Ids, *, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+        if ids.ndim != 1 or ids.dtype.kind not in "ui" or len(ids) < 2:
+            raise ValueError(f"ids must be one row of at least 2 whole numbers, got {ids.dtype} {ids.shape}")
+        self.ids, self.size = ids, size
+
+    def __len__(self) -> int:
+        return -(-(len(self.ids) - 1) // self.size)
+
+    def __getitem__(self, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"window {number} of {len(self)}")
+        start = number % len(self) * self.size
+        return np.array(self.ids[start : start + self.size + 1], dtype=np.int64)
+
+    def __iter__(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+        return (self[number] for number in range(len(self)))
+
+
+def ids_of(texts: Iterable[str], tokenizer: Tokenizer, *, eos: bool = True) -> Ids:
+    """The ids of all texts in one row in memory, each text ended by `eos` unless it ends by itself."""
+    found = np.concatenate([np.empty(0, _width(tokenizer)), *_encoded(texts, tokenizer, eos)])
+    if len(found) == 0:
+        raise DataError("there is no text", hint="expected at least one line")
+    return found
+
+
+def write_ids(texts: Iterable[str], tokenizer: Tokenizer, path: str | Path, *, eos: bool = True) -> Ids:
+    """The same row written to a `.npy` file and opened from there: for text larger than memory.
+
+    The file appears whole or not at all.
+    """
+    path, width = Path(path), _width(tokenizer)
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        with new.open("wb") as file:
+            count = 0
+            _header(file, width, count)
+            for ids in _encoded(texts, tokenizer, eos):
+                count += len(ids)
+                file.write(ids.tobytes())
+            if count == 0:
+                raise DataError("there is no text", file=path, hint="expected at least one line")
+            # NumPy leaves room in the header for a longer count, so it can be written last.
+            file.seek(0)
+            _header(file, width, count)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+    return read_ids(path)
+
+
+def read_ids(path: str | Path) -> Ids:
+    """A row of ids that `write_ids` wrote, left on disk and read where it is looked at."""
+    try:
+        ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"not a row of ids ({error})", file=path, hint="write it with write_ids") from error
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "ui":
+        raise DataError("not a row of ids", file=path, hint="write it with write_ids")
+    return ids
+
+
+def _width(tokenizer: Tokenizer) -> np.dtype[Any]:
+    return np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
+
+
+def _encoded(texts: Iterable[str], tokenizer: Tokenizer, eos: bool) -> Iterator[Ids]:
+    rest = iter(texts)
+    while some := list(islice(rest, AT_ONCE)):
+        for ids in tokenizer.encode_all(some, eos=eos):
+            yield np.array(ids, _width(tokenizer))
+
+
+def _header(file: Any, width: np.dtype[Any], count: int) -> None:
+    npy.write_array_header_1_0(file, {"descr": width.str, "fortran_order": False, "shape": (count,)})

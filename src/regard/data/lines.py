@@ -1,0 +1,186 @@
+"""Lines: a text file by line number, however large, checked once."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from .errors import DataError
+
+BLOCK = 2**24
+LONGEST = 2**26
+UNPACKED = 2**32
+BOM = b"\xef\xbb\xbf"
+
+File = gzip.GzipFile | BufferedReader
+
+
+class Lines:
+    """The lines of a UTF-8 file, plain or gzip: `len`, `lines[7]`, and iteration.
+
+    >>> path = getfixture("tmp_path") / "two.txt"
+    >>> _ = path.write_text("ein Haus\\nein Hund\\n", encoding="utf8")
+    >>> lines = Lines(path)
+    >>> len(lines), lines[1], list(lines)
+    (2, 'ein Hund', ['ein Haus', 'ein Hund'])
+
+    Lines end at a newline and nowhere else, a carriage return before it goes, and so does a byte order mark. The
+    first `len` or index reads the file once: it checks the encoding and keeps 8 bytes a line, so files larger than
+    memory are fine. A gzip file is unpacked into memory, up to 4 GiB. Iteration reads along and keeps nothing.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            problem = "is a folder, expected a file" if self.path.is_dir() else "no such file"
+            raise DataError(problem, file=path, hint="check the path")
+        self._starts: np.ndarray[Any, np.dtype[np.int64]] | None = None
+        self._unpacked: bytes | None = None
+        self._handle: IO[bytes] | None = None
+        self._owner = 0
+
+    def __len__(self) -> int:
+        return len(self._index()) - 1
+
+    def __getitem__(self, number: int) -> str:
+        starts = self._index()
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"line {number} of {self.path}, which has {len(self)}")
+        number %= len(self)
+        first, last = int(starts[number]), int(starts[number + 1])
+        return decoded(self._read(first, last), self.path, number)
+
+    def __iter__(self) -> Iterator[str]:
+        for number, raw in enumerate(raw_lines(self.path)):
+            yield decoded(raw, self.path, number)
+
+    def where(self, number: int) -> str:
+        """File and line, counted from 1 as editors do."""
+        return f"{self.path} line {number + 1}"
+
+    def __repr__(self) -> str:
+        return f"Lines({str(self.path)!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_handle": None}
+
+    def _index(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if self._starts is None:
+            if packed(self.path):
+                self._unpacked = unpacked(self.path)
+            self._starts = self._scan()
+        return self._starts
+
+    def _scan(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        ends: list[Any] = []
+        size, last = 0, b"\n"
+        check = codecs.getincrementaldecoder("utf-8")()
+        try:
+            for block in self._blocks():
+                check.decode(block)
+                ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == 10) + size + 1)
+                size, last = size + len(block), block[-1:]
+            check.decode(b"", final=True)
+        except UnicodeDecodeError:
+            for _ in self:  # a second reading, line by line, finds which one
+                pass
+        if size == 0:
+            raise DataError("the file is empty", file=self.path, hint="expected at least one line of text")
+        starts = np.concatenate([[0], *ends, [] if last == b"\n" else [size]]).astype(np.int64)
+        if int(np.diff(starts).max()) > LONGEST:
+            raise too_long(self.path, int(np.diff(starts).argmax()))
+        return starts
+
+    def _blocks(self) -> Iterator[bytes]:
+        if self._unpacked is not None:
+            for start in range(0, len(self._unpacked), BLOCK):
+                yield self._unpacked[start : start + BLOCK]
+            return
+        with self.path.open("rb") as file:
+            while block := file.read(BLOCK):
+                yield block
+
+    def _read(self, first: int, last: int) -> bytes:
+        if self._unpacked is not None:
+            return self._unpacked[first:last]
+        # A forked worker shares the position in the file with its parent, so each process opens its own.
+        if self._handle is None or self._owner != os.getpid():
+            self._handle, self._owner = self.path.open("rb", buffering=0), os.getpid()
+        self._handle.seek(first)
+        return self._handle.read(last - first)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self._handle.close()  # type: ignore[union-attr]
+
+
+def packed(path: Path) -> bool:
+    """Whether a file is gzip, by its first bytes."""
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[File]:
+    """A file to read, unpacked on the way if it is gzip."""
+    try:
+        with gzip.open(path) if packed(path) else path.open("rb") as file:
+            yield file
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise DataError(f"the gzip file is damaged ({error})", file=path, hint="fetch or pack it again") from error
+
+
+def at_most(file: File, limit: int) -> bytes:
+    """The rest of a file, or its next `limit` bytes; memory grows with what is there, not with the limit."""
+    blocks, left = [], limit
+    while left and (block := file.read(min(BLOCK, left))):
+        blocks.append(block)
+        left -= len(block)
+    return b"".join(blocks)
+
+
+def unpacked(path: Path, limit: int = UNPACKED) -> bytes:
+    """The content of a file, gzip or not, of at most `limit` bytes."""
+    with opened(path) as file:
+        content = at_most(file, limit + 1)
+    if len(content) > limit:
+        problem = f"holds more than {limit:,} bytes, too many to read into memory"
+        raise DataError(problem, file=path, hint="split it, or unpack it with gunzip")
+    return content
+
+
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file as bytes, newline included, in constant memory."""
+    with opened(path) as file:
+        number = 0
+        while raw := file.readline(LONGEST + 1):
+            if len(raw) > LONGEST:
+                raise too_long(path, number)
+            yield raw
+            number += 1
+
+
+def decoded(raw: bytes, path: Path, number: int) -> str:
+    """One line as text, without its end."""
+    if number == 0:
+        raw = raw.removeprefix(BOM)
+    try:
+        return raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"byte {error.start + 1} is not valid UTF-8", file=path, line=number + 1, hint="convert it with iconv"
+        ) from error
+
+
+def too_long(path: Path, number: int) -> DataError:
+    """The complaint about a line no text has."""
+    return DataError(f"the line is longer than {LONGEST:,} bytes", file=path, line=number + 1, hint="is this text?")

@@ -1,0 +1,125 @@
+"""Loading: examples read and encoded chunk by chunk, here or in other processes, in the same order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from .errors import DataError
+from .padding import Example
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Examples that belong together, each with its number in the source, and how many there are over all ranks."""
+
+    number: int
+    count: int
+    examples: list[tuple[int, Example]]
+
+
+class Chunks(IterableDataset[Chunk | DataError]):
+    """The chunks of an epoch from `first` on, each in pieces; of n workers, each reads and encodes every n-th piece.
+
+    With an order the source is asked by number. Without, it is read along, and what is not wanted is passed over
+    without being encoded. `share=(rank, ranks)` takes every ranks-th example of a piece.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Any,
+        encode: Callable[[Any], Mapping[str, Any]] | None,
+        order: np.ndarray[Any, np.dtype[np.int64]] | None,
+        size: int,
+        pieces: int,
+        first: int,
+        share: tuple[int, int],
+    ) -> None:
+        self.source, self.encode, self.order = source, encode, order
+        self.size, self.pieces, self.first, self.share = size, pieces, first, share
+
+    def __iter__(self) -> Iterator[Chunk | DataError]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        rank, ranks = self.share
+        try:
+            for turn, (number, piece) in enumerate(self._pieces()):
+                if turn % workers == worker:
+                    found = [(index, self._encoded(index, example)) for index, example in piece[rank::ranks]]
+                    yield Chunk(number, len(piece), found)
+        except DataError as error:
+            # Handed over whole: raised in a worker, it would arrive with a traceback for a message.
+            yield error
+
+    def _pieces(self) -> Iterator[tuple[int, list[tuple[int, Any]]]]:
+        """Chunk by chunk, numbers with their examples; an indexed source is not asked for them yet."""
+        rest: Iterator[tuple[int, Any]]
+        if self.order is None:
+            rest = enumerate(self.source)
+            deque(islice(rest, self.first * self.size), maxlen=0)
+        else:
+            rest = ((int(index), None) for index in self.order[self.first * self.size :])
+        step = -(-self.size // self.pieces)
+        for number in count(self.first):
+            for start in range(0, self.size, step):
+                piece = list(islice(rest, min(step, self.size - start)))
+                if not piece:
+                    return
+                yield number, piece
+
+    def _encoded(self, index: int, example: Any) -> Example:
+        if self.order is not None:
+            example = self.source[index]
+        return encoded(example if self.encode is None else self.encode(example))
+
+
+def loaded(chunks: Chunks, workers: int) -> Iterator[Chunk]:
+    """The chunks in order and whole, from this process or from as many workers."""
+    found: Iterable[Chunk | DataError] = chunks
+    if workers:
+        # Its own generator: the default would draw from the global one, and a resumed run would draw once more.
+        found = DataLoader(chunks, batch_size=None, num_workers=workers, generator=torch.Generator())
+    pieces: list[Chunk] = []
+    for piece in found:
+        if isinstance(piece, DataError):
+            raise piece
+        pieces.append(piece)
+        if sum(piece.count for piece in pieces) == chunks.size:
+            yield joined(pieces)
+            pieces = []
+    if pieces:
+        yield joined(pieces)
+
+
+def joined(pieces: list[Chunk]) -> Chunk:
+    """The pieces of one chunk as one."""
+    examples = [example for piece in pieces for example in piece.examples]
+    return Chunk(pieces[0].number, sum(piece.count for piece in pieces), examples)
+
+
+def encoded(values: Mapping[str, Any]) -> Example:
+    """Fields as arrays: whole numbers as int64, Python floats as float32, the rest as it is."""
+    if "index" in values:
+        raise ValueError("encode must not name a field 'index': batches carry the numbers of their examples there")
+    fields = {}
+    for name, value in values.items():
+        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+        if isinstance(value, (list, tuple)) and not value:
+            array = np.empty(0, np.int64)
+        if array.dtype.kind not in "buif":
+            raise TypeError(f"encode must give numbers, got {type(value).__name__} in the field {name!r}")
+        if array.ndim <= 1 and array.dtype.kind in "ui":
+            array = array.astype(np.int64)
+        elif isinstance(value, (float, list, tuple)) and array.dtype.kind == "f":
+            array = array.astype(np.float32)
+        fields[name] = array
+    return fields

@@ -1,0 +1,53 @@
+"""Examples side by side in tensors, the short ones padded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Example = Mapping[str, Array]
+
+
+def pad(rows: Sequence[Array], value: int = 0) -> Array:
+    """Rows of any length as one array (rows, longest), filled up on the right.
+
+    >>> pad([np.array([5, 6]), np.array([7])]).tolist()
+    [[5, 6], [7, 0]]
+    """
+    longest = max(map(len, rows), default=0)
+    out = np.full((len(rows), longest), value, dtype=rows[0].dtype if len(rows) else np.int64)
+    for row, values in zip(out, rows, strict=True):
+        row[: len(values)] = values
+    return out
+
+
+def collate(examples: Sequence[Example], padding: Mapping[str, int]) -> dict[str, Tensor]:
+    """Examples with the same fields as one batch, by field.
+
+    A field of one dim is a sequence: it becomes `name` (b, n), padded, and `name_lengths` (b,). Any other is stacked.
+    """
+    batch: dict[str, Tensor] = {}
+    for name in examples[0]:
+        values = [example[name] for example in examples]
+        if name in sequences(examples[0]):
+            batch[name] = torch.from_numpy(pad(values, padding.get(name, 0)))
+            batch[f"{name}_lengths"] = torch.tensor([len(value) for value in values])
+            continue
+        shapes = {value.shape for value in values}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"the field {name!r} must have one shape in a batch, got {' and '.join(map(str, sorted(shapes)))}; "
+                "scale or crop it in encode"
+            )
+        batch[name] = torch.from_numpy(np.stack(values))
+    return batch
+
+
+def sequences(example: Example) -> dict[str, Array]:
+    """The fields that have a length of their own: those of one dim."""
+    return {name: value for name, value in example.items() if value.ndim == 1}

@@ -1,0 +1,41 @@
+"""Pairs of texts: sentence and translation, document and summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from .lines import Lines
+from .rows import Columns, Fields, Rows, columns
+
+
+class Pair(NamedTuple):
+    """What is read and what is to be written."""
+
+    source: str
+    target: str
+
+
+def parallel(source: str | Path, target: str | Path) -> Rows[Pair]:
+    """Two files that match line by line: parallel text, or documents beside their summaries.
+
+    >>> folder = getfixture("tmp_path")
+    >>> _ = (folder / "a.de").write_text("ein Haus\\nein Hund\\n"), (folder / "a.en").write_text("a house\\na dog\\n")
+    >>> parallel(folder / "a.de", folder / "a.en")[1]
+    Pair(source='ein Hund', target='a dog')
+    """
+    return Rows(Lines(source), Lines(target), parse=Pair)
+
+
+def pairs_tsv(path: str | Path, *, source: int | str = 0, target: int | str = 1) -> Rows[Pair]:
+    """Two columns of a tab-separated file, by number, or by name where the first line names them.
+
+    Tabs separate and nothing quotes.
+    """
+    file, places, header = columns(path, source, target)
+    return Rows(file, parse=Columns(places, Pair), header=header)
+
+
+def pairs_jsonl(path: str | Path, *, source: str, target: str) -> Rows[Pair]:
+    """Two text fields of a file with one JSON object a line, such as `source="body", target="subject"`."""
+    return Rows(Lines(path), parse=Fields((source, target), Pair))

@@ -1,0 +1,124 @@
+"""Pictures: image files by name, in a folder or a tar archive, and as the tensors models take."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from .errors import DataError
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+READERS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
+MOST_PIXELS = 2**26
+GREY = ("1", "L", "LA", "I", "I;16", "F")
+
+Array = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Pictures:
+    """The image files of a folder or of a tar archive: `"a/1.png" in pictures`, `pictures["a/1.png"]`, iteration.
+
+    Names are relative, with forward slashes, in sorted order. A picture is an array (height, width, 3), or (height,
+    width) if it is grey; a picture of more than 64 million pixels is refused before it is unpacked.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._places: dict[str, tuple[int, int]] = {}
+        if self.path.is_dir():
+            return
+        if not self.path.is_file():
+            raise DataError("no such folder or archive", file=path, hint="check the path")
+        try:
+            with tarfile.open(self.path, "r:") as archive:
+                self._places = {
+                    str(PurePosixPath(member.name)): (member.offset_data, member.size)
+                    for member in archive
+                    if member.isreg() and _is_image(member.name)
+                }
+        except tarfile.TarError as error:
+            raise DataError(f"not a tar archive ({error})", file=path, hint="expected a folder or a .tar") from error
+
+    def __iter__(self) -> Iterator[str]:
+        if self.path.is_file():
+            yield from sorted(self._places)
+            return
+        found = []
+        for folder, _, files in os.walk(self.path):
+            inside = Path(folder).relative_to(self.path)
+            found += [(inside / file).as_posix() for file in files if _is_image(file)]
+        yield from sorted(found)
+
+    def __contains__(self, name: str) -> bool:
+        if self.path.is_file():
+            return name in self._places
+        return ".." not in PurePosixPath(name).parts and not os.path.isabs(name) and (self.path / name).is_file()
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self:
+            raise DataError(f"there is no image {name!r}", file=self.path)
+        if self.path.is_dir():
+            return read_image(self.path / name)
+        start, size = self._places[name]
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return read_image(io.BytesIO(file.read(size)), name=f"{self.path}: {name}")
+
+    def __repr__(self) -> str:
+        return f"Pictures({str(self.path)!r})"
+
+
+def read_image(file: str | Path | io.BytesIO, *, name: str | None = None) -> Array:
+    """An image file as an array (height, width, 3), or (height, width) if it is grey, upright."""
+    name = name or str(file)
+    try:
+        # Our own limit is lower than the one Pillow warns at.
+        with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+            image = Image.open(file, formats=READERS)
+        with image:
+            if image.width * image.height > MOST_PIXELS:
+                raise DataError(f"{image.width} x {image.height} pixels are too many", file=name, hint="scale it down")
+            grey = image.mode in GREY
+            return np.array(ImageOps.exif_transpose(image).convert("L" if grey else "RGB"))
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError("no such image", file=name, hint="check the path") from error
+    except Exception as error:  # damaged images raise whatever their decoder does
+        raise DataError(f"not an image that can be read ({error})", file=name, hint="convert it to PNG") from error
+
+
+def pixels(image: Array, *, size: int | None = None, channels: int = 3) -> Tensor:
+    """An array (height, width[, 3]) as a tensor (channels, height, width) between 0 and 1.
+
+    >>> pixels(np.full((40, 60, 3), 255, np.uint8), size=32).shape
+    torch.Size([3, 32, 32])
+
+    With `size` the shorter side is scaled to it and the middle square kept; 1 channel is grey.
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"channels must be 1 or 3, got {channels}")
+    grey = image.ndim == 2
+    if size is not None and image.shape[:2] != (size, size):
+        picture = ImageOps.fit(Image.fromarray(image), (size, size), Image.Resampling.BILINEAR)
+        image = np.array(picture)
+    if grey and channels == 3:
+        image = np.repeat(image[..., None], 3, axis=2)
+    elif not grey and channels == 1:
+        image = np.array(Image.fromarray(image).convert("L"))
+    values = torch.from_numpy(np.array(image, dtype=np.float32) / 255)
+    return values.unsqueeze(0) if values.ndim == 2 else values.permute(2, 0, 1).contiguous()
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(ENDINGS)

@@ -1,0 +1,170 @@
+"""Rows: one example a line, from one file or from several side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from .errors import DataError
+from .lines import Lines
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Rows(Generic[T_co]):
+    """`parse(line of file 1, line of file 2, ...)` for every line: `len`, index, iteration.
+
+    `parse` raises `ValueError` for a line that cannot be; the error then names file and line. A header is a first
+    line to leave out. The first `len` or index reads everything once and raises on the first bad line.
+    """
+
+    def __init__(self, *files: Lines, parse: Callable[..., T_co], header: bool = False) -> None:
+        self.files = files
+        self._parse = parse
+        self._skip = int(header)
+        self._checked = False
+
+    def __len__(self) -> int:
+        if not self._checked:
+            for _ in self:
+                pass
+            self._checked = True
+        return len(self.files[0]) - self._skip
+
+    def __getitem__(self, number: int) -> T_co:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        number = number % len(self) + self._skip
+        return self._row(number, *(file[number] for file in self.files))
+
+    def __iter__(self) -> Iterator[T_co]:
+        count = 0
+        for count, texts in enumerate(zip_longest(*self.files), 1):
+            if None in texts:
+                raise self._unequal()
+            if count > self._skip:
+                yield self._row(count - 1, *texts)
+        if count <= self._skip:
+            raise self._empty()
+
+    def stream(self) -> Stream[T_co]:
+        """The same rows for reading along only, without an index: nothing is checked before it is read."""
+        return Stream(self)
+
+    def where(self, number: int) -> str:
+        """The file and line of a row; of the first file where there are several."""
+        return self.files[0].where(number + self._skip)
+
+    def error(self, number: int, problem: str, *, hint: str | None = None) -> DataError:
+        """A complaint about a row."""
+        return DataError(problem, file=self.files[0].path, line=number + self._skip + 1, hint=hint)
+
+    def __repr__(self) -> str:
+        return f"Rows({', '.join(str(file.path) for file in self.files)})"
+
+    def _row(self, number: int, *texts: str) -> T_co:
+        try:
+            return self._parse(*texts)
+        except DataError:
+            raise
+        except ValueError as error:
+            raise DataError(str(error), file=self.files[0].path, line=number + 1) from error
+
+    def _unequal(self) -> DataError:
+        longest, shortest = max(self.files, key=len), min(self.files, key=len)
+        return DataError(
+            f"has {len(longest):,} lines but {shortest.path} has {len(shortest):,}",
+            file=longest.path,
+            line=len(shortest) + 1,
+            hint="the files must match line by line",
+        )
+
+    def _empty(self) -> DataError:
+        return DataError("holds no examples", file=self.files[0].path, hint="expected one a line")
+
+
+class Stream(Generic[T_co]):
+    """Rows that can only be read along, from the start: for text too large to index."""
+
+    def __init__(self, rows: Rows[T_co]) -> None:
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[T_co]:
+        return iter(self._rows)
+
+    def where(self, number: int) -> str:
+        """The file and line of a row."""
+        return self._rows.where(number)
+
+
+@dataclass(frozen=True)
+class Columns(Generic[T]):
+    """The fields of a tab-separated line at these places, handed to `make`."""
+
+    places: tuple[int, ...]
+    make: Callable[..., T]
+
+    def __call__(self, line: str) -> T:
+        cells = line.split("\t")
+        if len(cells) <= max(self.places):
+            raise ValueError(
+                f"expected at least {max(self.places) + 1} columns, got {len(cells)}; separate them by tabs"
+            )
+        return self.make(*(cells[place] for place in self.places))
+
+
+@dataclass(frozen=True)
+class Fields(Generic[T]):
+    """The text fields of these names in a line of JSON, handed to `make`."""
+
+    names: tuple[str, ...]
+    make: Callable[..., T]
+
+    def __call__(self, line: str) -> T:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"expected one JSON object a line ({error})") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"expected a JSON object, got {type(record).__name__}")
+        for name in self.names:
+            if not isinstance(record.get(name), str):
+                raise ValueError(
+                    f"expected text in the field {name!r}; the line has {', '.join(record) or 'no fields'}"
+                )
+        return self.make(*(record[name] for name in self.names))
+
+
+def columns(path: str | Path, *wanted: int | str) -> tuple[Lines, tuple[int, ...], bool]:
+    """The places of columns given by number, or by name in the header, and whether there is a header.
+
+    >>> path = getfixture("tmp_path") / "a.tsv"
+    >>> _ = path.write_text("label\\tsentence\\n1\\tgood\\n")
+    >>> columns(path, "sentence", "label")[1:], columns(path, 0, 1)[1:]
+    (((1, 0), True), ((0, 1), False))
+    """
+    file = Lines(path)
+    named = [name for name in wanted if isinstance(name, str)]
+    if named and len(named) != len(wanted):
+        raise ValueError(f"columns are given all by name or all by number, got {wanted}")
+    if not named:
+        for place in wanted:
+            if isinstance(place, bool) or not isinstance(place, int) or place < 0:
+                raise ValueError(f"a column is a name or a number from 0, got {place!r}")
+        return file, tuple(int(place) for place in wanted), False
+    first = next(iter(file), None)
+    header = [] if first is None else first.split("\t")
+    for name in named:
+        if header.count(name) != 1:
+            raise DataError(
+                f"expected one column {name!r} in the header, got {', '.join(header) or 'an empty file'}",
+                file=path,
+                line=1,
+                hint="name a column that is there, or give columns by number where there is no header",
+            )
+    return file, tuple(header.index(name) for name in named), True

@@ -1,0 +1,295 @@
+"""Tokenizer: text to numbers and back, by words, characters, byte pairs or word pieces."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers as hf
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from .errors import DataError
+
+SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")
+# What others call them, the likeliest first.
+KNOWN = {
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|endoftext|>"),
+    "unk": ("<unk>", "[UNK]"),
+    "bos": ("<bos>", "<s>", "[CLS]", "<|begin_of_text|>", "<|endoftext|>"),
+    "eos": ("<eos>", "</s>", "[SEP]", "<|end_of_text|>", "<|endoftext|>"),
+}
+LARGEST = 2**28
+
+
+class Span(NamedTuple):
+    """A token and the characters `text[start:end]` it stands for."""
+
+    id: int
+    start: int
+    end: int
+
+
+class Tokenizer:
+    """Text to ids and back; `pad`, `unk`, `bos` and `eos` are the ids of the special tokens.
+
+    >>> tokenizer = Tokenizer.bpe(["ein kleines Haus", "ein kleiner Hund"], size=300)
+    >>> ids = tokenizer.encode("Ein Häuschen", eos=True)
+    >>> tokenizer.decode(ids), ids[-1] == tokenizer.eos
+    ('Ein Häuschen', True)
+
+    Text that spells a special token is encoded as the text it is. Trained ones number the specials `pad`, `unk`,
+    `bos`, `eos` from 0, then `specials`, then the rest.
+    """
+
+    def __init__(
+        self,
+        inner: hf.Tokenizer,
+        *,
+        pad: str | None = None,
+        unk: str | None = None,
+        bos: str | None = None,
+        eos: str | None = None,
+    ) -> None:
+        self._inner = _plain(inner)
+        self.pad, self.bos, self.eos = self._must("pad", pad), self._must("bos", bos), self._must("eos", eos)
+        self.unk = self._find("unk", unk)
+
+    @classmethod
+    def words(
+        cls, texts: Iterable[str], *, size: int = 30_000, split: str = "punctuation", specials: Sequence[str] = ()
+    ) -> Tokenizer:
+        """Whole words, the `size` most frequent; any other is `unk`.
+
+        `split="punctuation"` sets punctuation apart and marks where a space stood, so `decode` gives back the text,
+        with one space for any run of them. `split="space"` is for text that comes tokenized; there the word `<unk>` is
+        `unk`, as such corpora mean it, and so with the other specials.
+        """
+        inner = hf.Tokenizer(models.WordLevel(unk_token="<unk>"))
+        if split == "punctuation":
+            inner.normalizer = normalizers.Sequence([normalizers.Replace(hf.Regex(r"\s+"), " "), normalizers.Strip()])
+            inner.pre_tokenizer = pre_tokenizers.Sequence(
+                [
+                    pre_tokenizers.Metaspace(prepend_scheme="always", split=False),
+                    pre_tokenizers.Split(hf.Regex(r"▁?(?:[\w\p{M}'’-]+|[^\w\s▁])"), "isolated"),
+                ]
+            )
+            inner.decoder = decoders.Metaspace(prepend_scheme="always")
+        elif split == "space":
+            inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        else:
+            raise ValueError(f"split must be 'punctuation' or 'space', got {split!r}")
+        return cls._trained(inner, trainers.WordLevelTrainer, texts, size, specials)
+
+    @classmethod
+    def characters(cls, texts: Iterable[str], *, size: int = 30_000, specials: Sequence[str] = ()) -> Tokenizer:
+        """Single characters, white space included; those never seen are `unk`."""
+        inner = hf.Tokenizer(models.WordLevel(unk_token="<unk>"))
+        inner.pre_tokenizer = pre_tokenizers.Split(hf.Regex(r"[\s\S]"), "isolated")
+        inner.decoder = decoders.Fuse()
+        return cls._trained(inner, trainers.WordLevelTrainer, texts, size, specials)
+
+    @classmethod
+    def bpe(cls, texts: Iterable[str], *, size: int = 8000, specials: Sequence[str] = ()) -> Tokenizer:
+        """Byte pairs (Sennrich et al. 2016, over bytes): any text at all, and `decode` gives it back exactly."""
+        inner = hf.Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        if size < len(alphabet) + len(SPECIALS) + len(specials):
+            least = len(alphabet) + len(SPECIALS) + len(specials)
+            raise ValueError(f"size must leave room for the 256 bytes and the specials, at least {least}, got {size}")
+        return cls._trained(inner, trainers.BpeTrainer, texts, size, specials, initial_alphabet=alphabet)
+
+    @classmethod
+    def wordpiece(
+        cls, texts: Iterable[str], *, size: int = 8000, lower: bool = False, specials: Sequence[str] = ()
+    ) -> Tokenizer:
+        """Word pieces as in BERT (Schuster & Nakajima 2012); `lower` also takes off accents.
+
+        `decode` sets words and punctuation by rule, so it may differ from the text in spaces.
+        """
+        inner = hf.Tokenizer(models.WordPiece(unk_token="<unk>"))
+        inner.normalizer = normalizers.BertNormalizer(lowercase=lower)
+        inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        inner.decoder = decoders.WordPiece(prefix="##")
+        texts = list(texts) if iter(texts) is texts else texts
+        # The trainer meets the letters inside words in the order of a hash table. Named beforehand, they have
+        # the same numbers each time, and training twice gives the same pieces.
+        inside = dict.fromkeys(f"##{letter}" for letter in _letters_inside(inner, texts))
+        trained = cls._trained(inner, trainers.WordPieceTrainer, texts, size, [*specials, *inside])
+        tree = json.loads(trained.to_json())
+        tree["added_tokens"] = [token for token in tree["added_tokens"] if token["content"] not in inside]
+        return cls.from_json(json.dumps(tree))
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        pad: str | None = None,
+        unk: str | None = None,
+        bos: str | None = None,
+        eos: str | None = None,
+    ) -> Tokenizer:
+        """A `tokenizer.json`, ours or anyone's; name the special tokens where they are called something unusual."""
+        path = Path(path)
+        if not path.is_file():
+            raise DataError("no such file", file=path, hint="expected a tokenizer.json")
+        if path.stat().st_size > LARGEST:
+            raise DataError(f"is larger than {LARGEST:,} bytes", file=path, hint="expected a tokenizer.json")
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"), pad=pad, unk=unk, bos=bos, eos=eos)
+        except UnicodeDecodeError as error:
+            raise DataError("is not valid UTF-8", file=path, hint="expected a tokenizer.json") from error
+        except DataError as error:
+            raise DataError(str(error), file=path) from error
+
+    @classmethod
+    def from_json(
+        cls,
+        text: str,
+        *,
+        pad: str | None = None,
+        unk: str | None = None,
+        bos: str | None = None,
+        eos: str | None = None,
+    ) -> Tokenizer:
+        """The tokenizer that `to_json` wrote."""
+        try:
+            inner = hf.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing narrower
+            raise DataError(f"is not a tokenizer ({error})", hint="expected the JSON of a tokenizer") from error
+        return cls(inner, pad=pad, unk=unk, bos=bos, eos=eos)
+
+    def to_json(self) -> str:
+        """The whole tokenizer as text, as in `tokenizer.json`."""
+        return self._inner.to_str()
+
+    def save(self, path: str | Path) -> None:
+        """Write `tokenizer.json`, whole or not at all."""
+        path = Path(path)
+        new = path.with_name(f"{path.name}.{os.getpid()}.new")
+        try:
+            new.write_text(self.to_json(), encoding="utf-8")
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+
+    def __len__(self) -> int:
+        return self._inner.get_vocab_size()
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({type(self._inner.model).__name__}, {len(self):,} tokens)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self.to_json() == other.to_json() and self._roles() == other._roles()
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def encode(self, text: str, *, bos: bool = False, eos: bool = False) -> list[int]:
+        """The ids of a text, between `bos` and `eos` where asked."""
+        ids = self._inner.encode(text, add_special_tokens=False).ids
+        return [self.bos] * bos + ids + [self.eos] * eos
+
+    def encode_all(self, texts: Sequence[str], *, bos: bool = False, eos: bool = False) -> list[list[int]]:
+        """The ids of many texts at once, on all cores."""
+        found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [[self.bos] * bos + one.ids + [self.eos] * eos for one in found]
+
+    def spans(self, text: str) -> list[Span]:
+        """The ids of a text, each with the characters it stands for."""
+        found = self._inner.encode(text, add_special_tokens=False)
+        return [Span(id, *ends) for id, ends in zip(found.ids, found.offsets, strict=True)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; `pad`, `bos` and `eos` say nothing, `unk` shows."""
+        silent = {self.pad, self.bos, self.eos}
+        return self._inner.decode([int(id) for id in ids if int(id) not in silent], skip_special_tokens=False)
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """What each id is called, for showing: `['ein', 'Ġklein', '<eos>']`."""
+        found = [self._inner.id_to_token(int(id)) for id in ids]
+        return ["<none>" if token is None else token for token in found]
+
+    def id(self, token: str) -> int | None:
+        """The id of a token by its exact name, such as `"<mask>"`."""
+        return self._inner.token_to_id(token)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"json": self.to_json(), **self._roles()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        roles = dict(state)
+        self._inner = _plain(hf.Tokenizer.from_str(roles.pop("json")))
+        self.__dict__.update(roles)
+
+    @classmethod
+    def _trained(
+        cls,
+        inner: hf.Tokenizer,
+        trainer: Any,
+        texts: Iterable[str],
+        size: int,
+        specials: Sequence[str],
+        **options: Any,
+    ) -> Tokenizer:
+        everything = [*SPECIALS, *specials]
+        if len(set(everything)) != len(everything):
+            raise ValueError(f"specials must differ from each other and from {', '.join(SPECIALS)}, got {specials}")
+        if size <= len(everything):
+            raise ValueError(f"size must be more than {len(everything)}, the tokens it begins with, got {size}")
+        if isinstance(texts, str):
+            raise TypeError("texts must be many texts, got one; pass [text]")
+        trainer = trainer(vocab_size=size, special_tokens=everything, show_progress=False, **options)
+        inner.train_from_iterator(_some(texts), trainer)
+        return cls(inner)
+
+    def _must(self, role: str, name: str | None) -> int:
+        id = self._find(role, name)
+        if id is None:
+            problem = f"the tokenizer has no {role} token by any name known here"
+            raise DataError(problem, hint=f"name it: Tokenizer.load(path, {role}='...')")
+        return id
+
+    def _find(self, role: str, name: str | None) -> int | None:
+        if name is not None:
+            id = self._inner.token_to_id(name)
+            if id is None:
+                raise DataError(f"the tokenizer has no token {name!r} for {role}", hint="name one that it has")
+            return id
+        ids = (self._inner.token_to_id(known) for known in KNOWN[role])
+        return next((id for id in ids if id is not None), None)
+
+    def _roles(self) -> dict[str, int | None]:
+        return {role: getattr(self, role) for role in KNOWN}
+
+
+def _some(texts: Iterable[str]) -> Iterator[str]:
+    """The texts as they are; an error at the end if they say nothing."""
+    empty = True
+    for text in texts:
+        empty = empty and not text.strip()
+        yield text
+    if empty:
+        raise DataError("there is no text to learn a vocabulary from", hint="pass texts that are not all empty")
+
+
+def _letters_inside(inner: hf.Tokenizer, texts: Iterable[str]) -> list[str]:
+    """Every letter that stands in a word other than first."""
+    found: set[str] = set()
+    for text in texts:
+        for word, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(text)):
+            found.update(word[1:])
+    return sorted(found)
+
+
+def _plain(inner: hf.Tokenizer) -> hf.Tokenizer:
+    """Without padding and truncation of its own, and with the names of special tokens in a text taken as text."""
+    inner.no_padding()
+    inner.no_truncation()
+    inner.encode_special_tokens = True
+    return inner

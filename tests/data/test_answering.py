@@ -1,0 +1,116 @@
+"""Questions in the format of SQuAD: read whole, and every fault named by its place."""
+
+import copy
+import gzip
+import json
+
+import pytest
+
+from regard.data import Answer, DataError, questions
+from regard.data import trees as module
+
+CONTEXT = "The œil opened in 1973."
+GOOD = {
+    "version": "1.1",
+    "data": [
+        {
+            "title": "Eye",
+            "paragraphs": [
+                {
+                    "context": CONTEXT,
+                    "qas": [
+                        {
+                            "id": "a",
+                            "question": "When?",
+                            "answers": [
+                                {"text": "1973", "answer_start": 18},
+                                {"text": "in 1973", "answer_start": 15},
+                            ],
+                        },
+                        {
+                            "id": "b",
+                            "question": "Why?",
+                            "is_impossible": True,
+                            "answers": [],
+                            "plausible_answers": [{"text": "The", "answer_start": 0}],
+                        },
+                    ],
+                }
+            ],
+        }
+    ],
+}
+
+
+def read(tmp_path, tree, packed=False):
+    data = tree if isinstance(tree, bytes) else json.dumps(tree).encode()
+    (tmp_path / "squad.json").write_bytes(gzip.compress(data) if packed else data)
+    return questions(tmp_path / "squad.json")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_questions_answers_and_unanswerable_ones_are_read(tmp_path, packed):
+    first, second = read(tmp_path, GOOD, packed)
+    assert (first.id, first.title, first.context, first.question) == ("a", "Eye", CONTEXT, "When?")
+    assert first.answers == (Answer("1973", 18), Answer("in 1973", 15))
+    assert all(CONTEXT[start : start + len(text)] == text for text, start in first.answers)
+    assert second.answers == ()
+
+
+def changed(path, value):
+    tree = copy.deepcopy(GOOD)
+    at = tree
+    for key in path[:-1]:
+        at = at[key]
+    if value is None:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return tree
+
+
+QA = ("data", 0, "paragraphs", 0, "qas", 0)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ([], r"the top: expected an object, got list"),
+        ({}, r"the top: expected a list in 'data', got nothing; expected the format of SQuAD"),
+        ({"data": []}, r"squad.json: holds no questions; expected the format of SQuAD"),
+        (changed(("data", 0), 3), r"data\[0\]: expected an object, got int"),
+        (changed(("data", 0, "title"), 3), r"data\[0\]: expected text in 'title', got int"),
+        (changed(("data", 0, "paragraphs"), "x"), r"data\[0\]: expected a list in 'paragraphs', got str"),
+        (
+            changed(("data", 0, "paragraphs", 0, "context"), None),
+            r"paragraphs\[0\]: expected text in 'context', got noth",
+        ),
+        (changed((*QA, "id"), 7), r"qas\[0\]: expected text in 'id', got int"),
+        (changed((*QA, "question"), None), r"qas\[0\]: expected text in 'question'"),
+        (changed((*QA, "answers"), None), r"qas\[0\]: expected a list in 'answers'"),
+        (
+            changed((*QA, "answers", 1, "text"), "1974"),
+            r"answers\[1\]: the context does not read '1974' at character 15",
+        ),
+        (
+            changed((*QA, "answers", 1, "answer_start"), -8),
+            r"answers\[1\]: the context does not read .* at character -8",
+        ),
+        (changed((*QA, "answers", 1, "text"), ""), r"answers\[1\]: the context does not read ''"),
+        (changed((*QA, "answers", 0, "answer_start"), "18"), r"expected a whole number in 'answer_start', got '18'"),
+        (changed((*QA, "answers", 0, "answer_start"), True), r"expected a whole number in 'answer_start', got True"),
+        (b'{\n"data": [}', r"squad.json line 2: not valid JSON"),
+        (b'{"data": "\xff"}', r"squad.json: byte 11 is not valid UTF-8"),
+        (b"[" * 200_000, r"squad.json: not valid JSON: nested too deeply"),
+        (b"", r"squad.json line 1: not valid JSON"),
+    ],
+)
+def test_faults_are_named_by_their_place(tmp_path, tree, message):
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, tree)
+
+
+def test_a_file_that_unpacks_without_bound_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LIMIT", 100)
+    with pytest.raises(DataError, match=r"holds more than 100 bytes"):
+        read(tmp_path, GOOD, packed=True)

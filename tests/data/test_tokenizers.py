@@ -1,0 +1,216 @@
+"""Tokenizers: what is encoded comes back, and text never turns into a special token."""
+
+import json
+import pickle
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from regard.data import DataError, Tokenizer
+
+TEXTS = [
+    "Zwei junge weiße Männer sind im Freien, in der Nähe (vieler) Büsche.",
+    "Don't panic: it's 3.5 % - well-known!",
+    "naïve café\ttab  two spaces\nnew line",
+    "日本語のテキスト 한국어 हिन्दी",
+]
+ANY = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+BPE = Tokenizer.bpe(TEXTS, size=320)
+CHARACTERS = Tokenizer.characters(TEXTS)
+WORDS = Tokenizer.words(TEXTS)
+PIECES = Tokenizer.wordpiece(TEXTS, size=200)
+ALL = [BPE, CHARACTERS, WORDS, PIECES]
+
+
+@given(text=ANY)
+@example("<eos> <pad></s>[PAD]")
+@example("a\r\n\x00\u200d\ufeff 🏳️‍🌈 ")
+def test_byte_pairs_give_back_any_text(text):
+    ids = BPE.encode(text, bos=True, eos=True)
+    assert BPE.decode(ids) == text
+    assert ids[0] == BPE.bos
+    assert ids[-1] == BPE.eos
+    assert not {BPE.pad, BPE.bos, BPE.eos, BPE.unk} & set(ids[1:-1])
+
+
+@given(text=st.text(sorted(set("".join(TEXTS))), max_size=30))
+def test_characters_give_back_the_characters_seen(text):
+    assert CHARACTERS.decode(CHARACTERS.encode(text)) == text
+    assert len(CHARACTERS.encode(text)) == len(text)
+
+
+@given(words=st.lists(st.sampled_from(" ".join(TEXTS).split()), max_size=9), gap=st.sampled_from([" ", "  ", "\n"]))
+def test_words_give_back_the_text_with_single_spaces(words, gap):
+    # Words met in another place may carry other marks, so the vocabulary is of these words.
+    text = gap.join(words)
+    tokenizer = Tokenizer.words([text, "x"])
+    assert tokenizer.decode(tokenizer.encode(text)) == " ".join(words)
+
+
+def test_words_set_punctuation_apart_and_remember_where_spaces_stood():
+    tokenizer = Tokenizer.words(["Hi, you (there) don't ."])
+    ids = tokenizer.encode("Hi, you (there) don't .")
+    assert tokenizer.tokens(ids) == ["▁Hi", ",", "▁you", "▁(", "there", ")", "▁don't", "▁."]
+    assert tokenizer.decode(ids) == "Hi, you (there) don't ."
+
+
+def test_tokenized_text_is_split_at_spaces_alone():
+    tokenizer = Tokenizer.words(["the <unk> @-@ n't .\n"], split="space")
+    ids = tokenizer.encode(" the <unk> @-@ n't .\n")
+    assert tokenizer.tokens(ids) == ["the", "<unk>", "@-@", "n't", "."]
+    assert ids[1] == tokenizer.unk
+    assert tokenizer.decode(ids) == "the <unk> @-@ n't ."
+
+
+def test_word_pieces_give_back_plain_words():
+    text = "Zwei junge weiße Männer sind im Freien."
+    assert PIECES.decode(PIECES.encode(text)) == text
+    assert Tokenizer.wordpiece(TEXTS, size=200, lower=True).decode(PIECES.encode("Zwei")) != ""
+    lower = Tokenizer.wordpiece(TEXTS, size=200, lower=True)
+    assert lower.encode("ZWEI MÄNNER") == lower.encode("zwei manner")
+
+
+@pytest.mark.parametrize("tokenizer", ALL, ids=repr)
+def test_specials_have_the_first_numbers(tokenizer):
+    assert (tokenizer.pad, tokenizer.unk, tokenizer.bos, tokenizer.eos) == (0, 1, 2, 3)
+    assert tokenizer.tokens([0, 1, 2, 3]) == ["<pad>", "<unk>", "<bos>", "<eos>"]
+    assert tokenizer.decode([2, 0, 3]) == ""
+
+
+@pytest.mark.parametrize("tokenizer", ALL, ids=repr)
+def test_text_cannot_forge_special_tokens(tokenizer):
+    assert not {tokenizer.pad, tokenizer.bos, tokenizer.eos} & set(tokenizer.encode("<eos> <pad><bos> </s>"))
+
+
+@pytest.mark.parametrize("tokenizer", [CHARACTERS, WORDS, PIECES], ids=repr)
+def test_what_was_never_seen_is_unk_and_shows(tokenizer):
+    ids = tokenizer.encode("Ж")
+    assert tokenizer.unk in ids
+    assert "<unk>" in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", ALL, ids=repr)
+def test_many_at_once_equal_one_at_a_time(tokenizer):
+    assert tokenizer.encode_all(TEXTS, bos=True, eos=True) == [tokenizer.encode(t, bos=True, eos=True) for t in TEXTS]
+
+
+@pytest.mark.parametrize("tokenizer", [CHARACTERS, WORDS, PIECES], ids=repr)
+def test_spans_cover_what_each_token_stands_for(tokenizer):
+    text = TEXTS[0]
+    spans = tokenizer.spans(text)
+    assert [span.id for span in spans] == tokenizer.encode(text)
+    assert "".join(text[start:end] for _, start, end in spans).replace(" ", "") == text.replace(" ", "")
+    assert all(a.end <= b.start for a, b in pairwise(spans))
+
+
+def test_spans_of_byte_pairs_cover_the_text():
+    spans = BPE.spans(TEXTS[0])
+    assert {n for _, start, end in spans for n in range(start, end)} == set(range(len(TEXTS[0])))
+
+
+@pytest.mark.parametrize("tokenizer", ALL, ids=repr)
+def test_saved_loaded_pickled_and_equal(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+    for again in (
+        Tokenizer.load(tmp_path / "tokenizer.json"),
+        Tokenizer.from_json(tokenizer.to_json()),
+        pickle.loads(pickle.dumps(tokenizer)),
+    ):
+        assert again == tokenizer
+        assert hash(again) == hash(tokenizer)
+        assert again.encode("Zwei <eos> Männer") == tokenizer.encode("Zwei <eos> Männer")
+    assert tokenizer != ALL[ALL.index(tokenizer) - 1]
+
+
+def test_training_twice_gives_the_same():
+    for kind in (Tokenizer.bpe, Tokenizer.wordpiece, Tokenizer.words, Tokenizer.characters):
+        assert len({kind(iter(TEXTS), size=300).to_json() for _ in range(5)}) == 1
+
+
+def test_size_bounds_the_vocabulary():
+    assert len(Tokenizer.words(TEXTS, size=9)) == 9
+    assert len(Tokenizer.bpe(TEXTS, size=270)) == 270
+
+
+def test_more_specials_follow_the_four():
+    tokenizer = Tokenizer.bpe(TEXTS, size=300, specials=["<mask>", "<sep>"])
+    assert (tokenizer.id("<mask>"), tokenizer.id("<sep>"), tokenizer.id("nothing")) == (4, 5, None)
+    assert tokenizer.tokens([10**6]) == ["<none>"]
+
+
+def test_foreign_tokenizers_are_found_by_their_usual_names(tmp_path):
+    tree = json.loads(PIECES.to_json())
+    names = {"<pad>": "[PAD]", "<unk>": "[UNK]", "<bos>": "[CLS]", "<eos>": "[SEP]"}
+    tree["model"]["vocab"] = {names.get(token, token): id for token, id in tree["model"]["vocab"].items()}
+    tree["model"]["unk_token"] = "[UNK]"
+    for token in tree["added_tokens"]:
+        token["content"] = names[token["content"]]
+    tree["padding"] = {
+        "strategy": {"Fixed": 64},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "[PAD]",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert (tokenizer.pad, tokenizer.unk, tokenizer.bos, tokenizer.eos) == (0, 1, 2, 3)
+    assert tokenizer.encode(TEXTS[0]) == PIECES.encode(TEXTS[0])
+    other = Tokenizer.load(tmp_path / "tokenizer.json", bos="[SEP]", eos="[CLS]")
+    assert (other.bos, other.eos) == (3, 2)
+    with pytest.raises(DataError, match=r"tokenizer.json: the tokenizer has no token '<s>' for bos; name one"):
+        Tokenizer.load(tmp_path / "tokenizer.json", bos="<s>")
+    text = json.dumps(tree).replace("[SEP]", "[END]")
+    with pytest.raises(DataError, match=r"has no eos token by any name known here; name it: Tokenizer.load\(path, eos"):
+        Tokenizer.from_json(text)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2]", b"not json", b"\xff\xfe"])
+def test_what_is_no_tokenizer_is_refused(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"tokenizer.json: is not (a tokenizer|valid UTF-8)"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_missing_and_enormous_files_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(DataError, match=r"no such file; expected a tokenizer.json"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+    BPE.save(tmp_path / "tokenizer.json")
+    monkeypatch.setattr("regard.data.tokenizers.LARGEST", 100)
+    with pytest.raises(DataError, match=r"is larger than 100 bytes"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "tokenizer.json"
+    path.write_text("old")
+    monkeypatch.setattr(Tokenizer, "to_json", lambda self: "x" * 10 + "\ud800")
+    with pytest.raises(UnicodeEncodeError):
+        BPE.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.json"]
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: Tokenizer.bpe([]), DataError, "no text to learn"),
+        (lambda: Tokenizer.words(["", " "]), DataError, "there is no text to learn a vocabulary from; pass texts"),
+        (lambda: Tokenizer.words("one text"), TypeError, r"texts must be many texts, got one; pass \[text\]"),
+        (lambda: Tokenizer.words(TEXTS, split="x"), ValueError, "split must be 'punctuation' or 'space', got 'x'"),
+        (
+            lambda: Tokenizer.words(TEXTS, size=4),
+            ValueError,
+            "size must be more than 4, the tokens it begins with, got 4",
+        ),
+        (lambda: Tokenizer.bpe(TEXTS, size=259), ValueError, "the 256 bytes and the specials, at least 260, got 259"),
+        (lambda: Tokenizer.words(TEXTS, specials=["<pad>"]), ValueError, "specials must differ from each other"),
+    ],
+)
+def test_what_cannot_be_trained_says_why(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
