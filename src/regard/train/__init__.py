@@ -1,0 +1,46 @@
+"""Training: `fit`, one visible loop over any model with a `loss(batch)`, and what it is made of."""
+
+from .averaging import average
+from .batches import Batches, Shuffled
+from .checkpoint import find, load
+from .distributed import Group, joined, own_device
+from .failures import CheckpointError, Failure, NonFiniteError, ResourceError, Stopped
+from .fit import Outcome, fit
+from .forcing import Exponential, InverseSigmoid, Linear
+from .losses import Loss, cross_entropy
+from .progress import Bar, Lines, Progress, Report, Silence
+from .recipe import Recipe
+from .schedules import Constant, Cosine, InverseSquareRoot, Plateau
+
+__all__ = [
+    "Bar",
+    "Batches",
+    "CheckpointError",
+    "Constant",
+    "Cosine",
+    "Exponential",
+    "Failure",
+    "Group",
+    "InverseSigmoid",
+    "InverseSquareRoot",
+    "Linear",
+    "Lines",
+    "Loss",
+    "NonFiniteError",
+    "Outcome",
+    "Plateau",
+    "Progress",
+    "Recipe",
+    "Report",
+    "ResourceError",
+    "Shuffled",
+    "Silence",
+    "Stopped",
+    "average",
+    "cross_entropy",
+    "find",
+    "fit",
+    "joined",
+    "load",
+    "own_device",
+]

@@ -1,0 +1,254 @@
+"""Checkpoints: folders that are whole or not there, and known to be unchanged before anything in them is used.
+
+A checkpoint holds `model.safetensors`, what the model needs to be built again (`config.json`, `tokenizer.json`),
+`training.safetensors` and `training.json`, and `manifest.sha256` over all of them, in the format of `sha256sum -c`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from .failures import CheckpointError, disk_errors
+from .schema import unknown
+
+MANIFEST = "manifest.sha256"
+MODEL = "model.safetensors"
+BEST = "best"
+LARGEST_HEADER = 10_000_000
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+Content = str | Mapping[str, Tensor]
+
+
+def write(path: Path, files: Mapping[str, Content]) -> None:
+    """Make the folder `path` of these files, whole or not at all.
+
+    They are written under a temporary name, forced to the disk, and renamed; a process that dies on the way leaves
+    nothing that looks like a checkpoint. A folder that is there already is replaced.
+    """
+    for name in files:
+        if not NAME.fullmatch(name) or name == MANIFEST:
+            raise ValueError(f"a file of a checkpoint must have a plain name other than {MANIFEST}, got {name!r}")
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _temporary(path, "writing")
+        shutil.rmtree(temporary, ignore_errors=True)  # a killed process may have had the same number
+        try:
+            temporary.mkdir()
+            for name, content in files.items():
+                if isinstance(content, str):
+                    (temporary / name).write_text(content, encoding="utf8", newline="\n")
+                else:
+                    safetensors.torch.save_file(_apart(content), temporary / name)
+                _sync(temporary / name)
+            (temporary / MANIFEST).write_bytes(_manifest(temporary))
+            _sync(temporary / MANIFEST)
+            _sync(temporary)
+            if path.exists():
+                remove(path)
+            os.rename(temporary, path)
+            _sync(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Make or replace one file, whole or not at all."""
+    with disk_errors(path):
+        temporary = _temporary(path, "writing")
+        temporary.write_text(text, encoding="utf8", newline="\n")
+        _sync(temporary)
+        os.replace(temporary, path)
+
+
+def verify(path: Path) -> None:
+    """Raise `CheckpointError` unless the folder is, byte for byte, what was written."""
+    try:
+        stored, present = (path / MANIFEST).read_bytes(), _manifest(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}: {error.filename}") from None
+    if stored == present:
+        return
+    before, now = (
+        {line[66:]: line[:64] for line in text.decode("utf8", "replace").splitlines()} for text in (stored, present)
+    )
+    for name in before.keys() - now.keys():
+        raise CheckpointError(f"{path} is damaged: {MANIFEST} names {name!r}, which is not in the folder")
+    for name in now:
+        if before.get(name) != now[name]:
+            raise CheckpointError(f"{path} is damaged: {name} is not what was written")
+    raise CheckpointError(f"{path} is damaged: {MANIFEST} is not what was written")
+
+
+def read_text(path: Path, name: str) -> str:
+    """A text file of a verified checkpoint."""
+    try:
+        return (path / name).read_text(encoding="utf8")
+    except OSError as error:
+        raise CheckpointError(f"{path} has no usable {name}: {error.strerror}") from None
+
+
+def read_tensors(path: Path, name: str = MODEL) -> dict[str, Tensor]:
+    """The tensors of one file of a checkpoint, on the CPU."""
+    file = path / name
+    try:
+        with file.open("rb") as opened:
+            header = int.from_bytes(opened.read(8), "little")
+        if header > LARGEST_HEADER:
+            raise CheckpointError(f"{file} has a header of {header} bytes; at most {LARGEST_HEADER} are believed")
+        return safetensors.torch.load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+
+
+def load(path: str | Path, model: nn.Module) -> None:
+    """Copy the weights of a checkpoint into `model`, which must have the same names and shapes."""
+    path = Path(path)
+    verify(path)
+    put(read_tensors(path), model, source=str(path / MODEL))
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The model's weights and buffers by name; what is tied is there once, under its first name."""
+    named = {name: x for name, x in model.state_dict(keep_vars=True).items() if isinstance(x, Tensor)}
+    first: dict[int, str] = {}
+    return {name: x.detach() for name, x in named.items() if first.setdefault(id(x), name) == name}
+
+
+def put(values: Mapping[str, Tensor], model: nn.Module, *, source: str) -> None:
+    """Copy tensors into a model; raises `CheckpointError`, and changes nothing, unless names and shapes agree."""
+    own = tensors(model)
+    for name in [*values, *own]:
+        if name not in own:
+            raise CheckpointError(f"{source} holds {name!r}, which the model lacks; {unknown(name, own)}")
+        if name not in values:
+            raise CheckpointError(f"{source} lacks {name!r} of the model; was the model built from its config.json?")
+        if values[name].shape != own[name].shape:
+            raise CheckpointError(
+                f"{source} holds {name!r} of shape {tuple(values[name].shape)}, "
+                f"the model's is {tuple(own[name].shape)}; build the model from its config.json"
+            )
+    with torch.no_grad():
+        for name, x in own.items():
+            x.copy_(values[name])
+
+
+def path_of(run: Path, step: int) -> Path:
+    """Where a run keeps the checkpoint of a step."""
+    return run / f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint of a run."""
+    return int(path.name.removeprefix("step-"))
+
+
+def saved(run: str | Path) -> list[Path]:
+    """The checkpoints of a run, oldest first, damaged ones included."""
+    return sorted((p for p in Path(run).glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name)), key=step_of)
+
+
+def usable(run: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is whole, None where none was ever written; each one passed over is named to `say`.
+
+    Raises `CheckpointError` when there are some and all are damaged.
+    """
+    damage = []
+    for path in reversed(saved(run)):
+        try:
+            verify(path)
+            return path
+        except CheckpointError as error:
+            damage.append(str(error))
+            say(f"{error}; falling back to the one before")
+    if damage:
+        raise CheckpointError(f"no usable checkpoint is left in {run}: {damage[0]}; nothing was changed there")
+    return None
+
+
+def find(run: str | Path) -> Path:
+    """The checkpoint to use of a run: the best one, else the newest that is whole. A checkpoint stands for itself."""
+    run = Path(run)
+    if (run / MANIFEST).exists():
+        return run
+    if (best := (run / BEST).resolve()).is_dir():
+        return best
+    if (newest := usable(run, say=lambda line: None)) is None:
+        raise CheckpointError(f"{run} holds no checkpoint; is it the folder of a run?")
+    return newest
+
+
+def mark_best(run: Path, path: Path | None) -> None:
+    """Point the link `best` of a run at one of its checkpoints, None for nowhere."""
+    with disk_errors(run):
+        if path is None:
+            (run / BEST).unlink(missing_ok=True)
+            return
+        link = _temporary(run / BEST, "linking")
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.name, target_is_directory=True)
+        os.replace(link, run / BEST)
+        _sync(run)
+
+
+def prune(run: Path, *, keep: int, upto: int, best: Path | None) -> None:
+    """Of the checkpoints up to a step, leave the `keep` newest and the best; clear what killed processes left."""
+    for path in [path for path in saved(run) if step_of(path) <= upto][:-keep]:
+        if path != best:
+            remove(path)
+    for rest in run.glob(".*.regard"):
+        if rest.is_dir() and not rest.is_symlink():
+            shutil.rmtree(rest, ignore_errors=True)
+        else:
+            rest.unlink()
+
+
+def remove(path: Path) -> None:
+    """Take a checkpoint away; renamed first, so that no half of it is ever seen."""
+    doomed = _temporary(path, "removing")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _manifest(path: Path) -> bytes:
+    names = sorted(p.name for p in path.iterdir() if p.name != MANIFEST and not p.name.startswith("."))
+    return "".join(f"{_digest(path / name)}  {name}\n" for name in names).encode()
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _apart(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, contiguous, each with storage of its own: the format has no place for strides or sharing."""
+    apart, seen = {}, set()
+    for name, x in values.items():
+        x = x.detach().cpu().contiguous()
+        storage = x.untyped_storage()
+        apart[name] = x.clone() if storage.nbytes() != x.nbytes or storage.data_ptr() in seen else x
+        seen.add(storage.data_ptr())
+    return apart
+
+
+def _temporary(path: Path, doing: str) -> Path:
+    return path.with_name(f".{path.name}-{doing}-{os.getpid()}.regard")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

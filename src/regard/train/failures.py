@@ -1,0 +1,75 @@
+"""What can end a run early, each kind with the exit code a command line should give."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+
+class Failure(RuntimeError):
+    """A run that could not go on; `exit_code` is what the process should end with."""
+
+    exit_code = 1
+
+
+class CheckpointError(Failure):
+    """A checkpoint is torn, changed or not of this model, and none is left to fall back to."""
+
+    exit_code = 3
+
+
+class NonFiniteError(Failure):
+    """The loss or its gradient is not a finite number."""
+
+    exit_code = 4
+
+
+class ResourceError(Failure):
+    """The disk is full, or memory has run out."""
+
+    exit_code = 5
+
+
+class Stopped(SystemExit):
+    """A signal ended the run after its state was saved; left alone, the process exits with 128 + the signal."""
+
+    def __init__(self, number: int, said: str) -> None:
+        super().__init__(128 + number)
+        self.signal = signal.Signals(number)
+        self.said = said
+
+    def __str__(self) -> str:
+        return self.said
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """What the disk refuses inside, as a `ResourceError` that names the path, the reason and the next step."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        hint = "make room on the disk" if full else "check that the disk has room and the folder can be written"
+        reason = os.strerror(number) if number else str(error)
+        raise ResourceError(f"{path} could not be written: {reason}; {hint}, then resume") from error
+
+
+@contextmanager
+def memory_errors(hint: str) -> Iterator[None]:
+    """Memory that runs out inside, on the device or beside it, as a `ResourceError`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        spent = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+        if not spent:
+            raise
+        reason = str(error).strip().partition("\n")[0] or "the machine has none left"
+        raise ResourceError(f"out of memory: {reason}; {hint}") from error

@@ -1,0 +1,346 @@
+"""fit: train a model, in one visible loop that can be killed at any moment and resumed exactly."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import checkpoint, progress, randomness, saving
+from .batches import Batches, moved
+from .distributed import Group, exchanging, joined, spread
+from .failures import CheckpointError, NonFiniteError, Stopped, memory_errors
+from .finite import first_non_finite
+from .log import Board, Log
+from .losses import Summed
+from .optimizer import adamw, divide_gradients, set_rate, whole
+from .recipe import Recipe
+from .saving import Saver
+from .schedules import Plateau
+from .schema import unknown
+from .signals import Interruption, Signals
+from .state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended: where, why ("steps", "epochs" or "patience"), and the checkpoint to use."""
+
+    step: int
+    epoch: int
+    reason: str
+    best: Path
+    score: float | None  # the watched metric of the best checkpoint
+
+    def __str__(self) -> str:
+        score = "" if self.score is None else f", {self.score:.4f}"
+        return f"ended after {self.step} steps by {self.reason}; best: {self.best}{score}"
+
+
+def fit(
+    model: nn.Module,
+    batches: Batches,
+    recipe: Recipe,
+    *,
+    folder: str | Path,
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None,
+    files: Mapping[str, str] | None = None,
+    resume: bool = False,
+    unit: str = "tokens",
+    show: progress.Progress | None = None,
+) -> Outcome:
+    """Train `model` on `batches` as `recipe` says, keeping checkpoints and logs in `folder`.
+
+    >>> import tempfile, torch
+    >>> from regard.train import Constant, Recipe, Shuffled, fit
+    >>> class Line(torch.nn.Linear):
+    ...     def loss(self, batch):
+    ...         x, y = batch
+    ...         return (self(x) - y).square().mean()
+    >>> x = torch.randn(64, 1)
+    >>> batches = Shuffled([(x[n : n + 8], 3 * x[n : n + 8] + 1) for n in range(0, 64, 8)])
+    >>> model = Line(1, 1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     outcome = fit(model, batches, Recipe(steps=200, rate=Constant(0.1)), folder=folder)
+    >>> round(model.weight.item(), 2), round(model.bias.item(), 2)
+    (3.0, 1.0)
+
+    `model.loss(batch)` returns a scalar tensor, or an object with `sum` and `count` (`regard.train.Loss`): then
+    accumulated batches, and those of several processes, are averaged over all their items, whatever their sizes. With
+    `recipe.forcing` it is called as `model.loss(batch, forcing=probability)`.
+
+    `evaluate(model)`, called in evaluation mode and without gradients, returns numbers by name, `recipe.metric` among
+    them; it runs on every process. `files` go into each checkpoint: the model's `config.json`, its `tokenizer.json`.
+
+    The model trains on the device it is on. Under `torchrun` every process calls `fit` with its share of the batches
+    and a folder that all can see. SIGTERM and SIGINT save and raise `Stopped`; `resume=True` goes on from the newest
+    checkpoint that is whole, on the CPU bit for bit, or begins where there is none yet. What goes wrong is a `Failure`
+    with the exit code to end with, and the last good checkpoint stays.
+    """
+    _check(model, batches, recipe, evaluate, files or {})
+    run, device = Path(folder), next(model.parameters()).device
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=_in_bfloat16(recipe, device))
+    with (
+        memory_errors("make the batches smaller, and accumulate more of them"),
+        joined(device) as group,
+        Signals() as signals,
+        _shown(show, recipe, group.leads) as shown,
+        Board() as board,
+    ):
+        start = _starting_point(run, group, resume=resume, say=shown.say)
+        state = State() if start is None else _take_up(start, model, batches, recipe, say=shown.say)
+        trained = _prepared(model, recipe, group)
+        optimizer = adamw(model, recipe)
+        if start is None:
+            randomness.seed(recipe.seed, group.rank)
+        else:
+            saving.restore(start, model=model, optimizer=optimizer, recipe=recipe, group=group)
+        saver = Saver(run, model, optimizer, batches, recipe, files or {}, group, written=state.step if start else None)
+        saver.mark_best(state)
+        saver.save(state)  # before the first step: a disk that cannot be written to should not cost an hour
+        log = Log(run, state, recipe, shown, board if group.leads else None, epoch=_length(batches, recipe), unit=unit)
+        left, last = iter(batches), None
+        model.train()
+
+        while True:
+            over, stop = state.finished(recipe), int(group.largest(signals.received))
+            evaluating = evaluate is not None and _owed(state, recipe, over)
+            if over or stop or evaluating or state.due(recipe.save_every):
+                saver.save(state)
+            if stop:
+                stopped = Stopped(stop, f"stopped at step {state.step}; saved, to be resumed from {run}")
+                shown.say(str(stopped))
+                raise stopped
+            if evaluate is not None and evaluating:
+                try:
+                    with autocast:
+                        metrics = _evaluated(model, evaluate, recipe, signals, group)
+                except Interruption:
+                    continue
+                state.score(metrics[recipe.metric], recipe)
+                saver.mark_best(state)
+                log.evaluation(state, metrics)
+                over = state.finished(recipe)
+            if over:
+                outcome = _outcome(run, state, recipe, over)
+                shown.say(str(outcome))
+                return outcome
+
+            parts = list(itertools.islice(left, recipe.accumulate))
+            most = int(group.largest(len(parts)))
+            if most:
+                # A process that runs out before the others goes on with its last batch, weighing nothing.
+                last = parts[-1] if parts else last
+                if last is None:
+                    raise ValueError(f"every process must have a batch to begin with, number {group.rank} has none")
+                weighed = [(part, 1.0) for part in parts] + [(last, 0.0)] * (most - len(parts))
+                handed = {} if recipe.forcing is None else {"forcing": recipe.forcing(state.step)}
+                rate = recipe.rate(state.step + 1, state.scores)
+                set_rate(optimizer, rate)
+                step = _gradient(trained, weighed, handed, recipe, group, autocast)
+                if not step.finite:
+                    raise _non_finite(step, model, parts, handed, state, saver)
+                optimizer.step()
+                optimizer.zero_grad()
+                state.step, state.batch = state.step + 1, state.batch + most
+                log.training(state, step.sum, step.count, step.norm, rate)
+            elif state.batch == 0:
+                raise ValueError("batches must hold at least one batch an epoch, got an epoch without any")
+            if most < recipe.accumulate:
+                state.epoch, state.batch, left = state.epoch + 1, 0, iter(batches)
+
+
+class Objective(nn.Module):
+    """`model.loss` as the forward pass of a module, which is what PyTorch knows how to compile and to distribute."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model: Any = model
+
+    def forward(self, batch: Any, handed: dict[str, float]) -> tuple[Tensor, Tensor]:
+        """The summed loss and its count; a scalar tensor counts as one item."""
+        loss = self.model.loss(batch, **handed)
+        if isinstance(loss, Tensor):
+            if loss.numel() != 1:
+                raise ValueError(f"loss must be a scalar, got shape {tuple(loss.shape)}; return Loss(sum, count)")
+            return loss.reshape(()), torch.ones((), device=loss.device)
+        if not isinstance(loss, Summed):
+            raise TypeError(f"loss must be a scalar tensor or have sum and count, got {type(loss).__name__}")
+        return loss.sum, torch.as_tensor(loss.count, device=loss.sum.device)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The loss summed over all items of an update, their number, and the norm of the gradient of its mean."""
+
+    sum: float
+    count: float
+    norm: float
+
+    @property
+    def loss(self) -> float:
+        return self.sum / max(self.count, 1.0)
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.sum) and math.isfinite(self.norm)
+
+
+def _gradient(
+    trained: nn.Module,
+    weighed: list[tuple[Any, float]],
+    handed: dict[str, float],
+    recipe: Recipe,
+    group: Group,
+    autocast: torch.autocast,
+) -> _Step:
+    """Leave in the parameters the clipped gradient of the mean loss over all items of all processes."""
+    numbers = []
+    for place, (batch, weight) in enumerate(weighed, start=1):
+        with exchanging(trained, now=place == len(weighed)):
+            with autocast:
+                loss, count = trained(moved(batch, group.device), handed)
+            (loss * weight).backward()
+        wide = torch.promote_types(loss.dtype, torch.float32)
+        numbers.append(torch.stack([loss.detach().to(wide), count.to(wide)]))
+    weights = torch.tensor([[weight] for _, weight in weighed], dtype=torch.float64)
+    total, items = group.sum((torch.stack(numbers).cpu() * weights).sum(0).tolist())
+    # The gradients at hand are of sums, averaged over the processes; divided once, they are of the mean.
+    divide_gradients(trained, max(items, 1.0) / group.size)
+    parameters = [p for p in trained.parameters() if p.grad is not None]
+    norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    step = _Step(total, items, norm.item())
+    if recipe.clip is not None and step.finite:
+        nn.utils.clip_grads_with_norm_(parameters, recipe.clip, norm)
+    return step
+
+
+def _evaluated(
+    model: nn.Module,
+    evaluate: Callable[[Any], Mapping[str, float]],
+    recipe: Recipe,
+    signals: Signals,
+    group: Group,
+) -> dict[str, float]:
+    """The numbers of the evaluation, as the first process has them; training does not notice that it took place."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    alone = group.size == 1  # a process that left in the middle would leave the others waiting
+    try:
+        with (
+            torch.no_grad(),
+            randomness.untouched(),
+            signals.at_once() if alone else nullcontext(),
+        ):
+            metrics = {name: float(value) for name, value in evaluate(model).items()}
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    if recipe.metric not in metrics:
+        raise ValueError(f"evaluate gave no {recipe.metric!r}, the metric to watch; {unknown(recipe.metric, metrics)}")
+    return dict(zip(metrics, group.same(list(metrics.values())), strict=True))
+
+
+def _owed(state: State, recipe: Recipe, over: str | None) -> bool:
+    """Is an evaluation of this step due, or the last one, and not yet made?"""
+    made = state.step in state.evaluated[-1:]
+    return state.step > 0 and not made and (over is not None or state.due(recipe.evaluate_every))
+
+
+def _starting_point(run: Path, group: Group, *, resume: bool, say: Callable[[str], None]) -> Path | None:
+    """The checkpoint to go on from, None for a new run; every process is told what the first one found."""
+    step = -1.0
+    if group.leads:
+        there = checkpoint.saved(run)
+        if there and not resume:
+            raise ValueError(f"{run} already holds a run, up to {there[-1].name}; pass resume=True or another folder")
+        found = checkpoint.usable(run, say)
+        if found is None and (run / saving.RECIPE).exists():
+            raise CheckpointError(f"{run} holds a run but none of its checkpoints; nothing was changed there")
+        step = -1.0 if found is None else float(checkpoint.step_of(found))
+    [step] = group.same([step])
+    return None if step < 0 else checkpoint.path_of(run, int(step))
+
+
+def _take_up(start: Path, model: nn.Module, batches: Batches, recipe: Recipe, *, say: Callable[[str], None]) -> State:
+    """Weights, data and state as a checkpoint has them."""
+    state, place, before = saving.read(start)
+    checkpoint.put(checkpoint.read_tensors(start), model, source=str(start / checkpoint.MODEL))
+    batches.restore(place)
+    say(f"resuming from {start}")
+    for field in fields(Recipe):
+        if (old := getattr(before, field.name)) != (new := getattr(recipe, field.name)):
+            say(f"the recipe is not the one of the checkpoint: {field.name} was {old!r} and is {new!r}")
+    return state
+
+
+def _prepared(model: nn.Module, recipe: Recipe, group: Group) -> nn.Module:
+    objective = Objective(model)
+    if recipe.compile:
+        objective.compile()
+    return spread(objective, group, shard=recipe.shard)
+
+
+def _length(batches: Batches, recipe: Recipe) -> int | None:
+    """The steps of an epoch, where the batches know their number."""
+    return math.ceil(len(batches) / recipe.accumulate) if isinstance(batches, Sized) else None
+
+
+def _in_bfloat16(recipe: Recipe, device: torch.device) -> bool:
+    return recipe.precision == "bfloat16" or (recipe.precision == "auto" and device.type == "cuda")
+
+
+@contextmanager
+def _shown(show: progress.Progress | None, recipe: Recipe, leads: bool) -> Iterator[progress.Progress]:
+    shown = show or progress.fitting(every=recipe.log_every)
+    try:
+        yield shown if leads else progress.Silence()
+    finally:
+        shown.close()
+
+
+def _non_finite(
+    step: _Step, model: nn.Module, parts: list[Any], handed: dict[str, float], state: State, saver: Saver
+) -> NonFiniteError:
+    """What to raise: which step and batch, the first thing that is not finite, and where the last good state is."""
+    first, last = state.batch + 1, state.batch + len(parts)
+    where = f"batch {first}" if first == last else f"batches {first} to {last}"
+    place = "its weights are shared out, so no process alone can say where"
+    if not saver.recipe.shard:
+        objective, device = Objective(model), saver.group.device
+        number, place = first_non_finite(model, [partial(objective, moved(x, device), handed) for x in parts])
+        where = where if number is None else f"batch {first + number}"
+    return NonFiniteError(
+        f"loss {step.loss:g} with a gradient of norm {step.norm:g} at step {state.step + 1} "
+        f"(epoch {state.epoch}, {where}): {place}; the last good state is {saver.path}; "
+        "resume from there with a lower rate or a smaller clip"
+    )
+
+
+def _outcome(run: Path, state: State, recipe: Recipe, reason: str) -> Outcome:
+    best = state.step if state.best is None else state.best
+    score = None if not state.scores else min(state.scores) * (1 if recipe.better == "lower" else -1)
+    path = checkpoint.path_of(run, best)
+    return Outcome(step=state.step, epoch=state.epoch, reason=reason, best=path, score=score)
+
+
+def _check(model: nn.Module, batches: Batches, recipe: Recipe, evaluate: object, files: Mapping[str, str]) -> None:
+    if not callable(getattr(model, "loss", None)):
+        raise TypeError(f"model must have a method loss(batch), got {type(model).__name__} without one")
+    if not isinstance(batches, Batches):
+        raise TypeError(
+            f"batches must have __iter__, state and restore, got {type(batches).__name__}; wrap a list in Shuffled(...)"
+        )
+    if evaluate is None and (recipe.patience is not None or isinstance(recipe.rate, Plateau)):
+        raise ValueError("patience and Plateau wait for evaluations; pass evaluate=")
+    for name in files:
+        if name in saving.OWN or not checkpoint.NAME.fullmatch(name):
+            raise ValueError(f"files must have plain names other than {', '.join(saving.OWN)}, got {name!r}")

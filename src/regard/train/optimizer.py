@@ -1,0 +1,69 @@
+"""AdamW over a model's parameters, and its moments by parameter name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import AdamW
+
+from .failures import CheckpointError
+from .recipe import Recipe
+
+
+def adamw(model: nn.Module, recipe: Recipe) -> AdamW:
+    """Loshchilov & Hutter 2019, fused, decaying matrices only."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("model must have parameters that require a gradient, got none")
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return AdamW(groups, lr=recipe.rate(1), betas=recipe.betas, eps=recipe.eps, fused=True)
+
+
+def moments(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
+    """The optimizer's state as `optimizer.<what>.<parameter>`."""
+    return {
+        f"optimizer.{what}.{name}": x
+        for name, parameter in model.named_parameters()
+        for what, x in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def put_moments(values: Mapping[str, Tensor], optimizer: AdamW, model: nn.Module, *, source: str) -> None:
+    """Give the optimizer the state that `moments` took."""
+    named = dict(model.named_parameters())
+    for key, x in values.items():
+        what, _, name = key.removeprefix("optimizer.").partition(".")
+        if name not in named or (what != "step" and x.shape != named[name].shape):
+            raise CheckpointError(f"{source} holds {key!r}, which does not fit the model; was it built otherwise?")
+        parameter = named[name]
+        optimizer.state[parameter][what] = x.to(parameter.device) if what == "step" else alike(x, parameter)
+
+
+def whole(x: Tensor) -> Tensor:
+    """The full tensor, gathered where processes share it out."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def alike(x: Tensor, parameter: Tensor) -> Tensor:
+    """A full tensor placed as a parameter is."""
+    x = x.to(parameter.device)
+    return distribute_tensor(x, parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else x
+
+
+def set_rate(optimizer: AdamW, rate: float) -> None:
+    """The learning rate of the next update."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def divide_gradients(model: nn.Module, by: float) -> None:
+    """From the gradient of a sum to that of a mean."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if gradients:
+        torch._foreach_div_(gradients, by)

@@ -1,0 +1,113 @@
+"""Frozen dataclasses as closed JSON: every key is known and every value of its kind, or an error names it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+KIND = "kind"
+UNIONS = (Union, types.UnionType)
+
+
+def to_json(value: Any) -> Any:
+    """Plain numbers, strings, lists and dicts; a dataclass inside another carries its class as `kind`.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Point:
+    ...     x: int
+    >>> to_json(Point(3))
+    {'x': 3}
+    """
+    return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+
+
+def from_json(cls: type[T], text: str, *, source: str) -> T:
+    """The instance `text` describes; `source`, the file it came from, opens every message."""
+    try:
+        return _build(cls, json.loads(text, parse_constant=_no_constant), "")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{source}: {error}") from None
+
+
+def check_types(instance: Any) -> None:
+    """Every field of a dataclass holds what its annotation says; whole numbers are taken for floats."""
+    hints = get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        if not _fits(value, hints[field.name]):
+            raise TypeError(f"{field.name} must be {_words(hints[field.name])}, got {value!r}")
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known: the nearest one that is."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(map(repr, known[:20]))}"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {KIND: type(value).__name__, **to_json(value)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _build(cls: type[T], data: Any, at: str) -> T:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"{at or 'the whole'} must be an object of keys and values, got {data!r}")
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in data:
+        if key not in fields:
+            raise ValueError(f"unknown key {at + key!r}; {unknown(key, fields)}")
+    for name, field in fields.items():
+        if name not in data and field.default is field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"key {at + name!r} is missing")
+    hints = get_type_hints(cls)
+    return cls(**{key: _value(value, hints[key], at + key) for key, value in data.items()})
+
+
+def _value(value: Any, hint: Any, at: str) -> Any:
+    members = get_args(hint) if get_origin(hint) in UNIONS else (hint,)
+    classes: dict[str, type] = {cls.__name__: cls for cls in members if dataclasses.is_dataclass(cls)}  # type: ignore[misc, union-attr]
+    if classes and isinstance(value, Mapping):
+        kind = str(value.get(KIND, ""))
+        if kind not in classes:
+            raise ValueError(f"{at}.{KIND} must name a class, got {kind!r}; {unknown(kind, classes)}")
+        return _build(classes[kind], {key: x for key, x in value.items() if key != KIND}, at + ".")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if get_origin(hint) in UNIONS:
+        return any(_fits(value, member) for member in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        first, *rest = get_args(hint)
+        if not isinstance(value, tuple):
+            return False
+        parts = (first,) * len(value) if rest == [...] else (first, *rest)
+        return len(value) == len(parts) and all(map(_fits, value, parts))
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) in UNIONS:
+        return " or ".join(_words(member) for member in get_args(hint))
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return f"({', '.join('...' if part is ... else _words(part) for part in get_args(hint))})"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "None"}
+    return words.get(hint) or hint.__name__
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"numbers must be finite, got {name}")
