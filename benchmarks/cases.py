@@ -24,6 +24,7 @@ class Case:
     peer: str
     bar: float | None  # the least ratio promised; None where nothing is
     memory: bool = False  # compare peak memory rather than time
+    added: float | None = None  # the most seconds ours may take beyond the peer
 
 
 def tensors(*shape: int, n: int = 3, grad: bool = False) -> list[Tensor]:
@@ -58,9 +59,9 @@ def window(mask: Window, keep: Callable[[Tensor], Tensor], grad: bool) -> Callab
     return build
 
 
-def plain(mask: Causal | None, grad: bool) -> Callable[[], dict[str, Call]]:
+def plain(n: int, mask: Causal | None, grad: bool = False) -> Callable[[], dict[str, Call]]:
     def build() -> dict[str, Call]:
-        q, k, v = leaves = tensors(1, 8, 2048, 64, grad=grad)
+        q, k, v = leaves = tensors(1, 8, n, 64, grad=grad)
 
         def ours() -> Tensor:
             return attend(q, k, v, mask=mask)
@@ -90,6 +91,23 @@ def summary() -> dict[str, Call]:
         "weights(q, k).summary()": lambda: weights(q, k).summary(),
         "eager matrix": lambda: torch.softmax(q @ k.mT * 64**-0.5, -1),
     }
+
+
+def fused_route() -> dict[str, Call]:
+    q, k, v = tensors(1, 8, 4096, 64)
+    distance = (torch.arange(4096)[:, None] - torch.arange(4096)).abs().float()
+
+    def ours() -> object:
+        A = weights(q, k)
+        return A @ v, A.summary()
+
+    def peer() -> object:
+        A = torch.softmax(q @ k.mT * 64**-0.5, -1)
+        entropy = -(A * A.clamp(min=1e-30).log()).sum(-1)
+        pooled = F.avg_pool2d(A, 8)
+        return A @ v, entropy, A.sum(-2), A.amax(-1), (A * distance).sum(-1), pooled
+
+    return {"A @ v; A.summary()": ours, "eager weights": peer}
 
 
 def received() -> dict[str, Call]:
@@ -135,10 +153,24 @@ SDPA = "SDPA, dense mask"
 EXPRESSION = "broadcast expression"
 
 CASES = [
-    Case("plain, N 2048, forward", plain(None, False), "regard", "SDPA", None),
-    Case("plain, N 2048, forward + backward", plain(None, True), "regard", "SDPA", None),
-    Case("causal, N 2048, forward", plain(Causal(), False), "regard", "SDPA", None),
-    Case("causal, N 2048, forward + backward", plain(Causal(), True), "regard", "SDPA", None),
+    *(
+        Case(f"{name}, N {n}, forward", plain(n, mask), "regard", "SDPA", 0.97 if n >= 1024 else None)
+        for name, mask in (("plain", None), ("causal", Causal()))
+        for n in (128, 1024, 4096)
+    ),
+    Case("plain, N 2048, forward + backward", plain(2048, None, True), "regard", "SDPA", None),
+    Case("causal, N 2048, forward + backward", plain(2048, Causal(), True), "regard", "SDPA", None),
+    Case("plain, N 16, forward", plain(16, None), "regard", "SDPA", None, added=60e-6),
+    Case("causal, N 16, forward", plain(16, Causal()), "regard", "SDPA", None, added=60e-6),
+    Case("attend and summary, 1 x 8 x 4096 x 64", fused_route, "A @ v; A.summary()", "eager weights", 1.0),
+    Case(
+        "attend and summary, 1 x 8 x 4096 x 64, memory",
+        fused_route,
+        "A @ v; A.summary()",
+        "eager weights",
+        20.0,
+        memory=True,
+    ),
     Case("causal window 256, N 8192, forward", window(PAST, causal_band, False), "regard", SDPA, 8.0),
     Case("causal window 256, N 8192, forward + backward", window(PAST, causal_band, True), "regard", SDPA, 8.0),
     Case("window 256 both sides, N 8192, forward", window(BOTH, band, False), "regard", SDPA, 8.0),

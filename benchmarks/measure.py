@@ -11,6 +11,8 @@ from pathlib import Path
 
 from .cases import CASES, Call
 
+LEAST = 0.02  # seconds a measurement lasts
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -22,16 +24,22 @@ class Measured:
 
 
 def times(calls: dict[str, Call], repeats: int) -> dict[str, Measured]:
-    """Each call once to warm up, then all of them in turn, `repeats` times."""
+    """Each call to warm up, then all of them in turn, `repeats` times; a short one is called many times at a time."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
+    often = {name: max(1, int(LEAST / _seconds(call, 1))) for name, call in calls.items()}
     for _ in range(repeats):
         for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            taken[name].append(time.perf_counter() - start)
+            taken[name].append(_seconds(call, often[name]))
     return {name: _summarized(values) for name, values in taken.items()}
+
+
+def _seconds(call: Call, often: int) -> float:
+    start = time.perf_counter()
+    for _ in range(often):
+        call()
+    return (time.perf_counter() - start) / often
 
 
 def memory(case: int, names: list[str], repeats: int = 3) -> dict[str, Measured]:

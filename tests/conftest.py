@@ -32,7 +32,8 @@ def poisoned():
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks so small that short sequences are cut into many."""
+    """Blocks so small that short sequences are cut into many, and nothing is too small to be cut."""
+    monkeypatch.setattr("regard.ops.backends.sdpa.SMALL", 0)
     monkeypatch.setattr("regard.ops.problem.ROWS", 16)
     monkeypatch.setattr("regard.ops.problem.COLS", 8)
     monkeypatch.setattr("regard.ops.problem.ENTRIES", 2**10)

@@ -55,7 +55,8 @@ def test_an_offset_places_the_queries_in_a_static_cache(backend):
     q, k, v = qkv(i=2, j=9)
     k[:, :, 6:], v[:, :, 6:] = 1e4, 1e4
     out = attend_on(backend, q, k, v, mask=Causal(), offset=4)
-    torch.testing.assert_close(out, attend(q, k[:, :, :6], v[:, :, :6], mask=Causal()))
+    for row, seen in enumerate((5, 6)):
+        torch.testing.assert_close(out[:, :, [row]], attend(q[:, :, [row]], k[:, :, :seen], v[:, :, :seen]))
 
 
 def test_more_queries_than_keys_leaves_the_first_queries_with_nothing(backend):

@@ -61,3 +61,11 @@ except Exception as error:
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "TypeCheckError" in run.stdout
+
+
+def test_rooms_come_when_asked_for():
+    code = "import regard, sys; assert 'regard.nn' not in sys.modules; print(regard.nn.Attention(8, 2).heads)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == "2", run.stderr
+    with pytest.raises(AttributeError, match="module 'regard' has no attribute 'nothing'"):
+        _ = regard.nothing

@@ -1,4 +1,4 @@
-"""Every snippet of the README and the contributing guide runs, and the examples with them."""
+"""Every snippet of the README and the docs runs, every file they name exists, and the examples run with them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 
+def snippets(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf8"), flags=re.DOTALL)
+
+
 def test_the_readme_has_snippets():
-    assert SNIPPETS
+    assert snippets(ROOT / "README.md")
 
 
-def test_snippets_run_one_after_the_other(tmp_path):
-    run = _run(["-c", "\n".join(SNIPPETS)], tmp_path)
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=lambda page: page.name)
+def test_snippets_run_one_after_the_other(page, tmp_path):
+    run = _run(["-c", "\n".join(snippets(page))], tmp_path)
     assert run.returncode == 0, run.stderr
 
 
@@ -32,9 +36,10 @@ def test_example_runs(path, tmp_path):
     assert list(tmp_path.rglob("*.png"))
 
 
-def test_files_the_readme_names_exist():
-    for name in re.findall(r"\]\(((?!http)[^)#]+)\)", README):
-        assert (ROOT / name).exists(), name
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_a_page_names_exist(page):
+    for name in re.findall(r"\]\(((?!http)[^)#]+)\)", page.read_text(encoding="utf8")):
+        assert (page.parent / name).exists(), name
 
 
 def _run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,9 @@ One operator, `attend`, and the matrix it never stores, `weights`; terms fill it
 normalize.
 """
 
+from importlib import import_module
+from types import ModuleType
+
 from .ops.biases import Added, Alibi, Gaussian, Relative
 from .ops.lazy import Summary, Weights
 from .ops.masks import (
@@ -63,3 +66,12 @@ __all__ = [
     "parse",
     "weights",
 ]
+
+ROOMS = ("data", "decode", "lens", "models", "nn", "train", "views")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """The other rooms, imported when first asked for: `regard.nn.Attention` after `import regard` alone."""
+    if name not in ROOMS:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    return import_module(f"regard.{name}")

@@ -327,3 +327,24 @@ def test_a_tile_costs_its_rows_and_after_the_statistic_its_entries():
     with Largest() as known:
         close(A[0, 0, 1500:1508, :3], tile)
     assert known.entries <= n
+
+
+@every_term
+def test_a_selection_of_a_selection_is_the_selection_of_both(name):
+    A = build(name)
+    part = A.select(batch=[1, 0], heads=[3, 1, 0]).select(batch=0, heads=[2, 0])
+    close(part.dense(), A.dense()[[1]][:, [0, 3]])
+
+
+@every_term
+@pytest.mark.parametrize("known", [False, True])
+def test_a_selection_is_its_part_of_the_matrix_before_and_after_the_statistic(name, known):
+    A = build(name)
+    if known:
+        A.summary()
+    dense = build(name).dense()
+    for batch, heads in ((None, 3), (-1, [2, 0, 1]), (0, slice(1, None))):
+        part = A.select(batch=batch, heads=heads).received()
+        expected = dense.sum(-2)
+        expected = expected if batch is None else expected[[batch]]
+        close(part, expected[:, [heads] if isinstance(heads, int) else heads])

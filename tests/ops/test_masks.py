@@ -155,6 +155,13 @@ def test_weights_are_zero_exactly_where_the_predicate_hides(mask, rule, offset):
     assert torch.equal(weights(Q, K, mask=mask, offset=offset).dense() > 0, plain(rule, offset))
 
 
+@pytest.mark.parametrize(("mask", "rule", "offset"), cases(OFFSETS))
+def test_weights_are_zero_exactly_where_the_predicate_hides_in_many_tiles(mask, rule, offset, monkeypatch):
+    monkeypatch.setattr("regard.ops.problem.ROWS", 2)
+    monkeypatch.setattr("regard.ops.problem.COLS", 5)
+    assert torch.equal(weights(Q, K, mask=mask, offset=offset).dense() > 0, plain(rule, offset))
+
+
 def test_offset_is_bottom_right_unless_given():
     assert torch.equal(weights(Q, K, mask=Causal()).dense() > 0, plain(lambda b, h, r, i, j: j <= i, J - I))
     assert torch.equal(weights(K, Q, mask=Causal()).dense()[0, 0] > 0, torch.ones(J, I).tril(I - J) > 0)

@@ -185,7 +185,7 @@ def _pull_back(
     grads = torch.autograd.grad(value, [leaf for _, _, leaf in leaves], cotangent, allow_unused=True)
     for (key, index, _), g in zip(leaves, grads, strict=True):
         if g is not None:
-            # Sums over blocks are kept in the dtype of accumulation and rounded once, at the end.
+            # Sums over blocks are kept in the dtype of accumulation.
             x = needed[key]
             if key not in totals:
                 totals[key] = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, problem.q.dtype))

@@ -1,0 +1,34 @@
+"""Normalizers where a row leaves them a choice."""
+
+import pytest
+import torch
+
+from regard import Causal, Entmax, Hard, Sparsemax, Window, weights
+from regard.ops.dispatch import BACKENDS
+
+pytestmark = [pytest.mark.parametrize("backend", BACKENDS), pytest.mark.usefixtures("small_blocks")]
+
+
+def even(mask, normalize, backend):
+    """All scores are 0."""
+    return weights(torch.zeros(1, 2, 40, 4), torch.randn(1, 2, 40, 4), mask=mask, normalize=normalize, backend=backend)
+
+
+def test_hard_takes_the_first_of_equal_scores(backend):
+    chosen = even(Window(before=9, after=2), Hard(), backend).dense().argmax(-1)
+    assert torch.equal(chosen, (torch.arange(40) - 9).clamp(min=0).expand(1, 2, 40))
+
+
+@pytest.mark.parametrize("normalize", [Sparsemax(), Entmax(1.2), Entmax(1.5)], ids=repr)
+def test_equal_scores_share_the_row_evenly(backend, normalize):
+    A = even(Causal(), normalize, backend).dense()
+    torch.testing.assert_close(A, torch.ones(1, 2, 40, 40).tril() / torch.arange(1, 41)[:, None])
+
+
+@pytest.mark.parametrize("normalize", [Sparsemax(), Entmax(1.5)], ids=repr)
+def test_one_score_far_ahead_takes_the_whole_row(backend, normalize):
+    k = torch.zeros(1, 1, 30, 1)
+    k[:, :, 17] = 100.0
+    A = weights(torch.ones(1, 1, 5, 1), k, normalize=normalize, backend=backend).dense()
+    assert torch.equal(A.nonzero()[:, -1], torch.full((5,), 17))
+    assert (A[..., 17] == 1).all()

@@ -1,0 +1,69 @@
+"""Gradients gathered block by block."""
+
+import pytest
+import torch
+
+from regard import Causal, Entmax, Global, SinkSoftmax, Softmax, Sparsemax, Weights, Window, attend, weights
+from regard.ops import problem
+
+close = torch.testing.assert_close
+
+
+@pytest.fixture(autouse=True)
+def many_blocks(monkeypatch):
+    for name, value in (("ROWS", 4), ("COLS", 4), ("ENTRIES", 2**6)):
+        monkeypatch.setattr(problem, name, value)
+
+
+ASKED = {
+    "product": lambda A: A @ torch.linspace(-1, 1, A.shape[-1]).double()[:, None],
+    "transposed product": lambda A: A.T @ torch.linspace(-1, 1, A.shape[-2]).double()[:, None],
+    "tile": lambda A: A[..., 2:9, ::3],
+    "entropy": Weights.entropy,
+    "received": Weights.received,
+    "selection": lambda A: A.select(batch=0, heads=[1]).entropy(),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("normalize", [Softmax(), SinkSoftmax(0.3), Sparsemax(), Entmax(1.4)], ids=repr)
+def test_a_statistic_that_is_known_already_changes_no_gradient(normalize, asked):
+    q, k = torch.randn(2, 1, 2, 13, 3).double().requires_grad_().unbind(0)
+    gradients = []
+    for known in (False, True):
+        A = weights(q, k, mask=Causal(), normalize=normalize, backend="tiled")
+        if known:
+            assert A.statistic is not None
+        gradients.append(torch.autograd.grad(ASKED[asked](A).sin().sum(), (q, k)))
+    assert all(x.any() for x in gradients[0])
+    close(*gradients)
+
+
+def test_the_gradient_of_a_half_precision_factor_is_summed_in_float32():
+    q, k = torch.randn(2, 1, 1, 500, 4)
+    A, x = weights(q, k), torch.randn(500, 2)
+    half, full = x.bfloat16().requires_grad_(), x.requires_grad_()
+    (ours,) = torch.autograd.grad((A @ half).float().sum(), half)
+    (exact,) = torch.autograd.grad((A @ full).sum(), full)
+    # Rounded in its block and once at the end; the sum of 125 blocks in half precision is far worse.
+    close(ours.float(), exact, atol=0, rtol=2**-7)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_the_gradient_of_a_shared_key_head_is_the_sum_over_its_query_heads(heads):
+    q, k, v = torch.randn(2, 4, 9, 3).double(), *torch.randn(2, 2, heads, 11, 3).double()
+    shared = [x.requires_grad_() for x in (k, v)]
+    repeated = [x.detach().repeat_interleave(4 // heads, 1).requires_grad_() for x in (k, v)]
+    few = torch.autograd.grad(attend(q, *shared, mask=Causal(), backend="tiled").sin().sum(), shared)
+    many = torch.autograd.grad(attend(q, *repeated, mask=Causal(), backend="tiled").sin().sum(), repeated)
+    close(few, tuple(x.unflatten(1, (heads, -1)).sum(2) for x in many))
+
+
+@pytest.mark.parametrize("mask", [None, Causal(), Window(2) | Global((0, 9))], ids=repr)
+def test_the_gradient_of_keys_and_values_is_the_sum_over_queries(mask):
+    q, k, v = torch.randn(3, 1, 2, 13, 3).double()
+    shared = [x.requires_grad_() for x in (k, v)]
+    together = torch.autograd.grad(attend(q, k, v, mask=mask, backend="tiled").sin().sum(), shared)
+    apart = [attend(q[:, :, [r]], k, v, mask=mask, offset=r, backend="tiled").sin().sum() for r in range(13)]
+    each = [torch.autograd.grad(out, shared) for out in apart]
+    close(together, tuple(sum(x) for x in zip(*each, strict=True)))
