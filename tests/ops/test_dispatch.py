@@ -69,6 +69,13 @@ def test_the_statistic_of_a_single_call_is_that_of_the_reference(mask):
     torch.testing.assert_close(sdpa.run(call)[1], reference.run(call)[1])
 
 
+@pytest.mark.parametrize("mask", [R.Padding((5, 0)), R.Prefix(0), R.Causal() & R.Padding((5, 0))], ids=str)
+def test_rows_that_see_nothing_have_an_lse_of_minus_infinity(mask):
+    out, lse = sdpa.run(Call.of(*qkv(20), mask=mask))
+    assert (lse[1] == -torch.inf).all()
+    assert (out[1] == 0).all()
+
+
 def test_one_query_sees_every_key_under_causal(calls):
     q, k, v = qkv(1, 40)
     torch.testing.assert_close(attend(q, k, v, mask=R.Causal(), backend="sdpa"), attend(q, k, v, backend="reference"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,16 +158,20 @@ def _uncompiled(
     return out, aux.lse
 
 
+_kinds = count()
+
+
 @lru_cache(maxsize=64)
 def _compiled(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor]]:
     """FlexAttention for one kind of terms.
 
-    A code object of its own keeps one kind from using up the recompilations of another, and `fullgraph` makes it an
-    error when they are used up, where PyTorch would go on uncompiled, storing the matrix.
+    A code object and a name of its own keep one kind from using up the recompilations of another, and its numbers from
+    being taken for lengths that vary; `fullgraph` makes it an error when recompilations are used up, where PyTorch
+    would go on uncompiled, storing the matrix.
     """
 
     def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
         return _uncompiled(*arguments)
 
-    attention.__code__ = attention.__code__.replace()
+    attention.__code__ = attention.__code__.replace(co_name=f"attention_{next(_kinds)}")
     return torch.compile(attention, fullgraph=True)
