@@ -1,4 +1,4 @@
-"""`python -m benchmarks [part of a name]`: tests first, then the table, printed and saved."""
+"""`python -m benchmarks [table] [--only part of a name]`: tests first, then tables, printed and saved."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from .cases import CASES, Case
+from .cases import TABLES, Case
 from .measure import Measured, memory, times
 
-RESULTS = Path(__file__).parent / "results" / "operator_cpu.csv"
+RESULTS = Path(__file__).parent / "results"
 FIELDS = [
     *("case", "what", "ours", "ours_median", "ours_quartiles", "peer", "peer_median", "peer_quartiles"),
     *("ratio", "bar", "met", "repeats", "machine", "threads", "python", "torch", "commit", "date"),
@@ -24,27 +24,28 @@ FIELDS = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", nargs="?", default="", help="measure only cases whose name holds this")
+    parser.add_argument("table", nargs="?", choices=TABLES, help="measure this table alone")
+    parser.add_argument("--only", default="", help="measure only cases whose name holds this, and save nothing")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--save", type=Path, help=f"where to save; a run of every case goes to {RESULTS.name}")
     arguments = parser.parse_args()
     check()
     torch.set_num_threads(2)
-    rows = []
-    print(f"{machine()}, 2 threads, torch {torch.__version__}, median (quartiles) of {arguments.repeats}")
-    for number, case in enumerate(CASES):
-        if arguments.name in case.name:
-            row = measured(number, case, arguments.repeats)
-            rows.append(row)
-            mark = "   <- under the bar" if row["met"] == "no" else ""
-            print(f"{case.name:<52} {row['ours_median']:>9} vs {row['peer_median']:>9}  {case.peer}")
-            print(
-                f"{'':<52} ratio {row['ratio']}{' (bar ' + str(row['bar']) + ')' if row['bar'] else ''}{mark}",
-                flush=True,
-            )
-    path = arguments.save or (None if arguments.name else RESULTS)
-    if path is not None:
-        save(rows, path)
+    print(f"{machine()}, 2 threads, torch {torch.__version__}, median of {arguments.repeats}")
+    for table in [arguments.table] if arguments.table else TABLES:
+        rows = []
+        for case in TABLES[table]:
+            if arguments.only in case.name:
+                rows.append(measured(table, case, arguments.repeats))
+                report(rows[-1])
+        if not arguments.only:
+            save(rows, RESULTS / f"{table}_cpu.csv")
+
+
+def report(row: dict[str, object]) -> None:
+    mark = "   <- under the bar" if row["met"] == "no" else ""
+    bar = f" (bar {row['bar']})" if row["bar"] else ""
+    print(f"{row['case']:<52} {row['ours_median']:>9} vs {row['peer_median']:>9}  {row['peer']}")
+    print(f"{'':<52} ratio {row['ratio']}{bar}{mark}", flush=True)
 
 
 def check() -> None:
@@ -58,9 +59,9 @@ def check() -> None:
         raise SystemExit("error: conformance tests are red; nothing was measured")
 
 
-def measured(number: int, case: Case, repeats: int) -> dict[str, object]:
+def measured(table: str, case: Case, repeats: int) -> dict[str, object]:
     if case.memory:
-        found = memory(number, [case.ours, case.peer])
+        found = memory(table, case)
         show = megabytes
     else:
         found = times(case.build(), repeats)

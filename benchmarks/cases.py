@@ -152,7 +152,7 @@ BOTH, PAST = Window(256), Causal() & Window(256)
 SDPA = "SDPA, dense mask"
 EXPRESSION = "broadcast expression"
 
-CASES = [
+BACKENDS = [
     *(
         Case(f"{name}, N {n}, forward", plain(n, mask), "regard", "SDPA", 0.97 if n >= 1024 else None)
         for name, mask in (("plain", None), ("causal", Causal()))
@@ -171,6 +171,9 @@ CASES = [
         20.0,
         memory=True,
     ),
+]
+
+OPERATOR = [
     Case("causal window 256, N 8192, forward", window(PAST, causal_band, False), "regard", SDPA, 8.0),
     Case("causal window 256, N 8192, forward + backward", window(PAST, causal_band, True), "regard", SDPA, 8.0),
     Case("window 256 both sides, N 8192, forward", window(BOTH, band, False), "regard", SDPA, 8.0),
@@ -184,3 +187,5 @@ CASES = [
     Case("additive, N 1024, d 256, memory", additive(1024, True), "regard", EXPRESSION, 10.0, memory=True),
     Case("additive, N doubled, memory", additive_doubling, "regard at 2048", "regard at 1024", 1 / 2.2, memory=True),
 ]
+
+TABLES = {"backends": BACKENDS, "operator": OPERATOR}

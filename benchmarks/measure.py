@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cases import CASES, Call
+from .cases import TABLES, Call, Case
 
 LEAST = 0.02  # seconds a measurement lasts
 
@@ -42,11 +42,11 @@ def _seconds(call: Call, often: int) -> float:
     return (time.perf_counter() - start) / often
 
 
-def memory(case: int, names: list[str], repeats: int = 3) -> dict[str, Measured]:
+def memory(table: str, case: Case, repeats: int = 3) -> dict[str, Measured]:
     """Peak resident memory of one call beyond what stood before it, each time in a fresh process."""
     found: dict[str, Measured] = {}
-    for name in names:
-        command = [sys.executable, "-m", "benchmarks.measure", str(case), name]
+    for name in (case.ours, case.peer):
+        command = [sys.executable, "-m", "benchmarks.measure", table, case.name, name]
         runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(repeats)]
         found[name] = _summarized([float(run) for run in runs])
     return found
@@ -77,5 +77,5 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(2)
-    number, name = sys.argv[1:]
-    print(peak(CASES[int(number)].build()[name]))
+    table, case, name = sys.argv[1:]
+    print(peak(next(one for one in TABLES[table] if one.name == case).build()[name]))

@@ -836,14 +836,14 @@ BACKENDS = [
         "backends/blocks.py",
         "empty = False if added is None else (added == -INF).all(-1)",
         "empty = False",
-        "test_conventions.py::test_everything_masked_gives_zeros_and_an_lse_of_minus_infinity",
+        "ops/test_dispatch.py::test_a_row_that_sees_nothing_within_a_block_has_an_lse_of_minus_infinity",
     ),
     Mutant(
         "blocks overwrite each other's gradients of a key",
         "backends/blocks.py",
         "give_back(total_grad, index, part)",
         "total_grad[index] = part",
-        "test_conventions.py::test_one_tensor_in_all_three_places_gets_the_sum_of_three_gradients",
+        "ops/test_dispatch.py::test_how_it_is_cut_changes_no_gradient",
     ),
     Mutant(
         "what the shortcut leaks is not looked for",
@@ -871,7 +871,7 @@ BACKENDS = [
         "backends/sdpa.py",
         "torch.where(empty, 0.0, q)",
         "q",
-        "ops/test_dispatch.py::test_a_query_of_nan_that_sees_nothing_gives_zeros",
+        "ops/test_dispatch.py::test_queries_of_nan_beside_nothing_but_padding_give_zeros",
     ),
     Mutant(
         "padding remembered though its lengths have changed",

@@ -50,7 +50,7 @@ def run(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(map(str, (copy, HERE)))
     env = clean | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "REGARD_COPY": str(copy)}
     tests = tuple(f"tests/{test}" for test in tests)
-    return subprocess.run([*command, *tests], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run([*command, *tests], cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.bug.replace(" ", "-"))

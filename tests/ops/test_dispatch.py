@@ -202,6 +202,33 @@ def test_a_query_of_nan_that_sees_nothing_gives_zeros():
     assert out.isfinite().all()
 
 
+def test_queries_of_nan_beside_nothing_but_padding_give_zeros():
+    q, k, v = qkv()
+    q[1] = torch.nan
+    out = attend(q, k, v, mask=R.Padding((40, 0)), backend="sdpa")
+    assert (out[1] == 0).all()
+    assert out.isfinite().all()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_row_that_sees_nothing_within_a_block_has_an_lse_of_minus_infinity(calls):
+    keep = torch.ones(40, 40, dtype=torch.bool)
+    keep[[3, 20]] = False
+    out, lse = sdpa.run(Call.of(*qkv(), mask=R.Dense(keep)))
+    assert calls == ["by_blocks"]
+    assert torch.equal((lse == -torch.inf)[0, 0, :, 0].nonzero().flatten(), torch.tensor([3, 20]))
+    assert (out[:, :, [3, 20]] == 0).all()
+
+
+def test_how_it_is_cut_changes_no_gradient(monkeypatch, request):
+    leaves = [x.double().requires_grad_() for x in qkv(shared=2)]
+    whole = torch.autograd.grad(attend(*leaves, mask=R.Window(9), backend="sdpa").sin().sum(), leaves)
+    request.getfixturevalue("small_blocks")
+    parts = torch.autograd.grad(attend(*leaves, mask=R.Window(9), backend="sdpa").sin().sum(), leaves)
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 OBJECTIONS = [
     ("sdpa", {"score": R.Additive(torch.ones(8))}, "Additive is no plain product"),
     ("sdpa", {"score": R.Dot(cap=3.0)}, "Dot with a cap is no plain product"),

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from regard.nn import cross_entropy
 from regard.train import (
     Failure,
     Linear,
@@ -25,7 +26,6 @@ from regard.train import (
     Shuffled,
     Silence,
     Stopped,
-    cross_entropy,
     fit,
     saving,
 )
@@ -66,7 +66,7 @@ class Small(nn.Module):
     def loss(self, tokens, forcing=1.0):
         logits = self(tokens[:, :-1])
         noise = 1 + 0.1 * (random.random() + np.random.rand() + forcing) if self.training else 1.0
-        return cross_entropy(logits * noise, tokens[:, 1:], padding=0, smoothing=0.1)
+        return cross_entropy(logits * noise, tokens[:, 1:], counted=tokens[:, 1:] != 0, smoothing=0.1)
 
 
 def data(count=9, seed=2):

@@ -10,12 +10,12 @@ import torch
 from small_run import FILES, RECIPE, VOCABULARY, Small, data, remains, small
 from torch import nn
 
+from regard.nn import Loss
 from regard.train import (
     Constant,
     Cosine,
     InverseSquareRoot,
     Linear,
-    Loss,
     NonFiniteError,
     Plateau,
     Recipe,
@@ -378,7 +378,11 @@ def test_bad_calls_are_answered(scratch, given, error, message):
 @pytest.mark.parametrize(
     ("loss", "error", "message"),
     [
-        (lambda x: x.new_ones(3), ValueError, "loss must be a scalar, got shape (3,); return Loss(sum, count)"),
+        (
+            lambda x: x.new_ones(3),
+            ValueError,
+            "loss must be a scalar, got shape (3,); return an object with sum and count",
+        ),
         (lambda x: 0.3, TypeError, "loss must be a scalar tensor or have sum and count, got float"),
     ],
 )

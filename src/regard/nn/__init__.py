@@ -14,6 +14,7 @@ from .embeddings import (
 from .feedforward import FeedForward, GatedFeedForward
 from .learned import LearnedCosine, LearnedDot, LearnedSink
 from .local import LocalAttention
+from .losses import Loss, cross_entropy
 from .memory import KeyValues, KVCache, SegmentMemory
 from .modulate import Modulate
 from .norms import PostNorm, PreNorm, RMSNorm
@@ -58,6 +59,7 @@ __all__ = [
     "LearnedSink",
     "LocalAttention",
     "LocationScore",
+    "Loss",
     "LuongAttention",
     "Memory",
     "MemorySlots",
@@ -77,5 +79,6 @@ __all__ = [
     "SumEmbedding",
     "T5Bias",
     "TokenEmbedding",
+    "cross_entropy",
     "positions_of",
 ]

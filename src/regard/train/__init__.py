@@ -7,7 +7,7 @@ from .distributed import Group, joined, own_device
 from .failures import CheckpointError, Failure, NonFiniteError, ResourceError, Stopped
 from .fit import Outcome, fit
 from .forcing import Exponential, InverseSigmoid, Linear
-from .losses import Loss, cross_entropy
+from .losses import Summed
 from .progress import Bar, Lines, Progress, Report, Silence
 from .recipe import Recipe
 from .schedules import Constant, Cosine, InverseSquareRoot, Plateau
@@ -25,7 +25,6 @@ __all__ = [
     "InverseSquareRoot",
     "Linear",
     "Lines",
-    "Loss",
     "NonFiniteError",
     "Outcome",
     "Plateau",
@@ -36,8 +35,8 @@ __all__ = [
     "Shuffled",
     "Silence",
     "Stopped",
+    "Summed",
     "average",
-    "cross_entropy",
     "find",
     "fit",
     "joined",

@@ -73,7 +73,7 @@ def fit(
     >>> round(model.weight.item(), 2), round(model.bias.item(), 2)
     (3.0, 1.0)
 
-    `model.loss(batch)` returns a scalar tensor, or an object with `sum` and `count` (`regard.train.Loss`): then
+    `model.loss(batch)` returns a scalar tensor, or an object with `sum` and `count` (`regard.nn.Loss`): then
     accumulated batches, and those of several processes, are averaged over all their items, whatever their sizes. With
     `recipe.forcing` it is called as `model.loss(batch, forcing=probability)`.
 
@@ -170,7 +170,9 @@ class Objective(nn.Module):
         loss = self.model.loss(batch, **handed)
         if isinstance(loss, Tensor):
             if loss.numel() != 1:
-                raise ValueError(f"loss must be a scalar, got shape {tuple(loss.shape)}; return Loss(sum, count)")
+                raise ValueError(
+                    f"loss must be a scalar, got shape {tuple(loss.shape)}; return an object with sum and count"
+                )
             return loss.reshape(()), torch.ones((), device=loss.device)
         if not isinstance(loss, Summed):
             raise TypeError(f"loss must be a scalar tensor or have sum and count, got {type(loss).__name__}")

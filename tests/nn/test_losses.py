@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard.train import Loss, cross_entropy
+from regard.nn import Loss, cross_entropy
 
 D = torch.float64
 
@@ -30,7 +30,8 @@ def plain(logits, targets, padding, smoothing):
 def test_cross_entropy_is_its_definition(shape, smoothing, padding):
     logits, targets = torch.randn(*shape, 9, dtype=D), torch.randint(9, shape)
     targets.view(-1)[0] = padding or 0
-    loss = cross_entropy(logits, targets, padding=padding, smoothing=smoothing)
+    counted = None if padding is None else targets != padding
+    loss = cross_entropy(logits, targets, counted=counted, smoothing=smoothing)
     total, count = plain(logits, targets, padding, smoothing)
     assert loss.count == count
     assert abs(loss.sum.item() - total) <= 1e-12 * max(1.0, abs(total))
@@ -41,8 +42,9 @@ def test_padding_changes_neither_loss_nor_gradient(smoothing):
     logits, targets = torch.randn(3, 4, 9, dtype=D), torch.randint(1, 9, (3, 4))
     wide = torch.cat([logits, torch.randn(3, 5, 9, dtype=D) * 1e3], 1).requires_grad_()
     narrow = logits.clone().requires_grad_()
-    padded = cross_entropy(wide, torch.nn.functional.pad(targets, (0, 5)), padding=0, smoothing=smoothing)
-    unpadded = cross_entropy(narrow, targets, padding=0, smoothing=smoothing)
+    longer = torch.nn.functional.pad(targets, (0, 5))
+    padded = cross_entropy(wide, longer, counted=longer != 0, smoothing=smoothing)
+    unpadded = cross_entropy(narrow, targets, counted=targets != 0, smoothing=smoothing)
     padded.mean.backward()
     unpadded.mean.backward()
     assert padded.count == unpadded.count == 12
@@ -53,7 +55,8 @@ def test_padding_changes_neither_loss_nor_gradient(smoothing):
 
 def test_nothing_but_padding_is_zero_not_nan():
     logits = torch.randn(2, 3, 5, requires_grad=True)
-    loss = cross_entropy(logits, torch.zeros(2, 3, dtype=torch.long), padding=0, smoothing=0.1)
+    nothing = torch.zeros(2, 3, dtype=torch.bool)
+    loss = cross_entropy(logits, torch.zeros(2, 3, dtype=torch.long), counted=nothing, smoothing=0.1)
     loss.mean.backward()
     assert loss.count == 0
     assert loss.mean == 0
@@ -65,9 +68,9 @@ def test_mean_takes_counts_of_both_kinds():
     assert Loss(torch.tensor(0.0), 0).mean == 0
 
 
-def test_minus_100_is_a_wrong_class_unless_it_is_the_padding():
+def test_minus_100_is_a_wrong_class_where_it_counts():
     targets = torch.tensor([1, -100])
-    assert cross_entropy(torch.randn(2, 5), targets, padding=-100).count == 1
+    assert cross_entropy(torch.randn(2, 5), targets, counted=targets != -100).count == 1
     with pytest.raises(IndexError, match="-100"):
         cross_entropy(torch.randn(2, 5), targets)
 

@@ -1,0 +1,326 @@
+"""Bert: an encoder in which every token sees every other, and the heads that make it a model of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..nn import Attention, EncoderBlock, FeedForward, LearnedPositions, PostNorm, TokenEmbedding, positions_of
+from ..nn.losses import Loss, cross_entropy
+from ..ops.demands import must_count
+from .activations import Name as Activation
+from .activations import activation
+from .demands import must_be_one_of, must_be_share, must_be_token
+from .initial import initialize
+from .padding import Padded, keep_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig:
+    """What a `Bert` is made of; the presets are those of Devlin et al. 2019 and Turc et al. 2019.
+
+    >>> BertConfig.base().depth, BertConfig.large().dim
+    (12, 1024)
+
+    `types` counts the kinds of token a table tells apart, such as question and document; 0 for no table. Positions are
+    counted from `first`, 0 in BERT and 2 in RoBERTa, and stay below `length`. `pooler` says whether there is a layer
+    over the first token, for whole sequences. `padding` is the id that fills rows up.
+    """
+
+    vocabulary: int
+    length: int = 512
+    types: int = 2
+    first: int = 0
+    dim: int = 768
+    depth: int = 12
+    heads: int = 12
+    hidden: int = 3072
+    activation: Activation = "gelu"
+    pooler: bool = True
+    eps: float = 1e-12
+    padding: int | None = 0
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "length", "dim", "depth", "heads", "hidden"):
+            must_count(name, getattr(self, name), least=1)
+        for name in ("types", "first"):
+            must_count(name, getattr(self, name))
+        must_be_one_of("activation", self.activation, Activation)
+        for name in ("dropout", "attention_dropout"):
+            must_be_share(name, getattr(self, name))
+        if self.padding is not None:
+            must_be_token("padding", self.padding, self.vocabulary)
+
+    @classmethod
+    def tiny(cls, *, vocabulary: int = 30522) -> Self:
+        """2 layers of width 128, 4 million parameters."""
+        return cls(vocabulary=vocabulary, dim=128, depth=2, heads=2, hidden=512)
+
+    @classmethod
+    def mini(cls, *, vocabulary: int = 30522) -> Self:
+        """4 layers of width 256, 11 million parameters."""
+        return cls(vocabulary=vocabulary, dim=256, depth=4, heads=4, hidden=1024)
+
+    @classmethod
+    def small(cls, *, vocabulary: int = 30522) -> Self:
+        """4 layers of width 512, 29 million parameters."""
+        return cls(vocabulary=vocabulary, dim=512, depth=4, heads=8, hidden=2048)
+
+    @classmethod
+    def medium(cls, *, vocabulary: int = 30522) -> Self:
+        """8 layers of width 512, 41 million parameters."""
+        return cls(vocabulary=vocabulary, dim=512, depth=8, heads=8, hidden=2048)
+
+    @classmethod
+    def base(cls, *, vocabulary: int = 30522) -> Self:
+        """12 layers of width 768, 109 million parameters."""
+        return cls(vocabulary=vocabulary)
+
+    @classmethod
+    def large(cls, *, vocabulary: int = 30522) -> Self:
+        """24 layers of width 1024, 335 million parameters."""
+        return cls(vocabulary=vocabulary, dim=1024, depth=24, heads=16, hidden=4096)
+
+
+class Bert(nn.Module):
+    """A Transformer encoder with learned positions: a vector for each token, in view of all (Devlin et al. 2019).
+
+    >>> bert = Bert(BertConfig.tiny(vocabulary=100)).eval()
+    >>> ids = torch.randint(1, 100, (2, 7))
+    >>> x = bert(ids, padding=torch.tensor([7, 4]))
+    >>> x.shape, bert.pool(x).shape
+    (torch.Size([2, 7, 128]), torch.Size([2, 128]))
+
+    `types` says of each token which kind it is, all 0 unless given. `padding` is lengths `(b,)` or keep `(b, n)`,
+    True = a real token, on either side: positions count real tokens only.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.words = TokenEmbedding(config.vocabulary, config.dim, padding=config.padding)
+        self.positions = LearnedPositions(config.length, config.dim)
+        self.types = TokenEmbedding(config.types, config.dim) if config.types else None
+        self.norm = nn.LayerNorm(config.dim, eps=config.eps)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
+        self.pool = Pool(config.dim) if config.pooler else None
+        initialize(self)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b n"],
+        types: Int[Tensor, "b n"] | None = None,
+        *,
+        padding: Padded | None = None,
+    ) -> Float[Tensor, "b n dim"]:
+        keep = None if padding is None else keep_of(padding, ids)
+        positions = torch.arange(ids.shape[1], device=ids.device) if keep is None else positions_of(keep)
+        x = self.words(ids) + self.positions(positions + self.config.first)
+        if self.types is not None:
+            x = x + self.types(torch.zeros_like(ids) if types is None else types)
+        elif types is not None:
+            raise ValueError("types must be None, this Bert has no table of types; build it with types=2")
+        x = self.dropout(self.norm(x))
+        for block in self.blocks:
+            x = block(x, key_padding=keep)
+        return x
+
+
+class Pool(nn.Module):
+    """activation(W x_0 + b): the first real token for the whole sequence."""
+
+    def __init__(self, dim: int, *, activation: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+        super().__init__()
+        self.dense = nn.Linear(dim, dim)
+        self.activation = activation
+        initialize(self)
+
+    def forward(self, x: Float[Tensor, "b n dim"], padding: Padded | None = None) -> Float[Tensor, "b dim"]:
+        """The pooled vector; padding as `Bert` takes it."""
+        if padding is None:
+            return self.activation(self.dense(x[:, 0]))
+        first = keep_of(padding, x[..., 0]).int().argmax(1)
+        return self.activation(self.dense(x[torch.arange(len(x), device=x.device), first]))
+
+
+class BertPretraining(nn.Module):
+    """Words that were masked, and whether the second sentence follows the first (Devlin et al. 2019, sec. 3.1).
+
+    >>> model = BertPretraining(Bert(BertConfig.tiny(vocabulary=100))).eval()
+    >>> from regard.models import mask_words
+    >>> ids = torch.randint(5, 100, (2, 7))
+    >>> model(ids).shape, model.follows(ids).shape
+    (torch.Size([2, 7, 100]), torch.Size([2, 2]))
+    >>> masked, targets = mask_words(ids, mask=4, vocabulary=100, special=(0, 1, 2, 3, 4))
+    >>> model.loss({"ids": masked, "targets": targets, "next": torch.tensor([0, 1])}).count == (targets >= 0).sum()
+    tensor(True)
+
+    The words share the table of the embedding. RoBERTa and its kin have no next sentence: `next_sentence=False`.
+    """
+
+    def __init__(self, bert: Bert, *, next_sentence: bool = True) -> None:
+        super().__init__()
+        if next_sentence and bert.pool is None:
+            raise ValueError("next_sentence=True reads bert.pool, which this Bert has not; build it with pooler=True")
+        config = bert.config
+        self.bert = bert
+        self.dense = nn.Linear(config.dim, config.dim)
+        self.activation = activation(config.activation)
+        self.norm = nn.LayerNorm(config.dim, eps=config.eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocabulary))
+        self.next = nn.Linear(config.dim, 2) if next_sentence else None
+        for head in (self.dense, self.next):
+            if head is not None:
+                initialize(head)
+
+    def forward(
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+    ) -> Float[Tensor, "b n vocabulary"]:
+        """The logits of the word in each place."""
+        return self.words(self.bert(ids, types, padding=padding))
+
+    def follows(
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+    ) -> Float[Tensor, "b 2"]:
+        """The logits of whether the second sentence, type 1, follows the first: 0 if so, 1 if not."""
+        return self._follows(self.bert(ids, types, padding=padding), padding)
+
+    def words(self, hidden: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b vocabulary"]:
+        """The logits of words, from the states of `bert`."""
+        return self.bert.words.logits(self.norm(self.activation(self.dense(hidden)))) + self.bias
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Loss:
+        """Over `targets` (b, n), the words in masked places and below 0 elsewhere, and `next` (b,) if there.
+
+        As published, the mean over the words plus the mean over the pairs; the words are what is counted.
+        """
+        hidden, padding, targets = _encoded(self.bert, batch), batch.get("ids_lengths"), batch["targets"]
+        asked = targets >= 0
+        words = cross_entropy(self.words(hidden[asked]), targets[asked])
+        if "next" not in batch:
+            return words
+        follows = cross_entropy(self._follows(hidden, padding), batch["next"])
+        return Loss(words.sum + follows.mean * words.count, words.count)
+
+    def _follows(self, hidden: Tensor, padding: Padded | None) -> Tensor:
+        if self.next is None or self.bert.pool is None:
+            raise ValueError("this model foretells no next sentence; build it with next_sentence=True")
+        return self.next(self.bert.pool(hidden, padding))
+
+
+class BertClassifier(nn.Module):
+    """A class for each sequence, or each pair of them.
+
+    >>> BertClassifier(Bert(BertConfig.tiny(vocabulary=100)), classes=3)(torch.randint(1, 100, (2, 7))).shape
+    torch.Size([2, 3])
+
+    It reads the pool of `bert`; one of its own if that has none, or if `pooler` names another activation.
+    """
+
+    def __init__(self, bert: Bert, *, classes: int, pooler: Activation | None = None) -> None:
+        super().__init__()
+        must_count("classes", classes, least=1)
+        self.bert = bert
+        self.pooler: Activation = pooler or "tanh"
+        own = pooler is not None or bert.pool is None
+        self.pool = Pool(bert.config.dim, activation=activation(self.pooler)) if own else None
+        self.dropout = nn.Dropout(bert.config.dropout)
+        self.classes = nn.Linear(bert.config.dim, classes)
+        initialize(self.classes)
+
+    def forward(
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+    ) -> Float[Tensor, "b classes"]:
+        pool = self.pool or self.bert.pool
+        assert pool is not None
+        return self.classes(self.dropout(pool(self.bert(ids, types, padding=padding), padding)))
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Loss:
+        """Over `label` (b,)."""
+        logits = self(batch["ids"], batch.get("types"), padding=batch.get("ids_lengths"))
+        return cross_entropy(logits, batch["label"])
+
+
+class BertTagger(nn.Module):
+    """A tag for each token: parts of speech, names.
+
+    >>> BertTagger(Bert(BertConfig.tiny(vocabulary=100)), tags=9)(torch.randint(1, 100, (2, 7))).shape
+    torch.Size([2, 7, 9])
+    """
+
+    def __init__(self, bert: Bert, *, tags: int) -> None:
+        super().__init__()
+        must_count("tags", tags, least=1)
+        self.bert = bert
+        self.dropout = nn.Dropout(bert.config.dropout)
+        self.tags = nn.Linear(bert.config.dim, tags)
+        initialize(self.tags)
+
+    def forward(
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+    ) -> Float[Tensor, "b n tags"]:
+        return self.tags(self.dropout(self.bert(ids, types, padding=padding)))
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Loss:
+        """Over `tags` (b, n) of real tokens; one below 0 does not count, such as that of a later piece of a word."""
+        logits = self.tags(self.dropout(_encoded(self.bert, batch)))
+        tags, lengths = batch["tags"], batch.get("ids_lengths")
+        counted = tags >= 0 if lengths is None else (tags >= 0) & keep_of(lengths, tags)
+        return cross_entropy(logits, tags, counted=counted)
+
+
+class BertReader(nn.Module):
+    """Where the answer starts and where it ends; question and document are one sequence and see each other.
+
+    >>> from regard.models import best_spans
+    >>> reader = BertReader(Bert(BertConfig.tiny(vocabulary=100))).eval()
+    >>> start, end = reader(torch.randint(1, 100, (2, 9)))
+    >>> spans = best_spans(start, end, among=torch.arange(9).expand(2, 9) >= 4, longest=3)
+    >>> spans.shape, bool((spans[:, 0] >= 4).all()), bool((spans[:, 1] - spans[:, 0] < 3).all())
+    (torch.Size([2, 2]), True, True)
+    """
+
+    def __init__(self, bert: Bert) -> None:
+        super().__init__()
+        self.bert = bert
+        self.span = nn.Linear(bert.config.dim, 2)
+        initialize(self.span)
+
+    def forward(
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+    ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n"]]:
+        """The logits of each token as the start and as the end, both inclusive; -inf for padding."""
+        start, end = self.span(self.bert(ids, types, padding=padding)).unbind(-1)
+        if padding is None:
+            return start, end
+        hidden = ~keep_of(padding, ids)
+        return start.masked_fill(hidden, -torch.inf), end.masked_fill(hidden, -torch.inf)
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Loss:
+        """The mean over `start` (b,) and `end` (b,); both are 0, or below 0 and not counted, if there is none."""
+        logits = self(batch["ids"], batch.get("types"), padding=batch.get("ids_lengths"))
+        start, end = (
+            cross_entropy(x, batch[name], counted=batch[name] >= 0)
+            for x, name in zip(logits, ("start", "end"), strict=True)
+        )
+        return Loss((start.sum + end.sum) / 2, start.count)
+
+
+def _encoded(bert: Bert, batch: Mapping[str, Tensor]) -> Tensor:
+    return bert(batch["ids"], batch.get("types"), padding=batch.get("ids_lengths"))
+
+
+def _block(config: BertConfig) -> EncoderBlock:
+    attention = Attention(config.dim, config.heads, dropout=config.attention_dropout)
+    feedforward = FeedForward(config.dim, config.hidden, activation=activation(config.activation))
+    norm = partial(nn.LayerNorm, eps=config.eps)
+    return EncoderBlock(attention, feedforward, residual=PostNorm, norm=norm, dropout=config.dropout)

@@ -1,0 +1,150 @@
+"""TransformerDecoder: the half of a Transformer that writes, to all targets at once or a step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..nn import DecoderBlock, KeyValues, KVCache
+
+
+class TransformerDecoder(nn.Module):
+    """Blocks between an input, from tokens to vectors, and an output, from vectors to logits.
+
+    `input(tokens, first=n)` embeds tokens of which the first stands at position n. Without `out`, the table of
+    `input.embedding` is read backwards. A step gives what the whole pass gives, over states that something else has
+    made:
+
+    >>> from regard.models.transformer import TransformerConfig, decoder_of
+    >>> decoder = decoder_of(TransformerConfig(source_vocabulary=9, target_vocabulary=9, start=2, dim=16)).eval()
+    >>> inputs, states = torch.randint(9, (2, 5)), torch.randn(2, 7, 16)
+    >>> with torch.no_grad():
+    ...     logits, state = decoder.step(inputs, decoder.start(states))
+    >>> torch.allclose(logits, decoder(inputs, states), atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        input: nn.Module,
+        blocks: Sequence[DecoderBlock],
+        *,
+        norm: nn.Module,
+        out: nn.Module | None = None,
+        bias: nn.Parameter | None = None,
+    ) -> None:
+        super().__init__()
+        self.input: Any = input
+        self.blocks: Any = nn.ModuleList(blocks)
+        self.norm = norm
+        self.out = out
+        self.bias = bias
+
+    def forward(
+        self, inputs: Int[Tensor, "b m"], states: Float[Tensor, "b n dim"], lengths: Int[Tensor, " b"] | None = None
+    ) -> Float[Tensor, "b m vocabulary"]:
+        """The logits of what follows each of the inputs; lengths say how many states of each row are real."""
+        x = self.input(inputs)
+        for block in self.blocks:
+            x = block(x, states, context_padding=lengths)
+        return self.logits(x)
+
+    def logits(self, x: Float[Tensor, "b m dim"]) -> Float[Tensor, "b m vocabulary"]:
+        """From what leaves the last block to the words."""
+        x = self.norm(x)
+        logits = self.input.embedding.logits(x) if self.out is None else self.out(x)
+        return logits if self.bias is None else logits + self.bias
+
+    def start(self, states: Float[Tensor, "b n dim"], lengths: Int[Tensor, " b"] | None = None) -> DecoderState:
+        """The state before the first token; the keys and values of the source are projected here, once for all."""
+        source = tuple(block.remember(states, context_padding=lengths) for block in self.blocks)
+        caches = tuple(block.attention.new_cache() for block in self.blocks)
+        return DecoderState(source=source, caches=caches, rows=torch.arange(len(states), device=states.device))
+
+    def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
+        if tokens.ndim == 1:
+            logits, state = self.step(tokens[:, None], state)
+            return logits[:, 0], replace(state, attention={name: A[:, :, 0] for name, A in state.attention.items()})
+        caches = tuple(cache.select(state.rows) for cache in state.caches)  # the state given stays as it is
+        x = self.input(tokens, first=caches[0].length)
+        seen: dict[str, Tensor] = {}
+        for n, cache in enumerate(caches):
+            x = self._through(n, x, state, cache, seen)
+        rows = torch.arange(len(tokens), device=tokens.device)
+        return self.logits(x), replace(state, caches=caches, rows=rows, attention=seen)
+
+    def watched(self, stepper: Any, names: Sequence[str]) -> Watched:
+        """A stepper that steps by this decoder, and shows the attention named; every cross where none is."""
+        known = [f"{kind}.{n}" for kind in ("cross", "self") for n in range(len(self.blocks))]
+        for name in names:
+            if name not in known:
+                raise ValueError(f"attention is named {', '.join(known)}, got {name!r}")
+        return Watched(stepper, tuple(names) or tuple(known[: len(self.blocks)]))
+
+    def _through(self, n: int, x: Tensor, state: DecoderState, cache: KVCache, seen: dict[str, Tensor]) -> Tensor:
+        """Block n, with the hypotheses of one source as queries side by side, so that its keys are there once."""
+        block, source = self.blocks[n], state.source[n]
+
+        def attention(x: Tensor) -> Tensor:
+            if f"self.{n}" in state.watch:
+                seen[f"self.{n}"] = block.attention.weights(x, cache=cache)[...]
+            return block.attention(x, cache=cache)
+
+        def cross(x: Tensor) -> Tensor:
+            asked = x.reshape(len(source.k), state.each * x.shape[1], x.shape[2])
+            if f"cross.{n}" in state.watch:
+                A = block.cross.weights(asked, source)[...]
+                seen[f"cross.{n}"] = A.unflatten(2, (state.each, x.shape[1])).transpose(1, 2).flatten(0, 1)
+            return block.cross(asked, source).view_as(x)
+
+        x = block.around_attention(x, attention)
+        x = block.around_cross(x, cross)
+        return block.around_feedforward(x, block.feedforward)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DecoderState:
+    """What a decoder has read, one row a hypothesis; those of one source stand side by side, `each` to a source.
+
+    `rows` are those of the caches that count, in their order: the next step, which copies anyway, brings them.
+    """
+
+    source: tuple[KeyValues, ...]  # of each block
+    caches: tuple[KVCache, ...]  # of each block
+    rows: Int[Tensor, " rows"]
+    each: int = 1
+    watch: tuple[str, ...] = ()
+    attention: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def select(self, rows: Int[Tensor, " chosen"]) -> DecoderState:
+        """The state of these rows, in this order, repeats allowed."""
+        owners = rows.div(self.each, rounding_mode="floor")
+        sources, counts = owners.unique_consecutive(return_counts=True)
+        even = len(counts) > 0 and bool((counts == counts[0]).all())
+        sources, each = (sources, int(counts[0])) if even else (owners, 1)
+        source = self.source
+        if not torch.equal(sources, torch.arange(len(source[0].k), device=rows.device)):
+            source = tuple(one.select(sources) for one in source)
+        return replace(self, source=source, rows=self.rows[rows], each=each, attention={})
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A model as a stepper whose states show the attention of some of its layers."""
+
+    stepper: Any
+    names: tuple[str, ...]
+
+    def start(self, source: Any) -> DecoderState:
+        """The model's state, told what to show."""
+        return replace(self.stepper.start(source), watch=self.names)
+
+    def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """The model's step."""
+        return self.stepper.step(tokens, state)

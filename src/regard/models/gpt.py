@@ -1,0 +1,335 @@
+"""Gpt: a causal language model, from GPT-2 to the Llama family, by the choices of its config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, Self, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from ..nn import (
+    Attention,
+    EncoderBlock,
+    FeedForward,
+    GatedFeedForward,
+    KVCache,
+    LearnedPositions,
+    PreNorm,
+    RMSNorm,
+    Rotary,
+    TokenEmbedding,
+    positions_of,
+)
+from ..nn.losses import Loss, cross_entropy
+from ..nn.norms import Norm
+from ..ops.demands import must_be_number, must_count
+from ..ops.masks import Causal, Window
+from .activations import Name as Activation
+from .activations import activation
+from .decoder import Watched
+from .demands import must_be_one_of, must_be_share
+from .initial import initialize
+from .padding import Padded, keep_of
+
+NormName = Literal["layer", "rms"]
+Positions = Literal["learned", "rotary"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Rotary frequencies for a context longer than the one first trained on, as Llama 3.1 has them.
+
+    A frequency that turns less than `low` times within `original` positions is divided by `factor`, one that turns
+    more than `high` times stays, and those between are blended.
+    """
+
+    factor: float
+    low: float = 1.0
+    high: float = 4.0
+    original: int = 8192
+
+    def __post_init__(self) -> None:
+        must_be_number("factor", self.factor, above=0)
+        must_count("original", self.original, least=1)
+        if not 0 < self.low < self.high:
+            raise ValueError(f"low and high must be 0 < low < high, got low={self.low} and high={self.high}")
+
+    def __call__(self, frequencies: Float[Tensor, " pairs"]) -> Float[Tensor, " pairs"]:
+        turns = frequencies * (self.original / (2 * math.pi))
+        whole = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies * (whole + (1 - whole) / self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptConfig:
+    """What a `Gpt` is made of; GPT-2 unless said otherwise.
+
+    >>> GptConfig.small().dim, GptConfig.llama(vocabulary=32000, dim=512, depth=8, heads=8, kv_heads=2).norm
+    (768, 'rms')
+
+    `hidden` is the width inside the feed-forward, 4 dim unless given, 8/3 dim where it is `gated`. `biased` names what
+    has a bias: q, k, v, o, and f for the feed-forward. `length` bounds learned positions; rotary ones have no bound.
+    `window` is how many tokens, its own included, a token sees. `dropout` acts on the embedding and on what each
+    sublayer adds, `attention_dropout` on the weights.
+    """
+
+    vocabulary: int
+    length: int = 1024
+    dim: int = 768
+    depth: int = 12
+    heads: int = 12
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    hidden: int | None = None
+    activation: Activation = "gelu_tanh"
+    gated: bool = False
+    norm: NormName = "layer"
+    eps: float = 1e-5
+    biased: str = "qkvof"
+    positions: Positions = "learned"
+    base: float = 10_000.0
+    stretch: Stretch | None = None
+    qk_norm: bool = False
+    window: int | None = None
+    tied: bool = True
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "length", "dim", "depth", "heads"):
+            must_count(name, getattr(self, name), least=1)
+        for name, known in (("activation", Activation), ("norm", NormName), ("positions", Positions)):
+            must_be_one_of(name, getattr(self, name), known)
+        for name in ("dropout", "attention_dropout"):
+            must_be_share(name, getattr(self, name))
+
+    def spelled_out(self) -> Self:
+        """The same config, every size a number."""
+        return replace(
+            self,
+            kv_heads=self.heads if self.kv_heads is None else self.kv_heads,
+            head_dim=self.dim // self.heads if self.head_dim is None else self.head_dim,
+            hidden=self.hidden or (8 * self.dim // 3 if self.gated else 4 * self.dim),
+        )
+
+    @classmethod
+    def small(cls, *, vocabulary: int = 50257) -> Self:
+        """GPT-2 of 12 layers, 124 million parameters (Radford et al. 2019, table 2)."""
+        return cls(vocabulary=vocabulary)
+
+    @classmethod
+    def medium(cls, *, vocabulary: int = 50257) -> Self:
+        """GPT-2 of 24 layers, 355 million parameters."""
+        return cls(vocabulary=vocabulary, dim=1024, depth=24, heads=16)
+
+    @classmethod
+    def large(cls, *, vocabulary: int = 50257) -> Self:
+        """GPT-2 of 36 layers, 774 million parameters."""
+        return cls(vocabulary=vocabulary, dim=1280, depth=36, heads=20)
+
+    @classmethod
+    def llama(
+        cls,
+        *,
+        vocabulary: int,
+        dim: int,
+        depth: int,
+        heads: int,
+        kv_heads: int | None = None,
+        hidden: int | None = None,
+        length: int = 4096,
+        window: int | None = None,
+    ) -> Self:
+        """A model of the Llama family: rotary positions, RMSNorm, SwiGLU, no biases (Touvron et al. 2023, sec. 2.2)."""
+        return cls(
+            vocabulary=vocabulary,
+            length=length,
+            dim=dim,
+            depth=depth,
+            heads=heads,
+            kv_heads=kv_heads,
+            hidden=hidden,
+            activation="silu",
+            gated=True,
+            norm="rms",
+            biased="",
+            positions="rotary",
+            window=window,
+            tied=False,
+            dropout=0.0,
+            attention_dropout=0.0,
+        )
+
+
+class Gpt(nn.Module):
+    """A causal language model: the logits of what follows each token (Radford et al. 2019).
+
+    >>> from regard.decode import greedy
+    >>> model = Gpt(GptConfig.llama(vocabulary=50, dim=32, depth=2, heads=4, kv_heads=2)).eval()
+    >>> ids = torch.randint(0, 50, (2, 7))
+    >>> model(ids).shape, model(ids, padding=torch.tensor([7, 4])).shape
+    (torch.Size([2, 7, 50]), torch.Size([2, 7, 50]))
+    >>> len(greedy(model, None, ids, end=None, max_length=5)[0].tokens)
+    5
+
+    `padding` is lengths `(b,)` or keep `(b, n)`, True = a real token, on either side: positions count real tokens only.
+
+    A stepper for `regard.decode`: prompts are the prefix, with None for the source; or, read at once whatever their
+    lengths, all but their last tokens are the source, padded on the left: ids, or the pair of ids and keep.
+    """
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = TokenEmbedding(config.vocabulary, config.dim)
+        self.positions = LearnedPositions(config.length, config.dim) if config.positions == "learned" else None
+        self.dropout = nn.Dropout(config.dropout)
+        blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
+        self.blocks = cast(Sequence[EncoderBlock], blocks)
+        self.norm = _norm(config)(config.dim)
+        self.head = None if config.tied else nn.Linear(config.dim, config.vocabulary, bias=False)
+        initialize(self)
+        for name, parameter in blocks.named_parameters():
+            if name.endswith(("attention.out.weight", "feedforward.down.weight")):
+                # What enters the residual stream, less the more layers do (Radford et al. 2019, sec. 2.3).
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.depth))
+
+    def forward(self, ids: Int[Tensor, "b n"], *, padding: Padded | None = None) -> Float[Tensor, "b n vocabulary"]:
+        return self.logits(self.hidden(ids, padding=padding))
+
+    def hidden(self, ids: Int[Tensor, "b n"], *, padding: Padded | None = None) -> Float[Tensor, "b n dim"]:
+        """The states of the last layer, normalized: what `logits` reads."""
+        return self._read(ids, None if padding is None else keep_of(padding, ids))[0]
+
+    def logits(self, hidden: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b vocabulary"]:
+        """The logits of the next token, from its states."""
+        return self.tokens.logits(hidden) if self.head is None else self.head(hidden)
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Loss:
+        """-log p of each token of `ids` (b, n) but the first, given those before it; up to `ids_lengths` if there."""
+        ids, lengths = batch["ids"], batch.get("ids_lengths")
+        # What stands behind a text is read after all of it: hiding it would change nothing.
+        counted = None if lengths is None else keep_of(lengths, ids)[:, 1:]
+        return cross_entropy(self(ids[:, :-1]), ids[:, 1:], counted=counted)
+
+    def start(self, source: Tensor | tuple[Tensor, Padded] | None = None) -> GptState:
+        """Before the first token: nothing read, or the prompts."""
+        if source is None:
+            return GptState()
+        ids, padding = source if isinstance(source, tuple) else (source, None)
+        keep = None if padding is None else keep_of(padding, ids)
+        if keep is not None and not bool(keep[:, -1:].all()):
+            raise ValueError("source must be padded on the left, so that what is written follows each prompt directly")
+        return GptState(tokens=ids, keep=keep)
+
+    def step(
+        self, tokens: Int[Tensor, " rows *n"], state: GptState
+    ) -> tuple[Float[Tensor, " rows *n vocabulary"], GptState]:
+        """Read the tokens; the logits of what follows each, and the state after the last."""
+        if tokens.ndim == 1:
+            logits, state = self.step(tokens[:, None], state)
+            return logits[:, 0], replace(state, attention={name: A[:, :, 0] for name, A in state.attention.items()})
+        caches, before = state.caches, state.tokens
+        if state.spent:
+            caches = tuple(block.attention.new_cache() for block in self.blocks)
+            if before is not None and before.shape[1]:
+                self._read(before, state.keep, caches)
+        read = tokens if before is None else torch.cat((before, tokens), 1)
+        keep = None if state.keep is None else torch.cat((state.keep, state.keep.new_ones(tokens.shape)), 1)
+        x, seen = self._read(tokens, keep, caches, state.watch)
+        return self.logits(x), replace(state, tokens=read, keep=keep, caches=caches, attention=seen)
+
+    def watched(self, *names: str) -> Watched:
+        """The model as a stepper that shows attention: `"self.0"`, and every layer where none is named."""
+        known = tuple(f"self.{n}" for n in range(len(self.blocks)))
+        for name in names:
+            if name not in known:
+                raise ValueError(f"attention is named {', '.join(known)}, got {name!r}")
+        return Watched(self, names or known)
+
+    def _read(
+        self,
+        ids: Int[Tensor, "b n"],
+        keep: Bool[Tensor, "b all"] | None,
+        caches: Sequence[KVCache] = (),
+        watch: Sequence[str] = (),
+    ) -> tuple[Float[Tensor, "b n dim"], dict[str, Tensor]]:
+        """The states of ids that follow what the caches, if any, hold, and what is watched; `keep` covers both."""
+        start = caches[0].length if caches else 0
+        seen: dict[str, Tensor] = {}
+        if keep is None:
+            positions = torch.arange(start, start + ids.shape[1], device=ids.device)
+        else:
+            positions = positions_of(keep)[:, start:]
+        x = self.tokens(ids)
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        x = self.dropout(x)
+        for n, block in enumerate(self.blocks):
+            told: dict[str, Any] = {"key_padding": keep, "positions": positions, "cache": caches[n] if caches else None}
+            if f"self.{n}" in watch:
+                normed = cast(PreNorm, block.around_attention).norm(x)
+                A = block.attention.weights(normed, **told)[...]
+                seen[f"self.{n}"] = F.pad(A, (start + ids.shape[1] - A.shape[-1], 0))  # what a window forgot
+            x = block(x, **told)
+        return self.norm(x), seen
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GptState:
+    """What a `Gpt` has read, one row a hypothesis; `keep` says which tokens are real, None for all."""
+
+    tokens: Int[Tensor, "rows n"] | None = None
+    keep: Bool[Tensor, "rows n"] | None = None
+    caches: tuple[KVCache, ...] = ()
+    watch: tuple[str, ...] = ()
+    attention: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the caches do not hold the tokens, as a step has taken them along: the next reads these again."""
+        return not self.caches or self.tokens is None or self.caches[0].length != self.tokens.shape[1]
+
+    def select(self, rows: Int[Tensor, " chosen"]) -> GptState:
+        """The state of these rows, in this order, repeats allowed."""
+        return replace(
+            self,
+            tokens=None if self.tokens is None else self.tokens.index_select(0, rows),
+            keep=None if self.keep is None else self.keep.index_select(0, rows),
+            caches=() if self.spent else tuple(cache.select(rows) for cache in self.caches),
+            attention={},
+        )
+
+
+def _block(config: GptConfig) -> EncoderBlock:
+    sizes = config.spelled_out()
+    assert sizes.head_dim is not None
+    assert sizes.hidden is not None
+    attention = Attention(
+        config.dim,
+        config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        biased=config.biased.replace("f", ""),
+        mask=Causal() if config.window is None else Causal() & Window(config.window),
+        rotary=_rotary(config, sizes.head_dim),
+        qk_norm=_norm(config) if config.qk_norm else None,
+        dropout=config.attention_dropout,
+    )
+    kind = GatedFeedForward if config.gated else FeedForward
+    feedforward = kind(config.dim, sizes.hidden, activation=activation(config.activation), bias="f" in config.biased)
+    return EncoderBlock(attention, feedforward, norm=_norm(config), dropout=config.dropout)
+
+
+def _rotary(config: GptConfig, width: int) -> Rotary | None:
+    return Rotary(width, base=config.base, scaling=config.stretch) if config.positions == "rotary" else None
+
+
+def _norm(config: GptConfig) -> Norm:
+    return partial(RMSNorm if config.norm == "rms" else nn.LayerNorm, eps=config.eps)

@@ -1,0 +1,16 @@
+"""Initial weights as GPT-2, BERT and ViT have them."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def initialize(model: nn.Module, *, std: float = 0.02) -> None:
+    """Normal matrices and tables, biases of 0; norms, and the vector of a padding id, stay as they are."""
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding, nn.Conv2d)):
+            nn.init.normal_(module.weight, std=std)
+        if isinstance(module, (nn.Linear, nn.Conv2d)) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            nn.init.zeros_(module.weight[module.padding_idx])

@@ -1,0 +1,145 @@
+"""Fields: the config.json of a folder from others, read with a closed schema."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+LARGEST = 1_000_000
+
+# What a config may say without changing what the model computes.
+_SILENT = """
+    _attn_implementation_autoset _name_or_path _num_labels architectures bad_words_ids begin_suppress_tokens
+    bos_token_id chunk_size_feed_forward classifier_dropout cls_token_id decoder_start_token_id diversity_penalty
+    do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_factor
+    initializer_range label2id length_penalty mask_token_id max_length min_length model_type no_repeat_ngram_size
+    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_scores
+    pad_token_id prefix problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate
+    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p
+    torch_dtype torchscript transformers_version typical_p unk_token_id use_bfloat16 use_cache
+"""
+SILENT = frozenset(_SILENT.split())
+FIXED: Mapping[str, Any] = {
+    "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "is_decoder": False,
+    "pruned_heads": {},
+    "tie_encoder_decoder": False,
+}
+
+
+class Fields:
+    """The fields of a config, each asked for by name and kind; what nobody asked for is an error in the end."""
+
+    def __init__(self, data: Mapping[str, Any], path: Path) -> None:
+        self.path = path
+        self._data = data
+        self._asked = set(SILENT)
+        for name, value in FIXED.items():
+            self.must(name, value)
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Those of a JSON file."""
+        try:
+            if path.stat().st_size > LARGEST:
+                raise ValueError(f"it has {path.stat().st_size} bytes, at most {LARGEST} are read")
+            data = json.loads(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}; expected a Hugging Face folder") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is not a config: {error}") from None
+        if not isinstance(data, dict):
+            raise ValueError(f"{path} is not a config: it must hold an object, got {type(data).__name__}")
+        return cls(data, path)
+
+    def count(self, name: str, *, default: int | None = None, least: int = 1) -> int:
+        """A whole number."""
+        value = self._take(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+            raise self.error(name, f"a whole number from {least}", value)
+        return value
+
+    def maybe_count(self, name: str, *, least: int = 1) -> int | None:
+        """A whole number, or None where it is absent or null."""
+        return None if self._take(name, None) is None else self.count(name, least=least)
+
+    def number(self, name: str, *, default: float | None = None, below: float = float("inf")) -> float:
+        """A number from 0."""
+        value = self._take(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < below:
+            raise self.error(name, f"a number from 0{'' if below == float('inf') else f', below {below:g}'}", value)
+        return float(value)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self._take(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, "true or false", value)
+        return value
+
+    def one_of(self, name: str, table: Mapping[str, T], *, default: str | None = None) -> T:
+        """What a table has under the name given."""
+        value = self._take(name, default)
+        if not isinstance(value, str) or value not in table:
+            raise self.error(name, f"one of {', '.join(map(repr, table))}", value)
+        return table[value]
+
+    def size(self, name: str) -> int | tuple[int, int]:
+        """Height and width, or one whole number for both."""
+        value = self._take(name, None)
+        if not isinstance(value, list):
+            return self.count(name)
+        if len(value) != 2 or not all(isinstance(x, int) and not isinstance(x, bool) for x in value):
+            raise self.error(name, "a whole number, or two", value)
+        return value[0], value[1]
+
+    def within(self, name: str) -> Mapping[str, Any] | None:
+        """An object inside this one, or None where it is absent or null."""
+        value = self._take(name, None)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.error(name, "an object of keys and values", value)
+        return value
+
+    def any(self, name: str) -> Any:
+        """Whatever stands there, None where nothing does: for the caller to check."""
+        return self._take(name, None)
+
+    def must(self, name: str, *values: object) -> None:
+        """Raise unless the field is absent or has one of these values."""
+        self._asked.add(name)
+        if name in self._data and self._data[name] not in values:
+            raise self.error(name, " or ".join(map(json.dumps, values)), self._data[name])
+
+    def close(self, *known: str) -> None:
+        """Raise if a field is left that nobody asked for; `known` ones change nothing."""
+        for name in self._data:
+            if name not in self._asked and name not in known:
+                near = difflib.get_close_matches(name, self._asked, n=1)
+                raise ValueError(
+                    f"{self.path}: unknown key {name!r}{f', did you mean {near[0]!r}?' if near else ''}; "
+                    "remove it if it does not change what the model computes"
+                )
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Errors of what is built from the fields name the file they came from."""
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.path}: {error}") from None
+
+    def error(self, name: str, expected: str, value: object) -> ValueError:
+        """The error of a field that is not as expected."""
+        return ValueError(f"{self.path}: {name} must be {expected}, got {json.dumps(value)[:100]}")
+
+    def _take(self, name: str, default: object) -> Any:
+        self._asked.add(name)
+        value = self._data.get(name)
+        return default if value is None else value

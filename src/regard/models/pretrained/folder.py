@@ -1,0 +1,254 @@
+"""Folders of Hugging Face: load one into our models, save one that transformers loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from . import tensors
+from .architecture import Architecture, Head, Theirs
+from .decoders import GPT2, LLAMA, MISTRAL, QWEN2, QWEN3
+from .encoders import BERT, DISTILBERT, ROBERTA, VIT
+from .fields import Fields
+from .tensors import WEIGHTS, Stored
+from .translators import BART, MARIAN
+
+CONFIG = "config.json"
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "bert": BERT,
+    "roberta": ROBERTA,
+    "distilbert": DISTILBERT,
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "vit": VIT,
+    "marian": MARIAN,
+    "bart": BART,
+}
+LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+# Numbers that files of older versions hold and that follow from the config.
+DERIVED = re.compile(r"(.*\.)?(position_ids|token_type_ids|attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq)")
+
+
+def load(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The model of a Hugging Face folder as one of ours, in evaluation mode.
+
+    `config.json` says which; its tensors come from `model.safetensors`, or the files its index names. Nothing is
+    fetched, and nothing in the folder is run: a pickle, a `model_type` outside `ARCHITECTURES`, a field or tensor that
+    is unknown, missing or of another shape is a ValueError that names it, before any weight is read. Tokenizers stay
+    with the caller: `Tokenizer.from_file` of `tokenizers` reads the `tokenizer.json` beside them.
+    """
+    folder = Path(folder)
+    fields = Fields.of(folder / CONFIG)
+    architecture = fields.one_of("model_type", ARCHITECTURES)
+    held = _canonical(tensors.stored(folder), architecture)
+    config = architecture.config_of(fields, held)
+    head = _head(fields, architecture)
+    depth = sum(getattr(config, name, 0) for name in ("depth", "encoder_layers", "decoder_layers"))
+    if depth > len(held):
+        raise ValueError(f"{fields.path}: there are {depth} layers by the config, and {len(held)} tensors in the files")
+    classes = _classes(head, architecture, held, fields)
+    with fields.named(), torch.device("meta"):
+        model = head.build(config, classes)
+    places = _places(model, architecture)
+    _check(places, held, architecture, folder)
+    wanted = {held[name]: place for name, place in places.items()}
+    for one, x in tensors.read(list(wanted)):
+        for name, part in wanted[one].apart(x.to(dtype)).items():
+            module, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(module), leaf, nn.Parameter(part))
+    return model.eval()
+
+
+def save(model: nn.Module, folder: str | Path) -> None:
+    """Write `config.json` and `model.safetensors` into the folder, for transformers, or `load`, to read.
+
+    A model that no architecture of theirs can express raises and names what stands in the way.
+    """
+    folder = Path(folder)
+    kind, architecture, head, places = _expressed(model)
+    state = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    found = {name: place.joined(state) for name, place in places.items()}
+    config = _config(model)
+    data = {
+        "architectures": [architecture.title + head],
+        "model_type": kind,
+        **architecture.fields_of(config),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+    }
+    if (counted := architecture.heads[head].counted) is not None:
+        labels = {str(n): f"LABEL_{n}" for n in range(len(state[f"{counted}.weight"]))}
+        data |= {"id2label": labels, "label2id": {label: int(n) for n, label in labels.items()}}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (WEIGHTS, CONFIG):
+        new = folder / f"{name}.{os.getpid()}.new"
+        try:
+            if name == WEIGHTS:
+                save_file(found, new, metadata={"format": "pt"})
+            else:
+                new.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf8")
+            with new.open("rb") as file:
+                os.fsync(file.fileno())
+            new.replace(folder / name)
+        finally:
+            new.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor of theirs, and the parameters of ours that are in it, one after the other along its rows."""
+
+    ours: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of each of ours
+    how: Theirs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What theirs has to have."""
+        shape = (self.how.skip + sum(shape[0] for shape in self.shapes), *self.shapes[0][1:])
+        return (1, *shape) if self.how.lead else shape[::-1] if self.turned else shape
+
+    @property
+    def turned(self) -> bool:
+        return self.how.transposed and len(self.shapes[0]) == 2
+
+    def apart(self, x: Tensor) -> dict[str, Tensor]:
+        """Theirs as ours."""
+        x = x[0] if self.how.lead else x.T if self.turned else x
+        parts = x[self.how.skip :].split([shape[0] for shape in self.shapes])
+        return {
+            name: part.clone(memory_format=torch.contiguous_format) for name, part in zip(self.ours, parts, strict=True)
+        }
+
+    def joined(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Ours as theirs."""
+        parts = [state[name] for name in self.ours]
+        x = torch.cat([parts[0].new_zeros(self.how.skip, *parts[0].shape[1:]), *parts])
+        return (x[None] if self.how.lead else x.T if self.turned else x).contiguous()
+
+
+def _places(model: nn.Module, architecture: Architecture) -> dict[str, Place]:
+    """Their tensors by name, for every parameter of a model of ours."""
+    groups: dict[str, dict[int, tuple[str, Theirs]]] = {}
+    parameters = dict(model.named_parameters())
+    for ours in parameters:
+        name = ours if _has_head(model, architecture) else f"{architecture.root}.{ours}"
+        if name.startswith("bert.pool.") and getattr(model, "pool", model) is None:
+            name = name.removeprefix("bert.")  # theirs keeps what a classifier reads with the classifier
+        number = LAYER.search(name)
+        layer = "" if number is None else number.group()
+        name = LAYER.sub("{n}", name, count=1)
+        stem, _, leaf = name.rpartition(".")
+        whole, part = architecture.theirs(name, layer), architecture.theirs(stem, layer)
+        theirs = whole if whole is not None else part and replace(part, name=f"{part.name}.{leaf}")
+        if theirs is None:
+            raise ValueError(f"there is no place for {ours}")
+        parts = groups.setdefault(theirs.name, {})
+        if theirs.part in parts:
+            raise ValueError(f"there is one place for {parts[theirs.part][0]} and {ours}")
+        parts[theirs.part] = ours, theirs
+    places = {}
+    for name, parts in groups.items():
+        ordered = tuple(parts[part][0] for part in sorted(parts))
+        shapes = tuple(tuple(parameters[ours].shape) for ours in ordered)
+        places[name] = Place(ordered, shapes, parts[min(parts)][1])
+    return places
+
+
+def _check(places: Mapping[str, Place], held: Mapping[str, Stored], architecture: Architecture, folder: Path) -> None:
+    """Every tensor is there, of its shape, and no other is that would change the model."""
+    for name, place in places.items():
+        if name not in held:
+            raise ValueError(f"{folder} holds no tensor {name!r}, which its {CONFIG} asks for")
+        tensors.must_be_floats(held[name])
+        if held[name].shape != place.shape:
+            one = held[name]
+            raise ValueError(f"{one.file}: {one.name} must have shape {place.shape} by {CONFIG}, got {one.shape}")
+    heads = {theirs.name for ours in architecture.names if (theirs := architecture.theirs(ours, "{n}"))}
+    for name, one in held.items():
+        stem = name.rpartition(".")[0]
+        known = name in places or name in heads or stem in heads or stem in architecture.spare
+        if not known and not DERIVED.fullmatch(name):
+            raise ValueError(f"{one.file} holds {one.name!r}, which a model of its {CONFIG} has no place for")
+
+
+def _canonical(held: Mapping[str, Stored], architecture: Architecture) -> dict[str, Stored]:
+    """By the names a model with a head has, whether the folder is of one or not, and old names of norms as new ones."""
+    bare = not any(name.startswith(f"{architecture.prefix}.") for name in held)
+    heads = {theirs.name for ours in architecture.names if (theirs := architecture.theirs(ours, "{n}"))}
+    found = {}
+    for name, one in held.items():
+        name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
+        if bare and name.rpartition(".")[0] not in heads:
+            name = f"{architecture.prefix}.{name}"
+        found[name] = one
+    return found
+
+
+def _head(fields: Fields, architecture: Architecture) -> Head:
+    """Which model of the architecture the folder holds, by the class it names."""
+    named = fields.any("architectures")
+    title = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+    head = None if title is None else architecture.heads.get(title.removeprefix(architecture.title))
+    if head is None:
+        known = [[architecture.title + name] for name in architecture.heads]
+        raise fields.error("architectures", " or ".join(map(json.dumps, known)), named)
+    return head
+
+
+def _classes(head: Head, architecture: Architecture, held: Mapping[str, Stored], fields: Fields) -> int:
+    """How many classes the head tells apart: rows of its tensor, since configs leave it out where it is 2."""
+    if head.counted is None:
+        return 0
+    theirs = architecture.theirs(head.counted, "")
+    one = held.get(f"{theirs.name}.weight") if theirs is not None else None
+    if one is None or not one.shape:
+        raise ValueError(f"{fields.path.parent} holds no tensor '{theirs and theirs.name}.weight'")
+    labels = fields.any("id2label")
+    if labels is not None and (not isinstance(labels, dict) or len(labels) != one.shape[0]):
+        raise fields.error("id2label", f"{one.shape[0]} labels, as many as {one.name} has rows", labels)
+    return one.shape[0]
+
+
+def _has_head(model: nn.Module, architecture: Architecture) -> bool:
+    return not architecture.root or hasattr(model, architecture.root)
+
+
+def _config(model: nn.Module) -> Any:
+    for part in (model, getattr(model, "bert", None), getattr(model, "vit", None)):
+        if (config := getattr(part, "config", None)) is not None:
+            return config
+    raise ValueError(f"model must be one that transformers has too, got {type(model).__name__}")
+
+
+def _expressed(model: nn.Module) -> tuple[str, Architecture, str, dict[str, Place]]:
+    """The architecture and head that say all a model is; where none does, what the nearest cannot say."""
+    config, objections = _config(model), []
+    for kind, architecture in ARCHITECTURES.items():
+        for name, head in architecture.heads.items():
+            if not isinstance(config, architecture.config) or type(model) is not head.kind:
+                continue
+            lost = [f"{what}={x!r}" for what, wish in head.wanted.items() if (x := getattr(model, what)) != wish]
+            try:
+                places = _places(model, architecture)
+                lost += architecture.lost(config, places)
+            except ValueError as error:
+                objections.append((1, f"{architecture.title}{name} of transformers cannot hold this model: {error}"))
+                continue
+            if not lost:
+                return kind, architecture, name, places
+            objections.append((len(lost), f"{architecture.title}{name} of transformers has no {', '.join(lost)}"))
+    if not objections:
+        raise ValueError(f"model must be one that transformers has too, got {type(model).__name__}")
+    raise ValueError(min(objections)[1])

@@ -1,0 +1,91 @@
+"""Tensors: the safetensors files of a folder, their headers checked before anything is read from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+LARGEST_HEADER = 10_000_000
+FLOATS = ("F64", "F32", "F16", "BF16")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor that is in a file, by its name there."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def stored(folder: Path) -> dict[str, Stored]:
+    """Every tensor of the folder by name; nothing but headers is read."""
+    found: dict[str, Stored] = {}
+    for file in _files(folder):
+        _check_header(file)
+        try:
+            with safe_open(file, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  not a mapping
+                    if name in found:
+                        raise ValueError(f"{file} and {found[name].file} both hold {name!r}")
+                    part = opened.get_slice(name)
+                    found[name] = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} is damaged: {error}") from None
+    return found
+
+
+def read(wanted: list[Stored]) -> Iterator[tuple[Stored, Tensor]]:
+    """Each of the tensors, a file at a time."""
+    for file in dict.fromkeys(one.file for one in wanted):
+        with safe_open(file, "pt") as opened:
+            for one in wanted:
+                if one.file == file:
+                    yield one, opened.get_tensor(one.name)
+
+
+def must_be_floats(one: Stored) -> None:
+    """Raise unless a tensor holds floating-point numbers as models compute with them."""
+    if one.dtype not in FLOATS:
+        raise ValueError(f"{one.file}: {one.name} must be of {', '.join(FLOATS)}, got {one.dtype}")
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        try:
+            names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise ValueError(f"{folder / INDEX} must hold a weight_map from tensors to files") from None
+        for name in names:
+            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                raise ValueError(f"{folder / INDEX} must name safetensors files of the same folder, got {name!r}")
+            if not (folder / name).is_file():
+                raise ValueError(f"{folder / INDEX} names {name}, which is not in the folder")
+        return [folder / name for name in names]
+    for pattern in PICKLES:
+        for file in folder.glob(pattern):
+            raise ValueError(
+                f"{file} is a pickle, and to open one is to run what it says; "
+                f"save the model as {WEIGHTS}, with save_pretrained of transformers, where you trust it"
+            )
+    raise ValueError(f"{folder} must hold {WEIGHTS} or {INDEX}; expected a Hugging Face folder")
+
+
+def _check_header(file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        header = int.from_bytes(opened.read(8), "little")
+    if header > min(LARGEST_HEADER, size):
+        limit = f"at most {LARGEST_HEADER} are believed, of {size} in the file"
+        raise ValueError(f"{file} is damaged: its header says it has {header} bytes; {limit}")

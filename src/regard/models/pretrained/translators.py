@@ -1,0 +1,123 @@
+"""Marian and BART: their names and fields, and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..transformer import Transformer, TransformerConfig
+from .architecture import Architecture, Head, Theirs, layers
+from .fields import Fields
+
+LAYER = {
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.out": "self_attn.out_proj",
+    "around_attention.norm": "self_attn_layer_norm",
+    "feedforward.up": "fc1",
+    "feedforward.down": "fc2",
+    "around_feedforward.norm": "final_layer_norm",
+}
+CROSS = {
+    "cross.query": "encoder_attn.q_proj",
+    "cross.key": "encoder_attn.k_proj",
+    "cross.value": "encoder_attn.v_proj",
+    "cross.out": "encoder_attn.out_proj",
+    "around_cross.norm": "encoder_attn_layer_norm",
+}
+NAMES: Mapping[str, str | Theirs] = {
+    "encoder.input.embedding.table": "model.shared",
+    "decoder.bias": Theirs("final_logits_bias", lead=True),
+    **layers("encoder.blocks.{n}", "model.encoder.layers.{n}", LAYER),
+    **layers("decoder.blocks.{n}", "model.decoder.layers.{n}", LAYER | CROSS),
+}
+
+
+def _read(fields: Fields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
+    fields.must("decoder_vocab_size", None, ours["source_vocabulary"])
+    return {
+        "target_vocabulary": ours["source_vocabulary"],
+        "embedding_scale": None if fields.flag("scale_embedding", default=False) else 1.0,
+    }
+
+
+MARIAN = Architecture(
+    title="Marian",
+    config=TransformerConfig,
+    prefix="model",
+    root="",
+    fields={
+        "vocab_size": "source_vocabulary",
+        "decoder_start_token_id": "start",
+        "d_model": "dim",
+        "encoder_attention_heads": "heads",
+        "decoder_attention_heads": "heads",
+        "encoder_ffn_dim": "hidden",
+        "decoder_ffn_dim": "hidden",
+        "encoder_layers": "encoder_layers",
+        "decoder_layers": "decoder_layers",
+        "max_position_embeddings": "longest",
+        "activation_function": ("activation", "gelu"),
+        "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.0),
+    },
+    given={"norm": "post", "positions": "sinusoidal_halves", "tied": "all", "output_bias": True},
+    fixed={
+        "is_encoder_decoder": (True,),
+        "add_bias_logits": (False,),
+        "add_final_layer_norm": (False,),
+        "normalize_before": (False,),
+        "normalize_embedding": (False,),
+        "share_encoder_decoder_embeddings": (True,),
+        "static_position_embeddings": (True,),
+        "tie_word_embeddings": (True,),
+    },
+    # Dropout of theirs alone, which acts in training, and what older files say twice.
+    silent=(
+        "activation_dropout",
+        "classif_dropout",
+        "decoder_layerdrop",
+        "encoder_layerdrop",
+        "extra_pos_embeddings",
+        "force_bos_token_to_be_generated",
+        "init_std",
+        "num_hidden_layers",
+    ),
+    alone=("smoothing", "reach"),
+    read=_read,
+    write=lambda config: {
+        "scale_embedding": config.embedding_scale is None,
+        "is_encoder_decoder": True,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "forced_eos_token_id": None,
+    },
+    names=NAMES,
+    heads={"MTModel": Head(kind=Transformer, build=lambda config, _: Transformer(config))},
+    spare=(
+        "lm_head",
+        "model.encoder.embed_tokens",
+        "model.decoder.embed_tokens",
+        "model.encoder.embed_positions",
+        "model.decoder.embed_positions",
+    ),
+)
+BART = replace(
+    MARIAN,
+    title="Bart",
+    given={**MARIAN.given, "positions": "learned", "embedding_norm": True},
+    fixed={**MARIAN.fixed, "normalize_embedding": (True,), "static_position_embeddings": (False,)},
+    names={
+        **NAMES,
+        # Their positions begin behind two rows that nothing reads.
+        "encoder.input.positions": Theirs("model.encoder.embed_positions", skip=2),
+        "decoder.input.positions": Theirs("model.decoder.embed_positions", skip=2),
+        "encoder.input.norm": "model.encoder.layernorm_embedding",
+        "decoder.input.norm": "model.decoder.layernorm_embedding",
+    },
+    heads={"ForConditionalGeneration": Head(kind=Transformer, build=lambda config, _: Transformer(config))},
+    spare=("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"),
+)

@@ -1,0 +1,305 @@
+"""Transformer: an encoder that reads and a decoder that writes, attending to each other's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..nn import (
+    Attention,
+    DecoderBlock,
+    EncoderBlock,
+    FeedForward,
+    LearnedPositions,
+    PostNorm,
+    PreNorm,
+    Rotary,
+    SegmentMemory,
+    ShawBias,
+    Sinusoidal,
+    T5Bias,
+    TokenEmbedding,
+)
+from ..nn.losses import Loss, cross_entropy, shifted
+from ..ops.biases import Alibi
+from ..ops.demands import must_count
+from ..ops.mask import Mask
+from ..ops.masks import Causal
+from ..ops.parse import parse
+from .activations import Name as Activation
+from .activations import activation
+from .decoder import DecoderState, TransformerDecoder, Watched
+from .demands import must_be_one_of, must_be_share, must_be_token, must_tie
+from .padding import keep_of
+
+Positions = Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "t5", "shaw", "alibi", "none"]
+Order = Literal["pre", "post"]
+Tied = Literal["none", "output", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """What a `Transformer` is made of.
+
+    `start` is what the decoder reads before the first token it writes. `norm` says whether norms stand before each
+    sublayer or after it. `longest` bounds learned positions, `reach` the distances Shaw's can tell apart. `tied` says
+    whether the output reads the table of the target's embedding backwards, and whether the source uses the same
+    table. `embedding_scale` is sqrt(dim) unless given. `smoothing` acts in training only.
+
+    For long documents, `encoder_mask` is the source of a mask, `"Window(128) | Global(4)"`; with `segment`, the
+    encoder reads so many tokens at a time, and sees the last `memory` states of what it read before in every layer,
+    without gradient (Dai et al. 2019).
+    """
+
+    source_vocabulary: int
+    target_vocabulary: int
+    start: int
+    dim: int = 512
+    heads: int = 8
+    kv_heads: int | None = None
+    hidden: int = 2048
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    norm: Order = "pre"
+    positions: Positions = "sinusoidal"
+    longest: int = 1024
+    reach: int = 16
+    activation: Activation = "relu"
+    tied: Tied = "output"
+    embedding_scale: float | None = None
+    embedding_norm: bool = False
+    output_bias: bool = False
+    encoder_mask: str | None = None
+    segment: int | None = None
+    memory: int = 0
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("source_vocabulary", "target_vocabulary", "dim", "heads", "hidden", "decoder_layers"):
+            must_count(name, getattr(self, name), least=1)
+        for name in ("encoder_layers", "memory"):
+            must_count(name, getattr(self, name))
+        for name, known in (("norm", Order), ("positions", Positions), ("activation", Activation), ("tied", Tied)):
+            must_be_one_of(name, getattr(self, name), known)
+        for name in ("dropout", "attention_dropout", "smoothing"):
+            must_be_share(name, getattr(self, name))
+        must_be_token("start", self.start, self.target_vocabulary)
+        must_tie(self.tied, self.source_vocabulary, self.target_vocabulary)
+        if self.segment is not None:
+            must_count("segment", self.segment, least=1)
+        elif self.memory:
+            raise ValueError(f"memory is of earlier segments, got memory={self.memory} and no segment; pass segment=")
+
+    @classmethod
+    def base(cls, *, source_vocabulary: int, target_vocabulary: int, start: int) -> Self:
+        """The base model of Vaswani et al. 2017, table 3."""
+        return cls(
+            source_vocabulary=source_vocabulary,
+            target_vocabulary=target_vocabulary,
+            start=start,
+            norm="post",
+            tied="all" if source_vocabulary == target_vocabulary else "output",
+        )
+
+    @classmethod
+    def big(cls, *, source_vocabulary: int, target_vocabulary: int, start: int) -> Self:
+        """The big model of Vaswani et al. 2017, table 3."""
+        base = cls.base(source_vocabulary=source_vocabulary, target_vocabulary=target_vocabulary, start=start)
+        return replace(base, dim=1024, heads=16, hidden=4096, dropout=0.3)
+
+
+class Transformer(nn.Module):
+    """p(target | source) by attention alone (Vaswani et al. 2017).
+
+    >>> config = TransformerConfig(source_vocabulary=90, target_vocabulary=70, start=2, dim=32, heads=4, hidden=64)
+    >>> model = Transformer(config)
+    >>> batch = {"source": torch.randint(4, 90, (2, 9)), "source_lengths": torch.tensor([9, 5])}
+    >>> model(batch["source"], torch.tensor([[2, 5, 7]] * 2), source_lengths=batch["source_lengths"]).shape
+    torch.Size([2, 3, 70])
+
+    It decodes as a stepper, the batch its source; `watched` shows the attention of the layers named:
+
+    >>> from regard.decode import beam
+    >>> best = beam(model.eval().watched("cross.5"), batch, [[2], [2]], width=3, end=3, max_length=8)[1][0]
+    >>> best.attention["cross.5"].shape == (4, len(best.tokens), 9)
+    True
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = TransformerEncoder(config)
+        self.decoder = decoder_of(config)
+        if config.tied == "all":
+            self.decoder.input.embedding = self.encoder.input.embedding
+
+    def forward(
+        self,
+        source: Int[Tensor, "b n"],
+        inputs: Int[Tensor, "b m"],
+        *,
+        source_lengths: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b m vocabulary"]:
+        """The logits of what follows each of the inputs, which begin with the start."""
+        states = self.encoder(source, source_lengths)
+        return self.decoder(inputs, states, source_lengths)
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Loss:
+        """The cross entropy of `target` (the end included, the start not), given `source`.
+
+        `source_lengths` and `target_lengths` say how many tokens of each row are real; all, where they are absent.
+        """
+        target, lengths = batch["target"], batch.get("target_lengths")
+        inputs = shifted(target, start=self.config.start)
+        logits = self(batch["source"], inputs, source_lengths=batch.get("source_lengths"))
+        return cross_entropy(
+            logits,
+            target,
+            counted=None if lengths is None else keep_of(lengths, target),
+            smoothing=self.config.smoothing if self.training else 0.0,
+        )
+
+    def start(self, batch: Mapping[str, Tensor]) -> DecoderState:
+        """The state before the first token, from `source` and, where rows are padded, `source_lengths`."""
+        source, lengths = batch["source"], batch.get("source_lengths")
+        if lengths is not None and bool((lengths == source.shape[1]).all()):
+            lengths = None  # nothing to hide, and attention without a mask is faster
+        return self.decoder.start(self.encoder(source, lengths), lengths)
+
+    def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
+        return self.decoder.step(tokens, state)
+
+    def watched(self, *names: str) -> Watched:
+        """The model as a stepper that shows attention: `"cross.5"`, `"self.0"`, and every cross where none is named."""
+        return self.decoder.watched(self, names)
+
+
+class TransformerEncoder(nn.Module):
+    """Self-attention over the source, in one piece or segment by segment."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.segment, self.memory = config.segment, config.memory
+        self.input = Input(config, config.source_vocabulary)
+        self.blocks = nn.ModuleList(
+            EncoderBlock(_self_attention(config, mask=_encoder_mask(config)), _feedforward(config), **_around(config))
+            for _ in range(config.encoder_layers)
+        )
+        self.norm = _final_norm(config)
+
+    def forward(self, source: Int[Tensor, "b n"], lengths: Int[Tensor, " b"] | None = None) -> Float[Tensor, "b n dim"]:
+        x = self.input(source)
+        if self.segment is None:
+            for block in self.blocks:
+                x = block(x, key_padding=lengths)
+            return self.norm(x)
+        keep = None if lengths is None else keep_of(lengths, source)
+        memories = [SegmentMemory(self.memory) for _ in self.blocks]
+        segments = []
+        for first in range(0, x.shape[1], self.segment):
+            piece = x[:, first : first + self.segment]
+            oldest, end = max(0, first - self.memory), first + piece.shape[1]
+            for block, memory in zip(self.blocks, memories, strict=True):
+                piece = block(piece, memory=memory, key_padding=None if keep is None else keep[:, oldest:end])
+            segments.append(piece)
+        return self.norm(torch.cat(segments, 1) if segments else x)
+
+
+def decoder_of(config: TransformerConfig) -> TransformerDecoder:
+    """The decoder a config describes; it may read the states of any encoder that are `config.dim` wide."""
+    blocks = [
+        DecoderBlock(
+            _self_attention(config, mask=Causal()),
+            Attention(config.dim, config.heads, kv_heads=config.kv_heads, dropout=config.attention_dropout),
+            _feedforward(config),
+            **_around(config),
+        )
+        for _ in range(config.decoder_layers)
+    ]
+    input = Input(config, config.target_vocabulary)
+    out = nn.Linear(config.dim, config.target_vocabulary, bias=False) if config.tied == "none" else None
+    bias = nn.Parameter(torch.zeros(config.target_vocabulary)) if config.output_bias else None
+    return TransformerDecoder(input, blocks, norm=_final_norm(config), out=out, bias=bias)
+
+
+class Input(nn.Module):
+    """dropout(norm(scale * table[id] + position)): from tokens to what enters the first block."""
+
+    def __init__(self, config: TransformerConfig, vocabulary: int) -> None:
+        super().__init__()
+        scale = config.dim**0.5 if config.embedding_scale is None else config.embedding_scale
+        self.embedding = TokenEmbedding(vocabulary, config.dim, scale=scale)
+        self.positions = _added_positions(config)
+        self.norm = nn.LayerNorm(config.dim) if config.embedding_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, ids: Int[Tensor, "b n"], *, first: int = 0) -> Float[Tensor, "b n dim"]:
+        x = self.embedding(ids)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(first, first + ids.shape[1], device=ids.device)).to(x.dtype)
+        return self.dropout(self.norm(x))
+
+
+def _added_positions(config: TransformerConfig) -> nn.Module | None:
+    match config.positions:
+        case "sinusoidal":
+            return Sinusoidal(config.dim)
+        case "sinusoidal_halves":
+            return Sinusoidal(config.dim, layout="halves")
+        case "learned":
+            return LearnedPositions(config.longest, config.dim)
+        case _:
+            return None
+
+
+def _self_attention(config: TransformerConfig, *, mask: Mask | None) -> Attention:
+    bias: Alibi | nn.Module | None = None
+    rotary = None
+    head_dim = config.dim // config.heads
+    match config.positions:
+        case "rotary":
+            rotary = Rotary(head_dim)
+        case "t5":
+            bias = T5Bias(config.heads, bidirectional=not isinstance(mask, Causal))
+        case "shaw":
+            bias = ShawBias(head_dim, reach=config.reach)
+        case "alibi":
+            bias = Alibi(config.heads)
+    return Attention(
+        config.dim,
+        config.heads,
+        kv_heads=config.kv_heads,
+        mask=mask,
+        bias=bias,
+        rotary=rotary,
+        dropout=config.attention_dropout,
+    )
+
+
+def _encoder_mask(config: TransformerConfig) -> Mask | None:
+    if config.encoder_mask is None:
+        return None
+    mask = parse(config.encoder_mask)
+    if not isinstance(mask, Mask):
+        raise ValueError(f"encoder_mask must be the source of a mask, got {config.encoder_mask!r}; write 'Window(128)'")
+    return mask
+
+
+def _feedforward(config: TransformerConfig) -> FeedForward:
+    return FeedForward(config.dim, config.hidden, activation=activation(config.activation))
+
+
+def _around(config: TransformerConfig) -> dict[str, Any]:
+    return {"residual": PreNorm if config.norm == "pre" else PostNorm, "dropout": config.dropout}
+
+
+def _final_norm(config: TransformerConfig) -> nn.Module:
+    return nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()

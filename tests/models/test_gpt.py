@@ -1,0 +1,302 @@
+"""Gpt: cached steps equal the whole pass, padding and windows included; decoding equals transformers' generate."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.decode import beam, greedy, score
+from regard.models import Gpt, GptConfig, Stretch
+from regard.models.pretrained import load
+
+D = torch.float64
+KINDS = {
+    "learned": GptConfig(vocabulary=23, length=40, dim=12, depth=2, heads=3),
+    "rotary": GptConfig.llama(vocabulary=23, dim=16, depth=2, heads=4, kv_heads=2),
+    "window": GptConfig.llama(vocabulary=23, dim=16, depth=2, heads=4, kv_heads=1, window=5),
+    "learned window": GptConfig(vocabulary=23, length=40, dim=12, depth=2, heads=3, kv_heads=1, window=3, tied=False),
+}
+
+
+def model_of(kind):
+    model = Gpt(KINDS[kind]).to(D).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def close(x, y, tolerance=1e-10):
+    assert not x.isnan().any()
+    torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
+
+
+def cuts(n):
+    """A random way to read n tokens in pieces."""
+    pieces = []
+    while n:
+        pieces.append(int(torch.randint(1, n + 1, ())))
+        n -= pieces[-1]
+    return pieces
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_chunking_through_the_cache_equals_the_whole_pass(kind):
+    model, ids = model_of(kind), torch.randint(0, 23, (3, 19))
+    whole = model(ids)
+    for _ in range(50):
+        state, found = model.start(), []
+        for piece in ids.split(cuts(19), 1):
+            logits, state = model.step(piece if piece.shape[1] > 1 else piece[:, 0], state)
+            found.append(logits if logits.ndim == 3 else logits[:, None])
+        close(torch.cat(found, 1), whole)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_nothing(kind, side):
+    model, ids = model_of(kind), torch.randint(0, 23, (3, 13))
+    lengths = torch.tensor([13, 1, 8])
+    keep = torch.arange(13) < lengths[:, None]
+    keep = keep.flip(1) if side == "left" else keep
+    out = model(ids, padding=keep)
+    for row in range(3):
+        close(out[row, keep[row]], model(ids[row, keep[row]][None])[0])
+    if side == "right":
+        assert torch.equal(model(ids, padding=lengths)[keep], out[keep])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_left_padded_prompts_go_on_as_if_they_stood_alone(kind):
+    model, ids, more = model_of(kind), torch.randint(0, 23, (3, 9)), torch.randint(0, 23, (3, 8))
+    keep = (torch.arange(9) < torch.tensor([9, 2, 6])[:, None]).flip(1)
+    state, found = model.start((ids, keep)), []
+    for token in more.unbind(1):
+        logits, state = model.step(token, state)
+        found.append(logits)
+    for row in range(3):
+        alone = model(torch.cat((ids[row, keep[row]], more[row]))[None])[0]
+        close(torch.stack(found, 1)[row], alone[-8:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_may_be_stepped_from_twice_and_selected_late(kind):
+    model = model_of(kind)
+    ids, a, b = (torch.randint(0, 23, (3, n)) for n in (7, 4, 5))
+    _, state = model.step(ids, model.start())
+    first, after = model.step(a, state)
+    close(model.step(b, state)[0], model(torch.cat((ids, b), 1))[:, 7:])
+    close(model.step(a, state)[0], first)
+    rows = torch.tensor([2, 2, 0, 1])
+    close(model.step(b[rows], state.select(rows))[0], model(torch.cat((ids, b), 1)[rows])[:, 7:])
+    close(model.step(b[rows], after.select(rows))[0], model(torch.cat((ids, a, b), 1)[rows])[:, 11:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_future_leaves_the_past_as_it_is(kind):
+    model, ids = model_of(kind), torch.randint(0, 23, (2, 11))
+    other = ids.clone()
+    other[:, 7:] = (ids[:, 7:] + 5) % 23
+    assert torch.equal(model(ids)[:, :7], model(other)[:, :7])
+    assert not torch.allclose(model(ids)[:, 7], model(other)[:, 7])
+
+
+@torch.no_grad()
+def test_a_window_bounds_what_a_layer_remembers():
+    model, ids = model_of("window"), torch.randint(0, 23, (1, 30))
+    _, state = model.step(ids, model.start())
+    assert {cache.kept for cache in state.caches} == {4}
+    far = ids.clone()
+    far[:, 0] = (far[:, 0] + 1) % 23
+    out, other = model(ids), model(far)
+    assert not torch.allclose(out[:, 8], other[:, 8])  # two layers of four steps back
+    assert torch.equal(out[:, 9:], other[:, 9:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_comes_through_the_search(kind):
+    model, prefix = model_of(kind), torch.randint(0, 23, (2, 6))
+    found = beam(model.watched("self.1"), None, prefix, width=3, end=None, max_length=5)
+    plain = beam(model, None, prefix, width=3, end=None, max_length=5)
+    assert [best[0].tokens for best in found] == [best[0].tokens for best in plain]
+    for row, best in enumerate(found):
+        ids = torch.cat((prefix[row], torch.tensor(best[0].tokens)))[None, :-1]
+        inputs = []
+        hook = model.blocks[1].attention.register_forward_pre_hook(
+            lambda module, args, inputs=inputs: inputs.append(args[0])
+        )
+        model(ids)
+        hook.remove()
+        A = model.blocks[1].attention.weights(inputs[0])[...][0, :, 5:]
+        assert best[0].attention.keys() == {"self.1"}
+        close(best[0].attention["self.1"], A.to(best[0].attention["self.1"].dtype))
+
+
+def test_attention_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"attention is named self.0, self.1, got 'cross.0'"):
+        model_of("rotary").watched("cross.0")
+    assert model_of("rotary").watched().names == ("self.0", "self.1")
+
+
+def test_prompts_padded_on_the_right_are_refused():
+    with pytest.raises(ValueError, match="source must be padded on the left"):
+        model_of("rotary").start((torch.zeros(2, 5, dtype=torch.long), torch.tensor([5, 3])))
+
+
+def test_loss_is_that_of_each_token_but_the_first_and_of_no_padding():
+    model, ids = model_of("rotary"), torch.randint(0, 23, (3, 9))
+    lengths = torch.tensor([9, 4, 6])
+    loss = model.loss({"ids": ids, "ids_lengths": lengths})
+    expected = torch.zeros((), dtype=D)
+    for row, n in zip(ids, lengths, strict=True):
+        expected = expected + F.cross_entropy(model(row[None, : n - 1])[0], row[1:n], reduction="sum")
+    assert loss.count == 8 + 3 + 5
+    close(loss.sum, expected)
+    padded = F.pad(ids, (0, 4), value=22)
+    close(model.loss({"ids": padded, "ids_lengths": lengths}).sum, loss.sum)
+
+
+@pytest.mark.parametrize("kind", ["learned", "window"])
+def test_a_handful_of_texts_is_learnt_by_heart(kind):
+    model = Gpt(KINDS[kind]).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    ids = torch.cat((torch.arange(4)[:, None], torch.randint(4, 23, (4, 8))), 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = model.loss({"ids": ids}).mean
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.02
+    found = greedy(model.eval(), None, ids[:, :1], end=None, max_length=8)
+    assert [one.tokens for one in found] == [tuple(row) for row in ids[:, 1:].tolist()]
+
+
+def test_a_stretch_divides_slow_turns_and_leaves_fast_ones():
+    frequencies = torch.tensor([1.0, 0.1, 0.01, 1e-5], dtype=D)
+    stretched = Stretch(factor=8.0, original=1000)(frequencies)
+    close(stretched[:2], frequencies[:2])
+    close(stretched[3], frequencies[3] / 8)
+    turns = 0.01 * 1000 / (2 * torch.pi)
+    share = (turns - 1) / 3
+    close(stretched[2], torch.tensor(0.01 * share + 0.01 / 8 * (1 - share), dtype=D))
+
+
+@pytest.mark.parametrize(
+    ("preset", "millions"), [(GptConfig.small(), 124), (GptConfig.medium(), 355), (GptConfig.large(), 774)]
+)
+def test_presets_have_the_published_size(preset, millions):
+    with torch.device("meta"):
+        model = Gpt(preset)
+    assert round(sum(x.numel() for x in model.parameters()) / 1e6) == millions
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"vocabulary": 0}, "vocabulary must be 1 or more, got 0"),
+        ({"norm": "batch"}, "norm must be one of 'layer', 'rms', got 'batch'"),
+        ({"positions": "none"}, "positions must be one of 'learned', 'rotary', got 'none'"),
+        ({"activation": "sine"}, "activation must be one of .* got 'sine'"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"heads": 5}, "dim must be a multiple of heads"),
+        ({"biased": "xyz"}, "biased must name"),
+    ],
+)
+def test_configs_that_cannot_be_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        Gpt(GptConfig(**{"vocabulary": 9, "dim": 12, "heads": 3, **values}))
+
+
+def test_a_stretch_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match=r"low and high must be 0 < low < high, got low=4.0 and high=1.0"):
+        Stretch(factor=2.0, low=4.0, high=1.0)
+
+
+def test_padding_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"padding must be lengths \(b,\) or keep \(b, n\).* for ids \(2, 5\), got"):
+        model_of("rotary")(torch.zeros(2, 5, dtype=torch.long), padding=torch.ones(2, 4, dtype=torch.bool))
+
+
+# Against transformers
+
+VOCABULARY, PROMPTS, NEW, PAD, END = 37, 50, 12, 1, 0
+LENGTHS = {"unpadded": [7] * PROMPTS, "padded": [2 + n % 9 for n in range(PROMPTS)]}
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory):
+    """The same GPT-2, theirs and ours."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(7)
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=16,
+        n_head=2,
+        n_layer=2,
+        n_positions=64,
+        initializer_range=0.4,
+        bos_token_id=PAD,
+        eos_token_id=END,
+        pad_token_id=PAD,
+    )
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    folder = tmp_path_factory.mktemp("gpt2")
+    theirs.save_pretrained(folder)
+    return theirs, load(folder)
+
+
+def prompts(lengths):
+    """Random ids padded on the left, and where they are not padding."""
+    widest = max(lengths)
+    keep = torch.arange(widest) >= widest - torch.tensor(lengths)[:, None]
+    return torch.where(keep, torch.randint(2, VOCABULARY, keep.shape), PAD), keep
+
+
+def generated(theirs, ids, keep, **options):
+    out = theirs.generate(ids, attention_mask=keep.long(), do_sample=False, max_new_tokens=NEW, **options)
+    rows = out[:, ids.shape[1] :].tolist()
+    return [tuple(row[: row.index(END) + 1] if END in row else row) for row in rows]
+
+
+@pytest.mark.parametrize("padding", LENGTHS)
+def test_greedy_equals_generate(peers, padding):
+    theirs, ours = peers
+    ids, keep = prompts(LENGTHS[padding])
+    expected = generated(theirs, ids, keep, num_beams=1)
+    at_once = greedy(ours, (ids[:, :-1], keep[:, :-1]), ids[:, -1:], end=END, max_length=NEW)
+    ragged = [row[kept] for row, kept in zip(ids, keep, strict=True)]
+    given = greedy(ours, None, ragged, end=END, max_length=NEW)
+    assert [one.tokens for one in at_once] == [one.tokens for one in given] == expected
+    assert len(set(map(len, expected))) > 1
+
+
+@pytest.mark.parametrize("padding", LENGTHS)
+def test_beam_equals_generate_down_to_the_third_best(peers, padding):
+    theirs, ours = peers
+    ids, keep = prompts(LENGTHS[padding])
+    expected = generated(theirs, ids, keep, num_beams=5, num_return_sequences=3, length_penalty=0.0)
+    found = beam(ours, (ids[:, :-1], keep[:, :-1]), ids[:, -1:], width=5, n_best=3, end=END, max_length=NEW)
+    assert [one.tokens for best in found for one in best] == expected
+
+
+def test_scores_are_those_of_one_pass(peers):
+    _, ours = peers
+    ids, _ = prompts([6, 6])
+    targets = torch.randint(0, VOCABULARY, (2, 4))
+    found = score(ours, None, ids, [[row] for row in targets.tolist()])
+    logits = ours(torch.cat((ids, targets), 1))[:, 5:-1].double().log_softmax(-1)
+    expected = logits.gather(2, targets[..., None]).sum((1, 2))
+    close(torch.tensor([one[0].log_probability for one in found], dtype=D), expected.detach(), 1e-4)

@@ -1,0 +1,339 @@
+"""Seq2Seq: every attention, step by step and at once, padded and alone, forced and left to itself."""
+
+import pytest
+import torch
+from writers import (
+    END,
+    START,
+    D,
+    accuracy,
+    begun,
+    by_hand,
+    decoded_attention_is_that_of_the_hypotheses,
+    row_of,
+    stepped,
+    targets,
+    trained,
+)
+
+from regard import Sparsemax
+from regard.decode import Ensemble, greedy
+from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from regard.nn import BahdanauAttention
+
+SOURCES, VOCABULARY, B, N, M = 23, 19, 5, 9, 7
+KINDS = {
+    "none": {"attention": None},
+    "bahdanau": {"attention": "bahdanau", "cell": "lstm"},
+    "dot": {"attention": "dot", "layers": 2},
+    "general": {"attention": "general", "modulate": "gate"},
+    "concat": {"attention": "concat", "modulate": "dot"},
+    "location": {"attention": "location"},
+    "local_monotonic": {"attention": "local_monotonic", "radius": 2.0},
+    "local_predictive": {"attention": "local_predictive", "radius": 3.0},
+    "feed": {"attention": "general", "feed": True, "cell": "lstm", "layers": 2},
+    "local_feed": {"attention": "local_monotonic", "radius": 2.0, "feed": True},
+    "coverage": {"attention": "bahdanau", "coverage": 0.7},
+    "one_way": {"bidirectional": False, "tied": "output", "hidden": 13},
+}
+AT_ONCE = [kind for kind in KINDS if kind not in ("feed", "local_feed", "coverage")]
+SHOWN = [kind for kind in KINDS if kind != "none"]
+
+
+def config(**options):
+    sizes = {"source_vocabulary": SOURCES, "target_vocabulary": VOCABULARY, "start": START, "dim": 10, "hidden": 12}
+    return Seq2SeqConfig(**{**sizes, "dropout": 0.0, **options})
+
+
+def model_of(kind):
+    model = Seq2Seq(config(**KINDS[kind])).to(D).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)  # so that states differ and attention is not flat
+    return model
+
+
+@pytest.fixture(params=KINDS)
+def model(request):
+    return model_of(request.param)
+
+
+def batch_of(seed=0):
+    random = torch.Generator().manual_seed(seed)
+    source = torch.randint(4, SOURCES, (B, N), generator=random)
+    return {"source": source, "source_lengths": torch.tensor([9, 4, 1, 6, 9]), **targets(B, M, VOCABULARY)}
+
+
+def logits_of(model, batch, **options):
+    return model(batch["source"], begun(batch["target"]), source_lengths=batch["source_lengths"], **options)
+
+
+@pytest.mark.parametrize("cuts", [1, M, [2, 1, 4], [1, 1, 5]], ids=str)
+@torch.no_grad()
+def test_steps_give_what_the_whole_pass_gives(model, cuts):
+    batch = batch_of()
+    torch.testing.assert_close(stepped(model, batch, begun(batch["target"]), cuts), logits_of(model, batch))
+
+
+@torch.no_grad()
+def test_a_row_alone_gives_what_it_gives_in_a_padded_batch(model):
+    batch = batch_of()
+    together = logits_of(model, batch)
+    for n in range(B):
+        one = row_of(batch, n)
+        alone = model(one["source"], begun(one["target"]))
+        torch.testing.assert_close(together[n, : alone.shape[1]], alone[0])
+
+
+@torch.no_grad()
+def test_what_stands_in_the_padding_changes_nothing(model):
+    batch = batch_of()
+    other = dict(batch)
+    for name in ("source", "target"):
+        x = torch.nn.functional.pad(batch[name], (0, 3), value=5)
+        beyond = torch.arange(x.shape[1]) >= batch[f"{name}_lengths"][:, None]
+        other[name] = torch.where(beyond, 7, x)
+    ours, theirs = model.loss(batch), model.loss(other)
+    torch.testing.assert_close(ours.sum, theirs.sum)
+    assert int(ours.count) == int(theirs.count) == int(batch["target_lengths"].sum())
+
+
+@torch.no_grad()
+def test_batch_order_changes_nothing(model):
+    batch, order = batch_of(), torch.tensor([3, 0, 4, 2, 1])
+    moved = {name: x[order] for name, x in batch.items()}
+    torch.testing.assert_close(logits_of(model, moved), logits_of(model, batch)[order])
+
+
+@torch.no_grad()
+def test_the_state_of_selected_rows_is_that_of_their_sources(model):
+    batch, rows = batch_of(), torch.tensor([4, 4, 0, 2, 2, 2])
+    inputs = begun(batch["target"])
+    _, state = model.step(inputs[:, :3], model.start(batch))
+    logits, _ = model.step(inputs[rows, 3], state.select(rows))
+    moved = {name: x[rows] for name, x in batch.items()}
+    _, state = model.step(inputs[rows, :3], model.start(moved))
+    torch.testing.assert_close(logits, model.step(inputs[rows, 3], state)[0])
+
+
+@torch.no_grad()
+def test_beams_that_swap_within_a_source_take_their_past_along(model):
+    batch = batch_of()
+    state = model.start(batch).select(torch.arange(B).repeat_interleave(2))
+    tokens = torch.tensor([5, 6] * B)
+    _, state = model.step(tokens, state)
+    swap = torch.arange(2 * B).view(B, 2).flip(1).flatten()
+    one, _ = model.step(tokens, state)
+    other, _ = model.step(tokens[swap], state.select(swap))
+    torch.testing.assert_close(other, one[swap])
+
+
+@torch.no_grad()
+def test_a_state_may_be_stepped_from_twice(model):
+    state = model.start(batch_of())
+    _, state = model.step(torch.full((B,), START), state)
+    tokens = torch.arange(4, 4 + B)
+    first, _ = model.step(tokens, state)
+    model.step(tokens + 1, state)
+    assert torch.equal(model.step(tokens, state)[0], first)
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_attention_follows_the_hypotheses_of_a_beam(kind):
+    decoded_attention_is_that_of_the_hypotheses(model_of(kind), batch_of(), "source", B)
+
+
+@torch.no_grad()
+def test_attention_is_zero_on_padding_and_sums_to_one():
+    batch = batch_of()
+    _, state = model_of("bahdanau").step(torch.full((B, 2), START), model_of("bahdanau").start(batch))
+    A = state.attention["source"]
+    assert A.shape == (B, 1, 2, N)
+    assert torch.all(A.masked_select(torch.arange(N) >= batch["source_lengths"][:, None, None, None]) == 0)
+    torch.testing.assert_close(A.sum(-1), torch.ones(B, 1, 2, dtype=D))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "coverage"])
+def test_the_loss_is_the_cross_entropy_of_targets_shifted_once(kind):
+    model, batch = model_of(kind), batch_of()
+    loss = model.loss(batch)
+    expected = by_hand(logits_of(model, batch).detach(), batch["target"], batch["target_lengths"])
+    assert loss.sum.item() == pytest.approx(expected, abs=1e-9)
+    assert loss.mean.item() == pytest.approx(expected / int(batch["target_lengths"].sum()), abs=1e-9)
+
+
+def test_smoothing_counts_in_training_alone():
+    model, batch = Seq2Seq(config(smoothing=0.2)).to(D), batch_of()
+    logits = logits_of(model, batch).detach()
+    expected = [by_hand(logits, batch["target"], batch["target_lengths"], smoothing) for smoothing in (0.2, 0.0)]
+    assert [model.train().loss(batch).sum.item(), model.eval().loss(batch).sum.item()] == pytest.approx(expected)
+
+
+def test_no_logit_sees_the_token_it_predicts(model):
+    batch = batch_of()
+    inputs = begun(batch["target"])
+    before = model(batch["source"], inputs)
+    inputs[:, 4] = (inputs[:, 4] + 1) % VOCABULARY
+    after = model(batch["source"], inputs)
+    torch.testing.assert_close(before[:, :4], after[:, :4], rtol=0, atol=1e-12)
+    assert (before[:, 4] - after[:, 4]).abs().amax(-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("kind", AT_ONCE)
+@torch.no_grad()
+def test_teacher_forcing_step_by_step_equals_all_at_once(kind, monkeypatch):
+    model, batch = model_of(kind), batch_of()
+    whole = logits_of(model, batch)
+    monkeypatch.setattr(type(model.decoder), "stepwise", True)
+    torch.testing.assert_close(logits_of(model, batch), whole)
+
+
+@torch.no_grad()
+def test_without_forcing_the_decoder_reads_its_own_words(model):
+    batch = batch_of()
+    logits = logits_of(model, batch, forcing=0.0)
+    own = torch.cat((torch.full((B, 1), START), logits.argmax(-1)[:, :-1]), 1)
+    torch.testing.assert_close(logits, model(batch["source"], own, source_lengths=batch["source_lengths"]))
+    written = greedy(model, batch, own[:, :1], end=None, max_length=M)
+    assert [list(one.tokens) for one in written] == logits.argmax(-1).tolist()
+
+
+@torch.no_grad()
+def test_scheduled_sampling_mixes_truth_and_own_words_token_by_token():
+    model, batch = model_of("general"), batch_of()
+    torch.manual_seed(3)
+    logits = logits_of(model, batch, forcing=0.5)
+    truth = begun(batch["target"])
+    own = torch.cat((truth[:, :1], logits.argmax(-1)[:, :-1]), 1)
+    torch.manual_seed(3)
+    coins = torch.stack([torch.rand(B, 1)[:, 0] for _ in range(M - 1)], 1) < 0.5
+    read = torch.cat((truth[:, :1], torch.where(coins, truth[:, 1:], own[:, 1:])), 1)
+    assert coins.any()
+    assert not coins.all()
+    torch.testing.assert_close(logits, model(batch["source"], read, source_lengths=batch["source_lengths"]))
+
+
+def test_without_attention_the_context_enters_every_step():
+    model, batch = model_of("none"), batch_of()
+    state = model.start(batch)
+    beside = state.beside.detach().requires_grad_()
+    h, _ = model.decoder.read(begun(batch["target"]), type(state)(**{**vars(state), "beside": beside}))
+    assert model.decoder.cell.input_size == model.config.dim + model.config.hidden
+    torch.testing.assert_close(state.beside, state.hidden[0][-1])
+    for t in range(M):
+        others = [x.detach() for x in state.hidden]
+        fresh = type(state)(hidden=tuple(others), beside=beside, memory=None, sources=state.sources)
+        h, _ = model.decoder.read(begun(batch["target"])[:, t : t + 1], fresh)
+        assert torch.autograd.grad(h.sum(), beside)[0].abs().sum() > 0
+
+
+def test_input_feeding_hands_on_what_was_written_from():
+    model, batch = model_of("feed"), batch_of()
+    h, state = model.decoder.read(begun(batch["target"])[:, :1], model.start(batch))
+    context, _ = model.decoder.look(h, state)
+    _, state = model.decoder.write(h, context, state)
+    assert torch.equal(state.beside, model.decoder.modulate(h, context)[:, 0])
+    assert torch.count_nonzero(model.start(batch).beside) == 0
+
+
+def test_coverage_adds_up_and_its_price_is_that_of_the_paper():
+    model, batch = model_of("coverage"), batch_of()
+    _, state = model.decoder(begun(batch["target"]), model.start(batch))
+    A = state.weights()[:, 0].detach()
+    torch.testing.assert_close(state.memory.coverage, A.sum(1))
+    price = 0.0
+    for row in range(B):
+        for t in range(int(batch["target_lengths"][row])):
+            covered = A[row, :t].sum(0)
+            price += float(torch.minimum(A[row, t], covered).sum())
+    plain = by_hand(logits_of(model, batch).detach(), batch["target"], batch["target_lengths"])
+    assert price > 0.1
+    assert model.loss(batch).sum.item() == pytest.approx(plain + 0.7 * price, abs=1e-9)
+
+
+def test_tied_embeddings_are_one_table():
+    shared = {"source_vocabulary": VOCABULARY, "tied": "all"}
+    sizes = {tied: _count(Seq2Seq(config(**{**shared, "tied": tied}))) for tied in ("none", "output", "all")}
+    table, narrow, out = VOCABULARY * 10, 12 * 10, 13 * VOCABULARY
+    assert sizes["none"] - sizes["output"] == out - narrow
+    assert sizes["output"] - sizes["all"] == table
+
+
+def test_an_attention_layer_of_your_own():
+    layer = BahdanauAttention(12, 12, 5, normalize=Sparsemax())
+    model = Seq2Seq(config(attention=None), attention=layer).to(D).eval()
+    batch = batch_of()
+    torch.testing.assert_close(stepped(model, batch, begun(batch["target"]), 1), logits_of(model, batch))
+    assert model.decoder.attention is layer
+
+
+def test_an_ensemble_of_one_writes_what_the_model_writes():
+    model, batch = model_of("bahdanau"), batch_of()
+    both = [greedy(stepper, batch, [[START]] * B, end=END, max_length=8) for stepper in (model, Ensemble([model]))]
+    assert [one.tokens for one in both[0]] == [one.tokens for one in both[1]]
+
+
+def test_a_source_without_a_token_is_read_and_gives_no_nan():
+    model, batch = model_of("bahdanau"), batch_of()
+    batch["source_lengths"][1] = 0
+    logits = logits_of(model, batch)
+    assert torch.isfinite(logits).all()
+    logits.sum().backward()
+    assert all(torch.isfinite(x.grad).all() for x in model.parameters() if x.grad is not None)
+
+
+@pytest.mark.parametrize("kind", ["none", "bahdanau", "feed", "local_predictive"])
+def test_it_learns_a_handful_of_examples_by_heart(kind):
+    model, batch = Seq2Seq(config(**{**KINDS[kind], "hidden": 48, "dim": 24})), batch_of()
+    trained(model, lambda step: batch, steps=80, rate=0.02)
+    assert model.loss(batch).mean.item() < 0.02
+    assert accuracy(model, batch) == 1.0
+
+
+def test_it_learns_to_reverse():
+    words = {"source_vocabulary": 12, "target_vocabulary": 12}
+    model = Seq2Seq(config(attention="general", hidden=64, dim=32, **words))
+    trained(model, lambda step: reversals(128, step), steps=150, rate=0.01)
+    assert accuracy(model, reversals(200, seed=10_000)) >= 0.99
+
+
+def reversals(b, seed):
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 6, (b,), generator=random)
+    source = torch.randint(4, 12, (b, 5), generator=random)
+    back = (lengths[:, None] - 1 - torch.arange(6)).clamp(min=0)
+    target = source.gather(1, back).masked_fill(torch.arange(6) == lengths[:, None], END)
+    return {"source": source, "source_lengths": lengths, "target": target, "target_lengths": lengths + 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "loud"}, "attention must be one of 'bahdanau', .* got 'loud'"),
+        ({"cell": "rnn"}, "cell must be one of 'gru', 'lstm', got 'rnn'"),
+        ({"hidden": 13}, "hidden must be even, half for each direction, got 13"),
+        ({"attention": "dot", "coverage": 1.0}, "coverage enters an additive score, got attention='dot'"),
+        ({"tied": "all"}, "tied='all' needs one vocabulary for both sides, got source_vocabulary=23"),
+        ({"start": 19}, "start must be a token of the vocabulary of 19, got 19"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_configs_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        config(**options)
+
+
+def test_feeding_without_attention_raises():
+    with pytest.raises(ValueError, match="feed hands on what attention found"):
+        Seq2Seq(config(attention=None, feed=True))
+
+
+@pytest.mark.parametrize("forcing", [-0.1, 1.1])
+def test_forcing_is_a_probability(forcing):
+    with pytest.raises(ValueError, match=f"forcing must be a probability, got {forcing}"):
+        model_of("bahdanau").loss(batch_of(), forcing=forcing)
+
+
+def _count(model):
+    return sum(x.numel() for x in model.parameters())

@@ -1,0 +1,371 @@
+"""Transformer: against PyTorch's, step by step and at once, padded and alone, whole and in segments."""
+
+import pytest
+import torch
+from writers import (
+    END,
+    START,
+    D,
+    accuracy,
+    begun,
+    by_hand,
+    decoded_attention_is_that_of_the_hypotheses,
+    row_of,
+    stepped,
+    targets,
+    trained,
+)
+from torch import nn
+
+from regard import Dense, Global, Window
+from regard.decode import Ensemble, beam, greedy
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn import Attention
+
+SOURCES, VOCABULARY, B, N, M, DIM, HEADS = 23, 19, 5, 9, 7, 12, 3
+KINDS = {
+    "pre": {},
+    "post": {"norm": "post", "positions": "sinusoidal_halves", "activation": "silu", "output_bias": True},
+    "learned": {"positions": "learned", "longest": N, "embedding_norm": True, "embedding_scale": 1.0, "tied": "none"},
+    "rotary": {"positions": "rotary", "kv_heads": 1},
+    "t5": {"positions": "t5"},
+    "shaw": {"positions": "shaw", "reach": 3},
+    "alibi": {"positions": "alibi"},
+    "no_positions": {"positions": "none"},
+    "masked": {"encoder_mask": "Window(3) | Global(1)"},
+    "segments": {"segment": 4, "memory": 3},
+    "rotary_segments": {"segment": 4, "memory": 8, "positions": "rotary"},
+}
+
+
+def config(**options):
+    sizes = {"source_vocabulary": SOURCES, "target_vocabulary": VOCABULARY, "start": START}
+    sizes |= {"dim": DIM, "heads": HEADS, "hidden": 16, "encoder_layers": 2, "decoder_layers": 2}
+    return TransformerConfig(**{**sizes, "dropout": 0.0, **options})
+
+
+def model_of(kind):
+    model = Transformer(config(**KINDS[kind])).to(D).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(1.0 if "norm" in name else 2.0)  # so that attention is not flat
+    return model
+
+
+@pytest.fixture(params=KINDS)
+def model(request):
+    return model_of(request.param)
+
+
+def batch_of(seed=0):
+    random = torch.Generator().manual_seed(seed)
+    source = torch.randint(4, SOURCES, (B, N), generator=random)
+    return {"source": source, "source_lengths": torch.tensor([9, 4, 1, 6, 9]), **targets(B, M, VOCABULARY)}
+
+
+def logits_of(model, batch):
+    return model(batch["source"], begun(batch["target"]), source_lengths=batch["source_lengths"])
+
+
+@pytest.mark.parametrize("cuts", [1, M, [2, 1, 4], [1, 1, 5]], ids=str)
+@torch.no_grad()
+def test_steps_give_what_the_whole_pass_gives(model, cuts):
+    batch = batch_of()
+    torch.testing.assert_close(stepped(model, batch, begun(batch["target"]), cuts), logits_of(model, batch))
+
+
+@torch.no_grad()
+def test_a_row_alone_gives_what_it_gives_in_a_padded_batch(model):
+    batch = batch_of()
+    together = logits_of(model, batch)
+    for n in range(B):
+        one = row_of(batch, n)
+        alone = model(one["source"], begun(one["target"]))
+        torch.testing.assert_close(together[n, : alone.shape[1]], alone[0])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "learned"])
+@torch.no_grad()
+def test_what_stands_in_the_padding_changes_nothing(kind):
+    model, batch = model_of(kind), batch_of()
+    other = dict(batch)
+    for name in ("source", "target"):
+        x = nn.functional.pad(batch[name], (0, 3), value=5)
+        beyond = torch.arange(x.shape[1]) >= batch[f"{name}_lengths"][:, None]
+        other[name] = torch.where(beyond, 7, x)
+    ours, theirs = model.loss(batch), model.loss(other)
+    torch.testing.assert_close(ours.sum, theirs.sum)
+    assert int(ours.count) == int(theirs.count) == int(batch["target_lengths"].sum())
+
+
+@torch.no_grad()
+def test_batch_order_changes_nothing(model):
+    batch, order = batch_of(), torch.tensor([3, 0, 4, 2, 1])
+    moved = {name: x[order] for name, x in batch.items()}
+    torch.testing.assert_close(logits_of(model, moved), logits_of(model, batch)[order])
+
+
+@pytest.mark.parametrize("rows", [[4, 4, 0, 0, 2, 2], [4, 4, 0, 2, 2, 2], [1], [0, 1, 2, 3, 4], [3, 3, 1, 3]], ids=str)
+@torch.no_grad()
+def test_the_state_of_selected_rows_is_that_of_their_sources(model, rows):
+    batch, rows = batch_of(), torch.tensor(rows)
+    inputs = begun(batch["target"])
+    _, state = model.step(inputs[:, :3], model.start(batch))
+    logits, state = model.step(inputs[rows, 3], state.select(rows))
+    moved = {name: x[rows] for name, x in batch.items()}
+    expected = stepped(model, moved, inputs[rows, :5], [3, 1, 1])
+    torch.testing.assert_close(logits, expected[:, 3])
+    back = torch.arange(len(rows)).flip(0)  # and once more, from rows that already stand side by side
+    logits, _ = model.step(inputs[rows[back], 4], state.select(back))
+    torch.testing.assert_close(logits, expected[back, 4])
+
+
+@torch.no_grad()
+def test_a_state_may_be_stepped_from_twice(model):
+    state = model.start(batch_of())
+    _, state = model.step(torch.full((B,), START), state)
+    tokens = torch.arange(4, 4 + B)
+    first, _ = model.step(tokens, state)
+    model.step(tokens + 1, state)
+    assert torch.equal(model.step(tokens, state)[0], first)
+
+
+@torch.no_grad()
+def test_beams_share_the_keys_of_their_source():
+    model, batch = model_of("pre"), batch_of()
+    state = model.start(batch)
+    spread = state.select(torch.arange(B).repeat_interleave(4))
+    assert spread.each == 4
+    assert all(a is b for a, b in zip(spread.source, state.source, strict=True))
+    fewer = spread.select(torch.tensor([1, 0, 3, 3, 16, 17, 17, 19]))
+    assert [len(one.k) for one in fewer.source] == [2, 2]
+    torch.testing.assert_close(fewer.source[0].k, state.source[0].k[[0, 4]])
+
+
+@pytest.mark.parametrize("name", ["cross.0", "cross.1", "self.1"])
+@pytest.mark.parametrize("kind", ["pre", "post", "rotary"])
+def test_attention_follows_the_hypotheses_of_a_beam(kind, name):
+    decoded_attention_is_that_of_the_hypotheses(
+        model_of(kind).watched("cross.0", "cross.1", "self.1"), batch_of(), name, B
+    )
+
+
+@torch.no_grad()
+def test_watched_attention_is_that_of_the_layers():
+    model, batch = model_of("post"), batch_of()
+    inputs = begun(batch["target"])
+    seen = {}
+    for n, block in enumerate(model.decoder.blocks):
+        for kind, layer in (("self", block.attention), ("cross", block.cross)):
+            hook = _note(seen, f"{kind}.{n}", layer)
+            layer.register_forward_pre_hook(hook, with_kwargs=True)
+    logits_of(model, batch)
+    whole = dict(seen)
+    stepper = model.watched("self.0", "self.1", "cross.0", "cross.1")
+    _, state = stepper.step(inputs, stepper.start(batch))
+    assert state.attention.keys() == whole.keys()
+    for name, A in state.attention.items():
+        torch.testing.assert_close(A, whole[name])
+    assert set(model.watched().start(batch).watch) == {"cross.0", "cross.1"}
+
+
+def _note(seen, name, layer):
+    def hook(_, args, kwargs):
+        kwargs = {key: x for key, x in kwargs.items() if x is not None and key != "cache"}
+        context = args[1:2] if len(args) > 1 and args[1] is not None else ()
+        if not context or torch.is_tensor(context[0]):
+            seen.setdefault(name, layer.weights(args[0], *context, **kwargs)[...])
+
+    return hook
+
+
+def test_watching_what_is_not_there_raises():
+    with pytest.raises(ValueError, match=r"attention is named cross.0, cross.1, self.0, self.1, got 'cross.2'"):
+        model_of("pre").watched("cross.2")
+
+
+def test_the_loss_is_the_cross_entropy_of_targets_shifted_once(model):
+    batch = batch_of()
+    logits = logits_of(model, batch).detach()
+    for mode, smoothing in ((True, 0.1), (False, 0.0)):
+        loss = model.train(mode).loss(batch)
+        expected = by_hand(logits, batch["target"], batch["target_lengths"], smoothing)
+        assert loss.sum.item() == pytest.approx(expected, abs=1e-8)
+        assert int(loss.count) == int(batch["target_lengths"].sum())
+
+
+@torch.no_grad()
+def test_no_logit_sees_the_token_it_predicts(model):
+    batch = batch_of()
+    inputs = begun(batch["target"])
+    before = model(batch["source"], inputs)
+    inputs[:, 4] = (inputs[:, 4] + 1) % VOCABULARY
+    after = model(batch["source"], inputs)
+    torch.testing.assert_close(before[:, :4], after[:, :4], rtol=0, atol=1e-12)
+    assert (before[:, 4] - after[:, 4]).abs().amax(-1).min() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_it_equals_the_transformer_of_pytorch_with_its_weights():
+    batch = batch_of()
+    theirs = nn.Transformer(DIM, HEADS, 2, 2, 16, dropout=0.0, batch_first=True, norm_first=True).to(D)
+    ours = model_of("pre")
+    for here, there in ((ours.encoder, theirs.encoder), (ours.decoder, theirs.decoder)):
+        here.norm = there.norm
+        for block, layer in zip(here.blocks, there.layers, strict=True):
+            block.attention = _masked_as(block.attention, Attention.from_torch(layer.self_attn))
+            block.feedforward.up, block.feedforward.down = layer.linear1, layer.linear2
+            rounds = [block.around_attention, block.around_feedforward]
+            norms = [layer.norm1, layer.norm2]
+            if hasattr(block, "cross"):
+                block.cross = Attention.from_torch(layer.multihead_attn)
+                rounds, norms = [rounds[0], block.around_cross, rounds[1]], [*norms, layer.norm3]
+            for around, norm in zip(rounds, norms, strict=True):
+                around.norm = norm
+    padding = torch.arange(N) >= batch["source_lengths"][:, None]
+    inputs = begun(batch["target"])
+    causal = nn.Transformer.generate_square_subsequent_mask(M, dtype=D)
+    states = theirs(
+        ours.encoder.input(batch["source"]),
+        ours.decoder.input(inputs),
+        tgt_mask=causal,
+        src_key_padding_mask=padding,
+        memory_key_padding_mask=padding,
+        tgt_is_causal=True,
+    )
+    expected = ours.decoder.input.embedding.logits(states)
+    actual = logits_of(ours, batch)
+    torch.testing.assert_close(actual, expected)
+    weight = theirs.encoder.layers[0].linear1.weight
+    mine, other = (torch.autograd.grad(x.square().sum(), weight)[0] for x in (actual, expected))
+    torch.testing.assert_close(mine, other)
+
+
+def _masked_as(layer, other):
+    other.mask = layer.mask
+    return other
+
+
+@torch.no_grad()
+def test_an_encoder_mask_hides_what_it_says():
+    model, batch = model_of("masked"), batch_of()
+    assert model.encoder.blocks[0].attention.mask == Window(3) | Global(1)
+    plain = model_of("pre")
+    plain.load_state_dict(model.state_dict())
+    i, j = torch.arange(N)[:, None], torch.arange(N)
+    keep = ((i - j).abs() < 3) | (i == 0) | (j == 0)
+    x = plain.encoder.input(batch["source"])
+    for block in plain.encoder.blocks:
+        x = block(x, mask=Dense(keep))
+    torch.testing.assert_close(model.encoder(batch["source"]), plain.encoder.norm(x))
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "t5", "alibi"])
+@pytest.mark.parametrize("memory", [0, 3, 5, 100])
+@torch.no_grad()
+def test_segments_see_themselves_and_their_memory(positions, memory):
+    model = Transformer(config(positions=positions, segment=4, memory=memory)).to(D).eval()
+    plain = Transformer(config(positions=positions)).to(D).eval()
+    plain.load_state_dict(model.state_dict())
+    batch = batch_of()
+    first = torch.arange(N)[:, None] // 4 * 4
+    keep = (torch.arange(N) >= first - memory) & (torch.arange(N) < first + 4)
+    x = plain.encoder.input(batch["source"])
+    for block in plain.encoder.blocks:
+        x = block(x, mask=Dense(keep), key_padding=batch["source_lengths"])
+    expected, actual = plain.encoder.norm(x), model.encoder(batch["source"], batch["source_lengths"])
+    real = torch.arange(N) < batch["source_lengths"][:, None]
+    torch.testing.assert_close(actual[real], expected[real])
+
+
+def test_no_gradient_reaches_an_earlier_segment():
+    model, batch = model_of("segments"), batch_of()
+    x = model.encoder.input.embedding.table.weight
+    first = batch["source"][:1, :4]
+    others = torch.full((1, 5), 22)
+    batch["source"][:1] = torch.cat((first.clamp(max=21), others), 1)
+    states = model.encoder(batch["source"][:1])
+    gradient = torch.autograd.grad(states[:, 4:].square().sum(), x)[0]
+    assert gradient[22].abs().sum() > 0
+    assert gradient[:22].abs().sum() == 0
+
+
+def test_tied_embeddings_are_one_table():
+    sizes = {
+        tied: _count(Transformer(config(source_vocabulary=VOCABULARY, tied=tied))) for tied in ("none", "output", "all")
+    }
+    table = VOCABULARY * DIM
+    assert sizes["none"] - sizes["output"] == sizes["output"] - sizes["all"] == table
+
+
+def test_presets_are_those_of_the_paper():
+    sizes = {"source_vocabulary": 37_000, "target_vocabulary": 37_000, "start": 0}
+    with torch.device("meta"):
+        base, big = (Transformer(preset(**sizes)) for preset in (TransformerConfig.base, TransformerConfig.big))
+    assert [round(_count(model) / 1e6) for model in (base, big)] == [63, 214]  # table 3 says 65 and 213
+
+
+def test_an_ensemble_of_one_writes_what_the_model_writes():
+    model, batch = model_of("pre"), batch_of()
+    both = [greedy(stepper, batch, [[START]] * B, end=END, max_length=8) for stepper in (model, Ensemble([model]))]
+    assert [one.tokens for one in both[0]] == [one.tokens for one in both[1]]
+
+
+def test_a_beam_of_a_batch_is_that_of_each_source_alone():
+    model, batch = model_of("pre"), batch_of()
+    found = beam(model, batch, [[START]] * B, width=3, n_best=3, end=END, max_length=8)
+    for n in range(B):
+        alone = beam(model, row_of(batch, n), [[START]], width=3, n_best=3, end=END, max_length=8)[0]
+        assert [one.tokens for one in found[n]] == [one.tokens for one in alone]
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_it_learns_a_handful_of_examples_by_heart(norm):
+    model, batch = Transformer(config(norm=norm, smoothing=0.0, dim=24, hidden=48)), batch_of()
+    trained(model, lambda step: batch, steps=100, rate=0.01)
+    assert model.loss(batch).mean.item() < 0.02
+    assert accuracy(model, batch) == 1.0
+
+
+def test_it_learns_to_copy():
+    shape = {"dim": 32, "heads": 2, "hidden": 64, "encoder_layers": 1, "decoder_layers": 1}
+    words = {"source_vocabulary": 12, "target_vocabulary": 12}
+    model = Transformer(config(**shape, **words, tied="none", smoothing=0.0))
+    trained(model, lambda step: copies(128, step), steps=150, rate=0.01)
+    assert accuracy(model, copies(200, seed=10_000)) >= 0.99
+
+
+def copies(b, seed):
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 6, (b,), generator=random)
+    source = torch.randint(4, 12, (b, 5), generator=random)
+    target = nn.functional.pad(source, (0, 1)).masked_fill(torch.arange(6) == lengths[:, None], END)
+    return {"source": source, "source_lengths": lengths, "target": target, "target_lengths": lengths + 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm": "both"}, "norm must be one of 'pre', 'post', got 'both'"),
+        ({"positions": "absolute"}, "positions must be one of 'sinusoidal', .* got 'absolute'"),
+        ({"activation": "softplus"}, "activation must be one of 'relu', .* got 'softplus'"),
+        ({"tied": "all"}, "tied='all' needs one vocabulary for both sides, got source_vocabulary=23"),
+        ({"start": 19}, "start must be a token of the vocabulary of 19, got 19"),
+        ({"smoothing": 1.0}, "smoothing must be at least 0 and below 1, got 1.0"),
+        ({"memory": 3}, "memory is of earlier segments, got memory=3 and no segment; pass segment="),
+        ({"decoder_layers": 0}, "decoder_layers must be 1 or more, got 0"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_configs_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        config(**options)
+
+
+def test_an_encoder_mask_that_is_none_raises():
+    with pytest.raises(ValueError, match=r"encoder_mask must be the source of a mask, got 'Alibi\(3\)'"):
+        Transformer(config(encoder_mask="Alibi(3)"))
+
+
+def _count(model):
+    return sum(x.numel() for x in model.parameters())
