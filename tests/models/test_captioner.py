@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 from writers import (
     END,
     START,
@@ -16,7 +17,6 @@ from writers import (
     targets,
     trained,
 )
-from torch import nn
 
 from regard.decode import greedy
 from regard.models import captioner

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from writers import (
     END,
     START,
@@ -15,7 +16,6 @@ from writers import (
     targets,
     trained,
 )
-from torch import nn
 
 from regard import Dense, Global, Window
 from regard.decode import Ensemble, beam, greedy

@@ -1,0 +1,112 @@
+"""capture: watch what a model attends to while it runs, without changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from . import huggingface
+from .labels import Tokens, TokensByLayer
+from .recorder import Recorder
+from .reduced import must_be_measures
+from .storage import Store
+from .tape import Tape
+from .watch import Watch
+
+SEEN = (
+    "seen are F.scaled_dot_product_attention, F.multi_head_attention_forward, the layers of regard.nn and the "
+    "attention interface of transformers"
+)
+
+
+@contextmanager
+def capture(
+    model: nn.Module,
+    tokens: Tokens | TokensByLayer | None = None,
+    *,
+    layers: str | Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
+    keep: Sequence[str] | None = None,
+    values: bool = False,
+    gradients: bool = False,
+    to: torch.device | str | Path | None = None,
+    budget: str | None = None,
+) -> Iterator[Tape]:
+    """A tape of every attention of the model within the block: layer by layer, the weights, lazy.
+
+    >>> from regard.lens import capture
+    >>> from regard.nn import Attention
+    >>> model = nn.Sequential(Attention(16, heads=4), nn.MultiheadAttention(16, 2))
+    >>> with capture(model) as tape:
+    ...     x = model[0](torch.randn(1, 7, 16))
+    ...     x, _ = model[1](x, x, x, need_weights=False)
+    >>> tape
+    Tape(2 layers)
+    0  Weights(1 x 4 x 7 x 7)
+    1  Weights(7 x 2 x 1 x 1)
+
+    It keeps queries and keys, detached, in memory linear in the sequence, and the model runs the kernels it always
+    runs: its outputs are the same to the bit. (`nn.TransformerEncoder` in evaluation leaves its fused fast path, so
+    there outputs agree to rounding, and at padding the plain path writes numbers where the fused one writes zeros.)
+    While a model generates with a cache, the rows of each new token join those of the prompt.
+
+    `layers` are name patterns such as "decoder.*", `heads` numbers of heads to keep. `to` is a device to move what is
+    kept to, or the `Path` of a folder to keep it in; `budget`, such as "2GB", bounds the memory it takes. `keep` names
+    measures to reduce to at once, "entropy", "received", "max", "distance" or "pool:512", after which nothing else is
+    kept; steps of a generation then stay apart. `values` also keeps values and output projections, `gradients` the
+    gradient of each output once backward has run: both under `tape.extras(layer)`.
+    """
+    _must_be_watchable(model)
+    if keep is not None:
+        must_be_measures(keep)
+        if values or gradients:
+            raise ValueError(
+                "keep=[...] reduces to measures at once; values and gradients are kept beside queries and keys"
+            )
+    recorder = Recorder(
+        store=Store(to, budget),
+        layers=[layers] if isinstance(layers, str) else layers,
+        heads=None if heads is None else [int(head) for head in heads],
+        keep=keep,
+        values=values,
+        gradients=gradients,
+    )
+    watch = Watch(model, recorder)
+    tape = Tape.live(recorder, tokens, model)
+    with watch.watching(), huggingface.watching(watch):
+        yield tape
+    recorder.close()
+    _must_have_seen(watch)
+
+
+def _must_be_watchable(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "a scripted model runs outside Python, where nothing can be watched; capture the model it was made of"
+        )
+    if hasattr(model, "_orig_mod"):
+        raise TypeError(
+            "a compiled model calls its attention by other names; capture the model itself, model._orig_mod"
+        )
+
+
+def _must_have_seen(watch: Watch) -> None:
+    recorder = watch.recorder
+    if recorder.entries:
+        return
+    kind = type(watch.model).__name__
+    if recorder.passed_over:
+        names = ", ".join(sorted(recorder.passed_over))
+        raise ValueError(f"no layer that attended matches layers={list(recorder.layers or ())}; there were {names}")
+    if not watch.ran:
+        raise ValueError(f"{kind} was not called within the block; call model(...), not model.forward(...)")
+    raise ValueError(
+        f"no attention of {kind} was seen; {SEEN}. A model that multiplies queries and keys by itself can call "
+        "one of these, or show its own with regard.weights(q, k)"
+    )

@@ -1,0 +1,195 @@
+"""Heads at work: switch some off, and ask which of them a loss depends on.
+
+Seen are the layers of `regard.nn`, `nn.MultiheadAttention`, and every module that calls
+`F.scaled_dot_product_attention`, Hugging Face models on their default implementation included. Layers go by their name
+in the model, `model.layers.3.self_attn`; a model that is itself one layer has the name "".
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ..nn import Core
+from .watch import layer_of
+
+SEEN = "seen are regard layers, nn.MultiheadAttention and F.scaled_dot_product_attention (attn_implementation='sdpa')"
+
+
+@contextmanager
+def ablate(model: nn.Module, heads: Mapping[str, Iterable[int]]) -> Iterator[None]:
+    """The model without some heads: within the block their outputs are zeros. Nothing of the model is changed.
+
+    >>> import torch
+    >>> from regard.nn import Attention
+    >>> model = nn.Sequential(Attention(16, heads=4), Attention(16, heads=4))
+    >>> x = torch.randn(1, 5, 16)
+    >>> with ablate(model, {"0": [1, 3], "1": [0]}):
+    ...     without = model(x)
+    >>> torch.equal(without, model(x))
+    False
+
+    A layer that was named but did not attend within the block raises at its end. Gradients pass, and are zero through
+    an ablated head.
+    """
+    _must_exist(model, heads)
+    chosen = {layer_of(name): sorted(set(ids)) for name, ids in heads.items()}
+    met: set[str] = set()
+
+    def silence(name: str, out: Tensor) -> Tensor:
+        if name not in chosen:
+            return out
+        met.add(name)
+        n, ids = out.shape[-3], chosen[name]
+        if ids and not -n <= ids[0] <= ids[-1] < n:
+            raise IndexError(f"heads of {name!r} must be from 0 to {n - 1}, got {ids}")
+        keep = torch.ones(n, dtype=torch.bool, device=out.device)
+        keep[ids] = False
+        return torch.where(keep[:, None, None], out, 0.0)
+
+    with _through(model, silence):
+        yield
+    if missed := [name for name in chosen if name not in met]:
+        raise RuntimeError(f"no attention was seen in {missed} while ablating; {SEEN}")
+
+
+@contextmanager
+def importance(model: nn.Module) -> Iterator[dict[str, Float[Tensor, " h"]]]:
+    """sum over tokens of abs(out_h . dL/dout_h), for each layer and head: how much a loss leans on each (Michel et al.
+    2019, sec. 4.1). The dot product is also the sum over keys of A * dL/dA.
+
+    >>> import torch
+    >>> from regard.nn import Attention
+    >>> model = Attention(16, heads=4)
+    >>> with importance(model) as scores:
+    ...     model(torch.randn(2, 5, 16)).square().mean().backward()
+    >>> scores[""].shape
+    torch.Size([4])
+
+    Run forward and backward within the block, over as many batches as you like: the sums add up. Compare heads within a
+    layer, or divide each layer by its norm, as the paper does. It is a first-order estimate of what `ablate` measures.
+    """
+    scores: dict[str, Tensor] = {}
+
+    def watch(name: str, out: Tensor) -> Tensor:
+        if out.requires_grad:
+            kept = out.detach()
+
+            def add(grad: Tensor) -> None:
+                dtype = torch.promote_types(grad.dtype, torch.float32)
+                per_token = (kept.to(dtype) * grad.to(dtype)).sum(-1).abs()  # b h i
+                total = per_token.sum(-1).view(-1, kept.shape[-3]).sum(0)
+                scores[name] = scores[name] + total if name in scores else total
+
+            out.register_hook(add)
+        return out
+
+    with _through(model, watch):
+        yield scores
+    if not scores:
+        raise RuntimeError(f"no gradient of an attention was seen; call backward within the block; {SEEN}")
+
+
+def ablation_importance(
+    model: nn.Module, loss: Callable[[], float | Tensor], layers: Sequence[str] | None = None
+) -> dict[str, Float[Tensor, " h"]]:
+    """loss without head h - loss, for each layer and head: what `ablate` costs (Michel et al. 2019, sec. 3.2).
+
+    >>> import torch
+    >>> from regard.nn import Attention
+    >>> model, x = Attention(16, heads=4), torch.randn(2, 5, 16)
+    >>> ablation_importance(model, lambda: model(x).square().mean())[""].shape
+    torch.Size([4])
+
+    `loss` runs the model on data of your choice, once for every head: put the model in evaluation mode and keep the
+    data fixed. `layers` are the names to go through, all unless given.
+    """
+    heads: dict[str, int] = {}
+
+    def count(name: str, out: Tensor) -> Tensor:
+        heads[name] = out.shape[-3]
+        return out
+
+    with torch.no_grad():
+        with _through(model, count):
+            whole = float(loss())
+        if missed := [name for name in layers or () if name not in heads]:
+            raise RuntimeError(f"no attention was seen in {missed}; the layers that attended are {list(heads)}; {SEEN}")
+        costs: dict[str, Tensor] = {}
+        for name in heads if layers is None else layers:
+            without = []
+            for head in range(heads[name]):
+                with ablate(model, {name: [head]}):
+                    without.append(float(loss()) - whole)
+            costs[name] = torch.tensor(without, dtype=torch.float64)
+    return costs
+
+
+@contextmanager
+def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
+    """Put the output of every attention of the model, `b h i e`, through `change(layer name, output)`."""
+    where: list[tuple[str, nn.Module]] = []
+
+    def enter(name: str, module: nn.Module) -> Callable[..., None]:
+        return lambda *_: where.append((name, module))
+
+    def leave(module: nn.Module, args: Any, out: Any) -> Any:
+        name, _ = where.pop()
+        if isinstance(module, Core) and isinstance(out, Tensor):
+            return change(layer_of(name), out)
+        return None
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.callback(module.register_forward_pre_hook(enter(name, module)).remove)
+            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+        stack.enter_context(_Calls(where, change))
+        yield
+
+
+class _Calls(TorchFunctionMode):
+    """Sees the attention functions of PyTorch as they are called."""
+
+    def __init__(self, where: list[tuple[str, nn.Module]], change: Callable[[str, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.where = where
+        self.change = change
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # What a Core calls is seen at the Core itself.
+        if not self.where or isinstance(self.where[-1][1], Core):
+            return func(*args, **kwargs)
+        name = self.where[-1][0]
+        if func is F.scaled_dot_product_attention:
+            return self.change(name, func(*args, **kwargs))
+        if func is F.multi_head_attention_forward:
+            return self._multi_head(name, MULTI_HEAD.bind(*args, **kwargs))
+        return func(*args, **kwargs)
+
+    def _multi_head(self, name: str, call: inspect.BoundArguments) -> tuple[Tensor, Tensor | None]:
+        weight, bias = call.arguments["out_proj_weight"], call.arguments["out_proj_bias"]
+        call.arguments |= {"out_proj_weight": torch.eye(len(weight)).to(weight), "out_proj_bias": None}
+        # With the identity for a projection, the function returns its heads side by side.
+        joined, A = F.multi_head_attention_forward(*call.args, **call.kwargs)  # i b (h e)
+        heads = joined.unflatten(-1, (call.arguments["num_heads"], -1)).movedim(0, -2)  # b h i e
+        return F.linear(self.change(name, heads).movedim(-2, 0).flatten(-2), weight, bias), A
+
+
+MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
+
+
+def _must_exist(model: nn.Module, names: Iterable[str]) -> None:
+    known = dict(model.named_modules())
+    for name in names:
+        if name not in known:
+            some = [n for n, m in known.items() if hasattr(m, "core") or isinstance(m, nn.MultiheadAttention)]
+            raise ValueError(f"the model has no layer {name!r}; its attention layers are {some or list(known)[:20]}")

@@ -1,0 +1,233 @@
+"""Hugging Face models: seen through the two interfaces by which transformers looks up attention and its masks.
+
+While somebody watches, what `AttentionInterface` finds for a layer, whichever implementation it is, also shows what it
+is called with: the model runs what it always runs. What `AttentionMaskInterface` finds notes where the queries of each
+mask stand, which a model with a static or a sliding cache knows there and nowhere later.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.masks import Causal, Padding, Window
+from ..ops.normalizers import SinkSoftmax
+from .record import Seen
+from .watch import Watch
+
+EAGER = "eager"
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """See the attention of transformers models within the block; nothing to do where there are none."""
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not any(isinstance(m, transformers.PreTrainedModel) for m in watch.model.modules()):
+        yield
+        return
+    with _LOCK:
+        if not _WATCHES:
+            _wrap(transformers)
+        _WATCHES.append(watch)
+    try:
+        with _generations(watch):
+            yield
+    finally:
+        with _LOCK:
+            _WATCHES.remove(watch)
+            if not _WATCHES:
+                _unwrap(transformers)
+
+
+_LOCK = threading.Lock()
+_WATCHES: list[Watch] = []
+_ORIGINALS: dict[str, Any] = {}  # what the interfaces held before anybody watched
+_PLACES: dict[tuple[int, int], int] = {}  # of the latest mask of so many queries and keys: where the first query stands
+
+
+def _wrap(transformers: Any) -> None:
+    attention, masks = transformers.AttentionInterface, transformers.AttentionMaskInterface
+    _ORIGINALS.update(find=attention.get_interface, masks=dict(masks()))
+    attention.get_interface = _seeing(attention.get_interface)
+    for name, function in _ORIGINALS["masks"].items():
+        masks.register(name, _placing(function))
+
+
+def _unwrap(transformers: Any) -> None:
+    transformers.AttentionInterface.get_interface = _ORIGINALS.pop("find")
+    for name, function in _ORIGINALS.pop("masks").items():
+        transformers.AttentionMaskInterface.register(name, function)
+    _PLACES.clear()
+
+
+def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
+    """A lookup whose functions also hand what they are called with to whoever watches the module."""
+
+    def get_interface(self: Any, attn_implementation: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
+        function = find(self, attn_implementation, default)
+
+        def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
+            watches = [watch for watch in _WATCHES if id(module) in watch.names and not watch.is_quiet]
+            with ExitStack() as stack:
+                for watch in watches:
+                    stack.enter_context(watch.quiet())
+                result = function(module, q, k, v, mask, *args, **kwargs)
+                for watch in watches:
+                    with torch.no_grad():
+                        seen = _read(watch, attn_implementation or EAGER, module, q, k, v, mask, kwargs)
+                    watch.recorder.see(watch.names[id(module)], seen, result[0], lambda grad: grad.transpose(1, 2))
+            return result
+
+        return attend
+
+    return get_interface
+
+
+def _placing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A mask function that also notes where the queries of its mask stand."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        mask = function(*args, **kwargs)
+        if mask is not None and "q_offset" in kwargs:
+            size = int(kwargs["q_length"]), int(kwargs["kv_length"])
+            _PLACES[size] = int(kwargs["q_offset"]) - int(kwargs.get("kv_offset", 0))
+        return mask
+
+    return make
+
+
+def _read(
+    watch: Watch,
+    implementation: str,
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,
+    given: dict[str, Any],
+) -> Seen:
+    """The call in terms, as each implementation means its arguments."""
+    flag = given.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if flag is None else flag) and q.shape[2] > 1
+    place = None if mask is None else _PLACES.get((q.shape[2], k.shape[2]))
+    if "flash" in implementation:
+        mask = _flash_mask(mask, causal, given.get("sliding_window"))
+    elif mask is None and causal and implementation not in (EAGER, "flex_attention"):
+        mask, place = Causal(), 0  # PyTorch's own flag counts from the top left
+    sink = given.get("s_aux")
+    return watch.recorder.reader.read(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=given.get("position_bias"),
+        scale=given.get("scaling"),
+        cap=given.get("softcap"),
+        normalize=None if sink is None else SinkSoftmax(sink.detach()),
+        offset=place,
+    )
+
+
+def _flash_mask(keep: Tensor | None, causal: bool, window: int | None) -> Any:
+    """Flash attention is handed a padding mask over keys, and says the rest by flags."""
+    mask: Any = Causal() if causal else None
+    if window is not None:
+        mask = Window(window) if mask is None else mask & Window(window)
+    if keep is not None:
+        padding = Padding(keep.bool())
+        mask = padding if mask is None else mask & padding
+    return mask
+
+
+@contextmanager
+def _generations(watch: Watch) -> Iterator[None]:
+    """Let `model.generate` say that its passes belong together, and replay what beam search found."""
+    model: Any = watch.model
+    if not hasattr(model, "prepare_inputs_for_generation") or "generate" in vars(model):
+        yield
+        return
+    original = model.generate
+
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        if _beams(model, kwargs) == 1:
+            with watch.recorder.generation():
+                return original(*args, **kwargs)
+        # Beams that are dropped, revived and reordered have no rows of their own: those that were found do.
+        with watch.quiet(), _first_inputs(model) as first:
+            found = original(*args, **kwargs)
+        sequences = found if isinstance(found, Tensor) else found.sequences
+        with torch.no_grad():
+            model(**_inputs_again(model, sequences, args, kwargs, first))
+        return found
+
+    vars(model)["generate"] = generate
+    try:
+        yield
+    finally:
+        del vars(model)["generate"]
+
+
+def _beams(model: Any, kwargs: dict[str, Any]) -> int:
+    config = kwargs.get("generation_config") or model.generation_config
+    return kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1
+
+
+@contextmanager
+def _first_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """What the model is first called with in the block."""
+    first: dict[str, Any] = {}
+
+    def note(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        first.update({} if first else kwargs)
+
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield first
+    finally:
+        hook.remove()
+
+
+def _inputs_again(
+    model: Any, sequences: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], first: dict[str, Any]
+) -> dict[str, Any]:
+    """The inputs of one forward pass over finished sequences, each with the inputs it was generated from."""
+    named, main = dict(kwargs), model.main_input_name
+    if args or "inputs" in named:
+        named[main] = args[0] if args else named["inputs"]
+    takes = inspect.signature(model.forward).parameters
+    inputs = {name: x for name, x in named.items() if name in takes and isinstance(x, Tensor)}
+    rows = len(inputs[main]) if main in inputs else len(sequences)
+    inputs = {
+        name: x.repeat_interleave(len(sequences) // rows, 0) if len(x) == rows else x for name, x in inputs.items()
+    }
+    if model.config.is_encoder_decoder:
+        return {**inputs, "decoder_input_ids": _with_prompt(sequences, first["decoder_input_ids"])}
+    prompt = inputs.get("attention_mask", torch.ones_like(inputs.get(main, sequences[:, :0])))
+    mask = torch.cat((prompt, _until_end(model, sequences[:, prompt.shape[1] :]).to(prompt.dtype)), 1)
+    inputs |= {"input_ids": sequences, "attention_mask": mask}
+    if "position_ids" in takes:
+        inputs["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)
+    return inputs
+
+
+def _with_prompt(sequences: Tensor, prompt: Tensor) -> Tensor:
+    """The sequences from the decoder's first token on; some models return them without their prompt."""
+    prompt = prompt[:: max(1, len(prompt) // len(sequences))][: len(sequences)]
+    whole = torch.equal(sequences[:, : prompt.shape[1]], prompt)
+    return sequences if whole else torch.cat((prompt, sequences), 1)
+
+
+def _until_end(model: Any, written: Tensor) -> Tensor:
+    """True up to and with the token that ends each sequence."""
+    ends = model.generation_config.eos_token_id
+    if ends is None:
+        return torch.ones_like(written, dtype=torch.bool)
+    ended = torch.isin(written, torch.as_tensor(ends, device=written.device))
+    return ended.cumsum(1) - ended.long() == 0

@@ -1,0 +1,53 @@
+"""Labels: what the queries and keys of some layers are, tokens or groups of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+Tokens = Sequence[str] | Sequence[Sequence[str]]  # of one text, or of each batch row
+TokensByLayer = Mapping[str, Tokens | tuple[Tokens, Tokens]]  # a pair for queries and keys of different texts
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The two axes of every layer whose name matches the pattern `layers`."""
+
+    layers: str
+    queries: Any
+    keys: Any
+
+
+def tokens_by_layer(tokens: Tokens | TokensByLayer) -> list[Labels]:
+    """What was said of tokens, for each pattern."""
+    given = tokens if isinstance(tokens, Mapping) else {"*": tokens}
+    found = []
+    for pattern, texts in given.items():
+        pair = isinstance(texts, tuple) and len(texts) == 2 and not all(isinstance(text, str) for text in texts)
+        queries, keys = texts if pair else (texts, texts)
+        found.append(Labels(pattern, _texts(queries), _texts(keys)))
+    return found
+
+
+def meant_for(layer: str, labels: Sequence[Labels]) -> Labels | None:
+    """The last labels whose pattern matches a layer."""
+    return next((x for x in reversed(labels) if fnmatchcase(layer, x.layers)), None)
+
+
+def fitting(texts: Sequence[list[str]], n: int, batch: int) -> list[str] | None:
+    """The tokens of a batch row, if there are n; or one more, for the last token a model writes it never reads."""
+    row = texts[0] if len(texts) == 1 else texts[batch]
+    return row[:n] if len(row) in (n, n + 1) else None
+
+
+def _texts(tokens: Any) -> list[list[str]]:
+    """A text for each batch row, or one for all."""
+    rows = [list(tokens)] if all(isinstance(token, str) for token in tokens) else [list(row) for row in tokens]
+    if not all(isinstance(token, str) for row in rows for token in row):
+        raise TypeError(
+            "tokens must be strings, or lists of strings, one for each batch row; "
+            "write tokenizer.convert_ids_to_tokens(ids)"
+        )
+    return rows

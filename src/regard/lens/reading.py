@@ -1,0 +1,223 @@
+"""Reader: from the tensors a kernel is handed to an attention in terms.
+
+Masks become terms once and are shared by every layer that is handed the same one; keys that were repeated for grouped
+queries are taken once; the unwritten room of a static cache is left out.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
+from operator import add, and_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..ops.biases import Added, Bias, Sum
+from ..ops.mask import And, Mask
+from ..ops.masks import Causal, Padding, Window
+from ..ops.normalizers import Normalizer
+from ..ops.scores import Dot
+from ..ops.term import Term
+from .recognize import Packed, Rows, recognize, recognize_bias
+from .record import Seen
+from .steps import same
+from .storage import Store
+
+LARGE = 2**20  # bytes of a mask worth a word
+
+
+class Reader:
+    """Reads what kernels are handed, and remembers the masks."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._terms: dict[str, list[Term]] = {}
+
+    def read(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | BlockMask | Mask | None = None,
+        bias: Tensor | None = None,
+        scale: float | None = None,
+        cap: float | None = None,
+        normalize: Normalizer | None = None,
+        offset: int | None = None,
+    ) -> Seen:
+        """One attention over tensors; `mask` is a term, booleans (True = may attend) or numbers to add.
+
+        `offset` is where the first query stands, if the caller knows; a mask that shows it is believed otherwise.
+        """
+        lead = q.shape[:-3]
+        q, k, v = (_four(x, lead) for x in (q, k, v))
+        k, v = _once(k, v) if k.shape[1] == q.shape[1] else (k, v)
+        plain = scale is None or scale == q.shape[-1] ** -0.5
+        score = None if plain and cap is None else Dot(scale=None if plain else scale, cap=cap)
+        seen = Seen(q=q, k=k, v=v, score=score, normalize=normalize, offset=offset)
+        if isinstance(mask, Mask):
+            seen = replace(seen, mask=mask)
+        elif mask is not None:
+            found = self._found(mask, seen, lead)
+            seen = replace(seen, mask=found.mask, bias=found.bias, offset=found.offset)
+        seen = _without_room(seen)
+        seen = replace(seen, mask=self._one(seen.mask))
+        if bias is None:
+            return seen
+        whole = bias.shape[-1] == seen.k.shape[2]
+        found = self._found(bias if whole else bias[..., : seen.k.shape[2]], seen, lead)
+        return replace(seen, bias=_all(add, seen.bias, found.bias))
+
+    def _found(self, tensor: Tensor | BlockMask, seen: Seen, lead: torch.Size) -> _Found:
+        """The terms of a tensor, looked at once for all layers it is handed to."""
+        version = tensor._version if isinstance(tensor, Tensor) and not tensor.is_inference() else 0
+        asked = version, seen.q.shape[2], seen.k.shape[2], seen.offset
+        known = self._read.get(tensor)
+        if known is None or known[0] != asked:
+            known = asked, self._shared(_terms_of(tensor, seen, lead))
+            self._read[tensor] = known
+        return known[1]
+
+    def _shared(self, found: _Found) -> _Found:
+        return found._replace(mask=self._one(found.mask), bias=self._one(found.bias))
+
+    def _one(self, term: Any) -> Any:
+        """The term itself, or one seen before that says the same."""
+        if term is None:
+            return None
+        alike = self._terms.setdefault(repr(term), [])
+        for other in alike:
+            if same(other, term):
+                return other
+        self._store.charge(sum(x.nbytes for x in term.tensors()), repr(term))
+        alike.append(term)
+        for part in _parts(term):
+            if isinstance(part, (Packed, Added)) and (size := sum(x.nbytes for x in part.tensors())) > LARGE:
+                kind = "mask" if isinstance(part, Packed) else "bias"
+                warnings.warn(
+                    f"a {kind} has no structure that regard knows: {size / 1e6:.3g} MB, queries x keys, are held for "
+                    f"it, {part!r}",
+                    stacklevel=2,
+                )
+        return term
+
+
+class _Found(NamedTuple):
+    """What a tensor turned out to be."""
+
+    mask: Mask | None
+    bias: Bias | None
+    offset: int | None
+
+
+def _terms_of(tensor: Tensor | BlockMask, seen: Seen, lead: torch.Size) -> _Found:
+    if isinstance(tensor, BlockMask) or tensor.dtype == torch.bool:
+        rows = _rows_of_function(tensor, seen) if isinstance(tensor, BlockMask) else _rows(tensor, lead)
+        mask, offset = recognize(rows, offset=seen.offset)
+        return _Found(mask, None, seen.offset if offset == seen.place else offset)
+    # Models hide by -inf or by the least number there is; both are a mask and no bias.
+    rows, least = _rows(tensor, lead), torch.finfo(tensor.dtype).min / 2
+    shown = replace(rows, block=lambda start, stop: rows.block(start, stop) > least)
+    mask, offset = recognize(shown, offset=seen.offset)
+    numbers = replace(rows, block=lambda start, stop: _zeroed(rows.block(start, stop), least))
+    bias = recognize_bias(numbers, seen=shown, offset=offset)
+    return _Found(mask, bias, seen.offset if offset == seen.place else offset)
+
+
+def _rows(tensor: Tensor, lead: torch.Size) -> Rows:
+    x = _four(tensor, lead) if tensor.ndim > 2 else tensor[None, None]
+    # One row for all queries stays one row.
+    return Rows.of(x[:, :, :1] if x.shape[2] > 1 and x.stride(2) == 0 else x)
+
+
+def _rows_of_function(mask: BlockMask, seen: Seen) -> Rows:
+    """The rows of a FlexAttention mask, whose function says each entry."""
+    (b, h, i), j, device = seen.q.shape[:3], seen.k.shape[2], seen.q.device
+    index = [torch.arange(n, device=device).view([-1] + [1] * dims) for n, dims in ((b, 3), (h, 2), (j, 0))]
+
+    def block(start: int, stop: int) -> Tensor:
+        row = torch.arange(start, stop, device=device)[:, None]
+        value = mask.mask_mod(index[0], index[1], row, index[2])
+        return value[(None,) * (4 - value.ndim)].expand(-1, -1, stop - start, j)
+
+    shape = block(0, min(1, i)).shape
+    return Rows((shape[0], shape[1], i, j), block, device)
+
+
+def _zeroed(x: Tensor, least: float) -> Tensor:
+    return torch.where(x > least, x, 0.0)
+
+
+def _four(x: Tensor, lead: torch.Size) -> Tensor:
+    """A tensor of a call whose batch dims are `lead` with dims b h i d: batch dims as one, no heads as one head."""
+    if len(lead) == 1:
+        return x[(None,) * (4 - x.ndim)]
+    if not lead:  # b i d: kernels take a batch without heads
+        return x[:, None] if x.ndim == 3 else x[(None,) * (4 - x.ndim)]
+    x = x[(None,) * (len(lead) + 3 - x.ndim)]
+    return x.expand(*lead, *x.shape[-3:]).flatten(0, -4)
+
+
+def _once(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values without the copies that grouped queries were given."""
+    heads = k.shape[1]
+    # Copies stand side by side, so one look at the first two heads tells most models that there are none.
+    if heads == 1 or v.shape[1] != heads or not torch.equal(k[:, 0, :1], k[:, 1, :1]):
+        return k, v
+    for times in (n for n in range(heads, 1, -1) if heads % n == 0):
+        if all(torch.equal(x[:, m::times], x[:, ::times]) for x in (k, v) for m in range(1, times)):
+            return k[:, ::times], v[:, ::times]
+    return k, v
+
+
+def _without_room(seen: Seen) -> Seen:
+    """The call without keys behind the last query that its mask hides from all."""
+    used = seen.place + seen.q.shape[2]
+    if seen.offset is None or used >= seen.k.shape[2]:
+        return seen
+    parts: list[Any] = list(_parts(seen.mask))
+    hidden = any(isinstance(x, Causal) or (isinstance(x, Padding) and _ends(x, seen, used)) for x in parts)
+    if seen.bias is not None or not hidden or not all(isinstance(x, (Causal, Window, Padding)) for x in parts):
+        return seen
+    narrowed = [_narrow(x, seen, used) for x in parts]
+    return replace(seen, k=seen.k[:, :, :used], v=seen.v[:, :, :used], mask=_all(and_, *narrowed))
+
+
+def _ends(padding: Padding, seen: Seen, used: int) -> bool:
+    return not bool(_keep(padding, seen)[:, used:].any())
+
+
+def _keep(padding: Padding, seen: Seen) -> Tensor:
+    keys = padding.keys if isinstance(padding.keys, Tensor) else torch.tensor(padding.keys, device=seen.k.device)
+    return keys if keys.dtype == torch.bool else torch.arange(seen.k.shape[2], device=keys.device) < keys[:, None]
+
+
+def _narrow(part: Mask, seen: Seen, used: int) -> Mask | None:
+    if not isinstance(part, Padding):
+        return part
+    keep = _keep(part, seen)[:, :used]
+    return None if bool(keep.all()) else Padding(keep)
+
+
+def _parts(term: Term | None) -> Iterator[Term]:
+    """The terms that are joined by `&` or `+`."""
+    if term is None:
+        return
+    if isinstance(term, (And, Sum)):
+        yield from _parts(term.left)
+        yield from _parts(term.right)
+    else:
+        yield term
+
+
+def _all(join: Any, *terms: Any) -> Any:
+    given = [term for term in terms if term is not None]
+    return reduce(join, given) if given else None

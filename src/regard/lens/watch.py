@@ -1,0 +1,193 @@
+"""Watch: sees the attention functions of PyTorch while a model runs, and which of its layers calls them.
+
+A torch function mode sees every call of `F.scaled_dot_product_attention` and `F.multi_head_attention_forward`; hooks
+say whose it is, and show the calls of our own `Core`. While a mode is active `nn.TransformerEncoder` leaves its fused
+fast path, in which there would be nothing to see, for its plain one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import reduce
+from operator import add, or_
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ..nn.attention import Core
+from ..ops.masks import Causal
+from .record import Seen
+from .recorder import Recorder
+
+
+class Watch(TorchFunctionMode):
+    """Hands every attention of a model to a recorder."""
+
+    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+        super().__init__()
+        self.model, self.recorder = model, recorder
+        self.names = {id(module): layer_of(name) for name, module in model.named_modules()}
+        self.ran = False
+        self._where: list[str] = []
+        self._quiet = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the model within the block."""
+        with ExitStack() as stack:
+            for name, module in self.model.named_modules():
+                if not _is_plain(module):
+                    stack.callback(module.register_forward_pre_hook(self._enter(layer_of(name))).remove)
+                    hook = module.register_forward_hook(self._leave, with_kwargs=True, always_call=True)
+                    stack.callback(hook.remove)
+            with self:
+                yield
+
+    @property
+    def is_quiet(self) -> bool:
+        """Is what happens now of no interest?"""
+        return self._quiet > 0
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """What is called within is of no interest, or has been seen already."""
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._quiet or not self._where:
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            out = func(*args, **kwargs)
+            self._dot_product(out, *args, **kwargs)
+            return out
+        if func is F.multi_head_attention_forward:
+            result = func(*args, **kwargs)
+            self._multi_head(result[0], inspect.signature(func).bind(*args, **kwargs))
+            return result
+        if self.recorder.projecting is not None:
+            self._projection(func, args)
+        return func(*args, **kwargs)
+
+    def _enter(self, name: str) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any) -> None:
+            self.ran = True
+            self._where.append(name)
+            self._quiet += isinstance(module, Core)
+
+        return enter
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        name = self._where.pop()
+        if isinstance(module, Core):
+            self._quiet -= 1
+            if isinstance(out, Tensor) and not self._quiet:
+                q, k, v = args
+                with self.quiet():
+                    self.recorder.see(name, Seen(q=q, k=k, v=v, **kwargs), out)
+
+    def _dot_product(
+        self,
+        out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> None:
+        # PyTorch counts causal from the top left: its first query stands at position 0, whatever the lengths.
+        place: dict[str, Any] = {"mask": Causal(), "offset": 0} if is_causal else {"mask": attn_mask}
+        with torch.no_grad():
+            seen = self.recorder.reader.read(query, key, value, scale=scale, **place)
+        self.recorder.see(self._where[-1], seen, out, lambda grad: grad.reshape(*seen.q.shape[:3], -1))
+
+    def _multi_head(self, out: Tensor, call: inspect.BoundArguments) -> None:
+        call.apply_defaults()
+        given = call.arguments
+        with torch.no_grad():
+            q, k, v = _projected(given)
+            mask = _hidden(given, k.shape[2])
+            seen = self.recorder.reader.read(q, k, v, mask=mask)
+        heads, weight = given["num_heads"], given["out_proj_weight"].detach()
+
+        def of_heads(grad: Tensor) -> Tensor:
+            # The output is the heads side by side times the projection, so its gradient goes back through it.
+            joined = grad.reshape(grad.shape[0], -1, grad.shape[-1]) @ weight
+            return joined.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
+
+        self.recorder.see(self._where[-1], seen, out, of_heads)
+        if self.recorder.projecting is not None:
+            self.recorder.projecting.project(weight)
+            self.recorder.projecting = None
+
+    def _projection(self, func: Any, args: Any) -> None:
+        """The first linear map after an attention that takes all its heads is its output projection."""
+        record = self.recorder.projecting
+        assert record is not None
+        if func is F.linear:
+            weight = args[1]
+        elif func is torch.addmm:
+            weight = args[2].mT
+        else:
+            return
+        if weight.shape[1] == record.width:
+            record.project(weight.detach())
+        self.recorder.projecting = None
+
+
+def layer_of(name: str) -> str:
+    """The name a layer goes by: a `Core` is a part of the layer it belongs to."""
+    return "" if name == "core" else name.removesuffix(".core")
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Is it a layer of PyTorch's own without parts, in which nothing attends?"""
+    return type(module).__module__.startswith("torch.nn.modules.") and next(module.children(), None) is None
+
+
+def _projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """b h i d, as `F.multi_head_attention_forward` makes them of its arguments."""
+    inputs = [given[name] if given[name].ndim == 3 else given[name][:, None] for name in ("query", "key", "value")]
+    if given["use_separate_proj_weight"]:
+        weights = [given[f"{x}_proj_weight"] for x in "qkv"]
+    else:
+        weights = given["in_proj_weight"].chunk(3)
+    biases = [None] * 3 if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)
+    q, k, v = (F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True))  # i b (h d)
+    if given["bias_k"] is not None:
+        k, v = (torch.cat((x, given[f"bias_{s}"].expand(1, x.shape[1], -1))) for s, x in (("k", k), ("v", v)))
+    q, k, v = (x.unflatten(-1, (given["num_heads"], -1)).permute(1, 2, 0, 3) for x in (q, k, v))
+    static = [given[f"static_{s}"] for s in "kv"]
+    k, v = (x if fixed is None else fixed.unflatten(0, (len(q), -1)) for x, fixed in zip((k, v), static, strict=True))
+    return (q, F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))) if given["add_zero_attn"] else (q, k, v)
+
+
+def _hidden(given: dict[str, Any], keys: int) -> Tensor | None:
+    """The masks of `F.multi_head_attention_forward` as one that `read` takes, b|1 h|1 i|1 j; added keys are seen."""
+    attention, padding = given["attn_mask"], given["key_padding_mask"]
+    parts = []
+    if attention is not None:
+        attention = attention if attention.ndim == 3 else attention[None]
+        parts.append(attention.unflatten(0, (-1, given["num_heads"])) if len(attention) > 1 else attention[None])
+    if padding is not None:
+        parts.append((padding if padding.ndim == 2 else padding[None])[:, None, None])
+    if not parts:
+        return None
+    if all(x.dtype == torch.bool for x in parts):  # True = hidden, in this one place of PyTorch
+        seen = ~reduce(or_, parts)
+        return F.pad(seen, (0, keys - seen.shape[-1]), value=True)
+    added = [x if x.is_floating_point() else torch.where(x, -torch.inf, 0.0) for x in parts]
+    total = reduce(add, added)
+    return F.pad(total, (0, keys - total.shape[-1]))

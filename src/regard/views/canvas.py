@@ -1,0 +1,131 @@
+"""The parts figures are made of: paper, colours that share a scale, axes that name or count tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Literal
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm
+from matplotlib.figure import Figure
+
+from .glyphs import shown
+from .matrices import Numbers
+
+Scale = Literal["linear", "sqrt"]
+
+INK, FAINT, HAIR = "#222222", "#777777", "#cccccc"
+ACCENT, DEEP = "#b73779", "#3b0f70"  # two of magma's own
+NAMED = 64  # tokens that can be read along an axis
+
+
+def _from_white() -> ListedColormap:
+    """magma from its light end, begun at white, so that nothing is drawn where there is nothing."""
+    magma = np.asarray(colormaps["magma_r"](np.linspace(0, 1, 256)))
+    share = np.minimum(np.linspace(0, 1, 256) / 0.2, 1)[:, None]
+    return ListedColormap(1 - share * (1 - magma), name="magma_from_white")
+
+
+WHITE_TO_DARK = _from_white()
+
+
+class Paper(Figure):
+    """A figure that belongs to no window and no global list, and that a notebook shows as it is."""
+
+    def _repr_png_(self) -> bytes:
+        file = BytesIO()
+        self.savefig(file, format="png")
+        return file.getvalue()
+
+
+def paper(width: float, height: float) -> Paper:
+    """An empty figure, in inches."""
+    figure = Paper(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+class Colours:
+    """Values to colours: from 0 to the largest, or, where some are below 0, symmetric around it."""
+
+    def __init__(self, values: Sequence[Numbers], scale: Scale, above_zero: Colormap = WHITE_TO_DARK) -> None:
+        if scale not in ("linear", "sqrt"):
+            raise ValueError(f"scale must be 'linear' or 'sqrt', got {scale!r}")
+        finite = [x[np.isfinite(x)] for x in values]
+        least = min((float(x.min(initial=0.0)) for x in finite), default=0.0)
+        most = max((float(x.max(initial=0.0)) for x in finite), default=0.0)
+        if least < 0 and scale == "sqrt":
+            raise ValueError(f"scale='sqrt' is for values of 0 and more, got {least:.3g}; write scale='linear'")
+        self.most = most = max(most, -least) or 1.0
+        self.map: Colormap = above_zero if least >= 0 else colormaps["RdBu_r"]
+        self.norm: Normalize = (
+            PowerNorm(0.5, 0, most) if scale == "sqrt" else Normalize(-most if least < 0 else 0, most)
+        )
+
+    def __call__(self, value: float) -> tuple[float, float, float, float]:
+        return self.map(float(self.norm(value)))
+
+    def paint(self, axes: Axes, values: Numbers, shape: tuple[int, int]) -> None:
+        """The cells of a matrix of that shape, the first query on top, in token coordinates."""
+        i, j = shape
+        extent = (-0.5, j - 0.5, i - 0.5, -0.5)
+        axes.imshow(values, cmap=self.map, norm=self.norm, aspect="auto", interpolation="nearest", extent=extent)
+        frame(axes)
+
+    def bar(self, figure: Figure, axes: Sequence[Axes], label: str = "attention") -> None:
+        """The scale, beside what it is the scale of."""
+        bar = figure.colorbar(ScalarMappable(self.norm, self.map), ax=axes, fraction=0.04, pad=0.02, aspect=30)
+        bar.set_label(label, color=INK)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=8, length=2)
+
+
+def ink_on(colour: tuple[float, float, float, float]) -> str:
+    """Black or white, whichever is read more easily."""
+    red, green, blue, _ = colour
+    return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
+
+
+def label_rows(axes: Axes, tokens: Sequence[str] | None, n: int, drawn: int) -> None:
+    """Name the queries down the side where they can be read, count them where not."""
+    _label(axes.yaxis, "query", "queries", tokens, n, drawn)
+
+
+def label_columns(axes: Axes, tokens: Sequence[str] | None, n: int, drawn: int) -> None:
+    """Name or count the keys, along the top, where reading starts."""
+    _label(axes.xaxis, "key", "keys", tokens, n, drawn)
+    axes.xaxis.set_label_position("top")
+    axes.xaxis.tick_top()
+    if tokens is not None and n <= NAMED and any(len(label.get_text()) > 2 for label in axes.get_xticklabels()):
+        axes.tick_params(axis="x", labelrotation=90)
+
+
+def _label(axis: Axis, one: str, many: str, tokens: Sequence[str] | None, n: int, drawn: int) -> None:
+    if drawn < n:
+        axis.set_label_text(f"{n:,} {many}, pooled to {drawn} cells")
+        return
+    axis.set_label_text(one)
+    if tokens is not None and n <= NAMED:
+        texts, families = shown(tokens)
+        axis.set_ticks(range(n), texts, fontfamily=families, fontsize=9, parse_math=False)
+        axis.set_tick_params(length=0)
+
+
+def frame(axes: Axes) -> None:
+    """A hairline around a map."""
+    axes.spines[:].set(color=HAIR, linewidth=0.8)
+
+
+def must_name(name: str, texts: Sequence[str], n: int) -> list[str]:
+    """As many texts as there are things to name."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"{name} must be a list of strings, got {type(texts).__name__}")
+    if len(texts) != n:
+        raise ValueError(f"{name} must hold {n} strings, one each, got {len(texts)}")
+    return list(texts)

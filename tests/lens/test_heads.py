@@ -1,0 +1,244 @@
+"""Heads switched off and weighed: in our layers, in PyTorch's, and wherever the fused function is called."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from regard import Causal
+from regard.lens.heads import ablate, ablation_importance, importance
+from regard.nn import Attention
+
+close = torch.testing.assert_close
+DIM, HEADS = 12, 4
+
+
+class Foreign(nn.Module):
+    """Somebody's attention, over the fused function."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(DIM, 3 * DIM)
+        self.out = nn.Linear(DIM, DIM)
+
+    def heads(self, x):
+        return (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.inside(x).chunk(3, -1))
+
+    def forward(self, x):
+        out = F.scaled_dot_product_attention(*self.heads(x), is_causal=True)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+class Torch(nn.Module):
+    def __init__(self, need_weights, batch_first=True):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(DIM, HEADS, batch_first=batch_first)
+        self.need_weights = need_weights
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=self.need_weights)[0]
+
+
+LAYERS = {
+    "ours": (lambda: Attention(DIM, HEADS, mask=Causal()), "layer", "out"),
+    "foreign": (Foreign, "layer", "out"),
+    "torch": (lambda: Torch(False), "layer.attention", "attention.out_proj"),
+    "torch with weights": (lambda: Torch(True), "layer.attention", "attention.out_proj"),
+    "torch, batch second": (lambda: Torch(True, batch_first=False), "layer.attention", "attention.out_proj"),
+}
+every_layer = pytest.mark.parametrize("kind", LAYERS)
+
+
+def build(kind):
+    make, name, projection = LAYERS[kind]
+    model = nn.Sequential()
+    model.add_module("layer", make().double().eval())
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return model, name, model.get_submodule(f"layer.{projection}")
+
+
+def silenced(model, projection, heads, x):
+    """The same by hand: the columns of those heads taken out of the output projection."""
+    kept = projection.weight.detach().clone()
+    with torch.no_grad():
+        projection.weight.view(DIM, HEADS, -1)[:, heads] = 0
+        out = model(x)
+        projection.weight.copy_(kept)
+    return out
+
+
+@every_layer
+@pytest.mark.parametrize("heads", [[0], [2, 1], [0, 1, 2, 3], [-1], []])
+def test_an_ablated_head_adds_nothing(kind, heads):
+    model, name, projection = build(kind)
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    plain = model(x)
+    with ablate(model, {name: heads}):
+        out = model(x)
+    close(out, silenced(model, projection, heads, x))
+    assert torch.equal(model(x), plain)
+
+
+@every_layer
+def test_no_gradient_passes_an_ablated_head(kind):
+    model, name, projection = build(kind)
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    with ablate(model, {name: [1]}):
+        model(x).sum().backward()
+    grads = projection.weight.grad.view(DIM, HEADS, -1)
+    assert grads[:, 1].abs().max() == 0
+    assert grads[:, 0].abs().max() > 0
+
+
+def test_ablation_reaches_layers_inside_pytorch_encoders_on_their_fast_path():
+    layer = nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).double().eval()
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    with torch.no_grad():
+        plain = model(x)
+        with ablate(model, {"layers.1.self_attn": [0]}):
+            out = model(x)
+        close(out, silenced(model, model.layers[1].self_attn.out_proj, [0], x))
+        close(model(x), plain)
+
+
+def test_ablations_nest():
+    model, name, projection = build("ours")
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    with ablate(model, {name: [0]}), ablate(model, {name: [2]}):
+        out = model(x)
+    close(out, silenced(model, projection, [0, 2], x))
+
+
+def test_a_layer_may_be_named_by_its_core():
+    model, _, projection = build("ours")
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    with ablate(model, {"layer.core": [1]}):
+        out = model(x)
+    close(out, silenced(model, projection, [1], x))
+
+
+def test_an_error_inside_leaves_no_hook_behind():
+    model, name, _ = build("ours")
+    with pytest.raises(KeyError), ablate(model, {name: [0]}):
+        raise KeyError
+    x = torch.randn(1, 4, DIM, dtype=torch.float64)
+    with pytest.raises(ValueError, match="x must have dims"), ablate(model, {name: [0]}):
+        model(x[..., 1:])
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_forward_that_fails_inside_does_not_confuse_what_follows():
+    model, name, projection = build("foreign")
+    x = torch.randn(1, 4, DIM, dtype=torch.float64)
+    q = torch.randn(3, 1, HEADS, 4, 3)
+    with ablate(model, {name: [0]}):
+        with pytest.raises(RuntimeError):
+            model(x[..., 1:])
+        assert F.scaled_dot_product_attention(*q)[:, 0].abs().max() > 0  # no layer of the model
+        out = model(x)
+    close(out, silenced(model, projection, [0], x))
+
+
+def test_bad_layers_and_heads_are_named():
+    model, name, _ = build("ours")
+    x = torch.randn(1, 4, DIM, dtype=torch.float64)
+    with (
+        pytest.raises(ValueError, match=r"no layer 'layers'; its attention layers are \['layer'\]"),
+        ablate(model, {"layers": [0]}),
+    ):
+        pass
+    with pytest.raises(IndexError, match="heads of 'layer' must be from 0 to 3"), ablate(model, {name: [4]}):
+        model(x)
+    with (
+        pytest.raises(RuntimeError, match=r"no attention was seen in \['layer.out'\]"),
+        ablate(model, {"layer.out": [0]}),
+    ):
+        model(x)
+    with pytest.raises(RuntimeError, match="call backward within the block"), importance(model):
+        model(x)
+    with pytest.raises(RuntimeError, match=r"no attention was seen in \['layer.out'\]; the layers that attended"):
+        ablation_importance(model, lambda: model(x).sum(), ["layer.out"])
+
+
+@every_layer
+def test_importance_is_the_sum_over_tokens_of_output_times_gradient(kind):
+    model, name, projection = build(kind)
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    # The input of the output projection is the heads side by side, whatever the layer.
+    joined = []
+    if kind in ("ours", "foreign"):
+        handle = projection.register_forward_pre_hook(lambda module, args: joined.append(args[0]))
+        out = model(x)
+        handle.remove()
+        (grad,) = torch.autograd.grad(out.square().sum(), joined[0])
+        dots = (joined[0] * grad).unflatten(-1, (HEADS, -1)).sum(-1).abs()
+        expected = dots.sum((0, 1))
+    else:
+        attention = model.layer.attention
+        layer = Attention.from_torch(attention)
+        turned = x if attention.batch_first else x.transpose(0, 1)
+        layer.out.register_forward_pre_hook(lambda module, args: joined.append(args[0]))
+        (grad,) = torch.autograd.grad(layer(turned).square().sum(), joined[0])
+        expected = (joined[0] * grad).unflatten(-1, (HEADS, -1)).sum(-1).abs().sum((0, 1))
+    with importance(model) as scores:
+        model(x).square().sum().backward()
+    assert list(scores) == [name]
+    close(scores[name], expected)
+
+
+def test_importance_is_the_sum_of_attention_times_its_gradient():
+    layer = Attention(DIM, HEADS, mask=Causal()).double()
+    x = torch.randn(1, 5, DIM, dtype=torch.float64)
+    A = layer.weights(x).dense().detach().requires_grad_()
+    v = layer.value(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    loss = layer.out((A @ v).transpose(1, 2).flatten(2)).square().sum()
+    (grad,) = torch.autograd.grad(loss, A)
+    with importance(layer) as scores:
+        layer(x).square().sum().backward()
+    close(scores[""], (A * grad).sum(-1).abs().sum((0, 2)))
+
+
+def test_importance_adds_up_over_batches():
+    model, name, _ = build("ours")
+    x = torch.randn(4, 5, DIM, dtype=torch.float64)
+    with importance(model) as scores:
+        for part in x.split(2):
+            model(part).square().sum().backward()
+    with importance(model) as whole:
+        model(x).square().sum().backward()
+    close(scores[name], whole[name])
+
+
+@every_layer
+def test_ablation_importance_is_the_loss_without_each_head(kind):
+    model, name, projection = build(kind)
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    costs = ablation_importance(model, lambda: model(x).square().mean())
+    whole = model(x).square().mean().item()
+    expected = [silenced(model, projection, [n], x).square().mean().item() - whole for n in range(HEADS)]
+    close(costs[name], torch.tensor(expected, dtype=torch.float64))
+    assert list(ablation_importance(model, lambda: 0.0 * model(x).sum(), [name])) == [name]
+
+
+def test_a_hugging_face_model_is_seen_by_its_layer_names():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(32, (2, 7))
+    with importance(model) as scores:
+        model(ids, labels=ids).loss.backward()
+    assert {name: len(score) for name, score in scores.items()} == {f"model.layers.{n}.self_attn": 4 for n in (0, 1)}
+    with torch.no_grad():
+        with ablate(model, {"model.layers.0.self_attn": [1]}):
+            out = model(ids).logits
+        model.model.layers[0].self_attn.o_proj.weight[:, 4:8] = 0
+        close(out, model(ids).logits)

@@ -1,0 +1,183 @@
+"""Tape: how it is asked, labelled and put in tables."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from regard import Causal, Weights, weights
+from regard.lens import Extras, Tape, capture, spans, words
+from regard.nn import Attention
+
+B, N, D, H = 2, 7, 16, 4
+TEXT = ["A", "que", "##ry", "look", "##s", "at", "keys"]
+
+
+@pytest.fixture
+def tape():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": Attention(D, H, mask=Causal()), "b": nn.Sequential(Attention(D, H), Attention(D, H))})
+    x = torch.randn(B, N, D)
+    with torch.no_grad(), capture(model, TEXT, values=True) as tape:
+        model["b"](model["a"](x))
+        model["a"](x[:, :5])
+    return tape
+
+
+def test_entries_are_asked_by_name_call_and_number(tape):
+    assert list(tape) == [("a", 0), ("b.0", 0), ("b.1", 0), ("a", 1)]
+    assert tape["b.1"] is tape["b.1", 0] is tape[2] is tape[-2]
+    assert tape["a", 1] is tape[3]
+    assert isinstance(tape[0], Weights)
+    assert list(tape.values()) == [tape[n] for n in range(4)]
+    assert ("a", 1) in tape
+    assert tape.layers == ["a", "b.0", "b.1"]
+    assert tape.calls("a") == [tape[0], tape[3]]
+
+
+def test_a_tape_shows_its_layers(tape):
+    assert repr(tape).splitlines() == [
+        "Tape(3 layers, 4 calls)",
+        "a, 0  Weights(2 x 4 x 7 x 7, mask=Causal())",
+        "b.0   Weights(2 x 4 x 7 x 7)",
+        "b.1   Weights(2 x 4 x 7 x 7)",
+        "a, 1  Weights(2 x 4 x 5 x 5, mask=Causal())",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "message"),
+    [
+        ("a", KeyError, r"'a' was called 2 times; write tape\['a', 0\], tape\['a', 1\]"),
+        (("b.0", 1), KeyError, r"'b.0' was called once; write tape\['b.0', 0\]"),
+        ("c", KeyError, "no layer 'c' on the tape; there are a, b.0, b.1"),
+        (4, IndexError, "the tape has 4 entries, got index 4"),
+    ],
+)
+def test_what_is_not_there_is_answered_with_what_is(tape, key, kind, message):
+    with pytest.raises(kind, match=message):
+        tape[key]
+
+
+def test_a_pattern_selects_a_tape(tape):
+    some = tape.select("b.*")
+    assert list(some) == [("b.0", 0), ("b.1", 0)]
+    assert some["b.0"] is tape["b.0"]
+    assert torch.equal(some.extras("b.0").v, tape.extras("b.0").v)
+    assert some.tokens_of("b.0") == (TEXT, TEXT)
+    with pytest.raises(KeyError, match=r"no layer matches 'c\*'; there are a, b.0, b.1"):
+        tape.select("c*")
+
+
+def test_extras_are_empty_where_nothing_was_kept(tape):
+    assert tape.extras("b.0").projection.shape == (D, D)
+    plain = Tape({("x", 0): weights(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4))})
+    assert plain.extras("x").v is None
+    assert Extras().gradient is None
+
+
+def test_tokens_label_axes_of_their_length(tape):
+    assert tape.tokens_of(0) == (TEXT, TEXT)
+    assert tape.tokens_of(("a", 1)) == (None, None)
+    tape.tokens = {"*": TEXT, "b.1": (TEXT, [*TEXT[:-1], "values"]), "a": [["x"] * 7, ["y"] * 7]}
+    assert tape.tokens_of("b.1")[1][-1] == "values"
+    assert tape.tokens_of(("a", 0), batch=1) == (["y"] * 7, ["y"] * 7)
+    assert len(tape.tokens) == 3
+    tape.tokens = {"b.*": TEXT}
+    assert tape.tokens_of(("a", 0)) == (None, None)
+
+
+def test_the_last_token_a_model_writes_may_have_no_row(tape):
+    tape.tokens = [*TEXT, "."]
+    assert tape.tokens_of(0) == (TEXT, TEXT)
+
+
+def test_two_tokens_are_a_text_and_no_pair():
+    A = weights(torch.randn(1, 1, 2, 4), torch.randn(1, 1, 2, 4))
+    tape = Tape({("x", 0): A})
+    tape.tokens = ("a", "b")
+    assert tape.tokens_of("x") == (["a", "b"], ["a", "b"])
+    tape.tokens = {"x": ("a", "b")}
+    assert tape.tokens_of("x") == (["a", "b"], ["a", "b"])
+
+
+def test_tokens_must_be_strings(tape):
+    with pytest.raises(TypeError, match="tokens must be strings"):
+        tape.tokens = [[1, 2], [3, 4]]
+
+
+def test_mass_between_groups_is_that_of_the_matrix(tape):
+    tape.group("words", words(TEXT))
+    tape.group("words", words(TEXT), spans(N, {"start": (0, 2)}), layers="b.1")
+    found = tape.mass("b.0", "words")
+    one_hot = nn.functional.one_hot(words(TEXT).ids).double()
+    truth = (one_hot.T @ tape["b.0"].dense().double() @ one_hot) / one_hot.sum(0)[:, None]
+    assert (found - truth).abs().max() < 1e-6
+    assert tape.mass("b.1", "words").shape == (B, H, 5, 2)
+    assert tape.groups_of("b.1", "words")[1].labels == ("start", "other")
+
+
+def test_groups_that_are_missing_or_do_not_fit_are_named(tape):
+    with pytest.raises(KeyError, match=r"'b.0' has no groups 'lines'; give it some with tape.group"):
+        tape.mass("b.0", "lines")
+    tape.group("words", words(TEXT))
+    with pytest.raises(ValueError, match="groups 'words' are of 7 tokens, 'a' has 5 queries"):
+        tape.groups_of(("a", 1), "words")
+
+
+def test_groups_need_queries_and_keys():
+    layer = Attention(D, H)
+    with torch.no_grad(), capture(layer, keep=["max"]) as tape:
+        layer(torch.randn(B, N, D))
+    tape.group("words", words(TEXT))
+    with pytest.raises(ValueError, match="only measures were kept"):
+        tape.mass("", "words")
+
+
+def test_a_table_has_a_row_for_each_head(tape, monkeypatch):
+    monkeypatch.setattr("regard.lens.table.find_spec", lambda name: None)
+    table = tape.table()
+    assert list(table) == ["layer", "call", "batch", "head", "entropy", "received", "max", "distance"]
+    assert len(table["layer"]) == 4 * B * H
+    row = table["head"].index(3)
+    A = tape["a", 0].dense().double()[0, 3]
+    entropy = -torch.special.xlogy(A, A).sum(-1).mean()
+    assert table["entropy"][row] == pytest.approx(entropy.item(), abs=1e-5)
+    assert table["received"][row] == pytest.approx((A.sum(0).max() / N).item(), abs=1e-5)
+    assert table["max"][row] == pytest.approx(A.amax(-1).mean().item(), abs=1e-5)
+    assert (table["layer"][row], table["call"][row], table["batch"][row]) == ("a", 0, 0)
+
+
+def test_a_table_is_a_data_frame_where_there_is_pandas(tape, monkeypatch):
+    monkeypatch.setattr("regard.lens.table.find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda columns: ("frame", columns)))
+    kind, columns = tape.table()
+    assert kind == "frame"
+    assert len(columns["head"]) == 4 * B * H
+
+
+def test_queries_that_see_nothing_are_left_out_of_the_means(monkeypatch):
+    monkeypatch.setattr("regard.lens.table.find_spec", lambda name: None)
+    q, k = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)
+    padded = weights(q, k, mask=Causal(), offset=-2)  # the first two queries stand before every key
+    alone = weights(q[:, :, 2:], k, mask=Causal(), offset=0)
+    numbers = [Tape({("x", 0): A}).table() for A in (padded, alone)]
+    assert numbers[0]["entropy"] == pytest.approx(numbers[1]["entropy"], abs=1e-6)
+
+
+def test_tables_of_reduced_tapes_have_what_was_kept(monkeypatch):
+    monkeypatch.setattr("regard.lens.table.find_spec", lambda name: None)
+    layer = Attention(D, H)
+    with torch.no_grad(), capture(layer, keep=["distance", "pool:4"]) as tape:
+        layer(torch.randn(B, N, D))
+    assert list(tape.table()) == ["layer", "call", "batch", "head", "distance"]
+    with torch.no_grad(), capture(layer, keep=["pool:4"]) as tape:
+        layer(torch.randn(B, N, D))
+    assert tape.table() == {}
+
+
+def test_facts_name_the_model(tape):
+    assert tape.facts["model"] == "torch.nn.modules.container.ModuleDict"
+    assert tape.facts["torch"] == str(torch.__version__)
