@@ -78,11 +78,17 @@ def fold(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: 
         block = piece.block
         at = block.batch, block.heads, block.rows
         s = scores(problem, piece)
-        A, rows_statistic = normalized(problem, block, s)
-        if statistic is not None and rows_statistic is not None:
-            statistic[at] = rows_statistic
+        if problem.statistic is not None and isinstance(problem.normalize, (Softmax, SinkSoftmax)):
+            log = s.sub_(_finite(problem.statistic[at]))
+            A = log.exp()
+            entropies = _entropy_by_logs(A, log, hidden=piece.masked is not None or problem.bias is not None)
+        else:
+            A, rows_statistic = normalized(problem, block, s)
+            entropies = _entropy_of(problem, A, s, rows_statistic)
+            if statistic is not None and rows_statistic is not None:
+                statistic[at] = rows_statistic
         result.max[at] = A.amax(-1)
-        result.entropy[at] = _entropy_of(problem, A, s, rows_statistic)
+        result.entropy[at] = entropies
         result.distance[at] = _mean_distance(A, block)
         by_bin, bins = _sum_rows(A, row_bins[:, block.rows])
         result.received[block.batch, block.heads].index_add_(2, block.j, by_bin.sum(2))
@@ -143,10 +149,17 @@ def _entropy_of(problem: Problem, A: Tensor, s: Tensor, statistic: Tensor | None
     """The entropy of each row; spends the scores, which nobody needs after it."""
     if not isinstance(problem.normalize, (Softmax, SinkSoftmax)) or statistic is None:
         return _entropy(A)
-    # log A is s - lse already; hidden entries are lifted off -inf, where 0 * -inf would be NaN.
-    lse = torch.where(statistic.isfinite(), statistic, 0.0)
-    log = s.sub_(lse).clamp_(min=torch.finfo(s.dtype).min / 2)
+    return _entropy_by_logs(A, s.sub_(_finite(statistic)), hidden=True)
+
+
+def _entropy_by_logs(A: Tensor, log: Tensor, hidden: bool) -> Tensor:
+    """-sum A log A with log A known, and spent; hidden entries are lifted off -inf, where 0 * -inf would be NaN."""
+    log = log.clamp_(min=torch.finfo(log.dtype).min / 2) if hidden else log
     return -log.mul_(A).sum(-1)
+
+
+def _finite(lse: Tensor) -> Tensor:
+    return torch.where(lse.isfinite(), lse, 0.0)
 
 
 def _mean_distance(A: Tensor, block: Block) -> Tensor:
@@ -169,7 +182,10 @@ def _mean_distance(A: Tensor, block: Block) -> Tensor:
 
 def _sum_rows(A: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Add up the rows of each bin: `b h i j, 1 i -> b h bins j`, and which bins they are."""
-    bins, place = ids[0].unique(return_inverse=True)
+    bins, place, counts = ids[0].unique(return_inverse=True, return_counts=True)
+    size = A.shape[2] // bins.numel()
+    if bool((counts == size).all()) and bool((place[1:] >= place[:-1]).all()):
+        return A.unflatten(2, (-1, size)).sum(3), bins
     picks = F.one_hot(place, bins.numel()).to(A.dtype).T
     return picks @ A, bins
 
