@@ -21,7 +21,7 @@ nightly: $(READY)
 	REGARD_HYPOTHESIS=nightly $(BIN)/python -m pytest -q -n auto tests/test_invariants.py
 
 mutants: $(READY)
-	$(BIN)/python -m pytest -q -n 2 -m mutants tests/mutants
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m mutants tests/mutants
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -7,6 +7,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 
 settings.register_profile(
     "fast", max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)

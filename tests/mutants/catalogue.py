@@ -932,8 +932,8 @@ BACKENDS = [
     Mutant(
         "the matrix stored where no other backend can",
         "dispatch.py",
-        "    return sdpa, flex, tiled",
-        "    return sdpa, flex, tiled, reference",
+        "    return sdpa, flex, triton, tiled",
+        "    return sdpa, flex, triton, tiled, reference",
         "ops/test_dispatch.py::test_the_reference_is_never_taken_unasked",
     ),
     Mutant(

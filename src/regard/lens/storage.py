@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..ops.lazy import parse_size
+from ..ops.sizes import parse_size
 
 
 class Kept(Protocol):

@@ -7,14 +7,14 @@ from types import ModuleType
 
 import torch
 
-from .backends import flex, reference, sdpa, tiled
+from .backends import flex, reference, sdpa, tiled, triton
 from .call import Call
 from .grid import Grid
 from .layout import TILE
 from .masks import Causal
 from .scores import Additive
 
-BACKENDS: dict[str, ModuleType] = {backend.name: backend for backend in (sdpa, flex, tiled, reference)}
+BACKENDS: dict[str, ModuleType] = {backend.name: backend for backend in (sdpa, flex, triton, tiled, reference)}
 
 
 def choose(call: Call) -> ModuleType:
@@ -40,8 +40,8 @@ def order(call: Call) -> tuple[ModuleType, ...]:
     masked = call.mask is not None and not isinstance(call.mask, Causal)
     if call.q.device.type == "cuda" and masked and not torch.compiler.is_compiling():
         # With a mask of keys PyTorch's kernels take 2 to 3 times as long as FlexAttention.
-        return flex, sdpa, tiled
-    return sdpa, flex, tiled
+        return flex, sdpa, triton, tiled
+    return sdpa, flex, triton, tiled
 
 
 def named(name: str) -> ModuleType:
@@ -74,6 +74,7 @@ def table(call: Call) -> str:
 REASONS = {
     "sdpa": "could",
     "flex": "could, where sdpa cannot",
+    "triton": "could, where sdpa and flex cannot",
     "tiled": "could, slower",
     "reference": "could, storing the matrix; ask for it by name",
 }

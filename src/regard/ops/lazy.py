@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import dispatch, measures
+from . import dispatch, fused, measures
 from .backends import reference
+from .bins import area, even_bins, groups
 from .call import Call, no_autocast
 from .demands import must_be_within
 from .indexing import chosen_ids, split
@@ -22,6 +23,7 @@ from .place import pick
 from .problem import Piece, Problem, prepare
 from .products import transposed_product
 from .rows import Reduction, evaluate, nothing_seen, weigh
+from .sizes import parse_size
 
 LIMIT = "1GB"
 MAP = 512
@@ -167,12 +169,15 @@ class Weights:
         if how not in ("mean", "sum", "max"):
             raise ValueError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
         self._fits(b * h * rows * cols, LIMIT, "this map")
-        bins = _bins(i, rows, self.device), _bins(j, cols, self.device)
+        bins = even_bins(i, rows, self.device), even_bins(j, cols, self.device)
         with self._numbers():
             if how == "max":
                 return self._restore(measures.bin_maxima(self._problem(), *bins, rows, cols))
-            sums = measures.bin_sums(self._problem(), *bins, rows, cols)
-        return self._restore(sums / _area(*bins, rows, cols) if how == "mean" else sums)
+            if self._has_kernel():
+                sums = self._by_kernel(frozenset(), (rows, cols))["map"]
+            else:
+                sums = measures.bin_sums(self._problem(), *bins, rows, cols)
+        return self._restore(sums / area(*bins, rows, cols) if how == "mean" else sums)
 
     def mass(self, query_groups: Tensor, key_groups: Tensor) -> Tensor:
         """Attention between groups of tokens, say sentences: summed over a group's keys, averaged over its queries.
@@ -180,8 +185,8 @@ class Weights:
         Groups are whole numbers from 0, dims (i,) or (b, i); the result has dims b h query-groups key-groups.
         """
         b, h, i, j = self._call.shape
-        query_groups = _groups("query_groups", query_groups, b, i, self.device)
-        key_groups = _groups("key_groups", key_groups, b, j, self.device)
+        query_groups = groups("query_groups", query_groups, b, i, self.device)
+        key_groups = groups("key_groups", key_groups, b, j, self.device)
         rows, cols = (int(x.max()) + 1 if x.numel() else 0 for x in (query_groups, key_groups))
         self._fits(b * h * rows * cols, LIMIT, "the mass between these groups")
         with self._numbers():
@@ -193,18 +198,20 @@ class Weights:
         """Entropy, received mass, maximum, distance and a map of at most 512 x 512, in one pass."""
         _, _, i, j = self._call.shape
         rows, cols = max(1, min(i, MAP)), max(1, min(j, MAP))
-        bins = _bins(i, rows, self.device), _bins(j, cols, self.device)
+        bins = even_bins(i, rows, self.device), even_bins(j, cols, self.device)
         with self._numbers():
-            folded = measures.fold(self._problem(), *bins, rows, cols)
-            self._statistic = folded.statistic
-            area = _area(*bins, rows, cols).clamp(min=1)
+            if self._has_kernel():
+                found = self._by_kernel(frozenset(("entropy", "received", "max", "distance")), (rows, cols))
+            else:
+                found, self._statistic = measures.fold(self._problem(), *bins, rows, cols)
+            entries = area(*bins, rows, cols).clamp(min=1)
         return Summary(
-            entropy=self._restore(folded.entropy),
-            received=self._restore(folded.received),
-            max=self._restore(folded.max),
-            distance=self._restore(folded.distance),
-            map=self._restore(folded.sums / area),
-            statistic=None if folded.statistic is None else self._restore(folded.statistic.squeeze(-1)),
+            entropy=self._restore(found["entropy"]),
+            received=self._restore(found["received"]),
+            max=self._restore(found["max"]),
+            distance=self._restore(found["distance"]),
+            map=self._restore(found["map"] / entries),
+            statistic=None if self._statistic is None else self._restore(self._statistic.squeeze(-1)),
         )
 
     def dense(self, limit: str = LIMIT) -> Tensor:
@@ -254,6 +261,9 @@ class Weights:
         return Weights(deepcopy(self._call, memo), deepcopy(self._statistic, memo))
 
     def _reduce(self, reduction: Reduction) -> Tensor:
+        if reduction.measure is not None and not self._differentiated() and self._has_kernel():
+            with self._numbers():
+                return self._restore(self._by_kernel(frozenset((reduction.measure,)))[reduction.measure])
         problem = self._problem()
         with no_autocast(self.device):
             if self._call.backend == "reference":
@@ -265,13 +275,27 @@ class Weights:
             self._statistic = statistic.detach()
         return self._restore(value)
 
+    def _differentiated(self) -> bool:
+        return torch.is_grad_enabled() and any(x.requires_grad for x in self._call.tensors())
+
+    def _has_kernel(self) -> bool:
+        return self._call.backend in (None, "triton") and not fused.objections(self._call)
+
+    def _by_kernel(self, want: frozenset[str], map_shape: tuple[int, int] | None = None) -> dict[str, Tensor]:
+        """What is asked for by one kernel, after the row statistic if that is not known yet."""
+        self._guard()
+        if self._statistic is None:
+            call = self._call.with_values(self._call.k)
+            _, self._statistic = dispatch.choose(call).run(call)
+        assert self._statistic is not None
+        return fused.reduced(self._call, self._statistic, want, map_shape)
+
     def _tile(self, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         """The entries where those batch rows, heads, rows and keys cross: `batch heads rows cols`."""
         self._guard()
         call = self._call.select(batch, heads, rows)
         known = self._statistic
-        grad = torch.is_grad_enabled() and any(x.requires_grad for x in call.tensors())
-        if known is not None and not grad and call.backend != "reference":
+        if known is not None and not self._differentiated() and call.backend != "reference":
             with self._numbers():
                 problem = prepare(call, pick(known, (batch, heads, rows)))
                 if problem.garbage is None:
@@ -358,21 +382,6 @@ class Transposed:
         return self._weights.dense(limit).mT
 
 
-def parse_size(text: str) -> int:
-    """Bytes of a size such as "512MB", "1.5GB" or "100KB"."""
-    if not isinstance(text, str):
-        raise TypeError(f"a size must be a string such as '1GB', got {text!r} ({type(text).__name__})")
-    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "B": 1}
-    for unit, factor in units.items():
-        number = text.strip().upper().removesuffix(unit).strip()
-        if number != text.strip().upper():
-            try:
-                return int(float(number) * factor)
-            except (ValueError, OverflowError):
-                break
-    raise ValueError(f"a size must be a number with KB, MB, GB or TB, such as '1GB', got {text!r}")
-
-
 def _from_statistic(problem: Problem, cols: Tensor) -> Tensor:
     """Chosen keys of every row of a problem whose row statistic is known: only those keys are scored."""
     b, h, i, _ = problem.shape
@@ -382,22 +391,3 @@ def _from_statistic(problem: Problem, cols: Tensor) -> Tensor:
         block = problem.block(slice(0, b), slice(0, h), slice(start, min(start + step, i)), cols)
         parts.append(weigh(problem, Piece(block, slice(0, cols.numel())))[0])
     return torch.cat(parts, 2) if parts else problem.q.new_zeros(b, h, 0, cols.numel())
-
-
-def _bins(n: int, count: int, device: torch.device) -> Tensor:
-    return (torch.arange(n, device=device) * count // max(n, 1))[None]
-
-
-def _area(row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
-    return row_bins[0].bincount(minlength=rows)[:, None] * col_bins[0].bincount(minlength=cols)
-
-
-def _groups(name: str, ids: Tensor, b: int, n: int, device: torch.device) -> Tensor:
-    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
-        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise TypeError(f"{name} must be a tensor of whole numbers, got {kind}")
-    if tuple(ids.shape) not in ((n,), (b, n), (1, n)):
-        raise ValueError(f"{name} must have dims ({n},) or ({b}, {n}), got shape {tuple(ids.shape)}")
-    if ids.numel() and int(ids.min()) < 0:
-        raise ValueError(f"{name} must be 0 or more, got {int(ids.min())}")
-    return (ids if ids.ndim == 2 else ids[None]).to(device).long()

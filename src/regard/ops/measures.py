@@ -5,7 +5,7 @@ Those made by `evaluate` are differentiable once; the walks at the end of the fi
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,22 +21,22 @@ How = Literal["mean", "sum", "max"]
 
 def entropy() -> Reduction:
     """-sum_j A log A, in nats: `b h i`."""
-    return Reduction(lambda problem, block, A, x: _entropy(A), "rows")
+    return Reduction(lambda problem, block, A, x: _entropy(A), "rows", measure="entropy")
 
 
 def received() -> Reduction:
     """sum_i A: `b h j`."""
-    return Reduction(lambda problem, block, A, x: A.sum(-2), "keys")
+    return Reduction(lambda problem, block, A, x: A.sum(-2), "keys", measure="received")
 
 
 def largest() -> Reduction:
     """max_j A: `b h i`."""
-    return Reduction(lambda problem, block, A, x: A.amax(-1) if A.shape[-1] else A.sum(-1), "rows")
+    return Reduction(lambda problem, block, A, x: A.amax(-1) if A.shape[-1] else A.sum(-1), "rows", measure="max")
 
 
 def distance() -> Reduction:
     """sum_j A abs(i - j): `b h i`."""
-    return Reduction(lambda problem, block, A, x: (A * (block.i - block.j).abs()).sum(-1), "rows")
+    return Reduction(lambda problem, block, A, x: (A * (block.i - block.j).abs()).sum(-1), "rows", measure="distance")
 
 
 def columns(ids: Tensor, n_j: int) -> Reduction:
@@ -55,24 +55,13 @@ def _entropy(A: Tensor) -> Tensor:
     return -(A * torch.where(A > 0, A, 1.0).log()).sum(-1)
 
 
-class Folded(NamedTuple):
-    """The measures of one pass."""
-
-    entropy: Tensor
-    received: Tensor
-    max: Tensor
-    distance: Tensor
-    sums: Tensor
-    statistic: Tensor | None
-
-
-def fold(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Folded:
-    """Entropy, received mass, maximum, distance and the map of bin sums, in one pass over the blocks."""
+def fold(
+    problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Entropy, received mass, maximum, distance and the map of bin sums, in one pass, and the row statistic."""
     b, h, i, j = problem.shape
-    zeros = torch.zeros(b, h, i, dtype=problem.q.dtype, device=problem.q.device)
-    result = Folded(
-        zeros, zeros.new_zeros(b, h, j), zeros.clone(), zeros.clone(), zeros.new_zeros(b, h, rows, cols), None
-    )
+    shapes = {"entropy": (i,), "received": (j,), "max": (i,), "distance": (i,), "map": (rows, cols)}
+    found = {name: problem.q.new_zeros(b, h, *shape) for name, shape in shapes.items()}
     statistic = nothing_seen(problem) if problem.statistic is None else problem.statistic.clone()
     for piece in pieces(problem):
         block = piece.block
@@ -87,13 +76,13 @@ def fold(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: 
             entropies = _entropy_of(problem, A, s, rows_statistic)
             if statistic is not None and rows_statistic is not None:
                 statistic[at] = rows_statistic
-        result.max[at] = A.amax(-1)
-        result.entropy[at] = entropies
-        result.distance[at] = _mean_distance(A, block)
+        found["max"][at] = A.amax(-1)
+        found["entropy"][at] = entropies
+        found["distance"][at] = _mean_distance(A, block)
         by_bin, bins = _sum_rows(A, row_bins[:, block.rows])
-        result.received[block.batch, block.heads].index_add_(2, block.j, by_bin.sum(2))
-        _add_columns(result.sums[block.batch, block.heads], by_bin, bins, col_bins[:, block.j])
-    return result._replace(statistic=statistic)
+        found["received"][block.batch, block.heads].index_add_(2, block.j, by_bin.sum(2))
+        _add_columns(found["map"][block.batch, block.heads], by_bin, bins, col_bins[:, block.j])
+    return found, statistic
 
 
 def bin_sums(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:

@@ -50,6 +50,7 @@ class Problem:
     garbage: Tensor | None = None  # b j, keys that hold NaN, Inf or the like; None where every tensor is clean
     statistic: Tensor | None = None  # b h i 1
     dense: bool = False  # one block for the whole, as the reference asks
+    kernel: bool = False  # additive scores by our kernel
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

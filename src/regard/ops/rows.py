@@ -27,13 +27,15 @@ BLANK = torch.empty(0)  # stands for a tensor in a problem that waits for its ba
 class Reduction:
     """`value(problem, block, A, x)`: what a block adds to the result, along "rows" or along "keys".
 
-    `x` is the other factor of a product, if there is one; `tail` is the shape of one row (or key) of the result.
+    `x` is the other factor of a product, if there is one; `tail` is the shape of one row (or key) of the result;
+    `measure` is its name where there is a kernel for it.
     """
 
     value: Callable[[Problem, Block, Tensor, Tensor | None], Tensor]
     along: Literal["rows", "keys"]
     tail: tuple[int, ...] = ()
     x: Tensor | None = None
+    measure: str | None = None
 
 
 def evaluate(problem: Problem, reduction: Reduction) -> tuple[Tensor, Tensor | None]:
@@ -67,10 +69,18 @@ def scores(problem: Problem, piece: Piece) -> Tensor:
     k = taken(problem, block, problem.k, (block.batch, block.shared(problem.k.shape[1]), block.cols))
     if isinstance(score, Additive):
         u = block.take(score.u, (block.shared(score.u.shape[0]),) if score.u.ndim == 2 else ())
-        s = additive_scores(q, k, u.to(q.dtype))
+        s = _additive(problem)(q, k, u.to(q.dtype))
     else:
         s = score.tile(q, k)
     return biased_and_masked(problem, piece, s)
+
+
+def _additive(problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    if not problem.kernel:
+        return additive_scores
+    from ..kernels import additive
+
+    return additive.additive_scores
 
 
 class ByRows(torch.autograd.Function):

@@ -1,0 +1,18 @@
+"""Sizes in bytes, as people write them."""
+
+from __future__ import annotations
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "512MB", "1.5GB" or "100KB"."""
+    if not isinstance(text, str):
+        raise TypeError(f"a size must be a string such as '1GB', got {text!r} ({type(text).__name__})")
+    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "B": 1}
+    for unit, factor in units.items():
+        number = text.strip().upper().removesuffix(unit).strip()
+        if number != text.strip().upper():
+            try:
+                return int(float(number) * factor)
+            except (ValueError, OverflowError):
+                break
+    raise ValueError(f"a size must be a number with KB, MB, GB or TB, such as '1GB', got {text!r}")

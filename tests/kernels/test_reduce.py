@@ -1,0 +1,161 @@
+"""Reductions by the kernel are those of the dense matrix in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard as R
+from regard import weights
+from regard.kernels.reduce import Bins, Config, dealt_rows, reduce
+from regard.ops import fused
+
+NAMES = ("entropy", "received", "max", "distance")
+IDS = torch.arange(40) // 9
+TERMS = {
+    "plain": {},
+    "causal": {"mask": R.Causal()},
+    "window": {"mask": R.Causal() & R.Window(9)},
+    "both sides": {"mask": R.Window(before=3, after=12)},
+    "diagonal": {"mask": R.Diagonal()},
+    "lengths": {"mask": R.Padding((40, 13))},
+    "causal lengths": {"mask": R.Causal() & R.Padding(torch.tensor([0, 33]))},
+    "keep": {"mask": R.Padding(torch.rand(2, 40, generator=torch.Generator().manual_seed(1)) > 0.4)},
+    "prefix": {"mask": R.Causal() | R.Prefix(7)},
+    "documents": {"mask": R.Documents(IDS[-19:], IDS)},
+    "global": {"mask": R.Window(4) | R.Global(3)},
+    "not self": {"mask": R.Causal() & ~R.Diagonal()},
+    "dense": {"mask": R.Dense(torch.rand(2, 2, 19, 40, generator=torch.Generator().manual_seed(2)) > 0.5)},
+    "rule": {"mask": R.Rule(lambda b, h, i, j: (i + j) % 3 > 0)},
+    "alibi": {"bias": R.Alibi(2)},
+    "t5": {"bias": R.Relative.t5(torch.randn(2, 32, generator=torch.Generator().manual_seed(3)))},
+    "added": {"bias": R.Added(torch.randn(2, 19, 40, generator=torch.Generator().manual_seed(4))), "mask": R.Causal()},
+    "cosine": {"score": R.Cosine(0.3)},
+    "bilinear": {"score": R.Bilinear(torch.randn(16, 16, generator=torch.Generator().manual_seed(5)))},
+    "location": {"score": R.Location(torch.randn(50, 16, generator=torch.Generator().manual_seed(6)))},
+    "negative scale": {"score": R.Dot(scale=-0.5)},
+    "cap": {"score": R.Dot(cap=2.0)},
+    "sink": {"normalize": R.SinkSoftmax(torch.tensor([-1.0, 1.0]))},
+}
+
+
+def moved(terms, device, dtype=None):
+    def move(x):
+        return x.to(device, dtype) if dtype and x.is_floating_point() else x.to(device)
+
+    return {name: term.map_tensors(move) for name, term in terms.items()}
+
+
+def judged(q, k, terms, **options):
+    """The weights by the kernel, and those of the definition in float64."""
+    A = weights(q, k, **moved(terms, q.device), **options)
+    exact = weights(
+        q.cpu().double(), k.cpu().double(), **moved(terms, "cpu", torch.float64), **options, backend="reference"
+    )
+    return A, exact
+
+
+@pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS)
+def test_a_summary_is_that_of_the_dense_matrix(terms, device):
+    q, k = torch.randn(2, 2, 19, 16, device=device), torch.randn(2, 1, 40, 16, device=device)
+    A, exact = judged(q, k, terms)
+    assert fused.objections(A._call) == []
+    summary, want = A.summary(), exact.summary()
+    for name in (*NAMES, "map"):
+        got = getattr(summary, name).cpu().double()
+        assert not got.isnan().any()
+        torch.testing.assert_close(got, getattr(want, name), atol=5e-5, rtol=1e-5, msg=lambda m, name=name: name + m)
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "d", "offset"),
+    [(1, 1, 3, None), (7, 63, 16, None), (63, 7, 5, None), (33, 33, 111, None), (5, 40, 8, 3)],
+)
+def test_odd_shapes_and_offsets_are_right(n, m, d, offset, device):
+    q, k = torch.randn(1, 2, n, d, device=device), torch.randn(1, 2, m, d, device=device)
+    A, exact = judged(q, k, {"mask": R.Causal()}, offset=offset)
+    for name in NAMES:
+        got = getattr(A, name)().cpu().double()
+        torch.testing.assert_close(got, getattr(exact, name)(), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (4, 8), (5, 7), (32, 64), (16, 4)])
+def test_a_map_of_any_resolution_is_right(rows, cols, device):
+    q, k = torch.randn(1, 2, 32, 16, device=device), torch.randn(1, 1, 64, 16, device=device)
+    A, exact = judged(q, k, {"mask": R.Causal()})
+    for how in ("mean", "sum"):
+        torch.testing.assert_close(
+            A.pool(rows, cols, how).cpu().double(), exact.pool(rows, cols, how), atol=1e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("terms", [{}, {"mask": R.Causal()}, TERMS["documents"]], ids=["plain", "causal", "documents"])
+def test_sums_over_rows_come_out_the_same_when_determinism_is_asked_for(terms, device, monkeypatch):
+    monkeypatch.setattr("regard.kernels.reduce.PARTIAL", 1000)
+    q, k = torch.randn(1, 2, 19, 16, device=device), torch.randn(1, 1, 40, 16, device=device)
+    A, exact = judged(q, k, terms)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = A.summary(), A.summary()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    want = exact.summary()
+    for name in ("received", "map"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+        torch.testing.assert_close(getattr(first, name).cpu().double(), getattr(want, name), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("garbage", [float("nan"), 1e30])
+@pytest.mark.parametrize(
+    "mask", [R.Padding((25, 25)), R.Causal() & R.Padding((25, 25)), TERMS["keep"]["mask"]], ids=repr
+)
+def test_hidden_garbage_changes_nothing(mask, garbage, device):
+    q, k = torch.randn(2, 1, 40, 16, device=device), torch.randn(2, 1, 40, 16, device=device)
+    mask = mask.map_tensors(lambda x: x.to(device))
+    hidden = ~mask.over(weights(q, k, mask=mask)._call.whole()).expand(2, 1, 40, 40).any(2)[:, 0]
+    poisoned = k.masked_fill(hidden[:, None, :, None], garbage)
+    clean, dirty = (weights(q, x, mask=mask).summary() for x in (k, poisoned))
+    for name in (*NAMES, "map"):
+        torch.testing.assert_close(getattr(clean, name), getattr(dirty, name))
+
+
+def test_only_what_is_asked_for_is_computed(device):
+    q, k = torch.randn(1, 1, 20, 16, device=device), torch.randn(1, 1, 20, 16, device=device)
+    lse = weights(q, k).lse
+    found = reduce(q, k, lse, want=frozenset(["received"]), scale=0.25, offset=0, cut=Config(16, 32, 4, 2))
+    assert [name for name, value in found._asdict().items() if value is not None] == ["received"]
+
+
+def test_bins_that_do_not_fill_their_eights_are_filled_up():
+    bins = Bins((torch.arange(20) * 3 // 20).int(), torch.zeros(20).int(), (3, 1), (6, 20), False)
+    parts, dealt = dealt_rows(bins, 20, Config(16, 32, 4, 2))
+    assert parts == 2
+    assert dealt.view(-1, 8).tolist()[:3] == [
+        [0, 1, 2, 3, 4, 5, 6, 20],
+        [7, 8, 9, 10, 11, 12, 13, 20],
+        [14, 15, 16, 17, 18, 19, 20, 20],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("terms", "reason"),
+    [
+        ({"score": R.Additive(torch.ones(16))}, "no product"),
+        ({"normalize": R.Sparsemax()}, "softmax"),
+        ({"bias": R.Relative.shaw(torch.zeros(5, 16))}, "no Relative"),
+    ],
+    ids=["additive", "sparsemax", "shaw"],
+)
+def test_what_the_kernel_cannot_do_is_done_without_it(terms, reason, device):
+    q, k = torch.randn(1, 2, 12, 16, device=device), torch.randn(1, 2, 12, 16, device=device)
+    A, exact = judged(q, k, terms)
+    assert reason in " ".join(fused.objections(A._call))
+    torch.testing.assert_close(A.entropy().cpu().double(), exact.entropy(), atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_do_not_come_from_the_kernel(device):
+    q, k = torch.randn(1, 2, 12, 16, device=device, requires_grad=True), torch.randn(1, 2, 12, 16, device=device)
+    (grad,) = torch.autograd.grad(weights(q, k).entropy().sum(), q)
+    want = q.detach().double().requires_grad_()
+    (exact,) = torch.autograd.grad(weights(want, k.double(), backend="reference").entropy().sum(), want)
+    torch.testing.assert_close(grad.double(), exact, atol=1e-5, rtol=1e-5)
