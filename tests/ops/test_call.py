@@ -114,7 +114,12 @@ SLOTS = [
     ("offset", call(offset=1.5), TypeError, r"offset must be a whole number, .*, got 1.5; write int\(offset\)"),
     ("offset_flag", call(offset=True), TypeError, r"offset must be a whole number, .*, got True"),
     ("offset_tensor", call(offset=torch.tensor(1)), TypeError, r"offset must be .*, got tensor\(1\); write int"),
-    ("backend", call(backend="flash"), ValueError, r"backend must be one of sdpa, flex, triton, tiled, reference, got 'flash'"),
+    (
+        "backend",
+        call(backend="flash"),
+        ValueError,
+        r"backend must be one of sdpa, flex, triton, tiled, reference, got 'flash'",
+    ),
     ("weights_backend", lambda: A(backend="flash"), ValueError, r"backend must be one of .*tiled.*, got 'flash'"),
     ("term_device", call(mask=Padding(far(2, dtype=torch.long))), ValueError, r"on the device of q, cpu, got meta"),
     ("bias_device", call(bias=Added(far(5, 6))), ValueError, r"Added\(float32\[5, 6\]\) must be on .*cpu, got meta"),

@@ -9,7 +9,7 @@ from backends import attend_on, flex_on_the_cpu
 import regard as R
 from regard import attend, explain
 from regard.ops import dispatch
-from regard.ops.backends import blocks, flex, kernels, reference, sdpa, tiled
+from regard.ops.backends import blocks, flex, kernels, reference, sdpa, tiled, triton
 from regard.ops.call import Call
 from regard.ops.dispatch import choose, cost
 
@@ -239,6 +239,8 @@ OBJECTIONS = [
     ("flex", {"dropout": 0.1}, "no dropout"),
     ("flex", {"score": R.Location(torch.ones(40, 8))}, "Location is no product"),
     ("flex", {"normalize": R.Hard()}, "the kernel is softmax, not Hard"),
+    ("triton", {"score": R.Additive(torch.ones(8))}, "compiled for GPUs, and q is on cpu"),
+    ("triton", {}, "for additive scores"),
 ]
 
 
@@ -285,6 +287,23 @@ def test_the_reference_is_never_taken_unasked(monkeypatch):
         ValueError, match=r"no backend runs this call in linear memory: .*tiled: not today; pass backend"
     ):
         attend(*qkv(), normalize=R.Sparsemax())
+
+
+def test_more_heads_than_a_grid_takes_are_an_objection_of_flex():
+    x = torch.zeros(2**14, 4, 1, 16)
+    assert "at most 65535 pairs of a batch row and a head" in " ".join(flex.objections(Call.of(x, x, x)))
+
+
+def test_a_missing_triton_is_an_objection_that_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(triton, "DEVICES", ("cpu",))
+    monkeypatch.setattr(triton, "installed", lambda: False)
+    call = Call.of(*qkv(), score=R.Additive(torch.ones(8)))
+    assert triton.objections(call) == ["Triton is not installed; pip install triton"]
+
+
+def test_float64_is_an_objection_of_the_kernels():
+    call = Call.of(*(x.double() for x in qkv()), score=R.Additive(torch.ones(8).double()))
+    assert "its arithmetic is float32" in triton.objections(call)
 
 
 def test_flex_comes_before_tiled_where_it_runs():

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .backends import triton
 from .backends.kernels import product
-from .biases import Added, Alibi, Bias, Relative
 from .bins import even_bins
 from .call import Call
-from .grid import Grid
-from .layout import remembered
-from .mask import And, Mask
-from .masks import Causal, Diagonal, Padding, Rule, Window
 from .normalizers import SinkSoftmax, Softmax
-from .place import Point
+from .pattern import Tiling, expressible, kernel_bias, pattern
+from .rows import Once
 from .scores import Bilinear, Cosine, Dot, Location
 from .tracing import followed
 
 if TYPE_CHECKING:
-    from ..kernels.reduce import Bins, Config
-    from ..kernels.tiles import Bias as KernelBias
-    from ..kernels.tiles import Lists, Pattern
-
-CHUNK = 2**24  # entries of a mask looked at one by one at a time
+    from ..kernels.reduce import Bins
 
 
 def objections(call: Call) -> list[str]:
@@ -38,7 +28,7 @@ def objections(call: Call) -> list[str]:
         found.append(f"{type(call.score).__name__} is no product of queries and keys")
     if not isinstance(call.normalize, (Softmax, SinkSoftmax)):
         found.append(f"the kernel is softmax, not {type(call.normalize).__name__}")
-    if call.bias is not None and not _expressible(call.bias):
+    if call.bias is not None and not expressible(call.bias):
         found.append(f"the kernel has no {type(call.bias).__name__}")
     if call.k.shape[-1] > 256:
         found.append(f"the kernel takes widths up to 256, got {call.k.shape[-1]}")
@@ -59,7 +49,7 @@ def reduced(
     _, _, n_i, n_j = call.shape
     cut = config(q.shape[-1], q.dtype)
     bins = None if map_shape is None else _even_bins(n_i, n_j, map_shape, q.device)
-    rows = None if bins is None or not n_i else dealt_rows(bins, n_i, cut)[1]
+    dealt = None if bins is None or not n_i else dealt_rows(bins, n_i, cut)[1]
     found = reduce(
         q,
         k,
@@ -67,9 +57,9 @@ def reduced(
         want=want,
         scale=scale,
         offset=call.offset,
-        cap=call.score.cap if isinstance(call.score, Dot) else None,
-        pattern=_pattern(call, cut, rows),
-        bias=_bias(call),
+        cap=_cap(call),
+        pattern=pattern(call, Tiling(cut.rows, cut.cols, dealt)),
+        bias=kernel_bias(call),
         bins=bins,
         cut=cut,
     )
@@ -85,131 +75,89 @@ def _even_bins(n_i: int, n_j: int, shape: tuple[int, int], device: torch.device)
     return Bins(by_row, by_col, shape, (n_i // rows, n_j // cols), n_i % rows == 0 and n_j % cols == 0)
 
 
-def _expressible(bias: Bias) -> bool:
-    return isinstance(bias, (Alibi, Added)) or (isinstance(bias, Relative) and bias.table is not None)
+def transposed_product(call: Call, statistic: Tensor, x: Tensor) -> Tensor:
+    """A.T @ x from the row statistic `b h i 1`: `b 1|g|h i e -> b h j e`, features in parts as wide as a tile."""
+    from ..kernels.gather import by_keys
+
+    q, k, scale = product(call)
+    lse = statistic.squeeze(-1).to(torch.float32)
+    parts = [by_keys(q, k, lse, part, **_setting(call, q, part, scale, keys=True)) for part in x.split(WIDEST, dim=-1)]
+    return torch.cat(parts, -1) if parts else x.new_zeros(*call.shape[:2], call.shape[3], 0, dtype=torch.float32)
 
 
-def _bias(call: Call) -> KernelBias:
-    from ..kernels.tiles import Bias as KernelBias
-
-    _, h, n_i, n_j = call.shape
-    match call.bias:
-        case Alibi() as bias:
-            return KernelBias(slopes=bias._tensor(call.q.device, torch.float32).contiguous())
-        case Added(values=values):
-            return KernelBias(values=values[(None,) * (4 - values.ndim)])
-        case Relative() as bias:
-            # A number a distance: walked forward along rows and backward along keys.
-            heads = torch.arange(h, device=call.q.device)[:, None]
-            gaps = torch.arange(1 - n_j, n_i, device=call.q.device) + call.offset
-            line = bias.over(Point(heads * 0, heads, gaps.clamp(min=0), (-gaps).clamp(min=0)))
-            line = line.expand(h, -1).contiguous()
-            return KernelBias(values=line, origin=n_j - 1, steps=(0, line.stride(0), 1, -1))
-    return KernelBias()
+def differentiable(call: Call, measure: str) -> bool:
+    """Does the kernel know the gradient of this measure for all that needs one?"""
+    beside = [x for term in (call.bias, call.normalize) if term is not None for x in term.tensors()]
+    return (
+        measure in ("entropy", "received")
+        and isinstance(call.normalize, Softmax)
+        and _cap(call) is None
+        and not any(x.requires_grad for x in beside)
+    )
 
 
-@dataclass(frozen=True)
-class _Read:
-    """What a mask says of a band of diagonals and of lengths; `rest` must be looked at tile by tile."""
-
-    low: int
-    high: int
-    lengths: Tensor | None
-    rest: bool
+def differentiated(call: Call, statistic: Tensor, measure: str) -> Tensor:
+    """Entropy or received mass, with its gradient for q and k."""
+    q, k, scale = product(call)
+    value: Tensor = Measured.apply(Setting(call, scale, measure), statistic.detach(), q, k)
+    return value
 
 
-def _pattern(call: Call, cut: Config, rows: Tensor | None) -> Pattern:
-    from ..kernels.tiles import Pattern
-
-    read = _read(call)
-    if not read.rest:
-        return Pattern(read.low, read.high, read.lengths)
-    assert call.mask is not None
-    mask = call.mask
-    if _changes(mask):
-        return Pattern(lists=_lists(mask, call, cut, rows))
-    key = (call.shape, call.offset, call.q.device, cut, None if rows is None else rows.numel())
-    return Pattern(lists=remembered(mask, key, lambda: _lists(mask, call, cut, rows)))
+WIDEST = 256
 
 
-def _read(call: Call) -> _Read:
-    from ..kernels.tiles import FAR
+class Setting(NamedTuple):
+    """What a measure is taken of, beside the tensors."""
 
-    low, high, rest = -FAR, FAR, False
-    lengths: Tensor | None = None
-    for term in _conjuncts(call.mask):
-        match term:
-            case Causal():
-                low = max(low, 0)
-            case Window():
-                before, after = term.reach
-                low, high = max(low, -after), min(high, before)
-            case Diagonal():
-                low, high = max(low, 0), min(high, 0)
-            case Padding() if not (isinstance(term.keys, Tensor) and term.keys.dtype == torch.bool):
-                here = torch.as_tensor(term.keys, device=call.q.device).to(torch.int32).expand(call.shape[0])
-                lengths = here.contiguous() if lengths is None else torch.minimum(lengths, here)
-            case _:
-                rest = True
-    return _Read(low, high, lengths, rest)
+    call: Call
+    scale: float
+    measure: str
 
 
-def _conjuncts(mask: Mask | None) -> Iterator[Mask]:
-    if isinstance(mask, And):
-        yield from _conjuncts(mask.left)
-        yield from _conjuncts(mask.right)
-    elif mask is not None:
-        yield mask
+class Measured(torch.autograd.Function):
+    """Entropy or received mass by one kernel; their gradients by two products with W = dL/ds."""
+
+    @staticmethod
+    def forward(ctx: Any, setting: Setting, statistic: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        value = reduced(setting.call, statistic, frozenset((setting.measure,)))[setting.measure]
+        ctx.setting = setting
+        ctx.save_for_backward(statistic, q, k, value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from ..kernels.gather import Tilt, by_keys, by_rows
+
+        (call, scale, measure), (statistic, q, k, value) = ctx.setting, ctx.saved_tensors
+        with torch.no_grad():
+            lse, grad = statistic.squeeze(-1).to(torch.float32), grad.to(torch.float32)
+            nothing_row, nothing_key = lse.new_zeros(lse.shape), lse.new_zeros(*lse.shape[:2], k.shape[2])
+            if measure == "entropy":
+                tilt = Tilt(nothing_key, grad * value, grad)
+            else:
+                mean = by_rows(q, k, lse, grad[..., None], **_setting(call, q, grad[..., None], scale))
+                tilt = Tilt(grad, mean.squeeze(-1), nothing_row)
+            dq = scale * by_rows(q, k, lse, k, **_setting(call, q, k, scale), tilt=tilt)
+            dk = scale * by_keys(q, k, lse, q, **_setting(call, q, q, scale, keys=True), tilt=tilt)
+            dk = dk.unflatten(1, (k.shape[1], -1)).sum(2)
+            grads = dq.to(q.dtype), dk.to(k.dtype)
+        if torch.is_grad_enabled():
+            return None, None, *(Once.apply(x, grad, q, k) for x in grads)
+        return None, None, *grads
 
 
-def _changes(mask: Mask) -> bool:
-    """A rule may read what changes between calls."""
-    parts = (getattr(mask, name) for name in mask.__dataclass_fields__)
-    return isinstance(mask, Rule) or any(_changes(part) for part in parts if isinstance(part, Mask))
+def _setting(call: Call, q: Tensor, x: Tensor, scale: float, keys: bool = False) -> dict[str, Any]:
+    from ..kernels.gather import config
+
+    cut = config(q.shape[-1], x.shape[-1], torch.promote_types(q.dtype, x.dtype))
+    return {
+        "scale": scale,
+        "offset": call.offset,
+        "cap": _cap(call),
+        "pattern": pattern(call, Tiling(cut.rows, cut.cols, by_keys=keys)),
+        "bias": kernel_bias(call),
+    }
 
 
-def _lists(mask: Mask, call: Call, cut: Config, rows: Tensor | None) -> Lists:
-    """The tiles a mask leaves, by rows as they are dealt out: those with every entry visible, and the others."""
-    from ..kernels.tiles import Lists
-
-    _, _, n_i, n_j = call.shape
-    dealt = torch.arange(-(-n_i // cut.rows) * cut.rows, device=call.q.device) if rows is None else rows.long()
-    block = replace(call.whole(), rows=slice(0, dealt.numel()), row_ids=dealt.clamp(max=n_i - 1))
-    grid = Grid(block, cut.rows, cut.cols)
-    shape = dealt.numel() // cut.rows, -(-n_j // cut.cols)
-    some, full = (x.expand(*x.shape[:2], *shape) for x in mask.tiles(grid))
-    # Where distances change sign, and at the ragged end, entries are looked at one by one.
-    crossing = (grid.distance.low <= 0) & (grid.distance.high >= 0)
-    ragged = torch.arange(shape[1], device=dealt.device) >= n_j // cut.cols
-    full = some & full & ~crossing & ~ragged
-    some, full = some.contiguous(), full.contiguous()
-    part = some & ~full
-    where = part.flatten().cumsum(0).view(part.shape).to(torch.int32) - 1
-    part_counts, part_tiles = _ordered(part)
-    full_counts, full_tiles = _ordered(full)
-    bits = _bits(mask, call, part, dealt, cut)
-    return Lists(full_counts, full_tiles, part_counts, part_tiles, where.gather(-1, part_tiles.long()), bits)
-
-
-def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """How many tiles each row of tiles holds, and which, those first."""
-    counts = tiles.sum(-1, dtype=torch.int32)
-    return counts, tiles.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
-
-
-def _bits(mask: Mask, call: Call, part: Tensor, dealt: Tensor, cut: Config) -> Tensor:
-    """The entries of each partly visible tile: n rows cols/8, uint8."""
-    from ..kernels.tiles import pack
-
-    _, _, n_i, n_j = call.shape
-    b, h, r, c = part.nonzero(as_tuple=True)
-    packed = [torch.zeros(0, cut.rows, cut.cols // 8, dtype=torch.uint8, device=part.device)]
-    bound = mask.lifted(call.q.device, call.dtype).bind(call.q, call.k, call.offset)
-    step = max(1, CHUNK // (cut.rows * cut.cols))
-    for start in range(0, b.numel(), step):
-        at = slice(start, start + step)
-        row = dealt.view(-1, cut.rows)[r[at]][:, :, None]
-        col = (c[at, None] * cut.cols + torch.arange(cut.cols, device=part.device))[:, None, :]
-        seen = bound(b[at, None, None], h[at, None, None], row.clamp(max=n_i - 1), col.clamp(max=n_j - 1))
-        packed.append(pack(seen & (row < n_i) & (col < n_j)))
-    return torch.cat(packed)
+def _cap(call: Call) -> float | None:
+    return call.score.cap if isinstance(call.score, Dot) else None

@@ -261,9 +261,8 @@ class Weights:
         return Weights(deepcopy(self._call, memo), deepcopy(self._statistic, memo))
 
     def _reduce(self, reduction: Reduction) -> Tensor:
-        if reduction.measure is not None and not self._differentiated() and self._has_kernel():
-            with self._numbers():
-                return self._restore(self._by_kernel(frozenset((reduction.measure,)))[reduction.measure])
+        if reduction.measure is not None and self._has_kernel(reduction.measure):
+            return self._restore(self._measured(reduction.measure))
         problem = self._problem()
         with no_autocast(self.device):
             if self._call.backend == "reference":
@@ -278,17 +277,30 @@ class Weights:
     def _differentiated(self) -> bool:
         return torch.is_grad_enabled() and any(x.requires_grad for x in self._call.tensors())
 
-    def _has_kernel(self) -> bool:
-        return self._call.backend in (None, "triton") and not fused.objections(self._call)
+    def _has_kernel(self, measure: str | None = None) -> bool:
+        """Is there a kernel for this call, and, where a measure is to be differentiated, for its gradient?"""
+        if self._call.backend not in (None, "triton") or fused.objections(self._call):
+            return False
+        return measure is None or not self._differentiated() or fused.differentiable(self._call, measure)
+
+    def _measured(self, measure: str) -> Tensor:
+        if self._differentiated():
+            return fused.differentiated(self._call, self._fused_statistic(), measure)
+        with self._numbers():
+            return self._by_kernel(frozenset((measure,)))[measure]
 
     def _by_kernel(self, want: frozenset[str], map_shape: tuple[int, int] | None = None) -> dict[str, Tensor]:
-        """What is asked for by one kernel, after the row statistic if that is not known yet."""
+        return fused.reduced(self._call, self._fused_statistic(), want, map_shape)
+
+    def _fused_statistic(self) -> Tensor:
+        """The row statistic `b h i 1`, by a fused product where none has been taken yet."""
         self._guard()
         if self._statistic is None:
             call = self._call.with_values(self._call.k)
-            _, self._statistic = dispatch.choose(call).run(call)
+            with self._numbers():
+                _, self._statistic = dispatch.choose(call).run(call)
         assert self._statistic is not None
-        return fused.reduced(self._call, self._statistic, want, map_shape)
+        return self._statistic
 
     def _tile(self, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         """The entries where those batch rows, heads, rows and keys cross: `batch heads rows cols`."""
@@ -369,6 +381,9 @@ class Transposed:
             return NotImplemented
         A = self._weights
         factor = A._factor(x, A._call.shape[2], "A.T @ x")
+        if A._has_kernel() and not A._differentiated() and not (torch.is_grad_enabled() and x.requires_grad):
+            with A._numbers():
+                return A._restore(fused.transposed_product(A._call, A._fused_statistic(), factor))
         return A._reduce(transposed_product(factor))
 
     def __getitem__(self, index: Any) -> Tensor:

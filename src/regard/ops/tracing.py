@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 F = TypeVar("F", bound=Callable[..., object])
+REASON = "regard plans this attention by the tiles its mask leaves empty; plain, causal and padded calls need no plan"
 
 
 def transformed() -> bool:
@@ -27,9 +29,16 @@ def readable(x: Tensor) -> bool:
 
 
 def outside_the_graph(fn: F) -> F:
-    """Under torch.compile, run eagerly: the work depends on which tiles a mask leaves empty."""
-    reason = (
-        "regard plans this attention by the tiles its mask leaves empty; plain, causal and padded calls need no plan"
-    )
-    disabled: F = torch.compiler.disable(fn, reason=reason)
-    return disabled
+    """Under torch.compile, run eagerly: the work depends on which tiles a mask leaves empty.
+
+    PyTorch's compiler, and Triton with it, are imported by `disable`: not before somebody compiles.
+    """
+
+    @functools.wraps(fn)
+    def run(*args: object) -> object:
+        if not torch.compiler.is_compiling():
+            return fn(*args)
+        torch._dynamo.graph_break(msg=REASON)
+        return torch.compiler.disable(fn)(*args)
+
+    return cast(F, run)

@@ -1,0 +1,76 @@
+"""Products with the weights, and gradients of measures, by kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_reduce import TERMS, judged
+
+import regard as R
+from regard import weights
+from regard.kernels import gather
+
+
+@pytest.fixture
+def small_tiles(device, monkeypatch):
+    if device == "cpu":
+        monkeypatch.setattr(gather, "config", lambda d, e, dtype: gather.Config(16, 32, 4, 2))
+    return device
+
+
+@pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS)
+def test_the_transposed_product_is_that_of_the_dense_matrix(terms, small_tiles):
+    q, k = torch.randn(2, 2, 19, 16, device=small_tiles), torch.randn(2, 1, 40, 16, device=small_tiles)
+    x = torch.randn(2, 1, 19, 5, device=small_tiles)
+    A, exact = judged(q, k, terms)
+    got = (A.T @ x).cpu().double()
+    assert not got.isnan().any()
+    torch.testing.assert_close(got, exact.T @ x.cpu().double(), atol=1e-5, rtol=1e-5)
+
+
+def test_wide_factors_are_taken_in_parts(small_tiles, monkeypatch):
+    monkeypatch.setattr("regard.ops.fused.WIDEST", 4)
+    q, k = torch.randn(1, 1, 9, 8, device=small_tiles), torch.randn(1, 1, 12, 8, device=small_tiles)
+    x = torch.randn(1, 1, 9, 10, device=small_tiles)
+    A, exact = judged(q, k, {})
+    torch.testing.assert_close((A.T @ x).cpu().double(), exact.T @ x.cpu().double(), atol=1e-5, rtol=1e-5)
+    assert (A.T @ x[..., :0]).shape == (1, 1, 12, 0)
+
+
+DIFFERENTIABLE = ("plain", "causal", "window", "lengths", "documents", "alibi", "cosine", "negative scale")
+
+
+@pytest.mark.parametrize("measure", ["entropy", "received"])
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_of_measures_are_those_of_the_dense_matrix(name, measure, small_tiles):
+    q, k = torch.randn(2, 2, 19, 16, device=small_tiles), torch.randn(2, 1, 40, 16, device=small_tiles)
+    leaves = [x.requires_grad_() for x in (q, k)]
+    exact = [x.detach().cpu().double().requires_grad_() for x in (q, k)]
+    A, _ = judged(q.detach(), k.detach(), TERMS[name])
+    A = weights(*leaves, mask=A._call.mask, bias=A._call.bias, score=A._call.score)
+    B = weights(*exact, **{n: t.map_tensors(torch.Tensor.cpu) for n, t in TERMS[name].items()}, backend="reference")
+    value, want = getattr(A, measure)(), getattr(B, measure)()
+    torch.testing.assert_close(value.detach().cpu().double(), want.detach(), atol=1e-5, rtol=1e-5)
+    grad = torch.randn_like(want)
+    ours, theirs = torch.autograd.grad(value, leaves, grad.to(value)), torch.autograd.grad(want, exact, grad)
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x.cpu().double(), y, atol=1e-5, rtol=1e-5)
+
+
+def test_a_second_derivative_raises(small_tiles):
+    q, k = torch.randn(2, 1, 1, 9, 8, device=small_tiles).requires_grad_().unbind()
+    (grad,) = torch.autograd.grad(weights(q, k).entropy().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        grad.sum().backward()
+
+
+def test_what_else_is_differentiated_goes_without_the_kernel(small_tiles):
+    q, k = torch.randn(1, 2, 9, 8, device=small_tiles, requires_grad=True), torch.randn(1, 2, 9, 8, device=small_tiles)
+    for terms in (
+        {"bias": R.Alibi(slopes=torch.rand(2, device=small_tiles).requires_grad_())},
+        {"score": R.Dot(cap=2.0)},
+    ):
+        A = weights(q, k, **terms)
+        assert not A._has_kernel("entropy")
+        assert A._has_kernel()
+    assert not weights(q, k)._has_kernel("max")
