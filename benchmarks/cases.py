@@ -11,6 +11,8 @@ from torch import Tensor
 
 from regard import Additive, Causal, Window, attend, weights
 
+from .decoding import decoding
+
 Call = Callable[[], object]
 
 
@@ -150,6 +152,8 @@ def causal_band(distance: Tensor) -> Tensor:
 
 BOTH, PAST = Window(256), Causal() & Window(256)
 SDPA = "SDPA, dense mask"
+PEERS = ("regard", "generate")
+CONFORMANCE = "Dot- or Window or Additive-b or Causal-b or summary or received"
 EXPRESSION = "broadcast expression"
 
 BACKENDS = [
@@ -188,4 +192,15 @@ OPERATOR = [
     Case("additive, N doubled, memory", additive_doubling, "regard at 2048", "regard at 1024", 1 / 2.2, memory=True),
 ]
 
-TABLES = {"backends": BACKENDS, "operator": OPERATOR}
+DECODING = [
+    Case(f"{kind}, {rows} x {'greedy' if width == 1 else f'beam {width}'}", decoding(kind, rows, width), *PEERS, bar)
+    for kind in ("gpt2", "marian")
+    for rows, width, bar in ((1, 1, 1.5), (1, 5, 1.5), (16, 5, 1.0))
+]
+
+TABLES = {"backends": BACKENDS, "operator": OPERATOR, "decoding": DECODING}
+TESTS = {  # what must be green before a table is measured: files, and the tests in them
+    "backends": (["tests/test_conformance.py", "tests/ops/test_lazy.py"], CONFORMANCE),
+    "operator": (["tests/test_conformance.py", "tests/ops/test_lazy.py"], CONFORMANCE),
+    "decoding": (["tests/models/test_gpt.py", "tests/models/test_pretrained.py"], "generate"),
+}

@@ -36,6 +36,8 @@ LATER = (
     "tokenizers",
     "PIL",
     "sklearn",
+    "sacrebleu",
+    "rouge_score",
 )
 
 
@@ -63,6 +65,14 @@ def imported(path: Path) -> set[str]:
 def test_imports_run_downward_only(path):
     if room(path) in ROOMS:
         assert imported(path) <= ROOMS[room(path)] | {room(path)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_the_command_line_is_the_roof(path):
+    if room(path) != "cli":
+        text = path.read_text(encoding="utf8")
+        assert "from ..cli" not in text
+        assert "regard.cli" not in text
 
 
 def test_every_room_is_on_the_plan():

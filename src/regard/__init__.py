@@ -67,7 +67,7 @@ __all__ = [
     "weights",
 ]
 
-ROOMS = ("data", "decode", "lens", "models", "nn", "train", "views")
+ROOMS = ("data", "decode", "lens", "models", "nn", "tasks", "train", "views")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -214,3 +214,27 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 def test_what_cannot_be_trained_says_why(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("text", ["  ein Müller, (Meier) Haus.\nX", "Haus ein", "", "Müller", "<unk> Haus"])
+@pytest.mark.parametrize("kind", ["words", "space", "characters", "bpe", "wordpiece"])
+def test_unknown_tokens_are_called_by_their_text_and_joined_again(kind, text):
+    texts = ["ein Haus, ein Hund.", "das (Haus)"]
+    tokenizer = {
+        "words": lambda: Tokenizer.words(texts),
+        "space": lambda: Tokenizer.words(texts, split="space"),
+        "characters": lambda: Tokenizer.characters(texts),
+        "bpe": lambda: Tokenizer.bpe(texts, size=300),
+        "wordpiece": lambda: Tokenizer.wordpiece(texts, size=60),
+    }[kind]()
+    ids, pieces = tokenizer.encode(text), tokenizer.pieces(text)
+    names = tokenizer.tokens(ids)
+    assert len(pieces) == len(ids)
+    assert all(piece == name for id, piece, name in zip(ids, pieces, names, strict=True) if id != tokenizer.unk)
+    assert tokenizer.join(names) == tokenizer.decode(ids)
+    joined = tokenizer.join(pieces)
+    assert "".join(joined.split()) == "".join(text.split())
+    if kind in ("words", "space"):
+        assert joined == " ".join(text.split())
+    if kind in ("characters", "bpe"):
+        assert joined == text

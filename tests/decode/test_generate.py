@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from generated import END, LENGTHS, NEW, PAD, PROMPTS, VOCABULARY, cut, gpt, prompts
 from torch import Tensor
 
 from regard.decode import beam, greedy, sample, score
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
 
-VOCABULARY, PROMPTS, NEW = 37, 50, 12
-PAD, END = 1, 0
 # What a beam of generate keeps to: exact stopping, and the mean or the sum of log-probabilities.
 MEAN = {"length_penalty": 1.0, "early_stopping": "never"}
 SUM = {"length_penalty": 0.0}
@@ -90,22 +87,6 @@ class Marian:
         return logits, replace(state, read=read, attention=seen)
 
 
-def gpt():
-    torch.manual_seed(7)
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=16,
-        n_head=2,
-        n_layer=2,
-        n_positions=64,
-        initializer_range=0.4,
-        bos_token_id=PAD,
-        eos_token_id=END,
-        pad_token_id=PAD,
-    )
-    return transformers.GPT2LMHeadModel(config).eval()
-
-
 def marian():
     torch.manual_seed(5)
     config = transformers.MarianConfig(
@@ -161,25 +142,6 @@ def peer(request):
         prefix=lambda ids: torch.full((len(ids), 1), PAD),
         new=lambda ids, out: out[:, 1:],
     )
-
-
-def prompts(lengths, side):
-    """Random ids padded to one width, and where they are not padding."""
-    random, widest = torch.Generator().manual_seed(5), max(lengths)
-    ids, keep = torch.full((len(lengths), widest), PAD), torch.zeros(len(lengths), widest, dtype=torch.long)
-    for row, n in enumerate(lengths):
-        at = slice(widest - n, widest) if side == "left" else slice(0, n)
-        ids[row, at], keep[row, at] = torch.randint(2, VOCABULARY, (n,), generator=random), 1
-    return ids, keep
-
-
-LENGTHS = {"unpadded": [7] * PROMPTS, "padded": [2 + n % 9 for n in range(PROMPTS)]}
-
-
-def cut(rows):
-    """What generate wrote, up to the end."""
-    rows = [row.tolist() for row in rows]
-    return [tuple(row[: row.index(END) + 1] if END in row else row) for row in rows]
 
 
 def theirs(peer, ids, keep, **options):

@@ -85,6 +85,12 @@ def test_what_is_no_link_is_named(word):
         Links.parse(f"0-0 {word}")
 
 
+def test_links_that_are_not_utf8_are_refused_with_file_and_line(tmp_path):
+    (tmp_path / "links").write_bytes(b"0-0\n\xff-1\n")
+    with pytest.raises(ValueError, match=r"links, line 2: .*decode"):
+        read_pharaoh(tmp_path / "links")
+
+
 def test_a_file_is_read_and_written_line_by_line(tmp_path):
     path = tmp_path / "links.pharaoh"
     links = [Links([(0, 0), (1, 1)]), Links(), Links([(2, 0)], [(1, 1)])]

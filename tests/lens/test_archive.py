@@ -204,14 +204,13 @@ def header(path):
     return json.loads(raw[8 : 8 + size]), raw[8 + size :]
 
 
-def rewritten(path, change, signed=True):
+def rewritten(path, change):
     """The file again after `change(description, tensors)`, with a digest that fits."""
     tensors = safetensors.torch.load_file(path)
     described = json.loads(header(path)[0]["__metadata__"][archive.NAME])
     described = change(described, tensors) or described
     text = described if isinstance(described, str) else json.dumps(described)
-    digest = archive._digest(text, tensors) if signed else "0" * 64
-    safetensors.torch.save_file(tensors, path, {archive.NAME: text, "sha256": digest})
+    safetensors.torch.save_file(tensors, path, archive.sealed(text, tensors))
 
 
 def entry(change):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
+from generated import END, LENGTHS, NEW, VOCABULARY, cut, gpt, prompts
 
 from regard.decode import beam, greedy, score
 from regard.models import Gpt, GptConfig, Stretch
@@ -47,7 +46,7 @@ def cuts(n):
 def test_any_chunking_through_the_cache_equals_the_whole_pass(kind):
     model, ids = model_of(kind), torch.randint(0, 23, (3, 19))
     whole = model(ids)
-    for _ in range(50):
+    for _ in range(200):
         state, found = model.start(), []
         for piece in ids.split(cuts(19), 1):
             logits, state = model.step(piece if piece.shape[1] > 1 else piece[:, 0], state)
@@ -230,63 +229,43 @@ def test_padding_of_another_shape_is_refused():
 
 # Against transformers
 
-VOCABULARY, PROMPTS, NEW, PAD, END = 37, 50, 12, 1, 0
-LENGTHS = {"unpadded": [7] * PROMPTS, "padded": [2 + n % 9 for n in range(PROMPTS)]}
-
 
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory):
     """The same GPT-2, theirs and ours."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    transformers = pytest.importorskip("transformers")
-    transformers.logging.disable_progress_bar()
-    torch.manual_seed(7)
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=16,
-        n_head=2,
-        n_layer=2,
-        n_positions=64,
-        initializer_range=0.4,
-        bos_token_id=PAD,
-        eos_token_id=END,
-        pad_token_id=PAD,
-    )
-    theirs = transformers.GPT2LMHeadModel(config).eval()
+    theirs = gpt()
     folder = tmp_path_factory.mktemp("gpt2")
     theirs.save_pretrained(folder)
     return theirs, load(folder)
 
 
-def prompts(lengths):
+def given(lengths):
     """Random ids padded on the left, and where they are not padding."""
-    widest = max(lengths)
-    keep = torch.arange(widest) >= widest - torch.tensor(lengths)[:, None]
-    return torch.where(keep, torch.randint(2, VOCABULARY, keep.shape), PAD), keep
+    ids, keep = prompts(lengths, "left")
+    return ids, keep.bool()
 
 
 def generated(theirs, ids, keep, **options):
     out = theirs.generate(ids, attention_mask=keep.long(), do_sample=False, max_new_tokens=NEW, **options)
-    rows = out[:, ids.shape[1] :].tolist()
-    return [tuple(row[: row.index(END) + 1] if END in row else row) for row in rows]
+    return cut(out[:, ids.shape[1] :])
 
 
 @pytest.mark.parametrize("padding", LENGTHS)
 def test_greedy_equals_generate(peers, padding):
     theirs, ours = peers
-    ids, keep = prompts(LENGTHS[padding])
+    ids, keep = given(LENGTHS[padding])
     expected = generated(theirs, ids, keep, num_beams=1)
     at_once = greedy(ours, (ids[:, :-1], keep[:, :-1]), ids[:, -1:], end=END, max_length=NEW)
     ragged = [row[kept] for row, kept in zip(ids, keep, strict=True)]
-    given = greedy(ours, None, ragged, end=END, max_length=NEW)
-    assert [one.tokens for one in at_once] == [one.tokens for one in given] == expected
+    as_prefix = greedy(ours, None, ragged, end=END, max_length=NEW)
+    assert [one.tokens for one in at_once] == [one.tokens for one in as_prefix] == expected
     assert len(set(map(len, expected))) > 1
 
 
 @pytest.mark.parametrize("padding", LENGTHS)
 def test_beam_equals_generate_down_to_the_third_best(peers, padding):
     theirs, ours = peers
-    ids, keep = prompts(LENGTHS[padding])
+    ids, keep = given(LENGTHS[padding])
     expected = generated(theirs, ids, keep, num_beams=5, num_return_sequences=3, length_penalty=0.0)
     found = beam(ours, (ids[:, :-1], keep[:, :-1]), ids[:, -1:], width=5, n_best=3, end=END, max_length=NEW)
     assert [one.tokens for best in found for one in best] == expected
@@ -294,7 +273,7 @@ def test_beam_equals_generate_down_to_the_third_best(peers, padding):
 
 def test_scores_are_those_of_one_pass(peers):
     _, ours = peers
-    ids, _ = prompts([6, 6])
+    ids, _ = given([6, 6])
     targets = torch.randint(0, VOCABULARY, (2, 4))
     found = score(ours, None, ids, [[row] for row in targets.tolist()])
     logits = ours(torch.cat((ids, targets), 1))[:, 5:-1].double().log_softmax(-1)

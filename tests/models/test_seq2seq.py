@@ -4,24 +4,35 @@ import pytest
 import torch
 from writers import (
     END,
+    SOURCES,
     START,
+    VOCABULARY,
+    B,
     D,
+    M,
+    N,
+    a_row_alone_gives_what_it_gives_in_a_padded_batch,
+    a_state_may_be_stepped_from_twice,
     accuracy,
+    an_ensemble_of_one_writes_what_the_model_writes,
+    any_chunking_gives_what_the_whole_pass_gives,
+    batch_order_changes_nothing,
     begun,
     by_hand,
     decoded_attention_is_that_of_the_hypotheses,
-    row_of,
+    logits_of,
+    no_logit_sees_the_token_it_predicts,
+    pairs,
     stepped,
-    targets,
     trained,
+    what_stands_in_the_padding_changes_nothing,
 )
 
 from regard import Sparsemax
-from regard.decode import Ensemble, greedy
+from regard.decode import greedy
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.nn import BahdanauAttention
 
-SOURCES, VOCABULARY, B, N, M = 23, 19, 5, 9, 7
 KINDS = {
     "none": {"attention": None},
     "bahdanau": {"attention": "bahdanau", "cell": "lstm"},
@@ -58,56 +69,25 @@ def model(request):
     return model_of(request.param)
 
 
-def batch_of(seed=0):
-    random = torch.Generator().manual_seed(seed)
-    source = torch.randint(4, SOURCES, (B, N), generator=random)
-    return {"source": source, "source_lengths": torch.tensor([9, 4, 1, 6, 9]), **targets(B, M, VOCABULARY)}
+def test_any_chunking_gives_what_the_whole_pass_gives(model):
+    any_chunking_gives_what_the_whole_pass_gives(model, pairs(), logits_of(model, pairs()).detach())
 
 
-def logits_of(model, batch, **options):
-    return model(batch["source"], begun(batch["target"]), source_lengths=batch["source_lengths"], **options)
-
-
-@pytest.mark.parametrize("cuts", [1, M, [2, 1, 4], [1, 1, 5]], ids=str)
-@torch.no_grad()
-def test_steps_give_what_the_whole_pass_gives(model, cuts):
-    batch = batch_of()
-    torch.testing.assert_close(stepped(model, batch, begun(batch["target"]), cuts), logits_of(model, batch))
-
-
-@torch.no_grad()
 def test_a_row_alone_gives_what_it_gives_in_a_padded_batch(model):
-    batch = batch_of()
-    together = logits_of(model, batch)
-    for n in range(B):
-        one = row_of(batch, n)
-        alone = model(one["source"], begun(one["target"]))
-        torch.testing.assert_close(together[n, : alone.shape[1]], alone[0])
+    a_row_alone_gives_what_it_gives_in_a_padded_batch(model)
 
 
-@torch.no_grad()
 def test_what_stands_in_the_padding_changes_nothing(model):
-    batch = batch_of()
-    other = dict(batch)
-    for name in ("source", "target"):
-        x = torch.nn.functional.pad(batch[name], (0, 3), value=5)
-        beyond = torch.arange(x.shape[1]) >= batch[f"{name}_lengths"][:, None]
-        other[name] = torch.where(beyond, 7, x)
-    ours, theirs = model.loss(batch), model.loss(other)
-    torch.testing.assert_close(ours.sum, theirs.sum)
-    assert int(ours.count) == int(theirs.count) == int(batch["target_lengths"].sum())
+    what_stands_in_the_padding_changes_nothing(model)
 
 
-@torch.no_grad()
 def test_batch_order_changes_nothing(model):
-    batch, order = batch_of(), torch.tensor([3, 0, 4, 2, 1])
-    moved = {name: x[order] for name, x in batch.items()}
-    torch.testing.assert_close(logits_of(model, moved), logits_of(model, batch)[order])
+    batch_order_changes_nothing(model)
 
 
 @torch.no_grad()
 def test_the_state_of_selected_rows_is_that_of_their_sources(model):
-    batch, rows = batch_of(), torch.tensor([4, 4, 0, 2, 2, 2])
+    batch, rows = pairs(), torch.tensor([4, 4, 0, 2, 2, 2])
     inputs = begun(batch["target"])
     _, state = model.step(inputs[:, :3], model.start(batch))
     logits, _ = model.step(inputs[rows, 3], state.select(rows))
@@ -118,7 +98,7 @@ def test_the_state_of_selected_rows_is_that_of_their_sources(model):
 
 @torch.no_grad()
 def test_beams_that_swap_within_a_source_take_their_past_along(model):
-    batch = batch_of()
+    batch = pairs()
     state = model.start(batch).select(torch.arange(B).repeat_interleave(2))
     tokens = torch.tensor([5, 6] * B)
     _, state = model.step(tokens, state)
@@ -128,24 +108,18 @@ def test_beams_that_swap_within_a_source_take_their_past_along(model):
     torch.testing.assert_close(other, one[swap])
 
 
-@torch.no_grad()
 def test_a_state_may_be_stepped_from_twice(model):
-    state = model.start(batch_of())
-    _, state = model.step(torch.full((B,), START), state)
-    tokens = torch.arange(4, 4 + B)
-    first, _ = model.step(tokens, state)
-    model.step(tokens + 1, state)
-    assert torch.equal(model.step(tokens, state)[0], first)
+    a_state_may_be_stepped_from_twice(model)
 
 
 @pytest.mark.parametrize("kind", SHOWN)
 def test_attention_follows_the_hypotheses_of_a_beam(kind):
-    decoded_attention_is_that_of_the_hypotheses(model_of(kind), batch_of(), "source", B)
+    decoded_attention_is_that_of_the_hypotheses(model_of(kind), pairs(), "source", B)
 
 
 @torch.no_grad()
 def test_attention_is_zero_on_padding_and_sums_to_one():
-    batch = batch_of()
+    batch = pairs()
     _, state = model_of("bahdanau").step(torch.full((B, 2), START), model_of("bahdanau").start(batch))
     A = state.attention["source"]
     assert A.shape == (B, 1, 2, N)
@@ -155,7 +129,7 @@ def test_attention_is_zero_on_padding_and_sums_to_one():
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "coverage"])
 def test_the_loss_is_the_cross_entropy_of_targets_shifted_once(kind):
-    model, batch = model_of(kind), batch_of()
+    model, batch = model_of(kind), pairs()
     loss = model.loss(batch)
     expected = by_hand(logits_of(model, batch).detach(), batch["target"], batch["target_lengths"])
     assert loss.sum.item() == pytest.approx(expected, abs=1e-9)
@@ -163,26 +137,20 @@ def test_the_loss_is_the_cross_entropy_of_targets_shifted_once(kind):
 
 
 def test_smoothing_counts_in_training_alone():
-    model, batch = Seq2Seq(config(smoothing=0.2)).to(D), batch_of()
+    model, batch = Seq2Seq(config(smoothing=0.2)).to(D), pairs()
     logits = logits_of(model, batch).detach()
     expected = [by_hand(logits, batch["target"], batch["target_lengths"], smoothing) for smoothing in (0.2, 0.0)]
     assert [model.train().loss(batch).sum.item(), model.eval().loss(batch).sum.item()] == pytest.approx(expected)
 
 
 def test_no_logit_sees_the_token_it_predicts(model):
-    batch = batch_of()
-    inputs = begun(batch["target"])
-    before = model(batch["source"], inputs)
-    inputs[:, 4] = (inputs[:, 4] + 1) % VOCABULARY
-    after = model(batch["source"], inputs)
-    torch.testing.assert_close(before[:, :4], after[:, :4], rtol=0, atol=1e-12)
-    assert (before[:, 4] - after[:, 4]).abs().amax(-1).min() > 1e-3
+    no_logit_sees_the_token_it_predicts(model)
 
 
 @pytest.mark.parametrize("kind", AT_ONCE)
 @torch.no_grad()
 def test_teacher_forcing_step_by_step_equals_all_at_once(kind, monkeypatch):
-    model, batch = model_of(kind), batch_of()
+    model, batch = model_of(kind), pairs()
     whole = logits_of(model, batch)
     monkeypatch.setattr(type(model.decoder), "stepwise", True)
     torch.testing.assert_close(logits_of(model, batch), whole)
@@ -190,7 +158,7 @@ def test_teacher_forcing_step_by_step_equals_all_at_once(kind, monkeypatch):
 
 @torch.no_grad()
 def test_without_forcing_the_decoder_reads_its_own_words(model):
-    batch = batch_of()
+    batch = pairs()
     logits = logits_of(model, batch, forcing=0.0)
     own = torch.cat((torch.full((B, 1), START), logits.argmax(-1)[:, :-1]), 1)
     torch.testing.assert_close(logits, model(batch["source"], own, source_lengths=batch["source_lengths"]))
@@ -200,7 +168,7 @@ def test_without_forcing_the_decoder_reads_its_own_words(model):
 
 @torch.no_grad()
 def test_scheduled_sampling_mixes_truth_and_own_words_token_by_token():
-    model, batch = model_of("general"), batch_of()
+    model, batch = model_of("general"), pairs()
     torch.manual_seed(3)
     logits = logits_of(model, batch, forcing=0.5)
     truth = begun(batch["target"])
@@ -214,7 +182,7 @@ def test_scheduled_sampling_mixes_truth_and_own_words_token_by_token():
 
 
 def test_without_attention_the_context_enters_every_step():
-    model, batch = model_of("none"), batch_of()
+    model, batch = model_of("none"), pairs()
     state = model.start(batch)
     beside = state.beside.detach().requires_grad_()
     h, _ = model.decoder.read(begun(batch["target"]), type(state)(**{**vars(state), "beside": beside}))
@@ -228,7 +196,7 @@ def test_without_attention_the_context_enters_every_step():
 
 
 def test_input_feeding_hands_on_what_was_written_from():
-    model, batch = model_of("feed"), batch_of()
+    model, batch = model_of("feed"), pairs()
     h, state = model.decoder.read(begun(batch["target"])[:, :1], model.start(batch))
     context, _ = model.decoder.look(h, state)
     _, state = model.decoder.write(h, context, state)
@@ -237,7 +205,7 @@ def test_input_feeding_hands_on_what_was_written_from():
 
 
 def test_coverage_adds_up_and_its_price_is_that_of_the_paper():
-    model, batch = model_of("coverage"), batch_of()
+    model, batch = model_of("coverage"), pairs()
     _, state = model.decoder(begun(batch["target"]), model.start(batch))
     A = state.weights()[:, 0].detach()
     torch.testing.assert_close(state.memory.coverage, A.sum(1))
@@ -262,19 +230,17 @@ def test_tied_embeddings_are_one_table():
 def test_an_attention_layer_of_your_own():
     layer = BahdanauAttention(12, 12, 5, normalize=Sparsemax())
     model = Seq2Seq(config(attention=None), attention=layer).to(D).eval()
-    batch = batch_of()
+    batch = pairs()
     torch.testing.assert_close(stepped(model, batch, begun(batch["target"]), 1), logits_of(model, batch))
     assert model.decoder.attention is layer
 
 
 def test_an_ensemble_of_one_writes_what_the_model_writes():
-    model, batch = model_of("bahdanau"), batch_of()
-    both = [greedy(stepper, batch, [[START]] * B, end=END, max_length=8) for stepper in (model, Ensemble([model]))]
-    assert [one.tokens for one in both[0]] == [one.tokens for one in both[1]]
+    an_ensemble_of_one_writes_what_the_model_writes(model_of("bahdanau"))
 
 
 def test_a_source_without_a_token_is_read_and_gives_no_nan():
-    model, batch = model_of("bahdanau"), batch_of()
+    model, batch = model_of("bahdanau"), pairs()
     batch["source_lengths"][1] = 0
     logits = logits_of(model, batch)
     assert torch.isfinite(logits).all()
@@ -284,7 +250,7 @@ def test_a_source_without_a_token_is_read_and_gives_no_nan():
 
 @pytest.mark.parametrize("kind", ["none", "bahdanau", "feed", "local_predictive"])
 def test_it_learns_a_handful_of_examples_by_heart(kind):
-    model, batch = Seq2Seq(config(**{**KINDS[kind], "hidden": 48, "dim": 24})), batch_of()
+    model, batch = Seq2Seq(config(**{**KINDS[kind], "hidden": 48, "dim": 24})), pairs()
     trained(model, lambda step: batch, steps=80, rate=0.02)
     assert model.loss(batch).mean.item() < 0.02
     assert accuracy(model, batch) == 1.0
@@ -332,7 +298,7 @@ def test_feeding_without_attention_raises():
 @pytest.mark.parametrize("forcing", [-0.1, 1.1])
 def test_forcing_is_a_probability(forcing):
     with pytest.raises(ValueError, match=f"forcing must be a probability, got {forcing}"):
-        model_of("bahdanau").loss(batch_of(), forcing=forcing)
+        model_of("bahdanau").loss(pairs(), forcing=forcing)
 
 
 def _count(model):

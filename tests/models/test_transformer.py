@@ -5,24 +5,37 @@ import torch
 from torch import nn
 from writers import (
     END,
+    SOURCES,
     START,
+    VOCABULARY,
+    B,
     D,
+    M,
+    N,
+    a_row_alone_gives_what_it_gives_in_a_padded_batch,
+    a_state_may_be_stepped_from_twice,
     accuracy,
+    an_ensemble_of_one_writes_what_the_model_writes,
+    any_chunking_gives_what_the_whole_pass_gives,
+    batch_order_changes_nothing,
     begun,
     by_hand,
     decoded_attention_is_that_of_the_hypotheses,
+    logits_of,
+    no_logit_sees_the_token_it_predicts,
+    pairs,
     row_of,
     stepped,
-    targets,
     trained,
+    what_stands_in_the_padding_changes_nothing,
 )
 
 from regard import Dense, Global, Window
-from regard.decode import Ensemble, beam, greedy
+from regard.decode import beam
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn import Attention
 
-SOURCES, VOCABULARY, B, N, M, DIM, HEADS = 23, 19, 5, 9, 7, 12, 3
+DIM, HEADS = 12, 3
 KINDS = {
     "pre": {},
     "post": {"norm": "post", "positions": "sinusoidal_halves", "activation": "silu", "output_bias": True},
@@ -57,58 +70,27 @@ def model(request):
     return model_of(request.param)
 
 
-def batch_of(seed=0):
-    random = torch.Generator().manual_seed(seed)
-    source = torch.randint(4, SOURCES, (B, N), generator=random)
-    return {"source": source, "source_lengths": torch.tensor([9, 4, 1, 6, 9]), **targets(B, M, VOCABULARY)}
+def test_any_chunking_gives_what_the_whole_pass_gives(model):
+    any_chunking_gives_what_the_whole_pass_gives(model, pairs(), logits_of(model, pairs()).detach())
 
 
-def logits_of(model, batch):
-    return model(batch["source"], begun(batch["target"]), source_lengths=batch["source_lengths"])
-
-
-@pytest.mark.parametrize("cuts", [1, M, [2, 1, 4], [1, 1, 5]], ids=str)
-@torch.no_grad()
-def test_steps_give_what_the_whole_pass_gives(model, cuts):
-    batch = batch_of()
-    torch.testing.assert_close(stepped(model, batch, begun(batch["target"]), cuts), logits_of(model, batch))
-
-
-@torch.no_grad()
 def test_a_row_alone_gives_what_it_gives_in_a_padded_batch(model):
-    batch = batch_of()
-    together = logits_of(model, batch)
-    for n in range(B):
-        one = row_of(batch, n)
-        alone = model(one["source"], begun(one["target"]))
-        torch.testing.assert_close(together[n, : alone.shape[1]], alone[0])
+    a_row_alone_gives_what_it_gives_in_a_padded_batch(model)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "learned"])
-@torch.no_grad()
 def test_what_stands_in_the_padding_changes_nothing(kind):
-    model, batch = model_of(kind), batch_of()
-    other = dict(batch)
-    for name in ("source", "target"):
-        x = nn.functional.pad(batch[name], (0, 3), value=5)
-        beyond = torch.arange(x.shape[1]) >= batch[f"{name}_lengths"][:, None]
-        other[name] = torch.where(beyond, 7, x)
-    ours, theirs = model.loss(batch), model.loss(other)
-    torch.testing.assert_close(ours.sum, theirs.sum)
-    assert int(ours.count) == int(theirs.count) == int(batch["target_lengths"].sum())
+    what_stands_in_the_padding_changes_nothing(model_of(kind))
 
 
-@torch.no_grad()
 def test_batch_order_changes_nothing(model):
-    batch, order = batch_of(), torch.tensor([3, 0, 4, 2, 1])
-    moved = {name: x[order] for name, x in batch.items()}
-    torch.testing.assert_close(logits_of(model, moved), logits_of(model, batch)[order])
+    batch_order_changes_nothing(model)
 
 
 @pytest.mark.parametrize("rows", [[4, 4, 0, 0, 2, 2], [4, 4, 0, 2, 2, 2], [1], [0, 1, 2, 3, 4], [3, 3, 1, 3]], ids=str)
 @torch.no_grad()
 def test_the_state_of_selected_rows_is_that_of_their_sources(model, rows):
-    batch, rows = batch_of(), torch.tensor(rows)
+    batch, rows = pairs(), torch.tensor(rows)
     inputs = begun(batch["target"])
     _, state = model.step(inputs[:, :3], model.start(batch))
     logits, state = model.step(inputs[rows, 3], state.select(rows))
@@ -120,19 +102,13 @@ def test_the_state_of_selected_rows_is_that_of_their_sources(model, rows):
     torch.testing.assert_close(logits, expected[back, 4])
 
 
-@torch.no_grad()
 def test_a_state_may_be_stepped_from_twice(model):
-    state = model.start(batch_of())
-    _, state = model.step(torch.full((B,), START), state)
-    tokens = torch.arange(4, 4 + B)
-    first, _ = model.step(tokens, state)
-    model.step(tokens + 1, state)
-    assert torch.equal(model.step(tokens, state)[0], first)
+    a_state_may_be_stepped_from_twice(model)
 
 
 @torch.no_grad()
 def test_beams_share_the_keys_of_their_source():
-    model, batch = model_of("pre"), batch_of()
+    model, batch = model_of("pre"), pairs()
     state = model.start(batch)
     spread = state.select(torch.arange(B).repeat_interleave(4))
     assert spread.each == 4
@@ -146,13 +122,13 @@ def test_beams_share_the_keys_of_their_source():
 @pytest.mark.parametrize("kind", ["pre", "post", "rotary"])
 def test_attention_follows_the_hypotheses_of_a_beam(kind, name):
     decoded_attention_is_that_of_the_hypotheses(
-        model_of(kind).watched("cross.0", "cross.1", "self.1"), batch_of(), name, B
+        model_of(kind).watched("cross.0", "cross.1", "self.1"), pairs(), name, B
     )
 
 
 @torch.no_grad()
 def test_watched_attention_is_that_of_the_layers():
-    model, batch = model_of("post"), batch_of()
+    model, batch = model_of("post"), pairs()
     inputs = begun(batch["target"])
     seen = {}
     for n, block in enumerate(model.decoder.blocks):
@@ -185,7 +161,7 @@ def test_watching_what_is_not_there_raises():
 
 
 def test_the_loss_is_the_cross_entropy_of_targets_shifted_once(model):
-    batch = batch_of()
+    batch = pairs()
     logits = logits_of(model, batch).detach()
     for mode, smoothing in ((True, 0.1), (False, 0.0)):
         loss = model.train(mode).loss(batch)
@@ -194,20 +170,13 @@ def test_the_loss_is_the_cross_entropy_of_targets_shifted_once(model):
         assert int(loss.count) == int(batch["target_lengths"].sum())
 
 
-@torch.no_grad()
 def test_no_logit_sees_the_token_it_predicts(model):
-    batch = batch_of()
-    inputs = begun(batch["target"])
-    before = model(batch["source"], inputs)
-    inputs[:, 4] = (inputs[:, 4] + 1) % VOCABULARY
-    after = model(batch["source"], inputs)
-    torch.testing.assert_close(before[:, :4], after[:, :4], rtol=0, atol=1e-12)
-    assert (before[:, 4] - after[:, 4]).abs().amax(-1).min() > 1e-3
+    no_logit_sees_the_token_it_predicts(model)
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 def test_it_equals_the_transformer_of_pytorch_with_its_weights():
-    batch = batch_of()
+    batch = pairs()
     theirs = nn.Transformer(DIM, HEADS, 2, 2, 16, dropout=0.0, batch_first=True, norm_first=True).to(D)
     ours = model_of("pre")
     for here, there in ((ours.encoder, theirs.encoder), (ours.decoder, theirs.decoder)):
@@ -248,7 +217,7 @@ def _masked_as(layer, other):
 
 @torch.no_grad()
 def test_an_encoder_mask_hides_what_it_says():
-    model, batch = model_of("masked"), batch_of()
+    model, batch = model_of("masked"), pairs()
     assert model.encoder.blocks[0].attention.mask == Window(3) | Global(1)
     plain = model_of("pre")
     plain.load_state_dict(model.state_dict())
@@ -267,7 +236,7 @@ def test_segments_see_themselves_and_their_memory(positions, memory):
     model = Transformer(config(positions=positions, segment=4, memory=memory)).to(D).eval()
     plain = Transformer(config(positions=positions)).to(D).eval()
     plain.load_state_dict(model.state_dict())
-    batch = batch_of()
+    batch = pairs()
     first = torch.arange(N)[:, None] // 4 * 4
     keep = (torch.arange(N) >= first - memory) & (torch.arange(N) < first + 4)
     x = plain.encoder.input(batch["source"])
@@ -279,7 +248,7 @@ def test_segments_see_themselves_and_their_memory(positions, memory):
 
 
 def test_no_gradient_reaches_an_earlier_segment():
-    model, batch = model_of("segments"), batch_of()
+    model, batch = model_of("segments"), pairs()
     x = model.encoder.input.embedding.table.weight
     first = batch["source"][:1, :4]
     others = torch.full((1, 5), 22)
@@ -306,13 +275,11 @@ def test_presets_are_those_of_the_paper():
 
 
 def test_an_ensemble_of_one_writes_what_the_model_writes():
-    model, batch = model_of("pre"), batch_of()
-    both = [greedy(stepper, batch, [[START]] * B, end=END, max_length=8) for stepper in (model, Ensemble([model]))]
-    assert [one.tokens for one in both[0]] == [one.tokens for one in both[1]]
+    an_ensemble_of_one_writes_what_the_model_writes(model_of("pre"))
 
 
 def test_a_beam_of_a_batch_is_that_of_each_source_alone():
-    model, batch = model_of("pre"), batch_of()
+    model, batch = model_of("pre"), pairs()
     found = beam(model, batch, [[START]] * B, width=3, n_best=3, end=END, max_length=8)
     for n in range(B):
         alone = beam(model, row_of(batch, n), [[START]], width=3, n_best=3, end=END, max_length=8)[0]
@@ -321,7 +288,7 @@ def test_a_beam_of_a_batch_is_that_of_each_source_alone():
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_it_learns_a_handful_of_examples_by_heart(norm):
-    model, batch = Transformer(config(norm=norm, smoothing=0.0, dim=24, hidden=48)), batch_of()
+    model, batch = Transformer(config(norm=norm, smoothing=0.0, dim=24, hidden=48)), pairs()
     trained(model, lambda step: batch, steps=100, rate=0.01)
     assert model.loss(batch).mean.item() < 0.02
     assert accuracy(model, batch) == 1.0

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, groupby, product
+from random import Random
+
 import torch
 
-from regard.decode import beam, greedy, score
+from regard.decode import Ensemble, beam, greedy, score
 
 D = torch.float64
 START, END = 2, 3
+SOURCES, VOCABULARY, B, N, M = 23, 19, 5, 9, 7  # of `pairs`, which encoder-decoders are tried on
+
+
+def pairs(seed=0):
+    """Random sources and targets of several lengths; as batches bring them."""
+    random = torch.Generator().manual_seed(seed)
+    source = torch.randint(4, SOURCES, (B, N), generator=random)
+    return {"source": source, "source_lengths": torch.tensor([9, 4, 1, 6, 9]), **targets(B, M, VOCABULARY)}
 
 
 def targets(b, m, vocabulary, seed=0):
@@ -49,6 +60,77 @@ def stepped(model, batch, inputs, cuts):
     return torch.cat(logits, 1)
 
 
+def logits_of(model, batch, **options):
+    """The logits of a batch of pairs, its targets as inputs."""
+    return model(batch["source"], begun(batch["target"]), source_lengths=batch["source_lengths"], **options)
+
+
+@torch.no_grad()
+def any_chunking_gives_what_the_whole_pass_gives(model, batch, whole, *, ways=20):
+    """So many ways to read the inputs in pieces, all at once and one by one among them."""
+    inputs = begun(batch["target"])
+    finest, *others, coarsest = product((1, 0), repeat=inputs.shape[1] - 1)  # 1 where a piece ends
+    for ends in (finest, coarsest, *Random(0).sample(others, ways - 2)):
+        cuts = [len(list(piece)) for _, piece in groupby(accumulate(ends, initial=0))]
+        torch.testing.assert_close(stepped(model, batch, inputs, cuts), whole, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def a_row_alone_gives_what_it_gives_in_a_padded_batch(model):
+    batch = pairs()
+    together = logits_of(model, batch)
+    for n in range(B):
+        one = row_of(batch, n)
+        alone = model(one["source"], begun(one["target"]))
+        torch.testing.assert_close(together[n, : alone.shape[1]], alone[0])
+
+
+@torch.no_grad()
+def what_stands_in_the_padding_changes_nothing(model):
+    batch = pairs()
+    other = dict(batch)
+    for name in ("source", "target"):
+        x = torch.nn.functional.pad(batch[name], (0, 3), value=5)
+        beyond = torch.arange(x.shape[1]) >= batch[f"{name}_lengths"][:, None]
+        other[name] = torch.where(beyond, 7, x)
+    ours, theirs = model.loss(batch), model.loss(other)
+    torch.testing.assert_close(ours.sum, theirs.sum)
+    assert int(ours.count) == int(theirs.count) == int(batch["target_lengths"].sum())
+
+
+@torch.no_grad()
+def batch_order_changes_nothing(model):
+    batch, order = pairs(), torch.tensor([3, 0, 4, 2, 1])
+    moved = {name: x[order] for name, x in batch.items()}
+    torch.testing.assert_close(logits_of(model, moved), logits_of(model, batch)[order])
+
+
+@torch.no_grad()
+def a_state_may_be_stepped_from_twice(model):
+    state = model.start(pairs())
+    _, state = model.step(torch.full((B,), START), state)
+    tokens = torch.arange(4, 4 + B)
+    first, _ = model.step(tokens, state)
+    model.step(tokens + 1, state)
+    assert torch.equal(model.step(tokens, state)[0], first)
+
+
+@torch.no_grad()
+def no_logit_sees_the_token_it_predicts(model):
+    batch = pairs()
+    inputs = begun(batch["target"])
+    before = model(batch["source"], inputs)
+    inputs[:, 4] = (inputs[:, 4] + 1) % VOCABULARY
+    after = model(batch["source"], inputs)
+    torch.testing.assert_close(before[:, :4], after[:, :4], rtol=0, atol=1e-12)
+    assert (before[:, 4] - after[:, 4]).abs().amax(-1).min() > 1e-3
+
+
+def an_ensemble_of_one_writes_what_the_model_writes(model):
+    both = [greedy(stepper, pairs(), [[START]] * B, end=END, max_length=8) for stepper in (model, Ensemble([model]))]
+    assert [one.tokens for one in both[0]] == [one.tokens for one in both[1]]
+
+
 def by_hand(logits, target, lengths, smoothing=0.0):
     """The summed cross entropy of the real tokens, a loop over them."""
     total = 0.0
@@ -64,9 +146,9 @@ def decoded_attention_is_that_of_the_hypotheses(stepper, batch, name, rows):
     prefix = [[START]] * rows
     found = beam(stepper, batch, prefix, width=4, n_best=3, end=END, max_length=7)
     again = score(stepper, batch, prefix, [[one.tokens for one in best] for best in found])
-    pairs = [pair for both in zip(found, again, strict=True) for pair in zip(*both, strict=True)]
+    both = [pair for rows in zip(found, again, strict=True) for pair in zip(*rows, strict=True)]
     assert any(len({one.tokens[:-1] for one in best}) > 1 for best in found)
-    for one, forced in pairs:
+    for one, forced in both:
         A = one.attention[name]  # read beside longer ones, a hypothesis has more keys of its own, all of them unseen
         torch.testing.assert_close(A, forced.attention[name][..., : A.shape[-1]])
         torch.testing.assert_close(one.log_probability, forced.log_probability, rtol=0, atol=1e-9)

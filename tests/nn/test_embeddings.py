@@ -179,6 +179,17 @@ def test_states_of_another_model_are_handed_on():
     assert torch.equal(ContextualEmbedding(model)(ids), model(ids))
 
 
+class Padded(nn.Module):
+    def forward(self, ids, *, padding=None):
+        return (ids * padding)[..., None].double()
+
+
+def test_a_model_that_takes_padding_is_told_of_it():
+    ids, keep = torch.tensor([[5, 7]]), torch.tensor([[True, False]])
+    for model in (Padded(), Frozen(Padded())):
+        assert ContextualEmbedding(model)(ids, key_padding=keep).tolist() == [[[5.0], [0.0]]]
+
+
 @pytest.mark.parametrize("wrap", [nn.Identity(), Frozen], ids=["tuned", "frozen"])
 def test_padding_reaches_the_model(wrap):
     class Reading(nn.Module):

@@ -143,6 +143,42 @@ def test_masks_that_hold_tensors_go_through_the_cache_row_by_row():
     close(torch.cat(parts, 1), layer(x, mask=Documents(ids) & Dense(keep)))
 
 
+@pytest.mark.parametrize("window", [None, 1, 4])
+@settings(max_examples=25)
+@given(moves=st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(1, 40)), min_size=1, max_size=12))
+def test_forks_and_selections_see_what_they_were_given_and_nothing_else(window, moves):
+    whole = {0: torch.empty(2, 1, 0, 3)}  # of each cache, everything appended to it or to what it comes from
+    caches, count = [KVCache(window=window)], 0.0
+    for which, select, n in moves:
+        parent = which % len(caches)
+        new = torch.arange(count, count + n)[:, None].expand(2, 1, n, 3) * torch.tensor([1.0, -1.0]).view(2, 1, 1, 1)
+        count += n
+        rows = torch.tensor([1, 0])
+        child = caches[parent].select(rows) if select else caches[parent].fork()
+        before = whole[parent][rows] if select else whole[parent]
+        k, v = child.append(new, 2 * new)
+        whole[len(caches)] = torch.cat((before, new), 2)
+        caches.append(child)
+        kept = before.shape[2] if window is None else min(before.shape[2], window - 1)
+        assert child.length == before.shape[2] + n
+        assert torch.equal(k, whole[len(caches) - 1][:, :, before.shape[2] - kept :])
+        assert torch.equal(v, 2 * k)
+    for n, cache in enumerate(caches):
+        last = torch.full((2, 1, 1, 3), 0.5)
+        seen = whole[n] if window is None else whole[n][:, :, max(0, whole[n].shape[2] - window + 1) :]
+        assert cache.length == whole[n].shape[2]
+        assert torch.equal(cache.joined(last), torch.cat((seen, last), 2))
+
+
+def test_a_fork_copies_nothing_until_a_second_one_writes():
+    cache, x = KVCache(), torch.randn(1, 1, 1, 2)
+    k, _ = cache.append(x, x)
+    first, second = cache.fork(), cache.fork()
+    assert first.append(x, x)[0].data_ptr() == k.data_ptr()
+    assert second.append(x, x)[0].data_ptr() != k.data_ptr()
+    assert torch.equal(k, x)
+
+
 def test_a_window_keeps_the_cache_bounded():
     cache = KVCache(window=5)
     for n in range(1000):

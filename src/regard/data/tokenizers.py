@@ -215,6 +215,25 @@ class Tokenizer:
         found = [self._inner.id_to_token(int(id)) for id in ids]
         return ["<none>" if token is None else token for token in found]
 
+    def pieces(self, text: str) -> list[str]:
+        """What each token of a text is called, as `tokens` has it, but one that is `unk` by the text it stands for.
+
+        >>> Tokenizer.words(["ein Haus"]).pieces("ein Hund!")
+        ['▁ein', '▁Hund', '!']
+        """
+        found, inner = self._inner.encode(text, add_special_tokens=False), self._inner
+        if self.unk not in found.ids:
+            return found.tokens
+        whole = text if inner.normalizer is None else inner.normalizer.normalize_str(text)
+        words = [whole] if inner.pre_tokenizer is None else [w for w, _ in inner.pre_tokenizer.pre_tokenize_str(whole)]
+        named = zip(found.ids, found.tokens, found.word_ids, strict=True)
+        return [words[word or 0] if id == self.unk else token for id, token, word in named]
+
+    def join(self, pieces: Sequence[str]) -> str:
+        """The text of tokens by what they are called: of `pieces`, what `decode` gives, with nothing unknown."""
+        decoder = self._inner.decoder
+        return " ".join(pieces) if decoder is None else decoder.decode(list(pieces))
+
     def id(self, token: str) -> int | None:
         """The id of a token by its exact name, such as `"<mask>"`."""
         return self._inner.token_to_id(token)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from .stepper import Stepper, advance, attention_of
+from .stepper import Stepper, advance, attention_of, read
 
 
 class Ensemble:
@@ -58,6 +58,11 @@ class Ensemble:
         else:
             mean = torch.stack(logits).log_softmax(-1).logsumexp(0) - math.log(len(logits))
         return mean, EnsembleState(tuple(each for _, each in steps))
+
+    def read(self, tokens: Tensor, state: EnsembleState) -> EnsembleState:
+        """What every member makes of given tokens."""
+        pairs = zip(self.members, state.states, strict=True)
+        return EnsembleState(tuple(read(member, tokens, each) for member, each in pairs))
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,11 @@ class Frontier:
 
     def choose(self, parents: Tensor, tokens: Tensor, gains: Tensor) -> Tensor:
         """Record candidates; which of them are over, for good or for want of room."""
-        lengths = self.lengths[parents]
-        over = self.limits.are_ends(tokens) & (lengths >= 0) | (lengths + 1 >= self.limits.max_length)
+        over = self.limits.are_ends(tokens)
+        if self.step < self._rest.shape[1]:
+            over = over & (self.lengths[parents] >= 0)
+        if self.step + 1 >= self.limits.max_length:
+            over = over | (self.lengths[parents] + 1 >= self.limits.max_length)
         self.trace.add(Step(parents, tokens, gains, self.attention))
         return over
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .stepper import Stepper
+from .stepper import Stepper, read
 
 POSITIONS = 1024  # how many logits over the vocabulary are held at once while tokens are merely read
 
@@ -47,7 +47,7 @@ class Prefix:
         """The state in which the last of the common tokens is the next to be read."""
         state = stepper.start(source)
         for piece in pieces(self.common[:, :-1]):
-            _, state = stepper.step(piece, state)
+            state = read(stepper, piece, state)
         return state
 
 

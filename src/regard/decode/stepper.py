@@ -32,6 +32,9 @@ class Stepper(Protocol):
 
     Beam search keeps the hypotheses of one source row side by side and equally many of each, so a model may hold the
     keys of its source once a source row, and let the beam stand where queries stand.
+
+    A stepper may also have `read(tokens, state) -> state`, for tokens `(rows, n)`: a step whose logits nobody wants,
+    as of a long prompt.
     """
 
     def start(self, source: Any) -> Any:
@@ -47,6 +50,12 @@ def advance(stepper: Stepper, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
     """One step, with logits in float32 or better."""
     logits, state = stepper.step(tokens, state)
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits, state
+
+
+def read(stepper: Stepper, tokens: Tensor, state: Any) -> Any:
+    """The state after tokens `(rows, n)` that are given, not chosen."""
+    read = getattr(stepper, "read", None)
+    return stepper.step(tokens, state)[1] if read is None else read(tokens, state)
 
 
 def attention_of(state: Any) -> dict[str, Tensor]:

@@ -79,10 +79,10 @@ class Links:
 def read_pharaoh(path: str | Path, *, first: int = 0) -> list[Links]:
     """The links of each line of a file; an empty line is a sentence pair without links."""
     links = []
-    with Path(path).open(encoding="utf8") as file:
+    with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                links.append(Links.parse(line, first=first))
+                links.append(Links.parse(line.decode("utf8"), first=first))
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
     return links

@@ -1,7 +1,8 @@
 """The file of a tape: one `.safetensors`, tensors as they are and everything else as JSON in its metadata.
 
-Terms are written by name and rebuilt through a table of names, so a file can hold numbers but never code. A digest
-over all of it is checked before anything is believed.
+Terms are written by name and rebuilt through a table of names, so a file can hold numbers but never code. Each tensor
+has a digest, and the text with these has one more. `load` checks all of them before anything is believed; `mapped`
+checks the text, reads no tensor before it is looked at, and leaves the tensors to `check`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..ops.lazy import Weights
+from ..ops.lazy import MAP, Summary, Weights
 from ..ops.operator import weights
 from .groups import Groups
+from .overview import Overview
+from .pictures import Picture
 from .record import Extras, chosen_heads
 from .recorder import Key
 from .reduced import ROWS, Reduced
@@ -33,6 +36,8 @@ FORMAT = 1
 NAME = "regard.tape"
 LARGEST_HEADER = 10_000_000
 SLOTS = ("score", "mask", "bias", "normalize")
+OVERVIEW = tuple(field.name for field in dataclasses.fields(Overview))
+CHUNK = 2**22  # bytes of a tensor digested between two looks at what else there is to do
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,9 @@ class Found:
     extras: dict[Key, Extras]
     tokens: list[tuple[str, list[list[str]], list[list[str]]]]
     groups: dict[str, list[tuple[str, Groups, Groups]]]
+    pictures: list[tuple[str, list[Picture]]]
     facts: dict[str, str]
+    summaries: dict[Key, tuple[Summary, Overview]]
 
 
 def save(
@@ -52,11 +59,13 @@ def save(
     *,
     tokens: Sequence[Any],
     groups: Mapping[str, Sequence[Any]],
+    pictures: Sequence[Any],
     facts: Mapping[str, str],
+    summaries: Mapping[Key, tuple[Summary, Overview]],
 ) -> None:
     """Write a tape under a temporary name, force it to the disk, rename it."""
     box = Box()
-    described = [_entry(key, A, extras, box) for key, (A, extras) in entries.items()]
+    described = [_entry(key, A, extras, summaries.get(key), box) for key, (A, extras) in entries.items()]
     text = json.dumps(
         {
             "format": FORMAT,
@@ -66,6 +75,7 @@ def save(
                 name: [[x.layers, _groups(x.queries, box), _groups(x.keys, box)] for x in given]
                 for name, given in groups.items()
             },
+            "pictures": [[x.layers, [_picture(picture, box) for picture in x.queries]] for x in pictures],
             "facts": dict(facts),
         },
         ensure_ascii=False,
@@ -74,10 +84,9 @@ def save(
         raise ValueError(
             f"tokens and labels take {len(text) / 1e6:.1f} MB, a tape holds up to 9; save fewer layers or tokens"
         )
-    metadata = {NAME: text, "sha256": _digest(text, box.tensors)}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
-        safetensors.torch.save_file(box.tensors, temporary, metadata)
+        safetensors.torch.save_file(box.tensors, temporary, sealed(text, box.tensors))
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -87,29 +96,67 @@ def save(
 
 def load(path: Path) -> Found:
     """Read a tape; `ValueError` names the file and what is wrong with it."""
-    text, tensors = _read(path)
+    for _ in check(path):
+        pass
+    return mapped(path)
+
+
+def mapped(path: Path) -> Found:
+    """The tape of a file whose tensors are read, from the disk, only where they are looked at."""
+    text, _, tensors = _read(path)
     try:
         described = json.loads(text)
-        must_have("the tape", described, "format entries tokens groups facts")
+        must_have("the tape", described, "format entries tokens groups pictures facts")
         if described["format"] != FORMAT:
             raise ValueError(f"it is of format {described['format']}, this version reads {FORMAT}")
         entries: dict[Key, Weights | Reduced] = {}
         extras: dict[Key, Extras] = {}
+        summaries: dict[Key, tuple[Summary, Overview]] = {}
         for entry in described["entries"]:
-            key, A, extra = _rebuilt(entry, tensors)
+            key, A, extra, summary = _rebuilt(entry, tensors)
             entries[key], extras[key] = A, extra
+            if summary is not None:
+                summaries[key] = summary
         tokens = [(str(layers), _texts(queries), _texts(keys)) for layers, queries, keys in described["tokens"]]
         groups = {
             name: [(str(layers), _regrouped(q, tensors), _regrouped(k, tensors)) for layers, q, k in given]
             for name, given in described["groups"].items()
         }
+        pictures = [(str(layers), [_redrawn(x, tensors) for x in given]) for layers, given in described["pictures"]]
         facts = {str(name): str(value) for name, value in described["facts"].items()}
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(f"{path} is no tape that can be read: {error}") from None
-    return Found(entries, extras, tokens, groups, facts)
+    return Found(entries, extras, tokens, groups, pictures, facts, summaries)
 
 
-def _entry(key: Key, A: Weights | Reduced, extras: Extras, box: Box) -> dict[str, Any]:
+def check(path: Path) -> Iterator[float]:
+    """Read all of a file and raise `ValueError` unless it is what was written; yields the share that is done."""
+    _, digests, tensors = _read(path)
+    total, done = sum(x.nbytes for x in tensors.values()), 0
+    for name, x in tensors.items():
+        digest = _digest_of_kind(x)
+        for part in x.reshape(-1).view(torch.uint8).split(CHUNK):
+            digest.update(part.numpy().data)
+            done += len(part)
+            yield done / total
+        if digest.hexdigest() != digests[name]:
+            raise ValueError(f"{path} is damaged: it is not what was written")
+
+
+def sealed(text: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The metadata of a file: the text, the digest of each tensor, and one over all of these."""
+    found = {}
+    for name, x in tensors.items():
+        digest = _digest_of_kind(x)
+        digest.update(x.reshape(-1).view(torch.uint8).numpy().data)
+        found[name] = digest.hexdigest()
+    digests = json.dumps(found)
+    return {NAME: text, "digests": digests, "sha256": hashlib.sha256((text + digests).encode()).hexdigest()}
+
+
+def _entry(
+    key: Key, A: Weights | Reduced, extras: Extras, summary: tuple[Summary, Overview] | None, box: Box
+) -> dict[str, Any]:
     named: dict[str, Any] = {"layer": key[0], "call": key[1]}
     if isinstance(A, Reduced):
         measures = {name: box.add(A[name]) for name in A.kept}
@@ -125,18 +172,26 @@ def _entry(key: Key, A: Weights | Reduced, extras: Extras, box: Box) -> dict[str
         "offset": call.offset,
         "tensors": {name: box.add(x) for name, x in tensors.items() if x is not None},
         "terms": {slot: written(saveable(getattr(call, slot), A), box) for slot in SLOTS},
+        "summary": None if summary is None else {name: box.add(x) for name, x in _measures(*summary).items()},
     }
 
 
-def _rebuilt(entry: Any, tensors: Mapping[str, Tensor]) -> tuple[Key, Weights | Reduced, Extras]:
+def _measures(summary: Summary, overview: Overview) -> dict[str, Tensor]:
+    measures = {name: getattr(summary, name) for name in (*ROWS, "map")}
+    return measures | {f"overview.{name}": getattr(overview, name) for name in OVERVIEW}
+
+
+def _rebuilt(
+    entry: Any, tensors: Mapping[str, Tensor]
+) -> tuple[Key, Weights | Reduced, Extras, tuple[Summary, Overview] | None]:
     if isinstance(entry, dict) and "measures" in entry:
         must_have("an entry", entry, "layer call shape measures")
         measures = {name: Held(tensor_of(at, tensors)) for name, at in entry["measures"].items()}
         shape = torch.Size(_whole(n) for n in entry["shape"])
         for name, kept in measures.items():
             _fits(name, kept.get(), shape)
-        return _key(entry), Reduced(shape, measures), Extras()
-    must_have("an entry", entry, "layer call heads offset tensors terms")
+        return _key(entry), Reduced(shape, measures), Extras(), None
+    must_have("an entry", entry, "layer call heads offset tensors terms summary")
     must_have("the terms", entry["terms"], " ".join(SLOTS))
     named = {name: tensor_of(at, tensors) for name, at in entry["tensors"].items()}
     extras = Extras(**{field.name: named.pop(field.name, None) for field in dataclasses.fields(Extras)})
@@ -149,10 +204,28 @@ def _rebuilt(entry: Any, tensors: Mapping[str, Tensor]) -> tuple[Key, Weights | 
     else:
         heads = [_whole(head) for head in entry["heads"]]
         A = chosen_heads(q, k, heads, **terms, offset=_whole(entry["offset"], least=None))
-        A[..., :1, :1]  # terms that number more or fewer heads raise here
+        # Terms that number more or fewer heads raise here.
+        chosen_heads(q[:, :, :1], k[:, :, :1], heads, **terms, offset=entry["offset"])[..., :1, :1]
     if statistic is not None and statistic.shape != (*q.shape[:3], 1):
         raise ValueError(f"the statistic must have shape {(*q.shape[:3], 1)}, got {tuple(statistic.shape)}")
-    return _key(entry), A if statistic is None else Weights(A._call, statistic), extras
+    if statistic is not None:
+        A = Weights(A._call, statistic)
+    summary = None if entry["summary"] is None else _summarized(entry["summary"], A, tensors)
+    return _key(entry), A, extras, summary
+
+
+def _summarized(written: Any, A: Weights, tensors: Mapping[str, Tensor]) -> tuple[Summary, Overview]:
+    must_have("a summary", written, " ".join((*ROWS, "map", *(f"overview.{name}" for name in OVERVIEW))))
+    found = {name: tensor_of(at, tensors) for name, at in written.items()}
+    for name in (*ROWS, "map"):
+        _fits(f"pool:{MAP}" if name == "map" else name, found[name], A.shape)
+    for name in OVERVIEW:
+        x = found[f"overview.{name}"]
+        if x.shape[:2] != A.shape[:2] or x.ndim != (4 if name == "thumbs" else 2):
+            raise ValueError(f"{name} of a summary must be of {tuple(A.shape[:2])} heads, got {tuple(x.shape)}")
+    statistic = None if A._statistic is None else A._statistic.squeeze(-1)
+    summary = Summary(**{name: found[name] for name in (*ROWS, "map")}, statistic=statistic)
+    return summary, Overview(**{name: found[f"overview.{name}"] for name in OVERVIEW})
 
 
 def _key(entry: Mapping[str, Any]) -> Key:
@@ -168,8 +241,18 @@ def _regrouped(written: Any, tensors: Mapping[str, Tensor]) -> Groups:
     return Groups(tensor_of(written["ids"], tensors), tuple(str(label) for label in written["labels"]))
 
 
-def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
-    """The text and the tensors of a file that is whole."""
+def _picture(picture: Picture, box: Box) -> dict[str, Any]:
+    shape = {"rows": picture.rows, "cols": picture.cols, "special": picture.special}
+    return {"pixels": box.add(picture.pixels), **shape}
+
+
+def _redrawn(written: Any, tensors: Mapping[str, Tensor]) -> Picture:
+    must_have("a picture", written, "pixels rows cols special")
+    return Picture(**{**written, "pixels": tensor_of(written["pixels"], tensors)})
+
+
+def _read(path: Path) -> tuple[str, dict[str, str], dict[str, Tensor]]:
+    """The text, which is what was written, with the digests of the tensors, and the tensors, not yet read."""
     try:
         with path.open("rb") as file:
             header = int.from_bytes(file.read(8), "little")
@@ -177,23 +260,23 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
             raise ValueError(f"{path} has a header of {header} bytes; at most {LARGEST_HEADER} are believed")
         with safe_open(path, "pt") as opened:
             metadata = opened.metadata() or {}
-        if metadata.keys() != {NAME, "sha256"}:
+        if metadata.keys() != {NAME, "digests", "sha256"}:
             raise ValueError(f"{path} is a safetensors file but no tape; tapes are written by Tape.save")
         tensors = safetensors.torch.load_file(path)
     except (SafetensorError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no safetensors file that can be read: {error}") from None
-    if _digest(metadata[NAME], tensors) != metadata["sha256"]:
+    text, digests = metadata[NAME], metadata["digests"]
+    if hashlib.sha256((text + digests).encode()).hexdigest() != metadata["sha256"]:
         raise ValueError(f"{path} is damaged: it is not what was written")
-    return metadata[NAME], tensors
+    found = json.loads(digests)
+    if not isinstance(found, dict) or found.keys() != tensors.keys():
+        raise ValueError(f"{path} is damaged: it does not hold the tensors that were written")
+    return text, found, tensors
 
 
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        x = tensors[name]
-        digest.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
-        digest.update(x.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _digest_of_kind(x: Tensor) -> Any:
+    """The beginning of a tensor's digest: its dtype and shape."""
+    return hashlib.sha256(f"{x.dtype} {tuple(x.shape)}\n".encode())
 
 
 def _whole(value: Any, least: int | None = 0) -> int:

@@ -9,7 +9,7 @@ same output (Jain & Wallace 2019; Wiegreffe & Pinter 2019). Test what these maps
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +41,22 @@ def rollout(
     Two passes over the matrix a layer, memory O(n). Caveat: heads are averaged, values and feed-forward layers ignored,
     and in deep stacks rollout evens out over the tokens that can be reached.
     """
+    *_, r = descent(stack, token=token, residual=residual)
+    return r
+
+
+@torch.no_grad()
+def descent(
+    stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] = -1, residual: float = 0.5
+) -> Iterator[Float[Tensor, "b n"]]:
+    """The rollout of a token on its way: itself at the top, then what it comes from below each layer."""
     layers = _square(stack)
     r = _start(layers[-1], token)
+    yield r
     for A in reversed(layers):
         r = r / _row_sums(A, residual)
         r = residual * r + (1 - residual) * (r[:, None, None] @ A).mean(1).squeeze(1)
-    return r
+        yield r
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -11,14 +12,20 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..ops.lazy import Weights
+import regard
+
+from ..ops.lazy import Summary, Weights
 from . import archive
 from .groups import Groups
 from .labels import Labels, Tokens, TokensByLayer, fitting, meant_for, tokens_by_layer
+from .overview import Overview
+from .pictures import Image, Picture, pictures
 from .record import Extras, Record
 from .recorder import Key, Recorder
 from .reduced import Reduced
 from .table import table
+
+ENTRIES = 2**24  # of the matrices measured in one go
 
 
 class Tape(Mapping[Key, Weights | Reduced]):
@@ -36,13 +43,17 @@ class Tape(Mapping[Key, Weights | Reduced]):
         extras: Mapping[Key, Extras] | None = None,
         tokens: Sequence[Labels] = (),
         groups: Mapping[str, Sequence[Labels]] | None = None,
+        pictures: Sequence[Labels] = (),
         facts: Mapping[str, str] | None = None,
+        summaries: Mapping[Key, tuple[Summary, Overview]] | None = None,
     ) -> None:
         self._entries: Mapping[Key, Weights | Reduced | Record] = dict(entries)
         self._extras = dict(extras or {})
         self._tokens = list(tokens)
         self._groups = {name: list(labels) for name, labels in (groups or {}).items()}
+        self._pictures = list(pictures)
         self.facts = dict(facts or {})
+        self._summaries = dict(summaries or {})
         self._recorder: Recorder | None = None
         self._made: dict[Key, tuple[int, Weights]] = {}
 
@@ -64,7 +75,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         assert self._recorder is not None
         rows, made = self._made.get(key, (0, None))
         if made is None or rows != entry.rows:
-            made = entry.weights(self._recorder.memo)
+            made = self._with_statistic(key, entry.weights(self._recorder.memo))
             if entry.store.folder is None:  # what lies in files is read again, not held
                 self._made[key] = entry.rows, made
         return made
@@ -79,7 +90,9 @@ class Tape(Mapping[Key, Weights | Reduced]):
         calls = Counter(name for name, _ in self)
         shown = {key: key[0] if calls[key[0]] == 1 else f"{key[0]}, {key[1]}" for key in self}
         width = max(map(len, shown.values()), default=0)
-        counted = f"{len(calls)} layers" + (f", {len(self)} calls" if len(self) > len(calls) else "")
+        counted = f"{len(calls)} layer{'s' * (len(calls) != 1)}" + (
+            f", {len(self)} calls" if len(self) > len(calls) else ""
+        )
         return "\n".join([f"Tape({counted})", *(f"{shown[key]:{width}}  {self[key]!r}" for key in self)])
 
     @property
@@ -98,7 +111,9 @@ class Tape(Mapping[Key, Weights | Reduced]):
             raise KeyError(f"no layer matches {pattern!r}; there are {', '.join(self.layers)}")
         extras = {key: self.extras(key) for key in chosen}
         entries = {key: self[key] for key in chosen}
-        return Tape(entries, extras=extras, tokens=self._tokens, groups=self._groups, facts=self.facts)
+        tape = Tape(entries, extras=extras, tokens=self._tokens, groups=self._groups, facts=self.facts)
+        tape._pictures, tape._summaries = self._pictures, {k: v for k, v in self._summaries.items() if k in chosen}
+        return tape
 
     def extras(self, key: str | int | Key) -> Extras:
         """Values, output projection and gradient of a layer, where they were kept."""
@@ -133,6 +148,11 @@ class Tape(Mapping[Key, Weights | Reduced]):
         """Give the layers that match groups of tokens: `tape.group("words", words(tokens))`."""
         self._groups.setdefault(name, []).append(Labels(layers, queries, queries if keys is None else keys))
 
+    def group_names(self, key: str | int | Key) -> list[str]:
+        """The names of the groups a layer was given."""
+        name = self._key(key)[0]
+        return [group for group, labels in self._groups.items() if meant_for(name, labels) is not None]
+
     def groups_of(self, key: str | int | Key, name: str) -> tuple[Groups, Groups]:
         """The groups of a layer's queries and of its keys."""
         key = self._key(key)
@@ -152,6 +172,77 @@ class Tape(Mapping[Key, Weights | Reduced]):
             raise ValueError(f"attention between groups needs queries and keys, and of {A!r} only measures were kept")
         return A.mass(queries.ids.to(A.device), keys.ids.to(A.device))
 
+    def picture(
+        self, images: Image | Sequence[Image], *, patches: tuple[int, int], special: int = 1, layers: str = "*"
+    ) -> None:
+        """Say which image, or images of the batch rows, was cut into (rows, columns) of patches.
+
+        `special` tokens stand before the patches. In the layers that match, the axes that are of this many tokens are
+        shown on the image: `tape.picture(pixels, patches=(14, 14))`.
+        """
+        given = pictures(images, patches, special)
+        self._pictures.append(Labels(layers, given, given))
+
+    def pictures_of(self, key: str | int | Key, *, batch: int = 0) -> tuple[Picture | None, Picture | None]:
+        """The pictures that a layer's queries and its keys are patches of; None where they are of none."""
+        key = self._key(key)
+        found = meant_for(key[0], self._pictures)
+        if found is None:
+            return None, None
+        picture = found.queries[batch if len(found.queries) > 1 else 0]
+        i, j = (picture if picture.tokens == n else None for n in self._shape(key))
+        return i, j
+
+    def summarize(self) -> None:
+        """Measure every layer once, so that a file of the tape, saved afterwards, opens with all its maps drawn.
+
+        Long inputs want it: a viewer draws the whole of a matrix from what was measured here.
+        """
+        for key in self:
+            if isinstance(self[key], Weights):
+                self.summary(key)
+
+    def summary(self, key: str | int | Key) -> Summary:
+        """Entropy, received mass, maximum, distance and map of a layer, measured once and kept."""
+        key = self._key(key)
+        for _ in self.summarizing(key):
+            pass
+        return self._summaries[key][0]
+
+    def summarizing(self, key: str | int | Key) -> Iterator[float]:
+        """Measure a layer, some heads at a time; yields the share that is done."""
+        key = self._key(key)
+        A = self[key]
+        if isinstance(A, Reduced):
+            raise ValueError(f"a summary needs queries and keys, and of {A!r} only measures were kept")
+        if self.summarized(key):
+            return
+        heads = A.shape[-3]
+        step = max(1, ENTRIES * heads // max(A.shape.numel(), 1))
+        parts = []
+        for first in range(0, heads, step):
+            parts.append(A.select(heads=slice(first, first + step)).summary())
+            yield min(first + step, heads) / heads
+        found = _joined(parts, A.shape)
+        self._summaries[key] = found, Overview.of(found)
+        if A._statistic is None and found.statistic is not None:
+            A._statistic = found.statistic.flatten(0, -3).unsqueeze(-1)
+
+    def overview(self, key: str | int | Key) -> Overview:
+        """A few numbers and a small map for each head of a layer."""
+        key = self._key(key)
+        A = self[key]
+        if isinstance(A, Reduced):
+            return Overview.of(A)
+        self.summary(key)
+        return self._summaries[key][1]
+
+    def summarized(self, key: str | int | Key) -> bool:
+        """Is the summary of a layer, as it now is, there already?"""
+        key = self._key(key)
+        found = self._summaries.get(key)
+        return found is not None and (*found[0].entropy.shape, found[0].received.shape[-1]) == tuple(self[key].shape)
+
     def table(self) -> Any:
         """A row for each layer, call, batch row and head, and a column for each measure.
 
@@ -161,18 +252,60 @@ class Tape(Mapping[Key, Weights | Reduced]):
         """
         return table(self.items())
 
+    # Views are a room above this one: they are asked for at the front door, when somebody wants to look.
+    def view(self, other: Tape | None = None, *, name: str = "capture", open_browser: bool = True) -> Any:
+        """The zoomable map of this tape, or of two side by side, in a browser, until `.close()` of what is returned."""
+        return regard.views.view(self, other, name=name, open_browser=open_browser)
+
+    def page(self, other: Tape | None = None, *, name: str = "capture") -> Any:
+        """The same as one offline file of some megabytes, `tape.page().save("page.html")`; notebooks show it inline."""
+        return regard.views.page(self, other, name=name)
+
     def save(self, path: str | Path) -> None:
         """Write everything to one `.safetensors` file, whole or not at all."""
-        entries = {key: (self[key], self.extras(key)) for key in self}
-        archive.save(Path(path), entries, tokens=self._tokens, groups=self._groups, facts=self.facts)
+        summaries = {key: found for key, found in self._summaries.items() if self.summarized(key)}
+        archive.save(
+            Path(path),
+            {key: (self[key], self.extras(key)) for key in self},
+            tokens=self._tokens,
+            groups=self._groups,
+            pictures=self._pictures,
+            facts=self.facts,
+            summaries=summaries,
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Tape:
         """The tape of a file that `save` wrote; a file that is damaged or something else raises `ValueError`."""
-        found = archive.load(Path(path))
-        tokens = [Labels(*labels) for labels in found.tokens]
-        groups = {name: [Labels(*labels) for labels in given] for name, given in found.groups.items()}
-        return cls(found.entries, extras=found.extras, tokens=tokens, groups=groups, facts=found.facts)
+        return cls._of(archive.load(Path(path)))
+
+    @classmethod
+    def open(cls, path: str | Path) -> Tape:
+        """As `load`, at once: tensors stay in the file until they are looked at, and unchecked.
+
+        `archive.check(path)` reads them all and raises if they are not what was written.
+        """
+        return cls._of(archive.mapped(Path(path)))
+
+    @classmethod
+    def _of(cls, found: archive.Found) -> Tape:
+        return cls(
+            found.entries,
+            extras=found.extras,
+            tokens=[Labels(*labels) for labels in found.tokens],
+            groups={name: [Labels(*labels) for labels in given] for name, given in found.groups.items()},
+            pictures=[Labels(layers, given, given) for layers, given in found.pictures],
+            facts=found.facts,
+            summaries=found.summaries,
+        )
+
+    def _with_statistic(self, key: Key, A: Weights) -> Weights:
+        """Weights with their row statistic, where a summary has found it."""
+        found = self._summaries.get(key)
+        statistic = None if found is None else found[0].statistic
+        if statistic is None or statistic.shape != A.shape[:-1]:
+            return A
+        return Weights(A._call, statistic.flatten(0, -3).unsqueeze(-1))
 
     def _key(self, key: str | int | Key) -> Key:
         if isinstance(key, int):
@@ -193,3 +326,14 @@ class Tape(Mapping[Key, Weights | Reduced]):
     def _shape(self, key: Key) -> tuple[int, int]:
         i, j = self[key].shape[-2:]
         return i, j
+
+
+def _joined(heads: Sequence[Summary], shape: torch.Size) -> Summary:
+    """The summary of a layer from those of its heads."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(Summary):
+        values = [getattr(head, field.name) for head in heads]
+        # Selected heads have their leading dims as one.
+        whole = None if values[0] is None else torch.cat(values, 1)
+        found[field.name] = None if whole is None else whole.unflatten(0, shape[:-3])
+    return Summary(**found)

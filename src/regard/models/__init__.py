@@ -2,15 +2,21 @@
 
 from .bert import Bert, BertClassifier, BertConfig, BertPretraining, BertReader, BertTagger
 from .captioner import Captioner, CaptionerConfig
+from .classifier import TextClassifier, TextClassifierConfig
+from .convnet import AttentionConvNet, AttentionConvNetConfig
 from .gpt import Gpt, GptConfig, Stretch
 from .masking import mask_words
+from .pointer import Pointer, PointerConfig
 from .pretrained import load, save
+from .reader import Reader, ReaderConfig
 from .seq2seq import Seq2Seq, Seq2SeqConfig
-from .spans import best_spans
+from .spans import best_spans, top_spans
 from .transformer import Transformer, TransformerConfig
 from .vit import ViT, ViTClassifier, ViTConfig
 
 __all__ = [
+    "AttentionConvNet",
+    "AttentionConvNetConfig",
     "Bert",
     "BertClassifier",
     "BertConfig",
@@ -21,9 +27,15 @@ __all__ = [
     "CaptionerConfig",
     "Gpt",
     "GptConfig",
+    "Pointer",
+    "PointerConfig",
+    "Reader",
+    "ReaderConfig",
     "Seq2Seq",
     "Seq2SeqConfig",
     "Stretch",
+    "TextClassifier",
+    "TextClassifierConfig",
     "Transformer",
     "TransformerConfig",
     "ViT",
@@ -33,4 +45,5 @@ __all__ = [
     "load",
     "mask_words",
     "save",
+    "top_spans",
 ]

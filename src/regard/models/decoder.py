@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nn import DecoderBlock, KeyValues, KVCache
+from ..nn.linear import Prepared, linear
 
 
 class TransformerDecoder(nn.Module):
@@ -57,27 +58,29 @@ class TransformerDecoder(nn.Module):
     def logits(self, x: Float[Tensor, "b m dim"]) -> Float[Tensor, "b m vocabulary"]:
         """From what leaves the last block to the words."""
         x = self.norm(x)
-        logits = self.input.embedding.logits(x) if self.out is None else self.out(x)
+        if self.out is None:
+            return linear(x, self.input.embedding.table.weight, self.bias)
+        logits: Tensor = self.out(x)
         return logits if self.bias is None else logits + self.bias
 
     def start(self, states: Float[Tensor, "b n dim"], lengths: Int[Tensor, " b"] | None = None) -> DecoderState:
         """The state before the first token; the keys and values of the source are projected here, once for all."""
         source = tuple(block.remember(states, context_padding=lengths) for block in self.blocks)
         caches = tuple(block.attention.new_cache() for block in self.blocks)
-        return DecoderState(source=source, caches=caches, rows=torch.arange(len(states), device=states.device))
+        return DecoderState(source=source, caches=caches)
 
     def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
         if tokens.ndim == 1:
-            logits, state = self.step(tokens[:, None], state)
+            with state.weights.for_rows(tokens):
+                logits, state = self.step(tokens[:, None], state)
             return logits[:, 0], replace(state, attention={name: A[:, :, 0] for name, A in state.attention.items()})
-        caches = tuple(cache.select(state.rows) for cache in state.caches)  # the state given stays as it is
-        x = self.input(tokens, first=caches[0].length)
-        seen: dict[str, Tensor] = {}
-        for n, cache in enumerate(caches):
-            x = self._through(n, x, state, cache, seen)
-        rows = torch.arange(len(tokens), device=tokens.device)
-        return self.logits(x), replace(state, caches=caches, rows=rows, attention=seen)
+        x, state = self._advance(tokens, state)
+        return self.logits(x), state
+
+    def read(self, tokens: Int[Tensor, "rows n"], state: DecoderState) -> DecoderState:
+        """The state after tokens that are given: a step without logits."""
+        return self._advance(tokens, state)[1]
 
     def watched(self, stepper: Any, names: Sequence[str]) -> Watched:
         """A stepper that steps by this decoder, and shows the attention named; every cross where none is."""
@@ -86,6 +89,14 @@ class TransformerDecoder(nn.Module):
             if name not in known:
                 raise ValueError(f"attention is named {', '.join(known)}, got {name!r}")
         return Watched(stepper, tuple(names) or tuple(known[: len(self.blocks)]))
+
+    def _advance(self, tokens: Tensor, state: DecoderState) -> tuple[Float[Tensor, "rows n dim"], DecoderState]:
+        caches = tuple(cache.fork() for cache in state.caches)  # the state given stays as it is
+        x = self.input(tokens, first=caches[0].length)
+        seen: dict[str, Tensor] = {}
+        for n, cache in enumerate(caches):
+            x = self._through(n, x, state, cache, seen)
+        return x, replace(state, caches=caches, attention=seen)
 
     def _through(self, n: int, x: Tensor, state: DecoderState, cache: KVCache, seen: dict[str, Tensor]) -> Tensor:
         """Block n, with the hypotheses of one source as queries side by side, so that its keys are there once."""
@@ -97,7 +108,7 @@ class TransformerDecoder(nn.Module):
             return block.attention(x, cache=cache)
 
         def cross(x: Tensor) -> Tensor:
-            asked = x.reshape(len(source.k), state.each * x.shape[1], x.shape[2])
+            asked = x.reshape(source.k.shape[0], state.each * x.shape[1], x.shape[2])
             if f"cross.{n}" in state.watch:
                 A = block.cross.weights(asked, source)[...]
                 seen[f"cross.{n}"] = A.unflatten(2, (state.each, x.shape[1])).transpose(1, 2).flatten(0, 1)
@@ -110,15 +121,12 @@ class TransformerDecoder(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DecoderState:
-    """What a decoder has read, one row a hypothesis; those of one source stand side by side, `each` to a source.
-
-    `rows` are those of the caches that count, in their order: the next step, which copies anyway, brings them.
-    """
+    """What a decoder has read, one row a hypothesis; those of one source stand side by side, `each` to a source."""
 
     source: tuple[KeyValues, ...]  # of each block
     caches: tuple[KVCache, ...]  # of each block
-    rows: Int[Tensor, " rows"]
     each: int = 1
+    weights: Prepared = field(default_factory=Prepared)
     watch: tuple[str, ...] = ()
     attention: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -131,7 +139,8 @@ class DecoderState:
         source = self.source
         if not torch.equal(sources, torch.arange(len(source[0].k), device=rows.device)):
             source = tuple(one.select(sources) for one in source)
-        return replace(self, source=source, rows=self.rows[rows], each=each, attention={})
+        caches = tuple(cache.select(rows) for cache in self.caches)
+        return replace(self, source=source, caches=caches, each=each, attention={})
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ..nn import (
     TokenEmbedding,
     positions_of,
 )
+from ..nn.linear import Linear, Prepared, linear
 from ..nn.losses import Loss, cross_entropy
 from ..nn.norms import Norm
 from ..ops.demands import must_be_number, must_count
@@ -193,7 +194,7 @@ class Gpt(nn.Module):
         blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.blocks = cast(Sequence[EncoderBlock], blocks)
         self.norm = _norm(config)(config.dim)
-        self.head = None if config.tied else nn.Linear(config.dim, config.vocabulary, bias=False)
+        self.head = None if config.tied else Linear(config.dim, config.vocabulary, bias=False)
         initialize(self)
         for name, parameter in blocks.named_parameters():
             if name.endswith(("attention.out.weight", "feedforward.down.weight")):
@@ -209,7 +210,7 @@ class Gpt(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b vocabulary"]:
         """The logits of the next token, from its states."""
-        return self.tokens.logits(hidden) if self.head is None else self.head(hidden)
+        return linear(hidden, self.tokens.table.weight) if self.head is None else self.head(hidden)
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """-log p of each token of `ids` (b, n) but the first, given those before it; up to `ids_lengths` if there."""
@@ -220,30 +221,31 @@ class Gpt(nn.Module):
 
     def start(self, source: Tensor | tuple[Tensor, Padded] | None = None) -> GptState:
         """Before the first token: nothing read, or the prompts."""
+        state = GptState(caches=tuple(block.attention.new_cache() for block in self.blocks))
         if source is None:
-            return GptState()
+            return state
         ids, padding = source if isinstance(source, tuple) else (source, None)
         keep = None if padding is None else keep_of(padding, ids)
         if keep is not None and not bool(keep[:, -1:].all()):
             raise ValueError("source must be padded on the left, so that what is written follows each prompt directly")
-        return GptState(tokens=ids, keep=keep)
+        if ids.shape[1]:
+            self._read(ids, keep, state.caches)
+        return replace(state, keep=keep)
 
     def step(
         self, tokens: Int[Tensor, " rows *n"], state: GptState
     ) -> tuple[Float[Tensor, " rows *n vocabulary"], GptState]:
         """Read the tokens; the logits of what follows each, and the state after the last."""
         if tokens.ndim == 1:
-            logits, state = self.step(tokens[:, None], state)
+            with state.weights.for_rows(tokens):
+                logits, state = self.step(tokens[:, None], state)
             return logits[:, 0], replace(state, attention={name: A[:, :, 0] for name, A in state.attention.items()})
-        caches, before = state.caches, state.tokens
-        if state.spent:
-            caches = tuple(block.attention.new_cache() for block in self.blocks)
-            if before is not None and before.shape[1]:
-                self._read(before, state.keep, caches)
-        read = tokens if before is None else torch.cat((before, tokens), 1)
-        keep = None if state.keep is None else torch.cat((state.keep, state.keep.new_ones(tokens.shape)), 1)
-        x, seen = self._read(tokens, keep, caches, state.watch)
-        return self.logits(x), replace(state, tokens=read, keep=keep, caches=caches, attention=seen)
+        x, state = self._advance(tokens, state)
+        return self.logits(x), state
+
+    def read(self, tokens: Int[Tensor, "rows n"], state: GptState) -> GptState:
+        """The state after tokens that are given: a step without logits."""
+        return self._advance(tokens, state)[1]
 
     def watched(self, *names: str) -> Watched:
         """The model as a stepper that shows attention: `"self.0"`, and every layer where none is named."""
@@ -252,6 +254,12 @@ class Gpt(nn.Module):
             if name not in known:
                 raise ValueError(f"attention is named {', '.join(known)}, got {name!r}")
         return Watched(self, names or known)
+
+    def _advance(self, tokens: Int[Tensor, "rows n"], state: GptState) -> tuple[Float[Tensor, "rows n dim"], GptState]:
+        caches = tuple(cache.fork() for cache in state.caches)  # the state given stays as it is
+        keep = None if state.keep is None else torch.cat((state.keep, state.keep.new_ones(tokens.shape)), 1)
+        x, seen = self._read(tokens, keep, caches, state.watch)
+        return x, replace(state, caches=caches, keep=keep, attention=seen)
 
     def _read(
         self,
@@ -285,26 +293,16 @@ class Gpt(nn.Module):
 class GptState:
     """What a `Gpt` has read, one row a hypothesis; `keep` says which tokens are real, None for all."""
 
-    tokens: Int[Tensor, "rows n"] | None = None
+    caches: tuple[KVCache, ...]  # of each block
     keep: Bool[Tensor, "rows n"] | None = None
-    caches: tuple[KVCache, ...] = ()
+    weights: Prepared = field(default_factory=Prepared)
     watch: tuple[str, ...] = ()
     attention: Mapping[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def spent(self) -> bool:
-        """Whether the caches do not hold the tokens, as a step has taken them along: the next reads these again."""
-        return not self.caches or self.tokens is None or self.caches[0].length != self.tokens.shape[1]
-
     def select(self, rows: Int[Tensor, " chosen"]) -> GptState:
         """The state of these rows, in this order, repeats allowed."""
-        return replace(
-            self,
-            tokens=None if self.tokens is None else self.tokens.index_select(0, rows),
-            keep=None if self.keep is None else self.keep.index_select(0, rows),
-            caches=() if self.spent else tuple(cache.select(rows) for cache in self.caches),
-            attention={},
-        )
+        keep = None if self.keep is None else self.keep.index_select(0, rows)
+        return replace(self, caches=tuple(cache.select(rows) for cache in self.caches), keep=keep, attention={})
 
 
 def _block(config: GptConfig) -> EncoderBlock:

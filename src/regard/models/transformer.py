@@ -25,6 +25,7 @@ from ..nn import (
     T5Bias,
     TokenEmbedding,
 )
+from ..nn.linear import Linear
 from ..nn.losses import Loss, cross_entropy, shifted
 from ..ops.biases import Alibi
 from ..ops.demands import must_count
@@ -177,6 +178,10 @@ class Transformer(nn.Module):
         """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
         return self.decoder.step(tokens, state)
 
+    def read(self, tokens: Int[Tensor, "rows n"], state: DecoderState) -> DecoderState:
+        """The state after tokens that are given: a step without logits."""
+        return self.decoder.read(tokens, state)
+
     def watched(self, *names: str) -> Watched:
         """The model as a stepper that shows attention: `"cross.5"`, `"self.0"`, and every cross where none is named."""
         return self.decoder.watched(self, names)
@@ -225,7 +230,7 @@ def decoder_of(config: TransformerConfig) -> TransformerDecoder:
         for _ in range(config.decoder_layers)
     ]
     input = Input(config, config.target_vocabulary)
-    out = nn.Linear(config.dim, config.target_vocabulary, bias=False) if config.tied == "none" else None
+    out = Linear(config.dim, config.target_vocabulary, bias=False) if config.tied == "none" else None
     bias = nn.Parameter(torch.zeros(config.target_vocabulary)) if config.output_bias else None
     return TransformerDecoder(input, blocks, norm=_final_norm(config), out=out, bias=bias)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import and_
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from ..ops.operator import attend, weights
 from ..ops.scores import Location, Score
 from ..ops.term import Term
 from .learned import fill, slot
+from .linear import Linear
 from .memory import KeyValues, KVCache, look_back
 from .multihead import objections, pairs
 from .norms import Norm
@@ -51,8 +50,7 @@ class Core(nn.Module):
         offset: int | None = None,
     ) -> Float[Tensor, "b h i e"]:
         dropout = self.dropout if self.training else 0.0
-        terms: dict[str, Any] = {"score": score, "mask": mask, "bias": bias, "normalize": normalize}
-        return attend(q, k, v, **terms, dropout=dropout, offset=offset)
+        return attend(q, k, v, score=score, mask=mask, bias=bias, normalize=normalize, dropout=dropout, offset=offset)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}"
@@ -109,10 +107,10 @@ class Attention(nn.Module):
         self.value_dim = self.head_dim if value_dim is None else value_dim
         _must_group(self.heads, self.kv_heads)
         _must_name_projections(biased)
-        self.query = nn.Linear(dim, heads * self.head_dim, bias="q" in biased)
-        self.key = nn.Linear(key_width or dim, self.kv_heads * self.head_dim, bias="k" in biased)
-        self.value = nn.Linear(value_width or key_width or dim, self.kv_heads * self.value_dim, bias="v" in biased)
-        self.out = nn.Linear(heads * self.value_dim, dim, bias="o" in biased)
+        self.query = Linear(dim, heads * self.head_dim, bias="q" in biased)
+        self.key = Linear(key_width or dim, self.kv_heads * self.head_dim, bias="k" in biased)
+        self.value = Linear(value_width or key_width or dim, self.kv_heads * self.value_dim, bias="v" in biased)
+        self.out = Linear(heads * self.value_dim, dim, bias="o" in biased)
         self.query_norm = None if qk_norm is None else qk_norm(self.head_dim)
         self.key_norm = None if qk_norm is None else qk_norm(self.head_dim)
         self.rotary = rotary
@@ -285,10 +283,11 @@ class Attention(nn.Module):
     ) -> dict[str, Any]:
         """What fills the slots for i queries and so many new keys, and where the queries stand."""
         past, before = (0, 0) if cache is None else (cache.kept, cache.length)
-        mask, bias, j = _all_of(fill(self.mask), mask), fill(self.bias), past + new
-        if cache is not None:
+        mask, bias, j = _both(fill(self.mask), mask), fill(self.bias), past + new
+        if cache is not None and cache.window is not None:
             _must_remember(cache, mask)
-        mask = _all_of(mask, _padding(key_padding, j, before + new))
+        if key_padding is not None:
+            mask = _both(mask, _padding(key_padding, j, before + new))
         terms = {"score": fill(self.score), "mask": mask, "bias": bias, "normalize": fill(self.normalize)}
         if self.slots is None:
             return terms
@@ -297,21 +296,16 @@ class Attention(nn.Module):
         return {**terms, "mask": self.slots.shown(mask, j), "bias": bias, "offset": j - i}
 
 
-def _all_of(*masks: Mask | None) -> Mask | None:
-    given = [mask for mask in masks if mask is not None]
-    for mask in given:
-        if not isinstance(mask, Mask):
-            raise TypeError(
-                f"mask must be a Mask term, got {type(mask).__name__}; write mask=Dense(x), True = may attend"
-            )
-    return reduce(and_, given) if given else None
+def _both(layer: Mask | None, call: Mask | None) -> Mask | None:
+    """What the layer lets through and the call lets through."""
+    if call is not None and not isinstance(call, Mask):
+        raise TypeError(f"mask must be a Mask term, got {type(call).__name__}; write mask=Dense(x), True = may attend")
+    return layer if call is None else call if layer is None else layer & call
 
 
 def _must_remember(cache: KVCache, mask: Mask | None) -> None:
-    if cache.window is None:
-        return
     reach = look_back(mask)
-    if reach is None or reach >= cache.window:
+    if reach is None or cache.window is None or reach >= cache.window:
         raise ValueError(
             f"{cache!r} forgets keys that mask={mask!r} may still see; pass cache=KVCache(), which forgets none"
         )
@@ -321,10 +315,8 @@ def _padding_of(key_padding: Tensor | None, context: Tensor | KeyValues | None) 
     return context.key_padding if key_padding is None and isinstance(context, KeyValues) else key_padding
 
 
-def _padding(key_padding: Tensor | None, j: int, seen: int) -> Padding | None:
+def _padding(key_padding: Tensor, j: int, seen: int) -> Padding:
     """The padding of the last j of the keys seen so far."""
-    if key_padding is None:
-        return None
     must_be_tensor("key_padding", key_padding, hint="torch.tensor([3, 5])")
     if key_padding.dtype != torch.bool:
         return Padding(key_padding if seen == j else (key_padding - (seen - j)).clamp(min=0))
@@ -349,7 +341,8 @@ def _key_positions(positions: Tensor | None, i: int, k: Tensor, start: int) -> T
 
 def _split(x: Tensor, heads: int) -> Tensor:
     """b n (h d) -> b h n d"""
-    return x.unflatten(-1, (heads, x.shape[-1] // heads)).transpose(1, 2)
+    b, n, width = x.shape
+    return x.view(b, n, heads, width // heads).transpose(1, 2)
 
 
 def _must_be_tokens(name: str, x: Tensor, width: int) -> None:

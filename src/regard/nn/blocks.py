@@ -50,12 +50,8 @@ class EncoderBlock(nn.Module):
         memory: SegmentMemory | None = None,
     ) -> Float[Tensor, "b n dim"]:
         """As `Attention.forward`; `memory` adds earlier segments to the keys."""
-
-        def attention(x: Tensor) -> Tensor:
-            context = None if memory is None else memory.extend(x)
-            return self.attention(x, context, mask=mask, key_padding=key_padding, positions=positions, cache=cache)
-
-        x = self.around_attention(x, attention)
+        options = {"mask": mask, "key_padding": key_padding, "positions": positions, "cache": cache}
+        x = self.around_attention(x, lambda x: self.attention(x, _keys(x, memory), **options))
         return self.around_feedforward(x, self.feedforward)
 
 
@@ -104,16 +100,9 @@ class DecoderBlock(nn.Module):
         memory: SegmentMemory | None = None,
     ) -> Float[Tensor, "b n dim"]:
         """As `EncoderBlock.forward`; the `context_` ones are for the keys of the other sequence."""
-
-        def attention(x: Tensor) -> Tensor:
-            context = None if memory is None else memory.extend(x)
-            return self.attention(x, context, mask=mask, key_padding=key_padding, positions=positions, cache=cache)
-
-        def cross(x: Tensor) -> Tensor:
-            return self.cross(x, context, mask=context_mask, key_padding=context_padding)
-
-        x = self.around_attention(x, attention)
-        x = self.around_cross(x, cross)
+        options = {"mask": mask, "key_padding": key_padding, "positions": positions, "cache": cache}
+        x = self.around_attention(x, lambda x: self.attention(x, _keys(x, memory), **options))
+        x = self.around_cross(x, lambda x: self.cross(x, context, mask=context_mask, key_padding=context_padding))
         return self.around_feedforward(x, self.feedforward)
 
     def remember(
@@ -124,3 +113,8 @@ class DecoderBlock(nn.Module):
     ) -> KeyValues:
         """The keys and values of the other sequence and its padding, projected once for all steps."""
         return self.cross.remember(context, key_padding=context_padding)
+
+
+def _keys(x: Tensor, memory: SegmentMemory | None) -> Tensor | None:
+    """What a sequence attends to: the segments before and itself, or, without a memory, whatever is the default."""
+    return None if memory is None else memory.extend(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -130,10 +131,10 @@ class ContextualEmbedding(nn.Module):
     >>> ContextualEmbedding(Frozen(reader))(torch.tensor([[5, 7]])).shape
     torch.Size([1, 2, 16])
 
-    The model is called with the same inputs, `key_padding` included where it is given. It is tuned along, or left
-    alone as `Frozen(model)`. One that returns the states of all its layers, as a
-    sequence, comes with `layers`, their number: they are mixed as gamma sum_l softmax(w)_l h_l, w and gamma learned
-    (Peters et al. 2018, eq. 1).
+    The model is called with the same inputs, `key_padding` included where it is given (a Bert takes it as `padding`).
+    It is tuned along, or left alone as `Frozen(model)`. One that returns the states of all its layers, as a sequence,
+    comes with `layers`, their number: they are mixed as gamma sum_l softmax(w)_l h_l, w and gamma learned (Peters et
+    al. 2018, eq. 1).
     """
 
     def __init__(self, model: nn.Module, *, layers: int | None = None) -> None:
@@ -227,7 +228,11 @@ class ConcatEmbedding(nn.Module):
 
 
 def _called(model: nn.Module, inputs: tuple[Tensor, ...], key_padding: Tensor | None) -> Any:
-    return model(*inputs) if key_padding is None else model(*inputs, key_padding=key_padding)
+    if key_padding is None:
+        return model(*inputs)
+    # Layers are told of key_padding, whole models of padding.
+    name = "padding" if "padding" in signature(model.forward).parameters else "key_padding"
+    return model(*inputs, **{name: key_padding})
 
 
 def _embedded(embeddings: nn.ModuleList, ids: tuple[Tensor, ...]) -> list[Tensor]:

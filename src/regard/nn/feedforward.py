@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from .linear import Linear
+
 Activation = Callable[[Tensor], Tensor]
 
 
@@ -25,10 +27,10 @@ class FeedForward(nn.Module):
         self, dim: int, hidden: int, *, activation: Activation = F.gelu, dropout: float = 0.0, bias: bool = True
     ) -> None:
         super().__init__()
-        self.up = nn.Linear(dim, hidden, bias=bias)
+        self.up = Linear(dim, hidden, bias=bias)
         self.activation = activation
         self.dropout = nn.Dropout(dropout)
-        self.down = nn.Linear(hidden, dim, bias=bias)
+        self.down = Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
         return self.down(self.dropout(self.activation(self.up(x))))
@@ -44,11 +46,11 @@ class GatedFeedForward(nn.Module):
         self, dim: int, hidden: int, *, activation: Activation = F.silu, dropout: float = 0.0, bias: bool = False
     ) -> None:
         super().__init__()
-        self.gate = nn.Linear(dim, hidden, bias=bias)
-        self.up = nn.Linear(dim, hidden, bias=bias)
+        self.gate = Linear(dim, hidden, bias=bias)
+        self.up = Linear(dim, hidden, bias=bias)
         self.activation = activation
         self.dropout = nn.Dropout(dropout)
-        self.down = nn.Linear(hidden, dim, bias=bias)
+        self.down = Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
         return self.down(self.dropout(self.activation(self.gate(x)) * self.up(x)))

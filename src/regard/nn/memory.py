@@ -27,7 +27,7 @@ class KVCache:
     (torch.Size([1, 2, 6, 8]), KVCache(length=6))
 
     `window` is how many keys, its own included, a query may see: older ones are forgotten. What is handed over is a
-    view, good until the cache changes. A cache keeps no gradients.
+    view. A cache keeps no gradients.
     """
 
     def __init__(self, *, window: int | None = None) -> None:
@@ -35,94 +35,110 @@ class KVCache:
             must_count("window", window, least=1)
         self.window = window
         self.length = 0  # tokens seen, hence the position of the next
-        self._keys, self._values = _Track(window), _Track(window)
+        self._room: _Room | None = None
+        self._end = 0  # of what this cache sees of its room
 
     @property
     def kept(self) -> int:
         """How many of the tokens so far the next one may see."""
-        return self._keys.kept
+        return self._end if self.window is None else min(self._end, self.window - 1)
 
     def append(
         self, k: Float[Tensor, "b g n d"], v: Float[Tensor, "b g n e"]
     ) -> tuple[Float[Tensor, "b g j d"], Float[Tensor, "b g j e"]]:
         """Add the keys and values of the next tokens; all that their queries may see, old ones first."""
-        self._check(k, v)
-        self.length += k.shape[2]
-        return self._keys.append(k), self._values.append(v)
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise ValueError("a cache keeps no gradients, got keys that require them; decode under torch.no_grad()")
+        n, kept, room = k.shape[2], self.kept, self._room
+        if room is not None:
+            _must_fit("k", k, room.k)
+            _must_fit("v", v, room.v)
+        if room is None or room.written != self._end or self._end + n > room.k.shape[2]:
+            room = self._move(k, v)
+        room.write(self._end, k, v)
+        self._end += n
+        self.length += n
+        return room.read(self._end - n - kept, kept + n)
 
     def joined(self, k: Float[Tensor, "b g n d"]) -> Float[Tensor, "b g j d"]:
         """The keys `append` would hand over, in a tensor of their own, the cache left as it is."""
-        self._keys.check("k", k)
-        return self._keys.joined(k)
+        if self._room is None:
+            return k
+        _must_fit("k", k, self._room.k)
+        past, _ = self._room.read(self._end - self.kept, self.kept)
+        return torch.cat((past, k), 2)
 
     def select(self, rows: Int[Tensor, " rows"]) -> KVCache:
         """The cache of these batch rows, in this order, repeats allowed: how beams move."""
+        other = self.fork()
+        if self._room is not None:
+            other._room = self._room.select(rows, self._end - self.kept, self.kept)
+            other._end = self.kept
+        return other
+
+    def fork(self) -> KVCache:
+        """The same cache once more, at no cost: what one of the two appends, the other does not see."""
         other = KVCache(window=self.window)
-        other.length = self.length
-        other._keys, other._values = self._keys.select(rows), self._values.select(rows)
+        other.length, other._room, other._end = self.length, self._room, self._end
         return other
 
     def __repr__(self) -> str:
         return f"KVCache(length={self.length}{'' if self.window is None else f', window={self.window}'})"
 
-    def _check(self, k: Tensor, v: Tensor) -> None:
-        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
-            raise ValueError("a cache keeps no gradients, got keys that require them; decode under torch.no_grad()")
-        self._keys.check("k", k)
-        self._values.check("v", v)
+    def _move(self, k: Tensor, v: Tensor) -> _Room:
+        """Into a room of its own, with what is still in sight and space for what comes."""
+        n, kept = k.shape[2], self.kept
+        room = _Room.like(k, v, max(64, kept + n + (kept + n if self.window is None else self.window)))
+        if self._room is not None:
+            room.write(0, *self._room.read(self._end - kept, kept))
+        self._room, self._end = room, kept
+        return room
 
 
-class _Track:
-    """One tensor growing along dim 2, in a room with space to spare: a step writes one entry and copies none.
+@dataclass
+class _Room:
+    """Keys and values in tensors with space to spare: a step writes one entry of each and copies none.
 
-    A full room is left for one twice as large. With a window, what is out of sight stays behind, the room is bounded,
-    and it is left once in as many steps as the window is wide: a ring buffer whose entries stay in order.
+    The caches forked from one share its room, each up to its own end. The first to write goes on in it; another, or
+    one whose room is full, moves to a room twice as large. With a window, what is out of sight stays behind, the room
+    is bounded, and it is left once in as many steps as the window is wide: a ring buffer whose entries stay in order.
     """
 
-    def __init__(self, window: int | None) -> None:
-        self.window = window
-        self.room: Tensor | None = None
-        self.end = 0
+    k: Float[Tensor, "b g space d"]
+    v: Float[Tensor, "b g space e"]
+    written: int = 0
 
-    @property
-    def kept(self) -> int:
-        return self.end if self.window is None else min(self.end, self.window - 1)
+    @staticmethod
+    def like(k: Tensor, v: Tensor, space: int, rows: int | None = None) -> _Room:
+        b, g, _, d = k.shape
+        b = b if rows is None else rows
+        return _Room(k.new_empty(b, g, space, d), v.new_empty(b, g, space, v.shape[3]))
 
-    def append(self, new: Tensor) -> Tensor:
-        kept, n = self.kept, new.shape[2]
-        if self.room is None or self.end + n > self.room.shape[2]:
-            spare = kept + n if self.window is None else self.window
-            room = new.new_empty(*new.shape[:2], max(64, kept + n + spare), new.shape[3])
-            if self.room is not None:
-                room.narrow(2, 0, kept).copy_(self.past())
-            self.room, self.end = room, kept
-        self.room.narrow(2, self.end, n).copy_(new)
-        self.end += n
-        return self.room.narrow(2, self.end - n - kept, kept + n)
+    def write(self, first: int, k: Tensor, v: Tensor) -> None:
+        n = k.shape[2]
+        self.k.narrow(2, first, n).copy_(k)
+        self.v.narrow(2, first, n).copy_(v)
+        self.written = first + n
 
-    def joined(self, new: Tensor) -> Tensor:
-        return new if self.room is None else torch.cat((self.past(), new), 2)
+    def read(self, first: int, n: int) -> tuple[Tensor, Tensor]:
+        return self.k.narrow(2, first, n), self.v.narrow(2, first, n)
 
-    def past(self) -> Tensor:
-        assert self.room is not None
-        return self.room.narrow(2, self.end - self.kept, self.kept)
-
-    def select(self, rows: Tensor) -> _Track:
-        other = _Track(self.window)
-        if self.room is not None:
-            other.room, other.end = self.room.new_empty(rows.numel(), *self.room.shape[1:]), self.kept
-            torch.index_select(self.past(), 0, rows, out=other.room.narrow(2, 0, self.kept))
+    def select(self, rows: Tensor, first: int, n: int) -> _Room:
+        """A room with these n entries of these rows."""
+        other = _Room.like(self.k, self.v, self.k.shape[2], rows.numel())
+        for past, chosen in zip(self.read(first, n), other.read(0, n), strict=True):
+            torch.index_select(past, 0, rows, out=chosen)
+        other.written = n
         return other
 
-    def check(self, name: str, new: Tensor) -> None:
-        if self.room is None:
-            return
-        have, got = (*self.room.shape[:2], self.room.shape[3]), (*new.shape[:2], new.shape[3])
-        if have != got or self.room.dtype != new.dtype:
-            raise ValueError(
-                f"the cache holds {name} with b g d = {have} of {self.room.dtype}, got {got} of {new.dtype}; "
-                "start a new KVCache for another batch, or write cache.select(rows)"
-            )
+
+def _must_fit(name: str, new: Tensor, old: Tensor) -> None:
+    (b, g, _, d), (new_b, new_g, _, new_d) = old.shape, new.shape
+    if b != new_b or g != new_g or d != new_d or old.dtype != new.dtype:
+        raise ValueError(
+            f"the cache holds {name} with b g d = {(b, g, d)} of {old.dtype}, got {(new_b, new_g, new_d)} of "
+            f"{new.dtype}; start a new KVCache for another batch, or write cache.select(rows)"
+        )
 
 
 @dataclass(frozen=True, eq=False)

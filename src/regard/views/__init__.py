@@ -1,5 +1,25 @@
-"""Views: attention to look at. Figures are matplotlib `Figure` values, returned and never shown."""
+"""Views: attention to look at.
+
+Figures are matplotlib `Figure` values, returned and never shown. `view` and `serve` open the zoomable map in a browser,
+and `page` is the same as one offline file.
+"""
 
 from .figure import alignment, by_layer, caption, grid, heatmap, image, mask, text
+from .page import Page, page
+from .server import Viewer, serve, view
 
-__all__ = ["alignment", "by_layer", "caption", "grid", "heatmap", "image", "mask", "text"]
+__all__ = [
+    "Page",
+    "Viewer",
+    "alignment",
+    "by_layer",
+    "caption",
+    "grid",
+    "heatmap",
+    "image",
+    "mask",
+    "page",
+    "serve",
+    "text",
+    "view",
+]

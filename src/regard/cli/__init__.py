@@ -1,0 +1,113 @@
+"""The command line: a thin layer over `regard.tasks`, and the only room that knows all the others.
+
+Exit codes: 0 well, 2 bad input or usage, 3 no usable checkpoint, 4 training that is not finite, 5 disk, memory or
+device, 130 and 143 interrupted. Whatever goes wrong is one line on standard error that begins with `error:`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from .. import __version__
+from ..train import Failure
+from ..train.failures import memory_errors
+from . import (
+    answering,
+    captioning,
+    classification,
+    demo,
+    language,
+    look,
+    operator,
+    plans,
+    runs,
+    summarization,
+    translation,
+)
+
+UsageError: Any = typer.BadParameter.__bases__[0]  # typer has it by no public name
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+train = typer.Typer(no_args_is_help=True, help="Train a model of a task: one command a task.")
+app.add_typer(train, name="train", rich_help_panel="Train")
+
+plans.trains(train, "translation", translation.Plan, translation.train)
+plans.trains(train, "language", language.Plan, language.train)
+plans.trains(train, "summarization", summarization.Plan, summarization.train)
+plans.trains(train, "answering", answering.Plan, answering.train)
+plans.trains(train, "classification", classification.Plan, classification.train)
+plans.trains(train, "captioning", captioning.Plan, captioning.train)
+
+app.command(rich_help_panel="Train")(demo.demo)
+app.command(rich_help_panel="Train")(runs.average)
+for use in (
+    translation.translate,
+    translation.align,
+    language.generate,
+    summarization.summarize,
+    answering.answer,
+    classification.classify,
+    captioning.caption,
+):
+    app.command(rich_help_panel="Use")(use)
+app.command("evaluate", rich_help_panel="Use")(runs.evaluate)
+app.command("score", rich_help_panel="Use")(runs.score)
+app.command(rich_help_panel="Look inside")(look.look)
+app.command(rich_help_panel="Look inside")(look.view)
+app.command(rich_help_panel="Look inside")(operator.explain)
+app.command(rich_help_panel="Look inside", context_settings={"ignore_unknown_options": True})(operator.bench)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and end the process."""
+    try:
+        with memory_errors("use a smaller batch, beam or model"):
+            code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+        sys.stdout.flush()
+    except UsageError as error:
+        _fail(f"{error.format_message() or 'expected a command'}; see --help", 2)
+    except Failure as error:
+        _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        # Whoever read our output has left; typer ends the same way. Python would complain when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
+    except ValueError as error:
+        _fail(str(error), 2)
+    sys.exit(code or 0)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"regard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Attention in neural networks: train, use, and look inside.
+
+    Example:
+
+        regard train translation --source a.de --target a.en --out runs/deen && regard translate runs/deen < in.de
+    """
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    line = " ".join(message.split())
+    printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    print(f"error: {printable}", file=sys.stderr, flush=True)
+    sys.exit(code)

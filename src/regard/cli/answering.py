@@ -1,0 +1,201 @@
+"""`regard train answering` and `answer`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..data import Lines
+from ..tasks import answering
+from ..tasks.answering import Answered, Answerer, Asking, Model
+from ..tasks.reading import Asked, Windows
+from ..tasks.vocabulary import WordVocabulary
+from ..train import Outcome
+from ..train import checkpoint as checkpoints
+from ..train.schema import check_types
+from .files import QuestionFile, must_be_writable
+from .recipe import Training
+from .screen import chunks_of_input, progress, said
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """What a model begins with."""
+
+    folder: Annotated[
+        str | None,
+        "a Hugging Face folder of a BERT, RoBERTa or DistilBERT to begin with, in place of model and vocabulary",
+        "--pretrained",
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """The size of a batch."""
+
+    tokens: Annotated[int, "the most tokens of a batch: windows times longest row", "--batch-tokens"] = 8192
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The sections of `regard train answering`."""
+
+    data: QuestionFile
+    valid: QuestionFile | None
+    vocabulary: WordVocabulary
+    model: Model
+    pretrained: Pretrained
+    windows: Windows
+    batching: Batching
+    training: Training
+
+
+def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outcome:
+    """Train a model that finds the answers to questions in documents, from a file in the format of SQuAD.
+
+    Examples:
+
+        regard train answering --data train.json --valid-data dev.json --out runs/squad
+
+        regard train answering --data train.json --model bert --tokenizer wordpiece --out runs/bert
+
+        regard train answering --data train.json --pretrained bert-base-uncased --rate 3e-5 --epochs 2 --out runs/bert
+
+    The best checkpoint is that with the highest F1 on the validation data, or the last where there is none.
+    """
+    return answering.train(
+        plan.data.read(),
+        valid=None if plan.valid is None else plan.valid.read(prefix="valid-"),
+        out=out,
+        recipe=plan.training.recipe("f1", "exact"),
+        model=plan.model,
+        vocabulary=plan.vocabulary,
+        pretrained=plan.pretrained.folder,
+        windows=plan.windows,
+        tokens=plan.batching.tokens,
+        resume=resume,
+        files=files,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(QuestionFile):
+    """What `regard evaluate` asks of a model that answers."""
+
+    threshold: Annotated[float, "give no answer unless its score is above this, where training has had such"] = 0.0
+
+    def run(self, folders: Sequence[Path]) -> dict[str, object]:
+        """F1 and exact matches, as SQuAD counts them."""
+        questions = self.read()
+        if len(folders) != 1:
+            raise ValueError(f"a model that answers works alone, got {len(folders)} folders; name one")
+        answerer = Answerer.load(folders[0])
+        with progress("answering") as show:
+            found = answerer.evaluate(questions, threshold=self.threshold, show=show)
+        _tell_cut(answerer, questions)
+        return dict(found)
+
+
+def answer(
+    folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
+    document: Annotated[Path | None, typer.Option(help="a text to find answers in")] = None,
+    question: Annotated[
+        list[str] | None, typer.Option(help="a question about it, or several; else lines of standard input")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="instead, all questions of a file in the format of SQuAD")] = None,
+    out: Annotated[Path | None, typer.Option(help="write their answers to this file, as JSON, by id")] = None,
+    nbest: Annotated[int, typer.Option("--nbest", help="print so many a question: number ||| text ||| score")] = 1,
+    threshold: Annotated[
+        float, typer.Option(help="give no answer unless its score is above this, where training has had such")
+    ] = 0.0,
+) -> None:
+    """Answer questions about a document, each on a line; an empty line where it holds no answer.
+
+    Examples:
+
+        regard answer runs/squad --document tower.txt --question "When did it open?"
+
+        regard answer runs/squad --document tower.txt < questions > answers
+
+        regard answer runs/squad --data dev.json --out predictions.json
+
+    An answer is a stretch of the document as it stands there, on one line. The answers to a file of questions are
+    JSON, as SQuAD's own evaluation reads it, printed where no file is named.
+    """
+    if (document is None) == (data is None):
+        raise ValueError("give --document, and questions about it, or --data, a file of both")
+    if data is not None:
+        if question or nbest != 1:
+            raise ValueError("--data has questions of its own, with one answer each; leave out --question and --nbest")
+        must_be_writable(out)
+        _answer_all(folder, QuestionFile(data=data), out, threshold)
+        return
+    if out is not None:
+        raise ValueError("--out is for the answers to --data; those about a --document are printed")
+    text = _text(document)
+    answerer, number = Answerer.load(folder), 0
+    for some in _questions(question):
+        asked = [Asking(one, text) for one in some]
+        with progress("answering") as show:
+            found = answerer.n_best(asked, n=nbest, threshold=threshold, show=show)
+        for best in found:
+            print(*_shown(number, best, nbest), sep="\n")
+            number += 1
+        sys.stdout.flush()
+        _tell_cut(answerer, asked)
+
+
+def _answer_all(folder: Path, file: QuestionFile, out: Path | None, threshold: float) -> None:
+    questions = file.read()
+    answerer = Answerer.load(folder)
+    with progress("answering") as show:
+        found = answerer.answer(questions, threshold=threshold, show=show)
+    answers = {asked.id: answered.text for asked, answered in zip(questions, found, strict=True)}
+    written = json.dumps(answers, ensure_ascii=False, indent=2)
+    if out is None:
+        print(written)
+    else:
+        checkpoints.write_text(out, f"{written}\n")
+    _tell_cut(answerer, questions)
+
+
+def _text(document: Path | None) -> str:
+    """A text, its encoding checked; lines end as one newline."""
+    lines = Lines(str(document))
+    len(lines)
+    return "\n".join(lines)
+
+
+def _questions(given: list[str] | None) -> Iterator[list[str]]:
+    if given:
+        yield given
+    else:
+        yield from chunks_of_input()
+
+
+def _tell_cut(answerer: Answerer, asked: Sequence[Asked]) -> None:
+    if cut := sum(answerer.too_long(asked)):
+        limit = answerer.config.windows.question
+        said(f"{cut:,} of {len(asked):,} questions have more than {limit} tokens and were cut")
+
+
+def _shown(number: int, best: Sequence[Answered], nbest: int) -> list[str]:
+    if nbest == 1:
+        return [_line(best[0])]
+    return [f"{number} ||| {_line(one)} ||| {one.score:.4f}" for one in best]
+
+
+def _line(one: Answered) -> str:
+    return " ".join(one.text.split())

@@ -1,0 +1,168 @@
+"""`regard train captioning` and `caption`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import regard
+
+from ..data import Captions, captions_json, captions_tsv, read_image
+from ..tasks import captioning
+from ..tasks.captioning import Describer, Model
+from ..tasks.seeing import Image, Seeing
+from ..tasks.turns import Lengths
+from ..tasks.vocabulary import WordVocabulary
+from ..tasks.writer import Written
+from ..train import Outcome
+from ..train.failures import disk_errors
+from ..train.schema import check_types
+from .files import must_be_writable
+from .recipe import Training
+from .screen import progress, said
+
+PICTURE, TAPE = ".png", ".safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionFiles:
+    """Images, and what is said of them."""
+
+    captions: Annotated[str | None, "image names and captions: tab-separated, or .json, a list or as COCO's"] = None
+    images: Annotated[str | None, "the folder, or .tar, with the images"] = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    def read(self, *, prefix: str = "") -> Captions:
+        """The images with their captions, every one of them there."""
+        if self.captions is None or self.images is None:
+            raise ValueError(f"give --{prefix}captions and --{prefix}images")
+        read = captions_json if ".json" in Path(self.captions).suffixes else captions_tsv
+        return read(self.captions, self.images)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words(WordVocabulary):
+    """What captions are made of."""
+
+    size: Annotated[int, "the most tokens a vocabulary may have", "--vocabulary"] = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The sections of `regard train captioning`."""
+
+    data: CaptionFiles
+    valid: CaptionFiles | None
+    vocabulary: Words
+    images: Seeing
+    model: Model
+    batching: Lengths
+    training: Training
+
+
+def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outcome:
+    """Train a captioner on images and what is said of them.
+
+    Examples:
+
+        regard train captioning --captions train.tsv --images pictures --out runs/captions
+
+        regard train captioning --captions train.json --images train2014 --valid-captions valid.json \\
+            --valid-images val2014 --model transformer --size 128 --stages 4 --flip --workers 4 --out runs/coco
+
+    The best checkpoint is that with the highest BLEU-4 on the validation data, or the last where there is none.
+    """
+    return captioning.train(
+        plan.data.read(),
+        valid=None if plan.valid is None else plan.valid.read(prefix="valid-"),
+        out=out,
+        recipe=plan.training.recipe("bleu4", "bleu3", "bleu2", "bleu1", "exact", "loss"),
+        model=plan.model,
+        vocabulary=plan.vocabulary,
+        seeing=plan.images,
+        lengths=plan.batching,
+        resume=resume,
+        files=files,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(CaptionFiles):
+    """What `regard evaluate` asks of a captioner."""
+
+    beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 3
+
+    def run(self, folders: Sequence[Path]) -> dict[str, object]:
+        """BLEU-1 to BLEU-4 and exact matches against all references, and the loss."""
+        examples = self.read()
+        with progress("describing") as show:
+            return dict(Describer.load(*folders).evaluate(examples, beam=self.beam, show=show))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring(CaptionFiles):
+    """What `regard score` asks of a captioner."""
+
+    def run(self, folders: Sequence[Path]) -> list[float]:
+        """log p(caption | image) of each caption, image by image."""
+        examples = self.read()
+        with progress("scoring") as show:
+            return [value for some in Describer.load(*folders).score(examples, show=show) for value in some]
+
+
+def caption(
+    folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
+    images: Annotated[list[Path], typer.Argument(help="the images to describe", metavar="IMAGE...")],
+    beam: Annotated[int, typer.Option(help="hypotheses side by side; 1 is greedy")] = 3,
+    nbest: Annotated[int, typer.Option(help="print so many for each image, with their scores")] = 1,
+    attention: Annotated[
+        Path | None,
+        typer.Option(help="where words looked: a .png of one image, or a .safetensors for regard view"),
+    ] = None,
+) -> None:
+    """Describe images: the name of each, a tab, and the caption.
+
+    Examples:
+
+        regard caption runs/captions rex.jpg
+
+        regard caption runs/captions rex.jpg --beam 5 --attention rex.png
+    """
+    if attention is not None and attention.suffix not in (PICTURE, TAPE):
+        raise ValueError(f"attention must end in {PICTURE} or {TAPE}, got {attention}")
+    must_be_writable(attention)
+    most = 1 if attention is not None and attention.suffix == PICTURE else captioning.MOST
+    if attention is not None and len(images) > most:
+        raise ValueError(f"--attention holds at most {most} in {attention.suffix}, got {len(images)}; give it fewer")
+    describer = Describer.load(folder)
+    pictures = [read_image(path) for path in images]
+    with progress("describing") as show:
+        found = describer.n_best(pictures, n=nbest, beam=beam, show=show)
+    for path, best in zip(images, found, strict=True):
+        for one in best:
+            print(f"{path}\t{_line(one)}" + (f"\t{one.score:.4f}" if nbest > 1 else ""))
+    if attention is not None:
+        with disk_errors(attention):
+            _show(describer, pictures, [_line(best[0]) for best in found], attention)
+    if cut := sum(not best[0].finished for best in found):
+        said(f"{cut:,} of {len(found):,} captions did not come to an end and were cut off")
+
+
+def _line(one: Written) -> str:
+    """The text on one line, whatever the model has written."""
+    return " ".join(one.text.splitlines())
+
+
+def _show(describer: Describer, pictures: list[Image], texts: list[str], path: Path) -> None:
+    if path.suffix == TAPE:
+        describer.tape(pictures, texts).save(path)
+        return
+    [look], [picture], [text] = describer.looks(pictures, texts), pictures, texts
+    _, y, x = look.shape
+    regard.views.caption(look.flatten(1), picture, describer.tokens(text), patches=(y, x)).savefig(path)

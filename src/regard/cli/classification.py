@@ -1,0 +1,228 @@
+"""`regard train classification` and `classify`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import regard
+
+from ..data import (
+    DataError,
+    ImageFolder,
+    Images,
+    LabelledText,
+    cifar10,
+    cifar100,
+    idx_images,
+    labelled,
+    labelled_tsv,
+    npz_images,
+    read_image,
+)
+from ..tasks import classification
+from ..tasks.batching import Batching
+from ..tasks.classification import Classified, Classifier
+from ..tasks.classifiers import Model
+from ..tasks.seeing import Seeing
+from ..tasks.texts import Texts
+from ..tasks.vocabulary import WordVocabulary
+from ..train import Outcome
+from ..train.failures import disk_errors
+from ..train.schema import check_types
+from .files import must_be_writable
+from .recipe import Training
+from .screen import chunks_of_input, progress
+
+RECORD = {10: 3073, 100: 3074}  # bytes of an image of CIFAR-10 and of CIFAR-100
+PICTURE, TAPE = ".png", ".safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledFiles:
+    """Texts or images, and the class of each."""
+
+    labelled: Annotated[str | None, "texts and labels: a tab-separated file"] = None
+    text: Annotated[str | None, "texts, one a line, beside --labels"] = None
+    images: Annotated[
+        str | None,
+        "images: a folder, or .tar, of a folder a class; .npz; an IDX file beside --labels; CIFAR's .bin files",
+    ] = None
+    labels: Annotated[str | None, "the label of each text, line by line, or the IDX file of labels"] = None
+    text_column: Annotated[str, "the column of the texts of --labelled, a number from 0 or a name"] = "1"
+    label_column: Annotated[str, "the column of their labels"] = "0"
+    image_array: Annotated[str, "the images in an .npz"] = "images"
+    label_array: Annotated[str, "the labels in an .npz"] = "labels"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    def read(self, *, prefix: str = "", classes: Sequence[str] | None = None) -> LabelledText | Images | ImageFolder:
+        """The examples, of these classes where they are known; `prefix` is what the flags begin with."""
+        given = [name for name in ("labelled", "text", "images") if getattr(self, name) is not None]
+        if len(given) != 1:
+            names = [f"--{prefix}{name}" for name in ("labelled", "text", "images")]
+            raise ValueError(f"give texts by {names[0]} or {names[1]}, or images by {names[2]}, one of them")
+        if self.labelled is not None:
+            text, label = _column(self.text_column), _column(self.label_column)
+            return labelled_tsv(self.labelled, text=text, label=label, classes=classes)
+        if self.text is not None:
+            return labelled(self.text, self._labels(prefix), classes=classes)
+        assert self.images is not None
+        path = Path(self.images)
+        if not path.exists():
+            raise DataError("no such file or folder", file=path, hint="check the path")
+        if path.is_dir() and (parts := sorted(path.glob("data_batch_*.bin"))):
+            return cifar10(*parts)
+        if path.is_dir() or path.suffix == ".tar":
+            return ImageFolder(path, classes=classes)
+        if path.suffix == ".npz":
+            return npz_images(path, images=self.image_array, labels=self.label_array, classes=classes)
+        if path.suffix == ".bin":
+            hundred = path.stat().st_size % RECORD[10] and not path.stat().st_size % RECORD[100]
+            return cifar100(path, classes=classes) if hundred else cifar10(path)
+        return idx_images(path, self._labels(prefix), classes=classes)
+
+    def _labels(self, prefix: str) -> str:
+        if self.labels is None:
+            raise ValueError(f"give --{prefix}labels, a file with a label for each of {self.text or self.images}")
+        return self.labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The sections of `regard train classification`."""
+
+    data: LabelledFiles
+    valid: LabelledFiles | None
+    vocabulary: WordVocabulary
+    images: Seeing
+    model: Model
+    batching: Batching
+    training: Training
+
+
+def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outcome:
+    """Train a classifier of texts or of images.
+
+    Examples:
+
+        regard train classification --labelled reviews.tsv --valid-labelled more.tsv --out runs/reviews
+
+        regard train classification --images pets/train --valid-images pets/valid --model vit --flip --out runs/pets
+
+        regard train classification --images train-images.gz --labels train-labels.gz --shift 2 --out runs/mnist
+
+    The best checkpoint is that with the highest accuracy on the validation data, or the last where there is none.
+    """
+    data = plan.data.read()
+    valid = None if plan.valid is None else plan.valid.read(prefix="valid-", classes=data.classes)
+    shared: dict[str, Any] = {
+        "valid": valid,
+        "out": out,
+        "recipe": plan.training.recipe("accuracy", "f1", "loss"),
+        "model": plan.model,
+        "resume": resume,
+        "files": files,
+    }
+    if valid is not None and isinstance(data, LabelledText) != isinstance(valid, LabelledText):
+        raise ValueError("training and validation data must be alike, got texts and images")
+    if isinstance(data, LabelledText):
+        return classification.train_texts(data, vocabulary=plan.vocabulary, batching=plan.batching, **shared)
+    return classification.train_images(data, seeing=plan.images, **shared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(LabelledFiles):
+    """What `regard evaluate` asks of a classifier."""
+
+    def run(self, folders: Sequence[Path]) -> dict[str, object]:
+        """Accuracy, F1, loss, and which classes were taken for which."""
+        classifier = Classifier.load(only(folders))
+        examples = self.read(classes=classifier.classes)
+        reads = isinstance(classifier.reads, Texts)
+        if reads != isinstance(examples, LabelledText):
+            kinds = ("texts", "images") if reads else ("images", "texts")
+            raise ValueError(f"{folders[0]} classifies {kinds[0]}, got {kinds[1]}")
+        with progress("classifying") as show:
+            found = classifier.evaluate(examples, show=show)
+        return {**found, "confusion": f"down what they are, across what they were taken for\n{found['confusion']}"}
+
+
+def classify(
+    folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
+    images: Annotated[list[Path] | None, typer.Argument(help="the images to classify", metavar="IMAGE...")] = None,
+    top: Annotated[int, typer.Option(help="print so many of the likeliest classes")] = 1,
+    attention: Annotated[
+        Path | None,
+        typer.Option(help="what was looked at: a .png of one text or image, or a .safetensors for regard view"),
+    ] = None,
+) -> None:
+    """Classify the lines of standard input, or images: a class and its probability, and the name of an image before.
+
+    Examples:
+
+        regard classify runs/reviews < reviews.txt
+
+        regard classify runs/pets rex.jpg --top 3 --attention rex.png
+    """
+    if top < 1:
+        raise ValueError(f"top must be at least 1, got {top}")
+    if attention is not None and attention.suffix not in (PICTURE, TAPE):
+        raise ValueError(f"attention must end in {PICTURE} or {TAPE}, got {attention}")
+    must_be_writable(attention)
+    classifier = Classifier.load(folder)
+    reads = isinstance(classifier.reads, Texts)
+    if reads == bool(images):
+        wanted = "lines of standard input, got images" if reads else "images, got none; name them"
+        raise ValueError(f"{folder} classifies {wanted}")
+    if attention is not None:
+        classifier.looks([])  # what cannot be shown is refused before the work
+    most = 1 if attention is not None and attention.suffix == PICTURE else classification.MOST
+    seen: list[Any] = []
+    found: list[Classified] = []
+    with progress("classifying") as show:
+        for some in chunks_of_input() if reads else [[read_image(path) for path in images or []]]:
+            if attention is not None and len(seen) + len(some) > most:
+                raise ValueError(f"--attention holds at most {most} in {attention.suffix}, got more; give it fewer")
+            answers = classifier.classify(some, show=show)
+            for n, one in enumerate(answers):
+                likely = "\t".join(f"{name}\t{p:.4f}" for name, p in list(one.probabilities.items())[:top])
+                print(likely if reads else f"{(images or [])[n]}\t{likely}")
+            sys.stdout.flush()
+            if attention is not None:
+                seen, found = [*seen, *some], [*found, *answers]
+    if attention is not None and seen:
+        with disk_errors(attention):
+            _show(classifier, seen, found, attention)
+
+
+def only(folders: Sequence[Path]) -> Path:
+    """The folder, where a task takes one."""
+    if len(folders) != 1:
+        raise ValueError(f"a classifier works alone, got {len(folders)} folders; name one")
+    return folders[0]
+
+
+def _column(name: str) -> int | str:
+    return int(name) if name.isdecimal() else name
+
+
+def _show(classifier: Classifier, seen: list[Any], found: list[Classified], path: Path) -> None:
+    if path.suffix == TAPE:
+        classifier.tape(seen).save(path)
+        return
+    [look], [one], [first] = classifier.looks(seen), found, seen
+    title = f"{one.label}, by {one.probability:.0%}"
+    if isinstance(classifier.reads, Texts):
+        pieces = classifier.reads.pieces(first)[: len(look)]
+        figure = regard.views.text(look[None], pieces, title=title)
+    else:
+        y, x = look.shape
+        figure = regard.views.image(look.view(1, -1), first, patches=(y, x), title=title)
+    figure.savefig(path)

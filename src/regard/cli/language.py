@@ -1,0 +1,128 @@
+"""`regard train language` and `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..tasks import language
+from ..tasks.language import LanguageModel, Model
+from ..tasks.vocabulary import Vocabulary
+from ..train import Outcome
+from ..train.schema import check_types
+from .files import TextFile
+from .recipe import Training
+from .screen import progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """The size of a batch."""
+
+    tokens: Annotated[int, "the tokens of a batch, in windows of --length", "--batch-tokens"] = 8192
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The sections of `regard train language`."""
+
+    data: TextFile
+    valid: TextFile | None
+    vocabulary: Vocabulary
+    model: Model
+    batching: Batching
+    training: Training
+
+
+def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outcome:
+    """Train a language model on a text.
+
+    Examples:
+
+        regard train language --text a.txt --valid-text b.txt --out runs/a
+
+        regard train language --text shakespeare.txt --tokenizer char --model llama --length 128 --out runs/play
+
+    The best checkpoint is that with the lowest perplexity on the validation text, or the last where there is none.
+    """
+    return language.train(
+        plan.data.read(),
+        valid=None if plan.valid is None else plan.valid.read(prefix="valid-"),
+        out=out,
+        recipe=plan.training.recipe("perplexity", "bits", "loss"),
+        model=plan.model,
+        vocabulary=plan.vocabulary,
+        tokens=plan.batching.tokens,
+        resume=resume,
+        files=files,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(TextFile):
+    """What `regard evaluate` asks of a language model."""
+
+    overlap: Annotated[int | None, "the tokens each one sees at least (half of --length)"] = None
+
+    def run(self, folders: Sequence[Path]) -> dict[str, object]:
+        """Perplexity a word, bits a character, loss a token."""
+        lines = self.read()
+        with progress("reading") as show:
+            return dict(LanguageModel.load(only(folders)).evaluate(lines, overlap=self.overlap, show=show))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring(TextFile):
+    """What `regard score` asks of a language model."""
+
+    def run(self, folders: Sequence[Path]) -> list[float]:
+        """log p of each line."""
+        lines = self.read()
+        with progress("scoring") as show:
+            return LanguageModel.load(only(folders)).score(list(lines), show=show)
+
+
+def generate(
+    folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
+    prompt: Annotated[str, typer.Option(help="what the text begins with")] = "",
+    tokens: Annotated[int, typer.Option(help="how many tokens to write")] = 200,
+    samples: Annotated[int, typer.Option(help="how many texts")] = 1,
+    temperature: Annotated[float, typer.Option(help="below 1 for likelier text; 0 for the likeliest tokens")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="draw from so many of the likeliest tokens")] = None,
+    top_p: Annotated[float | None, typer.Option(help="draw from the likeliest tokens of this probability")] = None,
+    line: Annotated[bool, typer.Option("--line", help="end with the line")] = False,
+    seed: Annotated[int, typer.Option(help="the same seed writes the same text")] = 0,
+) -> None:
+    """Write a text that goes on from a prompt.
+
+    Example:
+
+        regard generate runs/play --prompt "ROMEO:" --tokens 300 --temperature 0.8
+    """
+    model = LanguageModel.load(folder)
+    texts = model.generate(
+        prompt,
+        tokens=tokens,
+        samples=samples,
+        seed=seed,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        until_line_end=line,
+    )
+    for text in texts:
+        print(prompt + text.rstrip("\n") if line else prompt + text)
+
+
+def only(folders: Sequence[Path]) -> Path:
+    """The folder, where a task takes one."""
+    if len(folders) != 1:
+        raise ValueError(f"a language model works alone, got {len(folders)} folders; name one")
+    return folders[0]

@@ -1,0 +1,85 @@
+"""`regard look` and `view`: what a model attends to, captured and shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..train.failures import disk_errors
+from .files import must_be_writable
+from .screen import progress, said
+
+
+def look(
+    folder: Annotated[Path, typer.Argument(help="a run, or a Hugging Face folder", metavar="DIR")],
+    out: Annotated[Path, typer.Option(help="the capture to write, .safetensors")],
+    text: Annotated[Path | None, typer.Option(help="a file of text to read", metavar="FILE")] = None,
+    target: Annotated[Path | None, typer.Option(help="translations or a caption to force", metavar="FILE")] = None,
+    image: Annotated[Path | None, typer.Option(help="an image to see", metavar="FILE")] = None,
+    summarize: Annotated[bool, typer.Option("--summarize", help="store measures and maps; long texts want it")] = False,
+) -> None:
+    """Capture every attention of a model while it reads a text or sees an image.
+
+    Examples:
+
+        regard look runs/deen --text in.de --out look.safetensors && regard view look.safetensors
+
+        regard look ./bert-base-uncased --text essay.txt --summarize --out essay.safetensors
+    """
+    from ..tasks.tapes import tape_of
+
+    must_be_writable(out)
+    tape = tape_of(folder, text=_read(text), target=_read(target), image=image)
+    if summarize:
+        with progress("measuring") as show:
+            for n, key in enumerate(tape):
+                tape.summary(key)
+                show(n + 1, len(tape))
+    with disk_errors(out):
+        tape.save(out)
+    said(f"{out}: {len(tape)} layers; regard view {out}")
+
+
+def view(
+    captures: Annotated[
+        list[Path], typer.Argument(help="a capture, or two to see side by side", metavar="CAPTURE...", exists=True)
+    ],
+    html: Annotated[Path | None, typer.Option(help="write one offline file instead", metavar="PAGE.html")] = None,
+    port: Annotated[int, typer.Option(help="0 takes one that is free", min=0, max=65535)] = 0,
+    host: Annotated[str, typer.Option(help="another address than this machine's own lets others in")] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option(help="open a browser, or print the address alone")] = True,
+) -> None:
+    """Show captures as a map that zooms from the whole matrix to one pair of tokens.
+
+    Examples:
+
+        regard view look.safetensors
+
+        regard view before.safetensors after.safetensors --html difference.html
+    """
+    from .. import views
+    from ..lens import Tape
+
+    if len(captures) > 2:
+        raise ValueError(f"the viewer shows one capture or two side by side, got {len(captures)}")
+    if html is not None:
+        must_be_writable(html)
+        tapes = [Tape.load(path) for path in captures]
+        with disk_errors(html):
+            views.page(*tapes, name=captures[0].stem).save(html)
+        said(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
+        return
+    viewer = views.serve(captures, host=host, port=port, open_browser=browser)
+    said("Ctrl-C ends it")
+    viewer.wait()
+
+
+def _read(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from None

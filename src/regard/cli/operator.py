@@ -1,0 +1,88 @@
+"""`regard explain` and `bench`: the operator, without a model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import typer
+
+from .. import explain as explained
+from ..ops.biases import Bias
+from ..ops.mask import Mask
+from ..ops.normalizers import Normalizer
+from ..ops.parse import parse
+from ..ops.scores import Score
+
+CLONE = Path(__file__).parents[3]
+
+
+def explain(
+    shape: Annotated[str, typer.Option(help="of the queries: batch,heads,length,width", metavar="B,H,N,D")],
+    keys: Annotated[int | None, typer.Option(help="the number of keys, where it is not that of queries")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="the heads of keys and values, where they are fewer")] = None,
+    mask: Annotated[str | None, typer.Option(help="such as Causal() & Window(256)")] = None,
+    bias: Annotated[str | None, typer.Option(help="such as Alibi(8)")] = None,
+    score: Annotated[str | None, typer.Option(help="such as Dot(cap=30.0)")] = None,
+    normalize: Annotated[str | None, typer.Option(help="such as Entmax(1.5)")] = None,
+    dtype: Annotated[Literal["float32", "float64", "float16", "bfloat16"], typer.Option()] = "float32",
+    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="a GPU where there is one")] = None,
+) -> None:
+    """Say which backend would run an attention, what it costs, and what the others object to.
+
+    Example:
+
+        regard explain --shape 1,8,65536,64 --mask "Causal() & Window(256)"
+    """
+    b, h, n, d = _sizes(shape)
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if place == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda needs a GPU, and there is none; pass --device cpu")
+    made: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": place}
+    q = torch.empty(b, h, n, d, **made)
+    k, v = torch.empty(2, b, h if kv_heads is None else kv_heads, n if keys is None else keys, d, **made)
+    print(
+        explained(
+            q,
+            k,
+            v,
+            mask=_term("mask", mask, Mask),
+            bias=_term("bias", bias, Bias),
+            score=_term("score", score, Score),
+            normalize=_term("normalize", normalize, Normalizer),
+        )
+    )
+
+
+def bench(
+    arguments: Annotated[list[str] | None, typer.Argument(help="handed on to them", metavar="...")] = None,
+) -> None:
+    """Run the benchmarks of a clone of the repository: tests first, then tables.
+
+    Example:
+
+        regard bench operator --only Causal
+    """
+    if not (CLONE / "benchmarks" / "__main__.py").is_file():
+        raise ValueError("benchmarks come with the repository and not with the package; run this in a clone")
+    command = [sys.executable, "-m", "benchmarks", *(arguments or [])]
+    raise typer.Exit(subprocess.run(command, cwd=CLONE).returncode)
+
+
+def _sizes(shape: str) -> list[int]:
+    parts = shape.split(",")
+    if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
+        raise ValueError(f"shape must be batch,heads,length,width, such as 1,8,65536,64, got {shape!r}")
+    return [int(part) for part in parts]
+
+
+def _term(slot: str, source: str | None, kind: Any) -> Any:
+    if source is None:
+        return None
+    term = parse(source)
+    if not isinstance(term, kind):
+        raise ValueError(f"{slot} must be a {kind.__name__.lower()}, got {term!r}")
+    return term

@@ -1,0 +1,121 @@
+"""`regard evaluate`, `score` and `average`: what is done with a run, whatever its task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .. import train
+from ..tasks import runs
+from ..train import checkpoint as checkpoints
+from ..train.schema import from_json
+from . import answering, captioning, classification, language, summarization, translation
+from .flags import Flag, command, flags_of
+
+Folders = Annotated[list[Path], typer.Argument(help="a run, or several that work as one", metavar="DIR...")]
+
+# What a run of each task can be asked: a dataclass of flags, with `run(folders)`.
+EVALUATIONS: dict[str, Any] = {
+    "translation": translation.Evaluation,
+    "language": language.Evaluation,
+    "summarization": summarization.Evaluation,
+    "answering": answering.Evaluation,
+    "classification": classification.Evaluation,
+    "captioning": captioning.Evaluation,
+}
+SCORINGS: dict[str, Any] = {
+    "translation": translation.Scoring,
+    "language": language.Scoring,
+    "summarization": summarization.Scoring,
+    "captioning": captioning.Scoring,
+}
+
+
+def asking(questions: Mapping[str, Any], run: Callable[[Any], None]) -> Callable[..., None]:
+    """A command whose flags are those of all tasks, and that asks a run what its own task knows to answer."""
+
+    def asked(folders: Sequence[Path], given: Mapping[Flag, Any]) -> None:
+        run(question(questions, folders, given).run(folders))
+
+    flags: dict[str, list[Flag]] = {}
+    for task, group in questions.items():
+        seen = {flag.name for some in flags.values() for flag in some}
+        flags[task.capitalize()] = [flag for flag in flags_of(task, group) if flag.name not in seen]
+    made = command(asked, {"folders": Folders}, flags)
+    made.__doc__ = run.__doc__
+    return made
+
+
+def question(questions: Mapping[str, Any], folders: Sequence[Path], given: Mapping[Flag, Any]) -> Any:
+    """What the flags given ask of these runs; raises for a flag of another task."""
+    task = runs.task_of(runs.opened(folders[0]))
+    if task not in questions:
+        raise ValueError(f"{folders[0]} is of the task {task!r}, expected {' or '.join(map(repr, questions))}")
+    known = [flag.name for flag in flags_of(task, questions[task])]
+    for flag in given:
+        if flag.name not in known:
+            raise ValueError(f"{folders[0]} is of the task {task!r}, which takes {', '.join(known)}, got {flag.name}")
+    values = {flag.field: value for flag, value in given.items()}
+    return from_json(questions[task], json.dumps(values), source=task)
+
+
+def evaluated(found: Mapping[str, object]) -> None:
+    """Measure a model on data of its task: a name, a number and how it was computed, line by line.
+
+    Examples:
+
+        regard evaluate runs/deen --source test.de --target test.en
+
+        regard evaluate runs/shakespeare --text test.txt
+
+        regard evaluate runs/news --documents test.txt --summaries test.summary
+
+        regard evaluate runs/squad --data dev.json
+    """
+    for name, measured in found.items():
+        print(f"{name:12}{measured}")
+
+
+def scored(found: Sequence[float]) -> None:
+    """Print the log-probability of each line, in nats, under a model.
+
+    Examples:
+
+        regard score runs/deen --source test.de --target test.en
+
+        regard score runs/shakespeare --text lines.txt
+    """
+    for value in found:
+        print(f"{value:.4f}")
+
+
+evaluate = asking(EVALUATIONS, evaluated)
+score = asking(SCORINGS, scored)
+
+
+def average(
+    folders: Annotated[list[Path], typer.Argument(help="a run, or checkpoints of one", metavar="DIR...")],
+    out: Annotated[Path, typer.Option(help="the new checkpoint, to be used as a run is")],
+    last: Annotated[int, typer.Option(help="of a run, take so many of the newest checkpoints")] = 5,
+) -> None:
+    """Average the weights of checkpoints, which often decodes better than the last of them.
+
+    Examples:
+
+        regard average runs/deen --last 5 --out runs/deen-averaged
+
+        regard average runs/deen/step-00009000 runs/deen/step-00010000 --out runs/deen-averaged
+    """
+    if last < 1:
+        raise ValueError(f"last must be at least 1, got {last}")
+    chosen: list[Path] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is no folder; expected a run or a checkpoint")
+        saved = checkpoints.saved(folder)
+        chosen += saved[-last:] if saved else [runs.opened(folder)]
+    print(train.average(chosen, out))

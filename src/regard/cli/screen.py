@@ -1,0 +1,63 @@
+"""What commands read and show: lines of standard input, and how far the work has come."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count, islice
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..data.lines import decoded
+
+AT_ONCE = 2048
+PATIENCE = 10.0  # seconds between plain lines
+STDIN = Path("standard input")
+
+
+def leads() -> bool:
+    """Whether this is the one of the processes torchrun started that speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def said(line: str) -> None:
+    """Tell whoever watches, beside what the command prints."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def chunks_of_input() -> Iterator[list[str]]:
+    """The lines of standard input, many at once; one by one where someone types them."""
+    size = 1 if sys.stdin.isatty() else AT_ONCE
+    lines = (decoded(raw, STDIN, number) for number, raw in zip(count(), sys.stdin.buffer, strict=False))
+    while some := list(islice(lines, size)):
+        yield some
+
+
+@contextmanager
+def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
+    """A function to tell how many are done, of how many: a bar on a terminal, a line now and then elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines(doing).tell
+        return
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Lines:
+    def __init__(self, doing: str) -> None:
+        self.doing, self.began = doing, time.monotonic()
+        self.next = self.began + PATIENCE
+
+    def tell(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now >= self.next:
+            self.next = now + PATIENCE
+            left = (now - self.began) / max(done, 1) * (total - done)
+            said(f"{self.doing}: {done:,} of {total:,} · {done / (now - self.began):,.1f}/s · {left:,.0f} s left")

@@ -1,0 +1,195 @@
+"""`regard train translation`, `translate` and `align`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..data import DataError, Lines, Pair
+from ..lens import Links, alignment_score
+from ..tasks import translation
+from ..tasks.aligning import When
+from ..tasks.batching import Batching
+from ..tasks.pairs import PairVocabulary
+from ..tasks.translation import Model, Translator
+from ..tasks.writer import Written
+from ..train import Outcome
+from ..train import checkpoint as checkpoints
+from ..train.failures import disk_errors
+from .files import PairFiles, must_be_writable
+from .recipe import Training
+from .screen import chunks_of_input, progress, said
+
+Runs = Annotated[list[Path], typer.Argument(help="a run, or several that decode as one", metavar="DIR...")]
+Beam = Annotated[int, typer.Option("--beam", help="hypotheses side by side; 1 is greedy")]
+Layer = Annotated[
+    int | None, typer.Option("--layer", help="align by this layer of a Transformer, from 0 (the one above the middle)")
+]
+
+Moment = Annotated[When, typer.Option("--when", help="align by the attention of words when written, or when read")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The sections of `regard train translation`."""
+
+    data: PairFiles
+    valid: PairFiles | None
+    vocabulary: PairVocabulary
+    model: Model
+    batching: Batching
+    training: Training
+
+
+def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outcome:
+    """Train a translator on pairs of sentences.
+
+    Examples:
+
+        regard train translation --source a.de --target a.en --out runs/deen
+
+        regard train translation --source a.de --target a.en --valid-source b.de --valid-target b.en \\
+            --model rnn --tokenizer word --patience 10 --out runs/words
+
+    The best checkpoint is that with the highest chrF on the validation data, or the last where there is none.
+    """
+    return translation.train(
+        plan.data.read(),
+        valid=None if plan.valid is None else plan.valid.read(prefix="valid-"),
+        out=out,
+        recipe=plan.training.recipe("chrf", "bleu", "exact", "loss"),
+        model=plan.model,
+        vocabulary=plan.vocabulary,
+        batching=plan.batching,
+        resume=resume,
+        files=files,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(PairFiles):
+    """What `regard evaluate` asks of a translator."""
+
+    beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 5
+    tokenize: Annotated[str, "sacreBLEU's tokenizer: 13a, intl, zh, char, none"] = "13a"
+
+    def run(self, folders: Sequence[Path]) -> dict[str, object]:
+        """BLEU, chrF and exact matches of translations, and the loss."""
+        pairs = list(self.read())
+        with progress("translating") as show:
+            return dict(Translator.load(*folders).evaluate(pairs, beam=self.beam, tokenize=self.tokenize, show=show))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring(PairFiles):
+    """What `regard score` asks of a translator."""
+
+    def run(self, folders: Sequence[Path]) -> list[float]:
+        """log p(target | source) of each pair."""
+        pairs = list(self.read())
+        with progress("scoring") as show:
+            return Translator.load(*folders).score(pairs, show=show)
+
+
+def translate(
+    folders: Runs,
+    beam: Beam = 5,
+    nbest: Annotated[int, typer.Option("--nbest", help="print so many for each line: number ||| text ||| score")] = 1,
+    penalty: Annotated[float, typer.Option("--length-penalty", help="alpha of Wu et al. 2016; 0 for none")] = 0.6,
+    alignments: Annotated[Path | None, typer.Option(help="write word links to this file, in Pharaoh format")] = None,
+    attention: Annotated[Path | None, typer.Option(help="write all attention to this file, for regard view")] = None,
+    layer: Layer = None,
+    when: Moment = "written",
+) -> None:
+    """Translate standard input, line by line.
+
+    Examples:
+
+        regard translate runs/deen < in.de > out.en
+
+        regard translate runs/deen runs/deen2 --beam 8 --alignments out.align < in.de > out.en
+    """
+    must_be_writable(alignments)
+    must_be_writable(attention)
+    translator = Translator.load(*folders)
+    watched = alignments is not None or attention is not None
+    if watched:
+        translator.align([], layer=layer)  # what cannot be shown is refused before the work
+    number, cut, pairs = 0, 0, []
+    with progress("translating") as show:
+        for lines in chunks_of_input():
+            if attention is not None and number + len(lines) > translation.MOST:
+                raise ValueError(f"--attention holds at most {translation.MOST} sentences; split the input")
+            found = translator.n_best(lines, n=nbest, beam=beam, alpha=penalty, show=show)
+            for best in found:
+                print(*_shown(number, best, nbest), sep="\n")
+                number += 1
+            sys.stdout.flush()
+            cut += sum(not best[0].finished for best in found)
+            if watched:
+                pairs += [Pair(line, _line(best[0])) for line, best in zip(lines, found, strict=True)]
+        if alignments is not None:
+            links = translator.align(pairs, layer=layer, when=when, show=show)
+            checkpoints.write_text(alignments, "".join(f"{one}\n" for one in links))
+    if attention is not None:
+        with disk_errors(attention):
+            translator.tape(pairs).save(attention)
+    if cut:
+        said(f"{cut:,} of {number:,} translations did not come to an end and were cut off")
+
+
+def align(
+    folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
+    source: Annotated[str, typer.Option(help="sentences, words separated by spaces")],
+    target: Annotated[str, typer.Option(help="their translations, line by line")],
+    reverse: Annotated[Path | None, typer.Option(help="a run the other way: only links that both agree on")] = None,
+    layer: Layer = None,
+    when: Moment = "written",
+    gold: Annotated[Path | None, typer.Option(help="links to judge by, in Pharaoh format, as 0-0 1-2 2p1")] = None,
+    first: Annotated[int, typer.Option(help="the number of the first word in the gold links")] = 0,
+) -> None:
+    """Print the word links of sentence pairs, source-target from 0, by the attention of a translator.
+
+    Example:
+
+        regard align runs/deen --source test.de --target test.en --gold gold.pharaoh > links
+
+    With gold links, the alignment error rate is told (Och & Ney 2003).
+    """
+    pairs = list(PairFiles(source=source, target=target).read())
+    right = None if gold is None else _gold(gold, len(pairs), first=first)
+    with progress("aligning") as show:
+        back = None if reverse is None else Translator.load(reverse)
+        links = Translator.load(folder).align(pairs, layer=layer, when=when, reverse=back, show=show)
+    print(*links, sep="\n")
+    if right is not None:
+        score = alignment_score(links, right)
+        said(f"alignment error rate {score.error:.4f} · precision {score.precision:.4f} · recall {score.recall:.4f}")
+
+
+def _gold(path: Path, pairs: int, *, first: int) -> list[Links]:
+    lines, links = Lines(path), []
+    if len(lines) != pairs:
+        raise DataError(f"has {len(lines):,} lines, expected one for each of the {pairs:,} pairs", file=path)
+    for number, line in enumerate(lines, start=1):
+        try:
+            links.append(Links.parse(line, first=first))
+        except ValueError as error:
+            raise DataError(str(error), file=path, line=number) from None
+    return links
+
+
+def _shown(number: int, best: Sequence[Written], nbest: int) -> list[str]:
+    if nbest == 1:
+        return [_line(best[0])]
+    return [f"{number} ||| {_line(one)} ||| {one.score:.4f}" for one in best]
+
+
+def _line(one: Written) -> str:
+    """The text on one line, whatever the model has written."""
+    return " ".join(one.text.splitlines())

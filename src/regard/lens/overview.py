@@ -1,0 +1,85 @@
+"""Overview: what is told of a layer before anybody looks closer, a few numbers and a small map for each head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..ops.lazy import MAP, Summary
+from .reduced import ROWS, Reduced
+
+THUMB = 48  # cells a side of the small map
+SINK = 0.3  # of the mean query's attention: more makes a key a sink (Gu et al. 2025)
+
+
+@dataclass(frozen=True, eq=False)
+class Overview:
+    """Means over the queries that see something, and the keys that draw most; NaN where a measure was not kept."""
+
+    entropy: Tensor  # b h
+    distance: Tensor  # b h
+    max: Tensor  # b h
+    sink: Tensor  # b h: the share of all attention that goes to sinks
+    peak: Tensor  # b h: the largest share one key receives
+    peak_key: Tensor  # b h
+    thumbs: Tensor  # b h rows cols, at most 48 x 48
+
+    @staticmethod
+    def of(found: Summary | Reduced) -> Overview:
+        """The overview of measures that were taken."""
+        kept, shape = _kept(found)
+        missing = torch.full(shape[:-2], torch.nan)
+        seeing = kept["max"] > 0 if "max" in kept else torch.ones(shape[:-1], dtype=torch.bool)
+
+        def mean(name: str) -> Tensor:
+            if name not in kept:
+                return missing
+            return torch.where(seeing, kept[name].float(), 0.0).sum(-1) / seeing.sum(-1).clamp(min=1)
+
+        sink, peak, peak_key = missing, missing, missing.isfinite().int()
+        if "received" in kept and shape[-1]:
+            share = kept["received"].float() / max(shape[-2], 1)
+            sink = torch.where(share > SINK, share, 0.0).sum(-1)
+            peak, key = share.max(-1)
+            peak_key = key.int()
+        thumbs = torch.zeros(*shape[:-2], 0, 0)
+        if "map" in kept and kept["map"].numel():
+            thumbs = shrunk(kept["map"].float(), THUMB)
+        return Overview(mean("entropy"), mean("distance"), mean("max"), sink, peak, peak_key, thumbs)
+
+
+def shrunk(cells: Tensor, most: int) -> Tensor:
+    """Means of neighbouring cells along the last two axes, so that at most so many are left on either."""
+    for dim in (-2, -1):
+        n = cells.shape[dim]
+        if n > most:
+            cells = resampled(cells, dim, torch.arange(n + 1), torch.arange(most + 1) * (n / most))
+    return cells
+
+
+def resampled(cells: Tensor, dim: int, edges: Tensor, wanted: Tensor) -> Tensor:
+    """Means between other edges of cells that are means between these; parts of a cell count as parts.
+
+    >>> resampled(torch.tensor([1.0, 2.0, 6.0]), 0, torch.arange(4), torch.tensor([0.0, 1.5, 3.0]))
+    tensor([1.3333, 4.6667])
+    """
+    edges, wanted = edges.double(), wanted.double()
+    total = torch.nn.functional.pad((cells.movedim(dim, -1).double() * edges.diff()).cumsum(-1), (1, 0))
+    low = (torch.searchsorted(edges, wanted, right=True) - 1).clamp(0, len(edges) - 2)
+    part = (wanted - edges[low]) / edges.diff()[low]
+    at = total[..., low] + (total[..., low + 1] - total[..., low]) * part
+    return (at.diff(dim=-1) / wanted.diff()).to(cells.dtype).movedim(-1, dim)
+
+
+def _kept(found: Summary | Reduced) -> tuple[dict[str, Tensor], torch.Size]:
+    if isinstance(found, Summary):
+        kept = {name: getattr(found, name).cpu() for name in (*ROWS, "map")}
+        return kept, torch.Size((*found.entropy.shape, found.received.shape[-1]))
+    kept = {name: found[name].cpu() for name in ROWS if name in found.kept}
+    maps = [name for name in found.kept if name.startswith("pool:")]
+    if maps:
+        best = min(maps, key=lambda name: abs(int(name.removeprefix("pool:")) - MAP))
+        kept["map"] = found[best].cpu()
+    return kept, found.shape

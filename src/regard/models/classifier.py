@@ -1,0 +1,167 @@
+"""TextClassifier: words, read in order or not, pooled by what is worth looking at, and a class for the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..nn import AttentionPool
+from ..nn.losses import Loss, surprise
+from ..ops.demands import must_be_number, must_count
+from .bidirectional import Bidirectional
+from .demands import must_be_one_of, must_be_share, must_be_token
+from .recurrent import Cell
+from .words import Words
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextClassifierConfig:
+    """What a `TextClassifier` is made of.
+
+    What stands for a word is, side by side, what there is of: its vector of width `dim`, one for each of a
+    `vocabulary`; its spelling, from so many different `characters`, in `character_dim`; its state of width
+    `encoder_dim` in an encoder that comes with the model, and that learns along if `tuned`.
+
+    A bidirectional RNN of `layers` reads them, `hidden` wide in all; without `layers`, their order does not matter.
+    Then `queries` look over the text, in `heads`, by a score with a layer of `score` (Lin et al. 2017). Two that look
+    at the same words cost so much as `apart` says (eq. 8). `smoothing` acts in training only, `padding` is the id that
+    fills rows up.
+    """
+
+    classes: int
+    vocabulary: int | None = None
+    characters: int | None = None
+    encoder_dim: int | None = None
+    tuned: bool = True
+    dim: int = 128
+    character_dim: int = 64
+    hidden: int = 256
+    layers: int = 1
+    cell: Cell = "lstm"
+    queries: int = 1
+    heads: int = 1
+    score: int = 128
+    apart: float = 0.0
+    padding: int | None = 0
+    dropout: float = 0.3
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("classes", "dim", "character_dim", "hidden", "queries", "heads", "score"):
+            must_count(name, getattr(self, name), least=1)
+        must_count("layers", self.layers)
+        given = [name for name in ("vocabulary", "characters", "encoder_dim") if getattr(self, name) is not None]
+        if not given:
+            raise ValueError("nothing stands for a word; pass vocabulary, characters, encoder_dim or several of them")
+        for name in given:
+            must_count(name, getattr(self, name), least=1)
+        must_be_one_of("cell", self.cell, Cell)
+        for name in ("dropout", "smoothing"):
+            must_be_share(name, getattr(self, name))
+        must_be_number("apart", self.apart)
+        if self.vocabulary is not None and self.padding is not None:
+            must_be_token("padding", self.padding, self.vocabulary)
+
+    @classmethod
+    def pooled(cls, *, classes: int, vocabulary: int) -> Self:
+        """Vectors of words and attention over them, nothing else: order does not matter."""
+        return cls(classes=classes, vocabulary=vocabulary, layers=0)
+
+    @classmethod
+    def structured(cls, *, classes: int, vocabulary: int, characters: int | None = None) -> Self:
+        """Words in order, and several looks at them that must differ, after Lin et al. 2017."""
+        return cls(classes=classes, vocabulary=vocabulary, characters=characters, queries=4, apart=0.03)
+
+
+class TextClassifier(nn.Module):
+    """A class for each text, from the words its attention finds.
+
+    >>> model = TextClassifier(TextClassifierConfig(classes=2, vocabulary=1000)).eval()
+    >>> ids, lengths = torch.randint(1, 1000, (3, 9)), torch.tensor([9, 4, 6])
+    >>> model(ids, lengths=lengths).shape
+    torch.Size([3, 2])
+    >>> from regard.lens import capture
+    >>> with capture(model) as tape:
+    ...     logits = model(ids, lengths=lengths)
+    >>> tape["pool"]
+    Weights(3 x 1 x 1 x 9, score=Dot(scale=1.0), mask=Padding(int64[3]))
+
+    An encoder of yours is called as `encoder(ids, padding=lengths)` and gives a state for each word, as a `Bert` does:
+
+    >>> from regard.models import Bert, BertConfig
+    >>> bert = Bert(BertConfig.tiny(vocabulary=1000))
+    >>> config = TextClassifierConfig(classes=2, encoder_dim=bert.config.dim, tuned=False, layers=0)
+    >>> TextClassifier(config, encoder=bert)(ids, lengths=lengths).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(self, config: TextClassifierConfig, *, encoder: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.words = Words(
+            config.vocabulary,
+            config.dim,
+            characters=config.characters,
+            character_dim=config.character_dim,
+            encoder=encoder,
+            encoder_dim=config.encoder_dim,
+            tuned=config.tuned,
+            padding=config.padding,
+        )
+        self.rnn = _rnn(config, self.words.width) if config.layers else None
+        width = config.hidden if config.layers else self.words.width
+        self.pool = AttentionPool(width, queries=config.queries, heads=config.heads, hidden=config.score)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classes = nn.Linear(config.queries * width, config.classes)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b n"],
+        characters: Int[Tensor, "b *n c"] | None = None,
+        *,
+        lengths: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b classes"]:
+        """The logits; characters as `Words` takes them."""
+        return self._classified(self.states(ids, characters, lengths=lengths), lengths)
+
+    def states(
+        self,
+        ids: Int[Tensor, "b n"],
+        characters: Int[Tensor, "b *n c"] | None = None,
+        *,
+        lengths: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b n width"]:
+        """What attention looks at, one for each word."""
+        x = self.dropout(self.words(ids, characters, lengths))
+        return x if self.rnn is None else self.dropout(self.rnn(x, lengths))
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Loss:
+        """Over `label` (b,), from `ids`, `ids_lengths` where rows are padded, and `characters` where these are read."""
+        lengths, config = batch.get("ids_lengths"), self.config
+        x = self.states(batch["ids"], batch.get("characters"), lengths=lengths)
+        smoothing = config.smoothing if self.training else 0.0
+        each = surprise(self._classified(x, lengths), batch["label"], smoothing=smoothing)
+        if config.apart:
+            each = each + config.apart * sameness(self.pool.weights(x, lengths)[...])
+        return Loss(each.sum(), len(each))
+
+    def _classified(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        return self.classes(self.dropout(self.pool(x, lengths).flatten(1)))
+
+
+def sameness(A: Float[Tensor, "b h r n"]) -> Float[Tensor, " b"]:
+    """||A A^T - I||^2, the mean over heads: how far rows are from each looking at one place of its own.
+
+    Lin et al. 2017, eq. 8.
+    """
+    overlap = A @ A.mT - torch.eye(A.shape[2], dtype=A.dtype, device=A.device)
+    return overlap.square().sum((2, 3)).mean(1)
+
+
+def _rnn(config: TextClassifierConfig, width: int) -> Bidirectional:
+    return Bidirectional(width, config.hidden, layers=config.layers, cell=config.cell, dropout=config.dropout)

@@ -1,0 +1,190 @@
+"""AttentionConvNet: a residual convolutional network that weighs its channels, its places or its kernels."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, Self
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..nn import CBAM, SelectiveKernel, SelfAttention2d, SqueezeExcite
+from ..nn.losses import Loss, cross_entropy
+from ..ops.demands import must_count
+from .demands import must_be_one_of, must_be_share
+
+Looking = Literal["self", "squeeze", "cbam", "selective"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConvNetConfig:
+    """What an `AttentionConvNet` is made of; without attention, the presets are those of Zagoruyko & Komodakis 2016.
+
+    >>> AttentionConvNetConfig.small(classes=10).widths
+    (64, 128, 256)
+
+    The image passes a convolution to `stem` channels, then a stage for each of `widths`, of `depth` residual blocks
+    with two convolutions each. Every stage but the first halves the sides of the map.
+
+    `attention` is `"squeeze"` (a gate for each channel) or `"cbam"` (for each channel, then for each place) at the end
+    of every block, both with a `reduction`; `"selective"`, which mixes kernels of 3 and 5 in place of a block's first
+    convolution; `"self"`, where places look at each other in `heads`, after every stage but the first; or None.
+    `dropout` acts between the convolutions of a block, `smoothing` in training only.
+    """
+
+    classes: int
+    channels: int = 3
+    stem: int = 16
+    widths: tuple[int, ...] = (64, 128, 256)
+    depth: int = 2
+    attention: Looking | None = "squeeze"
+    heads: int = 4
+    reduction: int = 16
+    dropout: float = 0.0
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("classes", "channels", "stem", "depth", "heads", "reduction"):
+            must_count(name, getattr(self, name), least=1)
+        for width in self.widths:
+            must_count("widths", width, least=1)
+        for name in ("dropout", "smoothing"):
+            must_be_share(name, getattr(self, name))
+        if not self.widths:
+            raise ValueError("widths must name the channels of at least one stage, got none; pass (64, 128, 256)")
+        if self.attention is not None:
+            must_be_one_of("attention", self.attention, Looking)
+        if self.attention == "self" and len(self.widths) == 1:
+            raise ValueError(
+                f"attention='self' stands behind the stages that halve the map, got widths={self.widths}; pass two"
+            )
+
+    @classmethod
+    def tiny(cls, *, classes: int, channels: int = 3, attention: Looking | None = "squeeze") -> Self:
+        """WRN-10-2, 0.3 million parameters: quick on a CPU."""
+        return cls(classes=classes, channels=channels, attention=attention, widths=(32, 64, 128), depth=1)
+
+    @classmethod
+    def small(cls, *, classes: int, channels: int = 3, attention: Looking | None = "squeeze") -> Self:
+        """WRN-16-4, 2.7 million parameters."""
+        return cls(classes=classes, channels=channels, attention=attention)
+
+    @classmethod
+    def base(cls, *, classes: int, channels: int = 3, attention: Looking | None = "squeeze") -> Self:
+        """WRN-16-8, 11 million parameters."""
+        return cls(classes=classes, channels=channels, attention=attention, widths=(128, 256, 512))
+
+    @classmethod
+    def large(cls, *, classes: int, channels: int = 3, attention: Looking | None = "squeeze") -> Self:
+        """WRN-28-10, 36.5 million parameters."""
+        return cls(classes=classes, channels=channels, attention=attention, widths=(160, 320, 640), depth=4)
+
+
+class AttentionConvNet(nn.Module):
+    """A class for each image, by residual convolutions and attention.
+
+    >>> import torch
+    >>> model = AttentionConvNet(AttentionConvNetConfig.tiny(classes=10, channels=1, attention="self")).eval()
+    >>> image = torch.rand(2, 1, 28, 28)
+    >>> model(image).shape, model.features(image).shape
+    (torch.Size([2, 10]), torch.Size([2, 128, 7, 7]))
+
+    Images of any size will do. What the places look at:
+
+    >>> from regard.lens import capture
+    >>> with capture(model) as tape:
+    ...     logits = model(image)
+    >>> tape
+    Tape(2 layers)
+    features.stage2.attention  Weights(2 x 4 x 196 x 196, score=Dot(scale=1.0))
+    features.stage3.attention  Weights(2 x 4 x 49 x 49, score=Dot(scale=1.0))
+
+    On a GPU it is fastest with `model.to(memory_format=torch.channels_last)`. Without its head it sees for another
+    model: `Captioner(config, features=model.features)`.
+    """
+
+    def __init__(self, config: AttentionConvNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        widths = (config.stem, *config.widths)
+        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        parts["stem"] = _convolution(config.channels, config.stem)
+        for n, (before, after) in enumerate(pairwise(widths)):
+            parts[f"stage{n + 1}"] = Stage(config, before, after, first=n == 0)
+        parts["norm"], parts["relu"] = nn.BatchNorm2d(widths[-1]), nn.ReLU()
+        self.features = nn.Sequential(parts)
+        self.classes = nn.Linear(widths[-1], config.classes)
+
+    def forward(self, image: Float[Tensor, "b c y x"]) -> Float[Tensor, "b classes"]:
+        if image.ndim != 4 or image.shape[1] != self.config.channels:
+            raise ValueError(
+                f"image must have dims b c y x with c={self.config.channels} channels, got shape {tuple(image.shape)}"
+            )
+        return self.classes(self.features(image).mean((2, 3)))
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Loss:
+        """Over `label` (b,), from `image` (b, c, y, x)."""
+        smoothing = self.config.smoothing if self.training else 0.0
+        return cross_entropy(self(batch["image"]), batch["label"], smoothing=smoothing)
+
+
+class Stage(nn.Module):
+    """Residual blocks of one width, the first of which halves the map, and, with `"self"`, attention between places."""
+
+    def __init__(self, config: AttentionConvNetConfig, before: int, after: int, *, first: bool) -> None:
+        super().__init__()
+        blocks = [ResidualBlock(config, before, after, stride=1 if first else 2)]
+        blocks += [ResidualBlock(config, after, after) for _ in range(config.depth - 1)]
+        self.blocks = nn.Sequential(*blocks)
+        looks = config.attention == "self" and not first
+        self.attention = _between_places(after, config.heads) if looks else nn.Identity()
+
+    def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c_out y_out x_out"]:
+        return self.attention(self.blocks(x))
+
+
+class ResidualBlock(nn.Module):
+    """x + gate(conv(relu(norm(conv(relu(norm(x))))))): norms come first (Zagoruyko & Komodakis 2016, fig. 1d)."""
+
+    def __init__(self, config: AttentionConvNetConfig, before: int, after: int, *, stride: int = 1) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(before)
+        selective = config.attention == "selective"
+        first = SelectiveKernel(before, after, stride=stride) if selective else _convolution(before, after, stride)
+        self.change = nn.Sequential(
+            first,
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.Dropout(config.dropout),
+            _convolution(after, after),
+            _gate(config, after),
+        )
+        alike = before == after and stride == 1
+        self.shortcut = None if alike else nn.Conv2d(before, after, 1, stride=stride, bias=False)
+
+    def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c_out y_out x_out"]:
+        normed = F.relu(self.norm(x))
+        return (x if self.shortcut is None else self.shortcut(normed)) + self.change(normed)
+
+
+def _gate(config: AttentionConvNetConfig, channels: int) -> nn.Module:
+    match config.attention:
+        case "squeeze":
+            return SqueezeExcite(channels, reduction=config.reduction)
+        case "cbam":
+            return CBAM(channels, reduction=config.reduction)
+        case _:
+            return nn.Identity()
+
+
+def _between_places(channels: int, heads: int) -> SelfAttention2d:
+    """An eighth of the channels, as published, rounded up to an even split over the heads."""
+    return SelfAttention2d(channels, heads=heads, width=-(-channels // (8 * heads)) * heads)
+
+
+def _convolution(before: int, after: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)

@@ -1,0 +1,210 @@
+"""Pointer: a recurrent encoder-decoder that writes words of its vocabulary, or copies any word of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..nn.losses import Loss, shifted
+from .demands import must_be_token
+from .padding import keep_of
+from .recurrent import RecurrentState
+from .seq2seq import Seq2Seq, Seq2SeqConfig, repeated
+
+POINTING = ("bahdanau", "dot", "general", "concat", "location")  # those whose weights sum to 1 at every step
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointerConfig(Seq2SeqConfig):
+    """A `Seq2SeqConfig` over one vocabulary; `unknown` is what the decoder reads for a word outside of it."""
+
+    unknown: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        must_be_token("unknown", self.unknown, self.target_vocabulary)
+        if self.source_vocabulary != self.target_vocabulary:
+            raise ValueError(
+                f"words are copied within one vocabulary, got source_vocabulary={self.source_vocabulary} and "
+                f"target_vocabulary={self.target_vocabulary}"
+            )
+        if self.attention not in POINTING:
+            raise ValueError(
+                f"attention must be one of {', '.join(POINTING)} to point with, got {self.attention!r}; "
+                "the weights of the others need not sum to 1"
+            )
+        if self.smoothing:
+            raise ValueError(f"smoothing must be 0 where words are copied, got {self.smoothing}")
+
+
+class Pointer(nn.Module):
+    """p(word) = g p_vocabulary(word) + (1 - g) * attention to the places of the source that hold it (See et al. 2017).
+
+    >>> config = PointerConfig(source_vocabulary=90, target_vocabulary=90, start=2, unknown=1, dim=16, hidden=32)
+    >>> model = Pointer(config).eval()
+    >>> source = torch.tensor([[5, 1, 7, 1, 3]])  # whose second and fourth word are not in the vocabulary
+
+    `copies` says which word each of the source is: its id, or for one outside of the vocabulary, of 90 here, a number
+    from 90 on, counted anew in each row. So the same word has the same number, and every word has a probability:
+
+    >>> copies = torch.tensor([[5, 90, 7, 91, 3]])
+    >>> log_p = model(source, torch.tensor([[2, 5, 90]]), copies)
+    >>> log_p.shape, torch.allclose(log_p.exp().sum(-1), torch.ones(1, 3))
+    (torch.Size([1, 3, 92]), True)
+
+    It decodes as a stepper, the batch its source, over as many words as any row of the batch has:
+
+    >>> from regard.decode import beam
+    >>> batch = {"source": source, "copies": copies}
+    >>> [[best]] = beam(model, batch, [[2]], width=3, end=3, max_length=8)
+    >>> best.attention["source"].shape == (1, len(best.tokens), 5)
+    True
+    """
+
+    def __init__(self, config: PointerConfig) -> None:
+        super().__init__()
+        self.config = config
+        writer = Seq2Seq(config)
+        self.encoder, self.decoder = writer.encoder, writer.decoder
+        self.gate = nn.Linear(2 * config.hidden + config.dim, 1)
+
+    def forward(
+        self,
+        source: Int[Tensor, "b n"],
+        inputs: Int[Tensor, "b m"],
+        copies: Int[Tensor, "b n"],
+        *,
+        source_lengths: Int[Tensor, " b"] | None = None,
+        forcing: float = 1.0,
+    ) -> Float[Tensor, "b m words"]:
+        """log p of what follows each of the inputs, which begin with the start; `forcing` as in `loss`."""
+        state = self._start(source, copies, source_lengths)
+        mixture, _ = self._write(inputs, state.inner, state.copies, state.words, forcing)
+        return mixture.log_p(state.words)
+
+    def loss(self, batch: Mapping[str, Tensor], *, forcing: float = 1.0) -> Loss:
+        """-log p of `target` (the end included, the start not), given `source` and `copies`; with coverage, its price.
+
+        Targets are numbered as `copies` are; one that no place of the source holds, as when it was cut off, is
+        unknown. Lengths and `forcing` are as in `Seq2Seq.loss`.
+        """
+        if not 0 <= forcing <= 1:
+            raise ValueError(f"forcing must be a probability, got {forcing}")
+        target, lengths = batch["target"], batch.get("target_lengths")
+        counted = torch.ones_like(target, dtype=torch.bool) if lengths is None else keep_of(lengths, target)
+        state = self.start(batch)
+        there = (target[:, :, None] == state.copies[:, None]).any(-1)
+        target = target.masked_fill((target >= self.config.target_vocabulary) & ~there, self.config.unknown)
+        inputs = shifted(target, start=self.config.start)
+        mixture, _ = self._write(inputs, state.inner, state.copies, state.words, forcing)
+        each = -mixture.log_p_of(target)
+        if self.config.coverage is not None:
+            each = each + self.config.coverage * repeated(mixture.A)
+        return Loss(each.masked_fill(~counted, 0).sum(), counted.sum())
+
+    def start(self, batch: Mapping[str, Tensor]) -> PointerState:
+        """The state before the first token, from `source`, `copies` and, where rows are padded, `source_lengths`."""
+        return self._start(batch["source"], batch["copies"], batch.get("source_lengths"))
+
+    def step(
+        self, tokens: Int[Tensor, " rows *n"], state: PointerState
+    ) -> tuple[Float[Tensor, " rows *n words"], PointerState]:
+        """Read tokens `(rows,)` or `(rows, n)`; log p of what follows each, and the state after the last."""
+        copies = state.copies[state.inner.sources]
+        mixture, inner = self._write(tokens.view(len(tokens), -1), state.inner, copies, state.words)
+        seen = mixture.A if tokens.ndim == 1 else mixture.A[:, None]
+        return mixture.log_p(state.words).view(*tokens.shape, -1), replace(
+            state, inner=inner, attention={"source": seen}
+        )
+
+    def _start(self, source: Tensor, copies: Tensor, lengths: Tensor | None) -> PointerState:
+        if copies.shape != source.shape:
+            raise ValueError(f"copies must have the shape of source, {tuple(source.shape)}, got {tuple(copies.shape)}")
+        if lengths is not None:
+            copies = copies.masked_fill(~keep_of(lengths, copies), self.config.unknown)
+        states, hidden = self.encoder(source, lengths)
+        words = max(self.config.target_vocabulary, int(copies.max()) + 1 if copies.numel() else 0)
+        return PointerState(inner=self.decoder.start(hidden, states, lengths), copies=copies, words=words)
+
+    def _write(
+        self, inputs: Tensor, state: RecurrentState, copies: Tensor, words: int, forcing: float = 1.0
+    ) -> tuple[Mixture, RecurrentState]:
+        """What may follow each of the inputs, at once where no step needs the one before."""
+        if forcing == 1 and not self.decoder.stepwise:
+            return self._advance(inputs, state, copies)
+        parts: list[Mixture] = []
+        for tokens in inputs.split(1, 1):
+            if parts and forcing < 1:
+                own = parts[-1].log_p(words).argmax(-1)
+                tokens = torch.where(torch.rand(own.shape, device=own.device) < forcing, tokens, own)
+            part, state = self._advance(tokens, state, copies)
+            parts.append(part)
+        return Mixture.joined(parts), state
+
+    def _advance(self, inputs: Tensor, state: RecurrentState, copies: Tensor) -> tuple[Mixture, RecurrentState]:
+        known = inputs.masked_fill(inputs >= self.config.target_vocabulary, self.config.unknown)
+        h, state = self.decoder.read(known, state)
+        context, A = self.decoder.look(h, state)
+        seen, memory = A[:, 0], state.memory
+        assert memory is not None
+        if memory.coverage is not None:
+            memory = replace(memory, coverage=memory.coverage + seen.sum(1))
+        logits, state = self.decoder.write(h, context, replace(state, memory=memory))
+        gate = self.gate(torch.cat((context, h, self.decoder.embedding(known)), -1))  # eq. 8, before its sigmoid
+        return Mixture(logits.to(seen.dtype), gate[..., 0].to(seen.dtype), seen, copies), state
+
+
+class Mixture(NamedTuple):
+    """What a vocabulary says, what the source offers, and which of the two is believed (See et al. 2017, eq. 9)."""
+
+    logits: Float[Tensor, "b t vocabulary"]
+    gate: Float[Tensor, "b t"]
+    A: Float[Tensor, "b t n"]
+    copies: Int[Tensor, "b n"]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Mixture]) -> Mixture:
+        """Those of successive steps as one."""
+        logits, gate, A, copies = zip(*parts, strict=True)
+        return cls(torch.cat(logits, 1), torch.cat(gate, 1), torch.cat(A, 1), copies[0])
+
+    def log_p(self, words: int) -> Float[Tensor, "b t words"]:
+        """log p of every word, -inf for one that the vocabulary lacks and the source too."""
+        written = self.logits.log_softmax(-1) + F.logsigmoid(self.gate)[..., None]
+        written = F.pad(written, (0, words - written.shape[-1]), value=-torch.inf)
+        places = self.copies[:, None].expand(self.A.shape)
+        copied = self.A.new_zeros(written.shape).scatter_add(2, places, self.A)
+        both = torch.logaddexp(written, self._copied(copied, self.gate[..., None]))
+        return both.masked_fill((written == -torch.inf) & (copied == 0), -torch.inf)
+
+    def log_p_of(self, words: Int[Tensor, "b t"]) -> Float[Tensor, "b t"]:
+        """log p of one word a step, in the memory of the attention."""
+        outside = words >= self.logits.shape[-1]
+        written = self.logits.log_softmax(-1).gather(2, words.masked_fill(outside, 0)[..., None])[..., 0]
+        written = (written + F.logsigmoid(self.gate)).masked_fill(outside, -torch.inf)
+        copied = (self.A * (self.copies[:, None] == words[..., None])).sum(-1)
+        return torch.logaddexp(written, self._copied(copied, self.gate))
+
+    def _copied(self, p: Tensor, gate: Tensor) -> Tensor:
+        """log (1 - g) p, by the smallest number where p is 0, whose logarithm has no gradient."""
+        return p.clamp(min=torch.finfo(p.dtype).tiny).log() + F.logsigmoid(-gate)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PointerState:
+    """What a pointer remembers: the state of its decoder, and what there is to copy, once a source row."""
+
+    inner: RecurrentState
+    copies: Int[Tensor, "b n"]
+    words: int  # of the vocabulary, and of the row that has the most besides
+    attention: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def select(self, rows: Int[Tensor, " chosen"]) -> PointerState:
+        """The state of these rows, in this order, repeats allowed."""
+        return PointerState(inner=self.inner.select(rows), copies=self.copies, words=self.words)

@@ -1,0 +1,273 @@
+"""Reader: finds the answer to a question in a document, trained from nothing but such questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from ..nn import Attention, Core
+from ..nn.embeddings import Highway
+from ..nn.losses import Loss, cross_entropy
+from ..ops.demands import must_count
+from ..ops.mask import Mask
+from ..ops.masks import Padding
+from ..ops.scores import Dot
+from .bidirectional import Bidirectional
+from .demands import must_be_one_of, must_be_share, must_be_token
+from .padding import keep_of
+from .recurrent import Cell
+from .spans import best_spans
+from .words import Words, spelled
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderConfig:
+    """What a `Reader` is made of.
+
+    Words have a vector of width `dim`, one for each of a `vocabulary`, and beside it, if they are spelled from so many
+    different `characters`, one of `character_dim`. `hidden` is the width of all that follows, both directions of an
+    RNN together; attention splits it over `heads`. `padding` is the id that fills rows up.
+    """
+
+    vocabulary: int
+    characters: int | None = None
+    dim: int = 128
+    character_dim: int = 64
+    hidden: int = 256
+    heads: int = 4
+    cell: Cell = "gru"
+    padding: int | None = 0
+    dropout: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "dim", "character_dim", "hidden", "heads"):
+            must_count(name, getattr(self, name), least=1)
+        if self.characters is not None:
+            must_count("characters", self.characters, least=1)
+        must_be_one_of("cell", self.cell, Cell)
+        must_be_share("dropout", self.dropout)
+        if self.padding is not None:
+            must_be_token("padding", self.padding, self.vocabulary)
+        if self.hidden % 2 or self.hidden % self.heads:
+            raise ValueError(
+                "hidden must be even, half for each direction, and a multiple of heads, "
+                f"got hidden={self.hidden} and heads={self.heads}"
+            )
+
+    @classmethod
+    def small(cls, *, vocabulary: int, characters: int | None = None) -> Self:
+        """128 wide throughout: quick on a CPU."""
+        return cls(vocabulary=vocabulary, characters=characters, dim=64, character_dim=32, hidden=128)
+
+    @classmethod
+    def base(cls, *, vocabulary: int, characters: int | None = None) -> Self:
+        """256 wide."""
+        return cls(vocabulary=vocabulary, characters=characters)
+
+
+class Reader(nn.Module):
+    """Where in a document the answer to a question starts and where it ends.
+
+    >>> model = Reader(ReaderConfig.small(vocabulary=1000)).eval()
+    >>> batch = {"document": torch.randint(1, 1000, (2, 12)), "document_lengths": torch.tensor([12, 7])}
+    >>> batch |= {"question": torch.randint(1, 1000, (2, 5)), "question_lengths": torch.tensor([3, 5])}
+    >>> model.answer(batch, longest=4).shape
+    torch.Size([2, 2])
+
+    Both are read word by word from both sides; then each word of the question looks at the document, each word of the
+    document at the question and at what that found, and at the rest of the document (Seo et al. 2017; Xiong et al.
+    2017; Wang et al. 2017).
+
+    >>> from regard.lens import capture
+    >>> with capture(model) as tape:
+    ...     start, end = model(batch["document"], batch["question"])
+    >>> tape
+    Tape(3 layers)
+    both.to_document  Weights(2 x 4 x 5 x 12, score=Dot(scale=1.0))
+    both.to_question  Weights(2 x 4 x 12 x 5, score=Dot(scale=1.0))
+    itself            Weights(2 x 4 x 12 x 12)
+    """
+
+    def __init__(self, config: ReaderConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden = config.hidden
+        self.words = Words(
+            config.vocabulary,
+            config.dim,
+            characters=config.characters,
+            character_dim=config.character_dim,
+            padding=config.padding,
+        )
+        matches = 1 if config.characters is None else 2
+        self.narrow = nn.Linear(self.words.width, hidden)
+        self.highway = Highway(hidden)
+        self.encode = Bidirectional(hidden + matches, hidden, cell=config.cell)
+        self.both = BothWays(hidden, heads=config.heads)
+        self.digest = Bidirectional(hidden, hidden, cell=config.cell)
+        self.itself = Attention(hidden, config.heads)
+        self.fuse = nn.Linear(3 * hidden, hidden)
+        self.conclude = Bidirectional(hidden, hidden, cell=config.cell)
+        self.span = nn.Linear(2 * hidden, 2)
+        self.dropout = WholeDropout(config.dropout)
+
+    def forward(
+        self,
+        document: Int[Tensor, "b n"],
+        question: Int[Tensor, "b m"],
+        document_characters: Int[Tensor, "b *n c"] | None = None,
+        question_characters: Int[Tensor, "b *m c"] | None = None,
+        *,
+        document_lengths: Int[Tensor, " b"] | None = None,
+        question_lengths: Int[Tensor, " b"] | None = None,
+    ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n"]]:
+        """The logits of each word as the first and as the last of the answer; -inf for padding.
+
+        Characters are those of each word, as `Words` takes them.
+        """
+        text = Text.of(document, document_characters, document_lengths)
+        asked = Text.of(question, question_characters, question_lengths)
+        words = (self.words(side.ids, side.characters) for side in (text, asked))
+        x, y = self._encoded(text, asked, *words)
+        x = self.both(x, y, mask=text.mask, other_mask=asked.mask)
+        x = self.digest(self.dropout(x), text.lengths)
+        found = self.itself(x, mask=text.mask)
+        x = self.dropout(x + F.relu(self.fuse(torch.cat((x, found, x * found), -1))))
+        last = self.dropout(self.conclude(x, text.lengths))
+        start, end = self.span(torch.cat((x, last), -1)).unbind(-1)
+        if text.keep is None:
+            return start, end
+        return start.masked_fill(~text.keep, -torch.inf), end.masked_fill(~text.keep, -torch.inf)
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Loss:
+        """The mean over `start` (b,) and `end` (b,), the first and the last word of the answer; below 0, not counted.
+
+        From `document` and `question`, with `_lengths` where rows are padded and `_characters` where these are read.
+        Where a question may have no answer, let every document begin with a word of its own, and point there.
+        """
+        start, end = (
+            cross_entropy(x, batch[name], counted=batch[name] >= 0)
+            for x, name in zip(self._read(batch), ("start", "end"), strict=True)
+        )
+        return Loss((start.sum + end.sum) / 2, start.count)
+
+    def answer(self, batch: Mapping[str, Tensor], *, longest: int | None = 17) -> Int[Tensor, "b 2"]:
+        """The first and the last word of the best answer, of at most `longest` words; from what `loss` reads."""
+        lengths, document = batch.get("document_lengths"), batch["document"]
+        among = None if lengths is None else keep_of(lengths, document)
+        return best_spans(*self._read(batch), among=among, longest=longest)
+
+    def _read(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        names = ("document_characters", "question_characters", "document_lengths", "question_lengths")
+        return self(batch["document"], batch["question"], **{name: batch.get(name) for name in names})
+
+    def _encoded(self, text: Text, asked: Text, *words: Float[Tensor, "b _ width"]) -> list[Tensor]:
+        """Both sides read from both ends, each word marked where the other side has it too."""
+        states = []
+        for side, x, marks in zip((text, asked), words, _matches(text, asked), strict=True):
+            x = self.highway(self.narrow(self.dropout(x)))
+            x = torch.cat((x, marks.to(x.dtype)), -1)
+            states.append(self.dropout(self.encode(x, side.lengths)))
+        return states
+
+
+class Text(NamedTuple):
+    """The words of a document or a question, and which of them are real."""
+
+    ids: Int[Tensor, "b n"]
+    characters: Int[Tensor, "b n c"] | None
+    lengths: Int[Tensor, " b"] | None  # on the CPU, where recurrent networks need them
+    keep: Bool[Tensor, "b n"] | None
+    mask: Padding | None
+
+    @classmethod
+    def of(cls, ids: Tensor, characters: Tensor | None, lengths: Tensor | None) -> Text:
+        """From characters as they were given, and lengths on the device of the ids."""
+        characters = None if characters is None else spelled(characters, ids)
+        if lengths is None:
+            return cls(ids, characters, None, None, None)
+        return cls(ids, characters, lengths.cpu(), keep_of(lengths, ids), Padding(lengths))
+
+
+def _matches(text: Text, asked: Text) -> tuple[Bool[Tensor, "b n marks"], Bool[Tensor, "b m marks"]]:
+    """Of each word, whether the other side has it too; and whether spelled the same, where spelling is read."""
+    same = [text.ids[:, :, None] == asked.ids[:, None]]
+    if text.characters is not None and asked.characters is not None:
+        same.append((text.characters[:, :, None] == asked.characters[:, None]).all(-1))
+    pairs = torch.stack(same, -1)  # b n m marks
+    of_text = pairs if asked.keep is None else pairs & asked.keep[:, None, :, None]
+    of_asked = pairs if text.keep is None else pairs & text.keep[:, :, None, None]
+    return of_text.any(2), of_asked.any(1)
+
+
+class BothWays(nn.Module):
+    """A document in view of a question and of what the question finds there, after Xiong et al. 2017, section 2.2.
+
+    Each word y_j of the question looks at the document; each word x_i of the document at the words of the question,
+    what they found included: c_i. What comes out is relu(W [x; c; x * c]).
+    """
+
+    def __init__(self, dim: int, *, heads: int = 1) -> None:
+        super().__init__()
+        self.to_document = Trilinear(dim, heads=heads)
+        self.to_question = Trilinear(dim, heads=heads)
+        self.join = nn.Linear(2 * dim, dim)
+        self.fuse = nn.Linear(3 * dim, dim)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n dim"],
+        y: Float[Tensor, "b m dim"],
+        *,
+        mask: Mask | None = None,
+        other_mask: Mask | None = None,
+    ) -> Float[Tensor, "b n dim"]:
+        """`mask` hides words of the document, `other_mask` of the question."""
+        found = self.to_document(y, x, x, mask=mask)
+        context = self.to_question(x, y, self.join(torch.cat((y, found), -1)), mask=other_mask)
+        return F.relu(self.fuse(torch.cat((x, context, x * context), -1)))
+
+
+class Trilinear(nn.Module):
+    """softmax_j(w . [x_i; y_j; x_i * y_j]) @ v, the score of Seo et al. 2017, split over heads.
+
+    The part of x_i alone is the same for every j, so the softmax drops it, and the rest is a dot product:
+    (u * x_i + w) . y_j. It begins as the scaled one.
+    """
+
+    def __init__(self, dim: int, *, heads: int = 1) -> None:
+        super().__init__()
+        self.heads = heads
+        self.product = nn.Parameter(torch.full((dim,), (dim // heads) ** -0.5))
+        self.key = nn.Parameter(torch.zeros(dim))
+        self.core = Core()
+
+    def forward(
+        self,
+        x: Float[Tensor, "b i dim"],
+        y: Float[Tensor, "b j dim"],
+        values: Float[Tensor, "b j dim"],
+        *,
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "b i dim"]:
+        q, k, v = (
+            side.unflatten(-1, (self.heads, -1)).transpose(1, 2) for side in (x * self.product + self.key, y, values)
+        )
+        return self.core(q, k.to(q.dtype), v.to(q.dtype), score=Dot(scale=1.0), mask=mask).transpose(1, 2).flatten(2)
+
+
+class WholeDropout(nn.Module):
+    """Dropout of whole features: what a row loses, it loses in all its words (Gal & Ghahramani 2016)."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Float[Tensor, "b n dim"]) -> Float[Tensor, "b n dim"]:
+        return F.dropout1d(x.mT, self.p, self.training).mT

@@ -1,0 +1,106 @@
+"""Aligning: which words of a translation come from which words of its source, by cross-attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..data import Tokenizer
+from ..lens import Tape, capture
+from ..nn.losses import shifted
+from ..ops.lazy import Weights
+from .pairs import Paired, Tokenizers
+
+Batch = Mapping[str, Tensor]  # source, target, and their lengths
+When = Literal["written", "read"]
+
+
+def word_maps(
+    model: nn.Module, tokenizers: Tokenizers, pairs: Sequence[Paired], batch: Batch, *, layer: str, when: When
+) -> list[Tensor]:
+    """Attention between the words of each pair in a layer, `target source`, heads averaged.
+
+    Words are what spaces separate, whatever the tokens: a source word receives the sum over its tokens, a target word
+    gives the mean. It asks `when` it is written, or one step later, when it is read (Chen et al. 2020, section 3).
+    """
+    with capture(model, layers=layer) as tape:
+        read(model, batch)
+    A = tape[layer]
+    assert isinstance(A, Weights)
+    before = [None] if when == "read" else []
+    targets = [[*before, *words(tokenizers.target, pair.target)] for pair in pairs]
+    sources = [words(tokenizers.source, pair.source) for pair in pairs]
+    counts = [(len(pair.target.split()), len(pair.source.split())) for pair in pairs]
+    t, s = (max(side) for side in zip(*counts, strict=True))
+    of_targets, of_sources = _ids(targets, A.shape[-2], rest=t), _ids(sources, A.shape[-1], rest=s)
+    maps = A.mass(of_targets.to(A.device), of_sources.to(A.device)).mean(1).cpu()
+    return [one[:t, :s] for one, (t, s) in zip(maps, counts, strict=True)]
+
+
+def tape_of(model: nn.Module, tokenizers: Tokenizers, batch: Batch) -> Tape:
+    """Every attention of the model while it reads sources and writes their targets, with the tokens of each."""
+    source, written = _tokens(tokenizers.source, batch["source"]), _tokens(tokenizers.target, batch["target"])
+    heard = _tokens(tokenizers.target, _inputs(model, batch))
+    crossing = dict.fromkeys(cross_layers(model), (written, source))
+    with capture(model, {"encoder.*": source, "decoder.*": heard, **crossing}) as tape:
+        read(model, batch)
+    return tape
+
+
+def cross_layers(model: nn.Module) -> list[str]:
+    """The names of the layers that attend to the source."""
+    found = [
+        name
+        for name, _ in model.named_modules()
+        if name == "decoder.attention" or (name.startswith("decoder.blocks.") and name.endswith(".cross"))
+    ]
+    if not found:
+        raise ValueError("the model has no attention to its source, and nothing else shows which words come from which")
+    return found
+
+
+def layer_of(model: nn.Module, layer: int | None = None) -> str:
+    """The name of a layer that attends to the source by its number, the one above the middle unless given."""
+    names = cross_layers(model)
+    if layer is not None and not 0 <= layer < len(names):
+        raise ValueError(f"layer must be from 0 to {len(names) - 1}, got {layer}")
+    return names[len(names) // 2 if layer is None else layer]
+
+
+def read(model: nn.Module, batch: Batch) -> None:
+    """Let the model read the sources, and write the targets."""
+    with torch.no_grad():
+        model(batch["source"], _inputs(model, batch), source_lengths=batch["source_lengths"])
+
+
+def words(tokenizer: Tokenizer, text: str) -> list[int | None]:
+    """Which word of the text each token belongs to, None for a token between words; spaces separate words.
+
+    >>> tokenizer = Tokenizer.characters(["ein Haus"])
+    >>> words(tokenizer, "ei Ha")
+    [0, 0, None, 1, 1]
+    """
+    word, places = -1, []
+    for before, letter in zip(f" {text}", text, strict=False):
+        word += before.isspace() and not letter.isspace()
+        places.append(None if letter.isspace() else word)
+    return [next((at for at in places[one.start : one.end] if at is not None), None) for one in tokenizer.spans(text)]
+
+
+def _inputs(model: Any, batch: Batch) -> Tensor:
+    return shifted(batch["target"], start=model.config.start)
+
+
+def _tokens(tokenizer: Tokenizer, ids: Tensor) -> list[list[str]]:
+    return [tokenizer.tokens(row) for row in ids.tolist()]
+
+
+def _ids(rows: Sequence[Sequence[int | None]], n: int, *, rest: int) -> Tensor:
+    """The word of each of n tokens, `rest` for those of none: ends, padding, spaces."""
+    ids = torch.full((len(rows), n), rest)
+    for place, row in zip(ids, rows, strict=True):
+        place[: len(row)] = torch.tensor([rest if word is None else word for word in row], dtype=torch.long)[:n]
+    return ids

@@ -1,0 +1,380 @@
+"""Question answering: the stretch of a document that answers a question, cut out of it as it stands there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..data import Batches, DataError, Question, Tokenizer
+from ..data.buckets import buckets
+from ..models import Bert, BertConfig, BertReader, Reader, ReaderConfig, load, top_spans
+from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
+from ..train.schema import check_types
+from . import runs, squad
+from .metrics import Measured
+from .reading import Asked, Behind, Beside, Layout, Readings, Windows, longest_row
+from .spelling import Spelling
+from .training import Prepared, Start, run
+from .vocabulary import Vocabulary, WordVocabulary
+from .writer import Shown
+
+TASK = "answering"
+TOKENIZER, ALPHABET = "tokenizer.json", "characters.json"
+CHARACTERS = 200  # different ones that words are spelled with, the most frequent
+TOKENS = 8192  # of a batch while answering
+POOL = 4096  # examples sorted by length together; spelled, they are large
+Network = ReaderConfig | BertConfig
+Sketch = Callable[[Tokenizer], Network]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model that finds answers in a few words: called with a tokenizer, it gives the model's config.
+
+    `reader` needs no pretraining: recurrent networks, and attention between question and document (`models.Reader`).
+    `bert` is an encoder over both in one row (Devlin et al. 2019, section 4.2).
+    """
+
+    kind: Annotated[Literal["reader", "bert"], "what it is made of", "--model"] = "reader"
+    dim: Annotated[int, "the width of word vectors, and of a Bert's states"] = 128
+    hidden: Annotated[int | None, "the width of a reader's states (2 dim), or of feed-forwards (4 dim)"] = None
+    depth: Annotated[int, "the layers of a Bert"] = 4
+    heads: Annotated[int, "its attention heads"] = 4
+    spelling: Annotated[bool, "whether a reader reads how words are spelled"] = True
+    cell: Annotated[Literal["gru", "lstm"], "the cell of a reader"] = "gru"
+    dropout: Annotated[float, "the share of activations left out while training"] = 0.2
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    def __call__(self, tokenizer: Tokenizer) -> Network:
+        """The config for this vocabulary."""
+        if self.kind == "bert":
+            return BertConfig(
+                vocabulary=len(tokenizer),
+                dim=self.dim,
+                hidden=4 * self.dim if self.hidden is None else self.hidden,
+                depth=self.depth,
+                heads=self.heads,
+                pooler=False,
+                padding=tokenizer.pad,
+                dropout=self.dropout,
+                attention_dropout=0.0,  # which on a CPU costs more than all the rest
+            )
+        return ReaderConfig(
+            vocabulary=len(tokenizer),
+            characters=CHARACTERS if self.spelling else None,
+            dim=self.dim,
+            character_dim=max(1, self.dim // 2),
+            hidden=2 * self.dim if self.hidden is None else self.hidden,
+            heads=self.heads,
+            cell=self.cell,
+            padding=tokenizer.pad,
+            dropout=self.dropout,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What `config.json` says: the model, what it reads at once, and whether it has seen questions without answers."""
+
+    model: Network
+    windows: Windows
+    impossible: bool
+
+
+SMALL, LEARNED, SIZES = Model(), WordVocabulary(), Windows()
+RECIPE = Recipe(
+    steps=10_000,
+    rate=InverseSquareRoot(1e-3, warmup=400),
+    evaluate_every=500,
+    save_every=500,
+    metric="f1",
+    better="higher",
+)
+
+
+def train(
+    questions: Iterable[Question],
+    *,
+    out: str | Path,
+    valid: Iterable[Question] | None = None,
+    recipe: Recipe = RECIPE,
+    model: Sketch = SMALL,
+    vocabulary: Vocabulary = LEARNED,
+    pretrained: str | Path | None = None,
+    windows: Windows = SIZES,
+    tokens: int = 8192,
+    resume: bool = False,
+    files: Mapping[str, str] | None = None,
+    show: Progress | None = None,
+) -> Outcome:
+    """Train a model that answers questions, into the folder `out`.
+
+        train(questions("train.json"), valid=questions("dev.json"), out="runs/squad")
+        Answerer.load("runs/squad").answer([Asking("When did it open?", document)])
+
+    It learns where the first answer of each question starts and ends, in each window that holds all of it, and that
+    the other windows hold none; a batch has as many windows as `tokens` hold, padding included. `pretrained` is the
+    Hugging Face folder of a BERT, RoBERTa or DistilBERT to begin with, its tokenizer included, in place of `model` and
+    `vocabulary`. An evaluation gives `f1` and `exact`. The rest is as in `translation.train`.
+    """
+
+    def prepare(start: Start) -> Prepared:
+        if recipe.forcing is not None:
+            raise ValueError("forcing feeds a recurrent decoder its own words, got a model that writes none")
+        asked = list(questions)
+        if not asked:
+            raise DataError("there are no questions", hint="expected at least one")
+        if start.checkpoint is not None:
+            answerer = Answerer.of(start.checkpoint)
+        elif pretrained is None:
+            answerer = _new(asked, model, vocabulary, windows)
+        elif model != SMALL or vocabulary != LEARNED:
+            raise ValueError("pretrained brings a model and a vocabulary of its own; leave out model and vocabulary")
+        else:
+            answerer = _begun(Path(pretrained), asked, windows)
+        asked = _short(asked, answerer, say=start.say)
+        examples = answerer.readings(asked, answers=[_first_answer(one) for one in asked])
+        scale, longest = answerer.layout.scale, max(examples.lengths)
+        if tokens < longest:
+            raise ValueError(f"tokens of a batch must hold the longest row of {longest} tokens, got {tokens}")
+        return Prepared(
+            model=answerer.model,
+            batches=Batches(
+                examples,
+                tokens=tokens * scale,
+                pool=POOL,
+                pad=answerer.layout.pad,
+                seed=recipe.seed,
+                shard=(start.group.rank, start.group.size),
+            ),
+            evaluate=None if valid is None else _judge(list(valid), answerer),
+            files=answerer.files(),
+            unit="windows",
+        )
+
+    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+
+
+class Asking(NamedTuple):
+    """A question, and the document to find its answer in."""
+
+    question: str
+    context: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """`text`, the document from character `start` to `end`; empty where the document is thought to hold no answer.
+
+    The score is the log-odds of this answer against there being none in the window where it was found.
+    """
+
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+class Answerer:
+    """A trained model that finds answers.
+
+        answerer = Answerer.load("runs/squad")
+        [found] = answerer.answer([Asking("When did it open?", document)])
+        print(found.text, document[found.start : found.end])
+
+    A document longer than a window is read by windows that overlap, and the answer is the best of all of them.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, config: Config, alphabet: Tokenizer | None) -> None:
+        self.model, self.tokenizer, self.config, self.alphabet = model, tokenizer, config, alphabet
+        self.spelling = None if alphabet is None else Spelling(alphabet)
+        self.layout: Layout
+        if isinstance(config.model, ReaderConfig):
+            self.layout = Beside(tokenizer, self.spelling)
+        else:
+            self.layout = Behind(tokenizer, types=config.model.types, first=config.model.first)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: torch.device | str | None = None) -> Answerer:
+        """The model of a run."""
+        path = runs.opened(folder)
+        answerer = cls.of(path)
+        runs.fill(answerer.model, path)
+        answerer.model.to(own_device() if device is None else device)
+        return answerer
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> Answerer:
+        """What a checkpoint describes, its weights not yet read."""
+        config = runs.config_of(checkpoint, TASK, Config)
+        tokenizer = Tokenizer.from_json(runs.text_of(checkpoint, TOKENIZER))
+        spelled = isinstance(config.model, ReaderConfig) and config.model.characters is not None
+        alphabet = Tokenizer.from_json(runs.text_of(checkpoint, ALPHABET)) if spelled else None
+        return cls(_built(config.model), tokenizer, config, alphabet)
+
+    def files(self) -> dict[str, str]:
+        """What a checkpoint keeps beside the weights."""
+        files = {runs.CONFIG: runs.described(TASK, self.config), TOKENIZER: self.tokenizer.to_json()}
+        return files if self.alphabet is None else {**files, ALPHABET: self.alphabet.to_json()}
+
+    def answer(self, asked: Sequence[Asked], *, threshold: float = 0.0, show: Shown | None = None) -> list[Answered]:
+        """The best answer to each question."""
+        return [best[0] for best in self.n_best(asked, n=1, threshold=threshold, show=show)]
+
+    def n_best(
+        self, asked: Sequence[Asked], *, n: int, threshold: float = 0.0, show: Shown | None = None
+    ) -> list[list[Answered]]:
+        """The n best answers to each question, best first.
+
+        If the training has had questions without an answer, then to give none is an answer too, whose score is the
+        threshold: the higher, the fewer questions are answered.
+        """
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}")
+        readings = self.readings(asked)
+        found: list[dict[tuple[int, int], float]] = [{} for _ in asked]
+        device, done = next(self.model.parameters()).device, 0
+        for rows in buckets([(length,) for length in readings.lengths], tokens=TOKENS):
+            batch = readings.batch(rows, device)
+            scores, spans = (x.tolist() for x in self._best(batch, n))
+            for number, some, places in zip(rows, scores, spans, strict=True):
+                window, best = readings.window(number), found[readings.owners[number]]
+                for score, (first, last) in zip(some, places, strict=True):
+                    if score > -math.inf:
+                        span = int(window.starts[first]), int(window.ends[last])
+                        best[span] = max(score, best.get(span, -math.inf))
+            done += len(rows)
+            if show is not None:
+                show(done, len(readings))
+        return [self._ranked(one, spans, n, threshold) for one, spans in zip(asked, found, strict=True)]
+
+    def evaluate(
+        self, questions: Sequence[Question], *, threshold: float = 0.0, show: Shown | None = None
+    ) -> dict[str, Measured]:
+        """`f1` and `exact` as SQuAD counts them, and more where some questions have no answer: see `squad.judged`."""
+        answers = [one.text for one in self.answer(questions, threshold=threshold, show=show)]
+        return squad.judged(answers, [[answer.text for answer in one.answers] for one in questions])
+
+    def too_long(self, asked: Sequence[Asked]) -> list[bool]:
+        """Of each question, whether it has more tokens than are read of it."""
+        ids = self.tokenizer.encode_all([one.question for one in asked])
+        return [len(row) > self.config.windows.question for row in ids]
+
+    def readings(self, asked: Sequence[Asked], *, answers: Sequence[tuple[int, int] | None] | None = None) -> Readings:
+        """Questions and documents as the model reads them."""
+        return Readings(
+            asked,
+            self.tokenizer,
+            layout=self.layout,
+            windows=self.config.windows,
+            spelling=self.spelling,
+            answers=answers,
+        )
+
+    def _best(self, batch: Mapping[str, Tensor], n: int) -> tuple[Tensor, Tensor]:
+        """The log-odds of the n best spans of each window, and their first and last tokens, counted in the window."""
+        with torch.no_grad():
+            start, end = (x.float() for x in self.layout.logits(self.model, batch))
+        places = torch.arange(start.shape[1], device=start.device)
+        among = (places >= batch["first"][:, None]) & (places < batch["behind"][:, None])
+        scores, spans = top_spans(start, end, k=n, among=among, longest=self.config.windows.answer)
+        return scores - (start + end)[:, :1], spans - batch["first"][:, None, None]
+
+    def _ranked(self, one: Asked, spans: Mapping[tuple[int, int], float], n: int, threshold: float) -> list[Answered]:
+        found = [
+            Answered(text=one.context[start:end], start=start, end=end, score=score)
+            for (start, end), score in spans.items()
+        ]
+        if self.config.impossible or not found:
+            none = threshold if self.config.impossible else -math.inf
+            found.insert(0, Answered(text="", start=0, end=0, score=none))
+        return sorted(found, key=lambda answered: -answered.score)[:n]
+
+
+def _new(asked: Sequence[Question], model: Sketch, vocabulary: Vocabulary, windows: Windows) -> Answerer:
+    """A model whose words are those of the questions and of their documents."""
+    texts = [*dict.fromkeys(one.context for one in asked), *(one.question for one in asked)]
+    tokenizer = vocabulary.learn(texts)
+    network, alphabet = model(tokenizer), None
+    if isinstance(network, ReaderConfig) and network.characters is not None:
+        alphabet = Tokenizer.characters(texts, size=network.characters)
+        network = replace(network, characters=len(alphabet))
+    elif isinstance(network, BertConfig):
+        layout = Behind(tokenizer, types=network.types, first=network.first)
+        network = replace(network, length=max(network.length, network.first + longest_row(layout, windows)))
+    config = Config(model=network, windows=windows, impossible=_impossible(asked))
+    return Answerer(_built(network), tokenizer, config, alphabet)
+
+
+def _begun(folder: Path, asked: Sequence[Question], windows: Windows) -> Answerer:
+    """A model with the weights and the tokenizer of a Hugging Face folder, and with its span head if it has one."""
+    model: Any = load(folder)
+    bert = getattr(model, "bert", model)
+    if not isinstance(bert, Bert):
+        raise ValueError(f"{folder} must hold a BERT, RoBERTa or DistilBERT, got a {type(model).__name__}")
+    bert.config, bert.pool = replace(bert.config, pooler=False), None  # no answer reads it, so it would learn nothing
+    config = Config(model=bert.config, windows=windows, impossible=_impossible(asked))
+    reader = model if isinstance(model, BertReader) else BertReader(bert)
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    if len(tokenizer) > bert.config.vocabulary:
+        raise ValueError(
+            f"{folder / TOKENIZER} has {len(tokenizer)} tokens, more than the {bert.config.vocabulary} of the model"
+        )
+    answerer = Answerer(reader, tokenizer, config, None)
+    longest, places = longest_row(answerer.layout, windows), bert.config.length - bert.config.first
+    if longest > places:
+        raise ValueError(
+            f"a window of {windows.size} tokens behind a question of {windows.question} makes a row of {longest}, and "
+            f"{folder} reads {places}; choose a smaller window"
+        )
+    return answerer
+
+
+def _built(network: Network) -> nn.Module:
+    return Reader(network) if isinstance(network, ReaderConfig) else BertReader(Bert(network))
+
+
+def _impossible(asked: Iterable[Question]) -> bool:
+    return any(not one.answers for one in asked)
+
+
+def _first_answer(one: Question) -> tuple[int, int] | None:
+    if not one.answers:
+        return None
+    text, start = one.answers[0]
+    return start, start + len(text)
+
+
+def _short(asked: list[Question], answerer: Answerer, *, say: Callable[[str], None]) -> list[Question]:
+    """The questions that training reads: all, the end of long ones cut off, or all but these."""
+    windows, long = answerer.config.windows, answerer.too_long(asked)
+    if not any(long):
+        return asked
+    first, many = asked[long.index(True)], f"{sum(long):,} of {len(asked):,}"
+    if windows.long == "error" or (windows.long == "drop" and all(long)):
+        raise DataError(
+            f"question {first.id!r} has more than {windows.question} tokens, as {many} have",
+            hint="raise the limit, or choose long='drop' or long='truncate'",
+        )
+    done = "dropped" if windows.long == "drop" else "truncated"
+    say(f"{many} questions have more than {windows.question} tokens and are {done}")
+    return asked if windows.long == "truncate" else [one for one, cut in zip(asked, long, strict=True) if not cut]
+
+
+def _judge(valid: list[Question], trained: Answerer) -> Callable[[nn.Module], dict[str, float]]:
+    if not valid:
+        raise ValueError("valid must hold at least one question, got none; leave it out to train without validation")
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        answerer = Answerer(model, trained.tokenizer, trained.config, trained.alphabet)
+        return {name: measured.value for name, measured in answerer.evaluate(valid).items()}
+
+    return evaluate

@@ -1,0 +1,62 @@
+"""Batching: how many tokens a batch has, and what becomes of examples that are too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ..data import Batches, DataError
+from ..train import Group
+from ..train.schema import check_types
+from .encoded import Encoded
+
+Long = Literal["drop", "truncate", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """The size of a batch, and the longest example it may hold."""
+
+    tokens: Annotated[int, "the most tokens of a batch: rows times longest row, padding included", "--batch-tokens"] = (
+        4096
+    )
+    limit: Annotated[int, "the most tokens an example may have, on either side"] = 256
+    long: Annotated[Long, "what becomes of longer ones; how many there are is said"] = "drop"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.limit < 1:
+            raise ValueError(f"limit must be at least 1, got {self.limit}")
+        if self.tokens < self.limit:
+            raise ValueError(
+                f"tokens of a batch must hold the longest example, got tokens={self.tokens} and limit={self.limit}"
+            )
+
+    def over(
+        self, examples: Encoded, *, pad: Mapping[str, int], seed: int, group: Group, say: Callable[[str], None]
+    ) -> Batches:
+        """The batches of a training run for this process; raises if an example may not be as long as it is."""
+        if not len(examples):
+            raise DataError("there are no examples", hint="expected at least one")
+        long = examples.longest > self.limit
+        if long.any():
+            first, count = int(long.argmax()), int(long.sum())
+            if self.long == "error" or (self.long == "drop" and count == len(examples)):
+                lengths = ", ".join(f"{name} {counts[first]}" for name, counts in examples.lengths.items())
+                raise DataError(
+                    f"{examples.where(first)}: the example has more than {self.limit} tokens ({lengths}), as "
+                    f"{count:,} of {len(examples):,} do",
+                    hint="raise the limit, or choose long='drop' or long='truncate'",
+                )
+            done = "dropped" if self.long == "drop" else "truncated"
+            say(f"{count:,} of {len(examples):,} examples have more than {self.limit} tokens and are {done}")
+        return Batches(
+            examples,
+            tokens=self.tokens,
+            limit=self.limit,
+            long=self.long,
+            pad=pad,
+            seed=seed,
+            shard=(group.rank, group.size),
+        )

@@ -1,0 +1,318 @@
+"""Captioning: a sentence for each image, and where each of its words looked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .. import decode
+from ..data import Tokenizer
+from ..decode import Ensemble, Gnmt, Hypothesis
+from ..lens import Tape, capture
+from ..models import Captioner, CaptionerConfig
+from ..nn.losses import shifted
+from ..ops.lazy import Weights
+from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
+from ..train.schema import check_types
+from . import aligning, metrics, runs
+from .metrics import Measured
+from .seeing import Image, Seeing, Sight
+from .training import Prepared, Start, run
+from .turns import Encode, Examples, Lengths, Seen, Turns, texts_of
+from .vocabulary import Vocabulary, WordVocabulary
+from .writer import Shown, Written
+
+TASK = "captioning"
+TOKENIZER = "tokenizer.json"
+MOST = 500  # images on one tape
+
+
+Sketch = Callable[[Tokenizer, Sight], CaptionerConfig]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A captioner in a few words: called with the tokenizer and what it sees of images, it gives the model's config.
+
+    `soft` looks at the mean of all places and `hard` at one, both recurrent (Xu et al. 2015); `transformer` looks in
+    several heads.
+    """
+
+    kind: Annotated[Literal["soft", "hard", "transformer"], "how it looks at the image", "--model"] = "soft"
+    dim: Annotated[int, "the width of embeddings, and of what places are to the decoder"] = 256
+    hidden: Annotated[int | None, "the width of recurrent states (2 dim), or of feed-forwards (4 dim)"] = None
+    depth: Annotated[int | None, "the layers of the decoder (recurrent 1, Transformer 3)"] = None
+    heads: Annotated[int, "the attention heads of a Transformer"] = 4
+    channels: Annotated[int, "the channels of the last stage that sees the image", "--features"] = 128
+    stages: Annotated[int, "how often the image is halved, until its places are those to look at"] = 3
+    doubly: Annotated[float, "the price of places looked at more or less than once, for soft (Xu et al., eq. 14)"] = 0.0
+    dropout: Annotated[float, "the share of activations left out while training"] = 0.1
+    smoothing: Annotated[float, "label smoothing"] = 0.0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.stages < 1:
+            raise ValueError(f"stages must be at least 1, got {self.stages}")
+
+    def __call__(self, tokenizer: Tokenizer, sight: Sight) -> CaptionerConfig:
+        """The config for this vocabulary and these images."""
+        if sight.size < 2**self.stages:
+            raise ValueError(
+                f"images of {sight.size} pixels a side cannot be halved {self.stages} times; pass fewer stages"
+            )
+        transformer = self.kind == "transformer"
+        return CaptionerConfig(
+            vocabulary=len(tokenizer),
+            start=tokenizer.bos,
+            channels=sight.channels,
+            widths=tuple(max(1, self.channels >> n) for n in reversed(range(self.stages))),
+            dim=self.dim,
+            hidden=self.hidden or (4 if transformer else 2) * self.dim,
+            layers=(3 if transformer else 1) if self.depth is None else self.depth,
+            attention=self.kind,
+            heads=self.heads,
+            doubly=self.doubly,
+            dropout=self.dropout,
+            smoothing=self.smoothing,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What `config.json` says: the model, what it sees, and its longest caption in training, in tokens."""
+
+    model: CaptionerConfig
+    sight: Sight
+    longest: int
+
+
+SMALL, EYES, LONGEST = Model(), Seeing(), Lengths()
+WORDS = WordVocabulary(size=10_000)
+RECIPE = Recipe(
+    steps=10_000,
+    rate=InverseSquareRoot(1e-3, warmup=400),
+    evaluate_every=500,
+    save_every=500,
+    metric="bleu4",
+    better="higher",
+)
+
+
+def train(
+    examples: Examples,
+    *,
+    out: str | Path,
+    valid: Examples | None = None,
+    recipe: Recipe = RECIPE,
+    model: Sketch = SMALL,
+    vocabulary: Vocabulary = WORDS,
+    seeing: Seeing = EYES,
+    lengths: Lengths = LONGEST,
+    resume: bool = False,
+    files: Mapping[str, str] | None = None,
+    show: Progress | None = None,
+) -> Outcome:
+    """Train a captioner on images with one or several captions each, into the folder `out`.
+
+        train(captions_tsv("captions.tsv", "images"), out="runs/captions")
+        Describer.load("runs/captions").describe([read_image("rex.jpg")])
+
+    Each caption has a turn of its own. An evaluation gives `bleu1` to `bleu4` of greedy captions against all
+    references, `exact`, and the `loss` a token. The rest is as in `translation.train`.
+    """
+
+    def prepare(start: Start) -> Prepared:
+        begun = start.checkpoint
+        tokenizer = vocabulary.learn(texts_of(examples)) if begun is None else _tokenizer_of(begun)
+        turns = Turns(examples, tokenizer, lengths, say=start.say)
+        if begun is None:
+            sight = seeing.sight(examples)
+            config = Config(model=model(tokenizer, sight), sight=sight, longest=turns.longest)
+        else:
+            config = _config_of(begun)
+        if recipe.forcing is not None:
+            raise ValueError("forcing is not for captioners, which are told every word; leave it out")
+        if valid is not None and not len(valid):
+            raise ValueError("valid must hold at least one image, got none; leave it out to train without validation")
+        batches = seeing.over(turns, Encode(config.sight), pad=tokenizer.pad, seed=recipe.seed, group=start.group)
+        return Prepared(
+            model=Captioner(config.model),
+            batches=batches,
+            evaluate=None if valid is None else _judge(valid, tokenizer, config),
+            files={runs.CONFIG: runs.described(TASK, config), TOKENIZER: tokenizer.to_json()},
+        )
+
+    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+
+
+class Describer:
+    """A trained captioner, or several over the same vocabulary that write as one.
+
+        describer = Describer.load("runs/captions")
+        [found] = describer.describe([read_image("rex.jpg")], beam=3)
+
+    Images are arrays (height, width[, 3]) of bytes, as `regard.data.read_image` gives them. `show(done, all)` hears of
+    progress.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], tokenizer: Tokenizer, *, sight: Sight, longest: int) -> None:
+        self.models, self.tokenizer, self.sight, self.longest = list(models), tokenizer, sight, longest
+        self.device = next(models[0].parameters()).device
+        steppers: Any = self.models
+        self._stepper = steppers[0] if len(steppers) == 1 else Ensemble(steppers)
+
+    @classmethod
+    def load(cls, *folders: str | Path, device: torch.device | str | None = None) -> Describer:
+        """The captioner of a run, or the ensemble of several that share their vocabulary and what they see."""
+        if not folders:
+            raise ValueError("folders must name at least one run, got none")
+        place = own_device() if device is None else torch.device(device)
+        opened = [runs.opened(folder) for folder in folders]
+        configs, tokenizers = [_config_of(path) for path in opened], [_tokenizer_of(path) for path in opened]
+        for path, config, tokenizer in zip(opened[1:], configs[1:], tokenizers[1:], strict=True):
+            if tokenizer != tokenizers[0] or config.sight != configs[0].sight:
+                raise ValueError(f"an ensemble shares vocabulary and sight, and those of {path} and {opened[0]} differ")
+        models = [Captioner(config.model) for config in configs]
+        for model, path in zip(models, opened, strict=True):
+            runs.fill(model, path)
+        longest = max(config.longest for config in configs)
+        return cls([model.to(place) for model in models], tokenizers[0], sight=configs[0].sight, longest=longest)
+
+    def describe(
+        self, images: Sequence[Image], *, beam: int = 3, alpha: float = 0.6, show: Shown | None = None
+    ) -> list[Written]:
+        """The best caption that beam search finds for each image; a beam of 1 is greedy."""
+        return [best[0] for best in self.n_best(images, n=1, beam=beam, alpha=alpha, show=show)]
+
+    def n_best(
+        self, images: Sequence[Image], *, n: int, beam: int = 3, alpha: float = 0.6, show: Shown | None = None
+    ) -> list[list[Written]]:
+        """The n best for each image, best first; `alpha` is that of the length penalty of Wu et al. 2016."""
+        found: list[list[Written]] = []
+        end, most = self.tokenizer.eos, self.longest * 3 // 2 + 10
+        for rows, batch in self.sight.batches(images, self.device):
+            prefix = torch.full((len(rows), 1), self.tokenizer.bos, device=self.device)
+            if beam == n == 1:
+                best = [[one] for one in decode.greedy(self._stepper, batch, prefix, end=end, max_length=most)]
+            else:
+                best = decode.beam(
+                    self._stepper, batch, prefix, width=beam, n_best=n, end=end, max_length=most, length=Gnmt(alpha)
+                )
+            found += [[self._written(one) for one in hypotheses] for hypotheses in best]
+            if show is not None:
+                show(len(found), len(images))
+        return found
+
+    def score(self, examples: Examples, *, show: Shown | None = None) -> list[list[float]]:
+        """log p(caption | image) of each caption of each image, the end included."""
+        found: list[list[float]] = []
+        for rows, batch in self.sight.batches(Seen(examples), self.device):
+            prefix = torch.full((len(rows), 1), self.tokenizer.bos, device=self.device)
+            targets = [self.tokenizer.encode_all(examples[row].captions, eos=True) for row in rows]
+            scored = decode.score(self._stepper, batch, prefix, targets)
+            found += [[one.log_probability for one in some] for some in scored]
+            if show is not None:
+                show(len(found), len(examples))
+        return found
+
+    def evaluate(self, examples: Examples, *, beam: int = 3, show: Shown | None = None) -> dict[str, Measured]:
+        """`bleu1` to `bleu4` and `exact` of captions against all references, and the `loss` of these a token."""
+        references = [example.captions for example in examples]
+        written = [one.text for one in self.describe(Seen(examples), beam=beam, show=show)]
+        tokens = sum(map(len, self.tokenizer.encode_all([text for some in references for text in some], eos=True)))
+        cost = -sum(value for values in self.score(examples) for value in values)
+        return {
+            **{f"bleu{n}": metrics.bleu_of_many(written, references, order=n) for n in (1, 2, 3, 4)},
+            "exact": metrics.exact_of_many(written, references),
+            "loss": Measured(cost / tokens, f"nats a token, {tokens:,} tokens"),
+        }
+
+    def looks(
+        self, images: Sequence[Image], captions: Sequence[str], *, layer: int | None = None
+    ) -> list[Float[Tensor, "words y x"]]:
+        """Where each token of a caption, the end included, looked in its image; heads and models averaged.
+
+        A Transformer's is that of one `layer`, the one above the middle unless given.
+        """
+        found: list[Tensor] = []
+        for image, caption in zip(images, captions, strict=True):
+            maps = []
+            for model in self.models:
+                name = aligning.layer_of(model, layer)
+                A = self._watched(model, [image], [caption], layers=name)[name]
+                assert isinstance(A, Weights)
+                maps.append(A[...].mean((0, 1)).cpu())
+            side = _side(maps[0].shape[-1])
+            found.append(torch.stack(maps).mean(0).unflatten(-1, (side, side)))
+        return found
+
+    def tape(self, images: Sequence[Image], captions: Sequence[str]) -> Tape:
+        """Every attention of the model while it writes these captions, a batch row each."""
+        if len(self.models) > 1:
+            raise ValueError(f"a tape is of one model, got {len(self.models)}; load one of them")
+        if not 0 < len(images) <= MOST:
+            raise ValueError(f"a tape holds the attention of 1 to {MOST} images, got {len(images)}")
+        return self._watched(self.models[0], images, captions)
+
+    def tokens(self, caption: str) -> list[str]:
+        """The tokens of a caption as people read them, and its end."""
+        return [caption[one.start : one.end].strip() for one in self.tokenizer.spans(caption)] + ["<end>"]
+
+    def _watched(
+        self, model: Any, images: Sequence[Image], captions: Sequence[str], *, layers: str | None = None
+    ) -> Tape:
+        rows = self.tokenizer.encode_all(captions, eos=True)
+        target = torch.full((len(rows), max(map(len, rows))), self.tokenizer.pad, device=self.device)
+        for place, row in zip(target, rows, strict=True):
+            place[: len(row)] = torch.tensor(row)
+        inputs = shifted(target, start=model.config.start)
+        heard, written = ([self.tokenizer.tokens(row) for row in x.tolist()] for x in (inputs, target))
+        crossing = aligning.cross_layers(model)
+        n = _places(self.sight, model)
+        places = [f"{place // _side(n)},{place % _side(n)}" for place in range(n)]
+        named: dict[str, Any] = {"decoder.*": heard, **dict.fromkeys(crossing, (written, [places] * len(rows)))}
+        batch = self.sight.seen(images, self.device)
+        with capture(model, named, layers=layers) as tape, torch.no_grad():
+            model(batch["image"], inputs)
+        for name in crossing if layers is None else [layers]:
+            tape.picture(batch["image"].cpu(), patches=(_side(n), _side(n)), special=0, layers=name)
+        return tape
+
+    def _written(self, one: Hypothesis) -> Written:
+        text = self.tokenizer.decode(one.tokens)
+        return Written(text=text, score=one.score, log_probability=one.log_probability, finished=one.finished)
+
+
+def _places(sight: Sight, model: Any) -> int:
+    """How many places a model sees in an image."""
+    side = sight.size
+    for _ in model.config.widths:
+        side = -(-side // 2)
+    return side * side
+
+
+def _side(places: int) -> int:
+    return math.isqrt(places)
+
+
+def _config_of(checkpoint: Path) -> Config:
+    return runs.config_of(checkpoint, TASK, Config)
+
+
+def _tokenizer_of(checkpoint: Path) -> Tokenizer:
+    return Tokenizer.from_json(runs.text_of(checkpoint, TOKENIZER))
+
+
+def _judge(valid: Examples, tokenizer: Tokenizer, config: Config) -> Callable[[nn.Module], dict[str, float]]:
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        describer = Describer([model], tokenizer, sight=config.sight, longest=config.longest)
+        return {name: measured.value for name, measured in describer.evaluate(valid, beam=1).items()}
+
+    return evaluate

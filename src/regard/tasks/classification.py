@@ -1,0 +1,306 @@
+"""Classification: a class for each text or image, and what it was told by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..data import Tokenizer
+from ..lens import Tape
+from ..models import BertConfig
+from ..train import Batches, InverseSquareRoot, Outcome, Progress, Recipe, own_device
+from . import looking, runs
+from .batching import Batching
+from .classifiers import Model, Network, built
+from .confusion import Confusion
+from .encoded import Encoded
+from .metrics import Measured
+from .seeing import Changed, Seeing, Sight
+from .texts import Texts
+from .training import Prepared, Start, run
+from .vocabulary import Vocabulary, WordVocabulary
+from .writer import Shown
+
+TASK = "classification"
+MOST = 500  # examples on one tape
+
+
+class Examples(Protocol):
+    """Examples with an `image` or a `text`, and the number of a class, as `regard.data` reads them."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def labels(self) -> Any: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int, /) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What `config.json` says: the model, the names of the classes, and the most tokens or the pixels it reads."""
+
+    model: Network
+    classes: tuple[str, ...]
+    limit: int | None
+    sight: Sight | None
+
+
+SMALL, SIZES, EYES = Model(), Batching(), Seeing()
+WORDS = WordVocabulary()
+RECIPE = Recipe(
+    steps=5_000,
+    rate=InverseSquareRoot(1e-3, warmup=400),
+    evaluate_every=500,
+    save_every=500,
+    metric="accuracy",
+    better="higher",
+)
+
+
+def train_texts(
+    examples: Examples,
+    *,
+    out: str | Path,
+    valid: Examples | None = None,
+    recipe: Recipe = RECIPE,
+    model: Model = SMALL,
+    vocabulary: Vocabulary = WORDS,
+    batching: Batching = SIZES,
+    resume: bool = False,
+    files: Mapping[str, str] | None = None,
+    show: Progress | None = None,
+) -> Outcome:
+    """Train a classifier of texts, into the folder `out`.
+
+        train_texts(labelled_tsv("reviews.tsv"), out="runs/reviews")
+        Classifier.load("runs/reviews").classify(["no wit at all"])
+
+    An evaluation gives `accuracy`, `f1` and `loss`. The rest is as in `translation.train`.
+    """
+
+    def prepare(start: Start) -> Prepared:
+        begun = start.checkpoint
+        if begun is None:
+            texts = [example.text for example in examples]
+            words = vocabulary.learn(texts)
+            letters = Tokenizer.characters(texts, size=1000) if model.spelling else None
+            network = model.texts(words, letters, classes=len(examples.classes), limit=batching.limit)
+            config = Config(model=network, classes=tuple(examples.classes), limit=batching.limit, sight=None)
+            how = Texts(words, letters, isinstance(network, BertConfig), batching.limit)
+        else:
+            config, how = _config_of(begun), _texts_of(begun)
+        _must_share(examples, config.classes)
+        read = Encoded(examples, lambda some: how.read([example.text for example in some]))
+        batches = batching.over(read, pad=how.pad, seed=recipe.seed, group=start.group, say=start.say)
+        spelling = how.spelling(example.text for example in examples)
+        labels = torch.as_tensor(examples.labels)
+
+        def labelled(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            return spelling(batch["index"].tolist(), {**batch, "label": labels[batch["index"]]})
+
+        return _prepared(config, how, Changed(batches, labelled), valid, recipe, unit="texts")
+
+    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+
+
+def train_images(
+    examples: Examples,
+    *,
+    out: str | Path,
+    valid: Examples | None = None,
+    recipe: Recipe = RECIPE,
+    model: Model = SMALL,
+    seeing: Seeing = EYES,
+    resume: bool = False,
+    files: Mapping[str, str] | None = None,
+    show: Progress | None = None,
+) -> Outcome:
+    """Train a classifier of images, into the folder `out`.
+
+        train_images(ImageFolder("pets/train"), valid=ImageFolder("pets/valid"), out="runs/pets")
+        Classifier.load("runs/pets").classify([read_image("rex.jpg")])
+
+    An evaluation gives `accuracy`, `f1` and `loss`. The rest is as in `translation.train`.
+    """
+
+    def prepare(start: Start) -> Prepared:
+        begun = start.checkpoint
+        if begun is None:
+            sight = seeing.sight(examples)
+            network = model.images(sight, classes=len(examples.classes))
+            config = Config(model=network, classes=tuple(examples.classes), limit=None, sight=sight)
+        else:
+            config = _config_of(begun)
+        _must_share(examples, config.classes)
+        if config.sight is None:
+            raise ValueError("the run is one of texts, got images; name another folder")
+        batches = seeing.over(examples, Encode(config.sight), seed=recipe.seed, group=start.group)
+        return _prepared(config, config.sight, batches, valid, recipe, unit="images")
+
+    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+
+
+@dataclass(frozen=True)
+class Encode:
+    """A labelled image as the fields of a batch."""
+
+    sight: Sight
+
+    def __call__(self, example: Any) -> dict[str, Any]:
+        return {"image": self.sight(example.image), "label": example.label}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classified:
+    """The likeliest class, and the probability of each, likeliest first."""
+
+    label: str
+    probability: float
+    probabilities: Mapping[str, float]
+
+
+class Classifier:
+    """A trained classifier, of texts or of images.
+
+        classifier = Classifier.load("runs/reviews")
+        [found] = classifier.classify(["no wit at all"])
+        found.label, found.probability
+
+    Images are arrays (height, width[, 3]) of bytes, as `regard.data.read_image` gives them. A text is read as far as
+    texts went in training. `show(done, all)` hears of progress.
+    """
+
+    def __init__(self, model: nn.Module, reads: Texts | Sight, classes: Sequence[str]) -> None:
+        self.model, self.reads, self.classes = model, reads, tuple(classes)
+        self.device = next(model.parameters()).device
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: torch.device | str | None = None) -> Classifier:
+        """The classifier of a run."""
+        path = runs.opened(folder)
+        config = _config_of(path)
+        model = built(config.model, classes=len(config.classes))
+        runs.fill(model, path)
+        reads = config.sight or _texts_of(path)
+        return cls(model.to(own_device() if device is None else device), reads, config.classes)
+
+    def classify(self, examples: Sequence[Any], *, show: Shown | None = None) -> list[Classified]:
+        """The class of each text or image."""
+        found = []
+        for row in self._logits(examples, show).softmax(-1):
+            values, order = row.sort(descending=True, stable=True)
+            names = [self.classes[n] for n in order.tolist()]
+            likely = dict(zip(names, values.tolist(), strict=True))
+            found.append(Classified(label=names[0], probability=likely[names[0]], probabilities=likely))
+        return found
+
+    def evaluate(self, examples: Examples, *, show: Shown | None = None) -> dict[str, Any]:
+        """`accuracy`, `f1` and `loss` against the labels, and their `confusion`."""
+        _must_share(examples, self.classes)
+        logits = self._logits(Inputs(examples, "image" if isinstance(self.reads, Sight) else "text"), show)
+        labels = torch.as_tensor(examples.labels)
+        confusion = Confusion.of(labels.tolist(), logits.argmax(-1).tolist(), self.classes)
+        loss = float(F.cross_entropy(logits, labels))
+        return {
+            "accuracy": confusion.accuracy,
+            "f1": confusion.f1,
+            "loss": Measured(loss, f"nats, {len(labels):,} examples"),
+            "confusion": confusion,
+        }
+
+    def looks(self, examples: Sequence[Any]) -> list[Tensor]:
+        """What each token of a text, `n`, or place of an image, `y x`, counted for; see `looking.looks`."""
+        looking.must_look(self.model)
+        found = [torch.empty(0)] * len(examples)
+        for rows, batch in self.reads.batches(examples, self.device):
+            for row, look in zip(rows, looking.looks(self.model, batch), strict=True):
+                found[row] = look
+        return found
+
+    def tape(self, examples: Sequence[Any]) -> Tape:
+        """Every attention of the model over these, a batch row each, to be measured, saved and viewed."""
+        looking.must_look(self.model)
+        if not 0 < len(examples) <= MOST:
+            raise ValueError(f"a tape holds the attention of 1 to {MOST} examples, got {len(examples)}")
+        if isinstance(self.reads, Sight):
+            return looking.watched(self.model, self.reads.seen(list(examples), self.device))
+        texts = [str(text) for text in examples]
+        return looking.watched(self.model, *self.reads.whole(texts, self.device))
+
+    def _logits(self, examples: Any, show: Shown | None) -> Tensor:
+        found, done = torch.empty(len(examples), len(self.classes)), 0
+        for rows, batch in self.reads.batches(examples, self.device):
+            with torch.no_grad():
+                found[rows] = looking.logits(self.model, batch).float().cpu()
+            done += len(rows)
+            if show is not None:
+                show(done, len(examples))
+        return found
+
+
+@dataclass(frozen=True)
+class Inputs(Sequence[Any]):
+    """What labelled examples show, their `text` or their `image`, read when asked for."""
+
+    examples: Examples
+    field: str
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, number: Any) -> Any:
+        return getattr(self.examples[number], self.field)
+
+
+def _prepared(
+    config: Config, reads: Texts | Sight, batches: Batches, valid: Examples | None, recipe: Recipe, *, unit: str
+) -> Prepared:
+    if recipe.forcing is not None:
+        raise ValueError("forcing feeds a recurrent decoder its own words, got a classifier; leave it out")
+    if valid is not None:
+        _must_share(valid, config.classes)
+    kept = reads.files() if isinstance(reads, Texts) else {}
+    return Prepared(
+        model=built(config.model, classes=len(config.classes)),
+        batches=batches,
+        evaluate=None if valid is None else _judge(valid, reads, config),
+        files={runs.CONFIG: runs.described(TASK, config), **kept},
+        unit=unit,
+    )
+
+
+def _config_of(checkpoint: Path) -> Config:
+    return runs.config_of(checkpoint, TASK, Config)
+
+
+def _texts_of(checkpoint: Path) -> Texts:
+    config = _config_of(checkpoint)
+    if config.limit is None:
+        raise ValueError("the run is one of images, got texts; name another folder")
+    return Texts.load(checkpoint, start=isinstance(config.model, BertConfig), limit=config.limit)
+
+
+def _must_share(examples: Examples, classes: Sequence[str]) -> None:
+    if not len(examples):
+        raise ValueError("expected at least one labelled example, got none")
+    if tuple(examples.classes) != tuple(classes):
+        there, known = (", ".join(some[:8]) for some in (examples.classes, tuple(classes)))
+        raise ValueError(
+            f"the classes must be those of the training, {known}, got {there}; pass classes= to the reader"
+        )
+
+
+def _judge(valid: Examples, reads: Texts | Sight, config: Config) -> Callable[[nn.Module], dict[str, float]]:
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        found = Classifier(model, reads, config.classes).evaluate(valid)
+        return {name: found[name].value for name in ("accuracy", "f1", "loss")}
+
+    return evaluate

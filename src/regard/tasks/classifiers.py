@@ -1,0 +1,140 @@
+"""Classifiers in a few words: of texts or of images, recurrent, convolutional or Transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+from typing import Annotated, Literal
+
+from torch import nn
+
+from ..data import Tokenizer
+from ..models import (
+    AttentionConvNet,
+    AttentionConvNetConfig,
+    Bert,
+    BertClassifier,
+    BertConfig,
+    TextClassifier,
+    TextClassifierConfig,
+    ViT,
+    ViTClassifier,
+    ViTConfig,
+)
+from ..train.schema import check_types
+from .seeing import Sight
+
+TEXTS, IMAGES = ("rnn", "pool", "bert"), ("convnet", "vit")
+TextNetwork = TextClassifierConfig | BertConfig
+ImageNetwork = AttentionConvNetConfig | ViTConfig
+Network = TextNetwork | ImageNetwork
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A classifier in a few words.
+
+    Of texts: `rnn` reads words in order and pools them by attention (after Lin et al. 2017), `pool` does without the
+    order, `bert` is a Transformer. Of images: `convnet` is a residual network with attention, `vit` a Transformer.
+    """
+
+    kind: Annotated[
+        Literal["rnn", "pool", "bert", "convnet", "vit"] | None,
+        "what it is made of: rnn, pool or bert for texts (rnn), convnet or vit for images (convnet)",
+        "--model",
+    ] = None
+    dim: Annotated[int, "the width of embeddings and states; the channels of a convnet's last stage"] = 128
+    hidden: Annotated[int | None, "the width of recurrent states (2 dim), or of feed-forwards (4 dim)"] = None
+    depth: Annotated[int | None, "layers (rnn 1, bert and vit 4), or a convnet's blocks a stage (1)"] = None
+    heads: Annotated[int, "attention heads"] = 4
+    queries: Annotated[int, "how many looks an rnn or a pool takes at a text"] = 1
+    spelling: Annotated[bool, "an rnn or a pool also reads the letters of each token"] = False
+    attention: Annotated[
+        Literal["self", "squeeze", "cbam", "selective", "none"],
+        "of a convnet: between places, over channels, over both, or over kernels",
+    ] = "self"
+    patch: Annotated[int | None, "pixels a side of a ViT's patches (an eighth of the image)"] = None
+    dropout: Annotated[float, "the share of activations left out while training"] = 0.1
+    smoothing: Annotated[float, "label smoothing, of an rnn, a pool or a convnet"] = 0.0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.smoothing and self.kind in ("bert", "vit"):
+            raise ValueError(f"smoothing is of an rnn, a pool or a convnet, got kind={self.kind!r}; leave it out")
+        if self.spelling and self.kind not in (None, "rnn", "pool"):
+            raise ValueError(f"spelling is read by an rnn or a pool, got kind={self.kind!r}; leave it out")
+
+    def texts(self, words: Tokenizer, letters: Tokenizer | None, *, classes: int, limit: int) -> TextNetwork:
+        """The config for texts of these tokens, at most `limit` of them."""
+        self._must_be(TEXTS, "texts")
+        if self.kind == "bert":
+            return BertConfig(
+                vocabulary=len(words),
+                length=limit,
+                types=0,
+                dim=self.dim,
+                depth=4 if self.depth is None else self.depth,
+                heads=self.heads,
+                hidden=self.hidden or 4 * self.dim,
+                padding=words.pad,
+                dropout=self.dropout,
+                attention_dropout=0.0,
+            )
+        return TextClassifierConfig(
+            classes=classes,
+            vocabulary=len(words),
+            characters=None if letters is None else len(letters),
+            dim=self.dim,
+            hidden=self.hidden or 2 * self.dim,
+            layers=0 if self.kind == "pool" else 1 if self.depth is None else self.depth,
+            queries=self.queries,
+            apart=0.03 if self.queries > 1 else 0.0,
+            padding=words.pad,
+            dropout=self.dropout,
+            smoothing=self.smoothing,
+        )
+
+    def images(self, sight: Sight, *, classes: int) -> ImageNetwork:
+        """The config for images seen so."""
+        self._must_be(IMAGES, "images")
+        if self.kind == "vit":
+            eighth = max(1, sight.size // 8)
+            patch = self.patch or max(n for n in range(1, eighth + 1) if sight.size % n == 0)
+            return ViTConfig(
+                image=sight.size,
+                patch=patch,
+                channels=sight.channels,
+                dim=self.dim,
+                depth=4 if self.depth is None else self.depth,
+                heads=self.heads,
+                hidden=self.hidden or 4 * self.dim,
+                dropout=self.dropout,
+            )
+        stages = min(3, max(1, int(log2(sight.size / 4)) + 1))  # a map is halved while it has four places a side
+        return AttentionConvNetConfig(
+            classes=classes,
+            channels=sight.channels,
+            widths=tuple(max(1, self.dim >> n) for n in reversed(range(stages))),
+            depth=1 if self.depth is None else self.depth,
+            attention=None if self.attention == "none" else self.attention,
+            heads=self.heads,
+            dropout=self.dropout,
+            smoothing=self.smoothing,
+        )
+
+    def _must_be(self, kinds: tuple[str, ...], what: str) -> None:
+        if self.kind is not None and self.kind not in kinds:
+            raise ValueError(f"kind must be {' or '.join(kinds)} for {what}, got {self.kind!r}")
+
+
+def built(config: Network, *, classes: int) -> nn.Module:
+    """The model of a config, for so many classes."""
+    match config:
+        case TextClassifierConfig():
+            return TextClassifier(config)
+        case BertConfig():
+            return BertClassifier(Bert(config), classes=classes)
+        case AttentionConvNetConfig():
+            return AttentionConvNet(config)
+        case ViTConfig():
+            return ViTClassifier(ViT(config), classes=classes)

@@ -1,0 +1,315 @@
+"""Language modelling: what comes next in a text, token by token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+
+from ..data import Batches, Tokenizer, Windows, ids_of
+from ..decode import greedy, sample
+from ..lens import Tape, capture
+from ..models import Gpt, GptConfig
+from ..nn.losses import surprise
+from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
+from ..train.schema import check_types
+from . import runs
+from .encoded import Encoded, in_batches
+from .metrics import Measured
+from .training import Prepared, Start, run
+from .vocabulary import Vocabulary
+from .writer import Shown
+
+TASK = "language"
+TOKENIZER = "tokenizer.json"
+LOGITS = 2**25  # held at once while text is judged
+
+Ids = np.ndarray[Any, np.dtype[Any]]
+Sketch = Callable[[Tokenizer], GptConfig]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A language model in a few words: called with a tokenizer, it gives the model's config.
+
+    `gpt` is GPT-2 (Radford et al. 2019), `llama` has rotary positions, RMSNorm and SwiGLU (Touvron et al. 2023).
+    """
+
+    kind: Annotated[Literal["gpt", "llama"], "what it is made of", "--model"] = "gpt"
+    length: Annotated[int, "the most tokens it sees, and the length of a training window"] = 256
+    dim: Annotated[int, "the width of its states"] = 256
+    depth: Annotated[int, "its layers"] = 4
+    heads: Annotated[int, "its attention heads"] = 4
+    kv_heads: Annotated[int | None, "heads of keys and values, where they are fewer"] = None
+    hidden: Annotated[int | None, "the width of feed-forwards (gpt 4 dim, llama 8/3 dim)"] = None
+    dropout: Annotated[float, "the share of activations left out while training"] = 0.1
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    def __call__(self, tokenizer: Tokenizer) -> GptConfig:
+        """The config for this vocabulary."""
+        if self.kind == "llama":
+            llama = GptConfig.llama(
+                vocabulary=len(tokenizer),
+                length=self.length,
+                dim=self.dim,
+                depth=self.depth,
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                hidden=self.hidden,
+            )
+            return replace(llama, dropout=self.dropout)
+        return GptConfig(
+            vocabulary=len(tokenizer),
+            length=self.length,
+            dim=self.dim,
+            depth=self.depth,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            hidden=self.hidden,
+            dropout=self.dropout,
+            attention_dropout=0.0,  # which on a CPU costs more than all the rest
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What `config.json` says."""
+
+    model: GptConfig
+
+
+SMALL, LEARNED = Model(), Vocabulary()
+RECIPE = Recipe(
+    steps=10_000,
+    rate=InverseSquareRoot(1e-3, warmup=400),
+    evaluate_every=500,
+    save_every=500,
+    metric="perplexity",
+)
+
+
+def train(
+    lines: Iterable[str],
+    *,
+    out: str | Path,
+    valid: Iterable[str] | None = None,
+    recipe: Recipe = RECIPE,
+    model: Sketch = SMALL,
+    vocabulary: Vocabulary = LEARNED,
+    tokens: int = 8192,
+    resume: bool = False,
+    files: Mapping[str, str] | None = None,
+    show: Progress | None = None,
+) -> Outcome:
+    """Train a language model on the lines of a text, into the folder `out`.
+
+        train(Lines("a.txt"), valid=Lines("b.txt"), out="runs/a")
+        LanguageModel.load("runs/a").generate("Once upon")
+
+    The text is one long row of tokens, its line ends among them, seen through windows of the model's length; a batch
+    has as many windows as `tokens` hold. Lines may be iterated more than once. An evaluation gives `perplexity` a
+    word, `bits` a character and `loss` a token. The rest is as in `translation.train`.
+    """
+
+    def prepare(start: Start) -> Prepared:
+        begun = start.checkpoint
+        tokenizer = vocabulary.learn(lines) if begun is None else _tokenizer_of(begun)
+        config = Config(model=model(tokenizer)) if begun is None else _config_of(begun)
+        if tokens < config.model.length:
+            raise ValueError(f"tokens of a batch must hold a window of {config.model.length}, got {tokens}")
+        batches = Batches(
+            Windows(_row(lines, tokenizer), size=config.model.length),
+            _window,
+            rows=tokens // config.model.length,
+            pad=tokenizer.pad,
+            seed=recipe.seed,
+            shard=(start.group.rank, start.group.size),
+        )
+        if recipe.forcing is not None:
+            raise ValueError("forcing feeds a recurrent decoder its own words, got a language model; leave it out")
+        return Prepared(
+            model=Gpt(config.model),
+            batches=batches,
+            evaluate=None if valid is None else _judge(list(valid), tokenizer),
+            files={runs.CONFIG: runs.described(TASK, config), TOKENIZER: tokenizer.to_json()},
+        )
+
+    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+
+
+class LanguageModel:
+    """A trained language model.
+
+        model = LanguageModel.load("runs/a")
+        print(model.generate("Once upon", temperature=0.8)[0])
+
+    It reads a text as one row of tokens, in which the end of each line is one of them.
+    """
+
+    def __init__(self, model: Gpt, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.length = model.config.length
+        self.device = next(model.parameters()).device
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: torch.device | str | None = None) -> LanguageModel:
+        """The model of a run."""
+        path = runs.opened(folder)
+        model = Gpt(_config_of(path).model)
+        runs.fill(model, path)
+        return cls(model.to(own_device() if device is None else device), _tokenizer_of(path))
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        samples: int = 1,
+        seed: int = 0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        until_line_end: bool = False,
+    ) -> list[str]:
+        """What follows the prompt, `samples` times over: `tokens` tokens, or less where it ends with the line.
+
+        A temperature of 0 takes the likeliest token each time. Beyond the model's length it goes on from the latter
+        half of what it sees.
+        """
+        if tokens < 1:
+            raise ValueError(f"tokens must be at least 1, got {tokens}")
+        end = self.tokenizer.eos if until_line_end else None
+        *lines, last = self.tokenizer.encode_all(prompt.split("\n"))
+        before = [self.tokenizer.eos, *(token for line in lines for token in (*line, self.tokenizer.eos)), *last]
+        written: list[tuple[int, ...]] = [()] * samples
+        going = list(range(samples))
+        while going and (done := len(written[going[0]])) < tokens:
+            seen = [(*before, *written[row]) for row in going]
+            if len(seen[0]) >= self.length:
+                seen = [row[-max(1, self.length // 2) :] for row in seen]
+            prefix = torch.tensor(seen, device=self.device)
+            most = min(tokens - done, max(1, self.length - prefix.shape[1]))
+            if temperature == 0:
+                found = greedy(self.model, None, prefix, end=end, max_length=most)
+            else:
+                drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+                # The rows of a stretch draw from seeds side by side, those of the next from seeds behind them.
+                seeded = seed + samples * done
+                found = [
+                    one
+                    for [one] in sample(self.model, None, prefix, end=end, max_length=most, seed=seeded, **drawn)  # type: ignore[arg-type]
+                ]
+            for row, one in zip(going, found, strict=True):
+                written[row] += one.tokens
+            going = [row for row, one in zip(going, found, strict=True) if not one.finished]
+        return [self._text(last, row) for row in written]
+
+    def score(self, lines: Sequence[str], *, show: Shown | None = None) -> list[float]:
+        """log p of each line, its end included, as if it stood at the start of a text."""
+        rows = [np.array([self.tokenizer.eos, *ids]) for ids in self.tokenizer.encode_all(lines, eos=True)]
+        return [-cost for cost in self._costs(rows, self.length // 2, show)]
+
+    def tape(self, text: str) -> Tape:
+        """Every attention of the model while it reads a text, to be measured, saved and viewed."""
+        row = _row(text.splitlines(), self.tokenizer)[:-1]
+        if len(row) > self.length:
+            raise ValueError(f"the text has {len(row)} tokens, and the model reads at most {self.length}; shorten it")
+        with capture(self.model, self.tokenizer.tokens(row.tolist())) as tape, torch.no_grad():
+            self.model(torch.as_tensor(row.astype(np.int64), device=self.device)[None])
+        return tape
+
+    def evaluate(
+        self, lines: Iterable[str], *, overlap: int | None = None, show: Shown | None = None
+    ) -> dict[str, Measured]:
+        """`perplexity` a word, `bits` a character and `loss` a token of a text.
+
+        The perplexity is exp(-log p / words), words being what spaces separate and one more for each line end: that
+        of word-level corpora, whatever the tokens, so that models of any vocabulary compare, as long as none has
+        unknown tokens where another has none. Each token but those at the very start sees at least `overlap` tokens
+        before it, half the model's length unless given.
+        """
+        lines = list(lines)
+        overlap = self.length // 2 if overlap is None else overlap
+        if not 0 <= overlap < self.length:
+            raise ValueError(f"overlap must be at least 0 and below the model's length {self.length}, got {overlap}")
+        row = _row(lines, self.tokenizer)
+        [cost] = self._costs([row], overlap, show)
+        words, characters = (sum(map(len, parts)) + len(lines) for parts in (map(str.split, lines), lines))
+        return {
+            "perplexity": Measured(math.exp(min(cost / words, 700)), f"a word, {words:,} words, line ends included"),
+            "bits": Measured(cost / math.log(2) / characters, f"a character, {characters:,} characters"),
+            "loss": Measured(cost / (len(row) - 1), f"nats a token, {len(row) - 1:,} tokens"),
+        }
+
+    def _costs(self, rows: Sequence[Ids], overlap: int, show: Shown | None) -> list[float]:
+        """-log p of each row but its first token, by windows that overlap."""
+        owners, firsts, windows = [], [], []
+        for number, ids in enumerate(rows):
+            for start in range(0, max(1, len(ids) - 1 - overlap), self.length - overlap):
+                owners.append(number)
+                firsts.append(overlap if start else 0)
+                windows.append(ids[start : start + self.length + 1])
+        costs, done = [0.0] * len(rows), 0
+        examples = Encoded(windows, lambda some: {"ids": some})
+        tokens = max(self.length + 1, LOGITS // len(self.tokenizer))
+        pad = {"ids": self.tokenizer.pad}
+        for chosen, batch in in_batches(examples, tokens=tokens, pad=pad, device=self.device):
+            read, foretold = batch["ids"][:, :-1], batch["ids"][:, 1:]
+            places = torch.arange(foretold.shape[1], device=self.device)
+            first = torch.tensor([firsts[one] for one in chosen], device=self.device)
+            counted = (places >= first[:, None]) & (places < batch["ids_lengths"][:, None] - 1)
+            with torch.no_grad():
+                each = surprise(self.model(read).float(), foretold, counted=counted)
+            for one, cost in zip(chosen, each.double().sum(1).tolist(), strict=True):
+                costs[owners[one]] += cost
+            done += len(chosen)
+            if show is not None:
+                show(done, len(windows))
+        return costs
+
+    def _text(self, begun: Sequence[int], tokens: Sequence[int]) -> str:
+        """The text of tokens, whose ends are those of lines, as it goes on from a line that is begun."""
+        lines = [list(begun)]
+        for token in tokens:
+            if token == self.tokenizer.eos:
+                lines.append([])
+            else:
+                lines[-1].append(token)
+        text = "\n".join(self.tokenizer.decode(line) for line in lines)
+        return text[len(self.tokenizer.decode(begun)) :]
+
+
+def _window(ids: Ids) -> dict[str, Ids]:
+    return {"ids": ids}
+
+
+def _row(lines: Iterable[str], tokenizer: Tokenizer) -> Ids:
+    """All lines as one row, which begins as each line does: behind an end."""
+    ids = ids_of(lines, tokenizer)
+    return np.concatenate([np.array([tokenizer.eos], ids.dtype), ids])
+
+
+def _config_of(checkpoint: Path) -> Config:
+    return runs.config_of(checkpoint, TASK, Config)
+
+
+def _tokenizer_of(checkpoint: Path) -> Tokenizer:
+    return Tokenizer.from_json(runs.text_of(checkpoint, TOKENIZER))
+
+
+def _judge(valid: list[str], tokenizer: Tokenizer) -> Callable[[Gpt], dict[str, float]]:
+    if not valid:
+        raise ValueError("valid must hold at least one line, got none; leave it out to train without validation")
+
+    def evaluate(model: Gpt) -> dict[str, float]:
+        found = LanguageModel(model, tokenizer).evaluate(valid, overlap=0)
+        return {name: measured.value for name, measured in found.items()}
+
+    return evaluate

@@ -1,0 +1,93 @@
+"""Tasks from one text to another: two tokenizers, or one for both sides, and pairs as ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple, Protocol
+
+from ..data import Tokenizer
+from . import runs
+from .encoded import Encoded
+from .vocabulary import Vocabulary
+
+BOTH, SOURCE, TARGET = "tokenizer.json", "tokenizer.source.json", "tokenizer.target.json"
+
+
+class Paired(Protocol):
+    """A text and what is to become of it, as `regard.data.Pair` has them."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+
+
+class Tokenizers(NamedTuple):
+    """The tokenizers of both sides; the same one twice where they share it."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    @property
+    def joint(self) -> bool:
+        """Whether both sides share one vocabulary."""
+        return self.source is self.target
+
+    @property
+    def pad(self) -> dict[str, int]:
+        """What batches are padded with, by field."""
+        return {"source": self.source.pad, "target": self.target.pad}
+
+    def encode(self, pairs: Iterable[Paired]) -> Encoded:
+        """Pairs as `source` and `target`, each with its end."""
+
+        def both(some: Sequence[Paired]) -> dict[str, list[list[int]]]:
+            return {"source": self.read([pair.source for pair in some]), "target": self.write(some)}
+
+        return Encoded(pairs, both)
+
+    def sources(self, lines: Sequence[str]) -> Encoded:
+        """Sources alone."""
+        return Encoded(lines, lambda some: {"source": self.read(some)})
+
+    def text(self, tokens: Sequence[int], source: str) -> str:
+        """What was written from a source."""
+        return self.target.decode(tokens)
+
+    def read(self, texts: Sequence[str]) -> list[list[int]]:
+        """Sources as ids. The end makes sure that even an empty text has something to attend to."""
+        return self.source.encode_all(texts, eos=True)
+
+    def write(self, pairs: Sequence[Paired]) -> list[list[int]]:
+        """Targets as ids."""
+        return self.target.encode_all([pair.target for pair in pairs], eos=True)
+
+    def files(self) -> dict[str, str]:
+        """What a checkpoint keeps of them."""
+        if self.joint:
+            return {BOTH: self.source.to_json()}
+        return {SOURCE: self.source.to_json(), TARGET: self.target.to_json()}
+
+    @classmethod
+    def load(cls, checkpoint: Path) -> Tokenizers:
+        """The tokenizers a checkpoint holds."""
+        if (checkpoint / BOTH).exists():
+            one = Tokenizer.from_json(runs.text_of(checkpoint, BOTH))
+            return cls(one, one)
+        return cls(*(Tokenizer.from_json(runs.text_of(checkpoint, name)) for name in (SOURCE, TARGET)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairVocabulary(Vocabulary):
+    """The tokens of both sides."""
+
+    joint: Annotated[bool, "one vocabulary for both sides"] = True
+
+    def learn_both(self, pairs: Iterable[Paired]) -> Tokenizers:
+        """The tokenizers of these pairs, which are iterated more than once."""
+        if self.joint or self.load is not None:
+            one = self.learn(text for pair in pairs for text in (pair.source, pair.target))
+            return Tokenizers(one, one)
+        return Tokenizers(self.learn(pair.source for pair in pairs), self.learn(pair.target for pair in pairs))

@@ -1,0 +1,40 @@
+"""Spelling: the characters of words as ids, so that a model reads words it has never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..data import Tokenizer
+
+LETTERS = 16  # of a word, the first ones
+Ids = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Spelling:
+    """Words as rows of character ids, `letters` to a word, filled up with 0.
+
+    >>> Spelling(Tokenizer.characters(["abc"]), letters=4)(["cab", "", "abacus"]).tolist()
+    [[6, 4, 5, 0], [0, 0, 0, 0], [4, 5, 4, 6]]
+
+    The alphabet is a tokenizer of characters whose padding is 0. Each word is spelled once, however often it comes.
+    """
+
+    def __init__(self, alphabet: Tokenizer, *, letters: int = LETTERS) -> None:
+        if alphabet.pad:
+            raise ValueError(f"alphabet must number its padding 0, got {alphabet.pad}")
+        self.alphabet, self.letters = alphabet, letters
+        self._numbers: dict[str, int] = {}
+        self._rows: list[Ids] = []
+
+    def __call__(self, words: Sequence[str]) -> Ids:
+        new = [word for word in dict.fromkeys(words) if word not in self._numbers]
+        for word, ids in zip(new, self.alphabet.encode_all(new), strict=True):
+            row = np.zeros(self.letters, np.int32)
+            row[: len(ids)] = ids[: self.letters]
+            self._numbers[word] = len(self._rows)
+            self._rows.append(row)
+        rows = [self._rows[self._numbers[word]] for word in words]
+        return np.stack(rows) if rows else np.zeros((0, self.letters), np.int32)

@@ -1,0 +1,291 @@
+"""Translation: from the sentences of one language to those of another, with their alignments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..data import Pair, Tokenizer
+from ..lens import Links, Tape, argmax_links, mutual_links
+from ..models import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
+from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
+from ..train.schema import check_types
+from . import aligning, metrics, runs
+from .aligning import When
+from .batching import Batching
+from .encoded import Encoded
+from .metrics import Measured
+from .pairs import Paired, PairVocabulary, Tokenizers
+from .training import Prepared, Start, run
+from .writer import Shown, Writer, Written
+
+TASK = "translation"
+MOST = 500  # sentences on one tape
+Kind = Literal[
+    "transformer",
+    "rnn",
+    "rnn-plain",
+    "luong-dot",
+    "luong-general",
+    "luong-concat",
+    "luong-location",
+    "luong-local-m",
+    "luong-local-p",
+]
+ATTENTION: dict[str, Any] = {
+    "rnn": "bahdanau",
+    "rnn-plain": None,
+    "luong-local-m": "local_monotonic",
+    "luong-local-p": "local_predictive",
+}
+Network = Seq2SeqConfig | TransformerConfig
+Sketch = Callable[[Tokenizer, Tokenizer], Network]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A translation model in a few words: called with the tokenizers of both sides, it gives the model's config.
+
+    `rnn` has the attention of Bahdanau et al. 2015, `luong-*` those of Luong et al. 2015, `rnn-plain` none.
+    """
+
+    kind: Annotated[Kind, "what it is made of", "--model"] = "transformer"
+    dim: Annotated[int, "the width of embeddings, and of a Transformer's states"] = 256
+    hidden: Annotated[int | None, "the width of feed-forwards (4 dim), or of recurrent states (2 dim)"] = None
+    depth: Annotated[int | None, "the layers of encoder and decoder each (Transformer 3, recurrent 1)"] = None
+    heads: Annotated[int, "the attention heads of a Transformer"] = 4
+    cell: Annotated[Literal["gru", "lstm"], "the cell of a recurrent model"] = "gru"
+    dropout: Annotated[float, "the share of activations left out while training"] = 0.1
+    smoothing: Annotated[float, "label smoothing"] = 0.1
+    tied: Annotated[
+        Literal["none", "output", "all"] | None, "which tables are one: output and target, or the source's too"
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    def __call__(self, source: Tokenizer, target: Tokenizer) -> Network:
+        """The config for these vocabularies."""
+        vocabularies: dict[str, Any] = {
+            "source_vocabulary": len(source),
+            "target_vocabulary": len(target),
+            "start": target.bos,
+        }
+        tied: Literal["none", "output", "all"] = self.tied or ("all" if source is target else "output")
+        if self.kind == "transformer":
+            return TransformerConfig(
+                **vocabularies,
+                dim=self.dim,
+                heads=self.heads,
+                hidden=4 * self.dim if self.hidden is None else self.hidden,
+                encoder_layers=3 if self.depth is None else self.depth,
+                decoder_layers=3 if self.depth is None else self.depth,
+                tied=tied,
+                dropout=self.dropout,
+                smoothing=self.smoothing,
+            )
+        return Seq2SeqConfig(
+            **vocabularies,
+            dim=self.dim,
+            hidden=2 * self.dim if self.hidden is None else self.hidden,
+            layers=1 if self.depth is None else self.depth,
+            cell=self.cell,
+            attention=ATTENTION.get(self.kind, self.kind.removeprefix("luong-")),
+            tied=tied,
+            dropout=self.dropout,
+            smoothing=self.smoothing,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What `config.json` says: the model, and the longest target it has been trained on, in tokens."""
+
+    model: Network
+    longest: int
+
+
+SMALL, LEARNED, SIZES = Model(), PairVocabulary(), Batching()
+RECIPE = Recipe(
+    steps=10_000,
+    rate=InverseSquareRoot(1e-3, warmup=400),
+    evaluate_every=500,
+    save_every=500,
+    metric="chrf",
+    better="higher",
+)
+
+
+def train(
+    pairs: Iterable[Paired],
+    *,
+    out: str | Path,
+    valid: Iterable[Paired] | None = None,
+    recipe: Recipe = RECIPE,
+    model: Sketch = SMALL,
+    vocabulary: PairVocabulary = LEARNED,
+    batching: Batching = SIZES,
+    resume: bool = False,
+    files: Mapping[str, str] | None = None,
+    show: Progress | None = None,
+) -> Outcome:
+    """Train a translator on pairs of sentences, into the folder `out`.
+
+        train(parallel("a.de", "a.en"), valid=parallel("b.de", "b.en"), out="runs/deen")
+        Translator.load("runs/deen").translate(["ein kleines Haus"])
+
+    Pairs may be iterated more than once. `model` is any function from the tokenizers to the config of a model, so
+    that every choice of `TransformerConfig` and `Seq2SeqConfig` is open. An evaluation gives `loss`, `bleu`, `chrf`
+    and `exact`, of greedy translations. `files` are kept in each checkpoint, as `fit` does. A run that is resumed
+    keeps the model and the tokenizers it began with. Before `fit` begins, nothing is written.
+    """
+
+    def prepare(start: Start) -> Prepared:
+        begun = start.checkpoint
+        tokenizers = vocabulary.learn_both(pairs) if begun is None else Tokenizers.load(begun)
+        examples = tokenizers.encode(pairs)
+        batches = batching.over(examples, pad=tokenizers.pad, seed=recipe.seed, group=start.group, say=start.say)
+        config = _config(model, tokenizers, examples, batching) if begun is None else _config_of(begun)
+        if recipe.forcing is not None and isinstance(config.model, TransformerConfig):
+            raise ValueError("forcing feeds a recurrent decoder its own words, got a Transformer; leave it out")
+        return Prepared(
+            model=_built(config.model),
+            batches=batches,
+            evaluate=None if valid is None else _judge(list(valid), tokenizers, config),
+            files={runs.CONFIG: runs.described(TASK, config), **tokenizers.files()},
+        )
+
+    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+
+
+class Translator(Writer):
+    """A trained translator, or several that decode as one.
+
+        translator = Translator.load("runs/deen")
+        [best] = translator.translate(["ein kleines Haus"], beam=5)
+
+    Pairs to score, align or evaluate by are anything with a `source` and a `target`.
+    """
+
+    @classmethod
+    def load(cls, *folders: str | Path, device: torch.device | str | None = None) -> Translator:
+        """The translator of a run, or the ensemble of several that share their vocabularies."""
+        if not folders:
+            raise ValueError("folders must name at least one run, got none")
+        place = own_device() if device is None else torch.device(device)
+        opened = [runs.opened(folder) for folder in folders]
+        configs = [_config_of(path) for path in opened]
+        tokenizers = [Tokenizers.load(path) for path in opened]
+        for path, other in zip(opened[1:], tokenizers[1:], strict=True):
+            if tuple(other) != tuple(tokenizers[0]):
+                raise ValueError(f"an ensemble shares its vocabularies, and those of {path} and {opened[0]} differ")
+        models = [_built(config.model) for config in configs]
+        for model, path in zip(models, opened, strict=True):
+            runs.fill(model, path)
+        longest = max(config.longest for config in configs)
+        return cls([model.to(place) for model in models], tokenizers[0], longest=longest)
+
+    def translate(
+        self, lines: Sequence[str], *, beam: int = 5, alpha: float = 0.6, show: Shown | None = None
+    ) -> list[Written]:
+        """The best translation of each line, as `write` has it; `n_best` has more of them."""
+        return self.write(lines, beam=beam, alpha=alpha, show=show)
+
+    def evaluate(
+        self, pairs: Sequence[Paired], *, beam: int = 5, tokenize: str = "13a", show: Shown | None = None
+    ) -> dict[str, Measured]:
+        """`bleu`, `chrf` and `exact` of translations against the targets, and the `loss` of those a token."""
+        tokens = int(self.tokenizers.encode(pairs).lengths["target"].sum())
+        written = [one.text for one in self.translate([pair.source for pair in pairs], beam=beam, show=show)]
+        targets = [pair.target for pair in pairs]
+        return {
+            "bleu": metrics.bleu(written, targets, tokenize=tokenize),
+            "chrf": metrics.chrf(written, targets),
+            "exact": metrics.exact(written, targets),
+            "loss": Measured(-sum(self.score(pairs)) / tokens, f"nats a token, {tokens:,} tokens"),
+        }
+
+    def align(
+        self,
+        pairs: Sequence[Paired],
+        *,
+        layer: int | None = None,
+        when: When = "written",
+        reverse: Translator | None = None,
+        show: Shown | None = None,
+    ) -> list[Links]:
+        """Links between the words of each pair, which spaces separate: each target word with what it attends to most.
+
+        With `reverse`, a translator the other way, only the links both agree on. The rest is as in `word_maps`.
+        """
+        maps = self.word_maps(pairs, layer=layer, when=when, show=show)
+        if reverse is None:
+            return [argmax_links(one) for one in maps]
+        flipped = [Pair(pair.target, pair.source) for pair in pairs]
+        return list(map(mutual_links, maps, reverse.word_maps(flipped, layer=layer, when=when, show=show)))
+
+    def word_maps(
+        self,
+        pairs: Sequence[Paired],
+        *,
+        layer: int | None = None,
+        when: When = "written",
+        show: Shown | None = None,
+    ) -> list[Float[Tensor, "target source"]]:
+        """Attention between the words of each pair, averaged over heads, and over models where there are several.
+
+        A Transformer's is that of one `layer`, the one above the middle unless given. Words attend `when` they are
+        written; in deep Transformers they may do so more clearly one step later, when they are read (Chen et al. 2020).
+        """
+        names = [aligning.layer_of(model, layer) for model in self.models]
+        maps = [torch.empty(0, 0)] * len(pairs)
+        for rows, batch in self._batches(self.tokenizers.encode(pairs), show):
+            chosen = [pairs[row] for row in rows]
+            found = [
+                aligning.word_maps(model, self.tokenizers, chosen, batch, layer=name, when=when)
+                for model, name in zip(self.models, names, strict=True)
+            ]
+            for row, each in zip(rows, zip(*found, strict=True), strict=True):
+                maps[row] = torch.stack(each).mean(0)
+        return maps
+
+    def tape(self, pairs: Sequence[Paired]) -> Tape:
+        """Every attention of the model over these pairs, a batch row each, to be measured, saved and viewed."""
+        if len(self.models) > 1:
+            raise ValueError(f"a tape is of one model, got {len(self.models)}; load one of them")
+        if not 0 < len(pairs) <= MOST:
+            raise ValueError(f"a tape holds the attention of 1 to {MOST} sentences, got {len(pairs)}")
+        batch = self.tokenizers.encode(pairs).batch(range(len(pairs)), pad=self.tokenizers.pad, device=self.device)
+        return aligning.tape_of(self.models[0], self.tokenizers, batch)
+
+
+def _config(model: Sketch, tokenizers: Tokenizers, examples: Encoded, batching: Batching) -> Config:
+    network = model(*tokenizers)
+    if isinstance(network, Seq2SeqConfig) and network.attention == "location":
+        network = replace(network, places=max(network.places, batching.limit))
+    return Config(model=network, longest=min(batching.limit, int(examples.lengths["target"].max())))
+
+
+def _config_of(checkpoint: Path) -> Config:
+    return runs.config_of(checkpoint, TASK, Config)
+
+
+def _built(config: Network) -> nn.Module:
+    return Transformer(config) if isinstance(config, TransformerConfig) else Seq2Seq(config)
+
+
+def _judge(valid: list[Paired], tokenizers: Tokenizers, config: Config) -> Callable[[nn.Module], dict[str, float]]:
+    if not valid:
+        raise ValueError("valid must hold at least one pair, got none; leave it out to train without validation")
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        found = Translator([model], tokenizers, longest=config.longest).evaluate(valid, beam=1)
+        return {name: measured.value for name, measured in found.items()}
+
+    return evaluate

@@ -1,0 +1,52 @@
+"""Vocabulary: how text is cut into tokens, learned from the training text or loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ..data import Tokenizer
+from ..train.schema import check_types
+
+Kind = Literal["bpe", "wordpiece", "word", "char"]
+Split = Literal["punctuation", "space"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """What tokens are: byte pairs, word pieces, words or characters, and how many.
+
+    >>> Vocabulary(kind="char", size=50).learn(["ein Haus", "ein Hund"])
+    Tokenizer(WordLevel, 13 tokens)
+    """
+
+    kind: Annotated[Kind, "what a token is", "--tokenizer"] = "bpe"
+    size: Annotated[int, "the most tokens a vocabulary may have", "--vocabulary"] = 8000
+    split: Annotated[Split, "where words end: 'space' for text that comes tokenized"] = "punctuation"
+    load: Annotated[str | None, "a tokenizer.json to use instead of learning one", "--tokenizer-file"] = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    def learn(self, texts: Iterable[str]) -> Tokenizer:
+        """The tokenizer of these texts, which are read once or twice."""
+        if self.load is not None:
+            return Tokenizer.load(self.load)
+        match self.kind:
+            case "bpe":
+                return Tokenizer.bpe(texts, size=self.size)
+            case "wordpiece":
+                return Tokenizer.wordpiece(texts, size=self.size)
+            case "word":
+                return Tokenizer.words(texts, size=self.size, split=self.split)
+            case "char":
+                return Tokenizer.characters(texts, size=self.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordVocabulary(Vocabulary):
+    """Words unless told otherwise: for models that read how words are spelled, or copy those they do not know."""
+
+    kind: Annotated[Kind, "what a token is", "--tokenizer"] = "word"
+    size: Annotated[int, "the most tokens a vocabulary may have", "--vocabulary"] = 30_000

@@ -1,0 +1,183 @@
+"""Catalog: what a capture holds, for an app to find its way: layers, texts, groups of tokens, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from ..lens.groups import Groups, sentences, words
+from ..lens.pictures import Picture
+from ..lens.recorder import Key
+from ..lens.reduced import Reduced
+from ..lens.steps import looks_back_only
+from ..lens.tape import Tape
+from ..ops.lazy import Weights
+from .pyramid import levels
+
+SPLITS: dict[str, Callable[[list[str]], Groups]] = {"words": words, "sentences": sentences}
+Pair = tuple[int | None, int | None]  # of the queries and of the keys
+
+
+class Capture:
+    """A tape under a name, its layers, texts, groups and pictures by number."""
+
+    def __init__(self, tape: Tape, name: str) -> None:
+        self.tape, self.name = tape, name
+        self.keys: list[Key] = list(tape)
+        self.texts: list[list[str]] = []
+        self.pictures: list[Picture] = []
+        self._split: dict[tuple[str, int], int] = {}
+        self._groups: list[tuple[str, int, Callable[[], Groups]]] = []
+        for key in self.keys:
+            if len(tape[key].shape) != 4:
+                raise ValueError(f"{key[0]!r} must have dims b h i j to be shown, got {tuple(tape[key].shape)}")
+        self.layers = [self._layer(key) for key in self.keys]  # what is told of each layer
+
+    def entry(self, layer: int) -> Weights | Reduced:
+        """The weights of a layer, or what was kept of them."""
+        return self.tape[self.keys[layer]]
+
+    def group(self, number: int) -> Groups:
+        """Groups by number; words and sentences are found when first asked for."""
+        name, n, make = self._groups[number]
+        found = make()
+        self._groups[number] = name, n, lambda: found
+        return found
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        return len(self._groups)
+
+    def describe(self) -> dict[str, Any]:
+        """What is told of the capture."""
+        return {
+            "name": self.name,
+            "facts": self.tape.facts,
+            "batch": max((layer["batch"] for layer in self.layers), default=0),
+            "layers": self.layers,
+            "texts": [{"n": len(text)} for text in self.texts],
+            "groups": [{"name": name, "n": n} for name, n, _ in self._groups],
+            "pictures": [_shape(picture) for picture in self.pictures],
+        }
+
+    def _layer(self, key: Key) -> dict[str, Any]:
+        A = self.tape[key]
+        b, h, i, j = A.shape
+        texts = [self._texts(key, batch) for batch in range(b)]
+        return {
+            "name": key[0],
+            "call": key[1],
+            "batch": b,
+            "n_i": i,
+            "n_j": j,
+            **_terms(A, h),
+            "self": self._among(A, texts[0] if texts else (None, None)),
+            "levels": levels(i, j),
+            "finest": _finest(A),
+            "top": None,
+            "texts": texts,
+            "groups": self._all_groups(key, texts),
+            "picture": [self._pictures(key, batch) for batch in range(b)],
+        }
+
+    def _texts(self, key: Key, batch: int) -> Pair:
+        with suppress(IndexError):  # tokens were given of fewer batch rows
+            queries, keys = self.tape.tokens_of(key, batch=batch)
+            return self._text(queries), self._text(keys)
+        return None, None
+
+    def _text(self, tokens: list[str] | None) -> int | None:
+        if tokens is None:
+            return None
+        if tokens not in self.texts:
+            self.texts.append(tokens)
+        return self.texts.index(tokens)
+
+    def _all_groups(self, key: Key, texts: list[Pair]) -> dict[str, list[Pair]]:
+        found: dict[str, list[Pair]] = {}
+        for name in self.tape.group_names(key):
+            with suppress(ValueError):  # groups were given of another number of tokens
+                queries, keys = self.tape.groups_of(key, name)
+                found[name] = [(self._group(name, queries), self._group(name, keys)) for _ in texts]
+        for name in SPLITS:
+            if name not in found and any(text is not None for pair in texts for text in pair):
+                found[name] = [(self._split_of(name, i), self._split_of(name, j)) for i, j in texts]
+        return found
+
+    def _group(self, name: str, groups: Groups) -> int:
+        for number, (known, _, make) in enumerate(self._groups):
+            if known == name and make() is groups:
+                return number
+        self._groups.append((name, groups.ids.numel(), lambda: groups))
+        return len(self._groups) - 1
+
+    def _split_of(self, name: str, text: int | None) -> int | None:
+        if text is None:
+            return None
+        if (name, text) not in self._split:
+            self._split[name, text] = len(self._groups)
+            tokens = self.texts[text]
+            self._groups.append((name, len(tokens), lambda: SPLITS[name](tokens)))
+        return self._split[name, text]
+
+    def _pictures(self, key: Key, batch: int) -> Pair:
+        with suppress(IndexError):
+            queries, keys = self.tape.pictures_of(key, batch=batch)
+            return self._picture(queries), self._picture(keys)
+        return None, None
+
+    def _picture(self, picture: Picture | None) -> int | None:
+        if picture is None:
+            return None
+        if picture not in self.pictures:
+            self.pictures.append(picture)
+        return self.pictures.index(picture)
+
+    def _among(self, A: Weights | Reduced, texts: Pair) -> bool:
+        """Do the queries stand among the keys? By their texts where these are known, else by mask and shape."""
+        i, j = A.shape[-2:]
+        first = A._call.offset if isinstance(A, Weights) else j - i
+        queries, keys = texts
+        if queries is not None and keys is not None:
+            return self.texts[keys][max(first, 0) :][:i] == self.texts[queries]
+        if (queries is None) != (keys is None):
+            return False
+        return i == j or (isinstance(A, Weights) and looks_back_only(A._call.mask))
+
+
+def _terms(A: Weights | Reduced, heads: int) -> dict[str, Any]:
+    """Which heads, where the first query stands, and the terms in words."""
+    if isinstance(A, Reduced):
+        slots = dict.fromkeys(("score", "mask", "bias", "normalize"))
+        offset = A.shape[-1] - A.shape[-2]
+        return {"kind": "measures", "heads": list(range(heads)), "offset": offset, "causal": False, **slots}
+    call = A._call
+    terms = {slot: getattr(call, slot) for slot in ("score", "mask", "bias", "normalize")}
+    return {
+        "kind": "weights",
+        "heads": list(range(heads)) if call.head_ids is None else call.head_ids.tolist(),
+        "offset": call.offset,
+        "causal": looks_back_only(call.mask),
+        **{slot: None if term is None else repr(term) for slot, term in terms.items()},
+    }
+
+
+def _finest(A: Weights | Reduced) -> int:
+    """The finest level there is: of single weights, or where only a map was kept, of cells no smaller than its."""
+    if isinstance(A, Weights):
+        return 0
+    maps = [A[name].shape[-2:] for name in A.kept if name.startswith("pool:")]
+    if not maps:
+        return levels(*A.shape[-2:])
+    sizes = torch.tensor([A.shape[-2:]]) / torch.tensor([list(x) for x in maps])
+    return min(levels(*A.shape[-2:]) - 1, int(sizes.amax(1).amin().log2().ceil().clamp(min=0)))
+
+
+def _shape(picture: Picture) -> dict[str, int]:
+    height, width = picture.pixels.shape[:2]
+    grid = {"rows": picture.rows, "cols": picture.cols, "special": picture.special}
+    return {"width": width, "height": height, **grid}

@@ -1,0 +1,220 @@
+"""Sheet: one matrix of a capture, or of several heads together, of which any rectangle can be had exactly.
+
+A rectangle comes from its rows of q, its columns of k and the statistic of its rows, whatever lies around it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..ops.additive import additive_scores
+from ..ops.grid import Grid
+from ..ops.lazy import Weights
+from ..ops.place import Block
+from ..ops.scores import Additive, Location, Score, kept
+
+CELLS = 512  # keys of a part that may be left out where a mask hides it, or taken without a look where it shows all
+
+
+class Sheet(Protocol):
+    """A matrix of queries by keys."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def signed(self) -> bool:
+        """May its entries be below 0?"""
+        ...
+
+    def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
+        """The entries where these rows and columns cross."""
+        ...
+
+    def work(self, rows: slice | Tensor, cols: slice) -> int:
+        """How many weights such a block takes, those included that only the statistic of its rows takes."""
+        ...
+
+    def stored(self) -> Stored | None:
+        """A map of the whole, where one was kept."""
+        ...
+
+
+class Stored(NamedTuple):
+    """A map of at most 512 x 512, and whether it is the mean of each cell or merely near it."""
+
+    map: Tensor
+    exact: bool
+
+
+class Head:
+    """The weights of one head of one batch row."""
+
+    signed = False
+
+    def __init__(self, A: Weights, batch: int, head: int, map: Tensor | None = None) -> None:
+        self._call, self._batch, self._head, self._map = A._call, batch, head, map
+        self._statistic = None if A._statistic is None else A._statistic[batch, head]  # i 1
+        self._known: Tensor | None = None  # which rows have their statistic, where it was not kept
+        if A._statistic is None and self._needs_statistic():
+            self._known = torch.zeros(self.shape[0], dtype=torch.bool)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._call.shape[2:]
+
+    def work(self, rows: slice | Tensor, cols: slice) -> int:
+        ids = torch.arange(self.shape[0])[rows]
+        unknown = 0 if self._known is None else int((~self._known[ids]).sum())
+        return len(ids) * (cols.stop - cols.start) + unknown * self.shape[1]
+
+    def stored(self) -> Stored | None:
+        return None if self._map is None else Stored(self._map, True)
+
+    @torch.no_grad()
+    def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
+        place = self._place(rows, cols)
+        statistic = self._statistic_of(rows)
+        parts = self._visible(place)
+        if parts == [(cols, False)]:
+            return self._weigh(place, statistic, masked=False)
+        out = torch.zeros(len(place.row), cols.stop - cols.start, dtype=place.dtype, device=place.device)
+        for part, masked in parts:
+            at = slice(part.start - cols.start, part.stop - cols.start)
+            out[:, at] = self._weigh(replace(place, cols=part), statistic, masked)
+        return out
+
+    def _needs_statistic(self) -> bool:
+        empty = self._place(slice(0, 0), slice(0, 0))
+        nothing = torch.empty(1, 1, 0, 0, dtype=empty.dtype, device=empty.device)
+        return self._call.normalize.statistic(nothing, empty) is not None
+
+    def _statistic_of(self, rows: slice | Tensor) -> Tensor | None:
+        """The statistic of some rows, `rows 1`, found now where it was not kept; None where none is needed."""
+        if self._known is not None:
+            ids = torch.arange(self.shape[0])[rows]
+            missing = ids[~self._known[ids]]
+            if len(missing):
+                one = slice(self._batch, self._batch + 1), slice(self._head, self._head + 1)
+                found = Weights(self._call.select(*one, missing.to(self._call.q.device))).statistic
+                assert found is not None
+                if self._statistic is None:
+                    self._statistic = found.new_zeros(self.shape[0], 1)
+                self._statistic[missing] = found[0, 0, :, None]
+                self._known[missing] = True
+        return None if self._statistic is None else self._statistic[rows]
+
+    def _place(self, rows: slice | Tensor, cols: slice) -> Block:
+        """The rectangle as terms see it."""
+        whole, b, h = self._call.whole(), self._batch, self._head
+        place = replace(whole, batch=slice(b, b + 1), heads=slice(h, h + 1), cols=cols)
+        if isinstance(rows, slice):
+            return replace(place, rows=rows)
+        rows = rows.to(place.device)
+        return replace(place, rows=slice(0, len(rows)), row_ids=rows, q=self._call.q[:, :, rows])
+
+    def _visible(self, place: Block) -> list[tuple[slice, bool]]:
+        """The keys of a rectangle with anything to see, and whether the mask must be looked at entry by entry."""
+        assert isinstance(place.cols, slice)
+        first, stop = place.cols.start, place.cols.stop
+        if self._call.mask is None:
+            return [(place.cols, False)]
+        n = -(-(stop - first) // CELLS)
+        tiles = self._call.mask.tiles(Grid(place, max(1, len(place.row)), CELLS))
+        some, full = (x.expand(1, 1, 1, n).flatten().tolist() for x in tiles)
+        parts: list[tuple[slice, bool]] = []
+        for m in (m for m in range(n) if some[m]):
+            cols = slice(first + m * CELLS, min(first + (m + 1) * CELLS, stop))
+            if parts and parts[-1][0].stop == cols.start and parts[-1][1] != full[m]:
+                parts[-1] = slice(parts[-1][0].start, cols.stop), parts[-1][1]
+            else:
+                parts.append((cols, not full[m]))
+        return parts
+
+    def _weigh(self, place: Block, statistic: Tensor | None, masked: bool) -> Tensor:
+        call = self._call
+        q = place.q[place.batch, place.heads, place.rows].to(call.dtype)
+        k = call.k[place.batch, place.shared(call.k.shape[1]), place.cols].to(call.dtype)
+        score = _score_of(call.score, place)
+        q, k = score.prepare(q, k, self._heads())
+        mask = call.mask.over(place) if masked and call.mask is not None else None
+        if isinstance(score, Additive):
+            s = additive_scores(q, k, kept(score.u, 2, self._heads()).to(q.dtype))
+        else:
+            s = score.tile(q, k)
+        s = s if call.bias is None else s + call.bias.over(place)
+        s = s if mask is None else torch.where(mask, s, -math.inf)
+        return call.normalize.map(s, None if statistic is None else statistic[None, None], place)[0, 0]
+
+    def _heads(self) -> Tensor:
+        """The number the head has among all there were."""
+        ids = self._call.head_ids
+        one = torch.tensor([self._head], device=self._call.q.device)
+        return one if ids is None else ids[one]
+
+
+@dataclass(frozen=True)
+class Together:
+    """The mean, or the largest, of each entry over the heads of a layer."""
+
+    heads: list[Head]
+    how: Literal["mean", "max"]
+
+    signed = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.heads[0].shape
+
+    def work(self, rows: slice | Tensor, cols: slice) -> int:
+        return sum(head.work(rows, cols) for head in self.heads)
+
+    def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
+        total = self.heads[0].block(rows, cols)
+        for head in self.heads[1:]:
+            part = head.block(rows, cols)
+            total = total.add_(part) if self.how == "mean" else torch.maximum(total, part)
+        return total.div_(len(self.heads)) if self.how == "mean" else total
+
+    def stored(self) -> Stored | None:
+        maps = [found.map for head in self.heads if (found := head.stored()) is not None]
+        if len(maps) < len(self.heads):
+            return None
+        if self.how == "mean":
+            return Stored(torch.stack(maps).mean(0), True)
+        return Stored(torch.stack(maps).amax(0), False)  # the largest mean, which the mean of the largest is not below
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One matrix less another."""
+
+    left: Sheet
+    right: Sheet
+
+    signed = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.left.shape
+
+    def work(self, rows: slice | Tensor, cols: slice) -> int:
+        return self.left.work(rows, cols) + self.right.work(rows, cols)
+
+    def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
+        return self.left.block(rows, cols) - self.right.block(rows, cols)
+
+    def stored(self) -> Stored | None:
+        left, right = self.left.stored(), self.right.stored()
+        if left is None or right is None or left.map.shape != right.map.shape:
+            return None
+        return Stored(left.map - right.map, left.exact and right.exact)
+
+
+def _score_of(score: Score, place: Block) -> Score:
+    """The score for the keys of a rectangle: only one that is about their places is another."""
+    return Location(score.w[..., place.cols, :]) if isinstance(score, Location) else score

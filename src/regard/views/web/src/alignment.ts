@@ -1,0 +1,168 @@
+// Alignment: source and target words joined by what the target looked at, beside the matrix of their weights.
+
+import { type App, type View, words } from "./app";
+import { columns, type Link } from "./columns";
+import { choice, notice } from "./controls";
+import { el, fill, svg } from "./element";
+import { short } from "./glyphs";
+import { number } from "./legend";
+import type { Alignment } from "./source";
+import type { State } from "./state";
+
+const CELL = 22;
+
+export class AlignmentView implements View {
+  private readonly body = el("div", { class: "alignment" });
+  private stop = new AbortController();
+  private asked = "";
+  private found: Alignment | null = null;
+
+  constructor(
+    private readonly app: App,
+    host: HTMLElement,
+  ) {
+    fill(host, this.body);
+  }
+
+  update(state: State): void {
+    void this.show(state).catch((error: unknown) => {
+      const text = words(error);
+      if (text) fill(this.body, notice(text));
+    });
+  }
+
+  close(): void {
+    this.stop.abort();
+  }
+
+  tools(): Node[] {
+    const options = { weights: "all weights", strongest: "strongest", mutual: "mutual" };
+    return [choice("links", options, this.app.state.links, (links) => this.app.go({ links }))];
+  }
+
+  table(): string[][] {
+    const rows = [["target", "target word", "source", "source word", "weight", "strongest", "mutual"]];
+    const { found } = this;
+    if (!found) return rows;
+    const [strongest, mutual] = [found.links, found.mutual].map((links) => new Set(links.map(String)));
+    found.weight.forEach((weight, n) => {
+      const [t, s] = [Math.floor(n / found.source.length), n % found.source.length];
+      rows.push([
+        String(t),
+        found.target[t],
+        String(s),
+        found.source[s],
+        String(weight),
+        String(strongest.has(`${s},${t}`)),
+        String(mutual.has(`${s},${t}`)),
+      ]);
+    });
+    return rows;
+  }
+
+  private async show(state: State): Promise<void> {
+    if (this.app.layer.self) {
+      const cross = this.app.capture.layers.findIndex((layer) => !layer.self);
+      if (cross >= 0) return this.app.go({ layer: cross }, "slide");
+      return fill(
+        this.body,
+        notice("Alignment is for cross-attention, of a target over a source; this capture has none."),
+      );
+    }
+    this.app.mustHaveWeights();
+    const ask = JSON.stringify([this.app.place, state.head]);
+    if (ask !== this.asked) {
+      this.asked = ask;
+      this.stop.abort();
+      this.stop = new AbortController();
+      const { signal } = this.stop;
+      const found = await this.app.source.alignment(this.app.place, state.head, signal);
+      if (signal.aborted) return;
+      this.found = found;
+    }
+    this.draw();
+  }
+
+  private draw(): void {
+    const { found } = this;
+    if (!found) return;
+    const { links, chosen } = this.app.state;
+    const colour = getComputedStyle(this.body).getPropertyValue("--accent");
+    const weight = (s: number, t: number): number => found.weight[t * found.source.length + s];
+    const chosenLinks: Link[] =
+      links === "weights"
+        ? [...found.weight.entries()].flatMap(([n, w]) =>
+            w > 0.03
+              ? [{ left: n % found.source.length, right: Math.floor(n / found.source.length), weight: w, colour }]
+              : [],
+          )
+        : (links === "mutual" ? found.mutual : found.links).map(([s, t]) => ({
+            left: s,
+            right: t,
+            weight: 0.35 + 0.65 * weight(s, t),
+            colour,
+          }));
+    const pick = (side: "left" | "right", n: number): void =>
+      this.app.go({ chosen: [n, n], axis: side === "left" ? "key" : "query" });
+    const marked = chosen && {
+      side: this.app.state.axis === "key" ? ("left" as const) : ("right" as const),
+      n: chosen[0],
+    };
+    const width = Math.min(620, this.body.clientWidth || 620);
+    const drawn = columns(found.source, found.target, chosenLinks, {
+      width,
+      titles: ["source", "target"],
+      pick,
+      chosen: marked,
+    });
+    fill(this.body, drawn.element, this.matrix(found));
+  }
+
+  private matrix(found: Alignment): SVGSVGElement {
+    const { source, target, weight } = found;
+    const ramp = this.app.ramp(1);
+    const strongest = new Set(found.links.map(String));
+    const [left, top] = [130, 120];
+    const cells = [...weight.entries()].map(([n, value]) => {
+      const [t, s] = [Math.floor(n / source.length), n % source.length];
+      const framed = strongest.has(`${s},${t}`) ? " framed" : "";
+      return svg(
+        "rect",
+        {
+          x: left + s * CELL,
+          y: top + t * CELL,
+          width: CELL - 1,
+          height: CELL - 1,
+          rx: 2,
+          fill: ramp.css(value),
+          class: `cell${framed}`,
+          "data-weight": value,
+        },
+        svg("title", {}, `${short(target[t], 40)} → ${short(source[s], 40)}: ${number(value)}`),
+      );
+    });
+    const across = source.map((word, s) =>
+      svg(
+        "text",
+        { transform: `translate(${left + (s + 0.5) * CELL + 3}, ${top - 8}) rotate(-58)`, "text-anchor": "start" },
+        short(word, 16),
+      ),
+    );
+    const down = target.map((word, t) =>
+      svg("text", { x: left - 10, y: top + (t + 0.5) * CELL, dy: "0.34em", "text-anchor": "end" }, short(word, 16)),
+    );
+    return svg(
+      "svg",
+      {
+        width: left + source.length * CELL + 60,
+        height: top + target.length * CELL + 10,
+        class: "matrix",
+        role: "img",
+        "aria-label": "weights between words",
+      },
+      ...cells,
+      ...across,
+      ...down,
+    );
+  }
+}

@@ -1,0 +1,79 @@
+// Answers: frames turned into the shapes of source.ts, the same for a server and a page.
+
+import type { Frame } from "./frame";
+import type { Alignment, Block, Chart, Flow, Head, Links, Measures, Overview, Place, Tile } from "./source";
+
+export function overview(frame: Frame): Overview {
+  const thumbs = frame.coded("thumbs");
+  return {
+    entropy: frame.values("entropy"),
+    distance: frame.values("distance"),
+    max: frame.values("max"),
+    sink: frame.values("sink"),
+    peak: frame.values("peak"),
+    peakKey: frame.values("peak_key"),
+    thumbs: thumbs.values(),
+    size: [thumbs.shape[1], thumbs.shape[2]],
+  };
+}
+
+export function measures(frame: Frame, level: number): Measures {
+  const [entropy, max, distance] = [frame.values("entropy"), frame.values("max"), frame.values("distance")];
+  return { level, entropy, max, distance, received: frame.values("received") };
+}
+
+export function tile(frame: Frame): Tile {
+  const mean = frame.coded(frame.has("weight") ? "weight" : "mean");
+  const [rows, cols] = mean.shape;
+  const max = frame.has("max") ? frame.coded("max") : null;
+  const error = Number(frame.header["error"] ?? 0);
+  return { rows, cols, mean, max, preview: frame.preview, retry: frame.retry, error };
+}
+
+export function links(frame: Frame): Links {
+  return { weight: frame.values("weight"), top: [...frame.values("top")], topWeight: [...frame.values("top_weight")] };
+}
+
+export function block(frame: Frame): Block {
+  const coded = frame.coded("weight");
+  const [heads, rows, cols] = coded.shape;
+  return { heads, rows, cols, weight: coded.values() };
+}
+
+export function flow(frame: Frame): Flow {
+  const coded = frame.coded("rollout");
+  const layers = frame.header["layers"] as number[];
+  const level = frame.header["level"] as number;
+  return { layers, level, cells: coded.shape[1], rollout: coded.values(), preview: frame.preview, retry: frame.retry };
+}
+
+export function alignment(frame: Frame): Alignment {
+  const { target, source, links, mutual } = frame.header as unknown as Alignment;
+  return { target, source, links, mutual, weight: frame.values("weight") };
+}
+
+/** The names of resources, spelled as pages hold them. */
+export const name = {
+  text: (capture: number, text: number) => `text?capture=${capture}&text=${text}`,
+  group: (capture: number, group: number) => `group?capture=${capture}&group=${group}`,
+  picture: (capture: number, picture: number) => `picture?capture=${capture}&picture=${picture}`,
+  overview: (place: Place) => `overview?${where(place)}`,
+  measures: (place: Place, head: Head, level: number) => `measures?${where(place)}&head=${head}&level=${level}`,
+  tile: (chart: Chart, level: number, row: number, col: number) =>
+    `tile?${where(chart)}&head=${chart.head}&minus=${minus(chart)}&level=${level}&row=${row}&col=${col}`,
+  token: (place: Place, head: Head, axis: string, first: number, last: number, top: number) =>
+    `token?${where(place)}&head=${head}&axis=${axis}&first=${first}&last=${last}&top=${top}`,
+  block: (place: Place, row: number, rows: number, col: number, cols: number) =>
+    `block?${where(place)}&row=${row}&rows=${rows}&col=${col}&cols=${cols}`,
+  flow: (place: Place, token: number) => `flow?${where(place)}&token=${token}`,
+  alignment: (place: Place, head: Head) => `alignment?${where(place)}&head=${head}`,
+  links: (place: Place, head: Head) => `links?${where(place)}&head=${head}`,
+};
+
+function where({ capture, layer, batch }: Place): string {
+  return `capture=${capture}&layer=${layer}&batch=${batch}`;
+}
+
+function minus({ minus }: Chart): string {
+  return minus ? `${minus.capture}.${minus.layer}.${minus.batch}.${minus.head}` : "none";
+}

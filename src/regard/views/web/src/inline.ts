@@ -1,0 +1,228 @@
+// The page as a source: what was put into it, and what follows from that.
+
+import { follows } from "./stack";
+import * as answers from "./answers";
+import { Coded, type Frame, parse } from "./frame";
+import {
+  type Axis,
+  type Block,
+  type Chart,
+  type Flow,
+  type Grouping,
+  type Head,
+  type Layer,
+  type Links,
+  type Place,
+  type Session,
+  type Source,
+  type Tile,
+  Refusal,
+  TOP,
+} from "./source";
+
+export class Inline implements Source {
+  waiting = (): void => {};
+  private readonly kept = new Map<string, Promise<Frame>>();
+  private opened: Session | null = null;
+
+  constructor(private readonly resources: Record<string, string>) {}
+
+  async session(): Promise<Session> {
+    return (this.opened ??= await this.json<Session>("session?"));
+  }
+
+  async text(capture: number, text: number): Promise<string[]> {
+    return (await this.json<{ tokens: string[] }>(answers.name.text(capture, text))).tokens;
+  }
+
+  group(capture: number, group: number): Promise<Grouping> {
+    return this.json(answers.name.group(capture, group));
+  }
+
+  async picture(capture: number, picture: number): Promise<string> {
+    const bytes = await this.bytes(answers.name.picture(capture, picture));
+    return URL.createObjectURL(new Blob([bytes], { type: "image/png" }));
+  }
+
+  async overview(place: Place) {
+    return answers.overview(await this.frame(answers.name.overview(place)));
+  }
+
+  async measures(place: Place, head: Head) {
+    const level = this.layer(place).measures_level ?? 0;
+    return answers.measures(await this.frame(answers.name.measures(place, head, level)), level);
+  }
+
+  async tile(chart: Chart, level: number, row: number, col: number): Promise<Tile> {
+    const found = await this.held(chart, level, row, col);
+    if (!chart.minus) return found;
+    const other = (await this.held({ ...chart.minus, minus: null }, level, row, col)).mean.values();
+    return altered(
+      found,
+      found.mean.values().map((value, n) => value - other[n]),
+    );
+  }
+
+  /** A tile of a head, or over all heads, which are held apart where the page has every weight. */
+  private async held(chart: Chart, level: number, row: number, col: number): Promise<Tile> {
+    const name = answers.name.tile({ ...chart, minus: null }, level, row, col);
+    if (typeof chart.head === "number" || Object.hasOwn(this.resources, name))
+      return answers.tile(await this.frame(name));
+    const heads = [...this.layer(chart).heads.keys()];
+    const tiles = await Promise.all(heads.map((head) => this.held({ ...chart, head }, level, row, col)));
+    const values = tiles.map((tile) => tile.mean.values());
+    const over =
+      chart.head === "max"
+        ? (n: number) => Math.max(...values.map((v) => v[n]))
+        : (n: number) => values.reduce((sum, v) => sum + v[n], 0) / values.length;
+    return altered(
+      tiles[0],
+      Float32Array.from(values[0], (_, n) => over(n)),
+    );
+  }
+
+  async token(place: Place, head: Head, axis: Axis, first: number, last: number): Promise<Links> {
+    const layer = this.layer(place);
+    if (layer.finest === 0) return this.fromWeights(place, head, axis, first, last);
+    if (!layer.top?.[axis === "query" ? 0 : 1] || typeof head !== "number") {
+      throw new Refusal(
+        "This page holds no links between single tokens here.",
+        typeof head === "number" ? "Open the capture with `regard view`." : "Choose one head.",
+      );
+    }
+    return this.fromLinks(place, head, axis, first, last);
+  }
+
+  async block(place: Place, row: number, rows: number, col: number, cols: number): Promise<Block> {
+    const layer = this.layer(place);
+    if (layer.finest > 0) {
+      throw new Refusal(
+        "This page holds no single weights, its text is too long for that.",
+        "Open the capture with `regard view`.",
+      );
+    }
+    const heads = layer.heads.length;
+    const weight = new Float32Array(heads * rows * cols);
+    for (let head = 0; head < heads; head++) {
+      const whole = await this.whole(place, head);
+      for (let y = 0; y < rows; y++) {
+        const from = (row + y) * layer.n_j + col;
+        weight.set(whole.subarray(from, from + cols), (head * rows + y) * cols);
+      }
+    }
+    return { heads, rows, cols, weight };
+  }
+
+  /** Rollout through the mean of the heads, `W = 0.5 P + 0.5 I` with rows that sum to 1, at the page's resolution. */
+  async flow({ capture, layer: top, batch }: Place, token: number): Promise<Flow> {
+    const { layers } = (await this.session()).captures[capture];
+    const n = layers[top].n_i;
+    const chosen = [...layers.keys()].filter((at) => at <= top && follows(layers[at], layers[top], batch));
+    if (!chosen.includes(top)) throw new Refusal("Flow needs layers of self-attention over the same tokens.");
+    const level = layers[chosen[0]].finest;
+    const width = 2 ** level;
+    const cells = Math.ceil(n / width);
+    const rollout = new Float32Array((chosen.length + 1) * cells);
+    rollout[chosen.length * cells + Math.floor(token / width)] = 1;
+    for (let at = chosen.length - 1; at >= 0; at--) {
+      const mean = await this.whole({ capture, layer: chosen[at], batch }, "mean");
+      for (let y = 0; y < cells; y++) {
+        const reached = rollout[(at + 1) * cells + y];
+        if (!reached) continue;
+        const row = Float64Array.from(
+          { length: cells },
+          (_, x) => 0.5 * mean[y * cells + x] * Math.min(width, n - x * width),
+        );
+        row[y] += 0.5;
+        const total = row.reduce((sum, value) => sum + value, 0);
+        for (let x = 0; x < cells; x++) rollout[at * cells + x] += (reached * row[x]) / total;
+      }
+    }
+    return { layers: chosen, level, cells, rollout, preview: level > 0, retry: null };
+  }
+
+  async alignment(place: Place, head: Head) {
+    return answers.alignment(await this.frame(answers.name.alignment(place, head)));
+  }
+
+  private async fromWeights(place: Place, head: Head, axis: Axis, first: number, last: number): Promise<Links> {
+    const { n_i, n_j } = this.layer(place);
+    const whole = await this.whole(place, head);
+    const weight = new Float32Array(axis === "query" ? n_j : n_i);
+    for (let at = first; at <= last; at++) {
+      for (let n = 0; n < weight.length; n++) {
+        weight[n] += axis === "query" ? whole[at * n_j + n] / (last - first + 1) : whole[n * n_j + at];
+      }
+    }
+    return { weight, ...strongest(weight) };
+  }
+
+  private async fromLinks(place: Place, head: Head, axis: Axis, first: number, last: number): Promise<Links> {
+    const { n_i, n_j } = this.layer(place);
+    const frame = await this.frame(answers.name.links(place, head));
+    const side = axis === "query" ? "given" : "received";
+    const [ends, weights] = [frame.values(side), frame.values(`${side}_weight`)];
+    const count = frame.coded(side).shape[1];
+    const weight = new Float32Array(axis === "query" ? n_j : n_i).fill(NaN);
+    for (let n = first * count; n < (last + 1) * count; n++) {
+      const share = axis === "query" ? weights[n] / (last - first + 1) : weights[n];
+      if (weights[n] > 0) weight[ends[n]] = (weight[ends[n]] || 0) + share;
+    }
+    return { weight, ...strongest(weight) };
+  }
+
+  /** A map of the page at its finest level, from its tiles. */
+  private async whole(place: Place, head: Head): Promise<Float32Array> {
+    const { n_i, n_j, finest } = this.layer(place);
+    const [down, across] = [Math.ceil(n_i / 2 ** finest), Math.ceil(n_j / 2 ** finest)];
+    const side = this.opened!.tile;
+    const found = new Float32Array(down * across);
+    for (let row = 0; row * side < down; row++) {
+      for (let col = 0; col * side < across; col++) {
+        const tile = await this.tile({ ...place, head, minus: null }, finest, row, col);
+        const values = tile.mean.values();
+        for (let y = 0; y < tile.rows; y++) {
+          found.set(values.subarray(y * tile.cols, (y + 1) * tile.cols), (row * side + y) * across + col * side);
+        }
+      }
+    }
+    return found;
+  }
+
+  private layer({ capture, layer }: Place): Layer {
+    return this.opened!.captures[capture].layers[layer];
+  }
+
+  private async json<T>(name: string): Promise<T> {
+    return JSON.parse(new TextDecoder().decode(await this.bytes(name))) as T;
+  }
+
+  private frame(name: string): Promise<Frame> {
+    let found = this.kept.get(name);
+    if (!found) {
+      found = this.bytes(name).then(parse);
+      this.kept.set(name, found);
+    }
+    return found;
+  }
+
+  private async bytes(name: string): Promise<ArrayBuffer> {
+    if (!Object.hasOwn(this.resources, name)) {
+      throw new Refusal("This page does not hold that.", "Open the capture with `regard view` to see everything.");
+    }
+    const packed = Uint8Array.from(atob(this.resources[name]), (char) => char.charCodeAt(0));
+    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+  }
+}
+
+function altered(tile: Tile, mean: Float32Array): Tile {
+  return { ...tile, mean: Coded.of(mean, tile.mean.shape), max: null };
+}
+
+function strongest(weight: Float32Array): { top: number[]; topWeight: number[] } {
+  const top = [...weight.keys()]
+    .filter((n) => weight[n] > 0)
+    .sort((a, b) => weight[b] - weight[a])
+    .slice(0, TOP);
+  return { top, topWeight: top.map((n) => weight[n]) };
+}

@@ -1,0 +1,254 @@
+// Lines: the classic two columns of tokens joined by every head, and all heads of all layers small, over a short range.
+
+import { type App, layerNames, type View, words } from "./app";
+import { headColour } from "./colours";
+import { columns, type Link } from "./columns";
+import { button, choice, menu, named, notice } from "./controls";
+import { el, fill, sized } from "./element";
+import type { Token } from "./marks";
+import type { Block } from "./source";
+import type { State } from "./state";
+
+const COUNTS = [16, 32, 64, 128];
+const FAINTEST = 0.02;
+
+export class LinesView implements View {
+  readonly keys: Record<string, () => void> = {
+    ArrowUp: () => this.move(-1),
+    ArrowDown: () => this.move(1),
+  };
+  private readonly body = el("div", { class: "lines" });
+  private stop = new AbortController();
+  private asked = "";
+  private tokens: { left: Token[] | null; top: Token[] | null } = { left: null, top: null };
+  private block: Block | null = null;
+
+  constructor(
+    private readonly app: App,
+    host: HTMLElement,
+  ) {
+    fill(host, this.body);
+  }
+
+  update(state: State): void {
+    void this.show(state).catch((error: unknown) => {
+      const text = words(error);
+      if (text) fill(this.body, notice(text));
+    });
+  }
+
+  close(): void {
+    this.stop.abort();
+  }
+
+  tools(): Node[] {
+    const { state, layer } = this.app;
+    const { row, rows, col, cols } = this.window();
+    const [queries, keys] = [`${row}–${row + rows - 1}`, `${col}–${col + cols - 1}`];
+    const range = queries === keys ? queries : `${queries} × ${keys}`;
+    const count = String(COUNTS.find((n) => n >= Math.max(rows, cols)) ?? COUNTS[3]);
+    const swatches = layer.heads.map((head, n) => this.swatch(head, n));
+    return [
+      choice("draw", { head: "one layer", model: "all layers" }, state.lines, (lines) => this.app.go({ lines })),
+      el(
+        "div",
+        { class: "stepper" },
+        button("earlier tokens", () => this.move(-1), "‹"),
+        el("span", {}, `tokens ${range}`),
+        button("later tokens", () => this.move(1), "›"),
+      ),
+      menu("tokens", named(COUNTS.map(String)), count, (n) => this.app.go({ window: [row, col, Number(n)] })),
+      state.lines === "head"
+        ? el("div", { class: "swatches", role: "group", "aria-label": "heads drawn" }, ...swatches)
+        : el("span"),
+    ];
+  }
+
+  table(): string[][] {
+    const { row, col } = this.window();
+    const rows = [["head", "query", "query token", "key", "key token", "weight"]];
+    this.each((head, i, j, weight) => {
+      const [left, top] = [this.tokens.left?.[row + i]?.raw ?? "", this.tokens.top?.[col + j]?.raw ?? ""];
+      if (weight > 0)
+        rows.push([String(this.app.layer.heads[head]), String(row + i), left, String(col + j), top, String(weight)]);
+    });
+    return rows;
+  }
+
+  /** Rows and columns on screen: as chosen, else the part of the map that was on screen, else the start. */
+  private window(): { row: number; rows: number; col: number; cols: number } {
+    const { window, at, lines } = this.app.state;
+    const { n_i, n_j } = this.app.layer;
+    const most = lines === "model" ? 32 : COUNTS[3];
+    const seen = at && at[2] <= COUNTS[3] ? Math.ceil(at[2]) : 32;
+    const [row, col, count] = window ?? (at && at[2] < n_j ? [at[0] - seen / 2, at[1] - seen / 2, seen] : [0, 0, 32]);
+    const within = (first: number, n: number): [number, number] => {
+      const size = Math.min(count, most, n);
+      return [Math.max(0, Math.min(Math.round(first), n - size)), size];
+    };
+    const [[y, rows], [x, cols]] = [within(row, n_i), within(col, n_j)];
+    return { row: y, rows, col: x, cols };
+  }
+
+  private move(by: number): void {
+    const { row, rows, col, cols } = this.window();
+    const count = Math.max(rows, cols);
+    const step = Math.max(1, Math.floor(count / 2)) * by;
+    this.app.go({ window: [Math.max(0, row + step), Math.max(0, col + step), count] });
+  }
+
+  private async show(state: State): Promise<void> {
+    this.app.mustHaveWeights();
+    const { place } = this.app;
+    const window = this.window();
+    const key = JSON.stringify([place, window, state.lines]);
+    if (key !== this.asked) {
+      this.asked = key;
+      this.block = null;
+      this.stop.abort();
+      this.stop = new AbortController();
+      const { signal } = this.stop;
+      const [left, top] = await Promise.all([this.app.tokens(place, "query"), this.app.tokens(place, "key")]);
+      if (signal.aborted) return;
+      this.tokens = { left, top };
+      if (state.lines === "model") return this.model(signal);
+      const block = await this.app.source.block(place, window.row, window.rows, window.col, window.cols, signal);
+      if (signal.aborted) return;
+      this.block = block;
+    }
+    if (state.lines === "head") this.draw();
+    else
+      for (const canvas of this.body.querySelectorAll<HTMLCanvasElement>("canvas"))
+        canvas.dispatchEvent(new Event("paint"));
+  }
+
+  private draw(): void {
+    const { layer, state, theme } = this.app;
+    const { row, rows, col, cols } = this.window();
+    const links: Link[] = [];
+    this.each((head, left, right, weight) => {
+      if (weight > FAINTEST) links.push({ left, right, weight, colour: headColour(head, layer.heads.length, theme) });
+    });
+    const text = (tokens: Token[] | null, first: number, count: number): string[] =>
+      Array.from({ length: count }, (_, n) => tokens?.[first + n]?.text ?? String(first + n));
+    const chosen = state.chosen && {
+      side: state.axis === "query" ? ("left" as const) : ("right" as const),
+      n: state.chosen[0] - (state.axis === "query" ? row : col),
+    };
+    const pick = (side: "left" | "right", n: number): void => {
+      const at = n + (side === "left" ? row : col);
+      this.app.go({ chosen: [at, at], axis: side === "left" ? "query" : "key" });
+    };
+    const width = Math.min(860, this.body.clientWidth || 860);
+    const drawn = columns(text(this.tokens.left, row, rows), text(this.tokens.top, col, cols), links, {
+      width,
+      titles: ["queries", "keys"],
+      pick,
+      chosen,
+    });
+    fill(this.body, drawn.element);
+  }
+
+  /** Every weight of the heads drawn. */
+  private each(visit: (head: number, row: number, col: number, weight: number) => void): void {
+    const { block } = this;
+    if (!block) return;
+    for (const head of this.app.state.shown ?? [...Array(block.heads).keys()]) {
+      for (let i = 0; i < block.rows; i++) {
+        for (let j = 0; j < block.cols; j++) visit(head, i, j, block.weight[(head * block.rows + i) * block.cols + j]);
+      }
+    }
+  }
+
+  /** A small picture of each head of each layer, those of the same size. */
+  private async model(signal: AbortSignal): Promise<void> {
+    const { layers } = this.app.capture;
+    const { n_i, n_j } = this.app.layer;
+    const names = layerNames(layers);
+    const window = this.window();
+    fill(this.body);
+    for (const [at, layer] of layers.entries()) {
+      if (layer.n_i !== n_i || layer.n_j !== n_j || layer.kind !== "weights" || this.app.state.batch >= layer.batch)
+        continue;
+      const block = await this.app.source.block(
+        { ...this.app.place, layer: at },
+        window.row,
+        window.rows,
+        window.col,
+        window.cols,
+        signal,
+      );
+      if (signal.aborted) return;
+      const cells = layer.heads.map((head, n) => this.small(block, at, n, head));
+      this.body.append(
+        el(
+          "section",
+          { class: "layer" },
+          el("h3", { title: layer.name }, names[at]),
+          el("div", { class: "heads" }, ...cells),
+        ),
+      );
+    }
+  }
+
+  private small(block: Block, layer: number, n: number, head: number): HTMLElement {
+    const canvas = el("canvas");
+    const paint = (): void => {
+      const [width, height] = [76, Math.max(40, Math.min(120, 3 * Math.max(block.rows, block.cols)))];
+      const context = sized(canvas, width, height);
+      context.strokeStyle = headColour(n, block.heads, this.app.theme);
+      const y = (at: number, count: number): number => ((at + 0.5) * height) / count;
+      for (let i = 0; i < block.rows; i++) {
+        for (let j = 0; j < block.cols; j++) {
+          const weight = block.weight[(n * block.rows + i) * block.cols + j];
+          if (weight < 0.05) continue;
+          context.globalAlpha = weight;
+          context.beginPath();
+          context.moveTo(4, y(i, block.rows));
+          context.lineTo(width - 4, y(j, block.cols));
+          context.stroke();
+        }
+      }
+    };
+    canvas.addEventListener("paint", paint);
+    paint();
+    const open = (): void => this.app.go({ lines: "head", layer, head: n, shown: [n] });
+    const about = `${this.app.capture.layers[layer].name}, head ${head}`;
+    return el(
+      "button",
+      { type: "button", class: "head", "aria-label": about, title: about, onclick: open },
+      el("span", { class: "thumb" }, canvas),
+    );
+  }
+
+  private swatch(head: number, n: number): HTMLElement {
+    const { shown } = this.app.state;
+    const all = [...this.app.layer.heads.keys()];
+    const on = shown?.includes(n) ?? true;
+    const toggle = (event: MouseEvent): void => {
+      const alone = shown?.length === 1 && shown[0] === n;
+      const chosen =
+        event.shiftKey || (shown && shown.length < all.length)
+          ? on
+            ? (shown ?? all).filter((m) => m !== n)
+            : [...(shown ?? []), n].sort((a, b) => a - b)
+          : [n];
+      this.app.go({ shown: alone || chosen.length === all.length ? null : chosen });
+    };
+    const mark = el("i");
+    mark.style.backgroundColor = headColour(n, all.length, this.app.theme);
+    return el(
+      "button",
+      {
+        type: "button",
+        class: "swatch",
+        "aria-pressed": String(on),
+        "aria-label": `head ${head}`,
+        "data-control": `swatch ${n}`,
+        onclick: toggle,
+      },
+      mark,
+      head,
+    );
+  }
+}

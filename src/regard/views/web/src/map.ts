@@ -1,0 +1,284 @@
+// Map: the matrix as a deep-zoom picture, from the whole down to one pair; or two of them and their difference.
+
+import { type App, headName, type View, words } from "./app";
+import { Card, type Side } from "./card";
+import { choice, notice } from "./controls";
+import { el, fill } from "./element";
+import { Legend, number } from "./legend";
+import type { Token } from "./marks";
+import { type Events, Panel, type Window } from "./panel";
+import { matches } from "./search";
+import type { Chart, Tile } from "./source";
+import type { State } from "./state";
+import type { Cell } from "./tiles";
+
+const CSV_CELLS = 262144;
+const WITHOUT = 'Of this layer measures were kept, and no map. Capture it without keep, or with "pool:512" in it.';
+
+/** What a panel shows: the one map, or of two compared the first, the second or their difference. */
+type Name = "one" | "a" | "b" | "difference";
+const SIGNS: Record<Name, string> = { one: "", a: "A", b: "B", difference: "A − B" };
+
+interface Shown {
+  panel: Panel;
+  name: Name;
+  chart: Chart;
+  signed: boolean;
+  most: number;
+}
+
+export class MapView implements View {
+  readonly keys: Record<string, () => void> = {
+    "+": () => this.first?.zoomBy(1.5),
+    "=": () => this.first?.zoomBy(1.5),
+    "-": () => this.first?.zoomBy(1 / 1.5),
+    "0": () => this.app.go({ at: null }),
+    ArrowLeft: () => this.first?.panBy(-0.12, 0),
+    ArrowRight: () => this.first?.panBy(0.12, 0),
+    ArrowUp: () => this.first?.panBy(0, -0.12),
+    ArrowDown: () => this.first?.panBy(0, 0.12),
+  };
+  private readonly panels = el("div", { class: "panels" });
+  private readonly legend = new Legend();
+  private readonly card = new Card();
+  private readonly status = el("div", { class: "status", role: "status" });
+  private shown: Shown[] = [];
+  private built = "";
+  private look = "";
+  private drawn = "";
+  private moving = false;
+  private settling = 0;
+  private words: { left: Token[] | null; top: Token[] | null } = { left: null, top: null };
+
+  constructor(
+    private readonly app: App,
+    host: HTMLElement,
+  ) {
+    fill(
+      host,
+      el("div", { class: "map" }, this.panels, el("footer", { class: "under" }, this.legend.element, this.status)),
+      this.card.element,
+    );
+  }
+
+  private get first(): Panel | undefined {
+    return this.shown[0]?.panel;
+  }
+
+  update(state: State, before: State | null): void {
+    const { other, layer } = this.app;
+    if (layer.finest >= layer.levels) return this.without();
+    const beside: Name[] = state.layout === "beside" ? ["a", "b", "difference"] : ["difference"];
+    const names: Name[] = other ? beside : ["one"];
+    const key = JSON.stringify([this.app.chart, names]);
+    const built = JSON.stringify(names.map((name) => this.caption(name)));
+    if (built !== this.built) this.build(names);
+    this.built = built;
+    const look = [state.scale, state.palette, state.pool, state.range, this.app.theme].join();
+    if (key !== this.drawn) this.open(key);
+    else if (look !== this.look) this.repaint(true);
+    this.look = look;
+    if (!this.moving && before && String(state.at) !== String(before.at))
+      for (const { panel } of this.shown) panel.show(windowOf(state));
+    void this.mark();
+  }
+
+  /** A layer of which measures were kept, and no map. */
+  private without(): void {
+    for (const { panel } of this.shown) panel.close();
+    [this.shown, this.built, this.drawn] = [[], "", ""];
+    fill(this.panels, notice(WITHOUT));
+  }
+
+  close(): void {
+    for (const { panel } of this.shown) panel.close();
+    clearTimeout(this.settling);
+  }
+
+  tools(): Node[] {
+    const { state } = this.app;
+    const layouts = { beside: "side by side", difference: "difference" };
+    return [
+      state.against !== "none" && choice("layout", layouts, state.layout, (layout) => this.app.go({ layout })),
+      this.app.session.live &&
+        choice("cells show", { mean: "mean", max: "max" }, state.pool, (pool) => this.app.go({ pool })),
+      choice("range", { auto: "auto", full: "0–1" }, state.range, (range) => this.app.go({ range })),
+    ].filter((node): node is HTMLElement => node !== false);
+  }
+
+  table(): string[][] {
+    const rows = [["query", "query token", "key", "key token", "level", "mean weight", "largest weight", "exact"]];
+    const chosen = this.shown[this.shown.length - 1];
+    for (const cell of chosen?.panel.cells(CSV_CELLS) ?? []) {
+      const [left, top] = [this.words.left?.[cell.row]?.raw ?? "", this.words.top?.[cell.col]?.raw ?? ""];
+      const largest = cell.level === 0 ? cell.value : cell.largest;
+      rows.push([
+        String(cell.row),
+        left,
+        String(cell.col),
+        top,
+        String(cell.level),
+        `${cell.value ?? ""}`,
+        `${largest ?? ""}`,
+        String(!cell.preview),
+      ]);
+    }
+    return rows;
+  }
+
+  private build(names: Name[]): void {
+    for (const { panel } of this.shown) panel.close();
+    this.drawn = "";
+    this.shown = names.map((name) => {
+      const events = this.events(() => panel);
+      const panel: Panel = new Panel(this.caption(name), this.app.source, this.app.session, events);
+      return { panel, name, chart: this.app.chart, signed: name === "difference", most: 1 };
+    });
+    fill(this.panels, ...this.shown.map(({ panel }) => panel.element));
+  }
+
+  /** What a panel is called: captures by name, heads by number. */
+  private caption(name: Name): [string, string] | null {
+    if (name === "one") return null;
+    if (name === "difference") return [SIGNS[name], ""];
+    const { capture, head } = name === "a" ? this.app.chart : this.app.other!;
+    const compared = this.app.state.against === "capture";
+    return [SIGNS[name], compared ? this.app.session.captures[capture].name : headName(this.app.layer, head)];
+  }
+
+  private open(key: string): void {
+    this.drawn = key;
+    const { state, layer, other, chart } = this.app;
+    for (const shown of this.shown) {
+      const { name, panel, most, signed } = shown;
+      shown.chart = name === "a" ? { ...chart, minus: null } : name === "b" && other ? other : chart;
+      panel.open(shown.chart, layer, this.app.ramp(most, signed), state.pool, windowOf(state));
+    }
+    void this.label(key);
+  }
+
+  private async label(key: string): Promise<void> {
+    const { place } = this.app;
+    const [left, top] = await Promise.all([this.app.tokens(place, "query"), this.app.tokens(place, "key")]);
+    if (key !== this.drawn) return;
+    this.words = { left, top };
+    for (const { panel } of this.shown) {
+      panel.tokens = this.words;
+      panel.redraw();
+    }
+  }
+
+  private async mark(): Promise<void> {
+    const { chosen, axis, find } = this.app.state;
+    const tokens = find ? await this.app.tokens(this.app.place, axis) : null;
+    const found = tokens && find === this.app.state.find ? matches(tokens, find).map(([first]) => first) : [];
+    for (const { panel } of this.shown) {
+      panel.marks = { chosen, axis, found };
+      panel.redraw();
+    }
+  }
+
+  private events(panel: () => Panel): Events {
+    return {
+      moved: (window, settled) => this.moved(panel(), window, settled),
+      pointed: (cell, x, y) => this.point(cell, x, y),
+      picked: (cell) => this.pick(cell),
+      loaded: () => this.settle(),
+      failed: (error) => this.fail(error),
+    };
+  }
+
+  /** All panels show the same part; the address follows when it comes to rest. */
+  private moved(panel: Panel, window: Window, settled: boolean): void {
+    if (this.moving) return;
+    this.moving = true;
+    for (const shown of this.shown)
+      if (shown.panel !== panel) shown.panel.show(panel.whole ? null : panel.window(true), true);
+    if (settled) {
+      this.app.go({ at: panel.whole ? null : [window.row, window.col, window.across] }, "slide");
+      this.settle();
+    }
+    this.moving = false;
+  }
+
+  /** Once things have come to rest: fit the colours to what is on screen. */
+  private settle(): void {
+    clearTimeout(this.settling);
+    this.settling = window.setTimeout(() => this.repaint(false), 60);
+  }
+
+  private repaint(always: boolean): void {
+    const { range, pool } = this.app.state;
+    const measured = this.shown.map(({ panel }) => (range === "full" ? 1 : panel.spread()));
+    const pair = Math.max(measured[0] ?? 0, measured[1] ?? 0) || null; // A and B are drawn to the same scale
+    this.shown.forEach((shown, n) => {
+      const most = (this.shown.length === 3 && n < 2 ? pair : measured[n]) ?? shown.most;
+      if (!always && Math.abs(Math.log(most / shown.most)) < 0.12) return;
+      shown.most = most;
+      shown.panel.repaint(this.app.ramp(most, shown.signed), pool);
+    });
+    const last = this.shown[this.shown.length - 1];
+    if (!last) return;
+    this.legend.draw(this.app.ramp(last.most, last.signed), this.meaning(last));
+    for (const { panel } of this.shown) panel.point();
+    this.status.textContent = state(this.shown.flatMap(({ panel }) => panel.visible()).map(({ tile }) => tile));
+  }
+
+  private meaning({ panel, signed }: Shown): string {
+    const level = panel.level();
+    const cell =
+      level === 0
+        ? "weight"
+        : `${this.app.state.pool === "max" ? "largest" : "mean"} of ${2 ** level} × ${2 ** level} weights`;
+    return signed ? `${cell}, A − B` : cell;
+  }
+
+  private pick(cell: Cell): void {
+    const { chosen, axis } = this.app.state;
+    const same = chosen?.[0] === cell.row && chosen[1] === cell.row && axis === "query";
+    this.app.go(same ? { chosen: null } : { chosen: [cell.row, cell.row], axis: "query" });
+  }
+
+  private point(cell: Cell | null, x: number, y: number): void {
+    for (const { panel } of this.shown) {
+      panel.hover = cell;
+      panel.redraw();
+    }
+    if (!cell) return this.card.hide();
+    const { self, offset, n_i, n_j } = this.app.layer;
+    const sides: [Side, Side] = [
+      { name: "query", tokens: this.words.left, count: n_i, offset: self ? offset : 0 },
+      { name: "key", tokens: this.words.top, count: n_j, offset: 0 },
+    ];
+    const values = this.shown.map(({ panel, name, signed }) => {
+      return { label: SIGNS[name], cell: panel.cell(cell.level, cell.row, cell.col), signed };
+    });
+    const found = this.shown.length === 1 ? this.first!.measured(cell.row, cell.col) : null;
+    const more = found && `query's entropy ${found.entropy.toFixed(2)}, key receives ${number(found.received, 3)}`;
+    this.card.show(x, y, cell, sides, values, more ?? "");
+  }
+
+  private fail(error: unknown): void {
+    const text = words(error);
+    if (text) fill(this.status, notice(text));
+  }
+}
+
+/** How exact the tiles on screen are, in words. */
+function state(tiles: Tile[]): string {
+  const previews = tiles.filter(({ preview }) => preview);
+  const coming = previews.filter(({ retry }) => retry !== null).length;
+  if (coming) return `${coming} of ${tiles.length} tiles are previews; exact ones are on the way`;
+  if (previews.length) return "from the stored map";
+  const error = Math.max(0, ...tiles.map((tile) => tile.error));
+  return error >= 0.005 ? `weights to within ${Math.round(100 * error)} %` : "";
+}
+
+function windowOf({ at }: State): Window | null {
+  return at && { row: at[0], col: at[1], across: at[2] };
+}
+
+/** A line that says which map is shown. */
+export function title(app: App): string {
+  return `${app.capture.name}, ${app.layer.name}, ${headName(app.layer, app.state.head)}`;
+}

@@ -1,0 +1,300 @@
+// Shell: the frame around the views, with tabs, toolbar, search, export and keys.
+
+import { AlignmentView } from "./alignment";
+import { type App, layerNames, type View } from "./app";
+import { PALETTES, SCALES } from "./colours";
+import { button, choice, menu, named, numbered, rebuild } from "./controls";
+import { el, fill } from "./element";
+import { type Kind, save } from "./export";
+import { FlowView } from "./flow";
+import { ImagesView } from "./images";
+import { help, listen } from "./keyboard";
+import { LinesView } from "./lines";
+import { MapView, title } from "./map";
+import { OverviewView } from "./overview";
+import { matches } from "./search";
+import type { Head } from "./source";
+import { type Against, type State, type ViewName, VIEWS } from "./state";
+import { TextView } from "./text";
+
+const MAKE: Record<ViewName, new (app: App, host: HTMLElement) => View> = {
+  overview: OverviewView,
+  map: MapView,
+  text: TextView,
+  lines: LinesView,
+  flow: FlowView,
+  images: ImagesView,
+  alignment: AlignmentView,
+};
+/** Which of the common controls a view has. */
+const CONTROLS: Record<ViewName, ("layer" | "head" | "scale" | "against")[]> = {
+  overview: ["scale", "against"],
+  map: ["layer", "head", "scale", "against"],
+  text: ["layer", "head", "scale"],
+  lines: ["layer"],
+  flow: ["scale"],
+  images: ["layer", "head", "scale"],
+  alignment: ["layer", "head", "scale"],
+};
+const CHIPS = 16; // heads that fit as buttons
+
+export class Shell {
+  private readonly tabs = el("nav", { class: "tabs", "aria-label": "views" });
+  private readonly bar = el("div", { class: "bar", role: "toolbar", "aria-label": "view settings" });
+  private readonly stage = el("main", { class: "stage", id: "stage" });
+  private readonly search: HTMLInputElement;
+  private readonly count = el("output", { class: "count" });
+  private readonly exports: HTMLDialogElement;
+  private readonly help = help();
+  private view: View | null = null;
+  private showing: ViewName | null = null;
+
+  constructor(private readonly app: App) {
+    this.search = el("input", {
+      type: "search",
+      class: "search",
+      placeholder: "search  /",
+      "aria-label": "search tokens",
+      spellcheck: "false",
+      oninput: () => app.go({ find: this.search.value }, "slide"),
+      onkeydown: (event: KeyboardEvent) => {
+        if (event.key === "Enter") void this.find(event.shiftKey ? -1 : 1);
+        if (event.key === "Escape") this.search.blur();
+      },
+    });
+    this.exports = this.exportDialog();
+    const [capture] = app.session.captures;
+    const facts = Object.entries(capture.facts)
+      .map(([name, fact]) => `${name}: ${fact}`)
+      .join("\n");
+    document.body.replaceChildren(
+      el(
+        "header",
+        { class: "head-bar" },
+        el("h1", {}, "regard"),
+        el("span", { class: "capture-name", title: facts }, app.session.captures.map(({ name }) => name).join(" · ")),
+        this.tabs,
+        el(
+          "div",
+          { class: "right" },
+          el("label", { class: "find" }, this.search, this.count),
+          button("export", () => this.exports.showModal(), "export"),
+          button("dark or light", () => this.flip(), "◐"),
+          button("keys", () => this.help.showModal(), "?"),
+        ),
+      ),
+      this.bar,
+      this.stage,
+      this.help,
+      this.exports,
+    );
+    app.source.waiting = (count, done) => this.wait(count, done);
+    app.listen((state, before) => this.update(state, before));
+    listen((key) => this.press(key));
+    this.update(app.state, null);
+  }
+
+  /** A line along the toolbar while answers are waited for, and how far the server is. */
+  private wait(count: number, done: number | null): void {
+    this.bar.classList.toggle("waiting", count > 0);
+    if (count === 0 || done !== null) this.bar.style.setProperty("--done", count === 0 ? "0" : String(done));
+  }
+
+  private update(state: State, before: State | null): void {
+    document.documentElement.dataset["theme"] = this.app.theme;
+    document.title = state.view === "overview" ? `${this.app.capture.name} · regard` : `${title(this.app)} · regard`;
+    if (this.search.value !== state.find) this.search.value = state.find;
+    this.drawTabs();
+    const fresh = this.showing !== state.view || before?.capture !== state.capture;
+    if (fresh) {
+      this.view?.close();
+      fill(this.stage);
+      this.stage.dataset["view"] = this.showing = state.view;
+      this.view = new MAKE[state.view](this.app, this.stage);
+    }
+    this.view!.update(state, fresh ? null : before);
+    this.drawBar();
+    void this.counted();
+  }
+
+  private drawTabs(): void {
+    const missing: Partial<Record<ViewName, string>> = {};
+    const { layers } = this.app.capture;
+    if (!this.app.capture.pictures.length) missing.images = "the capture holds no picture";
+    if (layers.every((layer) => layer.self)) missing.alignment = "the capture holds no cross-attention";
+    const tabs = VIEWS.map((name, n) =>
+      el(
+        "button",
+        {
+          type: "button",
+          "data-control": name,
+          "aria-current": name === this.app.state.view ? "page" : null,
+          disabled: missing[name] !== undefined && name !== this.app.state.view,
+          title: missing[name] ?? `${name}  ${n + 1}`,
+          onclick: () => this.app.go({ view: name }),
+        },
+        name,
+      ),
+    );
+    rebuild(this.tabs, ...tabs);
+  }
+
+  private drawBar(): void {
+    const { app } = this;
+    const { state, capture, session, layer } = app;
+    const wanted = CONTROLS[state.view];
+    const captures = session.captures.map(({ name }, n) => `${"AB"[n]} ${name}`);
+    const texts = Array.from({ length: layer.batch }, (_, n) => String(n));
+    rebuild(
+      this.bar,
+      captures.length > 1 &&
+        choice("capture", numbered(captures), String(state.capture), (n) => app.go({ capture: Number(n) })),
+      capture.batch > 1 &&
+        menu("text", numbered(texts), String(state.batch), (n) => app.go({ batch: Number(n), chosen: null })),
+      wanted.includes("layer") &&
+        menu("layer", numbered(layerNames(capture.layers)), String(state.layer), (n) => app.go({ layer: Number(n) })),
+      wanted.includes("head") && this.heads(),
+      wanted.includes("against") && this.against(),
+      ...(this.view?.tools?.() ?? []),
+      wanted.includes("scale") && choice("scale", named(SCALES), state.scale, (scale) => app.go({ scale })),
+      wanted.includes("scale") && menu("colours", named(PALETTES), state.palette, (palette) => app.go({ palette })),
+    );
+  }
+
+  private heads(): HTMLElement {
+    const { layer, state } = this.app;
+    const options: Record<string, string> = { ...numbered(layer.heads.map(String)), mean: "mean", max: "max" };
+    const go = (name: string): void => this.app.go({ head: name === "mean" || name === "max" ? name : Number(name) });
+    if (layer.heads.length > CHIPS) return menu("head", options, String(state.head), go);
+    return el("div", { class: "labelled" }, el("span", {}, "head"), choice("head", options, String(state.head), go));
+  }
+
+  private against(): HTMLElement | false {
+    const { layer, session, state } = this.app;
+    const options: Partial<Record<Against, string>> = { none: "nothing" };
+    if (session.captures.length > 1) options.capture = `capture ${"AB"[1 - state.capture]}`;
+    if (state.view === "map") {
+      options["head.mean"] = "mean over heads";
+      layer.heads.forEach((head, n) => (options[`head.${n}`] = `head ${head}`));
+    }
+    const offered = Object.keys(options).length > 1;
+    return offered && menu("compare", options, state.against, (against) => this.app.go({ against }));
+  }
+
+  private exportDialog(): HTMLDialogElement {
+    const kinds: [Kind, string][] = [
+      ["png", "picture, two pixels for each of the screen's"],
+      ["svg", "drawing, for papers"],
+      ["csv", "numbers of what is on screen"],
+    ];
+    const run = (kind: Kind): void => {
+      this.exports.close();
+      const { state } = this.app;
+      const name = state.view === "overview" ? `${this.app.capture.name} overview` : `${title(this.app)} ${state.view}`;
+      void save(kind, name, this.stage, () => this.view!.table());
+    };
+    const dialog = el(
+      "dialog",
+      { class: "exports", "aria-label": "export" },
+      el(
+        "div",
+        {},
+        el("h2", {}, "Export this view"),
+        ...kinds.map(([kind, text]) =>
+          el(
+            "button",
+            { type: "button", class: "kind", "data-kind": kind, onclick: () => run(kind) },
+            el("b", {}, kind.toUpperCase()),
+            el("span", {}, text),
+          ),
+        ),
+      ),
+    );
+    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+    return dialog;
+  }
+
+  /** Matches of the search on the axis chosen. */
+  private async found(): Promise<[number, number][]> {
+    const { find, axis } = this.app.state;
+    const tokens = find ? await this.app.tokens(this.app.place, axis) : null;
+    return tokens ? matches(tokens, find) : [];
+  }
+
+  private async counted(): Promise<void> {
+    const { find, chosen } = this.app.state;
+    const found = await this.found();
+    const at = found.findIndex(([first]) => first === chosen?.[0]);
+    this.count.textContent = find ? `${at < 0 ? "" : `${at + 1} of `}${found.length}` : "";
+  }
+
+  /** Go to the next match, or the one before. */
+  private async find(by: 1 | -1): Promise<void> {
+    const found = await this.found();
+    if (!found.length) return;
+    const { chosen, at, view } = this.app.state;
+    const here = chosen?.[0] ?? -1;
+    const next =
+      by > 0
+        ? (found.find(([first]) => first > here) ?? found[0])
+        : (found.findLast(([first]) => first < here) ?? found[found.length - 1]);
+    const { layer } = this.app;
+    const centre = next[0] + 0.5;
+    const around: State["at"] = [
+      this.app.state.axis === "query" || layer.self ? centre : (at?.[0] ?? layer.n_i / 2),
+      this.app.state.axis === "key" || layer.self
+        ? centre + (layer.self ? layer.offset : 0)
+        : (at?.[1] ?? layer.n_j / 2),
+      Math.min(at?.[2] ?? 48, 48),
+    ];
+    this.app.go({ chosen: next, ...(view === "map" ? { at: around } : {}) });
+  }
+
+  private flip(): void {
+    this.app.go({ theme: this.app.theme === "dark" ? "light" : "dark" });
+  }
+
+  /** What a key does; false where it does nothing. */
+  private press(key: string): boolean {
+    const act = this.view?.keys?.[key] ?? this.common(key);
+    act?.();
+    return act !== undefined;
+  }
+
+  private common(key: string): (() => void) | undefined {
+    const { app } = this;
+    const { state, layer, capture } = app;
+    if (/^[1-7]$/.test(key)) {
+      const tab = this.tabs.querySelectorAll<HTMLButtonElement>("button")[Number(key) - 1];
+      return () => tab.click();
+    }
+    const number = typeof state.head === "number" ? state.head : -1;
+    const wrap = (n: number, count: number): number => (n + count) % count;
+    const after = <T>(list: readonly T[], one: T): T => list[(list.indexOf(one) + 1) % list.length];
+    const actions: Record<string, () => void> = {
+      "]": () => app.go({ head: wrap(number + 1, layer.heads.length) }),
+      "[": () => app.go({ head: wrap(Math.max(number, 0) - 1, layer.heads.length) }),
+      "}": () => app.go({ layer: wrap(state.layer + 1, capture.layers.length) }),
+      "{": () => app.go({ layer: wrap(state.layer - 1, capture.layers.length) }),
+      m: () => app.go({ head: toggled(state.head, "mean") }),
+      x: () => app.go({ head: toggled(state.head, "max") }),
+      s: () => app.go({ scale: after(SCALES, state.scale) }),
+      c: () => app.go({ palette: after(PALETTES, state.palette) }),
+      v: () =>
+        app.go({
+          against: state.against !== "none" ? "none" : app.session.captures.length > 1 ? "capture" : "head.mean",
+        }),
+      t: () => this.flip(),
+      e: () => this.exports.showModal(),
+      "?": () => this.help.showModal(),
+      "/": () => this.search.focus(),
+      n: () => void this.find(1),
+      N: () => void this.find(-1),
+    };
+    return Object.hasOwn(actions, key) ? actions[key] : undefined;
+  }
+}
+
+function toggled(head: Head, to: "mean" | "max"): Head {
+  return head === to ? 0 : to;
+}

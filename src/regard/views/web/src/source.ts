@@ -1,0 +1,168 @@
+// Source: where the numbers come from, a server or the page itself; and the shapes of what it answers.
+
+import type { Coded } from "./frame";
+
+export type Head = number | "mean" | "max";
+export type Axis = "query" | "key";
+
+export interface Layer {
+  name: string;
+  call: number;
+  batch: number;
+  heads: number[];
+  n_i: number;
+  n_j: number;
+  offset: number;
+  score: string;
+  mask: string | null;
+  bias: string | null;
+  normalize: string;
+  causal: boolean;
+  self: boolean;
+  kind: "weights" | "measures";
+  levels: number;
+  finest: number;
+  top: [number, number] | null;
+  texts: [number | null, number | null][];
+  groups: Record<string, [number | null, number | null][]>;
+  picture: [number | null, number | null][];
+  measures_level?: number;
+}
+
+export interface Picture {
+  width: number;
+  height: number;
+  rows: number;
+  cols: number;
+  special: number;
+}
+
+export interface Capture {
+  name: string;
+  facts: Record<string, string>;
+  batch: number;
+  layers: Layer[];
+  texts: { n: number }[];
+  groups: { name: string; n: number }[];
+  pictures: Picture[];
+}
+
+export interface Session {
+  live: boolean;
+  tile: number;
+  captures: Capture[];
+}
+
+export interface Grouping {
+  ids: number[];
+  labels: string[];
+}
+
+/** One layer over one batch row. */
+export interface Place {
+  capture: number;
+  layer: number;
+  batch: number;
+}
+
+/** One map: a head of a place, or that less another. */
+export interface Chart extends Place {
+  head: Head;
+  minus: (Place & { head: Head }) | null;
+}
+
+export interface Overview {
+  entropy: Float32Array;
+  distance: Float32Array;
+  max: Float32Array;
+  sink: Float32Array;
+  peak: Float32Array;
+  peakKey: Float32Array;
+  thumbs: Float32Array;
+  /** Rows and columns of a thumbnail. */
+  size: [number, number];
+}
+
+export interface Measures {
+  level: number;
+  entropy: Float32Array;
+  max: Float32Array;
+  distance: Float32Array;
+  received: Float32Array;
+}
+
+export interface Tile {
+  rows: number;
+  cols: number;
+  /** Mean of each cell; the weights themselves at level 0. */
+  mean: Coded;
+  /** The largest of each cell, where it is known. */
+  max: Coded | null;
+  preview: boolean;
+  retry: number | null;
+  /** Relative error of the values. */
+  error: number;
+}
+
+export interface Links {
+  /** By position on the other axis; NaN where a page does not hold it. */
+  weight: Float32Array;
+  top: number[];
+  topWeight: number[];
+}
+
+export interface Block {
+  heads: number;
+  rows: number;
+  cols: number;
+  weight: Float32Array;
+}
+
+export interface Flow {
+  layers: number[];
+  level: number;
+  cells: number;
+  /** Rows from the input, 0, up to the token itself. */
+  rollout: Float32Array;
+  preview: boolean;
+  retry: number | null;
+}
+
+export interface Alignment {
+  target: string[];
+  source: string[];
+  weight: Float32Array;
+  links: [number, number][];
+  mutual: [number, number][];
+}
+
+export interface Source {
+  /** Told how many answers are waited for, and how much of the slowest is done where that is known. */
+  waiting: (count: number, done: number | null) => void;
+  session(): Promise<Session>;
+  text(capture: number, text: number): Promise<string[]>;
+  group(capture: number, group: number): Promise<Grouping>;
+  /** The address of a picture that an <img> can show. */
+  picture(capture: number, picture: number): Promise<string>;
+  overview(place: Place, signal?: AbortSignal): Promise<Overview>;
+  measures(place: Place, head: Head, level: number, signal?: AbortSignal): Promise<Measures>;
+  tile(chart: Chart, level: number, row: number, col: number, signal?: AbortSignal): Promise<Tile>;
+  token(place: Place, head: Head, axis: Axis, first: number, last: number, signal?: AbortSignal): Promise<Links>;
+  block(place: Place, row: number, rows: number, col: number, cols: number, signal?: AbortSignal): Promise<Block>;
+  /** Rollout of a token from a layer at the top down. */
+  flow(place: Place, token: number, signal?: AbortSignal): Promise<Flow>;
+  alignment(place: Place, head: Head, signal?: AbortSignal): Promise<Alignment>;
+}
+
+/** An answer that will not come, in words for the reader. */
+export class Refusal extends Error {
+  constructor(
+    message: string,
+    readonly hint: string = "",
+  ) {
+    super(message);
+  }
+}
+
+/** How many strongest links are asked for. */
+export const TOP = 24;

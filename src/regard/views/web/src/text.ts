@@ -1,0 +1,204 @@
+// Text: the text itself; a token, a word, a sentence or any span of it, where that looks and who looks at it.
+
+import { type App, type View, words } from "./app";
+import { choice, notice } from "./controls";
+import { el, fill } from "./element";
+import type { Token } from "./marks";
+import { ranking } from "./ranking";
+import { type Colouring, Running } from "./running";
+import { matches } from "./search";
+import type { Axis, Grouping, Links } from "./source";
+import { phrase, widened } from "./span";
+import type { State, Unit } from "./state";
+
+const LONGEST = 512; // tokens of a span
+const LISTED = 14; // links a side
+const UNITS: Record<Unit, string> = { token: "token", words: "word", sentences: "sentence" };
+const SIDES: Record<Axis, string> = { query: "looks at", key: "is seen by" };
+const HINT =
+  "Choose a token: where it looks, and who looks at it, is coloured in the text and listed here. " +
+  "Drag, or click with shift, to choose a span.";
+
+export class TextView implements View {
+  readonly keys: Record<string, () => void> = {
+    ArrowLeft: () => this.step(-1),
+    ArrowRight: () => this.step(1),
+    ArrowUp: () => this.step(-10),
+    ArrowDown: () => this.step(10),
+    Enter: () => this.side.querySelector<HTMLElement>(`section[data-side="${this.app.state.axis}"] button`)?.click(),
+  };
+  private readonly pages = el("div", { class: "pages" });
+  private readonly side = el("aside", { class: "links", "aria-label": "strongest links" });
+  /** One text where queries and keys are the same tokens, under "query"; else two. */
+  private texts: Partial<Record<Axis, Running>> = {};
+  private links: Partial<Record<Axis, Links>> = {};
+  private stop = new AbortController();
+  private opened = "";
+  private asked = "";
+
+  constructor(
+    private readonly app: App,
+    host: HTMLElement,
+  ) {
+    fill(host, el("div", { class: "text" }, this.pages, this.side));
+  }
+
+  update(state: State): void {
+    void this.show(state).catch((error: unknown) => {
+      const text = words(error);
+      if (text) fill(this.side, notice(text));
+    });
+  }
+
+  close(): void {
+    this.stop.abort();
+    for (const text of Object.values(this.texts)) text.close();
+  }
+
+  tools(): Node[] {
+    return [choice("choose by", UNITS, this.app.state.unit, (unit) => void this.rechoose(unit))];
+  }
+
+  table(): string[][] {
+    const rows = [["side", "position", "token", "weight"]];
+    for (const [side, links] of Object.entries(this.links) as [Axis, Links][]) {
+      const tokens = this.tokens(opposite(side));
+      links.weight.forEach((weight, n) => {
+        if (weight > 0) rows.push([SIDES[side], String(n), tokens?.[n]?.raw ?? "", String(weight)]);
+      });
+    }
+    return rows;
+  }
+
+  private get one(): boolean {
+    const { self, n_i, n_j } = this.app.layer;
+    return self && n_i === n_j;
+  }
+
+  private running(axis: Axis): Running | undefined {
+    return this.texts[axis] ?? this.texts.query;
+  }
+
+  private tokens(axis: Axis): Token[] | null {
+    return this.running(axis)?.tokens ?? null;
+  }
+
+  private async show(state: State): Promise<void> {
+    const { place, layer } = this.app;
+    const key = JSON.stringify([layer.texts[state.batch], layer.n_i, layer.n_j, layer.self, state.capture]);
+    if (key !== this.opened) {
+      this.opened = key;
+      await this.open();
+      if (this.opened !== key) return;
+    }
+    const ask = JSON.stringify([place, state.head, state.axis, state.chosen]);
+    if (ask !== this.asked) {
+      this.asked = ask;
+      await this.ask(state);
+    }
+    this.paint();
+  }
+
+  private async open(): Promise<void> {
+    const { place, layer } = this.app;
+    const [left, top] = await Promise.all([this.app.tokens(place, "query"), this.app.tokens(place, "key")]);
+    for (const text of Object.values(this.texts)) text.close();
+    const made = (axis: Axis, title: string, tokens: Token[]): Running =>
+      new Running(title, tokens, (first, last) => void this.choose(axis, first, last));
+    this.texts = this.one
+      ? { query: made("query", "", left ?? counted(layer.n_i)) }
+      : {
+          query: made("query", "queries", left ?? counted(layer.n_i)),
+          key: made("key", "keys", top ?? counted(layer.n_j)),
+        };
+    fill(this.pages, ...Object.values(this.texts).map((text) => text.element));
+  }
+
+  private async ask(state: State): Promise<void> {
+    this.stop.abort();
+    this.stop = new AbortController();
+    this.links = {};
+    if (!state.chosen) return this.list();
+    this.app.mustHaveWeights();
+    const { signal } = this.stop;
+    const [first, last] = [state.chosen[0], Math.min(state.chosen[1], state.chosen[0] + LONGEST - 1)];
+    const sides: Axis[] = this.one ? ["query", "key"] : [state.axis];
+    const found = await Promise.all(
+      sides.map((axis) => this.app.source.token(this.app.place, state.head, axis, first, last, signal)),
+    );
+    if (signal.aborted) return;
+    this.links = Object.fromEntries(sides.map((axis, n) => [axis, found[n]]));
+    this.list();
+  }
+
+  /** Colour each text by its links with what is chosen. */
+  private paint(): void {
+    const { axis, chosen, find } = this.app.state;
+    const colouring = this.colouring(this.links[axis]);
+    for (const [side, text] of Object.entries(this.texts) as [Axis, Running][]) {
+      const asks = this.one || side === axis;
+      const answers = this.one || side !== axis;
+      text.paint(answers ? colouring : null, asks ? chosen : null, find && asks ? matches(text.tokens, find) : []);
+    }
+    if (chosen) this.running(axis)?.reveal(chosen[0]);
+  }
+
+  private colouring(links: Links | undefined): Colouring | null {
+    if (!links?.topWeight.length) return null;
+    const ramp = this.app.ramp(links.topWeight[0]);
+    return (n) => (links.weight[n] > 0 ? [ramp.css(links.weight[n]), ramp.ink(links.weight[n])] : null);
+  }
+
+  private list(): void {
+    const { chosen, axis } = this.app.state;
+    if (!chosen) return fill(this.side, el("p", { class: "hint" }, HINT));
+    const [first, last] = chosen;
+    const place = el("span", { class: "faint" }, first === last ? ` ${first}` : ` ${first}–${last}`);
+    const head = el("h2", {}, el("bdi", {}, phrase(this.tokens(axis), first, last)), place);
+    const sections = (Object.entries(this.links) as [Axis, Links][]).map(([side, links]) => this.section(side, links));
+    const colour = this.one && choice("colour by", SIDES, axis, (axis) => this.app.go({ axis }));
+    fill(this.side, head, colour, ...sections);
+  }
+
+  private section(side: Axis, links: Links): HTMLElement {
+    const tokens = this.tokens(opposite(side));
+    const items = links.top
+      .slice(0, LISTED)
+      .map((n, at) => ({ n, text: tokens?.[n]?.text ?? "", weight: links.topWeight[at] }));
+    const follow = (n: number): void =>
+      this.app.go({ chosen: [n, n], axis: this.one ? this.app.state.axis : opposite(side) });
+    return el("section", { "data-side": side }, el("h3", {}, SIDES[side]), ranking(items, follow));
+  }
+
+  private async choose(side: Axis, first: number, last: number): Promise<void> {
+    const chosen = widened(await this.groups(side, this.app.state.unit), first, last);
+    this.app.go({ chosen, axis: this.one ? this.app.state.axis : side });
+  }
+
+  private async rechoose(unit: Unit): Promise<void> {
+    const { chosen, axis } = this.app.state;
+    const groups = await this.groups(axis, unit);
+    this.app.go({ unit, chosen: chosen && widened(groups, chosen[0], unit === "token" ? chosen[0] : chosen[1]) });
+  }
+
+  private async step(by: number): Promise<void> {
+    const { chosen, axis, unit } = this.app.state;
+    const count = this.tokens(axis)?.length ?? 0;
+    const next = !chosen ? 0 : by < 0 ? chosen[0] + by : chosen[1] + by;
+    const n = Math.max(0, Math.min(count - 1, next));
+    this.app.go({ chosen: widened(await this.groups(axis, unit), n, n) }, "slide");
+  }
+
+  private async groups(axis: Axis, unit: Unit): Promise<Grouping | null> {
+    return unit === "token" ? null : this.app.groups(this.app.place, axis, unit);
+  }
+}
+
+function opposite(axis: Axis): Axis {
+  return axis === "query" ? "key" : "query";
+}
+
+/** Numbers in place of tokens that the capture does not know. */
+function counted(count: number): Token[] {
+  return Array.from({ length: count }, (_, n) => ({ raw: String(n), text: String(n), gap: true }));
+}

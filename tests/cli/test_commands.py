@@ -1,0 +1,208 @@
+"""What holds for every command: help with an example, one way to fail, and the rest of the house."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+
+import pytest
+import torch
+import typer
+from commands import SMALL, run, well
+
+import regard
+from regard import cli
+from regard.cli.runs import question
+from regard.train import CheckpointError, NonFiniteError, ResourceError, checkpoint
+
+TRAINED = [("train", command.name) for command in cli.train.registered_commands]
+USED = [(command.name or command.callback.__name__,) for command in cli.app.registered_commands]
+
+
+@pytest.mark.parametrize("command", [*TRAINED, *USED], ids=" ".join)
+def test_help_has_an_example_and_a_word_on_every_option(command):
+    shown = well(*command, "--help").out
+    assert re.search(r"Examples?:", shown)
+    assert f"regard {' '.join(command)} " in shown
+    for line in shown.splitlines():
+        if match := re.match(r"│ \*? *(--[\w-]+)(?:\s+--no-[\w-]+)?\s+<[^>]*>(.*)│", line):
+            assert match[2].strip(), match[1]
+
+
+def test_help_groups_the_flags():
+    shown = well("train", "translation", "--help").out
+    for panel in ("Run", "Data", "Valid", "Vocabulary", "Model", "Batching", "Training"):
+        assert f"─ {panel} ─" in shown
+
+
+def test_the_version_is_that_of_the_package():
+    assert well("--version").out == f"regard {regard.__version__}\n"
+
+
+def test_without_a_command_help_is_shown_and_the_exit_code_is_2():
+    for arguments in ((), ("train",)):
+        ended = run(*arguments)
+        assert ended.code == 2
+        assert "Usage: " in ended.out
+        assert ended.err == "error: expected a command; see --help\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ValueError("first\nsecond \x1b[2J"), 2, r"first second \x1b[2J"),
+        (OSError(errno.EACCES, "Permission denied", "a.txt"), 2, "a.txt: Permission denied"),
+        (CheckpointError("torn"), 3, "torn"),
+        (NonFiniteError("nan"), 4, "nan"),
+        (ResourceError("full"), 5, "full"),
+        (torch.OutOfMemoryError("no memory"), 5, "out of memory: no memory; use a smaller batch, beam or model"),
+    ],
+)
+def test_each_failure_has_its_exit_code_and_one_printable_line(error, code, line, monkeypatch):
+    def fails(**options):
+        raise error
+
+    monkeypatch.setattr(cli, "app", fails)
+    assert run("anything") == (code, "", f"error: {line}\n")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
+def test_an_interrupted_command_says_nothing(error, monkeypatch):
+    def fails(**options):
+        raise error
+
+    monkeypatch.setattr(cli, "app", fails)
+    assert run("anything") == (130, "", "")
+
+
+def test_a_bug_is_not_taken_for_bad_input(monkeypatch):
+    def fails(**options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(ZeroDivisionError):
+        run("anything")
+
+
+def test_explain_says_who_would_run_an_attention():
+    shown = well("explain", "--shape", "1,8,4096,64", "--mask", "Causal() & Window(256)").out
+    assert "attend 1 x 8 x 4096 x 4096, d = 64, float32" in shown
+    assert "mask       Causal() & Window(256)" in shown
+    assert "-> " in shown
+    few = ["--keys", 9, "--kv-heads", 2, "--bias", "Alibi(8)", "--score", "Dot(cap=30.0)", "--normalize", "Entmax(1.5)"]
+    shown = well("explain", "--shape", "2,8,5,16", *few, "--dtype", "float64", "--device", "cpu").out
+    assert "attend 2 x 8 x 5 x 9, d = 16, float64, cpu" in shown
+    assert "Entmax(" in shown
+
+
+def test_benchmarks_are_those_of_a_clone(monkeypatch, tmp_path):
+    monkeypatch.setattr("regard.cli.operator.CLONE", tmp_path)
+    assert run("bench") == (
+        2,
+        "",
+        "error: benchmarks come with the repository and not with the package; run this in a clone\n",
+    )
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__main__.py").write_text(
+        "import sys; open('told', 'w').write(' '.join(sys.argv[1:])); raise SystemExit(7)"
+    )
+    assert run("bench", "operator", "--only", "Causal").code == 7
+    assert (tmp_path / "told").read_text() == "operator --only Causal"
+
+
+def test_averages_are_of_the_last_checkpoints_of_a_run(translator, tmp_path):
+    printed = well("average", translator, "--last", 2, "--out", tmp_path / "mean").lines
+    assert printed == [str(tmp_path / "mean")]
+    saved = [checkpoint.read_tensors(path) for path in checkpoint.saved(translator)[-2:]]
+    for name, x in checkpoint.read_tensors(tmp_path / "mean").items():
+        torch.testing.assert_close(x, (saved[0][name] + saved[1][name]) / 2)
+    chosen = checkpoint.saved(translator)[-2:]
+    well("average", *chosen, "--out", tmp_path / "again")
+    assert checkpoint.read_tensors(tmp_path / "again").keys() == saved[0].keys()
+    assert len(well("translate", tmp_path / "mean", stdin="ein Haus\n").lines) == 1
+
+
+@pytest.mark.parametrize("name", ["plan.toml", "plan.json"])
+def test_a_config_file_says_what_flags_say_and_flags_override_it(name, files, tmp_path):
+    plan = {
+        "data": {"source": str(files / "a.de"), "target": str(files / "a.en")},
+        "vocabulary": {"kind": "char"},
+        "model": {"kind": "rnn", "dim": 8, "dropout": 0},
+        "training": {"steps": 3, "rate": 0.5},
+    }
+    toml = "".join(
+        f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        for section, values in plan.items()
+    )
+    (tmp_path / name).write_text(toml if name.endswith("toml") else json.dumps(plan))
+    well("train", "translation", "--config", tmp_path / name, "--steps", 1, "--dim", 12, "--out", tmp_path / "run")
+    saved = json.loads((tmp_path / "run" / "step-00000001" / "plan.json").read_text())
+    assert saved["training"]["steps"] == 1
+    assert saved["training"]["rate"] == 0.5
+    assert saved["model"] == {
+        "kind": "rnn",
+        "dim": 12,
+        "hidden": None,
+        "depth": None,
+        "heads": 4,
+        "cell": "gru",
+        "dropout": 0,
+        "smoothing": 0.1,
+        "tied": None,
+    }
+    assert "valid" not in saved
+
+
+def test_the_plan_of_a_run_is_a_config_file(translator, tmp_path):
+    plan = translator / "best" / "plan.json"
+    well("train", "translation", "--config", plan, "--steps", 4, "--out", tmp_path / "again")
+    weights = [(run / "step-00000004" / "model.safetensors").read_bytes() for run in (translator, tmp_path / "again")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "rate"),
+    [
+        (
+            ["--schedule", "cosine", "--warmup", 1],
+            {"kind": "Cosine", "peak": 1e-3, "steps": 4, "warmup": 1, "lowest": 0.0},
+        ),
+        (["--schedule", "inverse-sqrt", "--warmup", 9], {"kind": "InverseSquareRoot", "peak": 1e-3, "warmup": 9}),
+        (["--forcing", "linear", "--forcing-k", 50], {"kind": "InverseSquareRoot", "peak": 1e-3, "warmup": 400}),
+        (["--forcing", "inverse-sigmoid"], {"kind": "InverseSquareRoot", "peak": 1e-3, "warmup": 400}),
+    ],
+)
+def test_schedules_have_names(flags, rate, files, tmp_path):
+    data = ["--source", files / "a.de", "--target", files / "a.en", "--model", "rnn", *SMALL]
+    well("train", "translation", *data, *flags, "--out", tmp_path / "run")
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert recipe["rate"] == rate
+    forcing = {
+        "linear": {"kind": "Linear", "steps": 50, "lowest": 0.0},
+        "inverse-sigmoid": {"kind": "InverseSigmoid", "k": 1000},
+    }
+    assert recipe["forcing"] == forcing.get(flags[1])
+
+
+def test_the_best_checkpoint_is_chosen_by_the_metric_named(files, tmp_path):
+    data = ["--pairs", files / "a.tsv", "--valid-pairs", files / "a.tsv", "--model", "rnn", *SMALL]
+    well("train", "translation", *data, "--metric", "loss", "--schedule", "plateau", "--out", tmp_path / "run")
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert (recipe["metric"], recipe["better"]) == ("loss", "lower")
+    assert recipe["rate"]["kind"] == "Plateau"
+
+
+def test_a_task_that_cannot_be_asked_is_named(translator):
+    with pytest.raises(ValueError, match=r"is of the task 'translation', expected 'painting' or 'music'"):
+        question({"painting": None, "music": None}, [translator], {})
+
+
+def test_a_run_ends_with_the_average_it_was_asked_for(files, tmp_path):
+    flags = ["--pairs", files / "a.tsv", "--model", "rnn", "--dim", 8, "--steps", 5, "--save-every", 1, "--keep", 1]
+    for more in ([], ["--resume"]):  # the second time around, in place of the first
+        ended = well("train", "translation", *flags, "--average", 3, "--out", tmp_path / "run", *more)
+    assert ended.lines == [str(tmp_path / "run" / "averaged")]
+    saved = [checkpoint.read_tensors(checkpoint.path_of(tmp_path / "run", step)) for step in (3, 4, 5)]
+    for name, x in checkpoint.read_tensors(tmp_path / "run" / "averaged").items():
+        torch.testing.assert_close(x, sum(tensors[name] for tensors in saved) / 3)

@@ -1,0 +1,47 @@
+"""`regard train language`, `generate`, and `evaluate` and `score` of a language model."""
+
+from __future__ import annotations
+
+import pytest
+from commands import TARGET, run, well
+
+from regard.tasks.language import LanguageModel
+
+
+def test_a_text_goes_on_from_its_prompt(writer):
+    flags = ["--prompt", "the ", "--tokens", 9, "--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--seed", 3]
+    printed = well("generate", writer, *flags, "--samples", 2).out
+    drawn = {"tokens": 9, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3}
+    found = LanguageModel.load(writer).generate("the ", samples=2, **drawn)
+    assert printed == "".join(f"the {text}\n" for text in found)
+
+
+def test_a_line_is_written_to_its_end(writer):
+    assert len(well("generate", writer, "--prompt", "a", "--line", "--tokens", 50).lines) == 1
+
+
+def test_an_evaluation_prints_each_number(writer, files):
+    ended = well("evaluate", writer, "--text", files / "a.en", "--overlap", 3)
+    measured = LanguageModel.load(writer).evaluate(TARGET, overlap=3)
+    assert [line.split()[:2] for line in ended.lines] == [[k, f"{v.value:.2f}"] for k, v in measured.items()]
+    assert "a word, 24 words, line ends included" in ended.lines[0]
+
+
+def test_scores_are_log_probabilities_a_line(writer, files):
+    printed = [float(line) for line in well("score", writer, "--text", files / "a.en").lines]
+    assert printed == pytest.approx(LanguageModel.load(writer).score(TARGET), abs=1e-4)
+
+
+def test_flags_of_another_task_are_refused(writer, translator, files):
+    ended = run("evaluate", writer, "--source", files / "a.de")
+    assert ended.code == 2
+    assert "is of the task 'language', which takes --text, --overlap, got --source" in ended.err
+    ended = run("score", translator, "--text", files / "a.de")
+    assert "is of the task 'translation', which takes --source, --target, --pairs, got --text" in ended.err
+
+
+def test_a_run_goes_on_by_its_name_alone(files, tmp_path):
+    size = ["--length", 8, "--batch-tokens", 16, "--depth", 1, "--heads", 2, "--dim", 16, "--tokenizer", "char"]
+    well("train", "language", "--text", files / "a.en", *size, "--steps", 1, "--out", tmp_path / "run")
+    ended = well("train", "language", "--out", tmp_path / "run", "--resume", "--steps", 2)
+    assert ended.lines == [str(tmp_path / "run" / "step-00000002")]

@@ -1,0 +1,110 @@
+"""`regard look` and `view`: captures of runs and of Hugging Face folders, from the command line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from commands import run
+
+from regard.lens import Tape
+
+
+@pytest.fixture(scope="module")
+def language_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("look")
+    (folder / "text.txt").write_text("the cat sat on the mat\nthe dog sat on the log\n" * 8, "utf-8")
+    done = run(
+        "train", "language", "--text", folder / "text.txt", "--out", folder / "run", "--tokenizer", "word",
+        "--dim", 16, "--depth", 1, "--heads", 2, "--length", 32, "--steps", 2,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    (folder / "line.txt").write_text("the cat sat\n", "utf-8")
+    return folder
+
+
+def test_a_run_is_captured_and_shown_as_a_page(language_run, tmp_path):
+    capture, page = tmp_path / "look.safetensors", tmp_path / "page.html"
+    done = run("look", language_run / "run", "--text", language_run / "line.txt", "--summarize", "--out", capture)
+    assert done.code == 0, done.err
+    tape = Tape.load(capture)
+    assert len(tape) == 1
+    assert tape.summarized(0)
+    assert tape.tokens_of(0)[0] == ["<eos>", "▁the", "▁cat", "▁sat"]
+    done = run("view", capture, "--html", page)
+    assert done.code == 0, done.err
+    assert page.read_text("utf-8").lstrip().lower().startswith("<!doctype html>")
+
+
+def test_a_hugging_face_folder_is_captured(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "the": 1, "cat": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(tmp_path / "model")
+    config = transformers.BertConfig(
+        vocab_size=3, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("the cat", "utf-8")
+    done = run("look", tmp_path / "model", "--text", tmp_path / "text.txt", "--out", tmp_path / "look.safetensors")
+    assert done.code == 0, done.err
+    tape = Tape.load(tmp_path / "look.safetensors")
+    assert len(tape) == 2
+    assert tape.tokens_of(0) == (["the", "cat"], ["the", "cat"])
+
+
+MALFORMED = {
+    "no run": (("look", "{empty}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "holds no run"),
+    "neither": (("look", "{run}", "--out", "{tmp}/a.safetensors"), "give a text or an image"),
+    "both": (("look", "{run}", "--text", "{line}", "--image", "{line}", "--out", "{tmp}/a.safetensors"), "got both"),
+    "image to a reader": (("look", "{run}", "--image", "{line}", "--out", "{tmp}/a.safetensors"), "reads text"),
+    "empty": (("look", "{run}", "--text", "{blank}", "--out", "{tmp}/a.safetensors"), "the text is empty"),
+    "not UTF-8": (("look", "{run}", "--text", "{bytes}", "--out", "{tmp}/a.safetensors"), "is not UTF-8 at byte 0"),
+    "too long": (("look", "{run}", "--text", "{long}", "--out", "{tmp}/a.safetensors"), "reads at most 32; shorten"),
+    "nowhere": (("look", "{run}", "--text", "{line}", "--out", "{tmp}/no/a.safetensors"), "cannot be written"),
+    "no text": (("look", "{run}", "--text", "{tmp}/none.txt", "--out", "{tmp}/a.safetensors"), "none.txt"),
+    "pickled": (("look", "{pickled}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "may run code"),
+    "no JSON": (("look", "{broken}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "is no JSON"),
+    "no capture": (("view", "{line}", "--html", "{tmp}/page.html"), "line.txt"),
+    "three": (("view", "{line}", "{line}", "{line}"), "one capture or two side by side, got 3"),
+    "missing": (("view", "{tmp}/none.safetensors"), "none.safetensors"),
+}
+
+
+@pytest.mark.parametrize(("command", "reason"), MALFORMED.values(), ids=MALFORMED)
+def test_bad_input_is_one_line_and_nothing_is_written(command, reason, language_run, tmp_path):
+    for name in ("empty", "pickled", "broken"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "pickled" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x02.")
+    (tmp_path / "broken" / "config.json").write_text("{")
+    (tmp_path / "blank.txt").write_text(" \n")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "long.txt").write_text("the cat sat on the mat\n" * 20)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    places = {name: tmp_path / name for name in ("empty", "pickled", "broken")}
+    places |= {name: tmp_path / f"{name}.txt" for name in ("blank", "bytes", "long")}
+    places |= {"run": language_run / "run", "line": language_run / "line.txt", "tmp": tmp_path}
+    done = run(*(part.format(**places) for part in command))
+    assert done.code == 2
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+    assert reason in done.err
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+def test_a_served_capture_answers_until_it_is_interrupted(language_run, tmp_path):
+    capture = tmp_path / "look.safetensors"
+    assert run("look", language_run / "run", "--text", language_run / "line.txt", "--out", capture).code == 0
+    command = [sys.executable, "-m", "regard.cli", "view", str(capture), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        line = process.stdout.readline().strip()
+        assert re.fullmatch(r"open http://127\.0\.0\.1:\d+/\?token=\S+", line)
+        with urllib.request.urlopen(line.removeprefix("open "), timeout=20) as answer:
+            assert answer.status == 200
+        process.terminate()
+        process.wait(timeout=20)

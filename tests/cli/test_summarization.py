@@ -1,0 +1,81 @@
+"""`regard train summarization`, `summarize`, and `evaluate` and `score` of a summarizer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from commands import HEADLINES, NEWS, SMALL, well
+
+from regard.data import Pair
+from regard.tasks.summarization import Summarizer
+
+LINES = "".join(f"{line}\n" for line in NEWS)
+PAIRS = [Pair(*both) for both in zip(NEWS, HEADLINES, strict=True)]
+
+
+def test_every_document_has_a_summary_in_its_place(summarizer):
+    printed = well("summarize", summarizer, "--beam", 2, "--no-repeat", 2, "--min-length", 3, stdin=LINES).lines
+    found = Summarizer.load(summarizer).summarize(NEWS, beam=2, no_repeat=2, min_length=3)
+    assert printed == [" ".join(one.text.splitlines()) for one in found]
+
+
+def test_no_input_is_no_output(summarizer):
+    assert well("summarize", summarizer).out == ""
+
+
+def test_n_best_lists_have_numbers_and_scores(summarizer):
+    printed = [line.split(" ||| ") for line in well("summarize", summarizer, "--nbest", 2, stdin=LINES).lines]
+    assert [row[0] for row in printed] == [str(n) for n in range(len(NEWS)) for _ in range(2)]
+    [best] = Summarizer.load(summarizer).n_best(NEWS[:1], n=2)
+    assert [row[1:] for row in printed[:2]] == [[" ".join(one.text.splitlines()), f"{one.score:.4f}"] for one in best]
+
+
+def test_several_runs_decode_as_one(summarizer):
+    assert well("summarize", summarizer, summarizer, stdin=LINES).out == well("summarize", summarizer, stdin=LINES).out
+
+
+def test_what_is_not_read_is_counted(summarizer):
+    told = "1 of 2 documents have more than 8 tokens, of which the rest was not read"
+    assert told in well("summarize", summarizer, stdin=f"{'The fox ' * 9}\nThe fox\n").err
+    assert "documents have more than" not in well("summarize", summarizer, stdin="The fox\n").err
+
+
+def test_an_evaluation_prints_each_number_with_its_signature(summarizer, files):
+    data = ["--documents", files / "news", "--summaries", files / "headlines"]
+    ended = well("evaluate", summarizer, *data, "--beam", 2, "--no-repeat", 3, "--rouge", "unicode")
+    measured = Summarizer.load(summarizer).evaluate(PAIRS, beam=2, no_repeat=3, words="unicode")
+    assert [line.split()[:2] for line in ended.lines] == [[k, f"{v.value:.2f}"] for k, v in measured.items()]
+    assert "F1|unicode|rouge-score:" in ended.lines[0]
+    assert f"{len(NEWS)} of {len(NEWS)} documents have more than 8 tokens" in ended.err
+
+
+def test_scores_are_log_probabilities_a_document(summarizer, files):
+    data = ["--jsonl", files / "news.jsonl", "--document-field", "body", "--summary-field", "head"]
+    printed = [float(line) for line in well("score", summarizer, *data).lines]
+    assert printed == pytest.approx(Summarizer.load(summarizer).score(PAIRS), abs=1e-4)
+
+
+def test_flags_reach_the_model_and_the_batches(files, tmp_path):
+    flags = [
+        *("--model", "transformer", "--dim", 16, "--hidden", 24, "--depth", 1, "--heads", 2, "--dropout", 0.2),
+        *("--encoder-mask", "Window(3) | Global(1)", "--segment", 6, "--memory", 2, "--smoothing", 0.05),
+        *("--tokenizer", "bpe", "--vocabulary", 300, "--limit", 30, "--long", "drop", "--batch-tokens", 64),
+    ]
+    data = ["--jsonl", files / "news.jsonl", "--document-field", "body", "--summary-field", "head"]
+    well("train", "summarization", *data, *flags, "--steps", 1, "--out", tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "step-00000001" / "config.json").read_text())
+    expected = {"kind": "TransformerConfig", "dim": 16, "hidden": 24, "encoder_layers": 1, "heads": 2, "dropout": 0.2}
+    expected |= {"encoder_mask": "Window(3) | Global(1)", "segment": 6, "memory": 2, "smoothing": 0.05}
+    assert expected.items() <= config["model"].items()
+    assert config["limit"] is None
+    assert len(well("summarize", tmp_path / "run", stdin="The fox\n").lines) == 1
+
+
+def test_documents_alone_are_enough_to_begin_and_a_run_goes_on_by_its_name_alone(files, tmp_path):
+    data = ["--documents", files / "news", "--summaries", files / "headlines", "--coverage", 1]
+    well("train", "summarization", *data, *SMALL, "--steps", 1, "--out", tmp_path / "run")
+    ended = well("train", "summarization", "--out", tmp_path / "run", "--resume", "--steps", 2)
+    assert ended.lines == [str(tmp_path / "run" / "step-00000002")]
+    config = json.loads((tmp_path / "run" / "step-00000002" / "config.json").read_text())
+    assert (config["model"]["kind"], config["model"]["coverage"], config["limit"]) == ("PointerConfig", 1.0, 400)

@@ -1,0 +1,160 @@
+"""`regard train translation`, `translate`, `align`, and `evaluate` and `score` of a translator."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from commands import SMALL, SOURCE, TARGET, run, well
+
+from regard.data import Pair
+from regard.lens import Links, Tape, alignment_score
+from regard.tasks.translation import Translator
+
+LINES = "".join(f"{line}\n" for line in SOURCE)
+
+
+def test_a_run_holds_all_it_takes_to_use_it(translator):
+    names = {path.name for path in (translator / "best").iterdir()}
+    assert {"config.json", "tokenizer.json", "model.safetensors", "manifest.sha256", "plan.json"} <= names
+    assert {path.name for path in translator.iterdir()} >= {"recipe.json", "log.csv", "evaluations.csv", "best"}
+
+
+def test_every_line_has_a_translation_in_its_place(translator):
+    printed = well("translate", translator, "--beam", 2, stdin=LINES).lines
+    found = Translator.load(translator).translate(SOURCE, beam=2)
+    assert printed == [" ".join(one.text.splitlines()) for one in found]
+
+
+def test_no_input_is_no_output(translator):
+    assert well("translate", translator).out == ""
+
+
+def test_n_best_lists_have_numbers_and_scores(translator):
+    printed = well("translate", translator, "--beam", 3, "--nbest", 3, stdin="ein Haus\ndas\n").lines
+    assert len(printed) == 6
+    rows = [re.fullmatch(r"(\d) \|\|\| (.*) \|\|\| (-\d+\.\d{4})", line) for line in printed]
+    assert [row[1] for row in rows] == ["0"] * 3 + ["1"] * 3
+    scores = [float(row[3]) for row in rows]
+    assert scores[:3] == sorted(scores[:3], reverse=True)
+
+
+def test_several_runs_decode_as_one(translator, recurrent):
+    printed = well("translate", translator, recurrent, stdin=LINES).lines
+    found = Translator.load(translator, recurrent).translate(SOURCE)
+    assert printed == [" ".join(one.text.splitlines()) for one in found]
+
+
+@pytest.mark.parametrize("kind", ["translator", "recurrent"])
+def test_alignments_and_attention_are_of_what_was_printed(kind, request, tmp_path):
+    folder = request.getfixturevalue(kind)
+    links, attention = tmp_path / "links", tmp_path / "attention.safetensors"
+    printed = well("translate", folder, "--alignments", links, "--attention", attention, stdin=LINES).lines
+    pairs = [Pair(*both) for both in zip(SOURCE, printed, strict=True)]
+    loaded = Translator.load(folder)
+    assert links.read_text().splitlines() == [str(one) for one in loaded.align(pairs)]
+    tape, expected = Tape.load(attention), loaded.tape(pairs)
+    assert tape.layers == expected.layers
+    for key in expected:
+        assert tape[key][...].equal(expected[key][...])
+        assert tape.tokens_of(key, batch=1) == expected.tokens_of(key, batch=1)
+    assert {path.name for path in tmp_path.iterdir()} == {"links", "attention.safetensors"}
+
+
+def test_translations_that_do_not_end_are_counted(translator):
+    ended = well("translate", translator, "--beam", 1, "--length-penalty", 0, stdin=LINES)
+    cut = sum(not one.finished for one in Translator.load(translator).translate(SOURCE, beam=1, alpha=0))
+    assert (f"{cut} of 8 translations did not come to an end" in ended.err) == (cut > 0)
+
+
+def test_an_evaluation_prints_each_number_with_its_signature(translator, files):
+    data = ["--source", files / "a.de", "--target", files / "a.en"]
+    ended = well("evaluate", translator, *data, "--beam", 2, "--tokenize", "char")
+    pairs = [Pair(*both) for both in zip(SOURCE, TARGET, strict=True)]
+    measured = Translator.load(translator).evaluate(pairs, beam=2, tokenize="char")
+    assert [line.split()[:2] for line in ended.lines] == [[k, f"{v.value:.2f}"] for k, v in measured.items()]
+    assert "tok:char|smooth:exp" in ended.lines[0]
+
+
+def test_scores_are_log_probabilities_a_line(translator, files):
+    printed = [float(line) for line in well("score", translator, "--pairs", files / "a.tsv").lines]
+    pairs = [Pair(*both) for both in zip(SOURCE, TARGET, strict=True)]
+    assert printed == pytest.approx(Translator.load(translator).score(pairs), abs=1e-4)
+
+
+def test_links_are_printed_and_judged_by_gold_ones(recurrent, files):
+    data = ["--source", files / "a.de", "--target", files / "a.en", "--gold", files / "gold"]
+    ended = well("align", recurrent, *data)
+    links = [Links.parse(line) for line in ended.lines]
+    gold = [Links.parse(line) for line in (files / "gold").read_text().splitlines()]
+    score = alignment_score(links, gold)
+    assert len(links) == 8
+    assert ended.err.strip() == (
+        f"alignment error rate {score.error:.4f} · precision {score.precision:.4f} · recall {score.recall:.4f}"
+    )
+
+
+def test_links_of_both_directions_are_those_they_share(translator, recurrent, files):
+    data = ["--source", files / "a.de", "--target", files / "a.en"]
+    printed = well("align", translator, *data, "--reverse", recurrent, "--layer", 0, "--when", "read").lines
+    pairs = [Pair(*both) for both in zip(SOURCE, TARGET, strict=True)]
+    found = Translator.load(translator).align(pairs, layer=0, when="read", reverse=Translator.load(recurrent))
+    assert printed == [str(one) for one in found]
+
+
+def test_flags_reach_the_model_and_the_recipe(files, tmp_path):
+    flags = [
+        *("--model", "luong-general", "--dim", 8, "--hidden", 12, "--depth", 2, "--cell", "lstm", "--dropout", 0.2),
+        *("--smoothing", 0.05, "--tied", "none", "--no-joint", "--tokenizer", "char"),
+        *("--epochs", 1, "--rate", 0.01, "--schedule", "constant", "--warmup", 3, "--clip", 0.5, "--accumulate", 2),
+        *("--forcing", "exponential", "--forcing-k", 0.5, "--weight-decay", 0.1, "--seed", 7, "--precision", "float32"),
+        *("--batch-tokens", 64, "--limit", 10, "--long", "truncate", "--keep", 3, "--save-every", 1, "--average", 2),
+    ]
+    ended = well("train", "translation", "--pairs", files / "a.tsv", *flags, "--out", tmp_path / "run")
+    assert ended.lines == [str(tmp_path / "run" / "averaged")]
+    config = json.loads((tmp_path / "run" / "averaged" / "config.json").read_text())["model"]
+    expected = {"dim": 8, "hidden": 12, "layers": 2, "cell": "lstm", "attention": "general", "tied": "none"}
+    assert expected.items() <= config.items()
+    assert (config["dropout"], config["smoothing"]) == (0.2, 0.05)
+    assert (tmp_path / "run" / "averaged" / "tokenizer.source.json").exists()
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert recipe["rate"] == {"kind": "Constant", "peak": 0.01, "warmup": 3}
+    assert recipe["forcing"] == {"kind": "Exponential", "k": 0.5}
+    simple = {"epochs": 1, "clip": 0.5, "accumulate": 2, "weight_decay": 0.1, "seed": 7, "precision": "float32"}
+    assert simple.items() <= recipe.items()
+    assert recipe["steps"] is None
+    assert "truncated" in ended.err
+    assert len(well("translate", tmp_path / "run" / "averaged", stdin="ein Haus\n").lines) == 1
+
+
+def test_data_alone_is_enough_to_begin(files, tmp_path):
+    flags = ["--source", files / "a.de", "--target", files / "a.en", "--out", tmp_path / "run"]
+    ended = well("train", "translation", *flags, "--steps", 1)
+    assert ended.lines == [str(tmp_path / "run" / "step-00000001")]
+    config = json.loads((tmp_path / "run" / "step-00000001" / "config.json").read_text())
+    assert config["model"]["kind"] == "TransformerConfig"
+    assert config["model"]["tied"] == "all"
+
+
+def test_a_run_goes_on_by_its_name_alone(files, tmp_path):
+    flags = ["--source", files / "a.de", "--target", files / "a.en", "--model", "rnn", *SMALL]
+    whole = well("train", "translation", *flags, "--out", tmp_path / "whole").lines[0]
+    well("train", "translation", *flags, "--steps", 2, "--out", tmp_path / "parts")
+    parts = well("train", "translation", "--out", tmp_path / "parts", "--resume", "--steps", 4)
+    assert "resuming from" in parts.err
+    weights = [(tmp_path / run / "step-00000004" / "model.safetensors").read_bytes() for run in ("whole", "parts")]
+    assert weights[0] == weights[1]
+    assert whole.endswith("step-00000004")
+
+
+def test_a_new_run_may_be_told_to_resume(files, tmp_path):
+    flags = ["--source", files / "a.de", "--target", files / "a.en", "--model", "rnn", *SMALL]
+    for _ in range(2):
+        well("train", "translation", *flags, "--out", tmp_path / "run", "--resume")
+
+
+def test_other_models_cannot_be_resumed_into_a_run(recurrent):
+    ended = run("train", "translation", "--out", recurrent, "--resume", "--dim", 32)
+    assert ended.code == 2
+    assert "error: a resumed run keeps its model: dim was 16, got 32; name another folder" in ended.err

@@ -1,0 +1,218 @@
+"""Captioning: what is learned of scenes, found again, measured and shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from regard.data import Captioned, DataError, Tokenizer, captions_tsv
+from regard.models import CaptionerConfig
+from regard.tasks import captioning
+from regard.tasks.captioning import Describer, Model
+from regard.tasks.seeing import Seeing, Sight
+from regard.tasks.turns import Lengths, Turns, texts_of
+from regard.tasks.vocabulary import WordVocabulary
+from regard.train import Constant, Linear, Recipe, Silence, checkpoint
+
+RECIPE = Recipe(steps=4, rate=Constant(3e-3), save_every=2, log_every=1)
+COLOURS = {"red": (220, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 220)}
+KINDS = ("soft", "hard", "transformer")
+
+
+def scenes():
+    """A coloured square in one of four corners, and the one or two ways to say so."""
+    found = []
+    for colour, rgb in COLOURS.items():
+        for corner in range(4):
+            image = np.zeros((16, 16, 3), np.uint8)
+            y, x = (8 * n for n in divmod(corner, 2))
+            image[y : y + 8, x : x + 8] = rgb
+            place = f"{'bottom' if y else 'top'} {'right' if x else 'left'}"
+            captions = (f"{colour} at the {place}",) + ((f"a {colour} square",) if corner == 3 else ())
+            found.append(Captioned(image, captions, ""))
+    return found
+
+
+SCENES = scenes()
+TINY = Model(dim=16, heads=2, depth=1, channels=16, stages=2, dropout=0.0)
+
+
+def trained(out, kind="soft", recipe=RECIPE, **settings):
+    settings = {"model": replace(TINY, kind=kind), "seeing": Seeing(size=16, rows=6), "show": Silence()} | settings
+    return captioning.train(settings.pop("examples", SCENES), out=out, recipe=recipe, **settings)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request, tmp_path_factory):
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    trained(out, request.param)
+    return out
+
+
+IMAGES = [scene.image for scene in SCENES]
+
+
+@pytest.mark.parametrize("kind", ["soft", "transformer"])
+def test_a_captioner_learns_what_there_is_to_see_and_where(kind, tmp_path):
+    only = [scene._replace(captions=scene.captions[:1]) for scene in SCENES]
+    steps = replace(RECIPE, steps=80, save_every=80, rate=Constant(8e-3))
+    trained(tmp_path / "run", kind, steps, examples=only, seeing=Seeing(size=16, rows=12))
+    describer = Describer.load(tmp_path / "run")
+    assert [one.text for one in describer.describe(IMAGES)] == [scene.captions[0] for scene in only]
+    found = describer.evaluate(only)
+    assert found["exact"].value == 100
+    assert found["bleu4"].value == pytest.approx(100)
+    assert found["loss"].value < 0.2
+
+
+def test_each_image_is_described_as_if_it_were_alone(folder):
+    describer = Describer.load(folder)
+    for beam in (1, 3):
+        together = describer.n_best(IMAGES[:4], n=beam, beam=beam)
+        for image, best in zip(IMAGES, together, strict=False):
+            [alone] = describer.n_best([image], n=beam, beam=beam)
+            assert [one.text for one in alone] == [one.text for one in best]
+
+
+def test_scores_are_what_the_loss_of_the_model_says(folder):
+    describer = Describer.load(folder)
+    [model], tokenizer = describer.models, describer.tokenizer
+    for scene, scores in zip(SCENES, describer.score(SCENES), strict=True):
+        assert len(scores) == len(scene.captions)
+        for caption, score in zip(scene.captions, scores, strict=True):
+            target = torch.tensor([tokenizer.encode(caption, eos=True)])
+            batch = {**describer.sight.seen([scene.image], torch.device("cpu")), "target": target}
+            assert score == pytest.approx(-model.loss(batch).sum.item(), rel=1e-4)
+
+
+def test_the_loss_of_an_evaluation_is_that_of_all_tokens_of_all_captions(folder):
+    describer = Describer.load(folder)
+    tokens = sum(len(caption.split()) + 1 for caption in texts_of(SCENES))
+    cost = -sum(value for values in describer.score(SCENES) for value in values)
+    assert describer.evaluate(SCENES, beam=1)["loss"].value == pytest.approx(cost / tokens)
+
+
+def test_looks_are_a_map_for_each_token_and_its_end(folder):
+    describer = Describer.load(folder)
+    captions = ["red at the top left", "blue"]
+    for caption, maps in zip(captions, describer.looks(IMAGES[:2], captions), strict=True):
+        assert describer.tokens(caption) == [*caption.split(), "<end>"]
+        assert maps.shape == (len(caption.split()) + 1, 4, 4)
+        assert torch.allclose(maps.sum((1, 2)), torch.ones(len(maps)), atol=1e-5)
+
+
+def test_a_tape_shows_images_and_names_words(folder):
+    describer = Describer.load(folder)
+    tape = describer.tape(IMAGES[:2], ["red at the top left", "blue"])
+    layer = "decoder.attention" if "decoder.attention" in tape.layers else "decoder.blocks.0.cross"
+    words, places = tape.tokens_of(layer, batch=1)
+    assert words[:3] == ["▁blue", "<eos>", "<pad>"]
+    assert (places[0], places[5]) == ("0,0", "1,1")
+    assert tape.pictures_of(layer, batch=1)[1].pixels.shape == (16, 16, 3)
+    assert tape.pictures_of(layer)[0] is None
+
+
+def test_several_copies_of_a_model_write_as_the_model(folder):
+    alone, twice = Describer.load(folder), Describer.load(folder, folder)
+    assert [one.text for one in twice.describe(IMAGES[:3])] == [one.text for one in alone.describe(IMAGES[:3])]
+    [one], [other] = (some.looks(IMAGES[:1], ["blue"]) for some in (alone, twice))
+    assert torch.allclose(one, other)
+    with pytest.raises(ValueError, match="a tape is of one model, got 2"):
+        twice.tape(IMAGES[:1], ["blue"])
+
+
+def test_models_that_see_otherwise_are_no_ensemble(folder, tmp_path):
+    trained(tmp_path / "other", seeing=Seeing(size=8))
+    with pytest.raises(ValueError, match=r"an ensemble shares vocabulary and sight, and those of .*other.* differ"):
+        Describer.load(folder, tmp_path / "other")
+    with pytest.raises(ValueError, match="folders must name at least one run, got none"):
+        Describer.load()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(kind, tmp_path):
+    whole = trained(tmp_path / "whole", kind)
+    trained(tmp_path / "parts", kind, replace(RECIPE, steps=2))
+    parts = trained(tmp_path / "parts", kind, resume=True, model=replace(TINY, dim=8))
+    expected, found = (checkpoint.read_tensors(outcome.best) for outcome in (whole, parts))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_the_best_checkpoint_has_the_highest_bleu(tmp_path):
+    recipe = replace(RECIPE, evaluate_every=2, metric="bleu1", better="higher")
+    outcome = trained(tmp_path / "run", recipe=recipe, valid=SCENES)
+    assert outcome.score == Describer.load(tmp_path / "run").evaluate(SCENES, beam=1)["bleu1"].value
+
+
+def test_every_caption_has_a_turn(tmp_path):
+    tokenizer = WordVocabulary().learn(texts_of(SCENES))
+    turns = Turns(SCENES, tokenizer, Lengths(), say=print)
+    said = [tokenizer.decode(ids) for _, ids in (turns[n] for n in range(len(turns)))]
+    assert said == list(texts_of(SCENES))
+    assert len(turns) == 15
+    assert turns.longest == 6
+    assert np.array_equal(turns[4][0], SCENES[3].image)
+    assert all(ids[-1] == tokenizer.eos for _, ids in (turns[n] for n in range(len(turns))))
+
+
+def test_turns_of_files_are_those_of_their_pictures(tmp_path):
+    for n, scene in enumerate(SCENES[:4]):
+        Image.fromarray(scene.image).save(tmp_path / f"{n}.png")
+    lines = [f"{n}.png\t{text}\n" for n, scene in enumerate(SCENES[:4]) for text in scene.captions]
+    (tmp_path / "captions.tsv").write_text("".join(lines))
+    files = captions_tsv(tmp_path / "captions.tsv", tmp_path)
+    tokenizer = WordVocabulary().learn(texts_of(files))
+    one, other = (Turns(some, tokenizer, Lengths(), say=print) for some in (files, SCENES[:4]))
+    assert len(one) == len(other) == 5
+    for n in range(5):
+        assert np.array_equal(one[n][0], other[n][0])
+        assert one[n][1] == other[n][1]
+
+
+@pytest.mark.parametrize(("long", "count", "longest"), [("drop", 3, 4), ("truncate", 15, 4)])
+def test_captions_that_are_too_long_are_dropped_or_cut_and_counted(long, count, longest):
+    said = []
+    tokenizer = WordVocabulary().learn(texts_of(SCENES))
+    turns = Turns(SCENES, tokenizer, Lengths(limit=4, long=long), say=said.append)
+    assert (len(turns), turns.longest) == (count, longest)
+    done = "dropped" if long == "drop" else "truncated"
+    assert said == [f"12 of 15 captions have more than 4 tokens and are {done}"]
+
+
+@pytest.mark.parametrize("lengths", [Lengths(limit=4, long="error"), Lengths(limit=2)])
+def test_captions_that_may_not_be_so_long_are_named(lengths):
+    tokenizer = WordVocabulary().learn(texts_of(SCENES))
+    with pytest.raises(DataError, match=r"image 0: the caption has 6 tokens, more than \d, as 1\d of 15 do; raise"):
+        Turns(SCENES, tokenizer, lengths, say=print)
+
+
+def test_a_sketch_is_a_config():
+    tokenizer = Tokenizer.words(["a b"])
+    config = Model(kind="transformer", channels=64, stages=3)(tokenizer, Sight(size=32, channels=1))
+    assert type(config) is CaptionerConfig
+    assert (config.widths, config.channels, config.hidden, config.layers) == ((16, 32, 64), 1, 1024, 3)
+    assert Model(dim=32)(tokenizer, Sight(size=32, channels=3)).hidden == 64
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(ValueError, match="images of 2 pixels a side cannot be halved 2 times; pass fewer stages"):
+        trained(out, seeing=Seeing(size=2))
+    with pytest.raises(ValueError, match="stages must be at least 1, got 0"):
+        Model(stages=0)
+    with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
+        Lengths(limit=0)
+    with pytest.raises(ValueError, match="valid must hold at least one image, got none"):
+        trained(out, valid=[])
+    with pytest.raises(ValueError, match="forcing is not for captioners"):
+        trained(out, recipe=replace(RECIPE, forcing=Linear(steps=9)))
+    assert not out.exists()
+
+
+def test_a_tape_holds_so_many_and_no_more(folder):
+    with pytest.raises(ValueError, match="a tape holds the attention of 1 to 500 images, got 0"):
+        Describer.load(folder).tape([], [])

@@ -1,0 +1,302 @@
+"""Classification: what is learned of texts and images, found again, measured and shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from regard.data import Images, Labelled
+from regard.models import AttentionConvNetConfig, BertConfig, TextClassifierConfig, ViTConfig
+from regard.tasks import Batching, classification
+from regard.tasks.classification import Classifier
+from regard.tasks.classifiers import Model
+from regard.tasks.seeing import Seeing, Sight
+from regard.train import Constant, Linear, Recipe, Silence, checkpoint
+
+RECIPE = Recipe(steps=4, rate=Constant(3e-3), save_every=2, log_every=1)
+WORDS = {"good": ("fine", "great", "witty"), "bad": ("dull", "poor", "long")}
+SENTENCES = [
+    (f"the {a} {thing} was {b}", label)
+    for label, words in WORDS.items()
+    for a in words
+    for b in words
+    for thing in ("film", "play")
+]
+
+
+class Reviews:
+    """Labelled texts in memory."""
+
+    classes = ("bad", "good")
+
+    def __init__(self, texts=SENTENCES):
+        self.texts = texts
+        self.labels = np.array([self.classes.index(label) for _, label in texts])
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, number):
+        return Labelled(self.texts[number][0], int(self.labels[number]))
+
+    def where(self, number):
+        return f"review {number}"
+
+
+def bars(count=60, side=8, seed=0):
+    """Bright bars on a dim ground: lying (0), standing (1), or none (2)."""
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) % 3
+    images = generator.integers(0, 60, (count, side, side)).astype(np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        at = generator.integers(0, side)
+        image[(at,) if label == 0 else (slice(None), at)] += 190 * np.uint8(label < 2)
+    return Images(images, labels, classes=("lying", "standing", "none"))
+
+
+def read(out, recipe=RECIPE, model=None, **settings):
+    settings = {"model": model or Model(dim=16, dropout=0.0), "show": Silence()} | settings
+    return classification.train_texts(settings.pop("examples", Reviews()), out=out, recipe=recipe, **settings)
+
+
+def seen(out, recipe=RECIPE, model=None, **settings):
+    settings = {"model": model or Model(dim=16, dropout=0.0), "seeing": Seeing(rows=20), "show": Silence()} | settings
+    return classification.train_images(settings.pop("examples", bars()), out=out, recipe=recipe, **settings)
+
+
+TEXTS = {
+    "rnn": Model(kind="rnn", dim=16, dropout=0.0),
+    "spelled": Model(kind="rnn", dim=16, dropout=0.0, spelling=True, queries=2),
+    "pool": Model(kind="pool", dim=16, dropout=0.0),
+    "bert": Model(kind="bert", dim=16, heads=2, depth=2, dropout=0.0),
+}
+IMAGES = {
+    "convnet": Model(kind="convnet", dim=16, dropout=0.0),
+    "vit": Model(kind="vit", dim=16, heads=2, depth=2, dropout=0.0),
+}
+MORE = ["the great film was fine", "", "dull", "an unheard-of play, long and long and long", "witty"]
+
+
+@pytest.fixture(scope="module", params=TEXTS)
+def reader(request, tmp_path_factory):
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    read(out, model=TEXTS[request.param])
+    return Classifier.load(out)
+
+
+@pytest.fixture(scope="module", params=IMAGES)
+def seer(request, tmp_path_factory):
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    seen(out, model=IMAGES[request.param])
+    return Classifier.load(out)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_classifier_learns_to_tell_texts_apart_by_their_words(kind, tmp_path):
+    steps = replace(RECIPE, steps=60, save_every=60, rate=Constant(5e-3))
+    read(tmp_path / "run", steps, model=TEXTS[kind])
+    classifier = Classifier.load(tmp_path / "run")
+    assert classifier.evaluate(Reviews())["accuracy"].value == 100
+    [found] = classifier.classify(["the great play was fine"])
+    assert (found.label, list(found.probabilities)) == ("good", ["good", "bad"])
+    assert found.probability == found.probabilities["good"] > 0.5
+
+
+def test_attention_falls_on_the_words_that_tell(tmp_path):
+    steps = replace(RECIPE, steps=150, save_every=150, rate=Constant(5e-3))
+    read(tmp_path / "run", steps, model=TEXTS["pool"])
+    classifier = Classifier.load(tmp_path / "run")
+    for text, look in zip(["the great film was fine", "the film was dull"], [{1, 4}, {3}], strict=True):
+        [weights] = classifier.looks([text])
+        assert weights[list(look)].sum() > 1.2 * len(look) / len(weights)
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_a_classifier_learns_to_tell_images_apart(kind, tmp_path):
+    steps = replace(RECIPE, steps=60, save_every=60, rate=Constant(5e-3))
+    seen(tmp_path / "run", steps, model=IMAGES[kind])
+    found = Classifier.load(tmp_path / "run").evaluate(bars())
+    assert found["accuracy"].value > 90
+    assert found["loss"].value < 0.5
+
+
+def test_each_text_is_classified_as_if_it_were_alone(reader):
+    together = reader.classify(MORE)
+    for text, found in zip(MORE, together, strict=True):
+        [alone] = reader.classify([text])
+        assert alone.probabilities == pytest.approx(found.probabilities, abs=1e-5)
+
+
+def test_each_image_is_classified_as_if_it_were_alone(seer):
+    images = list(bars().images[:5])
+    for image, found in zip(images, seer.classify(images), strict=True):
+        assert seer.classify([image])[0].probabilities == pytest.approx(found.probabilities, abs=1e-5)
+
+
+def test_looks_are_shares_of_what_there_is_to_look_at(reader, seer):
+    for text, look in zip(MORE, reader.looks(MORE), strict=True):
+        assert len(look) == len(reader.reads.pieces(text))
+        assert (look.sum().item(), look.min().item() >= 0) == (pytest.approx(1, abs=1e-5), True)
+    for look in seer.looks(list(bars().images[:3])):
+        assert look.shape[0] == look.shape[1]
+        assert look.sum().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_pieces_are_what_tokens_stand_for(reader):
+    start = ["<bos>"] if reader.reads.start else []
+    assert reader.reads.pieces("the  dull film!") == [*start, "the", "dull", "film", "!"]
+    assert reader.reads.pieces("") == (start or ["<eos>"])
+
+
+def test_tapes_name_their_tokens_and_show_their_images(reader, seer):
+    tape = reader.tape(["dull", "the great film"])
+    start = ["<bos>"] if reader.reads.start else []
+    for layer in tape.layers:
+        assert tape.tokens_of(layer, batch=1)[1] == [*start, "the", "great", "film"]
+        assert tape.tokens_of(layer, batch=0)[1] == [*start, "dull", "<pad>", "<pad>"]
+    tape = seer.tape(list(bars().images[:2]))
+    for layer in tape.layers:
+        queries, keys = tape.pictures_of(layer, batch=1)
+        assert queries.pixels.shape == keys.pixels.shape == (8, 8, 3)
+
+
+def test_an_evaluation_is_what_the_logits_say(reader):
+    reviews = Reviews()
+    found = reader.evaluate(reviews)
+    chances = [reader.classify([text])[0].probabilities for text, _ in SENTENCES]
+    logits = torch.tensor([[one[name] for name in reviews.classes] for one in chances]).log()
+    labels = torch.from_numpy(reviews.labels)
+    right = (logits.argmax(1) == labels).double().mean().item()
+    assert found["accuracy"].value == pytest.approx(100 * right)
+    assert found["loss"].value == pytest.approx(F.cross_entropy(logits, labels).item(), abs=1e-4)
+    assert found["confusion"].counts.sum().item() == len(reviews)
+
+
+@pytest.mark.parametrize("kind", ["spelled", "bert"])
+def test_a_resumed_run_of_texts_ends_with_the_same_weights(kind, tmp_path):
+    whole = read(tmp_path / "whole", model=TEXTS[kind])
+    read(tmp_path / "parts", replace(RECIPE, steps=2), model=TEXTS[kind])
+    parts = read(tmp_path / "parts", resume=True, model=replace(TEXTS[kind], dim=8))
+    expected, found = (checkpoint.read_tensors(outcome.best) for outcome in (whole, parts))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_resumed_run_of_images_ends_with_the_same_weights(tmp_path):
+    varied = Seeing(rows=20, shift=2, flip=True)
+    whole = seen(tmp_path / "whole", seeing=varied)
+    seen(tmp_path / "parts", replace(RECIPE, steps=2), seeing=varied)
+    parts = seen(tmp_path / "parts", seeing=varied, resume=True)
+    expected, found = (checkpoint.read_tensors(outcome.best) for outcome in (whole, parts))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_spelling_changes_what_a_classifier_makes_of_an_unknown_word(tmp_path):
+    read(tmp_path / "spelled", model=TEXTS["spelled"])
+    read(tmp_path / "words", model=TEXTS["rnn"])
+    one, other = (Classifier.load(tmp_path / name).classify(["wit", "greatest"]) for name in ("spelled", "words"))
+    assert one[0].probabilities != one[1].probabilities
+    assert other[0].probabilities == other[1].probabilities
+
+
+def test_the_best_checkpoint_is_the_most_accurate(tmp_path):
+    recipe = replace(RECIPE, evaluate_every=2, metric="accuracy", better="higher")
+    outcome = read(tmp_path / "run", recipe, valid=Reviews(), model=TEXTS["pool"])
+    assert outcome.score == Classifier.load(tmp_path / "run").evaluate(Reviews())["accuracy"].value
+
+
+def test_a_text_is_read_as_far_as_texts_went_in_training(tmp_path):
+    read(tmp_path / "run", model=TEXTS["bert"], batching=Batching(limit=6))
+    classifier = Classifier.load(tmp_path / "run")
+    cut, longer = classifier.classify(["the great film was fine", "the great film was fine " * 9])
+    assert cut.probabilities == pytest.approx(longer.probabilities, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (Model(), TextClassifierConfig),
+        (Model(kind="pool"), TextClassifierConfig),
+        (Model(kind="bert"), BertConfig),
+    ],
+)
+def test_sketches_of_text_models_are_configs(model, kind, reader):
+    words = reader.reads.words
+    network = model.texts(words, None, classes=2, limit=50)
+    assert type(network) is kind
+    assert network.vocabulary == len(words)
+    assert getattr(network, "layers", 1) == (0 if model.kind == "pool" else 1)
+
+
+@pytest.mark.parametrize(("size", "widths"), [(8, (64, 128)), (28, (32, 64, 128)), (4, (128,)), (224, (32, 64, 128))])
+def test_a_convnet_has_as_many_stages_as_the_image_can_be_halved(size, widths):
+    network = Model(attention="none").images(Sight(size=size, channels=3), classes=5)
+    assert type(network) is AttentionConvNetConfig
+    assert (network.widths, network.attention, network.channels) == (widths, None, 3)
+
+
+@pytest.mark.parametrize(("size", "patch"), [(8, 1), (28, 2), (32, 4), (224, 28), (7, 1), (64, 8)])
+def test_patches_are_an_eighth_of_the_image_or_less(size, patch):
+    network = Model(kind="vit").images(Sight(size=size, channels=1), classes=5)
+    assert type(network) is ViTConfig
+    assert network.patch == patch
+    assert Model(kind="vit", patch=size).images(Sight(size=size, channels=1), classes=5).grid == (1, 1)
+
+
+def test_attention_that_looks_nowhere_is_refused(tmp_path):
+    seen(tmp_path / "run", model=Model(attention="squeeze", dim=16), recipe=replace(RECIPE, steps=1))
+    classifier = Classifier.load(tmp_path / "run")
+    for show in (classifier.looks, classifier.tape):
+        with pytest.raises(ValueError, match=r"the model has squeeze, which weighs channels .*attention='self'"):
+            show(list(bars().images[:1]))
+
+
+def test_a_tape_holds_so_many_and_no_more(reader):
+    for count in (0, 501):
+        with pytest.raises(ValueError, match=f"a tape holds the attention of 1 to 500 examples, got {count}"):
+            reader.tape(["dull"] * count)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "bert", "smoothing": 0.1}, "smoothing is of an rnn, a pool or a convnet, got kind='bert'"),
+        ({"kind": "vit", "spelling": True}, "spelling is read by an rnn or a pool, got kind='vit'"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Model(**settings)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+    out = tmp_path / "run"
+    other = bars()
+    other.classes = ("a", "b", "c")
+    with pytest.raises(ValueError, match="kind must be rnn or pool or bert for texts, got 'vit'"):
+        read(out, model=Model(kind="vit"))
+    with pytest.raises(ValueError, match="kind must be convnet or vit for images, got 'rnn'"):
+        seen(out, model=Model(kind="rnn"))
+    with pytest.raises(ValueError, match="classes must be those of the training, lying, standing, none, got a, b, c"):
+        seen(out, valid=other)
+    with pytest.raises(ValueError, match="forcing feeds a recurrent decoder its own words, got a classifier"):
+        read(out, replace(RECIPE, forcing=Linear(steps=9)))
+    with pytest.raises(ValueError, match="expected at least one labelled example, got none"):
+        read(out, valid=Reviews([]))
+    assert not out.exists()
+
+
+def test_a_run_of_texts_is_not_gone_on_with_images(tmp_path):
+    read(tmp_path / "run", model=TEXTS["pool"])
+    images = bars(20)
+    with pytest.raises(ValueError, match="classes must be those of the training, bad, good"):
+        seen(tmp_path / "run", examples=images, resume=True)
+    two = Images(images.images, images.labels % 2, classes=("bad", "good"))
+    with pytest.raises(ValueError, match="the run is one of texts, got images"):
+        seen(tmp_path / "run", examples=two, resume=True)
+    seen(tmp_path / "images", examples=two)
+    with pytest.raises(ValueError, match="the run is one of images, got texts"):
+        read(tmp_path / "images", resume=True)

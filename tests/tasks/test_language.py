@@ -1,0 +1,169 @@
+"""Language modelling: what is foretold, how well, and what is written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from regard.data import DataError, Tokenizer
+from regard.tasks import Vocabulary, language
+from regard.tasks.language import LanguageModel, Model
+from regard.train import Constant, Linear, Recipe, Silence, checkpoint
+
+LINES = ["the cat sat on the mat", "", "the dog sat on the cat", "a mat"] * 3
+RECIPE = Recipe(steps=4, rate=Constant(3e-3), save_every=2)
+TINY = Model(length=16, dim=16, depth=1, heads=2, dropout=0.0)
+
+
+def trained(out, recipe=RECIPE, **settings):
+    settings = {"model": TINY, "vocabulary": Vocabulary(kind="char"), "tokens": 64, "show": Silence()} | settings
+    return language.train(LINES, out=out, recipe=recipe, **settings)
+
+
+@pytest.fixture(scope="module", params=["gpt", "llama"])
+def model(request, tmp_path_factory):
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    trained(out, model=replace(TINY, kind=request.param))
+    return LanguageModel.load(out)
+
+
+def oracle(model, ids):
+    """-log p of each token but the first, each with all those before it that the model can see."""
+    costs = []
+    for n in range(1, len(ids)):
+        seen = torch.tensor([ids[max(0, n - model.length) : n]])
+        costs.append(-model.model(seen)[0, -1].double().log_softmax(-1)[ids[n]].item())
+    return costs
+
+
+def row(model, lines):
+    ids = [model.tokenizer.eos]
+    for line in lines:
+        ids += [*model.tokenizer.encode(line), model.tokenizer.eos]
+    return ids
+
+
+@torch.no_grad()
+def test_with_the_largest_overlap_every_token_sees_all_it_can(model):
+    lines = LINES[:4]
+    costs = oracle(model, row(model, lines))
+    measured = model.evaluate(lines, overlap=model.length - 1)
+    words, characters = sum(len(line.split()) for line in lines) + 4, sum(map(len, lines)) + 4
+    assert measured["loss"].value == pytest.approx(sum(costs) / len(costs), rel=1e-5)
+    assert measured["perplexity"].value == pytest.approx(math.exp(sum(costs) / words), rel=1e-4)
+    assert measured["bits"].value == pytest.approx(sum(costs) / math.log(2) / characters, rel=1e-5)
+    assert "a word, 18 words" in measured["perplexity"].signature
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("overlap", [0, 1, 7, 8])
+def test_windows_foretell_every_token_once_with_the_context_they_have(model, overlap):
+    ids = row(model, LINES[:4])
+    total = 0.0
+    start = 0
+    while start == 0 or start + overlap < len(ids) - 1:
+        window = ids[start : start + model.length + 1]
+        logits = model.model(torch.tensor([window[:-1]]))[0].double().log_softmax(-1)
+        for place in range(overlap if start else 0, len(window) - 1):
+            total -= logits[place, window[place + 1]].item()
+        start += model.length - overlap
+    found = model.evaluate(LINES[:4], overlap=overlap)["loss"].value
+    assert found == pytest.approx(total / (len(ids) - 1), rel=1e-5)
+
+
+def test_an_overlap_leaves_something_to_foretell(model):
+    for overlap in (-1, 16):
+        message = f"overlap must be at least 0 and below the model's length 16, got {overlap}"
+        with pytest.raises(ValueError, match=message):
+            model.evaluate(LINES, overlap=overlap)
+
+
+@torch.no_grad()
+def test_lines_are_scored_each_for_itself_whatever_their_lengths(model):
+    lines = ["a cat", "", "the dog", "t"]
+    scores = model.score(lines)
+    for line, score in zip(lines, scores, strict=True):
+        assert score == pytest.approx(-sum(oracle(model, row(model, [line]))), rel=1e-5)
+    long = "the cat sat on the mat the cat"
+    assert model.score([long]) == pytest.approx(model.score([long, "a", long])[2:], rel=1e-6)
+
+
+def test_perplexity_does_not_depend_on_how_text_is_cut(tmp_path):
+    words = {}
+    for kind in ("word", "char", "bpe"):
+        trained(tmp_path / kind, vocabulary=Vocabulary(kind=kind, size=300), recipe=replace(RECIPE, steps=1))
+        measured = LanguageModel.load(tmp_path / kind).evaluate(LINES)
+        words[kind] = measured["perplexity"].signature
+    assert len(set(words.values())) == 1
+
+
+def test_a_text_is_learned_by_heart(tmp_path):
+    recipe = replace(RECIPE, steps=150, rate=Constant(1e-2), save_every=150)
+    trained(tmp_path / "run", recipe, model=replace(TINY, dim=32), vocabulary=Vocabulary(kind="word", split="space"))
+    model = LanguageModel.load(tmp_path / "run")
+    assert model.generate("a", tokens=30, temperature=0, until_line_end=True) == [" mat\n"]
+    [text] = model.generate("a mat\nthe dog", tokens=6, temperature=0)
+    assert text.startswith(" sat on the ")
+    assert model.evaluate(LINES)["perplexity"].value < 3
+
+
+def test_the_likeliest_tokens_are_written_at_temperature_0(model):
+    ids = row(model, [])
+    with torch.no_grad():
+        for _ in range(9):
+            ids.append(int(model.model(torch.tensor([ids]))[0, -1].argmax()))
+    [text] = model.generate(tokens=9, temperature=0)
+    assert text == model._text([], ids[1:])
+
+
+def test_the_same_seed_writes_the_same_and_another_something_else(model):
+    one, again, other = (model.generate("the", tokens=12, samples=3, seed=seed) for seed in (5, 5, 8))
+    assert one == again != other
+    assert len(set(one)) == 3
+
+
+def test_more_is_written_than_the_model_can_see(model, monkeypatch):
+    monkeypatch.setattr(model, "_text", lambda begun, tokens: len(tokens))
+    for tokens in (1, 9, 16, 100):
+        assert model.generate("the cat", tokens=tokens, samples=2, temperature=1.5, top_k=9) == [tokens, tokens]
+    assert model.generate("the cat sat on the mat", tokens=33) == [33]
+    with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
+        model.generate(tokens=0)
+
+
+def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(tmp_path):
+    whole = trained(tmp_path / "whole")
+    trained(tmp_path / "parts", replace(RECIPE, steps=2))
+    parts = trained(tmp_path / "parts", resume=True, model=replace(TINY, dim=8), vocabulary=Vocabulary(kind="word"))
+    expected, found = (checkpoint.read_tensors(outcome.best) for outcome in (whole, parts))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokens": 15}, "tokens of a batch must hold a window of 16, got 15"),
+        ({"model": replace(TINY, heads=3)}, "heads"),
+        ({"valid": []}, "valid must hold at least one line, got none"),
+        ({"recipe": replace(RECIPE, forcing=Linear(steps=9))}, "forcing feeds a recurrent decoder its own words"),
+    ],
+)
+def test_what_is_wrong_shows_before_anything_is_written(settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        trained(tmp_path / "run", **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_text_at_all_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="there is no text"):
+        language.train([], out=tmp_path / "run")
+
+
+def test_the_sketch_names_both_families():
+    tokenizer = Tokenizer.characters(["abc"])
+    assert Model(kind="gpt")(tokenizer).positions == "learned"
+    llama = Model(kind="llama", kv_heads=2, dropout=0.3)(tokenizer)
+    assert (llama.positions, llama.norm, llama.kv_heads, llama.dropout) == ("rotary", "rms", 2, 0.3)

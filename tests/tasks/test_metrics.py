@@ -1,0 +1,110 @@
+"""Metrics: the numbers of sacreBLEU, and their signatures."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import sacrebleu
+
+from regard.tasks import metrics
+
+WRITTEN = ["the cat sat on a mat", "it is raining today ."]
+RIGHT = ["the cat sat on the mat", "it rained today ."]
+
+
+def test_bleu_and_chrf_are_those_of_sacrebleu():
+    assert metrics.bleu(WRITTEN, RIGHT).value == sacrebleu.corpus_bleu(WRITTEN, [RIGHT]).score
+    assert metrics.chrf(WRITTEN, RIGHT).value == sacrebleu.corpus_chrf(WRITTEN, [RIGHT]).score
+    by_letters = sacrebleu.corpus_bleu(WRITTEN, [RIGHT], tokenize="char").score
+    assert metrics.bleu(WRITTEN, RIGHT, tokenize="char").value == by_letters != metrics.bleu(WRITTEN, RIGHT).value
+
+
+def test_signatures_say_how_a_number_came_about():
+    assert "tok:13a|smooth:exp|version:" in metrics.bleu(WRITTEN, RIGHT).signature
+    assert "nc:6|nw:0" in str(metrics.chrf(WRITTEN, RIGHT))
+
+
+def test_exact_counts_lines_in_percent():
+    assert metrics.exact(["a ", "b", "c"], ["a", "x", "c"]).value == pytest.approx(200 / 3)
+
+
+def test_a_tokenizer_sacrebleu_lacks_is_named():
+    with pytest.raises(ValueError, match=r"tokenize must be one of .*13a.*, got 'mine'"):
+        metrics.bleu(WRITTEN, RIGHT, tokenize="mine")
+    with pytest.raises(ValueError, match="got 'flores200'"):  # it would be downloaded
+        metrics.bleu(WRITTEN, RIGHT, tokenize="flores200")
+
+
+@pytest.mark.parametrize("metric", [metrics.bleu, metrics.chrf, metrics.exact])
+def test_each_hypothesis_needs_a_reference(metric):
+    with pytest.raises(ValueError, match="got 2 hypotheses and 1 references"):
+        metric(WRITTEN, RIGHT[:1])
+    with pytest.raises(ValueError, match="got 0 hypotheses and 0 references"):
+        metric([], [])
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "reference", "expected"),
+    [
+        ("the cat sat", "the cat sat", (1, 1, 1)),
+        ("a b c", "d e f", (0, 0, 0)),
+        ("a c b d", "a b c", (2 * 3 / 7, 0, 2 * 2 / 7)),  # a, b, c are shared, no pair, and in order two of them
+        ("running dogs", "run dog", (1, 1, 1)),  # stemmed
+        ("A, B!", "a b", (1, 1, 1)),
+        ("", "a", (0, 0, 0)),
+    ],
+)
+def test_rouge_counts_shared_words_pairs_and_the_longest_common_order(hypothesis, reference, expected):
+    found = metrics.rouge([hypothesis], [reference])
+    assert list(found) == ["rouge1", "rouge2", "rougeL"]
+    assert [one.value for one in found.values()] == pytest.approx([100 * value for value in expected])
+    assert found["rouge1"].signature.startswith("F1|stemmed|rouge-score:")
+
+
+def test_rouge_is_the_mean_over_texts_and_reads_other_scripts_when_told():
+    found = metrics.rouge(["a", "b"], ["a", "c"])
+    assert found["rouge1"].value == 50
+    assert metrics.rouge(["дом и пёс"], ["дом и кот"])["rouge1"].value == 0
+    found = metrics.rouge(["дом и пёс"], ["Дом и кот"], words="unicode")
+    assert found["rouge1"].value == pytest.approx(100 * 2 / 3)
+    assert "|unicode|" in found["rouge1"].signature
+    with pytest.raises(ValueError, match="words must be 'english' or 'unicode', got 'latin'"):
+        metrics.rouge(["a"], ["a"], words="latin")
+    with pytest.raises(ValueError, match="metrics need a reference for each"):
+        metrics.rouge(["a"], [])
+
+
+MANY = [["the cat sat on the mat", "a cat sat on a mat"], ["it rained today .", "rain today ."]]
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_bleu_against_several_references_is_that_of_papineni(order):
+    matched, total = [0] * order, [0] * order
+    written, right = 0, 0
+    for line, references in zip(WRITTEN, MANY, strict=True):
+        words, refs = line.split(), [reference.split() for reference in references]
+        written += len(words)
+        right += min((abs(len(ref) - len(words)), len(ref)) for ref in refs)[1]
+        for n in range(1, order + 1):
+            grams = Counter(zip(*(words[i:] for i in range(n)), strict=False))
+            most = Counter()
+            for ref in refs:
+                most |= Counter(zip(*(ref[i:] for i in range(n)), strict=False))
+            matched[n - 1] += (grams & most).total()
+            total[n - 1] += grams.total()
+    precision = math.prod(m / t for m, t in zip(matched, total, strict=True)) ** (1 / order)
+    expected = 100 * precision * min(1.0, math.exp(1 - right / written))
+    assert metrics.bleu_of_many(WRITTEN, MANY, order=order).value == pytest.approx(expected)
+    assert f"order:{order}|nrefs:2|" in metrics.bleu_of_many(WRITTEN, MANY, order=order).signature
+
+
+def test_lines_may_have_more_references_or_fewer():
+    uneven = [MANY[0], MANY[1][:1]]
+    again = [MANY[0], [MANY[1][0]] * 2]
+    assert metrics.bleu_of_many(WRITTEN, uneven, order=2).value == metrics.bleu_of_many(WRITTEN, again, order=2).value
+
+
+def test_exact_is_any_of_the_references():
+    assert metrics.exact_of_many(["a", " b", "c"], [["x", "a"], ["b"], ["d", "e"]]).value == pytest.approx(200 / 3)

@@ -1,0 +1,125 @@
+"""The pyramid: every level of any length, cell by cell as a loop would have it; previews near, and marked."""
+
+import pytest
+import torch
+
+from regard import Causal, weights
+from regard.views import pyramid
+from regard.views.pyramid import TILE, Span, aligned, exact, finer, from_map, levels, preview, span
+from regard.views.sheet import Difference, Head
+
+
+def by_hand(A, level):
+    """Mean and largest entry of each cell, one after the other."""
+    A, size = A.double().numpy(), 2**level
+    rows, cols = range(0, A.shape[0], size), range(0, A.shape[1], size)
+    parts = [[A[y : y + size, x : x + size].ravel() for x in cols] for y in rows]
+    mean = torch.tensor([[part.mean() for part in line] for line in parts])
+    peak = torch.tensor([[max(part, key=abs) for part in line] for line in parts])
+    return mean, peak
+
+
+def means(A, size):
+    """Means of whole cells."""
+    return A.double().unflatten(0, (-1, size)).unflatten(2, (-1, size)).mean((1, 3))
+
+
+def head(n_i, n_j, *, mask=None, summarized=False, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    q, k = (2 * torch.randn(1, 1, n, 8, generator=generator) for n in (n_i, n_j))
+    A = weights(q, k, mask=mask)
+    return Head(A, 0, 0, A.summary().map[0, 0] if summarized else None), A.dense()[0, 0]
+
+
+@pytest.mark.parametrize(("n_i", "n_j", "count"), [(1, 1, 1), (256, 3, 1), (257, 1, 2), (512, 512, 2), (513, 9, 3)])
+def test_the_last_level_is_one_tile(n_i, n_j, count):
+    assert levels(n_i, n_j) == count
+    last = levels(n_i, n_j) - 1
+    assert max(span(n_i, last, 0).cells, span(n_j, last, 0).cells) <= TILE
+    assert span(n_i, last, 1).cells == 0
+
+
+def test_131072_tokens_have_ten_levels():
+    assert levels(131072, 131072) == 10
+
+
+def test_tiles_cover_an_axis_once():
+    for n in (1, 7, 255, 256, 257, 1000):
+        for level in range(levels(n, n)):
+            tiles = [span(n, level, tile) for tile in range(9)]
+            covered = [entry for tile in tiles for entry in range(tile.start, tile.stop)]
+            assert covered == list(range(n))
+            assert all(int(tile.counts().sum()) == tile.stop - tile.start for tile in tiles)
+
+
+@pytest.mark.parametrize("step", [(2048, 4096), (16, 32), (7, 64)])
+@pytest.mark.parametrize(("n_i", "n_j"), [(63, 63), (129, 70), (1, 300), (300, 7)])
+def test_cells_are_means_and_largest_entries(monkeypatch, n_i, n_j, step):
+    monkeypatch.setattr(pyramid, "STEP", step)
+    sheet, A = head(n_i, n_j, mask=Causal() if n_i <= n_j else None)
+    for level in range(levels(n_i, n_j) + 3):
+        *_, cells = exact(sheet, span(n_i, level, 0), span(n_j, level, 0))
+        high, wide = (min(TILE * 2**level, n) for n in (n_i, n_j))
+        mean, peak = by_hand(A[:high, :wide], level)
+        assert (cells.mean - mean).abs().max() < 1e-6
+        assert (cells.max - peak).abs().max() < 1e-6
+
+
+def test_inner_tiles_begin_where_the_one_before_ends():
+    sheet, A = head(700, 600)
+    *_, cells = exact(sheet, span(700, 1, 1), span(600, 1, 1))
+    mean, _ = by_hand(A[512:, 512:], 1)
+    assert cells.mean.shape == (94, 44)
+    assert (cells.mean - mean).abs().max() < 1e-6
+
+
+def test_differences_show_the_entry_of_largest_size_with_its_sign():
+    (left, A), (right, B) = head(65, 65), head(65, 65, seed=1)
+    *_, cells = exact(Difference(left, right), span(65, 3, 0), span(65, 3, 0))
+    mean, peak = by_hand(A - B, 3)
+    assert (cells.mean - mean).abs().max() < 1e-6
+    assert (cells.max - peak).abs().max() < 1e-6
+    assert bool((peak < 0).any())
+    assert bool((peak > 0).any())
+
+
+def test_exact_work_comes_in_steps(monkeypatch):
+    monkeypatch.setattr(pyramid, "STEP", (16, 32))
+    sheet, _ = head(64, 64)
+    found = list(exact(sheet, span(64, 1, 0), span(64, 1, 0)))
+    assert found[:-1] == [None] * 8
+
+
+def test_a_stored_map_gives_exact_means_where_cells_are_whole():
+    sheet, A = head(1024, 1024, summarized=True)
+    stored = sheet.stored().map
+    rows = cols = span(1024, 2, 0)
+    assert aligned(stored, (1024, 1024), rows, cols)
+    assert (from_map(stored, (1024, 1024), rows, cols).mean - means(A, 4)).abs().max() < 1e-6
+    assert not aligned(torch.zeros(512, 512), (1000, 1000), span(1000, 2, 0), span(1000, 2, 0))
+    assert not finer(stored, (1024, 1024), span(1024, 0, 0), cols)
+
+
+def test_previews_keep_the_mass_of_a_map_whose_cells_do_not_fit():
+    sheet, A = head(1000, 900, summarized=True)
+    rows, cols = span(1000, 2, 0), span(900, 2, 0)
+    found = preview(sheet, rows, cols)
+    area = rows.counts()[:, None] * cols.counts()
+    assert found.max is None
+    assert abs(float((found.mean * area).sum()) - 1000) < 0.01
+    assert (found.mean - means(A, 4)).abs().mean() < 0.5 * A.mean()
+
+
+def test_previews_without_a_map_come_from_rows_within_their_budget(monkeypatch):
+    sheet, A = head(64, 600)
+    monkeypatch.setattr(pyramid, "SAMPLED", 10 * 1200)  # a row takes 600 weights, and 600 more for its statistic
+    rows, cols = Span(0, 64, 2), span(600, 2, 0)
+    assert len(pyramid.sampled(sheet, rows, cols)) == 10
+    found = preview(sheet, rows, cols).mean
+    middle = pyramid.sampled(sheet, rows, cols)
+    truth = by_hand(A, 2)[0]
+    assert found.shape == (32, 150)
+    assert len(middle) <= 32
+    lines = A[middle].double().view(len(middle), -1, 4).mean(-1)
+    assert all(bool((lines - line).abs().max(1).values.min() < 1e-6) for line in found.double())
+    assert truth.shape == (16, 150)
