@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint nightly mutants bench
+.PHONY: demo test lint nightly mutants bench web
 
 demo: $(READY)
-	$(BIN)/python examples/01_operator.py
+	$(BIN)/regard demo --out runs/demo
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
@@ -25,6 +25,9 @@ mutants: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+web:
+	cd src/regard/views/web && npm ci && npm run build
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

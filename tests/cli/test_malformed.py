@@ -56,12 +56,28 @@ BAD = {
     b'[{"text": "blue", "answer_start": 0}]}]}]}]}',
     "no_number.json": b'{"data": [{"paragraphs": [{"context": "red", "qas": [{"id": "1", "question": "b", "answers": '
     b'[{"text": "red", "answer_start": "0"}]}]}]}]}',
+    "unlabelled.tsv": b"good\ta film\n\tno label\n",
+    "other.tsv": b"good\ta film\nugly\ta play\n",
+    "few.labels": b"good\nbad\n",
+    "letter.npz": b"Dear all",
+    "short.idx": b"\0\0\x08\x03\0\0\0\x09\0\0\0\x08\0\0\0\x08abc",
+    "pickled.bin": b"\x80\x02}q\x01",
+    "letter.png": b"Dear all",
+    "nowhere.tsv": b"0.png\ta scene\nnone.png\tanother\n",
+    "nameless.tsv": b"a scene\n",
+    "silent.tsv": b"0.png\t \n",
+    "coco.json": b'{"images": []}',
+    "wordless.json": b'[{"image": "0.png"}]',
+    "long.tsv": b"0.png\tone two three four five\n",
 }
 TRAIN = "train translation --source {files}/a.de --target {files}/a.en --out {out} "
 LANGUAGE = "train language --text {files}/a.en --out {out} "
 SUMMARIES = "give --documents and --summaries, or --pairs, or --jsonl, and no more"
 SUMMARIZATION = "train summarization --documents {files}/news --summaries {files}/headlines --out {out} "
 ANSWERING = "train answering --data {files}/squad.json --out {out} "
+CLASSIFY = "train classification --labelled {files}/reviews.tsv --out {out} "
+SEE = "train classification --images {files}/digits.npz --out {out} "
+CAPTION = "train captioning --captions {files}/captions.tsv --images {files}/scenes --out {out} "
 ROWS = [
     # the command line itself
     ("no such command", "translat", "No such command 'translat'.*translate"),
@@ -412,6 +428,135 @@ ROWS = [
     ("code for a mask", "explain --shape 1,1,4,4 --mask '__import__(\"os\")'", "unknown term '__import__'"),
     ("a score for a mask", "explain --shape 1,1,4,4 --mask 'Dot()'", r"mask must be a mask, got Dot\(\)"),
     ("heads that share unevenly", "explain --shape 1,6,4,4 --kv-heads 4", "heads"),
+    # texts and images in classes
+    ("nothing to classify", "train classification --out {out}", "give texts by --labelled or --text, or images by"),
+    ("texts and images", CLASSIFY + "--images {files}/digits.npz", "or images by --images, one of them"),
+    ("texts without labels", "train classification --text {files}/reviews.txt --out {out}", "give --labels, a file"),
+    ("images without labels", "train classification --images {files}/digits.idx --out {out}", "give --labels, a file"),
+    (
+        "fewer labels than texts",
+        "train classification --text {files}/reviews.txt --labels {bad}/few.labels --out {out}",
+        "reviews.txt line 3: has 8 lines but .*few.labels has 2",
+    ),
+    (
+        "a label that is empty",
+        "train classification --labelled {bad}/unlabelled.tsv --out {out}",
+        "line 2: the label is",
+    ),
+    ("a column there is not", CLASSIFY + "--text-column 7", "reviews.tsv line 1: expected at least 8 columns"),
+    ("a column of no such name", CLASSIFY + "--text-column words", "reviews.tsv.*words"),
+    ("labels unknown in training", CLASSIFY + "--valid-labelled {bad}/other.tsv", "line 2: unknown label 'ugly'"),
+    ("texts for images", CLASSIFY + "--model vit", "kind must be rnn or pool or bert for texts, got 'vit'"),
+    ("images for texts", SEE + "--model bert", "kind must be convnet or vit for images, got 'bert'"),
+    (
+        "validation of another kind",
+        CLASSIFY + "--valid-images {files}/digits.npz",
+        "must be alike, got texts and images",
+    ),
+    (
+        "no such classes of images",
+        "train classification --images {bad}/none --out {out}",
+        "none: no such file or folder",
+    ),
+    ("images in no folders", "train classification --images {files}/scenes --out {out}", "'0.png' lies in no class"),
+    ("a folder without images", "train classification --images {bad} --out {out}", "letter.png' lies in no class"),
+    ("images that are no array file", "train classification --images {bad}/letter.npz --out {out}", "not an .npz file"),
+    ("no such array", SEE + "--image-array x_train", "digits.npz: no array 'x_train'; it has images, labels"),
+    (
+        "images that are cut short",
+        "train classification --images {bad}/short.idx --labels {files}/digits.labels --out {out}",
+        "short.idx: the header says 9 x 8 x 8 bytes, the file has 3",
+    ),
+    ("CIFAR that is pickled", "train classification --images {bad}/pickled.bin --out {out}", "looks like the Python"),
+    ("images of two channels", SEE + "--channels 2", "channels must be 1, grey, or 3, colour, got 2"),
+    ("a patch that does not divide", SEE + "--model vit --patch 3", "image must divide into patches"),
+    ("letters a BERT does not read", CLASSIFY + "--model bert --spelling", "spelling is read by an rnn or a pool"),
+    ("forcing of a classifier", CLASSIFY + "--forcing linear", "forcing feeds a recurrent decoder"),
+    ("images for a critic", "classify {critic} {files}/scenes/0.png", "classifies lines of standard input, got images"),
+    ("no images for a seer", "classify {seer}", "run classifies images, got none; name them"),
+    ("no such image", "classify {seer} {bad}/none.png", "none.png: no such image"),
+    ("an image that is none", "classify {seer} {bad}/letter.png", "letter.png: not an image that can be read"),
+    ("the top of nothing", "classify {critic} --top 0", "top must be at least 1, got 0"),
+    ("attention as a letter", "classify {critic} --attention {bad}/a.txt", "must end in .png or .safetensors, got"),
+    ("a translator that should classify", "classify {translator}", "of the task 'translation', expected 'class"),
+    (
+        "a critic of images",
+        "evaluate {critic} --images {files}/digits.npz",
+        "classifies texts, got images|classes must be",
+    ),
+    ("an evaluation of no classes", "evaluate {critic}", "give texts by --labelled or --text, or images by --images"),
+    ("two classifiers", "evaluate {critic} {critic} --labelled {files}/reviews.tsv", "works alone, got 2 folders"),
+    (
+        "another model of a critic",
+        "train classification --out {critic} --resume --dim 99",
+        "keeps its model: dim was 16",
+    ),
+    # images with captions
+    ("nothing to describe", "train captioning --out {out}", "give --captions and --images"),
+    ("captions without images", "train captioning --captions {files}/captions.tsv --out {out}", "give --captions and"),
+    (
+        "half of the validating captions",
+        CAPTION + "--valid-images {files}/scenes",
+        "give --valid-captions and --valid-",
+    ),
+    ("no such captions", "train captioning --captions {bad}/none --images {files}/scenes --out {out}", "no such file"),
+    (
+        "no such images",
+        "train captioning --captions {files}/captions.tsv --images {bad}/none --out {out}",
+        "no such folder",
+    ),
+    (
+        "a caption of no image",
+        "train captioning --captions {bad}/nowhere.tsv --images {files}/scenes --out {out}",
+        "nowhere.tsv line 2: there is no image 'none.png' in",
+    ),
+    (
+        "a caption without a name",
+        "train captioning --captions {bad}/nameless.tsv --images {files}/scenes --out {out}",
+        "nameless.tsv line 1: expected at least 2 columns, got 1",
+    ),
+    (
+        "a caption that is empty",
+        "train captioning --captions {bad}/silent.tsv --images {files}/scenes --out {out}",
+        "silent.tsv line 1: the caption of '0.png' is empty",
+    ),
+    (
+        "captions that are not JSON",
+        "train captioning --captions {bad}/bad.json --images {files}/scenes --out {out}",
+        "bad.json line 1: not valid JSON",
+    ),
+    (
+        "captions without annotations",
+        "train captioning --captions {bad}/coco.json --images {files}/scenes --out {out}",
+        "coco.json: expected the lists 'images' and 'annotations'",
+    ),
+    (
+        "an image without a caption",
+        "train captioning --captions {bad}/wordless.json --images {files}/scenes --out {out}",
+        r"wordless.json: \[0\]: expected the text of a name and of a caption",
+    ),
+    ("captions that are all too long", CAPTION + "--limit 1", "more than 1, as 16 of 16 do; raise the limit"),
+    ("captions too long to keep", CAPTION + "--limit 5 --long error", "png: the caption has .* more than 5"),
+    ("an image halved to nothing", CAPTION + "--size 4", "4 pixels a side cannot be halved 3 times; pass fewer stages"),
+    ("an odd width", CAPTION + "--dim 15", "dim must be even, half for the row and half for the column"),
+    ("no such way to look", CAPTION + "--model blind", "--model.*'blind' is not one of 'soft', 'hard'"),
+    ("forcing of a captioner", CAPTION + "--forcing linear", "forcing is not for captioners"),
+    ("no such metric of captions", CAPTION + "--metric bleu5", "metric must be one of bleu4, .*did you mean 'bleu"),
+    ("nothing to caption", "caption {captioner}", "Missing argument 'IMAGE"),
+    ("no such image to caption", "caption {captioner} {bad}/none.png", "none.png: no such image"),
+    ("a letter to caption", "caption {captioner} {bad}/letter.png", "letter.png: not an image that can be read"),
+    ("a beam of no captions", "caption {captioner} {files}/scenes/0.png --beam 0", "width must be 1 or more, got 0"),
+    (
+        "a critic that should caption",
+        "caption {critic} {files}/scenes/0.png",
+        "'classification', expected 'captioning'",
+    ),
+    (
+        "where words looked as a letter",
+        "caption {captioner} {files}/scenes/0.png --attention {bad}/a.txt",
+        "attention must end in .png or .safetensors",
+    ),
+    ("an evaluation of no captions", "evaluate {captioner}", "give --captions and --images"),
 ]
 
 

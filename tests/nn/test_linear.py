@@ -65,7 +65,7 @@ def test_weights_are_arranged_where_it_pays(rows, size, dtype, is_arranged):
     x = torch.randn(rows, size[1], dtype=dtype)
     with prepared.for_rows(x):
         y = layer(x)
-    assert bool(prepared._arranged) == (is_arranged and torch.backends.mkldnn.is_available())
+    assert bool(prepared._arranged) == (is_arranged and module.ARRANGES)
     torch.testing.assert_close(y, F.linear(x, layer.weight, layer.bias))
 
 
@@ -130,6 +130,25 @@ def test_inference_mode_may_come_first():
             assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+def test_weights_made_in_inference_mode_are_multiplied_as_they_are(rows):
+    x, prepared = torch.randn(rows, 515), Prepared()
+    with torch.inference_mode():
+        layer = layer_of()
+    with torch.inference_mode(), prepared.for_rows(x):
+        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+    assert not prepared._arranged
+
+
+def test_no_place_is_kept_for_more_than_a_row(monkeypatch):
+    monkeypatch.setattr(module, "ON_ARM", True)
+    layer, x = layer_of(), torch.randn(1, 7, 515)
+    module._rooms.of.clear()
+    with Prepared().for_rows(x):
+        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+    assert not module._rooms.of
+
+
 def test_they_are_in_force_within_the_block_and_in_its_thread_alone():
     x, seen = torch.randn(5, 515), []
     with Prepared().for_rows(x):
@@ -141,7 +160,7 @@ def test_they_are_in_force_within_the_block_and_in_its_thread_alone():
             assert module._in_force.get() is None
         assert module._in_force.get() == inside
     assert seen == [None]
-    assert (inside is None) == (not torch.backends.mkldnn.is_available())
+    assert (inside is not None) == module.ARRANGES
     assert module._in_force.get() is None
 
 

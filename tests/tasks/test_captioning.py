@@ -56,10 +56,10 @@ def folder(request, tmp_path_factory):
 IMAGES = [scene.image for scene in SCENES]
 
 
-@pytest.mark.parametrize("kind", ["soft", "transformer"])
+@pytest.mark.parametrize("kind", [pytest.param("soft", marks=pytest.mark.slow), "transformer"])
 def test_a_captioner_learns_what_there_is_to_see_and_where(kind, tmp_path):
     only = [scene._replace(captions=scene.captions[:1]) for scene in SCENES]
-    steps = replace(RECIPE, steps=80, save_every=80, rate=Constant(8e-3))
+    steps = replace(RECIPE, steps=120, save_every=120, rate=Constant(5e-3))
     trained(tmp_path / "run", kind, steps, examples=only, seeing=Seeing(size=16, rows=12))
     describer = Describer.load(tmp_path / "run")
     assert [one.text for one in describer.describe(IMAGES)] == [scene.captions[0] for scene in only]

@@ -76,7 +76,7 @@ TEXTS = {
 }
 IMAGES = {
     "convnet": Model(kind="convnet", dim=16, dropout=0.0),
-    "vit": Model(kind="vit", dim=16, heads=2, depth=2, dropout=0.0),
+    "vit": Model(kind="vit", dim=32, heads=2, depth=2, patch=2, dropout=0.0),
 }
 MORE = ["the great film was fine", "", "dull", "an unheard-of play, long and long and long", "witty"]
 
@@ -97,7 +97,7 @@ def seer(request, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_a_classifier_learns_to_tell_texts_apart_by_their_words(kind, tmp_path):
-    steps = replace(RECIPE, steps=60, save_every=60, rate=Constant(5e-3))
+    steps = replace(RECIPE, steps=40, save_every=40, rate=Constant(5e-3))
     read(tmp_path / "run", steps, model=TEXTS[kind])
     classifier = Classifier.load(tmp_path / "run")
     assert classifier.evaluate(Reviews())["accuracy"].value == 100
@@ -117,7 +117,7 @@ def test_attention_falls_on_the_words_that_tell(tmp_path):
 
 @pytest.mark.parametrize("kind", IMAGES)
 def test_a_classifier_learns_to_tell_images_apart(kind, tmp_path):
-    steps = replace(RECIPE, steps=60, save_every=60, rate=Constant(5e-3))
+    steps = replace(RECIPE, steps=100, save_every=100, rate=Constant(2e-3))
     seen(tmp_path / "run", steps, model=IMAGES[kind])
     found = Classifier.load(tmp_path / "run").evaluate(bars())
     assert found["accuracy"].value > 90

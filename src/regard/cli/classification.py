@@ -62,6 +62,11 @@ class LabelledFiles:
     def __post_init__(self) -> None:
         check_types(self)
 
+    @property
+    def shows(self) -> str | None:
+        """What there is to classify, None where nothing is named."""
+        return "images" if self.images is not None else "texts" if self.labelled or self.text else None
+
     def read(self, *, prefix: str = "", classes: Sequence[str] | None = None) -> LabelledText | Images | ImageFolder:
         """The examples, of these classes where they are known; `prefix` is what the flags begin with."""
         given = [name for name in ("labelled", "text", "images") if getattr(self, name) is not None]
@@ -120,6 +125,8 @@ def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outc
 
     The best checkpoint is that with the highest accuracy on the validation data, or the last where there is none.
     """
+    if plan.valid is not None and plan.valid.shows != plan.data.shows:
+        raise ValueError(f"training and validation must be alike, got {plan.data.shows} and {plan.valid.shows}")
     data = plan.data.read()
     valid = None if plan.valid is None else plan.valid.read(prefix="valid-", classes=data.classes)
     shared: dict[str, Any] = {
@@ -130,8 +137,6 @@ def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outc
         "resume": resume,
         "files": files,
     }
-    if valid is not None and isinstance(data, LabelledText) != isinstance(valid, LabelledText):
-        raise ValueError("training and validation data must be alike, got texts and images")
     if isinstance(data, LabelledText):
         return classification.train_texts(data, vocabulary=plan.vocabulary, batching=plan.batching, **shared)
     return classification.train_images(data, seeing=plan.images, **shared)
@@ -144,11 +149,10 @@ class Evaluation(LabelledFiles):
     def run(self, folders: Sequence[Path]) -> dict[str, object]:
         """Accuracy, F1, loss, and which classes were taken for which."""
         classifier = Classifier.load(only(folders))
+        shown = "texts" if isinstance(classifier.reads, Texts) else "images"
+        if self.shows not in (None, shown):
+            raise ValueError(f"{folders[0]} classifies {shown}, got {self.shows}")
         examples = self.read(classes=classifier.classes)
-        reads = isinstance(classifier.reads, Texts)
-        if reads != isinstance(examples, LabelledText):
-            kinds = ("texts", "images") if reads else ("images", "texts")
-            raise ValueError(f"{folders[0]} classifies {kinds[0]}, got {kinds[1]}")
         with progress("classifying") as show:
             found = classifier.evaluate(examples, show=show)
         return {**found, "confusion": f"down what they are, across what they were taken for\n{found['confusion']}"}

@@ -27,7 +27,7 @@ from . import gallery
 from .gallery import Chapter, Example
 from .screen import said
 
-TESTED = 500  # dates and scenes a model has never seen
+EXAMPLES, TESTED = 20_000, 500  # of dates and of scenes: to train on, and never seen
 LANGUAGES = ("de", "fr", "ru", "ja")  # of the dates that are shown
 
 
@@ -60,32 +60,33 @@ def demo(
 def recurrent_dates(out: Path, steps: int | None) -> Chapter:
     """Dates, by a recurrent network."""
     model = translation.Model(kind="rnn", dim=32, hidden=64, dropout=0.0, smoothing=0.0)
-    return _dates("dates-rnn", "Dates, by a recurrent network with Bahdanau's attention", model, 400, 6e-3, out, steps)
+    recipe = _recipe(600, 1e-2, steps)
+    return _dates("Dates, by a recurrent network with Bahdanau's attention", model, recipe, out / "dates-rnn")
 
 
 def transformed_dates(out: Path, steps: int | None) -> Chapter:
     """Dates, by a Transformer."""
     model = translation.Model(dim=64, hidden=128, depth=2, heads=4, dropout=0.0, smoothing=0.0)
-    return _dates("dates-transformer", "Dates, by a Transformer", model, 1000, 4e-3, out, steps)
+    return _dates("Dates, by a Transformer", model, _recipe(1000, 4e-3, steps), out / "dates-transformer")
 
 
 def told_digits(out: Path, steps: int | None) -> Chapter:
     """Digits, by a convolutional network whose places look at each other."""
-    name, test = "digits", digits("test")
+    run, test = out / "digits", digits("test")
     classification.train_images(
         digits("train"),
-        out=out / name,
+        out=run,
         recipe=_recipe(200, 3e-3, steps, weight_decay=0.05),
         model=ClassifierModel(kind="convnet", dim=64, attention="self", dropout=0.0),
         resume=True,
     )
-    classifier = Classifier.load(out / name)
+    classifier = Classifier.load(run)
     measured = classifier.evaluate(test)
     print(measured["confusion"])
     chosen = [int((test.labels == label).argmax()) for label in (3, 5, 8)]
     images = [test.images[n] for n in chosen]
     found = classifier.classify(images)
-    pictures = [out / f"{name}-{one.label}.png" for one in found]
+    pictures = [out / f"digits-{test.classes[test.labels[n]]}.png" for n in chosen]
     for path, image, one, look in zip(pictures, images, found, classifier.looks(images), strict=True):
         y, x = look.shape
         title = f"{one.label}, by {one.probability:.0%}"
@@ -98,31 +99,31 @@ def told_digits(out: Path, steps: int | None) -> Chapter:
             for n, one in zip(chosen, found, strict=True)
         ],
         pictures=pictures,
-        page=_page(classifier.tape(images), out / f"{name}.html"),
+        page=_page(classifier.tape(images), out / "digits.html"),
     )
 
 
 def described_scenes(out: Path, steps: int | None) -> Chapter:
     """Scenes of shapes, by a captioner."""
-    name = "shapes"
+    run = out / "shapes"
     scenes, test = (
         [Captioned(scene.image, (scene.caption,), "") for scene in Generated(Scenes(), size=size, seed=seed)]
-        for size, seed in ((20_000, 1), (TESTED, 2))
+        for size, seed in ((EXAMPLES, 1), (TESTED, 2))
     )
     captioning.train(
         scenes,
-        out=out / name,
-        recipe=_recipe(800, 3e-3, steps),
+        out=run,
+        recipe=_recipe(1000, 3e-3, steps),
         model=captioning.Model(kind="transformer", dim=64, hidden=128, depth=2, channels=64, dropout=0.0),
-        seeing=Seeing(size=32, rows=64),
+        seeing=Seeing(size=32, rows=32),
         resume=True,
     )
-    describer = Describer.load(out / name)
+    describer = Describer.load(run)
     measured = describer.evaluate(test, beam=1)
     shown = [scene for scene in test if " of " in scene.captions[0] or " above " in scene.captions[0]][:3]
     images = [scene.image for scene in shown]
     written = [one.text for one in describer.describe(images)]
-    pictures = [out / f"{name}-{n}.png" for n in range(1, 4)]
+    pictures = [out / f"shapes-{n}.png" for n in range(1, 4)]
     for path, image, text, look in zip(pictures, images, written, describer.looks(images, written), strict=True):
         _, y, x = look.shape
         regard.views.caption(look.flatten(1), image, describer.tokens(text), patches=(y, x)).savefig(path)
@@ -135,7 +136,7 @@ def described_scenes(out: Path, steps: int | None) -> Chapter:
             for n, (scene, text) in enumerate(zip(shown, written, strict=True), 1)
         ],
         pictures=pictures,
-        page=_page(describer.tape(images, written), out / f"{name}.html"),
+        page=_page(describer.tape(images, written), out / "shapes.html"),
     )
 
 
@@ -147,26 +148,24 @@ CHAPTERS: dict[str, Callable[[Path, int | None], Chapter]] = {
 }
 
 
-def _dates(
-    name: str, title: str, model: translation.Model, most: int, rate: float, out: Path, steps: int | None
-) -> Chapter:
+def _dates(title: str, model: translation.Model, recipe: Recipe, run: Path) -> Chapter:
     test = list(Generated(Dates(part="test"), size=TESTED, seed=2))
     translation.train(
-        list(Generated(Dates(), size=20_000, seed=1)),
-        out=out / name,
-        recipe=_recipe(most, rate, steps),
+        list(Generated(Dates(), size=EXAMPLES, seed=1)),
+        out=run,
+        recipe=recipe,
         model=model,
         vocabulary=PairVocabulary(kind="char", joint=False),
         batching=Batching(tokens=1536),
         resume=True,
     )
-    translator = Translator.load(out / name)
+    translator = Translator.load(run)
     exact = translator.evaluate(test, beam=1)["exact"].value
-    shown = [next(one for one in test if (one.locale, one.format) == (locale, "full")) for locale in LANGUAGES]
+    shown = [Generated(Dates(part="test", locales=(locale,), formats=("full",)), size=1)[0] for locale in LANGUAGES]
     written = [one.text for one in translator.translate([one.source for one in shown])]
     tape = translator.tape([Pair(one.source, text) for one, text in zip(shown, written, strict=True)])
     maps = _map(tape, layer_of(translator.models[0]))
-    pictures = [out / f"{name}-{one.locale}.png" for one in shown]
+    pictures = [run.with_name(f"{run.name}-{one.locale}.png") for one in shown]
     for path, one, text, look in zip(pictures, shown, written, maps, strict=True):
         rows, columns = [*text, "<end>"], [*one.source, "<end>"]
         look = look[: len(rows), : len(columns)]
@@ -178,7 +177,7 @@ def _dates(
             Example(given=one.source, found=text, right=one.target) for one, text in zip(shown, written, strict=True)
         ],
         pictures=pictures,
-        page=_page(tape, out / f"{name}.html"),
+        page=_page(tape, run.with_name(f"{run.name}.html")),
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 MOST = 128  # rows beyond which it hardly shows that weights are arranged anew at each product
 LEAST = 2**18  # numbers in a matrix below which it does not pay
-BEHIND = 4096  # numbers
+BEHIND = 4096  # numbers, a page at least
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -70,10 +70,10 @@ class Prepared:
             return None
         if rows == 1:
             return _on_firm_ground if ON_ARM else None
-        return self._few if 1 < rows <= MOST and torch.backends.mkldnn.is_available() else None
+        return self._few if 1 < rows <= MOST and ARRANGES else None
 
     def _few(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if weight.numel() < LEAST or weight.dtype != torch.float32:
+        if weight.numel() < LEAST or weight.dtype != torch.float32 or weight.is_inference():
             return F.linear(x, weight, bias)
         found = self._arranged.get(id(weight))
         if found is None or found.version != weight._version or found.place != weight.data_ptr():
@@ -98,6 +98,8 @@ def _on_firm_ground(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     The prefetcher of an ARM Neoverse runs off the end of x at every row of the matrix. Where no page is behind it, as
     behind what was allocated last, it looks for one each time, and the product takes three times as long.
     """
+    if x.numel() != weight.shape[1]:
+        return F.linear(x, weight, bias)
     key = x.shape, x.dtype
     room = _rooms.of.get(key)
     if room is None:
@@ -111,6 +113,7 @@ class _Rooms(threading.local):
         self.of: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
 
 
+ARRANGES = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 ON_ARM = platform.machine() in ("aarch64", "arm64")
 _rooms = _Rooms()
 _in_force: ContextVar[Product | None] = ContextVar("prepared weights", default=None)

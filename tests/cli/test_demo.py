@@ -1,0 +1,57 @@
+"""`regard demo`: from nothing to four models, their figures and pages."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from commands import run, well
+from matplotlib.image import imread
+
+NAMES = ("dates-rnn", "dates-transformer", "digits", "shapes")
+BARS = {"dates-rnn": 95, "dates-transformer": 95, "digits": 97, "shapes": 95}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Little data to make and to test on."""
+    monkeypatch.setattr("regard.cli.demo.EXAMPLES", 200)
+    monkeypatch.setattr("regard.cli.demo.TESTED", 120)
+
+
+def test_a_quick_look_runs_from_end_to_end_and_goes_on_where_it_was(quick, tmp_path):
+    out = tmp_path / "demo"
+    ended = well("demo", "--out", out, "--steps", 2)
+    assert len(re.findall(r"\d % of \d+ ", ended.out)) == 4
+    assert ended.lines[-1] == f"    python -m webbrowser -t {(out / 'index.html').as_uri()}"
+    index = (out / "index.html").read_text()
+    for name in NAMES:
+        assert (out / name / "step-00000002").is_dir()
+        assert f'href="{name}.html"' in index
+        assert (out / f"{name}.html").read_text().startswith("<!doctype html>")
+    pictures = sorted(out.glob("*.png"))
+    assert len(pictures) == 4 + 4 + 3 + 3
+    assert all(imread(path).ndim == 3 for path in pictures)
+    assert all(f'src="{path.name}"' in index for path in pictures)
+    again = well("demo", "--out", out, "--steps", 2)
+    assert again.err.count("resuming from") == 4
+    assert _numbers(again.out) == _numbers(ended.out)
+
+
+def test_a_demo_of_no_steps_is_refused(tmp_path):
+    ended = run("demo", "--out", tmp_path / "demo", "--steps", 0)
+    assert (ended.code, ended.err) == (2, "error: steps must be at least 1, got 0\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_demo_keeps_what_it_promises(tmp_path):
+    found = _numbers(well("demo", "--out", tmp_path / "demo").out)
+    assert len(found) == len(BARS)
+    for (name, least), value in zip(BARS.items(), found, strict=True):
+        assert value >= least, name
+
+
+def _numbers(out):
+    """The quality of each model, in the order they are trained."""
+    return [float(value) for value in re.findall(r"(\d+\.\d) % of \d+ ", out)]
