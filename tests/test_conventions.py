@@ -82,6 +82,7 @@ def test_fully_masked_row_gives_zeros_and_zero_gradients(backend, score, normali
 def test_everything_masked_gives_zeros_and_an_lse_of_minus_infinity(backend):
     q, k, v = qkv()
     A = weights(q, k, mask=Prefix(0), backend=backend)
+    assert (attend_on(backend, q, k, v, mask=Prefix(0)) == 0).all()
     with flex_on_the_cpu():
         assert (A @ v == 0).all()
     assert (A.lse == -torch.inf).all()

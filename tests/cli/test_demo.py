@@ -8,6 +8,9 @@ import pytest
 from commands import run, well
 from matplotlib.image import imread
 
+from regard.cli import gallery
+from regard.cli.gallery import Chapter, Example
+
 NAMES = ("dates-rnn", "dates-transformer", "digits", "shapes")
 BARS = {"dates-rnn": 95, "dates-transformer": 95, "digits": 97, "shapes": 95}
 
@@ -16,7 +19,7 @@ BARS = {"dates-rnn": 95, "dates-transformer": 95, "digits": 97, "shapes": 95}
 def quick(monkeypatch):
     """Little data to make and to test on."""
     monkeypatch.setattr("regard.cli.demo.EXAMPLES", 200)
-    monkeypatch.setattr("regard.cli.demo.TESTED", 120)
+    monkeypatch.setattr("regard.cli.demo.TESTED", 20)
 
 
 def test_a_quick_look_runs_from_end_to_end_and_goes_on_where_it_was(quick, tmp_path):
@@ -42,6 +45,19 @@ def test_a_demo_of_no_steps_is_refused(tmp_path):
     ended = run("demo", "--out", tmp_path / "demo", "--steps", 0)
     assert (ended.code, ended.err) == (2, "error: steps must be at least 1, got 0\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_whatever_a_model_writes_is_text_on_the_page(tmp_path):
+    hostile = '<script>alert("1")</script>'
+    example = Example(given=hostile, found=hostile, right="a")
+    made = {"title": hostile, "quality": hostile, "page": tmp_path / 'a".html'}
+    chapter = Chapter(**made, examples=[example], pictures=[tmp_path / "<b>.png"])
+    page = gallery.save([chapter], tmp_path).read_text()
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert 'href="a&quot;.html"' in page
+    assert "<td class=wrong>&lt;script&gt;" in page
+    assert "default-src 'none'" in page
 
 
 @pytest.mark.slow

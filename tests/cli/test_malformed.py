@@ -444,7 +444,7 @@ ROWS = [
         "line 2: the label is",
     ),
     ("a column there is not", CLASSIFY + "--text-column 7", "reviews.tsv line 1: expected at least 8 columns"),
-    ("a column of no such name", CLASSIFY + "--text-column words", "reviews.tsv.*words"),
+    ("columns by name and by number", CLASSIFY + "--text-column words", "all by name or all by number, got"),
     ("labels unknown in training", CLASSIFY + "--valid-labelled {bad}/other.tsv", "line 2: unknown label 'ugly'"),
     ("texts for images", CLASSIFY + "--model vit", "kind must be rnn or pool or bert for texts, got 'vit'"),
     ("images for texts", SEE + "--model bert", "kind must be convnet or vit for images, got 'bert'"),

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from regard.data import Captioned, DataError, Tokenizer, captions_tsv
+from regard.decode import score
 from regard.models import CaptionerConfig
 from regard.tasks import captioning
 from regard.tasks.captioning import Describer, Model
@@ -83,10 +84,10 @@ def test_scores_are_what_the_loss_of_the_model_says(folder):
     [model], tokenizer = describer.models, describer.tokenizer
     for scene, scores in zip(SCENES, describer.score(SCENES), strict=True):
         assert len(scores) == len(scene.captions)
-        for caption, score in zip(scene.captions, scores, strict=True):
+        for caption, gain in zip(scene.captions, scores, strict=True):
             target = torch.tensor([tokenizer.encode(caption, eos=True)])
             batch = {**describer.sight.seen([scene.image], torch.device("cpu")), "target": target}
-            assert score == pytest.approx(-model.loss(batch).sum.item(), rel=1e-4)
+            assert gain == pytest.approx(-model.loss(batch).sum.item(), rel=1e-4)
 
 
 def test_the_loss_of_an_evaluation_is_that_of_all_tokens_of_all_captions(folder):
@@ -103,6 +104,17 @@ def test_looks_are_a_map_for_each_token_and_its_end(folder):
         assert describer.tokens(caption) == [*caption.split(), "<end>"]
         assert maps.shape == (len(caption.split()) + 1, 4, 4)
         assert torch.allclose(maps.sum((1, 2)), torch.ones(len(maps)), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_looks_are_those_of_a_forced_decoding(kind, tmp_path):
+    trained(tmp_path / "run", kind)
+    describer = Describer.load(tmp_path / "run")
+    ids = describer.tokenizer.encode("blue at the top right", eos=True)
+    batch = describer.sight.seen(IMAGES[4:5], describer.device)
+    [[found]] = score(describer.models[0], batch, [[describer.tokenizer.bos]], [[ids]])
+    [maps] = describer.looks(IMAGES[4:5], ["blue at the top right"])
+    torch.testing.assert_close(maps.flatten(1), found.attention["source"].mean(0))
 
 
 def test_a_tape_shows_images_and_names_words(folder):
@@ -139,6 +151,12 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(kin
     trained(tmp_path / "parts", kind, replace(RECIPE, steps=2))
     parts = trained(tmp_path / "parts", kind, resume=True, model=replace(TINY, dim=8))
     expected, found = (checkpoint.read_tensors(outcome.best) for outcome in (whole, parts))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_other_processes_may_read_the_images_and_change_nothing(tmp_path):
+    one, other = (trained(tmp_path / str(n), seeing=Seeing(size=16, rows=6, workers=n)) for n in (0, 1))
+    expected, found = (checkpoint.read_tensors(outcome.best) for outcome in (one, other))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 

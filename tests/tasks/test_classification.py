@@ -250,7 +250,7 @@ def test_attention_that_looks_nowhere_is_refused(tmp_path):
     seen(tmp_path / "run", model=Model(attention="squeeze", dim=16), recipe=replace(RECIPE, steps=1))
     classifier = Classifier.load(tmp_path / "run")
     for show in (classifier.looks, classifier.tape):
-        with pytest.raises(ValueError, match=r"the model has squeeze, which weighs channels .*attention='self'"):
+        with pytest.raises(ValueError, match=r"do not look at each other, its attention is squeeze; .*='self'"):
             show(list(bars().images[:1]))
 
 

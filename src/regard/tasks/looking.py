@@ -62,10 +62,9 @@ def watched(model: nn.Module, batch: Batch, tokens: Sequence[Sequence[str]] | No
 def must_look(model: nn.Module) -> None:
     """Raise if there are no places or tokens that attention is spread over."""
     if isinstance(model, AttentionConvNet) and model.config.attention != "self":
-        kind = model.config.attention or "no attention"
         raise ValueError(
-            f"the model has {kind}, which weighs channels or pixels and looks nowhere; train one with "
-            "attention='self', or a ViT"
+            f"the places of this model do not look at each other, its attention is {model.config.attention}; train "
+            "one with attention='self', or a ViT"
         )
 
 

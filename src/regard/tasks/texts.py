@@ -44,8 +44,8 @@ class Texts:
     def spell(self, texts: Sequence[str]) -> dict[str, list[Ids]]:
         """Texts as `characters`: so many to a token, one token behind the other."""
         assert self.letters is not None
-        spelled, silent = Spelling(self.letters), [""] * self.start
-        return {"characters": [spelled([*silent, *self._stretches(text)]).reshape(-1) for text in texts]}
+        spelled = Spelling(self.letters)
+        return {"characters": [spelled(self._stretches(text)).reshape(-1) for text in texts]}
 
     def pieces(self, text: str) -> list[str]:
         """The part of the text that each token stands for; the name of one that stands for none."""

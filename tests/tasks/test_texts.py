@@ -1,0 +1,65 @@
+"""Texts: tokens, their letters, and what they stand for, in step with each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from regard.data import Tokenizer
+from regard.tasks.spelling import LETTERS
+from regard.tasks.texts import Texts
+
+TEXTS = ["the great film", "", "so dull, so long", "an extraordinarily-long-word here", " two  spaces "]
+CPU = torch.device("cpu")
+
+
+def how(kind="words", *, spelled=True, start=False, limit=100):
+    words = Tokenizer.bpe(TEXTS, size=300) if kind == "bpe" else Tokenizer.words(TEXTS)
+    return Texts(words, Tokenizer.characters(TEXTS) if spelled else None, start, limit)
+
+
+@pytest.mark.parametrize("kind", ["words", "bpe"])
+@pytest.mark.parametrize("start", [False, True])
+def test_every_token_has_a_piece(kind, start):
+    texts = how(kind, spelled=False, start=start)
+    for text, ids in zip(TEXTS, texts.read(TEXTS)["ids"], strict=True):
+        pieces = texts.pieces(text)
+        assert len(pieces) == len(ids) >= 1
+        assert "".join(pieces[start:]) == "".join(text.split()) or not text
+
+
+@pytest.mark.parametrize("limit", [100, 3])
+def test_letters_are_those_of_the_tokens_beside_them(limit):
+    texts = how(limit=limit)
+    seen = []
+    for rows, batch in texts.batches(TEXTS, CPU):
+        seen += rows
+        letters = batch["characters"].unflatten(1, (-1, LETTERS))
+        assert letters.shape[:2] == batch["ids"].shape
+        assert batch["ids"].shape[1] <= limit
+        for row, n, spelled in zip(rows, batch["ids_lengths"].tolist(), letters, strict=True):
+            pieces = texts.pieces(TEXTS[row])[:n] if TEXTS[row] else [""]
+            assert [texts.letters.decode(one) for one in spelled[:n]] == [piece[:LETTERS] for piece in pieces]
+            assert not spelled[n:].any()
+    assert sorted(seen) == list(range(len(TEXTS)))
+
+
+def test_without_letters_there_are_none():
+    for _, batch in how(spelled=False).batches(TEXTS, CPU):
+        assert batch.keys() == {"ids", "ids_lengths"}
+
+
+def test_one_batch_of_all_has_a_name_for_every_token():
+    batch, pieces = how(limit=3).whole(TEXTS, CPU)
+    assert batch["ids"].shape == (5, 3)
+    assert pieces[:3] == [["the", "great", "film"], ["<eos>", "<pad>", "<pad>"], ["so", "dull", ","]]
+
+
+def test_what_a_checkpoint_keeps_is_what_it_loads(tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.tasks.runs.text_of", lambda folder, name: (folder / name).read_text())
+    for spelled in (True, False):
+        folder = tmp_path / str(spelled)
+        folder.mkdir()
+        for name, text in how(spelled=spelled).files().items():
+            (folder / name).write_text(text)
+        assert Texts.load(folder, start=False, limit=100) == how(spelled=spelled)
