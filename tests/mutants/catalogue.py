@@ -656,15 +656,15 @@ ANSWERS = [
     Mutant(
         "the summary's received counts the last block only",
         "measures.py",
-        "result.received[block.batch, block.heads].index_add_(2,",
-        "result.received[block.batch, block.heads].index_copy_(2,",
+        'found["received"][block.batch, block.heads].index_add_(2,',
+        'found["received"][block.batch, block.heads].index_copy_(2,',
         "ops/test_measures.py::test_even_weights_have_the_measures_of_their_closed_form",
     ),
     Mutant(
         "distance counts from the row, not the position",
         "measures.py",
-        '(A * (block.i - block.j).abs()).sum(-1), "rows")',
-        '(A * (block.row - block.j).abs()).sum(-1), "rows")',
+        '(A * (block.i - block.j).abs()).sum(-1), "rows", ',
+        '(A * (block.row - block.j).abs()).sum(-1), "rows", ',
         "ops/test_measures.py::test_even_weights_have_the_measures_of_their_closed_form",
     ),
     Mutant(
@@ -697,7 +697,7 @@ ANSWERS = [
     ),
     Mutant(
         "the bins of a map rounded up to one size",
-        "lazy.py",
+        "bins.py",
         "return (torch.arange(n, device=device) * count // max(n, 1))[None]",
         "return (torch.arange(n, device=device) // -(-n // count))[None]",
         "ops/test_measures.py::test_row_r_is_pooled_into_bin_r_times_rows_over_i",
@@ -719,7 +719,7 @@ ANSWERS = [
     Mutant(
         "a tile by its detached statistic while gradients are on",
         "lazy.py",
-        "if known is not None and not grad and",
+        "if known is not None and not self._differentiated() and",
         "if known is not None and",
         "ops/test_rows.py::test_a_statistic_that_is_known_already_changes_no_gradient",
     ),
@@ -925,8 +925,8 @@ BACKENDS = [
     Mutant(
         "the compiler follows where blocks are planned",
         "tracing.py",
-        "    return disabled",
-        "    return fn",
+        "return torch.compiler.disable(fn)(*args)",
+        "return fn(*args)",
         "ops/test_tracing.py::test_other_calls_break_the_graph_and_stay_right",
     ),
     Mutant(
