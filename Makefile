@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint nightly mutants bench web
+.PHONY: demo test lint nightly mutants bench docs web
 
 demo: $(READY)
 	$(BIN)/regard demo --out runs/demo
@@ -26,11 +26,14 @@ mutants: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 web:
 	cd src/regard/views/web && npm ci && npm run build
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from .cases import TABLES, TESTS, Case
-from .measure import Measured, memory, times
+from .measure import Measured, memory, speeds, times
 
 RESULTS = Path(__file__).parent / "results"
 FIELDS = [
@@ -64,11 +64,15 @@ def measured(table: str, case: Case, repeats: int) -> dict[str, object]:
     if case.memory:
         found = memory(table, case)
         show = megabytes
+    elif case.speed:
+        repeats = min(repeats, 5)  # each is a training
+        found = speeds(case.build(), repeats)
+        show = tokens
     else:
         found = times(case.build(), repeats)
         show = milliseconds
     ours, peer = found[case.ours], found[case.peer]
-    ratio = peer.median / ours.median
+    ratio = ours.median / peer.median if case.speed else peer.median / ours.median
     promise, met = "", None
     if case.bar is not None:
         promise, met = f"{case.bar:.2f}", ratio >= case.bar
@@ -76,7 +80,7 @@ def measured(table: str, case: Case, repeats: int) -> dict[str, object]:
         promise, met = f"{case.added * 1e6:.0f} us more", ours.median - peer.median <= case.added
     return {
         "case": case.name,
-        "what": "memory" if case.memory else "time",
+        "what": "memory" if case.memory else "speed" if case.speed else "time",
         "ours": case.ours,
         "ours_median": show(ours.median),
         "ours_quartiles": spread(ours, show),
@@ -91,7 +95,7 @@ def measured(table: str, case: Case, repeats: int) -> dict[str, object]:
         "threads": 2,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": version("transformers") if table == "decoding" else "",
+        "transformers": version("transformers") if table in ("decoding", "training") else "",
         "commit": COMMIT,
         "date": date.today().isoformat(),
     }
@@ -103,6 +107,10 @@ def spread(x: Measured, show) -> str:
 
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.3f} ms"
+
+
+def tokens(n: float) -> str:
+    return f"{n:,.0f} tokens/s"
 
 
 def megabytes(n: float) -> str:

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from regard import Additive, Causal, Window, attend, weights
 
-from .decoding import decoding
+from .decoding import decoding, floor
+from .training import training
 
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Case:
-    """`build()` gives named calls; the ratio reported is time (or memory) of `peer` over that of `ours`."""
+    """`build()` gives named calls; the ratio reported is time or memory of `peer` over that of `ours`."""
 
     name: str
     build: Callable[[], dict[str, Call]]
@@ -27,6 +28,7 @@ class Case:
     bar: float | None  # the least ratio promised; None where nothing is
     memory: bool = False  # compare peak memory rather than time
     added: float | None = None  # the most seconds ours may take beyond the peer
+    speed: bool = False  # compare tokens a second, which the calls return: ours over that of the peer
 
 
 def tensors(*shape: int, n: int = 3, grad: bool = False) -> list[Tensor]:
@@ -196,11 +198,26 @@ DECODING = [
     Case(f"{kind}, {rows} x {'greedy' if width == 1 else f'beam {width}'}", decoding(kind, rows, width), *PEERS, bar)
     for kind in ("gpt2", "marian")
     for rows, width, bar in ((1, 1, 1.5), (1, 5, 1.5), (16, 5, 1.0))
+] + [
+    # What no decoder can do without: how far the bar of greedy search is within reach on a machine.
+    Case(f"{kind}, 1 x greedy, its products alone", floor(kind), "products", "generate", None)
+    for kind in ("gpt2", "marian")
 ]
 
-TABLES = {"backends": BACKENDS, "operator": OPERATOR, "decoding": DECODING}
+TRAINING = [
+    Case("recurrent, Bahdanau's attention", training("JoeyNMT", "rnn"), "regard", "JoeyNMT", 1.5, speed=True),
+    Case("Transformer", training("JoeyNMT", "transformer"), "regard", "JoeyNMT", 1.0, speed=True),
+    Case("Transformer, one vocabulary", training("transformers", "joint"), "regard", "transformers", 1.0, speed=True),
+]
+
+TABLES = {"backends": BACKENDS, "operator": OPERATOR, "decoding": DECODING, "training": TRAINING}
+WRITERS = ("seq2seq", "transformer")
 TESTS = {  # what must be green before a table is measured: files, and the tests in them
     "backends": (["tests/test_conformance.py", "tests/ops/test_lazy.py"], CONFORMANCE),
     "operator": (["tests/test_conformance.py", "tests/ops/test_lazy.py"], CONFORMANCE),
     "decoding": (["tests/models/test_gpt.py", "tests/models/test_pretrained.py"], "generate"),
+    "training": (
+        ["tests/train/test_fit.py", "tests/models/test_seq2seq.py", "tests/models/test_transformer.py"],
+        "loss",
+    ),
 }

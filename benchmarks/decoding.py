@@ -14,7 +14,7 @@ from torch import nn
 from regard.decode import beam, greedy
 from regard.models.pretrained import load
 
-VOCABULARY, DIM, LAYERS, HEADS, READ = 32_000, 512, 6, 8, 16
+VOCABULARY, DIM, LAYERS, HEADS, READ, NEW = 32_000, 512, 6, 8, 16, 32
 END, START = 0, 1
 Tokens = list[tuple[int, ...]]
 
@@ -25,7 +25,7 @@ def decoding(kind: str, rows: int, width: int) -> Callable[[], dict[str, Callabl
     def build() -> dict[str, Callable[[], object]]:
         theirs, ours = pair(kind)
         torch.manual_seed(1)
-        ids, new = torch.randint(3, VOCABULARY, (rows, READ)), 32 if rows == 1 else 8
+        ids, new = torch.randint(3, VOCABULARY, (rows, READ)), NEW if rows == 1 else 8
         given: Any = (ids[:, :-1], ids[:, -1:]) if kind == "gpt2" else ({"source": ids}, [[START]] * rows)
         skip = READ if kind == "gpt2" else 1
 
@@ -52,6 +52,29 @@ def decoding(kind: str, rows: int, width: int) -> Callable[[], dict[str, Callabl
                 f"error: {kind}, {rows} rows, beam {width}: other tokens than generate; nothing was measured"
             )
         return {"regard": regard, "generate": generate}
+
+    return build
+
+
+def floor(kind: str) -> Callable[[], dict[str, Callable[[], object]]]:
+    """The products of one row with every matrix a step reads, as often as greedy search does, and nothing else."""
+
+    def build() -> dict[str, Callable[[], object]]:
+        _, ours = pair(kind)
+        stepping: Any = ours if kind == "gpt2" else ours.decoder
+        once = ("positions", "cross.key", "cross.value")  # not read, or read once a source
+        matrices = [
+            x for name, x in stepping.named_parameters() if x.ndim == 2 and not any(part in name for part in once)
+        ]
+        rows = {n: torch.randn(1, n) for n in {x.shape[1] for x in matrices}}
+
+        def products() -> None:
+            with torch.no_grad():
+                for _ in range(NEW):
+                    for x in matrices:
+                        nn.functional.linear(rows[x.shape[1]], x)
+
+        return {"products": products, "generate": decoding(kind, 1, 1)()["generate"]}
 
     return build
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.viewer [--tokens N] [--layers N] [--heads N]`: the viewer on a long capture, and its pages.
+"""`python -m benchmarks.viewer [--tokens N] [--layers N] [--device cuda]`: the viewer on a long capture, and its pages.
 
 A capture of random queries and keys is written to a file and served by a process of its own; times are a client's.
 Row statistics are estimated from a few keys and measures are made up, for the true ones take hours on a CPU: what a
@@ -37,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in (("--tokens", 131072), ("--layers", 8), ("--heads", 16), ("--width", 64), ("--repeats", 20)):
         parser.add_argument(name, type=int, default=value)
+    parser.add_argument("--device", help="where tiles are computed, such as cuda")
     parser.add_argument("--capture", type=Path, help="the file of the capture, written and kept if it is not there")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
@@ -47,11 +48,11 @@ def main() -> None:
             synthetic(path, arguments)
         print(f"capture of {path.stat().st_size / 1e9:.2f} GB")
         rows += served(path, arguments)
-        rows += pages(Path(folder))
+        rows += [] if arguments.device else pages(Path(folder))
     for row in rows:
         print(f"{row['case']:<56} {row['median']:>10}  {row['quartiles']:<24} bar {row['bar']}, {row['met']}")
     if (arguments.tokens, arguments.layers, arguments.heads) == (131072, 8, 16):
-        save(rows, RESULTS / "viewer_cpu.csv")
+        save(rows, RESULTS / ("viewer_gpu.csv" if arguments.device else "viewer_cpu.csv"))
 
 
 def synthetic(path: Path, arguments: argparse.Namespace) -> None:
@@ -68,7 +69,7 @@ def synthetic(path: Path, arguments: argparse.Namespace) -> None:
         flat = torch.rand(1, h, n)
         found = Summary(entropy=seen.log() * flat, received=flat, max=1 / seen + 0 * flat, distance=seen / 2 * flat,
                         map=cells, statistic=statistic)  # fmt: skip
-        entries[f"layers.{layer}.attention", 0] = Weights(A._call, statistic.unsqueeze(-1))
+        entries[f"layers.{layer}.attention", 0] = Weights(A.call, statistic.unsqueeze(-1))
         summaries[f"layers.{layer}.attention", 0] = found, Overview.of(found)
     tape = Tape(entries, summaries=summaries)
     tape.tokens = [random.choice(("▁the", "▁map", "ping", "▁of", "▁attention", ".")) for _ in range(n)]
@@ -79,9 +80,11 @@ def served(path: Path, arguments: argparse.Namespace) -> list[dict[str, object]]
     """The figures of a server in another process."""
     code = (
         "import sys, torch; torch.set_num_threads(2); from regard.views import serve\n"
-        "viewer = serve([sys.argv[1]], open_browser=False); sys.stdout.flush(); viewer.wait()"
+        "viewer = serve([sys.argv[1]], device=sys.argv[2] or None, open_browser=False)\n"
+        "sys.stdout.flush(); viewer.wait()"
     )
-    server = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", code, str(path), arguments.device or ""]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         url = server.stdout.readline().split()[-1]
@@ -97,7 +100,10 @@ def served(path: Path, arguments: argparse.Namespace) -> list[dict[str, object]]
             coarse = []
             for level in range(5, (n // TILE - 1).bit_length()):
                 coarse += [client.tile(arguments, level, 0, 0) for _ in range(3)]
-            rows.append(row("coarser tiles, preview or exact", "preview", [taken for taken, _ in coarse]))
+            exact = arguments.device not in (None, "cpu")
+            assert not exact or {state for _, state in coarse} == {"exact"}
+            name = "coarser tiles, all exact" if exact else "coarser tiles, preview or exact"
+            rows.append(row(name, "preview", [taken for taken, _ in coarse]))
         rows.append(row("server memory beyond the mapped file", "memory", [memory(server.pid)], show=megabytes))
         return rows
     finally:

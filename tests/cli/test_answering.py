@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 from commands import SMALL, TEXTS, run, well
+from matplotlib.image import imread
 
 from regard.data import questions
+from regard.lens import Tape
 from regard.tasks.answering import Answerer, Asking
 
 BRIDGE = TEXTS[1][0]
@@ -50,6 +52,27 @@ def test_a_file_of_questions_has_its_answers_by_id(answerer, files, tmp_path):
     found = Answerer.load(answerer).answer(asked, threshold=-1e9)
     assert json.loads(printed) == {one.id: answer.text for one, answer in zip(asked, found, strict=True)}
     assert [path.name for path in tmp_path.iterdir()] == ["predictions.json"]
+
+
+def test_where_questions_looked_is_a_picture_or_a_tape(answerer, files, tmp_path):
+    asked = ["--document", files / "bridge.txt", "--question", "Who is it?"]
+    well("answer", answerer, *asked, "--attention", tmp_path / "a.png")
+    assert imread(tmp_path / "a.png").ndim == 3
+    well("answer", answerer, *asked, "--question", "What?", "--attention", tmp_path / "a.safetensors")
+    expected = Answerer.load(answerer).tape([Asking(one, BRIDGE) for one in ("Who is it?", "What?")])
+    tape = Tape.load(tmp_path / "a.safetensors")
+    assert tape.layers == expected.layers
+    assert tape["both.to_document"][...].equal(expected["both.to_document"][...])
+    well("answer", answerer, "--data", files / "squad.json", "--attention", tmp_path / "b.safetensors")
+    assert len(Tape.load(tmp_path / "b.safetensors")["itself"].shape) == 4
+    ended = run("answer", answerer, "--data", files / "squad.json", "--attention", tmp_path / "b.png")
+    assert ended.err == "error: --attention holds at most 1 in .png, got more; give it fewer\n"
+
+
+def test_an_empty_document_has_no_picture(answerer, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n")
+    asked = ["--document", tmp_path / "empty.txt", "--question", "Who?", "--attention", tmp_path / "a.png"]
+    assert run("answer", answerer, *asked).err == "error: the document is empty; there is nothing to look at\n"
 
 
 def test_questions_that_are_cut_are_counted(answerer, files):

@@ -86,5 +86,5 @@ def test_several_images_fit_no_picture(captioner, files, tmp_path):
     path = files / "scenes" / "0.png"
     ended = run("caption", captioner, path, path, "--attention", tmp_path / "a.png")
     assert ended.code == 2
-    assert ended.err == "error: --attention holds at most 1 in .png, got 2; give it fewer\n"
+    assert ended.err == "error: --attention holds at most 1 in .png, got more; give it fewer\n"
     assert list(tmp_path.iterdir()) == []

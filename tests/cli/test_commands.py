@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import re
+from typing import Annotated
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from commands import SMALL, run, well
 
 import regard
 from regard import cli
-from regard.cli.runs import question
+from regard.cli.runs import EVALUATIONS, question, shared
 from regard.train import CheckpointError, NonFiniteError, ResourceError, checkpoint
 
 TRAINED = [("train", command.name) for command in cli.train.registered_commands]
@@ -196,6 +198,22 @@ def test_the_best_checkpoint_is_chosen_by_the_metric_named(files, tmp_path):
 def test_a_task_that_cannot_be_asked_is_named(translator):
     with pytest.raises(ValueError, match=r"is of the task 'translation', expected 'painting' or 'music'"):
         question({"painting": None, "music": None}, [translator], {})
+
+
+def test_a_flag_of_several_tasks_is_one_and_tells_what_each_takes_it_for():
+    panels = shared(EVALUATIONS)
+    names = [flag.name for some in panels.values() for flag in some]
+    assert len(names) == len(set(names))
+    [beam] = [flag for flag in panels["Several tasks"] if flag.name == "--beam"]
+    assert all(f"{task}: " in beam.help for task in ("translation", "summarization", "captioning"))
+    assert "(default 3)" in beam.help
+
+
+def test_flags_of_one_name_that_mean_different_things_are_a_mistake():
+    number = dataclasses.make_dataclass("Number", [("size", Annotated[int, "how many"], 3)])
+    text = dataclasses.make_dataclass("Text", [("size", Annotated[str, "which"], "a")])
+    with pytest.raises(TypeError, match="--size must be the same field of the same type in painting, music; name one"):
+        shared({"painting": number, "music": text})
 
 
 def test_a_run_ends_with_the_average_it_was_asked_for(files, tmp_path):

@@ -598,9 +598,9 @@ def test_control_characters_of_a_file_name_do_not_reach_the_terminal(tmp_path):
 
 
 def test_more_attention_than_a_tape_holds_is_refused_before_anything_is_printed(translator, tmp_path):
-    ended = run("translate", translator, "--attention", tmp_path / "a", stdin="das\n" * 501)
+    ended = run("translate", translator, "--attention", tmp_path / "a.safetensors", stdin="das\n" * 501)
     assert ended.code == 2
-    assert ended.err == "error: --attention holds at most 500 sentences; split the input\n"
+    assert ended.err == "error: --attention holds at most 500 in .safetensors, got more; give it fewer\n"
     assert ended.out == ""
     assert list(tmp_path.iterdir()) == []
 

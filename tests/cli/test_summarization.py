@@ -6,8 +6,10 @@ import json
 
 import pytest
 from commands import HEADLINES, NEWS, SMALL, well
+from matplotlib.image import imread
 
 from regard.data import Pair
+from regard.lens import Tape
 from regard.tasks.summarization import Summarizer
 
 LINES = "".join(f"{line}\n" for line in NEWS)
@@ -33,6 +35,18 @@ def test_n_best_lists_have_numbers_and_scores(summarizer):
 
 def test_several_runs_decode_as_one(summarizer):
     assert well("summarize", summarizer, summarizer, stdin=LINES).out == well("summarize", summarizer, stdin=LINES).out
+
+
+def test_what_was_looked_at_is_a_picture_or_a_tape(summarizer, tmp_path):
+    well("summarize", summarizer, "--attention", tmp_path / "a.png", stdin=f"{NEWS[0]}\n")
+    assert imread(tmp_path / "a.png").ndim == 3
+    printed = well("summarize", summarizer, "--attention", tmp_path / "a.safetensors", stdin=LINES).lines
+    pairs = [Pair(*both) for both in zip(NEWS, printed, strict=True)]
+    tape, expected = Tape.load(tmp_path / "a.safetensors"), Summarizer.load(summarizer).tape(pairs)
+    [name] = expected.layers
+    assert tape[name][...].equal(expected[name][...])
+    assert tape.tokens_of(name, batch=1) == expected.tokens_of(name, batch=1)
+    assert "Bela" in "".join(tape.tokens_of(name, batch=1)[1])
 
 
 def test_what_is_not_read_is_counted(summarizer):

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from commands import SMALL, SOURCE, TARGET, run, well
+from matplotlib.image import imread
 
 from regard.data import Pair
 from regard.lens import Links, Tape, alignment_score
@@ -60,6 +61,22 @@ def test_alignments_and_attention_are_of_what_was_printed(kind, request, tmp_pat
         assert tape[key][...].equal(expected[key][...])
         assert tape.tokens_of(key, batch=1) == expected.tokens_of(key, batch=1)
     assert {path.name for path in tmp_path.iterdir()} == {"links", "attention.safetensors"}
+
+
+@pytest.mark.parametrize("kind", ["translator", "recurrent"])
+def test_the_attention_of_one_sentence_is_a_picture(kind, request, tmp_path):
+    folder = request.getfixturevalue(kind)
+    well("translate", folder, "--attention", tmp_path / "a.png", stdin="ein Haus\n")
+    assert imread(tmp_path / "a.png").ndim == 3
+    ended = run("translate", folder, "--attention", tmp_path / "b.png", stdin=LINES)
+    assert ended.err == "error: --attention holds at most 1 in .png, got more; give it fewer\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_attention_is_that_of_one_model(translator, recurrent, tmp_path):
+    ended = run("translate", translator, recurrent, "--attention", tmp_path / "a.png", stdin=LINES)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == "error: --attention is that of one model, got 2 folders; name one\n"
 
 
 def test_translations_that_do_not_end_are_counted(translator):

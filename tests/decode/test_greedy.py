@@ -114,6 +114,26 @@ def test_nothing_left_to_say_and_no_end_is_an_error(search):
         search(Table(4, 0), torch.arange(3), [[0]] * 3, end=None, max_length=9, no_repeat=1)
 
 
+@pytest.mark.parametrize("no_repeat", [None, 2])
+def test_what_is_forbidden_is_never_chosen_and_the_rest_keeps_its_probability(search, no_repeat):
+    model = Table(9, 3)
+    model.logits[:, 4] += 3
+    limits = {"end": END, "max_length": MOST, "min_length": 2, "no_repeat": no_repeat}
+    assert any(4 in one.tokens for one in flat(search(model, torch.arange(ROWS), starts(), **limits)))
+    found = search(model, torch.arange(ROWS), starts(), forbid=(4, 1), **limits)
+    for code, best in enumerate(found):
+        for one in best:
+            assert not {1, 4} & set(one.tokens)
+            assert one.log_probabilities == pytest.approx(model.log_probabilities(code, [code], one.tokens))
+
+
+def test_a_forced_prefix_may_hold_what_is_forbidden(search):
+    model, source = Table(9, 3), torch.arange(2)
+    found = search(model, source, [[0, 1, 4], [2]], end=END, max_length=MOST, forbid=(4, 1))
+    alone = search(model, source[:1], [[0, 1, 4]], end=END, max_length=MOST, forbid=(4, 1))
+    assert tokens(found[:1]) == tokens(alone)
+
+
 def test_without_an_end_every_hypothesis_is_as_long_as_it_may_be(search, model):
     for one in flat(search(*model, starts(), end=None, max_length=MOST)):
         assert len(one.tokens) == MOST
@@ -250,6 +270,10 @@ def test_a_hypothesis_aligns_each_token_with_a_source_position():
         ({"end": -1}, ValueError, "end must be 0 or more, got -1"),
         ({"end": 9}, ValueError, "end must be within the vocabulary of 9, got 9"),
         ({"end": True}, TypeError, r"end must be a whole number, got True \(bool\)"),
+        ({"forbid": (9,)}, ValueError, "forbid must be within the vocabulary of 9, got 9"),
+        ({"forbid": (2.0,)}, TypeError, r"forbid must be a whole number, got 2.0 \(float\)"),
+        ({"forbid": (1, END)}, ValueError, "forbid must leave the end to be chosen, got 8 in both"),
+        ({"forbid": range(8)}, ValueError, "forbid must leave a token to choose, got all but the end of 9"),
     ],
     ids=str,
 )

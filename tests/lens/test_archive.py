@@ -213,6 +213,18 @@ def rewritten(path, change):
     safetensors.torch.save_file(tensors, path, archive.sealed(text, tensors))
 
 
+def test_captures_of_the_first_layout_are_refused_with_the_next_step(tape, tmp_path):
+    path = tmp_path / "old.safetensors"
+    tape.save(path)
+    tensors, text = safetensors.torch.load_file(path), header(path)[0]["__metadata__"][archive.NAME]
+    safetensors.torch.save_file(tensors, path, {archive.NAME: text, "sha256": "0" * 64})
+    for read in (Tape.load, Tape.open):
+        with pytest.raises(
+            ValueError, match=r"old.safetensors .* of format 1, and .*; make it again: capture\(model\)"
+        ):
+            read(path)
+
+
 def entry(change):
     def apply(described, tensors):
         change(described["entries"][0], tensors)
@@ -223,7 +235,9 @@ def entry(change):
 HOSTILE = [
     ("text that is no JSON", lambda d, t: "{", "is no tape that can be read"),
     ("not an object", lambda d, t: "[]", "must have the fields format, entries"),
-    ("unknown format", lambda d, t: {**d, "format": 2}, "it is of format 2, this version reads 1"),
+    ("newer format", lambda d, t: {**d, "format": 3}, "it is of format 3, and .* reads 2; upgrade regard"),
+    ("older format", lambda d, t: {**d, "format": 1}, "it is of format 1, and .* reads 2; make it again"),
+    ("no format", lambda d, t: {k: v for k, v in d.items() if k != "format"}, "of format None.*make it again"),
     ("unknown field", lambda d, t: {**d, "code": "import os"}, "must have the fields format, entries.*code"),
     ("unknown term", entry(lambda e, t: e["terms"].update(mask={"term": "os.system"})), "unknown term 'os.system'"),
     ("term in a wrong slot", entry(lambda e, t: e["terms"].update(mask=e["terms"]["score"])), "mask must be a Mask"),

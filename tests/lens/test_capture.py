@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard import Additive, Alibi, Causal, Dense, Padding, Rule, Window
+from regard import Additive, Alibi, Causal, Dense, Padding, Rule, Window, attend, weights
 from regard.lens import Tape, capture
 from regard.nn import Attention, BahdanauAttention, Core, EncoderBlock, FeedForward, KVCache, ShawBias, T5Bias
 
@@ -226,6 +226,44 @@ def test_transformer_of_pytorch_with_both_masks():
         model(tokens(), tokens(7), tgt_mask=causal, tgt_is_causal=True)
     assert [tuple(A.shape[2:]) for A in tape.values()] == [(9, 9), (7, 7), (7, 9), (7, 7), (7, 9)]
     assert tape["decoder.layers.1.self_attn"]._call.mask == Causal()
+
+
+class ByHand(nn.Module):
+    """A layer of somebody's own over the operator."""
+
+    def __init__(self, **terms):
+        super().__init__()
+        self.terms = terms
+
+    def forward(self, x):
+        return attend(x, x[:, :2], x[:, :2], **self.terms)
+
+
+@pytest.mark.parametrize("terms", [{}, {"mask": Causal() & Window(3), "bias": Alibi(H)}, {"dropout": 0.5, "offset": 2}])
+def test_the_operator_is_seen_wherever_it_is_called(terms):
+    model, x = nn.Sequential(ByHand(**terms), nn.Identity()), torch.randn(B, H, N, 6)
+    torch.manual_seed(0)
+    plain = model(x)
+    torch.manual_seed(0)
+    with capture(model) as tape:
+        assert torch.equal(model(x), plain)
+    assert list(tape) == [("0", 0)]
+    terms = {name: term for name, term in terms.items() if name != "dropout"}
+    assert torch.equal(tape[0].dense(), weights(x, x[:, :2], **terms).dense())
+
+
+def test_captures_within_captures_see_the_same():
+    model, x = nn.Sequential(Layer(), ByHeads()), tokens()
+    with torch.no_grad(), capture(model) as outer, capture(model[0]) as inner:
+        model(x)
+    assert list(outer) == [("0", 0), ("1", 0)]
+    assert_close(inner[0], by_hand(model[0], x))
+    assert_close(outer["0"], by_hand(model[0], x))
+
+
+class ByHeads(nn.Module):
+    def forward(self, x):
+        return attend(*(x.unflatten(-1, (H, -1)).transpose(1, 2),) * 3)
 
 
 OURS = [
@@ -522,7 +560,8 @@ def test_what_is_kept_on_disk_takes_no_memory(tmp_path):
         model(x)
     with torch.no_grad(), capture(model, to=tmp_path / "scratch", budget="0KB") as tape:
         model(x)
-    assert len(list((tmp_path / "scratch").glob("*/*.safetensors"))) == 4
+    # Queries and keys of both, and what the kernel said of each row where it was PyTorch's own.
+    assert len(list((tmp_path / "scratch").glob("*/*.safetensors"))) == 5
     for A, B_ in zip(tape.values(), held.values(), strict=True):
         assert torch.equal(A.dense(), B_.dense())
 
@@ -539,10 +578,10 @@ def test_generation_on_disk_ends_in_one_file_a_tensor(tmp_path):
 
 def test_budget_is_honoured_before_it_is_passed():
     model, x = nn.Sequential(*(Layer() for _ in range(4))), tokens(64)
-    one = 2 * B * 64 * D * 4
+    one = 2 * B * 64 * D * 4 + B * H * 64 * 4  # queries, keys and a number for each row
     with torch.no_grad(), capture(model, budget=f"{4 * one}B"):
         model(x)
-    message = r"^3: k .* more than budget='.*keep=\['entropy'"
+    message = r"^3: statistic of shape \(2, 4, 64\) .* more than budget='.*keep=\['entropy'"
     with torch.no_grad(), pytest.raises(MemoryError, match=message), capture(model, budget=f"{4 * one - 1}B"):
         model(x)
 
@@ -585,7 +624,7 @@ class Blind(nn.Module):
 @pytest.mark.parametrize(
     ("model", "run", "asked", "message"),
     [
-        (Blind(), lambda m: m(tokens()), {}, r"no attention of Blind was seen; seen are F.scaled_dot.*regard.weights"),
+        (Blind(), lambda m: m(tokens()), {}, r"no attention of Blind was seen; seen are regard.attend.*regard.weights"),
         (Layer(), lambda m: None, {}, r"Layer was not called within the block; call model\(...\)"),
         (Layer(), lambda m: m.forward(tokens()), {}, "not model.forward"),
         (nn.Sequential(Layer()), lambda m: m(tokens()), {"layers": "x.*"}, r"matches layers=\['x.\*'\]; there were 0"),

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard import Causal
+from regard import Causal, attend
 from regard.lens.heads import ablate, ablation_importance, importance
 from regard.nn import Attention
 
@@ -29,6 +29,14 @@ class Foreign(nn.Module):
         return self.out(out.transpose(1, 2).flatten(2))
 
 
+class ByHand(Foreign):
+    """The same over the operator, its keys shared by pairs of heads."""
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        return self.out(attend(q, k[:, ::2], v[:, ::2], mask=Causal()).transpose(1, 2).flatten(2))
+
+
 class Torch(nn.Module):
     def __init__(self, need_weights, batch_first=True):
         super().__init__()
@@ -42,6 +50,7 @@ class Torch(nn.Module):
 LAYERS = {
     "ours": (lambda: Attention(DIM, HEADS, mask=Causal()), "layer", "out"),
     "foreign": (Foreign, "layer", "out"),
+    "by hand": (ByHand, "layer", "out"),
     "torch": (lambda: Torch(False), "layer.attention", "attention.out_proj"),
     "torch with weights": (lambda: Torch(True), "layer.attention", "attention.out_proj"),
     "torch, batch second": (lambda: Torch(True, batch_first=False), "layer.attention", "attention.out_proj"),
@@ -168,7 +177,7 @@ def test_importance_is_the_sum_over_tokens_of_output_times_gradient(kind):
     x = torch.randn(2, 5, DIM, dtype=torch.float64)
     # The input of the output projection is the heads side by side, whatever the layer.
     joined = []
-    if kind in ("ours", "foreign"):
+    if kind in ("ours", "foreign", "by hand"):
         handle = projection.register_forward_pre_hook(lambda module, args: joined.append(args[0]))
         out = model(x)
         handle.remove()

@@ -13,11 +13,12 @@ import transformers as hf
 import zoo
 from torch.nn.attention.flex_attention import create_block_mask
 
-from regard import Causal, Dot, Padding, SinkSoftmax, Window
+from regard import Causal, Dot, Padding, SinkSoftmax, Window, weights
 from regard.lens import capture
 from regard.lens.huggingface import _flash_mask
 from regard.lens.reading import Reader
 from regard.lens.storage import Store
+from regard.lens.watch import Watch, _asks_an_interface
 
 CLOSE = 1e-5
 SEQ2SEQ = (zoo.t5, zoo.marian, zoo.whisper)
@@ -205,8 +206,8 @@ def test_a_second_generation_from_the_same_source_is_a_second_call_too():
 
 def test_passes_of_a_generation_without_a_cache_replace_one_another():
     model, last = zoo.made(zoo.llama), 9 + 8 - 1
-    queries_and_keys = 2 * (4 + 2) * last * 6 * 4
-    with capture(model, budget=f"{2 * queries_and_keys}B") as tape:
+    queries_and_keys, statistic = 2 * (4 + 2) * last * 6 * 4, 2 * 4 * last * 4
+    with capture(model, budget=f"{2 * (queries_and_keys + statistic)}B") as tape:
         model.generate(zoo.ids(), max_new_tokens=8, min_new_tokens=8, do_sample=False, use_cache=False)
     assert [tuple(A.shape) for A in tape.values()] == [(2, 4, last, last)] * 2
 
@@ -229,6 +230,36 @@ def test_positions_survive_a_static_cache_with_room_to_spare():
             model(input_ids=part, past_key_values=cache)
     assert tape[0].shape == (2, 4, 9, 9)
     assert_same(tape, eager_weights(zoo.llama, input_ids=ids))
+
+
+def test_layers_of_transformers_run_without_a_mode(monkeypatch):
+    # It would cost microseconds for each of the hundred functions of PyTorch that a layer calls.
+    met = []
+    monkeypatch.setattr(Watch, "__torch_function__", lambda self, func, *args: met.append(func))
+    model = zoo.made(zoo.llama)
+    with torch.no_grad(), capture(model) as tape:
+        model(input_ids=zoo.ids())
+    assert not met
+    assert len(tape) == 2
+
+
+def test_a_file_of_transformers_that_calls_the_kernel_itself_is_watched():
+    for model in (hf.SamModel, hf.LlamaModel):  # which are imported here
+        assert _asks_an_interface(model.__module__) == (model is hf.LlamaModel)
+    assert not _asks_an_interface("torch.nn.modules.activation")
+
+
+def test_what_the_kernel_says_of_each_row_is_kept():
+    model, ids = zoo.made(zoo.llama), zoo.ids()
+    with torch.no_grad(), capture(model) as tape:
+        model(input_ids=ids)
+    for A in tape.values():
+        told = A.known_statistic.squeeze(-1)
+        assert (told - weights(A.call.q, A.call.k, mask=Causal()).lse).abs().max() < 1e-5
+    with capture(model) as tape:
+        model.generate(ids, max_new_tokens=4, do_sample=False)
+    told = tape[0].known_statistic.squeeze(-1)
+    assert (told - weights(tape[0].call.q, tape[0].call.k, mask=Causal()).lse).abs().max() < 1e-5
 
 
 def interfaces():

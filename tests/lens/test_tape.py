@@ -181,3 +181,14 @@ def test_tables_of_reduced_tapes_have_what_was_kept(monkeypatch):
 def test_facts_name_the_model(tape):
     assert tape.facts["model"] == "torch.nn.modules.container.ModuleDict"
     assert tape.facts["torch"] == str(torch.__version__)
+
+
+def test_batch_rows_without_tokens_or_pictures_have_none(tape):
+    rows = [TEXT, TEXT[::-1]]
+    tape.tokens = rows
+    assert tape.tokens_of("b.0", batch=1) == (rows[1], rows[1])
+    assert tape.tokens_of("b.0", batch=2) == (None, None)
+    pixels = torch.zeros(4, 4, 3, dtype=torch.uint8)
+    tape.picture([pixels, pixels], patches=(2, 3), special=1)
+    assert None not in tape.pictures_of("b.0", batch=1)
+    assert tape.pictures_of("b.0", batch=2) == (None, None)

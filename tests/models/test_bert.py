@@ -189,6 +189,23 @@ def test_every_head_learns_a_handful_by_heart():
     assert learnt(BertPretraining(Bert(config)), words, steps=100) < 0.05
 
 
+def test_it_learns_to_reverse():
+    config = BertConfig(
+        vocabulary=12, length=8, types=0, dim=32, depth=2, heads=4, hidden=64, dropout=0.0, attention_dropout=0.0
+    )
+    model = BertTagger(Bert(config), tags=12)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
+    for step in range(200):
+        optimizer.param_groups[0]["lr"] = 5e-3 * (1 - step / 200)
+        optimizer.zero_grad()
+        ids = torch.randint(1, 12, (64, 7), generator=torch.Generator().manual_seed(step))
+        model.loss({"ids": ids, "tags": ids.flip(1)}).mean.backward()
+        optimizer.step()
+    ids = torch.randint(1, 12, (200, 7), generator=torch.Generator().manual_seed(10_000))
+    right = (model.eval()(ids).argmax(-1) == ids.flip(1)).all(1)
+    assert int(right.sum()) >= 198
+
+
 def test_a_classifier_reads_the_pool_of_its_encoder_or_its_own():
     bert = Bert(CONFIG)
     assert BertClassifier(bert, classes=2).pool is None

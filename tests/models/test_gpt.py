@@ -181,6 +181,26 @@ def test_a_handful_of_texts_is_learnt_by_heart(kind):
     assert [one.tokens for one in found] == [tuple(row) for row in ids[:, 1:].tolist()]
 
 
+def test_it_learns_to_copy():
+    model, n = Gpt(GptConfig.llama(vocabulary=12, dim=32, depth=2, heads=4)).train(), 5
+
+    def copies(b, seed):
+        some = torch.randint(1, 12, (b, n), generator=torch.Generator().manual_seed(seed))
+        return torch.cat((some, torch.zeros(b, 1, dtype=torch.long), some), 1)
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    for step in range(150):
+        optimizer.param_groups[0]["lr"] = 1e-2 * (1 - step / 150)
+        optimizer.zero_grad()
+        model.loss({"ids": copies(64, step)}).mean.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    test = copies(200, 10_000)
+    found = greedy(model.eval(), None, test[:, : n + 1], end=None, max_length=n)
+    right = [one.tokens == tuple(row) for one, row in zip(found, test[:, n + 1 :].tolist(), strict=True)]
+    assert sum(right) >= 198
+
+
 def test_a_stretch_divides_slow_turns_and_leaves_fast_ones():
     frequencies = torch.tensor([1.0, 0.1, 0.01, 1e-5], dtype=D)
     stretched = Stretch(factor=8.0, original=1000)(frequencies)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kept import keeps_its_config_and_its_weights
-from writers import END, START, B, D, M, any_chunking_gives_what_the_whole_pass_gives, begun, stepped
+from writers import END, START, B, D, M, any_chunking_gives_what_the_whole_pass_gives, begun, stepped, trained
 
 from regard.decode import Ensemble, beam, greedy, score
 from regard.lens import capture
@@ -254,6 +254,12 @@ def test_copies_are_one_a_word():
     model = model_of("plain")
     with pytest.raises(ValueError, match=r"copies must have the shape of source, \(1, 3\), got \(1, 2\)"):
         model(torch.ones(1, 3, dtype=torch.long), torch.ones(1, 1, dtype=torch.long), torch.ones(1, 2).long())
+
+
+def test_it_learns_a_handful_of_examples_by_heart():
+    model, batch = Pointer(config(dim=24, hidden=48)), batch_of()
+    trained(model, lambda step: batch, steps=100, rate=0.02)
+    assert model.loss(batch).mean.item() < 0.02
 
 
 def test_it_learns_to_copy_words_it_has_never_seen():

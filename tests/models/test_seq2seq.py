@@ -17,6 +17,7 @@ from writers import (
     an_ensemble_of_one_writes_what_the_model_writes,
     any_chunking_gives_what_the_whole_pass_gives,
     batch_order_changes_nothing,
+    beam_never_scores_below_greedy,
     begun,
     by_hand,
     decoded_attention_is_that_of_the_hypotheses,
@@ -248,6 +249,22 @@ def test_a_source_without_a_token_is_read_and_gives_no_nan():
     assert all(torch.isfinite(x.grad).all() for x in model.parameters() if x.grad is not None)
 
 
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_it_trains_and_writes_in_bfloat16(cell, padded):
+    model, batch = Seq2Seq(config(cell=cell, layers=2)), pairs()
+    if not padded:
+        del batch["source_lengths"]
+    exact = model.loss(batch).mean
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(batch).mean
+        found = greedy(model, batch, [[START]] * B, end=END, max_length=4)
+    loss.backward()
+    torch.testing.assert_close(loss.float(), exact, rtol=0.02, atol=0)
+    assert all(torch.isfinite(x.grad).all() for x in model.parameters())
+    assert len(found) == B
+
+
 @pytest.mark.parametrize("kind", ["none", "bahdanau", "feed", "local_predictive"])
 def test_it_learns_a_handful_of_examples_by_heart(kind):
     model, batch = Seq2Seq(config(**{**KINDS[kind], "hidden": 48, "dim": 24})), pairs()
@@ -261,6 +278,13 @@ def test_it_learns_to_reverse():
     model = Seq2Seq(config(attention="general", hidden=64, dim=32, **words))
     trained(model, lambda step: reversals(128, step), steps=150, rate=0.01)
     assert accuracy(model, reversals(200, seed=10_000)) >= 0.99
+
+
+def test_beam_never_scores_below_greedy():
+    words = {"source_vocabulary": 12, "target_vocabulary": 12}
+    model = Seq2Seq(config(attention="general", hidden=64, dim=32, **words))
+    trained(model, lambda step: reversals(128, step), steps=30, rate=0.01)
+    beam_never_scores_below_greedy(model, reversals(200, seed=10_000))
 
 
 def reversals(b, seed):

@@ -18,6 +18,7 @@ from writers import (
     an_ensemble_of_one_writes_what_the_model_writes,
     any_chunking_gives_what_the_whole_pass_gives,
     batch_order_changes_nothing,
+    beam_never_scores_below_greedy,
     begun,
     by_hand,
     decoded_attention_is_that_of_the_hypotheses,
@@ -300,6 +301,14 @@ def test_it_learns_to_copy():
     model = Transformer(config(**shape, **words, tied="none", smoothing=0.0))
     trained(model, lambda step: copies(128, step), steps=150, rate=0.01)
     assert accuracy(model, copies(200, seed=10_000)) >= 0.99
+
+
+def test_beam_never_scores_below_greedy():
+    words = {"source_vocabulary": 12, "target_vocabulary": 12}
+    shape = {"dim": 32, "heads": 2, "hidden": 64, "encoder_layers": 1, "decoder_layers": 1}
+    model = Transformer(config(**shape, **words, tied="none", smoothing=0.0))
+    trained(model, lambda step: copies(128, step), steps=30, rate=0.01)
+    beam_never_scores_below_greedy(model, copies(200, seed=10_000))
 
 
 def copies(b, seed):

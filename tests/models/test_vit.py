@@ -58,6 +58,26 @@ def test_a_handful_of_images_is_learnt_by_heart(pool):
     assert loss.mean < 0.05
 
 
+def test_it_learns_to_say_where_a_light_is():
+    config = ViTConfig(image=8, patch=4, channels=1, dim=32, depth=2, heads=4, hidden=64, dropout=0.0)
+    model = ViTClassifier(ViT(config), classes=4)
+
+    def lights(b, seed):
+        random = torch.Generator().manual_seed(seed)
+        y, x = torch.randint(0, 8, (2, b), generator=random)
+        image = 0.3 * torch.randn(b, 1, 8, 8, generator=random)
+        image[torch.arange(b), 0, y, x] += 4
+        return {"image": image, "label": 2 * (y // 4) + x // 4}
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    for step in range(100):
+        optimizer.zero_grad()
+        model.loss(lights(64, step)).mean.backward()
+        optimizer.step()
+    test = lights(300, 10_000)
+    assert int((model.eval()(test["image"]).argmax(-1) == test["label"]).sum()) >= 297
+
+
 @pytest.mark.parametrize(
     ("preset", "millions"),
     [(ViTConfig.tiny(), 5.5), (ViTConfig.small(), 21.7), (ViTConfig.base(), 85.8), (ViTConfig.large(), 303.3)],

@@ -7,7 +7,7 @@ from random import Random
 
 import torch
 
-from regard.decode import Ensemble, beam, greedy, score
+from regard.decode import Ensemble, Gnmt, beam, greedy, score
 
 D = torch.float64
 START, END = 2, 3
@@ -152,6 +152,18 @@ def decoded_attention_is_that_of_the_hypotheses(stepper, batch, name, rows):
         A = one.attention[name]  # read beside longer ones, a hypothesis has more keys of its own, all of them unseen
         torch.testing.assert_close(A, forced.attention[name][..., : A.shape[-1]])
         torch.testing.assert_close(one.log_probability, forced.log_probability, rtol=0, atol=1e-9)
+
+
+def beam_never_scores_below_greedy(model, batch):
+    """Under the same length norm; for a model that has begun to learn, as one that has not may lose its way."""
+    prefix, limits = [[START]] * len(batch["source"]), {"end": END, "max_length": 9}
+    paths = greedy(model, batch, prefix, **limits)
+    for length in (lambda n: 1.0, float, Gnmt(0.6)):
+        found = beam(model, batch, prefix, width=5, length=length, **limits)
+        norms = [path.log_probability / length(len(path.tokens)) for path in paths]
+        gains = [best[0].score - norm for best, norm in zip(found, norms, strict=True)]
+        assert min(gains) > -1e-5
+        assert max(gains) > 0.01
 
 
 def trained(model, batch_at, *, steps, rate):

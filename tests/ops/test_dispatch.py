@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from backends import attend_on, flex_on_the_cpu
@@ -11,7 +13,7 @@ from regard import attend, explain
 from regard.ops import dispatch
 from regard.ops.backends import blocks, flex, kernels, reference, sdpa, tiled, triton
 from regard.ops.call import Call
-from regard.ops.dispatch import choose, cost
+from regard.ops.dispatch import choose, cost, order
 
 
 def qkv(n=40, m=None, heads=4, shared=None, d=8):
@@ -304,6 +306,15 @@ def test_a_missing_triton_is_an_objection_that_says_what_to_install(monkeypatch)
 def test_float64_is_an_objection_of_the_kernels():
     call = Call.of(*(x.double() for x in qkv()), score=R.Additive(torch.ones(8).double()))
     assert "its arithmetic is float32" in triton.objections(call)
+
+
+@pytest.mark.parametrize(
+    ("mask", "n", "first"),
+    [(None, 4096, "sdpa"), (R.Causal(), 4096, "sdpa"), (R.Padding((9,)), 512, "sdpa"), (R.Padding((9,)), 513, "flex")],
+)
+def test_on_a_gpu_long_masked_calls_go_to_flex_first(mask, n, first):
+    call = SimpleNamespace(mask=mask, shape=(1, 1, n, n), q=SimpleNamespace(device=torch.device("cuda")))
+    assert order(call)[0].name == first
 
 
 def test_flex_comes_before_tiled_where_it_runs():

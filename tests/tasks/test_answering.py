@@ -132,6 +132,28 @@ def test_a_document_without_words_holds_no_answer(folder):
     assert [(one.text, one.score) for one in found] == [("", -math.inf)] * 2
 
 
+def test_a_look_is_that_of_the_window_with_the_best_answer(folder):
+    answerer, asked = Answerer.load(folder), QUESTIONS[1]
+    [[best]] = answerer.n_best([asked], n=1)
+    A, words = answerer.look(asked)
+    assert set(best.text.split()) <= set(" ".join(words).split())
+    assert A.shape[1] == len(words) <= NARROW.size
+    assert A.shape[0] in (5, 6)  # what is the house ? and, beside a document, the end
+    assert bool((A >= 0).all())
+    assert bool((A.sum(1) <= 1 + 1e-5).all())
+
+
+def test_a_tape_holds_a_row_for_each_question(folder):
+    answerer = Answerer.load(folder)
+    tape = answerer.tape(QUESTIONS[:3])
+    for key in tape:
+        assert tape[key].shape[0] == 3
+        assert all(names is not None for names in tape.tokens_of(key, batch=2))
+    for asked in ([], QUESTIONS * 50):
+        with pytest.raises(ValueError, match=f"a tape holds the attention of 1 to 500 questions, got {len(asked)}"):
+            answerer.tape(asked)
+
+
 def test_no_questions_have_no_answers(folder):
     answerer = Answerer.load(folder)
     assert answerer.answer([]) == []

@@ -169,12 +169,12 @@ def test_the_best_checkpoint_has_the_highest_bleu(tmp_path):
 def test_every_caption_has_a_turn(tmp_path):
     tokenizer = WordVocabulary().learn(texts_of(SCENES))
     turns = Turns(SCENES, tokenizer, Lengths(), say=print)
-    said = [tokenizer.decode(ids) for _, ids in (turns[n] for n in range(len(turns)))]
+    said = [tokenizer.decode(turn["target"]) for turn in turns]
     assert said == list(texts_of(SCENES))
-    assert len(turns) == 15
+    assert len(turns) == len(turns.owners) == 15
     assert turns.longest == 6
-    assert np.array_equal(turns[4][0], SCENES[3].image)
-    assert all(ids[-1] == tokenizer.eos for _, ids in (turns[n] for n in range(len(turns))))
+    assert turns.owners[4] == 3
+    assert all(turn["target"][-1] == tokenizer.eos for turn in turns)
 
 
 def test_turns_of_files_are_those_of_their_pictures(tmp_path):
@@ -186,9 +186,8 @@ def test_turns_of_files_are_those_of_their_pictures(tmp_path):
     tokenizer = WordVocabulary().learn(texts_of(files))
     one, other = (Turns(some, tokenizer, Lengths(), say=print) for some in (files, SCENES[:4]))
     assert len(one) == len(other) == 5
-    for n in range(5):
-        assert np.array_equal(one[n][0], other[n][0])
-        assert one[n][1] == other[n][1]
+    assert list(one) == list(other)
+    assert one.owners == other.owners
 
 
 @pytest.mark.parametrize(("long", "count", "longest"), [("drop", 3, 4), ("truncate", 15, 4)])

@@ -9,8 +9,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from regard.data import Images, Labelled
-from regard.models import AttentionConvNetConfig, BertConfig, TextClassifierConfig, ViTConfig
+from regard.data import Images, Labelled, Tokenizer
+from regard.models import (
+    AttentionConvNetConfig,
+    Bert,
+    BertConfig,
+    BertPretraining,
+    Gpt,
+    GptConfig,
+    TextClassifierConfig,
+    ViTConfig,
+    pretrained,
+)
 from regard.tasks import Batching, classification
 from regard.tasks.classification import Classifier
 from regard.tasks.classifiers import Model
@@ -300,3 +310,46 @@ def test_a_run_of_texts_is_not_gone_on_with_images(tmp_path):
     seen(tmp_path / "images", examples=two)
     with pytest.raises(ValueError, match="the run is one of images, got texts"):
         read(tmp_path / "images", resume=True)
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A BERT and its tokenizer, as others publish them."""
+    pieces = Tokenizer.wordpiece([text for text, _ in SENTENCES], size=90)
+    sizes = {"dim": 16, "depth": 1, "heads": 2, "hidden": 32, "length": 40}
+    bert = Bert(BertConfig(vocabulary=len(pieces), padding=pieces.pad, **sizes))
+    pretrained.save(BertPretraining(bert), tmp_path / "bert")
+    pieces.save(tmp_path / "bert" / "tokenizer.json")
+    return tmp_path / "bert", bert, pieces
+
+
+def test_a_pretrained_bert_is_begun_with(published, tmp_path):
+    folder, bert, pieces = published
+    told = {"out": tmp_path / "run", "pretrained": folder, "batching": Batching(limit=40), "show": Silence()}
+    classification.train_texts(Reviews(), recipe=replace(RECIPE, steps=0), **told)
+    classifier = Classifier.load(tmp_path / "run")
+    assert classifier.reads.words == pieces
+    for name, x in bert.state_dict().items():
+        assert torch.equal(classifier.model.state_dict()[f"bert.{name}"], x)
+    outcome = classification.train_texts(Reviews(), recipe=RECIPE, resume=True, **told)
+    assert outcome.step == 4
+
+
+def test_what_cannot_be_begun_with_is_named(published, tmp_path):
+    folder, _, pieces = published
+    few = Bert(BertConfig(vocabulary=9, dim=16, depth=1, heads=2, hidden=32))
+    pretrained.save(few, tmp_path / "few")
+    pieces.save(tmp_path / "few" / "tokenizer.json")
+    pretrained.save(Gpt(GptConfig(vocabulary=9, dim=16, depth=1, heads=2)), tmp_path / "gpt")
+    for settings, message in (
+        (
+            {"pretrained": folder, "batching": Batching(limit=41)},
+            "limit must be at most the 40 tokens that .*bert reads",
+        ),
+        ({"pretrained": folder, "model": Model(kind="bert")}, "pretrained brings a model and a vocabulary of its own"),
+        ({"pretrained": tmp_path / "few"}, rf"tokenizer.json has {len(pieces)} tokens, more than the 9 of the model"),
+        ({"pretrained": tmp_path / "gpt"}, "gpt must hold a BERT, RoBERTa or DistilBERT, got a Gpt"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            classification.train_texts(Reviews(), out=tmp_path / "run", recipe=RECIPE, **settings)
+    assert not (tmp_path / "run").exists()

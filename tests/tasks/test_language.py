@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -167,3 +168,25 @@ def test_the_sketch_names_both_families():
     assert Model(kind="gpt")(tokenizer).positions == "learned"
     llama = Model(kind="llama", kv_heads=2, dropout=0.3)(tokenizer)
     assert (llama.positions, llama.norm, llama.kv_heads, llama.dropout) == ("rotary", "rms", 2, 0.3)
+
+
+def test_windows_begin_a_stride_apart_and_show_each_token_behind_other_beginnings():
+    row = np.arange(23)
+    found = [window.tolist() for window in language._windows(row, 8, 3)]
+    assert found[:3] == [list(range(9)), list(range(8, 17)), list(range(16, 23))]
+    firsts = [window[0] for window in found]
+    assert firsts == [0, 8, 16, 3, 11, 19, 6, 14]
+    assert all(window == list(range(window[0], window[0] + len(window))) for window in found)
+    assert [window.tolist() for window in language._windows(row, 8, None)] == found[:3]
+
+
+def test_a_stride_makes_an_epoch_longer(tmp_path):
+    recipe = replace(RECIPE, steps=None, epochs=1)
+    whole, half = (trained(tmp_path / str(stride), recipe, stride=stride) for stride in (None, 8))
+    assert half.step == pytest.approx(2 * whole.step, abs=1)
+
+
+def test_a_stride_of_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="stride must be at least 1 token, got 0"):
+        trained(tmp_path / "run", stride=0)
+    assert not (tmp_path / "run").exists()

@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from regard.data import DataError, Images
+from regard.tasks import seeing
+from regard.tasks.classification import Inputs
 from regard.tasks.seeing import Changed, Seeing, Sight, shifted
-from regard.train import Shuffled
+from regard.tasks.training import Start
+from regard.train import Group, Shuffled
 
-ALONE = SimpleNamespace(rank=0, size=1)
+ALONE = Start(None, Group(), say=lambda line: None)
 
 
 def images(shape=(5, 8, 8)):
@@ -74,15 +77,18 @@ def test_shifted_images_are_moved_and_black_comes_in():
     assert torch.equal(shifted(x, torch.zeros(7, 2, dtype=torch.long)), x)
 
 
-def encoded(example):
-    return {"image": torch.from_numpy(example.image)[None].float(), "label": example.label}
+def over(seeing, examples, **settings):
+    """Batches of these images, their labels beside them."""
+    labels = [{"label": int(label)} for label in examples.labels]
+    pictures = Inputs(examples, "image")
+    return seeing.over(labels, pictures, seeing.sight(examples), seed=0, start=ALONE, **settings)
 
 
 def test_variation_moves_and_mirrors_and_changes_nothing_else():
     examples = images((200, 8, 8))
     torch.manual_seed(0)
-    [plain] = Seeing(rows=200).over(examples, encoded, seed=0, group=ALONE)
-    [varied] = Seeing(rows=200, shift=1, flip=True).over(examples, encoded, seed=0, group=ALONE)
+    [plain] = over(Seeing(rows=200), examples)
+    [varied] = over(Seeing(rows=200, shift=1, flip=True), examples)
     assert plain.keys() == varied.keys()
     assert torch.equal(plain["index"], varied["index"])
     assert plain["image"].shape == varied["image"].shape
@@ -101,7 +107,43 @@ def test_variation_moves_and_mirrors_and_changes_nothing_else():
 
 def test_there_must_be_examples():
     with pytest.raises(DataError, match="there are no examples; expected at least one"):
-        Seeing().over([], encoded, seed=0, group=ALONE)
+        Seeing().over([], [], Sight(size=8, channels=1), seed=0, start=ALONE)
+
+
+@pytest.mark.parametrize("held", [0, 2**30])
+def test_a_batch_shows_the_images_of_its_examples_whether_they_are_held_or_read_at_each_turn(held, monkeypatch):
+    monkeypatch.setattr(seeing, "HELD", held)
+    examples = images((7, 8, 8))
+    owners = [3, 0, 6, 6, 1]
+    fields = [{"target": [n] * (n + 1)} for n in range(5)]
+    dealt = Seeing(rows=2).over(
+        fields, Inputs(examples, "image"), Sight(size=8, channels=1), owners=owners, seed=4, start=ALONE
+    )
+    seen = 0
+    for batch in dealt:
+        for index, image, target, length in zip(
+            batch["index"], batch["image"], batch["target"], batch["target_lengths"], strict=True
+        ):
+            expected = torch.from_numpy(examples[owners[index]].image)[None].float() / 255
+            assert torch.equal(image, expected)
+            assert target[:length].tolist() == fields[index]["target"]
+            seen += 1
+    assert seen == 5
+
+
+def test_images_that_are_held_are_read_once():
+    class Counted(list):
+        asked = 0
+
+        def __getitem__(self, number):
+            Counted.asked += 1
+            return super().__getitem__(number)
+
+    pictures = Counted(np.zeros((4, 8, 8), np.uint8))
+    dealt = Seeing(rows=2).over([{"label": 0}] * 4, pictures, Sight(size=8, channels=1), seed=0, start=ALONE)
+    for _ in range(3):
+        list(dealt)
+    assert Counted.asked == 4
 
 
 def test_changed_batches_stand_where_theirs_stand():

@@ -105,6 +105,17 @@ def test_several_copies_of_a_model_decode_as_the_model(folder):
     assert [one.text for one in twice.summarize(documents)] == [one.text for one in alone.summarize(documents)]
 
 
+def test_a_tape_names_words_as_they_stand_in_the_document(folder):
+    summarizer = Summarizer.load(folder)
+    tape = summarizer.tape(PAIRS[:3])
+    name = next(name for name in tape.layers if name.endswith(("attention", "cross")) and name.startswith("decoder"))
+    queries, keys = tape.tokens_of(name, batch=1)
+    known = summarizer.tokenizers.source.encode("Korek")[0] != summarizer.tokenizers.source.unk
+    copies = isinstance(summarizer.tokenizers, Copying)
+    assert (PAIRS[1].source.split()[3] in "".join(keys)) == (copies or known)
+    assert len(queries) == tape[name].shape[2]
+
+
 def test_models_that_do_not_match_are_no_ensemble(tmp_path):
     trained(tmp_path / "pointer")
     trained(tmp_path / "rnn", "rnn")

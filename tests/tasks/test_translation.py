@@ -327,7 +327,7 @@ def test_a_tape_is_of_one_model_and_of_few_sentences(folder):
     with pytest.raises(ValueError, match="a tape is of one model, got 2; load one of them"):
         Translator.load(folder, folder).tape(PAIRS[:1])
     for pairs in ([], PAIRS * 30):
-        with pytest.raises(ValueError, match=f"attention of 1 to 500 sentences, got {len(pairs)}"):
+        with pytest.raises(ValueError, match=f"attention of 1 to 500 pairs, got {len(pairs)}"):
             Translator.load(folder).tape(pairs)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.train import Shuffled
-from regard.train.batches import Batches, moved
+from regard.train.batches import Epochs, moved
 
 
 @given(st.integers(1, 13), st.integers(1, 4), st.integers(0, 30), st.integers(0, 3))
@@ -38,7 +38,7 @@ def test_epochs_come_in_different_orders_by_the_seed():
     assert first != second
     assert first == list(Shuffled(range(20), seed=1))
     assert first != list(Shuffled(range(20), seed=2))
-    assert isinstance(batches, Batches)
+    assert isinstance(batches, Epochs)
 
 
 def test_rank_beyond_the_world_is_refused():

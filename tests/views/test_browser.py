@@ -152,10 +152,10 @@ def chromium():
 
 
 @contextmanager
-def opened(chromium, url, *, scheme="light"):
+def opened(chromium, url, *, scheme="light", width=1280):
     """A page on which nothing goes wrong and nothing is asked of anyone else."""
     home = url.partition("?")[0]
-    size = {"width": 1280, "height": 800}
+    size = {"width": width, "height": 800}
     context = chromium.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
     try:
         watched = Watched(context.new_page())
@@ -315,6 +315,14 @@ def test_keys_reach_views_heads_layers_and_help(watched):
     assert watched.page.locator("dialog.help").is_visible()
     watched.press("Escape")
     assert not watched.page.locator("dialog.help").is_visible()
+
+
+@pytest.mark.parametrize("view", ["overview", "map", "text", "lines", "flow"])
+def test_narrow_windows_hold_the_whole_page(chromium, viewer, view):
+    with opened(chromium, viewer.url, width=400) as watched:
+        watched.go(view=view, chosen="7,7")
+        reach = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
+        assert watched.page.locator("body, header, .right button, .bar > *, .links, .panel").evaluate_all(reach) <= 400
 
 
 def test_every_control_has_a_name(watched):

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+import regard
+
 from ..data import Lines
 from ..tasks import answering
 from ..tasks.answering import Answered, Answerer, Asking, Model
@@ -18,7 +20,9 @@ from ..tasks.reading import Asked, Windows
 from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
 from ..train import checkpoint as checkpoints
+from ..train.failures import disk_errors
 from ..train.schema import check_types
+from .attention import TAPE, must_fit, room
 from .files import QuestionFile, must_be_writable
 from .recipe import Training
 from .screen import chunks_of_input, progress, said
@@ -120,6 +124,10 @@ def answer(
     threshold: Annotated[
         float, typer.Option(help="give no answer unless its score is above this, where training has had such")
     ] = 0.0,
+    attention: Annotated[
+        Path | None,
+        typer.Option(help="where questions looked: a .png of one, or a .safetensors for regard view"),
+    ] = None,
 ) -> None:
     """Answer questions about a document, each on a line; an empty line where it holds no answer.
 
@@ -131,22 +139,26 @@ def answer(
 
         regard answer runs/squad --data dev.json --out predictions.json
 
+        regard answer runs/squad --document tower.txt --question "When did it open?" --attention look.png
+
     An answer is a stretch of the document as it stands there, on one line. The answers to a file of questions are
     JSON, as SQuAD's own evaluation reads it, printed where no file is named.
     """
+    most = room(attention, answering.MOST)
     if (document is None) == (data is None):
         raise ValueError("give --document, and questions about it, or --data, a file of both")
     if data is not None:
         if question or nbest != 1:
             raise ValueError("--data has questions of its own, with one answer each; leave out --question and --nbest")
         must_be_writable(out)
-        _answer_all(folder, QuestionFile(data=data), out, threshold)
+        _answer_all(folder, QuestionFile(data=data), out, threshold, attention)
         return
     if out is not None:
         raise ValueError("--out is for the answers to --data; those about a --document are printed")
     text = _text(document)
-    answerer, number = Answerer.load(folder), 0
+    answerer, number, seen = Answerer.load(folder), 0, []
     for some in _questions(question):
+        must_fit(attention, number + len(some), most)
         asked = [Asking(one, text) for one in some]
         with progress("answering") as show:
             found = answerer.n_best(asked, n=nbest, threshold=threshold, show=show)
@@ -155,10 +167,13 @@ def answer(
             number += 1
         sys.stdout.flush()
         _tell_cut(answerer, asked)
+        seen += asked if attention is not None else []
+    _show(answerer, seen, attention)
 
 
-def _answer_all(folder: Path, file: QuestionFile, out: Path | None, threshold: float) -> None:
+def _answer_all(folder: Path, file: QuestionFile, out: Path | None, threshold: float, attention: Path | None) -> None:
     questions = file.read()
+    must_fit(attention, len(questions), room(attention, answering.MOST))
     answerer = Answerer.load(folder)
     with progress("answering") as show:
         found = answerer.answer(questions, threshold=threshold, show=show)
@@ -169,6 +184,18 @@ def _answer_all(folder: Path, file: QuestionFile, out: Path | None, threshold: f
     else:
         checkpoints.write_text(out, f"{written}\n")
     _tell_cut(answerer, questions)
+    _show(answerer, questions, attention)
+
+
+def _show(answerer: Answerer, asked: Sequence[Asked], path: Path | None) -> None:
+    if path is None or not asked:
+        return
+    with disk_errors(path):
+        if path.suffix == TAPE:
+            answerer.tape(asked).save(path)
+            return
+        A, words = answerer.look(asked[0])
+        regard.views.text(A, words, title=asked[0].question).savefig(path)
 
 
 def _text(document: Path | None) -> str:

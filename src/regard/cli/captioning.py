@@ -21,11 +21,9 @@ from ..tasks.writer import Written
 from ..train import Outcome
 from ..train.failures import disk_errors
 from ..train.schema import check_types
-from .files import must_be_writable
+from .attention import TAPE, must_fit, room
 from .recipe import Training
 from .screen import progress, said
-
-PICTURE, TAPE = ".png", ".safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +132,7 @@ def caption(
 
         regard caption runs/captions rex.jpg --beam 5 --attention rex.png
     """
-    if attention is not None and attention.suffix not in (PICTURE, TAPE):
-        raise ValueError(f"attention must end in {PICTURE} or {TAPE}, got {attention}")
-    must_be_writable(attention)
-    most = 1 if attention is not None and attention.suffix == PICTURE else captioning.MOST
-    if attention is not None and len(images) > most:
-        raise ValueError(f"--attention holds at most {most} in {attention.suffix}, got {len(images)}; give it fewer")
+    must_fit(attention, len(images), room(attention, captioning.MOST))
     describer = Describer.load(folder)
     pictures = [read_image(path) for path in images]
     with progress("describing") as show:

@@ -35,12 +35,12 @@ from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
 from ..train.failures import disk_errors
 from ..train.schema import check_types
-from .files import must_be_writable
+from .answering import Pretrained
+from .attention import TAPE, must_fit, room
 from .recipe import Training
 from .screen import chunks_of_input, progress
 
 RECORD = {10: 3073, 100: 3074}  # bytes of an image of CIFAR-10 and of CIFAR-100
-PICTURE, TAPE = ".png", ".safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,7 @@ class Plan:
     vocabulary: WordVocabulary
     images: Seeing
     model: Model
+    pretrained: Pretrained
     batching: Batching
     training: Training
 
@@ -138,7 +139,15 @@ def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outc
         "files": files,
     }
     if isinstance(data, LabelledText):
-        return classification.train_texts(data, vocabulary=plan.vocabulary, batching=plan.batching, **shared)
+        return classification.train_texts(
+            data,
+            vocabulary=plan.vocabulary,
+            pretrained=plan.pretrained.folder,
+            batching=plan.batching,
+            **shared,
+        )
+    if plan.pretrained.folder is not None:
+        raise ValueError("--pretrained is for texts, got images; leave it out")
     return classification.train_images(data, seeing=plan.images, **shared)
 
 
@@ -177,9 +186,7 @@ def classify(
     """
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
-    if attention is not None and attention.suffix not in (PICTURE, TAPE):
-        raise ValueError(f"attention must end in {PICTURE} or {TAPE}, got {attention}")
-    must_be_writable(attention)
+    most = room(attention, classification.MOST)
     classifier = Classifier.load(folder)
     reads = isinstance(classifier.reads, Texts)
     if reads == bool(images):
@@ -187,13 +194,11 @@ def classify(
         raise ValueError(f"{folder} classifies {wanted}")
     if attention is not None:
         classifier.looks([])  # what cannot be shown is refused before the work
-    most = 1 if attention is not None and attention.suffix == PICTURE else classification.MOST
     seen: list[Any] = []
     found: list[Classified] = []
     with progress("classifying") as show:
         for some in chunks_of_input() if reads else [[read_image(path) for path in images or []]]:
-            if attention is not None and len(seen) + len(some) > most:
-                raise ValueError(f"--attention holds at most {most} in {attention.suffix}, got more; give it fewer")
+            must_fit(attention, len(seen) + len(some), most)
             answers = classifier.classify(some, show=show)
             for n, one in enumerate(answers):
                 likely = "\t".join(f"{name}\t{p:.4f}" for name, p in list(one.probabilities.items())[:top])

@@ -21,9 +21,10 @@ from .screen import progress
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """The size of a batch."""
+    """The size of a batch, and the windows in it."""
 
     tokens: Annotated[int, "the tokens of a batch, in windows of --length", "--batch-tokens"] = 8192
+    stride: Annotated[int | None, "windows begin so many tokens apart (their length)"] = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -60,6 +61,7 @@ def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outc
         model=plan.model,
         vocabulary=plan.vocabulary,
         tokens=plan.batching.tokens,
+        stride=plan.batching.stride,
         resume=resume,
         files=files,
     )

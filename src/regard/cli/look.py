@@ -49,6 +49,9 @@ def view(
     html: Annotated[Path | None, typer.Option(help="write one offline file instead", metavar="PAGE.html")] = None,
     port: Annotated[int, typer.Option(help="0 takes one that is free", min=0, max=65535)] = 0,
     host: Annotated[str, typer.Option(help="another address than this machine's own lets others in")] = "127.0.0.1",
+    device: Annotated[
+        str | None, typer.Option(help="where maps are computed: cuda makes long ones exact at once")
+    ] = None,
     browser: Annotated[bool, typer.Option(help="open a browser, or print the address alone")] = True,
 ) -> None:
     """Show captures as a map that zooms from the whole matrix to one pair of tokens.
@@ -58,6 +61,8 @@ def view(
         regard view look.safetensors
 
         regard view before.safetensors after.safetensors --html difference.html
+
+        regard view long.safetensors --device cuda
     """
     from .. import views
     from ..lens import Tape
@@ -71,7 +76,7 @@ def view(
             views.page(*tapes, name=captures[0].stem).save(html)
         said(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
         return
-    viewer = views.serve(captures, host=host, port=port, open_browser=browser)
+    viewer = views.serve(captures, host=host, port=port, device=device, open_browser=browser)
     said("Ctrl-C ends it")
     viewer.wait()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,13 +42,32 @@ def asking(questions: Mapping[str, Any], run: Callable[[Any], None]) -> Callable
     def asked(folders: Sequence[Path], given: Mapping[Flag, Any]) -> None:
         run(question(questions, folders, given).run(folders))
 
-    flags: dict[str, list[Flag]] = {}
-    for task, group in questions.items():
-        seen = {flag.name for some in flags.values() for flag in some}
-        flags[task.capitalize()] = [flag for flag in flags_of(task, group) if flag.name not in seen]
-    made = command(asked, {"folders": Folders}, flags)
+    made = command(asked, {"folders": Folders}, shared(questions))
     made.__doc__ = run.__doc__
     return made
+
+
+def shared(questions: Mapping[str, Any]) -> dict[str, list[Flag]]:
+    """The flags of all tasks by panel, those that several tasks have in a panel of their own, once.
+
+    A flag of several tasks is one flag: it must have the same name for the field and the same type in all of them.
+    """
+    owners: dict[str, list[Flag]] = {}
+    for task, group in questions.items():
+        for flag in flags_of(task, group):
+            owners.setdefault(flag.name, []).append(flag)
+    panels: dict[str, list[Flag]] = {"Several tasks": []}
+    for name, flags in owners.items():
+        if len({(flag.field, flag.type) for flag in flags}) > 1:
+            tasks = ", ".join(flag.section for flag in flags)
+            raise TypeError(f"{name} must be the same field of the same type in {tasks}; name one of them otherwise")
+        if len(flags) == 1:
+            panels.setdefault(flags[0].section.capitalize(), []).append(flags[0])
+        else:
+            alike = len({flag.help for flag in flags}) == 1
+            told = flags[0].help if alike else "; ".join(f"{flag.section}: {flag.help}" for flag in flags)
+            panels["Several tasks"].append(replace(flags[0], help=told))
+    return panels
 
 
 def question(questions: Mapping[str, Any], folders: Sequence[Path], given: Mapping[Flag, Any]) -> Any:

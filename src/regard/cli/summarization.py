@@ -10,12 +10,15 @@ from typing import Annotated
 
 import typer
 
+from ..data import Pair
 from ..tasks import summarization
 from ..tasks.metrics import Words
 from ..tasks.summarization import LongBatching, Model, Summarizer
 from ..tasks.vocabulary import WordVocabulary
-from ..tasks.writer import Written
+from ..tasks.writer import MOST, Written
 from ..train import Outcome
+from ..train.failures import disk_errors
+from .attention import must_be_of_one, must_fit, room, save_pairs
 from .files import SummaryFiles
 from .recipe import Training
 from .screen import chunks_of_input, progress, said
@@ -100,6 +103,10 @@ def summarize(
     penalty: Annotated[float, typer.Option("--length-penalty", help="alpha of Wu et al. 2016; 0 for none")] = 0.6,
     min_length: Annotated[int, typer.Option(help="the fewest tokens of a summary")] = 0,
     no_repeat: Annotated[int | None, typer.Option(help="write no so many tokens in a row twice, such as 3")] = None,
+    attention: Annotated[
+        Path | None,
+        typer.Option(help="what was looked at: a .png of one document, or a .safetensors for regard view"),
+    ] = None,
 ) -> None:
     """Summarize standard input, a document a line.
 
@@ -108,11 +115,16 @@ def summarize(
         regard summarize runs/news < documents > summaries
 
         regard summarize runs/news runs/news2 --beam 8 --no-repeat 3 < documents > summaries
+
+        head -n 1 documents | regard summarize runs/news --attention first.png
     """
+    most = room(attention, MOST)
+    must_be_of_one(attention, folders)
     summarizer = Summarizer.load(*folders)
-    number, unfinished, cut = 0, 0, 0
+    number, unfinished, cut, pairs = 0, 0, 0, []
     with progress("summarizing") as show:
         for documents in chunks_of_input():
+            must_fit(attention, number + len(documents), most)
             found = summarizer.n_best(
                 documents,
                 n=nbest,
@@ -128,6 +140,11 @@ def summarize(
             sys.stdout.flush()
             unfinished += sum(not best[0].finished for best in found)
             cut += sum(summarizer.too_long(documents))
+            if attention is not None:
+                pairs += [Pair(document, _line(best[0])) for document, best in zip(documents, found, strict=True)]
+    if attention is not None and pairs:
+        with disk_errors(attention):
+            save_pairs(summarizer, pairs, attention)
     if unfinished:
         said(f"{unfinished:,} of {number:,} summaries did not come to an end and were cut off")
     if cut:

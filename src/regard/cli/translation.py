@@ -17,10 +17,11 @@ from ..tasks.aligning import When
 from ..tasks.batching import Batching
 from ..tasks.pairs import PairVocabulary
 from ..tasks.translation import Model, Translator
-from ..tasks.writer import Written
+from ..tasks.writer import MOST, Written
 from ..train import Outcome
 from ..train import checkpoint as checkpoints
 from ..train.failures import disk_errors
+from .attention import must_be_of_one, must_fit, room, save_pairs
 from .files import PairFiles, must_be_writable
 from .recipe import Training
 from .screen import chunks_of_input, progress, said
@@ -102,7 +103,10 @@ def translate(
     nbest: Annotated[int, typer.Option("--nbest", help="print so many for each line: number ||| text ||| score")] = 1,
     penalty: Annotated[float, typer.Option("--length-penalty", help="alpha of Wu et al. 2016; 0 for none")] = 0.6,
     alignments: Annotated[Path | None, typer.Option(help="write word links to this file, in Pharaoh format")] = None,
-    attention: Annotated[Path | None, typer.Option(help="write all attention to this file, for regard view")] = None,
+    attention: Annotated[
+        Path | None,
+        typer.Option(help="what was looked at: a .png of one sentence, or a .safetensors for regard view"),
+    ] = None,
     layer: Layer = None,
     when: Moment = "written",
 ) -> None:
@@ -115,7 +119,8 @@ def translate(
         regard translate runs/deen runs/deen2 --beam 8 --alignments out.align < in.de > out.en
     """
     must_be_writable(alignments)
-    must_be_writable(attention)
+    most = room(attention, MOST)
+    must_be_of_one(attention, folders)
     translator = Translator.load(*folders)
     watched = alignments is not None or attention is not None
     if watched:
@@ -123,8 +128,7 @@ def translate(
     number, cut, pairs = 0, 0, []
     with progress("translating") as show:
         for lines in chunks_of_input():
-            if attention is not None and number + len(lines) > translation.MOST:
-                raise ValueError(f"--attention holds at most {translation.MOST} sentences; split the input")
+            must_fit(attention, number + len(lines), most)
             found = translator.n_best(lines, n=nbest, beam=beam, alpha=penalty, show=show)
             for best in found:
                 print(*_shown(number, best, nbest), sep="\n")
@@ -136,9 +140,9 @@ def translate(
         if alignments is not None:
             links = translator.align(pairs, layer=layer, when=when, show=show)
             checkpoints.write_text(alignments, "".join(f"{one}\n" for one in links))
-    if attention is not None:
+    if attention is not None and pairs:
         with disk_errors(attention):
-            translator.tape(pairs).save(attention)
+            save_pairs(translator, pairs, attention, layer=layer)
     if cut:
         said(f"{cut:,} of {number:,} translations did not come to an end and were cut off")
 

@@ -178,6 +178,11 @@ class Tokenizer:
         finally:
             new.unlink(missing_ok=True)
 
+    @property
+    def unwritten(self) -> tuple[int, ...]:
+        """The tokens that no text holds: `pad` and `bos`, unless texts end with one of them."""
+        return tuple(sorted({self.pad, self.bos} - {self.eos}))
+
     def __len__(self) -> int:
         return self._inner.get_vocab_size()
 

@@ -33,6 +33,7 @@ def beam(
     length: Callable[[int], float] | None = None,
     coverage: Coverage | None = None,
     no_repeat: int | None = None,
+    forbid: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
     """The `n_best` best hypotheses found for each row of the source, best first (fewer if fewer exist).
 
@@ -50,7 +51,7 @@ def beam(
     stops because a hypothesis merely ended, and asking for fewer never changes the best. It is still a beam: a path
     that falls out of the `width` best, be it the greedy one, is not followed.
     """
-    limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat)
+    limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=forbid)
     must_count("width", width, least=1)
     must_count("n_best", n_best, least=1)
     if n_best > width:

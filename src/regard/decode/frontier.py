@@ -108,6 +108,4 @@ class Frontier:
                 f"step must return logits (rows, vocabulary) for {len(self._tokens)} tokens, got shape "
                 f"{tuple(logits.shape)}; prefix must have a row for each row of the source"
             )
-        for token in self.limits.ends:
-            if token >= logits.shape[1]:
-                raise ValueError(f"end must be within the vocabulary of {logits.shape[1]}, got {token}")
+        self.limits.check(logits.shape[1])

@@ -14,15 +14,23 @@ from .demands import must_count
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The bounds every search keeps: the tokens that end a hypothesis, its length, and n-grams not to repeat."""
+    """The bounds every search keeps: what ends a hypothesis, its length, n-grams and tokens not to choose."""
 
     ends: tuple[int, ...]
     max_length: int
     min_length: int
     no_repeat: int | None
+    forbid: tuple[int, ...]
 
     @staticmethod
-    def of(*, end: int | Sequence[int] | None, max_length: int, min_length: int, no_repeat: int | None) -> Limits:
+    def of(
+        *,
+        end: int | Sequence[int] | None,
+        max_length: int,
+        min_length: int,
+        no_repeat: int | None,
+        forbid: Sequence[int],
+    ) -> Limits:
         """The limits as users write them, validated."""
         ends = () if end is None else tuple(end) if isinstance(end, Sequence) else (end,)
         for token in ends:
@@ -35,7 +43,22 @@ class Limits:
             raise ValueError(
                 f"min_length must be at most max_length, got min_length={min_length} and max_length={max_length}"
             )
-        return Limits(ends=ends, max_length=max_length, min_length=min_length, no_repeat=no_repeat)
+        for token in forbid:
+            must_count("forbid", token)
+            if token in ends:
+                raise ValueError(f"forbid must leave the end to be chosen, got {token} in both")
+        return Limits(
+            ends=ends, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=tuple(forbid)
+        )
+
+    def check(self, vocabulary: int) -> None:
+        """Raise unless a vocabulary of this size has all tokens named, and one that may be chosen."""
+        for name, tokens in (("end", self.ends), ("forbid", self.forbid)):
+            for token in tokens:
+                if token >= vocabulary:
+                    raise ValueError(f"{name} must be within the vocabulary of {vocabulary}, got {token}")
+        if len({*self.ends, *self.forbid}) == vocabulary and self.forbid:
+            raise ValueError(f"forbid must leave a token to choose, got all but the end of {vocabulary}")
 
     def are_ends(self, tokens: Tensor) -> Tensor:
         """Which of the tokens end a hypothesis."""
@@ -54,6 +77,9 @@ class Limits:
             allowed = without_repeats(logits, history, self.no_repeat)
             if self.ends:
                 allowed[:, ends] = logits[:, ends]
+        if self.forbid:
+            allowed = allowed.clone() if allowed is logits else allowed
+            allowed[:, list(self.forbid)] = -math.inf
         if self.ends and self.min_length and bool((early := lengths < self.min_length).any()):
             allowed = allowed.clone() if allowed is logits else allowed
             allowed[:, ends] = allowed[:, ends].masked_fill(early[:, None], -math.inf)

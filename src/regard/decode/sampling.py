@@ -33,6 +33,7 @@ def sample(
     top_p: float | None = None,
     min_length: int = 0,
     no_repeat: int | None = None,
+    forbid: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
     """Tokens drawn from softmax(logits / temperature), `samples` hypotheses for each row of the source.
 
@@ -41,7 +42,7 @@ def sample(
     from a generator seeded with `seed + n`, so it does not depend on the rows beside it. Prefix and limits are those
     of `greedy`; scores are log-probabilities under the model itself, at temperature 1 and over all tokens.
     """
-    limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat)
+    limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=forbid)
     must_count("seed", seed)
     must_count("samples", samples, least=1)
     must_be_number("temperature", temperature)

@@ -91,7 +91,7 @@ def _gather(
     for n in range(careful):
         if FULL is not None:
             other = tl.load(PART + part_list + n)
-            bits = BITS + tl.load(WHERE + part_list + n).to(tl.int64) * (I * J // 8)
+            bits = BITS + tl.load(WHERE + part_list + n).to(tl.int64) * (I * J // 32)
         else:
             ahead = full_start - start
             other = tl.where(n < ahead, start + n, full_stop + n - ahead)

@@ -20,6 +20,7 @@ Cost: N x N x d multiply-adds on the visible tiles, O(N) memory. Widths up to 25
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ def _reduce(
     WHOLE: tl.constexpr,  # do the keys a thread holds belong to one bin?
     CAP: tl.constexpr,
     LAST_FIRST: tl.constexpr,  # under a causal mask the last rows take longest
+    BACKWARD: tl.constexpr,  # no query sees a key after it, and rows sum to 1
     DETERMINISTIC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -80,6 +82,8 @@ def _reduce(
     slope = None
     if SLOPES is not None:
         slope = tl.load(SLOPES + h).to(tl.float32)
+    first = tl.min(row, 0) + offset
+    position = (row + offset - first).to(tl.float32)
     if FULL is not None:
         part_list = b * part_b + h * part_h + tile.to(tl.int64) * part_r
         full_list = FULL + b * full_b + h * full_h + tile.to(tl.int64) * full_r
@@ -88,7 +92,6 @@ def _reduce(
         before = plain
         start, full_start, crossing, crossed, full_stop = 0, 0, 0, 0, 0
     else:
-        first = tl.min(row, 0) + offset
         last = tl.max(tl.where(row < n_i, row, 0), 0) + offset
         start, stop, full_start, full_stop, crossing, crossed = band(first, last, low, high, length, J)
         before = crossing - full_start
@@ -96,7 +99,7 @@ def _reduce(
         careful = stop - start - plain
     threads: tl.constexpr = 8 * min(WARPS, J // 16)
     entropy = tl.zeros((threads, I), tl.float32)
-    largest = tl.full((threads, I), NEVER, tl.float32)
+    largest = tl.zeros((threads, I), tl.int32)
     distance = tl.zeros((threads, I), tl.float32)
     K += b * k_b + (h // KV_GROUP) * k_g
     if BIAS is not None:
@@ -120,14 +123,14 @@ def _reduce(
         else:
             col_tile = tl.where(n < before, full_start + n, crossed + n - before)
         entropy, largest, distance = _fold(
-            q, K, lse2, entropy, largest, distance, row, col_tile, k_j, offset, scale, slope, BIAS, bias_i,
-            bias_j, n_i, length, n_j, low, high, None, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells, COL_BINS,
-            d, I, J, D, WARPS, BINS, WHOLE, CAP, False, DETERMINISTIC, PRECISION,
+            q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
+            BIAS, bias_i, bias_j, n_i, length, n_j, low, high, None, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells,
+            COL_BINS, d, I, J, D, WARPS, BINS, WHOLE, CAP, BACKWARD, False, DETERMINISTIC, PRECISION,
         )  # fmt: skip
     for n in range(careful):
         if FULL is not None:
             col_tile = tl.load(PART + part_list + n)
-            bits = BITS + tl.load(WHERE + part_list + n).to(tl.int64) * (I * J // 8)
+            bits = BITS + tl.load(WHERE + part_list + n).to(tl.int64) * (I * J // 32)
         else:
             ahead = full_start - start
             middle = ahead + crossed - crossing
@@ -136,23 +139,27 @@ def _reduce(
             )
             bits = None
         entropy, largest, distance = _fold(
-            q, K, lse2, entropy, largest, distance, row, col_tile, k_j, offset, scale, slope, BIAS, bias_i,
-            bias_j, n_i, length, n_j, low, high, bits, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells, COL_BINS,
-            d, I, J, D, WARPS, BINS, WHOLE, CAP, True, DETERMINISTIC, PRECISION,
+            q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
+            BIAS, bias_i, bias_j, n_i, length, n_j, low, high, bits, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells,
+            COL_BINS, d, I, J, D, WARPS, BINS, WHOLE, CAP, BACKWARD, True, DETERMINISTIC, PRECISION,
         )  # fmt: skip
     out = (b * heads + h) * n_i + row
     if ENTROPY is not None:
         tl.store(ENTROPY + out, tl.sum(entropy, 0) * -LN2, mask=row < n_i)
     if LARGEST is not None:
-        tl.store(LARGEST + out, tl.exp2(tl.max(largest, 0)), mask=row < n_i)
+        tl.store(LARGEST + out, tl.max(largest, 0).to(tl.float32, bitcast=True), mask=row < n_i)
     if DISTANCE is not None:
-        tl.store(DISTANCE + out, tl.sum(distance, 0), mask=row < n_i)
+        total = tl.sum(distance, 0)
+        if BACKWARD:
+            # sum of A (i - j) = sum of A (first - j) + (i - first) sum of A, and that sum is 1, or 0 in an empty row
+            total += tl.where(lse > float("-inf"), position, 0.0)
+        tl.store(DISTANCE + out, total, mask=row < n_i)
 
 
 @triton.jit
 def _fold(
-    q, K, lse2, entropy, largest, distance, row, col_tile, k_j, offset, scale, slope, BIAS, bias_i,
-    bias_j, n_i, length, n_j, low, high, BITS, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells, COL_BINS,
+    q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
+    BIAS, bias_i, bias_j, n_i, length, n_j, low, high, BITS, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells, COL_BINS,
     d: tl.constexpr,
     I: tl.constexpr,
     J: tl.constexpr,
@@ -161,6 +168,7 @@ def _fold(
     BINS: tl.constexpr,
     WHOLE: tl.constexpr,
     CAP: tl.constexpr,
+    BACKWARD: tl.constexpr,
     CAREFUL: tl.constexpr,
     DETERMINISTIC: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -169,7 +177,8 @@ def _fold(
     local = _dealt(J, WARPS)
     col = col_tile * J + local
     feature = tl.arange(0, D)
-    keys = K + col.to(tl.int64)[:, None] * k_j + feature[None, :]
+    # The tile moves the pointer; what is added to it is the same for every tile.
+    keys = (K + col_tile.to(tl.int64) * J * k_j) + (local[:, None] * k_j + feature[None, :])
     if CAREFUL:
         k = tl.load(keys, mask=(col < n_j)[:, None] & (feature < d)[None, :], other=0.0)
     elif d != D:
@@ -182,27 +191,40 @@ def _fold(
         J, CAP, CAREFUL,
     )  # fmt: skip
     p = tl.exp2(t)
+    share: tl.constexpr = J // (8 * min(WARPS, J // 16))
+    p_held = _keys_of_threads(p, I, J, WARPS)
     if ENTROPY is not None:
-        entropy += tl.sum(_keys_of_threads(p * t, I, J, WARPS), 2)
+        entropy = _add_products(entropy, p_held, _keys_of_threads(t, I, J, WARPS), share)
     if LARGEST is not None:
-        largest = tl.maximum(largest, tl.max(_keys_of_threads(t, I, J, WARPS), 2))
+        # Of numbers that are not negative the bits are ordered as they are, and whole numbers are compared by threes.
+        largest = tl.maximum(largest, tl.max(p_held.to(tl.int32, bitcast=True), 2))
     if DISTANCE is not None:
-        # Counted from the tile of keys, so that both numbers are small where they nearly cancel.
-        i = (row + offset - col_tile * J).to(tl.float32)
-        j = local.to(tl.float32)
+        # Counted from the first row and the tile of keys: both numbers are small where they nearly cancel.
+        start = col_tile * J - first
         if CAREFUL:
-            distance += tl.sum(_keys_of_threads(p * tl.abs(i[None, :] - j[:, None]), I, J, WARPS), 2)
+            gap = tl.abs(position[None, :] - (start + local).to(tl.float32)[:, None])
+            if BACKWARD:
+                gap -= position[None, :]
+        elif BACKWARD:
+            gap = tl.broadcast_to(-(start + local).to(tl.float32)[:, None], (J, I))
         else:
             # Off the diagonal all distances of a tile have one sign.
-            distance += tl.abs(tl.sum(_keys_of_threads(p * (i[None, :] - j[:, None]), I, J, WARPS), 2))
+            sign = tl.where(start <= 0, 1.0, -1.0)
+            gap = position[None, :] * sign - ((start + local).to(tl.float32) * sign)[:, None]
+        distance = _add_products(distance, p_held, _keys_of_threads(gap, I, J, WARPS), share)
     if RECEIVED is not None or cells is not None:
         sums = tl.sum(_rows_of_threads(p, I, J, BINS), 3)  # [J, BINS, 4]
         if RECEIVED is not None:
-            received = tl.sum(tl.sum(sums, 1), 1)
+            # Warps that share keys add their sums one by one rather than wait for each other.
+            sides: tl.constexpr = max(1, WARPS * 16 // J)
+            received = tl.sum(tl.reshape(sums, (J, sides, BINS * 4 // sides)), 2)
             if DETERMINISTIC:
-                tl.store(RECEIVED + col, received, mask=col < n_j)
+                tl.store(RECEIVED + col, tl.sum(received, 1), mask=col < n_j)
             else:
-                tl.atomic_add(RECEIVED + col, received, mask=col < n_j, sem="relaxed")
+                inside = tl.broadcast_to((col < n_j)[:, None], (J, sides))
+                tl.atomic_add(
+                    RECEIVED + tl.broadcast_to(col[:, None], (J, sides)), received, mask=inside, sem="relaxed"
+                )
         if cells is not None:
             if WHOLE:
                 threads: tl.constexpr = 8 * min(WARPS, J // 16)
@@ -218,6 +240,19 @@ def _fold(
             if DETERMINISTIC:
                 tl.debug_barrier()
     return entropy, largest, distance
+
+
+@triton.jit
+def _add_products(total, x, y, N: tl.constexpr):
+    """total + sum of x * y over their last dim, of N: a multiply-add each, one after the other."""
+    if N == 1:
+        total += tl.reshape(x, total.shape) * tl.reshape(y, total.shape)
+    else:
+        x0, x1 = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], N // 2, 2)))
+        y0, y1 = tl.split(tl.reshape(y, (x.shape[0], x.shape[1], N // 2, 2)))
+        total = _add_products(total, x0, y0, N // 2)
+        total = _add_products(total, x1, y1, N // 2)
+    return total
 
 
 @triton.jit
@@ -280,13 +315,18 @@ class Config(NamedTuple):
         """Threads that share the keys of a row."""
         return 8 * min(self.warps, self.cols // 16)
 
+    @property
+    def sides(self) -> int:
+        """Warps that share the keys of a tile, each with rows of its own."""
+        return max(1, self.warps * 16 // self.cols)
+
 
 PARTIAL = 2**25  # numbers a deterministic sum over rows may keep before they are added up
 
 
 def config(d: int, dtype: torch.dtype) -> Config:
     """The fastest cut measured for a width."""
-    return Config(32, 64, 4, 2) if dtype == torch.float32 or d > 128 else Config(64, 128, 4, 3)
+    return Config(32, 64, 4, 2) if dtype == torch.float32 or d > 128 else Config(64, 64, 4, 3, 168)
 
 
 def reduce(
@@ -302,28 +342,34 @@ def reduce(
     bias: Bias = NOTHING,
     bins: Bins | None = None,
     cut: Config | None = None,
+    sums_to_one: bool = False,
 ) -> Reduced:
     """Any of "entropy", "received", "max", "distance", and the map of `bins`: `b h i d, b g j d, b h i -> ...`.
 
-    Lists in `pattern` are cut as `config` says, over rows as `dealt_rows` deals them out.
+    Lists in `pattern` are cut as `config` says, over rows as `dealt_rows` deals them out. `sums_to_one` promises that
+    every row that sees a key does; distances under a causal mask are then had for less.
     """
     q, k, lse = ready(q), ready(k), lse.contiguous()
     b, h, n_i, d = q.shape
     n_j = k.shape[2]
     cut = cut or config(d, q.dtype)
-    parts, rows = (1, None) if bins is None else dealt_rows(bins, n_i, cut)
+    parts, rows = (cut.sides, None) if bins is None else dealt_rows(bins, n_i, cut)
     tiles = triton.cdiv(n_i if rows is None else rows.numel(), cut.rows)
     deterministic = torch.are_deterministic_algorithms_enabled()
 
-    def blank(name: str, *shape: int) -> Tensor | None:
-        return torch.zeros(b, h, *shape, device=q.device, dtype=torch.float32) if name in want else None
+    def blank(name: str, n: int) -> Tensor | None:
+        if name not in want:
+            return None
+        # Every row is written; keys are added to.
+        make = torch.empty if name != "received" and n_j else torch.zeros
+        return make(b, h, n, device=q.device, dtype=torch.float32)
 
     out = Reduced(blank("entropy", n_i), blank("received", n_j), blank("max", n_i), blank("distance", n_i), None)
     if bins is not None:
         out = out._replace(map=torch.zeros(b, h, *bins.shape, device=q.device, dtype=torch.float32))
     if not (b and n_i and n_j):
         return out
-    launch = Launch(q, k, lse, scale, offset, cap, pattern, bias, bins, parts, rows, cut, deterministic)
+    launch = Launch(q, k, lse, scale, offset, cap, pattern, bias, bins, parts, rows, cut, deterministic, sums_to_one)
     if not deterministic:
         launch(out, 0, tiles)
         return out
@@ -359,6 +405,7 @@ class Launch(NamedTuple):
     rows: Tensor | None
     cut: Config
     deterministic: bool
+    sums_to_one: bool
 
     def __call__(self, out: Reduced, first: int, count: int) -> None:
         """Reduce `count` tiles of rows."""
@@ -390,6 +437,7 @@ class Launch(NamedTuple):
             WHOLE=bins is None or (bins.even and bins.least[1] % (cut.cols // cut.threads) == 0),
             CAP=self.cap,
             LAST_FIRST=self.pattern.low > -n_j,
+            BACKWARD=self.sums_to_one and self.pattern.low >= 0,
             DETERMINISTIC=self.deterministic,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             num_warps=cut.warps,
@@ -398,6 +446,7 @@ class Launch(NamedTuple):
         )  # fmt: skip
 
 
+@lru_cache(maxsize=16)
 def dealt_rows(bins: Bins, n_i: int, cut: Config) -> tuple[int, Tensor | None]:
     """How many parts a tile of rows has, none with rows of two bins, and the rows in the order they are dealt out.
 
@@ -405,7 +454,7 @@ def dealt_rows(bins: Bins, n_i: int, cut: Config) -> tuple[int, Tensor | None]:
     """
     even = bins.least[0] & -bins.least[0]  # the largest power of two that divides it
     if bins.even and even >= 8:
-        return max(1, cut.rows // even), None
+        return max(cut.sides, cut.rows // even), None
     counts = torch.bincount(bins.rows, minlength=bins.shape[0])
     places = (counts + 7) // 8 * 8
     starts = places.cumsum(0) - places

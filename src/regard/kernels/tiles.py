@@ -31,7 +31,7 @@ class Lists(NamedTuple):
     part_counts: Tensor
     part: Tensor
     where: Tensor  # of each tile in part, its place in bits
-    bits: Tensor  # n rows cols/8, uint8: bit c % 8 of byte c // 8 is column c
+    bits: Tensor  # n rows cols/32, int32: bit c % 32 of word c // 32 is column c
 
 
 class Pattern(NamedTuple):
@@ -76,7 +76,7 @@ def log2_weights(
     n_j,
     low,
     high,
-    BITS,  # pointer at this tile's bits, rows of J / 8 bytes
+    BITS,  # pointer at this tile's bits, rows of J / 32 words
     local_row,
     local_col,
     J: tl.constexpr,
@@ -100,8 +100,10 @@ def log2_weights(
         gap = row + offset - col
         seen = (col < n_j) & (gap >= low) & (gap <= high)
         if BITS is not None:
-            byte = tl.load(BITS + local_row * (J // 8) + local_col // 8)
-            seen = seen & (((byte >> (local_col % 8).to(tl.uint8)) & 1) != 0)
+            word = tl.load(BITS + local_row * (J // 32))
+            for n in tl.static_range(1, J // 32):
+                word = tl.where(local_col >= n * 32, tl.load(BITS + local_row * (J // 32) + n), word)
+            seen = seen & (((word >> (local_col % 32)) & 1) != 0)
         t = tl.where(seen, t, NEVER)
     return t
 
@@ -140,6 +142,6 @@ def ready(x: Tensor) -> Tensor:
 
 
 def pack(seen: Tensor) -> Tensor:
-    """Bits of a bool tensor along its last dim, a multiple of 8."""
+    """Words of 32 bits of a bool tensor along its last dim, a multiple of 32."""
     weight = 2 ** torch.arange(8, device=seen.device, dtype=torch.uint8)
-    return (seen.unflatten(-1, (-1, 8)).to(torch.uint8) * weight).sum(-1, dtype=torch.uint8)
+    return (seen.unflatten(-1, (-1, 8)).to(torch.uint8) * weight).sum(-1, dtype=torch.uint8).view(torch.int32)

@@ -32,7 +32,7 @@ from .reduced import ROWS, Reduced
 from .storage import Held
 from .terms import Box, must_have, read, saveable, tensor_of, written
 
-FORMAT = 1
+FORMAT = 2
 NAME = "regard.tape"
 LARGEST_HEADER = 10_000_000
 SLOTS = ("score", "mask", "bias", "normalize")
@@ -106,9 +106,9 @@ def mapped(path: Path) -> Found:
     text, _, tensors = _read(path)
     try:
         described = json.loads(text)
+        if isinstance(described, dict) and described.get("format") != FORMAT:
+            raise ValueError(_other_format(described.get("format")))
         must_have("the tape", described, "format entries tokens groups pictures facts")
-        if described["format"] != FORMAT:
-            raise ValueError(f"it is of format {described['format']}, this version reads {FORMAT}")
         entries: dict[Key, Weights | Reduced] = {}
         extras: dict[Key, Extras] = {}
         summaries: dict[Key, tuple[Summary, Overview]] = {}
@@ -161,10 +161,10 @@ def _entry(
     if isinstance(A, Reduced):
         measures = {name: box.add(A[name]) for name in A.kept}
         return {**named, "shape": list(A.shape), "measures": measures}
-    call = A._call
+    call = A.call
     if call.batch_ids is not None or call.row_ids is not None:
         raise ValueError(f"{key[0]!r} holds selected rows; save the tape it was selected from")
-    tensors = {"q": call.q, "k": call.k, "statistic": A._statistic}
+    tensors = {"q": call.q, "k": call.k, "statistic": A.known_statistic}
     tensors |= {field.name: getattr(extras, field.name) for field in dataclasses.fields(Extras)}
     return {
         **named,
@@ -209,7 +209,7 @@ def _rebuilt(
     if statistic is not None and statistic.shape != (*q.shape[:3], 1):
         raise ValueError(f"the statistic must have shape {(*q.shape[:3], 1)}, got {tuple(statistic.shape)}")
     if statistic is not None:
-        A = Weights(A._call, statistic)
+        A = Weights(A.call, statistic)
     summary = None if entry["summary"] is None else _summarized(entry["summary"], A, tensors)
     return _key(entry), A, extras, summary
 
@@ -223,7 +223,7 @@ def _summarized(written: Any, A: Weights, tensors: Mapping[str, Tensor]) -> tupl
         x = found[f"overview.{name}"]
         if x.shape[:2] != A.shape[:2] or x.ndim != (4 if name == "thumbs" else 2):
             raise ValueError(f"{name} of a summary must be of {tuple(A.shape[:2])} heads, got {tuple(x.shape)}")
-    statistic = None if A._statistic is None else A._statistic.squeeze(-1)
+    statistic = None if A.known_statistic is None else A.known_statistic.squeeze(-1)
     summary = Summary(**{name: found[name] for name in (*ROWS, "map")}, statistic=statistic)
     return summary, Overview(**{name: found[f"overview.{name}"] for name in OVERVIEW})
 
@@ -251,6 +251,13 @@ def _redrawn(written: Any, tensors: Mapping[str, Tensor]) -> Picture:
     return Picture(**{**written, "pixels": tensor_of(written["pixels"], tensors)})
 
 
+def _other_format(found: Any) -> str:
+    """What is said of a file of another layout."""
+    newer = isinstance(found, int) and found > FORMAT
+    step = "upgrade regard" if newer else "make it again: capture(model) and tape.save(...), or regard look"
+    return f"it is of format {found!r}, and this version of regard reads {FORMAT}; {step}"
+
+
 def _read(path: Path) -> tuple[str, dict[str, str], dict[str, Tensor]]:
     """The text, which is what was written, with the digests of the tensors, and the tensors, not yet read."""
     try:
@@ -260,6 +267,8 @@ def _read(path: Path) -> tuple[str, dict[str, str], dict[str, Tensor]]:
             raise ValueError(f"{path} has a header of {header} bytes; at most {LARGEST_HEADER} are believed")
         with safe_open(path, "pt") as opened:
             metadata = opened.metadata() or {}
+        if metadata.keys() == {NAME, "sha256"}:
+            raise ValueError(f"{path} is no tape that can be read: {_other_format(1)}")
         if metadata.keys() != {NAME, "digests", "sha256"}:
             raise ValueError(f"{path} is a safetensors file but no tape; tapes are written by Tape.save")
         tensors = safetensors.torch.load_file(path)

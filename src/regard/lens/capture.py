@@ -18,8 +18,8 @@ from .tape import Tape
 from .watch import Watch
 
 SEEN = (
-    "seen are F.scaled_dot_product_attention, F.multi_head_attention_forward, the layers of regard.nn and the "
-    "attention interface of transformers"
+    "seen are regard.attend, F.scaled_dot_product_attention, F.multi_head_attention_forward and the attention "
+    "interface of transformers"
 )
 
 

@@ -1,6 +1,6 @@
 """Heads at work: switch some off, and ask which of them a loss depends on.
 
-Seen are the layers of `regard.nn`, `nn.MultiheadAttention`, and every module that calls
+Seen are the layers of `regard.nn`, `nn.MultiheadAttention`, and every module that calls `attend` or
 `F.scaled_dot_product_attention`, Hugging Face models on their default implementation included. Layers go by their name
 in the model, `model.layers.3.self_attn`; a model that is itself one layer has the name "".
 """
@@ -18,10 +18,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..nn import Core
+from ..ops.operator import attend
 from .watch import layer_of
 
-SEEN = "seen are regard layers, nn.MultiheadAttention and F.scaled_dot_product_attention (attn_implementation='sdpa')"
+SEEN = "seen are attend, nn.MultiheadAttention and F.scaled_dot_product_attention (attn_implementation='sdpa')"
 
 
 @contextmanager
@@ -136,40 +136,36 @@ def ablation_importance(
 @contextmanager
 def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
     """Put the output of every attention of the model, `b h i e`, through `change(layer name, output)`."""
-    where: list[tuple[str, nn.Module]] = []
+    where: list[str] = []
 
-    def enter(name: str, module: nn.Module) -> Callable[..., None]:
-        return lambda *_: where.append((name, module))
+    def enter(name: str) -> Callable[..., None]:
+        return lambda *_: where.append(name)
 
-    def leave(module: nn.Module, args: Any, out: Any) -> Any:
-        name, _ = where.pop()
-        if isinstance(module, Core) and isinstance(out, Tensor):
-            return change(layer_of(name), out)
-        return None
+    def leave(module: nn.Module, args: Any, out: Any) -> None:
+        where.pop()
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            stack.callback(module.register_forward_pre_hook(enter(name, module)).remove)
+            stack.callback(module.register_forward_pre_hook(enter(layer_of(name))).remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)
         stack.enter_context(_Calls(where, change))
         yield
 
 
 class _Calls(TorchFunctionMode):
-    """Sees the attention functions of PyTorch as they are called."""
+    """Sees the attention functions as they are called."""
 
-    def __init__(self, where: list[tuple[str, nn.Module]], change: Callable[[str, Tensor], Tensor]) -> None:
+    def __init__(self, where: list[str], change: Callable[[str, Tensor], Tensor]) -> None:
         super().__init__()
         self.where = where
         self.change = change
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # What a Core calls is seen at the Core itself.
-        if not self.where or isinstance(self.where[-1][1], Core):
+        if not self.where:
             return func(*args, **kwargs)
-        name = self.where[-1][0]
-        if func is F.scaled_dot_product_attention:
+        name = self.where[-1]
+        if func in (attend, F.scaled_dot_product_attention):
             return self.change(name, func(*args, **kwargs))
         if func is F.multi_head_attention_forward:
             return self._multi_head(name, MULTI_HEAD.bind(*args, **kwargs))

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from ..ops.masks import Causal, Padding, Window
 from ..ops.normalizers import SinkSoftmax
 from .record import Seen
+from .statistic import Listening
 from .watch import Watch
 
-EAGER = "eager"
+EAGER, CAUSAL = "eager", Causal()
 
 
 @contextmanager
@@ -75,19 +76,28 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
 
         def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
             watches = [watch for watch in _WATCHES if id(module) in watch.names and not watch.is_quiet]
+            if not watches:
+                return function(module, q, k, v, mask, *args, **kwargs)
             with ExitStack() as stack:
                 for watch in watches:
                     stack.enter_context(watch.quiet())
-                result = function(module, q, k, v, mask, *args, **kwargs)
-                for watch in watches:
-                    with torch.no_grad():
-                        seen = _read(watch, attn_implementation or EAGER, module, q, k, v, mask, kwargs)
-                    watch.recorder.see(watch.names[id(module)], seen, result[0], lambda grad: grad.transpose(1, 2))
+                with Listening() as kernel:
+                    result = function(module, q, k, v, mask, *args, **kwargs)
+                with torch.no_grad():
+                    for watch in watches:
+                        name, statistic = attn_implementation or EAGER, kernel.statistic
+                        seen = _read(watch, name, module, q, k, v, mask, statistic, kwargs)
+                        watch.recorder.see(watch.names[id(module)], seen, result[0], _by_heads)
             return result
 
         return attend
 
     return get_interface
+
+
+def _by_heads(grad: Tensor) -> Tensor:
+    """The gradient of an output `b i h e` with the heads where they are everywhere else."""
+    return grad.transpose(1, 2)
 
 
 def _placing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,6 +121,7 @@ def _read(
     k: Tensor,
     v: Tensor,
     mask: Any,
+    statistic: Tensor | None,
     given: dict[str, Any],
 ) -> Seen:
     """The call in terms, as each implementation means its arguments."""
@@ -120,7 +131,7 @@ def _read(
     if "flash" in implementation:
         mask = _flash_mask(mask, causal, given.get("sliding_window"))
     elif mask is None and causal and implementation not in (EAGER, "flex_attention"):
-        mask, place = Causal(), 0  # PyTorch's own flag counts from the top left
+        mask, place = CAUSAL, 0  # PyTorch's own flag counts from the top left
     sink = given.get("s_aux")
     return watch.recorder.reader.read(
         q,
@@ -132,6 +143,7 @@ def _read(
         cap=given.get("softcap"),
         normalize=None if sink is None else SinkSoftmax(sink.detach()),
         offset=place,
+        statistic=statistic,
     )
 
 

@@ -37,7 +37,12 @@ def meant_for(layer: str, labels: Sequence[Labels]) -> Labels | None:
 
 
 def fitting(texts: Sequence[list[str]], n: int, batch: int) -> list[str] | None:
-    """The tokens of a batch row, if there are n; or one more, for the last token a model writes it never reads."""
+    """The tokens of a batch row, if there are n; or one more, for the last token a model writes it never reads.
+
+    None where they are of another number, and for a batch row that none were given of.
+    """
+    if len(texts) > 1 and batch >= len(texts):
+        return None
     row = texts[0] if len(texts) == 1 else texts[batch]
     return row[:n] if len(row) in (n, n + 1) else None
 

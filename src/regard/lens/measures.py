@@ -41,7 +41,7 @@ def share(A: Weights, mask: Mask, *, queries: Bool[Tensor, "*b i"] | None = None
     """
     if not isinstance(mask, Mask):
         raise TypeError(f"mask must be a Mask term, got {type(mask).__name__}; write Window(8), or Dense(x)")
-    call = A._call
+    call = A.call
     b, h, i, j = call.shape
     mask.check(Sizes(b, h, call.k.shape[1], i, j, call.q.shape[3], call.k.shape[3], readable=True))
     mask = mask.map_tensors(lambda x: x.to(A.device))
@@ -91,7 +91,7 @@ def diagonality(A: Weights, *, queries: Bool[Tensor, "*b i"] | None = None) -> F
     1 for a head on that line, lower the further it strays: the area under the mass within each distance, Shim et al.
     2022's cumulative attention diagonality, here for unequal lengths too (speech, alignment).
     """
-    _, _, i, j = A._call.shape
+    _, _, i, j = A.call.shape
     steepness, reach = (j - 1) / max(i - 1, 1), max(j - 1, 1)
 
     def value(problem: Problem, block: Block, part: Tensor, x: Tensor | None) -> Tensor:
@@ -177,7 +177,7 @@ def _ids(A: Weights, tokens: Tensor) -> Tensor:
 
 def _asking(A: Weights, tokens: Tensor) -> Tensor:
     """The ids of the queries, which stand among the keys."""
-    first, (*_, i, j) = A._call.offset, A.shape
+    first, (*_, i, j) = A.call.offset, A.shape
     if not 0 <= first <= j - i:
         raise ValueError(
             f"queries must be among the tokens of the keys, got {i} queries from position {first} and {j} keys; "

@@ -30,8 +30,9 @@ class Overview:
     def of(found: Summary | Reduced) -> Overview:
         """The overview of measures that were taken."""
         kept, shape = _kept(found)
-        missing = torch.full(shape[:-2], torch.nan)
-        seeing = kept["max"] > 0 if "max" in kept else torch.ones(shape[:-1], dtype=torch.bool)
+        device = next(iter(kept.values())).device if kept else None
+        missing = torch.full(shape[:-2], torch.nan, device=device)
+        seeing = kept["max"] > 0 if "max" in kept else missing.new_ones(shape[:-1], dtype=torch.bool)
 
         def mean(name: str) -> Tensor:
             if name not in kept:
@@ -44,10 +45,11 @@ class Overview:
             sink = torch.where(share > SINK, share, 0.0).sum(-1)
             peak, key = share.max(-1)
             peak_key = key.int()
-        thumbs = torch.zeros(*shape[:-2], 0, 0)
+        thumbs = missing.new_zeros(*shape[:-2], 0, 0)
         if "map" in kept and kept["map"].numel():
             thumbs = shrunk(kept["map"].float(), THUMB)
-        return Overview(mean("entropy"), mean("distance"), mean("max"), sink, peak, peak_key, thumbs)
+        told = mean("entropy"), mean("distance"), mean("max"), sink, peak, peak_key, thumbs
+        return Overview(*(x.cpu() for x in told))
 
 
 def shrunk(cells: Tensor, most: int) -> Tensor:
@@ -55,7 +57,8 @@ def shrunk(cells: Tensor, most: int) -> Tensor:
     for dim in (-2, -1):
         n = cells.shape[dim]
         if n > most:
-            cells = resampled(cells, dim, torch.arange(n + 1), torch.arange(most + 1) * (n / most))
+            edges, wanted = torch.arange(n + 1), torch.arange(most + 1) * (n / most)
+            cells = resampled(cells, dim, edges.to(cells.device), wanted.to(cells.device))
     return cells
 
 
@@ -75,11 +78,11 @@ def resampled(cells: Tensor, dim: int, edges: Tensor, wanted: Tensor) -> Tensor:
 
 def _kept(found: Summary | Reduced) -> tuple[dict[str, Tensor], torch.Size]:
     if isinstance(found, Summary):
-        kept = {name: getattr(found, name).cpu() for name in (*ROWS, "map")}
+        kept = {name: getattr(found, name) for name in (*ROWS, "map")}
         return kept, torch.Size((*found.entropy.shape, found.received.shape[-1]))
-    kept = {name: found[name].cpu() for name in ROWS if name in found.kept}
+    kept = {name: found[name] for name in ROWS if name in found.kept}
     maps = [name for name in found.kept if name.startswith("pool:")]
     if maps:
         best = min(maps, key=lambda name: abs(int(name.removeprefix("pool:")) - MAP))
-        kept["map"] = found[best].cpu()
+        kept["map"] = found[best]
     return kept, found.shape

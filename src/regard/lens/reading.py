@@ -39,6 +39,8 @@ class Reader:
         self._store = store
         self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._terms: dict[str, list[Term]] = {}
+        self._known: set[int] = set()  # the ids of these
+        self._unrepeated: set[tuple[int, int]] = set()  # heads and widths of layers whose keys are all their own
 
     def read(
         self,
@@ -52,29 +54,57 @@ class Reader:
         cap: float | None = None,
         normalize: Normalizer | None = None,
         offset: int | None = None,
+        statistic: Tensor | None = None,
     ) -> Seen:
         """One attention over tensors; `mask` is a term, booleans (True = may attend) or numbers to add.
 
         `offset` is where the first query stands, if the caller knows; a mask that shows it is believed otherwise.
+        `statistic` is what the kernel found for each row, if it told.
         """
         lead = q.shape[:-3]
-        q, k, v = (_four(x, lead) for x in (q, k, v))
-        k, v = _once(k, v) if k.shape[1] == q.shape[1] else (k, v)
+        q, k, v = _four(q, lead), _four(k, lead), _four(v, lead)
+        k, v = self._once(k, v) if k.shape[1] == q.shape[1] else (k, v)
         plain = scale is None or scale == q.shape[-1] ** -0.5
         score = None if plain and cap is None else Dot(scale=None if plain else scale, cap=cap)
-        seen = Seen(q=q, k=k, v=v, score=score, normalize=normalize, offset=offset)
-        if isinstance(mask, Mask):
-            seen = replace(seen, mask=mask)
-        elif mask is not None:
+        term = self._one(mask) if isinstance(mask, Mask) else None
+        terms: Any = {"score": score, "mask": term, "normalize": normalize}
+        seen = Seen(q=q, k=k, v=v, **terms, offset=offset, statistic=statistic)
+        if mask is not None and not isinstance(mask, Mask):
             found = self._found(mask, seen, lead)
             seen = replace(seen, mask=found.mask, bias=found.bias, offset=found.offset)
-        seen = _without_room(seen)
-        seen = replace(seen, mask=self._one(seen.mask))
+        seen = self._without_room(seen)
         if bias is None:
             return seen
         whole = bias.shape[-1] == seen.k.shape[2]
         found = self._found(bias if whole else bias[..., : seen.k.shape[2]], seen, lead)
         return replace(seen, bias=_all(add, seen.bias, found.bias))
+
+    def _once(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values without the copies that grouped queries were given.
+
+        Layers of a model are alike: where one was looked at and has none, others like it are not, for a look makes the
+        host wait for the device.
+        """
+        kind = k.shape[1], k.shape[3]
+        if kind in self._unrepeated:
+            return k, v
+        times = _copies(k, v)
+        if times == 1:
+            self._unrepeated.add(kind)
+            return k, v
+        return k[:, ::times], v[:, ::times]
+
+    def _without_room(self, seen: Seen) -> Seen:
+        """The call without keys behind the last query that its mask hides from all."""
+        used = seen.place + seen.q.shape[2]
+        if seen.offset is None or used >= seen.k.shape[2]:
+            return seen
+        parts: list[Any] = list(_parts(seen.mask))
+        hidden = any(isinstance(x, Causal) or (isinstance(x, Padding) and _ends(x, seen, used)) for x in parts)
+        if seen.bias is not None or not hidden or not all(isinstance(x, (Causal, Window, Padding)) for x in parts):
+            return seen
+        mask = self._one(_all(and_, *(_narrow(x, seen, used) for x in parts)))
+        return replace(seen, k=seen.k[:, :, :used], v=seen.v[:, :, :used], mask=mask)
 
     def _found(self, tensor: Tensor | BlockMask, seen: Seen, lead: torch.Size) -> _Found:
         """The terms of a tensor, looked at once for all layers it is handed to."""
@@ -91,14 +121,15 @@ class Reader:
 
     def _one(self, term: Any) -> Any:
         """The term itself, or one seen before that says the same."""
-        if term is None:
-            return None
+        if term is None or id(term) in self._known:
+            return term
         alike = self._terms.setdefault(repr(term), [])
         for other in alike:
             if same(other, term):
                 return other
         self._store.charge(sum(x.nbytes for x in term.tensors()), repr(term))
         alike.append(term)
+        self._known.add(id(term))
         for part in _parts(term):
             if isinstance(part, (Packed, Added)) and (size := sum(x.nbytes for x in part.tensors())) > LARGE:
                 kind = "mask" if isinstance(part, Packed) else "bias"
@@ -159,36 +190,23 @@ def _zeroed(x: Tensor, least: float) -> Tensor:
 def _four(x: Tensor, lead: torch.Size) -> Tensor:
     """A tensor of a call whose batch dims are `lead` with dims b h i d: batch dims as one, no heads as one head."""
     if len(lead) == 1:
-        return x[(None,) * (4 - x.ndim)]
+        return x if x.ndim == 4 else x[(None,) * (4 - x.ndim)]
     if not lead:  # b i d: kernels take a batch without heads
         return x[:, None] if x.ndim == 3 else x[(None,) * (4 - x.ndim)]
     x = x[(None,) * (len(lead) + 3 - x.ndim)]
     return x.expand(*lead, *x.shape[-3:]).flatten(0, -4)
 
 
-def _once(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values without the copies that grouped queries were given."""
+def _copies(k: Tensor, v: Tensor) -> int:
+    """How often each key head and its values stand side by side."""
     heads = k.shape[1]
-    # Copies stand side by side, so one look at the first two heads tells most models that there are none.
+    # One look at the first two heads tells most models that there are no copies.
     if heads == 1 or v.shape[1] != heads or not torch.equal(k[:, 0, :1], k[:, 1, :1]):
-        return k, v
+        return 1
     for times in (n for n in range(heads, 1, -1) if heads % n == 0):
         if all(torch.equal(x[:, m::times], x[:, ::times]) for x in (k, v) for m in range(1, times)):
-            return k[:, ::times], v[:, ::times]
-    return k, v
-
-
-def _without_room(seen: Seen) -> Seen:
-    """The call without keys behind the last query that its mask hides from all."""
-    used = seen.place + seen.q.shape[2]
-    if seen.offset is None or used >= seen.k.shape[2]:
-        return seen
-    parts: list[Any] = list(_parts(seen.mask))
-    hidden = any(isinstance(x, Causal) or (isinstance(x, Padding) and _ends(x, seen, used)) for x in parts)
-    if seen.bias is not None or not hidden or not all(isinstance(x, (Causal, Window, Padding)) for x in parts):
-        return seen
-    narrowed = [_narrow(x, seen, used) for x in parts]
-    return replace(seen, k=seen.k[:, :, :used], v=seen.v[:, :, :used], mask=_all(and_, *narrowed))
+            return times
+    return 1
 
 
 def _ends(padding: Padding, seen: Seen, used: int) -> bool:

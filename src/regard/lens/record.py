@@ -36,6 +36,7 @@ class Seen:
     bias: Bias | None = None
     normalize: Normalizer | None = None
     offset: int | None = None  # where the first query stands among these keys
+    statistic: Tensor | None = None  # b h i, if the kernel told
 
     @property
     def place(self) -> int:
@@ -65,12 +66,14 @@ class Record:
         self.dtype = torch.promote_types(seen.q.dtype, torch.float32)
         self._projection: Held | None = None
         self._gradient: Tensor | None = None
-        self.prints = checksums(seen.k)  # b j
-        # A decoder that asks another sequence step by step hands over the same memory: held, so that it stays its own.
         i, j = seen.q.shape[2], seen.k.shape[2]
+        self.batch, self.keys = seen.q.shape[0], j
+        # A decoder that asks another sequence step by step hands over the same memory: held, so that it stays its own.
         self.handed = seen.k if i == 1 or (i != j and store.in_place and not looks_back_only(seen.mask)) else None
         self.steps: list[Step] = []
-        self._parts: dict[str, list[Kept]] = {"q": [], "k": [], "v": []}
+        self._parts: dict[str, list[Kept]] = {"q": [], "k": [], "v": [], "statistic": []}
+        # Keys that are kept as they are can be told apart when somebody asks; most are never asked about.
+        self._prints = None if store.in_place and heads is None else checksums(seen.k)
         self._given = seen.offset
         self._add(seen, past=0, first=0)
 
@@ -79,12 +82,19 @@ class Record:
         """How many queries there are so far."""
         return sum(step.rows for step in self.steps)
 
+    @property
+    def prints(self) -> Tensor:
+        """What tells the keys so far from others: `b j`."""
+        if self._prints is None:
+            self._prints = checksums(self._whole("k"))
+        return self._prints
+
     def follow(self, seen: Seen, lineage: list[int] | None) -> list[int] | None:
         """Take a later call in if it goes on where this ends; then which batch row each of its rows was, else None.
 
         `lineage` says so of the layers before it, if the pass it is part of goes on with an earlier one.
         """
-        prints, i, j, total = checksums(seen.k), seen.q.shape[2], seen.k.shape[2], self.prints.shape[1]
+        prints, i, j, total = checksums(seen.k), seen.q.shape[2], seen.k.shape[2], self.keys
         parents = self._same_keys(seen.k, prints, lineage)
         if parents is not None:
             self._move(parents)
@@ -96,8 +106,9 @@ class Record:
             parents = _parents(prints[:, :past], self.prints[:, total - past :])
             if parents is not None:
                 self._move(parents)
+                self._prints = torch.cat((self.prints, prints[:, past : past + i]), 1)
                 self._add(replace(seen, offset=past), past=past, first=total - past)
-                self.prints = torch.cat((self.prints, prints[:, past : past + i]), 1)
+                self.keys = total + i
                 self.handed = None
                 return parents
         return None
@@ -108,9 +119,12 @@ class Record:
         mask, bias, offset = self.terms(q.device, memo)
         score, normalize = moved(self.score, q.device), moved(self.normalize, q.device)
         terms: Any = {"score": score, "mask": mask, "bias": bias, "normalize": normalize, "offset": offset}
-        if self.heads is None:
-            return weights(q, k, **terms)
-        return chosen_heads(q, k, self.heads, **terms)
+        A = weights(q, k, **terms) if self.heads is None else chosen_heads(q, k, self.heads, **terms)
+        if not self._parts["statistic"]:
+            return A
+        statistic = self._whole("statistic")
+        told_of_all = statistic.shape[2] == self.rows  # not every step's kernel may have told
+        return Weights(A.call, statistic[..., None]) if told_of_all else A
 
     def extras(self) -> Extras:
         """What was kept beside the weights."""
@@ -157,29 +171,32 @@ class Record:
         parents = lineage
         if parents is None and self.handed is not None and _same_memory(self.handed, k):
             parents = list(range(len(prints)))
-        if parents is None or len(parents) != len(prints) or max(parents, default=-1) >= len(self.prints):
+        if parents is None or len(parents) != len(prints) or max(parents, default=-1) >= self.batch:
             return None
         return parents if torch.equal(self.prints[parents], prints) else None
 
     def _add(self, seen: Seen, *, past: int, first: int) -> None:
         i, j = seen.q.shape[2], seen.k.shape[2]
         new = slice(past, past + i) if past and past < j else slice(past, j)
-        q, k, v = seen.q, seen.k[:, :, new], seen.v[:, :, new]
+        kept = {"q": seen.q, "k": seen.k if new == slice(0, j) else seen.k[:, :, new]}
+        if self.values:
+            kept["v"] = seen.v[:, :, new]
+        if seen.statistic is not None:
+            kept["statistic"] = seen.statistic
         if self.heads is not None:
             shared = [head * seen.k.shape[1] // self.of_heads for head in self.heads]
-            q, k, v = q[:, self.heads], k[:, shared], v[:, shared]
-        kept = {"q": q, "k": k} | ({"v": v} if self.values else {})
+            kept = {name: x[:, shared if name in ("k", "v") else self.heads] for name, x in kept.items()}
         for name, x in kept.items():
             if x.shape[2] or not self._parts[name]:
-                self._parts[name].append(self.store.put(x, f"{self.name}: {name} of shape {tuple(x.shape)}"))
+                self._parts[name].append(self.store.put(x, f"{self.name}: {name}"))
         keys = past + i if past and past < j else j
         self.steps.append(Step(i, keys, first, seen.mask, seen.bias, seen.place))
 
     def _move(self, parents: list[int]) -> None:
         """Let the batch rows be these of what they were."""
-        if parents == list(range(len(self.prints))):
+        if parents == list(range(self.batch)):
             return
-        self.prints = self.prints[parents]
+        self._prints, self.batch = self.prints[parents], len(parents)
         self.steps = [step.moved(parents) for step in self.steps]
         for name, parts in self._parts.items():
             moved = [part.get()[parents] for part in parts]
@@ -188,7 +205,7 @@ class Record:
             self._parts[name] = [self.store.put(x, f"{self.name}: {name}") for x in moved]
 
     def _matrix(self, device: torch.device) -> Matrix:
-        return Matrix(len(self.prints), self.of_heads, self.rows, self.prints.shape[1], device, self.dtype)
+        return Matrix(self.batch, self.of_heads, self.rows, self.keys, device, self.dtype)
 
     def _whole(self, name: str) -> Tensor:
         parts = [part.get() for part in self._parts[name]]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from .steps import Memo, looks_back_only
 from .storage import Store
 
 Key = tuple[str, int]
+SLOTS = ("score", "mask", "bias", "normalize")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -43,26 +43,28 @@ class Recorder:
         self._lineage: list[int] | None = None  # where batch rows were, if this pass goes on with an earlier one
 
     def see(self, name: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> None:
-        """Take in one attention of a layer; `heads` makes b h i e of the gradient of its output `out`."""
+        """Take in one attention of a layer; `heads` makes b h i e of the gradient of its output `out`.
+
+        To be called where no gradients are recorded.
+        """
         if self.layers is not None and not any(fnmatchcase(name, pattern) for pattern in self.layers):
             self.passed_over.add(name)
             return
-        with torch.no_grad():
-            seen = _cast(_detached(seen))
-            if self.heads is not None and not set(self.heads) <= set(range(seen.q.shape[1])):
-                raise IndexError(f"heads must be from 0 to {seen.q.shape[1] - 1} in {name!r}, got heads={self.heads}")
-            if self.keep is not None:
-                record = Record(name, seen, Store(), heads=self.heads, values=False)
-                key = self._next(name)
-                self.entries[key] = reduce(record.weights({}), self.keep, self.store, name)
-            elif not self._joined(name, seen):
-                key = self._next(name, rows=seen.q.shape[2])
-                self.entries.pop(key, None)
-                record = Record(name, seen, self.store, heads=self.heads, values=self.values)
-                self.entries[key] = record
-                self.projecting = record if self.values else None
-                if self.gradients:
-                    _keep_gradient(record, out, heads)
+        seen = _cast(_detached(seen))
+        if self.heads is not None and not set(self.heads) <= set(range(seen.q.shape[1])):
+            raise IndexError(f"heads must be from 0 to {seen.q.shape[1] - 1} in {name!r}, got heads={self.heads}")
+        if self.keep is not None:
+            record = Record(name, seen, Store(), heads=self.heads, values=False)
+            key = self._next(name)
+            self.entries[key] = reduce(record.weights({}), self.keep, self.store, name)
+        elif not self._joined(name, seen):
+            key = self._next(name, rows=seen.q.shape[2])
+            self.entries.pop(key, None)
+            record = Record(name, seen, self.store, heads=self.heads, values=self.values)
+            self.entries[key] = record
+            self.projecting = record if self.values else None
+            if self.gradients:
+                _keep_gradient(record, out, heads)
 
     @contextmanager
     def generation(self) -> Iterator[None]:
@@ -111,9 +113,8 @@ def _detached(seen: Seen) -> Seen:
     def own(x: Tensor) -> Tensor:
         return x.detach().clone() if x.is_leaf and x.requires_grad else x.detach()
 
-    terms: dict[str, Any] = {name: getattr(seen, name) for name in ("score", "mask", "bias", "normalize")}
-    learned = {name: term for name, term in terms.items() if term is not None and _learned(term)}
-    return replace(seen, **{name: term.map_tensors(own) for name, term in learned.items()})
+    learned = {name: term for name in SLOTS if (term := getattr(seen, name)) is not None and _learned(term)}
+    return replace(seen, **{name: term.map_tensors(own) for name, term in learned.items()}) if learned else seen
 
 
 def _learned(term: Term) -> bool:

@@ -54,7 +54,7 @@ class Store:
             path = self.folder / f"{next(self._numbers):06d}.safetensors"
             safetensors.torch.save_file({"x": x.detach().contiguous().cpu()}, path)
             return Filed(path)
-        self.charge(x.nbytes, what)
+        self.charge(x.nbytes, what, x.shape)
         return Held(_own(x, self.device))
 
     def drop(self, kept: Kept) -> None:
@@ -63,9 +63,10 @@ class Store:
         if isinstance(kept, Filed):
             kept.path.unlink()
 
-    def charge(self, nbytes: int, what: str) -> None:
+    def charge(self, nbytes: int, what: str, shape: torch.Size | None = None) -> None:
         """Count memory that something is about to take."""
         if self.limit is not None and self.held + nbytes > self.limit:
+            what = what if shape is None else f"{what} of shape {tuple(shape)}"
             raise MemoryError(
                 f"{what} takes {nbytes / 1e6:.3g} MB, and with the {self.held / 1e6:.3g} MB kept so far that is more "
                 f"than budget={self.budget!r}; capture fewer layers= or heads=, write to=Path(...) to keep tensors in "
@@ -108,11 +109,10 @@ class Filed:
 def _own(x: Tensor, device: torch.device | None) -> Tensor:
     """The tensor without its history, safe to hold on to."""
     x = x.detach()
+    if device is None and _version(x) == 0 and x.untyped_storage().nbytes() <= x.nbytes:
+        return x
     with torch.inference_mode(False):
-        if device is not None:
-            return x.to(device, copy=True)
-        alone = _version(x) == 0 and x.untyped_storage().nbytes() <= x.nbytes
-        return x if alone else x.clone()
+        return x.to(device or x.device, copy=True)
 
 
 def _version(x: Tensor) -> int | None:

@@ -53,7 +53,8 @@ class Tape(Mapping[Key, Weights | Reduced]):
         self._groups = {name: list(labels) for name, labels in (groups or {}).items()}
         self._pictures = list(pictures)
         self.facts = dict(facts or {})
-        self._summaries = dict(summaries or {})
+        self._summaries = {key: summary for key, (summary, _) in (summaries or {}).items()}
+        self._overviews = {key: overview for key, (_, overview) in (summaries or {}).items()}
         self._recorder: Recorder | None = None
         self._made: dict[Key, tuple[int, Weights]] = {}
 
@@ -76,8 +77,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         rows, made = self._made.get(key, (0, None))
         if made is None or rows != entry.rows:
             made = self._with_statistic(key, entry.weights(self._recorder.memo))
-            if entry.store.folder is None:  # what lies in files is read again, not held
-                self._made[key] = entry.rows, made
+            self._remember(key, made)
         return made
 
     def __iter__(self) -> Iterator[Key]:
@@ -112,7 +112,9 @@ class Tape(Mapping[Key, Weights | Reduced]):
         extras = {key: self.extras(key) for key in chosen}
         entries = {key: self[key] for key in chosen}
         tape = Tape(entries, extras=extras, tokens=self._tokens, groups=self._groups, facts=self.facts)
-        tape._pictures, tape._summaries = self._pictures, {k: v for k, v in self._summaries.items() if k in chosen}
+        tape._pictures = self._pictures
+        tape._summaries = {key: x for key, x in self._summaries.items() if key in chosen}
+        tape._overviews = {key: x for key, x in self._overviews.items() if key in chosen}
         return tape
 
     def extras(self, key: str | int | Key) -> Extras:
@@ -136,7 +138,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         self._tokens = tokens_by_layer(tokens)
 
     def tokens_of(self, key: str | int | Key, *, batch: int = 0) -> tuple[list[str] | None, list[str] | None]:
-        """The tokens of a layer's queries and of its keys in one batch row; None for an axis of another length."""
+        """The tokens of a layer's queries and of its keys in one batch row; None for an axis they do not fit."""
         key = self._key(key)
         found = meant_for(key[0], self._tokens)
         if found is None:
@@ -184,10 +186,12 @@ class Tape(Mapping[Key, Weights | Reduced]):
         self._pictures.append(Labels(layers, given, given))
 
     def pictures_of(self, key: str | int | Key, *, batch: int = 0) -> tuple[Picture | None, Picture | None]:
-        """The pictures that a layer's queries and its keys are patches of; None where they are of none."""
+        """The pictures that a layer's queries and its keys are patches of; None where there is none."""
         key = self._key(key)
         found = meant_for(key[0], self._pictures)
         if found is None:
+            return None, None
+        if 1 < len(found.queries) <= batch:
             return None, None
         picture = found.queries[batch if len(found.queries) > 1 else 0]
         i, j = (picture if picture.tokens == n else None for n in self._shape(key))
@@ -207,7 +211,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         key = self._key(key)
         for _ in self.summarizing(key):
             pass
-        return self._summaries[key][0]
+        return self._summaries[key]
 
     def summarizing(self, key: str | int | Key) -> Iterator[float]:
         """Measure a layer, some heads at a time; yields the share that is done."""
@@ -218,15 +222,18 @@ class Tape(Mapping[Key, Weights | Reduced]):
         if self.summarized(key):
             return
         heads = A.shape[-3]
-        step = max(1, ENTRIES * heads // max(A.shape.numel(), 1))
+        # A GPU takes all heads at once, by a kernel where there is one.
+        step = max(1, ENTRIES * heads // max(A.shape.numel(), 1)) if A.device.type == "cpu" else heads
         parts = []
         for first in range(0, heads, step):
-            parts.append(A.select(heads=slice(first, first + step)).summary())
+            some = A if step >= heads else A.select(heads=slice(first, first + step))
+            parts.append(some.summary())
             yield min(first + step, heads) / heads
-        found = _joined(parts, A.shape)
-        self._summaries[key] = found, Overview.of(found)
-        if A._statistic is None and found.statistic is not None:
-            A._statistic = found.statistic.flatten(0, -3).unsqueeze(-1)
+        found = parts[0] if len(parts) == 1 else _joined(parts, A.shape)
+        self._summaries[key] = found
+        self._overviews.pop(key, None)
+        if A.known_statistic is None and found.statistic is not None:
+            self._remember(key, Weights(A.call, found.statistic.flatten(0, -3).unsqueeze(-1)))
 
     def overview(self, key: str | int | Key) -> Overview:
         """A few numbers and a small map for each head of a layer."""
@@ -234,14 +241,15 @@ class Tape(Mapping[Key, Weights | Reduced]):
         A = self[key]
         if isinstance(A, Reduced):
             return Overview.of(A)
-        self.summary(key)
-        return self._summaries[key][1]
+        if not self.summarized(key) or key not in self._overviews:
+            self._overviews[key] = Overview.of(self.summary(key))
+        return self._overviews[key]
 
     def summarized(self, key: str | int | Key) -> bool:
         """Is the summary of a layer, as it now is, there already?"""
         key = self._key(key)
         found = self._summaries.get(key)
-        return found is not None and (*found[0].entropy.shape, found[0].received.shape[-1]) == tuple(self[key].shape)
+        return found is not None and (*found.entropy.shape, found.received.shape[-1]) == tuple(self[key].shape)
 
     def table(self) -> Any:
         """A row for each layer, call, batch row and head, and a column for each measure.
@@ -253,9 +261,19 @@ class Tape(Mapping[Key, Weights | Reduced]):
         return table(self.items())
 
     # Views are a room above this one: they are asked for at the front door, when somebody wants to look.
-    def view(self, other: Tape | None = None, *, name: str = "capture", open_browser: bool = True) -> Any:
-        """The zoomable map of this tape, or of two side by side, in a browser, until `.close()` of what is returned."""
-        return regard.views.view(self, other, name=name, open_browser=open_browser)
+    def view(
+        self,
+        other: Tape | None = None,
+        *,
+        name: str = "capture",
+        device: str | torch.device | None = None,
+        open_browser: bool = True,
+    ) -> Any:
+        """The zoomable map of this tape, or of two side by side, in a browser, until `.close()` of what is returned.
+
+        On a `device` such as "cuda" every part of it is exact at once, at any length.
+        """
+        return regard.views.view(self, other, name=name, device=device, open_browser=open_browser)
 
     def page(self, other: Tape | None = None, *, name: str = "capture") -> Any:
         """The same as one offline file of some megabytes, `tape.page().save("page.html")`; notebooks show it inline."""
@@ -263,7 +281,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
 
     def save(self, path: str | Path) -> None:
         """Write everything to one `.safetensors` file, whole or not at all."""
-        summaries = {key: found for key, found in self._summaries.items() if self.summarized(key)}
+        summaries = {key: (found, self.overview(key)) for key, found in self._summaries.items() if self.summarized(key)}
         archive.save(
             Path(path),
             {key: (self[key], self.extras(key)) for key in self},
@@ -299,13 +317,22 @@ class Tape(Mapping[Key, Weights | Reduced]):
             summaries=found.summaries,
         )
 
+    def _remember(self, key: Key, A: Weights) -> None:
+        """Let these be the weights of a layer from now on."""
+        entry = self._entries[key]
+        if not isinstance(entry, Record):
+            self._entries = {**self._entries, key: A}
+        elif entry.store.folder is None:  # what lies in files is read again, not held
+            self._made[key] = entry.rows, A
+
     def _with_statistic(self, key: Key, A: Weights) -> Weights:
         """Weights with their row statistic, where a summary has found it."""
         found = self._summaries.get(key)
-        statistic = None if found is None else found[0].statistic
-        if statistic is None or statistic.shape != A.shape[:-1]:
+        if A.known_statistic is not None or found is None or found.statistic is None:
             return A
-        return Weights(A._call, statistic.flatten(0, -3).unsqueeze(-1))
+        if found.statistic.shape != A.shape[:-1]:
+            return A
+        return Weights(A.call, found.statistic.flatten(0, -3).unsqueeze(-1))
 
     def _key(self, key: str | int | Key) -> Key:
         if isinstance(key, int):

@@ -86,8 +86,8 @@ def saveable(term: Term | None, A: Weights) -> Term | None:
         return term
     if not isinstance(term, Mask):
         raise ValueError(f"{term!r} cannot be saved: {type(term).__name__} is not a term a file can name")
-    whole = A._call.whole()
-    b, h, i, j = A._call.shape
+    whole = A.call.whole()
+    b, h, i, j = A.call.shape
 
     def block(start: int, stop: int) -> Tensor:
         part: Block = dataclasses.replace(whole, rows=slice(start, stop))

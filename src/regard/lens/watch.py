@@ -1,16 +1,20 @@
-"""Watch: sees the attention functions of PyTorch while a model runs, and which of its layers calls them.
+"""Watch: sees the attention functions while a model runs, and which of its layers calls them.
 
-A torch function mode sees every call of `F.scaled_dot_product_attention` and `F.multi_head_attention_forward`; hooks
-say whose it is, and show the calls of our own `Core`. While a mode is active `nn.TransformerEncoder` leaves its fused
+A torch function mode sees every call of `attend`, `F.scaled_dot_product_attention` and
+`F.multi_head_attention_forward`; hooks say whose it is. While a mode is active `nn.TransformerEncoder` leaves its fused
 fast path, in which there would be nothing to see, for its plain one.
+
+A mode costs a few microseconds for every function of PyTorch, more than many of them take to launch. So it is active
+only within layers that may call one of these: those of transformers ask an interface instead, where they are seen.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import reduce
+from functools import cache, reduce
 from operator import add, or_
 from typing import Any
 
@@ -19,10 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..nn.attention import Core
 from ..ops.masks import Causal
+from ..ops.operator import attend
 from .record import Seen
 from .recorder import Recorder
+from .statistic import attended
 
 
 class Watch(TorchFunctionMode):
@@ -31,22 +36,26 @@ class Watch(TorchFunctionMode):
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         super().__init__()
         self.model, self.recorder = model, recorder
-        self.names = {id(module): layer_of(name) for name, module in model.named_modules()}
+        self._layers = [(layer_of(name), module) for name, module in model.named_modules()]
+        self.names = {id(module): name for name, module in self._layers}
         self.ran = False
         self._where: list[str] = []
+        self._listening = 0  # how many of the layers under way may call what is watched for
         self._quiet = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the model within the block."""
+        everywhere = self.recorder.values  # output projections are linear maps of any layer
         with ExitStack() as stack:
-            for name, module in self.model.named_modules():
-                if not _is_plain(module):
-                    stack.callback(module.register_forward_pre_hook(self._enter(layer_of(name))).remove)
-                    hook = module.register_forward_hook(self._leave, with_kwargs=True, always_call=True)
-                    stack.callback(hook.remove)
-            with self:
-                yield
+            for name, module in self._layers:
+                may_attend = everywhere or not _asks_an_interface(type(module).__module__)
+                if module is self.model or (may_attend and not _is_plain(module)):
+                    enter = self._enter(name, may_attend)
+                    stack.callback(module.register_forward_pre_hook(enter).remove)
+                    leave = self._leave(may_attend)
+                    stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+            yield
 
     @property
     def is_quiet(self) -> bool:
@@ -64,11 +73,15 @@ class Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._quiet or not self._where:
+        if self._quiet:
             return func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
+        if func is attend:
             out = func(*args, **kwargs)
-            self._dot_product(out, *args, **kwargs)
+            self._attention(out, *args, **kwargs)
+            return out
+        if func is F.scaled_dot_product_attention:
+            out, statistic = attended(*args, **kwargs)
+            self._dot_product(out, statistic, *args, **kwargs)
             return out
         if func is F.multi_head_attention_forward:
             result = func(*args, **kwargs)
@@ -78,26 +91,45 @@ class Watch(TorchFunctionMode):
             self._projection(func, args)
         return func(*args, **kwargs)
 
-    def _enter(self, name: str) -> Callable[..., None]:
+    def _enter(self, name: str, may_attend: bool) -> Callable[..., None]:
         def enter(module: nn.Module, args: Any) -> None:
             self.ran = True
             self._where.append(name)
-            self._quiet += isinstance(module, Core)
+            if may_attend:
+                self._listening += 1
+                if self._listening == 1:
+                    self.__enter__()
 
         return enter
 
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        name = self._where.pop()
-        if isinstance(module, Core):
-            self._quiet -= 1
-            if isinstance(out, Tensor) and not self._quiet:
-                q, k, v = args
-                with self.quiet():
-                    self.recorder.see(name, Seen(q=q, k=k, v=v, **kwargs), out)
+    def _leave(self, may_attend: bool) -> Callable[..., None]:
+        def leave(module: nn.Module, args: Any, out: Any) -> None:
+            self._where.pop()
+            if may_attend:
+                self._listening -= 1
+                if not self._listening:
+                    self.__exit__(None, None, None)
+
+        return leave
+
+    def _attention(
+        self,
+        out: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        **terms: Any,
+    ) -> None:
+        with torch.no_grad():
+            self.recorder.see(self._where[-1], Seen(q=q, k=k, v=v, **terms), out)
 
     def _dot_product(
         self,
         out: Tensor,
+        statistic: Tensor | None,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -110,16 +142,12 @@ class Watch(TorchFunctionMode):
         # PyTorch counts causal from the top left: its first query stands at position 0, whatever the lengths.
         place: dict[str, Any] = {"mask": Causal(), "offset": 0} if is_causal else {"mask": attn_mask}
         with torch.no_grad():
-            seen = self.recorder.reader.read(query, key, value, scale=scale, **place)
-        self.recorder.see(self._where[-1], seen, out, lambda grad: grad.reshape(*seen.q.shape[:3], -1))
+            seen = self.recorder.reader.read(query, key, value, scale=scale, statistic=statistic, **place)
+            self.recorder.see(self._where[-1], seen, out, lambda grad: grad.reshape(*seen.q.shape[:3], -1))
 
     def _multi_head(self, out: Tensor, call: inspect.BoundArguments) -> None:
         call.apply_defaults()
         given = call.arguments
-        with torch.no_grad():
-            q, k, v = _projected(given)
-            mask = _hidden(given, k.shape[2])
-            seen = self.recorder.reader.read(q, k, v, mask=mask)
         heads, weight = given["num_heads"], given["out_proj_weight"].detach()
 
         def of_heads(grad: Tensor) -> Tensor:
@@ -127,7 +155,10 @@ class Watch(TorchFunctionMode):
             joined = grad.reshape(grad.shape[0], -1, grad.shape[-1]) @ weight
             return joined.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
 
-        self.recorder.see(self._where[-1], seen, out, of_heads)
+        with torch.no_grad():
+            q, k, v = _projected(given)
+            seen = self.recorder.reader.read(q, k, v, mask=_hidden(given, k.shape[2]))
+            self.recorder.see(self._where[-1], seen, out, of_heads)
         if self.recorder.projecting is not None:
             self.recorder.projecting.project(weight)
             self.recorder.projecting = None
@@ -155,6 +186,17 @@ def layer_of(name: str) -> str:
 def _is_plain(module: nn.Module) -> bool:
     """Is it a layer of PyTorch's own without parts, in which nothing attends?"""
     return type(module).__module__.startswith("torch.nn.modules.") and next(module.children(), None) is None
+
+
+@cache
+def _asks_an_interface(file: str) -> bool:
+    """Is it a file of transformers that calls no attention of PyTorch itself?"""
+    if not file.startswith("transformers."):
+        return False
+    try:
+        return "scaled_dot_product_attention(" not in inspect.getsource(sys.modules[file])
+    except (OSError, KeyError):  # there is no source to look at
+        return False
 
 
 def _projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

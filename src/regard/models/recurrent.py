@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from ..nn import LocalAttention, Memory, Modulate, TokenEmbedding
 from ..ops.lazy import Weights
 
 Cell = Literal["gru", "lstm"]
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
+
+Sequence = TypeVar("Sequence", Tensor, PackedSequence)
+
+
+def run(
+    cell: nn.GRU | nn.LSTM, x: Sequence, hidden: tuple[Tensor, ...] | None = None
+) -> tuple[Sequence, tuple[Tensor, ...]]:
+    """The states of a sequence and the last of each layer, two tensors of an LSTM; from `hidden`, or from zeros.
+
+    On the CPU the cell works outside of autocast: in bfloat16 its fused LSTM has no kernel for every shape.
+    """
+    weight = next(cell.parameters())
+    device, dtype = weight.device.type, weight.dtype
+    if device == "cpu" and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return run(cell, x.to(dtype), None if hidden is None else tuple(h.to(dtype) for h in hidden))
+    states, last = cell(x, hidden[0] if hidden is not None and len(hidden) == 1 else hidden)
+    return states, last if isinstance(last, tuple) else (last,)
 
 
 class RecurrentDecoder(nn.Module):
@@ -113,8 +132,7 @@ class RecurrentDecoder(nn.Module):
         x = self.dropout(self.embedding(inputs))
         if state.beside is not None:
             x = torch.cat((x, state.beside[:, None].expand(-1, x.shape[1], -1)), -1)
-        h, last = self.cell(x, state.hidden if len(state.hidden) == 2 else state.hidden[0])
-        hidden = last if isinstance(last, tuple) else (last,)
+        h, hidden = run(self.cell, x, state.hidden)
         return h, replace(state, hidden=hidden, place=state.place + inputs.shape[1])
 
     def look(self, h: Float[Tensor, "b t hidden"], state: RecurrentState) -> tuple[Tensor, Weights]:

@@ -16,7 +16,7 @@ from ..nn.losses import Loss, shifted, surprise
 from ..ops.demands import must_be_number, must_count
 from .demands import must_be_one_of, must_be_share, must_be_token, must_tie
 from .padding import keep_of
-from .recurrent import CELLS, Cell, RecurrentDecoder, RecurrentState
+from .recurrent import CELLS, Cell, RecurrentDecoder, RecurrentState, run
 
 Looking = Literal["bahdanau", "dot", "general", "concat", "location", "local_monotonic", "local_predictive"]
 How = Literal["concatenate", "gate", "dot"]
@@ -185,16 +185,15 @@ class RecurrentEncoder(nn.Module):
         """The states, and tanh(W [forward; backward]) of the last ones of each layer (and cell, in an LSTM)."""
         x = self.dropout(self.embedding(source))
         if lengths is None:
-            states, last = self.cell(x)
+            states, last = run(self.cell, x)
         else:
             # A packed row must have a token. One with none reads a token of padding, and attention sees none of it.
             packed = pack_padded_sequence(x, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
-            states, last = self.cell(packed)
-            states, _ = pad_packed_sequence(states, batch_first=True, total_length=source.shape[1])
-        kinds = last if isinstance(last, tuple) else (last,)
+            packed, last = run(self.cell, packed)
+            states, _ = pad_packed_sequence(packed, batch_first=True, total_length=source.shape[1])
         return states, tuple(
             torch.tanh(bridge(x.unflatten(0, (self.layers, self.directions)).transpose(1, 2).flatten(2)))
-            for bridge, x in zip(self.bridges, kinds, strict=True)
+            for bridge, x in zip(self.bridges, last, strict=True)
         )
 
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 
+@lru_cache(maxsize=16)
 def even_bins(n: int, count: int, device: torch.device) -> Tensor:
-    """The bin of each of n neighbours in `count` bins as even as can be: `1 n`."""
-    return (torch.arange(n, device=device) * count // max(n, 1))[None]
+    """The bin of each of n neighbours in `count` bins as even as can be: `1 n`. Not to be written to."""
+    with torch.inference_mode(False):
+        return (torch.arange(n, device=device) * count // max(n, 1))[None]
 
 
-def area(row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
-    """How many entries each pair of bins holds: `rows cols`."""
-    return row_bins[0].bincount(minlength=rows)[:, None] * col_bins[0].bincount(minlength=cols)
+@lru_cache(maxsize=16)
+def even_area(n_i: int, n_j: int, rows: int, cols: int, device: torch.device) -> Tensor:
+    """How many entries each pair of even bins holds: `rows cols`. Not to be written to."""
+    with torch.inference_mode(False):
+        counts = []
+        for n, count in ((n_i, rows), (n_j, cols)):
+            starts = (torch.arange(count + 1, device=device) * n + count - 1) // count
+            counts.append(starts.diff())
+        return counts[0][:, None] * counts[1]
 
 
 def groups(name: str, ids: Tensor, b: int, n: int, device: torch.device) -> Tensor:

@@ -15,6 +15,7 @@ from .masks import Causal
 from .scores import Additive
 
 BACKENDS: dict[str, ModuleType] = {backend.name: backend for backend in (sdpa, flex, triton, tiled, reference)}
+SHORT = 2**18  # entries up to which compiling FlexAttention for a kind of call takes longer than it will ever save
 
 
 def choose(call: Call) -> ModuleType:
@@ -38,7 +39,8 @@ def choose(call: Call) -> ModuleType:
 def order(call: Call) -> tuple[ModuleType, ...]:
     """Backends by measured speed, fastest first; the reference, which stores the matrix, must be asked for."""
     masked = call.mask is not None and not isinstance(call.mask, Causal)
-    if call.q.device.type == "cuda" and masked and not torch.compiler.is_compiling():
+    long = call.shape[2] * call.shape[3] > SHORT
+    if call.q.device.type == "cuda" and masked and long and not torch.compiler.is_compiling():
         # With a mask of keys PyTorch's kernels take 2 to 3 times as long as FlexAttention.
         return flex, sdpa, triton, tiled
     return sdpa, flex, triton, tiled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -62,16 +63,19 @@ def reduced(
         bias=kernel_bias(call),
         bins=bins,
         cut=cut,
+        sums_to_one=isinstance(call.normalize, Softmax),
     )
     return {name: value for name, value in found._asdict().items() if value is not None}
 
 
+@lru_cache(maxsize=16)
 def _even_bins(n_i: int, n_j: int, shape: tuple[int, int], device: torch.device) -> Bins:
     """Query r in row r * rows // i, key j in column j * cols // j."""
     from ..kernels.reduce import Bins
 
     rows, cols = shape
-    by_row, by_col = (even_bins(n, count, device)[0].to(torch.int32) for n, count in ((n_i, rows), (n_j, cols)))
+    with torch.inference_mode(False):
+        by_row, by_col = (even_bins(n, count, device)[0].to(torch.int32) for n, count in ((n_i, rows), (n_j, cols)))
     return Bins(by_row, by_col, shape, (n_i // rows, n_j // cols), n_i % rows == 0 and n_j % cols == 0)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import dispatch, fused, measures
 from .backends import reference
-from .bins import area, even_bins, groups
+from .bins import even_area, even_bins, groups
 from .call import Call, no_autocast
 from .demands import must_be_within
 from .indexing import chosen_ids, split
@@ -62,6 +62,16 @@ class Weights:
         self._call = call
         self._statistic = statistic  # b h i 1
         self._versions = [(x, x._version) for x in call.tensors() if not x.is_inference()]
+
+    @property
+    def call(self) -> Call:
+        """What these are the weights of: q and k, the four terms, the offset; leading dims as one."""
+        return self._call
+
+    @property
+    def known_statistic(self) -> Tensor | None:
+        """The row statistic if it was found, or given, already: `b h i 1`, leading dims as one."""
+        return self._statistic
 
     @property
     def shape(self) -> torch.Size:
@@ -177,7 +187,7 @@ class Weights:
                 sums = self._by_kernel(frozenset(), (rows, cols))["map"]
             else:
                 sums = measures.bin_sums(self._problem(), *bins, rows, cols)
-        return self._restore(sums / area(*bins, rows, cols) if how == "mean" else sums)
+        return self._restore(sums / even_area(i, j, rows, cols, self.device) if how == "mean" else sums)
 
     def mass(self, query_groups: Tensor, key_groups: Tensor) -> Tensor:
         """Attention between groups of tokens, say sentences: summed over a group's keys, averaged over its queries.
@@ -204,7 +214,7 @@ class Weights:
                 found = self._by_kernel(frozenset(("entropy", "received", "max", "distance")), (rows, cols))
             else:
                 found, self._statistic = measures.fold(self._problem(), *bins, rows, cols)
-            entries = area(*bins, rows, cols).clamp(min=1)
+            entries = even_area(i, j, rows, cols, self.device).clamp(min=1)
         return Summary(
             entropy=self._restore(found["entropy"]),
             received=self._restore(found["received"]),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from . import dispatch
 from .backends import sdpa
@@ -44,6 +47,10 @@ def attend(
     row r stands at position r + offset; offset is j - i unless given, so the last query meets the last key. Dropout
     acts on the weights, here and nowhere else: pass 0 in evaluation. A query that may see no key gets zeros.
     """
+    if has_torch_function((q, k, v)):  # as every function of PyTorch, so that whoever watches these sees this one
+        terms: Any = {"score": score, "mask": mask, "bias": bias, "normalize": normalize, "offset": offset}
+        seen: Tensor = handle_torch_function(attend, (q, k, v), q, k, v, **terms, dropout=dropout, backend=backend)
+        return seen
     if v is None:
         raise TypeError("v must be a tensor of dims b g j e, got None; for the weights alone write weights(q, k)")
     if score is None and bias is None and normalize is None and backend is None and dropout == 0:

@@ -154,13 +154,13 @@ def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bits(mask: Mask, call: Call, part: Tensor, dealt: Tensor, tiling: Tiling) -> Tensor:
-    """The entries of each partly visible tile: n rows cols/8, uint8."""
+    """The entries of each partly visible tile: n rows cols/32, a bit each."""
     from ..kernels.tiles import pack
 
     _, _, n_i, n_j = call.shape
     rows, cols = tiling.rows, tiling.cols
     b, h, r, c = part.nonzero(as_tuple=True)
-    packed = [torch.zeros(0, rows, cols // 8, dtype=torch.uint8, device=part.device)]
+    packed = [torch.zeros(0, rows, cols // 32, dtype=torch.int32, device=part.device)]
     bound = mask.lifted(call.q.device, call.dtype).bind(call.q, call.k, call.offset)
     step = max(1, CHUNK // (rows * cols))
     for start in range(0, b.numel(), step):

@@ -5,7 +5,7 @@ A task is three things in `tasks/<task>.py`, and a test of each in `tests/tasks/
 1. **A sketch**, the frozen dataclass `Model`: few fields of plain values, each `Annotated[type, "what it means"]` with
    a default. Called with the tokenizers it gives the config of a model in `regard.models`.
 2. **`train(data, *, out, valid=None, recipe=..., model=..., resume=False, files=None, show=None) -> Outcome`**. It
-   hands a function `prepare(start) -> Prepared` to `training.run`, which does what is common to all. Whatever can be
+   hands a function `prepare(start) -> Setup` to `training.run`, which does what is common to all. Whatever can be
    wrong is found in `prepare`, before anything is written: there data is read and encoded (`Encoded`), the vocabulary
    learned (`Vocabulary`), the model built. A run that goes on has its config and tokenizers in `start.checkpoint`.
 3. **A predictor**, a class named for what it does (`Translator`): `load(folder)`, its verb, `score` where it has one,

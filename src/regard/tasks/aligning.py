@@ -40,10 +40,14 @@ def word_maps(
     return [one[:t, :s] for one, (t, s) in zip(maps, counts, strict=True)]
 
 
-def tape_of(model: nn.Module, tokenizers: Tokenizers, batch: Batch) -> Tape:
+def tape_of(model: nn.Module, tokenizers: Tokenizers, pairs: Sequence[Paired], batch: Batch) -> Tape:
     """Every attention of the model while it reads sources and writes their targets, with the tokens of each."""
-    source, written = _tokens(tokenizers.source, batch["source"]), _tokens(tokenizers.target, batch["target"])
-    heard = _tokens(tokenizers.target, _inputs(model, batch))
+    texts = [pair.source for pair in pairs]
+    source = [tokenizers.heard(row, text) for row, text in zip(_read(batch).tolist(), texts, strict=True)]
+    heard, written = (
+        [tokenizers.spoken(row, text) for row, text in zip(ids.tolist(), texts, strict=True)]
+        for ids in (_inputs(model, batch), batch["target"])
+    )
     crossing = dict.fromkeys(cross_layers(model), (written, source))
     with capture(model, {"encoder.*": source, "decoder.*": heard, **crossing}) as tape:
         read(model, batch)
@@ -73,7 +77,8 @@ def layer_of(model: nn.Module, layer: int | None = None) -> str:
 def read(model: nn.Module, batch: Batch) -> None:
     """Let the model read the sources, and write the targets."""
     with torch.no_grad():
-        model(batch["source"], _inputs(model, batch), source_lengths=batch["source_lengths"])
+        copies = (batch["copies"],) if "copies" in batch else ()
+        model(batch["source"], _inputs(model, batch), *copies, source_lengths=batch["source_lengths"])
 
 
 def words(tokenizer: Tokenizer, text: str) -> list[int | None]:
@@ -94,8 +99,9 @@ def _inputs(model: Any, batch: Batch) -> Tensor:
     return shifted(batch["target"], start=model.config.start)
 
 
-def _tokens(tokenizer: Tokenizer, ids: Tensor) -> list[list[str]]:
-    return [tokenizer.tokens(row) for row in ids.tolist()]
+def _read(batch: Batch) -> Tensor:
+    """What stands in the sources, words that can be copied told apart."""
+    return batch.get("copies", batch["source"])
 
 
 def _ids(rows: Sequence[Sequence[int | None]], n: int, *, rest: int) -> Tensor:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..data import Batches, DataError, Question, Tokenizer
 from ..data.buckets import buckets
+from ..lens import Tape, capture
 from ..models import Bert, BertConfig, BertReader, Reader, ReaderConfig, load, top_spans
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.schema import check_types
@@ -20,7 +22,7 @@ from . import runs, squad
 from .metrics import Measured
 from .reading import Asked, Behind, Beside, Layout, Readings, Windows, longest_row
 from .spelling import Spelling
-from .training import Prepared, Start, run
+from .training import Setup, Start, run
 from .vocabulary import Vocabulary, WordVocabulary
 from .writer import Shown
 
@@ -28,6 +30,7 @@ TASK = "answering"
 TOKENIZER, ALPHABET = "tokenizer.json", "characters.json"
 CHARACTERS = 200  # different ones that words are spelled with, the most frequent
 TOKENS = 8192  # of a batch while answering
+MOST = 500  # questions on one tape
 POOL = 4096  # examples sorted by length together; spelled, they are large
 Network = ReaderConfig | BertConfig
 Sketch = Callable[[Tokenizer], Network]
@@ -126,7 +129,7 @@ def train(
     `vocabulary`. An evaluation gives `f1` and `exact`. The rest is as in `translation.train`.
     """
 
-    def prepare(start: Start) -> Prepared:
+    def prepare(start: Start) -> Setup:
         if recipe.forcing is not None:
             raise ValueError("forcing feeds a recurrent decoder its own words, got a model that writes none")
         asked = list(questions)
@@ -145,7 +148,7 @@ def train(
         scale, longest = answerer.layout.scale, max(examples.lengths)
         if tokens < longest:
             raise ValueError(f"tokens of a batch must hold the longest row of {longest} tokens, got {tokens}")
-        return Prepared(
+        return Setup(
             model=answerer.model,
             batches=Batches(
                 examples,
@@ -241,19 +244,12 @@ class Answerer:
             raise ValueError(f"n must be at least 1, got {n}")
         readings = self.readings(asked)
         found: list[dict[tuple[int, int], float]] = [{} for _ in asked]
-        device, done = next(self.model.parameters()).device, 0
-        for rows in buckets([(length,) for length in readings.lengths], tokens=TOKENS):
-            batch = readings.batch(rows, device)
-            scores, spans = (x.tolist() for x in self._best(batch, n))
-            for number, some, places in zip(rows, scores, spans, strict=True):
-                window, best = readings.window(number), found[readings.owners[number]]
-                for score, (first, last) in zip(some, places, strict=True):
-                    if score > -math.inf:
-                        span = int(window.starts[first]), int(window.ends[last])
-                        best[span] = max(score, best.get(span, -math.inf))
-            done += len(rows)
-            if show is not None:
-                show(done, len(readings))
+        for number, scores, spans in self._read(readings, n, show):
+            window, best = readings.window(number), found[readings.owners[number]]
+            for score, (first, last) in zip(scores, spans, strict=True):
+                if score > -math.inf:
+                    span = int(window.starts[first]), int(window.ends[last])
+                    best[span] = max(score, best.get(span, -math.inf))
         return [self._ranked(one, spans, n, threshold) for one, spans in zip(asked, found, strict=True)]
 
     def evaluate(
@@ -262,6 +258,30 @@ class Answerer:
         """`f1` and `exact` as SQuAD counts them, and more where some questions have no answer: see `squad.judged`."""
         answers = [one.text for one in self.answer(questions, threshold=threshold, show=show)]
         return squad.judged(answers, [[answer.text for answer in one.answers] for one in questions])
+
+    def tape(self, asked: Sequence[Asked]) -> Tape:
+        """Every attention of the model while it reads each question, a batch row each, to be measured and viewed.
+
+        Of a document longer than a window, it reads the window where the best answer is.
+        """
+        if not 0 < len(asked) <= MOST:
+            raise ValueError(f"a tape holds the attention of 1 to {MOST} questions, got {len(asked)}")
+        readings = self.readings(asked)
+        return self._watched(readings, self._windows(readings))
+
+    def look(self, asked: Asked) -> tuple[Float[Tensor, "question window"], list[str]]:
+        """How the words of a question look at the window where the best answer is, and the words of that.
+
+        Heads are averaged. A Bert's is that of its last layer.
+        """
+        readings = self.readings([asked])
+        [number] = self._windows(readings)
+        window, first = readings.window(number), readings.place(number)
+        if not len(window):
+            raise ValueError("the document is empty; there is nothing to look at")
+        A = self.layout.look(self._watched(readings, [number]), first)[:, first : first + len(window)]
+        places = zip(window.starts.tolist(), window.ends.tolist(), strict=True)
+        return A.cpu(), [asked.context[start:end] for start, end in places]
 
     def too_long(self, asked: Sequence[Asked]) -> list[bool]:
         """Of each question, whether it has more tokens than are read of it."""
@@ -278,6 +298,32 @@ class Answerer:
             spelling=self.spelling,
             answers=answers,
         )
+
+    def _read(
+        self, readings: Readings, n: int, show: Shown | None = None
+    ) -> Iterator[tuple[int, list[float], list[tuple[int, int]]]]:
+        """Every window, by its number: the log-odds of its n best spans, and the spans."""
+        device, done = next(self.model.parameters()).device, 0
+        for rows in buckets([(length,) for length in readings.lengths], tokens=TOKENS):
+            scores, spans = self._best(readings.batch(rows, device), n)
+            yield from zip(rows, scores.tolist(), spans.tolist(), strict=True)
+            done += len(rows)
+            if show is not None:
+                show(done, len(readings))
+
+    def _windows(self, readings: Readings) -> list[int]:
+        """For each question the window with its best answer, by number."""
+        best: dict[int, tuple[float, int]] = {}
+        for number, [score], _ in self._read(readings, 1):
+            owner = readings.owners[number]
+            best[owner] = max(best.get(owner, (-math.inf, number)), (score, number))
+        return [best[owner][1] for owner in sorted(best)]
+
+    def _watched(self, readings: Readings, numbers: Sequence[int]) -> Tape:
+        batch = readings.batch(numbers, next(self.model.parameters()).device)
+        with capture(self.model, self.layout.named(batch)) as tape, torch.no_grad():
+            self.layout.logits(self.model, batch)
+        return tape
 
     def _best(self, batch: Mapping[str, Tensor], n: int) -> tuple[Tensor, Tensor]:
         """The log-odds of the n best spans of each window, and their first and last tokens, counted in the window."""

@@ -24,8 +24,8 @@ from ..train.schema import check_types
 from . import aligning, metrics, runs
 from .metrics import Measured
 from .seeing import Image, Seeing, Sight
-from .training import Prepared, Start, run
-from .turns import Encode, Examples, Lengths, Seen, Turns, texts_of
+from .training import Setup, Start, run
+from .turns import Examples, Lengths, Seen, Turns, texts_of
 from .vocabulary import Vocabulary, WordVocabulary
 from .writer import Shown, Written
 
@@ -128,7 +128,7 @@ def train(
     references, `exact`, and the `loss` a token. The rest is as in `translation.train`.
     """
 
-    def prepare(start: Start) -> Prepared:
+    def prepare(start: Start) -> Setup:
         begun = start.checkpoint
         tokenizer = vocabulary.learn(texts_of(examples)) if begun is None else _tokenizer_of(begun)
         turns = Turns(examples, tokenizer, lengths, say=start.say)
@@ -141,8 +141,16 @@ def train(
             raise ValueError("forcing is not for captioners, which are told every word; leave it out")
         if valid is not None and not len(valid):
             raise ValueError("valid must hold at least one image, got none; leave it out to train without validation")
-        batches = seeing.over(turns, Encode(config.sight), pad=tokenizer.pad, seed=recipe.seed, group=start.group)
-        return Prepared(
+        batches = seeing.over(
+            turns,
+            Seen(examples),
+            config.sight,
+            owners=turns.owners,
+            pad=tokenizer.pad,
+            seed=recipe.seed,
+            start=start,
+        )
+        return Setup(
             model=Captioner(config.model),
             batches=batches,
             evaluate=None if valid is None else _judge(valid, tokenizer, config),
@@ -196,15 +204,18 @@ class Describer:
     ) -> list[list[Written]]:
         """The n best for each image, best first; `alpha` is that of the length penalty of Wu et al. 2016."""
         found: list[list[Written]] = []
-        end, most = self.tokenizer.eos, self.longest * 3 // 2 + 10
+        limits: dict[str, Any] = {
+            "end": self.tokenizer.eos,
+            "max_length": self.longest * 3 // 2 + 10,
+            "forbid": self.tokenizer.unwritten,
+        }
         for rows, batch in self.sight.batches(images, self.device):
             prefix = torch.full((len(rows), 1), self.tokenizer.bos, device=self.device)
             if beam == n == 1:
-                best = [[one] for one in decode.greedy(self._stepper, batch, prefix, end=end, max_length=most)]
+                best = [[one] for one in decode.greedy(self._stepper, batch, prefix, **limits)]
             else:
-                best = decode.beam(
-                    self._stepper, batch, prefix, width=beam, n_best=n, end=end, max_length=most, length=Gnmt(alpha)
-                )
+                penalty = Gnmt(alpha)
+                best = decode.beam(self._stepper, batch, prefix, width=beam, n_best=n, length=penalty, **limits)
             found += [[self._written(one) for one in hypotheses] for hypotheses in best]
             if show is not None:
                 show(len(found), len(images))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from ..data import Tokenizer
 from ..lens import Tape
-from ..models import BertConfig
-from ..train import Batches, InverseSquareRoot, Outcome, Progress, Recipe, own_device
+from ..models import Bert, BertClassifier, BertConfig, load
+from ..train import Epochs, InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from . import looking, runs
 from .batching import Batching
 from .classifiers import Model, Network, built
@@ -22,8 +22,8 @@ from .confusion import Confusion
 from .encoded import Encoded
 from .metrics import Measured
 from .seeing import Changed, Seeing, Sight
-from .texts import Texts
-from .training import Prepared, Start, run
+from .texts import TOKENIZER, Texts
+from .training import Setup, Start, run
 from .vocabulary import Vocabulary, WordVocabulary
 from .writer import Shown
 
@@ -73,6 +73,7 @@ def train_texts(
     recipe: Recipe = RECIPE,
     model: Model = SMALL,
     vocabulary: Vocabulary = WORDS,
+    pretrained: str | Path | None = None,
     batching: Batching = SIZES,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
@@ -83,12 +84,20 @@ def train_texts(
         train_texts(labelled_tsv("reviews.tsv"), out="runs/reviews")
         Classifier.load("runs/reviews").classify(["no wit at all"])
 
-    An evaluation gives `accuracy`, `f1` and `loss`. The rest is as in `translation.train`.
+    `pretrained` is the Hugging Face folder of a BERT, RoBERTa or DistilBERT to begin with, its tokenizer included, in
+    place of `model` and `vocabulary`. An evaluation gives `accuracy`, `f1` and `loss`. The rest is as in
+    `translation.train`.
     """
 
-    def prepare(start: Start) -> Prepared:
-        begun = start.checkpoint
-        if begun is None:
+    def prepare(start: Start) -> Setup:
+        begun, learned = start.checkpoint, None
+        if begun is None and pretrained is not None:
+            if model != SMALL or vocabulary != WORDS:
+                raise ValueError("pretrained brings a model and a vocabulary of its own; leave them out")
+            learned, words = _bert_of(Path(pretrained), limit=batching.limit)
+            config = Config(model=learned.config, classes=tuple(examples.classes), limit=batching.limit, sight=None)
+            how = Texts(words, None, True, batching.limit)
+        elif begun is None:
             texts = [example.text for example in examples]
             words = vocabulary.learn(texts)
             letters = Tokenizer.characters(texts, size=1000) if model.spelling else None
@@ -106,7 +115,10 @@ def train_texts(
         def labelled(batch: dict[str, Tensor]) -> dict[str, Tensor]:
             return spelling(batch["index"].tolist(), {**batch, "label": labels[batch["index"]]})
 
-        return _prepared(config, how, Changed(batches, labelled), valid, recipe, unit="texts")
+        prepared = _setup(config, how, Changed(batches, labelled), valid, recipe, unit="texts")
+        if learned is None:
+            return prepared
+        return replace(prepared, model=BertClassifier(learned, classes=len(config.classes)))
 
     return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
 
@@ -131,7 +143,7 @@ def train_images(
     An evaluation gives `accuracy`, `f1` and `loss`. The rest is as in `translation.train`.
     """
 
-    def prepare(start: Start) -> Prepared:
+    def prepare(start: Start) -> Setup:
         begun = start.checkpoint
         if begun is None:
             sight = seeing.sight(examples)
@@ -142,20 +154,11 @@ def train_images(
         _must_share(examples, config.classes)
         if config.sight is None:
             raise ValueError("the run is one of texts, got images; name another folder")
-        batches = seeing.over(examples, Encode(config.sight), seed=recipe.seed, group=start.group)
-        return _prepared(config, config.sight, batches, valid, recipe, unit="images")
+        labels = [{"label": int(label)} for label in examples.labels]
+        batches = seeing.over(labels, Inputs(examples, "image"), config.sight, seed=recipe.seed, start=start)
+        return _setup(config, config.sight, batches, valid, recipe, unit="images")
 
     return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
-
-
-@dataclass(frozen=True)
-class Encode:
-    """A labelled image as the fields of a batch."""
-
-    sight: Sight
-
-    def __call__(self, example: Any) -> dict[str, Any]:
-        return {"image": self.sight(example.image), "label": example.label}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,21 +263,37 @@ class Inputs(Sequence[Any]):
         return getattr(self.examples[number], self.field)
 
 
-def _prepared(
-    config: Config, reads: Texts | Sight, batches: Batches, valid: Examples | None, recipe: Recipe, *, unit: str
-) -> Prepared:
+def _setup(
+    config: Config, reads: Texts | Sight, batches: Epochs, valid: Examples | None, recipe: Recipe, *, unit: str
+) -> Setup:
     if recipe.forcing is not None:
         raise ValueError("forcing feeds a recurrent decoder its own words, got a classifier; leave it out")
     if valid is not None:
         _must_share(valid, config.classes)
     kept = reads.files() if isinstance(reads, Texts) else {}
-    return Prepared(
+    return Setup(
         model=built(config.model, classes=len(config.classes)),
         batches=batches,
         evaluate=None if valid is None else _judge(valid, reads, config),
         files={runs.CONFIG: runs.described(TASK, config), **kept},
         unit=unit,
     )
+
+
+def _bert_of(folder: Path, *, limit: int) -> tuple[Bert, Tokenizer]:
+    """The encoder in a Hugging Face folder, whatever its head, and its tokenizer."""
+    model: Any = load(folder)
+    bert = getattr(model, "bert", model)
+    if not isinstance(bert, Bert):
+        raise ValueError(f"{folder} must hold a BERT, RoBERTa or DistilBERT, got a {type(model).__name__}")
+    if limit > (places := bert.config.length - bert.config.first):
+        raise ValueError(f"limit must be at most the {places} tokens that {folder} reads, got {limit}")
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    if len(tokenizer) > bert.config.vocabulary:
+        raise ValueError(
+            f"{folder / TOKENIZER} has {len(tokenizer)} tokens, more than the {bert.config.vocabulary} of the model"
+        )
+    return bert, tokenizer
 
 
 def _config_of(checkpoint: Path) -> Config:

@@ -51,14 +51,18 @@ class Copying(Tokenizers):
         """What was written from a source, words that were copied out of it included."""
         if max(tokens, default=0) < len(self.target):
             return self.target.decode(tokens)
-        others = list(self._others(source))
         silent = (self.target.pad, self.target.bos, self.target.eos)
-        spoken = [token for token in tokens if token not in silent]
-        names = self.target.tokens(spoken)
-        behind = len(self.target)
-        return self.target.join(
-            [name if token < behind else others[token - behind] for token, name in zip(spoken, names, strict=True)]
-        )
+        return self.target.join(self.spoken([token for token in tokens if token not in silent], source))
+
+    def heard(self, ids: Sequence[int], source: str) -> list[str]:
+        """The words of a source, numbered as `copies` are."""
+        return self.spoken(ids, source)
+
+    def spoken(self, ids: Sequence[int], source: str) -> list[str]:
+        """The words of what was written from a source, those that were copied out of it included."""
+        others, behind = list(self._others(source)), len(self.target)
+        names = self.target.tokens(ids)
+        return [name if id < behind else others[id - behind] for id, name in zip(ids, names, strict=True)]
 
     def _copies(self, texts: Sequence[str]) -> tuple[Rows, list[dict[str, int]]]:
         """Sources, what there is to copy in them, and the numbers of the words in each that the vocabulary has not."""

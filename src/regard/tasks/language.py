@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
+from torch.utils.data import ConcatDataset
 
 from ..data import Batches, Tokenizer, Windows, ids_of
 from ..decode import greedy, sample
@@ -21,7 +22,7 @@ from ..train.schema import check_types
 from . import runs
 from .encoded import Encoded, in_batches
 from .metrics import Measured
-from .training import Prepared, Start, run
+from .training import Setup, Start, run
 from .vocabulary import Vocabulary
 from .writer import Shown
 
@@ -104,6 +105,7 @@ def train(
     model: Sketch = SMALL,
     vocabulary: Vocabulary = LEARNED,
     tokens: int = 8192,
+    stride: int | None = None,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
     show: Progress | None = None,
@@ -114,18 +116,20 @@ def train(
         LanguageModel.load("runs/a").generate("Once upon")
 
     The text is one long row of tokens, its line ends among them, seen through windows of the model's length; a batch
-    has as many windows as `tokens` hold. Lines may be iterated more than once. An evaluation gives `perplexity` a
+    has as many windows as `tokens` hold. Windows begin a `stride` apart, their own length unless given: with less, an
+    epoch sees each token again behind other beginnings, so that what is learned by heart comes later. Lines may be
+    iterated more than once. An evaluation gives `perplexity` a
     word, `bits` a character and `loss` a token. The rest is as in `translation.train`.
     """
 
-    def prepare(start: Start) -> Prepared:
+    def prepare(start: Start) -> Setup:
         begun = start.checkpoint
         tokenizer = vocabulary.learn(lines) if begun is None else _tokenizer_of(begun)
         config = Config(model=model(tokenizer)) if begun is None else _config_of(begun)
         if tokens < config.model.length:
             raise ValueError(f"tokens of a batch must hold a window of {config.model.length}, got {tokens}")
         batches = Batches(
-            Windows(_row(lines, tokenizer), size=config.model.length),
+            _windows(_row(lines, tokenizer), config.model.length, stride),
             _window,
             rows=tokens // config.model.length,
             pad=tokenizer.pad,
@@ -134,7 +138,7 @@ def train(
         )
         if recipe.forcing is not None:
             raise ValueError("forcing feeds a recurrent decoder its own words, got a language model; leave it out")
-        return Prepared(
+        return Setup(
             model=Gpt(config.model),
             batches=batches,
             evaluate=None if valid is None else _judge(list(valid), tokenizer),
@@ -195,17 +199,17 @@ class LanguageModel:
             if len(seen[0]) >= self.length:
                 seen = [row[-max(1, self.length // 2) :] for row in seen]
             prefix = torch.tensor(seen, device=self.device)
-            most = min(tokens - done, max(1, self.length - prefix.shape[1]))
+            limits: dict[str, Any] = {
+                "end": end,
+                "max_length": min(tokens - done, max(1, self.length - prefix.shape[1])),
+                "forbid": self.tokenizer.unwritten,
+            }
             if temperature == 0:
-                found = greedy(self.model, None, prefix, end=end, max_length=most)
+                found = greedy(self.model, None, prefix, **limits)
             else:
-                drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+                limits |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
                 # The rows of a stretch draw from seeds side by side, those of the next from seeds behind them.
-                seeded = seed + samples * done
-                found = [
-                    one
-                    for [one] in sample(self.model, None, prefix, end=end, max_length=most, seed=seeded, **drawn)  # type: ignore[arg-type]
-                ]
+                found = [one for [one] in sample(self.model, None, prefix, seed=seed + samples * done, **limits)]
             for row, one in zip(going, found, strict=True):
                 written[row] += one.tokens
             going = [row for row, one in zip(going, found, strict=True) if not one.finished]
@@ -284,6 +288,14 @@ class LanguageModel:
                 lines[-1].append(token)
         text = "\n".join(self.tokenizer.decode(line) for line in lines)
         return text[len(self.tokenizer.decode(begun)) :]
+
+
+def _windows(row: Ids, size: int, stride: int | None) -> ConcatDataset[Any]:
+    """The windows over a row, and over what is left of it from each multiple of the stride below their size."""
+    if stride is not None and stride < 1:
+        raise ValueError(f"stride must be at least 1 token, got {stride}")
+    firsts = range(0, min(size, len(row) - 1), stride or size)
+    return ConcatDataset([cast(Any, Windows(row[first:], size=size)) for first in firsts])
 
 
 def _window(ids: Ids) -> dict[str, Ids]:

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
-from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
+# sacreBLEU and above all rouge-score, with all of SciPy behind it, are imported where a text is measured.
 
 
 class Measured(NamedTuple):
@@ -30,6 +28,8 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str 
 
     `tokenize` is one of sacreBLEU's, such as "13a", "intl", "zh", "char" or "none".
     """
+    from sacrebleu.metrics.bleu import BLEU
+
     if tokenize not in (known := [name for name in BLEU.TOKENIZERS if name not in DOWNLOADED]):
         raise ValueError(f"tokenize must be one of {', '.join(known)}, got {tokenize!r}")
     # What sacreBLEU says of text that looks tokenized, it would say again at each validation.
@@ -38,6 +38,8 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Measured:
     """chrF2 from 0 to 100, over characters, so for any script (Popović 2015)."""
+    from sacrebleu.metrics.chrf import CHRF
+
     return _measured(CHRF(), hypotheses, references)
 
 
@@ -54,6 +56,8 @@ def bleu_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]],
     >>> print(bleu_of_many(["a cat sat"], [["a cat sleeps", "the cat sat"]], order=1))
     100.00  order:1|nrefs:2|case:mixed|eff:no|tok:13a|smooth:none|version:...
     """
+    from sacrebleu.metrics.bleu import BLEU
+
     _must_match(hypotheses, references)
     most = max(map(len, references))
     # A corpus of references each; where an image has fewer than another, sacreBLEU takes None.
@@ -85,6 +89,8 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str], *, words: Words 
     The words are those of rouge-score: letters from a to z and digits, stemmed as English. It finds none in other
     scripts; `words="unicode"` takes every run of letters and digits for a word, without stemming.
     """
+    from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
+
     _must_match(hypotheses, references)
     if words not in ("english", "unicode"):
         raise ValueError(f"words must be 'english' or 'unicode', got {words!r}")

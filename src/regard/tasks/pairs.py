@@ -56,6 +56,14 @@ class Tokenizers(NamedTuple):
         """What was written from a source."""
         return self.target.decode(tokens)
 
+    def heard(self, ids: Sequence[int], source: str) -> list[str]:
+        """The tokens of a source."""
+        return self.source.tokens(ids)
+
+    def spoken(self, ids: Sequence[int], source: str) -> list[str]:
+        """The tokens of what was written from a source."""
+        return self.target.tokens(ids)
+
     def read(self, texts: Sequence[str]) -> list[list[int]]:
         """Sources as ids. The end makes sure that even an empty text has something to attend to."""
         return self.source.encode_all(texts, eos=True)

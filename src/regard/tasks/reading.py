@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from ..data import Tokenizer
 from ..data.padding import collate
+from ..lens import Tape
+from ..ops.lazy import Weights
 from ..train.batches import moved
 from ..train.schema import check_types
 from .batching import Long
@@ -103,6 +105,8 @@ class Layout(Protocol):
     def length(self, question: int, window: int) -> int: ...
     def first(self, question: int) -> int: ...
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]: ...
+    def named(self, batch: Mapping[str, Tensor]) -> Any: ...
+    def look(self, tape: Tape, first: int) -> Tensor: ...
 
 
 class Beside:
@@ -112,7 +116,7 @@ class Beside:
     """
 
     def __init__(self, tokenizer: Tokenizer, spelling: Spelling | None) -> None:
-        self.bos, self.eos = tokenizer.bos, tokenizer.eos
+        self.bos, self.eos, self.tokens = tokenizer.bos, tokenizer.eos, tokenizer.tokens
         self.pad = {"document": tokenizer.pad, "question": tokenizer.pad}
         self.scale = 1 if spelling is None else spelling.letters
 
@@ -140,6 +144,15 @@ class Beside:
         names = ("document_lengths", "question_lengths", "document_characters", "question_characters")
         return model(batch["document"], batch["question"], **{name: batch.get(name) for name in names})
 
+    def named(self, batch: Mapping[str, Tensor]) -> Any:
+        """The tokens of each layer, as `capture` takes them."""
+        document, question = ([self.tokens(row) for row in batch[name].tolist()] for name in ("document", "question"))
+        return {"both.to_document": (question, document), "both.to_question": (document, question), "itself": document}
+
+    def look(self, tape: Tape, first: int) -> Tensor:
+        """How the words of a question look at the document, heads averaged."""
+        return _weights(tape["both.to_document"])[0].mean(0)
+
 
 class Behind:
     """One row, as a `BertReader` takes it: the start, the question, its end, the document, its end.
@@ -148,7 +161,7 @@ class Behind:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, types: int, first: int) -> None:
-        self.bos, self.ends = tokenizer.bos, [tokenizer.eos] * (2 if first else 1)
+        self.bos, self.ends, self.tokens = tokenizer.bos, [tokenizer.eos] * (2 if first else 1), tokenizer.tokens
         self.types = types
         self.pad = {"ids": tokenizer.pad, "types": 0}
         self.scale = 1
@@ -171,6 +184,14 @@ class Behind:
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Of each place in the row, as the start and as the end."""
         return model(batch["ids"], batch.get("types"), padding=batch["ids_lengths"])
+
+    def named(self, batch: Mapping[str, Tensor]) -> Any:
+        """The tokens of every layer, as `capture` takes them."""
+        return [self.tokens(row) for row in batch["ids"].tolist()]
+
+    def look(self, tape: Tape, first: int) -> Tensor:
+        """How the words of a question, before the place where the window begins, look at the row in the last layer."""
+        return _weights(tape[-1])[0].mean(0)[1 : first - len(self.ends)]
 
 
 class Readings:
@@ -231,11 +252,11 @@ class Readings:
     def batch(self, numbers: Sequence[int], device: torch.device) -> dict[str, Tensor]:
         """These examples side by side, with the places of the `first` token of each window and `behind` its last."""
         batch = collate([self[number] for number in numbers], self.layout.pad)
-        batch["first"] = torch.tensor([self._place(number) for number in numbers])
+        batch["first"] = torch.tensor([self.place(number) for number in numbers])
         batch["behind"] = batch["first"] + torch.tensor([len(self.window(number)) for number in numbers])
         return moved(batch, device)
 
-    def _place(self, number: int) -> int:
+    def place(self, number: int) -> int:
         """Where in its row a window begins."""
         return self.layout.first(len(self.questions[self.owners[number]]))
 
@@ -244,8 +265,13 @@ class Readings:
         span, first = self._spans[self.owners[number]], self.firsts[number]
         if span is None or not first <= span[0] <= span[1] < first + self.windows.size:
             return 0, 0
-        moved_by = self._place(number) - first
+        moved_by = self.place(number) - first
         return span[0] + moved_by, span[1] + moved_by
+
+
+def _weights(A: object) -> Weights:
+    assert isinstance(A, Weights)
+    return A
 
 
 def longest_row(layout: Layout, windows: Windows) -> int:

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..data import Batches as Dealt
-from ..data import DataError, pixels
-from ..train import Batches, Group
+from ..data import Batches, DataError, pixels
+from ..train import Epochs
 from ..train.schema import check_types
+from .training import Start
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 SIDE = 64  # of images that come in many sizes
 ROWS = 256  # of a batch that is only looked at
+HELD = 2**30  # bytes of images that stay on the device
+MANY = 1000  # images that take a moment to read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +58,7 @@ class Seeing:
     rows: Annotated[int, "the images of a batch", "--batch"] = 64
     shift: Annotated[int, "in training, move images by up to so many pixels"] = 0
     flip: Annotated[bool, "in training, mirror every other image, left and right"] = False
-    workers: Annotated[int, "processes that read images"] = 0
+    workers: Annotated[int, "processes that read images too many to be held"] = 0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -79,35 +82,83 @@ class Seeing:
         return Sight(size=self.size or (height if alike else SIDE), channels=self.channels or (1 if grey else 3))
 
     def over(
-        self, examples: Any, encode: Callable[[Any], Mapping[str, Any]], *, pad: int = 0, seed: int, group: Group
-    ) -> Batches:
-        """The batches of a training run for this process."""
+        self,
+        examples: Sequence[Mapping[str, Any]],
+        images: Sequence[Image],
+        sight: Sight,
+        *,
+        owners: Sequence[int] | None = None,
+        pad: int = 0,
+        seed: int,
+        start: Start,
+    ) -> Epochs:
+        """The batches of a training run for this process: the fields of each example, and its `image`.
+
+        Example n shows the image `owners[n]`, its own number unless given. Images that fit into a gigabyte as bytes are
+        read once and stay on the device; others are read at each turn, by `workers`.
+        """
         if not len(examples):
             raise DataError("there are no examples", hint="expected at least one")
-        dealt = Dealt(
-            examples,
-            encode,
+        own = np.arange(len(examples)) if owners is None else np.asarray(owners)
+        held = len(images) * sight.channels * sight.size**2 <= HELD
+        dealt = Batches(
+            examples if held else Shown(examples, images, sight, own),
             rows=self.rows,
             pad=pad,
             seed=seed,
-            shard=(group.rank, group.size),
-            workers=self.workers,
+            shard=(start.group.rank, start.group.size),
+            workers=0 if held else self.workers,
         )
-        return Changed(dealt, self._varied) if self.shift or self.flip else dealt
+        batches: Epochs = dealt
+        if held:
+            if len(images) > MANY:
+                start.say(f"reading {len(images):,} images")
+            batches = Changed(dealt, Held(images, sight, own, start.group.device))
+        return Changed(batches, self._varied) if self.shift or self.flip else batches
 
     def _varied(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         image = batch["image"]
         if self.shift:
             image = shifted(image, torch.randint(-self.shift, self.shift + 1, (len(image), 2)))
         if self.flip:
-            image = torch.where(torch.rand(len(image), 1, 1, 1) < 0.5, image.flip(-1), image)
+            turned = torch.rand(len(image), 1, 1, 1) < 0.5
+            image = torch.where(turned.to(image.device), image.flip(-1), image)
         return {**batch, "image": image}
+
+
+class Held:
+    """Images as a model sees them, read once and kept as bytes on a device; added to batches by their `index`."""
+
+    def __init__(self, images: Sequence[Image], sight: Sight, owners: Numbers, device: torch.device) -> None:
+        bytes_of = ((sight(images[n]) * 255).round().to(torch.uint8) for n in range(len(images)))
+        self.images = torch.stack(list(bytes_of)).to(device)
+        self.owners = torch.from_numpy(owners)
+
+    def __call__(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        chosen = self.owners[batch["index"]].to(self.images.device)
+        return {**batch, "image": self.images[chosen].float() / 255}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Examples with their images, read when asked for."""
+
+    examples: Sequence[Mapping[str, Any]]
+    images: Sequence[Image]
+    sight: Sight
+    owners: Numbers
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {**self.examples[number], "image": self.sight(self.images[int(self.owners[number])])}
 
 
 class Changed:
     """Batches that pass a function before the model has them; where they stand is as it was."""
 
-    def __init__(self, batches: Batches, change: Callable[[Any], Any]) -> None:
+    def __init__(self, batches: Epochs, change: Callable[[Any], Any]) -> None:
         self.batches, self.change = batches, change
 
     def __iter__(self) -> Iterator[Any]:
@@ -133,6 +184,7 @@ def shifted(image: Tensor, by: Tensor) -> Tensor:
         return image
     padded = F.pad(image, (most, most, most, most))
     y, x = image.shape[2:]
-    down = torch.arange(y) + most - by[:, :1]
-    across = torch.arange(x) + most - by[:, 1:]
-    return padded[torch.arange(len(image))[:, None, None], :, down[:, :, None], across[:, None]].permute(0, 3, 1, 2)
+    down = (torch.arange(y) + most - by[:, :1]).to(image.device)
+    across = (torch.arange(x) + most - by[:, 1:]).to(image.device)
+    rows = torch.arange(len(image), device=image.device)
+    return padded[rows[:, None, None], :, down[:, :, None], across[:, None]].permute(0, 3, 1, 2)

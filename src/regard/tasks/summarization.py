@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..data import Pair, Tokenizer
+from ..lens import Tape
 from ..models import Pointer, PointerConfig, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.schema import check_types
@@ -20,7 +21,7 @@ from .copying import Copying
 from .encoded import Encoded
 from .metrics import Measured, Words
 from .pairs import Paired, Tokenizers
-from .training import Prepared, Start, run
+from .training import Setup, Start, run
 from .vocabulary import Vocabulary, WordVocabulary
 from .writer import Shown, Writer, Written
 
@@ -151,7 +152,7 @@ def train(
     summaries. The rest is as in `translation.train`.
     """
 
-    def prepare(start: Start) -> Prepared:
+    def prepare(start: Start) -> Setup:
         begun = start.checkpoint
         if begun is None:
             one = vocabulary.learn(text for pair in pairs for text in (pair.source, pair.target))
@@ -165,7 +166,7 @@ def train(
         config = _config(network, examples, batching) if begun is None else _config_of(begun)
         if recipe.forcing is not None and isinstance(network, TransformerConfig):
             raise ValueError("forcing feeds a recurrent decoder its own words, got a Transformer; leave it out")
-        return Prepared(
+        return Setup(
             model=_built(network),
             batches=batches,
             evaluate=None if valid is None else _judge(list(valid), tokenizers, config),
@@ -243,6 +244,10 @@ class Summarizer(Writer):
     def score(self, pairs: Sequence[Paired], *, show: Shown | None = None) -> list[float]:
         """log p(summary | document) of each pair, the end included."""
         return super().score([Pair(self.read(pair.source), pair.target) for pair in pairs], show=show)
+
+    def tape(self, pairs: Sequence[Paired]) -> Tape:
+        """Every attention of the model over these documents and summaries, a batch row each."""
+        return super().tape([Pair(self.read(pair.source), pair.target) for pair in pairs])
 
     def evaluate(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..train import Batches, Group, Outcome, Progress, Recipe, Silence, fit, joined
+from ..train import Epochs, Group, Outcome, Progress, Recipe, Silence, fit, joined
 from ..train.progress import fitting
 from . import runs
 
@@ -25,18 +25,18 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Setup:
     """What a task hands to `fit`; `files` are the `config.json` and tokenizers by which it is loaded again."""
 
     model: nn.Module
-    batches: Batches
+    batches: Epochs
     evaluate: Callable[[Any], Mapping[str, float]] | None
     files: Mapping[str, str]
     unit: str = "tokens"
 
 
 def run(
-    prepare: Callable[[Start], Prepared],
+    prepare: Callable[[Start], Setup],
     recipe: Recipe,
     *,
     out: str | Path,
@@ -55,15 +55,15 @@ def run(
         checkpoint = runs.begun(out, resume=resume, say=say)
         group.wait()  # nobody writes before all have looked
         torch.manual_seed(recipe.seed)
-        prepared = prepare(Start(checkpoint, group, say))
+        setup = prepare(Start(checkpoint, group, say))
         return fit(
-            prepared.model.to(group.device),
-            prepared.batches,
+            setup.model.to(group.device),
+            setup.batches,
             recipe,
             folder=out,
-            evaluate=prepared.evaluate,
-            files={**prepared.files, **(files or {})},
+            evaluate=setup.evaluate,
+            files={**setup.files, **(files or {})},
             resume=resume,
-            unit=prepared.unit,
+            unit=setup.unit,
             show=shown,
         )

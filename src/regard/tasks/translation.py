@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..data import Pair, Tokenizer
-from ..lens import Links, Tape, argmax_links, mutual_links
+from ..lens import Links, argmax_links, mutual_links
 from ..models import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.schema import check_types
@@ -22,11 +22,10 @@ from .batching import Batching
 from .encoded import Encoded
 from .metrics import Measured
 from .pairs import Paired, PairVocabulary, Tokenizers
-from .training import Prepared, Start, run
+from .training import Setup, Start, run
 from .writer import Shown, Writer, Written
 
 TASK = "translation"
-MOST = 500  # sentences on one tape
 Kind = Literal[
     "transformer",
     "rnn",
@@ -146,7 +145,7 @@ def train(
     keeps the model and the tokenizers it began with. Before `fit` begins, nothing is written.
     """
 
-    def prepare(start: Start) -> Prepared:
+    def prepare(start: Start) -> Setup:
         begun = start.checkpoint
         tokenizers = vocabulary.learn_both(pairs) if begun is None else Tokenizers.load(begun)
         examples = tokenizers.encode(pairs)
@@ -154,7 +153,7 @@ def train(
         config = _config(model, tokenizers, examples, batching) if begun is None else _config_of(begun)
         if recipe.forcing is not None and isinstance(config.model, TransformerConfig):
             raise ValueError("forcing feeds a recurrent decoder its own words, got a Transformer; leave it out")
-        return Prepared(
+        return Setup(
             model=_built(config.model),
             batches=batches,
             evaluate=None if valid is None else _judge(list(valid), tokenizers, config),
@@ -254,15 +253,6 @@ class Translator(Writer):
             for row, each in zip(rows, zip(*found, strict=True), strict=True):
                 maps[row] = torch.stack(each).mean(0)
         return maps
-
-    def tape(self, pairs: Sequence[Paired]) -> Tape:
-        """Every attention of the model over these pairs, a batch row each, to be measured, saved and viewed."""
-        if len(self.models) > 1:
-            raise ValueError(f"a tape is of one model, got {len(self.models)}; load one of them")
-        if not 0 < len(pairs) <= MOST:
-            raise ValueError(f"a tape holds the attention of 1 to {MOST} sentences, got {len(pairs)}")
-        batch = self.tokenizers.encode(pairs).batch(range(len(pairs)), pad=self.tokenizers.pad, device=self.device)
-        return aligning.tape_of(self.models[0], self.tokenizers, batch)
 
 
 def _config(model: Sketch, tokenizers: Tokenizers, examples: Encoded, batching: Batching) -> Config:

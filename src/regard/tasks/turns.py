@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
 from ..data import Captions, DataError, Tokenizer
 from ..train.schema import check_types
 from .batching import Long
-from .seeing import Image, Sight
+from .seeing import Image
 
 
 class Captioned(Protocol):
@@ -37,10 +37,10 @@ class Lengths:
             raise ValueError(f"limit must be at least 1, got {self.limit}")
 
 
-class Turns:
-    """Every caption a turn of its own: an image, and the ids of what is said of it.
+class Turns(Sequence[Mapping[str, list[int]]]):
+    """Every caption a turn of its own: the ids of what is said, as `target`; `owners[n]` is the image of turn n.
 
-    Captions that are too long are left out, cut or refused, as `lengths` say. Pictures are read when asked for.
+    Captions that are too long are left out, cut or refused, as `lengths` say. No picture is opened.
     """
 
     def __init__(
@@ -51,14 +51,13 @@ class Turns:
         *,
         say: Callable[[str], None],
     ) -> None:
-        self._examples: Any = examples.each() if isinstance(examples, Captions) else examples
-        self.where: Callable[[int], str] = getattr(self._examples, "where", "image {}".format)
-        owners = [n for n, count in enumerate(_counts(self._examples)) for _ in range(count)]
+        where: Callable[[int], str] = getattr(examples, "where", "image {}".format)
+        owners = _owners(examples)
         rows = tokenizer.encode_all(list(texts_of(examples)), eos=True)
         long = [turn for turn, row in enumerate(rows) if len(row) > lengths.limit]
         if long and (lengths.long == "error" or (lengths.long == "drop" and len(long) == len(rows))):
             raise DataError(
-                f"{self.where(owners[long[0]])}: the caption has {len(rows[long[0]])} tokens, more than "
+                f"{where(owners[long[0]])}: the caption has {len(rows[long[0]])} tokens, more than "
                 f"{lengths.limit}, as {len(long):,} of {len(rows):,} do",
                 hint="raise the limit, or choose long='drop' or long='truncate'",
             )
@@ -66,34 +65,20 @@ class Turns:
             done = "dropped" if lengths.long == "drop" else "truncated"
             say(f"{len(long):,} of {len(rows):,} captions have more than {lengths.limit} tokens and are {done}")
         left_out = set(long) if lengths.long == "drop" else set()
-        self._turns = [
-            (owner, row[: lengths.limit])
-            for turn, (owner, row) in enumerate(zip(owners, rows, strict=True))
-            if turn not in left_out
-        ]
+        kept = [turn for turn in range(len(rows)) if turn not in left_out]
+        self.owners = [owners[turn] for turn in kept]
+        self._rows = [rows[turn][: lengths.limit] for turn in kept]
 
     @property
     def longest(self) -> int:
         """The tokens of the longest caption."""
-        return max(len(row) for _, row in self._turns)
+        return max(map(len, self._rows))
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._rows)
 
-    def __getitem__(self, number: int) -> tuple[Image, list[int]]:
-        owner, row = self._turns[number]
-        return self._examples[owner].image, row
-
-
-@dataclass(frozen=True)
-class Encode:
-    """A turn as the fields of a batch."""
-
-    sight: Sight
-
-    def __call__(self, turn: tuple[Image, list[int]]) -> dict[str, Any]:
-        image, row = turn
-        return {"image": self.sight(image), "target": row}
+    def __getitem__(self, number: Any) -> Any:
+        return {"target": self._rows[number]}
 
 
 @dataclass(frozen=True)
@@ -116,6 +101,10 @@ def texts_of(examples: Examples) -> Iterator[str]:
     return (caption for example in examples for caption in example.captions)
 
 
-def _counts(examples: Any) -> Iterator[int]:
-    """How many captions each image has."""
-    return (1 for _ in examples.texts()) if isinstance(examples, Captions) else (len(one.captions) for one in examples)
+def _owners(examples: Examples) -> list[int]:
+    """The image of each caption, image by image."""
+    if isinstance(examples, Captions):
+        each = examples.each()
+        number = {examples.where(n): n for n in range(len(examples))}
+        return [number[each.where(turn)] for turn in range(len(each))]
+    return [n for n, example in enumerate(examples) for _ in example.captions]

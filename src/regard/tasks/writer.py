@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from .. import decode
 from ..decode import Ensemble, Gnmt, Hypothesis
+from ..lens import Tape
+from . import aligning
 from .encoded import Encoded, in_batches
 from .pairs import Paired, Tokenizers
 
 TOKENS = 4096  # of a batch
+MOST = 500  # pairs on one tape
 Shown = Callable[[int, int], None]  # is told how many are done, and of how many
 
 
@@ -76,6 +79,7 @@ class Writer:
             "max_length": max(self.longest * 3 // 2 + 10, min_length),
             "min_length": min_length,
             "no_repeat": no_repeat,
+            "forbid": self.tokenizers.target.unwritten,
         }
         for rows, batch in self._batches(self.tokenizers.sources(lines), show):
             prefix = self._starts(len(rows))
@@ -98,6 +102,15 @@ class Writer:
             for row, [one] in zip(rows, scored, strict=True):
                 found[row] = one.log_probability
         return found
+
+    def tape(self, pairs: Sequence[Paired]) -> Tape:
+        """Every attention of the model over these pairs, a batch row each, to be measured, saved and viewed."""
+        if len(self.models) > 1:
+            raise ValueError(f"a tape is of one model, got {len(self.models)}; load one of them")
+        if not 0 < len(pairs) <= MOST:
+            raise ValueError(f"a tape holds the attention of 1 to {MOST} pairs, got {len(pairs)}")
+        batch = self.tokenizers.encode(pairs).batch(range(len(pairs)), pad=self.tokenizers.pad, device=self.device)
+        return aligning.tape_of(self.models[0], self.tokenizers, pairs, batch)
 
     def _batches(self, examples: Encoded, show: Shown | None) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
         done = 0

@@ -1,7 +1,7 @@
 """Training: `fit`, one visible loop over any model with a `loss(batch)`, and what it is made of."""
 
 from .averaging import average
-from .batches import Batches, Shuffled
+from .batches import Epochs, Shuffled
 from .checkpoint import find, load
 from .distributed import Group, joined, own_device
 from .failures import CheckpointError, Failure, NonFiniteError, ResourceError, Stopped
@@ -14,10 +14,10 @@ from .schedules import Constant, Cosine, InverseSquareRoot, Plateau
 
 __all__ = [
     "Bar",
-    "Batches",
     "CheckpointError",
     "Constant",
     "Cosine",
+    "Epochs",
     "Exponential",
     "Failure",
     "Group",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @runtime_checkable
-class Batches(Protocol):
+class Epochs(Protocol):
     """Epochs of batches that can be left in the middle and taken up again.
 
     Iterating yields what is left of the present epoch; when that is exhausted, the next iteration yields the next

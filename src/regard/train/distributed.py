@@ -7,12 +7,11 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 CPU = torch.device("cpu")
@@ -106,6 +105,10 @@ def spread(objective: nn.Module, group: Group, *, shard: bool) -> nn.Module:
             dist.broadcast(x, 0)
     if not shard:
         return DistributedDataParallel(objective, device_ids=[group.device] if group.device.type == "cuda" else None)
+    # To be imported, these take as long as the rest of PyTorch.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(group.device.type, (group.size,))
     lists = [module for module in objective.modules() if isinstance(module, nn.ModuleList)]
     for layer in itertools.chain.from_iterable(reversed(lists)):  # what is inside goes first
@@ -118,6 +121,13 @@ def exchanging(module: nn.Module, now: bool) -> AbstractContextManager[None]:
     """Whether the backward pass inside sums gradients over the group: only the last of an accumulation does."""
     if isinstance(module, DistributedDataParallel) and not now:
         return module.no_sync()
-    if isinstance(module, FSDPModule):
+    if isinstance(module, Sharded):
         module.set_requires_gradient_sync(now)
     return nullcontext()
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """What `fully_shard` makes of a module."""
+
+    def set_requires_gradient_sync(self, now: bool, /) -> None: ...

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from . import checkpoint, progress, randomness, saving
-from .batches import Batches, moved
+from .batches import Epochs, moved
 from .distributed import Group, exchanging, joined, spread
 from .failures import CheckpointError, NonFiniteError, Stopped, memory_errors
 from .finite import first_non_finite
@@ -47,7 +47,7 @@ class Outcome:
 
 def fit(
     model: nn.Module,
-    batches: Batches,
+    batches: Epochs,
     recipe: Recipe,
     *,
     folder: str | Path,
@@ -272,7 +272,7 @@ def _starting_point(run: Path, group: Group, *, resume: bool, say: Callable[[str
     return None if step < 0 else checkpoint.path_of(run, int(step))
 
 
-def _take_up(start: Path, model: nn.Module, batches: Batches, recipe: Recipe, *, say: Callable[[str], None]) -> State:
+def _take_up(start: Path, model: nn.Module, batches: Epochs, recipe: Recipe, *, say: Callable[[str], None]) -> State:
     """Weights, data and state as a checkpoint has them."""
     state, place, before = saving.read(start)
     checkpoint.put(checkpoint.read_tensors(start), model, source=str(start / checkpoint.MODEL))
@@ -291,7 +291,7 @@ def _prepared(model: nn.Module, recipe: Recipe, group: Group) -> nn.Module:
     return spread(objective, group, shard=recipe.shard)
 
 
-def _length(batches: Batches, recipe: Recipe) -> int | None:
+def _length(batches: Epochs, recipe: Recipe) -> int | None:
     """The steps of an epoch, where the batches know their number."""
     return math.ceil(len(batches) / recipe.accumulate) if isinstance(batches, Sized) else None
 
@@ -334,10 +334,10 @@ def _outcome(run: Path, state: State, recipe: Recipe, reason: str) -> Outcome:
     return Outcome(step=state.step, epoch=state.epoch, reason=reason, best=path, score=score)
 
 
-def _check(model: nn.Module, batches: Batches, recipe: Recipe, evaluate: object, files: Mapping[str, str]) -> None:
+def _check(model: nn.Module, batches: Epochs, recipe: Recipe, evaluate: object, files: Mapping[str, str]) -> None:
     if not callable(getattr(model, "loss", None)):
         raise TypeError(f"model must have a method loss(batch), got {type(model).__name__} without one")
-    if not isinstance(batches, Batches):
+    if not isinstance(batches, Epochs):
         raise TypeError(
             f"batches must have __iter__, state and restore, got {type(batches).__name__}; wrap a list in Shuffled(...)"
         )

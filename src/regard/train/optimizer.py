@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import AdamW
 
 from .failures import CheckpointError
@@ -47,13 +47,17 @@ def put_moments(values: Mapping[str, Tensor], optimizer: AdamW, model: nn.Module
 
 def whole(x: Tensor) -> Tensor:
     """The full tensor, gathered where processes share it out."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    return x.full_tensor() if isinstance(x, Shared) else x
 
 
 def alike(x: Tensor, parameter: Tensor) -> Tensor:
     """A full tensor placed as a parameter is."""
     x = x.to(parameter.device)
-    return distribute_tensor(x, parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else x
+    if not isinstance(parameter, Shared):
+        return x
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(x, parameter.device_mesh, parameter.placements)
 
 
 def set_rate(optimizer: AdamW, rate: float) -> None:
@@ -67,3 +71,13 @@ def divide_gradients(model: nn.Module, by: float) -> None:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     if gradients:
         torch._foreach_div_(gradients, by)
+
+
+@runtime_checkable
+class Shared(Protocol):
+    """A tensor that processes share out: a DTensor, which takes long to import where there is none."""
+
+    device_mesh: Any
+    placements: Any
+
+    def full_tensor(self) -> Tensor: ...

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from . import checkpoint, randomness
-from .batches import Batches
+from .batches import Epochs
 from .distributed import Group
 from .failures import CheckpointError
 from .optimizer import moments, put_moments, whole
@@ -33,7 +33,7 @@ class Saver:
     run: Path
     model: nn.Module
     optimizer: AdamW
-    batches: Batches
+    batches: Epochs
     recipe: Recipe
     files: Mapping[str, str]
     group: Group

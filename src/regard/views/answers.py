@@ -27,6 +27,7 @@ from .library import (
     Pending,
     Refused,
     Which,
+    at_once,
     must_be_alike,
     must_be_below,
     one_of,
@@ -46,8 +47,8 @@ CHUNK = 16384  # rows or columns of a long strip taken at once
 class Answers:
     """The questions, over one capture or two."""
 
-    def __init__(self, captures: Sequence[Capture], desk: Desk) -> None:
-        self.library = Library(captures, desk)
+    def __init__(self, captures: Sequence[Capture], desk: Desk, device: torch.device | None = None) -> None:
+        self.library = Library(captures, desk, device)
         self._desk, self._shelf = desk, Shelf(HELD)
 
     def session(self) -> bytes:
@@ -134,7 +135,7 @@ class Answers:
         if any(isinstance(self.library.entry(*one[:3]), Reduced) for one in (chosen, minus) if one is not None):
             return self._tile_of_maps(chosen, minus, rows, cols)
         sheet = self.library.sheet(chosen, minus)
-        if not level or sheet.work(slice(rows.start, rows.stop), slice(cols.start, cols.stop)) <= AT_ONCE:
+        if not level or sheet.work(slice(rows.start, rows.stop), slice(cols.start, cols.stop)) <= at_once(sheet):
             for cells in pyramid.exact(sheet, rows, cols):
                 if cells is not None:
                     return self._shelf.put(key, _tile(cells) if level else _weights(cells))

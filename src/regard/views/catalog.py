@@ -85,10 +85,8 @@ class Capture:
         }
 
     def _texts(self, key: Key, batch: int) -> Pair:
-        with suppress(IndexError):  # tokens were given of fewer batch rows
-            queries, keys = self.tape.tokens_of(key, batch=batch)
-            return self._text(queries), self._text(keys)
-        return None, None
+        queries, keys = self.tape.tokens_of(key, batch=batch)
+        return self._text(queries), self._text(keys)
 
     def _text(self, tokens: list[str] | None) -> int | None:
         if tokens is None:
@@ -125,10 +123,8 @@ class Capture:
         return self._split[name, text]
 
     def _pictures(self, key: Key, batch: int) -> Pair:
-        with suppress(IndexError):
-            queries, keys = self.tape.pictures_of(key, batch=batch)
-            return self._picture(queries), self._picture(keys)
-        return None, None
+        queries, keys = self.tape.pictures_of(key, batch=batch)
+        return self._picture(queries), self._picture(keys)
 
     def _picture(self, picture: Picture | None) -> int | None:
         if picture is None:
@@ -140,13 +136,13 @@ class Capture:
     def _among(self, A: Weights | Reduced, texts: Pair) -> bool:
         """Do the queries stand among the keys? By their texts where these are known, else by mask and shape."""
         i, j = A.shape[-2:]
-        first = A._call.offset if isinstance(A, Weights) else j - i
+        first = A.call.offset if isinstance(A, Weights) else j - i
         queries, keys = texts
         if queries is not None and keys is not None:
             return self.texts[keys][max(first, 0) :][:i] == self.texts[queries]
         if (queries is None) != (keys is None):
             return False
-        return i == j or (isinstance(A, Weights) and looks_back_only(A._call.mask))
+        return i == j or (isinstance(A, Weights) and looks_back_only(A.call.mask))
 
 
 def _terms(A: Weights | Reduced, heads: int) -> dict[str, Any]:
@@ -155,7 +151,7 @@ def _terms(A: Weights | Reduced, heads: int) -> dict[str, Any]:
         slots = dict.fromkeys(("score", "mask", "bias", "normalize"))
         offset = A.shape[-1] - A.shape[-2]
         return {"kind": "measures", "heads": list(range(heads)), "offset": offset, "causal": False, **slots}
-    call = A._call
+    call = A.call
     terms = {slot: getattr(call, slot) for slot in ("score", "mask", "bias", "normalize")}
     return {
         "kind": "weights",

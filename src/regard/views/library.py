@@ -19,9 +19,11 @@ from . import pyramid
 from .catalog import Capture
 from .pyramid import span
 from .sheet import Difference, Head, Sheet, Together
+from .stage import Stage
 from .work import Desk
 
 AT_ONCE = 4096**2  # weights an answer may take while somebody waits
+ON_GPU = 131072**2  # as many where a GPU finds them
 SAMPLED = 16  # queries an overview is made of where there is no time for all
 
 Which = int | Literal["mean", "max"]
@@ -55,10 +57,10 @@ class Pending(Exception):
 class Library:
     """The captures of a viewer."""
 
-    def __init__(self, captures: Sequence[Capture], desk: Desk) -> None:
+    def __init__(self, captures: Sequence[Capture], desk: Desk, device: torch.device | None = None) -> None:
         self.captures = list(captures)
         self._desk = desk
-        self._heads: dict[tuple[int, int, int, int], Head] = {}
+        self._stage = Stage(device)
 
     def capture(self, capture: int) -> Capture:
         """A capture by number."""
@@ -151,10 +153,16 @@ class Library:
 
     def _head(self, capture: int, layer: int, batch: int, head: int) -> Head:
         key, summarized = (capture, layer, batch, head), self.summarized(capture, layer)
-        if key not in self._heads or (summarized and self._heads[key].stored() is None):
+        known = self._stage.get(key)
+        if known is None or (summarized and known.stored() is None):
             map = self.summary(capture, layer).map[batch, head] if summarized else None
-            self._heads[key] = Head(self.weights(capture, layer, batch), batch, head, map)
-        return self._heads[key]
+            known = self._stage.bring(key, self.weights(capture, layer, batch), batch, head, map)
+        return known
+
+
+def at_once(sheet: Sheet) -> int:
+    """How many weights of a matrix an answer may take while somebody waits."""
+    return AT_ONCE if sheet.device.type == "cpu" else ON_GPU
 
 
 def worth_measuring(A: Weights | Reduced) -> bool:
@@ -194,6 +202,6 @@ def _sampled(A: Weights) -> Overview:
     """An overview from some queries of each head."""
     heads, n = A.shape[1], A.shape[-2]
     rows = (torch.arange(SAMPLED) * (n // SAMPLED) + n // (2 * SAMPLED)).to(A.device)
-    calls = [A._call.select(heads=slice(head, head + 1), rows=rows) for head in range(heads)]
+    calls = [A.call.select(heads=slice(head, head + 1), rows=rows) for head in range(heads)]
     parts = [Overview.of(Weights(call).summary()) for call in calls]
     return Overview(*(torch.cat([getattr(part, x.name) for part in parts], 1) for x in dataclasses.fields(Overview)))

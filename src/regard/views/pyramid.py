@@ -17,6 +17,7 @@ from .sheet import Sheet
 
 TILE = 256  # cells a side
 STEP = 1024, 4096  # rows and columns of the weights held at once
+ON_GPU = 8192, 16384  # as many where a GPU finds them
 SAMPLED = 2**23  # weights a preview may take
 
 
@@ -67,7 +68,8 @@ def exact(sheet: Sheet, rows: Span, cols: Span) -> Iterator[Cells | None]:
     high, wide = rows.cells, cols.cells
     sums = torch.zeros(high, wide)
     most, least = torch.zeros(high, wide), torch.zeros(high, wide)
-    down, across = _step(STEP[0], rows.size), max(STEP[1], cols.size)
+    high_step, wide_step = STEP if sheet.device.type == "cpu" else ON_GPU
+    down, across = _step(high_step, rows.size), max(wide_step, cols.size)
     for top in range(rows.start, rows.stop, down):
         y = (top - rows.start) // rows.size
         for left in range(cols.start, cols.stop, across):

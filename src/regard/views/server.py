@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from threading import Thread
 
+import torch
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -43,12 +44,19 @@ class Viewer:
     """A viewer that is being served, at `url`, until `close`; also good for a `with` block."""
 
     def __init__(
-        self, captures: Sequence[Capture], *, host: str = LOOPBACK, port: int = 0, checks: Sequence[Path] = ()
+        self,
+        captures: Sequence[Capture],
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        device: str | torch.device | None = None,
+        checks: Sequence[Path] = (),
     ) -> None:
+        place = None if device is None else _usable(device)
         self._socket = _listening(host, port)
         self._desk = Desk()
         address = f"{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
-        self.gate = Gate(application(Answers(captures, self._desk), self._desk, checks), address)
+        self.gate = Gate(application(Answers(captures, self._desk, place), self._desk, checks), address)
         self.url = f"http://{address}/?token={self.gate.token}"
         self._server = uvicorn.Server(settings(self.gate))
         self._thread = Thread(target=self._serve, name="regard-viewer", daemon=True)
@@ -86,19 +94,36 @@ class Viewer:
         return f"Viewer at {self.url.partition('?')[0]}"
 
 
-def view(tape: Tape, other: Tape | None = None, *, name: str = "capture", open_browser: bool = True) -> Viewer:
-    """Serve one tape, or two side by side, from memory."""
+def view(
+    tape: Tape,
+    other: Tape | None = None,
+    *,
+    name: str = "capture",
+    device: str | torch.device | None = None,
+    open_browser: bool = True,
+) -> Viewer:
+    """Serve one tape, or two side by side, from memory; `device` is where maps are computed, unless where tapes are."""
     captures = [Capture(tape, name)] if other is None else [Capture(tape, f"{name} 1"), Capture(other, f"{name} 2")]
-    return _shown(Viewer(captures), open_browser)
+    return _shown(Viewer(captures, device=device), open_browser)
 
 
-def serve(captures: Sequence[str | Path], *, host: str = LOOPBACK, port: int = 0, open_browser: bool = True) -> Viewer:
-    """Serve one capture file, or two side by side; their tensors stay in the files and are checked on the side."""
+def serve(
+    captures: Sequence[str | Path],
+    *,
+    host: str = LOOPBACK,
+    port: int = 0,
+    device: str | torch.device | None = None,
+    open_browser: bool = True,
+) -> Viewer:
+    """Serve one capture file, or two side by side; their tensors stay in the files and are checked on the side.
+
+    On a `device` such as "cuda" the heads that are looked at are brought there, and every tile is exact at once.
+    """
     if not 1 <= len(captures) <= 2:
         raise ValueError(f"the viewer shows one capture or two side by side, got {len(captures)}")
     paths = [Path(path) for path in captures]
     named = [Capture(Tape.open(path), path.stem) for path in paths]
-    return _shown(Viewer(named, host=host, port=port, checks=paths), open_browser)
+    return _shown(Viewer(named, host=host, port=port, device=device, checks=paths), open_browser)
 
 
 def application(answers: Answers, desk: Desk, checks: Sequence[Path] = ()) -> Starlette:
@@ -179,6 +204,16 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
     return listener
+
+
+def _usable(device: str | torch.device) -> torch.device:
+    """The device, if there is such a one here."""
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ValueError(f"device must be one that PyTorch can use here, got {str(device)!r}; write 'cpu'") from None
+    return place
 
 
 def _shown(viewer: Viewer, open_browser: bool) -> Viewer:

@@ -27,6 +27,11 @@ class Sheet(Protocol):
     @property
     def shape(self) -> tuple[int, int]: ...
     @property
+    def device(self) -> torch.device:
+        """Where its entries are computed."""
+        ...
+
+    @property
     def signed(self) -> bool:
         """May its entries be below 0?"""
         ...
@@ -57,15 +62,19 @@ class Head:
     signed = False
 
     def __init__(self, A: Weights, batch: int, head: int, map: Tensor | None = None) -> None:
-        self._call, self._batch, self._head, self._map = A._call, batch, head, map
-        self._statistic = None if A._statistic is None else A._statistic[batch, head]  # i 1
+        self._call, self._batch, self._head, self._map = A.call, batch, head, map
+        self._statistic = None if A.known_statistic is None else A.known_statistic[batch, head]  # i 1
         self._known: Tensor | None = None  # which rows have their statistic, where it was not kept
-        if A._statistic is None and self._needs_statistic():
+        if A.known_statistic is None and self._needs_statistic():
             self._known = torch.zeros(self.shape[0], dtype=torch.bool)
 
     @property
     def shape(self) -> tuple[int, int]:
         return self._call.shape[2:]
+
+    @property
+    def device(self) -> torch.device:
+        return self._call.q.device
 
     def work(self, rows: slice | Tensor, cols: slice) -> int:
         ids = torch.arange(self.shape[0])[rows]
@@ -170,6 +179,10 @@ class Together:
     def shape(self) -> tuple[int, int]:
         return self.heads[0].shape
 
+    @property
+    def device(self) -> torch.device:
+        return self.heads[0].device
+
     def work(self, rows: slice | Tensor, cols: slice) -> int:
         return sum(head.work(rows, cols) for head in self.heads)
 
@@ -202,11 +215,15 @@ class Difference:
     def shape(self) -> tuple[int, int]:
         return self.left.shape
 
+    @property
+    def device(self) -> torch.device:
+        return self.left.device
+
     def work(self, rows: slice | Tensor, cols: slice) -> int:
         return self.left.work(rows, cols) + self.right.work(rows, cols)
 
     def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
-        return self.left.block(rows, cols) - self.right.block(rows, cols)
+        return self.left.block(rows, cols) - self.right.block(rows, cols).to(self.device)
 
     def stored(self) -> Stored | None:
         left, right = self.left.stored(), self.right.stored()

@@ -1,9 +1,10 @@
 """One equation, four slots: change a term, and see what each query looks at.
 
-Writes output/operator.png: ten mechanisms over the same queries and keys, and the map of a sequence of 20,000
+Writes operator.png: ten mechanisms over the same queries and keys, and the map of a sequence of 20,000
 tokens whose matrix would take 1.6 GB.
 """
 
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -72,7 +73,4 @@ for panel in panels[:11]:
     panel.set_xticks([])
     panel.set_yticks([])
 
-out = Path("output")
-out.mkdir(exist_ok=True)
-figure.savefig(out / "operator.png", dpi=110)
-print(f"wrote {out / 'operator.png'}")
+figure.savefig(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images") / "operator.png", dpi=110)

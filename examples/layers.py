@@ -1,9 +1,10 @@
 """Every layer of regard.nn, and what it attends to: the pictures of docs/layers.md, one file a layer.
 
 Layers that fetch are trained for a second to fetch the right thing; layers that know places are shown on tokens that
-are all alike, so that only the place is seen. Writes output/layers_*.png.
+are all alike, so that only the place is seen. Writes layers_*.png.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,9 +191,8 @@ train(excite, keeping_loud_channels, steps=300)
 pictures["squeeze_excite"] = excite.gates(3 * torch.ones(channels, channels).tril()[:, :, None, None])
 pictures["selective_kernel"] = SelectiveKernel(channels, kernels=(3, 5, 7)).weights(images(8))[0, :, 0]
 
-folder = Path("output")
-folder.mkdir(exist_ok=True)
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
 for name, A in pictures.items():
     pixels = A.detach().sqrt().repeat_interleave(6, 0).repeat_interleave(6, 1)
     plt.imsave(folder / f"layers_{name}.png", pixels, cmap="magma", vmin=0)
-print(f"wrote {len(pictures)} pictures, {folder / 'layers_*.png'}")
+print(f"wrote {len(pictures)} pictures")

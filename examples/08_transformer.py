@@ -1,0 +1,93 @@
+"""The Transformer block by block: one storey written out, and the three houses that are built of it.
+
+Writes 08_influence.png, which inputs each output of a BERT, a GPT and a Transformer depends on, and 08_norms.png, the
+size of the gradient in each of 24 storeys, with norms before the sublayers and after them.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+from torch import Tensor, nn
+
+from regard import Causal, attend
+from regard.models import Bert, BertConfig, Gpt, GptConfig, Transformer, TransformerConfig
+from regard.nn import Attention, EncoderBlock, FeedForward, PostNorm, PreNorm
+
+torch.manual_seed(0)
+b, n, dim, heads, depth = 2, 12, 64, 4, 24
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
+folder.mkdir(parents=True, exist_ok=True)
+
+# A storey: attention carries between tokens, the feed-forward works on each token alone, and both add to a stream.
+
+attention, feedforward = Attention(dim, heads, mask=Causal()), FeedForward(dim, 4 * dim)
+block = EncoderBlock(attention, feedforward, residual=PreNorm)
+x = torch.randn(b, n, dim)
+normed = block.around_attention.norm(x)  # b n dim
+sides = (attention.query, attention.key, attention.value)
+q, k, v = (side(normed).unflatten(-1, (heads, -1)).transpose(1, 2) for side in sides)  # b h n d
+looked = attend(q, k, v, mask=Causal())  # b h n d
+stream = x + attention.out(looked.transpose(1, 2).flatten(2))  # b n dim
+hidden = feedforward.activation(feedforward.up(block.around_feedforward.norm(stream)))  # b n 4dim
+stream = stream + feedforward.down(hidden)  # b n dim
+for name, step in {"x": x, "q": q, "looked": looked, "hidden": hidden, "stream": stream}.items():
+    print(f"{name:7}{' x '.join(map(str, step.shape))}")
+print(f"written out and the block differ by {(stream - block(x)).abs().max():.1e}")
+for part in (attention, feedforward):
+    print(f"{type(part).__name__:12}{sum(p.numel() for p in part.parameters()):,} parameters")
+
+# Three houses: everyone sees everyone; the past alone; the past and all of another sequence.
+
+
+def influence(embeddings: list[nn.Module], run: Callable[[], Tensor]) -> Tensor:
+    """abs(d output_i / d embedding_j), the embeddings side by side."""
+    kept: list[Tensor] = []
+    hooks = [one.register_forward_hook(lambda module, args, out: kept.append(out)) for one in embeddings]
+    out = run()[0]
+    direction = torch.randn(out.shape[-1])
+    rows = [torch.autograd.grad(row @ direction, kept, retain_graph=True) for row in out]
+    for hook in hooks:
+        hook.remove()
+    return torch.stack([torch.cat([part[0] for part in row]).norm(dim=-1) for row in rows])
+
+
+small = {"dim": dim, "heads": heads, "hidden": 4 * dim, "dropout": 0.0, "attention_dropout": 0.0}
+bert = Bert(BertConfig(vocabulary=50, depth=2, **small))
+gpt = Gpt(GptConfig(vocabulary=50, depth=2, **small))
+sizes = {"source_vocabulary": 50, "target_vocabulary": 50, "start": 2, "encoder_layers": 2, "decoder_layers": 2}
+both = Transformer(TransformerConfig(**sizes, **small))
+ids, source = torch.randint(50, (2, 1, n))
+maps = {
+    "Bert: every token": influence([bert.words], lambda: bert(ids)),
+    "Gpt: tokens so far": influence([gpt.tokens], lambda: gpt(ids)),
+    "Transformer: all of the source | target so far": influence(
+        [both.encoder.input.embedding, both.decoder.input.embedding], lambda: both(source, ids)
+    ),
+}
+figure, panels = plt.subplots(1, 3, figsize=(10, 3), width_ratios=[1, 1, 2], constrained_layout=True)
+for panel, (name, map_) in zip(panels, maps.items(), strict=True):
+    print(f"{name}: {(map_ > 0).float().mean():.1%} of the pairs depend on each other")
+    panel.imshow(map_.where(map_ > 0, torch.nan).log(), cmap="magma")
+    panel.set_title(name, fontsize=9)
+    panel.set(xlabel="input", ylabel="output", xticks=[], yticks=[])
+figure.savefig(folder / "08_influence.png", dpi=100)
+
+# Norms before or after: what the first gradient looks like in each of 24 storeys.
+
+figure, panel = plt.subplots(figsize=(6, 2.8), constrained_layout=True)
+for residual in (PreNorm, PostNorm):
+    torch.manual_seed(0)
+    blocks = [EncoderBlock(Attention(dim, heads), FeedForward(dim, 4 * dim), residual=residual) for _ in range(depth)]
+    tower = nn.Sequential(*blocks, nn.LayerNorm(dim) if residual is PreNorm else nn.Identity(), nn.Linear(dim, 50))
+    nn.functional.cross_entropy(tower(x).flatten(0, 1), torch.randint(50, (b * n,))).backward()
+    norms = [float(one.feedforward.down.weight.grad.norm()) for one in blocks]
+    print(f"{residual.__name__:9} gradient of the first storey {norms[0]:.3f}, of the last {norms[-1]:.3f}")
+    panel.plot(range(1, depth + 1), norms, marker="o", markersize=3, label=residual.__name__)
+panel.set(xlabel="storey", ylabel="norm of the gradient", ylim=(0, None))
+panel.spines[["top", "right"]].set_visible(False)
+panel.legend(frameon=False)
+figure.savefig(folder / "08_norms.png", dpi=100)
+print(f"wrote {folder / '08_influence.png'} and {folder / '08_norms.png'}")

@@ -1,0 +1,49 @@
+"""The table of docs/results.md, written anew between its marks from the rows of the ledger."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .ledger import Row
+from .recipe import Measure, Recipe
+
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+HEAD = "| task | data | measured | value | to reach | published beside it | training |\n|---|---|---|---|---|---|---|\n"
+
+
+def write(recipes: Mapping[str, Recipe], rows: Sequence[Row], page: Path = PAGE) -> None:
+    """Put the table into the page."""
+    before, _, rest = page.read_text(encoding="utf8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    if not rest or not after:
+        raise ValueError(f"{page} must hold the lines {BEGIN} and {END}")
+    page.write_text(f"{before}{BEGIN}\n{drawn(recipes, rows)}{END}{after}", encoding="utf8")
+
+
+def drawn(recipes: Mapping[str, Recipe], rows: Sequence[Row]) -> str:
+    """A line for each measure of each recipe that has rows; the last row of a seed counts."""
+    lines = [HEAD]
+    for recipe in recipes.values():
+        for measure in recipe.measure:
+            own = {row.seed: row for row in rows if (row.recipe, row.metric) == (recipe.name, measure.name)}
+            if own:
+                lines.append(_line(recipe, measure, list(own.values())))
+    return "".join(lines)
+
+
+def _line(recipe: Recipe, measure: Measure, rows: Sequence[Row]) -> str:
+    values = [row.value for row in rows]
+    value = f"{statistics.mean(values):.2f}" if abs(values[0]) >= 10 else f"{statistics.mean(values):.4g}"
+    if len(values) > 1:
+        value += f" ± {statistics.stdev(values):.2f} ({len(values)} seeds)"
+    bar = "" if measure.bar is None else f"{measure.bar:g}"
+    if measure.bar is not None:
+        bar += " reached" if measure.reached(statistics.mean(values)) else " **missed**"
+    last = rows[-1]
+    training = f"{last.steps:,} steps, {last.seconds:.0f} s, {last.speed}" if last.steps else ""
+    notes = ", ".join(dict.fromkeys(row.note for row in rows if row.note))
+    cells = (recipe.task, recipe.data, measure.name, value, bar, measure.published, training)
+    return "| " + " | ".join(cells) + (f"; {notes}" if notes else "") + " |\n"

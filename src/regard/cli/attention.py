@@ -1,0 +1,50 @@
+"""`--attention FILE`: what a model has looked at, a picture of one example or a capture of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import regard
+
+from ..ops.lazy import Weights
+from ..tasks.aligning import layer_of
+from ..tasks.pairs import Paired
+from ..tasks.writer import Writer
+from .files import must_be_writable
+
+PICTURE, TAPE = ".png", ".safetensors"
+
+
+def room(path: Path | None, most: int) -> int:
+    """How many examples the file holds: one in a picture, else `most`; raises unless it can be written."""
+    if path is None:
+        return most
+    if path.suffix not in (PICTURE, TAPE):
+        raise ValueError(f"attention must end in {PICTURE} or {TAPE}, got {path}")
+    must_be_writable(path)
+    return 1 if path.suffix == PICTURE else most
+
+
+def must_fit(path: Path | None, count: int, most: int) -> None:
+    """Raise if there are more examples than the file holds."""
+    if path is not None and count > most:
+        raise ValueError(f"--attention holds at most {most} in {path.suffix}, got more; give it fewer")
+
+
+def must_be_of_one(path: Path | None, folders: Sequence[Path]) -> None:
+    """Raise if several models would have to share the file."""
+    if path is not None and len(folders) > 1:
+        raise ValueError(f"--attention is that of one model, got {len(folders)} folders; name one")
+
+
+def save_pairs(writer: Writer, pairs: Sequence[Paired], path: Path, *, layer: int | None = None) -> None:
+    """What was looked at while each target was written: a heat map of one pair, or the capture of all."""
+    tape = writer.tape(pairs)
+    if path.suffix == TAPE:
+        tape.save(path)
+        return
+    name = layer_of(writer.models[0], layer)
+    A, (written, source) = tape[name], tape.tokens_of(name)
+    assert isinstance(A, Weights)
+    regard.views.heatmap(A[0].mean(0), written, source).savefig(path)

@@ -1,0 +1,105 @@
+"""The row statistic that PyTorch's kernels find on their way: the same output to the bit, and the log-sum-exp."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.lens.statistic import Listening, attended
+
+
+def tensors(h=4, g=4, i=9, j=9, d=6, dtype=torch.float32):
+    return torch.randn(2, h, i, d, dtype=dtype), *torch.randn(2, 2, g, j, d, dtype=dtype)
+
+
+CALLS = [
+    pytest.param({}, {}, id="plain"),
+    pytest.param({"i": 1}, {}, id="one row"),
+    pytest.param({"i": 5, "j": 7}, {"is_causal": True}, id="causal from the top left"),
+    pytest.param({"d": 7}, {"scale": 0.3}, id="scale"),
+    pytest.param({"g": 2}, {"enable_gqa": True, "is_causal": True}, id="grouped"),
+    pytest.param({"dtype": torch.float64}, {}, id="double"),
+    pytest.param({"dtype": torch.bfloat16}, {"is_causal": True}, id="half"),
+]
+
+
+@pytest.mark.parametrize(("made", "asked"), CALLS)
+def test_output_is_pytorchs_to_the_bit_and_the_statistic_is_the_log_sum_exp(made, asked):
+    q, k, v = tensors(**made)
+    out, lse = attended(q, k, v, **asked)
+    assert torch.equal(out, F.scaled_dot_product_attention(q, k, v, **asked))
+    s = q.double() @ k.double().repeat_interleave(4 // k.shape[1], 1).mT * asked.get("scale", q.shape[-1] ** -0.5)
+    if "is_causal" in asked:
+        s = s.masked_fill(~torch.ones(s.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    assert lse.shape == q.shape[:3]
+    assert (lse - s.logsumexp(-1)).abs().max() < (1e-3 if q.dtype == torch.bfloat16 else 1e-5)
+
+
+def test_gradients_are_those_of_the_function():
+    leaves = [x.requires_grad_() for x in tensors()]
+    expected = torch.autograd.grad(F.scaled_dot_product_attention(*leaves, is_causal=True).square().sum(), leaves)
+    out, lse = attended(*leaves, is_causal=True)
+    assert not lse.requires_grad
+    assert all(map(torch.equal, torch.autograd.grad(out.square().sum(), leaves), expected))
+
+
+@pytest.mark.parametrize(
+    ("made", "asked"),
+    [
+        ({}, {"attn_mask": torch.ones(9, 9, dtype=torch.bool).tril()}),
+        ({}, {"dropout_p": 0.5}),
+        ({"j": 0}, {}),
+        ({"i": 0}, {}),
+    ],
+)
+def test_there_is_none_where_the_kernel_is_another(made, asked):
+    q, k, v = tensors(**made)
+    torch.manual_seed(0)
+    expected = F.scaled_dot_product_attention(q, k, v, **asked)
+    torch.manual_seed(0)
+    out, lse = attended(q, k, v, **asked)
+    assert lse is None
+    assert torch.equal(out, expected)
+
+
+def test_there_is_none_for_three_dims_gaps_and_autocast():
+    q, k, v = tensors()
+    assert attended(q[0], k[0], v[0])[1] is None
+    assert attended(q[..., ::2], k[..., ::2], v[..., ::2])[1] is None
+    with torch.autocast("cpu", torch.bfloat16):
+        out, lse = attended(q, k, v)
+    assert lse is None
+    assert out.dtype == torch.bfloat16
+
+
+def test_wrong_calls_raise_as_they_do():
+    q, k, v = tensors(g=2)
+    with pytest.raises(RuntimeError):
+        attended(q, k, v)
+
+
+def test_listening_keeps_the_statistic_of_a_single_call():
+    q, k, v = tensors()
+    with Listening() as kernel:
+        out = F.scaled_dot_product_attention(q, k, v)
+    assert torch.equal(out, F.scaled_dot_product_attention(q, k, v))
+    assert kernel.statistic.shape == q.shape[:3]
+    with Listening() as kernel:
+        F.scaled_dot_product_attention(q, k, v)
+        F.scaled_dot_product_attention(q, k, v)
+    assert kernel.statistic is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("asked", [{}, {"is_causal": True}])
+@pytest.mark.parametrize(("g", "d"), [(8, 64), (2, 128)])
+def test_kernels_of_a_gpu_give_the_same_bits_and_tell_the_statistic(g, d, asked, learned):
+    q, k, v = (x.bfloat16().cuda().requires_grad_(learned) for x in tensors(h=8, g=g, i=1000, j=1000, d=d))
+    asked = {**asked, "enable_gqa": g < 8}
+    out, lse = attended(q, k, v, **asked)
+    assert torch.equal(out, F.scaled_dot_product_attention(q, k, v, **asked))
+    s = q.double() @ k.double().repeat_interleave(8 // g, 1).mT * d**-0.5
+    if "is_causal" in asked:
+        s = s.masked_fill(~torch.ones_like(s, dtype=torch.bool).tril(), -torch.inf)
+    assert (lse - s.logsumexp(-1)).abs().max() < 1e-4

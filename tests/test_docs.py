@@ -1,0 +1,216 @@
+"""The docs hold: snippets and examples run, figures and outputs are what examples make, links and names exist."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+import typer
+from PIL import Image
+
+import regard
+from regard import Weights
+from regard.cli import app
+from regard.lens import Tape
+
+ROOT = Path(__file__).parents[1]
+DOCS, EXAMPLES = ROOT / "docs", sorted((ROOT / "examples").glob("*.py"))
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted(DOCS.rglob("*.md"))]
+CHAPTERS = sorted((DOCS / "book").glob("[0-9]*.md"))
+NUMBER = r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def snippets(page: Path) -> list[str]:
+    """Python that is written in the page; what it embeds is run as an example."""
+    return [block for block in fenced(page, "python") if not block.startswith("--8<--")]
+
+
+def ran(arguments: list[str], folder: Path) -> str:
+    environment = os.environ | {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_there_is_something_to_run():
+    assert len(snippets(ROOT / "README.md")) > 3
+    assert len(EXAMPLES) > 3
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=name_of)
+def test_snippets_run_one_after_the_other(page, tmp_path):
+    ran(["-c", "\n".join(snippets(page))], tmp_path)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
+def test_an_example_writes_the_figures_and_prints_the_numbers_of_its_chapter(path, tmp_path):
+    printed = ran([str(path), str(tmp_path)], tmp_path)
+    chapter = DOCS / "book" / f"{path.stem}.md"
+    for figure in tmp_path.rglob("*.png"):
+        assert_same_picture(figure, DOCS / "images" / figure.name)
+    if chapter in CHAPTERS:
+        text = chapter.read_text(encoding="utf8")
+        assert f'--8<-- "examples/{path.name}"' in text
+        assert {figure.name for figure in tmp_path.glob("*.png")} == set(re.findall(r"images/([\w]+\.png)", text))
+        quoted = [*fenced(chapter, "text"), *(block for block in fenced(chapter, "") if begins_as(block, printed))]
+        for block in quoted:
+            assert_printed(block.splitlines(), printed.splitlines())
+
+
+def assert_same_picture(found: Path, committed: Path) -> None:
+    """Alike at the coarseness of a thumbnail: fonts and rounding may differ between machines, what is shown may not."""
+    now, then = (numpy.asarray(Image.open(x).convert("L").resize((24, 12)), float) for x in (found, committed))
+    assert numpy.abs(now - then).mean() < 5, f"{committed} is not what {found.name} shows now"
+    assert committed.stat().st_size < 250_000
+
+
+def assert_printed(quoted: list[str], printed: list[str]) -> None:
+    """Every quoted line was printed, in this order: the same words, and numbers within the luck of a training run."""
+    lines = iter(printed)
+    for line in filter(str.strip, quoted):
+        assert any(same_line(line, other) for other in lines), f"{line!r} was not printed"
+
+
+def begins_as(block: str, printed: str) -> bool:
+    """Is this block, which may as well be an equation, something that was printed?"""
+    return words(block.splitlines()[0]) in map(words, printed.splitlines())
+
+
+def same_line(quoted: str, printed: str) -> bool:
+    if words(quoted) != words(printed):
+        return False
+    slack = 15 if "%" in quoted else 0.15
+    return all(abs(a - b) <= max(0.25 * abs(a), slack) for a, b in zip(numbers(quoted), numbers(printed), strict=True))
+
+
+def words(line: str) -> list[str]:
+    return re.sub(NUMBER, "0", line).split()
+
+
+def numbers(line: str) -> list[float]:
+    return [float(found.replace(",", "")) for found in re.findall(NUMBER, line)]
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=name_of)
+def test_a_chapter_is_short_and_ends_with_an_exercise_that_is_answered(page):
+    text = page.read_text(encoding="utf8")
+    assert 40 <= len(text.splitlines()) <= 170
+    answer = re.search(r"`(test_\w+)` in `(tests/test_exercises_[ab]\.py)`", text.partition("## Exercise")[2])
+    assert answer is not None
+    assert f"def {answer[1]}(" in (ROOT / answer[2]).read_text(encoding="utf8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_a_page_names_exist(page):
+    text = page.read_text(encoding="utf8")
+    for name in re.findall(r"\]\(((?!http)[^)#\s]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / name).exists(), name
+    for name in re.findall(r"`((?:src|tests|examples|docs|benchmarks)/[\w./]+)`", text):
+        assert (ROOT / name).exists(), name
+
+
+# Names in running text: those of the package must be there, others must be known.
+
+ROOMS = [regard, *(importlib.import_module(f"regard.{room}") for room in regard.ROOMS)]
+TASKS = [getattr(regard.tasks, name) for name in regard.tasks.__all__]
+OTHERS = [builtins, torch, torch.nn, torch.nn.functional]
+KNOWN = {name for place in (*ROOMS, *TASKS, *OTHERS) for name in dir(place)}
+FOREIGN = {"AutoModel", "AttentionInterface", "FlexAttention", "OpenSeadragon", "TransformerLens", "CircuitsVis"}
+
+
+def spoken(page: Path) -> list[str]:
+    """Code in running text."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf8"), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_names_in_running_text_are_those_of_the_package(page):
+    for code in spoken(page):
+        for dotted in re.findall(r"\bregard((?:\.[A-Za-z_]\w*)+)", code):
+            if not dotted.endswith((".tape", ".safetensors", ".html")):
+                assert resolves(dotted.split(".")[1:]), code
+        for owner, name in re.findall(r"\b(A|tape)\.([a-z_]\w*)", code):
+            assert hasattr(Weights if owner == "A" else Tape, name), code
+        for name in re.findall(r"(?<![\w./\"'-])([A-Z][a-z]+(?:[A-Z0-9][a-z0-9]*)*)\(", code):
+            assert name in KNOWN | FOREIGN, f"{name} in {code!r}"
+
+
+def resolves(names: list[str]) -> bool:
+    place = regard
+    for n, name in enumerate(names):
+        try:
+            place = getattr(place, name)
+        except AttributeError:
+            if find_spec(".".join(["regard", *names[: n + 1]])) is None:
+                return False
+            place = importlib.import_module(".".join(["regard", *names[: n + 1]]))
+    return True
+
+
+COMMANDS = typer.main.get_command(app).commands
+TRAINS = COMMANDS["train"].commands
+FLAGS = {
+    flag
+    for command in (*COMMANDS.values(), *TRAINS.values())
+    for parameter in command.params
+    for flag in (*parameter.opts, *parameter.secondary_opts)
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_and_flags_are_those_of_the_command_line(page):
+    text = page.read_text(encoding="utf8")
+    shell = [*spoken(page), *fenced(page, "")]
+    for code in shell:
+        for line in code.replace("\\\n", " ").splitlines():
+            called = re.search(r"(?:^|[ /])regard(?:\.cli)? ([a-z]+)(?: ([a-z]+))?", line)
+            if called is None or line.lstrip().startswith(("import", "from", "error", "regard 0")):
+                continue
+            assert called[1] in COMMANDS, line
+            if called[1] == "train":
+                assert called[2] is None or called[2] in TRAINS, line
+            for flag in re.findall(r"(?<=\s)--[a-z][a-z-]+", line.partition("regard")[2]):
+                assert flag in FLAGS or flag in ("--help", "--version"), f"{flag} in {line}"
+    assert text.strip()
+
+
+def test_the_page_of_the_command_line_has_every_command():
+    text = (DOCS / "reference" / "command_line.md").read_text(encoding="utf8")
+    listed = set(re.findall(r"^\| `regard ([a-z ]+)`", text, flags=re.MULTILINE))
+    assert listed == {name for name in COMMANDS if name != "train"} | {f"train {name}" for name in TRAINS}
+
+
+def test_the_reference_has_every_public_name_of_the_operator():
+    text = (DOCS / "reference" / "operator.md").read_text(encoding="utf8")
+    listed = [name for names in re.findall(r"members: \[([^]]+)\]", text) for name in names.split(", ")]
+    assert sorted(listed) == sorted(regard.__all__)
+
+
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed; pip install 'regard[docs]'")
+def test_the_site_is_built_without_a_warning(tmp_path):
+    config, site = str(ROOT / "mkdocs.yml"), tmp_path / "site"
+    ran(["-m", "mkdocs", "build", "--strict", "--config-file", config, "--site-dir", str(site)], ROOT)
+    pages = list(site.rglob("*.html"))
+    assert len(pages) >= len(list(DOCS.rglob("*.md")))
+    for page in pages:
+        assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=.https?:[^>]+", page.read_text("utf8")), page
