@@ -87,7 +87,7 @@ for depth in (1, 2, 3, 4):
                 segment = segment + layer(segment, memory.extend(segment))
     last = segment[:, -1]  # of each row
     felt = int((last[:-1] != last[-1]).any(-1).sum())
-    print(f"{depth} layers with a memory of {w} states: the last token feels {felt} tokens")
+    print(f"depth {depth}, a memory of {w} states a layer: the last token feels {felt} tokens")
 
 layer = Attention(32, 4, mask=Causal() & Window(w)).eval()
 cache = layer.new_cache()

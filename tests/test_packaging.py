@@ -44,6 +44,7 @@ def test_the_wheel_holds_the_package_its_types_and_the_viewer(built):
     assert set(STATIC) <= names
     assert "regard/py.typed" in names
     assert not [name for name in names if "node_modules" in name or name.startswith(("tests", "docs"))]
+    assert all(name.startswith("regard/views/web/dist/") for name in names if name.startswith("regard/views/web/"))
 
 
 def test_the_sdist_builds_the_same_wheel(built, tmp_path):

@@ -62,8 +62,10 @@ def test_whatever_a_model_writes_is_text_on_the_page(tmp_path):
 
 @pytest.mark.slow
 def test_the_demo_keeps_what_it_promises(tmp_path):
-    found = _numbers(well("demo", "--out", tmp_path / "demo").out)
+    ended = well("demo", "--out", tmp_path / "demo")
+    found, [seconds] = _numbers(ended.out), re.findall(r"(\d+) seconds in all", ended.out)
     assert len(found) == len(BARS)
+    assert int(seconds) <= 300, "more than five minutes; were two cores free?"
     for (name, least), value in zip(BARS.items(), found, strict=True):
         assert value >= least, name
 

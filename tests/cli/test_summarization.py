@@ -49,6 +49,13 @@ def test_what_was_looked_at_is_a_picture_or_a_tape(summarizer, tmp_path):
     assert "Bela" in "".join(tape.tokens_of(name, batch=1)[1])
 
 
+def test_a_model_that_knows_where_it_looked_has_a_picture_too(files, tmp_path):
+    data = ["--documents", files / "news", "--summaries", files / "headlines", "--coverage", 1]
+    well("train", "summarization", *data, *SMALL, "--steps", 1, "--out", tmp_path / "run")
+    well("summarize", tmp_path / "run", "--attention", tmp_path / "a.png", stdin=f"{NEWS[0]}\n")
+    assert imread(tmp_path / "a.png").ndim == 3
+
+
 def test_what_is_not_read_is_counted(summarizer):
     told = "1 of 2 documents have more than 8 tokens, of which the rest was not read"
     assert told in well("summarize", summarizer, stdin=f"{'The fox ' * 9}\nThe fox\n").err

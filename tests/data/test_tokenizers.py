@@ -5,8 +5,10 @@ import pickle
 from itertools import pairwise
 
 import pytest
+import tokenizers as hf
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import models
 
 from regard.data import DataError, Tokenizer
 
@@ -238,3 +240,26 @@ def test_unknown_tokens_are_called_by_their_text_and_joined_again(kind, text):
         assert joined == " ".join(text.split())
     if kind in ("characters", "bpe"):
         assert joined == text
+
+
+def test_padding_and_the_start_stand_in_no_text_unless_texts_end_with_them():
+    tokenizer = Tokenizer.characters(["ab"])
+    assert tokenizer.unwritten == (tokenizer.pad, tokenizer.bos)
+    inner = hf.Tokenizer(models.WordLevel({"<|endoftext|>": 0, "a": 1}, unk_token="a"))
+    assert Tokenizer(inner).unwritten == ()
+
+
+def test_labels_of_byte_level_pieces_read_as_text():
+    tokenizer = Tokenizer.bpe(["ein schönes Haus", "ein schönes Haus"], size=290)
+    ids = tokenizer.encode("ein schönes Häuschen", eos=True)
+    labels = tokenizer.labels(ids)
+    assert labels[-1] == "<eos>"
+    assert " schönes" in labels
+    assert "ĠschÃ¶nes" in tokenizer.tokens(ids)
+    assert Tokenizer.words(["ein Haus"]).labels([4, 5]) == Tokenizer.words(["ein Haus"]).tokens([4, 5])
+
+
+def test_specials_spelled_out_in_a_text_leave_no_gap_between_ids():
+    tokenizer = Tokenizer.words(["a <unk> b <eos> c", "a b c <unk>"], split="space", size=50)
+    assert tokenizer.tokens(range(len(tokenizer))) == ["<pad>", "<unk>", "<bos>", "<eos>", "a", "b", "c"]
+    assert tokenizer.encode("a <unk> zz") == [4, 1, 1]

@@ -69,6 +69,19 @@ def test_weights_are_arranged_where_it_pays(rows, size, dtype, is_arranged):
     torch.testing.assert_close(y, F.linear(x, layer.weight, layer.bias))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("little", "turned"), [(0, False), (2**40, True)])
+def test_weights_are_turned_where_there_is_little_work(monkeypatch, little, turned, bias):
+    monkeypatch.setattr(module, "LITTLE", little)
+    monkeypatch.setattr(module, "ON_ARM", True)
+    layer, prepared = layer_of(bias=bias), Prepared()
+    x = torch.randn(5, 1, 515)
+    with prepared.for_rows(x):
+        y = layer(x)
+    assert [one.turned for one in prepared._arranged.values()] == [turned] * module.ARRANGES
+    torch.testing.assert_close(y, F.linear(x, layer.weight, layer.bias))
+
+
 @pytest.mark.parametrize("on_arm", [False, True])
 def test_one_row_is_multiplied_to_the_bit_as_ever(monkeypatch, on_arm):
     monkeypatch.setattr(module, "ON_ARM", on_arm)

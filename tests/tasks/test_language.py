@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from regard.data import DataError, Tokenizer
+from regard.models import Gpt
 from regard.tasks import Vocabulary, language
 from regard.tasks.language import LanguageModel, Model
 from regard.train import Constant, Linear, Recipe, Silence, checkpoint
@@ -45,6 +46,22 @@ def row(model, lines):
     for line in lines:
         ids += [*model.tokenizer.encode(line), model.tokenizer.eos]
     return ids
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_what_no_text_holds_is_never_written(temperature, model, monkeypatch):
+    words, step, seen = model.tokenizer, Gpt.step, []
+
+    def loud(self, tokens, state):
+        seen.extend(tokens.flatten().tolist())
+        logits, state = step(self, tokens, state)
+        logits[..., [words.pad, words.bos]] += 50
+        return logits, state
+
+    monkeypatch.setattr(Gpt, "step", loud)
+    model.generate("the", tokens=20, samples=3, temperature=temperature)
+    assert len(seen) > 40
+    assert not {words.pad, words.bos} & set(seen)
 
 
 @torch.no_grad()

@@ -82,6 +82,33 @@ def test_n_best_are_sorted_and_the_first_is_the_best(folder):
     assert translator.translate(["eins und zwei"], beam=4) == best[:1]
 
 
+class Loud:
+    """A stepper that finds some tokens likelier than all others."""
+
+    def __init__(self, inner, tokens):
+        self.inner, self.tokens = inner, list(tokens)
+
+    def start(self, source):
+        return self.inner.start(source)
+
+    def step(self, tokens, state):
+        logits, state = self.inner.step(tokens, state)
+        logits[..., self.tokens] += 50
+        return logits, state
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_what_no_text_holds_is_never_written(beam, folder, monkeypatch):
+    translator, seen = Translator.load(folder), []
+    words = translator.tokenizers.target
+    translator._stepper = Loud(translator.models[0], (words.pad, words.bos))
+    written = translator._written
+    monkeypatch.setattr(translator, "_written", lambda one, line: seen.append(one.tokens) or written(one, line))
+    translator.translate(["eins", "zwei und drei"], beam=beam)
+    assert len(seen) == 2
+    assert all(tokens and not {words.pad, words.bos} & set(tokens) for tokens in seen)
+
+
 def test_scores_are_what_the_loss_of_the_model_says(folder):
     translator = Translator.load(folder)
     scores = translator.score(PAIRS)

@@ -188,7 +188,7 @@ def long(desk):
 
 def test_a_coarse_tile_is_a_preview_first_and_exact_soon(long, monkeypatch):
     tape, asked = long
-    monkeypatch.setattr(module, "AT_ONCE", 1000)
+    monkeypatch.setattr(library, "AT_ONCE", 1000)
     header, arrays = parsed(asked.tile(0, 0, 0, 1, None, 2, 0, 0))
     assert (header["state"], header["retry"]) == ("preview", 0.4)
     header, exact = settled(lambda: asked.tile(0, 0, 0, 1, None, 2, 0, 0))
@@ -205,7 +205,7 @@ def test_a_map_that_fits_is_exact_at_once(long, monkeypatch):
     tape = Tape({("a", 0): weights(q, k)})
     tape.summarize()
     asked.library.captures.append(Capture(tape, "fits"))
-    monkeypatch.setattr(module, "AT_ONCE", 1000)
+    monkeypatch.setattr(library, "AT_ONCE", 1000)
     header, arrays = parsed(asked.tile(1, 0, 0, 0, None, 2, 0, 0))
     assert header["state"] == "exact"
     assert arrays.keys() == {"mean"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 import regard
 
 from ..ops.lazy import Weights
@@ -20,9 +22,9 @@ def room(path: Path | None, most: int) -> int:
     """How many examples the file holds: one in a picture, else `most`; raises unless it can be written."""
     if path is None:
         return most
+    must_be_writable(path)
     if path.suffix not in (PICTURE, TAPE):
         raise ValueError(f"attention must end in {PICTURE} or {TAPE}, got {path}")
-    must_be_writable(path)
     return 1 if path.suffix == PICTURE else most
 
 
@@ -45,6 +47,14 @@ def save_pairs(writer: Writer, pairs: Sequence[Paired], path: Path, *, layer: in
         tape.save(path)
         return
     name = layer_of(writer.models[0], layer)
-    A, (written, source) = tape[name], tape.tokens_of(name)
+    calls = [key for key in tape if key[0] == name]  # one, or one a step where each needs the one before
+    look = torch.cat([_weights(tape[key])[0].mean(0) for key in calls])
+    _, source = tape.tokens_of(calls[0])
+    target = writer.tokenizers.encode(pairs)[0]["target"].tolist()
+    written = writer.tokenizers.spoken(target, pairs[0].source)
+    regard.views.heatmap(look, written, source).savefig(path)
+
+
+def _weights(A: object) -> Weights:
     assert isinstance(A, Weights)
-    regard.views.heatmap(A[0].mean(0), written, source).savefig(path)
+    return A

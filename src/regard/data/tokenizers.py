@@ -216,9 +216,13 @@ class Tokenizer:
         return self._inner.decode([int(id) for id in ids if int(id) not in silent], skip_special_tokens=False)
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """What each id is called, for showing: `['ein', 'Ġklein', '<eos>']`."""
+        """What each id is called: `['ein', 'ĠgrÃ¼n', '<eos>']`, bytes as byte-level BPE spells them."""
         found = [self._inner.id_to_token(int(id)) for id in ids]
         return ["<none>" if token is None else token for token in found]
+
+    def labels(self, ids: Iterable[int]) -> list[str]:
+        """What each id reads as, for showing: `['ein', ' grün', '<eos>']`."""
+        return spelled(self.tokens(ids), self._inner.decoder)
 
     def pieces(self, text: str) -> list[str]:
         """What each token of a text is called, as `tokens` has it, but one that is `unk` by the text it stands for.
@@ -270,7 +274,7 @@ class Tokenizer:
             raise TypeError("texts must be many texts, got one; pass [text]")
         trainer = trainer(vocab_size=size, special_tokens=everything, show_progress=False, **options)
         inner.train_from_iterator(_some(texts), trainer)
-        return cls(inner)
+        return cls(_renumbered(inner, everything) if isinstance(inner.model, models.WordLevel) else inner)
 
     def _must(self, role: str, name: str | None) -> int:
         id = self._find(role, name)
@@ -317,3 +321,27 @@ def _plain(inner: hf.Tokenizer) -> hf.Tokenizer:
     inner.no_truncation()
     inner.encode_special_tokens = True
     return inner
+
+
+def _renumbered(trained: hf.Tokenizer, specials: Sequence[str]) -> hf.Tokenizer:
+    """The same words, specials first and no id left out: one that a text spells out is counted twice in training."""
+    words = sorted(trained.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
+    named = [*specials, *(word for word, _ in words if word not in specials)]
+    inner = hf.Tokenizer(models.WordLevel({word: id for id, word in enumerate(named)}, unk_token="<unk>"))
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        if getattr(trained, part) is not None:
+            setattr(inner, part, getattr(trained, part))
+    inner.add_special_tokens(list(specials))
+    return inner
+
+
+def spelled(pieces: Sequence[str], decoder: object) -> list[str]:
+    """Pieces as people read them: byte-level BPE spells bytes, and 'ĠschÃ¶n' is ' schön'; half a character stays.
+
+    >>> spelled(["ĠschÃ¶n", "Ã"], decoders.ByteLevel())
+    [' schön', 'Ã']
+    """
+    if "ByteLevel" not in repr(decoder):
+        return list(pieces)
+    texts = [decoders.ByteLevel().decode([piece]) for piece in pieces]
+    return [piece if "\ufffd" in text else text for piece, text in zip(pieces, texts, strict=True)]

@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .shares import add_products, dealt_keys, keys_of_threads, larger, rows_of_threads
 from .tiles import EVERYTHING, LN2, LOG2E, NEVER, NOTHING, Bias, Pattern, band, log2_weights, padded, ready, strides
 
 
@@ -174,7 +175,7 @@ def _fold(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of A.T, added to what is known of its rows and its keys."""
-    local = _dealt(J, WARPS)
+    local = dealt_keys(J, WARPS)
     col = col_tile * J + local
     feature = tl.arange(0, D)
     # The tile moves the pointer; what is added to it is the same for every tile.
@@ -192,12 +193,12 @@ def _fold(
     )  # fmt: skip
     p = tl.exp2(t)
     share: tl.constexpr = J // (8 * min(WARPS, J // 16))
-    p_held = _keys_of_threads(p, I, J, WARPS)
+    p_held = keys_of_threads(p, I, J, WARPS)
     if ENTROPY is not None:
-        entropy = _add_products(entropy, p_held, _keys_of_threads(t, I, J, WARPS), share)
+        entropy = add_products(entropy, p_held, keys_of_threads(t, I, J, WARPS), share)
     if LARGEST is not None:
         # Of numbers that are not negative the bits are ordered as they are, and whole numbers are compared by threes.
-        largest = tl.maximum(largest, tl.max(p_held.to(tl.int32, bitcast=True), 2))
+        largest = larger(largest, p_held.to(tl.int32, bitcast=True), share)
     if DISTANCE is not None:
         # Counted from the first row and the tile of keys: both numbers are small where they nearly cancel.
         start = col_tile * J - first
@@ -211,9 +212,9 @@ def _fold(
             # Off the diagonal all distances of a tile have one sign.
             sign = tl.where(start <= 0, 1.0, -1.0)
             gap = position[None, :] * sign - ((start + local).to(tl.float32) * sign)[:, None]
-        distance = _add_products(distance, p_held, _keys_of_threads(gap, I, J, WARPS), share)
+        distance = add_products(distance, p_held, keys_of_threads(gap, I, J, WARPS), share)
     if RECEIVED is not None or cells is not None:
-        sums = tl.sum(_rows_of_threads(p, I, J, BINS), 3)  # [J, BINS, 4]
+        sums = tl.sum(rows_of_threads(p, I, J, BINS), 3)  # [J, BINS, 4]
         if RECEIVED is not None:
             # Warps that share keys add their sums one by one rather than wait for each other.
             sides: tl.constexpr = max(1, WARPS * 16 // J)
@@ -228,7 +229,7 @@ def _fold(
         if cells is not None:
             if WHOLE:
                 threads: tl.constexpr = 8 * min(WARPS, J // 16)
-                sums = tl.sum(_keys_of_threads(tl.reshape(sums, (J, BINS * 4)), BINS * 4, J, WARPS), 2)
+                sums = tl.sum(keys_of_threads(tl.reshape(sums, (J, BINS * 4)), BINS * 4, J, WARPS), 2)
                 sums = tl.reshape(sums, (threads, BINS, 4))
                 key = col_tile * J + tl.arange(0, threads) * (J // threads)
             else:
@@ -240,45 +241,6 @@ def _fold(
             if DETERMINISTIC:
                 tl.debug_barrier()
     return entropy, largest, distance
-
-
-@triton.jit
-def _add_products(total, x, y, N: tl.constexpr):
-    """total + sum of x * y over their last dim, of N: a multiply-add each, one after the other."""
-    if N == 1:
-        total += tl.reshape(x, total.shape) * tl.reshape(y, total.shape)
-    else:
-        x0, x1 = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], N // 2, 2)))
-        y0, y1 = tl.split(tl.reshape(y, (x.shape[0], x.shape[1], N // 2, 2)))
-        total = _add_products(total, x0, y0, N // 2)
-        total = _add_products(total, x1, y1, N // 2)
-    return total
-
-
-@triton.jit
-def _dealt(J: tl.constexpr, WARPS: tl.constexpr):
-    """Which key of its tile each row of the product is.
-
-    A thread holds rows of the product 8 apart, and those 16 a warp apart: it is given neighbours instead.
-    """
-    n = tl.arange(0, J)
-    share: tl.constexpr = min(WARPS, J // 16)
-    return (n // 16 % share * 8 + n % 8) * (J // share // 8) + n // (16 * share) * 2 + n // 8 % 2
-
-
-@triton.jit
-def _keys_of_threads(x, I: tl.constexpr, J: tl.constexpr, WARPS: tl.constexpr):
-    """The keys of a query by the thread that holds them: `J I -> threads I keys`."""
-    share: tl.constexpr = min(WARPS, J // 16)
-    parts = tl.permute(tl.reshape(x, (J // (16 * share), share, 2, 8, I)), (1, 3, 4, 0, 2))
-    return tl.reshape(parts, (8 * share, I, J // (8 * share)))
-
-
-@triton.jit
-def _rows_of_threads(x, I: tl.constexpr, J: tl.constexpr, BINS: tl.constexpr):
-    """The queries of a key by bin and thread, every fourth pair: `J I -> J bins 4 queries`."""
-    parts = tl.permute(tl.reshape(x, (J, BINS, I // BINS // 8, 4, 2)), (0, 1, 3, 2, 4))
-    return tl.reshape(parts, (J, BINS, 4, I // BINS // 4))
 
 
 class Bins(NamedTuple):

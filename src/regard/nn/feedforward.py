@@ -33,7 +33,8 @@ class FeedForward(nn.Module):
         self.down = Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
-        return self.down(self.dropout(self.activation(self.up(x))))
+        inside = self.activation(self.up(x))
+        return self.down(self.dropout(inside) if self.training else inside)
 
 
 class GatedFeedForward(nn.Module):
@@ -53,4 +54,5 @@ class GatedFeedForward(nn.Module):
         self.down = Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
-        return self.down(self.dropout(self.activation(self.gate(x)) * self.up(x)))
+        inside = self.activation(self.gate(x)) * self.up(x)
+        return self.down(self.dropout(inside) if self.training else inside)

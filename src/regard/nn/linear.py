@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 MOST = 128  # rows beyond which it hardly shows that weights are arranged anew at each product
 LEAST = 2**18  # numbers in a matrix below which it does not pay
+LITTLE = 2**23  # products of numbers for which the kernel that takes arranged weights begins too slowly
 BEHIND = 4096  # numbers, a page at least
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -77,10 +78,12 @@ class Prepared:
             return F.linear(x, weight, bias)
         found = self._arranged.get(id(weight))
         if found is None or found.version != weight._version or found.place != weight.data_ptr():
-            arranged = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), x.numel() // x.shape[-1])
-            found = Arranged(weight, weight._version, weight.data_ptr(), arranged)
-            self._arranged[id(weight)] = found
-        return torch.ops.mkldnn._linear_pointwise(x, found.arranged, bias, "none", [], "")
+            found = self._arranged[id(weight)] = Arranged.of(weight, x.numel() // x.shape[-1])
+        if not found.turned:
+            return torch.ops.mkldnn._linear_pointwise(x, found.arranged, bias, "none", [], "")
+        rows = x.reshape(-1, x.shape[-1])
+        out = rows @ found.arranged if bias is None else torch.addmm(bias, rows, found.arranged)
+        return out.view(*x.shape[:-1], -1)
 
 
 class Arranged(NamedTuple):
@@ -90,6 +93,15 @@ class Arranged(NamedTuple):
     version: int
     place: int
     arranged: Tensor
+    turned: bool  # in features by out features, for the plain kernel
+
+    @classmethod
+    def of(cls, weight: Tensor, rows: int) -> Arranged:
+        """The weight for so many rows: turned where they are little work, else as oneDNN wants it."""
+        turned = ON_ARM and rows * weight.numel() <= LITTLE
+        still = weight.detach()
+        arranged = still.t().contiguous() if turned else torch.ops.mkldnn._reorder_linear_weight(still, rows)
+        return cls(weight, weight._version, weight.data_ptr(), arranged, turned)
 
 
 def _on_firm_ground(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -43,7 +43,8 @@ class PreNorm(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "b n dim"], f: Callable[[Tensor], Tensor]) -> Float[Tensor, "b n dim"]:
-        return x + self.dropout(f(self.norm(x)))
+        added = f(self.norm(x))
+        return x + (self.dropout(added) if self.training else added)
 
 
 class PostNorm(nn.Module):
@@ -55,4 +56,5 @@ class PostNorm(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "b n dim"], f: Callable[[Tensor], Tensor]) -> Float[Tensor, "b n dim"]:
-        return self.norm(x + self.dropout(f(x)))
+        added = f(x)
+        return self.norm(x + (self.dropout(added) if self.training else added))

@@ -284,7 +284,7 @@ class Describer:
         for place, row in zip(target, rows, strict=True):
             place[: len(row)] = torch.tensor(row)
         inputs = shifted(target, start=model.config.start)
-        heard, written = ([self.tokenizer.tokens(row) for row in x.tolist()] for x in (inputs, target))
+        heard, written = ([self.tokenizer.labels(row) for row in x.tolist()] for x in (inputs, target))
         crossing = aligning.cross_layers(model)
         n = _places(self.sight, model)
         places = [f"{place // _side(n)},{place % _side(n)}" for place in range(n)]

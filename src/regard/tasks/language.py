@@ -225,7 +225,7 @@ class LanguageModel:
         row = _row(text.splitlines(), self.tokenizer)[:-1]
         if len(row) > self.length:
             raise ValueError(f"the text has {len(row)} tokens, and the model reads at most {self.length}; shorten it")
-        with capture(self.model, self.tokenizer.tokens(row.tolist())) as tape, torch.no_grad():
+        with capture(self.model, self.tokenizer.labels(row.tolist())) as tape, torch.no_grad():
             self.model(torch.as_tensor(row.astype(np.int64), device=self.device)[None])
         return tape
 

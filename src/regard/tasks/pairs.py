@@ -58,11 +58,11 @@ class Tokenizers(NamedTuple):
 
     def heard(self, ids: Sequence[int], source: str) -> list[str]:
         """The tokens of a source."""
-        return self.source.tokens(ids)
+        return self.source.labels(ids)
 
     def spoken(self, ids: Sequence[int], source: str) -> list[str]:
         """The tokens of what was written from a source."""
-        return self.target.tokens(ids)
+        return self.target.labels(ids)
 
     def read(self, texts: Sequence[str]) -> list[list[int]]:
         """Sources as ids. The end makes sure that even an empty text has something to attend to."""

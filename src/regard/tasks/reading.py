@@ -116,7 +116,7 @@ class Beside:
     """
 
     def __init__(self, tokenizer: Tokenizer, spelling: Spelling | None) -> None:
-        self.bos, self.eos, self.tokens = tokenizer.bos, tokenizer.eos, tokenizer.tokens
+        self.bos, self.eos, self.labels = tokenizer.bos, tokenizer.eos, tokenizer.labels
         self.pad = {"document": tokenizer.pad, "question": tokenizer.pad}
         self.scale = 1 if spelling is None else spelling.letters
 
@@ -146,7 +146,7 @@ class Beside:
 
     def named(self, batch: Mapping[str, Tensor]) -> Any:
         """The tokens of each layer, as `capture` takes them."""
-        document, question = ([self.tokens(row) for row in batch[name].tolist()] for name in ("document", "question"))
+        document, question = ([self.labels(row) for row in batch[name].tolist()] for name in ("document", "question"))
         return {"both.to_document": (question, document), "both.to_question": (document, question), "itself": document}
 
     def look(self, tape: Tape, first: int) -> Tensor:
@@ -161,7 +161,7 @@ class Behind:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, types: int, first: int) -> None:
-        self.bos, self.ends, self.tokens = tokenizer.bos, [tokenizer.eos] * (2 if first else 1), tokenizer.tokens
+        self.bos, self.ends, self.labels = tokenizer.bos, [tokenizer.eos] * (2 if first else 1), tokenizer.labels
         self.types = types
         self.pad = {"ids": tokenizer.pad, "types": 0}
         self.scale = 1
@@ -187,7 +187,7 @@ class Behind:
 
     def named(self, batch: Mapping[str, Tensor]) -> Any:
         """The tokens of every layer, as `capture` takes them."""
-        return [self.tokens(row) for row in batch["ids"].tolist()]
+        return [self.labels(row) for row in batch["ids"].tolist()]
 
     def look(self, tape: Tape, first: int) -> Tensor:
         """How the words of a question, before the place where the window begins, look at the row in the last layer."""

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..data import Pair
 from ..data.pictures import read_image
+from ..data.tokenizers import spelled
 from ..lens import Tape, capture
 from . import captioning, classification, language, runs, translation
 
@@ -115,17 +117,23 @@ def _hugging_face(folder: Path, text: str | None, image: str | Path | None) -> T
         raise ValueError(
             f"the text has {encoded['input_ids'].shape[1]} tokens, and the model reads at most {limit}; shorten it"
         )
-    source = tokenizer.convert_ids_to_tokens(encoded["input_ids"][0])
+    source = _named(tokenizer, encoded["input_ids"][0])
     if not config.is_encoder_decoder:
         with capture(model, source) as tape, torch.no_grad():
             model(**encoded)
         return tape
     with torch.no_grad():
         written = model.generate(**encoded)
-    target = tokenizer.convert_ids_to_tokens(written[0])
+    target = _named(tokenizer, written[0])
     with capture(model, {"*": source, "*decoder*": target, **_crossing(target, source)}) as tape, torch.no_grad():
         model(**encoded, decoder_input_ids=written)
     return tape
+
+
+def _named(tokenizer: Any, ids: Tensor) -> list[str]:
+    """What each id is called, for showing."""
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    return spelled(tokenizer.convert_ids_to_tokens(ids), getattr(inner, "decoder", None))
 
 
 def _crossing(target: Sequence[str], source: Sequence[str]) -> dict[str, tuple[list[str], list[str]]]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 name = "flex"
 MOST = 2**16 - 1
+WIDEST = 256  # numbers of a key or a value: of wider ones its backward finds no room for a tile
 RECOMPILATIONS = 1024
 DEVICES = ("cuda",)  # on the CPU FlexAttention stores the matrix and has no backward: good for tests alone
 
@@ -53,6 +54,8 @@ def objections(call: Call) -> list[str]:
         found.append("values must have the heads of keys")
     if call.q.device.type == "cuda" and min(call.k.shape[-1], call.v.shape[-1]) < 16:
         found.append("on a GPU it takes widths of 16 and more")
+    if call.q.device.type == "cuda" and (widest := max(call.k.shape[-1], call.v.shape[-1])) > WIDEST:
+        found.append(f"on a GPU it takes widths up to {WIDEST}, got {widest}")
     if 0 in call.shape:
         found.append("there is nothing to attend to")
     if call.shape[0] * call.shape[1] > MOST:

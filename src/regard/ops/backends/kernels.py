@@ -57,7 +57,8 @@ def fused(
     d = q.shape[-1]
     match choice(q, k, v, added=added, causal=causal, dropout=dropout):
         case Kernel.FLASH:
-            q, k, v = (F.pad(x, (0, -d % 8)) for x in (q, k, v))
+            if d % 8:
+                q, k, v = (F.pad(x, (0, -d % 8)) for x in (q, k, v))
             out, lse, *_ = aten._scaled_dot_product_flash_attention.default(
                 q, k, v, dropout, causal, False, scale=scale
             )
