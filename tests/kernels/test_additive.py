@@ -8,6 +8,7 @@ import torch
 import regard as R
 from regard import attend, explain, weights
 from regard.kernels.additive import additive_scores
+from regard.ops.backends import triton
 
 
 def oracle(q, k, u):
@@ -65,6 +66,31 @@ def test_additive_attention_and_its_gradients_are_those_of_the_reference(mask, d
     grads = torch.autograd.grad(out.sin().sum(), leaves), torch.autograd.grad(want.sin().sum(), exact)
     for ours, theirs in zip(*grads, strict=True):
         torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("whole", [0, 2**24], ids=["in blocks", "at once"])
+def test_grouped_heads_and_half_precision_are_right_whole_and_in_blocks(whole, device, monkeypatch):
+    monkeypatch.setattr(triton, "WHOLE", whole)
+    shapes = (2, 4, 7, 5), (2, 2, 9, 5), (2, 2, 9, 3), (4, 5)
+    leaves = [torch.randn(shape, device=device).bfloat16().requires_grad_() for shape in shapes]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    out, want = (
+        attend(q, k, v, score=R.Additive(u), backend=backend)
+        for (q, k, v, u), backend in ((leaves, "triton"), (exact, "reference"))
+    )
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
+    grads = torch.autograd.grad(out.sum(), leaves), torch.autograd.grad(want.sum(), exact)
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, atol=5e-2, rtol=5e-2)
+
+
+def test_a_second_derivative_is_refused(device):
+    q, k, v = (torch.randn(1, 1, 4, 5, device=device).requires_grad_() for _ in range(3))
+    out = attend(q, k, v, score=R.Additive(torch.ones(5, device=device)), backend="triton")
+    [first] = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once; pass backend='reference'"):
+        first.sum().backward()
 
 
 def test_additive_attention_goes_to_the_kernel_unasked(device):

@@ -15,7 +15,7 @@ Cost: O(i j d) arithmetic, i j numbers of output (the caller cuts rows into piec
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +62,7 @@ def _over(x, y, FAST: tl.constexpr):
 
 @triton.jit
 def _scores(
-    Q, K, E, F, U, BOUND, S, q_b, q_h, q_i, k_b, k_g, k_j, u_h, heads, n_i, n_j, d, width, room_i, room_j,
+    Q, K, E, F, U, TOTAL, BOUND, S, q_b, q_h, q_i, k_b, k_g, k_j, u_h, heads, n_i, n_j, d, width, room_i, room_j,
     GROUP: tl.constexpr,
     I: tl.constexpr,
     J: tl.constexpr,
@@ -74,6 +74,7 @@ def _scores(
     b, h = (bh // heads).to(tl.int64), (bh % heads).to(tl.int64)
     g = h // GROUP
     U += h * u_h
+    total = tl.load(TOTAL + tl.where(u_h > 0, h, 0))
     s = tl.zeros((I, J), tl.float32)
     if tl.load(BOUND) + tl.load(BOUND + 1) <= REACH:
         E += bh.to(tl.int64) * width * room_i
@@ -93,7 +94,7 @@ def _scores(
             k = tl.load(K + col.to(tl.int64) * k_j + f, mask=col < n_j, other=0.0).to(tl.float32)
             s += tl.load(U + f) / (1 + tl.exp2((q[:, None] + k[None, :]) * (2 * LOG2E)))
     into = S + (bh.to(tl.int64) * n_i + row[:, None]) * n_j + col[None, :]
-    tl.store(into, s, mask=(row < n_i)[:, None] & (col < n_j)[None, :])
+    tl.store(into, total - 2 * s, mask=(row < n_i)[:, None] & (col < n_j)[None, :])
 
 
 @triton.jit
@@ -189,43 +190,65 @@ class AdditiveScores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, u: Tensor) -> Tensor:
-        q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
-        b, h, i, d = q.shape
-        g, j = k.shape[1:3]
-        bound = torch.zeros(2, device=q.device)
-        exp_q, exp_k = exponentials(q, bound[:1]), exponentials(k, bound[1:])
-        width = exp_q.shape[2]
-        factors = u.float().expand(h, d) if u.ndim == 2 else u.float()
-        factors = F.pad(factors, (0, width - d)).contiguous()
-        s = torch.empty(b, h, i, j, device=q.device)
-        I, J, warps = SCORES
-        _scores[(triton.cdiv(j, J), triton.cdiv(i, I), b * h)](
-            q, k, exp_q, exp_k, factors, bound, s, *q.stride()[:3], *k.stride()[:3], width if u.ndim == 2 else 0, h, i,
-            j, d, width, exp_q.shape[3], exp_k.shape[3], GROUP=h // g, I=I, J=J, FAST=q.is_cuda, num_warps=warps,
-        )  # fmt: skip
-        ctx.save_for_backward(q, k, u, exp_q, exp_k, bound)
-        total = u.float().sum(-1)
-        return s.mul_(-2).add_(total[:, None, None] if u.ndim == 2 else total)
+        s, at_hand = scored(q, k, u)
+        ctx.save_for_backward(*at_hand)
+        return s
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, u, exp_q, exp_k, bound = ctx.saved_tensors
-        h, d, g = q.shape[1], q.shape[3], k.shape[1]
-        grad = grad.float()
-        _, slope = moments(grad.contiguous(), k, q, exp_k, exp_q, bound, h // g, 1)
-        wide = u.float()[:, None] if u.ndim == 2 else u.float()
-        dk = slope[..., :d, :].mT * (4 * wide)
-        dk = dk.unflatten(1, (g, h // g)).sum(2)
-        first, slope = moments(grad.mT.contiguous(), q, k, exp_q, exp_k, bound, 1, h // g)
-        dq = slope[..., :d, :].mT * (4 * wide)
-        du = grad.sum((2, 3))[..., None] - 2 * first[..., :d, :].sum(-1)  # b h d
-        du = du.sum(0) if u.ndim == 2 else du.sum((0, 1))
-        du = du.sum(0, keepdim=True) if u.ndim == 2 and u.shape[0] == 1 else du
-        return dq.to(q.dtype), dk.to(k.dtype), du.to(u.dtype)
+        return gradients(AtHand(*ctx.saved_tensors), grad)
 
 
-SCORES = (32, 128, 4)  # rows and keys of a tile, warps
+class AtHand(NamedTuple):
+    """What gradients are made of."""
+
+    q: Tensor
+    k: Tensor
+    u: Tensor
+    exp_q: Tensor
+    exp_k: Tensor
+    bound: Tensor
+
+
+def scored(q: Tensor, k: Tensor, u: Tensor) -> tuple[Tensor, AtHand]:
+    """The scores, without a graph."""
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    b, h, i, d = q.shape
+    g, j = k.shape[1:3]
+    bound = torch.zeros(2, device=q.device)
+    exp_q, exp_k = exponentials(q, bound[:1]), exponentials(k, bound[1:])
+    width = exp_q.shape[2]
+    factors = u.float().expand(h, d) if u.ndim == 2 else u.float()
+    factors = F.pad(factors, (0, width - d)).contiguous()
+    s = torch.empty(b, h, i, j, device=q.device)
+    I, J, warps = SCORES
+    _scores[(triton.cdiv(j, J), triton.cdiv(i, I), b * h)](
+        q, k, exp_q, exp_k, factors, factors.sum(-1), bound, s, *q.stride()[:3], *k.stride()[:3],
+        width if u.ndim == 2 else 0, h, i, j, d, width, exp_q.shape[3], exp_k.shape[3],
+        GROUP=h // g, I=I, J=J, FAST=q.is_cuda, num_warps=warps,
+    )  # fmt: skip
+    return s, AtHand(q, k, u, exp_q, exp_k, bound)
+
+
+def gradients(at_hand: AtHand, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of q, k and u, from those of the scores."""
+    q, k, u, exp_q, exp_k, bound = at_hand
+    h, d, g = q.shape[1], q.shape[3], k.shape[1]
+    grad = grad.float()
+    _, slope = moments(grad.contiguous(), k, q, exp_k, exp_q, bound, h // g, 1)
+    wide = u.float()[:, None] if u.ndim == 2 else u.float()
+    dk = slope[..., :d, :].mT * (4 * wide)
+    dk = dk.unflatten(1, (g, h // g)).sum(2)
+    first, slope = moments(grad.mT.contiguous(), q, k, exp_q, exp_k, bound, 1, h // g)
+    dq = slope[..., :d, :].mT * (4 * wide)
+    du = grad.sum((2, 3))[..., None] - 2 * first[..., :d, :].sum(-1)  # b h d
+    du = du.sum(0) if u.ndim == 2 else du.sum((0, 1))
+    du = du.sum(0, keepdim=True) if u.ndim == 2 and u.shape[0] == 1 else du
+    return dq.to(q.dtype), dk.to(k.dtype), du.to(u.dtype)
+
+
+SCORES = (16, 128, 4)  # rows and keys of a tile, warps
 MOMENTS = (16, 128, 4)
 
 

@@ -1,19 +1,21 @@
-"""Our own kernels on a GPU: additive attention, block by block, its scores without a tanh for each pair."""
+"""Our own kernels on a GPU: additive attention, its scores without a tanh for each pair, whole or block by block."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..call import Call
+from ..normalizers import Softmax
 from ..problem import prepare
 from ..products import product
-from ..rows import evaluate
-from ..scores import Additive
+from ..rows import Once, evaluate
+from ..scores import Additive, grouped_product
 from ..tracing import outside_the_graph, transformed
 
 name = "triton"
@@ -34,8 +36,57 @@ def objections(call: Call) -> list[str]:
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the row statistic, `b h i 1`."""
     assert call.v is not None
+    if _small(call):
+        assert isinstance(call.score, Additive)
+        out, statistic = AtOnce.apply(call.q, call.k, call.v, call.score.u)
+        return out, statistic
     out, statistic = evaluate(replace(prepare(call), kernel=True), product(call.v, call.dropout))
     return out.to(call.v.dtype), statistic
+
+
+WHOLE = 2**24  # scores that are kept at once; more are cut into blocks
+
+
+def _small(call: Call) -> bool:
+    """May the scores be kept, and are they all there is to it?"""
+    b, h, i, j = call.shape
+    plain = call.mask is None and call.bias is None and type(call.normalize) is Softmax and not call.dropout
+    chosen = any(ids is not None for ids in (call.batch_ids, call.head_ids, call.row_ids))
+    return plain and not chosen and 0 < b * h * i * j <= WHOLE
+
+
+class AtOnce(torch.autograd.Function):
+    """softmax(u . tanh(q + k)) v with the weights kept for the backward: few launches where the matrix is small."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        from ...kernels.additive import scored
+
+        s, at_hand = scored(q, k, u)
+        statistic = s.logsumexp(-1, keepdim=True)
+        A = torch.softmax(s, -1).to(v.dtype)
+        ctx.save_for_backward(A, v, *at_hand)
+        ctx.mark_non_differentiable(statistic)
+        return grouped_product(A, v), statistic
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+        from ...kernels.additive import AtHand, gradients
+
+        A, v, *at_hand = ctx.saved_tensors
+        b, h, i, j = A.shape
+        with torch.no_grad():
+            dA = grouped_product(grad, v.mT).float()
+            weighted = dA.mul_(A)
+            ds = weighted.sub_(A * weighted.sum(-1, keepdim=True))
+            together = (b, v.shape[1], h // v.shape[1] * i)
+            dv = A.reshape(*together, j).mT @ grad.reshape(*together, -1)
+            dq, dk, du = gradients(AtHand(*at_hand), ds)
+        grads = dq, dk, dv, du
+        if torch.is_grad_enabled():
+            # Somebody means to differentiate these gradients; let them hear that it cannot be done here.
+            return tuple(Once.apply(x, grad, A, v, *at_hand[:3]) for x in grads)
+        return grads
 
 
 def unavailable(call: Call) -> list[str]:
