@@ -111,7 +111,9 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     added = empty = None
     if form.keys is not None:
         seen, empty, added = _hiding(call, form.keys, form.causal, q.dtype)
-        q, k, v = torch.where(empty, 0.0, q), torch.where(seen.mT, k, 0.0), torch.where(seen.mT, v, 0.0)
+        q = q if empty is None else torch.where(empty, 0.0, q)
+        if not (readable(call.q) and clean(call)):
+            k, v = torch.where(seen.mT, k, 0.0), torch.where(seen.mT, v, 0.0)
     elif form.tile:
         added = _tile(call, q.dtype)
         empty = (added == -INF).all(-1, keepdim=True)
@@ -147,17 +149,21 @@ def single(call: Call) -> Single | None:
     return Single(tile=True) if readable(call.q) and b * h * i * j <= SMALL else None
 
 
-def _hiding(call: Call, keys: Mask, causal: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Which keys are seen, `b|1 1 1 j`, which rows see none, `b|1 1 i|1 1`, and -inf where a key is not seen."""
+def _hiding(call: Call, keys: Mask, causal: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Which keys are seen, `b|1 1 1 j`, which rows see none, `b|1 1 i|1 1`, and -inf where a key is not seen.
 
-    def make() -> tuple[Tensor, Tensor, Tensor]:
+    None for rows that see nothing where it is known that there are none.
+    """
+
+    def make() -> tuple[Tensor, Tensor | None, Tensor]:
         b, _, _, j = call.shape
         device = call.q.device
         batch = torch.arange(b, device=device) if call.batch_ids is None else call.batch_ids
         zero = torch.zeros((), dtype=torch.long, device=device)
         seen = keys.over(Point(batch.view(-1, 1, 1, 1), zero, zero, torch.arange(j, device=device)))
         empty = (seen.cumsum(-1) == 0).mT if causal else ~seen.any(-1, keepdim=True)
-        return seen, empty, minus_infinity_where_not(seen, dtype)
+        some = not readable(seen) or bool(empty.any())
+        return seen, empty if some else None, minus_infinity_where_not(seen, dtype)
 
     if followed() or call.batch_ids is not None:
         return make()
