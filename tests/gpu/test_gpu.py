@@ -55,9 +55,7 @@ def test_output_and_gradients_are_those_of_the_oracle(case: Case, dtype: torch.d
     scale = 2 * GRADIENT * max([1.0, *(_largest(want) for want in truth[1:] if want is not None)])
     for n, (grad, want, error) in enumerate(zip(grads, truth[1:], errors[1:], strict=True)):
         want, error = (torch.zeros_like(grad).double().cpu(), 0.0) if want is None else (want, error)
-        # FlexAttention adds up the pairs of a table's entry one by one, where PyTorch sums by halves.
-        room = scale * (4 if backend == "flex" and n > 2 else 1)
-        close(grad.cpu(), want, error, GRADIENT, dtype, f"gradient {n}", room)
+        close(grad.cpu(), want, error, GRADIENT, dtype, f"gradient {n}", scale)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=short)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -156,6 +156,15 @@ class Not(Mask):
 
     def _drawn(self) -> tuple[int, int]:
         return self.mask._drawn()
+
+
+def conjuncts(mask: Mask | None) -> Iterator[Mask]:
+    """The masks whose `&` this is."""
+    if isinstance(mask, And):
+        yield from conjuncts(mask.left)
+        yield from conjuncts(mask.right)
+    elif mask is not None:
+        yield mask
 
 
 def _inside(mask: Mask, *looser: type[Mask]) -> str:

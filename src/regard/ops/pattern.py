@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from .biases import Added, Alibi, Bias, Relative
 from .call import Call
 from .grid import Grid
 from .layout import remembered
-from .mask import And, Mask
+from .mask import Mask, conjuncts
 from .masks import Causal, Diagonal, Padding, Rule, Window
 from .place import Point
 
@@ -90,7 +89,7 @@ def _read(call: Call) -> _Read:
 
     low, high, rest = -FAR, FAR, False
     lengths: Tensor | None = None
-    for term in _conjuncts(call.mask):
+    for term in conjuncts(call.mask):
         match term:
             case Causal():
                 low = max(low, 0)
@@ -105,14 +104,6 @@ def _read(call: Call) -> _Read:
             case _:
                 rest = True
     return _Read(low, high, lengths, rest)
-
-
-def _conjuncts(mask: Mask | None) -> Iterator[Mask]:
-    if isinstance(mask, And):
-        yield from _conjuncts(mask.left)
-        yield from _conjuncts(mask.right)
-    elif mask is not None:
-        yield mask
 
 
 def _changes(mask: Mask) -> bool:

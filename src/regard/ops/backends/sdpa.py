@@ -8,7 +8,6 @@ empty tiles left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import reduce
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from ..call import FLOATS, Call
 from ..layout import remembered
-from ..mask import And, Mask
+from ..mask import And, Mask, conjuncts
 from ..masks import Causal, Padding
 from ..normalizers import Softmax
 from ..place import Point
@@ -137,7 +136,7 @@ def single(call: Call) -> Single | None:
     if not (b and i and j):
         return None
     if call.bias is None:
-        terms = list(_conjuncts(call.mask))
+        terms = list(conjuncts(call.mask))
         padding: list[Mask] = [term for term in terms if isinstance(term, Padding)]
         causal = any(isinstance(term, Causal) for term in terms)
         if all(isinstance(term, (Causal, Padding)) for term in terms) and not (causal and call.row_ids is not None):
@@ -168,15 +167,6 @@ def _hiding(call: Call, keys: Mask, causal: bool, dtype: torch.dtype) -> tuple[T
     if followed() or call.batch_ids is not None:
         return make()
     return remembered(keys, (call.shape, causal, dtype, call.q.device), make)
-
-
-def _conjuncts(mask: Mask | None) -> Iterator[Mask]:
-    """The masks whose `&` this is."""
-    if isinstance(mask, And):
-        yield from _conjuncts(mask.left)
-        yield from _conjuncts(mask.right)
-    elif mask is not None:
-        yield mask
 
 
 def _tile(call: Call, dtype: torch.dtype) -> Tensor:
