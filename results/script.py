@@ -19,6 +19,7 @@ def parser(description: str | None, *, steps: int) -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, required=True, help="the folder of the run")
     made.add_argument("--steps", type=int, default=steps)
     made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--graphs", action=argparse.BooleanOptionalAction, help="replay steps as CUDA graphs")
     return made
 
 
@@ -44,6 +45,7 @@ def train(
         metric=metric,
         better=better,
         log_every=min(given.steps, 50),
+        graphs=bool(given.graphs),
     )
     try:
         fit(model.to(own_device()), batches, recipe, folder=given.out, evaluate=evaluate)

@@ -47,6 +47,7 @@ class Training:
     ] = None
     precision: Annotated[Literal["auto", "float32", "bfloat16"], "auto is bfloat16 on a GPU"] = "auto"
     compile: Annotated[bool, "compile the model"] = False
+    graphs: Annotated[bool, "on a GPU, replay batches of a shape seen before as CUDA graphs"] = False
     shard: Annotated[bool, "share the weights out over processes (FSDP2)"] = False
     evaluate_every: Annotated[int, "steps between evaluations of the validation data"] = 500
     save_every: Annotated[int, "steps between checkpoints"] = 500
@@ -80,6 +81,7 @@ class Training:
             forcing=self._forcing(),
             precision=self.precision,
             compile=self.compile,
+            graphs=self.graphs,
             shard=self.shard,
             evaluate_every=self.evaluate_every,
             metric=metric,

@@ -14,7 +14,7 @@ from .buckets import Bucket, buckets, shared
 from .errors import DataError
 from .limits import Limit
 from .loading import Chunk, Chunks, loaded
-from .padding import Example, collate, sequences
+from .padding import Example, collate, padded, sequences
 from .report import Report
 
 T = TypeVar("T")
@@ -56,6 +56,8 @@ class Batches:
     A source with `len` and index is shuffled whole; one that can only be iterated is read along, so it may be larger
     than memory, and shuffled within its pools. `seed=None` shuffles nothing.
 
+    Sequences are padded to the longest of their batch, up to a `multiple`: then few shapes come up, and come again.
+
     Sequences longer than `limit` (a number, or one for each field) are an error, dropped, or truncated at the end
     (`eos` goes with it), as `long` says, and counted in `report()`.
 
@@ -78,13 +80,14 @@ class Batches:
         limit: int | Mapping[str, int] | None = None,
         long: str = "error",
         pad: int | Mapping[str, int] = 0,
+        multiple: int = 1,
         seed: int | None = 0,
         shard: tuple[int, int] = (0, 1),
         workers: int = 0,
     ) -> None:
         if (tokens is None) == (rows is None):
             raise ValueError(f"give the size of a batch as tokens or as rows, got tokens={tokens} and rows={rows}")
-        for name, value in (("tokens", tokens), ("rows", rows), ("pool", pool)):
+        for name, value in (("tokens", tokens), ("rows", rows), ("pool", pool), ("multiple", multiple)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
         self._rank, self._ranks = shard
@@ -97,7 +100,7 @@ class Batches:
         self._source: Any = source
         self._encode = encode
         self._tokens, self._rows = tokens, rows
-        self._limit, self._pad = Limit(limit, long), pad
+        self._limit, self._pad, self._multiple = Limit(limit, long), pad, multiple
         self._seed, self._workers = seed, workers
         size = getattr(source, "__len__", None) if hasattr(source, "__getitem__") else None
         self._size: int | None = None if size is None else size()
@@ -173,6 +176,7 @@ class Batches:
             "pool": self._pool,
             "limit": dict(most) if isinstance(most, Mapping) else most,
             "long": self._limit.long,
+            "multiple": self._multiple,
             "seed": self._seed,
             "ranks": self._ranks,
         }
@@ -226,10 +230,14 @@ class Batches:
                 if self._limit.long == "drop":
                     continue
                 example = self._limit.cut(example)
-            if self._tokens is not None and max(map(len, sequences(example).values()), default=0) > self._tokens:
+            if self._tokens is not None and self._cost(example) > self._tokens:
                 raise self._too_long(index, example, f"tokens={self._tokens} a batch")
             kept.append((index, example))
         return kept, long
+
+    def _cost(self, example: Example) -> int:
+        """Its longest sequence as a batch of its own would hold it."""
+        return padded(max((len(value) for value in example.values() if value.ndim == 1), default=0), self._multiple)
 
     def _too_long(self, index: int, example: Example, most: str) -> DataError:
         where = getattr(self._source, "where", "example {}".format)(index)
@@ -241,8 +249,8 @@ class Batches:
         """This rank's batches of a chunk, and how many examples no rank has."""
         if self._pool is None:
             return ([list(range(len(examples)))], 0) if chunk.count >= self._ranks else ([], chunk.count)
-        lengths = [tuple(map(len, sequences(example).values())) for example in examples]
-        cut = buckets(lengths, tokens=self._tokens, rows=self._rows)
+        lengths = [tuple(len(value) for value in example.values() if value.ndim == 1) for example in examples]
+        cut = buckets(lengths, tokens=self._tokens, rows=self._rows, multiple=self._multiple)
         if self._seed is not None:
             cut = [cut[n] for n in self._random(2, chunk.number).permutation(len(cut))]
         cut, spare = shared(cut, self._ranks)
@@ -253,7 +261,7 @@ class Batches:
         for _, example in examples:
             if example.keys() != names:
                 raise ValueError(f"encode must give every example the same fields, got {[*names]} and {[*example]}")
-        batch = collate([example for _, example in examples], self._padding(names))
+        batch = collate([example for _, example in examples], self._padding(names), multiple=self._multiple)
         batch["index"] = torch.tensor([index for index, _ in examples])
         self._report.examples += len(examples)
         for name in sequences(examples[0][1]):

@@ -6,23 +6,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .padding import padded
+
 Bucket = list[int]
 
 
-def buckets(lengths: Sequence[tuple[int, ...]], *, tokens: int | None = None, rows: int | None = None) -> list[Bucket]:
+def buckets(
+    lengths: Sequence[tuple[int, ...]], *, tokens: int | None = None, rows: int | None = None, multiple: int = 1
+) -> list[Bucket]:
     """The numbers of the examples, sorted by length and cut into batches.
 
     >>> buckets([(3,), (9,), (2,), (8,), (3,)], tokens=18)
     [[2, 0, 4], [3, 1]]
 
-    A batch costs its rows times its longest sequence, of either side: at most `tokens`. Or it has at most `rows`.
+    A batch costs its rows times its longest sequence, of either side and padded to a `multiple`: at most `tokens`. Or
+    it has at most `rows`.
     """
     order = sorted(range(len(lengths)), key=lambda n: _snake(lengths[n]))
     cut: list[Bucket] = []
     for n in order:
         full = not cut or len(cut[-1]) == rows
         if not full and tokens is not None:
-            full = (len(cut[-1]) + 1) * max(lengths[n], default=0) > tokens
+            full = (len(cut[-1]) + 1) * padded(max(lengths[n], default=0), multiple) > tokens
         if full:
             cut.append([])
         cut[-1].append(n)

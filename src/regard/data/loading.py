@@ -112,7 +112,10 @@ def encoded(values: Mapping[str, Any]) -> Example:
         raise ValueError("encode must not name a field 'index': batches carry the numbers of their examples there")
     fields = {}
     for name, value in values.items():
-        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+        if type(value) is np.ndarray:
+            array = value
+        else:
+            array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
         if isinstance(value, (list, tuple)) and not value:
             array = np.empty(0, np.int64)
         if array.dtype.kind not in "buif":

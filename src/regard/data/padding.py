@@ -13,20 +13,25 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Example = Mapping[str, Array]
 
 
-def pad(rows: Sequence[Array], value: int = 0) -> Array:
-    """Rows of any length as one array (rows, longest), filled up on the right.
+def pad(rows: Sequence[Array], value: int = 0, *, multiple: int = 1) -> Array:
+    """Rows of any length as one array (rows, longest, up to a `multiple`), filled up on the right.
 
     >>> pad([np.array([5, 6]), np.array([7])]).tolist()
     [[5, 6], [7, 0]]
     """
-    longest = max(map(len, rows), default=0)
+    longest = padded(max(map(len, rows), default=0), multiple)
     out = np.full((len(rows), longest), value, dtype=rows[0].dtype if len(rows) else np.int64)
     for row, values in zip(out, rows, strict=True):
         row[: len(values)] = values
     return out
 
 
-def collate(examples: Sequence[Example], padding: Mapping[str, int]) -> dict[str, Tensor]:
+def padded(length: int, multiple: int) -> int:
+    """The length, up to the next multiple."""
+    return -(-length // multiple) * multiple
+
+
+def collate(examples: Sequence[Example], padding: Mapping[str, int], *, multiple: int = 1) -> dict[str, Tensor]:
     """Examples with the same fields as one batch, by field.
 
     A field of one dim is a sequence: it becomes `name` (b, n), padded, and `name_lengths` (b,). Any other is stacked.
@@ -35,7 +40,7 @@ def collate(examples: Sequence[Example], padding: Mapping[str, int]) -> dict[str
     for name in examples[0]:
         values = [example[name] for example in examples]
         if name in sequences(examples[0]):
-            batch[name] = torch.from_numpy(pad(values, padding.get(name, 0)))
+            batch[name] = torch.from_numpy(pad(values, padding.get(name, 0), multiple=multiple))
             batch[f"{name}_lengths"] = torch.tensor([len(value) for value in values])
             continue
         shapes = {value.shape for value in values}

@@ -151,8 +151,9 @@ class Call:
                 q, k = q[batch], k[batch]
                 batch_ids = _ids(batch_ids, self.shape[0], q.device)[batch]
             if heads is not None:
-                kv = torch.arange(self.shape[1], device=q.device)[heads] // (self.shape[1] // k.shape[1])
-                q, k = q[:, heads], k[:, _shared(kv)]
+                each = torch.arange(self.shape[1], device=q.device)[heads]
+                shared = self.shape[1] // k.shape[1]
+                q, k = q[:, heads], k[:, each if shared == 1 else _shared(each // shared)]
                 head_ids = _ids(head_ids, self.shape[1], q.device)[heads]
             if rows is not None:
                 q = q[:, :, rows]

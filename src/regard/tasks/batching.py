@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..data import Batches, DataError
+from ..data.padding import padded
 from ..train import Group
 from ..train.schema import check_types
 from .encoded import Encoded
@@ -23,12 +24,14 @@ class Batching:
     )
     limit: Annotated[int, "the most tokens an example may have, on either side"] = 256
     long: Annotated[Long, "what becomes of longer ones; how many there are is said"] = "drop"
+    multiple: Annotated[int, "pad lengths to a multiple of this, so that few shapes come up", "--pad-to"] = 1
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.limit < 1:
-            raise ValueError(f"limit must be at least 1, got {self.limit}")
-        if self.tokens < self.limit:
+        for name in ("limit", "multiple"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.tokens < padded(self.limit, self.multiple):
             raise ValueError(
                 f"tokens of a batch must hold the longest example, got tokens={self.tokens} and limit={self.limit}"
             )
@@ -57,6 +60,7 @@ class Batching:
             limit=self.limit,
             long=self.long,
             pad=pad,
+            multiple=self.multiple,
             seed=seed,
             shard=(group.rank, group.size),
         )

@@ -44,14 +44,15 @@ class Encoded:
         self.lengths = {name: np.array(counts) for name, counts in lengths.items()}
         self._ids = {name: np.concatenate(parts) for name, parts in ids.items()}
         self._ends = {name: np.concatenate([[0], np.cumsum(counts)]) for name, counts in lengths.items()}
+        self._count = len(next(iter(self.lengths.values()), ()))
 
     def __len__(self) -> int:
-        return len(next(iter(self.lengths.values()), ()))
+        return self._count
 
     def __getitem__(self, number: int) -> dict[str, Ids]:
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"example {number} of {len(self)}")
-        number %= len(self)
+        if not -self._count <= number < self._count:
+            raise IndexError(f"example {number} of {self._count}")
+        number %= self._count
         return {name: x[self._ends[name][number] : self._ends[name][number + 1]] for name, x in self._ids.items()}
 
     def batch(self, rows: Sequence[int], *, pad: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:

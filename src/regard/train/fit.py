@@ -19,6 +19,7 @@ from .batches import Epochs, moved
 from .distributed import Group, exchanging, joined, spread
 from .failures import CheckpointError, NonFiniteError, Stopped, memory_errors
 from .finite import first_non_finite
+from .graphs import Pass, Replayed
 from .log import Board, Log
 from .losses import Summed
 from .optimizer import adamw, divide_gradients, set_rate, whole
@@ -98,6 +99,8 @@ def fit(
         start = _starting_point(run, group, resume=resume, say=shown.say)
         state = State() if start is None else _take_up(start, model, batches, recipe, say=shown.say)
         trained = _prepared(model, recipe, group)
+        once = partial(_pass, trained, autocast, group.device)
+        replayed = Replayed(partial(once, {}), group) if recipe.graphs else None
         optimizer = adamw(model, recipe)
         if start is None:
             randomness.seed(recipe.seed, group.rank)
@@ -145,11 +148,11 @@ def fit(
                 handed = {} if recipe.forcing is None else {"forcing": recipe.forcing(state.step)}
                 rate = recipe.rate(state.step + 1, state.scores)
                 set_rate(optimizer, rate)
-                step = _gradient(trained, weighed, handed, recipe, group, autocast)
+                step = _gradient(trained, weighed, replayed or partial(once, handed), recipe, group)
                 if not step.finite:
                     raise _non_finite(step, model, parts, handed, state, saver)
                 optimizer.step()
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=not recipe.graphs)
                 state.step, state.batch = state.step + 1, state.batch + most
                 log.training(state, step.sum, step.count, step.norm, rate)
             elif state.batch == 0:
@@ -176,7 +179,8 @@ class Objective(nn.Module):
             return loss.reshape(()), torch.ones((), device=loss.device)
         if not isinstance(loss, Summed):
             raise TypeError(f"loss must be a scalar tensor or have sum and count, got {type(loss).__name__}")
-        return loss.sum, torch.as_tensor(loss.count, device=loss.sum.device)
+        count = loss.count if isinstance(loss.count, Tensor) else torch.full((), loss.count, device=loss.sum.device)
+        return loss.sum, count
 
 
 @dataclass(frozen=True)
@@ -196,23 +200,29 @@ class _Step:
         return math.isfinite(self.sum) and math.isfinite(self.norm)
 
 
-def _gradient(
+def _pass(
     trained: nn.Module,
-    weighed: list[tuple[Any, float]],
-    handed: dict[str, float],
-    recipe: Recipe,
-    group: Group,
     autocast: torch.autocast,
-) -> _Step:
+    device: torch.device,
+    handed: dict[str, float],
+    batch: Any,
+    weight: float,
+) -> tuple[Tensor, Tensor]:
+    """Forward and backward over a batch: its loss and count; the gradient of loss times weight joins those at hand."""
+    with autocast:
+        loss, count = trained(moved(batch, device), handed)
+    (loss * weight).backward()
+    return loss.detach(), count
+
+
+def _gradient(trained: nn.Module, weighed: list[tuple[Any, float]], once: Pass, recipe: Recipe, group: Group) -> _Step:
     """Leave in the parameters the clipped gradient of the mean loss over all items of all processes."""
     numbers = []
     for place, (batch, weight) in enumerate(weighed, start=1):
         with exchanging(trained, now=place == len(weighed)):
-            with autocast:
-                loss, count = trained(moved(batch, group.device), handed)
-            (loss * weight).backward()
+            loss, count = once(batch, weight)
         wide = torch.promote_types(loss.dtype, torch.float32)
-        numbers.append(torch.stack([loss.detach().to(wide), count.to(wide)]))
+        numbers.append(torch.stack([loss.to(wide), count.to(wide)]))
     weights = torch.tensor([[weight] for _, weight in weighed], dtype=torch.float64)
     total, items = group.sum((torch.stack(numbers).cpu() * weights).sum(0).tolist())
     # The gradients at hand are of sums, averaged over the processes; divided once, they are of the mean.

@@ -41,6 +41,7 @@ class Recipe:
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on CUDA
     compile: bool = False
+    graphs: bool = False  # replay the pass over each shape of batch that comes again as a CUDA graph
     shard: bool = False  # several processes share the weights out (FSDP2) instead of each holding all of them
 
     evaluate_every: int | None = None  # steps; None: at the end of each epoch
@@ -70,6 +71,8 @@ class Recipe:
             raise ValueError(f"eps must be above 0, got {self.eps}")
         if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if self.graphs and (self.compile or self.shard or self.forcing is not None):
+            raise ValueError("graphs go without compile, shard and forcing; choose one")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be above 0, got {self.clip}; None leaves the gradient as it is")
 

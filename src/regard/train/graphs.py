@@ -1,0 +1,81 @@
+"""Graphs: forward and backward over a batch as one CUDA graph, for each shape of batch that comes again.
+
+A small model spends its time launching kernels; a graph that is replayed launches all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .distributed import Group
+
+Pass = Callable[[Any, float], tuple[Tensor, Tensor]]
+Shape = tuple[tuple[str, torch.Size, torch.dtype], ...]
+MOST = 256  # graphs to hold
+
+
+class Replayed:
+    """A pass over a batch of weight 1, replayed from the second time on that a batch of its shape comes.
+
+    The first time it runs as it is, which also allocates gradients and lets libraries make their plans; the second
+    time it is captured. Gradients must be set to zero between updates, not to None: graphs write where they were.
+    """
+
+    def __init__(self, run: Pass, group: Group) -> None:
+        self.run, self.device = run, group.device
+        if self.device.type != "cuda":
+            raise ValueError(f"graphs replay the kernels of a GPU, and the model is on {self.device}; leave graphs out")
+        if group.size > 1:
+            raise ValueError(f"graphs are for a process that trains alone, and this is one of {group.size}")
+        self.stream, self.pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
+        self.met: set[Shape] = set()
+        self.graphs: dict[Shape, _Graph] = {}
+
+    def __call__(self, batch: Any, weight: float) -> tuple[Tensor, Tensor]:
+        shape = _shape(batch)
+        if shape not in self.graphs:
+            if shape not in self.met or len(self.graphs) == MOST:
+                self.met.add(shape)
+                return self.run(batch, weight)
+            self.graphs[shape] = self._captured(batch)
+        return self.graphs[shape](batch)
+
+    def _captured(self, batch: dict[str, Tensor]) -> _Graph:
+        inputs = {name: torch.empty_like(x, device=self.device).copy_(x) for name, x in batch.items()}
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                loss, count = self.run(inputs, 1.0)
+        except RuntimeError as error:
+            raise ValueError(
+                f"the model cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); its loss must not wait "
+                "for a value of a tensor, as packed recurrent networks do; train it without graphs"
+            ) from error
+        return _Graph(graph, inputs, loss, count)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A captured pass, the tensors it reads from, and those it leaves its results in."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: dict[str, Tensor]
+    loss: Tensor
+    count: Tensor
+
+    def __call__(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        for name, x in batch.items():
+            self.inputs[name].copy_(x, non_blocking=True)
+        self.graph.replay()
+        return self.loss, self.count
+
+
+def _shape(batch: Any) -> Shape:
+    if not isinstance(batch, dict) or not all(isinstance(x, Tensor) for x in batch.values()):
+        raise TypeError(f"with graphs a batch must be a dict of tensors, got {type(batch).__name__}")
+    return tuple((name, x.shape, x.dtype) for name, x in batch.items())

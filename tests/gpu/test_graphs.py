@@ -1,0 +1,125 @@
+"""Training by CUDA graphs against training without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from regard.models import (
+    AttentionConvNet,
+    AttentionConvNetConfig,
+    Captioner,
+    CaptionerConfig,
+    Gpt,
+    GptConfig,
+    Transformer,
+    TransformerConfig,
+    ViT,
+    ViTClassifier,
+    ViTConfig,
+)
+from regard.train import Constant, Recipe, Shuffled, Silence, fit
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+SIZE = {"dim": 32, "heads": 4, "dropout": 0.0}
+
+
+class Quiet(Silence):
+    """Keeps the losses it hears."""
+
+    def __init__(self):
+        self.losses = []
+
+    def advance(self, report):
+        self.losses.append(report.loss)
+
+
+def ids(*shape, most=50):
+    return torch.randint(4, most, shape)
+
+
+def translation(rows, n, m):
+    return {
+        "source": ids(rows, n),
+        "source_lengths": torch.randint(1, n + 1, (rows,)),
+        "target": ids(rows, m),
+        "target_lengths": torch.randint(1, m + 1, (rows,)),
+    }
+
+
+MODELS = {
+    "transformer": (
+        lambda: Transformer(TransformerConfig(source_vocabulary=50, target_vocabulary=50, start=2, hidden=64, **SIZE)),
+        lambda: [translation(5, 16, 8), translation(5, 16, 8), translation(3, 8, 8), translation(5, 16, 8)],
+    ),
+    "gpt": (
+        lambda: Gpt(GptConfig(vocabulary=50, length=24, depth=2, attention_dropout=0.0, **SIZE)),
+        lambda: [{"ids": ids(4, 25)} for _ in range(4)],
+    ),
+    "vit": (
+        lambda: ViTClassifier(ViT(ViTConfig(image=16, patch=4, channels=1, depth=2, hidden=64, **SIZE)), classes=10),
+        lambda: [{"image": torch.rand(6, 1, 16, 16), "label": torch.randint(10, (6,))} for _ in range(4)],
+    ),
+    "convnet": (
+        lambda: AttentionConvNet(AttentionConvNetConfig.tiny(channels=1, classes=10, attention="cbam")),
+        lambda: [{"image": torch.rand(6, 1, 16, 16), "label": torch.randint(10, (6,))} for _ in range(4)],
+    ),
+    "captioner": (
+        lambda: Captioner(
+            CaptionerConfig(vocabulary=50, start=2, widths=(8, 16), hidden=64, attention="transformer", **SIZE)
+        ),
+        lambda: [
+            {"image": torch.rand(6, 3, 32, 32), "target": ids(6, 8), "target_lengths": torch.randint(1, 9, (6,))}
+            for _ in range(4)
+        ],
+    ),
+}
+
+
+def losses(model: nn.Module, batches, folder, **how):
+    heard = Quiet()
+    recipe = Recipe(steps=24, rate=Constant(1e-3), log_every=1, precision="float32", **how)
+    fit(model.cuda(), Shuffled(batches), recipe, folder=folder, show=heard)
+    return torch.tensor(heard.losses), [p.detach().cpu() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_by_graphs_are_those_without(name, tmp_path):
+    build, make = MODELS[name]
+    torch.manual_seed(0)
+    batches = make()
+    found = []
+    for graphs in (False, True):
+        torch.manual_seed(1)
+        found.append(losses(build(), batches, tmp_path / str(graphs), graphs=graphs))
+    (plain, _), (replayed, _) = found
+    assert len(plain) == 24
+    assert plain[-1] < plain[0]
+    torch.testing.assert_close(replayed, plain, rtol=2e-3, atol=2e-4)
+
+
+def test_dropout_draws_anew_in_each_replay(tmp_path):
+    class Noise(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def loss(self, batch):
+            return nn.functional.dropout(batch["x"] * self.weight, 0.5).mean()
+
+    torch.manual_seed(0)
+    found, _ = losses(Noise(), [{"x": torch.ones(1000)}], tmp_path)
+    torch.manual_seed(0)
+    again, _ = losses(Noise(), [{"x": torch.ones(1000)}], tmp_path / "graphs", graphs=True)
+    assert len(set(again.tolist())) == 24
+    assert again.mean() == pytest.approx(found.mean(), abs=0.05)
+
+
+def test_a_model_that_waits_for_a_value_says_so(tmp_path):
+    class Waiting(nn.Linear):
+        def loss(self, batch):
+            return self(batch["x"]).sum() * (1.0 if batch["x"].sum().item() > 0 else 2.0)
+
+    with pytest.raises(ValueError, match=r"cannot be captured in a CUDA graph .*train it without graphs"):
+        losses(Waiting(3, 1), [{"x": torch.ones(2, 3)}] * 3, tmp_path, graphs=True)
