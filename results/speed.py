@@ -1,13 +1,14 @@
-"""Tokens a second of training a GPT-2 shaped model: ours, and that of transformers, step by step in turn.
+"""Tokens a second of training a GPT-2 shaped model: ours, by CUDA graphs, and that of transformers, in turn.
 
 python -m results.speed --dim 384 --depth 6 --rows 64
 
-Both see the same batches, in bfloat16 autocast on a GPU, with fused AdamW; medians over all steps but the first few.
+All see the same batches, in bfloat16 autocast on a GPU, with fused AdamW; medians over all steps but the first few.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from regard.models import Gpt, GptConfig
-from regard.train import own_device
+from regard.train import Group, own_device
+from regard.train.graphs import Replayed
 
 WARM = 5
 LENGTH, VOCABULARY = 256, 8000
@@ -47,6 +49,8 @@ def main() -> None:
         "regard": stepping(ours, lambda ids: ours.loss({"ids": ids}).mean),
         "transformers": stepping(theirs, lambda ids: theirs(ids[:, :-1], labels=ids[:, :-1]).loss),
     }
+    if device.type == "cuda":
+        steps["graphs"] = replaying(copy.deepcopy(ours), Group(device=device))
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(given.steps + WARM):
         ids = torch.randint(VOCABULARY, (given.rows, LENGTH + 1), device=device)
@@ -69,6 +73,27 @@ def stepping(model: nn.Module, loss: Callable[[Tensor], Tensor]) -> Callable[[Te
         value.backward()
         optimizer.step()
         optimizer.zero_grad()
+        return value.item()
+
+    return step
+
+
+def replaying(model: Gpt, group: Group) -> Callable[[Tensor], float]:
+    """The same, its pass replayed as a CUDA graph."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def run(batch: dict[str, Tensor], _: float) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cuda", torch.bfloat16):
+            value = model.loss(batch).mean
+        value.backward()
+        return value.detach(), torch.ones_like(value)
+
+    replayed = Replayed(run, group)
+
+    def step(ids: Tensor) -> float:
+        value, _ = replayed({"ids": ids}, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
         return value.item()
 
     return step

@@ -461,3 +461,25 @@ def test_states_are_plain_numbers(state):
         pass
     assert json.loads(json.dumps(batches.state())) == batches.state()
     assert batches.state()["report"] == asdict(batches.report())
+
+
+@given(count=st.integers(1, 60), multiple=st.integers(1, 9))
+@settings(max_examples=20)
+def test_sequences_are_padded_to_a_multiple_within_the_tokens(count, multiple):
+    seen = set()
+    for batch in Batches(examples(count), tokens=90, multiple=multiple):
+        seen |= set(batch["index"].tolist())
+        for name in ("a", "b"):
+            rows, n = batch[name].shape
+            assert n % multiple == 0
+            assert rows * n <= 90
+            assert batch[f"{name}_lengths"].max() <= n
+    assert seen == set(range(count))
+
+
+def test_with_a_multiple_few_shapes_come_up():
+    items = [{"a": [1] * n} for n in range(1, 65)] * 40
+    exact, rounded = (
+        {tuple(batch["a"].shape) for batch in Batches(items, tokens=512, multiple=multiple)} for multiple in (1, 16)
+    )
+    assert len(rounded) < len(exact) / 4
