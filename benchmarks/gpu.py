@@ -19,17 +19,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from regard import Additive, Causal, Window, attend, weights
+from regard import Additive, Causal, Weights, Window, attend, weights
 from regard.ops.masks import Mask
 
 from .__main__ import COMMIT, RESULTS
-from .measure import Measured, _summarized
+from .measure import _summarized
 
 Call = Callable[[], object]
 HEADS = 16
-ROUNDS = 5
+FEWEST, ROUNDS = 3, 5  # rounds: few where they agree
+AGREE = 0.02  # of the median, between the shortest and the longest round
+HOPELESS = 1.5  # times the fastest peer: a slower one is timed once
 LEAST = 0.004  # seconds of calls in a round
 FIELDS = [
     *("case", "ours", "quartiles", "peer", "peer_time", "peer_quartiles", "ratio", "bar", "met", "rounds"),
@@ -60,8 +62,8 @@ def main() -> None:
             rows.append(measured(case))
             report(rows[-1])
             torch.cuda.empty_cache()
-    if not arguments.only:
-        save(rows)
+            if not arguments.only:
+                save(rows)  # after each, so that a run cut short has not run for nothing
 
 
 def cases() -> Iterator[Case]:
@@ -83,6 +85,8 @@ def cases() -> Iterator[Case]:
         name = f"attend and summary, {kind(mask)}, N 16384, d 128, against stored weights"
         yield Case(name, functools.partial(against_stored, mask), 12)
     yield Case("attend and summary, causal, N 16384, d 128, memory", memory, 200, show="MB")
+    for name, question in QUESTIONS.items():
+        yield Case(f"{name}, causal, N 16384, d 128", functools.partial(asked, question))
     yield Case("attend and summary, causal, N 1048576, d 64, one head", million)
     for shape, dtype, bar in (
         ((4, 1024, 256), torch.bfloat16, 4.0),
@@ -127,7 +131,7 @@ def plain(n: int, d: int, mask: Mask | None, grad: bool) -> tuple[Call, dict[str
         with sdpa_kernel(kernel):
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-    blocks = create_block_mask(_at_or_before, None, None, n, n, device="cuda", _compile=True) if causal else None
+    blocks = _causal_blocks(n) if causal else None
     runs: dict[str, Callable[[], Tensor]] = {
         "cuDNN": functools.partial(fused, SDPBackend.CUDNN_ATTENTION),
         "flash": functools.partial(fused, SDPBackend.FLASH_ATTENTION),
@@ -137,6 +141,11 @@ def plain(n: int, d: int, mask: Mask | None, grad: bool) -> tuple[Call, dict[str
     if not grad:
         return ours, dict(runs)
     return through(ours, leaves), {name: through(run, leaves) for name, run in runs.items()}
+
+
+@functools.cache
+def _causal_blocks(n: int) -> BlockMask:
+    return create_block_mask(_at_or_before, None, None, n, n, device="cuda", _compile=True)
 
 
 def _at_or_before(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -182,13 +191,40 @@ def summarized(n: int, d: int, mask: Mask | None) -> tuple[Call, dict[str, Call]
 def against_stored(mask: Mask | None) -> tuple[Call, dict[str, Call]]:
     q, k, v = tensors(1, HEADS, 16384, 128)
     hidden = torch.ones(16384, 16384, dtype=torch.bool, device="cuda").triu(1) if mask is not None else None
+    at = torch.arange(16384, device="cuda", dtype=torch.float32)
+    gap = (at[:, None] - at).abs()
 
     def stored() -> object:
         s = q @ k.mT * 128**-0.5
         A = torch.softmax(s if hidden is None else s.masked_fill_(hidden, -torch.inf), -1)
-        return A @ v, A.sum(-2), A.amax(-1)
+        entropy, received = torch.special.entr(A).sum(-1, dtype=torch.float32), A.sum(-2, dtype=torch.float32)
+        distance = torch.stack([(head * gap).sum(-1) for head in A[0]])
+        return A @ v, entropy, received, A.amax(-1), distance, F.avg_pool2d(A[0], 32)
 
-    return seen(q, k, v, mask), {"stored weights, received and max": stored}
+    return seen(q, k, v, mask), {"stored weights, the same measures": stored}
+
+
+def asked(question: Callable[[Weights], object]) -> tuple[Call, dict[str, Call]]:
+    """One question to the weights, by the kernel and by blocks of rows."""
+    q, k, _ = tensors(1, HEADS, 16384, 128)
+
+    def by(backend: str | None) -> object:
+        return question(weights(q, k, mask=Causal(), backend=backend))
+
+    return functools.partial(by, None), {"by blocks": functools.partial(by, "tiled")}
+
+
+def groups(n: int) -> Tensor:
+    """Sentences of 7 to 23 tokens."""
+    lengths = 7 + torch.arange(n, device="cuda") * 5 % 17
+    return torch.searchsorted(lengths.cumsum(0), torch.arange(n, device="cuda"), right=True)
+
+
+QUESTIONS: dict[str, Callable[[Weights], object]] = {
+    "the 8 largest weights": lambda A: A.topk(8),
+    "the largest of 512 x 512 bins": lambda A: A.pool(512, 512, how="max"),
+    "mass between sentences": lambda A: A.mass(groups(A.shape[2]), groups(A.shape[3])),
+}
 
 
 def memory() -> tuple[Call, dict[str, Call]]:
@@ -245,7 +281,7 @@ def window(n: int) -> tuple[Call, dict[str, Call]]:
     q, k, v = tensors(1, HEADS, n, 64)
 
     def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (j <= i) & (i - j <= 512)
+        return (j <= i) & (i - j < 512)
 
     blocks = create_block_mask(near, None, None, n, n, device="cuda", _compile=True)
     ours = functools.partial(attend, q, k, v, mask=Causal() & Window(512))
@@ -274,6 +310,10 @@ def check() -> None:
             got, want = A.summary(), exact.summary()
             for name in ("entropy", "received", "max", "distance", "map"):
                 near(f"{name} under {mask}", getattr(got, name), getattr(want, name), 0.01)
+            near(f"topk under {mask}", A.topk(8).values, exact.topk(8).values, 0.01)
+            near(f"maxima under {mask}", A.pool(64, 64, "max"), exact.pool(64, 64, "max"), 0.01)
+            both = groups(2048), groups(2048)
+            near(f"mass under {mask}", A.mass(*both), exact.mass(*both), 0.01)
     q, k, v = tensors(2, 1, 300, 64)
     u = torch.randn(64, device="cuda", dtype=torch.bfloat16)
     exact = attend(q.double(), k.double(), v.double(), score=Additive(u.double()), backend="reference")
@@ -289,9 +329,10 @@ def near(name: str, got: Tensor, want: Tensor, most: float) -> None:
 def measured(case: Case) -> dict[str, object]:
     ours, peers = case.build()
     if case.show == "MB":
-        found = {"regard": _summarized([float(ours()) for _ in range(3)])}  # type: ignore[arg-type]
+        taken = {"regard": [float(ours()) for _ in range(3)]}  # type: ignore[arg-type]
     else:
-        found = times({"regard": ours, **peers}, _host if case.show == "us" else _events)
+        taken = times(ours, peers, _host if case.show == "us" else _events)
+    found = {name: _summarized(values) for name, values in taken.items()}
     mine = found.pop("regard")
     best = min(found, key=lambda name: found[name].median) if found else ""
     ratio, met = None, None
@@ -315,7 +356,7 @@ def measured(case: Case) -> dict[str, object]:
         "ratio": "" if ratio is None else f"{'costs ' if case.cost else ''}{ratio:.2f}",
         "bar": "" if case.bar is None else promise(case),
         "met": "" if met is None else "yes" if met else "no",
-        "rounds": ROUNDS,
+        "rounds": len(taken["regard"]),
         "machine": torch.cuda.get_device_name(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -331,18 +372,32 @@ def promise(case: Case) -> str:
     return f"at most {case.bar:.0f} {case.show}{' more' if case.show == 'us' else ''}"
 
 
-def times(calls: dict[str, Call], clock: Callable[[Call, int], float]) -> dict[str, Measured]:
-    """Seconds of each call: all in turn, `ROUNDS` times; a short one is called many times in a round."""
-    often = {}
-    for name, call in calls.items():
-        for _ in range(3):
-            call()
-        often[name] = max(1, min(200, int(LEAST / max(clock(call, 2), 1e-6))))
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            taken[name].append(clock(call, often[name]))
-    return {name: _summarized(values) for name, values in taken.items()}
+def times(ours: Call, peers: dict[str, Call], clock: Callable[[Call, int], float]) -> dict[str, list[float]]:
+    """Seconds of each call, all in turn, until rounds agree; a short one is called many times in a round."""
+    calls = {"regard": ours, **peers}
+    first = {name: warm(call, clock) for name, call in calls.items()}
+    best = min((first[name] for name in peers), default=0.0)
+    taken = {name: [first[name]] if first[name] > HOPELESS * best else [] for name in peers}
+    rivals = ["regard", *(name for name in peers if not taken[name])]
+    taken |= {name: [] for name in rivals}
+    for done in range(ROUNDS):
+        if done >= FEWEST and all(agreed(taken[name]) for name in rivals):
+            break
+        for name in rivals:
+            often = max(1, min(200, int(LEAST / max(first[name], 1e-6))))
+            taken[name].append(clock(calls[name], often))
+    return taken
+
+
+def warm(call: Call, clock: Callable[[Call, int], float]) -> float:
+    """Seconds of a call, once it is compiled and, if it is short, has run a few times."""
+    call()
+    taken = clock(call, 1)
+    return clock(call, 3) if taken < LEAST else taken
+
+
+def agreed(values: list[float]) -> bool:
+    return max(values) - min(values) <= AGREE * min(values)
 
 
 def _events(call: Call, often: int) -> float:
@@ -383,7 +438,6 @@ def save(rows: list[dict[str, object]]) -> None:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows(rows)
-    print(f"saved {path}")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import torch
 
 import regard as R
 from regard import weights
-from regard.kernels.reduce import Bins, Config, dealt_rows, reduce
-from regard.ops import fused
+from regard.kernels.bins import binned
+from regard.kernels.reduce import Config, reduce
+from regard.ops import fused, measures
 
 NAMES = ("entropy", "received", "max", "distance")
 IDS = torch.arange(40) // 9
@@ -83,7 +84,7 @@ def test_odd_shapes_and_offsets_are_right(n, m, d, offset, device):
 def test_a_map_of_any_resolution_is_right(rows, cols, device):
     q, k = torch.randn(1, 2, 32, 16, device=device), torch.randn(1, 1, 64, 16, device=device)
     A, exact = judged(q, k, {"mask": R.Causal()})
-    for how in ("mean", "sum"):
+    for how in ("mean", "sum", "max"):
         torch.testing.assert_close(
             A.pool(rows, cols, how).cpu().double(), exact.pool(rows, cols, how), atol=1e-5, rtol=1e-5
         )
@@ -94,15 +95,114 @@ def test_sums_over_rows_come_out_the_same_when_determinism_is_asked_for(terms, d
     monkeypatch.setattr("regard.kernels.reduce.PARTIAL", 1000)
     q, k = torch.randn(1, 2, 19, 16, device=device), torch.randn(1, 1, 40, 16, device=device)
     A, exact = judged(q, k, terms)
+    queries, keys = torch.arange(19, device=device) % 3, torch.arange(40, device=device) % 5
     torch.use_deterministic_algorithms(True)
     try:
-        first, second = A.summary(), A.summary()
+        first, second = ((*summed(A.summary()), A.mass(queries, keys)) for _ in range(2))
     finally:
         torch.use_deterministic_algorithms(False)
-    want = exact.summary()
-    for name in ("received", "map"):
-        assert torch.equal(getattr(first, name), getattr(second, name))
-        torch.testing.assert_close(getattr(first, name).cpu().double(), getattr(want, name), atol=1e-5, rtol=1e-5)
+    want = (*summed(exact.summary()), exact.mass(queries.cpu(), keys.cpu()))
+    for one, again, right in zip(first, second, want, strict=True):
+        assert torch.equal(one, again)
+        torch.testing.assert_close(one.cpu().double(), right, atol=1e-5, rtol=1e-5)
+
+
+def test_bins_that_fall_into_parts_by_themselves_are_summed_in_one_order_too(device):
+    q, k = torch.randn(1, 2, 48, 16, device=device), torch.randn(1, 1, 32, 16, device=device)
+    A, exact = judged(q, k, {})
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = A.pool(3, 2), A.pool(3, 2)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first.cpu().double(), exact.pool(3, 2), atol=1e-5, rtol=1e-5)
+
+
+def summed(summary):
+    return summary.received, summary.map
+
+
+def test_maps_of_other_bins_are_cut_anew(device):
+    q, k = torch.randn(1, 1, 19, 16, device=device), torch.randn(1, 1, 40, 16, device=device)
+    A, exact = judged(q, k, TERMS["documents"])
+    for rows in (1, 3, 4):  # orders of rows that are all filled up to one tile
+        got = A.pool(rows, 5, "sum").cpu().double()
+        torch.testing.assert_close(got, exact.pool(rows, 5, "sum"), atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture
+def no_walk(monkeypatch):
+    """Whoever asks for blocks of rows fails."""
+    for name in ("top", "bin_sums", "bin_maxima"):
+        monkeypatch.delattr(measures, name)
+
+
+FEW = {name: TERMS[name] for name in ("plain", "causal lengths", "documents", "added", "sink")}
+
+
+@pytest.mark.usefixtures("no_walk")
+@pytest.mark.parametrize("terms", FEW.values(), ids=FEW)
+def test_groups_of_any_queries_and_keys_get_their_mass_from_the_kernel(terms, device):
+    q, k = torch.randn(2, 2, 19, 16, device=device), torch.randn(2, 1, 40, 16, device=device)
+    A, exact = judged(q, k, terms)
+    B = exact.dense()
+    for queries, keys in (
+        (torch.arange(19) // 6, torch.arange(40) // 13),
+        (torch.arange(19) % 3, torch.arange(40) % 7),
+    ):
+        rows, cols = (torch.nn.functional.one_hot(x).double() for x in (queries, keys))
+        want = rows.T @ B @ cols / rows.sum(0)[:, None]
+        got = A.mass(queries.to(device), keys.to(device))
+        torch.testing.assert_close(got.cpu().double(), want, atol=1e-5, rtol=1e-5)
+
+
+EACH = {
+    **{name: TERMS[name] for name in ("causal lengths", "keep", "dense")},
+    "added": {"bias": R.Added(torch.randn(2, 1, 19, 40, generator=torch.Generator().manual_seed(7)))},
+}
+
+
+@pytest.mark.parametrize("terms", EACH.values(), ids=EACH)
+def test_groups_may_differ_between_batch_rows(terms, device, monkeypatch):
+    q, k = torch.randn(2, 2, 19, 16, device=device), torch.randn(2, 1, 40, 16, device=device)
+    A, exact = judged(q, k, terms)
+    groups = torch.arange(38).view(2, 19) // 6 % 4, torch.arange(40) // 11
+    want = exact.mass(*groups)
+    monkeypatch.delattr(measures, "bin_sums")
+    got = A.mass(*(x.to(device) for x in groups)).cpu().double()
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("no_walk")
+@pytest.mark.parametrize("terms", [*FEW.values(), *(TERMS[name] for name in ("dense", "alibi", "cap", "t5"))])
+def test_the_largest_weights_are_found_where_runs_of_keys_have_theirs(terms, device, monkeypatch):
+    monkeypatch.setattr("regard.ops.top.ROOM", 1)
+    q, k = torch.randn(2, 2, 19, 16, device=device), torch.randn(2, 1, 40, 16, device=device)
+    A, exact = judged(q, k, terms)
+    B = exact.dense()
+    for count in (1, 2):
+        values, keys = (x.cpu() for x in A.topk(count))
+        torch.testing.assert_close(values.double(), B.topk(count).values, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(B.gather(-1, keys), values.double(), atol=1e-5, rtol=1e-5)
+        assert (keys.sort(-1).values.diff() > 0).all()
+
+
+@pytest.mark.usefixtures("no_walk")
+def test_the_largest_weights_may_crowd_in_one_run_or_lie_in_the_last(device):
+    q, k = torch.ones(1, 1, 3, 16, device=device), torch.zeros(1, 1, 83, 16, device=device)
+    k[:, :, 32:36] = torch.tensor([4.0, 3.0, 2.0, 1.0], device=device)[:, None]
+    k[:, :, 82] = 2.5
+    found = weights(q, k).topk(5)
+    assert found.indices.tolist() == [[[[32, 33, 82, 34, 35]] * 3]]
+
+
+@pytest.mark.usefixtures("no_walk")
+def test_no_key_past_the_last_is_among_the_largest(device):
+    q, k = torch.ones(1, 1, 3, 16, device=device), -torch.ones(1, 1, 83, 16, device=device)
+    k[:, :, 80:] = torch.tensor([-0.3, -0.2, -0.1], device=device)[:, None]
+    assert weights(q, k).topk(4).indices[..., :3].tolist() == [[[[82, 81, 80]] * 3]]
+    assert weights(q, k).topk(4).indices.max() < 83
 
 
 @pytest.mark.parametrize("garbage", [float("nan"), 1e30])
@@ -110,11 +210,13 @@ def test_sums_over_rows_come_out_the_same_when_determinism_is_asked_for(terms, d
     "mask", [R.Padding((25, 25)), R.Causal() & R.Padding((25, 25)), TERMS["keep"]["mask"]], ids=repr
 )
 def test_hidden_garbage_changes_nothing(mask, garbage, device):
-    q, k = torch.randn(2, 1, 40, 16, device=device), torch.randn(2, 1, 40, 16, device=device)
+    q, k = torch.randn(2, 1, 20, 16, device=device), torch.randn(2, 1, 40, 16, device=device)
     mask = mask.map_tensors(lambda x: x.to(device))
-    hidden = ~mask.over(weights(q, k, mask=mask)._call.whole()).expand(2, 1, 40, 40).any(2)[:, 0]
+    hidden = ~mask.over(weights(q, k, mask=mask)._call.whole()).expand(2, 1, 20, 40).any(2)[:, 0]
     poisoned = k.masked_fill(hidden[:, None, :, None], garbage)
-    clean, dirty = (weights(q, x, mask=mask).summary() for x in (k, poisoned))
+    clean, dirty = (weights(q, x, mask=mask) for x in (k, poisoned))
+    torch.testing.assert_close(clean.topk(2), dirty.topk(2))
+    clean, dirty = clean.summary(), dirty.summary()
     for name in (*NAMES, "map"):
         torch.testing.assert_close(getattr(clean, name), getattr(dirty, name))
 
@@ -127,14 +229,20 @@ def test_only_what_is_asked_for_is_computed(device):
 
 
 def test_bins_that_do_not_fill_their_eights_are_filled_up():
-    bins = Bins((torch.arange(20) * 3 // 20).int(), torch.zeros(20).int(), (3, 1), (6, 20), False)
-    parts, dealt = dealt_rows(bins, 20, Config(16, 32, 4, 2))
-    assert parts == 2
-    assert dealt.view(-1, 8).tolist()[:3] == [
+    ids = (torch.arange(20) * 3 // 20).int()
+    bins = binned(ids, torch.zeros(20).int(), (3, 1), Config(16, 32, 4, 2), None)
+    assert bins.parts == 2
+    assert bins.dealt.view(-1, 8).tolist() == [
         [0, 1, 2, 3, 4, 5, 6, 20],
         [7, 8, 9, 10, 11, 12, 13, 20],
         [14, 15, 16, 17, 18, 19, 20, 20],
+        [20] * 8,
     ]
+
+
+def test_scattered_bins_are_gathered():
+    bins = binned((torch.arange(9) % 2).int(), torch.zeros(9).int(), (2, 1), Config(16, 32, 4, 2), None)
+    assert bins.dealt.view(-1, 8).tolist() == [[0, 2, 4, 6, 8, 9, 9, 9], [1, 3, 5, 7, 9, 9, 9, 9]]
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,16 @@
 
     A_ij = exp(s_ij - lse_i)                             s = q k^T * scale + bias, hidden entries -inf; lse is given
     entropy_i = -sum_j A ln A      max_i = max_j A       distance_i = sum_j A abs(i - j)
-    received_j = sum_i A           map_rc = sum of A over the rows of bin r and the keys of bin c
+    received_j = sum_i A           map_rc = sum of A over the queries of bin r and the keys of bin c; peaks_rc = max
+    tops_in = max of A_ij over the keys j of run n, neighbours that a warp holds
 
 One product and one exponential an entry. A program keeps a tile of rows and walks the keys they see, over tiles of
 k q^T: in the result of a product a thread holds few of the first axis, keys, and many of the second, queries. What is
 asked of rows is summed over the keys a thread holds, kept apart by thread, and put together once, at the end; what is
 asked of keys is summed over the rows a thread holds, and four threads make a key's sum whole. No barrier, and a
 sixteenth of the numbers passed from thread to thread. The map is made of the same sums: keys are dealt out so that
-those of a thread are neighbours, and rows so that no eight of them belong to two bins; bins that do not fill their
-eights are filled up with rows that see nothing.
+those of a thread are neighbours, and rows so that no eight of them belong to two bins: see `bins`. Bins may be any
+groups of queries and of keys.
 
 Sums over rows leave the program by atomic adds, or, where PyTorch asks for deterministic algorithms, through a buffer
 a tile of rows that is added up in a fixed order. Everything after the product is float32.
@@ -20,7 +21,7 @@ Cost: N x N x d multiply-adds on the visible tiles, O(N) memory. Widths up to 25
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -28,17 +29,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .shares import add_products, dealt_keys, keys_of_threads, larger, rows_of_threads
-from .tiles import EVERYTHING, LN2, LOG2E, NEVER, NOTHING, Bias, Pattern, band, log2_weights, padded, ready, strides
+from .bins import Bins, add_parts
+from .fold import fold
+from .tiles import EVERYTHING, LN2, LOG2E, NEVER, NOTHING, Bias, Pattern, band, padded, ready, strides
 
 
 @triton.jit
 def _reduce(
     Q, K, LSE, LENGTHS, SLOPES, BIAS, ROWS, ROW_BINS, COL_BINS,
     FULL_COUNTS, FULL, PART_COUNTS, PART, WHERE, BITS,
-    ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP,
+    ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP, PEAKS, TOPS,
     q_b, q_h, q_i, k_b, k_g, k_j, bias_0, bias_b, bias_h, bias_i, bias_j, full_b, full_h, full_r,
-    part_b, part_h, part_r, received_tile, map_rows, map_cols,
+    part_b, part_h, part_r, received_tile, map_rows, map_cols, bin_rows, bin_cols, runs,
     scale, offset, low, high, heads, n_i, n_j, first_tile, tiles,
     d: tl.constexpr,
     KV_GROUP: tl.constexpr,
@@ -107,26 +109,30 @@ def _reduce(
         BIAS += bias_0 + b * bias_b + h * bias_h
     if RECEIVED is not None:
         RECEIVED += (b * heads + h) * n_j + place.to(tl.int64) * received_tile
-    cells = None
-    if MAP is not None:
+    cells, peaks, tops = None, None, None
+    if MAP is not None or PEAKS is not None:
         # The row of the map that each part of the rows adds to.
+        leader = tile * I + tl.arange(0, BINS) * (I // BINS)
+        if ROWS is not None:
+            leader = tl.load(ROWS + leader)
+        bin = tl.load(ROW_BINS + leader, mask=leader < n_i, other=0)
+        if PEAKS is not None:
+            peaks = PEAKS + (b * heads + h) * bin_rows * bin_cols + bin.to(tl.int64) * bin_cols
         if DETERMINISTIC:
             bin = place * BINS + tl.arange(0, BINS)
-        else:
-            leader = tile * I + tl.arange(0, BINS) * (I // BINS)
-            if ROWS is not None:
-                leader = tl.load(ROWS + leader)
-            bin = tl.load(ROW_BINS + leader, mask=leader < n_i, other=0)
-        cells = MAP + (b * heads + h) * map_rows * map_cols + bin.to(tl.int64) * map_cols
+        if MAP is not None:
+            cells = MAP + (b * heads + h) * map_rows * map_cols + bin.to(tl.int64) * map_cols
+    if TOPS is not None:
+        tops = TOPS + (((b * heads + h) * tiles + place) * I + tl.arange(0, I)) * runs
     for n in range(plain):
         if FULL is not None:
             col_tile = tl.load(full_list + n)
         else:
             col_tile = tl.where(n < before, full_start + n, crossed + n - before)
-        entropy, largest, distance = _fold(
+        entropy, largest, distance = fold(
             q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
             BIAS, bias_i, bias_j, n_i, length, n_j, low, high, None, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells,
-            COL_BINS, d, I, J, D, WARPS, BINS, WHOLE, CAP, BACKWARD, False, DETERMINISTIC, PRECISION,
+            peaks, tops, COL_BINS, d, I, J, D, WARPS, BINS, WHOLE, CAP, BACKWARD, False, DETERMINISTIC, PRECISION,
         )  # fmt: skip
     for n in range(careful):
         if FULL is not None:
@@ -139,10 +145,10 @@ def _reduce(
                 n < ahead, start + n, tl.where(n < middle, crossing + n - ahead, full_stop + n - middle)
             )
             bits = None
-        entropy, largest, distance = _fold(
+        entropy, largest, distance = fold(
             q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
             BIAS, bias_i, bias_j, n_i, length, n_j, low, high, bits, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells,
-            COL_BINS, d, I, J, D, WARPS, BINS, WHOLE, CAP, BACKWARD, True, DETERMINISTIC, PRECISION,
+            peaks, tops, COL_BINS, d, I, J, D, WARPS, BINS, WHOLE, CAP, BACKWARD, True, DETERMINISTIC, PRECISION,
         )  # fmt: skip
     out = (b * heads + h) * n_i + row
     if ENTROPY is not None:
@@ -157,110 +163,15 @@ def _reduce(
         tl.store(DISTANCE + out, total, mask=row < n_i)
 
 
-@triton.jit
-def _fold(
-    q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
-    BIAS, bias_i, bias_j, n_i, length, n_j, low, high, BITS, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells, COL_BINS,
-    d: tl.constexpr,
-    I: tl.constexpr,
-    J: tl.constexpr,
-    D: tl.constexpr,
-    WARPS: tl.constexpr,
-    BINS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    CAP: tl.constexpr,
-    BACKWARD: tl.constexpr,
-    CAREFUL: tl.constexpr,
-    DETERMINISTIC: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One tile of A.T, added to what is known of its rows and its keys."""
-    local = dealt_keys(J, WARPS)
-    col = col_tile * J + local
-    feature = tl.arange(0, D)
-    # The tile moves the pointer; what is added to it is the same for every tile.
-    keys = (K + col_tile.to(tl.int64) * J * k_j) + (local[:, None] * k_j + feature[None, :])
-    if CAREFUL:
-        k = tl.load(keys, mask=(col < n_j)[:, None] & (feature < d)[None, :], other=0.0)
-    elif d != D:
-        k = tl.load(keys, mask=(feature < d)[None, :], other=0.0)
-    else:
-        k = tl.load(keys)
-    t = log2_weights(
-        tl.dot(k, q, input_precision=PRECISION), lse2[None, :], row[None, :], col[:, None], offset, scale, slope,
-        BIAS, bias_i, bias_j, n_i, length, low, high, BITS, tl.arange(0, I)[None, :], local[:, None],
-        J, CAP, CAREFUL,
-    )  # fmt: skip
-    p = tl.exp2(t)
-    share: tl.constexpr = J // (8 * min(WARPS, J // 16))
-    p_held = keys_of_threads(p, I, J, WARPS)
-    if ENTROPY is not None:
-        entropy = add_products(entropy, p_held, keys_of_threads(t, I, J, WARPS), share)
-    if LARGEST is not None:
-        # Of numbers that are not negative the bits are ordered as they are, and whole numbers are compared by threes.
-        largest = larger(largest, p_held.to(tl.int32, bitcast=True), share)
-    if DISTANCE is not None:
-        # Counted from the first row and the tile of keys: both numbers are small where they nearly cancel.
-        start = col_tile * J - first
-        if CAREFUL:
-            gap = tl.abs(position[None, :] - (start + local).to(tl.float32)[:, None])
-            if BACKWARD:
-                gap -= position[None, :]
-        elif BACKWARD:
-            gap = tl.broadcast_to(-(start + local).to(tl.float32)[:, None], (J, I))
-        else:
-            # Off the diagonal all distances of a tile have one sign.
-            sign = tl.where(start <= 0, 1.0, -1.0)
-            gap = position[None, :] * sign - ((start + local).to(tl.float32) * sign)[:, None]
-        distance = add_products(distance, p_held, keys_of_threads(gap, I, J, WARPS), share)
-    if RECEIVED is not None or cells is not None:
-        sums = tl.sum(rows_of_threads(p, I, J, BINS), 3)  # [J, BINS, 4]
-        if RECEIVED is not None:
-            # Warps that share keys add their sums one by one rather than wait for each other.
-            sides: tl.constexpr = max(1, WARPS * 16 // J)
-            received = tl.sum(tl.reshape(sums, (J, sides, BINS * 4 // sides)), 2)
-            if DETERMINISTIC:
-                tl.store(RECEIVED + col, tl.sum(received, 1), mask=col < n_j)
-            else:
-                inside = tl.broadcast_to((col < n_j)[:, None], (J, sides))
-                tl.atomic_add(
-                    RECEIVED + tl.broadcast_to(col[:, None], (J, sides)), received, mask=inside, sem="relaxed"
-                )
-        if cells is not None:
-            if WHOLE:
-                threads: tl.constexpr = 8 * min(WARPS, J // 16)
-                sums = tl.sum(keys_of_threads(tl.reshape(sums, (J, BINS * 4)), BINS * 4, J, WARPS), 2)
-                sums = tl.reshape(sums, (threads, BINS, 4))
-                key = col_tile * J + tl.arange(0, threads) * (J // threads)
-            else:
-                key = col
-            sums = tl.sum(sums, 2)
-            bin = tl.load(COL_BINS + key, mask=key < n_j, other=0)
-            inside = tl.broadcast_to((key < n_j)[:, None], sums.shape)
-            tl.atomic_add(cells[None, :] + bin[:, None], sums, mask=inside, sem="relaxed")
-            if DETERMINISTIC:
-                tl.debug_barrier()
-    return entropy, largest, distance
-
-
-class Bins(NamedTuple):
-    """Which row and which column of a map each query and each key falls into, the same for every batch row."""
-
-    rows: Tensor  # i, int32, rising
-    cols: Tensor  # j, int32, rising
-    shape: tuple[int, int]
-    least: tuple[int, int]  # the fewest queries, and keys, that a bin holds
-    even: bool  # all bins hold that many
-
-
 class Reduced(NamedTuple):
     """What was asked for, in float32; None what was not."""
 
-    entropy: Tensor | None  # b h i
-    received: Tensor | None  # b h j
-    max: Tensor | None  # b h i
-    distance: Tensor | None  # b h i
-    map: Tensor | None  # b h rows cols, sums
+    entropy: Tensor | None = None  # b h i
+    received: Tensor | None = None  # b h j
+    max: Tensor | None = None  # b h i
+    distance: Tensor | None = None  # b h i
+    map: Tensor | None = None  # b h rows cols, sums
+    peaks: Tensor | None = None  # b h rows cols, the largest
 
 
 class Config(NamedTuple):
@@ -282,6 +193,11 @@ class Config(NamedTuple):
         """Warps that share the keys of a tile, each with rows of its own."""
         return max(1, self.warps * 16 // self.cols)
 
+    @property
+    def run(self) -> int:
+        """Neighbouring keys that a warp holds."""
+        return self.cols * 8 // self.threads
+
 
 PARTIAL = 2**25  # numbers a deterministic sum over rows may keep before they are added up
 
@@ -299,56 +215,74 @@ def reduce(
     want: frozenset[str],
     scale: float,
     offset: int,
+    cut: Config,
     cap: float | None = None,
     pattern: Pattern = EVERYTHING,
     bias: Bias = NOTHING,
     bins: Bins | None = None,
-    cut: Config | None = None,
     sums_to_one: bool = False,
 ) -> Reduced:
-    """Any of "entropy", "received", "max", "distance", and the map of `bins`: `b h i d, b g j d, b h i -> ...`.
+    """Any of "entropy", "received", "max", "distance", and of bins "map", "peaks": `b h i d, b g j d, b h i -> ...`.
 
-    Lists in `pattern` are cut as `config` says, over rows as `dealt_rows` deals them out. `sums_to_one` promises that
-    every row that sees a key does; distances under a causal mask are then had for less.
+    Lists in `pattern` are cut as `cut` says, over rows as `bins` deals them out. `sums_to_one` promises that every row
+    that sees a key does; distances under a causal mask are then had for less.
     """
-    q, k, lse = ready(q), ready(k), lse.contiguous()
-    b, h, n_i, d = q.shape
+    launch = Launch(ready(q), ready(k), lse.contiguous(), scale, offset, cap, pattern, bias, bins, cut, sums_to_one)
+    b, h, n_i, _ = q.shape
     n_j = k.shape[2]
-    cut = cut or config(d, q.dtype)
-    parts, rows = (cut.sides, None) if bins is None else dealt_rows(bins, n_i, cut)
-    tiles = triton.cdiv(n_i if rows is None else rows.numel(), cut.rows)
-    deterministic = torch.are_deterministic_algorithms_enabled()
-
-    def blank(name: str, n: int) -> Tensor | None:
-        if name not in want:
-            return None
-        # Every row is written; keys are added to.
-        make = torch.empty if name != "received" and n_j else torch.zeros
-        return make(b, h, n, device=q.device, dtype=torch.float32)
-
-    out = Reduced(blank("entropy", n_i), blank("received", n_j), blank("max", n_i), blank("distance", n_i), None)
+    shapes: dict[str, tuple[int, ...]] = {"entropy": (n_i,), "received": (n_j,), "max": (n_i,), "distance": (n_i,)}
     if bins is not None:
-        out = out._replace(map=torch.zeros(b, h, *bins.shape, device=q.device, dtype=torch.float32))
+        shapes |= {"map": bins.shape, "peaks": bins.shape}
+    # Every row is written; keys and bins are added to.
+    rows = ("entropy", "max", "distance") if n_j else ()
+    make = {name: torch.empty if name in rows else torch.zeros for name in want}
+    out = Reduced(**{name: make[name](b, h, *shapes[name], device=q.device, dtype=torch.float32) for name in want})
     if not (b and n_i and n_j):
         return out
-    launch = Launch(q, k, lse, scale, offset, cap, pattern, bias, bins, parts, rows, cut, deterministic, sums_to_one)
-    if not deterministic:
-        launch(out, 0, tiles)
+    if not torch.are_deterministic_algorithms_enabled():
+        launch(out, 0, launch.tiles)
         return out
-    step = max(1, PARTIAL // (b * h * n_j))
-    for first in range(0, tiles, step):
-        count = min(step, tiles - first)
+    per_tile = b * h * n_j * (1 if out.map is None else launch.parts)
+    for first, count in strips(launch.tiles, max(1, PARTIAL // per_tile)):
         received = None if out.received is None else q.new_zeros(count, b, h, n_j, dtype=torch.float32)
-        slabs = None
-        if bins is not None:
-            slabs = q.new_zeros(b, h, count * parts, bins.shape[1], dtype=torch.float32)
-        launch(out._replace(received=received, map=slabs), first, count)
+        sums = None if out.map is None else q.new_zeros(b, h, count * launch.parts, n_j, dtype=torch.float32)
+        launch(out._replace(received=received, map=sums), first, count)
         if out.received is not None and received is not None:
             out.received.add_(received.sum(0))
-        if bins is not None and out.map is not None and slabs is not None:
-            leaders = _leaders(rows, tiles * cut.rows, cut.rows // parts)[first * parts : (first + count) * parts]
-            _add_slabs(out.map, slabs, bins.rows[leaders.clamp(max=n_i - 1).to(q.device)])
+        if bins is not None and out.map is not None and sums is not None:
+            add_parts(out.map, sums, bins, first * launch.parts, cut.rows // launch.parts)
     return out
+
+
+def run_maxima(
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    *,
+    scale: float,
+    offset: int,
+    cut: Config,
+    cap: float | None = None,
+    pattern: Pattern = EVERYTHING,
+    bias: Bias = NOTHING,
+    strip: int,
+) -> Iterator[tuple[slice, Tensor]]:
+    """About `strip` rows at a time, those and their largest weight in each run of `cut.run` keys: `b h rows runs`."""
+    launch = Launch(ready(q), ready(k), lse.contiguous(), scale, offset, cap, pattern, bias, None, cut, False)
+    b, h, n_i, _ = q.shape
+    runs = triton.cdiv(k.shape[2], cut.run)
+    for first, count in strips(launch.tiles, max(1, strip // cut.rows)):
+        tops = torch.zeros(b, h, count * cut.rows, runs, device=q.device, dtype=torch.float32)
+        if tops.numel():
+            launch(Reduced(), first, count, tops)
+        rows = slice(first * cut.rows, min((first + count) * cut.rows, n_i))
+        yield rows, tops[:, :, : rows.stop - rows.start]
+
+
+def strips(tiles: int, step: int) -> Iterator[tuple[int, int]]:
+    """The first tile of each strip, and how many it has."""
+    for first in range(0, tiles, step):
+        yield first, min(step, tiles - first)
 
 
 class Launch(NamedTuple):
@@ -363,13 +297,25 @@ class Launch(NamedTuple):
     pattern: Pattern
     bias: Bias
     bins: Bins | None
-    parts: int  # of a tile of rows
-    rows: Tensor | None
     cut: Config
-    deterministic: bool
     sums_to_one: bool
 
-    def __call__(self, out: Reduced, first: int, count: int) -> None:
+    @property
+    def parts(self) -> int:
+        """Of a tile of rows."""
+        return self.cut.sides if self.bins is None else self.bins.parts
+
+    @property
+    def dealt(self) -> Tensor | None:
+        """The rows in the order they are dealt out."""
+        return None if self.bins is None else self.bins.dealt
+
+    @property
+    def tiles(self) -> int:
+        """Of rows."""
+        return triton.cdiv(self.q.shape[2] if self.dealt is None else self.dealt.numel(), self.cut.rows)
+
+    def __call__(self, out: Reduced, first: int, count: int, tops: Tensor | None = None) -> None:
         """Reduce `count` tiles of rows."""
         q, k, cut, bins, lists = self.q, self.k, self.cut, self.bins, self.pattern.lists
         b, h, n_i, d = q.shape
@@ -379,15 +325,18 @@ class Launch(NamedTuple):
         if values is not None and self.bias.steps is None:
             values = values.expand(b, h, n_i, n_j)
             steps = values.stride()
+        deterministic = torch.are_deterministic_algorithms_enabled()
         _reduce[(count * b * h,)](
-            q, k, self.lse, self.pattern.lengths, self.bias.slopes, values, self.rows,
+            q, k, self.lse, self.pattern.lengths, self.bias.slopes, values, self.dealt,
             None if bins is None else bins.rows, None if bins is None else bins.cols,
             *((None,) * 6 if lists is None else lists),
             out.entropy, out.received, out.max, out.distance, out.map,
+            None if out.peaks is None else out.peaks.view(torch.int32), tops,
             *q.stride()[:3], *k.stride()[:3], self.bias.origin, *steps,
             *((0,) * 6 if lists is None else (*strides(lists.full), *strides(lists.part))),
-            b * h * n_j if self.deterministic else 0,
-            0 if out.map is None else out.map.shape[2], 0 if out.map is None else out.map.shape[3],
+            b * h * n_j if deterministic else 0,
+            *((0, 0) if out.map is None else out.map.shape[2:]), *((0, 0) if bins is None else bins.shape),
+            0 if tops is None else tops.shape[3],
             self.scale, self.offset, self.pattern.low, self.pattern.high, h, n_i, n_j, first, count,
             d=d,
             KV_GROUP=h // g,
@@ -396,45 +345,13 @@ class Launch(NamedTuple):
             D=padded(d),
             WARPS=cut.warps,
             BINS=self.parts,
-            WHOLE=bins is None or (bins.even and bins.least[1] % (cut.cols // cut.threads) == 0),
+            WHOLE=bins is None or bins.whole,
             CAP=self.cap,
             LAST_FIRST=self.pattern.low > -n_j,
             BACKWARD=self.sums_to_one and self.pattern.low >= 0,
-            DETERMINISTIC=self.deterministic,
+            DETERMINISTIC=deterministic,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             num_warps=cut.warps,
             num_stages=cut.stages,
             maxnreg=cut.registers,
         )  # fmt: skip
-
-
-@lru_cache(maxsize=16)
-def dealt_rows(bins: Bins, n_i: int, cut: Config) -> tuple[int, Tensor | None]:
-    """How many parts a tile of rows has, none with rows of two bins, and the rows in the order they are dealt out.
-
-    Bins are filled up to whole parts with n_i, a row that is not there; None for 0, 1, 2, ...
-    """
-    even = bins.least[0] & -bins.least[0]  # the largest power of two that divides it
-    if bins.even and even >= 8:
-        return max(cut.sides, cut.rows // even), None
-    counts = torch.bincount(bins.rows, minlength=bins.shape[0])
-    places = (counts + 7) // 8 * 8
-    starts = places.cumsum(0) - places
-    within = torch.arange(n_i, device=bins.rows.device) - (counts.cumsum(0) - counts)[bins.rows]
-    total = triton.cdiv(n_i + bins.shape[0] * 7, cut.rows) * cut.rows
-    dealt = torch.full((total,), n_i, dtype=torch.int32, device=bins.rows.device)
-    dealt[starts[bins.rows] + within] = torch.arange(n_i, dtype=torch.int32, device=bins.rows.device)
-    return cut.rows // 8, dealt
-
-
-def _leaders(rows: Tensor | None, n: int, size: int) -> Tensor:
-    """The first row of each part."""
-    return torch.arange(0, n, size) if rows is None else rows[::size].long()
-
-
-def _add_slabs(total: Tensor, slabs: Tensor, bins: Tensor) -> None:
-    """Add each group's row of the map to the map, in an order that never changes: bins rise, so runs are summed."""
-    ids, counts = bins.unique_consecutive(return_counts=True)
-    ends = counts.cumsum(0).tolist()
-    for bin, start, end in zip(ids.tolist(), [0, *ends], ends, strict=False):
-        total[:, :, bin] += slabs[:, :, start:end].sum(2)

@@ -42,6 +42,14 @@ class Pattern(NamedTuple):
     lengths: Tensor | None = None
     lists: Lists | None = None
 
+    def of(self, batch: slice) -> Pattern:
+        """The same for some batch rows."""
+        lengths = None if self.lengths is None else _taken(self.lengths, batch)
+        if self.lists is None:
+            return self._replace(lengths=lengths)
+        *tiles, bits = self.lists
+        return self._replace(lengths=lengths, lists=Lists._make([*(_taken(x, batch) for x in tiles), bits]))
+
 
 class Bias(NamedTuple):
     """What is added to the scores: -slopes[h] * abs(i - j), or values.
@@ -54,6 +62,12 @@ class Bias(NamedTuple):
     values: Tensor | None = None
     origin: int = 0
     steps: tuple[int, int, int, int] | None = None
+
+    def of(self, batch: slice) -> Bias:
+        """The same for some batch rows."""
+        if self.values is None or self.steps is not None:
+            return self
+        return self._replace(values=_taken(self.values, batch))
 
 
 EVERYTHING = Pattern()
@@ -123,6 +137,10 @@ def band(first, last, low, high, n, J: tl.constexpr):
     crossing = tl.minimum(tl.maximum(tl.maximum(first, 0) // J, full_start), full_stop)
     crossed = tl.minimum(tl.maximum((tl.maximum(last, 0) // J + 1), crossing), full_stop)
     return start, stop, full_start, full_stop, crossing, crossed
+
+
+def _taken(x: Tensor, batch: slice) -> Tensor:
+    return x if x.shape[0] == 1 else x[batch]
 
 
 def strides(tiles: Tensor) -> tuple[int, int, int]:

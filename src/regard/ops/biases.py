@@ -155,10 +155,15 @@ class Relative(Bias):
         return table[batch[:, None, None, None], heads[:, None, None], local, bucket]
 
     def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:
-        if self.keys is None:
-            return super().bind(q, k, offset)
         dtype = torch.promote_types(q.dtype, torch.float32)
-        table = q.to(dtype) @ self.keys.to(dtype).mT * self._scale(q.shape[-1])
+        if self.keys is not None:
+            table = q.to(dtype) @ self.keys.to(dtype).mT * self._scale(q.shape[-1])
+        elif self.table is not None and self.table.requires_grad and torch.is_grad_enabled():
+            # A copy a query: a kernel that adds up the gradient entry by entry adds few to each, PyTorch the copies.
+            rows = self.table.to(dtype).unsqueeze(-2)
+            table = rows.expand(*rows.shape[:-2], q.shape[2], -1).contiguous()
+        else:
+            return super().bind(q, k, offset)
         return lambda b, h, i, j: look_up(table, b, h, i, self.buckets.of(j - (i + offset)))
 
     def _scores(self, q: Tensor, at: Block) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .backends import triton
-from .backends.kernels import product
+from .backends.kernels import cap, product
 from .bins import even_bins
 from .call import Call
 from .normalizers import SinkSoftmax, Softmax
@@ -19,7 +20,14 @@ from .scores import Bilinear, Cosine, Dot, Location
 from .tracing import followed
 
 if TYPE_CHECKING:
-    from ..kernels.reduce import Bins
+    from ..kernels.bins import Bins
+    from ..kernels.reduce import Config
+
+    Binning = Callable[[Config], Bins]  # bins as a cut of the matrix takes them
+
+
+EVERY = slice(None)
+MAP = frozenset(("map",))
 
 
 def objections(call: Call) -> list[str]:
@@ -41,42 +49,62 @@ def objections(call: Call) -> list[str]:
 
 
 def reduced(
-    call: Call, statistic: Tensor, want: frozenset[str], map_shape: tuple[int, int] | None = None
+    call: Call, statistic: Tensor, want: frozenset[str], bins: Binning | None = None, batch: slice = EVERY
 ) -> dict[str, Tensor]:
-    """Any of "entropy", "received", "max", "distance", and a map of bin sums, from the row statistic `b h i 1`."""
-    from ..kernels.reduce import config, dealt_rows, reduce
+    """Any of "entropy", "received", "max", "distance", and of bins "map", "peaks", from the row statistic `b h i 1`."""
+    from ..kernels import reduce
 
     q, k, scale = product(call)
-    _, _, n_i, n_j = call.shape
-    cut = config(q.shape[-1], q.dtype)
-    bins = None if map_shape is None else _even_bins(n_i, n_j, map_shape, q.device)
-    dealt = None if bins is None or not n_i else dealt_rows(bins, n_i, cut)[1]
-    found = reduce(
-        q,
-        k,
-        statistic.squeeze(-1).to(torch.float32),
+    cut = reduce.config(q.shape[-1], q.dtype)
+    binned = None if bins is None else bins(cut)
+    dealt = binned.dealt if binned is not None and call.shape[2] else None
+    found = reduce.reduce(
+        q[batch],
+        k[batch],
+        statistic[batch].squeeze(-1).to(torch.float32),
         want=want,
         scale=scale,
         offset=call.offset,
-        cap=_cap(call),
-        pattern=pattern(call, Tiling(cut.rows, cut.cols, dealt)),
-        bias=kernel_bias(call),
-        bins=bins,
         cut=cut,
+        cap=cap(call),
+        pattern=pattern(call, Tiling(cut.rows, cut.cols, dealt)).of(batch),
+        bias=kernel_bias(call).of(batch),
+        bins=binned,
         sums_to_one=isinstance(call.normalize, Softmax),
     )
     return {name: value for name, value in found._asdict().items() if value is not None}
 
 
-@lru_cache(maxsize=16)
-def _even_bins(n_i: int, n_j: int, shape: tuple[int, int], device: torch.device) -> Bins:
-    """Query r in row r * rows // i, key j in column j * cols // j."""
-    from ..kernels.reduce import Bins
+def even_map(call: Call, rows: int, cols: int) -> Binning:
+    """The matrix in `rows` x `cols` bins as even as can be."""
+    _, _, n_i, n_j = call.shape
+    return lambda cut: _even_map(n_i, n_j, rows, cols, call.q.device, cut)
 
-    rows, cols = shape
+
+@lru_cache(maxsize=16)
+def _even_map(n_i: int, n_j: int, rows: int, cols: int, device: torch.device, cut: Config) -> Bins:
+    from ..kernels.bins import binned
+
     with torch.inference_mode(False):
         by_row, by_col = (even_bins(n, count, device)[0].to(torch.int32) for n, count in ((n_i, rows), (n_j, cols)))
-    return Bins(by_row, by_col, shape, (n_i // rows, n_j // cols), n_i % rows == 0 and n_j % cols == 0)
+        even = (n_i // rows, n_j // cols) if n_i % rows == 0 and n_j % cols == 0 else None
+        return binned(by_row, by_col, (rows, cols), cut, even)
+
+
+def group_sums(call: Call, statistic: Tensor, query_groups: Tensor, key_groups: Tensor, rows: int, cols: int) -> Tensor:
+    """The sum of A over each pair of groups, given by their ids `1 i` or `b i`: `b h rows cols`."""
+    from ..kernels.bins import binned
+
+    def sums(queries: Tensor, keys: Tensor, batch: slice) -> Tensor:
+        ids = queries.to(torch.int32), keys.to(torch.int32)
+        return reduced(call, statistic, MAP, lambda cut: binned(*ids, (rows, cols), cut, None), batch)["map"]
+
+    if query_groups.shape[0] == key_groups.shape[0] == 1:
+        return sums(query_groups[0], key_groups[0], EVERY)
+    # A kernel deals out the same rows for every batch row: groups of their own take a launch each.
+    b = call.shape[0]
+    each = zip(query_groups.expand(b, -1), key_groups.expand(b, -1), strict=True)
+    return torch.cat([sums(queries, keys, slice(m, m + 1)) for m, (queries, keys) in enumerate(each)])
 
 
 def transposed_product(call: Call, statistic: Tensor, x: Tensor) -> Tensor:
@@ -95,7 +123,7 @@ def differentiable(call: Call, measure: str) -> bool:
     return (
         measure in ("entropy", "received")
         and isinstance(call.normalize, Softmax)
-        and _cap(call) is None
+        and cap(call) is None
         and not any(x.requires_grad for x in beside)
     )
 
@@ -157,11 +185,7 @@ def _setting(call: Call, q: Tensor, x: Tensor, scale: float, keys: bool = False)
     return {
         "scale": scale,
         "offset": call.offset,
-        "cap": _cap(call),
+        "cap": cap(call),
         "pattern": pattern(call, Tiling(cut.rows, cut.cols, by_keys=keys)),
         "bias": kernel_bias(call),
     }
-
-
-def _cap(call: Call) -> float | None:
-    return call.score.cap if isinstance(call.score, Dot) else None

@@ -20,13 +20,16 @@ from .indexing import chosen_ids, split
 from .measures import How
 from .normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
 from .place import pick
-from .problem import Piece, Problem, prepare
-from .products import transposed_product
-from .rows import Reduction, evaluate, nothing_seen, weigh
-from .sizes import parse_size
+from .problem import Problem, prepare
+from .products import factor
+from .rows import Reduction, evaluate, nothing_seen
+from .sizes import LIMIT as LIMIT
+from .sizes import must_fit
+from .top import top, worthwhile
+from .transposed import Transposed
 
-LIMIT = "1GB"
 MAP = 512
+SUMMARY = frozenset(("entropy", "received", "max", "distance", "map"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +107,7 @@ class Weights:
         if not isinstance(x, Tensor):
             return NotImplemented
         self._guard()
-        call = self._call.with_values(self._factor(x, self._call.shape[3], "A @ x"))
+        call = self._call.with_values(factor(self._call, x, self._call.shape[3], "A @ x"))
         with no_autocast(self.device):
             out, statistic = dispatch.choose(call).run(call)
         if self._statistic is None and statistic is not None:
@@ -125,7 +128,7 @@ class Weights:
         n = 1
         for axis in ids:
             n *= axis.numel()
-        self._fits(n, LIMIT, "this part of the matrix")
+        must_fit("this part of the matrix", n, self.dtype)
         *lead, heads, rows, cols = ids
         flat = torch.arange(self._call.shape[0], device=self.device).view(self._call.lead)
         batch = pick(flat, tuple(lead)).reshape(-1) if lead else flat.view(-1)
@@ -166,9 +169,12 @@ class Weights:
         """The k largest weights of each query and their keys: `b h i k` twice, as `values` and `indices`."""
         n = self._call.shape[3]
         must_be_within("k", k, n, "keys")
-        self._fits(2 * k * self._call.q.shape[:3].numel(), LIMIT, "this many weights and their keys")
+        must_fit("this many weights and their keys", 2 * k * self._call.q.shape[:3].numel(), self.dtype)
         with self._numbers():
-            values, indices = measures.top(self._problem(), k)
+            if self._has_kernel() and worthwhile(self._call, k):
+                values, indices = top(self._call, self._fused_statistic(), k)
+            else:
+                values, indices = measures.top(self._problem(), k)
         return torch.return_types.topk((self._restore(values), self._restore(indices)))
 
     def pool(self, rows: int, cols: int, how: How = "mean") -> Tensor:
@@ -178,16 +184,16 @@ class Weights:
             must_be_within(name, count, n, axis)
         if how not in ("mean", "sum", "max"):
             raise ValueError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
-        self._fits(b * h * rows * cols, LIMIT, "this map")
+        must_fit("this map", b * h * rows * cols, self.dtype)
         bins = even_bins(i, rows, self.device), even_bins(j, cols, self.device)
         with self._numbers():
-            if how == "max":
-                return self._restore(measures.bin_maxima(self._problem(), *bins, rows, cols))
             if self._has_kernel():
-                sums = self._by_kernel(frozenset(), (rows, cols))["map"]
+                want = "peaks" if how == "max" else "map"
+                found = self._by_kernel(frozenset((want,)), fused.even_map(self._call, rows, cols))[want]
             else:
-                sums = measures.bin_sums(self._problem(), *bins, rows, cols)
-        return self._restore(sums / even_area(i, j, rows, cols, self.device) if how == "mean" else sums)
+                reduction = measures.bin_maxima if how == "max" else measures.bin_sums
+                found = reduction(self._problem(), *bins, rows, cols)
+        return self._restore(found / even_area(i, j, rows, cols, self.device) if how == "mean" else found)
 
     def mass(self, query_groups: Tensor, key_groups: Tensor) -> Tensor:
         """Attention between groups of tokens, say sentences: summed over a group's keys, averaged over its queries.
@@ -198,9 +204,13 @@ class Weights:
         query_groups = groups("query_groups", query_groups, b, i, self.device)
         key_groups = groups("key_groups", key_groups, b, j, self.device)
         rows, cols = (int(x.max()) + 1 if x.numel() else 0 for x in (query_groups, key_groups))
-        self._fits(b * h * rows * cols, LIMIT, "the mass between these groups")
+        must_fit("the mass between these groups", b * h * rows * cols, self.dtype)
         with self._numbers():
-            sums = measures.bin_sums(self._problem(), query_groups, key_groups, rows, cols)
+            if self._has_kernel() and rows and cols:
+                statistic = self._fused_statistic()
+                sums = fused.group_sums(self._call, statistic, query_groups, key_groups, rows, cols)
+            else:
+                sums = measures.bin_sums(self._problem(), query_groups, key_groups, rows, cols)
         counts = torch.stack([x.bincount(minlength=rows) for x in query_groups]).clamp(min=1)
         return self._restore(sums / counts[:, None, :, None])
 
@@ -211,7 +221,7 @@ class Weights:
         bins = even_bins(i, rows, self.device), even_bins(j, cols, self.device)
         with self._numbers():
             if self._has_kernel():
-                found = self._by_kernel(frozenset(("entropy", "received", "max", "distance")), (rows, cols))
+                found = self._by_kernel(SUMMARY, fused.even_map(self._call, rows, cols))
             else:
                 found, self._statistic = measures.fold(self._problem(), *bins, rows, cols)
             entries = even_area(i, j, rows, cols, self.device).clamp(min=1)
@@ -229,7 +239,7 @@ class Weights:
         n = 1
         for size in self.shape:
             n *= size
-        self._fits(n, limit, "the dense matrix")
+        must_fit("the dense matrix", n, self.dtype, limit)
         b, h, i, j = self._call.shape
         part = self._tile(*(torch.arange(n, device=self.device) for n in (b, h, i, j)))
         return self._restore(part)
@@ -299,8 +309,8 @@ class Weights:
         with self._numbers():
             return self._by_kernel(frozenset((measure,)))[measure]
 
-    def _by_kernel(self, want: frozenset[str], map_shape: tuple[int, int] | None = None) -> dict[str, Tensor]:
-        return fused.reduced(self._call, self._fused_statistic(), want, map_shape)
+    def _by_kernel(self, want: frozenset[str], bins: fused.Binning | None = None) -> dict[str, Tensor]:
+        return fused.reduced(self._call, self._fused_statistic(), want, bins)
 
     def _fused_statistic(self) -> Tensor:
         """The row statistic `b h i 1`, by a fused product where none has been taken yet."""
@@ -321,27 +331,9 @@ class Weights:
             with self._numbers():
                 problem = prepare(call, pick(known, (batch, heads, rows)))
                 if problem.garbage is None:
-                    return _from_statistic(problem, cols)
+                    return measures.known_columns(problem, cols)
         part = Weights(call)._reduce(measures.columns(cols, call.shape[3]))
         return part.reshape(batch.numel(), heads.numel(), rows.numel(), cols.numel())
-
-    def _factor(self, x: Tensor, n: int, what: str) -> Tensor:
-        """The other factor of a product, with dims b heads n e."""
-        b, h, _, _ = self._call.shape
-        g = self._call.k.shape[1]
-        if x.ndim < 2 or not x.is_floating_point():
-            raise ValueError(f"{what} takes a floating tensor of dims b heads {n} e, got {x.dtype} {tuple(x.shape)}")
-        if x.device != self.device:
-            raise ValueError(f"{what}: x must be on {self.device}, got {x.device}; write x.to(A.device)")
-        shape = tuple(x.shape)
-        lead = self._call.lead
-        if x.ndim > 3 and len(lead) != 1 and x.shape[:-3] in (lead, (1,) * len(lead)):
-            x = x.expand(*lead, *x.shape[-3:]).flatten(0, -4)
-        x = x[(None,) * (4 - x.ndim)] if x.ndim < 4 else x
-        if x.ndim != 4 or x.shape[0] not in (1, b) or x.shape[1] not in (1, g, h) or x.shape[2] != n:
-            batch = " x ".join(map(str, lead))
-            raise ValueError(f"{what} takes x with dims b={batch}, heads 1, {g} or {h}, {n}, e; got shape {shape}")
-        return x.expand(b, -1, -1, -1)
 
     def _restore(self, x: Tensor) -> Tensor:
         return x if len(self._call.lead) == 1 else x.unflatten(0, self._call.lead)
@@ -354,65 +346,5 @@ class Weights:
                     "call weights(...) again, or on a clone"
                 )
 
-    def _fits(self, n: int, limit: str, what: str) -> None:
-        need = n * self.dtype.itemsize
-        if need > parse_size(limit):
-            raise ValueError(
-                f"{what} takes {need / 1e9:.3g} GB, more than limit={limit!r}; "
-                "ask for a tile A[..., rows, cols], a map A.pool(512, 512), or raise the limit of A.dense(limit=...)"
-            )
-
 
 PLAIN = ("Dot()", "Softmax()")
-
-
-class Transposed:
-    """A.T: dims b h j i."""
-
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-
-    @property
-    def shape(self) -> torch.Size:
-        *lead, i, j = self._weights.shape
-        return torch.Size((*lead, j, i))
-
-    @property
-    def T(self) -> Weights:
-        """A again."""
-        return self._weights
-
-    def __repr__(self) -> str:
-        return f"{self._weights!r}.T"
-
-    def __matmul__(self, x: Tensor) -> Tensor:
-        """A.T @ x, x with dims b g i e (g, h or 1 heads), in the dtype of A."""
-        if not isinstance(x, Tensor):
-            return NotImplemented
-        A = self._weights
-        factor = A._factor(x, A._call.shape[2], "A.T @ x")
-        if A._has_kernel() and not A._differentiated() and not (torch.is_grad_enabled() and x.requires_grad):
-            with A._numbers():
-                return A._restore(fused.transposed_product(A._call, A._fused_statistic(), factor))
-        return A._reduce(transposed_product(factor))
-
-    def __getitem__(self, index: Any) -> Tensor:
-        ids, rest = split(index, self.shape, self._weights.device)
-        swapped = (*ids[:-2], ids[-1], ids[-2])
-        A = self._weights
-        return A[tuple(x.view([-1 if m == n else 1 for m in range(len(ids))]) for n, x in enumerate(swapped))].mT[rest]
-
-    def dense(self, limit: str = LIMIT) -> Tensor:
-        """The whole transposed matrix."""
-        return self._weights.dense(limit).mT
-
-
-def _from_statistic(problem: Problem, cols: Tensor) -> Tensor:
-    """Chosen keys of every row of a problem whose row statistic is known: only those keys are scored."""
-    b, h, i, _ = problem.shape
-    parts = []
-    step = max(1, 2**20 // max(1, b * h * cols.numel()))
-    for start in range(0, i, step):
-        block = problem.block(slice(0, b), slice(0, h), slice(start, min(start + step, i)), cols)
-        parts.append(weigh(problem, Piece(block, slice(0, cols.numel())))[0])
-    return torch.cat(parts, 2) if parts else problem.q.new_zeros(b, h, 0, cols.numel())

@@ -29,6 +29,12 @@ class Span(NamedTuple):
     low: Tensor
     high: Tensor
 
+    def between(self, low: float, high: float) -> Tiles:
+        """Where the values may lie from low to high, and where all do."""
+        # Written so that NaN counts as "may be visible": what cannot be compared must be looked at.
+        some = ~((self.high < low) | (self.low > high))
+        return Tiles(some, (self.low >= low) & (self.high <= high))
+
 
 class Mask(Term):
     """A predicate over `(b, h, i, j)`: True where the query at i may attend to the key at j."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .normalizers import SinkSoftmax, Softmax
 from .place import Block
-from .problem import Problem, pieces
+from .problem import Piece, Problem, pieces
 from .rows import Reduction, normalized, nothing_seen, scores, weigh
 
 How = Literal["mean", "sum", "max"]
@@ -49,6 +49,17 @@ def columns(ids: Tensor, n_j: int) -> Reduction:
         return F.pad(A, (0, 1))[..., place[ids]]
 
     return Reduction(value, "rows", (ids.numel(),))
+
+
+def known_columns(problem: Problem, ids: Tensor) -> Tensor:
+    """The same columns where the row statistic is known, without a gradient: only those keys are scored."""
+    b, h, i, _ = problem.shape
+    parts = []
+    step = max(1, 2**20 // max(1, b * h * ids.numel()))
+    for start in range(0, i, step):
+        block = problem.block(slice(0, b), slice(0, h), slice(start, min(start + step, i)), ids)
+        parts.append(weigh(problem, Piece(block, slice(0, ids.numel())))[0])
+    return torch.cat(parts, 2) if parts else problem.q.new_zeros(b, h, 0, ids.numel())
 
 
 def _entropy(A: Tensor) -> Tensor:

@@ -79,8 +79,8 @@ def pattern(call: Call, tiling: Tiling) -> Pattern:
     mask = call.mask
     if _changes(mask):
         return Pattern(lists=_lists(mask, call, tiling))
-    dealt = None if tiling.dealt is None else tiling.dealt.numel()
-    key = (call.shape, call.offset, call.q.device, tiling.rows, tiling.cols, dealt, tiling.by_keys)
+    # An order of rows is known by its tensor: two orders may be as long.
+    key = (call.shape, call.offset, call.q.device, tiling.rows, tiling.cols, tiling.dealt, tiling.by_keys)
     return Pattern(lists=remembered(mask, key, lambda: _lists(mask, call, tiling)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .call import Call
 from .place import Block
 from .problem import Problem, taken
 from .rows import Reduction
@@ -35,6 +36,23 @@ def transposed_product(x: Tensor) -> Reduction:
         return A.mT @ part
 
     return Reduction(value, "keys", (x.shape[-1],), x)
+
+
+def factor(call: Call, x: Tensor, n: int, what: str) -> Tensor:
+    """The other factor of a product that a caller gave, with dims b heads n e."""
+    b, h, _, _ = call.shape
+    g, lead, shape, device = call.k.shape[1], call.lead, tuple(x.shape), call.q.device
+    if x.ndim < 2 or not x.is_floating_point():
+        raise ValueError(f"{what} takes a floating tensor of dims b heads {n} e, got {x.dtype} {shape}")
+    if x.device != device:
+        raise ValueError(f"{what}: x must be on {device}, got {x.device}; write x.to(A.device)")
+    if x.ndim > 3 and len(lead) != 1 and x.shape[:-3] in (lead, (1,) * len(lead)):
+        x = x.expand(*lead, *x.shape[-3:]).flatten(0, -4)
+    x = x[(None,) * (4 - x.ndim)] if x.ndim < 4 else x
+    if x.ndim != 4 or x.shape[0] not in (1, b) or x.shape[1] not in (1, g, h) or x.shape[2] != n:
+        batch = " x ".join(map(str, lead))
+        raise ValueError(f"{what} takes x with dims b={batch}, heads 1, {g} or {h}, {n}, e; got shape {shape}")
+    return x.expand(b, -1, -1, -1)
 
 
 def _keep(A: Tensor, dropout: float, seed: int, block: Block) -> Tensor:

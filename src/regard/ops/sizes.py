@@ -1,6 +1,10 @@
-"""Sizes in bytes, as people write them."""
+"""Sizes in bytes, as people write them, and what does not fit."""
 
 from __future__ import annotations
+
+import torch
+
+LIMIT = "1GB"  # of an answer, unless more is asked for
 
 
 def parse_size(text: str) -> int:
@@ -16,3 +20,13 @@ def parse_size(text: str) -> int:
             except (ValueError, OverflowError):
                 break
     raise ValueError(f"a size must be a number with KB, MB, GB or TB, such as '1GB', got {text!r}")
+
+
+def must_fit(what: str, n: int, dtype: torch.dtype, limit: str = LIMIT) -> None:
+    """Raise if n numbers take more memory than the limit."""
+    need = n * dtype.itemsize
+    if need > parse_size(limit):
+        raise ValueError(
+            f"{what} takes {need / 1e9:.3g} GB, more than limit={limit!r}; "
+            "ask for a tile A[..., rows, cols], a map A.pool(512, 512), or raise the limit of A.dense(limit=...)"
+        )

@@ -22,7 +22,7 @@ from ..layout import TILE, layout, remembered, skeleton
 from ..normalizers import SinkSoftmax, Softmax
 from ..scores import Bilinear, Cosine, Dot
 from ..tracing import outside_the_graph, transformed
-from .kernels import product
+from .kernels import cap, product
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -92,15 +92,15 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _score_mod(call: Call, offset: Tensor) -> Callable[..., Tensor] | None:
-    cap = call.score.cap if isinstance(call.score, Dot) else None
+    most = cap(call)
     bias: Mod | None = None
     if call.bias is not None:
         bias = call.bias.lifted(call.q.device, call.dtype).bind(call.q, call.k, offset)
-    if cap is None and bias is None:
+    if most is None and bias is None:
         return None
 
     def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        score = score if cap is None else torch.tanh(score / cap) * cap
+        score = score if most is None else torch.tanh(score / most) * most
         return score if bias is None else score + bias(b, h, i, j)
 
     return mod
@@ -135,7 +135,7 @@ def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
 def _attention(call: Call) -> Callable[..., tuple[Tensor, Tensor]]:
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
         return _uncompiled
-    return _compiled((skeleton(call.mask), skeleton(call.bias), call.score.cap if isinstance(call.score, Dot) else 0))
+    return _compiled((skeleton(call.mask), skeleton(call.bias), cap(call)))
 
 
 def _uncompiled(

@@ -7,6 +7,7 @@ the second over differ, and end here. All are differentiable once, grouped heads
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +83,23 @@ def choice(q: Tensor, k: Tensor, v: Tensor, *, added: Tensor | None, causal: boo
     return Kernel(torch._fused_sdp_choice(q, k, v, _aligned(added, q), dropout, causal, enable_gqa=grouped))
 
 
+def surely_fused(q: Tensor) -> bool:
+    """Is there a fused kernel for q on a GPU, and keys and values like it, square under a causal mask?
+
+    For most calls what PyTorch would choose is known, and in a short call asking costs nearly as much as all else.
+    """
+    d = q.shape[-1]
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    return half and d <= 128 and d % 8 == 0 and torch.backends.cuda.flash_sdp_enabled() and _has_flash(q.get_device())
+
+
+@cache
+def _has_flash(device: int) -> bool:
+    """Was PyTorch built with its flash kernel, and for this GPU?"""
+    built = torch.version.hip is None and torch.backends.cuda.is_flash_attention_available()
+    return built and (8, 0) <= torch.cuda.get_device_capability(device) <= (12, 1)
+
+
 def product(call: Call) -> tuple[Tensor, Tensor, float]:
     """q and k such that the score is their product times a positive number, in the dtype the kernels take."""
     match call.score:
@@ -91,6 +109,11 @@ def product(call: Call) -> tuple[Tensor, Tensor, float]:
             return (call.q, call.k, number) if number > 0 else (call.q * number, call.k, 1.0)
     q, k = call.score.prepare(call.q.to(call.dtype), call.k.to(call.dtype), call.head_ids)
     return (q, k, 1.0) if q.is_cpu else (q.to(call.q.dtype), k.to(call.q.dtype), 1.0)
+
+
+def cap(call: Call) -> float | None:
+    """Where scores level off, if they do."""
+    return call.score.cap if isinstance(call.score, Dot) else None
 
 
 def _aligned(added: Tensor | None, q: Tensor) -> Tensor | None:

@@ -25,7 +25,7 @@ from ..problem import clean, minus_infinity_where_not
 from ..scores import Bilinear, Cosine, Dot
 from ..tracing import followed, readable
 from .blocks import by_blocks
-from .kernels import choice, fused, product
+from .kernels import choice, fused, product, surely_fused
 
 name = "sdpa"
 DEVICES = ("cpu", "cuda")
@@ -38,13 +38,16 @@ def at_once(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: int | No
 
     A shortcut past `Call`: for short sequences, decoding above all, what surrounds the kernel costs more than it.
     """
-    if not (type(q) is type(k) is type(v) is Tensor) or q.device.type not in DEVICES or followed():
+    if not (type(q) is type(k) is type(v) is Tensor) or followed():
         return None
-    if not (q.dtype == k.dtype == v.dtype) or not (q.device == k.device == v.device) or q.dtype not in FLOATS:
+    cuda, dtype, rows, keys = q.is_cuda, q.dtype, q.shape, k.shape
+    if not (dtype == k.dtype == v.dtype) or not (q.device == k.device == v.device) or dtype not in FLOATS:
         return None
-    if not (q.ndim == k.ndim == 4) or k.shape != v.shape or torch.is_autocast_enabled(q.device.type):
+    if not (len(rows) == len(keys) == 4) or keys != v.shape or not (cuda or q.is_cpu):
         return None
-    (b, h, i, d), (b_k, g, j, d_k) = q.shape, k.shape
+    if torch.is_autocast_enabled("cuda" if cuda else "cpu"):
+        return None
+    (b, h, i, d), (b_k, g, j, d_k) = rows, keys
     if b != b_k or d != d_k or not (b and h and i and d and g and j) or h % g:
         return None
     causal = mask is not None and i > 1
@@ -52,9 +55,10 @@ def at_once(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: int | No
         return None
     if offset is not None and (type(offset) is not int or offset != j - i):
         return None
-    if q.is_cuda and not choice(q, k, v, added=None, causal=causal, dropout=0.0).fused:
+    nearer = h == g and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+    if cuda and not (nearer and surely_fused(q)) and not choice(q, k, v, added=None, causal=causal, dropout=0.0).fused:
         return None
-    if h == g and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+    if nearer:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # the same kernel, nearer at hand
     else:
         out, _ = fused(q, k, v, scale=d**-0.5, added=None, causal=causal, dropout=0.0)
