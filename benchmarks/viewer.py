@@ -60,11 +60,12 @@ def synthetic(path: Path, arguments: argparse.Namespace) -> None:
     n, h, d = arguments.tokens, arguments.heads, arguments.width
     entries, summaries = {}, {}
     for layer in range(arguments.layers):
-        q, k = torch.randn(2, 1, h, n, d, dtype=torch.bfloat16)
+        drawn = torch.randn(2, 1, h, n, d, dtype=torch.bfloat16, device=arguments.device or "cpu")
+        scores = drawn[0].float() @ drawn[1, :, :, :64].float().mT / d**0.5
+        q, k = drawn.cpu()
         A = weights(q, k, mask=Causal())
         seen = (torch.arange(n) + 1.0).view(1, 1, n)
-        scores = q.float() @ k[:, :, :64].float().mT / d**0.5
-        statistic = scores.logsumexp(-1) + (seen / 64).log()
+        statistic = scores.logsumexp(-1).cpu() + (seen / 64).log()
         cells = torch.rand(1, h, min(n, 512), min(n, 512)).tril() / n
         flat = torch.rand(1, h, n)
         found = Summary(entropy=seen.log() * flat, received=flat, max=1 / seen + 0 * flat, distance=seen / 2 * flat,

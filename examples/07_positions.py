@@ -15,6 +15,8 @@ from regard import Alibi, Causal
 from regard.lens import capture
 from regard.nn import Attention, EncoderBlock, FeedForward, Rotary, ShawBias, Sinusoidal, T5Bias, TokenEmbedding
 
+plt.style.use(Path(__file__).with_name("book.mplstyle"))
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
 torch.manual_seed(0)
 DIM, HEADS, WORDS, SHORT, LONG, BACK = 32, 2, 10, 16, 64, 2
 SCHEMES = {
@@ -37,6 +39,7 @@ class Copier(nn.Module):
         self.places = Sinusoidal(DIM) if scheme == "sinusoids" else None
         self.block = EncoderBlock(Attention(DIM, HEADS, **SCHEMES[scheme]()), FeedForward(DIM, 64))
         self.out = nn.Linear(DIM, WORDS)
+        self.mask = None if scheme == "none" else Causal()
 
     def forward(self, x: Tensor, *, first: int = 0, mask: Causal | None = None) -> Tensor:
         """States b n dim of vectors b n dim, the first of which stands at position `first`."""
@@ -46,49 +49,36 @@ class Copier(nn.Module):
 
     def copies(self, ids: Tensor) -> Tensor:
         """Logits b n-2 words: at each place the token two before it, no one looking ahead."""
-        return self.out(self(self.words(ids), mask=mask))[:, BACK:]
+        return self.out(self(self.words(ids), mask=self.mask))[:, BACK:]
 
 
-def train(model: Copier, steps: int = 200) -> None:
-    """Adam, its rate falling to nearly 0."""
+figure, panel = plt.subplots(figsize=(8, 3.2))
+x, shuffle = torch.randn(1, SHORT, DIM), torch.randperm(SHORT)
+new = torch.randint(WORDS, (256, LONG))
+print(f"{'':12}{'shuffled':>10}{'moved':>10}{f'to {SHORT}':>10}{'beyond':>10}{'two back':>11}{'peak':>6}")
+for scheme in SCHEMES:
+    torch.manual_seed(0)
+    model = Copier(scheme)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
-    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
-    for _ in range(steps):
+    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, 200)
+    for _ in range(200):
         ids = torch.randint(WORDS, (16, SHORT))
         optimizer.zero_grad()
         nn.functional.cross_entropy(model.copies(ids).flatten(0, 1), ids[:, :-BACK].flatten()).backward()
         optimizer.step()
         falling.step()
-
-
-figure, panel = plt.subplots(figsize=(8, 3.2), constrained_layout=True)
-x, shuffle = torch.randn(1, SHORT, DIM), torch.randperm(SHORT)
-ids = torch.randint(WORDS, (256, LONG))
-print(f"{'':12}{'shuffled':>10}{'moved':>10}{f'to {SHORT}':>10}{'beyond':>10}{'two back':>11}")
-for scheme in SCHEMES:
-    torch.manual_seed(0)
-    model, mask = Copier(scheme), None if scheme == "none" else Causal()
-    train(model)
-    with torch.no_grad():
+    with torch.no_grad(), capture(model) as tape:
+        right = (model.copies(new).argmax(-1) == new[:, :-BACK]).float().mean(0)  # n - 2
         shuffled = (model(x[:, shuffle]) - model(x)[:, shuffle]).abs().max()
         moved = (model(x, first=1000) - model(x)).abs().max()
-        with capture(model) as tape:
-            right = (model.copies(ids).argmax(-1) == ids[:, :-BACK]).float().mean(0)  # n - 2
     near, far = right[: SHORT - BACK].mean(), right[SHORT - BACK :].mean()
     A = tape[0][...].mean((0, 1))  # b h n n -> n n
     back = [A[place, place - BACK] for place in (SHORT - 1, LONG - 1)]
-    print(f"{scheme:12}{shuffled:10.1e}{moved:10.1e}{near:10.1%}{far:10.1%}{back[0]:6.0%}{back[1]:5.0%}")
-    if scheme == "rotary":
-        farther = LONG - 1 - int(A[-1].argmax())
+    print(f"{scheme:12}{shuffled:10.1e}{moved:10.1e}{near:10.1%}{far:10.1%}", end="")
+    print(f"{back[0]:6.0%}{back[1]:5.0%}{LONG - 1 - A[-1].argmax():6}")  # the peak: how far back the last looks most
     panel.plot(range(BACK, LONG), right, label=scheme, linewidth=1.4)
-print(f"at the last place the rotary layer looks most at the token {farther} back")
 panel.axvline(SHORT - 0.5, color="black", linewidth=0.8, linestyle=":")
 panel.text(SHORT + 0.5, 0.02, "longer than any sequence of the training", fontsize=8)
 panel.set(xlabel="place", ylabel="copied rightly", xlim=(0, LONG), ylim=(0, 1.03))
-panel.spines[["top", "right"]].set_visible(False)
-panel.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-
-folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
-folder.mkdir(parents=True, exist_ok=True)
-figure.savefig(folder / "07_positions.png", dpi=100)
-print(f"wrote {folder / '07_positions.png'}")
+panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+figure.savefig(folder / "07_positions.png")

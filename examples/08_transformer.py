@@ -1,11 +1,9 @@
 """The Transformer block by block: one storey written out, and the three houses that are built of it.
 
-Writes 08_influence.png, which inputs each output of a BERT, a GPT and a Transformer depends on, and 08_norms.png, the
-size of the gradient in each of 24 storeys, with norms before the sublayers and after them.
+Writes 08_influence.png, which inputs each output depends on, and 08_norms.png, the gradients of 24 storeys.
 """
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -18,8 +16,8 @@ from regard.nn import Attention, EncoderBlock, FeedForward, PostNorm, PreNorm
 
 torch.manual_seed(0)
 b, n, dim, heads, depth = 2, 12, 64, 4, 24
+plt.style.use(Path(__file__).with_name("book.mplstyle"))
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
-folder.mkdir(parents=True, exist_ok=True)
 
 # A storey: attention carries between tokens, the feed-forward works on each token alone, and both add to a stream.
 
@@ -42,42 +40,38 @@ for part in (attention, feedforward):
 # Three houses: everyone sees everyone; the past alone; the past and all of another sequence.
 
 
-def influence(embeddings: list[nn.Module], run: Callable[[], Tensor]) -> Tensor:
+def influence(model: nn.Module, embeddings: list[nn.Module], *ids: Tensor) -> Tensor:
     """abs(d output_i / d embedding_j), the embeddings side by side."""
     kept: list[Tensor] = []
-    hooks = [one.register_forward_hook(lambda module, args, out: kept.append(out)) for one in embeddings]
-    out = run()[0]
+    for one in embeddings:
+        one.register_forward_hook(lambda module, args, out: kept.append(out))
+    out = model(*ids)[0]
     direction = torch.randn(out.shape[-1])
     rows = [torch.autograd.grad(row @ direction, kept, retain_graph=True) for row in out]
-    for hook in hooks:
-        hook.remove()
     return torch.stack([torch.cat([part[0] for part in row]).norm(dim=-1) for row in rows])
 
 
 small = {"dim": dim, "heads": heads, "hidden": 4 * dim, "dropout": 0.0, "attention_dropout": 0.0}
-bert = Bert(BertConfig(vocabulary=50, depth=2, **small))
-gpt = Gpt(GptConfig(vocabulary=50, depth=2, **small))
+bert, gpt = Bert(BertConfig(vocabulary=50, depth=2, **small)), Gpt(GptConfig(vocabulary=50, depth=2, **small))
 sizes = {"source_vocabulary": 50, "target_vocabulary": 50, "start": 2, "encoder_layers": 2, "decoder_layers": 2}
 both = Transformer(TransformerConfig(**sizes, **small))
 ids, source = torch.randint(50, (2, 1, n))
+sides = [both.encoder.input.embedding, both.decoder.input.embedding]
 maps = {
-    "Bert: every token": influence([bert.words], lambda: bert(ids)),
-    "Gpt: tokens so far": influence([gpt.tokens], lambda: gpt(ids)),
-    "Transformer: all of the source | target so far": influence(
-        [both.encoder.input.embedding, both.decoder.input.embedding], lambda: both(source, ids)
-    ),
+    "Bert: every token": influence(bert, [bert.words], ids),
+    "Gpt: tokens so far": influence(gpt, [gpt.tokens], ids),
+    "Transformer: all of the source | target so far": influence(both, sides, source, ids),
 }
-figure, panels = plt.subplots(1, 3, figsize=(10, 3), width_ratios=[1, 1, 2], constrained_layout=True)
+figure, panels = plt.subplots(1, 3, figsize=(10, 3), width_ratios=[1, 1, 2])
 for panel, (name, map_) in zip(panels, maps.items(), strict=True):
     print(f"{name}: {(map_ > 0).float().mean():.1%} of the pairs depend on each other")
-    panel.imshow(map_.where(map_ > 0, torch.nan).log(), cmap="magma")
-    panel.set_title(name, fontsize=9)
-    panel.set(xlabel="input", ylabel="output", xticks=[], yticks=[])
-figure.savefig(folder / "08_influence.png", dpi=100)
+    panel.imshow(map_.where(map_ > 0, torch.nan).log())
+    panel.set(title=name, xlabel="input", ylabel="output", xticks=[], yticks=[], frame_on=False)
+figure.savefig(folder / "08_influence.png")
 
 # Norms before or after: what the first gradient looks like in each of 24 storeys.
 
-figure, panel = plt.subplots(figsize=(6, 2.8), constrained_layout=True)
+figure, panel = plt.subplots(figsize=(6, 2.8))
 for residual in (PreNorm, PostNorm):
     torch.manual_seed(0)
     blocks = [EncoderBlock(Attention(dim, heads), FeedForward(dim, 4 * dim), residual=residual) for _ in range(depth)]
@@ -85,9 +79,7 @@ for residual in (PreNorm, PostNorm):
     nn.functional.cross_entropy(tower(x).flatten(0, 1), torch.randint(50, (b * n,))).backward()
     norms = [float(one.feedforward.down.weight.grad.norm()) for one in blocks]
     print(f"{residual.__name__:9} gradient of the first storey {norms[0]:.3f}, of the last {norms[-1]:.3f}")
-    panel.plot(range(1, depth + 1), norms, marker="o", markersize=3, label=residual.__name__)
+    panel.plot(range(1, depth + 1), norms, marker="o", label=residual.__name__)
 panel.set(xlabel="storey", ylabel="norm of the gradient", ylim=(0, None))
-panel.spines[["top", "right"]].set_visible(False)
-panel.legend(frameon=False)
-figure.savefig(folder / "08_norms.png", dpi=100)
-print(f"wrote {folder / '08_influence.png'} and {folder / '08_norms.png'}")
+panel.legend()
+figure.savefig(folder / "08_norms.png")

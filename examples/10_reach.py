@@ -6,6 +6,7 @@ the past has reached the last token after so many layers.
 
 import sys
 import time
+import timeit
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -13,15 +14,15 @@ import torch
 
 from regard import Blocks, Causal, Dilated, Prefix, Window, attend, weights
 from regard.nn import Attention, SegmentMemory
-from regard.ops.mask import Mask
 
 torch.manual_seed(0)
+torch.set_grad_enabled(False)  # nothing is trained here
 n, w, lengths = 256, 16, (1024, 2048, 4096, 8192)
+plt.style.use(Path(__file__).with_name("book.mplstyle"))
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
-folder.mkdir(parents=True, exist_ok=True)
 
 
-def patterns(n: int, w: int) -> dict[str, Mask]:
+def patterns(n, w):
     """Six ways to look back over n tokens, about w of them at a time."""
     layout = torch.rand(n // w, n // w) < 1.5 / (n // w)  # one or two blocks a row, drawn once
     return {
@@ -34,19 +35,15 @@ def patterns(n: int, w: int) -> dict[str, Mask]:
     }
 
 
-def milliseconds(mask: Mask, n: int) -> float:
-    """The better of two runs of one head, 64 wide: the time of the processor, whatever else the machine does."""
+def milliseconds(mask, n):
+    """The better of two runs of one head, 64 wide, on one backend for all: the processor's own time."""
     q, k, v = torch.randn(3, 1, 1, n, 64)
-    times = []
-    for _ in range(2):
-        began = time.process_time()
-        attend(q, k, v, mask=mask, backend="tiled")  # one way of computing for all, so that patterns are compared
-        times.append(time.process_time() - began)
-    return 1e3 * min(times)
+    run = timeit.Timer(lambda: attend(q, k, v, mask=mask, backend="tiled"), timer=time.process_time)
+    return 1e3 * min(run.repeat(2, number=1))
 
 
-figure, panels = plt.subplots(1, 6, figsize=(12, 2.4), constrained_layout=True)
-chart, (left, right) = plt.subplots(1, 2, figsize=(11, 3.4), constrained_layout=True)
+figure, panels = plt.subplots(1, 6, figsize=(12, 2.4), subplot_kw={"xticks": [], "yticks": [], "frame_on": False})
+chart, (left, right) = plt.subplots(1, 2, figsize=(11, 3.4))
 x = torch.zeros(1, 1, n, 8)
 print(f"{'pairs':>40}{'seen by the last after 1':>27}{'2':>5}{'4':>5}{'8 layers':>11}")
 for panel, (name, mask) in zip(panels, patterns(n, w).items(), strict=True):
@@ -55,44 +52,34 @@ for panel, (name, mask) in zip(panels, patterns(n, w).items(), strict=True):
     for _ in range(16):
         reached = (reached.float() @ seen.float()) > 0  # whatever one of those sees whom the last token sees
         reach.append(int(reached.sum()))
-    shown = [reach[depth - 1] for depth in (1, 2, 4, 8)]
-    print(f"{name:33}{seen.float().mean():7.1%}{shown[0]:27}{shown[1]:5}{shown[2]:5}{shown[3]:11}")
+    print(f"{name:33}{seen.float().mean():7.1%}{reach[0]:27}{reach[1]:5}{reach[3]:5}{reach[7]:11}")
     panel.imshow(seen, cmap="Purples", vmax=1.3)
-    panel.set(xticks=[], yticks=[])
     panel.set_title(name, fontsize=7)
-    right.plot(range(1, 17), reach, marker="o", markersize=3, label=name)
+    right.plot(range(1, 17), reach, marker="o", label=name)
 for name in patterns(n, w):
     costs = [milliseconds(patterns(length, 128)[name], length) for length in lengths]
     print(f"{name:33}" + "".join(f"{cost:8.0f} ms" for cost in costs))
-    left.plot(lengths, costs, marker="o", markersize=3)
-left.set(xlabel="tokens, w = 128", ylabel="milliseconds of one core", xscale="log", yscale="log", xticks=lengths)
-left.set_xticklabels([f"{length:,}" for length in lengths])
+    left.loglog(lengths, costs, marker="o")
+left.set(xlabel="tokens, w = 128", ylabel="milliseconds of one core")
+left.set_xticks(lengths, [f"{length:,}" for length in lengths])
+left.minorticks_off()
 right.set(xlabel=f"layers, w = {w}", xticks=range(2, 17, 2), ylabel=f"of {n} tokens seen by the last")
-right.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-for panel in (left, right):
-    panel.minorticks_off()
-    panel.spines[["top", "right"]].set_visible(False)
-figure.savefig(folder / "10_patterns.png", dpi=90)
-chart.savefig(folder / "10_reach.png", dpi=100)
+right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+figure.savefig(folder / "10_patterns.png")
+chart.savefig(folder / "10_reach.png")
 
 # Memory: a text in segments, of which each layer keeps its last w states. How far back is a change still felt?
-
 text = torch.randn(1, 128, 32).repeat(129, 1, 1)
 text[range(128), range(128)] = 0.0  # row r without token r, the last row whole
 for depth in (1, 2, 3, 4):
-    layers, memories = zip(*((Attention(32, 4, mask=Causal()), SegmentMemory(w)) for _ in range(depth)), strict=True)
-    with torch.no_grad():
-        for segment in text.split(w, 1):
-            for layer, memory in zip(layers, memories, strict=True):
-                segment = segment + layer(segment, memory.extend(segment))
-    last = segment[:, -1]  # of each row
-    felt = int((last[:-1] != last[-1]).any(-1).sum())
+    layers = [(Attention(32, 4, mask=Causal()), SegmentMemory(w)) for _ in range(depth)]
+    for segment in text.split(w, 1):
+        for layer, memory in layers:
+            segment = segment + layer(segment, memory.extend(segment))
+    felt = (segment[:-1, -1] != segment[-1, -1]).any(-1).sum()  # in how many rows is the last state another?
     print(f"depth {depth}, a memory of {w} states a layer: the last token feels {felt} tokens")
-
-layer = Attention(32, 4, mask=Causal() & Window(w)).eval()
+layer = Attention(32, 4, mask=Causal() & Window(w))
 cache = layer.new_cache()
-with torch.no_grad():
-    for token in torch.randn(1000, 1, 1, 32):
-        layer(token, cache=cache)
+for token in torch.randn(1000, 1, 1, 32):
+    layer(token, cache=cache)
 print(f"after {cache.length} tokens, a window of {w} has kept the keys of {cache.kept}")
-print(f"wrote {folder / '10_patterns.png'} and {folder / '10_reach.png'}")

@@ -114,6 +114,13 @@ def numbers(line: str) -> list[float]:
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=name_of)
+def test_the_example_of_a_chapter_fits_on_two_screens(page):
+    lines = (ROOT / "examples" / f"{page.stem}.py").read_text(encoding="utf8").splitlines()
+    assert len(lines) <= 85
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=name_of)
 def test_a_chapter_is_short_and_ends_with_an_exercise_that_is_answered(page):
     text = page.read_text(encoding="utf8")
     assert 40 <= len(text.splitlines()) <= 170

@@ -42,6 +42,11 @@ def test_the_version_is_that_of_the_package():
     assert well("--version").out == f"regard {regard.__version__}\n"
 
 
+def test_help_begins_with_training():
+    shown = well("--help").out
+    assert shown.index("one command a task") < shown.index("built-in data") < shown.index("Translate standard input")
+
+
 def test_without_a_command_help_is_shown_and_the_exit_code_is_2():
     for arguments in ((), ("train",)):
         ended = run(*arguments)

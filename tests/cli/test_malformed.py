@@ -86,7 +86,11 @@ ROWS = [
     ("a flag without its value", TRAIN + "--dim", "--dim"),
     ("a word for a number", TRAIN + "--dim wide", "--dim.*integer"),
     ("a fraction for a whole number", TRAIN + "--steps 1.5", "--steps.*integer"),
-    ("no such choice", TRAIN + "--model perceptron", "--model.*'perceptron' is not one of 'transformer'"),
+    (
+        "no such choice",
+        TRAIN + "--model perceptron",
+        "Invalid value for '--model': 'perceptron' is not one of 'transformer'.*'luong-local-p'; see --help",
+    ),
     ("no folder to write to", "train translation --source {files}/a.de --target {files}/a.en", "--out"),
     ("an argument too many", TRAIN + "more", r"unexpected extra argument\(s\) \(more\)"),
     # data

@@ -29,7 +29,7 @@ def test_no_input_is_no_output(summarizer):
 def test_n_best_lists_have_numbers_and_scores(summarizer):
     printed = [line.split(" ||| ") for line in well("summarize", summarizer, "--nbest", 2, stdin=LINES).lines]
     assert [row[0] for row in printed] == [str(n) for n in range(len(NEWS)) for _ in range(2)]
-    [best] = Summarizer.load(summarizer).n_best(NEWS[:1], n=2)
+    [best] = Summarizer.load(summarizer).n_best(NEWS[:1], n=2, beam=4)
     assert [row[1:] for row in printed[:2]] == [[" ".join(one.text.splitlines()), f"{one.score:.4f}"] for one in best]
 
 

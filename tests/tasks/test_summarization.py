@@ -122,7 +122,7 @@ def test_models_that_do_not_match_are_no_ensemble(tmp_path):
         ValueError, match=r"all of an ensemble copy words or none does, and .*rnn.* and .*pointer.* differ"
     ):
         Summarizer.load(tmp_path / "pointer", tmp_path / "rnn")
-    with pytest.raises(ValueError, match=r"an ensemble shares its vocabulary, and those of .*other.* differ"):
+    with pytest.raises(ValueError, match=r"an ensemble shares its vocabularies, and those of .*other.* differ"):
         Summarizer.load(tmp_path / "pointer", tmp_path / "other")
     with pytest.raises(ValueError, match="folders must name at least one run, got none"):
         Summarizer.load()

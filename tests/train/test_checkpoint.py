@@ -250,3 +250,9 @@ def test_best_link_follows_a_fall_back(run):
         shutil.rmtree(run / f"step-000000{step}")
     small(run, resume=True)
     assert os.readlink(run / "best") == "step-00000018"
+
+
+def test_weights_may_be_read_by_whoever_may_read_the_rest(tmp_path):
+    checkpoint.write(tmp_path / "one", {"config.json": "{}", checkpoint.MODEL: {"x": torch.ones(2)}})
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "one").iterdir()}
+    assert modes[checkpoint.MODEL] == modes["config.json"]

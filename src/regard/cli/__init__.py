@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 from ..train import Failure
@@ -32,7 +33,22 @@ from . import (
 
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer has it by no public name
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+class TrainFirst(TyperGroup):
+    """Commands in the order they are needed; typer would list those that have commands of their own last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names."""
+        return sorted(super().list_commands(ctx), key=lambda name: name != "train")
+
+
+app = typer.Typer(
+    cls=TrainFirst,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
 train = typer.Typer(no_args_is_help=True, help="Train a model of a task: one command a task.")
 app.add_typer(train, name="train", rich_help_panel="Train")
 
@@ -70,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
         sys.stdout.flush()
     except UsageError as error:
-        _fail(f"{error.format_message() or 'expected a command'}; see --help", 2)
+        said = error.format_message().replace(": Value error, ", ": ").removesuffix(".")
+        _fail(f"{said or 'expected a command'}; see --help", 2)
     except Failure as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:

@@ -15,7 +15,7 @@ import regard
 
 from ..data import Lines
 from ..tasks import answering
-from ..tasks.answering import Answered, Answerer, Asking, Model
+from ..tasks.answering import Answerer, Asking, Model
 from ..tasks.reading import Asked, Windows
 from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
@@ -25,7 +25,7 @@ from ..train.schema import check_types
 from .attention import TAPE, must_fit, room
 from .files import QuestionFile, must_be_writable
 from .recipe import Training
-from .screen import chunks_of_input, progress, said
+from .screen import chunks_of_input, progress, ranked, said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ def answer(
         with progress("answering") as show:
             found = answerer.n_best(asked, n=nbest, threshold=threshold, show=show)
         for best in found:
-            print(*_shown(number, best, nbest), sep="\n")
+            print(*ranked(number, [(" ".join(one.text.split()), one.score) for one in best], nbest), sep="\n")
             number += 1
         sys.stdout.flush()
         _tell_cut(answerer, asked)
@@ -216,13 +216,3 @@ def _tell_cut(answerer: Answerer, asked: Sequence[Asked]) -> None:
     if cut := sum(answerer.too_long(asked)):
         limit = answerer.config.windows.question
         said(f"{cut:,} of {len(asked):,} questions have more than {limit} tokens and were cut")
-
-
-def _shown(number: int, best: Sequence[Answered], nbest: int) -> list[str]:
-    if nbest == 1:
-        return [_line(best[0])]
-    return [f"{number} ||| {_line(one)} ||| {one.score:.4f}" for one in best]
-
-
-def _line(one: Answered) -> str:
-    return " ".join(one.text.split())

@@ -17,13 +17,12 @@ from ..tasks.captioning import Describer, Model
 from ..tasks.seeing import Image, Seeing
 from ..tasks.turns import Lengths
 from ..tasks.vocabulary import WordVocabulary
-from ..tasks.writer import Written
 from ..train import Outcome
 from ..train.failures import disk_errors
 from ..train.schema import check_types
 from .attention import TAPE, must_fit, room
 from .recipe import Training
-from .screen import progress, said
+from .screen import one_line, progress, said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +115,7 @@ class Scoring(CaptionFiles):
 
 def caption(
     folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
-    images: Annotated[list[Path], typer.Argument(help="the images to describe", metavar="IMAGE...")],
+    images: Annotated[list[Path], typer.Argument(help="the images to describe", metavar="IMAGE")],
     beam: Annotated[int, typer.Option(help="hypotheses side by side; 1 is greedy")] = 3,
     nbest: Annotated[int, typer.Option(help="print so many for each image, with their scores")] = 1,
     attention: Annotated[
@@ -139,17 +138,12 @@ def caption(
         found = describer.n_best(pictures, n=nbest, beam=beam, show=show)
     for path, best in zip(images, found, strict=True):
         for one in best:
-            print(f"{path}\t{_line(one)}" + (f"\t{one.score:.4f}" if nbest > 1 else ""))
+            print(f"{path}\t{one_line(one.text)}" + (f"\t{one.score:.4f}" if nbest > 1 else ""))
     if attention is not None:
         with disk_errors(attention):
-            _show(describer, pictures, [_line(best[0]) for best in found], attention)
+            _show(describer, pictures, [one_line(best[0].text) for best in found], attention)
     if cut := sum(not best[0].finished for best in found):
         said(f"{cut:,} of {len(found):,} captions did not come to an end and were cut off")
-
-
-def _line(one: Written) -> str:
-    """The text on one line, whatever the model has written."""
-    return " ".join(one.text.splitlines())
 
 
 def _show(describer: Describer, pictures: list[Image], texts: list[str], path: Path) -> None:

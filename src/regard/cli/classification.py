@@ -169,7 +169,7 @@ class Evaluation(LabelledFiles):
 
 def classify(
     folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
-    images: Annotated[list[Path] | None, typer.Argument(help="the images to classify", metavar="IMAGE...")] = None,
+    images: Annotated[list[Path] | None, typer.Argument(help="the images to classify", metavar="IMAGE")] = None,
     top: Annotated[int, typer.Option(help="print so many of the likeliest classes")] = 1,
     attention: Annotated[
         Path | None,

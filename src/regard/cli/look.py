@@ -39,12 +39,12 @@ def look(
                 show(n + 1, len(tape))
     with disk_errors(out):
         tape.save(out)
-    said(f"{out}: {len(tape)} layers; regard view {out}")
+    said(f"{out}: {len(tape)} layer{'s' * (len(tape) > 1)}; regard view {out}")
 
 
 def view(
     captures: Annotated[
-        list[Path], typer.Argument(help="a capture, or two to see side by side", metavar="CAPTURE...", exists=True)
+        list[Path], typer.Argument(help="a capture, or two to see side by side", metavar="CAPTURE", exists=True)
     ],
     html: Annotated[Path | None, typer.Option(help="write one offline file instead", metavar="PAGE.html")] = None,
     port: Annotated[int, typer.Option(help="0 takes one that is free", min=0, max=65535)] = 0,

@@ -58,7 +58,7 @@ def explain(
 
 
 def bench(
-    arguments: Annotated[list[str] | None, typer.Argument(help="handed on to them", metavar="...")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="handed on to them", metavar="ARGUMENT")] = None,
 ) -> None:
     """Run the benchmarks of a clone of the repository: tests first, then tables.
 

@@ -17,7 +17,7 @@ from ..train.schema import from_json
 from . import answering, captioning, classification, language, summarization, translation
 from .flags import Flag, command, flags_of
 
-Folders = Annotated[list[Path], typer.Argument(help="a run, or several that work as one", metavar="DIR...")]
+Folders = Annotated[list[Path], typer.Argument(help="a run, or several that work as one", metavar="DIR")]
 
 # What a run of each task can be asked: a dataclass of flags, with `run(folders)`.
 EVALUATIONS: dict[str, Any] = {
@@ -118,7 +118,7 @@ score = asking(SCORINGS, scored)
 
 
 def average(
-    folders: Annotated[list[Path], typer.Argument(help="a run, or checkpoints of one", metavar="DIR...")],
+    folders: Annotated[list[Path], typer.Argument(help="a run, or checkpoints of one", metavar="DIR")],
     out: Annotated[Path, typer.Option(help="the new checkpoint, to be used as a run is")],
     last: Annotated[int, typer.Option(help="of a run, take so many of the newest checkpoints")] = 5,
 ) -> None:

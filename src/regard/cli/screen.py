@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
@@ -36,6 +36,18 @@ def chunks_of_input() -> Iterator[list[str]]:
     lines = (decoded(raw, STDIN, number) for number, raw in zip(count(), sys.stdin.buffer, strict=False))
     while some := list(islice(lines, size)):
         yield some
+
+
+def one_line(text: str) -> str:
+    """A text on one line, whatever a model has written."""
+    return " ".join(text.splitlines())
+
+
+def ranked(number: int, best: Sequence[tuple[str, float]], nbest: int) -> list[str]:
+    """What a command prints of one example: the best text, or a line for each of several with number and score."""
+    if nbest == 1:
+        return [best[0][0]]
+    return [f"{number} ||| {text} ||| {score:.4f}" for text, score in best]
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +9,18 @@ from typing import Annotated
 
 import typer
 
-from ..data import Pair
 from ..tasks import summarization
 from ..tasks.metrics import Words
 from ..tasks.summarization import LongBatching, Model, Summarizer
 from ..tasks.vocabulary import WordVocabulary
-from ..tasks.writer import MOST, Written
+from ..tasks.writer import MOST
 from ..train import Outcome
 from ..train.failures import disk_errors
-from .attention import must_be_of_one, must_fit, room, save_pairs
+from .attention import must_be_of_one, room, save_pairs
 from .files import SummaryFiles
 from .recipe import Training
-from .screen import chunks_of_input, progress, said
+from .screen import progress
+from .writing import Beam, Nbest, Penalty, Runs, tell_long, write_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,7 @@ class Evaluation(SummaryFiles):
         summarizer = Summarizer.load(*folders)
         with progress("summarizing") as show:
             found = summarizer.evaluate(pairs, beam=self.beam, no_repeat=self.no_repeat, words=self.rouge, show=show)
-        _tell_cut(summarizer, [pair.source for pair in pairs])
+        tell_long(summarizer, sum(summarizer.too_long([pair.source for pair in pairs])), len(pairs))
         return dict(found)
 
 
@@ -92,15 +91,15 @@ class Scoring(SummaryFiles):
         summarizer = Summarizer.load(*folders)
         with progress("scoring") as show:
             found = summarizer.score(pairs, show=show)
-        _tell_cut(summarizer, [pair.source for pair in pairs])
+        tell_long(summarizer, sum(summarizer.too_long([pair.source for pair in pairs])), len(pairs))
         return found
 
 
 def summarize(
-    folders: Annotated[list[Path], typer.Argument(help="a run, or several that decode as one", metavar="DIR...")],
-    beam: Annotated[int, typer.Option(help="hypotheses side by side; 1 is greedy")] = 4,
-    nbest: Annotated[int, typer.Option("--nbest", help="print so many a document: number ||| text ||| score")] = 1,
-    penalty: Annotated[float, typer.Option("--length-penalty", help="alpha of Wu et al. 2016; 0 for none")] = 0.6,
+    folders: Runs,
+    beam: Beam = 4,
+    nbest: Nbest = 1,
+    penalty: Penalty = 0.6,
     min_length: Annotated[int, typer.Option(help="the fewest tokens of a summary")] = 0,
     no_repeat: Annotated[int | None, typer.Option(help="write no so many tokens in a row twice, such as 3")] = None,
     attention: Annotated[
@@ -118,54 +117,21 @@ def summarize(
 
         head -n 1 documents | regard summarize runs/news --attention first.png
     """
-    most = room(attention, MOST)
+    room(attention, MOST)
     must_be_of_one(attention, folders)
     summarizer = Summarizer.load(*folders)
-    number, unfinished, cut, pairs = 0, 0, 0, []
-    with progress("summarizing") as show:
-        for documents in chunks_of_input():
-            must_fit(attention, number + len(documents), most)
-            found = summarizer.n_best(
-                documents,
-                n=nbest,
-                beam=beam,
-                alpha=penalty,
-                min_length=min_length,
-                no_repeat=no_repeat,
-                show=show,
-            )
-            for best in found:
-                print(*_shown(number, best, nbest), sep="\n")
-                number += 1
-            sys.stdout.flush()
-            unfinished += sum(not best[0].finished for best in found)
-            cut += sum(summarizer.too_long(documents))
-            if attention is not None:
-                pairs += [Pair(document, _line(best[0])) for document, best in zip(documents, found, strict=True)]
+    pairs = write_lines(
+        summarizer,
+        doing="summarizing",
+        what="summaries",
+        nbest=nbest,
+        beam=beam,
+        penalty=penalty,
+        min_length=min_length,
+        no_repeat=no_repeat,
+        attention=attention,
+        keep=attention is not None,
+    )
     if attention is not None and pairs:
         with disk_errors(attention):
             save_pairs(summarizer, pairs, attention)
-    if unfinished:
-        said(f"{unfinished:,} of {number:,} summaries did not come to an end and were cut off")
-    if cut:
-        said(_cut(cut, number, summarizer))
-
-
-def _tell_cut(summarizer: Summarizer, documents: Sequence[str]) -> None:
-    if cut := sum(summarizer.too_long(documents)):
-        said(_cut(cut, len(documents), summarizer))
-
-
-def _cut(cut: int, number: int, summarizer: Summarizer) -> str:
-    return f"{cut:,} of {number:,} documents have more than {summarizer.limit} tokens, of which the rest was not read"
-
-
-def _shown(number: int, best: Sequence[Written], nbest: int) -> list[str]:
-    if nbest == 1:
-        return [_line(best[0])]
-    return [f"{number} ||| {_line(one)} ||| {one.score:.4f}" for one in best]
-
-
-def _line(one: Written) -> str:
-    """The text on one line, whatever the model has written."""
-    return " ".join(one.text.splitlines())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,24 +9,23 @@ from typing import Annotated
 
 import typer
 
-from ..data import DataError, Lines, Pair
+from ..data import DataError, Lines
 from ..lens import Links, alignment_score
 from ..tasks import translation
 from ..tasks.aligning import When
 from ..tasks.batching import Batching
 from ..tasks.pairs import PairVocabulary
 from ..tasks.translation import Model, Translator
-from ..tasks.writer import MOST, Written
+from ..tasks.writer import MOST
 from ..train import Outcome
 from ..train import checkpoint as checkpoints
 from ..train.failures import disk_errors
-from .attention import must_be_of_one, must_fit, room, save_pairs
+from .attention import must_be_of_one, room, save_pairs
 from .files import PairFiles, must_be_writable
 from .recipe import Training
-from .screen import chunks_of_input, progress, said
+from .screen import progress, said
+from .writing import Beam, Nbest, Penalty, Runs, write_lines
 
-Runs = Annotated[list[Path], typer.Argument(help="a run, or several that decode as one", metavar="DIR...")]
-Beam = Annotated[int, typer.Option("--beam", help="hypotheses side by side; 1 is greedy")]
 Layer = Annotated[
     int | None, typer.Option("--layer", help="align by this layer of a Transformer, from 0 (the one above the middle)")
 ]
@@ -100,8 +98,8 @@ class Scoring(PairFiles):
 def translate(
     folders: Runs,
     beam: Beam = 5,
-    nbest: Annotated[int, typer.Option("--nbest", help="print so many for each line: number ||| text ||| score")] = 1,
-    penalty: Annotated[float, typer.Option("--length-penalty", help="alpha of Wu et al. 2016; 0 for none")] = 0.6,
+    nbest: Nbest = 1,
+    penalty: Penalty = 0.6,
     alignments: Annotated[Path | None, typer.Option(help="write word links to this file, in Pharaoh format")] = None,
     attention: Annotated[
         Path | None,
@@ -119,32 +117,29 @@ def translate(
         regard translate runs/deen runs/deen2 --beam 8 --alignments out.align < in.de > out.en
     """
     must_be_writable(alignments)
-    most = room(attention, MOST)
+    room(attention, MOST)
     must_be_of_one(attention, folders)
     translator = Translator.load(*folders)
     watched = alignments is not None or attention is not None
     if watched:
         translator.align([], layer=layer)  # what cannot be shown is refused before the work
-    number, cut, pairs = 0, 0, []
-    with progress("translating") as show:
-        for lines in chunks_of_input():
-            must_fit(attention, number + len(lines), most)
-            found = translator.n_best(lines, n=nbest, beam=beam, alpha=penalty, show=show)
-            for best in found:
-                print(*_shown(number, best, nbest), sep="\n")
-                number += 1
-            sys.stdout.flush()
-            cut += sum(not best[0].finished for best in found)
-            if watched:
-                pairs += [Pair(line, _line(best[0])) for line, best in zip(lines, found, strict=True)]
-        if alignments is not None:
+    pairs = write_lines(
+        translator,
+        doing="translating",
+        what="translations",
+        nbest=nbest,
+        beam=beam,
+        penalty=penalty,
+        attention=attention,
+        keep=watched,
+    )
+    if alignments is not None:
+        with progress("aligning") as show:
             links = translator.align(pairs, layer=layer, when=when, show=show)
-            checkpoints.write_text(alignments, "".join(f"{one}\n" for one in links))
+        checkpoints.write_text(alignments, "".join(f"{one}\n" for one in links))
     if attention is not None and pairs:
         with disk_errors(attention):
             save_pairs(translator, pairs, attention, layer=layer)
-    if cut:
-        said(f"{cut:,} of {number:,} translations did not come to an end and were cut off")
 
 
 def align(
@@ -186,14 +181,3 @@ def _gold(path: Path, pairs: int, *, first: int) -> list[Links]:
         except ValueError as error:
             raise DataError(str(error), file=path, line=number) from None
     return links
-
-
-def _shown(number: int, best: Sequence[Written], nbest: int) -> list[str]:
-    if nbest == 1:
-        return [_line(best[0])]
-    return [f"{number} ||| {_line(one)} ||| {one.score:.4f}" for one in best]
-
-
-def _line(one: Written) -> str:
-    """The text on one line, whatever the model has written."""
-    return " ".join(one.text.splitlines())

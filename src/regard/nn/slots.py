@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MemorySlots(nn.Module):
-    """Learned keys and values that every query may attend to, whatever the mask (Sukhbaatar et al. 2019, eq. 9).
+    """Learned keys and values that every query may attend to, whatever the mask (Sukhbaatar et al. 2019).
 
     They come after the tokens, so the tokens keep their positions: slots are columns j, j + 1, ... of the weights, and
     carry no bias. One slot is the `add_bias_kv` of `nn.MultiheadAttention`.

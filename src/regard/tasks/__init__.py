@@ -20,8 +20,8 @@ and `Scoring`, groups of flags with a method `run(folders)`; and a function for 
 these, `cli/runs.py` what `evaluate` and `score` ask. `tests/cli/test_<task>.py` runs each command, and each way to get
 one wrong is a row of `tests/cli/test_malformed.py`.
 
-Tasks that read a text and write another share `pairs` (tokenizers, encoding) and `writer` (decoding, scoring); tasks
-over images share `seeing` (what a model sees of them, batches).
+Tasks that read a text and write another share `pairs` (tokenizers, encoding), `writing` (training) and `writer`
+(decoding, scoring); tasks over images share `seeing` (what a model sees of them, batches).
 """
 
 from . import answering, captioning, classification, language, summarization, translation

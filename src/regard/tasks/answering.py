@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..data import Batches, DataError, Question, Tokenizer
-from ..data.buckets import buckets
-from ..lens import Tape, capture
-from ..models import Bert, BertConfig, BertReader, Reader, ReaderConfig, load, top_spans
+from ..lens import Tape
+from ..models import Bert, BertConfig, BertReader, Reader, ReaderConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.schema import check_types
 from . import runs, squad
+from .finding import Finder, Span
 from .metrics import Measured
+from .pretrained import encoder_of, places
 from .reading import Asked, Behind, Beside, Layout, Readings, Windows, longest_row
-from .spelling import Spelling
+from .spelling import ALPHABET, Spelling
 from .training import Setup, Start, run
-from .vocabulary import Vocabulary, WordVocabulary
+from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
 from .writer import Shown
 
 TASK = "answering"
-TOKENIZER, ALPHABET = "tokenizer.json", "characters.json"
 CHARACTERS = 200  # different ones that words are spelled with, the most frequent
-TOKENS = 8192  # of a batch while answering
 MOST = 500  # questions on one tape
 POOL = 4096  # examples sorted by length together; spelled, they are large
 Network = ReaderConfig | BertConfig
@@ -204,6 +203,7 @@ class Answerer:
             self.layout = Beside(tokenizer, self.spelling)
         else:
             self.layout = Behind(tokenizer, types=config.model.types, first=config.model.first)
+        self._finder = Finder(model, self.layout, config.windows.answer)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: torch.device | str | None = None) -> Answerer:
@@ -242,14 +242,7 @@ class Answerer:
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")
-        readings = self.readings(asked)
-        found: list[dict[tuple[int, int], float]] = [{} for _ in asked]
-        for number, scores, spans in self._read(readings, n, show):
-            window, best = readings.window(number), found[readings.owners[number]]
-            for score, (first, last) in zip(scores, spans, strict=True):
-                if score > -math.inf:
-                    span = int(window.starts[first]), int(window.ends[last])
-                    best[span] = max(score, best.get(span, -math.inf))
+        found = self._finder.spans(self.readings(asked), n, show)
         return [self._ranked(one, spans, n, threshold) for one, spans in zip(asked, found, strict=True)]
 
     def evaluate(
@@ -267,7 +260,7 @@ class Answerer:
         if not 0 < len(asked) <= MOST:
             raise ValueError(f"a tape holds the attention of 1 to {MOST} questions, got {len(asked)}")
         readings = self.readings(asked)
-        return self._watched(readings, self._windows(readings))
+        return self._finder.watched(readings, self._finder.windows(readings))
 
     def look(self, asked: Asked) -> tuple[Float[Tensor, "question window"], list[str]]:
         """How the words of a question look at the window where the best answer is, and the words of that.
@@ -275,11 +268,11 @@ class Answerer:
         Heads are averaged. A Bert's is that of its last layer.
         """
         readings = self.readings([asked])
-        [number] = self._windows(readings)
+        [number] = self._finder.windows(readings)
         window, first = readings.window(number), readings.place(number)
         if not len(window):
             raise ValueError("the document is empty; there is nothing to look at")
-        A = self.layout.look(self._watched(readings, [number]), first)[:, first : first + len(window)]
+        A = self.layout.look(self._finder.watched(readings, [number]), first)[:, first : first + len(window)]
         places = zip(window.starts.tolist(), window.ends.tolist(), strict=True)
         return A.cpu(), [asked.context[start:end] for start, end in places]
 
@@ -299,42 +292,7 @@ class Answerer:
             answers=answers,
         )
 
-    def _read(
-        self, readings: Readings, n: int, show: Shown | None = None
-    ) -> Iterator[tuple[int, list[float], list[tuple[int, int]]]]:
-        """Every window, by its number: the log-odds of its n best spans, and the spans."""
-        device, done = next(self.model.parameters()).device, 0
-        for rows in buckets([(length,) for length in readings.lengths], tokens=TOKENS):
-            scores, spans = self._best(readings.batch(rows, device), n)
-            yield from zip(rows, scores.tolist(), spans.tolist(), strict=True)
-            done += len(rows)
-            if show is not None:
-                show(done, len(readings))
-
-    def _windows(self, readings: Readings) -> list[int]:
-        """For each question the window with its best answer, by number."""
-        best: dict[int, tuple[float, int]] = {}
-        for number, [score], _ in self._read(readings, 1):
-            owner = readings.owners[number]
-            best[owner] = max(best.get(owner, (-math.inf, number)), (score, number))
-        return [best[owner][1] for owner in sorted(best)]
-
-    def _watched(self, readings: Readings, numbers: Sequence[int]) -> Tape:
-        batch = readings.batch(numbers, next(self.model.parameters()).device)
-        with capture(self.model, self.layout.named(batch)) as tape, torch.no_grad():
-            self.layout.logits(self.model, batch)
-        return tape
-
-    def _best(self, batch: Mapping[str, Tensor], n: int) -> tuple[Tensor, Tensor]:
-        """The log-odds of the n best spans of each window, and their first and last tokens, counted in the window."""
-        with torch.no_grad():
-            start, end = (x.float() for x in self.layout.logits(self.model, batch))
-        places = torch.arange(start.shape[1], device=start.device)
-        among = (places >= batch["first"][:, None]) & (places < batch["behind"][:, None])
-        scores, spans = top_spans(start, end, k=n, among=among, longest=self.config.windows.answer)
-        return scores - (start + end)[:, :1], spans - batch["first"][:, None, None]
-
-    def _ranked(self, one: Asked, spans: Mapping[tuple[int, int], float], n: int, threshold: float) -> list[Answered]:
+    def _ranked(self, one: Asked, spans: Mapping[Span, float], n: int, threshold: float) -> list[Answered]:
         found = [
             Answered(text=one.context[start:end], start=start, end=end, score=score)
             for (start, end), score in spans.items()
@@ -362,24 +320,16 @@ def _new(asked: Sequence[Question], model: Sketch, vocabulary: Vocabulary, windo
 
 def _begun(folder: Path, asked: Sequence[Question], windows: Windows) -> Answerer:
     """A model with the weights and the tokenizer of a Hugging Face folder, and with its span head if it has one."""
-    model: Any = load(folder)
-    bert = getattr(model, "bert", model)
-    if not isinstance(bert, Bert):
-        raise ValueError(f"{folder} must hold a BERT, RoBERTa or DistilBERT, got a {type(model).__name__}")
+    bert, model, tokenizer = encoder_of(folder)
     bert.config, bert.pool = replace(bert.config, pooler=False), None  # no answer reads it, so it would learn nothing
     config = Config(model=bert.config, windows=windows, impossible=_impossible(asked))
     reader = model if isinstance(model, BertReader) else BertReader(bert)
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
-    if len(tokenizer) > bert.config.vocabulary:
-        raise ValueError(
-            f"{folder / TOKENIZER} has {len(tokenizer)} tokens, more than the {bert.config.vocabulary} of the model"
-        )
     answerer = Answerer(reader, tokenizer, config, None)
-    longest, places = longest_row(answerer.layout, windows), bert.config.length - bert.config.first
-    if longest > places:
+    longest = longest_row(answerer.layout, windows)
+    if longest > places(bert):
         raise ValueError(
             f"a window of {windows.size} tokens behind a question of {windows.question} makes a row of {longest}, and "
-            f"{folder} reads {places}; choose a smaller window"
+            f"{folder} reads {places(bert)}; choose a smaller window"
         )
     return answerer
 

@@ -26,11 +26,10 @@ from .metrics import Measured
 from .seeing import Image, Seeing, Sight
 from .training import Setup, Start, run
 from .turns import Examples, Lengths, Seen, Turns, texts_of
-from .vocabulary import Vocabulary, WordVocabulary
+from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
 from .writer import Shown, Written
 
 TASK = "captioning"
-TOKENIZER = "tokenizer.json"
 MOST = 500  # images on one tape
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..data import Tokenizer
 from ..lens import Tape
-from ..models import Bert, BertClassifier, BertConfig, load
+from ..models import Bert, BertClassifier, BertConfig
 from ..train import Epochs, InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from . import looking, runs
 from .batching import Batching
@@ -21,8 +21,9 @@ from .classifiers import Model, Network, built
 from .confusion import Confusion
 from .encoded import Encoded
 from .metrics import Measured
+from .pretrained import encoder_of, places
 from .seeing import Changed, Seeing, Sight
-from .texts import TOKENIZER, Texts
+from .texts import Texts
 from .training import Setup, Start, run
 from .vocabulary import Vocabulary, WordVocabulary
 from .writer import Shown
@@ -281,18 +282,9 @@ def _setup(
 
 
 def _bert_of(folder: Path, *, limit: int) -> tuple[Bert, Tokenizer]:
-    """The encoder in a Hugging Face folder, whatever its head, and its tokenizer."""
-    model: Any = load(folder)
-    bert = getattr(model, "bert", model)
-    if not isinstance(bert, Bert):
-        raise ValueError(f"{folder} must hold a BERT, RoBERTa or DistilBERT, got a {type(model).__name__}")
-    if limit > (places := bert.config.length - bert.config.first):
-        raise ValueError(f"limit must be at most the {places} tokens that {folder} reads, got {limit}")
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
-    if len(tokenizer) > bert.config.vocabulary:
-        raise ValueError(
-            f"{folder / TOKENIZER} has {len(tokenizer)} tokens, more than the {bert.config.vocabulary} of the model"
-        )
+    bert, _, tokenizer = encoder_of(folder)
+    if limit > places(bert):
+        raise ValueError(f"limit must be at most the {places(bert)} tokens that {folder} reads, got {limit}")
     return bert, tokenizer
 
 

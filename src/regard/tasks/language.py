@@ -23,11 +23,10 @@ from . import runs
 from .encoded import Encoded, in_batches
 from .metrics import Measured
 from .training import Setup, Start, run
-from .vocabulary import Vocabulary
+from .vocabulary import TOKENIZER, Vocabulary
 from .writer import Shown
 
 TASK = "language"
-TOKENIZER = "tokenizer.json"
 LOGITS = 2**25  # held at once while text is judged
 
 Ids = np.ndarray[Any, np.dtype[Any]]

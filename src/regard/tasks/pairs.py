@@ -10,9 +10,9 @@ from typing import Annotated, NamedTuple, Protocol
 from ..data import Tokenizer
 from . import runs
 from .encoded import Encoded
-from .vocabulary import Vocabulary
+from .vocabulary import TOKENIZER, Vocabulary
 
-BOTH, SOURCE, TARGET = "tokenizer.json", "tokenizer.source.json", "tokenizer.target.json"
+SOURCE, TARGET = "tokenizer.source.json", "tokenizer.target.json"  # where the sides share none
 
 
 class Paired(Protocol):
@@ -75,14 +75,14 @@ class Tokenizers(NamedTuple):
     def files(self) -> dict[str, str]:
         """What a checkpoint keeps of them."""
         if self.joint:
-            return {BOTH: self.source.to_json()}
+            return {TOKENIZER: self.source.to_json()}
         return {SOURCE: self.source.to_json(), TARGET: self.target.to_json()}
 
     @classmethod
     def load(cls, checkpoint: Path) -> Tokenizers:
         """The tokenizers a checkpoint holds."""
-        if (checkpoint / BOTH).exists():
-            one = Tokenizer.from_json(runs.text_of(checkpoint, BOTH))
+        if (checkpoint / TOKENIZER).exists():
+            one = Tokenizer.from_json(runs.text_of(checkpoint, TOKENIZER))
             return cls(one, one)
         return cls(*(Tokenizer.from_json(runs.text_of(checkpoint, name)) for name in (SOURCE, TARGET)))
 

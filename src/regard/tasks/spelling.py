@@ -9,6 +9,7 @@ import numpy as np
 
 from ..data import Tokenizer
 
+ALPHABET = "characters.json"  # what it is called in a checkpoint
 LETTERS = 16  # of a word, the first ones
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 

@@ -7,26 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
-from torch import nn
-
-from ..data import Pair, Tokenizer
-from ..lens import Tape
-from ..models import Pointer, PointerConfig, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
-from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
+from ..data import Tokenizer
+from ..models import PointerConfig, Seq2SeqConfig, TransformerConfig
+from ..train import InverseSquareRoot, Outcome, Progress, Recipe
 from ..train.schema import check_types
-from . import metrics, runs
+from . import metrics, writing
 from .batching import Batching, Long
-from .copying import Copying
-from .encoded import Encoded
 from .metrics import Measured, Words
 from .pairs import Paired, Tokenizers
-from .training import Setup, Start, run
 from .vocabulary import Vocabulary, WordVocabulary
-from .writer import Shown, Writer, Written
+from .writer import Network, Shown, Writer, Written, tokenizers_of
 
 TASK = "summarization"
-Network = Seq2SeqConfig | PointerConfig | TransformerConfig
 Sketch = Callable[[Tokenizer], Network]
 
 
@@ -109,15 +101,6 @@ class LongBatching(Batching):
     long: Annotated[Long, "what becomes of longer ones; how many there are is said"] = "truncate"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """What `config.json` says: the model, the longest summary of its training, and how much it reads of a document."""
-
-    model: Network
-    longest: int
-    limit: int | None
-
-
 SMALL, LEARNED, SIZES = Model(), WordVocabulary(), LongBatching()
 RECIPE = Recipe(
     steps=10_000,
@@ -152,28 +135,25 @@ def train(
     summaries. The rest is as in `translation.train`.
     """
 
-    def prepare(start: Start) -> Setup:
-        begun = start.checkpoint
-        if begun is None:
-            one = vocabulary.learn(text for pair in pairs for text in (pair.source, pair.target))
-            network = model(one)
-            tokenizers = _tokenizers(network)(one, one)
-        else:
-            network = _config_of(begun).model
-            tokenizers = _tokenizers(network).load(begun)
-        examples = tokenizers.encode(pairs)
-        batches = batching.over(examples, pad=tokenizers.pad, seed=recipe.seed, group=start.group, say=start.say)
-        config = _config(network, examples, batching) if begun is None else _config_of(begun)
-        if recipe.forcing is not None and isinstance(network, TransformerConfig):
-            raise ValueError("forcing feeds a recurrent decoder its own words, got a Transformer; leave it out")
-        return Setup(
-            model=_built(network),
-            batches=batches,
-            evaluate=None if valid is None else _judge(list(valid), tokenizers, config),
-            files={runs.CONFIG: runs.described(TASK, config), **tokenizers.files()},
-        )
+    def new() -> tuple[Network, Tokenizers]:
+        one = vocabulary.learn(text for pair in pairs for text in (pair.source, pair.target))
+        network = model(one)
+        return network, tokenizers_of(network)(one, one)
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+    return writing.train(
+        TASK,
+        Summarizer,
+        new,
+        pairs,
+        out=out,
+        valid=valid,
+        recipe=recipe,
+        batching=batching,
+        limit=batching.limit if batching.long == "truncate" else None,
+        resume=resume,
+        files=files,
+        show=show,
+    )
 
 
 class Summarizer(Writer):
@@ -182,36 +162,10 @@ class Summarizer(Writer):
         summarizer = Summarizer.load("runs/news")
         [best] = summarizer.summarize([document])
 
-    Of a document it reads as many tokens as its training has read, `limit`; `too_long` says where that is not all.
+    It reads as much of a document as its training has read.
     """
 
-    def __init__(
-        self, models: Sequence[nn.Module], tokenizers: Tokenizers, *, longest: int, limit: int | None = None
-    ) -> None:
-        super().__init__(models, tokenizers, longest=longest)
-        self.limit = limit
-
-    @classmethod
-    def load(cls, *folders: str | Path, device: torch.device | str | None = None) -> Summarizer:
-        """The summarizer of a run, or the ensemble of several that share their vocabulary, and whether they copy."""
-        if not folders:
-            raise ValueError("folders must name at least one run, got none")
-        place = own_device() if device is None else torch.device(device)
-        opened = [runs.opened(folder) for folder in folders]
-        configs = [_config_of(path) for path in opened]
-        tokenizers = [_tokenizers(config.model).load(path) for config, path in zip(configs, opened, strict=True)]
-        for path, other in zip(opened[1:], tokenizers[1:], strict=True):
-            if type(other) is not type(tokenizers[0]):
-                raise ValueError(f"all of an ensemble copy words or none does, and {path} and {opened[0]} differ")
-            if other.source != tokenizers[0].source:
-                raise ValueError(f"an ensemble shares its vocabulary, and those of {path} and {opened[0]} differ")
-        models = [_built(config.model) for config in configs]
-        for model, path in zip(models, opened, strict=True):
-            runs.fill(model, path)
-        limits = [config.limit for config in configs if config.limit is not None]
-        longest = max(config.longest for config in configs)
-        limit = max(limits) if len(limits) == len(configs) else None
-        return cls([model.to(place) for model in models], tokenizers[0], longest=longest, limit=limit)
+    task = TASK
 
     def summarize(
         self,
@@ -226,29 +180,6 @@ class Summarizer(Writer):
         """The best summary of each document, as `write` has it; `n_best` has more of them."""
         return self.write(documents, beam=beam, alpha=alpha, min_length=min_length, no_repeat=no_repeat, show=show)
 
-    def n_best(
-        self,
-        lines: Sequence[str],
-        *,
-        n: int,
-        beam: int = 4,
-        alpha: float = 0.6,
-        min_length: int = 0,
-        no_repeat: int | None = None,
-        show: Shown | None = None,
-    ) -> list[list[Written]]:
-        """The n best summaries of each document, as `Writer.n_best` has them."""
-        read = [self.read(line) for line in lines]
-        return super().n_best(read, n=n, beam=beam, alpha=alpha, min_length=min_length, no_repeat=no_repeat, show=show)
-
-    def score(self, pairs: Sequence[Paired], *, show: Shown | None = None) -> list[float]:
-        """log p(summary | document) of each pair, the end included."""
-        return super().score([Pair(self.read(pair.source), pair.target) for pair in pairs], show=show)
-
-    def tape(self, pairs: Sequence[Paired]) -> Tape:
-        """Every attention of the model over these documents and summaries, a batch row each."""
-        return super().tape([Pair(self.read(pair.source), pair.target) for pair in pairs])
-
     def evaluate(
         self,
         pairs: Sequence[Paired],
@@ -259,55 +190,9 @@ class Summarizer(Writer):
         show: Shown | None = None,
     ) -> dict[str, Measured]:
         """`rouge1`, `rouge2` and `rougeL` of summaries against the targets, and the `loss` of those a token."""
-        tokens = int(self.tokenizers.encode(pairs).lengths["target"].sum())
         documents, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         written = [one.text for one in self.summarize(documents, beam=beam, no_repeat=no_repeat, show=show)]
         return {
             **metrics.rouge(written, targets, words=words),
-            "loss": Measured(-sum(self.score(pairs)) / tokens, f"nats a token, {tokens:,} tokens"),
+            "loss": self.loss(pairs),
         }
-
-    def read(self, document: str) -> str:
-        """What is read of a document: its text up to the limit, which the end counts to."""
-        if self.limit is None or len(spans := self.tokenizers.source.spans(document)) < self.limit:
-            return document
-        return document[: spans[self.limit - 2].end] if self.limit > 1 else ""
-
-    def too_long(self, documents: Sequence[str]) -> list[bool]:
-        """Of each document, whether its end is not read."""
-        return [self.read(document) != document for document in documents]
-
-
-def _tokenizers(network: Network) -> type[Tokenizers]:
-    return Copying if isinstance(network, PointerConfig) else Tokenizers
-
-
-def _config(network: Network, examples: Encoded, batching: Batching) -> Config:
-    longest = min(batching.limit, int(examples.lengths["target"].max()))
-    return Config(model=network, longest=longest, limit=batching.limit if batching.long == "truncate" else None)
-
-
-def _config_of(checkpoint: Path) -> Config:
-    return runs.config_of(checkpoint, TASK, Config)
-
-
-def _built(network: Network) -> nn.Module:
-    match network:
-        case PointerConfig():
-            return Pointer(network)
-        case Seq2SeqConfig():
-            return Seq2Seq(network)
-        case TransformerConfig():
-            return Transformer(network)
-
-
-def _judge(valid: list[Paired], tokenizers: Tokenizers, config: Config) -> Callable[[nn.Module], dict[str, float]]:
-    if not valid:
-        raise ValueError("valid must hold at least one pair, got none; leave it out to train without validation")
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        summarizer = Summarizer([model], tokenizers, longest=config.longest, limit=config.limit)
-        found = summarizer.evaluate(valid, beam=1)
-        return {name: measured.value for name, measured in found.items()}
-
-    return evaluate

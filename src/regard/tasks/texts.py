@@ -12,10 +12,10 @@ from torch import Tensor
 from ..data import Tokenizer
 from . import runs
 from .encoded import Encoded, Ids, in_batches
-from .spelling import LETTERS, Spelling
+from .spelling import ALPHABET, LETTERS, Spelling
+from .vocabulary import TOKENIZER
 
 TOKENS = 8192  # of a batch that is only read
-TOKENIZER, ALPHABET = "tokenizer.json", "characters.json"
 
 
 @dataclass(frozen=True)

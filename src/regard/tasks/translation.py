@@ -9,20 +9,18 @@ from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Pair, Tokenizer
 from ..lens import Links, argmax_links, mutual_links
-from ..models import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
-from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
+from ..models import Seq2SeqConfig, TransformerConfig
+from ..train import InverseSquareRoot, Outcome, Progress, Recipe
 from ..train.schema import check_types
-from . import aligning, metrics, runs
+from . import aligning, metrics, writing
 from .aligning import When
 from .batching import Batching
-from .encoded import Encoded
 from .metrics import Measured
 from .pairs import Paired, PairVocabulary, Tokenizers
-from .training import Setup, Start, run
 from .writer import Shown, Writer, Written
 
 TASK = "translation"
@@ -102,14 +100,6 @@ class Model:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """What `config.json` says: the model, and the longest target it has been trained on, in tokens."""
-
-    model: Network
-    longest: int
-
-
 SMALL, LEARNED, SIZES = Model(), PairVocabulary(), Batching()
 RECIPE = Recipe(
     steps=10_000,
@@ -145,22 +135,26 @@ def train(
     keeps the model and the tokenizers it began with. Before `fit` begins, nothing is written.
     """
 
-    def prepare(start: Start) -> Setup:
-        begun = start.checkpoint
-        tokenizers = vocabulary.learn_both(pairs) if begun is None else Tokenizers.load(begun)
-        examples = tokenizers.encode(pairs)
-        batches = batching.over(examples, pad=tokenizers.pad, seed=recipe.seed, group=start.group, say=start.say)
-        config = _config(model, tokenizers, examples, batching) if begun is None else _config_of(begun)
-        if recipe.forcing is not None and isinstance(config.model, TransformerConfig):
-            raise ValueError("forcing feeds a recurrent decoder its own words, got a Transformer; leave it out")
-        return Setup(
-            model=_built(config.model),
-            batches=batches,
-            evaluate=None if valid is None else _judge(list(valid), tokenizers, config),
-            files={runs.CONFIG: runs.described(TASK, config), **tokenizers.files()},
-        )
+    def new() -> tuple[Network, Tokenizers]:
+        tokenizers = vocabulary.learn_both(pairs)
+        network = model(*tokenizers)
+        if isinstance(network, Seq2SeqConfig) and network.attention == "location":
+            network = replace(network, places=max(network.places, batching.limit))
+        return network, tokenizers
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+    return writing.train(
+        TASK,
+        Translator,
+        new,
+        pairs,
+        out=out,
+        valid=valid,
+        recipe=recipe,
+        batching=batching,
+        resume=resume,
+        files=files,
+        show=show,
+    )
 
 
 class Translator(Writer):
@@ -172,23 +166,7 @@ class Translator(Writer):
     Pairs to score, align or evaluate by are anything with a `source` and a `target`.
     """
 
-    @classmethod
-    def load(cls, *folders: str | Path, device: torch.device | str | None = None) -> Translator:
-        """The translator of a run, or the ensemble of several that share their vocabularies."""
-        if not folders:
-            raise ValueError("folders must name at least one run, got none")
-        place = own_device() if device is None else torch.device(device)
-        opened = [runs.opened(folder) for folder in folders]
-        configs = [_config_of(path) for path in opened]
-        tokenizers = [Tokenizers.load(path) for path in opened]
-        for path, other in zip(opened[1:], tokenizers[1:], strict=True):
-            if tuple(other) != tuple(tokenizers[0]):
-                raise ValueError(f"an ensemble shares its vocabularies, and those of {path} and {opened[0]} differ")
-        models = [_built(config.model) for config in configs]
-        for model, path in zip(models, opened, strict=True):
-            runs.fill(model, path)
-        longest = max(config.longest for config in configs)
-        return cls([model.to(place) for model in models], tokenizers[0], longest=longest)
+    task = TASK
 
     def translate(
         self, lines: Sequence[str], *, beam: int = 5, alpha: float = 0.6, show: Shown | None = None
@@ -200,14 +178,13 @@ class Translator(Writer):
         self, pairs: Sequence[Paired], *, beam: int = 5, tokenize: str = "13a", show: Shown | None = None
     ) -> dict[str, Measured]:
         """`bleu`, `chrf` and `exact` of translations against the targets, and the `loss` of those a token."""
-        tokens = int(self.tokenizers.encode(pairs).lengths["target"].sum())
         written = [one.text for one in self.translate([pair.source for pair in pairs], beam=beam, show=show)]
         targets = [pair.target for pair in pairs]
         return {
             "bleu": metrics.bleu(written, targets, tokenize=tokenize),
             "chrf": metrics.chrf(written, targets),
             "exact": metrics.exact(written, targets),
-            "loss": Measured(-sum(self.score(pairs)) / tokens, f"nats a token, {tokens:,} tokens"),
+            "loss": self.loss(pairs),
         }
 
     def align(
@@ -253,29 +230,3 @@ class Translator(Writer):
             for row, each in zip(rows, zip(*found, strict=True), strict=True):
                 maps[row] = torch.stack(each).mean(0)
         return maps
-
-
-def _config(model: Sketch, tokenizers: Tokenizers, examples: Encoded, batching: Batching) -> Config:
-    network = model(*tokenizers)
-    if isinstance(network, Seq2SeqConfig) and network.attention == "location":
-        network = replace(network, places=max(network.places, batching.limit))
-    return Config(model=network, longest=min(batching.limit, int(examples.lengths["target"].max())))
-
-
-def _config_of(checkpoint: Path) -> Config:
-    return runs.config_of(checkpoint, TASK, Config)
-
-
-def _built(config: Network) -> nn.Module:
-    return Transformer(config) if isinstance(config, TransformerConfig) else Seq2Seq(config)
-
-
-def _judge(valid: list[Paired], tokenizers: Tokenizers, config: Config) -> Callable[[nn.Module], dict[str, float]]:
-    if not valid:
-        raise ValueError("valid must hold at least one pair, got none; leave it out to train without validation")
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        found = Translator([model], tokenizers, longest=config.longest).evaluate(valid, beam=1)
-        return {name: measured.value for name, measured in found.items()}
-
-    return evaluate

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from ..data import Tokenizer
 from ..train.schema import check_types
 
+TOKENIZER = "tokenizer.json"  # what it is called in a folder
 Kind = Literal["bpe", "wordpiece", "word", "char"]
 Split = Literal["punctuation", "space"]
 

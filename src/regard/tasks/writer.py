@@ -4,21 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from .. import decode
+from ..data import Pair
 from ..decode import Ensemble, Gnmt, Hypothesis
 from ..lens import Tape
-from . import aligning
+from ..models import Pointer, PointerConfig, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
+from ..train import own_device
+from . import aligning, runs
+from .copying import Copying
 from .encoded import Encoded, in_batches
+from .metrics import Measured
 from .pairs import Paired, Tokenizers
 
 TOKENS = 4096  # of a batch
 MOST = 500  # pairs on one tape
+Network = Seq2SeqConfig | PointerConfig | TransformerConfig
 Shown = Callable[[int, int], None]  # is told how many are done, and of how many
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What `config.json` says: the model, the longest target of its training, and how much it reads of a source.
+
+    Lengths are in tokens; without a limit sources are read whole.
+    """
+
+    model: Network
+    longest: int
+    limit: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +53,45 @@ class Written:
 class Writer:
     """One encoder-decoder, or several over the same vocabularies that decode as one.
 
-    `longest` is the longest target of the training, in tokens: what is written is at most half as long again. Lines
-    are read in batches of like length, and each is written as if it were alone. `show(done, all)` hears of progress.
+    `longest` is the longest target of the training, in tokens: what is written is at most half as long again. Of a
+    source it reads as many tokens as its training has read, `limit`; `too_long` says where that is not all. Lines are
+    read in batches of like length, and each is written as if it were alone. `show(done, all)` hears of progress.
     """
 
-    def __init__(self, models: Sequence[nn.Module], tokenizers: Tokenizers, *, longest: int) -> None:
-        self.models, self.tokenizers, self.longest = list(models), tokenizers, longest
+    task: ClassVar[str]
+
+    def __init__(
+        self, models: Sequence[nn.Module], tokenizers: Tokenizers, *, longest: int, limit: int | None = None
+    ) -> None:
+        self.models, self.tokenizers, self.longest, self.limit = list(models), tokenizers, longest, limit
         self.device = next(models[0].parameters()).device
         steppers: Any = self.models
         self._stepper = steppers[0] if len(steppers) == 1 else Ensemble(steppers)
+
+    @classmethod
+    def load(cls, *folders: str | Path, device: torch.device | str | None = None) -> Self:
+        """The writer of a run, or the ensemble of several that share their vocabularies, and whether they copy."""
+        if not folders:
+            raise ValueError("folders must name at least one run, got none")
+        place = own_device() if device is None else torch.device(device)
+        opened = [runs.opened(folder) for folder in folders]
+        configs = [runs.config_of(path, cls.task, Config) for path in opened]
+        tokenizers = [tokenizers_of(config.model).load(path) for config, path in zip(configs, opened, strict=True)]
+        for path, other in zip(opened[1:], tokenizers[1:], strict=True):
+            if type(other) is not type(tokenizers[0]):
+                raise ValueError(f"all of an ensemble copy words or none does, and {path} and {opened[0]} differ")
+            if tuple(other) != tuple(tokenizers[0]):
+                raise ValueError(f"an ensemble shares its vocabularies, and those of {path} and {opened[0]} differ")
+        models = [built(config.model) for config in configs]
+        for model, path in zip(models, opened, strict=True):
+            runs.fill(model, path)
+        limits = [config.limit for config in configs if config.limit is not None]
+        return cls(
+            [model.to(place) for model in models],
+            tokenizers[0],
+            longest=max(config.longest for config in configs),
+            limit=max(limits) if len(limits) == len(configs) else None,
+        )
 
     def write(
         self,
@@ -73,6 +122,7 @@ class Writer:
 
         None is shorter than `min_length` tokens, and none has the same `no_repeat` tokens in a row twice.
         """
+        lines = [self.read(line) for line in lines]
         found: list[list[Written]] = [[] for _ in lines]
         limits: dict[str, Any] = {
             "end": self.tokenizers.target.eos,
@@ -95,7 +145,7 @@ class Writer:
     def score(self, pairs: Sequence[Paired], *, show: Shown | None = None) -> list[float]:
         """log p(target | source) of each pair, the end included."""
         found = [0.0] * len(pairs)
-        examples = self.tokenizers.encode(pairs)
+        examples = self.tokenizers.encode(self._cut(pairs))
         for rows, batch in self._batches(examples, show):
             targets = [[examples[row]["target"].tolist()] for row in rows]
             scored = decode.score(self._stepper, batch, self._starts(len(rows)), targets)
@@ -103,14 +153,33 @@ class Writer:
                 found[row] = one.log_probability
         return found
 
+    def loss(self, pairs: Sequence[Paired]) -> Measured:
+        """What the targets cost a token."""
+        tokens = int(self.tokenizers.encode(pairs).lengths["target"].sum())
+        return Measured(-sum(self.score(pairs)) / tokens, f"nats a token, {tokens:,} tokens")
+
     def tape(self, pairs: Sequence[Paired]) -> Tape:
         """Every attention of the model over these pairs, a batch row each, to be measured, saved and viewed."""
         if len(self.models) > 1:
             raise ValueError(f"a tape is of one model, got {len(self.models)}; load one of them")
         if not 0 < len(pairs) <= MOST:
             raise ValueError(f"a tape holds the attention of 1 to {MOST} pairs, got {len(pairs)}")
+        pairs = self._cut(pairs)
         batch = self.tokenizers.encode(pairs).batch(range(len(pairs)), pad=self.tokenizers.pad, device=self.device)
         return aligning.tape_of(self.models[0], self.tokenizers, pairs, batch)
+
+    def read(self, source: str) -> str:
+        """What is read of a source: its text up to the limit, which the end counts to."""
+        if self.limit is None or len(spans := self.tokenizers.source.spans(source)) < self.limit:
+            return source
+        return source[: spans[self.limit - 2].end] if self.limit > 1 else ""
+
+    def too_long(self, sources: Sequence[str]) -> list[bool]:
+        """Of each source, whether its end is not read."""
+        return [self.read(source) != source for source in sources]
+
+    def _cut(self, pairs: Sequence[Paired]) -> Sequence[Paired]:
+        return [Pair(self.read(pair.source), pair.target) for pair in pairs]
 
     def _batches(self, examples: Encoded, show: Shown | None) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
         done = 0
@@ -126,3 +195,19 @@ class Writer:
     def _written(self, one: Hypothesis, line: str) -> Written:
         text = self.tokenizers.text(one.tokens, line)
         return Written(text=text, score=one.score, log_probability=one.log_probability, finished=one.finished)
+
+
+def built(network: Network) -> nn.Module:
+    """The model of a config."""
+    match network:
+        case PointerConfig():
+            return Pointer(network)
+        case Seq2SeqConfig():
+            return Seq2Seq(network)
+        case TransformerConfig():
+            return Transformer(network)
+
+
+def tokenizers_of(network: Network) -> type[Tokenizers]:
+    """How a model reads pairs: one that copies numbers the words it does not know."""
+    return Copying if isinstance(network, PointerConfig) else Tokenizers

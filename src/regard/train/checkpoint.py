@@ -50,6 +50,7 @@ def write(path: Path, files: Mapping[str, Content]) -> None:
                     (temporary / name).write_text(content, encoding="utf8", newline="\n")
                 else:
                     safetensors.torch.save_file(_apart(content), temporary / name)
+                    (temporary / name).chmod(temporary.stat().st_mode & 0o666)  # safetensors lets nobody else read it
                 _sync(temporary / name)
             (temporary / MANIFEST).write_bytes(_manifest(temporary))
             _sync(temporary / MANIFEST)

@@ -95,7 +95,10 @@ def save(model: nn.Module, folder: str | Path) -> None:
         new = folder / f"{name}.{os.getpid()}.new"
         try:
             if name == WEIGHTS:
+                new.touch()
+                mode = new.stat().st_mode
                 save_file(found, new, metadata={"format": "pt"})
+                new.chmod(mode)  # safetensors lets nobody else read it
             else:
                 new.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf8")
             with new.open("rb") as file:

@@ -86,7 +86,7 @@ export class AlignmentView implements View {
   private draw(): void {
     const { found } = this;
     if (!found) return;
-    const { links, chosen } = this.app.state;
+    const { links } = this.app.state;
     const colour = getComputedStyle(this.body).getPropertyValue("--accent");
     const weight = (s: number, t: number): number => found.weight[t * found.source.length + s];
     const chosenLinks: Link[] =
@@ -102,20 +102,10 @@ export class AlignmentView implements View {
             weight: 0.35 + 0.65 * weight(s, t),
             colour,
           }));
-    const pick = (side: "left" | "right", n: number): void =>
-      this.app.go({ chosen: [n, n], axis: side === "left" ? "key" : "query" });
-    const marked = chosen && {
-      side: this.app.state.axis === "key" ? ("left" as const) : ("right" as const),
-      n: chosen[0],
-    };
-    const width = Math.min(620, this.body.clientWidth || 620);
-    const drawn = columns(found.source, found.target, chosenLinks, {
-      width,
-      titles: ["source", "target"],
-      pick,
-      chosen: marked,
-    });
-    fill(this.body, drawn.element, this.matrix(found));
+    const source = { title: "source", axis: "key" as const, first: 0, words: found.source };
+    const target = { title: "target", axis: "query" as const, first: 0, words: found.target };
+    const drawn = columns(this.app, this.body, { left: source, right: target }, chosenLinks, 620);
+    fill(this.body, drawn, this.matrix(found));
   }
 
   private matrix(found: Alignment): SVGSVGElement {

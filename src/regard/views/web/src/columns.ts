@@ -1,7 +1,9 @@
 // Two columns of words joined by links: heads over tokens, or a sentence and its translation.
 
+import type { App } from "./app";
 import { svg } from "./element";
 import { short } from "./glyphs";
+import type { Axis } from "./source";
 
 export interface Link {
   left: number;
@@ -15,28 +17,27 @@ const LINE = 21;
 const LETTERS = 22;
 const MOST = 4000; // links drawn
 
-export interface Columns {
-  element: SVGSVGElement;
-  /** Draw only the links of one word, or all of them. */
-  isolate(side: "left" | "right", n: number | null): void;
+/** One of the columns: the words of a stretch of an axis, from its place `first` on. */
+export interface Side {
+  title: string;
+  axis: Axis;
+  first: number;
+  words: string[];
 }
 
-/** Two columns, the left one's words aligned to the right. */
+/** Two columns joined by links, at most `most` pixels wide; a click on a word chooses it. */
 export function columns(
-  left: string[],
-  right: string[],
+  app: App,
+  host: HTMLElement,
+  sides: { left: Side; right: Side },
   links: Link[],
-  options: {
-    width: number;
-    titles: [string, string];
-    pick(side: "left" | "right", n: number): void;
-    chosen: { side: "left" | "right"; n: number } | null;
-  },
-): Columns {
-  const { width, titles, pick, chosen } = options;
+  most: number,
+): SVGSVGElement {
+  const { axis, chosen } = app.state;
+  const width = Math.min(most, host.clientWidth || most);
   const margin = Math.min(210, width * 0.32);
   const [from, to] = [margin, width - margin];
-  const height = Math.max(left.length, right.length) * LINE + 40;
+  const height = Math.max(sides.left.words.length, sides.right.words.length) * LINE + 40;
   const y = (n: number): number => 34 + (n + 0.5) * LINE;
   const drawn = [...links]
     .sort((a, b) => b.weight - a.weight)
@@ -56,11 +57,14 @@ export function columns(
       fill: "none",
     }),
   );
+  /** Draw only the links of one word, or all of them. */
   const isolate = (side: "left" | "right", n: number | null): void => {
     drawn.forEach((link, at) => paths[at].classList.toggle("hidden", n !== null && link[side] !== n));
   };
-  const words = (side: "left" | "right", texts: string[]): SVGElement[] =>
-    texts.map((text, n) => {
+  const words = (side: "left" | "right"): SVGElement[] =>
+    sides[side].words.map((text, n) => {
+      const at = sides[side].first + n;
+      const pick = (): void => app.go({ chosen: [at, at], axis: sides[side].axis });
       const label = svg(
         "text",
         { x: side === "left" ? from : to, y: y(n), dy: "0.34em", "text-anchor": side === "left" ? "end" : "start" },
@@ -76,19 +80,19 @@ export function columns(
       return svg(
         "g",
         {
-          class: `word${chosen?.side === side && chosen.n === n ? " chosen" : ""}`,
+          class: `word${chosen?.[0] === at && axis === sides[side].axis ? " chosen" : ""}`,
           role: "button",
           tabindex: 0,
-          "aria-label": `${titles[side === "left" ? 0 : 1]} ${n}: ${short(text, 60)}`,
+          "aria-label": `${sides[side].title} ${at}: ${short(text, 60)}`,
           onpointerenter: () => isolate(side, n),
           onpointerleave: () => isolate(side, null),
           onfocus: () => isolate(side, n),
           onblur: () => isolate(side, null),
-          onclick: () => pick(side, n),
+          onclick: pick,
           onkeydown: (event: KeyboardEvent) => {
             if (event.key !== "Enter") return;
             event.stopPropagation();
-            pick(side, n);
+            pick();
           },
         },
         area,
@@ -96,16 +100,15 @@ export function columns(
       );
     });
   const heads = [
-    svg("text", { x: from, y: 16, "text-anchor": "end", class: "axis-title" }, titles[0]),
-    svg("text", { x: to, y: 16, "text-anchor": "start", class: "axis-title" }, titles[1]),
+    svg("text", { x: from, y: 16, "text-anchor": "end", class: "axis-title" }, sides.left.title),
+    svg("text", { x: to, y: 16, "text-anchor": "start", class: "axis-title" }, sides.right.title),
   ];
-  const element = svg(
+  return svg(
     "svg",
     { width, height, class: "columns" },
     svg("g", {}, ...paths),
     ...heads,
-    ...words("left", left),
-    ...words("right", right),
+    ...words("left"),
+    ...words("right"),
   );
-  return { element, isolate };
 }

@@ -123,7 +123,7 @@ export class LinesView implements View {
   }
 
   private draw(): void {
-    const { layer, state, theme } = this.app;
+    const { layer, theme } = this.app;
     const { row, rows, col, cols } = this.window();
     const links: Link[] = [];
     this.each((head, left, right, weight) => {
@@ -131,22 +131,9 @@ export class LinesView implements View {
     });
     const text = (tokens: Token[] | null, first: number, count: number): string[] =>
       Array.from({ length: count }, (_, n) => tokens?.[first + n]?.text ?? String(first + n));
-    const chosen = state.chosen && {
-      side: state.axis === "query" ? ("left" as const) : ("right" as const),
-      n: state.chosen[0] - (state.axis === "query" ? row : col),
-    };
-    const pick = (side: "left" | "right", n: number): void => {
-      const at = n + (side === "left" ? row : col);
-      this.app.go({ chosen: [at, at], axis: side === "left" ? "query" : "key" });
-    };
-    const width = Math.min(860, this.body.clientWidth || 860);
-    const drawn = columns(text(this.tokens.left, row, rows), text(this.tokens.top, col, cols), links, {
-      width,
-      titles: ["queries", "keys"],
-      pick,
-      chosen,
-    });
-    fill(this.body, drawn.element);
+    const queries = { title: "queries", axis: "query" as const, first: row, words: text(this.tokens.left, row, rows) };
+    const keys = { title: "keys", axis: "key" as const, first: col, words: text(this.tokens.top, col, cols) };
+    fill(this.body, columns(this.app, this.body, { left: queries, right: keys }, links, 860));
   }
 
   /** Every weight of the heads drawn. */

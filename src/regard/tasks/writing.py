@@ -1,0 +1,81 @@
+"""Writing: how an encoder-decoder learns from pairs of texts, whatever it is to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn
+
+from ..models import TransformerConfig
+from ..train import Outcome, Progress, Recipe
+from . import runs
+from .batching import Batching
+from .metrics import Measured
+from .pairs import Paired, Tokenizers
+from .training import Setup, Start, run
+from .writer import Config, Network, built, tokenizers_of
+
+
+class Judge(Protocol):
+    """A writer that can say how good it is, as `Translator` does."""
+
+    def evaluate(self, pairs: Sequence[Paired], *, beam: int) -> dict[str, Measured]: ...
+
+
+def train(
+    task: str,
+    writer: Callable[..., Judge],
+    new: Callable[[], tuple[Network, Tokenizers]],
+    pairs: Iterable[Paired],
+    *,
+    out: str | Path,
+    valid: Iterable[Paired] | None,
+    recipe: Recipe,
+    batching: Batching,
+    limit: int | None = None,
+    resume: bool,
+    files: Mapping[str, str] | None,
+    show: Progress | None,
+) -> Outcome:
+    """Train what `new` makes of the pairs, or the model of the run in `out`, and judge it as the writer it becomes.
+
+    `limit` is how many tokens of a source are read later, where training has cut them.
+    """
+
+    def prepare(start: Start) -> Setup:
+        config: Config | None = None
+        if start.checkpoint is None:
+            network, tokenizers = new()
+        else:
+            config = runs.config_of(start.checkpoint, task, Config)
+            network, tokenizers = config.model, tokenizers_of(config.model).load(start.checkpoint)
+        examples = tokenizers.encode(pairs)
+        batches = batching.over(examples, pad=tokenizers.pad, seed=recipe.seed, group=start.group, say=start.say)
+        if recipe.forcing is not None and isinstance(network, TransformerConfig):
+            raise ValueError("forcing feeds a recurrent decoder its own words, got a Transformer; leave it out")
+        if config is None:
+            longest = min(batching.limit, int(examples.lengths["target"].max()))
+            config = Config(model=network, longest=longest, limit=limit)
+        return Setup(
+            model=built(network),
+            batches=batches,
+            evaluate=None if valid is None else _judge(writer, list(valid), tokenizers, config),
+            files={runs.CONFIG: runs.described(task, config), **tokenizers.files()},
+        )
+
+    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+
+
+def _judge(
+    writer: Callable[..., Judge], valid: list[Paired], tokenizers: Tokenizers, config: Config
+) -> Callable[[nn.Module], dict[str, float]]:
+    if not valid:
+        raise ValueError("valid must hold at least one pair, got none; leave it out to train without validation")
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        judged = writer([model], tokenizers, longest=config.longest, limit=config.limit)
+        return {name: measured.value for name, measured in judged.evaluate(valid, beam=1).items()}
+
+    return evaluate
