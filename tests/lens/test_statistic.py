@@ -1,10 +1,12 @@
 """The row statistic that PyTorch's kernels find on their way: the same output to the bit, and the log-sum-exp."""
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.lens.statistic import Listening, attended
+from regard.lens.statistic import SDPA, Listening, attended, tell, tell_no_more
 
 
 def tensors(h=4, g=4, i=9, j=9, d=6, dtype=torch.float32):
@@ -77,16 +79,42 @@ def test_wrong_calls_raise_as_they_do():
         attended(q, k, v)
 
 
-def test_listening_keeps_the_statistic_of_a_single_call():
+@pytest.fixture
+def telling():
+    tell()
+    yield
+    tell_no_more()
+    assert F.scaled_dot_product_attention is SDPA
+
+
+def test_listening_keeps_the_statistic_of_a_single_call(telling):
     q, k, v = tensors()
     with Listening() as kernel:
         out = F.scaled_dot_product_attention(q, k, v)
-    assert torch.equal(out, F.scaled_dot_product_attention(q, k, v))
+    assert torch.equal(out, SDPA(q, k, v))
     assert kernel.statistic.shape == q.shape[:3]
     with Listening() as kernel:
         F.scaled_dot_product_attention(q, k, v)
         F.scaled_dot_product_attention(q, k, v)
     assert kernel.statistic is None
+
+
+def test_whoever_does_not_listen_gets_the_plain_function(telling):
+    q, k, v = tensors()
+    with Listening() as kernel:
+        thread = threading.Thread(target=F.scaled_dot_product_attention, args=(q, k, v))
+        thread.start()
+        thread.join()
+    assert kernel.statistic is None
+    assert torch.equal(F.scaled_dot_product_attention(q, k, v), SDPA(q, k, v))
+
+
+def test_a_function_somebody_put_in_its_place_stays(monkeypatch):
+    monkeypatch.setattr(F, "scaled_dot_product_attention", other := lambda q, k, v: q)
+    tell()
+    assert F.scaled_dot_product_attention is other
+    tell_no_more()
+    assert F.scaled_dot_product_attention is other
 
 
 @pytest.mark.gpu

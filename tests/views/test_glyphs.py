@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from regard.views import glyphs, heatmap, text
 from regard.views.glyphs import shown
 
-USUAL = "DejaVu Sans"
+USUAL, EAST_ASIAN = "DejaVu Sans", "Noto Sans CJK JP"
 
 
 @pytest.fixture
@@ -29,12 +29,36 @@ def test_usual_text_stays_in_the_usual_font(only_shipped):
 
 def test_a_character_the_usual_font_lacks_is_found_in_another(only_shipped):
     assert shown(["a", "⥛"]) == (["a", "⥛"], [USUAL, "DejaVu Serif"])
-    assert shown(["〒"]) == (["〒"], [USUAL, "STIXGeneral"])
+    assert shown(["〒"]) == (["〒"], [USUAL, EAST_ASIAN])
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        pytest.param(["2024年", "11月", "15日", "（金）", "ヴェー", "ゐ"], id="Japanese"),
+        pytest.param(["我", "喜欢", "猫", "，", "说汉语"], id="simplified Chinese"),
+        pytest.param(["我", "喜歡", "貓", "說漢語", "龘"], id="traditional Chinese"),
+        pytest.param(["2024년", "11월", "금요일", "뷁", "ㅋㅋ"], id="Korean"),
+        pytest.param(["Привет", "Καλημέρα", "مرحبا", "שלום", "გამარჯობა", "日本"], id="alphabets"),
+    ],
+)
+def test_scripts_of_many_are_drawn_with_the_fonts_that_come_along(only_shipped, tokens):
+    texts, families = shown(tokens)
+    assert texts == tokens
+    assert set(families) <= {USUAL, EAST_ASIAN}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns of a glyph that is missing
+        FigureCanvasAgg(heatmap(np.eye(len(tokens)), tokens)).draw()
+
+
+def test_without_the_package_of_the_font_characters_are_spelled(only_shipped, monkeypatch):
+    monkeypatch.setattr(glyphs, "_brought_along", lambda: None)
+    assert shown(["猫x"]).texts == ["\\u732bx"]
 
 
 def test_a_character_no_font_has_is_shown_as_its_code_point(only_shipped):
-    assert shown(["猫x", "\U00020000"]).texts == ["\\u732bx", "\\U00020000"]
-    assert not any(family.startswith("Last Resort") for family in shown(["猫"]).families)
+    assert shown(["ᚠx", "ꦗ", "\U00012000"]).texts == ["\\u16a0x", "\\ua997", "\\U00012000"]
+    assert not any(family.startswith("Last Resort") for family in shown(["ꦗ"]).families)
 
 
 def test_invisible_characters_are_shown_as_escapes():
@@ -57,3 +81,13 @@ def test_no_figure_meets_a_missing_glyph_or_reads_dollars_as_formulas(only_shipp
         warnings.simplefilter("error")
         for figure in (heatmap(np.eye(10), tokens, title="$猫"), text(np.eye(10), tokens)):
             FigureCanvasAgg(figure).draw()
+
+
+def test_long_names_are_cut_and_leave_the_map_its_size(only_shipped):
+    long = heatmap(np.eye(3), ["ꦗ" * 9, "b", "c"])
+    FigureCanvasAgg(long).draw()
+    assert long.axes[0].get_yticklabels()[0].get_text() == "\\ua997\\ua997\\ua997\\ua997"[:23] + "…"
+    short = heatmap(np.eye(3), ["a", "b", "c"])
+    FigureCanvasAgg(short).draw()
+    size = [figure.axes[0].get_window_extent().size for figure in (long, short)]
+    assert np.allclose(*size, rtol=0.15)

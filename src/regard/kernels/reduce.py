@@ -270,7 +270,7 @@ def run_maxima(
     """About `strip` rows at a time, those and their largest weight in each run of `cut.run` keys: `b h rows runs`."""
     launch = Launch(ready(q), ready(k), lse.contiguous(), scale, offset, cap, pattern, bias, None, cut, False)
     b, h, n_i, _ = q.shape
-    runs = triton.cdiv(k.shape[2], cut.run)
+    runs = -(-k.shape[2] // cut.run)
     for first, count in strips(launch.tiles, max(1, strip // cut.rows)):
         tops = torch.zeros(b, h, count * cut.rows, runs, device=q.device, dtype=torch.float32)
         if tops.numel():
@@ -313,7 +313,7 @@ class Launch(NamedTuple):
     @property
     def tiles(self) -> int:
         """Of rows."""
-        return triton.cdiv(self.q.shape[2] if self.dealt is None else self.dealt.numel(), self.cut.rows)
+        return -(-(self.q.shape[2] if self.dealt is None else self.dealt.numel()) // self.cut.rows)
 
     def __call__(self, out: Reduced, first: int, count: int, tops: Tensor | None = None) -> None:
         """Reduce `count` tiles of rows."""

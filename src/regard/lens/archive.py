@@ -26,7 +26,7 @@ from ..ops.operator import weights
 from .groups import Groups
 from .overview import Overview
 from .pictures import Picture
-from .record import Extras, chosen_heads
+from .record import Extras, seen_weights
 from .recorder import Key
 from .reduced import ROWS, Reduced
 from .storage import Held
@@ -86,7 +86,10 @@ def save(
         )
     temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         safetensors.torch.save_file(box.tensors, temporary, sealed(text, box.tensors))
+        temporary.chmod(mode)  # safetensors lets nobody else read it
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -203,9 +206,9 @@ def _rebuilt(
         A = weights(q, k, **terms, offset=_whole(entry["offset"], least=None))
     else:
         heads = [_whole(head) for head in entry["heads"]]
-        A = chosen_heads(q, k, heads, **terms, offset=_whole(entry["offset"], least=None))
+        A = seen_weights(q, k, heads, **terms, offset=_whole(entry["offset"], least=None))
         # Terms that number more or fewer heads raise here.
-        chosen_heads(q[:, :, :1], k[:, :, :1], heads, **terms, offset=entry["offset"])[..., :1, :1]
+        seen_weights(q[:, :, :1], k[:, :, :1], heads, **terms, offset=entry["offset"])[..., :1, :1]
     if statistic is not None and statistic.shape != (*q.shape[:3], 1):
         raise ValueError(f"the statistic must have shape {(*q.shape[:3], 1)}, got {tuple(statistic.shape)}")
     if statistic is not None:

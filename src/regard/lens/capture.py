@@ -98,7 +98,7 @@ def _must_be_watchable(model: nn.Module) -> None:
 
 def _must_have_seen(watch: Watch) -> None:
     recorder = watch.recorder
-    if recorder.entries:
+    if not recorder.is_empty:
         return
     kind = type(watch.model).__name__
     if recorder.passed_over:

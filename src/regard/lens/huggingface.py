@@ -11,7 +11,8 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +20,13 @@ from torch import Tensor, nn
 
 from ..ops.masks import Causal, Padding, Window
 from ..ops.normalizers import SinkSoftmax
+from .reading import Reader
 from .record import Seen
-from .statistic import Listening
+from .statistic import Listening, tell, tell_no_more
 from .watch import Watch
 
 EAGER, CAUSAL = "eager", Causal()
+NUMBERS = ("is_causal", "scaling", "sliding_window", "softcap")  # arguments that say what is attended to
 
 
 @contextmanager
@@ -59,9 +62,11 @@ def _wrap(transformers: Any) -> None:
     attention.get_interface = _seeing(attention.get_interface)
     for name, function in _ORIGINALS["masks"].items():
         masks.register(name, _placing(function))
+    tell()
 
 
 def _unwrap(transformers: Any) -> None:
+    tell_no_more()
     transformers.AttentionInterface.get_interface = _ORIGINALS.pop("find")
     for name, function in _ORIGINALS.pop("masks").items():
         transformers.AttentionMaskInterface.register(name, function)
@@ -75,19 +80,30 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
         function = find(self, attn_implementation, default)
 
         def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
-            watches = [watch for watch in _WATCHES if id(module) in watch.names and not watch.is_quiet]
+            watches = [watch for watch in _WATCHES if id(module) in watch.names and not watch.silent]
             if not watches:
                 return function(module, q, k, v, mask, *args, **kwargs)
-            with ExitStack() as stack:
-                for watch in watches:
-                    stack.enter_context(watch.quiet())
+            for watch in watches:
+                watch.silent += 1
+            try:
                 with Listening() as kernel:
                     result = function(module, q, k, v, mask, *args, **kwargs)
-                with torch.no_grad():
-                    for watch in watches:
-                        name, statistic = attn_implementation or EAGER, kernel.statistic
-                        seen = _read(watch, name, module, q, k, v, mask, statistic, kwargs)
-                        watch.recorder.see(watch.names[id(module)], seen, result[0], _by_heads)
+                name, statistic = attn_implementation or EAGER, kernel.statistic
+                light = mask is None and kwargs.get("position_bias") is None and kwargs.get("s_aux") is None
+                for watch in watches:
+                    layer, recorder = watch.names[id(module)], watch.recorder
+                    if light and recorder.may_wait(layer, q, k):
+                        given = {argument: kwargs[argument] for argument in NUMBERS if argument in kwargs}
+                        # Whoever keeps no values needs none to tell keys that are repeated.
+                        call = partial(_read, recorder.reader, name, module, q, k, k, None, statistic, given)
+                        recorder.see_later(layer, call)
+                        continue
+                    with torch.no_grad():
+                        seen = _read(recorder.reader, name, module, q, k, v, mask, statistic, kwargs)
+                        recorder.see(layer, seen, result[0], _by_heads)
+            finally:
+                for watch in watches:
+                    watch.silent -= 1
             return result
 
         return attend
@@ -114,7 +130,7 @@ def _placing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read(
-    watch: Watch,
+    reader: Reader,
     implementation: str,
     module: nn.Module,
     q: Tensor,
@@ -133,7 +149,7 @@ def _read(
     elif mask is None and causal and implementation not in (EAGER, "flex_attention"):
         mask, place = CAUSAL, 0  # PyTorch's own flag counts from the top left
     sink = given.get("s_aux")
-    return watch.recorder.reader.read(
+    return reader.read(
         q,
         k,
         v,

@@ -40,7 +40,8 @@ class Reader:
         self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._terms: dict[str, list[Term]] = {}
         self._known: set[int] = set()  # the ids of these
-        self._unrepeated: set[tuple[int, int]] = set()  # heads and widths of layers whose keys are all their own
+        self._copies: dict[tuple[int, int], int] = {}  # how often layers of so many heads and such a width repeat keys
+        self._shorter: dict[tuple[int, int], _Found | None] = {}  # known masks, by id, over the keys in use
 
     def read(
         self,
@@ -62,49 +63,50 @@ class Reader:
         `statistic` is what the kernel found for each row, if it told.
         """
         lead = q.shape[:-3]
-        q, k, v = _four(q, lead), _four(k, lead), _four(v, lead)
-        k, v = self._once(k, v) if k.shape[1] == q.shape[1] else (k, v)
-        plain = scale is None or scale == q.shape[-1] ** -0.5
+        if not (q.ndim == k.ndim == v.ndim == 4):
+            q, k, v = _four(q, lead), _four(k, lead), _four(v, lead)
+        _, heads, _, width = q.shape
+        if k.shape[1] == heads:
+            k, v = self._once(k, v)
+        plain = scale is None or scale == width**-0.5
         score = None if plain and cap is None else Dot(scale=None if plain else scale, cap=cap)
-        term = self._one(mask) if isinstance(mask, Mask) else None
-        terms: Any = {"score": score, "mask": term, "normalize": normalize}
-        seen = Seen(q=q, k=k, v=v, **terms, offset=offset, statistic=statistic)
-        if mask is not None and not isinstance(mask, Mask):
+        if mask is None or isinstance(mask, Mask):
+            seen = Seen(q, k, v, score, self._one(mask), None, normalize, offset, statistic)
+        else:
+            seen = Seen(q, k, v, score, None, None, normalize, offset, statistic)
             found = self._found(mask, seen, lead)
-            seen = replace(seen, mask=found.mask, bias=found.bias, offset=found.offset)
+            seen = seen._replace(mask=found.mask, bias=found.bias, offset=found.offset)
         seen = self._without_room(seen)
         if bias is None:
             return seen
         whole = bias.shape[-1] == seen.k.shape[2]
         found = self._found(bias if whole else bias[..., : seen.k.shape[2]], seen, lead)
-        return replace(seen, bias=_all(add, seen.bias, found.bias))
+        return seen._replace(bias=_all(add, seen.bias, found.bias))
 
     def _once(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values without the copies that grouped queries were given.
 
         Layers of a model are alike: where one was looked at and has none, others like it are not, for a look makes the
-        host wait for the device.
+        host wait for the device; where one has, the others are looked at for as many, once.
         """
         kind = k.shape[1], k.shape[3]
-        if kind in self._unrepeated:
-            return k, v
-        times = _copies(k, v)
-        if times == 1:
-            self._unrepeated.add(kind)
-            return k, v
-        return k[:, ::times], v[:, ::times]
+        times = self._copies.get(kind)
+        if times != 1 and (times is None or not _repeats(k, v, times)):
+            times = self._copies[kind] = _copies(k, v)
+        return (k, v) if times == 1 else (k[:, ::times], v[:, ::times])
 
     def _without_room(self, seen: Seen) -> Seen:
         """The call without keys behind the last query that its mask hides from all."""
-        used = seen.place + seen.q.shape[2]
-        if seen.offset is None or used >= seen.k.shape[2]:
+        if seen.offset is None or (used := seen.offset + seen.q.shape[2]) >= seen.k.shape[2] or seen.bias is not None:
             return seen
-        parts: list[Any] = list(_parts(seen.mask))
-        hidden = any(isinstance(x, Causal) or (isinstance(x, Padding) and _ends(x, seen, used)) for x in parts)
-        if seen.bias is not None or not hidden or not all(isinstance(x, (Causal, Window, Padding)) for x in parts):
+        asked = id(seen.mask), used
+        if asked not in self._shorter:
+            found = _shortened(seen, used)
+            self._shorter[asked] = None if found is None else self._shared(found)
+        shorter = self._shorter[asked]
+        if shorter is None:
             return seen
-        mask = self._one(_all(and_, *(_narrow(x, seen, used) for x in parts)))
-        return replace(seen, k=seen.k[:, :, :used], v=seen.v[:, :, :used], mask=mask)
+        return seen._replace(k=seen.k[:, :, :used], v=seen.v[:, :, :used], mask=shorter.mask)
 
     def _found(self, tensor: Tensor | BlockMask, seen: Seen, lead: torch.Size) -> _Found:
         """The terms of a tensor, looked at once for all layers it is handed to."""
@@ -145,15 +147,15 @@ class _Found(NamedTuple):
     """What a tensor turned out to be."""
 
     mask: Mask | None
-    bias: Bias | None
-    offset: int | None
+    bias: Bias | None = None
+    offset: int | None = None
 
 
 def _terms_of(tensor: Tensor | BlockMask, seen: Seen, lead: torch.Size) -> _Found:
     if isinstance(tensor, BlockMask) or tensor.dtype == torch.bool:
         rows = _rows_of_function(tensor, seen) if isinstance(tensor, BlockMask) else _rows(tensor, lead)
         mask, offset = recognize(rows, offset=seen.offset)
-        return _Found(mask, None, seen.offset if offset == seen.place else offset)
+        return _Found(mask, offset=seen.offset if offset == seen.place else offset)
     # Models hide by -inf or by the least number there is; both are a mask and no bias.
     rows, least = _rows(tensor, lead), torch.finfo(tensor.dtype).min / 2
     shown = replace(rows, block=lambda start, stop: rows.block(start, stop) > least)
@@ -201,12 +203,26 @@ def _copies(k: Tensor, v: Tensor) -> int:
     """How often each key head and its values stand side by side."""
     heads = k.shape[1]
     # One look at the first two heads tells most models that there are no copies.
-    if heads == 1 or v.shape[1] != heads or not torch.equal(k[:, 0, :1], k[:, 1, :1]):
+    if heads == 1 or not torch.equal(k[:, 0, :1], k[:, 1, :1]):
         return 1
-    for times in (n for n in range(heads, 1, -1) if heads % n == 0):
-        if all(torch.equal(x[:, m::times], x[:, ::times]) for x in (k, v) for m in range(1, times)):
-            return times
-    return 1
+    return next((n for n in range(heads, 1, -1) if heads % n == 0 and _repeats(k, v, n)), 1)
+
+
+def _repeats(k: Tensor, v: Tensor, times: int) -> bool:
+    """Does every key head, and its values, stand there so many times, side by side?"""
+    if v.shape[1] != k.shape[1]:
+        return False
+    same = [(x.unflatten(1, (-1, times)) == x[:, ::times, None]).all() for x in (k, v)]
+    return bool(same[0] & same[1])
+
+
+def _shortened(seen: Seen, used: int) -> _Found | None:
+    """The mask over the keys in use, if it hides all others from every query."""
+    parts: list[Any] = list(_parts(seen.mask))
+    hidden = any(isinstance(x, Causal) or (isinstance(x, Padding) and _ends(x, seen, used)) for x in parts)
+    if not hidden or not all(isinstance(x, (Causal, Window, Padding)) for x in parts):
+        return None
+    return _Found(_all(and_, *(_narrow(x, seen, used) for x in parts)))
 
 
 def _ends(padding: Padding, seen: Seen, used: int) -> bool:

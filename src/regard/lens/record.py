@@ -7,8 +7,8 @@ copies them, writes them in place, forgets old ones or moves its batch rows abou
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +18,12 @@ from ..ops.call import Call
 from ..ops.lazy import Weights
 from ..ops.mask import Mask
 from ..ops.normalizers import Normalizer, Softmax
-from ..ops.operator import weights
 from ..ops.scores import Dot, Score
 from .steps import Matrix, Memo, Step, Terms, joined, looks_back_only, moved
 from .storage import Held, Kept, Store
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Seen:
+class Seen(NamedTuple):
     """One attention as a model called it: dims as everywhere, terms in the slots they fill."""
 
     q: Tensor  # b h i d
@@ -37,6 +35,7 @@ class Seen:
     normalize: Normalizer | None = None
     offset: int | None = None  # where the first query stands among these keys
     statistic: Tensor | None = None  # b h i, if the kernel told
+    version: int | None = None  # how often q and k had been written to, if it was some time ago
 
     @property
     def place(self) -> int:
@@ -57,21 +56,17 @@ class Record:
     """The attention of one layer over one text, and its row of a tape."""
 
     def __init__(self, name: str, seen: Seen, store: Store, *, heads: list[int] | None, values: bool) -> None:
-        self.name = name
-        self.heads, self.of_heads = heads, seen.q.shape[1]
-        self.width = self.of_heads * seen.v.shape[3]  # of all heads side by side
+        self.name, self.store, self.heads, self.values = name, store, heads, values
         self.score, self.normalize = seen.score, seen.normalize
-        self.store = store
-        self.values = values
-        self.dtype = torch.promote_types(seen.q.dtype, torch.float32)
+        self.batch, self.of_heads, i, _ = seen.q.shape
+        self.keys = j = seen.k.shape[2]
+        self.width = self.of_heads * seen.v.shape[3] if values else 0  # of all heads side by side
         self._projection: Held | None = None
         self._gradient: Tensor | None = None
-        i, j = seen.q.shape[2], seen.k.shape[2]
-        self.batch, self.keys = seen.q.shape[0], j
         # A decoder that asks another sequence step by step hands over the same memory: held, so that it stays its own.
         self.handed = seen.k if i == 1 or (i != j and store.in_place and not looks_back_only(seen.mask)) else None
         self.steps: list[Step] = []
-        self._parts: dict[str, list[Kept]] = {"q": [], "k": [], "v": [], "statistic": []}
+        self._parts: dict[str, list[Kept]] = {}  # of q, k and, where they are kept, v and statistic
         # Keys that are kept as they are can be told apart when somebody asks; most are never asked about.
         self._prints = None if store.in_place and heads is None else checksums(seen.k)
         self._given = seen.offset
@@ -107,7 +102,7 @@ class Record:
             if parents is not None:
                 self._move(parents)
                 self._prints = torch.cat((self.prints, prints[:, past : past + i]), 1)
-                self._add(replace(seen, offset=past), past=past, first=total - past)
+                self._add(seen._replace(offset=past), past=past, first=total - past)
                 self.keys = total + i
                 self.handed = None
                 return parents
@@ -116,19 +111,17 @@ class Record:
     def weights(self, memo: Memo) -> Weights:
         """The matrix of all rows so far; `memo` shares what layers have in common."""
         q, k = self._whole("q"), self._whole("k")
-        mask, bias, offset = self.terms(q.device, memo)
+        mask, bias, offset = self._terms(q, memo)
         score, normalize = moved(self.score, q.device), moved(self.normalize, q.device)
         terms: Any = {"score": score, "mask": mask, "bias": bias, "normalize": normalize, "offset": offset}
-        A = weights(q, k, **terms) if self.heads is None else chosen_heads(q, k, self.heads, **terms)
-        if not self._parts["statistic"]:
-            return A
-        statistic = self._whole("statistic")
-        told_of_all = statistic.shape[2] == self.rows  # not every step's kernel may have told
-        return Weights(A.call, statistic[..., None]) if told_of_all else A
+        statistic = self._whole("statistic") if "statistic" in self._parts else None
+        if statistic is not None and statistic.shape[2] != self.rows:
+            statistic = None  # not every step's kernel told
+        return seen_weights(q, k, self.heads, **terms, statistic=statistic)
 
     def extras(self) -> Extras:
         """What was kept beside the weights."""
-        v = self._whole("v") if self._parts["v"] else None
+        v = self._whole("v") if self.values else None
         projection = None if self._projection is None else self._projection.get()
         if projection is not None and self.heads is not None:
             projection = projection.unflatten(1, (self.of_heads, -1))[:, self.heads].flatten(1)
@@ -141,14 +134,6 @@ class Record:
     def descend(self, gradient: Tensor) -> None:
         """Note the gradient of the heads' output."""
         self._gradient = gradient if self.heads is None else gradient[:, self.heads]
-
-    def terms(self, device: torch.device, memo: Memo) -> Terms:
-        """The mask, the bias and the first position of all rows together."""
-        known = device, *(step.known_as() for step in self.steps)
-        if known not in memo:
-            # The steps are kept with what they came to: they are known by the ids of their terms.
-            memo[known] = tuple(self.steps), joined(self.steps, self._matrix(device), given=self._given)
-        return memo[known][1]
 
     def close(self) -> None:
         """Nothing will be added: let go of what only served to follow the model, and join the parts."""
@@ -177,20 +162,22 @@ class Record:
 
     def _add(self, seen: Seen, *, past: int, first: int) -> None:
         i, j = seen.q.shape[2], seen.k.shape[2]
-        new = slice(past, past + i) if past and past < j else slice(past, j)
-        kept = {"q": seen.q, "k": seen.k if new == slice(0, j) else seen.k[:, :, new]}
+        keys = past + i if 0 < past < j else j
+        new = slice(past, keys)
+        whole = not past and keys == j
+        kept = {"q": seen.q, "k": seen.k if whole else seen.k[:, :, new]}
         if self.values:
-            kept["v"] = seen.v[:, :, new]
+            kept["v"] = seen.v if whole else seen.v[:, :, new]
         if seen.statistic is not None:
             kept["statistic"] = seen.statistic
         if self.heads is not None:
             shared = [head * seen.k.shape[1] // self.of_heads for head in self.heads]
             kept = {name: x[:, shared if name in ("k", "v") else self.heads] for name, x in kept.items()}
         for name, x in kept.items():
-            if x.shape[2] or not self._parts[name]:
-                self._parts[name].append(self.store.put(x, f"{self.name}: {name}"))
-        keys = past + i if past and past < j else j
-        self.steps.append(Step(i, keys, first, seen.mask, seen.bias, seen.place))
+            parts = self._parts.setdefault(name, [])
+            if not parts or x.shape[2]:
+                parts.append(self.store.put(x, f"{self.name}: {name}", seen.version))
+        self.steps.append(Step(i, keys, first, seen.mask, seen.bias, j - i if seen.offset is None else seen.offset))
 
     def _move(self, parents: list[int]) -> None:
         """Let the batch rows be these of what they were."""
@@ -204,26 +191,39 @@ class Record:
                 self.store.drop(part)
             self._parts[name] = [self.store.put(x, f"{self.name}: {name}") for x in moved]
 
-    def _matrix(self, device: torch.device) -> Matrix:
-        return Matrix(self.batch, self.of_heads, self.rows, self.keys, device, self.dtype)
+    def _terms(self, q: Tensor, memo: Memo) -> Terms:
+        """The mask, the bias and the first position of all rows together."""
+        known = q.device, *(step.known_as() for step in self.steps)
+        if known not in memo:
+            # The steps are kept with what they came to: they are known by the ids of their terms.
+            memo[known] = tuple(self.steps), joined(self.steps, self._matrix(q), given=self._given)
+        return memo[known][1]
+
+    def _matrix(self, q: Tensor) -> Matrix:
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return Matrix(self.batch, self.of_heads, self.rows, self.keys, q.device, dtype)
 
     def _whole(self, name: str) -> Tensor:
         parts = [part.get() for part in self._parts[name]]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
-def chosen_heads(
+def seen_weights(
     q: Tensor,
     k: Tensor,
-    heads: list[int],
+    heads: list[int] | None,
     *,
     score: Score | None,
     mask: Mask | None,
     bias: Bias | None,
     normalize: Normalizer | None,
     offset: int | None,
+    statistic: Tensor | None = None,
 ) -> Weights:
-    """The weights of some heads, whose q and k these are, under terms that number all heads there were."""
+    """The weights of an attention that has run, so that nothing is left to check.
+
+    If they are of some `heads`, q and k are those of these, and the terms number all heads there were.
+    """
     call = Call(
         q,
         k,
@@ -235,9 +235,9 @@ def chosen_heads(
         dropout=0.0,
         offset=k.shape[2] - q.shape[2] if offset is None else offset,
         lead=(q.shape[0],),
-        head_ids=torch.tensor(heads, device=q.device),
+        head_ids=None if heads is None else torch.tensor(heads, device=q.device),
     )
-    return Weights(call)
+    return Weights(call, None if statistic is None else statistic[..., None])
 
 
 def checksums(k: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import torch
@@ -15,7 +15,7 @@ from .reading import Reader
 from .record import Record, Seen
 from .reduced import Reduced, reduce
 from .steps import Memo, looks_back_only
-from .storage import Store
+from .storage import Store, is_own
 
 Key = tuple[str, int]
 SLOTS = ("score", "mask", "bias", "normalize")
@@ -31,37 +31,72 @@ class Recorder:
     keep: Sequence[str] | None = None
     values: bool = False
     gradients: bool = False
-    entries: dict[Key, Record | Reduced] = field(default_factory=dict)
     memo: Memo = field(default_factory=dict)
     passed_over: set[str] = field(default_factory=set)  # layers that attended and were not asked for
     projecting: Record | None = None  # whose heads the next linear map joins
 
     def __post_init__(self) -> None:
         self.reader = Reader(self.store)
+        self._entries: dict[Key, Record | Reduced] = {}
+        self._waiting: dict[str, Callable[[], Seen]] = {}  # calls of layers that nobody has looked at yet
+        beside = self.layers, self.heads, self.keep, self.store.limit
+        self._patient = all(x is None for x in beside) and not (self.values or self.gradients) and self.store.in_place
+        self._open = True
         self._latest: dict[str, Key] = {}
         self._generated: set[Key] | None = None  # entries of the generation under way
         self._lineage: list[int] | None = None  # where batch rows were, if this pass goes on with an earlier one
 
+    @property
+    def entries(self) -> dict[Key, Record | Reduced]:
+        """What was kept of each call of a layer, in order."""
+        self._settle()
+        return self._entries
+
+    @property
+    def is_empty(self) -> bool:
+        """Has nothing been seen?"""
+        return not (self._entries or self._waiting)
+
+    def may_wait(self, name: str, q: Tensor, k: Tensor) -> bool:
+        """Is it enough to hold on to the queries and keys of this call until somebody looks?
+
+        It is where they need no copy, go on with no call before, and nothing but them is asked for.
+        """
+        return (
+            self._patient
+            and self._generated is None
+            and name not in self._waiting
+            and name not in self._latest
+            and not (q.requires_grad or k.requires_grad)
+            and is_own(q)
+            and is_own(k)
+            and not torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu")
+        )
+
+    def see_later(self, name: str, call: Callable[[], Seen]) -> None:
+        """Take in one attention of a layer that may wait: a short pass takes no longer than its Python."""
+        self._waiting[name] = call
+
     def see(self, name: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> None:
         """Take in one attention of a layer; `heads` makes b h i e of the gradient of its output `out`.
 
-        To be called where no gradients are recorded.
+        To be called where no gradients are recorded, with terms that have none.
         """
         if self.layers is not None and not any(fnmatchcase(name, pattern) for pattern in self.layers):
             self.passed_over.add(name)
             return
-        seen = _cast(_detached(seen))
+        self._settle()
+        seen = _cast(seen)
         if self.heads is not None and not set(self.heads) <= set(range(seen.q.shape[1])):
             raise IndexError(f"heads must be from 0 to {seen.q.shape[1] - 1} in {name!r}, got heads={self.heads}")
         if self.keep is not None:
             record = Record(name, seen, Store(), heads=self.heads, values=False)
             key = self._next(name)
-            self.entries[key] = reduce(record.weights({}), self.keep, self.store, name)
+            self._entries[key] = reduce(record.weights({}), self.keep, self.store, name)
         elif not self._joined(name, seen):
-            key = self._next(name, rows=seen.q.shape[2])
-            self.entries.pop(key, None)
+            key = self._next(name, seen)
             record = Record(name, seen, self.store, heads=self.heads, values=self.values)
-            self.entries[key] = record
+            self._entries[key] = record
             self.projecting = record if self.values else None
             if self.gradients:
                 _keep_gradient(record, out, heads)
@@ -69,6 +104,7 @@ class Recorder:
     @contextmanager
     def generation(self) -> Iterator[None]:
         """Calls within are of one text that grows: without a cache, each longer pass replaces the one before."""
+        self._settle()
         self._generated = set()
         try:
             yield
@@ -77,44 +113,58 @@ class Recorder:
 
     def close(self) -> None:
         """Nothing more will be seen."""
+        self._open = False
         self._latest.clear()
-        for entry in self.entries.values():
+        for entry in self._entries.values():
             if isinstance(entry, Record):
                 entry.close()
 
+    def _settle(self) -> None:
+        """Take in what waits."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, {}
+        with torch.no_grad():
+            for name, call in waiting.items():
+                record = Record(name, call()._replace(version=0), self.store, heads=None, values=False)
+                self._entries[self._next(name)] = record
+                if not self._open:
+                    record.close()
+
     def _joined(self, name: str, seen: Seen) -> bool:
         """Let the layer's latest record go on with this call, if it does."""
-        latest = self.entries.get(self._latest.get(name, ("", -1)))
+        latest = self._entries[self._latest[name]] if name in self._latest else None
         parents = latest.follow(seen, self._lineage) if isinstance(latest, Record) else None
         if parents is not None:
             self._lineage = parents
-        elif seen.q.shape[2] == seen.k.shape[2] or looks_back_only(seen.mask):
+        elif self._lineage is not None and (seen.q.shape[2] == seen.k.shape[2] or looks_back_only(seen.mask)):
             self._lineage = None
         return parents is not None
 
-    def _next(self, name: str, rows: int | None = None) -> Key:
+    def _next(self, name: str, seen: Seen | None = None) -> Key:
         """The key of a new entry; that of an entry it replaces where a text is written without a cache."""
         key = self._latest.get(name, (name, -1))
-        old = self.entries.get(key)
-        grows = self._generated is not None and key in self._generated
-        if not (grows and rows is not None and isinstance(old, Record) and rows > old.rows):
-            key = name, key[1] + 1
-        elif isinstance(old, Record):
+        if self._generated is None:
+            key = self._latest[name] = name, key[1] + 1
+            return key
+        old = self._entries.get(key)
+        if seen is not None and key in self._generated and isinstance(old, Record) and seen.q.shape[2] > old.rows:
             old.forget()
-        self._latest[name] = key
-        if self._generated is not None:
-            self._generated.add(key)
+            del self._entries[key]
+        else:
+            key = self._latest[name] = name, key[1] + 1
+        self._generated.add(key)
         return key
 
 
-def _detached(seen: Seen) -> Seen:
-    """Terms without gradients; what is a parameter is copied, for an optimizer writes to it in place."""
+def detached(seen: Seen) -> Seen:
+    """The call with terms without gradients; what is a parameter is copied, for an optimizer writes to it in place."""
 
     def own(x: Tensor) -> Tensor:
         return x.detach().clone() if x.is_leaf and x.requires_grad else x.detach()
 
     learned = {name: term for name in SLOTS if (term := getattr(seen, name)) is not None and _learned(term)}
-    return replace(seen, **{name: term.map_tensors(own) for name, term in learned.items()}) if learned else seen
+    return seen._replace(**{name: term.map_tensors(own) for name, term in learned.items()}) if learned else seen
 
 
 def _learned(term: Term) -> bool:
@@ -127,7 +177,7 @@ def _cast(seen: Seen) -> Seen:
     if not torch.is_autocast_enabled(device) or seen.q.dtype == torch.float64:
         return seen
     dtype = torch.get_autocast_dtype(device)
-    return replace(seen, q=seen.q.to(dtype), k=seen.k.to(dtype), v=seen.v.to(dtype))
+    return seen._replace(q=seen.q.to(dtype), k=seen.k.to(dtype), v=seen.v.to(dtype))
 
 
 def _keep_gradient(record: Record, out: Tensor, heads: Callable[[Tensor], Tensor]) -> None:

@@ -6,17 +6,18 @@ With it a summary of what was captured takes one pass over q and k, not two.
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, has_torch_function
+from torch.overrides import has_torch_function
 
-from ..ops.backends.kernels import choice, fused
+from ..ops.backends.kernels import Kernel, fused
 from ..ops.tracing import followed
 
-DEVICES = ("cpu", "cuda")
+SDPA = torch._C._nn.scaled_dot_product_attention  # PyTorch's own, whatever its name in `F` stands for
 
 
 def attended(
@@ -35,20 +36,36 @@ def attended(
     waits for a call of the function by its name.
     """
     q, k, v = query, key, value
-    if attn_mask is None and not dropout_p and _plain(q, k, v, enable_gqa):
-        kernel = choice(q, k, v, added=None, causal=is_causal, dropout=0.0)
-        if kernel.fused:
+    if attn_mask is None and not dropout_p and _plain(q, k, v):
+        # The question the function itself asks, so that the answer is the kernel it takes.
+        kernel = torch._fused_sdp_choice(q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if kernel > Kernel.MATH:
             scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-            return fused(q, k, v, scale=scale, added=None, causal=is_causal, dropout=0.0)
+            return fused(q, k, v, scale=scale, added=None, causal=is_causal, dropout=0.0, kernel=kernel)
     given: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
-    return F.scaled_dot_product_attention(q, k, v, **given, enable_gqa=enable_gqa), None
+    return SDPA(q, k, v, **given, enable_gqa=enable_gqa), None
 
 
-class Listening(TorchFunctionMode):
-    """Within the block, keeps the statistic of the one call of `F.scaled_dot_product_attention` there is."""
+def tell() -> None:
+    """From now on `F.scaled_dot_product_attention`, called by its name, tells its statistic to whoever is `Listening`.
+
+    A function mode would see it too, and every other function with it: that takes as long as a short attention. Where
+    the name stands for something else already, it stays so, and nothing is told.
+    """
+    if F.scaled_dot_product_attention is SDPA:
+        F.scaled_dot_product_attention = _telling
+
+
+def tell_no_more() -> None:
+    """Let the name stand for PyTorch's own function again."""
+    if F.scaled_dot_product_attention is _telling:
+        F.scaled_dot_product_attention = SDPA
+
+
+class Listening:
+    """Within the block, after `tell()`, keeps the statistic of the one call of the function in this thread."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._found: list[Tensor | None] = []
 
     @property
@@ -56,25 +73,34 @@ class Listening(TorchFunctionMode):
         """The statistic; None where there was none, and where several calls make the whole."""
         return self._found[0] if len(self._found) == 1 else None
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        out, statistic = attended(*args, **(kwargs or {}))
-        self._found.append(statistic)
-        return out
+    def __enter__(self) -> Listening:
+        self._outer, _EAR.found = _EAR.found, self._found
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _EAR.found = self._outer
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, grouped: bool) -> bool:
-    """Would PyTorch hand these tensors to its kernels as they are?"""
+class _Ear(threading.local):
+    found: list[Tensor | None] | None = None
+
+
+_EAR = _Ear()
+
+
+def _telling(*args: Any, **kwargs: Any) -> Tensor:
+    if torch.compiler.is_compiling() or _EAR.found is None:
+        return SDPA(*args, **kwargs)
+    out, statistic = attended(*args, **kwargs)
+    _EAR.found.append(statistic)
+    return out
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Would PyTorch hand these tensors as they are to a kernel it chooses?"""
     return (
         not has_torch_function((q, k, v))
-        and q.device.type in DEVICES
-        and q.ndim == k.ndim == v.ndim == 4
-        and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
-        and k.shape == v.shape
-        and not q.is_nested
-        and q.numel() > 0
-        and k.numel() > 0
-        and grouped == (q.shape[1] != k.shape[1])
-        and not (torch.is_autocast_enabled(q.device.type) or followed())
+        and (q.is_cuda or q.is_cpu)
+        and not torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu")
+        and not followed()
     )

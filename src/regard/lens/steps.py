@@ -8,7 +8,6 @@ reading the rows of each and recognizing what they come to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +22,7 @@ from ..ops.term import Term
 from .recognize import Rows, recognize, recognize_bias
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
+class Step(NamedTuple):
     """The rows one call added, and what hides keys from them; `first` is the column its own key 0 has in the whole."""
 
     rows: int
@@ -37,7 +35,7 @@ class Step:
 
     def moved(self, parents: list[int]) -> Step:
         """The step after the batch rows moved."""
-        return replace(self, batch=tuple(parents if self.batch is None else (self.batch[n] for n in parents)))
+        return self._replace(batch=tuple(parents if self.batch is None else (self.batch[n] for n in parents)))
 
     def known_as(self) -> tuple[object, ...]:
         """What makes two steps hide the same."""

@@ -39,23 +39,27 @@ class Store:
             self.folder = Path(tempfile.mkdtemp(prefix="capture-", dir=to))
         elif to is not None:
             self.device = _device(to)
+        self.in_place = to is None  # do tensors stay where they are?
         self.budget, self.limit = budget, None if budget is None else parse_size(budget)
         self.held = 0
         self._numbers = count()
 
-    @property
-    def in_place(self) -> bool:
-        """Do tensors stay where they are?"""
-        return self.device is None and self.folder is None
+    def put(self, x: Tensor, what: str, version: int | None = None) -> Kept:
+        """Keep a tensor; raises `MemoryError` before the budget is passed.
 
-    def put(self, x: Tensor, what: str) -> Kept:
-        """Keep a tensor; raises `MemoryError` before the budget is passed."""
+        `version` says how often it had been written to when it was seen, if that is some time ago.
+        """
         if self.folder is not None:
             path = self.folder / f"{next(self._numbers):06d}.safetensors"
             safetensors.torch.save_file({"x": x.detach().contiguous().cpu()}, path)
             return Filed(path)
-        self.charge(x.nbytes, what, x.shape)
-        return Held(_own(x, self.device))
+        self.charge(x.nbytes, what, x)
+        if version is not None and _version(x) != version:
+            return Held(x, version)  # there is nothing left to keep: asking for it raises
+        if self.in_place and is_own(x):
+            return Held(x.detach() if x.requires_grad else x, 0)
+        with torch.inference_mode(False):
+            return Held(x.detach().to(self.device or x.device, copy=True))
 
     def drop(self, kept: Kept) -> None:
         """Give back what a tensor took."""
@@ -63,10 +67,10 @@ class Store:
         if isinstance(kept, Filed):
             kept.path.unlink()
 
-    def charge(self, nbytes: int, what: str, shape: torch.Size | None = None) -> None:
-        """Count memory that something is about to take."""
+    def charge(self, nbytes: int, what: str, x: Tensor | None = None) -> None:
+        """Count memory that something, or a tensor, is about to take."""
         if self.limit is not None and self.held + nbytes > self.limit:
-            what = what if shape is None else f"{what} of shape {tuple(shape)}"
+            what = what if x is None else f"{what} of shape {tuple(x.shape)}"
             raise MemoryError(
                 f"{what} takes {nbytes / 1e6:.3g} MB, and with the {self.held / 1e6:.3g} MB kept so far that is more "
                 f"than budget={self.budget!r}; capture fewer layers= or heads=, write to=Path(...) to keep tensors in "
@@ -78,8 +82,10 @@ class Store:
 class Held:
     """A tensor in memory, guarded: if its numbers were changed in place since, asking for it raises."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version = tensor, _version(tensor)
+    __slots__ = ("_tensor", "_version")
+
+    def __init__(self, tensor: Tensor, version: int | None = None) -> None:
+        self._tensor, self._version = tensor, _version(tensor) if version is None else version
 
     @property
     def nbytes(self) -> int:
@@ -106,13 +112,9 @@ class Filed:
         return safetensors.torch.load_file(self.path)["x"]
 
 
-def _own(x: Tensor, device: torch.device | None) -> Tensor:
-    """The tensor without its history, safe to hold on to."""
-    x = x.detach()
-    if device is None and _version(x) == 0 and x.untyped_storage().nbytes() <= x.nbytes:
-        return x
-    with torch.inference_mode(False):
-        return x.to(device or x.device, copy=True)
+def is_own(x: Tensor) -> bool:
+    """Has nobody written to the tensor, and is it the whole of its memory?"""
+    return not x.is_inference() and x._version == 0 and x.untyped_storage().nbytes() <= x.nbytes
 
 
 def _version(x: Tensor) -> int | None:

@@ -47,7 +47,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         facts: Mapping[str, str] | None = None,
         summaries: Mapping[Key, tuple[Summary, Overview]] | None = None,
     ) -> None:
-        self._entries: Mapping[Key, Weights | Reduced | Record] = dict(entries)
+        self._stored: Mapping[Key, Weights | Reduced] = dict(entries)
         self._extras = dict(extras or {})
         self._tokens = list(tokens)
         self._groups = {name: list(labels) for name, labels in (groups or {}).items()}
@@ -63,7 +63,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         """The tape of a capture under way."""
         kind = type(model)
         tape = cls({}, facts={"model": f"{kind.__module__}.{kind.__qualname__}", "torch": str(torch.__version__)})
-        tape._recorder, tape._entries = recorder, recorder.entries
+        tape._recorder = recorder
         if tokens is not None:
             tape.tokens = tokens
         return tape
@@ -317,11 +317,15 @@ class Tape(Mapping[Key, Weights | Reduced]):
             summaries=found.summaries,
         )
 
+    @property
+    def _entries(self) -> Mapping[Key, Weights | Reduced | Record]:
+        return self._stored if self._recorder is None else self._recorder.entries
+
     def _remember(self, key: Key, A: Weights) -> None:
         """Let these be the weights of a layer from now on."""
         entry = self._entries[key]
         if not isinstance(entry, Record):
-            self._entries = {**self._entries, key: A}
+            self._stored = {**self._stored, key: A}
         elif entry.store.folder is None:  # what lies in files is read again, not held
             self._made[key] = entry.rows, A
 
@@ -335,6 +339,8 @@ class Tape(Mapping[Key, Weights | Reduced]):
         return Weights(A.call, found.statistic.flatten(0, -3).unsqueeze(-1))
 
     def _key(self, key: str | int | Key) -> Key:
+        if isinstance(key, tuple) and key in self._entries:
+            return key
         if isinstance(key, int):
             keys = list(self)
             if not -len(keys) <= key < len(keys):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache, reduce
 from operator import add, or_
 from typing import Any
@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 from ..ops.masks import Causal
 from ..ops.operator import attend
 from .record import Seen
-from .recorder import Recorder
-from .statistic import attended
+from .recorder import Recorder, detached
+from .statistic import SDPA, attended
 
 
 class Watch(TorchFunctionMode):
@@ -36,50 +36,44 @@ class Watch(TorchFunctionMode):
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         super().__init__()
         self.model, self.recorder = model, recorder
-        self._layers = [(layer_of(name), module) for name, module in model.named_modules()]
-        self.names = {id(module): name for name, module in self._layers}
+        self.names, self._attending = _layers(model, everywhere=recorder.values)
         self.ran = False
+        self.silent = 0  # how many ask that nothing be seen now
         self._where: list[str] = []
         self._listening = 0  # how many of the layers under way may call what is watched for
-        self._quiet = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the model within the block."""
-        everywhere = self.recorder.values  # output projections are linear maps of any layer
-        with ExitStack() as stack:
-            for name, module in self._layers:
-                may_attend = everywhere or not _asks_an_interface(type(module).__module__)
-                if module is self.model or (may_attend and not _is_plain(module)):
-                    enter = self._enter(name, may_attend)
-                    stack.callback(module.register_forward_pre_hook(enter).remove)
-                    leave = self._leave(may_attend)
-                    stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+        hooks = []
+        try:
+            for module, may_attend in self._attending:
+                enter, leave = self._enter(self.names[id(module)], may_attend), self._leave(may_attend)
+                hooks.append(module.register_forward_pre_hook(enter))
+                hooks.append(module.register_forward_hook(leave, always_call=True))
             yield
-
-    @property
-    def is_quiet(self) -> bool:
-        """Is what happens now of no interest?"""
-        return self._quiet > 0
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """What is called within is of no interest, or has been seen already."""
-        self._quiet += 1
+        self.silent += 1
         try:
             yield
         finally:
-            self._quiet -= 1
+            self.silent -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._quiet:
+        if self.silent:
             return func(*args, **kwargs)
         if func is attend:
             out = func(*args, **kwargs)
             self._attention(out, *args, **kwargs)
             return out
-        if func is F.scaled_dot_product_attention:
+        if func is SDPA:
             out, statistic = attended(*args, **kwargs)
             self._dot_product(out, statistic, *args, **kwargs)
             return out
@@ -124,7 +118,7 @@ class Watch(TorchFunctionMode):
         **terms: Any,
     ) -> None:
         with torch.no_grad():
-            self.recorder.see(self._where[-1], Seen(q=q, k=k, v=v, **terms), out)
+            self.recorder.see(self._where[-1], detached(Seen(q, k, v, **terms)), out)
 
     def _dot_product(
         self,
@@ -183,9 +177,35 @@ def layer_of(name: str) -> str:
     return "" if name == "core" else name.removesuffix(".core")
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Is it a layer of PyTorch's own without parts, in which nothing attends?"""
-    return type(module).__module__.startswith("torch.nn.modules.") and next(module.children(), None) is None
+def _layers(model: nn.Module, *, everywhere: bool) -> tuple[dict[int, str], list[tuple[nn.Module, bool]]]:
+    """The names, by id, of the parts of a model in which something may attend; and of these the parts to follow, each
+    with whether it may call what is watched for by itself.
+
+    Output projections are linear maps of any layer: `everywhere` takes all for such that may. (`named_modules` takes
+    as long as a layer of a small model.)
+    """
+    names: dict[int, str] = {}
+    followed: list[tuple[nn.Module, bool]] = []
+    ahead = [("", model)]
+    while ahead:
+        name, module = ahead.pop()
+        if id(module) in names:
+            continue
+        names[id(module)] = layer_of(name) if name.endswith("core") else name
+        may_attend = everywhere or not _asks_an_interface(type(module).__module__)
+        if may_attend or module is model:
+            followed.append((module, may_attend))
+        prefix = f"{name}." if name else ""
+        for part, child in reversed(module._modules.items()):
+            if child is not None and (child._modules or not _is_plain(type(child).__module__)):
+                ahead.append((prefix + part, child))
+    return names, followed
+
+
+@cache
+def _is_plain(file: str) -> bool:
+    """Are its layers PyTorch's own, in which, without parts, nothing attends?"""
+    return file.startswith("torch.nn.modules.")
 
 
 @cache

@@ -15,7 +15,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 
-from .glyphs import shown
+from .glyphs import Shown, shown
 from .matrices import Numbers
 
 Scale = Literal["linear", "sqrt"]
@@ -23,6 +23,7 @@ Scale = Literal["linear", "sqrt"]
 INK, FAINT, HAIR = "#222222", "#777777", "#cccccc"
 ACCENT, DEEP = "#b73779", "#3b0f70"  # two of magma's own
 NAMED = 64  # tokens that can be read along an axis
+LONGEST = 24  # characters of one of them
 
 
 def _from_white() -> ListedColormap:
@@ -92,6 +93,13 @@ def ink_on(colour: tuple[float, float, float, float]) -> str:
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
+def room(tokens: Sequence[str] | None, n: int) -> float:
+    """Inches that the names along an axis of n tokens stand out from it."""
+    if tokens is None or n > NAMED:
+        return 0.4
+    return max([0.4, *(0.2 + 0.08 * len(text) for text in _names(tokens).texts)])
+
+
 def label_rows(axes: Axes, tokens: Sequence[str] | None, n: int, drawn: int) -> None:
     """Name the queries down the side where they can be read, count them where not."""
     _label(axes.yaxis, "query", "queries", tokens, n, drawn)
@@ -112,9 +120,15 @@ def _label(axis: Axis, one: str, many: str, tokens: Sequence[str] | None, n: int
         return
     axis.set_label_text(one)
     if tokens is not None and n <= NAMED:
-        texts, families = shown(tokens)
+        texts, families = _names(tokens)
         axis.set_ticks(range(n), texts, fontfamily=families, fontsize=9, parse_math=False)
         axis.set_tick_params(length=0)
+
+
+def _names(tokens: Sequence[str]) -> Shown:
+    """Tokens as they are written along an axis, of long ones the beginning."""
+    texts, families = shown([*tokens, "…"])
+    return Shown([x if len(x) <= LONGEST else x[: LONGEST - 1] + "…" for x in texts[:-1]], families)
 
 
 def frame(axes: Axes) -> None:

@@ -20,7 +20,21 @@ from torch import Tensor
 
 from ..lens.alignment import Links
 from ..ops.mask import Mask
-from .canvas import ACCENT, DEEP, FAINT, INK, Colours, Scale, frame, ink_on, label_columns, label_rows, must_name, paper
+from .canvas import (
+    ACCENT,
+    DEEP,
+    FAINT,
+    INK,
+    Colours,
+    Scale,
+    frame,
+    ink_on,
+    label_columns,
+    label_rows,
+    must_name,
+    paper,
+    room,
+)
 from .glyphs import shown
 from .matrices import Matrix, Numbers, cells, entropy_and_distance, heads, numbers, received, row, shape
 
@@ -55,7 +69,7 @@ def heatmap(
     )
     values = cells(A, CELLS)
     high, wide = (min(max(0.24 * n, 2.0), 7.0) for n in values.shape)
-    figure = paper(wide + 2.0, high + 1.2)
+    figure = paper(wide + room(queries, i) + 1.6, high + room(keys, j) + 0.8)
     axes = figure.add_subplot()
     colours = Colours([values], scale)
     colours.paint(axes, values, (i, j))

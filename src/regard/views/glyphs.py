@@ -1,10 +1,15 @@
-"""Text that can be seen: fonts that hold its characters, and escapes for those that none holds."""
+"""Text that can be seen: fonts that hold its characters, and escapes for those that none holds.
+
+matplotlib brings a font of most alphabets; one of Chinese, Japanese and Korean comes with a package this one needs.
+"""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib import font_manager
@@ -12,6 +17,7 @@ from matplotlib import font_manager
 SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 BOXES = "Last Resort"  # a font that has every character, each of them a box
+EAST_ASIAN = "noto_cjk_sans_jp_regular", "NotoSansCJKjp-Regular.otf"  # a package and the font in it
 
 
 class Shown(NamedTuple):
@@ -47,6 +53,10 @@ def _families(wanted: frozenset[str]) -> tuple[list[str], frozenset[str]]:
     usual = font_manager.findfont(font_manager.FontProperties(), fallback_to_default=True)
     families = [font_manager.FontProperties(fname=usual).get_name()]
     covered = wanted & _characters(usual)
+    ours = _brought_along()
+    if ours is not None and (held := (wanted - covered) & _characters(ours)):
+        families.append(_named(ours))
+        covered |= held
     while covered != wanted:
         best, name = _best(wanted - covered)
         if not best:
@@ -54,6 +64,22 @@ def _families(wanted: frozenset[str]) -> tuple[list[str], frozenset[str]]:
         families.append(name)
         covered |= best
     return families, covered
+
+
+@cache
+def _brought_along() -> str | None:
+    """The file of the font that comes with a package; None where somebody left the package out."""
+    package, name = EAST_ASIAN
+    spec = find_spec(package)
+    return None if spec is None or spec.origin is None else str(Path(spec.origin).with_name(name))
+
+
+def _named(path: str) -> str:
+    """The family of a font file, which matplotlib then finds by it."""
+    manager = font_manager.fontManager
+    if not any(font.fname == path for font in manager.ttflist):
+        manager.addfont(path)
+    return font_manager.FontProperties(fname=path).get_name()
 
 
 def _best(missing: frozenset[str]) -> tuple[frozenset[str], str]:

@@ -16,8 +16,6 @@ from torch import Tensor
 from ..call import Call
 from ..scores import Dot
 
-aten = torch.ops.aten
-
 
 class Kernel(IntEnum):
     """The kernels `torch._fused_sdp_choice` chooses from; math stores the matrix."""
@@ -35,16 +33,25 @@ class Kernel(IntEnum):
 
 
 def fused(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, added: Tensor | None, causal: bool, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    added: Tensor | None,
+    causal: bool,
+    dropout: float,
+    kernel: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`b h i d, b g j d, b g j d -> b h i d` and `b h i`; `causal` counts from the top left.
 
-    Compiled for a GPU there is no log-sum-exp: the compiler chooses the kernel.
+    `kernel` is PyTorch's choice for these tensors, if it was asked already. Compiled for a GPU there is no log-sum-exp:
+    the compiler chooses the kernel.
     """
-    if q.device.type == "cpu":
-        if not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
+    if q.is_cpu:
+        if kernel is None and not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # the kernel overlooks gaps in the last dim
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
+        out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, is_causal=causal, attn_mask=added, scale=scale
         )
         return out, lse
@@ -55,26 +62,24 @@ def fused(
             q, k, v, attn_mask=added, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )
         return out, None
-    d = q.shape[-1]
-    match choice(q, k, v, added=added, causal=causal, dropout=dropout):
+    i, d = q.shape[2:]
+    match choice(q, k, v, added=added, causal=causal, dropout=dropout) if kernel is None else kernel:
         case Kernel.FLASH:
             if d % 8:
                 q, k, v = (F.pad(x, (0, -d % 8)) for x in (q, k, v))
-            out, lse, *_ = aten._scaled_dot_product_flash_attention.default(
-                q, k, v, dropout, causal, False, scale=scale
-            )
+            out, lse, *_ = torch._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)
+            return out[..., :d] if d % 8 else out, lse
         case Kernel.EFFICIENT:
-            out, lse, *_ = aten._scaled_dot_product_efficient_attention.default(
+            out, lse, *_ = torch._scaled_dot_product_efficient_attention(
                 q, k, v, added, True, dropout, causal, scale=scale
             )
         case Kernel.CUDNN:
-            out, lse, *_ = aten._scaled_dot_product_cudnn_attention.default(
+            out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
                 q, k, v, added, True, dropout, causal, False, scale=scale
             )
-        case kernel:
-            raise RuntimeError(f"PyTorch takes {kernel.name} for q {tuple(q.shape)} {q.dtype}, no fused kernel")
-    # b h i of flash, b h i-rounded-up of efficient, b h i 1 of cuDNN.
-    return out[..., :d], lse.flatten(2)[..., : q.shape[2]]
+        case other:
+            raise RuntimeError(f"PyTorch takes {Kernel(other).name} for q {tuple(q.shape)} {q.dtype}, no fused kernel")
+    return out, lse.flatten(2)[..., :i]  # b h i-rounded-up of efficient, b h i 1 of cuDNN
 
 
 def choice(q: Tensor, k: Tensor, v: Tensor, *, added: Tensor | None, causal: bool, dropout: float) -> Kernel:
