@@ -67,13 +67,6 @@ def main() -> None:
 
 
 def cases() -> Iterator[Case]:
-    for n in (1024, 4096, 16384, 65536):
-        for d in (64, 128):
-            for mask in (None, Causal()):
-                for grad in (False, True):
-                    way = "forward + backward" if grad else "forward"
-                    name = f"{kind(mask)}, N {n}, d {d}, {way}"
-                    yield Case(name, functools.partial(plain, n, d, mask, grad), 0.97)
     for mask in (None, Causal()):
         yield Case(f"{kind(mask)}, N 16, host time", functools.partial(overhead, mask), 15, show="us")
     for n in (4096, 16384, 65536):
@@ -103,6 +96,13 @@ def cases() -> Iterator[Case]:
     yield Case("causal window 512, N 65536, d 64, forward", functools.partial(window, 65536), 1.0)
     yield Case("causal window 512, N 65536 over N 32768", doubling, 2.1, cost=True)
     yield Case("attend and summary, causal window 512, N 65536, d 64", window_summary, 2.7, cost=True)
+    for n in (1024, 4096, 16384, 65536):
+        for d in (64, 128):
+            for mask in (None, Causal()):
+                for grad in (False, True):
+                    way = "forward + backward" if grad else "forward"
+                    name = f"{kind(mask)}, N {n}, d {d}, {way}"
+                    yield Case(name, functools.partial(plain, n, d, mask, grad), 0.97)
 
 
 def kind(mask: Mask | None) -> str:
