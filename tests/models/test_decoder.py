@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from regard.decode import Ensemble, beam, greedy
+from regard.lens import capture
 from regard.models import Gpt, GptConfig, Transformer, TransformerConfig
 from regard.nn import linear
+from regard.nn.plain import Plain
 
 END, START, VOCABULARY = 0, 1, 31
 
@@ -65,12 +67,62 @@ def test_prepared_weights_write_the_same(model, rows, monkeypatch):
         assert len(set(used)) == (1 if rows == 1 else 2)  # one to a decoding; greedy has them where there are rows
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_plain_steps_write_what_the_modules_write(model, rows, monkeypatch):
+    made, steps = [], Plain.steps
+    monkeypatch.setattr(Plain, "steps", lambda self: made.append(steps(self)) or made[-1])
+    plain = written(model, rows)
+    assert made
+    assert None not in made
+    monkeypatch.setattr(Plain, "steps", lambda self: None)
+    assert written(model, rows) == plain
+
+
+@torch.no_grad()
+def test_a_token_at_a_time_gives_the_logits_of_the_whole_pass(model):
+    model, ids = model.double(), torch.randint(2, VOCABULARY, (3, 9))
+    if isinstance(model, Gpt):
+        whole, state = model(ids), model.start(None)
+    else:
+        batch = source_of(model, 3)
+        whole, state = model(batch["source"], ids, source_lengths=batch["source_lengths"]), model.start(batch)
+    steps = []
+    for tokens in ids.unbind(1):
+        logits, state = model.step(tokens, state)
+        steps.append(logits)
+    torch.testing.assert_close(torch.stack(steps, 1), whole, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+def test_a_padded_prompt_goes_on_a_token_at_a_time_as_in_one_pass(kind):
+    torch.manual_seed(0)
+    model, ids = MODELS[kind]().double().eval(), torch.randint(2, VOCABULARY, (2, 11))
+    keep = torch.arange(11) >= torch.tensor([[0], [3]])
+    whole, state = model(ids, padding=keep), model.start((ids[:, :5], keep[:, :5]))
+    for n in range(5, 11):
+        logits, state = model.step(ids[:, n], state)
+        torch.testing.assert_close(logits, whole[:, n], rtol=0, atol=1e-10)
+
+
+def test_whoever_captures_sees_every_step(model):
+    expected, source, prefix = written(model, 1)[0], source_of(model, 1), [[START, 2, 5]]
+    with capture(model) as tape:
+        found = greedy(model, source, prefix, end=END, max_length=9)
+    assert [one.tokens for one in found] == expected
+    watched = {"blocks.0.attention": "self.0"} if isinstance(model, Gpt) else {"decoder.blocks.1.cross": "cross.1"}
+    for layer, name in watched.items():
+        (shown,) = greedy(model.watched(name), source, prefix, end=END, max_length=9)
+        rows = tape[layer].dense()[0][:, -len(shown.tokens) :]
+        torch.testing.assert_close(rows, shown.attention[name], atol=1e-5, rtol=0)
+
+
 def test_a_prefix_is_read_without_logits(model, monkeypatch):
     expected = written(model, 3)
     seen = []
     owner = model if isinstance(model, Gpt) else model.decoder
     logits = owner.logits
-    monkeypatch.setattr(owner, "logits", lambda x: seen.append(x.shape[1]) or logits(x))
+    monkeypatch.setattr(owner, "logits", lambda x: seen.append(x[..., 0].numel() // x.shape[0]) or logits(x))
     assert written(model, 3) == expected
     assert set(seen) == {1}
     assert written(Ensemble([model]), 3) == expected

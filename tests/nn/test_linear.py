@@ -69,22 +69,10 @@ def test_weights_are_arranged_where_it_pays(rows, size, dtype, is_arranged):
     torch.testing.assert_close(y, F.linear(x, layer.weight, layer.bias))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("little", "turned"), [(0, False), (2**40, True)])
-def test_weights_are_turned_where_there_is_little_work(monkeypatch, little, turned, bias):
-    monkeypatch.setattr(module, "LITTLE", little)
-    monkeypatch.setattr(module, "ON_ARM", True)
-    layer, prepared = layer_of(bias=bias), Prepared()
-    x = torch.randn(5, 1, 515)
-    with prepared.for_rows(x):
-        y = layer(x)
-    assert [one.turned for one in prepared._arranged.values()] == [turned] * module.ARRANGES
-    torch.testing.assert_close(y, F.linear(x, layer.weight, layer.bias))
-
-
 @pytest.mark.parametrize("on_arm", [False, True])
 def test_one_row_is_multiplied_to_the_bit_as_ever(monkeypatch, on_arm):
     monkeypatch.setattr(module, "ON_ARM", on_arm)
+    monkeypatch.setattr(module, "LARGE", 0)
     layer, prepared = layer_of(), Prepared()
     rows = torch.randn(2, 1, 1, 515)
     before = rows.clone()
@@ -135,7 +123,8 @@ def test_autocast_has_its_say(rows):
     assert not prepared._arranged
 
 
-def test_inference_mode_may_come_first():
+def test_inference_mode_may_come_first(monkeypatch):
+    monkeypatch.setattr(module, "LARGE", 0)
     layer, x = layer_of(), torch.randn(1, 515)
     module._rooms.of.clear()
     for mode in (torch.inference_mode, torch.no_grad):
@@ -155,6 +144,7 @@ def test_weights_made_in_inference_mode_are_multiplied_as_they_are(rows):
 
 def test_no_place_is_kept_for_more_than_a_row(monkeypatch):
     monkeypatch.setattr(module, "ON_ARM", True)
+    monkeypatch.setattr(module, "LARGE", 0)
     layer, x = layer_of(), torch.randn(1, 7, 515)
     module._rooms.of.clear()
     with Prepared().for_rows(x):

@@ -189,7 +189,7 @@ def test_a_window_keeps_the_cache_bounded():
     cache.append(torch.zeros(1, 1, 5000, 2), torch.zeros(1, 1, 5000, 3))
     for _ in range(6):
         k, _ = cache.append(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 3))
-    assert k.untyped_storage().nbytes() <= 64 * 2 * 4
+    assert k.untyped_storage().nbytes() <= 64 * (2 + 3) * 4
 
 
 def test_a_step_copies_no_past():
@@ -392,3 +392,9 @@ def test_a_decoder_block_steps_as_it_runs_at_once():
     parts = [*(part[rows] for part in parts), *(block(x[:, [n]], memory, cache=cache) for n in range(5, 9))]
     close(torch.cat(parts, 1), expected[rows])
     assert not projected
+
+
+def test_keys_and_values_of_two_dtypes_are_refused():
+    x = torch.zeros(1, 1, 1, 2)
+    with pytest.raises(ValueError, match=r"same dtype, got torch.float32 and torch.float64; write v.to\(k.dtype\)"):
+        KVCache().append(x, x.double())

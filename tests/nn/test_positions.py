@@ -202,3 +202,15 @@ def test_bad_positions_are_refused(make, message):
 def test_positions_must_be_whole_numbers():
     with pytest.raises(TypeError, match=re.escape("positions must be whole numbers, got torch.float32")):
         Sinusoidal(8)(torch.rand(3))
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_a_position_alone_has_the_sines_it_has_among_others(layout):
+    positions = torch.tensor([0, 1, 7, 255, 256, 100_000])
+    with torch.inference_mode():
+        module = Sinusoidal(7, layout=layout)
+        module(positions[:1])
+    together = module(positions)
+    for n, position in enumerate(positions):
+        torch.testing.assert_close(module(position[None]), together[n][None], rtol=0, atol=1e-6)
+        assert module(position[None]).is_inference() is False

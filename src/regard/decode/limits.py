@@ -66,6 +66,11 @@ class Limits:
             return tokens == self.ends[0]
         return torch.isin(tokens, torch.tensor(self.ends, dtype=tokens.dtype, device=tokens.device))
 
+    @property
+    def allow_all(self) -> bool:
+        """May any token be chosen at any time?"""
+        return self.no_repeat is None and not self.forbid and not (self.ends and self.min_length)
+
     def allow(self, logits: Tensor, lengths: Tensor, history: Tensor) -> Tensor:
         """The logits with -inf where a token may not follow; the ones given are not modified.
 

@@ -65,10 +65,12 @@ class Trace:
         """Tokens, log-probabilities and attention along each path, a column a step; arbitrary after its last."""
         tokens, gains, rows = [], [], torch.zeros_like(candidates)
         seen: dict[str, list[Tensor]] = {name: [] for name in self.steps[0].attention}
-        for number in reversed(range(int(steps.max()) + 1)):
+        shortest, longest = (int(n) for n in steps.aminmax())
+        for number in reversed(range(longest + 1)):
             step = self.steps[number]
-            came = candidates if step.kept is None else step.kept[rows]
-            at = torch.where(steps > number, came, torch.where(steps == number, candidates, 0))
+            at = candidates if step.kept is None else step.kept[rows]
+            if number >= shortest:  # where some paths end
+                at = torch.where(steps > number, at, torch.where(steps == number, candidates, 0))
             tokens.append(step.tokens[at])
             gains.append(step.gains[at])
             rows = step.parents[at]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..nn import DecoderBlock, KeyValues, KVCache
 from ..nn.linear import Prepared, linear
+from ..nn.plain import Plain, Step
 
 
 class TransformerDecoder(nn.Module):
@@ -67,16 +68,20 @@ class TransformerDecoder(nn.Module):
         """The state before the first token; the keys and values of the source are projected here, once for all."""
         source = tuple(block.remember(states, context_padding=lengths) for block in self.blocks)
         caches = tuple(block.attention.new_cache() for block in self.blocks)
-        return DecoderState(source=source, caches=caches)
+        return DecoderState(source=source, caches=caches, plain=Plain(self.blocks))
 
     def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
-        if tokens.ndim == 1:
-            with state.weights.for_rows(tokens):
-                logits, state = self.step(tokens[:, None], state)
-            return logits[:, 0], replace(state, attention={name: A[:, :, 0] for name, A in state.attention.items()})
-        x, state = self._advance(tokens, state)
-        return self.logits(x), state
+        if tokens.ndim > 1:
+            x, state = self._advance(tokens, state)
+            return self.logits(x), state
+        with state.weights.for_rows(tokens):
+            blocks = None if state.watch else state.plain.steps()
+            if blocks is not None:
+                x, state = self._advance_plainly(tokens, state, blocks)
+                return self.logits(x), state
+            logits, state = self.step(tokens[:, None], state)
+        return logits[:, 0], replace(state, attention={name: A[:, :, 0] for name, A in state.attention.items()})
 
     def read(self, tokens: Int[Tensor, "rows n"], state: DecoderState) -> DecoderState:
         """The state after tokens that are given: a step without logits."""
@@ -97,6 +102,16 @@ class TransformerDecoder(nn.Module):
         for n, cache in enumerate(caches):
             x = self._through(n, x, state, cache, seen)
         return x, replace(state, caches=caches, attention=seen)
+
+    def _advance_plainly(
+        self, tokens: Int[Tensor, " rows"], state: DecoderState, blocks: Sequence[Step]
+    ) -> tuple[Float[Tensor, "rows dim"], DecoderState]:
+        """The same for one token a row, through blocks that are plain."""
+        caches = tuple(cache.fork() for cache in state.caches)
+        x = self.input(tokens, first=caches[0].length)
+        for block, cache, source in zip(blocks, caches, state.source, strict=True):
+            x = block(x, cache, source)
+        return x, replace(state, caches=caches)
 
     def _through(self, n: int, x: Tensor, state: DecoderState, cache: KVCache, seen: dict[str, Tensor]) -> Tensor:
         """Block n, with the hypotheses of one source as queries side by side, so that its keys are there once."""
@@ -125,6 +140,7 @@ class DecoderState:
 
     source: tuple[KeyValues, ...]  # of each block
     caches: tuple[KVCache, ...]  # of each block
+    plain: Plain
     each: int = 1
     weights: Prepared = field(default_factory=Prepared)
     watch: tuple[str, ...] = ()

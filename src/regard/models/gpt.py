@@ -29,8 +29,9 @@ from ..nn import (
 from ..nn.linear import Linear, Prepared, linear
 from ..nn.losses import Loss, cross_entropy
 from ..nn.norms import Norm
+from ..nn.plain import Plain, Step
 from ..ops.demands import must_be_number, must_count
-from ..ops.masks import Causal, Window
+from ..ops.masks import Causal, Padding, Window
 from .activations import Name as Activation
 from .activations import activation
 from .decoder import Watched
@@ -221,7 +222,8 @@ class Gpt(nn.Module):
 
     def start(self, source: Tensor | tuple[Tensor, Padded] | None = None) -> GptState:
         """Before the first token: nothing read, or the prompts."""
-        state = GptState(caches=tuple(block.attention.new_cache() for block in self.blocks))
+        caches = tuple(block.attention.new_cache() for block in self.blocks)
+        state = GptState(caches=caches, plain=Plain(self.blocks))
         if source is None:
             return state
         ids, padding = source if isinstance(source, tuple) else (source, None)
@@ -236,12 +238,16 @@ class Gpt(nn.Module):
         self, tokens: Int[Tensor, " rows *n"], state: GptState
     ) -> tuple[Float[Tensor, " rows *n vocabulary"], GptState]:
         """Read the tokens; the logits of what follows each, and the state after the last."""
-        if tokens.ndim == 1:
-            with state.weights.for_rows(tokens):
-                logits, state = self.step(tokens[:, None], state)
-            return logits[:, 0], replace(state, attention={name: A[:, :, 0] for name, A in state.attention.items()})
-        x, state = self._advance(tokens, state)
-        return self.logits(x), state
+        if tokens.ndim > 1:
+            x, state = self._advance(tokens, state)
+            return self.logits(x), state
+        with state.weights.for_rows(tokens):
+            blocks = None if state.watch else state.plain.steps()
+            if blocks is not None:
+                x, state = self._advance_plainly(tokens, state, blocks)
+                return self.logits(x), state
+            logits, state = self.step(tokens[:, None], state)
+        return logits[:, 0], replace(state, attention={name: A[:, :, 0] for name, A in state.attention.items()})
 
     def read(self, tokens: Int[Tensor, "rows n"], state: GptState) -> GptState:
         """The state after tokens that are given: a step without logits."""
@@ -260,6 +266,24 @@ class Gpt(nn.Module):
         keep = None if state.keep is None else torch.cat((state.keep, state.keep.new_ones(tokens.shape)), 1)
         x, seen = self._read(tokens, keep, caches, state.watch)
         return x, replace(state, caches=caches, keep=keep, attention=seen)
+
+    def _advance_plainly(
+        self, tokens: Int[Tensor, " rows"], state: GptState, blocks: Sequence[Step]
+    ) -> tuple[Float[Tensor, "rows dim"], GptState]:
+        """The same for one token a row, through blocks that are plain."""
+        caches, keep, mask = tuple(cache.fork() for cache in state.caches), None, None
+        start = caches[0].length
+        positions = torch.arange(start, start + 1, device=tokens.device)
+        if state.keep is not None:
+            keep = torch.cat((state.keep, state.keep.new_ones(len(tokens), 1)), 1)
+            positions = positions_of(keep)[:, start:]
+            mask = Padding(keep[:, start - caches[0].kept :])
+        x = self.tokens(tokens)
+        if self.positions is not None:
+            x = x + self.positions(positions).view(-1, x.shape[1])
+        for block, cache in zip(blocks, caches, strict=True):
+            x = block(x, cache, mask=mask, positions=positions)
+        return self.norm(x), replace(state, caches=caches, keep=keep)
 
     def _read(
         self,
@@ -294,6 +318,7 @@ class GptState:
     """What a `Gpt` has read, one row a hypothesis; `keep` says which tokens are real, None for all."""
 
     caches: tuple[KVCache, ...]  # of each block
+    plain: Plain
     keep: Bool[Tensor, "rows n"] | None = None
     weights: Prepared = field(default_factory=Prepared)
     watch: tuple[str, ...] = ()

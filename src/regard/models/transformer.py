@@ -243,14 +243,16 @@ class Input(nn.Module):
         scale = config.dim**0.5 if config.embedding_scale is None else config.embedding_scale
         self.embedding = TokenEmbedding(vocabulary, config.dim, scale=scale)
         self.positions = _added_positions(config)
-        self.norm = nn.LayerNorm(config.dim) if config.embedding_norm else nn.Identity()
+        self.norm = nn.LayerNorm(config.dim) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, ids: Int[Tensor, "b n"], *, first: int = 0) -> Float[Tensor, "b n dim"]:
+    def forward(self, ids: Int[Tensor, " b *n"], *, first: int = 0) -> Float[Tensor, " b *n dim"]:
         x = self.embedding(ids)
         if self.positions is not None:
-            x = x + self.positions(torch.arange(first, first + ids.shape[1], device=ids.device)).to(x.dtype)
-        return self.dropout(self.norm(x))
+            n = ids.shape[1] if ids.ndim > 1 else 1
+            x = x + self.positions(torch.arange(first, first + n, device=ids.device)).to(x.dtype)
+        x = x if self.norm is None else self.norm(x)
+        return self.dropout(x) if self.training else x
 
 
 def _added_positions(config: TransformerConfig) -> nn.Module | None:

@@ -41,7 +41,8 @@ class TokenEmbedding(nn.Module):
         return embedding
 
     def forward(self, ids: Int[Tensor, "*b"]) -> Float[Tensor, "*b dim"]:
-        return self.table(ids) * self.scale
+        x: Tensor = self.table(ids)
+        return x if self.scale == 1 else x * self.scale
 
     def logits(self, h: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b size"]:
         """h . table[id] for each id, unscaled: an output layer that shares the table."""

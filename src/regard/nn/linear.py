@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 MOST = 128  # rows beyond which it hardly shows that weights are arranged anew at each product
 LEAST = 2**18  # numbers in a matrix below which it does not pay
-LITTLE = 2**23  # products of numbers for which the kernel that takes arranged weights begins too slowly
+LARGE = 2**21  # numbers in a matrix from which it pays to put a row where it is multiplied fastest
 BEHIND = 4096  # numbers, a page at least
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -35,8 +35,12 @@ def linear(
     bias: Float[Tensor, " out_features"] | None = None,
 ) -> Float[Tensor, "*b out_features"]:
     """x W^T + b, with prepared weights where some are in force."""
-    product = None if torch.compiler.is_compiling() else _in_force.get()
-    return F.linear(x, weight, bias) if product is None else product(x, weight, bias)
+    return F.linear(x, weight, bias) if torch.compiler.is_compiling() else product()(x, weight, bias)
+
+
+def product() -> Product:
+    """What multiplies here and now: `product()(x, weight, bias)`."""
+    return _in_force.get() or F.linear
 
 
 class Prepared:
@@ -78,12 +82,9 @@ class Prepared:
             return F.linear(x, weight, bias)
         found = self._arranged.get(id(weight))
         if found is None or found.version != weight._version or found.place != weight.data_ptr():
-            found = self._arranged[id(weight)] = Arranged.of(weight, x.numel() // x.shape[-1])
-        if not found.turned:
-            return torch.ops.mkldnn._linear_pointwise(x, found.arranged, bias, "none", [], "")
-        rows = x.reshape(-1, x.shape[-1])
-        out = rows @ found.arranged if bias is None else torch.addmm(bias, rows, found.arranged)
-        return out.view(*x.shape[:-1], -1)
+            arranged = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), x.numel() // x.shape[-1])
+            found = self._arranged[id(weight)] = Arranged(weight, weight._version, weight.data_ptr(), arranged)
+        return torch.ops.mkldnn._linear_pointwise(x, found.arranged, bias, "none", [], "")
 
 
 class Arranged(NamedTuple):
@@ -93,15 +94,6 @@ class Arranged(NamedTuple):
     version: int
     place: int
     arranged: Tensor
-    turned: bool  # in features by out features, for the plain kernel
-
-    @classmethod
-    def of(cls, weight: Tensor, rows: int) -> Arranged:
-        """The weight for so many rows: turned where they are little work, else as oneDNN wants it."""
-        turned = ON_ARM and rows * weight.numel() <= LITTLE
-        still = weight.detach()
-        arranged = still.t().contiguous() if turned else torch.ops.mkldnn._reorder_linear_weight(still, rows)
-        return cls(weight, weight._version, weight.data_ptr(), arranged, turned)
 
 
 def _on_firm_ground(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -110,7 +102,7 @@ def _on_firm_ground(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     The prefetcher of an ARM Neoverse runs off the end of x at every row of the matrix. Where no page is behind it, as
     behind what was allocated last, it looks for one each time, and the product takes three times as long.
     """
-    if x.numel() != weight.shape[1]:
+    if weight.numel() < LARGE or x.numel() != weight.shape[1]:
         return F.linear(x, weight, bias)
     key = x.shape, x.dtype
     room = _rooms.of.get(key)

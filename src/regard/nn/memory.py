@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ..ops.demands import must_count
 from ..ops.mask import And, Mask, Not, Or
-from ..ops.masks import Causal, Diagonal, Dilated, Window
+from ..ops.masks import Causal, Diagonal, Dilated, Padding, Window
 
 
 class KVCache:
@@ -47,15 +48,25 @@ class KVCache:
         self, k: Float[Tensor, "b g n d"], v: Float[Tensor, "b g n e"]
     ) -> tuple[Float[Tensor, "b g j d"], Float[Tensor, "b g j e"]]:
         """Add the keys and values of the next tokens; all that their queries may see, old ones first."""
-        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+        if self._room is not None:
+            for name, new, old in zip("kv", (k, v), self._room.read(0, 0), strict=True):
+                _must_fit(name, new, old)
+        if k.dtype != v.dtype:
+            raise ValueError(f"k and v must have the same dtype, got {k.dtype} and {v.dtype}; write v.to(k.dtype)")
+        return self.extend(torch.cat((k, v), -1), k.shape[3])
+
+    def extend(
+        self, both: Float[Tensor, "b g n d_and_e"], d: int
+    ) -> tuple[Float[Tensor, "b g j d"], Float[Tensor, "b g j e"]]:
+        """The same for keys and values side by side, keys the first d features of them."""
+        if torch.is_grad_enabled() and both.requires_grad:
             raise ValueError("a cache keeps no gradients, got keys that require them; decode under torch.no_grad()")
-        n, kept, room = k.shape[2], self.kept, self._room
+        n, kept, room = both.shape[2], self.kept, self._room
         if room is not None:
-            _must_fit("k", k, room.k)
-            _must_fit("v", v, room.v)
-        if room is None or room.written != self._end or self._end + n > room.k.shape[2]:
-            room = self._move(k, v)
-        room.write(self._end, k, v)
+            _must_fit("keys and values", both, room.both)
+        if room is None or room.written != self._end or self._end + n > room.both.shape[2]:
+            room = self._move(both, d)
+        room.write(self._end, both)
         self._end += n
         self.length += n
         return room.read(self._end - n - kept, kept + n)
@@ -64,8 +75,8 @@ class KVCache:
         """The keys `append` would hand over, in a tensor of their own, the cache left as it is."""
         if self._room is None:
             return k
-        _must_fit("k", k, self._room.k)
         past, _ = self._room.read(self._end - self.kept, self.kept)
+        _must_fit("k", k, past)
         return torch.cat((past, k), 2)
 
     def select(self, rows: Int[Tensor, " rows"]) -> KVCache:
@@ -85,49 +96,47 @@ class KVCache:
     def __repr__(self) -> str:
         return f"KVCache(length={self.length}{'' if self.window is None else f', window={self.window}'})"
 
-    def _move(self, k: Tensor, v: Tensor) -> _Room:
+    def _move(self, both: Tensor, d: int) -> _Room:
         """Into a room of its own, with what is still in sight and space for what comes."""
-        n, kept = k.shape[2], self.kept
-        room = _Room.like(k, v, max(64, kept + n + (kept + n if self.window is None else self.window)))
+        n, kept = both.shape[2], self.kept
+        room = _Room.like(both, d, max(64, kept + n + (kept + n if self.window is None else self.window)))
         if self._room is not None:
-            room.write(0, *self._room.read(self._end - kept, kept))
+            room.write(0, self._room.both.narrow(2, self._end - kept, kept))
         self._room, self._end = room, kept
         return room
 
 
 @dataclass
 class _Room:
-    """Keys and values in tensors with space to spare: a step writes one entry of each and copies none.
+    """Keys and values side by side, in a tensor with space to spare: a step writes one entry and copies none.
 
     The caches forked from one share its room, each up to its own end. The first to write goes on in it; another, or
     one whose room is full, moves to a room twice as large. With a window, what is out of sight stays behind, the room
     is bounded, and it is left once in as many steps as the window is wide: a ring buffer whose entries stay in order.
     """
 
-    k: Float[Tensor, "b g space d"]
-    v: Float[Tensor, "b g space e"]
+    both: Float[Tensor, "b g space d_and_e"]
+    widths: tuple[int, int]  # d e
     written: int = 0
 
     @staticmethod
-    def like(k: Tensor, v: Tensor, space: int, rows: int | None = None) -> _Room:
-        b, g, _, d = k.shape
-        b = b if rows is None else rows
-        return _Room(k.new_empty(b, g, space, d), v.new_empty(b, g, space, v.shape[3]))
+    def like(both: Tensor, d: int, space: int, rows: int | None = None) -> _Room:
+        b, g, _, width = both.shape
+        return _Room(both.new_empty(b if rows is None else rows, g, space, width), (d, width - d))
 
-    def write(self, first: int, k: Tensor, v: Tensor) -> None:
-        n = k.shape[2]
-        self.k.narrow(2, first, n).copy_(k)
-        self.v.narrow(2, first, n).copy_(v)
+    def write(self, first: int, both: Tensor) -> None:
+        n = both.shape[2]
+        self.both.narrow(2, first, n).copy_(both)
         self.written = first + n
 
     def read(self, first: int, n: int) -> tuple[Tensor, Tensor]:
-        return self.k.narrow(2, first, n), self.v.narrow(2, first, n)
+        k, v = self.both.narrow(2, first, n).split_with_sizes(self.widths, 3)
+        return k, v
 
     def select(self, rows: Tensor, first: int, n: int) -> _Room:
         """A room with these n entries of these rows."""
-        other = _Room.like(self.k, self.v, self.k.shape[2], rows.numel())
-        for past, chosen in zip(self.read(first, n), other.read(0, n), strict=True):
-            torch.index_select(past, 0, rows, out=chosen)
+        other = _Room.like(self.both, self.widths[0], self.both.shape[2], rows.numel())
+        torch.index_select(self.both.narrow(2, first, n), 0, rows, out=other.both.narrow(2, 0, n))
         other.written = n
         return other
 
@@ -148,6 +157,11 @@ class KeyValues:
     k: Float[Tensor, "b g j d"]
     v: Float[Tensor, "b g j e"]
     key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None
+
+    @cached_property
+    def mask(self) -> Padding | None:
+        """Which keys are real, the same term at every step, so that it is read once; None where all are."""
+        return None if self.key_padding is None else Padding(self.key_padding)
 
     def select(self, rows: Int[Tensor, " rows"]) -> KeyValues:
         """Those of these batch rows, in this order, repeats allowed."""

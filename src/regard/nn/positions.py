@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from ..ops.biases import Relative
 from ..ops.demands import must_be_number, must_count
 
+TABLED = 256  # positions whose sines are kept, for decoding to come upon them one at a time
+
 
 class Sinusoidal(nn.Module):
     """sin(p / base^(2m / dim)) and cos of the same, for position p and pair m (Vaswani et al. 2017, sec. 3.5).
@@ -36,8 +38,23 @@ class Sinusoidal(nn.Module):
         if layout not in ("interleaved", "halves"):
             raise ValueError(f"layout must be 'interleaved' or 'halves', got {layout!r}")
         self.dim, self.base, self.layout = dim, base, layout
+        self._table: Tensor | None = None
 
     def forward(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
+        if type(positions) is Tensor and positions.numel() == 1 and positions.device.type == "cpu":
+            return self._one(positions)
+        return self._all(positions)
+
+    def _one(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
+        """A single position, as in each step of decoding: out of a table of the first few."""
+        if torch.compiler.is_compiling() or not 0 <= int(positions) < TABLED:
+            return self._all(positions)
+        if self._table is None:
+            with torch.inference_mode(False):
+                self._table = self._all(torch.arange(TABLED, device=positions.device))
+        return torch.embedding(self._table, positions)
+
+    def _all(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
         angles = _angles(positions, _frequencies(self.dim, self.base, positions.device))
         if self.layout == "halves":
             return torch.cat((angles.sin(), angles.cos()), -1)[..., : self.dim]
