@@ -79,7 +79,7 @@ class Alibi(Bias):
         if self.slopes is not None:
             return self.slopes
         assert self.heads is not None
-        return torch.tensor(_slopes(self.heads), device=device, dtype=dtype)
+        return torch.tensor(_slopes(self.heads), dtype=dtype).to(device, non_blocking=True)
 
 
 def _slopes(heads: int) -> list[float]:

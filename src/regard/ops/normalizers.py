@@ -271,7 +271,7 @@ def _top(s: Tensor) -> Tensor:
 
 
 def _per_head(x: float | Tensor, at: Place) -> Tensor:
-    return at.cut(x, "h").to(at.dtype) if isinstance(x, Tensor) else torch.tensor(x, dtype=at.dtype, device=at.device)
+    return at.cut(x, "h").to(at.dtype) if isinstance(x, Tensor) else torch.full((), x, dtype=at.dtype, device=at.device)
 
 
 def _one_or_per_head(name: str, x: float | Tensor, sizes: Sizes) -> None:

@@ -72,7 +72,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     assert call.v is not None
     q, k, scale = product(call)
     v = call.v
-    offset = torch.tensor(call.offset, device=q.device)
+    offset = torch.full((), call.offset, device=q.device)  # filled there: a copy would wait for the device
     block_mask = None
     if call.mask is not None:
         block_mask, seen = _tiles(call, offset)
@@ -85,8 +85,9 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     out, lse = _attention(call)(q, k, v, _score_mod(call, offset), block_mask, scale, grouped, options)
     if isinstance(call.normalize, SinkSoftmax):
         # One more logit in the denominator scales a row by what it leaves to the others.
-        sink = torch.as_tensor(call.normalize.sink, dtype=lse.dtype, device=lse.device)
-        total = torch.logaddexp(lse, sink[:, None] if sink.ndim else sink)
+        sink = call.normalize.sink
+        sink = sink.to(lse.dtype) if isinstance(sink, Tensor) else torch.full_like(lse[:1, :1, :1], sink)
+        total = torch.logaddexp(lse, sink[:, None] if sink.ndim == 1 else sink)
         out, lse = (out * (lse - total).exp()[..., None]).to(out.dtype), total
     return out, lse.detach()[..., None]
 
