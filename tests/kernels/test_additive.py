@@ -18,7 +18,7 @@ def oracle(q, k, u):
 
 
 @pytest.mark.parametrize("per_head", [False, True], ids=["one u", "u per head"])
-@pytest.mark.parametrize("spread", [0.5, 30.0], ids=["near", "far"])
+@pytest.mark.parametrize("spread", [0.5, 7.0, 30.0], ids=["near", "beyond reach", "far"])
 @pytest.mark.parametrize(
     ("b", "h", "g", "i", "j", "d"), [(1, 1, 1, 1, 1, 1), (2, 2, 1, 7, 33, 6), (1, 1, 1, 35, 130, 9)]
 )
@@ -47,6 +47,19 @@ def test_large_numbers_saturate_as_tanh_does(shift, device):
     k[..., 1] -= shift
     u = torch.randn(4, device=device)
     torch.testing.assert_close(additive_scores(q, k, u), oracle(q, k, u), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("largest", [1.0, 20.0, 1e4])
+def test_nan_stays_nan(largest, device):
+    q, k, u = (
+        torch.randn(1, 1, 5, 4, device=device),
+        torch.randn(1, 1, 9, 4, device=device),
+        torch.ones(4, device=device),
+    )
+    q[..., 0, 1], q[..., 1, 2] = float("nan"), largest
+    s = additive_scores(q, k, u)
+    assert s[:, :, 0].isnan().all()
+    assert not s[:, :, 1:].isnan().any()
 
 
 @pytest.mark.parametrize(

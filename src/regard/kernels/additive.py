@@ -7,8 +7,9 @@ With E = exp(2 q) and F = exp(2 k), made once a token, and x_f = 1 + E_if F_jf,
 and four features share one reciprocal: u1/x1 + u2/x2 + u3/x3 + u4/x4 over x1 x2 x3 x4. That is 3.5 multiply-adds a
 feature and a quarter of a reciprocal, where tanh takes one special function each. The slope of tanh is 4 (1/x - 1/x^2).
 
-The product of four x must stay finite: it does while max q + max k <= REACH. Beyond, exp(2 (q + k)) is taken for each
-pair, which is right for any numbers and several times slower. Arithmetic and results are float32.
+The product of four x must stay finite: it does while max q + max k <= REACH. Beyond, x stops at 1 + exp(2 REACH),
+where tanh is 1 to the last digit. Where E or F could leave the range of float32, past FAR, exp(2 (q + k)) is taken for
+each pair, which is right for any numbers and several times slower. Arithmetic and results are float32.
 
 Cost: O(i j d) arithmetic, i j numbers of output (the caller cuts rows into pieces), O((i + j) d) scratch.
 """
@@ -27,6 +28,8 @@ from torch.autograd.function import once_differentiable
 from .tiles import LOG2E
 
 REACH: tl.constexpr = tl.constexpr(10.5)  # x <= 1 + e^21 < 2^31, four of them < 2^124
+MOST: tl.constexpr = tl.constexpr(1.318815734e9)  # 1 + e^21
+FAR: tl.constexpr = tl.constexpr(40.0)  # e^80 and e^-80 are inside float32
 FEATURES = 4
 ROOM = 128  # tokens that every tile divides
 
@@ -37,7 +40,10 @@ def _exponentials(
     TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """E = exp(2 x), features first: `b h n d -> b h width room`; past n and d it is 0. The largest x goes to BOUND."""
+    """E = exp(2 x), features first: `b h n d -> b h width room`; past n and d it is 0.
+
+    BOUND has the largest x, and at 2 the largest that is without its sign; both are 0 at least.
+    """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     feature = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     b, h = (tl.program_id(2) // heads).to(tl.int64), (tl.program_id(2) % heads).to(tl.int64)
@@ -45,6 +51,7 @@ def _exponentials(
     at = X + b * x_b + h * x_h + token.to(tl.int64)[:, None] * x_n + feature[None, :]
     x = tl.load(at, mask=inside, other=float("-inf")).to(tl.float32)
     tl.atomic_max(BOUND, tl.max(tl.max(x, 1), 0))
+    tl.atomic_max(BOUND + 2, tl.max(tl.max(tl.where(inside, tl.abs(x), 0.0), 1), 0))
     into = E + tl.program_id(2).to(tl.int64) * width * room + feature.to(tl.int64)[None, :] * room + token[:, None]
     tl.store(into, tl.exp2(x * (2 * LOG2E)), mask=(token < room)[:, None] & (feature < width)[None, :])
 
@@ -76,16 +83,12 @@ def _scores(
     U += h * u_h
     total = tl.load(TOTAL + tl.where(u_h > 0, h, 0))
     s = tl.zeros((I, J), tl.float32)
+    E += bh.to(tl.int64) * width * room_i + row
+    F += (b * (heads // GROUP) + g) * width * room_j + col
     if tl.load(BOUND) + tl.load(BOUND + 1) <= REACH:
-        E += bh.to(tl.int64) * width * room_i
-        F += (b * (heads // GROUP) + g) * width * room_j
-        for f in range(0, width, 4):
-            u0, u1, u2, u3 = tl.load(U + f), tl.load(U + f + 1), tl.load(U + f + 2), tl.load(U + f + 3)
-            x0, x1, x2, x3 = _four(E + row, F + col, room_i, room_j)
-            x01, x23 = x0 * x1, x2 * x3
-            s += _over((u0 * x1 + u1 * x0) * x23 + (u2 * x3 + u3 * x2) * x01, x01 * x23, FAST)
-            E += 4 * room_i
-            F += 4 * room_j
+        s = _by_fours(s, E, F, U, width, room_i, room_j, False, FAST)
+    elif tl.maximum(tl.load(BOUND + 2), tl.load(BOUND + 3)) <= FAR:
+        s = _by_fours(s, E, F, U, width, room_i, room_j, True, FAST)
     else:
         Q += b * q_b + h * q_h
         K += b * k_b + g * k_g
@@ -98,13 +101,33 @@ def _scores(
 
 
 @triton.jit
-def _four(E, F, room_i, room_j):
-    """1 + E F of four features."""
+def _by_fours(s, E, F, U, width, room_i, room_j, BOUNDED: tl.constexpr, FAST: tl.constexpr):
+    """s + sum_f u_f / x_f, four features over one denominator."""
+    for f in range(0, width, 4):
+        u0, u1, u2, u3 = tl.load(U + f), tl.load(U + f + 1), tl.load(U + f + 2), tl.load(U + f + 3)
+        x0, x1, x2, x3 = _four(E, F, room_i, room_j, BOUNDED)
+        x01, x23 = x0 * x1, x2 * x3
+        s += _over((u0 * x1 + u1 * x0) * x23 + (u2 * x3 + u3 * x2) * x01, x01 * x23, FAST)
+        E += 4 * room_i
+        F += 4 * room_j
+    return s
+
+
+@triton.jit
+def _four(E, F, room_i, room_j, BOUNDED: tl.constexpr):
+    """x of four features."""
     x0 = 1 + tl.load(E)[:, None] * tl.load(F)[None, :]
     x1 = 1 + tl.load(E + room_i)[:, None] * tl.load(F + room_j)[None, :]
     x2 = 1 + tl.load(E + 2 * room_i)[:, None] * tl.load(F + 2 * room_j)[None, :]
     x3 = 1 + tl.load(E + 3 * room_i)[:, None] * tl.load(F + 3 * room_j)[None, :]
+    if BOUNDED:
+        x0, x1, x2, x3 = _at_most(x0), _at_most(x1), _at_most(x2), _at_most(x3)
     return x0, x1, x2, x3
+
+
+@triton.jit
+def _at_most(x):
+    return tl.minimum(x, MOST, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -128,6 +151,7 @@ def _moments(
     X += b * x_b + (h // GROUP_X) * x_h + f
     Y += b * y_b + (h // GROUP_Y) * y_h + f
     close = tl.load(BOUND) + tl.load(BOUND + 1) <= REACH
+    far = tl.maximum(tl.load(BOUND + 2), tl.load(BOUND + 3)) > FAR
     # The rows of a tile are dealt out to the warps in turn: each keeps sums of its own until the end.
     a0 = tl.zeros((WARPS, STAY), tl.float32)
     a1, a2, a3, c0, c1, c2, c3 = a0, a0, a0, a0, a0, a0, a0
@@ -136,11 +160,9 @@ def _moments(
         at = G + loop.to(tl.int64)[:, None] * n_x + stay[None, :]
         g = tl.load(at, mask=(loop < n_y)[:, None] & (stay < n_x)[None, :], other=0.0)
         if close:
-            x0, x1, x2, x3 = _four(F + loop, E, room_y, room_x)
-            x01, x23 = x0 * x1, x2 * x3
-            inverse = _over(1.0, x01 * x23, FAST)
-            inverse01, inverse23 = inverse * x23, inverse * x01
-            r0, r1, r2, r3 = inverse01 * x1, inverse01 * x0, inverse23 * x3, inverse23 * x2
+            r0, r1, r2, r3 = _inverses(F + loop, E, room_y, room_x, False, FAST)
+        elif not far:
+            r0, r1, r2, r3 = _inverses(F + loop, E, room_y, room_x, True, FAST)
         else:
             r0 = _one(X, Y, x_n, y_n, stay, loop, n_x, n_y, 0, f, d)
             r1 = _one(X, Y, x_n, y_n, stay, loop, n_x, n_y, 1, f, d)
@@ -160,6 +182,16 @@ def _moments(
     tl.store(SECOND + into + n_x, tl.sum(c1, 0), mask=valid)
     tl.store(SECOND + into + 2 * n_x, tl.sum(c2, 0), mask=valid)
     tl.store(SECOND + into + 3 * n_x, tl.sum(c3, 0), mask=valid)
+
+
+@triton.jit
+def _inverses(E, F, room_i, room_j, BOUNDED: tl.constexpr, FAST: tl.constexpr):
+    """1 / x of four features, by one reciprocal."""
+    x0, x1, x2, x3 = _four(E, F, room_i, room_j, BOUNDED)
+    x01, x23 = x0 * x1, x2 * x3
+    inverse = _over(1.0, x01 * x23, FAST)
+    inverse01, inverse23 = inverse * x23, inverse * x01
+    return inverse01 * x1, inverse01 * x0, inverse23 * x3, inverse23 * x2
 
 
 @triton.jit
@@ -216,8 +248,8 @@ def scored(q: Tensor, k: Tensor, u: Tensor) -> tuple[Tensor, AtHand]:
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
     b, h, i, d = q.shape
     g, j = k.shape[1:3]
-    bound = torch.zeros(2, device=q.device)
-    exp_q, exp_k = exponentials(q, bound[:1]), exponentials(k, bound[1:])
+    bound = torch.zeros(4, device=q.device)
+    exp_q, exp_k = exponentials(q, bound), exponentials(k, bound[1:])
     width = exp_q.shape[2]
     factors = u.float().expand(h, d) if u.ndim == 2 else u.float()
     factors = F.pad(factors, (0, width - d)).contiguous()
