@@ -91,21 +91,28 @@ def served(path: Path, arguments: argparse.Namespace) -> list[dict[str, object]]
         url = server.stdout.readline().split()[-1]
         n, what = arguments.tokens, f"{arguments.layers} x {arguments.heads} x {arguments.tokens:,}"
         rows = [row(f"first view, {what}: session and overviews", "first view", first_views(url, arguments))]
-        client = Client(url)
+        client, on_gpu = Client(url), arguments.device not in (None, "cpu")
         level = 4
         tiles = max(n // (TILE << level), 1)
         exact = [client.tile(arguments, level, random.randrange(tiles), 0) for _ in range(arguments.repeats)]
         assert {state for _, state in exact} == {"exact"}
         rows.append(row("exact tile of 4,096 x 4,096 tokens", "exact tile", [taken for taken, _ in exact]))
+        if on_gpu:
+            mean = [client.tile(arguments, level, random.randrange(tiles), 0, "mean") for _ in range(arguments.layers)]
+            assert {state for _, state in mean} == {"exact"}
+            rows.append(row("the same of the mean of all heads", "exact tile", [taken for taken, _ in mean]))
         if n > TILE << 5:
             coarse = []
             for level in range(5, (n // TILE - 1).bit_length()):
                 coarse += [client.tile(arguments, level, 0, 0) for _ in range(3)]
-            exact = arguments.device not in (None, "cpu")
-            assert not exact or {state for _, state in coarse} == {"exact"}
-            name = "coarser tiles, all exact" if exact else "coarser tiles, preview or exact"
+            assert not on_gpu or {state for _, state in coarse} == {"exact"}
+            name = "coarser tiles, all exact" if on_gpu else "coarser tiles, preview or exact"
             rows.append(row(name, "preview", [taken for taken, _ in coarse]))
-        rows.append(row("server memory beyond the mapped file", "memory", [memory(server.pid)], show=megabytes))
+        name, idle = "server memory beyond the mapped file", 0.0
+        if on_gpu:
+            idle = idle_memory(arguments.device)
+            name += f" and the {megabytes(idle)} of an idle process with a GPU"
+        rows.append(row(name, "memory", [memory(server.pid) - idle], show=megabytes))
         return rows
     finally:
         server.terminate()
@@ -145,8 +152,10 @@ class Client:
         assert response.status == 200, body
         return body
 
-    def tile(self, arguments: argparse.Namespace, level: int, row: int, col: int) -> tuple[float, str]:
-        layer, head = random.randrange(arguments.layers), random.randrange(arguments.heads)
+    def tile(
+        self, arguments: argparse.Namespace, level: int, row: int, col: int, head: str | None = None
+    ) -> tuple[float, str]:
+        layer, head = random.randrange(arguments.layers), head or str(random.randrange(arguments.heads))
         where = f"layer={layer}&batch=0&head={head}&minus=none&level={level}&row={row}&col={col}"
         start = time.perf_counter()
         body = self.get(f"/api/tile?capture=0&{where}")
@@ -175,6 +184,17 @@ def memory(pid: int) -> float:
     """Bytes a process holds of its own, pages of mapped files not counted."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return 1024.0 * sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
+
+
+def idle_memory(device: str) -> float:
+    """The same of a process that has made its context on a GPU and nothing else."""
+    code = "import sys, torch; torch.zeros(1, device=sys.argv[1]).item(); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code, device], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idle:
+        assert idle.stdout is not None
+        idle.stdout.readline()
+        held = memory(idle.pid)
+        idle.terminate()
+    return held
 
 
 def milliseconds(seconds: float) -> str:

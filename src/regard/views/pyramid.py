@@ -17,7 +17,7 @@ from .sheet import Sheet
 
 TILE = 256  # cells a side
 STEP = 1024, 4096  # rows and columns of the weights held at once
-ON_GPU = 8192, 16384  # as many where a GPU finds them
+ON_GPU = 8192, 8192  # as many where a GPU finds them
 SAMPLED = 2**23  # weights a preview may take
 
 
@@ -70,20 +70,21 @@ def exact(sheet: Sheet, rows: Span, cols: Span) -> Iterator[Cells | None]:
     most, least = torch.zeros(high, wide), torch.zeros(high, wide)
     high_step, wide_step = STEP if sheet.device.type == "cpu" else ON_GPU
     down, across = _step(high_step, rows.size), max(wide_step, cols.size)
+    wanted = ("sum", "amax", "amin") if sheet.signed else ("sum", "amax")
     for top in range(rows.start, rows.stop, down):
-        y = (top - rows.start) // rows.size
+        parts = []
         for left in range(cols.start, cols.stop, across):
-            x = (left - cols.start) // cols.size
             block = sheet.block(slice(top, min(top + down, rows.stop)), slice(left, min(left + across, cols.stop)))
-            total = _pooled(_pooled(block, 0, rows.size, "sum"), 1, cols.size, "sum").float().cpu()
-            at = slice(y, y + total.shape[0]), slice(x, x + total.shape[1])
-            sums[at] += total
-            tall = _pooled(_pooled(block, 0, rows.size, "amax"), 1, cols.size, "amax").float().cpu()
-            most[at] = torch.maximum(most[at], tall)
-            if sheet.signed:
-                deep = _pooled(_pooled(block, 0, rows.size, "amin"), 1, cols.size, "amin").float().cpu()
-                least[at] = torch.minimum(least[at], deep)
+            parts.append([_pooled(_pooled(block, 0, rows.size, how), 1, cols.size, how) for how in wanted])
             yield None
+        # A strip at a time, so that a device is waited for once and not at every block.
+        total, tall, *deep = (torch.cat(strip, 1).float().cpu() for strip in zip(*parts, strict=True))
+        y = (top - rows.start) // rows.size
+        at = slice(y, y + len(total))
+        sums[at] += total
+        most[at] = torch.maximum(most[at], tall)
+        if deep:
+            least[at] = torch.minimum(least[at], deep[0])
     area = rows.counts()[:, None] * cols.counts()
     yield Cells(sums / area, torch.where(most >= -least, most, least))
 

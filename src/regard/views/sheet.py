@@ -6,6 +6,7 @@ A rectangle comes from its rows of q, its columns of k and the statistic of its 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from ..ops.additive import additive_scores
 from ..ops.grid import Grid
 from ..ops.lazy import Weights
+from ..ops.mask import Mask
 from ..ops.place import Block
 from ..ops.scores import Additive, Location, Score, kept
 
@@ -57,12 +59,22 @@ class Stored(NamedTuple):
 
 
 class Head:
-    """The weights of one head of one batch row."""
+    """The weights of one head of one batch row; `fetch` is told of the rows and columns about to be read."""
 
     signed = False
 
-    def __init__(self, A: Weights, batch: int, head: int, map: Tensor | None = None) -> None:
-        self._call, self._batch, self._head, self._map = A.call, batch, head, map
+    def __init__(
+        self,
+        A: Weights,
+        batch: int,
+        head: int,
+        map: Tensor | None = None,
+        fetch: Callable[[slice | Tensor, slice], None] | None = None,
+    ) -> None:
+        self._call, self._batch, self._head, self._map, self._fetch = A.call, batch, head, map, fetch
+        self._whole = replace(A.call.whole(), batch=slice(batch, batch + 1), heads=slice(head, head + 1))
+        self._outline = _outline(self._whole, A.call.mask)
+        self._number = self._whole.h.flatten()  # that the head has among all there were
         self._statistic = None if A.known_statistic is None else A.known_statistic[batch, head]  # i 1
         self._known: Tensor | None = None  # which rows have their statistic, where it was not kept
         if A.known_statistic is None and self._needs_statistic():
@@ -86,9 +98,13 @@ class Head:
 
     @torch.no_grad()
     def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
-        place = self._place(rows, cols)
-        statistic = self._statistic_of(rows)
-        parts = self._visible(place)
+        parts = self._visible(_part(self._outline, rows, cols))
+        if parts and self._fetch is not None:
+            self._fetch(rows, slice(parts[0][0].start, parts[-1][0].stop))
+        place = _part(self._whole, rows, cols)
+        if isinstance(rows, Tensor):
+            place = replace(place, q=self._call.q[:, :, place.row_ids])
+        statistic = self._statistic_of(rows) if parts else None
         if parts == [(cols, False)]:
             return self._weigh(place, statistic, masked=False)
         out = torch.zeros(len(place.row), cols.stop - cols.start, dtype=place.dtype, device=place.device)
@@ -98,7 +114,7 @@ class Head:
         return out
 
     def _needs_statistic(self) -> bool:
-        empty = self._place(slice(0, 0), slice(0, 0))
+        empty = _part(self._whole, slice(0, 0), slice(0, 0))
         nothing = torch.empty(1, 1, 0, 0, dtype=empty.dtype, device=empty.device)
         return self._call.normalize.statistic(nothing, empty) is not None
 
@@ -108,6 +124,8 @@ class Head:
             ids = torch.arange(self.shape[0])[rows]
             missing = ids[~self._known[ids]]
             if len(missing):
+                if self._fetch is not None:
+                    self._fetch(missing, slice(0, self.shape[1]))
                 one = slice(self._batch, self._batch + 1), slice(self._head, self._head + 1)
                 found = Weights(self._call.select(*one, missing.to(self._call.q.device))).statistic
                 assert found is not None
@@ -116,15 +134,6 @@ class Head:
                 self._statistic[missing] = found[0, 0, :, None]
                 self._known[missing] = True
         return None if self._statistic is None else self._statistic[rows]
-
-    def _place(self, rows: slice | Tensor, cols: slice) -> Block:
-        """The rectangle as terms see it."""
-        whole, b, h = self._call.whole(), self._batch, self._head
-        place = replace(whole, batch=slice(b, b + 1), heads=slice(h, h + 1), cols=cols)
-        if isinstance(rows, slice):
-            return replace(place, rows=rows)
-        rows = rows.to(place.device)
-        return replace(place, rows=slice(0, len(rows)), row_ids=rows, q=self._call.q[:, :, rows])
 
     def _visible(self, place: Block) -> list[tuple[slice, bool]]:
         """The keys of a rectangle with anything to see, and whether the mask must be looked at entry by entry."""
@@ -149,21 +158,15 @@ class Head:
         q = place.q[place.batch, place.heads, place.rows].to(call.dtype)
         k = call.k[place.batch, place.shared(call.k.shape[1]), place.cols].to(call.dtype)
         score = _score_of(call.score, place)
-        q, k = score.prepare(q, k, self._heads())
+        q, k = score.prepare(q, k, self._number)
         mask = call.mask.over(place) if masked and call.mask is not None else None
         if isinstance(score, Additive):
-            s = additive_scores(q, k, kept(score.u, 2, self._heads()).to(q.dtype))
+            s = additive_scores(q, k, kept(score.u, 2, self._number).to(q.dtype))
         else:
             s = score.tile(q, k)
         s = s if call.bias is None else s + call.bias.over(place)
         s = s if mask is None else torch.where(mask, s, -math.inf)
         return call.normalize.map(s, None if statistic is None else statistic[None, None], place)[0, 0]
-
-    def _heads(self) -> Tensor:
-        """The number the head has among all there were."""
-        ids = self._call.head_ids
-        one = torch.tensor([self._head], device=self._call.q.device)
-        return one if ids is None else ids[one]
 
 
 @dataclass(frozen=True)
@@ -235,3 +238,18 @@ class Difference:
 def _score_of(score: Score, place: Block) -> Score:
     """The score for the keys of a rectangle: only one that is about their places is another."""
     return Location(score.w[..., place.cols, :]) if isinstance(score, Location) else score
+
+
+def _outline(whole: Block, mask: Mask | None) -> Block:
+    """The same for a mask to say which parts of it are hidden: on the host, which waits for no device to tell it."""
+    if mask is None or mask.tensors():
+        return whole
+    batch_ids, head_ids = (None if x is None else x.cpu() for x in (whole.batch_ids, whole.head_ids))
+    return replace(whole, device=torch.device("cpu"), batch_ids=batch_ids, head_ids=head_ids)
+
+
+def _part(whole: Block, rows: slice | Tensor, cols: slice) -> Block:
+    """A rectangle as terms see it."""
+    if isinstance(rows, slice):
+        return replace(whole, rows=rows, cols=cols)
+    return replace(whole, rows=slice(0, len(rows)), cols=cols, row_ids=rows.to(whole.device))
