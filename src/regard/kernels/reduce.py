@@ -134,7 +134,8 @@ def _reduce(
             BIAS, bias_i, bias_j, n_i, length, n_j, low, high, None, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells,
             peaks, tops, COL_BINS, d, I, J, D, WARPS, BINS, WHOLE, CAP, BACKWARD, False, DETERMINISTIC, PRECISION,
         )  # fmt: skip
-    for n in range(careful):
+    # Few tiles: a pipeline of loads would cost the loop above registers.
+    for n in tl.range(careful, num_stages=1):
         if FULL is not None:
             col_tile = tl.load(PART + part_list + n)
             bits = BITS + tl.load(WHERE + part_list + n).to(tl.int64) * (I * J // 32)

@@ -16,14 +16,16 @@ def even_bins(n: int, count: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def even_area(n_i: int, n_j: int, rows: int, cols: int, device: torch.device) -> Tensor:
-    """How many entries each pair of even bins holds: `rows cols`. Not to be written to."""
+def even_area(n_i: int, n_j: int, rows: int, cols: int, device: torch.device) -> Tensor | int:
+    """How many entries each pair of even bins holds, 1 at least: a number, or `rows cols`, not to be written to."""
+    if n_i % rows == n_j % cols == 0:
+        return max(1, (n_i // rows) * (n_j // cols))
     with torch.inference_mode(False):
         counts = []
         for n, count in ((n_i, rows), (n_j, cols)):
             starts = (torch.arange(count + 1, device=device) * n + count - 1) // count
             counts.append(starts.diff())
-        return counts[0][:, None] * counts[1]
+        return (counts[0][:, None] * counts[1]).clamp(min=1)
 
 
 def groups(name: str, ids: Tensor, b: int, n: int, device: torch.device) -> Tensor:

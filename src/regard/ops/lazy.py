@@ -224,13 +224,13 @@ class Weights:
                 found = self._by_kernel(SUMMARY, fused.even_map(self._call, rows, cols))
             else:
                 found, self._statistic = measures.fold(self._problem(), *bins, rows, cols)
-            entries = even_area(i, j, rows, cols, self.device).clamp(min=1)
+            area = even_area(i, j, rows, cols, self.device)
         return Summary(
             entropy=self._restore(found["entropy"]),
             received=self._restore(found["received"]),
             max=self._restore(found["max"]),
             distance=self._restore(found["distance"]),
-            map=self._restore(found["map"] / entries),
+            map=self._restore(found["map"] / area),
             statistic=None if self._statistic is None else self._restore(self._statistic.squeeze(-1)),
         )
 

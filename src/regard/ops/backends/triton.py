@@ -61,10 +61,10 @@ class AtOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         from ...kernels.additive import scored
+        from ...kernels.softmax import softmax
 
         s, at_hand = scored(q, k, u)
-        statistic = s.logsumexp(-1, keepdim=True)
-        A = torch.softmax(s, -1).to(v.dtype)
+        A, statistic = softmax(s, v.dtype)
         ctx.save_for_backward(A, v, *at_hand)
         ctx.mark_non_differentiable(statistic)
         return grouped_product(A, v), statistic
@@ -72,13 +72,12 @@ class AtOnce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, ...]:
         from ...kernels.additive import AtHand, gradients
+        from ...kernels.softmax import slope
 
         A, v, *at_hand = ctx.saved_tensors
         b, h, i, j = A.shape
         with torch.no_grad():
-            dA = grouped_product(grad, v.mT).float()
-            weighted = dA.mul_(A)
-            ds = weighted.sub_(A * weighted.sum(-1, keepdim=True))
+            ds = slope(A, grouped_product(grad, v.mT))
             together = (b, v.shape[1], h // v.shape[1] * i)
             dv = A.reshape(*together, j).mT @ grad.reshape(*together, -1)
             dq, dk, du = gradients(AtHand(*at_hand), ds)
