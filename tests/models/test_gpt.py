@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from generated import END, LENGTHS, NEW, VOCABULARY, cut, gpt, prompts
 
 from regard.decode import beam, greedy, score
-from regard.models import Gpt, GptConfig, Stretch
+from regard.models import Gpt, GptConfig
 from regard.models.pretrained import load
 
 D = torch.float64
@@ -201,16 +201,6 @@ def test_it_learns_to_copy():
     assert sum(right) >= 198
 
 
-def test_a_stretch_divides_slow_turns_and_leaves_fast_ones():
-    frequencies = torch.tensor([1.0, 0.1, 0.01, 1e-5], dtype=D)
-    stretched = Stretch(factor=8.0, original=1000)(frequencies)
-    close(stretched[:2], frequencies[:2])
-    close(stretched[3], frequencies[3] / 8)
-    turns = 0.01 * 1000 / (2 * torch.pi)
-    share = (turns - 1) / 3
-    close(stretched[2], torch.tensor(0.01 * share + 0.01 / 8 * (1 - share), dtype=D))
-
-
 @pytest.mark.parametrize(
     ("preset", "millions"), [(GptConfig.small(), 124), (GptConfig.medium(), 355), (GptConfig.large(), 774)]
 )
@@ -235,11 +225,6 @@ def test_presets_have_the_published_size(preset, millions):
 def test_configs_that_cannot_be_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         Gpt(GptConfig(**{"vocabulary": 9, "dim": 12, "heads": 3, **values}))
-
-
-def test_a_stretch_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match=r"low and high must be 0 < low < high, got low=4.0 and high=1.0"):
-        Stretch(factor=2.0, low=4.0, high=1.0)
 
 
 def test_padding_of_another_shape_is_refused():

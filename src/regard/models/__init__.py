@@ -1,16 +1,18 @@
 """Models: encoders, decoders and both, each with its config and a `loss(batch)` to train it by."""
 
-from .bert import Bert, BertClassifier, BertConfig, BertPretraining, BertReader, BertTagger
+from .bert import Bert, BertConfig, BertPretraining
+from .bert_heads import BertClassifier, BertReader, BertTagger
 from .captioner import Captioner, CaptionerConfig
 from .classifier import TextClassifier, TextClassifierConfig
 from .convnet import AttentionConvNet, AttentionConvNetConfig
-from .gpt import Gpt, GptConfig, Stretch
+from .gpt import Gpt, GptConfig
 from .masking import mask_words
 from .pointer import Pointer, PointerConfig
 from .pretrained import load, save
 from .reader import Reader, ReaderConfig
 from .seq2seq import Seq2Seq, Seq2SeqConfig
 from .spans import best_spans, top_spans
+from .stretch import Stretch
 from .transformer import Transformer, TransformerConfig
 from .vit import ViT, ViTClassifier, ViTConfig
 

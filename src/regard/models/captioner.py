@@ -15,10 +15,10 @@ from torch.distributions import Categorical
 from ..nn import BahdanauAttention, Sinusoidal
 from ..nn.losses import Loss, shifted, surprise
 from ..ops.demands import must_be_number, must_count
-from .decoder import Watched
 from .demands import must_be_one_of, must_be_share, must_be_token
 from .padding import keep_of
 from .recurrent import Cell, RecurrentDecoder, RecurrentState
+from .stepping import Watched
 from .transformer import TransformerConfig, decoder_of
 
 Looking = Literal["soft", "hard", "transformer"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,8 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nn import DecoderBlock, KeyValues, KVCache
-from ..nn.linear import Prepared, linear
+from ..nn.linear import linear
 from ..nn.plain import Plain, Step
+from .stepping import CachedState, Watched, step, watched
 
 
 class TransformerDecoder(nn.Module):
@@ -72,16 +73,7 @@ class TransformerDecoder(nn.Module):
 
     def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
-        if tokens.ndim > 1:
-            x, state = self._advance(tokens, state)
-            return self.logits(x), state
-        with state.weights.for_rows(tokens):
-            blocks = None if state.watch else state.plain.steps()
-            if blocks is not None:
-                x, state = self._advance_plainly(tokens, state, blocks)
-                return self.logits(x), state
-            logits, state = self.step(tokens[:, None], state)
-        return logits[:, 0], replace(state, attention={name: A[:, :, 0] for name, A in state.attention.items()})
+        return step(tokens, state, advance=self._advance, advance_plainly=self._advance_plainly, logits=self.logits)
 
     def read(self, tokens: Int[Tensor, "rows n"], state: DecoderState) -> DecoderState:
         """The state after tokens that are given: a step without logits."""
@@ -90,10 +82,7 @@ class TransformerDecoder(nn.Module):
     def watched(self, stepper: Any, names: Sequence[str]) -> Watched:
         """A stepper that steps by this decoder, and shows the attention named; every cross where none is."""
         known = [f"{kind}.{n}" for kind in ("cross", "self") for n in range(len(self.blocks))]
-        for name in names:
-            if name not in known:
-                raise ValueError(f"attention is named {', '.join(known)}, got {name!r}")
-        return Watched(stepper, tuple(names) or tuple(known[: len(self.blocks)]))
+        return watched(stepper, names or known[: len(self.blocks)], known=known)
 
     def _advance(self, tokens: Tensor, state: DecoderState) -> tuple[Float[Tensor, "rows n dim"], DecoderState]:
         caches = tuple(cache.fork() for cache in state.caches)  # the state given stays as it is
@@ -135,16 +124,11 @@ class TransformerDecoder(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DecoderState:
+class DecoderState(CachedState):
     """What a decoder has read, one row a hypothesis; those of one source stand side by side, `each` to a source."""
 
     source: tuple[KeyValues, ...]  # of each block
-    caches: tuple[KVCache, ...]  # of each block
-    plain: Plain
     each: int = 1
-    weights: Prepared = field(default_factory=Prepared)
-    watch: tuple[str, ...] = ()
-    attention: Mapping[str, Tensor] = field(default_factory=dict)
 
     def select(self, rows: Int[Tensor, " chosen"]) -> DecoderState:
         """The state of these rows, in this order, repeats allowed."""
@@ -157,19 +141,3 @@ class DecoderState:
             source = tuple(one.select(sources) for one in source)
         caches = tuple(cache.select(rows) for cache in self.caches)
         return replace(self, source=source, caches=caches, each=each, attention={})
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A model as a stepper whose states show the attention of some of its layers."""
-
-    stepper: Any
-    names: tuple[str, ...]
-
-    def start(self, source: Any) -> DecoderState:
-        """The model's state, told what to show."""
-        return replace(self.stepper.start(source), watch=self.names)
-
-    def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """The model's step."""
-        return self.stepper.step(tokens, state)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -21,51 +19,25 @@ from ..nn import (
     KVCache,
     LearnedPositions,
     PreNorm,
-    RMSNorm,
     Rotary,
     TokenEmbedding,
     positions_of,
 )
-from ..nn.linear import Linear, Prepared, linear
+from ..nn.linear import Linear, linear
 from ..nn.losses import Loss, cross_entropy
-from ..nn.norms import Norm
 from ..nn.plain import Plain, Step
-from ..ops.demands import must_be_number, must_count
+from ..ops.demands import must_count
 from ..ops.masks import Causal, Padding, Window
 from .activations import Name as Activation
 from .activations import activation
-from .decoder import Watched
 from .demands import must_be_one_of, must_be_share
-from .initial import initialize
+from .initial import initialize, initialize_residual
+from .norms import NormName, norm_of
 from .padding import Padded, keep_of
+from .stepping import CachedState, Watched, step, watched
+from .stretch import Stretch
 
-NormName = Literal["layer", "rms"]
 Positions = Literal["learned", "rotary"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stretch:
-    """Rotary frequencies for a context longer than the one first trained on, as Llama 3.1 has them.
-
-    A frequency that turns less than `low` times within `original` positions is divided by `factor`, one that turns
-    more than `high` times stays, and those between are blended.
-    """
-
-    factor: float
-    low: float = 1.0
-    high: float = 4.0
-    original: int = 8192
-
-    def __post_init__(self) -> None:
-        must_be_number("factor", self.factor, above=0)
-        must_count("original", self.original, least=1)
-        if not 0 < self.low < self.high:
-            raise ValueError(f"low and high must be 0 < low < high, got low={self.low} and high={self.high}")
-
-    def __call__(self, frequencies: Float[Tensor, " pairs"]) -> Float[Tensor, " pairs"]:
-        turns = frequencies * (self.original / (2 * math.pi))
-        whole = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
-        return frequencies * (whole + (1 - whole) / self.factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,15 +164,11 @@ class Gpt(nn.Module):
         self.tokens = TokenEmbedding(config.vocabulary, config.dim)
         self.positions = LearnedPositions(config.length, config.dim) if config.positions == "learned" else None
         self.dropout = nn.Dropout(config.dropout)
-        blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
-        self.blocks = cast(Sequence[EncoderBlock], blocks)
-        self.norm = _norm(config)(config.dim)
+        self.blocks = cast(Sequence[EncoderBlock], nn.ModuleList(_block(config) for _ in range(config.depth)))
+        self.norm = norm_of(config.norm, eps=config.eps)(config.dim)
         self.head = None if config.tied else Linear(config.dim, config.vocabulary, bias=False)
         initialize(self)
-        for name, parameter in blocks.named_parameters():
-            if name.endswith(("attention.out.weight", "feedforward.down.weight")):
-                # What enters the residual stream, less the more layers do (Radford et al. 2019, sec. 2.3).
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.depth))
+        initialize_residual(self.blocks)
 
     def forward(self, ids: Int[Tensor, "b n"], *, padding: Padded | None = None) -> Float[Tensor, "b n vocabulary"]:
         return self.logits(self.hidden(ids, padding=padding))
@@ -222,32 +190,21 @@ class Gpt(nn.Module):
 
     def start(self, source: Tensor | tuple[Tensor, Padded] | None = None) -> GptState:
         """Before the first token: nothing read, or the prompts."""
-        caches = tuple(block.attention.new_cache() for block in self.blocks)
-        state = GptState(caches=caches, plain=Plain(self.blocks))
-        if source is None:
-            return state
-        ids, padding = source if isinstance(source, tuple) else (source, None)
-        keep = None if padding is None else keep_of(padding, ids)
-        if keep is not None and not bool(keep[:, -1:].all()):
-            raise ValueError("source must be padded on the left, so that what is written follows each prompt directly")
-        if ids.shape[1]:
-            self._read(ids, keep, state.caches)
-        return replace(state, keep=keep)
+        caches, keep = tuple(block.attention.new_cache() for block in self.blocks), None
+        if source is not None:
+            ids, padding = source if isinstance(source, tuple) else (source, None)
+            keep = None if padding is None else keep_of(padding, ids)
+            if keep is not None and not bool(keep[:, -1:].all()):
+                raise ValueError("source must be padded on the left, so that what is written follows each prompt")
+            if ids.shape[1]:
+                self._read(ids, keep, caches)
+        return GptState(caches=caches, plain=Plain(self.blocks), keep=keep)
 
     def step(
         self, tokens: Int[Tensor, " rows *n"], state: GptState
     ) -> tuple[Float[Tensor, " rows *n vocabulary"], GptState]:
         """Read the tokens; the logits of what follows each, and the state after the last."""
-        if tokens.ndim > 1:
-            x, state = self._advance(tokens, state)
-            return self.logits(x), state
-        with state.weights.for_rows(tokens):
-            blocks = None if state.watch else state.plain.steps()
-            if blocks is not None:
-                x, state = self._advance_plainly(tokens, state, blocks)
-                return self.logits(x), state
-            logits, state = self.step(tokens[:, None], state)
-        return logits[:, 0], replace(state, attention={name: A[:, :, 0] for name, A in state.attention.items()})
+        return step(tokens, state, advance=self._advance, advance_plainly=self._advance_plainly, logits=self.logits)
 
     def read(self, tokens: Int[Tensor, "rows n"], state: GptState) -> GptState:
         """The state after tokens that are given: a step without logits."""
@@ -256,10 +213,7 @@ class Gpt(nn.Module):
     def watched(self, *names: str) -> Watched:
         """The model as a stepper that shows attention: `"self.0"`, and every layer where none is named."""
         known = tuple(f"self.{n}" for n in range(len(self.blocks)))
-        for name in names:
-            if name not in known:
-                raise ValueError(f"attention is named {', '.join(known)}, got {name!r}")
-        return Watched(self, names or known)
+        return watched(self, names or known, known=known)
 
     def _advance(self, tokens: Int[Tensor, "rows n"], state: GptState) -> tuple[Float[Tensor, "rows n dim"], GptState]:
         caches = tuple(cache.fork() for cache in state.caches)  # the state given stays as it is
@@ -294,11 +248,9 @@ class Gpt(nn.Module):
     ) -> tuple[Float[Tensor, "b n dim"], dict[str, Tensor]]:
         """The states of ids that follow what the caches, if any, hold, and what is watched; `keep` covers both."""
         start = caches[0].length if caches else 0
+        end = start + ids.shape[1]
+        positions = torch.arange(start, end, device=ids.device) if keep is None else positions_of(keep)[:, start:]
         seen: dict[str, Tensor] = {}
-        if keep is None:
-            positions = torch.arange(start, start + ids.shape[1], device=ids.device)
-        else:
-            positions = positions_of(keep)[:, start:]
         x = self.tokens(ids)
         if self.positions is not None:
             x = x + self.positions(positions)
@@ -308,21 +260,16 @@ class Gpt(nn.Module):
             if f"self.{n}" in watch:
                 normed = cast(PreNorm, block.around_attention).norm(x)
                 A = block.attention.weights(normed, **told)[...]
-                seen[f"self.{n}"] = F.pad(A, (start + ids.shape[1] - A.shape[-1], 0))  # what a window forgot
+                seen[f"self.{n}"] = F.pad(A, (end - A.shape[-1], 0))  # what a window forgot
             x = block(x, **told)
         return self.norm(x), seen
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GptState:
+class GptState(CachedState):
     """What a `Gpt` has read, one row a hypothesis; `keep` says which tokens are real, None for all."""
 
-    caches: tuple[KVCache, ...]  # of each block
-    plain: Plain
     keep: Bool[Tensor, "rows n"] | None = None
-    weights: Prepared = field(default_factory=Prepared)
-    watch: tuple[str, ...] = ()
-    attention: Mapping[str, Tensor] = field(default_factory=dict)
 
     def select(self, rows: Int[Tensor, " chosen"]) -> GptState:
         """The state of these rows, in this order, repeats allowed."""
@@ -334,6 +281,8 @@ def _block(config: GptConfig) -> EncoderBlock:
     sizes = config.spelled_out()
     assert sizes.head_dim is not None
     assert sizes.hidden is not None
+    rotary = Rotary(sizes.head_dim, base=config.base, scaling=config.stretch) if config.positions == "rotary" else None
+    norm = norm_of(config.norm, eps=config.eps)
     attention = Attention(
         config.dim,
         config.heads,
@@ -341,18 +290,10 @@ def _block(config: GptConfig) -> EncoderBlock:
         head_dim=config.head_dim,
         biased=config.biased.replace("f", ""),
         mask=Causal() if config.window is None else Causal() & Window(config.window),
-        rotary=_rotary(config, sizes.head_dim),
-        qk_norm=_norm(config) if config.qk_norm else None,
+        rotary=rotary,
+        qk_norm=norm if config.qk_norm else None,
         dropout=config.attention_dropout,
     )
     kind = GatedFeedForward if config.gated else FeedForward
     feedforward = kind(config.dim, sizes.hidden, activation=activation(config.activation), bias="f" in config.biased)
-    return EncoderBlock(attention, feedforward, norm=_norm(config), dropout=config.dropout)
-
-
-def _rotary(config: GptConfig, width: int) -> Rotary | None:
-    return Rotary(width, base=config.base, scaling=config.stretch) if config.positions == "rotary" else None
-
-
-def _norm(config: GptConfig) -> Norm:
-    return partial(RMSNorm if config.norm == "rms" else nn.LayerNorm, eps=config.eps)
+    return EncoderBlock(attention, feedforward, norm=norm, dropout=config.dropout)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from torch import nn
 
 
@@ -14,3 +17,10 @@ def initialize(model: nn.Module, *, std: float = 0.02) -> None:
             nn.init.zeros_(module.bias)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             nn.init.zeros_(module.weight[module.padding_idx])
+
+
+def initialize_residual(blocks: Sequence[nn.Module], *, std: float = 0.02) -> None:
+    """What enters the residual stream, less the more layers do (Radford et al. 2019, sec. 2.3)."""
+    for block in blocks:
+        for name in ("attention.out.weight", "feedforward.down.weight"):
+            nn.init.normal_(block.get_parameter(name), std=std / math.sqrt(2 * len(blocks)))

@@ -10,35 +10,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..nn import (
-    Attention,
-    DecoderBlock,
-    EncoderBlock,
-    FeedForward,
-    LearnedPositions,
-    PostNorm,
-    PreNorm,
-    Rotary,
-    SegmentMemory,
-    ShawBias,
-    Sinusoidal,
-    T5Bias,
-    TokenEmbedding,
-)
+from ..nn import Attention, DecoderBlock, EncoderBlock, FeedForward, PostNorm, PreNorm, SegmentMemory, TokenEmbedding
 from ..nn.linear import Linear
 from ..nn.losses import Loss, cross_entropy, shifted
-from ..ops.biases import Alibi
 from ..ops.demands import must_count
 from ..ops.mask import Mask
 from ..ops.masks import Causal
 from ..ops.parse import parse
 from .activations import Name as Activation
 from .activations import activation
-from .decoder import DecoderState, TransformerDecoder, Watched
+from .decoder import DecoderState, TransformerDecoder
 from .demands import must_be_one_of, must_be_share, must_be_token, must_tie
 from .padding import keep_of
+from .positions import Positions, added_positions, relative_positions
+from .stepping import Watched
 
-Positions = Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "t5", "shaw", "alibi", "none"]
 Order = Literal["pre", "post"]
 Tied = Literal["none", "output", "all"]
 
@@ -242,7 +228,7 @@ class Input(nn.Module):
         super().__init__()
         scale = config.dim**0.5 if config.embedding_scale is None else config.embedding_scale
         self.embedding = TokenEmbedding(vocabulary, config.dim, scale=scale)
-        self.positions = _added_positions(config)
+        self.positions = added_positions(config.positions, config.dim, longest=config.longest)
         self.norm = nn.LayerNorm(config.dim) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
 
@@ -255,39 +241,21 @@ class Input(nn.Module):
         return self.dropout(x) if self.training else x
 
 
-def _added_positions(config: TransformerConfig) -> nn.Module | None:
-    match config.positions:
-        case "sinusoidal":
-            return Sinusoidal(config.dim)
-        case "sinusoidal_halves":
-            return Sinusoidal(config.dim, layout="halves")
-        case "learned":
-            return LearnedPositions(config.longest, config.dim)
-        case _:
-            return None
-
-
 def _self_attention(config: TransformerConfig, *, mask: Mask | None) -> Attention:
-    bias: Alibi | nn.Module | None = None
-    rotary = None
-    head_dim = config.dim // config.heads
-    match config.positions:
-        case "rotary":
-            rotary = Rotary(head_dim)
-        case "t5":
-            bias = T5Bias(config.heads, bidirectional=not isinstance(mask, Causal))
-        case "shaw":
-            bias = ShawBias(head_dim, reach=config.reach)
-        case "alibi":
-            bias = Alibi(config.heads)
+    positions = relative_positions(
+        config.positions,
+        config.heads,
+        config.dim // config.heads,
+        reach=config.reach,
+        bidirectional=not isinstance(mask, Causal),
+    )
     return Attention(
         config.dim,
         config.heads,
         kv_heads=config.kv_heads,
         mask=mask,
-        bias=bias,
-        rotary=rotary,
         dropout=config.attention_dropout,
+        **positions,
     )
 
 

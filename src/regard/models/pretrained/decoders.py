@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..gpt import Gpt, GptConfig, Stretch
+from ..gpt import Gpt, GptConfig
+from ..stretch import Stretch
 from .architecture import Architecture, Head, Theirs, layers
 from .fields import Fields
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..activations import Name as Activation
-from ..bert import Bert, BertClassifier, BertConfig, BertPretraining, BertReader, BertTagger
+from ..bert import Bert, BertConfig, BertPretraining
+from ..bert_heads import BertClassifier, BertReader, BertTagger
 from ..vit import ViT, ViTClassifier, ViTConfig
 from .architecture import Architecture, Head, Theirs, layers
 from .fields import Fields

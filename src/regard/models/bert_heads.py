@@ -1,0 +1,117 @@
+"""Heads over a Bert: a class for each sequence, a tag for each token, a span that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..nn.losses import Loss, cross_entropy
+from ..ops.demands import must_count
+from .activations import Name as Activation
+from .activations import activation
+from .bert import Bert, Pool
+from .initial import initialize
+from .padding import Padded, keep_of
+
+
+class BertClassifier(nn.Module):
+    """A class for each sequence, or each pair of them.
+
+    >>> from regard.models import BertConfig
+    >>> BertClassifier(Bert(BertConfig.tiny(vocabulary=100)), classes=3)(torch.randint(1, 100, (2, 7))).shape
+    torch.Size([2, 3])
+
+    It reads the pool of `bert`; one of its own if that has none, or if `pooler` names another activation.
+    """
+
+    def __init__(self, bert: Bert, *, classes: int, pooler: Activation | None = None) -> None:
+        super().__init__()
+        must_count("classes", classes, least=1)
+        self.bert = bert
+        self.pooler: Activation = pooler or "tanh"
+        own = pooler is not None or bert.pool is None
+        self.pool = Pool(bert.config.dim, activation=activation(self.pooler)) if own else None
+        self.dropout = nn.Dropout(bert.config.dropout)
+        self.classes = nn.Linear(bert.config.dim, classes)
+        initialize(self.classes)
+
+    def forward(
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+    ) -> Float[Tensor, "b classes"]:
+        pool = self.pool or self.bert.pool
+        assert pool is not None
+        return self.classes(self.dropout(pool(self.bert(ids, types, padding=padding), padding)))
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Loss:
+        """Over `label` (b,)."""
+        logits = self(batch["ids"], batch.get("types"), padding=batch.get("ids_lengths"))
+        return cross_entropy(logits, batch["label"])
+
+
+class BertTagger(nn.Module):
+    """A tag for each token: parts of speech, names.
+
+    >>> from regard.models import BertConfig
+    >>> BertTagger(Bert(BertConfig.tiny(vocabulary=100)), tags=9)(torch.randint(1, 100, (2, 7))).shape
+    torch.Size([2, 7, 9])
+    """
+
+    def __init__(self, bert: Bert, *, tags: int) -> None:
+        super().__init__()
+        must_count("tags", tags, least=1)
+        self.bert = bert
+        self.dropout = nn.Dropout(bert.config.dropout)
+        self.tags = nn.Linear(bert.config.dim, tags)
+        initialize(self.tags)
+
+    def forward(
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+    ) -> Float[Tensor, "b n tags"]:
+        return self.tags(self.dropout(self.bert(ids, types, padding=padding)))
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Loss:
+        """Over `tags` (b, n) of real tokens; one below 0 does not count, such as that of a later piece of a word."""
+        tags, lengths = batch["tags"], batch.get("ids_lengths")
+        logits = self(batch["ids"], batch.get("types"), padding=lengths)
+        counted = tags >= 0 if lengths is None else (tags >= 0) & keep_of(lengths, tags)
+        return cross_entropy(logits, tags, counted=counted)
+
+
+class BertReader(nn.Module):
+    """Where the answer starts and where it ends; question and document are one sequence and see each other.
+
+    >>> from regard.models import BertConfig, best_spans
+    >>> reader = BertReader(Bert(BertConfig.tiny(vocabulary=100))).eval()
+    >>> start, end = reader(torch.randint(1, 100, (2, 9)))
+    >>> spans = best_spans(start, end, among=torch.arange(9).expand(2, 9) >= 4, longest=3)
+    >>> spans.shape, bool((spans[:, 0] >= 4).all()), bool((spans[:, 1] - spans[:, 0] < 3).all())
+    (torch.Size([2, 2]), True, True)
+    """
+
+    def __init__(self, bert: Bert) -> None:
+        super().__init__()
+        self.bert = bert
+        self.span = nn.Linear(bert.config.dim, 2)
+        initialize(self.span)
+
+    def forward(
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+    ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n"]]:
+        """The logits of each token as the start and as the end, both inclusive; -inf for padding."""
+        start, end = self.span(self.bert(ids, types, padding=padding)).unbind(-1)
+        if padding is None:
+            return start, end
+        hidden = ~keep_of(padding, ids)
+        return start.masked_fill(hidden, -torch.inf), end.masked_fill(hidden, -torch.inf)
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Loss:
+        """The mean over `start` (b,) and `end` (b,); both are 0, or below 0 and not counted, if there is none."""
+        logits = self(batch["ids"], batch.get("types"), padding=batch.get("ids_lengths"))
+        start, end = (
+            cross_entropy(x, batch[name], counted=batch[name] >= 0)
+            for x, name in zip(logits, ("start", "end"), strict=True)
+        )
+        return Loss((start.sum + end.sum) / 2, start.count)

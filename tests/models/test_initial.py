@@ -1,0 +1,31 @@
+"""Initial weights: small, and smaller where they enter the residual stream."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from regard.models import Gpt, GptConfig
+
+CONFIGS = {
+    "gpt": GptConfig(vocabulary=97, dim=64, depth=7, heads=4),
+    "llama": GptConfig.llama(vocabulary=97, dim=64, depth=7, heads=4, kv_heads=2),
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_what_enters_the_residual_stream_is_less_the_more_layers_there_are(kind):
+    model = Gpt(CONFIGS[kind])
+    for block in model.blocks:
+        for layer in (block.attention.out, block.feedforward.down):
+            assert layer.weight.std().item() == pytest.approx(0.02 / 14**0.5, rel=0.1)
+        for layer in (block.attention.query, block.feedforward.up):
+            assert layer.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_biases_are_zero_and_norms_are_one():
+    for name, parameter in Gpt(CONFIGS["gpt"]).named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any()
+        elif "norm" in name:
+            assert torch.equal(parameter, torch.ones_like(parameter))
