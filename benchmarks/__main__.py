@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import platform
 import subprocess
 import sys
@@ -127,6 +128,9 @@ def machine() -> str:
 
 
 def commit() -> str:
+    """That of the repository; a copy without one is told by the variable COMMIT."""
+    if "COMMIT" in os.environ:
+        return os.environ["COMMIT"]
     run = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
     return run.stdout.strip() or "unknown"
 

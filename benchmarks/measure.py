@@ -22,17 +22,25 @@ class Measured:
     low: float
     high: float
 
+    @classmethod
+    def of(cls, values: list[float]) -> Measured:
+        """Of a few, the shortest and the longest stand for the quartiles."""
+        if len(values) < 4:
+            return cls(statistics.median(values), min(values), max(values))
+        low, median, high = statistics.quantiles(values, n=4)
+        return cls(median, low, high)
+
 
 def times(calls: dict[str, Call], repeats: int) -> dict[str, Measured]:
     """Each call to warm up, then all of them in turn, `repeats` times; a short one is called many times at a time."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
-    often = {name: max(1, int(LEAST / _seconds(call, 1))) for name, call in calls.items()}
+    often = {name: max(1, int(LEAST / seconds(call, 1))) for name, call in calls.items()}
     for _ in range(repeats):
         for name, call in calls.items():
-            taken[name].append(_seconds(call, often[name]))
-    return {name: _summarized(values) for name, values in taken.items()}
+            taken[name].append(seconds(call, often[name]))
+    return {name: Measured.of(values) for name, values in taken.items()}
 
 
 def speeds(calls: dict[str, Call], repeats: int) -> dict[str, Measured]:
@@ -41,10 +49,11 @@ def speeds(calls: dict[str, Call], repeats: int) -> dict[str, Measured]:
     for _ in range(repeats):
         for name, call in calls.items():
             told[name].append(float(call()))  # type: ignore[arg-type]
-    return {name: _summarized(values) for name, values in told.items()}
+    return {name: Measured.of(values) for name, values in told.items()}
 
 
-def _seconds(call: Call, often: int) -> float:
+def seconds(call: Call, often: int) -> float:
+    """Of one call, made so many times."""
     start = time.perf_counter()
     for _ in range(often):
         call()
@@ -57,7 +66,7 @@ def memory(table: str, case: Case, repeats: int = 3) -> dict[str, Measured]:
     for name in (case.ours, case.peer):
         command = [sys.executable, "-m", "benchmarks.measure", table, case.name, name]
         runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(repeats)]
-        found[name] = _summarized([float(run) for run in runs])
+        found[name] = Measured.of([float(run) for run in runs])
     return found
 
 
@@ -73,13 +82,6 @@ def peak(call: Call) -> int:
 def _status(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
-
-
-def _summarized(values: list[float]) -> Measured:
-    if len(values) < 4:
-        return Measured(statistics.median(values), min(values), max(values))
-    low, median, high = statistics.quantiles(values, n=4)
-    return Measured(median, low, high)
 
 
 if __name__ == "__main__":

@@ -214,8 +214,10 @@ def model(kind: str, tokenizers: Tokenizers) -> nn.Module:
     torch.manual_seed(0)
     if kind == "rnn":
         return Seq2Seq(Seq2SeqConfig(**sizes, hidden=HIDDEN, attention="bahdanau", tied="none"))
-    layers = {"heads": HEADS, "hidden": INNER, "encoder_layers": DEPTH, "decoder_layers": DEPTH}
-    return Transformer(TransformerConfig(**sizes, **layers, tied="all" if kind == "joint" else "output"))
+    sizes |= {"heads": HEADS, "hidden": INNER, "encoder_layers": DEPTH, "decoder_layers": DEPTH}
+    if kind == "joint":  # as Marian, norms after each sublayer
+        return Transformer(TransformerConfig(**sizes, tied="all", norm="post"))
+    return Transformer(TransformerConfig(**sizes, tied="output", norm="pre"))
 
 
 class Clock(Silence):

@@ -28,7 +28,7 @@ from regard.views.frames import parsed
 from regard.views.pyramid import TILE
 
 from .__main__ import COMMIT, RESULTS, machine
-from .measure import Measured, _summarized
+from .measure import Measured
 
 BARS = {"first view": 2.0, "exact tile": 0.15, "preview": 0.15, "memory": 500e6}
 
@@ -52,6 +52,10 @@ def main() -> None:
     for row in rows:
         print(f"{row['case']:<56} {row['median']:>10}  {row['quartiles']:<24} bar {row['bar']}, {row['met']}")
     if (arguments.tokens, arguments.layers, arguments.heads) == (131072, 8, 16):
+        if arguments.device:
+            rows = [
+                row | {"machine": f"{torch.cuda.get_device_name(arguments.device)}, {row['machine']}"} for row in rows
+            ]
         save(rows, RESULTS / ("viewer_gpu.csv" if arguments.device else "viewer_cpu.csv"))
 
 
@@ -207,7 +211,7 @@ def megabytes(n: float) -> str:
 
 def row(case: str, bar: str | float, values: list[float], show=milliseconds) -> dict[str, object]:
     most = BARS[bar] if isinstance(bar, str) else bar
-    found: Measured = _summarized(values)
+    found = Measured.of(values)
     return {
         "case": case,
         "median": show(found.median),

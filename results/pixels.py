@@ -19,7 +19,7 @@ from regard.decode import sample
 from regard.models import Gpt, GptConfig
 from regard.train import Shuffled, own_device
 
-from .script import parser, train
+from .script import falling, parser, train
 
 GREYS, CLASSES, SIDE = 17, 10, 8
 ROWS = 64
@@ -52,7 +52,7 @@ def main() -> None:
         return {"bits": float(loss.mean) / math.log(2)}
 
     batches = Shuffled([{"ids": seen[first : first + ROWS]} for first in range(0, len(seen), ROWS)])
-    train(given, model, batches, evaluate, rate=1e-3, evaluate_every=250, metric="bits")
+    train(given, model, batches, evaluate, rate=falling(given, 1e-3), evaluate_every=250, metric="bits")
     labels = torch.arange(CLASSES).repeat_interleave(CLASSES)[:, None] + GREYS
     drawn = sample(model.eval(), None, labels.to(own_device()), end=None, max_length=SIDE**2, seed=given.seed)
     greys = torch.tensor([one.tokens for [one] in drawn]).clamp(max=GREYS - 1).view(CLASSES, CLASSES, SIDE, SIDE)

@@ -18,7 +18,7 @@ from regard.models import Bert, BertConfig, BertPretraining, mask_words, pretrai
 from regard.tasks.seeing import Changed
 from regard.train import Shuffled, own_device
 
-from .script import parser, train
+from .script import falling, parser, train
 
 HALF = 180  # tokens of each stretch
 MASK = "<mask>"
@@ -73,7 +73,14 @@ def main() -> None:
         losses = [model.loss({name: x.to(own_device()) for name, x in batch.items()}) for batch in kept]
         return {"loss": sum(float(one.sum) for one in losses) / sum(float(one.count) for one in losses)}
 
-    train(given, model, Changed(Shuffled(rows.batches), rows.masked), evaluate, rate=5e-4, evaluate_every=1000)
+    train(
+        given,
+        model,
+        Changed(Shuffled(rows.batches), rows.masked),
+        evaluate,
+        rate=falling(given, 5e-4),
+        evaluate_every=1000,
+    )
     pretrained.save(model.cpu(), given.out / "huggingface")
     tokenizer.save(given.out / "huggingface" / "tokenizer.json")
 

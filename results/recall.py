@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.models.transformer import TransformerConfig, TransformerEncoder
 from regard.nn.losses import Loss, cross_entropy
-from regard.train import own_device
+from regard.train import Constant, own_device
 
 from .script import parser, train
 
@@ -61,10 +61,10 @@ class Recaller(nn.Module):
 
 
 class Texts:
-    """Batches of texts: of 8 words at first, then of four times as many in each stage, up to the full length."""
+    """Batches of texts: of 8 words at first, then of twice as many in each stage, up to the full length."""
 
     def __init__(self, length: int, steps: int, seed: int) -> None:
-        self.lengths = [8 * 4**stage for stage in range(16) if 8 * 4**stage < length] + [length]
+        self.lengths = [8 * 2**stage for stage in range(16) if 8 * 2**stage < length] + [length]
         self.steps, self.seed, self.step = max(1, steps), seed, 0
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
@@ -112,7 +112,9 @@ def main() -> None:
     batches = Texts(given.length, given.steps, 10**7 * (1 + given.seed))
     model = Recaller(given.attention)
     every = max(1, given.steps // 2)
-    train(given, model, batches, evaluate, rate=1e-3, evaluate_every=every, metric="accuracy", better="higher")
+    # The longest texts come last, and are new to it: the rate does not fall before them.
+    rate = Constant(1e-3, warmup=min(given.steps // 10, 300))
+    train(given, model, batches, evaluate, rate=rate, evaluate_every=every, metric="accuracy", better="higher")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from regard.train import Cosine, Epochs, Failure, Recipe, fit, own_device
+from regard.train.schedules import Schedule
 
 
 def parser(description: str | None, *, steps: int) -> argparse.ArgumentParser:
@@ -23,13 +24,18 @@ def parser(description: str | None, *, steps: int) -> argparse.ArgumentParser:
     return made
 
 
+def falling(given: argparse.Namespace, peak: float) -> Cosine:
+    """A rate that climbs a while and then falls to 0."""
+    return Cosine(peak, steps=given.steps, warmup=min(given.steps // 10, 500))
+
+
 def train(
     given: argparse.Namespace,
     model: nn.Module,
     batches: Epochs,
     evaluate: Callable[[Any], Mapping[str, float]],
     *,
-    rate: float,
+    rate: Schedule,
     evaluate_every: int,
     metric: str = "loss",
     better: Any = "lower",
@@ -38,7 +44,7 @@ def train(
     recipe = Recipe(
         steps=given.steps,
         seed=given.seed,
-        rate=Cosine(rate, steps=given.steps, warmup=min(given.steps // 10, 500)),
+        rate=rate,
         weight_decay=0.01,
         evaluate_every=min(given.steps, evaluate_every),
         save_every=min(given.steps, evaluate_every),

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from . import checkpoint, progress, randomness, saving
 from .batches import Epochs, moved
-from .distributed import Group, exchanging, joined, spread
+from .distributed import Group, joined, spread
 from .failures import CheckpointError, NonFiniteError, Stopped, memory_errors
 from .finite import first_non_finite
-from .graphs import Pass, Replayed
+from .gradient import Objective, Step, forward_and_backward, mean_gradient
+from .graphs import Replayed
 from .log import Board, Log
-from .losses import Summed
-from .optimizer import adamw, divide_gradients, set_rate, whole
+from .optimizer import adamw, set_rate
 from .recipe import Recipe
 from .saving import Saver
 from .schedules import Plateau
@@ -99,7 +99,7 @@ def fit(
         start = _starting_point(run, group, resume=resume, say=shown.say)
         state = State() if start is None else _take_up(start, model, batches, recipe, say=shown.say)
         trained = _prepared(model, recipe, group)
-        once = partial(_pass, trained, autocast, group.device)
+        once = partial(forward_and_backward, trained, autocast, group.device)
         replayed = Replayed(partial(once, {}), group) if recipe.graphs else None
         optimizer = adamw(model, recipe)
         if start is None:
@@ -148,7 +148,7 @@ def fit(
                 handed = {} if recipe.forcing is None else {"forcing": recipe.forcing(state.step)}
                 rate = recipe.rate(state.step + 1, state.scores)
                 set_rate(optimizer, rate)
-                step = _gradient(trained, weighed, replayed or partial(once, handed), recipe, group)
+                step = mean_gradient(trained, weighed, replayed or partial(once, handed), group, clip=recipe.clip)
                 if not step.finite:
                     raise _non_finite(step, model, parts, handed, state, saver)
                 optimizer.step()
@@ -159,80 +159,6 @@ def fit(
                 raise ValueError("batches must hold at least one batch an epoch, got an epoch without any")
             if most < recipe.accumulate:
                 state.epoch, state.batch, left = state.epoch + 1, 0, iter(batches)
-
-
-class Objective(nn.Module):
-    """`model.loss` as the forward pass of a module, which is what PyTorch knows how to compile and to distribute."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model: Any = model
-
-    def forward(self, batch: Any, handed: dict[str, float]) -> tuple[Tensor, Tensor]:
-        """The summed loss and its count; a scalar tensor counts as one item."""
-        loss = self.model.loss(batch, **handed)
-        if isinstance(loss, Tensor):
-            if loss.numel() != 1:
-                raise ValueError(
-                    f"loss must be a scalar, got shape {tuple(loss.shape)}; return an object with sum and count"
-                )
-            return loss.reshape(()), torch.ones((), device=loss.device)
-        if not isinstance(loss, Summed):
-            raise TypeError(f"loss must be a scalar tensor or have sum and count, got {type(loss).__name__}")
-        count = loss.count if isinstance(loss.count, Tensor) else torch.full((), loss.count, device=loss.sum.device)
-        return loss.sum, count
-
-
-@dataclass(frozen=True)
-class _Step:
-    """The loss summed over all items of an update, their number, and the norm of the gradient of its mean."""
-
-    sum: float
-    count: float
-    norm: float
-
-    @property
-    def loss(self) -> float:
-        return self.sum / max(self.count, 1.0)
-
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.sum) and math.isfinite(self.norm)
-
-
-def _pass(
-    trained: nn.Module,
-    autocast: torch.autocast,
-    device: torch.device,
-    handed: dict[str, float],
-    batch: Any,
-    weight: float,
-) -> tuple[Tensor, Tensor]:
-    """Forward and backward over a batch: its loss and count; the gradient of loss times weight joins those at hand."""
-    with autocast:
-        loss, count = trained(moved(batch, device), handed)
-    (loss * weight).backward()
-    return loss.detach(), count
-
-
-def _gradient(trained: nn.Module, weighed: list[tuple[Any, float]], once: Pass, recipe: Recipe, group: Group) -> _Step:
-    """Leave in the parameters the clipped gradient of the mean loss over all items of all processes."""
-    numbers = []
-    for place, (batch, weight) in enumerate(weighed, start=1):
-        with exchanging(trained, now=place == len(weighed)):
-            loss, count = once(batch, weight)
-        wide = torch.promote_types(loss.dtype, torch.float32)
-        numbers.append(torch.stack([loss.to(wide), count.to(wide)]))
-    weights = torch.tensor([[weight] for _, weight in weighed], dtype=torch.float64)
-    total, items = group.sum((torch.stack(numbers).cpu() * weights).sum(0).tolist())
-    # The gradients at hand are of sums, averaged over the processes; divided once, they are of the mean.
-    divide_gradients(trained, max(items, 1.0) / group.size)
-    parameters = [p for p in trained.parameters() if p.grad is not None]
-    norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-    step = _Step(total, items, norm.item())
-    if recipe.clip is not None and step.finite:
-        nn.utils.clip_grads_with_norm_(parameters, recipe.clip, norm)
-    return step
 
 
 def _evaluated(
@@ -320,7 +246,7 @@ def _shown(show: progress.Progress | None, recipe: Recipe, leads: bool) -> Itera
 
 
 def _non_finite(
-    step: _Step, model: nn.Module, parts: list[Any], handed: dict[str, float], state: State, saver: Saver
+    step: Step, model: nn.Module, parts: list[Any], handed: dict[str, float], state: State, saver: Saver
 ) -> NonFiniteError:
     """What to raise: which step and batch, the first thing that is not finite, and where the last good state is."""
     first, last = state.batch + 1, state.batch + len(parts)

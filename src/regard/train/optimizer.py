@@ -66,11 +66,10 @@ def set_rate(optimizer: AdamW, rate: float) -> None:
         group["lr"] = rate
 
 
-def divide_gradients(model: nn.Module, by: float) -> None:
-    """From the gradient of a sum to that of a mean."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    if gradients:
-        torch._foreach_div_(gradients, by)
+def scale(gradients: list[Tensor], by: float) -> None:
+    """All of them, in place."""
+    if gradients and by != 1.0:
+        torch._foreach_mul_(gradients, by)
 
 
 @runtime_checkable

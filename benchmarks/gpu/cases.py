@@ -1,19 +1,10 @@
-"""`python -m benchmarks.gpu [--only part of a name]`: attention and its weights on a GPU, beside PyTorch's kernels.
-
-bfloat16, 16 heads, inputs drawn at random, CUDA events, the calls of a case in turn. What is measured is checked
-against float64 first; the whole suite for a GPU is `pytest -m gpu` and `pytest tests/kernels`.
-"""
+"""What is measured on a GPU: our call, its peers and the bar."""
 
 from __future__ import annotations
 
-import argparse
-import csv
 import functools
-import platform
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import date
 
 import torch
 import torch.nn.functional as F
@@ -24,19 +15,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from regard import Additive, Causal, Weights, Window, attend, weights
 from regard.ops.masks import Mask
 
-from .__main__ import COMMIT, RESULTS
-from .measure import _summarized
-
 Call = Callable[[], object]
 HEADS = 16
-FEWEST, ROUNDS = 3, 5  # rounds: few where they agree
-AGREE = 0.02  # of the median, between the shortest and the longest round
-HOPELESS = 1.5  # times the fastest peer: a slower one is timed once
-LEAST = 0.004  # seconds of calls in a round
-FIELDS = [
-    *("case", "ours", "quartiles", "peer", "peer_time", "peer_quartiles", "ratio", "bar", "met", "rounds"),
-    *("machine", "python", "torch", "triton", "commit", "date"),
-]
 
 
 @dataclass(frozen=True)
@@ -48,22 +28,6 @@ class Case:
     bar: float | None = None
     cost: bool = False  # the ratio says how many times a peer's time ours takes, at most `bar`
     show: str = "ms"  # or "us", of the host, or "MB"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="measure only cases whose name holds this, and save nothing")
-    arguments = parser.parse_args()
-    torch.manual_seed(0)
-    check()
-    rows = []
-    for case in cases():
-        if arguments.only in case.name:
-            rows.append(measured(case))
-            report(rows[-1])
-            torch.cuda.empty_cache()
-            if not arguments.only:
-                save(rows)  # after each, so that a run cut short has not run for nothing
 
 
 def cases() -> Iterator[Case]:
@@ -298,147 +262,3 @@ def window_summary() -> tuple[Call, dict[str, Call]]:
     q, k, v = tensors(1, HEADS, 65536, 64)
     mask = Causal() & Window(512)
     return seen(q, k, v, mask), {"its forward": functools.partial(attend, q, k, v, mask=mask)}
-
-
-def check() -> None:
-    """A benchmark of wrong numbers is worth nothing."""
-    for mask in (None, Causal(), Causal() & Window(512)):
-        for d in (64, 128):
-            q, k, v = tensors(1, 2, 2048, d)
-            A, exact = weights(q, k, mask=mask), weights(q.double(), k.double(), mask=mask, backend="reference")
-            near("output", A @ v, exact @ v.double(), 0.02)
-            got, want = A.summary(), exact.summary()
-            for name in ("entropy", "received", "max", "distance", "map"):
-                near(f"{name} under {mask}", getattr(got, name), getattr(want, name), 0.01)
-            near(f"topk under {mask}", A.topk(8).values, exact.topk(8).values, 0.01)
-            near(f"maxima under {mask}", A.pool(64, 64, "max"), exact.pool(64, 64, "max"), 0.01)
-            both = groups(2048), groups(2048)
-            near(f"mass under {mask}", A.mass(*both), exact.mass(*both), 0.01)
-    q, k, v = tensors(2, 1, 300, 64)
-    u = torch.randn(64, device="cuda", dtype=torch.bfloat16)
-    exact = attend(q.double(), k.double(), v.double(), score=Additive(u.double()), backend="reference")
-    near("additive", attend(q, k, v, score=Additive(u)), exact, 0.02)
-
-
-def near(name: str, got: Tensor, want: Tensor, most: float) -> None:
-    off = (got.double() - want).abs().max().item() / want.abs().max().item()
-    if not off < most:
-        raise SystemExit(f"error: {name} is off by {off:.3g} of the largest; nothing was measured")
-
-
-def measured(case: Case) -> dict[str, object]:
-    ours, peers = case.build()
-    if case.show == "MB":
-        taken = {"regard": [float(ours()) for _ in range(3)]}  # type: ignore[arg-type]
-    else:
-        taken = times(ours, peers, _host if case.show == "us" else _events)
-    found = {name: _summarized(values) for name, values in taken.items()}
-    mine = found.pop("regard")
-    best = min(found, key=lambda name: found[name].median) if found else ""
-    ratio, met = None, None
-    if best:
-        ratio = mine.median / found[best].median if case.cost else found[best].median / mine.median
-    if case.bar is not None:
-        if case.show == "MB":
-            met = mine.median <= case.bar
-        elif case.show == "us":
-            met = mine.median - found[best].median <= case.bar / 1e6
-        elif ratio is not None:
-            met = ratio <= case.bar if case.cost else ratio >= case.bar
-    show = functools.partial(shown, unit=case.show)
-    return {
-        "case": case.name,
-        "ours": show(mine.median),
-        "quartiles": f"{show(mine.low)} to {show(mine.high)}",
-        "peer": best,
-        "peer_time": show(found[best].median) if best else "",
-        "peer_quartiles": f"{show(found[best].low)} to {show(found[best].high)}" if best else "",
-        "ratio": "" if ratio is None else f"{'costs ' if case.cost else ''}{ratio:.2f}",
-        "bar": "" if case.bar is None else promise(case),
-        "met": "" if met is None else "yes" if met else "no",
-        "rounds": len(taken["regard"]),
-        "machine": torch.cuda.get_device_name(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": __import__("triton").__version__,
-        "commit": COMMIT,
-        "date": date.today().isoformat(),
-    }
-
-
-def promise(case: Case) -> str:
-    if case.show == "ms":
-        return f"at most {case.bar:.2f}" if case.cost else f"{case.bar:.2f}"
-    return f"at most {case.bar:.0f} {case.show}{' more' if case.show == 'us' else ''}"
-
-
-def times(ours: Call, peers: dict[str, Call], clock: Callable[[Call, int], float]) -> dict[str, list[float]]:
-    """Seconds of each call, all in turn, until rounds agree; a short one is called many times in a round."""
-    calls = {"regard": ours, **peers}
-    first = {name: warm(call, clock) for name, call in calls.items()}
-    best = min((first[name] for name in peers), default=0.0)
-    taken = {name: [first[name]] if first[name] > HOPELESS * best else [] for name in peers}
-    rivals = ["regard", *(name for name in peers if not taken[name])]
-    taken |= {name: [] for name in rivals}
-    for done in range(ROUNDS):
-        if done >= FEWEST and all(agreed(taken[name]) for name in rivals):
-            break
-        for name in rivals:
-            often = max(1, min(200, int(LEAST / max(first[name], 1e-6))))
-            taken[name].append(clock(calls[name], often))
-    return taken
-
-
-def warm(call: Call, clock: Callable[[Call, int], float]) -> float:
-    """Seconds of a call, once it is compiled and, if it is short, has run a few times."""
-    call()
-    taken = clock(call, 1)
-    return clock(call, 3) if taken < LEAST else taken
-
-
-def agreed(values: list[float]) -> bool:
-    return max(values) - min(values) <= AGREE * min(values)
-
-
-def _events(call: Call, often: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(often):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3 / often
-
-
-def _host(call: Call, often: int) -> float:
-    """Until the call returns; the device may still be at work."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(often):
-        call()
-    taken = (time.perf_counter() - start) / often
-    torch.cuda.synchronize()
-    return taken
-
-
-def shown(x: float, unit: str) -> str:
-    return {"ms": f"{x * 1e3:.3f} ms", "us": f"{x * 1e6:.1f} us", "MB": f"{x:.0f} MB"}[unit]
-
-
-def report(row: dict[str, object]) -> None:
-    mark = "   <- under the bar" if row["met"] == "no" else ""
-    against = f"{row['peer_time']:>12} {row['peer']:<20} {row['ratio']}"
-    print(f"{row['case']:<70} {row['ours']:>12} vs {against}{mark}", flush=True)
-
-
-def save(rows: list[dict[str, object]]) -> None:
-    path = RESULTS / "kernels_gpu.csv"
-    with path.open("w", newline="", encoding="utf8") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,63 @@
+"""`python -m benchmarks.gpu [--only part of a name]`: attention and its weights on a GPU, beside PyTorch's kernels.
+
+bfloat16, 16 heads, inputs drawn at random, CUDA events, the calls of a case in turn. What is measured is checked
+against float64 first; the whole suite for a GPU is `pytest -m gpu` and `pytest tests/kernels`.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import Tensor
+
+from regard import Additive, Causal, Window, attend, weights
+
+from .cases import cases, groups, tensors
+from .table import measured, report, save
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="measure only cases whose name holds this, and save nothing")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    check()
+    rows = []
+    for case in cases():
+        if arguments.only in case.name:
+            rows.append(measured(case))
+            report(rows[-1])
+            torch.cuda.empty_cache()
+            if not arguments.only:
+                save(rows)  # after each, so that a run cut short has not run for nothing
+
+
+def check() -> None:
+    """A benchmark of wrong numbers is worth nothing."""
+    for mask in (None, Causal(), Causal() & Window(512)):
+        for d in (64, 128):
+            q, k, v = tensors(1, 2, 2048, d)
+            A, exact = weights(q, k, mask=mask), weights(q.double(), k.double(), mask=mask, backend="reference")
+            near("output", A @ v, exact @ v.double(), 0.02)
+            got, want = A.summary(), exact.summary()
+            for name in ("entropy", "received", "max", "distance", "map"):
+                near(f"{name} under {mask}", getattr(got, name), getattr(want, name), 0.01)
+            near(f"topk under {mask}", A.topk(8).values, exact.topk(8).values, 0.01)
+            near(f"maxima under {mask}", A.pool(64, 64, "max"), exact.pool(64, 64, "max"), 0.01)
+            both = groups(2048), groups(2048)
+            near(f"mass under {mask}", A.mass(*both), exact.mass(*both), 0.01)
+    q, k, v = tensors(2, 1, 300, 64)
+    u = torch.randn(64, device="cuda", dtype=torch.bfloat16)
+    exact = attend(q.double(), k.double(), v.double(), score=Additive(u.double()), backend="reference")
+    near("additive", attend(q, k, v, score=Additive(u)), exact, 0.02)
+
+
+def near(name: str, got: Tensor, want: Tensor, most: float) -> None:
+    off = (got.double() - want).abs().max().item() / want.abs().max().item()
+    if not off < most:
+        raise SystemExit(f"error: {name} is off by {off:.3g} of the largest; nothing was measured")
+
+
+if __name__ == "__main__":
+    main()

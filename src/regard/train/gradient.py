@@ -1,0 +1,100 @@
+"""The gradient of an update: of the mean loss over all items of all its batches, on all processes, clipped."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .batches import moved
+from .distributed import Group, exchanging
+from .graphs import Pass
+from .losses import Summed
+from .optimizer import scale, whole
+
+
+class Objective(nn.Module):
+    """`model.loss` as the forward pass of a module, which is what PyTorch knows how to compile and to distribute."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model: Any = model
+
+    def forward(self, batch: Any, handed: dict[str, float]) -> tuple[Tensor, Tensor]:
+        """The summed loss and its count; a scalar tensor counts as one item."""
+        loss = self.model.loss(batch, **handed)
+        if isinstance(loss, Tensor):
+            if loss.numel() != 1:
+                raise ValueError(
+                    f"loss must be a scalar, got shape {tuple(loss.shape)}; return an object with sum and count"
+                )
+            return loss.reshape(()), torch.ones((), device=loss.device)
+        if not isinstance(loss, Summed):
+            raise TypeError(f"loss must be a scalar tensor or have sum and count, got {type(loss).__name__}")
+        count = loss.count if isinstance(loss.count, Tensor) else torch.full((), loss.count, device=loss.sum.device)
+        return loss.sum, count
+
+
+@dataclass(frozen=True)
+class Step:
+    """The loss summed over all items of an update, their number, and the norm of the gradient of its mean."""
+
+    sum: float
+    count: float
+    norm: float  # before it is clipped
+
+    @property
+    def loss(self) -> float:
+        """The mean."""
+        return self.sum / max(self.count, 1.0)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the gradient is one to follow."""
+        return math.isfinite(self.sum) and math.isfinite(self.norm)
+
+
+def mean_gradient(
+    trained: nn.Module, weighed: list[tuple[Any, float]], once: Pass, group: Group, *, clip: float | None
+) -> Step:
+    """Leave in the parameters the gradient of the mean loss of the batches as they weigh, its norm at most `clip`.
+
+    One that is not finite is left as the gradient of the sum.
+    """
+    told = []
+    for place, (batch, weight) in enumerate(weighed, start=1):
+        with exchanging(trained, now=place == len(weighed)):
+            loss, count = once(batch, weight)
+        wide = torch.promote_types(loss.dtype, torch.float32)
+        told.append(torch.stack([loss.to(wide), count.to(wide)]))
+    gradients = [p.grad for p in trained.parameters() if p.grad is not None]
+    length = whole(nn.utils.get_total_norm(gradients)).to(told[0].device)
+    # All numbers at once: a GPU is waited for once a step.
+    *numbers, norm = torch.cat([*told, length[None]]).tolist()
+    total = sum(weight * loss for (_, weight), loss in zip(weighed, numbers[::2], strict=True))
+    items = sum(weight * count for (_, weight), count in zip(weighed, numbers[1::2], strict=True))
+    total, items = group.sum([total, items])
+    # The gradients at hand are of sums, averaged over the processes; one factor makes them those of the mean, clipped.
+    mean = group.size / max(items, 1.0)
+    step = Step(total, items, mean * norm)
+    if step.finite:
+        scale(gradients, mean if clip is None else mean * min(1.0, clip / (step.norm + 1e-6)))
+    return step
+
+
+def forward_and_backward(
+    trained: nn.Module,
+    autocast: torch.autocast,
+    device: torch.device,
+    handed: dict[str, float],
+    batch: Any,
+    weight: float,
+) -> tuple[Tensor, Tensor]:
+    """Over a batch, its loss and count; the gradient of loss times weight joins those at hand."""
+    with autocast:
+        loss, count = trained(moved(batch, device), handed)
+    (loss * weight).backward()
+    return loss.detach(), count
