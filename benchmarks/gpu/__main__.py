@@ -19,18 +19,16 @@ from .table import measured, report, save
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="measure only cases whose name holds this, and save nothing")
+    parser.add_argument("--only", default="", help="measure only cases whose name holds this")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     check()
-    rows = []
     for case in cases():
         if arguments.only in case.name:
-            rows.append(measured(case))
-            report(rows[-1])
+            row = measured(case)
+            report(row)
+            save(row)  # after each, so that a run cut short has not run for nothing
             torch.cuda.empty_cache()
-            if not arguments.only:
-                save(rows)  # after each, so that a run cut short has not run for nothing
 
 
 def check() -> None:

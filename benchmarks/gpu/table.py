@@ -11,7 +11,7 @@ import torch
 
 from ..__main__ import COMMIT, RESULTS
 from ..measure import Measured
-from .cases import Case
+from .cases import Case, cases
 from .clock import events, host, times
 
 FIELDS = [
@@ -76,9 +76,15 @@ def report(row: dict[str, object]) -> None:
     print(f"{row['case']:<70} {row['ours']:>12} vs {against}{mark}", flush=True)
 
 
-def save(rows: list[dict[str, object]]) -> None:
+def save(row: dict[str, object]) -> None:
+    """Put the row in the place of an older one; every row tells its commit."""
     path = RESULTS / "kernels_gpu.csv"
+    rows: dict[object, dict[str, object]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf8") as file:
+            rows = {old["case"]: old for old in csv.DictReader(file)}
+    rows[row["case"]] = row
     with path.open("w", newline="", encoding="utf8") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(rows[case.name] for case in cases() if case.name in rows)

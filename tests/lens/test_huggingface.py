@@ -18,7 +18,7 @@ from regard.lens import capture
 from regard.lens.huggingface import _flash_mask
 from regard.lens.reading import Reader
 from regard.lens.storage import Store
-from regard.lens.watch import Watch, _asks_an_interface
+from regard.lens.watch import Watch, _may_attend
 
 CLOSE = 1e-5
 SEQ2SEQ = (zoo.t5, zoo.marian, zoo.whisper)
@@ -245,8 +245,9 @@ def test_layers_of_transformers_run_without_a_mode(monkeypatch):
 
 def test_a_file_of_transformers_that_calls_the_kernel_itself_is_watched():
     for model in (hf.SamModel, hf.LlamaModel):  # which are imported here
-        assert _asks_an_interface(model.__module__) == (model is hf.LlamaModel)
-    assert not _asks_an_interface("torch.nn.modules.activation")
+        assert _may_attend(model) == (model is hf.SamModel)
+    assert _may_attend(torch.nn.MultiheadAttention)
+    assert not _may_attend(torch.nn.ModuleList)
 
 
 def test_what_the_kernel_says_of_each_row_is_kept():
@@ -263,7 +264,8 @@ def test_what_the_kernel_says_of_each_row_is_kept():
 
 
 def interfaces():
-    return hf.AttentionInterface.get_interface, dict(hf.AttentionInterface()), dict(hf.AttentionMaskInterface())
+    masks = hf.AttentionMaskInterface
+    return hf.AttentionInterface.get_interface, dict(hf.AttentionInterface()), masks.__getitem__, dict(masks())
 
 
 def test_interfaces_are_as_they_were_afterwards():

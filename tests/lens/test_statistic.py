@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.lens.statistic import SDPA, Listening, attended, tell, tell_no_more
+from regard.lens.statistic import _EAR, SDPA, attended, hear, tell, tell_no_more
 
 
 def tensors(h=4, g=4, i=9, j=9, d=6, dtype=torch.float32):
@@ -87,26 +87,32 @@ def telling():
     assert F.scaled_dot_product_attention is SDPA
 
 
-def test_listening_keeps_the_statistic_of_a_single_call(telling):
+def test_the_statistic_of_a_single_call_is_heard(telling):
     q, k, v = tensors()
-    with Listening() as kernel:
-        out = F.scaled_dot_product_attention(q, k, v)
-    assert torch.equal(out, SDPA(q, k, v))
-    assert kernel.statistic.shape == q.shape[:3]
-    with Listening() as kernel:
-        F.scaled_dot_product_attention(q, k, v)
-        F.scaled_dot_product_attention(q, k, v)
-    assert kernel.statistic is None
+    out, statistic = hear(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+    assert torch.equal(out, SDPA(q, k, v, is_causal=True))
+    assert torch.equal(statistic, attended(q, k, v, is_causal=True)[1])
+    assert hear(lambda: [F.scaled_dot_product_attention(q, k, v) for _ in range(2)])[1] is None
+    assert hear(lambda: hear(F.scaled_dot_product_attention, q, k, v))[1] is None
 
 
 def test_whoever_does_not_listen_gets_the_plain_function(telling):
     q, k, v = tensors()
-    with Listening() as kernel:
+
+    def elsewhere():
         thread = threading.Thread(target=F.scaled_dot_product_attention, args=(q, k, v))
         thread.start()
         thread.join()
-    assert kernel.statistic is None
+
+    assert hear(elsewhere) == (None, None)
     assert torch.equal(F.scaled_dot_product_attention(q, k, v), SDPA(q, k, v))
+
+
+def test_nothing_is_heard_after_a_function_has_failed(telling):
+    q, k, v = tensors(g=2)
+    with pytest.raises(RuntimeError):
+        hear(F.scaled_dot_product_attention, q, k, v)
+    assert _EAR.found is None
 
 
 def test_a_function_somebody_put_in_its_place_stays(monkeypatch):

@@ -1,14 +1,18 @@
 """A plain pass of a fast model waits for nothing: what it attended to is read when somebody looks."""
 
+import sys
+from collections import Counter
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface
 from zoo import llama, t5
 
-from regard import Causal
-from regard.lens import capture
+from regard import Causal, weights
+from regard.lens import capture, statistic
 from regard.lens.reading import Reader
 from regard.lens.record import Seen
 from regard.lens.recorder import Recorder
@@ -17,16 +21,24 @@ from regard.lens.storage import Store
 WAITS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.nonzero.default")
 
 
-class Waits(TorchDispatchMode):
-    """Counts what makes a host wait for its device."""
+class Launched(TorchDispatchMode):
+    """Counts the operations that run, each of which costs the host of a GPU microseconds."""
 
     def __init__(self):
         super().__init__()
-        self.count = 0
+        self.each = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += str(func) in WAITS
+        self.each[str(func)] += 1
         return func(*args, **(kwargs or {}))
+
+
+class Waits(Launched):
+    """Counts what makes a host wait for its device."""
+
+    @property
+    def count(self):
+        return sum(self.each[name] for name in WAITS)
 
 
 @torch.no_grad()
@@ -43,6 +55,84 @@ def test_a_plain_pass_is_read_when_somebody_looks_and_never_makes_a_device_wait(
     assert not inside
     assert [A.call.mask for A in tape.values()] == [Causal()] * 2
     assert len(inside) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("short", "added"),
+    [pytest.param(2**13, {}, id="short"), pytest.param(0, {"aten._fused_sdp_choice.default": 2}, id="long")],
+)
+def test_a_captured_pass_launches_what_the_plain_one_does(monkeypatch, short, added):
+    monkeypatch.setattr(statistic, "SHORT", short)
+    model, ids = llama(), torch.arange(14).view(2, 7)
+    with Launched() as plain:
+        model(ids, use_cache=False)
+    with Launched() as watched, capture(model) as tape:
+        model(ids, use_cache=False)
+    assert watched.each - plain.each == added
+    assert plain.each - watched.each == {}
+    for A in tape.values():
+        told = A.known_statistic.squeeze(-1)
+        assert (told - weights(A.call.q, A.call.k, mask=Causal()).lse).abs().max() < 1e-5
+
+
+def calls_of(run):
+    """How many functions, of Python and of C, are called."""
+    count, before = Counter(), sys.getprofile()
+    sys.setprofile(lambda frame, event, arg: count.update((event,)))
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return count["call"] + count["c_call"]
+
+
+@torch.no_grad()
+def test_a_captured_attention_takes_few_calls_of_the_host():
+    added = {}
+    for layers in (1, 2):
+        model, ids = llama(), torch.arange(7)[None]
+        del model.model.layers[layers:]
+        model.config.num_hidden_layers = layers
+
+        def plain(model=model, ids=ids):
+            model(ids, use_cache=False)
+
+        def watched(model=model, plain=plain):
+            with capture(model):
+                plain()
+
+        plain(), watched()
+        added[layers] = calls_of(watched) - calls_of(plain)
+    assert added[2] - added[1] <= 60  # the walk that names the parts of a layer included
+    assert added[1] <= 220
+
+
+@torch.no_grad()
+def test_of_a_model_that_asks_an_interface_only_the_whole_is_hooked():
+    model = llama()
+    with capture(model):
+        model(torch.arange(7)[None], use_cache=False)
+        hooked = [module for module in model.modules() if module._forward_pre_hooks or module._forward_hooks]
+    assert hooked == [model]
+
+
+@torch.no_grad()
+def test_a_layer_that_writes_to_its_queries_raises_when_it_is_asked_for():
+    model = llama()
+
+    def scaled(module, q, k, v, mask, **kwargs):
+        return q.mul_(0.5).transpose(1, 2), None
+
+    AttentionInterface.register("scaled", scaled)
+    model.config._attn_implementation = "scaled"
+    try:
+        with capture(model) as tape:
+            model(torch.arange(7)[None], use_cache=False)
+    finally:
+        del AttentionInterface._global_mapping["scaled"]
+    with pytest.raises(RuntimeError, match="was changed in place"):
+        tape[0].dense()
 
 
 @torch.no_grad()

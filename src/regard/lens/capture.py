@@ -90,7 +90,7 @@ def _must_be_watchable(model: nn.Module) -> None:
         raise TypeError(
             "a scripted model runs outside Python, where nothing can be watched; capture the model it was made of"
         )
-    if hasattr(model, "_orig_mod"):
+    if "_orig_mod" in model._modules:
         raise TypeError(
             "a compiled model calls its attention by other names; capture the model itself, model._orig_mod"
         )

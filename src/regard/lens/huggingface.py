@@ -22,7 +22,7 @@ from ..ops.masks import Causal, Padding, Window
 from ..ops.normalizers import SinkSoftmax
 from .reading import Reader
 from .record import Seen
-from .statistic import Listening, tell, tell_no_more
+from .statistic import found_again, hear, is_short, tell, tell_no_more
 from .watch import Watch
 
 EAGER, CAUSAL = "eager", Causal()
@@ -33,7 +33,7 @@ NUMBERS = ("is_causal", "scaling", "sliding_window", "softcap")  # arguments tha
 def watching(watch: Watch) -> Iterator[None]:
     """See the attention of transformers models within the block; nothing to do where there are none."""
     transformers = sys.modules.get("transformers")
-    if transformers is None or not any(isinstance(m, transformers.PreTrainedModel) for m in watch.model.modules()):
+    if transformers is None or not any(isinstance(m, transformers.PreTrainedModel) for m in watch.parts):
         yield
         return
     with _LOCK:
@@ -58,18 +58,16 @@ _PLACES: dict[tuple[int, int], int] = {}  # of the latest mask of so many querie
 
 def _wrap(transformers: Any) -> None:
     attention, masks = transformers.AttentionInterface, transformers.AttentionMaskInterface
-    _ORIGINALS.update(find=attention.get_interface, masks=dict(masks()))
+    _ORIGINALS.update(attention=attention.get_interface, masks=masks.__getitem__)
     attention.get_interface = _seeing(attention.get_interface)
-    for name, function in _ORIGINALS["masks"].items():
-        masks.register(name, _placing(function))
+    masks.__getitem__ = _placing(masks.__getitem__)
     tell()
 
 
 def _unwrap(transformers: Any) -> None:
     tell_no_more()
-    transformers.AttentionInterface.get_interface = _ORIGINALS.pop("find")
-    for name, function in _ORIGINALS.pop("masks").items():
-        transformers.AttentionMaskInterface.register(name, function)
+    transformers.AttentionInterface.get_interface = _ORIGINALS.pop("attention")
+    transformers.AttentionMaskInterface.__getitem__ = _ORIGINALS.pop("masks")
     _PLACES.clear()
 
 
@@ -80,22 +78,25 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
         function = find(self, attn_implementation, default)
 
         def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
-            watches = [watch for watch in _WATCHES if id(module) in watch.names and not watch.silent]
+            watches = [watch for watch in _WATCHES if not watch.silent and id(module) in watch.names]
             if not watches:
                 return function(module, q, k, v, mask, *args, **kwargs)
+            # Held for later is what is small: no mask and no bias of queries by keys.
+            waits = mask is None and kwargs.get("position_bias") is None and kwargs.get("s_aux") is None
             for watch in watches:
+                waits = waits and watch.recorder.may_wait(watch.names[id(module)], q, k)
                 watch.silent += 1
             try:
-                with Listening() as kernel:
-                    result = function(module, q, k, v, mask, *args, **kwargs)
-                name, statistic = attn_implementation or EAGER, kernel.statistic
-                light = mask is None and kwargs.get("position_bias") is None and kwargs.get("s_aux") is None
+                if waits and is_short(q, k):
+                    result, statistic = function(module, q, k, v, mask, *args, **kwargs), None
+                else:
+                    result, statistic = hear(function, module, q, k, v, mask, *args, **kwargs)
+                name = attn_implementation or EAGER
                 for watch in watches:
-                    layer, recorder = watch.names[id(module)], watch.recorder
-                    if light and recorder.may_wait(layer, q, k):
+                    recorder, layer = watch.recorder, watch.names[id(module)]
+                    if waits:
                         given = {argument: kwargs[argument] for argument in NUMBERS if argument in kwargs}
-                        # Whoever keeps no values needs none to tell keys that are repeated.
-                        call = partial(_read, recorder.reader, name, module, q, k, k, None, statistic, given)
+                        call = partial(_read_later, recorder.reader, name, module, q, k, statistic, given)
                         recorder.see_later(layer, call)
                         continue
                     with torch.no_grad():
@@ -116,17 +117,38 @@ def _by_heads(grad: Tensor) -> Tensor:
     return grad.transpose(1, 2)
 
 
-def _placing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A mask function that also notes where the queries of its mask stand."""
+def _placing(find: Callable[..., Any]) -> Callable[..., Any]:
+    """A lookup whose functions also note where the queries of the masks they make stand."""
 
-    def make(*args: Any, **kwargs: Any) -> Any:
-        mask = function(*args, **kwargs)
-        if mask is not None and "q_offset" in kwargs:
-            size = int(kwargs["q_length"]), int(kwargs["kv_length"])
-            _PLACES[size] = int(kwargs["q_offset"]) - int(kwargs.get("kv_offset", 0))
-        return mask
+    def get(self: Any, name: str) -> Callable[..., Any]:
+        function = find(self, name)
 
-    return make
+        def make(*args: Any, **kwargs: Any) -> Any:
+            mask = function(*args, **kwargs)
+            if mask is not None and "q_offset" in kwargs:
+                size = int(kwargs["q_length"]), int(kwargs["kv_length"])
+                _PLACES[size] = int(kwargs["q_offset"]) - int(kwargs.get("kv_offset", 0))
+            return mask
+
+        return make
+
+    return get
+
+
+def _read_later(
+    reader: Reader,
+    implementation: str,
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    statistic: Tensor | None,
+    given: dict[str, Any],
+) -> Seen:
+    """A call without a mask that waited; if it was short, its kernel has not been asked for the statistic yet."""
+    if implementation == "sdpa" and is_short(q, k):
+        statistic = found_again(q, k, is_causal=_is_causal(module, q, given), scale=given.get("scaling"))
+    # Whoever keeps no values needs none to tell keys that are repeated.
+    return _read(reader, implementation, module, q, k, k, None, statistic, given)
 
 
 def _read(
@@ -141,8 +163,7 @@ def _read(
     given: dict[str, Any],
 ) -> Seen:
     """The call in terms, as each implementation means its arguments."""
-    flag = given.get("is_causal")
-    causal = bool(getattr(module, "is_causal", True) if flag is None else flag) and q.shape[2] > 1
+    causal = _is_causal(module, q, given)
     place = None if mask is None else _PLACES.get((q.shape[2], k.shape[2]))
     if "flash" in implementation:
         mask = _flash_mask(mask, causal, given.get("sliding_window"))
@@ -161,6 +182,11 @@ def _read(
         offset=place,
         statistic=statistic,
     )
+
+
+def _is_causal(module: nn.Module, q: Tensor, given: dict[str, Any]) -> bool:
+    flag = given.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if flag is None else flag) and q.shape[2] > 1
 
 
 def _flash_mask(keep: Tensor | None, causal: bool, window: int | None) -> Any:

@@ -18,6 +18,7 @@ from .steps import Memo, looks_back_only
 from .storage import Store, is_own
 
 Key = tuple[str, int]
+NOTHING = None, None, None, None
 SLOTS = ("score", "mask", "bias", "normalize")
 
 
@@ -40,7 +41,7 @@ class Recorder:
         self._entries: dict[Key, Record | Reduced] = {}
         self._waiting: dict[str, Callable[[], Seen]] = {}  # calls of layers that nobody has looked at yet
         beside = self.layers, self.heads, self.keep, self.store.limit
-        self._patient = all(x is None for x in beside) and not (self.values or self.gradients) and self.store.in_place
+        self._patient = beside == NOTHING and not (self.values or self.gradients) and self.store.in_place
         self._open = True
         self._latest: dict[str, Key] = {}
         self._generated: set[Key] | None = None  # entries of the generation under way
@@ -67,10 +68,9 @@ class Recorder:
             and self._generated is None
             and name not in self._waiting
             and name not in self._latest
-            and not (q.requires_grad or k.requires_grad)
+            and not (q.requires_grad or k.requires_grad or torch._C._is_any_autocast_enabled())
             and is_own(q)
             and is_own(k)
-            and not torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu")
         )
 
     def see_later(self, name: str, call: Callable[[], Seen]) -> None:

@@ -1,22 +1,26 @@
 """The row statistic of a model's own attention: PyTorch's kernels find it on their way and drop it; here it is kept.
 
-With it a summary of what was captured takes one pass over q and k, not two.
+With it a summary of what was captured takes one pass over q and k, not two. A short pass, which takes no longer than
+its Python, is not kept waiting for it: there it is found again once somebody looks.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.overrides import has_torch_function
 
 from ..ops.backends.kernels import Kernel, fused
 from ..ops.tracing import followed
 
+SHORT, SHORT_ON_GPU = 2**13, 2**26  # entries of all matrices of an attention
 SDPA = torch._C._nn.scaled_dot_product_attention  # PyTorch's own, whatever its name in `F` stands for
 
 
@@ -35,19 +39,27 @@ def attended(
     The second is None where there is a mask or dropout, where PyTorch has no fused kernel, and where somebody else
     waits for a call of the function by its name.
     """
-    q, k, v = query, key, value
-    if attn_mask is None and not dropout_p and _plain(q, k, v):
-        # The question the function itself asks, so that the answer is the kernel it takes.
-        kernel = torch._fused_sdp_choice(q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if kernel > Kernel.MATH:
-            scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-            return fused(q, k, v, scale=scale, added=None, causal=is_causal, dropout=0.0, kernel=kernel)
+    if attn_mask is None and not dropout_p:
+        found = _by_kernel(query, key, value, is_causal, scale, enable_gqa)
+        if found is not None:
+            return found
     given: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
-    return SDPA(q, k, v, **given, enable_gqa=enable_gqa), None
+    return SDPA(query, key, value, **given, enable_gqa=enable_gqa), None
+
+
+def is_short(q: Tensor, k: Tensor) -> bool:
+    """Is the statistic found again, if somebody looks, in the time that asking the kernel for it takes the host?"""
+    return q.shape[:-1].numel() * k.shape[-2] <= (SHORT_ON_GPU if q.is_cuda else SHORT)
+
+
+def found_again(q: Tensor, k: Tensor, *, is_causal: bool, scale: float | None) -> Tensor | None:
+    """The log-sum-exp of each row, `b h i`, of an attention that has run; None where PyTorch has no fused kernel."""
+    found = _by_kernel(q, k, k, is_causal, scale, q.shape[1] != k.shape[1])
+    return None if found is None else found[1]
 
 
 def tell() -> None:
-    """From now on `F.scaled_dot_product_attention`, called by its name, tells its statistic to whoever is `Listening`.
+    """From now on `F.scaled_dot_product_attention`, called by its name, tells its statistic to whoever wants to `hear`.
 
     A function mode would see it too, and every other function with it: that takes as long as a short attention. Where
     the name stands for something else already, it stays so, and nothing is told.
@@ -62,23 +74,18 @@ def tell_no_more() -> None:
         F.scaled_dot_product_attention = SDPA
 
 
-class Listening:
-    """Within the block, after `tell()`, keeps the statistic of the one call of the function in this thread."""
+def hear(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Tensor | None]:
+    """What a function returns and, after `tell()`, the statistic of the one attention it calls for in this thread.
 
-    def __init__(self) -> None:
-        self._found: list[Tensor | None] = []
-
-    @property
-    def statistic(self) -> Tensor | None:
-        """The statistic; None where there was none, and where several calls make the whole."""
-        return self._found[0] if len(self._found) == 1 else None
-
-    def __enter__(self) -> Listening:
-        self._outer, _EAR.found = _EAR.found, self._found
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _EAR.found = self._outer
+    The second is None where there was none, and where several calls make the whole.
+    """
+    found: list[Tensor | None] = []
+    outer, _EAR.found = _EAR.found, found
+    try:
+        result = function(*args, **kwargs)
+    finally:
+        _EAR.found = outer
+    return result, found[0] if len(found) == 1 else None
 
 
 class _Ear(threading.local):
@@ -89,18 +96,32 @@ _EAR = _Ear()
 
 
 def _telling(*args: Any, **kwargs: Any) -> Tensor:
-    if torch.compiler.is_compiling() or _EAR.found is None:
+    if is_compiling() or (found := _EAR.found) is None:
         return SDPA(*args, **kwargs)
     out, statistic = attended(*args, **kwargs)
-    _EAR.found.append(statistic)
+    found.append(statistic)
     return out
+
+
+def _by_kernel(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, grouped: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """Output and statistic, if PyTorch takes a fused kernel."""
+    if not _plain(q, k, v):
+        return None
+    # The question the function itself asks, so that the answer is the kernel it takes.
+    kernel = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+    if kernel <= Kernel.MATH:
+        return None
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    return fused(q, k, v, scale=scale, added=None, causal=causal, dropout=0.0, kernel=kernel)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Would PyTorch hand these tensors as they are to a kernel it chooses?"""
     return (
         not has_torch_function((q, k, v))
+        and not torch._C._is_any_autocast_enabled()
         and (q.is_cuda or q.is_cpu)
-        and not torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu")
         and not followed()
     )

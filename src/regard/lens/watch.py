@@ -36,21 +36,23 @@ class Watch(TorchFunctionMode):
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         super().__init__()
         self.model, self.recorder = model, recorder
-        self.names, self._attending = _layers(model, everywhere=recorder.values)
+        self.parts, self.names = _parts(model)
         self.ran = False
         self.silent = 0  # how many ask that nothing be seen now
-        self._where: list[str] = []
-        self._listening = 0  # how many of the layers under way may call what is watched for
+        self._where: list[str] = []  # the layers under way that may call what is watched for
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the model within the block."""
-        hooks = []
+        everywhere = self.recorder.values  # output projections are linear maps of any layer
+        kinds = {kind for kind in set(map(type, self.parts)) if everywhere or _may_attend(kind)}
+        hooks = [self.model.register_forward_pre_hook(self._note)]
         try:
-            for module, may_attend in self._attending:
-                enter, leave = self._enter(self.names[id(module)], may_attend), self._leave(may_attend)
-                hooks.append(module.register_forward_pre_hook(enter))
-                hooks.append(module.register_forward_hook(leave, always_call=True))
+            for module in self.parts if kinds else ():
+                if type(module) in kinds:
+                    enter = self._enter(layer_of(self.names[id(module)]))
+                    hooks.append(module.register_forward_pre_hook(enter))
+                    hooks.append(module.register_forward_hook(self._leave, always_call=True))
             yield
         finally:
             for hook in hooks:
@@ -85,26 +87,22 @@ class Watch(TorchFunctionMode):
             self._projection(func, args)
         return func(*args, **kwargs)
 
-    def _enter(self, name: str, may_attend: bool) -> Callable[..., None]:
+    def _note(self, module: nn.Module, args: Any) -> None:
+        self.ran = True
+
+    def _enter(self, name: str) -> Callable[..., None]:
         def enter(module: nn.Module, args: Any) -> None:
             self.ran = True
             self._where.append(name)
-            if may_attend:
-                self._listening += 1
-                if self._listening == 1:
-                    self.__enter__()
+            if len(self._where) == 1:
+                self.__enter__()
 
         return enter
 
-    def _leave(self, may_attend: bool) -> Callable[..., None]:
-        def leave(module: nn.Module, args: Any, out: Any) -> None:
-            self._where.pop()
-            if may_attend:
-                self._listening -= 1
-                if not self._listening:
-                    self.__exit__(None, None, None)
-
-        return leave
+    def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
+        self._where.pop()
+        if not self._where:
+            self.__exit__(None, None, None)
 
     def _attention(
         self,
@@ -177,46 +175,49 @@ def layer_of(name: str) -> str:
     return "" if name == "core" else name.removesuffix(".core")
 
 
-def _layers(model: nn.Module, *, everywhere: bool) -> tuple[dict[int, str], list[tuple[nn.Module, bool]]]:
-    """The names, by id, of the parts of a model in which something may attend; and of these the parts to follow, each
-    with whether it may call what is watched for by itself.
+HOLDERS = frozenset((nn.ModuleList, nn.ModuleDict))  # are never called
+BARE = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout))  # have no parts to look for
 
-    Output projections are linear maps of any layer: `everywhere` takes all for such that may. (`named_modules` takes
-    as long as a layer of a small model.)
+
+def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str]]:
+    """The parts of a model in which something may attend, itself the first, and their names by id.
+
+    A walk over a model, which touches all its parts, takes as long as one of its layers takes to launch: it looks at as
+    few things as it can.
     """
-    names: dict[int, str] = {}
-    followed: list[tuple[nn.Module, bool]] = []
-    ahead = [("", model)]
-    while ahead:
-        name, module = ahead.pop()
-        if id(module) in names:
+    parts, names = [model], {id(model): ""}
+    for module in parts:  # which grows meanwhile
+        if not module._modules:
             continue
-        names[id(module)] = layer_of(name) if name.endswith("core") else name
-        may_attend = everywhere or not _asks_an_interface(type(module).__module__)
-        if may_attend or module is model:
-            followed.append((module, may_attend))
-        prefix = f"{name}." if name else ""
-        for part, child in reversed(module._modules.items()):
-            if child is not None and (child._modules or not _is_plain(type(child).__module__)):
-                ahead.append((prefix + part, child))
-    return names, followed
+        prefix = f"{names[id(module)]}." if module is not model else ""
+        for name, part in module._modules.items():
+            kind: type = type(part)
+            if part is None or kind in BARE or (_is_plain(kind) and not part._modules):
+                continue
+            if id(part) not in names:
+                names[id(part)] = prefix + name
+                parts.append(part)
+    return parts, names
 
 
 @cache
-def _is_plain(file: str) -> bool:
-    """Are its layers PyTorch's own, in which, without parts, nothing attends?"""
-    return file.startswith("torch.nn.modules.")
+def _is_plain(kind: type) -> bool:
+    """Is it PyTorch's own, in which, without parts, nothing attends?"""
+    return kind.__module__.startswith("torch.nn.modules.")
 
 
 @cache
-def _asks_an_interface(file: str) -> bool:
-    """Is it a file of transformers that calls no attention of PyTorch itself?"""
+def _may_attend(kind: type) -> bool:
+    """May layers of this kind call an attention by themselves? Not those of a file of transformers that has none."""
+    file = kind.__module__
+    if kind in HOLDERS:
+        return False
     if not file.startswith("transformers."):
-        return False
+        return True
     try:
-        return "scaled_dot_product_attention(" not in inspect.getsource(sys.modules[file])
+        return "scaled_dot_product_attention(" in inspect.getsource(sys.modules[file])
     except (OSError, KeyError):  # there is no source to look at
-        return False
+        return True
 
 
 def _projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
