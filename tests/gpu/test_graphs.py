@@ -116,7 +116,7 @@ def test_dropout_draws_anew_in_each_replay(tmp_path):
     torch.manual_seed(0)
     again, _ = losses(Noise(), [{"x": torch.ones(1000)}], tmp_path / "graphs", graphs=True)
     assert len(set(again.tolist())) == 24
-    assert again.mean() == pytest.approx(found.mean(), abs=0.05)
+    assert again.mean().item() == pytest.approx(found.mean().item(), abs=0.05)
 
 
 WAITING = """

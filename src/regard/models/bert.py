@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nn import Attention, EncoderBlock, FeedForward, LearnedPositions, PostNorm, TokenEmbedding, positions_of
+from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
 from ..ops.demands import must_count
 from .activations import Name as Activation
@@ -110,7 +111,7 @@ class Bert(nn.Module):
         self.positions = LearnedPositions(config.length, config.dim)
         self.types = TokenEmbedding(config.types, config.dim) if config.types else None
         self.norm = nn.LayerNorm(config.dim, eps=config.eps)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.pool = Pool(config.dim) if config.pooler else None
         initialize(self)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
 from ..ops.demands import must_count
 from .activations import Name as Activation
@@ -34,7 +35,7 @@ class BertClassifier(nn.Module):
         self.pooler: Activation = pooler or "tanh"
         own = pooler is not None or bert.pool is None
         self.pool = Pool(bert.config.dim, activation=activation(self.pooler)) if own else None
-        self.dropout = nn.Dropout(bert.config.dropout)
+        self.dropout = Dropout(bert.config.dropout)
         self.classes = nn.Linear(bert.config.dim, classes)
         initialize(self.classes)
 
@@ -63,7 +64,7 @@ class BertTagger(nn.Module):
         super().__init__()
         must_count("tags", tags, least=1)
         self.bert = bert
-        self.dropout = nn.Dropout(bert.config.dropout)
+        self.dropout = Dropout(bert.config.dropout)
         self.tags = nn.Linear(bert.config.dim, tags)
         initialize(self.tags)
 

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nn import AttentionPool
+from ..nn.dropout import Dropout
 from ..nn.losses import Loss, surprise
 from ..ops.demands import must_be_number, must_count
 from .bidirectional import Bidirectional
@@ -116,7 +117,7 @@ class TextClassifier(nn.Module):
         self.rnn = _rnn(config, self.words.width) if config.layers else None
         width = config.hidden if config.layers else self.words.width
         self.pool = AttentionPool(width, queries=config.queries, heads=config.heads, hidden=config.score)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.classes = nn.Linear(config.queries * width, config.classes)
 
     def forward(

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..nn import CBAM, SelectiveKernel, SelfAttention2d, SqueezeExcite
+from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
 from ..ops.demands import must_count
 from .demands import must_be_one_of, must_be_share
@@ -161,7 +162,7 @@ class ResidualBlock(nn.Module):
             first,
             nn.BatchNorm2d(after),
             nn.ReLU(),
-            nn.Dropout(config.dropout),
+            Dropout(config.dropout),
             _convolution(after, after),
             _gate(config, after),
         )

@@ -23,6 +23,7 @@ from ..nn import (
     TokenEmbedding,
     positions_of,
 )
+from ..nn.dropout import Dropout
 from ..nn.linear import Linear, linear
 from ..nn.losses import Loss, cross_entropy
 from ..nn.plain import Plain, Step
@@ -163,7 +164,7 @@ class Gpt(nn.Module):
         self.config = config
         self.tokens = TokenEmbedding(config.vocabulary, config.dim)
         self.positions = LearnedPositions(config.length, config.dim) if config.positions == "learned" else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = cast(Sequence[EncoderBlock], nn.ModuleList(_block(config) for _ in range(config.depth)))
         self.norm = norm_of(config.norm, eps=config.eps)(config.dim)
         self.head = None if config.tied else Linear(config.dim, config.vocabulary, bias=False)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..nn import LocalAttention, Memory, Modulate, TokenEmbedding
+from ..nn.dropout import Dropout
 from ..ops.lazy import Weights
 
 Cell = Literal["gru", "lstm"]
@@ -72,7 +73,7 @@ class RecurrentDecoder(nn.Module):
         between = dropout if layers > 1 else 0.0
         self.cell = CELLS[cell](dim + beside, hidden, layers, batch_first=True, dropout=between)
         self.modulate = None if attention is None else Modulate(hidden, state_dim, how=modulate)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.narrow = nn.Linear(hidden, dim, bias=False) if tied and hidden != dim else nn.Identity()
         self.out = None if tied else nn.Linear(hidden, vocabulary)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ..nn import BahdanauAttention, Coverage, LocalAttention, LocationScore, LuongAttention, TokenEmbedding
+from ..nn.dropout import Dropout
 from ..nn.losses import Loss, shifted, surprise
 from ..ops.demands import must_be_number, must_count
 from .demands import must_be_one_of, must_be_share, must_be_token, must_tie
@@ -167,7 +168,7 @@ class RecurrentEncoder(nn.Module):
         super().__init__()
         self.layers, self.directions = config.layers, 1 + config.bidirectional
         self.embedding = TokenEmbedding(config.source_vocabulary, config.dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.cell = CELLS[config.cell](
             config.dim,
             config.hidden // self.directions,

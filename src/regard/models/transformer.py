@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nn import Attention, DecoderBlock, EncoderBlock, FeedForward, PostNorm, PreNorm, SegmentMemory, TokenEmbedding
+from ..nn.dropout import Dropout
 from ..nn.linear import Linear
 from ..nn.losses import Loss, cross_entropy, shifted
 from ..ops.demands import must_count
@@ -230,7 +231,7 @@ class Input(nn.Module):
         self.embedding = TokenEmbedding(vocabulary, config.dim, scale=scale)
         self.positions = added_positions(config.positions, config.dim, longest=config.longest)
         self.norm = nn.LayerNorm(config.dim) if config.embedding_norm else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, ids: Int[Tensor, " b *n"], *, first: int = 0) -> Float[Tensor, " b *n dim"]:
         x = self.embedding(ids)

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..nn import Attention, EncoderBlock, FeedForward, PatchEmbedding
+from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
 from ..ops.demands import must_count
 from .activations import Name as Activation
@@ -109,7 +110,7 @@ class ViT(nn.Module):
         self.patches = PatchEmbedding(config.dim, patch=_pair(config.patch), channels=config.channels)
         self.token = nn.Parameter(torch.empty(1, 1, config.dim)) if leading else None
         self.positions = nn.Parameter(torch.empty(1, leading + down * across, config.dim))
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.dim, eps=config.eps)
         initialize(self)

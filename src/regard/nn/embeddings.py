@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from .dropout import Dropout
+
 KIM = MappingProxyType({1: 25, 2: 50, 3: 75, 4: 100, 5: 125, 6: 150})
 
 
@@ -204,7 +206,7 @@ class SumEmbedding(nn.Module):
         super().__init__()
         self.embeddings = nn.ModuleList(embeddings)
         self.norm = nn.Identity() if norm is None else norm
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, *ids: Tensor) -> Float[Tensor, "b n dim"]:
         first, *rest = _embedded(self.embeddings, ids)
@@ -222,7 +224,7 @@ class ConcatEmbedding(nn.Module):
     def __init__(self, *embeddings: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
         self.embeddings = nn.ModuleList(embeddings)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, *ids: Tensor) -> Float[Tensor, "b n dim"]:
         return self.dropout(torch.cat(_embedded(self.embeddings, ids), -1))

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from .dropout import Dropout
 from .linear import Linear
 
 Activation = Callable[[Tensor], Tensor]
@@ -29,7 +30,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.up = Linear(dim, hidden, bias=bias)
         self.activation = activation
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.down = Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
@@ -50,7 +51,7 @@ class GatedFeedForward(nn.Module):
         self.gate = Linear(dim, hidden, bias=bias)
         self.up = Linear(dim, hidden, bias=bias)
         self.activation = activation
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.down = Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:

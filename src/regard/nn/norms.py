@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from .dropout import Dropout
+
 Norm = Callable[[int], nn.Module]  # from a width to its norm
 Residual = Callable[..., nn.Module]  # from (dim, norm=, dropout=) to a module of (x, sublayer)
 
@@ -40,7 +42,7 @@ class PreNorm(nn.Module):
     def __init__(self, dim: int, *, norm: Norm = nn.LayerNorm, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm = norm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "b n dim"], f: Callable[[Tensor], Tensor]) -> Float[Tensor, "b n dim"]:
         added = f(self.norm(x))
@@ -53,7 +55,7 @@ class PostNorm(nn.Module):
     def __init__(self, dim: int, *, norm: Norm = nn.LayerNorm, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm = norm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "b n dim"], f: Callable[[Tensor], Tensor]) -> Float[Tensor, "b n dim"]:
         added = f(x)
