@@ -18,7 +18,8 @@ BARS = {"dates-rnn": 95, "dates-transformer": 95, "digits": 97, "shapes": 95}
 @pytest.fixture
 def quick(monkeypatch):
     """Little data to make and to test on."""
-    monkeypatch.setattr("regard.cli.demo.EXAMPLES", 200)
+    for kind in ("DATES", "SCENES"):
+        monkeypatch.setattr(f"regard.cli.demo.{kind}", 200)
     monkeypatch.setattr("regard.cli.demo.TESTED", 20)
 
 

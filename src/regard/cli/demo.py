@@ -27,7 +27,8 @@ from . import gallery
 from .gallery import Chapter, Example
 from .screen import said
 
-EXAMPLES, TESTED = 20_000, 500  # of dates and of scenes: to train on, and never seen
+DATES, SCENES = 40_000, 20_000  # to train on
+TESTED = 500  # of each, never seen
 LANGUAGES = ("de", "fr", "ru", "ja")  # of the dates that are shown
 
 
@@ -60,14 +61,14 @@ def demo(
 def recurrent_dates(out: Path, steps: int | None) -> Chapter:
     """Dates, by a recurrent network."""
     model = translation.Model(kind="rnn", dim=32, hidden=64, dropout=0.0, smoothing=0.0)
-    recipe = _recipe(400, 1e-2, steps)
+    recipe = _recipe(600, 7e-3, steps)
     return _dates("Dates, by a recurrent network with Bahdanau's attention", model, recipe, out / "dates-rnn")
 
 
 def transformed_dates(out: Path, steps: int | None) -> Chapter:
     """Dates, by a Transformer."""
     model = translation.Model(dim=64, hidden=128, depth=2, heads=4, dropout=0.0, smoothing=0.0)
-    return _dates("Dates, by a Transformer", model, _recipe(800, 3.5e-3, steps), out / "dates-transformer")
+    return _dates("Dates, by a Transformer", model, _recipe(1100, 3.5e-3, steps), out / "dates-transformer")
 
 
 def told_digits(out: Path, steps: int | None) -> Chapter:
@@ -108,7 +109,7 @@ def described_scenes(out: Path, steps: int | None) -> Chapter:
     run = out / "shapes"
     scenes, test = (
         [Captioned(scene.image, (scene.caption,), "") for scene in Generated(Scenes(), size=size, seed=seed)]
-        for size, seed in ((EXAMPLES, 1), (TESTED, 2))
+        for size, seed in ((SCENES, 1), (TESTED, 2))
     )
     captioning.train(
         scenes,
@@ -151,7 +152,7 @@ CHAPTERS: dict[str, Callable[[Path, int | None], Chapter]] = {
 def _dates(title: str, model: translation.Model, recipe: Recipe, run: Path) -> Chapter:
     test = list(Generated(Dates(part="test"), size=TESTED, seed=2))
     translation.train(
-        list(Generated(Dates(), size=EXAMPLES, seed=1)),
+        list(Generated(Dates(), size=DATES, seed=1)),
         out=run,
         recipe=recipe,
         model=model,
