@@ -17,6 +17,7 @@ from regard.lens.reading import Reader
 from regard.lens.record import Seen
 from regard.lens.recorder import Recorder
 from regard.lens.storage import Store
+from regard.models import Gpt, GptConfig
 
 WAITS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.nonzero.default")
 
@@ -231,3 +232,13 @@ def test_of_keys_that_are_repeated_one_look_a_layer_is_enough():
         model(calls)
     assert [A.call.k.shape[1] for A in tape.values()] == [2, 2, 2]
     assert waits.count == 5  # two heads, four times, twice, then once for each other layer
+
+
+def test_layers_that_cannot_attend_are_left_alone():
+    model = Gpt(GptConfig(vocabulary=9, dim=8, depth=2, heads=2))
+    with capture(model) as tape:
+        coins = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+        assert coins
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in coins)
+        model(torch.tensor([[1, 2, 3]]))
+    assert len(tape) == 2

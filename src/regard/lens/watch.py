@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..nn.dropout import Dropout
 from ..ops.masks import Causal
 from ..ops.operator import attend
 from .record import Seen
@@ -176,7 +177,7 @@ def layer_of(name: str) -> str:
 
 
 HOLDERS = frozenset((nn.ModuleList, nn.ModuleDict))  # are never called
-BARE = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout))  # have no parts to look for
+BARE = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, Dropout))  # have no parts to look for
 
 
 def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str]]:
