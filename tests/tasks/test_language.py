@@ -132,7 +132,9 @@ def test_the_likeliest_tokens_are_written_at_temperature_0(model):
     ids = row(model, [])
     with torch.no_grad():
         for _ in range(9):
-            ids.append(int(model.model(torch.tensor([ids]))[0, -1].argmax()))
+            logits = model.model(torch.tensor([ids]))[0, -1]
+            logits[[*model.tokenizer.unwritten]] = -torch.inf
+            ids.append(int(logits.argmax()))
     [text] = model.generate(tokens=9, temperature=0)
     assert text == model._text([], ids[1:])
 
@@ -185,6 +187,9 @@ def test_the_sketch_names_both_families():
     assert Model(kind="gpt")(tokenizer).positions == "learned"
     llama = Model(kind="llama", kv_heads=2, dropout=0.3)(tokenizer)
     assert (llama.positions, llama.norm, llama.kv_heads, llama.dropout) == ("rotary", "rms", 2, 0.3)
+    for kind in ("gpt", "llama"):
+        assert Model(kind=kind)(tokenizer).attention_dropout == 0.0
+        assert Model(kind=kind, attention_dropout=0.2)(tokenizer).attention_dropout == 0.2
 
 
 def test_windows_begin_a_stride_apart_and_show_each_token_behind_other_beginnings():
