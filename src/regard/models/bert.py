@@ -114,7 +114,7 @@ class Bert(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.pool = Pool(config.dim) if config.pooler else None
-        initialize(self, width=config.dim)
+        initialize(self)
 
     def forward(
         self,
@@ -143,7 +143,7 @@ class Pool(nn.Module):
         super().__init__()
         self.dense = nn.Linear(dim, dim)
         self.activation = activation
-        initialize(self, width=dim)
+        initialize(self)
 
     def forward(self, x: Float[Tensor, "b n dim"], padding: Padded | None = None) -> Float[Tensor, "b dim"]:
         """The pooled vector; padding as `Bert` takes it."""
@@ -181,7 +181,7 @@ class BertPretraining(nn.Module):
         self.next = nn.Linear(config.dim, 2) if next_sentence else None
         for head in (self.dense, self.next):
             if head is not None:
-                initialize(head, width=config.dim)
+                initialize(head)
 
     def forward(
         self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None

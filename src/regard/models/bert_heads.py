@@ -37,7 +37,7 @@ class BertClassifier(nn.Module):
         self.pool = Pool(bert.config.dim, activation=activation(self.pooler)) if own else None
         self.dropout = Dropout(bert.config.dropout)
         self.classes = nn.Linear(bert.config.dim, classes)
-        initialize(self.classes, width=bert.config.dim)
+        initialize(self.classes)
 
     def forward(
         self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
@@ -66,7 +66,7 @@ class BertTagger(nn.Module):
         self.bert = bert
         self.dropout = Dropout(bert.config.dropout)
         self.tags = nn.Linear(bert.config.dim, tags)
-        initialize(self.tags, width=bert.config.dim)
+        initialize(self.tags)
 
     def forward(
         self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
@@ -96,7 +96,7 @@ class BertReader(nn.Module):
         super().__init__()
         self.bert = bert
         self.span = nn.Linear(bert.config.dim, 2)
-        initialize(self.span, width=bert.config.dim)
+        initialize(self.span)
 
     def forward(
         self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None

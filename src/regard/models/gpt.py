@@ -168,8 +168,8 @@ class Gpt(nn.Module):
         self.blocks = cast(Sequence[EncoderBlock], nn.ModuleList(_block(config) for _ in range(config.depth)))
         self.norm = norm_of(config.norm, eps=config.eps)(config.dim)
         self.head = None if config.tied else Linear(config.dim, config.vocabulary, bias=False)
-        initialize(self, width=config.dim)
-        initialize_residual(self.blocks, width=config.dim)
+        initialize(self)
+        initialize_residual(self.blocks)
 
     def forward(self, ids: Int[Tensor, "b n"], *, padding: Padded | None = None) -> Float[Tensor, "b n vocabulary"]:
         return self.logits(self.hidden(ids, padding=padding))

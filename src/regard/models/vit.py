@@ -20,7 +20,7 @@ from ..ops.demands import must_count
 from .activations import Name as Activation
 from .activations import activation
 from .demands import must_be_one_of, must_be_share
-from .initial import TABLES, initialize
+from .initial import initialize
 
 Pooling = Literal["class", "mean"]
 
@@ -113,10 +113,10 @@ class ViT(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.dim, eps=config.eps)
-        initialize(self, width=config.dim)
+        initialize(self)
         for parameter in (self.token, self.positions):
             if parameter is not None:
-                nn.init.normal_(parameter, std=TABLES)
+                nn.init.normal_(parameter, std=0.02)
 
     def forward(self, image: Float[Tensor, "b c y x"]) -> Float[Tensor, "b n dim"]:
         size = tuple(image.shape[-2:])
@@ -161,7 +161,7 @@ class ViTClassifier(nn.Module):
         must_count("classes", classes, least=1)
         self.vit = vit
         self.classes = nn.Linear(vit.config.dim, classes)
-        initialize(self.classes, width=vit.config.dim)
+        initialize(self.classes)
 
     def forward(self, image: Float[Tensor, "b c y x"]) -> Float[Tensor, "b classes"]:
         return self.classes(self.vit.pooled(self.vit(image)))
