@@ -12,6 +12,9 @@ from torch import nn
 from regard.models import (
     AttentionConvNet,
     AttentionConvNetConfig,
+    Bert,
+    BertConfig,
+    BertPretraining,
     Captioner,
     CaptionerConfig,
     Gpt,
@@ -21,6 +24,7 @@ from regard.models import (
     ViT,
     ViTClassifier,
     ViTConfig,
+    mask_words,
 )
 from regard.train import Constant, Recipe, Shuffled, Silence, fit
 
@@ -51,6 +55,11 @@ def translation(rows, n, m):
     }
 
 
+def masked(rows, n):
+    read, targets = mask_words(ids(rows, n), mask=3, vocabulary=50)
+    return {"ids": read, "targets": targets, "next": torch.randint(2, (rows,))}
+
+
 MODELS = {
     "transformer": (
         lambda: Transformer(TransformerConfig(source_vocabulary=50, target_vocabulary=50, start=2, hidden=64, **SIZE)),
@@ -59,6 +68,10 @@ MODELS = {
     "gpt": (
         lambda: Gpt(GptConfig(vocabulary=50, length=24, depth=2, attention_dropout=0.0, **SIZE)),
         lambda: [{"ids": ids(4, 25)} for _ in range(4)],
+    ),
+    "bert": (
+        lambda: BertPretraining(Bert(BertConfig(vocabulary=50, depth=2, hidden=64, attention_dropout=0.0, **SIZE))),
+        lambda: [masked(5, 16) for _ in range(4)],
     ),
     "vit": (
         lambda: ViTClassifier(ViT(ViTConfig(image=16, patch=4, channels=1, depth=2, hidden=64, **SIZE)), classes=10),

@@ -79,6 +79,18 @@ def test_types_and_order_matter():
     assert not torch.allclose(bert(ids.flip(1)).flip(1), bert(ids))
 
 
+def test_a_graph_foretells_every_word_and_counts_those_asked(monkeypatch):
+    ids = torch.randint(5, 30, (3, 11))
+    masked, targets = mask_words(ids, mask=4, vocabulary=30, special=range(5), share=0.4)
+    model = BertPretraining(Bert(BertConfig.tiny(vocabulary=30))).eval()
+    batch = {"ids": masked, "targets": targets, "next": torch.tensor([0, 1, 1])}
+    plain = model.loss(batch)
+    monkeypatch.setattr("regard.models.bert._captured", lambda x: True)
+    captured = model.loss(batch)
+    close(captured.sum, plain.sum)
+    assert captured.count == plain.count == (targets >= 0).sum()
+
+
 def test_losses_count_what_they_say_and_no_padding():
     ids, _, keep = text()
     tags = torch.randint(0, 5, (3, 11))

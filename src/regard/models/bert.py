@@ -207,7 +207,11 @@ class BertPretraining(nn.Module):
         targets, padding = batch["targets"], batch.get("ids_lengths")
         hidden = self.bert(batch["ids"], batch.get("types"), padding=padding)
         asked = targets >= 0
-        words = cross_entropy(self.words(hidden[asked]), targets[asked])
+        if _captured(hidden):
+            # A graph is not to wait for how many are asked: every word is foretold, and those asked are counted.
+            words = cross_entropy(self.words(hidden), targets, counted=asked)
+        else:
+            words = cross_entropy(self.words(hidden[asked]), targets[asked])
         if "next" not in batch:
             return words
         follows = cross_entropy(self._follows(hidden, padding), batch["next"])
@@ -217,6 +221,11 @@ class BertPretraining(nn.Module):
         if self.next is None or self.bert.pool is None:
             raise ValueError("this model foretells no next sentence; build it with next_sentence=True")
         return self.next(self.bert.pool(hidden, padding))
+
+
+def _captured(x: Tensor) -> bool:
+    """Is what happens to x recorded for a CUDA graph?"""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _block(config: BertConfig) -> EncoderBlock:

@@ -48,7 +48,9 @@ class Model:
     kv_heads: Annotated[int | None, "heads of keys and values, where they are fewer"] = None
     hidden: Annotated[int | None, "the width of feed-forwards (gpt 4 dim, llama 8/3 dim)"] = None
     dropout: Annotated[float, "the share of activations left out while training"] = 0.1
-    attention_dropout: Annotated[float, "the share of attention weights left out; on a CPU it costs most of a step"] = 0.0
+    attention_dropout: Annotated[float, "the share of attention weights left out; on a CPU it costs most of a step"] = (
+        0.0
+    )
 
     def __post_init__(self) -> None:
         check_types(self)
