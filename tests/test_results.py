@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import signal
 import struct
 import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from commands import SOURCE, TARGET
 from typer.main import get_command
 
 from regard.cli import app
-from results import table
+from regard.data import Tokenizer
+from regard.models import pretrained
+from regard.train import Stopped, checkpoint
+from results import pretraining, script, table
 from results.data import prepare
 from results.ledger import Ledger, Row
 from results.lengths import by_length
@@ -245,6 +251,35 @@ def test_a_data_set_that_is_not_there_is_named(tmp_path):
 def test_the_best_validation_counts_where_lower_is_better_and_else_the_last(tmp_path):
     (tmp_path / "evaluations.csv").write_text("step,loss,accuracy\n1,3.0,90\n2,2.0,80\n3,2.5,85\n")
     assert (validated(tmp_path, "loss"), validated(tmp_path, "accuracy")) == (2.0, 85.0)
+
+
+@pytest.mark.parametrize(("stop", "code"), [(None, 0), (2, 143)])
+def test_pretraining_leaves_its_best_weights_also_where_it_is_stopped(stop, code, tmp_path, monkeypatch):
+    losses = itertools.count()
+
+    def evaluate(model):
+        if (loss := next(losses)) == stop:
+            signal.raise_signal(signal.SIGTERM)
+        return {"loss": loss}
+
+    def train(given, model, batches, _, *, rate, evaluate_every):
+        script.train(given, model, batches, evaluate, rate=rate, evaluate_every=1)
+
+    text, run, smoke = tmp_path / "a.txt", tmp_path / "run", RECIPES["bert-pretraining"].smoke
+    text.write_text("".join(f"{line}\n" for line in SOURCE * 20))
+    flags = f"--text {text} --valid-text {text} --out {run} {smoke} --steps 4"
+    monkeypatch.setattr(sys, "argv", ["pretraining", *flags.split()])
+    monkeypatch.setattr(pretraining, "train", train)
+    ended = 0
+    try:
+        pretraining.main()
+    except Stopped as stopped:
+        ended = stopped.code
+    assert ended == code
+    best, held = run / "step-00000001", pretrained.load(run / "huggingface")
+    for name, x in checkpoint.read_tensors(best).items():
+        assert torch.equal(x, held.get_parameter(name)), name
+    assert len(Tokenizer.load(run / "huggingface" / "tokenizer.json")) == held.bert.config.vocabulary
 
 
 def test_bleu_is_counted_apart_for_short_and_long_sources():

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu [--only part of a name]`: attention and its weights on a GPU, beside PyTorch's kernels.
+"""`python -m benchmarks.gpu [--only PART ...]`: attention and its weights on a GPU, beside PyTorch's kernels.
 
 bfloat16, 16 heads, inputs drawn at random, CUDA events, the calls of a case in turn. What is measured is checked
 against float64 first; the whole suite for a GPU is `pytest -m gpu` and `pytest tests/kernels`.
@@ -19,12 +19,12 @@ from .table import measured, report, save
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="measure only cases whose name holds this")
+    parser.add_argument("--only", nargs="+", default=[""], help="measure only cases whose name holds one of these")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     check()
     for case in cases():
-        if arguments.only in case.name:
+        if any(part in case.name for part in arguments.only):
             row = measured(case)
             report(row)
             save(row)  # after each, so that a run cut short has not run for nothing

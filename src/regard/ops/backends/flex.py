@@ -72,7 +72,9 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     assert call.v is not None
     q, k, scale = product(call)
     v = call.v
-    offset = torch.full((), call.offset, device=q.device)  # filled there: a copy would wait for the device
+    # 0, as it nearly always is, is built into the kernel; others share one, which reads them. (Filled on the device:
+    # a copy would wait for it.)
+    offset = torch.full((), call.offset, device=q.device) if call.offset else 0
     block_mask = None
     if call.mask is not None:
         block_mask, seen = _tiles(call, offset)
@@ -92,7 +94,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     return out, lse.detach()[..., None]
 
 
-def _score_mod(call: Call, offset: Tensor) -> Callable[..., Tensor] | None:
+def _score_mod(call: Call, offset: int | Tensor) -> Callable[..., Tensor] | None:
     most = cap(call)
     bias: Mod | None = None
     if call.bias is not None:
@@ -108,7 +110,7 @@ def _score_mod(call: Call, offset: Tensor) -> Callable[..., Tensor] | None:
 
 
 @outside_the_graph
-def _tiles(call: Call, offset: Tensor) -> tuple[BlockMask, Tensor | None]:
+def _tiles(call: Call, offset: int | Tensor) -> tuple[BlockMask, Tensor | None]:
     """The block mask of a call, and the keys that anyone sees, where those are not all."""
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -136,7 +138,7 @@ def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
 def _attention(call: Call) -> Callable[..., tuple[Tensor, Tensor]]:
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
         return _uncompiled
-    return _compiled((skeleton(call.mask), skeleton(call.bias), cap(call)))
+    return _compiled((skeleton(call.mask), skeleton(call.bias), cap(call), call.offset == 0))
 
 
 def _uncompiled(
