@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.data import Lines, Tokenizer, ids_of, questions
 from regard.models import Bert, BertConfig, BertPretraining, mask_words, pretrained
 from regard.tasks.seeing import Changed
-from regard.train import Shuffled, own_device
+from regard.train import Shuffled, Stopped, find, load, own_device
 
 from .script import falling, parser, train
 
@@ -48,7 +48,7 @@ class Rows:
 
 
 def main() -> None:
-    """Train, then write the folder `huggingface` into that of the run."""
+    """Train, then write the folder `huggingface` into that of the run, also where training was asked to stop."""
     flags = parser(__doc__, steps=5000)
     flags.add_argument("--text", type=Path, required=True)
     flags.add_argument("--valid-text", type=Path, required=True)
@@ -73,16 +73,20 @@ def main() -> None:
         losses = [model.loss({name: x.to(own_device()) for name, x in batch.items()}) for batch in kept]
         return {"loss": sum(float(one.sum) for one in losses) / sum(float(one.count) for one in losses)}
 
-    train(
-        given,
-        model,
-        Changed(Shuffled(rows.batches), rows.masked),
-        evaluate,
-        rate=falling(given, 5e-4),
-        evaluate_every=1000,
-    )
-    pretrained.save(model.cpu(), given.out / "huggingface")
-    tokenizer.save(given.out / "huggingface" / "tokenizer.json")
+    batches, rate = Changed(Shuffled(rows.batches), rows.masked), falling(given, 5e-4)
+    try:
+        train(given, model, batches, evaluate, rate=rate, evaluate_every=1000)
+    except Stopped:
+        leave(model, tokenizer, given.out)
+        raise
+    leave(model, tokenizer, given.out)
+
+
+def leave(model: BertPretraining, tokenizer: Tokenizer, run: Path) -> None:
+    """Write the best weights of a run and the tokenizer, as the folder `huggingface` in it."""
+    load(find(run), model.cpu())
+    pretrained.save(model, run / "huggingface")
+    tokenizer.save(run / "huggingface" / "tokenizer.json")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regard.models import Gpt, GptConfig
+from regard.models import Gpt, GptConfig, ViT, ViTConfig
 
 CONFIGS = {
     "gpt": GptConfig(vocabulary=97, dim=64, depth=7, heads=4),
@@ -29,3 +29,15 @@ def test_biases_are_zero_and_norms_are_one():
             assert not parameter.any()
         elif "norm" in name:
             assert torch.equal(parameter, torch.ones_like(parameter))
+
+
+def test_a_vit_of_the_published_width_begins_as_published():
+    vit = ViT(ViTConfig(depth=1))
+    for layer in (vit.patches.project, vit.blocks[0].attention.query, vit.blocks[0].feedforward.down):
+        assert layer.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert vit.positions.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_small_patches_are_not_lost_beside_their_positions():
+    vit = ViT(ViTConfig(image=28, patch=4, channels=1, dim=64, depth=1, heads=4, hidden=64))
+    assert 0.3 < vit.patches(torch.randn(8, 1, 28, 28)).std().item() < 1

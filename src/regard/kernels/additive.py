@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .fours import BOUNDED, FAR, NEAR, REACH, four, over
+from .launch import launch
 from .moments import FEATURES, moments
 from .tiles import LOG2E
 
@@ -164,13 +165,15 @@ def scored(q: Tensor, k: Tensor, u: Tensor) -> tuple[Tensor, AtHand]:
         number(size) for size in ((b, h, width, room_i), (b, g, width, room_j), (rows, width), (rows,))
     )
     bound = torch.zeros(4, device=q.device)
-    _prepare[(max(room_i, room_j) // BLOCK, triton.cdiv(width, BLOCK), b * (h + g) + 1)](
+    launch(
+        _prepare, (max(room_i, room_j) // BLOCK, -(-width // BLOCK), b * (h + g) + 1),
         q, k, u, exp_q, exp_k, factors, total, bound, *q.stride()[:3], *k.stride()[:3], between, rows, h, g, b * h,
         b * g, i, j, d, width, room_i, room_j, BLOCK=BLOCK,
     )  # fmt: skip
     s = number((b, h, i, j))
     I, J, warps = TILE
-    _scores[(triton.cdiv(j, J), triton.cdiv(i, I), b * h)](
+    launch(
+        _scores, (-(-j // J), -(-i // I), b * h),
         q, k, exp_q, exp_k, factors, total, bound, s, *q.stride()[:3], *k.stride()[:3], width if rows > 1 else 0,
         h, i, j, d, width, room_i, room_j, GROUP=h // g, I=I, J=J, FAST=q.is_cuda, num_warps=warps,
     )  # fmt: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def binned(rows: Tensor, cols: Tensor, shape: tuple[int, int], cut: Config, even
     counts = torch.bincount(rows, minlength=shape[0])
     places = (counts + PART - 1) // PART * PART
     shift = (places - counts).cumsum(0) - (places - counts)
-    total = triton.cdiv(int(places.sum()), cut.rows) * cut.rows
+    total = -(-int(places.sum()) // cut.rows) * cut.rows
     dealt = torch.full((total,), rows.numel(), dtype=torch.int32, device=rows.device)
     dealt[torch.arange(rows.numel(), device=rows.device) + shift[rows[order]]] = order.to(torch.int32)
     return Bins(rows, cols, shape, cut.rows // PART, dealt, whole)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import launch
 from .tiles import EVERYTHING, LN2, LOG2E, NEVER, NOTHING, Bias, Pattern, band, log2_weights, padded, ready, strides
 
 
@@ -213,7 +214,7 @@ def by_rows(
     tilt: Tilt | None = None,
 ) -> Tensor:
     """sum_j W_ij x_j in float32: `b h i d, b g j d, b h i, b x j e -> b h i e`; lists in `pattern` by rows."""
-    return _launch(q, k, lse, x, False, scale, offset, cap, pattern, bias, tilt)
+    return _product(q, k, lse, x, False, scale, offset, cap, pattern, bias, tilt)
 
 
 def by_keys(
@@ -230,10 +231,10 @@ def by_keys(
     tilt: Tilt | None = None,
 ) -> Tensor:
     """sum_i W_ij x_i in float32: `b h i d, b g j d, b h i, b x i e -> b h j e`; lists in `pattern` by keys."""
-    return _launch(q, k, lse, x, True, scale, offset, cap, pattern, bias, tilt)
+    return _product(q, k, lse, x, True, scale, offset, cap, pattern, bias, tilt)
 
 
-def _launch(
+def _product(
     q: Tensor,
     k: Tensor,
     lse: Tensor,
@@ -254,14 +255,15 @@ def _launch(
     if not (b and n_i and n_j and e):
         return out
     cut = config(d, e, torch.promote_types(q.dtype, x.dtype))
-    tiles = triton.cdiv(n_j, cut.cols) if keys else triton.cdiv(n_i, cut.rows)
+    tiles = -(-n_j // cut.cols) if keys else -(-n_i // cut.rows)
     lists, values = pattern.lists, bias.values
     steps: tuple[int, ...] = bias.steps or (0, 0, 0, 0)
     if values is not None and bias.steps is None:
         values = values.expand(b, h, n_i, n_j)
         steps = values.stride()
     tilts = (None,) * 3 if tilt is None else tuple(part.contiguous() for part in tilt)
-    _gather[(tiles * b * h,)](
+    launch(
+        _gather, (tiles * b * h,),
         q, k, lse, x, out, *tilts, pattern.lengths, bias.slopes, values,
         *((None,) * 6 if lists is None else lists),
         *q.stride()[:3], *k.stride()[:3], *x.stride()[:3], bias.origin, *steps,

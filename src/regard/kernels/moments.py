@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .fours import ANY, BOUNDED, FAR, NEAR, REACH, four, over
+from .launch import launch
 from .tiles import LOG2E
 
 FEATURES = 4
@@ -141,7 +142,8 @@ def moments(
     width = exp_x.shape[2]
     second = torch.empty(b, h, width, n_x, device=grad.device)
     loop, stay, warps = TILE
-    _moments[(triton.cdiv(n_x, stay), width // FEATURES, b * h)](
+    launch(
+        _moments, (-(-n_x // stay), width // FEATURES, b * h),
         grad, x, y, exp_x, exp_y, bound, first, second, *x.stride()[:3], *y.stride()[:3], h, n_x, n_y, x.shape[-1],
         width, exp_x.shape[3], exp_y.shape[3], GROUP_X=group_x, GROUP_Y=group_y, LOOP=loop, STAY=stay, WARPS=warps,
         FAST=grad.is_cuda, num_warps=warps,

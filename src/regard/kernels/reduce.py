@@ -31,6 +31,7 @@ from torch import Tensor
 
 from .bins import Bins, add_parts
 from .fold import fold
+from .launch import launch
 from .tiles import EVERYTHING, LN2, LOG2E, NEVER, NOTHING, Bias, Pattern, band, padded, ready, strides
 
 
@@ -228,7 +229,7 @@ def reduce(
     Lists in `pattern` are cut as `cut` says, over rows as `bins` deals them out. `sums_to_one` promises that every row
     that sees a key does; distances under a causal mask are then had for less.
     """
-    launch = Launch(ready(q), ready(k), lse.contiguous(), scale, offset, cap, pattern, bias, bins, cut, sums_to_one)
+    work = Work(ready(q), ready(k), lse.contiguous(), scale, offset, cap, pattern, bias, bins, cut, sums_to_one)
     b, h, n_i, _ = q.shape
     n_j = k.shape[2]
     shapes: dict[str, tuple[int, ...]] = {"entropy": (n_i,), "received": (n_j,), "max": (n_i,), "distance": (n_i,)}
@@ -241,17 +242,17 @@ def reduce(
     if not (b and n_i and n_j):
         return out
     if not torch.are_deterministic_algorithms_enabled():
-        launch(out, 0, launch.tiles)
+        work(out, 0, work.tiles)
         return out
-    per_tile = b * h * n_j * (1 if out.map is None else launch.parts)
-    for first, count in strips(launch.tiles, max(1, PARTIAL // per_tile)):
+    per_tile = b * h * n_j * (1 if out.map is None else work.parts)
+    for first, count in strips(work.tiles, max(1, PARTIAL // per_tile)):
         received = None if out.received is None else q.new_zeros(count, b, h, n_j, dtype=torch.float32)
-        sums = None if out.map is None else q.new_zeros(b, h, count * launch.parts, n_j, dtype=torch.float32)
-        launch(out._replace(received=received, map=sums), first, count)
+        sums = None if out.map is None else q.new_zeros(b, h, count * work.parts, n_j, dtype=torch.float32)
+        work(out._replace(received=received, map=sums), first, count)
         if out.received is not None and received is not None:
             out.received.add_(received.sum(0))
         if bins is not None and out.map is not None and sums is not None:
-            add_parts(out.map, sums, bins, first * launch.parts, cut.rows // launch.parts)
+            add_parts(out.map, sums, bins, first * work.parts, cut.rows // work.parts)
     return out
 
 
@@ -269,13 +270,13 @@ def run_maxima(
     strip: int,
 ) -> Iterator[tuple[slice, Tensor]]:
     """About `strip` rows at a time, those and their largest weight in each run of `cut.run` keys: `b h rows runs`."""
-    launch = Launch(ready(q), ready(k), lse.contiguous(), scale, offset, cap, pattern, bias, None, cut, False)
+    work = Work(ready(q), ready(k), lse.contiguous(), scale, offset, cap, pattern, bias, None, cut, False)
     b, h, n_i, _ = q.shape
     runs = -(-k.shape[2] // cut.run)
-    for first, count in strips(launch.tiles, max(1, strip // cut.rows)):
+    for first, count in strips(work.tiles, max(1, strip // cut.rows)):
         tops = torch.zeros(b, h, count * cut.rows, runs, device=q.device, dtype=torch.float32)
         if tops.numel():
-            launch(Reduced(), first, count, tops)
+            work(Reduced(), first, count, tops)
         rows = slice(first * cut.rows, min((first + count) * cut.rows, n_i))
         yield rows, tops[:, :, : rows.stop - rows.start]
 
@@ -286,8 +287,8 @@ def strips(tiles: int, step: int) -> Iterator[tuple[int, int]]:
         yield first, min(step, tiles - first)
 
 
-class Launch(NamedTuple):
-    """Everything about a launch but where its results go."""
+class Work(NamedTuple):
+    """Everything about a reduction but where its results go."""
 
     q: Tensor
     k: Tensor
@@ -327,7 +328,8 @@ class Launch(NamedTuple):
             values = values.expand(b, h, n_i, n_j)
             steps = values.stride()
         deterministic = torch.are_deterministic_algorithms_enabled()
-        _reduce[(count * b * h,)](
+        launch(
+            _reduce, (count * b * h,),
             q, k, self.lse, self.pattern.lengths, self.bias.slopes, values, self.dealt,
             None if bins is None else bins.rows, None if bins is None else bins.cols,
             *((None,) * 6 if lists is None else lists),

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import launch
 from .tiles import padded, ready
 
 
@@ -47,7 +48,8 @@ def run_scores(q: Tensor, k: Tensor, runs: Tensor, size: int) -> Tensor:
     n = runs.shape[-1]
     s = torch.empty(b, h, n_i, n * size, device=q.device, dtype=torch.float32)
     if s.numel():
-        _scores[(b * h * n_i,)](
+        launch(
+            _scores, (b * h * n_i,),
             q, k, runs, s, *q.stride()[:3], *k.stride()[:3], h, n_i, n_j, n,
             d=d, KV_GROUP=h // g, R=size, D=padded(d), num_warps=1,
         )  # fmt: skip

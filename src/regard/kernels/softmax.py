@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import LOG2E
+from .launch import launch
+from .tiles import LOG2E, power_of_two
 
 LONGEST = 4096  # numbers of a row that are held at once
 
@@ -59,16 +60,16 @@ def softmax(s: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The weights, in this dtype, and the log-sum-exp of float32 scores: `b h i j -> b h i j, b h i 1`."""
     A = torch.empty(s.shape, device=s.device, dtype=dtype)
     lse = torch.empty((*s.shape[:3], 1), device=s.device)
-    _softmax[(lse.numel(),)](s, A, lse, s.shape[-1], BLOCK=_block(s))
+    launch(_softmax, (lse.numel(),), s, A, lse, s.shape[-1], BLOCK=_block(s))
     return A, lse
 
 
 def slope(A: Tensor, dA: Tensor) -> Tensor:
     """The gradient of the scores, in float32, from that of the weights: A (dA - sum_j A dA)."""
     ds = torch.empty(A.shape, device=A.device)
-    _slope[(A.numel() // A.shape[-1],)](A, dA.contiguous(), ds, A.shape[-1], BLOCK=_block(A))
+    launch(_slope, (A.numel() // A.shape[-1],), A, dA.contiguous(), ds, A.shape[-1], BLOCK=_block(A))
     return ds
 
 
 def _block(x: Tensor) -> int:
-    return min(LONGEST, triton.next_power_of_2(x.shape[-1]))
+    return min(LONGEST, power_of_two(x.shape[-1]))

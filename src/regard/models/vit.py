@@ -20,7 +20,7 @@ from ..ops.demands import must_count
 from .activations import Name as Activation
 from .activations import activation
 from .demands import must_be_one_of, must_be_share
-from .initial import initialize
+from .initial import initialize, spread
 
 Pooling = Literal["class", "mean"]
 
@@ -113,7 +113,8 @@ class ViT(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.dim, eps=config.eps)
-        initialize(self)
+        initialize(self, std=spread(config.dim))
+        nn.init.normal_(self.patches.project.weight, std=spread(self.patches.project.weight[0].numel()))
         for parameter in (self.token, self.positions):
             if parameter is not None:
                 nn.init.normal_(parameter, std=0.02)
@@ -161,7 +162,7 @@ class ViTClassifier(nn.Module):
         must_count("classes", classes, least=1)
         self.vit = vit
         self.classes = nn.Linear(vit.config.dim, classes)
-        initialize(self.classes)
+        initialize(self.classes, std=spread(vit.config.dim))
 
     def forward(self, image: Float[Tensor, "b c y x"]) -> Float[Tensor, "b classes"]:
         return self.classes(self.vit.pooled(self.vit(image)))

@@ -38,6 +38,8 @@ def choose(call: Call) -> ModuleType:
 
 def order(call: Call) -> tuple[ModuleType, ...]:
     """Backends by measured speed, fastest first; the reference, which stores the matrix, must be asked for."""
+    if isinstance(call.score, Additive):
+        return triton, tiled, sdpa, flex
     masked = call.mask is not None and not isinstance(call.mask, Causal)
     long = call.shape[2] * call.shape[3] > SHORT
     if call.q.device.type == "cuda" and masked and long and not torch.compiler.is_compiling():

@@ -183,13 +183,18 @@ def _compiled(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor]]:
     def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
         return _uncompiled(*arguments)
 
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
     attention.__code__ = attention.__code__.replace(co_name=f"attention_{next(_kinds)}")
     compiled = torch.compile(attention, fullgraph=True)
 
     def run(*arguments: Any) -> tuple[Tensor, Tensor]:
-        # Batches of many lengths compile more often than PyTorch allows by default.
-        with torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS, accumulated_recompile_limit=RECOMPILATIONS):
+        try:
             out, lse = compiled(*arguments)
+        except FailOnRecompileLimitHit:
+            # Batches of many lengths compile more often than PyTorch allows by default.
+            with torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS, accumulated_recompile_limit=RECOMPILATIONS):
+                out, lse = compiled(*arguments)
         return out, lse
 
     return run
