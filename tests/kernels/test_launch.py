@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -93,3 +97,12 @@ def test_an_interpreted_kernel_is_launched_as_it_is(kernel, monkeypatch):
     for _ in range(2):
         launch.launch(kernel, (3,), torch.zeros(8), 8, None, WIDTH=16, CAP=None)
     assert len(kernel.made) == 2
+
+
+def test_a_compiled_kernel_is_given_what_triton_gives_it():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.launched"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "7 remembered: _prepare, _scores, _moments, _moments, _softmax, _reduce, _gather\n"

@@ -357,8 +357,13 @@ def test_float64_is_an_objection_of_the_kernels():
     [(None, 4096, "sdpa"), (R.Causal(), 4096, "sdpa"), (R.Padding((9,)), 512, "sdpa"), (R.Padding((9,)), 513, "flex")],
 )
 def test_on_a_gpu_long_masked_calls_go_to_flex_first(mask, n, first):
-    call = SimpleNamespace(mask=mask, shape=(1, 1, n, n), q=SimpleNamespace(device=torch.device("cuda")))
+    q = SimpleNamespace(device=torch.device("cuda"))
+    call = SimpleNamespace(score=R.Dot(), mask=mask, shape=(1, 1, n, n), q=q)
     assert order(call)[0].name == first
+
+
+def test_additive_calls_go_to_the_kernel_for_them_first():
+    assert order(Call.of(*qkv(), score=R.Additive(torch.ones(8))))[0] is triton
 
 
 def test_flex_comes_before_tiled_where_it_runs():
