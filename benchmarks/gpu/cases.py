@@ -38,6 +38,10 @@ def cases() -> Iterator[Case]:
             for mask in (None, Causal()):
                 name = f"attend and summary, {kind(mask)}, N {n}, d {d}"
                 yield Case(name, functools.partial(summarized, n, d, mask), 1.8, cost=True)
+    # A length that falls on no tile, and whose bins are not all of one size.
+    yield Case(
+        "attend and summary, causal, N 20011, d 128", functools.partial(summarized, 20011, 128, Causal()), cost=True
+    )
     for mask in (None, Causal()):
         name = f"attend and summary, {kind(mask)}, N 16384, d 128, against stored weights"
         yield Case(name, functools.partial(against_stored, mask), 12)
