@@ -60,6 +60,18 @@ def masked(rows, n):
     return {"ids": read, "targets": targets, "next": torch.randint(2, (rows,))}
 
 
+def captioner(attention):
+    return Captioner(CaptionerConfig(vocabulary=50, start=2, widths=(8, 16), hidden=64, attention=attention, **SIZE))
+
+
+def captions(rows, n):
+    return {
+        "image": torch.rand(rows, 3, 32, 32),
+        "target": ids(rows, n),
+        "target_lengths": torch.randint(1, n + 1, (rows,)),
+    }
+
+
 MODELS = {
     "transformer": (
         lambda: Transformer(TransformerConfig(source_vocabulary=50, target_vocabulary=50, start=2, hidden=64, **SIZE)),
@@ -81,15 +93,8 @@ MODELS = {
         lambda: AttentionConvNet(AttentionConvNetConfig.tiny(channels=1, classes=10, attention="cbam")),
         lambda: [{"image": torch.rand(6, 1, 16, 16), "label": torch.randint(10, (6,))} for _ in range(4)],
     ),
-    "captioner": (
-        lambda: Captioner(
-            CaptionerConfig(vocabulary=50, start=2, widths=(8, 16), hidden=64, attention="transformer", **SIZE)
-        ),
-        lambda: [
-            {"image": torch.rand(6, 3, 32, 32), "target": ids(6, 8), "target_lengths": torch.randint(1, 9, (6,))}
-            for _ in range(4)
-        ],
-    ),
+    "captioner": (lambda: captioner("transformer"), lambda: [captions(6, 8) for _ in range(4)]),
+    "soft captioner": (lambda: captioner("soft"), lambda: [captions(6, 8), captions(6, 8), captions(6, 5)]),
 }
 
 
@@ -113,6 +118,13 @@ def test_losses_by_graphs_are_those_without(name, tmp_path):
     assert len(plain) == 24
     assert plain[-1] < plain[0]
     torch.testing.assert_close(replayed, plain, rtol=2e-3, atol=2e-4)
+
+
+def test_a_captioner_that_draws_its_places_learns_by_graphs(tmp_path):
+    torch.manual_seed(0)
+    found, _ = losses(captioner("hard"), [captions(6, 8)], tmp_path, graphs=True)
+    assert len(set(found.tolist())) == 24
+    assert found[-4:].mean() < found[:4].mean()
 
 
 def test_dropout_draws_anew_in_each_replay(tmp_path):

@@ -137,6 +137,14 @@ def test_what_stands_in_the_padding_changes_nothing(model):
     torch.testing.assert_close(model.loss({**batch, "target": longer}).sum, model.loss(batch).sum)
 
 
+def test_places_are_drawn_by_their_chances():
+    torch.manual_seed(0)
+    chances = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    shares = captioner.drawn(chances.expand(20_000, 4)).bincount(minlength=4) / 20_000
+    torch.testing.assert_close(shares, chances, atol=0.015, rtol=0)
+    assert shares[1] == 0
+
+
 def test_hard_attention_looks_at_one_place_in_training_and_at_the_mean_in_evaluation(monkeypatch):
     monkeypatch.setattr(captioner, "EXPECTED", 0.0)
     model, batch = model_of("hard"), batch_of()

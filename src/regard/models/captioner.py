@@ -165,7 +165,7 @@ class Captioner(nn.Module):
             h, state = self.decoder.read(tokens, state)
             mean, A = self.decoder.look(h, state)
             chances = Categorical(probs=A[:, 0, 0], validate_args=False)
-            place = chances.sample()
+            place = drawn(chances.probs)
             assert state.memory is not None
             one = state.memory.values[torch.arange(len(place), device=place.device), place]
             some, state = self.decoder.write(h, torch.where(by_mean[..., None], mean, one[:, None]), state)
@@ -184,6 +184,15 @@ class Captioner(nn.Module):
         gain = self.config.reinforce * reward * chance + self.config.entropy * entropy
         price = -(gain * counted).sum()
         return price - price.detach()
+
+
+def drawn(chances: Float[Tensor, "b n"]) -> Int[Tensor, " b"]:
+    """One of n by its chance: the first to come, if each comes at that rate.
+
+    `torch.multinomial` waits for the device, to see that chances are chances.
+    """
+    chances = chances.detach().float()
+    return (chances / torch.empty_like(chances).exponential_()).argmax(-1)
 
 
 class Draw(NamedTuple):
