@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import csv
 import importlib
 import os
 import re
@@ -49,6 +50,57 @@ def ran(arguments: list[str], folder: Path) -> str:
     )
     assert run.returncode == 0, run.stderr
     return run.stdout
+
+
+def measured(pattern: str) -> list[dict[str, str]]:
+    """The rows of the tables that benchmarks have written."""
+    found = []
+    for path in sorted((ROOT / "benchmarks" / "results").glob(pattern)):
+        with path.open(encoding="utf8", newline="") as file:
+            found += csv.DictReader(file)
+    return found
+
+
+def cells(page: Path, heading: str) -> list[list[str]]:
+    """The rows of the table under a line that begins so."""
+    text = page.read_text(encoding="utf8")
+    table = text[text.index(f"\n{heading}") + 1 :].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_the_readme_repeats_what_was_measured():
+    rows = [row for row in measured("*_cpu.csv") if "ours_median" in row]
+    for case, ours, peer, ratio, _ in cells(ROOT / "README.md", "| case | ours |"):
+        peer = peer.split(" (")[0]
+        found = [row for row in rows if speed(row["ours_median"]) == ours]
+        if peer:
+            found = [row for row in found if speed(row["peer_median"]) == peer and same_ratio(ratio, row["ratio"])]
+        assert found, case
+
+
+def speed(text: str) -> str:
+    return text.removesuffix(" tokens/s")
+
+
+def same_ratio(told: str, found: str) -> bool:
+    """A cost is told as ours over theirs."""
+    if told.startswith("costs "):
+        return abs(float(told[6:].rstrip("x")) - 1 / float(found)) < 0.02
+    return told == found
+
+
+def test_the_readme_repeats_what_watching_costs():
+    rows = {(row["tokens"], row["case"]): row for row in measured("lens_gpu.csv")}
+    for tokens, plain, watched, summarized, eager in cells(ROOT / "README.md", "| tokens | plain"):
+        assert rows[tokens, "plain fused pass"]["time"] == plain
+        for case, told in (("capture, q and k", watched), ("capture, summaries", summarized)):
+            assert f"{float(rows[tokens, case]['ratio']):.2f}x" == told
+        row = rows[tokens, "eager with output_attentions"]
+        if row["ratio"]:
+            memory = float(row["peak_memory"].removesuffix(" GB"))
+            assert f"{float(row['ratio']):.2f}x, {memory:.0f} GB" == eager
+        else:
+            assert row["time"] in (eager, f"{eager.removeprefix('one layer would take ')} a layer")
 
 
 def test_there_is_something_to_run():
