@@ -196,7 +196,10 @@ class Gpt(nn.Module):
             ids, padding = source if isinstance(source, tuple) else (source, None)
             keep = None if padding is None else keep_of(padding, ids)
             if keep is not None and not bool(keep[:, -1:].all()):
-                raise ValueError("source must be padded on the left, so that what is written follows each prompt")
+                raise ValueError(
+                    "source must be padded on the left, so that what is written follows each prompt; pass (ids, keep) "
+                    "with the padding before the ids of each row"
+                )
             if ids.shape[1]:
                 self._read(ids, keep, caches)
         return GptState(caches=caches, plain=Plain(self.blocks), keep=keep)
