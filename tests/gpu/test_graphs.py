@@ -60,6 +60,14 @@ def masked(rows, n):
     return {"ids": read, "targets": targets, "next": torch.randint(2, (rows,))}
 
 
+def convnet(attention):
+    return AttentionConvNet(AttentionConvNetConfig.tiny(channels=1, classes=10, attention=attention))
+
+
+def labelled(rows):
+    return {"image": torch.rand(rows, 1, 16, 16), "label": torch.randint(10, (rows,))}
+
+
 def captioner(attention):
     return Captioner(CaptionerConfig(vocabulary=50, start=2, widths=(8, 16), hidden=64, attention=attention, **SIZE))
 
@@ -87,12 +95,10 @@ MODELS = {
     ),
     "vit": (
         lambda: ViTClassifier(ViT(ViTConfig(image=16, patch=4, channels=1, depth=2, hidden=64, **SIZE)), classes=10),
-        lambda: [{"image": torch.rand(6, 1, 16, 16), "label": torch.randint(10, (6,))} for _ in range(4)],
+        lambda: [labelled(6) for _ in range(4)],
     ),
-    "convnet": (
-        lambda: AttentionConvNet(AttentionConvNetConfig.tiny(channels=1, classes=10, attention="cbam")),
-        lambda: [{"image": torch.rand(6, 1, 16, 16), "label": torch.randint(10, (6,))} for _ in range(4)],
-    ),
+    "convnet": (lambda: convnet("cbam"), lambda: [labelled(6) for _ in range(4)]),
+    "selective convnet": (lambda: convnet("selective"), lambda: [labelled(6) for _ in range(4)]),
     "captioner": (lambda: captioner("transformer"), lambda: [captions(6, 8) for _ in range(4)]),
     "soft captioner": (lambda: captioner("soft"), lambda: [captions(6, 8), captions(6, 8), captions(6, 5)]),
 }

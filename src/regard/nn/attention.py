@@ -30,12 +30,12 @@ class Core(nn.Module):
     """dropout(normalize(mask(score(q, k) + bias))) @ v: `attend` as a module without parameters.
 
     Every layer attends through one, so a forward hook on it sees the queries, keys, values and terms of each
-    attention of a model. Dropout acts in training only.
+    attention of a model. Dropout acts in training only. `backend` is that of `attend`.
     """
 
-    def __init__(self, *, dropout: float = 0.0) -> None:
+    def __init__(self, *, dropout: float = 0.0, backend: str | None = None) -> None:
         super().__init__()
-        self.dropout = dropout
+        self.dropout, self.backend = dropout, backend
 
     def forward(
         self,
@@ -50,10 +50,21 @@ class Core(nn.Module):
         offset: int | None = None,
     ) -> Float[Tensor, "b h i e"]:
         dropout = self.dropout if self.training else 0.0
-        return attend(q, k, v, score=score, mask=mask, bias=bias, normalize=normalize, dropout=dropout, offset=offset)
+        return attend(
+            q,
+            k,
+            v,
+            score=score,
+            mask=mask,
+            bias=bias,
+            normalize=normalize,
+            dropout=dropout,
+            offset=offset,
+            backend=self.backend,
+        )
 
     def extra_repr(self) -> str:
-        return f"dropout={self.dropout}"
+        return f"dropout={self.dropout}" + (f", backend={self.backend!r}" if self.backend else "")
 
 
 class Attention(nn.Module):
