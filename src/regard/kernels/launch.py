@@ -26,8 +26,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> Non
         kernel[grid](*given, **named)
         return
     key = (id(kernel), torch.cuda.current_device(), *named.values(), *(_seen(x) for x in given))
-    if key in _known:
-        compiled, constants = _known[key]
+    known = _known.get(key)
+    if known is not None:
+        compiled, constants = known
         compiled[(*grid, 1, 1)[:3]](*given, *constants)
         return
     if len(_known) == MOST:
