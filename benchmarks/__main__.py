@@ -128,11 +128,16 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """That of the repository; a copy without one is told by the variable COMMIT."""
+    """That of the repository, dirty if more than tables has changed; a copy without one is told by COMMIT."""
     if "COMMIT" in os.environ:
         return os.environ["COMMIT"]
-    run = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
-    return run.stdout.strip() or "unknown"
+    found = _git("rev-parse", "--short", "HEAD") or "unknown"
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    return f"{found}-dirty" if changed else found
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
 
 
 COMMIT = commit()
