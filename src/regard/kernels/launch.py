@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 MOST = 4096  # launches to remember
-TOLD = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)  # does a launch return its kernel so?
+TOLD = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)  # earlier ones have not been tried
 
 _known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 

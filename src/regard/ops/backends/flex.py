@@ -180,10 +180,10 @@ def _compiled(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor]]:
     would go on uncompiled, storing the matrix.
     """
 
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
     def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
         return _uncompiled(*arguments)
-
-    from torch._dynamo.exc import FailOnRecompileLimitHit
 
     attention.__code__ = attention.__code__.replace(co_name=f"attention_{next(_kinds)}")
     compiled = torch.compile(attention, fullgraph=True)
