@@ -93,7 +93,7 @@ class Term:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _values(self) -> tuple[Any, ...]:
-        return tuple(vars(self).values())  # the fields, in their order
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
 
 
 def _source(value: Any) -> str:
