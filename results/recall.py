@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.models.transformer import TransformerConfig, TransformerEncoder
 from regard.nn.losses import Loss, cross_entropy
-from regard.train import Constant, own_device
+from regard.train import InverseSquareRoot, own_device
 
 from .script import parser, train
 
@@ -111,9 +111,9 @@ def main() -> None:
 
     batches = Texts(given.length, given.steps, 10**7 * (1 + given.seed))
     model = Recaller(given.attention)
-    every = max(1, given.steps // 2)
-    # The longest texts come last, and are new to it: the rate does not fall before them.
-    rate = Constant(1e-3, warmup=min(given.steps // 10, 300))
+    every = max(1, given.steps // 10)
+    # The longest texts come last, few to a batch: by then steps are small, but not yet nothing.
+    rate = InverseSquareRoot(1e-3, warmup=max(1, min(given.steps // 10, 150)))
     train(given, model, batches, evaluate, rate=rate, evaluate_every=every, metric="accuracy", better="higher")
 
 

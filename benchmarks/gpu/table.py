@@ -12,10 +12,11 @@ import torch
 from ..__main__ import COMMIT, RESULTS
 from ..measure import Measured
 from .cases import Case, cases
-from .clock import events, host, times
+from .clock import Taken, events, host, times
 
 FIELDS = [
     *("case", "ours", "quartiles", "peer", "peer_time", "peer_quartiles", "ratio", "bar", "met", "rounds"),
+    *("host", "peer_host"),
     *("machine", "python", "torch", "triton", "commit", "date"),
 ]
 
@@ -23,10 +24,10 @@ FIELDS = [
 def measured(case: Case) -> dict[str, object]:
     ours, peers = case.build()
     if case.show == "MB":
-        taken = {"regard": [float(ours()) for _ in range(3)]}  # type: ignore[arg-type]
+        taken = {"regard": [Taken(float(ours()), 0.0) for _ in range(3)]}  # type: ignore[arg-type]
     else:
         taken = times(ours, peers, host if case.show == "us" else events)
-    found = {name: Measured.of(values) for name, values in taken.items()}
+    found = {name: Measured.of([each.time for each in values]) for name, values in taken.items()}
     mine = found.pop("regard")
     best = min(found, key=lambda name: found[name].median) if found else ""
     ratio, met = None, None
@@ -51,6 +52,8 @@ def measured(case: Case) -> dict[str, object]:
         "bar": "" if case.bar is None else promise(case),
         "met": "" if met is None else "yes" if met else "no",
         "rounds": len(taken["regard"]),
+        "host": "" if case.show == "MB" else waited(taken["regard"]),
+        "peer_host": waited(taken[best]) if best else "",
         "machine": torch.cuda.get_device_name(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -58,6 +61,11 @@ def measured(case: Case) -> dict[str, object]:
         "commit": COMMIT,
         "date": date.today().isoformat(),
     }
+
+
+def waited(taken: list[Taken]) -> str:
+    """How long Python takes for a call."""
+    return shown(Measured.of([each.host for each in taken]).median, "us")
 
 
 def promise(case: Case) -> str:
@@ -73,7 +81,9 @@ def shown(x: float, unit: str) -> str:
 def report(row: dict[str, object]) -> None:
     mark = "   <- under the bar" if row["met"] == "no" else ""
     against = f"{row['peer_time']:>12} {row['peer']:<20} {row['ratio']}"
-    print(f"{row['case']:<70} {row['ours']:>12} vs {against}{mark}", flush=True)
+    print(
+        f"{row['case']:<70} {row['ours']:>12} vs {against} (host {row['host']}, {row['peer_host']}){mark}", flush=True
+    )
 
 
 def save(row: dict[str, object]) -> None:

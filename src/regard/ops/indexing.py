@@ -32,6 +32,10 @@ def split(index: Any, shape: torch.Size, device: torch.device) -> tuple[list[Ten
             ids.append(torch.arange(n, device=device)[x])
             rest.append(slice(None))
             continue
+        if isinstance(x, int) and not isinstance(x, bool):
+            ids.append(_single(f"dim {len(ids)}", x, n, device))
+            rest.append(0)
+            continue
         chosen = _whole(x, device)
         if chosen.dtype == torch.bool:
             if chosen.shape != (n,):
@@ -49,15 +53,28 @@ def chosen_ids(name: str, x: int | slice | list[int] | Tensor, n: int, device: t
     """The whole numbers below n that an int, a slice or a list names."""
     if isinstance(x, slice):
         return torch.arange(n, device=device)[x]
+    if isinstance(x, int) and not isinstance(x, bool):
+        return _single(name, x, n, device)
     ids = _whole(x, device)
     if isinstance(x, bool) or ids.dtype == torch.bool:
         raise IndexError(f"{name} must be a whole number, a slice or a list of whole numbers, got {x!r}")
     return _within(name, ids, n).reshape(-1)
 
 
+def _single(name: str, x: int, n: int, device: torch.device) -> Tensor:
+    """One entry, without a wait for the device."""
+    if not -n <= x < n:
+        raise IndexError(_outside(name, n, x))
+    return torch.arange(x % n, x % n + 1, device=device)
+
+
+def _outside(name: str, n: int, got: object) -> str:
+    return f"index out of range: {name} of the weights has {n} entries, got {got}"
+
+
 def _within(name: str, ids: Tensor, n: int) -> Tensor:
     if ids.numel() and not -n <= int(ids.min()) <= int(ids.max()) < n:
-        raise IndexError(f"index out of range: {name} of the weights has {n} entries, got {ids.tolist()}")
+        raise IndexError(_outside(name, n, ids.tolist()))
     return ids.long().remainder(max(n, 1))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import dispatch, fused, measures
 from .backends import reference
+from .backends.triton import prepared
 from .bins import even_area, even_bins, groups
 from .call import Call, no_autocast
 from .demands import must_be_within
@@ -20,7 +21,7 @@ from .indexing import chosen_ids, split
 from .measures import How
 from .normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
 from .place import pick
-from .problem import Problem, prepare
+from .problem import Problem
 from .products import factor
 from .rows import Reduction, evaluate, nothing_seen
 from .sizes import LIMIT as LIMIT
@@ -275,7 +276,7 @@ class Weights:
     def _problem(self) -> Problem:
         self._guard()
         with no_autocast(self.device):
-            return prepare(self._call, self._statistic)
+            return prepared(self._call, self._statistic)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
         return Weights(deepcopy(self._call, memo), deepcopy(self._statistic, memo))
@@ -329,7 +330,7 @@ class Weights:
         known = self._statistic
         if known is not None and not self._differentiated() and call.backend != "reference":
             with self._numbers():
-                problem = prepare(call, pick(known, (batch, heads, rows)))
+                problem = prepared(call, pick(known, (batch, heads, rows)))
                 if problem.garbage is None:
                     return measures.known_columns(problem, cols)
         part = Weights(call)._reduce(measures.columns(cols, call.shape[3]))

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..call import Call
 from ..normalizers import Softmax
-from ..problem import prepare
+from ..problem import Problem, prepare
 from ..products import product
 from ..rows import Once, evaluate
 from ..scores import Additive, grouped_product
-from ..tracing import outside_the_graph, transformed
+from ..tracing import followed, outside_the_graph, transformed
 
 name = "triton"
 DEVICES = ("cuda",)  # on the CPU Triton interprets a kernel: good for tests alone
@@ -40,8 +40,14 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
         assert isinstance(call.score, Additive)
         out, statistic = AtOnce.apply(call.q, call.k, call.v, call.score.u)
         return out, statistic
-    out, statistic = evaluate(replace(prepare(call), kernel=True), product(call.v, call.dropout))
+    out, statistic = evaluate(prepared(call), product(call.v, call.dropout))
     return out.to(call.v.dtype), statistic
+
+
+def prepared(call: Call, statistic: Tensor | None = None) -> Problem:
+    """The work per token, with additive scores by our kernel where it can make them."""
+    kernel = isinstance(call.score, Additive) and call.backend in (None, name) and not (followed() or objections(call))
+    return replace(prepare(call, statistic), kernel=kernel)
 
 
 WHOLE = 2**24  # scores that are kept at once; more are cut into blocks
