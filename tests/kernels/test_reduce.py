@@ -230,7 +230,7 @@ def test_only_what_is_asked_for_is_computed(device):
 
 def test_bins_that_do_not_fill_their_eights_are_filled_up():
     ids = (torch.arange(20) * 3 // 20).int()
-    bins = binned(ids, torch.zeros(20).int(), (3, 1), Config(16, 32, 4, 2), None)
+    bins = binned(ids, torch.zeros(20).int(), (3, 1), Config(16, 32, 4, 2), None, parted=True)
     assert bins.parts == 2
     assert bins.dealt.view(-1, 8).tolist() == [
         [0, 1, 2, 3, 4, 5, 6, 20],
@@ -241,8 +241,21 @@ def test_bins_that_do_not_fill_their_eights_are_filled_up():
 
 
 def test_scattered_bins_are_gathered():
-    bins = binned((torch.arange(9) % 2).int(), torch.zeros(9).int(), (2, 1), Config(16, 32, 4, 2), None)
-    assert bins.dealt.view(-1, 8).tolist() == [[0, 2, 4, 6, 8, 9, 9, 9], [1, 3, 5, 7, 9, 9, 9, 9]]
+    rows, cols, cut = (torch.arange(9) % 2).int(), torch.zeros(9).int(), Config(16, 32, 4, 2)
+    parted = binned(rows, cols, (2, 1), cut, None, parted=True)
+    assert parted.dealt.view(-1, 8).tolist() == [[0, 2, 4, 6, 8, 9, 9, 9], [1, 3, 5, 7, 9, 9, 9, 9]]
+    gathered = binned(rows, cols, (2, 1), cut, None)
+    assert gathered.dealt.tolist() == [0, 2, 4, 6, 8, 1, 3, 5, 7, *[9] * 7]
+    assert gathered.slots.tolist() == [[*[0] * 5, *[1] * 4, *[-1] * 7]]
+    assert gathered.owners.tolist() == [[0, 1, *[-1] * 6]]
+
+
+def test_bins_of_a_tile_have_slots_of_their_own():
+    rows = torch.arange(21).int() // 4
+    bins = binned(rows, torch.zeros(21).int(), (6, 1), Config(16, 32, 4, 2), None)
+    assert bins.dealt is None
+    assert bins.slots.tolist() == [[n // 4 for n in range(16)], [0, 0, 0, 0, 1, *[-1] * 11]]
+    assert bins.owners.tolist() == [[0, 1, 2, 3, -1, -1, -1, -1], [4, 5, *[-1] * 6]]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Bins of a map: which row and which column of it each query and each key adds to, and how queries are dealt out.
 
-The rows of a tile are summed in parts, none with rows of two bins. Where bins do not fall into parts by themselves,
-queries are dealt out bin by bin, eight to a part, and bins filled up to whole parts with a row that is not there.
+Queries are dealt out bin by bin, so that a tile of rows holds few bins. Sums are told apart by a product: the tile's
+weights times a matrix that has, for each row, a one in the slot of its bin. The largest are told apart by parts, none
+with rows of two bins: where bins do not fall into parts by themselves, they are filled up to whole parts, eight rows
+each, with a row that is not there.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from .tiles import power_of_two
+
 if TYPE_CHECKING:
     from .reduce import Config
 
@@ -18,38 +22,75 @@ if TYPE_CHECKING:
 class Bins(NamedTuple):
     """The bins of every query and key, the same for every batch row, as a cut takes them."""
 
-    rows: Tensor  # i, int32
-    cols: Tensor  # j, int32
+    cols: Tensor  # of each key, int32
     shape: tuple[int, int]
-    parts: int  # of a tile of rows
-    dealt: Tensor | None  # the queries in the order they are dealt out; None for 0, 1, 2, ...
     whole: bool  # do the keys a thread holds belong to one bin?
+    dealt: Tensor | None  # the queries in the order they are dealt out; None for 0, 1, 2, ...
+    slots: Tensor  # of each row of each tile, int32; -1 past the end
+    owners: Tensor  # tiles slots: the bin of each slot, -1 where there is none; int64 where a map takes that
+    parts: int  # of a tile of rows; 0 where a part may hold rows of two bins
 
 
-def binned(rows: Tensor, cols: Tensor, shape: tuple[int, int], cut: Config, even: tuple[int, int] | None) -> Bins:
-    """Bins given by their ids; `even`: how many neighbouring queries, and keys, each holds, where all hold as many."""
+def binned(
+    rows: Tensor, cols: Tensor, shape: tuple[int, int], cut: Config, even: tuple[int, int] | None, parted: bool = False
+) -> Bins:
+    """Bins given by their ids; `even`: how many neighbouring queries, and keys, each holds, where all hold as many.
+
+    `parted`: so that parts of a tile belong to one bin each.
+    """
     whole = even is not None and even[1] % (cut.cols // cut.threads) == 0
-    if even is not None and (fitting := even[0] & -even[0]) >= PART:  # the largest power of two that divides it
-        return Bins(rows, cols, shape, max(cut.sides, cut.rows // fitting), None, whole)
-    order = rows.argsort(stable=True)
-    counts = torch.bincount(rows, minlength=shape[0])
-    places = (counts + PART - 1) // PART * PART
-    shift = (places - counts).cumsum(0) - (places - counts)
-    total = -(-int(places.sum()) // cut.rows) * cut.rows
-    dealt = torch.full((total,), rows.numel(), dtype=torch.int32, device=rows.device)
-    dealt[torch.arange(rows.numel(), device=rows.device) + shift[rows[order]]] = order.to(torch.int32)
-    return Bins(rows, cols, shape, cut.rows // PART, dealt, whole)
+    fitting = 0 if even is None else even[0] & -even[0]  # the largest power of two that divides it
+    n = rows.numel()
+    dealt, parts = None, 0
+    if parted and fitting >= PART:
+        parts = max(cut.sides, cut.rows // fitting)
+    elif parted:
+        dealt, parts = _filled_up(rows, shape[0], cut.rows), cut.rows // PART
+    elif bool((rows[1:] < rows[:-1]).any()):
+        dealt = _to_whole_tiles(rows.argsort(stable=True).to(torch.int32), n, cut.rows)
+    order = _to_whole_tiles(torch.arange(n, device=rows.device), n, cut.rows) if dealt is None else dealt.long()
+    by_place = torch.where(order < n, rows[order.clamp(max=n - 1)], -1).view(-1, cut.rows)
+    slots, owners = _slots(by_place)
+    owners = owners if shape[0] * shape[1] < 2**31 else owners.long()
+    return Bins(cols, shape, whole, dealt, slots, owners, parts)
 
 
 PART = 8  # rows, at least
+FEWEST = 8  # slots, as a product takes them
 
 
-def add_parts(total: Tensor, sums: Tensor, bins: Bins, first: int, size: int) -> None:
-    """Add what each part holds of each key, `b h parts j`, to the map, in an order that never changes."""
-    n = bins.rows.numel()
-    if bins.dealt is None:
-        leaders = torch.arange(first, first + sums.shape[2], device=sums.device) * size
-    else:
-        leaders = bins.dealt[::size][first : first + sums.shape[2]].long()
+def _filled_up(rows: Tensor, count: int, tile: int) -> Tensor:
+    order = rows.argsort(stable=True)
+    counts = torch.bincount(rows, minlength=count)
+    places = (counts + PART - 1) // PART * PART
+    shift = (places - counts).cumsum(0) - (places - counts)
+    total = -(-int(places.sum()) // tile) * tile
+    dealt = torch.full((total,), rows.numel(), dtype=torch.int32, device=rows.device)
+    dealt[torch.arange(rows.numel(), device=rows.device) + shift[rows[order]]] = order.to(torch.int32)
+    return dealt
+
+
+def _to_whole_tiles(order: Tensor, n: int, tile: int) -> Tensor:
+    """The order, filled up with a row that is not there."""
+    return torch.cat((order, order.new_full((-n % tile,), n)))
+
+
+def _slots(bins: Tensor) -> tuple[Tensor, Tensor]:
+    """A slot for each bin of a tile, in the order they come, and whose it is: `tiles rows -> tiles rows, tiles slots`.
+
+    Rows without a bin are -1, and so are their slots.
+    """
+    there = bins >= 0
+    new = there.clone()
+    new[:, 1:] &= bins[:, 1:] != torch.cummax(bins, 1).values[:, :-1]
+    slots = new.cumsum(1) - 1
+    wide = max(FEWEST, power_of_two(int(slots.max()) + 1))
+    owners = torch.full((len(bins), wide), -1, dtype=torch.int32, device=bins.device)
+    owners.scatter_(1, slots.clamp(min=0), bins.cummax(1).values.to(torch.int32))
+    return torch.where(there, slots, -1).to(torch.int32).contiguous(), owners
+
+
+def add_parts(total: Tensor, sums: Tensor, bins: Bins, first: int, count: int) -> None:
+    """Add what each slot of these tiles holds of each key, `b h slots j`, to the map, always in one order."""
     by_bin = sums.new_zeros(*sums.shape[:3], bins.shape[1]).index_add_(3, bins.cols, sums)
-    total.index_add_(2, bins.rows[leaders.clamp(max=n - 1)], by_bin)
+    total.index_add_(2, bins.owners[first : first + count].flatten().clamp(min=0), by_bin)  # nobody's are 0

@@ -16,20 +16,22 @@ from .tiles import log2_weights
 @triton.jit
 def fold(
     q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
-    BIAS, bias_i, bias_j, n_i, length, n_j, low, high, BITS, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells, peaks,
-    tops, COL_BINS,
+    BIAS, bias_i, bias_j, n_i, length, n_j, low, high, BITS, ENTROPY, RECEIVED, LARGEST, DISTANCE, slots, cells,
+    at, peaks, tops, COL_BINS,
     d: tl.constexpr,
     I: tl.constexpr,
     J: tl.constexpr,
     D: tl.constexpr,
     WARPS: tl.constexpr,
-    BINS: tl.constexpr,
+    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
     WHOLE: tl.constexpr,
     CAP: tl.constexpr,
     BACKWARD: tl.constexpr,
     CAREFUL: tl.constexpr,
     DETERMINISTIC: tl.constexpr,
     PRECISION: tl.constexpr,
+    SHIFT: tl.constexpr,
 ):  # fmt: skip
     """What is known of the rows, with one tile of A.T more; what is known of keys and bins is written."""
     local = dealt_keys(J, WARPS)
@@ -49,6 +51,7 @@ def fold(
         J, CAP, CAREFUL,
     )  # fmt: skip
     p = tl.exp2(t)
+    back: tl.constexpr = 2.0**-SHIFT
     share: tl.constexpr = J // (8 * min(WARPS, J // 16))
     p_held = keys_of_threads(p, I, J, WARPS)
     if ENTROPY is not None:
@@ -71,39 +74,57 @@ def fold(
             gap = position[None, :] * sign - ((start + local).to(tl.float32) * sign)[:, None]
         distance = add_products(distance, p_held, keys_of_threads(gap, I, J, WARPS), share)
     if RECEIVED is not None or cells is not None:
-        sums = tl.sum(rows_of_threads(p, I, J, BINS), 3)  # [J, BINS, 4]
+        sums = tl.dot(p.to(slots.dtype), slots, input_precision=PRECISION)  # [J, WIDE]
         if RECEIVED is not None:
-            # Warps that share keys add their sums one by one rather than wait for each other.
-            sides: tl.constexpr = max(1, WARPS * 16 // J)
-            received = tl.sum(tl.reshape(sums, (J, sides, BINS * 4 // sides)), 2)
+            received = tl.sum(sums, 1)
+            here = col < n_j if CAREFUL else None
             if DETERMINISTIC:
-                tl.store(RECEIVED + col, tl.sum(received, 1), mask=col < n_j)
+                tl.store(RECEIVED + col, received, mask=here)
             else:
-                inside = tl.broadcast_to((col < n_j)[:, None], (J, sides))
-                tl.atomic_add(
-                    RECEIVED + tl.broadcast_to(col[:, None], (J, sides)), received, mask=inside, sem="relaxed"
-                )
+                tl.atomic_add(RECEIVED + col, received, mask=here, sem="relaxed")
         if cells is not None:
             if DETERMINISTIC:
-                inside = tl.broadcast_to((col < n_j)[:, None], (J, BINS))
-                tl.store(cells[None, :] + col[:, None], tl.sum(sums, 2), mask=inside)
+                tl.store(cells + (at[None, :] + col[:, None]), sums, mask=(col < n_j)[:, None])
             else:
-                if WHOLE:
-                    threads: tl.constexpr = 8 * min(WARPS, J // 16)
-                    sums = tl.sum(keys_of_threads(tl.reshape(sums, (J, BINS * 4)), BINS * 4, J, WARPS), 2)
-                    sums = tl.reshape(sums, (threads, BINS, 4))
-                    key = col_tile * J + tl.arange(0, threads) * (J // threads)
-                else:
-                    key = col
-                sums = tl.sum(sums, 2)
-                bin = tl.load(COL_BINS + key, mask=key < n_j, other=0)
-                inside = tl.broadcast_to((key < n_j)[:, None], sums.shape)
-                tl.atomic_add(cells[None, :] + bin[:, None], sums, mask=inside, sem="relaxed")
+                _add_bins(sums, cells, at, COL_BINS, col_tile, n_j, J, WARPS, WIDE, WHOLE, CAREFUL)
     if peaks is not None:
-        _raise_bins(p, peaks, COL_BINS, col, col_tile, n_j, I, J, WARPS, BINS, WHOLE)
+        _raise_bins(p * back, peaks, COL_BINS, col, col_tile, n_j, I, J, WARPS, PARTS, WHOLE)
     if tops is not None:
-        _store_tops(p_held, tops, row, col_tile, n_i, n_j, I, J, WARPS)
+        _store_tops(p_held * back, tops, row, col_tile, n_i, n_j, I, J, WARPS)
     return entropy, largest, distance
+
+
+@triton.jit
+def _add_bins(
+    sums, cells, at, COL_BINS, col_tile, n_j,
+    J: tl.constexpr,
+    WARPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    CAREFUL: tl.constexpr,
+):  # fmt: skip
+    """The sums of this tile, `J WIDE`, added to their bins; neighbouring keys of a bin together."""
+    threads: tl.constexpr = 8 * min(WARPS, J // 16)
+    share: tl.constexpr = J // threads
+    key = col_tile * J + tl.arange(0, threads) * share
+    held = keys_of_threads(sums, WIDE, J, WARPS)
+    inside = tl.broadcast_to((at >= 0)[None, :], (threads, WIDE))
+    if CAREFUL:
+        inside = inside & (key < n_j)[:, None]
+        bin = tl.load(COL_BINS + key, mask=key < n_j, other=0)
+    else:
+        bin = tl.load(COL_BINS + key)
+    if WHOLE:
+        first = tl.sum(held, 2)
+    else:
+        tl.static_assert(share == 2)
+        first, second = tl.split(held)
+        next = tl.load(COL_BINS + key + 1, mask=key + 1 < n_j, other=0)  # past the end there is nothing to add
+        apart = (next != bin)[:, None]
+        first += tl.where(apart, 0.0, second)
+        second = tl.where(apart, second, 0.0)
+        tl.atomic_add(cells + (at[None, :] + next[:, None]), second, mask=inside & apart, sem="relaxed")
+    tl.atomic_add(cells + (at[None, :] + bin[:, None]), first, mask=inside, sem="relaxed")
 
 
 @triton.jit

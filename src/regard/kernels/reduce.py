@@ -7,14 +7,16 @@
 
 One product and one exponential an entry. A program keeps a tile of rows and walks the keys they see, over tiles of
 k q^T: in the result of a product a thread holds few of the first axis, keys, and many of the second, queries. What is
-asked of rows is summed over the keys a thread holds, kept apart by thread, and put together once, at the end; what is
-asked of keys is summed over the rows a thread holds, and four threads make a key's sum whole. No barrier, and a
-sixteenth of the numbers passed from thread to thread. The map is made of the same sums: keys are dealt out so that
-those of a thread are neighbours, and rows so that no eight of them belong to two bins: see `bins`. Bins may be any
-groups of queries and of keys.
+asked of rows is summed over the keys a thread holds, kept apart by thread, and put together once, at the end. What is
+asked of keys is a second product, of the tile and a matrix with a column for each bin of its rows: a sum over rows for
+each key and bin. Over all bins it is what the key receives, one by one they go to the map. Keys are dealt out so that
+those of a thread are neighbours, and go to a bin together. Bins may be any groups of queries and of keys: see `bins`.
+
+In half precision that product takes weights as float16, times 2^14, which keeps small ones precise; its sums are
+float32.
 
 Sums over rows leave the program by atomic adds, or, where PyTorch asks for deterministic algorithms, through a buffer
-a tile of rows that is added up in a fixed order. Everything after the product is float32.
+a tile of rows that is added up in a fixed order. Everything else is float32.
 
 Cost: N x N x d multiply-adds on the visible tiles, O(N) memory. Widths up to 256; positions below 2^30.
 """
@@ -29,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .bins import Bins, add_parts
+from .bins import FEWEST, Bins, add_parts
 from .fold import fold
 from .launch import launch
 from .tiles import EVERYTHING, LN2, LOG2E, NEVER, NOTHING, Bias, Pattern, band, padded, ready, strides
@@ -37,7 +39,7 @@ from .tiles import EVERYTHING, LN2, LOG2E, NEVER, NOTHING, Bias, Pattern, band, 
 
 @triton.jit
 def _reduce(
-    Q, K, LSE, LENGTHS, SLOPES, BIAS, ROWS, ROW_BINS, COL_BINS,
+    Q, K, LSE, LENGTHS, SLOPES, BIAS, ROWS, SLOTS, OWNERS, COL_BINS,
     FULL_COUNTS, FULL, PART_COUNTS, PART, WHERE, BITS,
     ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP, PEAKS, TOPS,
     q_b, q_h, q_i, k_b, k_g, k_j, bias_0, bias_b, bias_h, bias_i, bias_j, full_b, full_h, full_r,
@@ -49,13 +51,15 @@ def _reduce(
     J: tl.constexpr,
     D: tl.constexpr,
     WARPS: tl.constexpr,
-    BINS: tl.constexpr,  # parts of a tile of rows, none with rows of two bins
+    WIDE: tl.constexpr,  # slots for bins of a tile of rows
+    PARTS: tl.constexpr,  # of a tile of rows, none with rows of two bins
     WHOLE: tl.constexpr,  # do the keys a thread holds belong to one bin?
     CAP: tl.constexpr,
     LAST_FIRST: tl.constexpr,  # under a causal mask the last rows take longest
     BACKWARD: tl.constexpr,  # no query sees a key after it, and rows sum to 1
     DETERMINISTIC: tl.constexpr,
     PRECISION: tl.constexpr,
+    SHIFT: tl.constexpr,  # weights are taken times 2^SHIFT
 ):  # fmt: skip
     if LAST_FIRST:
         attentions = tl.num_programs(0) // tiles
@@ -79,7 +83,7 @@ def _reduce(
     q = tl.trans(q)
     lse = tl.load(LSE + (b * heads + h) * n_i + row, mask=row < n_i, other=float("-inf"))
     # Rows that see nothing, and rows past the end: as if their sum were beyond measure.
-    lse2 = tl.where(lse > float("-inf"), lse * LOG2E, -NEVER)
+    lse2 = tl.where(lse > float("-inf"), lse * LOG2E - SHIFT, -NEVER)
     length = n_j
     if LENGTHS is not None:
         length = tl.minimum(n_j, tl.load(LENGTHS + b))
@@ -110,19 +114,25 @@ def _reduce(
         BIAS += bias_0 + b * bias_b + h * bias_h
     if RECEIVED is not None:
         RECEIVED += (b * heads + h) * n_j + place.to(tl.int64) * received_tile
-    cells, peaks, tops = None, None, None
+    cells, at, peaks, tops = None, None, None, None
+    slot = tl.where(row < n_i, 0, -1)
     if MAP is not None or PEAKS is not None:
-        # The row of the map that each part of the rows adds to.
-        leader = tile * I + tl.arange(0, BINS) * (I // BINS)
-        if ROWS is not None:
-            leader = tl.load(ROWS + leader)
-        bin = tl.load(ROW_BINS + leader, mask=leader < n_i, other=0)
-        if PEAKS is not None:
-            peaks = PEAKS + (b * heads + h) * bin_rows * bin_cols + bin.to(tl.int64) * bin_cols
+        slot = tl.load(SLOTS + tile * I + tl.arange(0, I))
+    if MAP is not None:
+        cells = MAP + (b * heads + h) * map_rows * map_cols
         if DETERMINISTIC:
-            bin = place * BINS + tl.arange(0, BINS)
-        if MAP is not None:
-            cells = MAP + (b * heads + h) * map_rows * map_cols + bin.to(tl.int64) * map_cols
+            at = tl.arange(0, WIDE) * map_cols
+            cells += place.to(tl.int64) * WIDE * map_cols
+        else:
+            at = tl.load(OWNERS + tile * WIDE + tl.arange(0, WIDE)) * map_cols  # negative: nobody's
+    if PEAKS is not None:
+        leader = tl.load(SLOTS + tile * I + tl.arange(0, PARTS) * (I // PARTS))
+        bin = tl.load(OWNERS + tile * WIDE + leader, mask=leader >= 0, other=0)
+        peaks = PEAKS + (b * heads + h) * bin_rows * bin_cols + bin.to(tl.int64) * bin_cols
+    back: tl.constexpr = 2.0**-SHIFT
+    slots = tl.where(slot[:, None] == tl.arange(0, WIDE)[None, :], back, 0.0)
+    if SHIFT:
+        slots = slots.to(tl.float16)
     if TOPS is not None:
         tops = TOPS + (((b * heads + h) * tiles + place) * I + tl.arange(0, I)) * runs
     for n in range(plain):
@@ -132,8 +142,9 @@ def _reduce(
             col_tile = tl.where(n < before, full_start + n, crossed + n - before)
         entropy, largest, distance = fold(
             q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
-            BIAS, bias_i, bias_j, n_i, length, n_j, low, high, None, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells,
-            peaks, tops, COL_BINS, d, I, J, D, WARPS, BINS, WHOLE, CAP, BACKWARD, False, DETERMINISTIC, PRECISION,
+            BIAS, bias_i, bias_j, n_i, length, n_j, low, high, None, ENTROPY, RECEIVED, LARGEST, DISTANCE, slots, cells,
+            at, peaks, tops, COL_BINS, d, I, J, D, WARPS, WIDE, PARTS, WHOLE, CAP, BACKWARD, False, DETERMINISTIC,
+            PRECISION, SHIFT,
         )  # fmt: skip
     # Few tiles: a pipeline of loads would cost the loop above registers.
     for n in tl.range(careful, num_stages=1):
@@ -149,16 +160,19 @@ def _reduce(
             bits = None
         entropy, largest, distance = fold(
             q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
-            BIAS, bias_i, bias_j, n_i, length, n_j, low, high, bits, ENTROPY, RECEIVED, LARGEST, DISTANCE, cells,
-            peaks, tops, COL_BINS, d, I, J, D, WARPS, BINS, WHOLE, CAP, BACKWARD, True, DETERMINISTIC, PRECISION,
+            BIAS, bias_i, bias_j, n_i, length, n_j, low, high, bits, ENTROPY, RECEIVED, LARGEST, DISTANCE, slots, cells,
+            at, peaks, tops, COL_BINS, d, I, J, D, WARPS, WIDE, PARTS, WHOLE, CAP, BACKWARD, True, DETERMINISTIC,
+            PRECISION, SHIFT,
         )  # fmt: skip
     out = (b * heads + h) * n_i + row
     if ENTROPY is not None:
-        tl.store(ENTROPY + out, tl.sum(entropy, 0) * -LN2, mask=row < n_i)
+        # log2 A was SHIFT too large; where it is shifted, rows sum to 1, or see nothing.
+        taken = tl.where(lse > float("-inf"), SHIFT, 0)
+        tl.store(ENTROPY + out, (tl.sum(entropy, 0) * back - taken) * -LN2, mask=row < n_i)
     if LARGEST is not None:
-        tl.store(LARGEST + out, tl.max(largest, 0).to(tl.float32, bitcast=True), mask=row < n_i)
+        tl.store(LARGEST + out, tl.max(largest, 0).to(tl.float32, bitcast=True) * back, mask=row < n_i)
     if DISTANCE is not None:
-        total = tl.sum(distance, 0)
+        total = tl.sum(distance, 0) * back
         if BACKWARD:
             # sum of A (i - j) = sum of A (first - j) + (i - first) sum of A, and that sum is 1, or 0 in an empty row
             total += tl.where(lse > float("-inf"), position, 0.0)
@@ -201,6 +215,7 @@ class Config(NamedTuple):
         return self.cols * 8 // self.threads
 
 
+SHIFT = 14  # so that weights from 2^-28 to 1 are normal numbers of float16, and the way back is one too
 PARTIAL = 2**25  # numbers a deterministic sum over rows may keep before they are added up
 
 
@@ -244,15 +259,15 @@ def reduce(
     if not torch.are_deterministic_algorithms_enabled():
         work(out, 0, work.tiles)
         return out
-    per_tile = b * h * n_j * (1 if out.map is None else work.parts)
+    per_tile = b * h * n_j * (1 if out.map is None else work.wide)
     for first, count in strips(work.tiles, max(1, PARTIAL // per_tile)):
         received = None if out.received is None else q.new_zeros(count, b, h, n_j, dtype=torch.float32)
-        sums = None if out.map is None else q.new_zeros(b, h, count * work.parts, n_j, dtype=torch.float32)
+        sums = None if out.map is None else q.new_zeros(b, h, count * work.wide, n_j, dtype=torch.float32)
         work(out._replace(received=received, map=sums), first, count)
         if out.received is not None and received is not None:
             out.received.add_(received.sum(0))
         if bins is not None and out.map is not None and sums is not None:
-            add_parts(out.map, sums, bins, first * work.parts, cut.rows // work.parts)
+            add_parts(out.map, sums, bins, first, count)
     return out
 
 
@@ -303,9 +318,9 @@ class Work(NamedTuple):
     sums_to_one: bool
 
     @property
-    def parts(self) -> int:
-        """Of a tile of rows."""
-        return self.cut.sides if self.bins is None else self.bins.parts
+    def wide(self) -> int:
+        """Slots for the bins of a tile of rows."""
+        return FEWEST if self.bins is None else self.bins.owners.shape[1]
 
     @property
     def dealt(self) -> Tensor | None:
@@ -328,10 +343,11 @@ class Work(NamedTuple):
             values = values.expand(b, h, n_i, n_j)
             steps = values.stride()
         deterministic = torch.are_deterministic_algorithms_enabled()
+        summed = out.received is not None or out.map is not None
         launch(
             _reduce, (count * b * h,),
             q, k, self.lse, self.pattern.lengths, self.bias.slopes, values, self.dealt,
-            None if bins is None else bins.rows, None if bins is None else bins.cols,
+            *((None,) * 3 if bins is None else (bins.slots, bins.owners, bins.cols)),
             *((None,) * 6 if lists is None else lists),
             out.entropy, out.received, out.max, out.distance, out.map,
             None if out.peaks is None else out.peaks.view(torch.int32), tops,
@@ -347,13 +363,15 @@ class Work(NamedTuple):
             J=cut.cols,
             D=padded(d),
             WARPS=cut.warps,
-            BINS=self.parts,
+            WIDE=self.wide,
+            PARTS=0 if bins is None else bins.parts,
             WHOLE=bins is None or bins.whole,
             CAP=self.cap,
             LAST_FIRST=self.pattern.low > -n_j,
             BACKWARD=self.sums_to_one and self.pattern.low >= 0,
             DETERMINISTIC=deterministic,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            SHIFT=SHIFT if summed and self.sums_to_one and q.dtype != torch.float32 else 0,
             num_warps=cut.warps,
             num_stages=cut.stages,
             maxnreg=cut.registers,

@@ -75,20 +75,20 @@ def reduced(
     return {name: value for name, value in found._asdict().items() if value is not None}
 
 
-def even_map(call: Call, rows: int, cols: int) -> Binning:
-    """The matrix in `rows` x `cols` bins as even as can be."""
+def even_map(call: Call, rows: int, cols: int, parted: bool = False) -> Binning:
+    """The matrix in `rows` x `cols` bins as even as can be; `parted`, for the largest of each."""
     _, _, n_i, n_j = call.shape
-    return lambda cut: _even_map(n_i, n_j, rows, cols, call.q.device, cut)
+    return lambda cut: _even_map(n_i, n_j, rows, cols, call.q.device, cut, parted)
 
 
 @lru_cache(maxsize=16)
-def _even_map(n_i: int, n_j: int, rows: int, cols: int, device: torch.device, cut: Config) -> Bins:
+def _even_map(n_i: int, n_j: int, rows: int, cols: int, device: torch.device, cut: Config, parted: bool) -> Bins:
     from ..kernels.bins import binned
 
     with torch.inference_mode(False):
         by_row, by_col = (even_bins(n, count, device)[0].to(torch.int32) for n, count in ((n_i, rows), (n_j, cols)))
         even = (n_i // rows, n_j // cols) if n_i % rows == 0 and n_j % cols == 0 else None
-        return binned(by_row, by_col, (rows, cols), cut, even)
+        return binned(by_row, by_col, (rows, cols), cut, even, parted)
 
 
 def group_sums(call: Call, statistic: Tensor, query_groups: Tensor, key_groups: Tensor, rows: int, cols: int) -> Tensor:

@@ -190,7 +190,8 @@ class Weights:
         with self._numbers():
             if self._has_kernel():
                 want = "peaks" if how == "max" else "map"
-                found = self._by_kernel(frozenset((want,)), fused.even_map(self._call, rows, cols))[want]
+                bins_of = fused.even_map(self._call, rows, cols, parted=how == "max")
+                found = self._by_kernel(frozenset((want,)), bins_of)[want]
             else:
                 reduction = measures.bin_maxima if how == "max" else measures.bin_sums
                 found = reduction(self._problem(), *bins, rows, cols)
