@@ -46,6 +46,7 @@ class Recaller(nn.Module):
             hidden=512,
             encoder_layers=3,
             positions="rotary",
+            rotary_base=1e6,  # with 10,000 the slowest features turn about between one end and the other
             dropout=0.0,
             **ATTENTION[attention],
         )

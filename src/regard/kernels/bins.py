@@ -1,9 +1,9 @@
 """Bins of a map: which row and which column of it each query and each key adds to, and how queries are dealt out.
 
-Queries are dealt out bin by bin, so that a tile of rows holds few bins. Sums are told apart by a product: the tile's
-weights times a matrix that has, for each row, a one in the slot of its bin. The largest are told apart by parts, none
-with rows of two bins: where bins do not fall into parts by themselves, they are filled up to whole parts, eight rows
-each, with a row that is not there.
+Where bins fall into parts of a tile by themselves, eight rows and more, sums and the largest are told apart by parts.
+Otherwise queries are dealt out bin by bin, so that a tile of rows holds few bins, and sums are told apart by a product:
+the tile's weights times a matrix that has, for each row, a one in the slot of its bin. For the largest, bins are filled
+up to whole parts with a row that is not there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Bins(NamedTuple):
     dealt: Tensor | None  # the queries in the order they are dealt out; None for 0, 1, 2, ...
     slots: Tensor  # of each row of each tile, int32; -1 past the end
     owners: Tensor  # tiles slots: the bin of each slot, -1 where there is none; int64 where a map takes that
-    parts: int  # of a tile of rows; 0 where a part may hold rows of two bins
+    parts: int  # of a tile of rows, none with rows of two bins; 0 where there are no such parts
 
 
 def binned(
@@ -36,13 +36,13 @@ def binned(
 ) -> Bins:
     """Bins given by their ids; `even`: how many neighbouring queries, and keys, each holds, where all hold as many.
 
-    `parted`: so that parts of a tile belong to one bin each.
+    `parted`: in parts, whatever it takes.
     """
     whole = even is not None and even[1] % (cut.cols // cut.threads) == 0
     fitting = 0 if even is None else even[0] & -even[0]  # the largest power of two that divides it
     n = rows.numel()
     dealt, parts = None, 0
-    if parted and fitting >= PART:
+    if fitting >= PART:
         parts = max(cut.sides, cut.rows // fitting)
     elif parted:
         dealt, parts = _filled_up(rows, shape[0], cut.rows), cut.rows // PART
@@ -91,6 +91,10 @@ def _slots(bins: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def add_parts(total: Tensor, sums: Tensor, bins: Bins, first: int, count: int) -> None:
-    """Add what each slot of these tiles holds of each key, `b h slots j`, to the map, always in one order."""
+    """Add what each part, or slot, of these tiles holds of each key, `b h n j`, to the map, always in one order."""
+    owners = bins.owners[first : first + count]
+    if bins.parts:
+        slots = bins.slots[first : first + count]
+        owners = owners.gather(1, slots[:, :: slots.shape[1] // bins.parts].clamp(min=0).long())
     by_bin = sums.new_zeros(*sums.shape[:3], bins.shape[1]).index_add_(3, bins.cols, sums)
-    total.index_add_(2, bins.owners[first : first + count].flatten().clamp(min=0), by_bin)  # nobody's are 0
+    total.index_add_(2, owners.flatten().clamp(min=0), by_bin)  # those of no bin are 0

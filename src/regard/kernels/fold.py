@@ -23,7 +23,6 @@ def fold(
     J: tl.constexpr,
     D: tl.constexpr,
     WARPS: tl.constexpr,
-    WIDE: tl.constexpr,
     PARTS: tl.constexpr,
     WHOLE: tl.constexpr,
     CAP: tl.constexpr,
@@ -31,7 +30,6 @@ def fold(
     CAREFUL: tl.constexpr,
     DETERMINISTIC: tl.constexpr,
     PRECISION: tl.constexpr,
-    SHIFT: tl.constexpr,
 ):  # fmt: skip
     """What is known of the rows, with one tile of A.T more; what is known of keys and bins is written."""
     local = dealt_keys(J, WARPS)
@@ -51,7 +49,6 @@ def fold(
         J, CAP, CAREFUL,
     )  # fmt: skip
     p = tl.exp2(t)
-    back: tl.constexpr = 2.0**-SHIFT
     share: tl.constexpr = J // (8 * min(WARPS, J // 16))
     p_held = keys_of_threads(p, I, J, WARPS)
     if ENTROPY is not None:
@@ -74,57 +71,67 @@ def fold(
             gap = position[None, :] * sign - ((start + local).to(tl.float32) * sign)[:, None]
         distance = add_products(distance, p_held, keys_of_threads(gap, I, J, WARPS), share)
     if RECEIVED is not None or cells is not None:
-        sums = tl.dot(p.to(slots.dtype), slots, input_precision=PRECISION)  # [J, WIDE]
+        if PARTS:
+            held = tl.sum(rows_of_threads(p, I, J, PARTS), 3)  # [J, PARTS, 4]
+            # Warps that share keys add their sums one by one rather than wait for each other.
+            sides: tl.constexpr = max(1, WARPS * 16 // J)
+            received = tl.sum(tl.reshape(held, (J, sides, PARTS * 4 // sides)), 2)
+        else:
+            sums = tl.dot(p.to(slots.dtype), slots, input_precision=PRECISION)  # [J, WIDE]
+            received = tl.sum(sums, 1)[:, None]
         if RECEIVED is not None:
-            received = tl.sum(sums, 1)
-            here = col < n_j if CAREFUL else None
             if DETERMINISTIC:
-                tl.store(RECEIVED + col, received, mask=here)
+                tl.store(RECEIVED + col, tl.sum(received, 1), mask=col < n_j)
             else:
-                tl.atomic_add(RECEIVED + col, received, mask=here, sem="relaxed")
+                inside = tl.broadcast_to((col < n_j)[:, None], received.shape)
+                tl.atomic_add(
+                    RECEIVED + tl.broadcast_to(col[:, None], received.shape), received, mask=inside, sem="relaxed"
+                )
         if cells is not None:
+            key = col_tile * J + tl.arange(0, J // share) * share
             if DETERMINISTIC:
+                if PARTS:
+                    sums = tl.sum(held, 2)
                 tl.store(cells + (at[None, :] + col[:, None]), sums, mask=(col < n_j)[:, None])
+            elif WHOLE and PARTS:
+                pairs = tl.sum(keys_of_threads(tl.reshape(held, (J, PARTS * 4)), PARTS * 4, J, WARPS), 2)
+                _add(tl.sum(tl.reshape(pairs, (J // share, PARTS, 4)), 2), cells, at, key, COL_BINS, n_j)
             else:
-                _add_bins(sums, cells, at, COL_BINS, col_tile, n_j, J, WARPS, WIDE, WHOLE, CAREFUL)
+                if PARTS:
+                    sums = tl.sum(held, 2)
+                _add_pairs(sums, cells, at, key, COL_BINS, n_j, J, WARPS, CAREFUL)
     if peaks is not None:
-        _raise_bins(p * back, peaks, COL_BINS, col, col_tile, n_j, I, J, WARPS, PARTS, WHOLE)
+        _raise_bins(p, peaks, COL_BINS, col, col_tile, n_j, I, J, WARPS, PARTS, WHOLE)
     if tops is not None:
-        _store_tops(p_held * back, tops, row, col_tile, n_i, n_j, I, J, WARPS)
+        _store_tops(p_held, tops, row, col_tile, n_i, n_j, I, J, WARPS)
     return entropy, largest, distance
 
 
 @triton.jit
-def _add_bins(
-    sums, cells, at, COL_BINS, col_tile, n_j,
-    J: tl.constexpr,
-    WARPS: tl.constexpr,
-    WIDE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    CAREFUL: tl.constexpr,
+def _add(sums, cells, at, key, COL_BINS, n_j):
+    """Sums of the keys from each `key` on, all of its bin, added to the map."""
+    bin = tl.load(COL_BINS + key, mask=key < n_j, other=0)
+    inside = (key < n_j)[:, None] & (at >= 0)[None, :]
+    tl.atomic_add(cells + (at[None, :] + bin[:, None]), sums, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def _add_pairs(
+    sums, cells, at, key, COL_BINS, n_j, J: tl.constexpr, WARPS: tl.constexpr, CAREFUL: tl.constexpr
 ):  # fmt: skip
-    """The sums of this tile, `J WIDE`, added to their bins; neighbouring keys of a bin together."""
-    threads: tl.constexpr = 8 * min(WARPS, J // 16)
-    share: tl.constexpr = J // threads
-    key = col_tile * J + tl.arange(0, threads) * share
-    held = keys_of_threads(sums, WIDE, J, WARPS)
-    inside = tl.broadcast_to((at >= 0)[None, :], (threads, WIDE))
+    """Sums of single keys added to the map, those of a thread, two neighbours, together where a bin holds both."""
+    held = keys_of_threads(sums, sums.shape[1], J, WARPS)
+    first, second = tl.split(held)
+    bin = tl.load(COL_BINS + key, mask=key < n_j, other=0)
+    next = tl.load(COL_BINS + key + 1, mask=key + 1 < n_j, other=0)  # past the end there is nothing to add
+    apart = (next != bin)[:, None]
+    first += tl.where(apart, 0.0, second)
+    second = tl.where(apart, second, 0.0)
+    inside = tl.broadcast_to((at >= 0)[None, :], first.shape)
     if CAREFUL:
         inside = inside & (key < n_j)[:, None]
-        bin = tl.load(COL_BINS + key, mask=key < n_j, other=0)
-    else:
-        bin = tl.load(COL_BINS + key)
-    if WHOLE:
-        first = tl.sum(held, 2)
-    else:
-        tl.static_assert(share == 2)
-        first, second = tl.split(held)
-        next = tl.load(COL_BINS + key + 1, mask=key + 1 < n_j, other=0)  # past the end there is nothing to add
-        apart = (next != bin)[:, None]
-        first += tl.where(apart, 0.0, second)
-        second = tl.where(apart, second, 0.0)
-        tl.atomic_add(cells + (at[None, :] + next[:, None]), second, mask=inside & apart, sem="relaxed")
     tl.atomic_add(cells + (at[None, :] + bin[:, None]), first, mask=inside, sem="relaxed")
+    tl.atomic_add(cells + (at[None, :] + next[:, None]), second, mask=inside & apart, sem="relaxed")
 
 
 @triton.jit

@@ -8,12 +8,11 @@
 One product and one exponential an entry. A program keeps a tile of rows and walks the keys they see, over tiles of
 k q^T: in the result of a product a thread holds few of the first axis, keys, and many of the second, queries. What is
 asked of rows is summed over the keys a thread holds, kept apart by thread, and put together once, at the end. What is
-asked of keys is a second product, of the tile and a matrix with a column for each bin of its rows: a sum over rows for
-each key and bin. Over all bins it is what the key receives, one by one they go to the map. Keys are dealt out so that
-those of a thread are neighbours, and go to a bin together. Bins may be any groups of queries and of keys: see `bins`.
-
-In half precision that product takes weights as float16, times 2^14, which keeps small ones precise; its sums are
-float32.
+asked of keys is summed over the rows a thread holds, by parts of the tile, and four threads make a key's sum whole; the
+map is made of the same sums. Where bins do not fall into parts, it is a second product: of the tile, and a matrix with
+a column for each bin of its rows; in half precision of weights as float16, times 2^14, which keeps small ones precise.
+Keys are dealt out so that those of a thread are neighbours, and go to a bin together. Bins may be any groups of queries
+and of keys: see `bins`.
 
 Sums over rows leave the program by atomic adds, or, where PyTorch asks for deterministic algorithms, through a buffer
 a tile of rows that is added up in a fixed order. Everything else is float32.
@@ -31,7 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .bins import FEWEST, Bins, add_parts
+from .bins import Bins, add_parts
 from .fold import fold
 from .launch import launch
 from .tiles import EVERYTHING, LN2, LOG2E, NEVER, NOTHING, Bias, Pattern, band, padded, ready, strides
@@ -52,7 +51,7 @@ def _reduce(
     D: tl.constexpr,
     WARPS: tl.constexpr,
     WIDE: tl.constexpr,  # slots for bins of a tile of rows
-    PARTS: tl.constexpr,  # of a tile of rows, none with rows of two bins
+    PARTS: tl.constexpr,  # of a tile of rows, none with rows of two bins; 0: sums are told apart by slots
     WHOLE: tl.constexpr,  # do the keys a thread holds belong to one bin?
     CAP: tl.constexpr,
     LAST_FIRST: tl.constexpr,  # under a causal mask the last rows take longest
@@ -114,25 +113,28 @@ def _reduce(
         BIAS += bias_0 + b * bias_b + h * bias_h
     if RECEIVED is not None:
         RECEIVED += (b * heads + h) * n_j + place.to(tl.int64) * received_tile
-    cells, at, peaks, tops = None, None, None, None
-    slot = tl.where(row < n_i, 0, -1)
-    if MAP is not None or PEAKS is not None:
+    slots, cells, at, peaks, tops = None, None, None, None, None
+    if PARTS == 0:
         slot = tl.load(SLOTS + tile * I + tl.arange(0, I))
-    if MAP is not None:
-        cells = MAP + (b * heads + h) * map_rows * map_cols
-        if DETERMINISTIC:
-            at = tl.arange(0, WIDE) * map_cols
-            cells += place.to(tl.int64) * WIDE * map_cols
+        slots = tl.where(slot[:, None] == tl.arange(0, WIDE)[None, :], 2.0**-SHIFT, 0.0)
+        if SHIFT:
+            slots = slots.to(tl.float16)
+    if MAP is not None or PEAKS is not None:
+        # The row of the map that each part of the rows, or each slot, adds to; -1: none.
+        if PARTS:
+            leader = tl.load(SLOTS + tile * I + tl.arange(0, PARTS) * (I // PARTS))
+            bin = tl.load(OWNERS + tile * WIDE + leader, mask=leader >= 0, other=-1)
         else:
-            at = tl.load(OWNERS + tile * WIDE + tl.arange(0, WIDE)) * map_cols  # negative: nobody's
-    if PEAKS is not None:
-        leader = tl.load(SLOTS + tile * I + tl.arange(0, PARTS) * (I // PARTS))
-        bin = tl.load(OWNERS + tile * WIDE + leader, mask=leader >= 0, other=0)
-        peaks = PEAKS + (b * heads + h) * bin_rows * bin_cols + bin.to(tl.int64) * bin_cols
-    back: tl.constexpr = 2.0**-SHIFT
-    slots = tl.where(slot[:, None] == tl.arange(0, WIDE)[None, :], back, 0.0)
-    if SHIFT:
-        slots = slots.to(tl.float16)
+            bin = tl.load(OWNERS + tile * WIDE + tl.arange(0, WIDE))
+        if PEAKS is not None:
+            peaks = PEAKS + (b * heads + h) * bin_rows * bin_cols + tl.maximum(bin, 0).to(tl.int64) * bin_cols
+        if MAP is not None:
+            cells = MAP + (b * heads + h) * map_rows * map_cols
+            at = bin * map_cols
+            if DETERMINISTIC:
+                apart: tl.constexpr = PARTS if PARTS else WIDE
+                cells += place.to(tl.int64) * apart * map_cols
+                at = tl.arange(0, apart) * map_cols
     if TOPS is not None:
         tops = TOPS + (((b * heads + h) * tiles + place) * I + tl.arange(0, I)) * runs
     for n in range(plain):
@@ -143,8 +145,8 @@ def _reduce(
         entropy, largest, distance = fold(
             q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
             BIAS, bias_i, bias_j, n_i, length, n_j, low, high, None, ENTROPY, RECEIVED, LARGEST, DISTANCE, slots, cells,
-            at, peaks, tops, COL_BINS, d, I, J, D, WARPS, WIDE, PARTS, WHOLE, CAP, BACKWARD, False, DETERMINISTIC,
-            PRECISION, SHIFT,
+            at, peaks, tops, COL_BINS, d, I, J, D, WARPS, PARTS, WHOLE, CAP, BACKWARD, False, DETERMINISTIC,
+            PRECISION,
         )  # fmt: skip
     # Few tiles: a pipeline of loads would cost the loop above registers.
     for n in tl.range(careful, num_stages=1):
@@ -161,10 +163,11 @@ def _reduce(
         entropy, largest, distance = fold(
             q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
             BIAS, bias_i, bias_j, n_i, length, n_j, low, high, bits, ENTROPY, RECEIVED, LARGEST, DISTANCE, slots, cells,
-            at, peaks, tops, COL_BINS, d, I, J, D, WARPS, WIDE, PARTS, WHOLE, CAP, BACKWARD, True, DETERMINISTIC,
-            PRECISION, SHIFT,
+            at, peaks, tops, COL_BINS, d, I, J, D, WARPS, PARTS, WHOLE, CAP, BACKWARD, True, DETERMINISTIC,
+            PRECISION,
         )  # fmt: skip
     out = (b * heads + h) * n_i + row
+    back: tl.constexpr = 2.0**-SHIFT
     if ENTROPY is not None:
         # log2 A was SHIFT too large; where it is shifted, rows sum to 1, or see nothing.
         taken = tl.where(lse > float("-inf"), SHIFT, 0)
@@ -259,10 +262,12 @@ def reduce(
     if not torch.are_deterministic_algorithms_enabled():
         work(out, 0, work.tiles)
         return out
-    per_tile = b * h * n_j * (1 if out.map is None else work.wide)
+    per_tile = b * h * n_j * (1 if out.map is None else work.apart)
     for first, count in strips(work.tiles, max(1, PARTIAL // per_tile)):
         received = None if out.received is None else q.new_zeros(count, b, h, n_j, dtype=torch.float32)
-        sums = None if out.map is None else q.new_zeros(b, h, count * work.wide, n_j, dtype=torch.float32)
+        sums = (
+            None if out.map is None else q.new_zeros(b, h, count * (work.parts or work.wide), n_j, dtype=torch.float32)
+        )
         work(out._replace(received=received, map=sums), first, count)
         if out.received is not None and received is not None:
             out.received.add_(received.sum(0))
@@ -318,9 +323,19 @@ class Work(NamedTuple):
     sums_to_one: bool
 
     @property
+    def parts(self) -> int:
+        """Of a tile of rows; 0 where its bins have slots."""
+        return self.cut.sides if self.bins is None else self.bins.parts
+
+    @property
     def wide(self) -> int:
-        """Slots for the bins of a tile of rows."""
-        return FEWEST if self.bins is None else self.bins.owners.shape[1]
+        """Slots of a tile of rows."""
+        return 0 if self.bins is None else self.bins.owners.shape[1]
+
+    @property
+    def apart(self) -> int:
+        """Sums over rows of a tile that are kept apart."""
+        return self.parts or self.wide
 
     @property
     def dealt(self) -> Tensor | None:
@@ -343,7 +358,6 @@ class Work(NamedTuple):
             values = values.expand(b, h, n_i, n_j)
             steps = values.stride()
         deterministic = torch.are_deterministic_algorithms_enabled()
-        summed = out.received is not None or out.map is not None
         launch(
             _reduce, (count * b * h,),
             q, k, self.lse, self.pattern.lengths, self.bias.slopes, values, self.dealt,
@@ -364,14 +378,14 @@ class Work(NamedTuple):
             D=padded(d),
             WARPS=cut.warps,
             WIDE=self.wide,
-            PARTS=0 if bins is None else bins.parts,
+            PARTS=self.parts,
             WHOLE=bins is None or bins.whole,
             CAP=self.cap,
             LAST_FIRST=self.pattern.low > -n_j,
             BACKWARD=self.sums_to_one and self.pattern.low >= 0,
             DETERMINISTIC=deterministic,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-            SHIFT=SHIFT if summed and self.sums_to_one and q.dtype != torch.float32 else 0,
+            SHIFT=0 if self.parts or not self.sums_to_one or q.dtype == torch.float32 else SHIFT,
             num_warps=cut.warps,
             num_stages=cut.stages,
             maxnreg=cut.registers,

@@ -26,12 +26,12 @@ def added_positions(name: Positions, dim: int, *, longest: int) -> nn.Module | N
 
 
 def relative_positions(
-    name: Positions, heads: int, head_dim: int, *, reach: int, bidirectional: bool
+    name: Positions, heads: int, head_dim: int, *, reach: int, base: float, bidirectional: bool
 ) -> dict[str, Any]:
     """What `Attention` compares i and j by, its `rotary` or its `bias`; nothing under the other names."""
     match name:
         case "rotary":
-            return {"rotary": Rotary(head_dim)}
+            return {"rotary": Rotary(head_dim, base=base)}
         case "t5":
             return {"bias": T5Bias(heads, bidirectional=bidirectional)}
         case "shaw":

@@ -14,7 +14,7 @@ from ..nn import Attention, DecoderBlock, EncoderBlock, FeedForward, PostNorm, P
 from ..nn.dropout import Dropout
 from ..nn.linear import Linear
 from ..nn.losses import Loss, cross_entropy, shifted
-from ..ops.demands import must_count
+from ..ops.demands import must_be_number, must_count
 from ..ops.mask import Mask
 from ..ops.masks import Causal
 from ..ops.parse import parse
@@ -35,9 +35,10 @@ class TransformerConfig:
     """What a `Transformer` is made of.
 
     `start` is what the decoder reads before the first token it writes. `norm` says whether norms stand before each
-    sublayer or after it. `longest` bounds learned positions, `reach` the distances Shaw's can tell apart. `tied` says
-    whether the output reads the table of the target's embedding backwards, and whether the source uses the same
-    table. `embedding_scale` is sqrt(dim) unless given. `smoothing` acts in training only.
+    sublayer or after it. `longest` bounds learned positions, `reach` the distances Shaw's can tell apart; rotary ones
+    turn a quarter and more where tokens are farther apart than about `rotary_base`. `tied` says whether the output
+    reads the table of the target's embedding backwards, and whether the source uses the same table.
+    `embedding_scale` is sqrt(dim) unless given. `smoothing` acts in training only.
 
     For long documents, `encoder_mask` is the source of a mask, `"Window(128) | Global(4)"`; with `segment`, the
     encoder reads so many tokens at a time, and sees the last `memory` states of what it read before in every layer,
@@ -57,6 +58,7 @@ class TransformerConfig:
     positions: Positions = "sinusoidal"
     longest: int = 1024
     reach: int = 16
+    rotary_base: float = 10_000.0
     activation: Activation = "relu"
     tied: Tied = "output"
     embedding_scale: float | None = None
@@ -78,6 +80,7 @@ class TransformerConfig:
             must_be_one_of(name, getattr(self, name), known)
         for name in ("dropout", "attention_dropout", "smoothing"):
             must_be_share(name, getattr(self, name))
+        must_be_number("rotary_base", self.rotary_base, above=0)
         must_be_token("start", self.start, self.target_vocabulary)
         must_tie(self.tied, self.source_vocabulary, self.target_vocabulary)
         if self.segment is not None:
@@ -248,6 +251,7 @@ def _self_attention(config: TransformerConfig, *, mask: Mask | None) -> Attentio
         config.heads,
         config.dim // config.heads,
         reach=config.reach,
+        base=config.rotary_base,
         bidirectional=not isinstance(mask, Causal),
     )
     return Attention(
