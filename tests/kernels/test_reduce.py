@@ -228,6 +228,31 @@ def test_only_what_is_asked_for_is_computed(device):
     assert [name for name, value in found._asdict().items() if value is not None] == ["received"]
 
 
+@pytest.mark.parametrize("shifted", [True, False], ids=["softmax", "with a sink"])
+@pytest.mark.parametrize("bins", [5, 7, 75], ids=["parts of their own", "across parts", "a row each"])
+def test_half_precision_sums_keep_small_weights(bins, shifted, device):
+    """With a sink, rows sum to less than 1."""
+    n = 80 if bins == 5 else 75
+    q, k = (2 * torch.randn(1, 1, n, 16, device=device).half() for _ in range(2))
+    k[:, :, 0] = 12 * torch.nn.functional.normalize(q.mean(2), dim=-1)  # most of them look there
+    s = q.double() @ k.double().mT / 4
+    lse = torch.logsumexp(s, -1) + (0 if shifted else 0.5)
+    A = (s - lse[..., None]).exp()
+    ids = torch.arange(n, device=device) * bins // n
+    even = (n // bins,) * 2 if n % bins == 0 else None
+    cut = Config(32, 32, 4, 2)
+    found = reduce(
+        q, k, lse.float(), want=frozenset((*NAMES, "map")), scale=0.25, offset=0, cut=cut, sums_to_one=shifted,
+        bins=binned(ids.int(), ids.int(), (bins, bins), cut, even),
+    )  # fmt: skip
+    member = torch.nn.functional.one_hot(ids, bins).double()
+    assert A.min() < 2**-20
+    torch.testing.assert_close(found.map.double(), member.mT @ A @ member, atol=1e-9, rtol=2e-3)
+    torch.testing.assert_close(found.received.double(), A.sum(-2), atol=1e-9, rtol=1e-3)
+    torch.testing.assert_close(found.max.double(), A.amax(-1), atol=0, rtol=1e-4)
+    torch.testing.assert_close(found.entropy.double(), -(A * A.log()).sum(-1), atol=1e-4, rtol=1e-4)
+
+
 def test_bins_that_do_not_fill_their_eights_are_filled_up():
     ids = (torch.arange(20) * 3 // 20).int()
     bins = binned(ids, torch.zeros(20).int(), (3, 1), Config(16, 32, 4, 2), None, parted=True)
