@@ -228,6 +228,15 @@ def test_only_what_is_asked_for_is_computed(device):
     assert [name for name, value in found._asdict().items() if value is not None] == ["received"]
 
 
+@pytest.mark.parametrize(("i", "j"), [(0, 5), (5, 0), (0, 0)])
+def test_a_summary_of_nothing_is_nothing(i, j, device):
+    A, exact = judged(torch.randn(1, 2, i, 16, device=device), torch.randn(1, 2, j, 16, device=device), {})
+    for name in (*NAMES, "map"):
+        torch.testing.assert_close(getattr(A.summary(), name).cpu().double(), getattr(exact.summary(), name))
+    if j:
+        assert not A.mass(torch.zeros(i, dtype=torch.long), torch.arange(j)).any()
+
+
 @pytest.mark.parametrize("shifted", [True, False], ids=["softmax", "with a sink"])
 @pytest.mark.parametrize("bins", [5, 7, 75], ids=["parts of their own", "across parts", "a row each"])
 def test_half_precision_sums_keep_small_weights(bins, shifted, device):

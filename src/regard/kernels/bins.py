@@ -84,7 +84,7 @@ def _slots(bins: Tensor) -> tuple[Tensor, Tensor]:
     new = there.clone()
     new[:, 1:] &= bins[:, 1:] != torch.cummax(bins, 1).values[:, :-1]
     slots = new.cumsum(1) - 1
-    wide = max(FEWEST, power_of_two(int(slots.max()) + 1))
+    wide = max(FEWEST, power_of_two(int(slots.max()) + 1 if slots.numel() else 0))
     owners = torch.full((len(bins), wide), -1, dtype=torch.int32, device=bins.device)
     owners.scatter_(1, slots.clamp(min=0), bins.cummax(1).values.to(torch.int32))
     return torch.where(there, slots, -1).to(torch.int32).contiguous(), owners
