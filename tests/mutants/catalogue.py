@@ -754,6 +754,13 @@ ANSWERS = [
     Mutant(
         "a negative index clipped to the first",
         "indexing.py",
+        "return torch.arange(x % n, x % n + 1, device=device)",
+        "return torch.arange(max(x, 0), max(x, 0) + 1, device=device)",
+        "ops/test_indexing.py::test_a_selection_is_its_part_of_the_matrix_before_and_after_the_statistic",
+    ),
+    Mutant(
+        "negative indices of a list clipped to the first",
+        "indexing.py",
         "return ids.long().remainder(max(n, 1))",
         "return ids.long().clamp(min=0)",
         "ops/test_indexing.py::test_a_selection_is_its_part_of_the_matrix_before_and_after_the_statistic",
