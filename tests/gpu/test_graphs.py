@@ -104,6 +104,11 @@ MODELS = {
 }
 
 
+# Sums come in another order. In these what that changes grows: 1e-6 of a selective convnet's first weights to 8 % of
+# its losses within 24 steps. How many steps are alike.
+UNSTEADY = {"selective convnet": 6, "soft captioner": 12}
+
+
 def losses(model: nn.Module, batches, folder, **how):
     heard = Quiet()
     recipe = Recipe(steps=24, rate=Constant(1e-3), log_every=1, precision="float32", **how)
@@ -123,9 +128,8 @@ def test_losses_by_graphs_are_those_without(name, tmp_path):
     (plain, _), (replayed, _) = found
     assert len(plain) == 24
     assert plain[-1] < plain[0]
-    # Sums come in another order; what that changes grows from step to step.
-    torch.testing.assert_close(replayed[:6], plain[:6], rtol=2e-3, atol=2e-4)
-    torch.testing.assert_close(replayed, plain, rtol=0.2, atol=0.02)
+    alike = UNSTEADY.get(name, 24)
+    torch.testing.assert_close(replayed[:alike], plain[:alike], rtol=2e-3, atol=2e-4)
 
 
 def test_a_captioner_that_draws_its_places_learns_by_graphs(tmp_path):

@@ -89,17 +89,16 @@ def fold(
                 )
         if cells is not None:
             key = col_tile * J + tl.arange(0, J // share) * share
-            if DETERMINISTIC:
-                if PARTS:
-                    sums = tl.sum(held, 2)
-                tl.store(cells + (at[None, :] + col[:, None]), sums, mask=(col < n_j)[:, None])
-            elif WHOLE and PARTS:
+            if PARTS and WHOLE and not DETERMINISTIC:
                 pairs = tl.sum(keys_of_threads(tl.reshape(held, (J, PARTS * 4)), PARTS * 4, J, WARPS), 2)
                 _add(tl.sum(tl.reshape(pairs, (J // share, PARTS, 4)), 2), cells, at, key, COL_BINS, n_j)
             else:
                 if PARTS:
                     sums = tl.sum(held, 2)
-                _add_pairs(sums, cells, at, key, COL_BINS, n_j, J, WARPS, CAREFUL)
+                if DETERMINISTIC:
+                    tl.store(cells + (at[None, :] + col[:, None]), sums, mask=(col < n_j)[:, None])
+                else:
+                    _add_pairs(sums, cells, at, key, COL_BINS, n_j, J, WARPS, CAREFUL)
     if peaks is not None:
         _raise_bins(p, peaks, COL_BINS, col, col_tile, n_j, I, J, WARPS, PARTS, WHOLE)
     if tops is not None:

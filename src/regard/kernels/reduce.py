@@ -265,9 +265,7 @@ def reduce(
     per_tile = b * h * n_j * (1 if out.map is None else work.apart)
     for first, count in strips(work.tiles, max(1, PARTIAL // per_tile)):
         received = None if out.received is None else q.new_zeros(count, b, h, n_j, dtype=torch.float32)
-        sums = (
-            None if out.map is None else q.new_zeros(b, h, count * (work.parts or work.wide), n_j, dtype=torch.float32)
-        )
+        sums = None if out.map is None else q.new_zeros(b, h, count * work.apart, n_j, dtype=torch.float32)
         work(out._replace(received=received, map=sums), first, count)
         if out.received is not None and received is not None:
             out.received.add_(received.sum(0))
