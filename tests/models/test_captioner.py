@@ -145,41 +145,31 @@ def test_places_are_drawn_by_their_chances():
     assert shares[1] == 0
 
 
-def test_hard_attention_looks_at_one_place_in_training_and_at_the_mean_in_evaluation(monkeypatch):
-    monkeypatch.setattr(captioner, "EXPECTED", 0.0)
+def test_hard_attention_looks_at_the_mean_and_in_training_also_at_one_place():
     model, batch = model_of("hard"), batch_of()
-    inputs = begun(batch["target"])
     asked = []
     model.decoder.modulate.register_forward_pre_hook(lambda _, args: asked.append(args[1].detach()))
     model.eval().loss(batch)
+    by_mean = torch.cat(asked, 1)
     values = model.places(model.features(batch["image"])).detach()
-    distance = torch.cdist(torch.cat(asked, 1), values).amin(-1)
-    assert distance.min() > 1e-6
+    assert torch.cdist(by_mean, values).amin(-1).min() > 1e-6
     asked.clear()
     model.train().loss(batch)
-    assert torch.cdist(torch.cat(asked, 1), values).amin(-1).max() < 1e-6
-    asked.clear()
-    monkeypatch.setattr(captioner, "EXPECTED", 1.0)
-    model.loss(batch)
-    model.eval()
-    drawn = torch.cat(asked, 1)
-    asked.clear()
-    model(batch["image"], inputs)
-    torch.testing.assert_close(torch.cat(asked, 1), drawn)
+    first, second = torch.cat(asked, 1).chunk(2)
+    torch.testing.assert_close(first, by_mean)
+    assert torch.cdist(second, values).amin(-1).max() < 1e-6
 
 
-def test_hard_attention_learns_by_the_gradient_of_the_expected_likelihood(monkeypatch):
+def test_hard_attention_learns_by_the_gradient_of_the_expected_likelihood():
     """Thousands of draws for one image, against the sum over all places of both words."""
-    monkeypatch.setattr(captioner, "EXPECTED", 0.0)
     model = Captioner(config(attention="hard", widths=(2,), hidden=4, dim=4, vocabulary=6, entropy=0.0)).to(D).train()
     with torch.no_grad():
         for parameter in model.decoder.parameters():
             parameter.mul_(3)
     image, target = torch.rand(1, 3, 4, 2, dtype=D), torch.tensor([[4, END]])
     weights = [model.decoder.attention.score.query.weight, model.decoder.attention.score.vector]
-    expected, draws = _expected(model, image, target), 20_000
-    exact = torch.autograd.grad(expected, weights)
-    model.baseline.fill_(-expected.item() / 2)
+    by_mean, draws = model.eval().loss({"image": image, "target": target}).sum, 20_000
+    exact = torch.autograd.grad((by_mean + _expected(model.train(), image, target)) / 2, weights)
     batch = {"image": image.expand(draws, -1, -1, -1), "target": target.expand(draws, -1)}
     drawn = torch.autograd.grad(model.loss(batch).sum / draws, weights)
     for x, y in zip(drawn, exact, strict=True):
@@ -214,15 +204,13 @@ def test_rewards_leave_the_number_of_the_loss_as_it_is():
     assert losses[0] == pytest.approx(losses[1], abs=1e-9)
 
 
-def test_the_baseline_follows_the_likelihood_of_a_word_in_training_alone():
-    model, batch = model_of("hard"), batch_of()
-    before = model.baseline.item()
-    assert before == pytest.approx(-torch.tensor(float(VOCABULARY)).log().item(), abs=1e-6)
-    model.loss(batch)
-    assert model.baseline.item() == before
-    loss = model.train().loss(batch)
-    assert model.baseline.item() == pytest.approx(0.9 * before - 0.1 * loss.mean.item(), abs=1e-6)
-    assert "baseline" in model.state_dict()
+def test_a_draw_is_rewarded_by_what_it_gains_from_there_on():
+    model, gains = model_of("hard"), torch.tensor([[1.0, -2.0, 0.5, 0.0]], dtype=D)
+    chance = [torch.tensor([-1.0], dtype=D, requires_grad=True) for _ in range(4)]
+    draws = [captioner.Draw(one, torch.zeros_like(one)) for one in chance]
+    price = model._reinforced(draws, gains, torch.tensor([[True, True, True, False]]))
+    assert price.item() == 0
+    assert [one.item() for one in torch.autograd.grad(price, chance)] == [0.5, 1.5, -0.5, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -22,8 +23,6 @@ from .stepping import Watched
 from .transformer import TransformerConfig, decoder_of
 
 Looking = Literal["soft", "hard", "transformer"]
-EXPECTED = 0.5  # how often a caption in training looks by the expected value instead (Xu et al. 2015, section 4.1)
-SLOWNESS = 0.9  # of the baseline, a moving average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +34,8 @@ class CaptionerConfig:
     both with a recurrent decoder of `cell`, or `"transformer"`, with `heads` and a feed-forward of `hidden`.
 
     `doubly` is the price of places looked at more or less than once in all (Xu et al. 2015, eq. 14), for soft
-    attention. For hard attention, `reinforce` weighs the reward of a place and `entropy` keeps the draws apart (eq.
-    12). `smoothing` acts in training only.
+    attention. For hard attention, `reinforce` weighs the reward of a place, how much likelier it makes what is written
+    than the mean of all places does, and `entropy` keeps the draws apart (eq. 12). `smoothing` acts in training only.
     """
 
     vocabulary: int
@@ -90,8 +89,6 @@ class Captioner(nn.Module):
     Features of another network: `Captioner(config, features=network)`, from images to a grid of `widths[-1]` channels.
     """
 
-    baseline: Tensor
-
     def __init__(self, config: CaptionerConfig, *, features: nn.Module | None = None) -> None:
         super().__init__()
         self.config = config
@@ -100,8 +97,6 @@ class Captioner(nn.Module):
         self.decoder: Any = _decoder(config)
         kinds = 0 if config.attention == "transformer" else 2 if config.cell == "lstm" else 1
         self.first = nn.ModuleList(nn.Linear(config.dim, config.layers * config.hidden) for _ in range(kinds))
-        # The log-probability of a word that a reward is measured against: at first, that of a guess.
-        self.register_buffer("baseline", -torch.tensor(float(config.vocabulary)).log())
 
     def forward(self, image: Float[Tensor, "b c y x"], inputs: Int[Tensor, "b m"]) -> Float[Tensor, "b m vocabulary"]:
         """The logits of what follows each of the inputs, which begin with the start; hard attention by its mean."""
@@ -110,25 +105,28 @@ class Captioner(nn.Module):
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """The cross entropy of `target` (the end included, the start not), given `image`, and what attention pays.
 
-        `target_lengths` say how many words of each row are real; all, where they are absent. Hard attention draws in
-        training, and learns by rewards; these have a gradient and leave the number as it is.
+        `target_lengths` say how many words of each row are real; all, where they are absent. In training, hard
+        attention tells each caption twice, looking at the mean of all places and at places it draws. The loss is the
+        mean of both, and draws are rewarded for what they gain over the first; rewards have a gradient and leave the
+        number as it is.
         """
         target, lengths = batch["target"], batch.get("target_lengths")
         counted = torch.ones_like(target, dtype=torch.bool) if lengths is None else keep_of(lengths, target)
         inputs = shifted(target, start=self.config.start)
         places = self.places(self.features(batch["image"]))
-        price: Tensor | float = 0.0
-        if self.config.attention == "hard" and self.training:
-            logits, draws = self._drawn(inputs, self._start(places))
-            price = self._reinforced(draws, surprise(logits.detach(), target, counted=counted), counted)
-        else:
-            logits, A = self._told(inputs, places)
-            if self.config.attention == "soft":
-                assert A is not None
-                price = self.config.doubly * unevenness(A, counted).sum()
+        cost = partial(surprise, targets=target, counted=counted)
         smoothing = self.config.smoothing if self.training else 0.0
-        each = surprise(logits, target, counted=counted, smoothing=smoothing)
-        return Loss(each.sum() + price, counted.sum())
+        if self.config.attention == "hard" and self.training:
+            (by_mean, by_draw), draws = self._twice(inputs, places)
+            price = self._reinforced(draws, cost(by_mean.detach()) - cost(by_draw.detach()), counted)
+            both = cost(by_mean, smoothing=smoothing) + cost(by_draw, smoothing=smoothing)
+            return Loss((both.sum() + price) / 2, counted.sum())
+        logits, A = self._told(inputs, places)
+        total = cost(logits, smoothing=smoothing).sum()
+        if self.config.attention == "soft":
+            assert A is not None
+            total = total + self.config.doubly * unevenness(A, counted).sum()
+        return Loss(total, counted.sum())
 
     def start(self, batch: Mapping[str, Tensor]) -> Any:
         """The state before the first word, from `image`."""
@@ -157,29 +155,29 @@ class Captioner(nn.Module):
         hidden = [torch.tanh(linear(whole)).unflatten(-1, shape).transpose(0, 1) for linear in self.first]
         return self.decoder.start(tuple(x.contiguous() for x in hidden), places)
 
-    def _drawn(self, inputs: Tensor, state: RecurrentState) -> tuple[Tensor, list[Draw]]:
-        """The logits where each word looks at one place, drawn by its weight, or, for some captions, at their mean."""
-        by_mean = torch.rand(len(inputs), 1, device=inputs.device) < EXPECTED
-        logits, draws = [], []
+    def _twice(self, inputs: Tensor, places: Tensor) -> tuple[tuple[Tensor, Tensor], list[Draw]]:
+        """The logits where each word looks at the mean of all places, and where it looks at one, drawn by its weight.
+
+        Xu et al. (2015, section 4.1) toss a coin for each caption; this is both of its sides.
+        """
+        inputs, state = torch.cat((inputs, inputs)), self._start(torch.cat((places, places)))
+        logits, draws, second = [], [], torch.arange(len(places), 2 * len(places), device=places.device)
         for tokens in inputs.split(1, 1):
             h, state = self.decoder.read(tokens, state)
             mean, A = self.decoder.look(h, state)
-            chances = Categorical(probs=A[:, 0, 0], validate_args=False)
+            chances = Categorical(probs=A[len(places) :, 0, 0], validate_args=False)
             place = drawn(chances.probs)
             assert state.memory is not None
-            one = state.memory.values[torch.arange(len(place), device=place.device), place]
-            some, state = self.decoder.write(h, torch.where(by_mean[..., None], mean, one[:, None]), state)
+            one = state.memory.values[second, place]
+            some, state = self.decoder.write(h, torch.cat((mean[: len(places)], one[:, None])), state)
             logits.append(some)
-            draws.append(Draw(chances.log_prob(place) * ~by_mean[:, 0], chances.entropy()))
-        return torch.cat(logits, 1), draws
+            draws.append(Draw(chances.log_prob(place), chances.entropy()))
+        by_mean, by_draw = torch.cat(logits, 1).chunk(2)
+        return (by_mean, by_draw), draws
 
-    def _reinforced(self, draws: list[Draw], costs: Tensor, counted: Tensor) -> Tensor:
-        """0, with the gradient of eq. 12 in Xu et al. 2015: the reward of a place is what is written from there on."""
-        with torch.no_grad():
-            left = counted.flip(1).cumsum(1).flip(1)
-            reward = -costs.flip(1).cumsum(1).flip(1) - self.baseline * left
-            mean = -costs.sum() / counted.sum().clamp(min=1)
-            self.baseline.lerp_(mean.to(self.baseline.dtype), 1 - SLOWNESS)
+    def _reinforced(self, draws: list[Draw], gains: Tensor, counted: Tensor) -> Tensor:
+        """0, with the gradient of eq. 12 in Xu et al. 2015: the reward of a place is what is gained from there on."""
+        reward = gains.flip(1).cumsum(1).flip(1)
         chance, entropy = (torch.stack(x, 1) for x in zip(*draws, strict=True))
         gain = self.config.reinforce * reward * chance + self.config.entropy * entropy
         price = -(gain * counted).sum()
@@ -198,7 +196,7 @@ def drawn(chances: Float[Tensor, "b n"]) -> Int[Tensor, " b"]:
 class Draw(NamedTuple):
     """What was drawn for one word of each caption."""
 
-    chance: Float[Tensor, " b"]  # the log-probability of the place; 0 where none was drawn
+    chance: Float[Tensor, " b"]  # the log-probability of the place
     entropy: Float[Tensor, " b"]  # of the weights it was drawn by
 
 
