@@ -58,6 +58,7 @@ def test_rollout_of_a_token_is_its_row_of_the_product(terms, residual, small_blo
     for token in (0, 4, N - 1):
         close(rollout(stack, token=token, residual=residual), joint[:, token])
     close(rollout(stack, token=torch.tensor([3, 7]), residual=residual), torch.stack([joint[0, 3], joint[1, 7]]))
+    close(rollout(stack, token=None, residual=residual), joint.mean(1))
 
 
 def test_the_last_token_and_any_iterable_will_do():

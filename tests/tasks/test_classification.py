@@ -87,6 +87,7 @@ TEXTS = {
 IMAGES = {
     "convnet": Model(kind="convnet", dim=16, dropout=0.0),
     "vit": Model(kind="vit", dim=32, heads=2, depth=2, patch=2, dropout=0.0),
+    "mean": Model(kind="vit", dim=32, heads=2, depth=2, patch=2, dropout=0.0, pooling="mean"),
 }
 MORE = ["the great film was fine", "", "dull", "an unheard-of play, long and long and long", "witty"]
 

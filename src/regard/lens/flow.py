@@ -26,10 +26,11 @@ UNITS = 2**30  # whole numbers a capacity of 1 is cut into
 
 @torch.no_grad()
 def rollout(
-    stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] = -1, residual: float = 0.5
+    stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] | None = -1, residual: float = 0.5
 ) -> Float[Tensor, "b n"]:
     """Row `token` of W_L ... W_1, W = (1 - residual) mean_h A + residual I, rows made to sum to 1: where the token at
-    the top of the stack comes from (Abnar & Zuidema 2020, sec. 3, with residual 1/2).
+    the top of the stack comes from (Abnar & Zuidema 2020, sec. 3, with residual 1/2). With None, the mean of all rows:
+    where the mean of all tokens comes from.
 
     >>> import torch
     >>> from regard import Causal, weights
@@ -47,7 +48,7 @@ def rollout(
 
 @torch.no_grad()
 def descent(
-    stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] = -1, residual: float = 0.5
+    stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] | None = -1, residual: float = 0.5
 ) -> Iterator[Float[Tensor, "b n"]]:
     """The rollout of a token on its way: itself at the top, then what it comes from below each layer."""
     layers = _square(stack)
@@ -219,9 +220,11 @@ def _four_dims(A: Weights) -> tuple[int, int, int, int]:
     return b, h, i, j
 
 
-def _start(A: Weights, token: int | Tensor) -> Tensor:
-    """A row of zeros with a 1 at the token, `b n`."""
+def _start(A: Weights, token: int | Tensor | None) -> Tensor:
+    """A row of zeros with a 1 at the token, `b n`; with None, the mean of all such."""
     b, n = A.shape[0], A.shape[2]
+    if token is None:
+        return torch.full((b, n), 1 / max(n, 1), dtype=A.dtype, device=A.device)
     r = torch.zeros(b, n, dtype=A.dtype, device=A.device)
     return r.scatter_(1, _tokens(token, b, n, A.device)[:, None], 1.0)
 

@@ -54,6 +54,9 @@ class Model:
         "of a convnet: between places, over channels, over both, or over kernels",
     ] = "self"
     patch: Annotated[int | None, "pixels a side of a ViT's patches (an eighth of the image)"] = None
+    pooling: Annotated[
+        Literal["class", "mean"], "what of a ViT speaks for the image: a class token, or the mean of its patches"
+    ] = "class"
     dropout: Annotated[float, "the share of activations left out while training"] = 0.1
     smoothing: Annotated[float, "label smoothing, of an rnn, a pool or a convnet"] = 0.0
 
@@ -103,6 +106,7 @@ class Model:
             return ViTConfig(
                 image=sight.size,
                 patch=patch,
+                pool=self.pooling,
                 channels=sight.channels,
                 dim=self.dim,
                 depth=4 if self.depth is None else self.depth,

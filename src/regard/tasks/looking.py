@@ -29,7 +29,8 @@ def looks(model: nn.Module, batch: Batch) -> list[Tensor]:
     """What each token of a text, `n`, or each place of an image, `y x`, counted for; its sum is 1.
 
     A pool says so itself, and so do places that look at each other, by what they receive in the last layer. In a BERT
-    and a ViT it is what came to the first token through all layers (rollout: Abnar & Zuidema 2020).
+    and a ViT it is what came to the first token through all layers (rollout: Abnar & Zuidema 2020), or to the mean of
+    all, where that is what speaks for the image.
     """
     tape = watched(model, batch)
     if isinstance(model, TextClassifier):
@@ -38,11 +39,11 @@ def looks(model: nn.Module, batch: Batch) -> list[Tensor]:
         A = _weights(tape[-1])
         found = A.received().mean(1) / A.shape[-2]
     else:
-        found = rollout(_stack(tape), token=0)
+        found = rollout(_stack(tape), token=None if isinstance(model, ViTClassifier) and not _leading(model) else 0)
     if "ids_lengths" in batch:
         return [row[:n] for row, n in zip(found.cpu(), batch["ids_lengths"].tolist(), strict=True)]
-    if isinstance(model, ViTClassifier):
-        found = found[:, 1:] / found[:, 1:].sum(-1, keepdim=True)
+    if leading := _leading(model):
+        found = found[:, leading:] / found[:, leading:].sum(-1, keepdim=True)
     side = isqrt(found.shape[-1])
     return list(found.unflatten(-1, (side, side)).cpu())
 
@@ -52,7 +53,7 @@ def watched(model: nn.Module, batch: Batch, tokens: Sequence[Sequence[str]] | No
     with capture(model, None if tokens is None else _named(model, tokens)) as tape, torch.no_grad():
         logits(model, batch)
     if "image" in batch:
-        special = int(isinstance(model, ViTClassifier))
+        special = _leading(model)
         for name in tape.layers:
             side = isqrt(_weights(tape[name]).shape[-1] - special)
             tape.picture(batch["image"].cpu(), patches=(side, side), special=special, layers=name)
@@ -66,6 +67,11 @@ def must_look(model: nn.Module) -> None:
             f"the places of this model do not look at each other, its attention is {model.config.attention}; train "
             "one with attention='self', or a ViT"
         )
+
+
+def _leading(model: nn.Module) -> int:
+    """Tokens before those of the image."""
+    return int(isinstance(model, ViTClassifier) and model.vit.token is not None)
 
 
 def _named(model: nn.Module, tokens: Sequence[Sequence[str]]) -> Any:
