@@ -219,8 +219,8 @@ def test_blocks_on_a_gpu_wait_for_nothing_once_their_rows_are_there():
     A.summary()
     head, at = Stage(torch.device("cuda")).bring("x", A, 0, 1, None), (slice(0, 5000), slice(0, 5000))
     expected = head.block(*at)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         again = head.block(*at)
     finally:
         torch.cuda.set_sync_debug_mode("default")
