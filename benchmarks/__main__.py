@@ -1,4 +1,4 @@
-"""`python -m benchmarks [table] [--only part of a name]`: tests first, then tables, printed and saved."""
+"""`python -m benchmarks [table] [--only part of a name]`: tests first, then tables, printed and saved, row by row."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +28,7 @@ FIELDS = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", nargs="?", choices=TABLES, help="measure this table alone")
-    parser.add_argument("--only", default="", help="measure only cases whose name holds this, and save nothing")
+    parser.add_argument("--only", default="", help="measure only cases whose name holds this")
     parser.add_argument("--repeats", type=int, default=20)
     arguments = parser.parse_args()
     tables = [arguments.table] if arguments.table else list(TABLES)
@@ -35,13 +36,11 @@ def main() -> None:
     torch.set_num_threads(2)
     print(f"{machine()}, 2 threads, torch {torch.__version__}, median of {arguments.repeats}")
     for table in tables:
-        rows = []
         for case in TABLES[table]:
             if arguments.only in case.name:
-                rows.append(measured(table, case, arguments.repeats))
-                report(rows[-1])
-        if not arguments.only:
-            save(rows, RESULTS / f"{table}_cpu.csv")
+                row = measured(table, case, arguments.repeats)
+                report(row)
+                save(row, RESULTS / f"{table}_cpu.csv", FIELDS, [case.name for case in TABLES[table]])
 
 
 def report(row: dict[str, object]) -> None:
@@ -143,13 +142,17 @@ def _git(*arguments: str) -> str:
 COMMIT = commit()
 
 
-def save(rows: list[dict[str, object]], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def save(row: dict[str, object], path: Path, fields: Sequence[str], order: Sequence[str]) -> None:
+    """Put the row in the place of an older one; each tells its commit, and a run cut short has not run for nothing."""
+    rows: dict[object, dict[str, object]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf8") as file:
+            rows = {old["case"]: old for old in csv.DictReader(file)}
+    rows[row["case"]] = row
     with path.open("w", newline="", encoding="utf8") as file:
-        writer = csv.DictWriter(file, FIELDS)
+        writer = csv.DictWriter(file, fields)
         writer.writeheader()
-        writer.writerows(rows)
-    print(f"saved {path}")
+        writer.writerows(rows[case] for case in order if case in rows)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from regard import Additive, Causal, Window, attend, weights
 
+from ..__main__ import RESULTS, save
 from .cases import cases, groups, tensors
-from .table import measured, report, save
+from .table import FIELDS, measured, report
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
         if any(part in case.name for part in arguments.only):
             row = measured(case)
             report(row)
-            save(row)  # after each, so that a run cut short has not run for nothing
+            save(row, RESULTS / "kernels_gpu.csv", FIELDS, [case.name for case in cases()])
             torch.cuda.empty_cache()
 
 

@@ -1,17 +1,16 @@
-"""A measured case as a row: shown, and saved with machine, versions and commit."""
+"""A measured case as a row, with machine, versions and commit."""
 
 from __future__ import annotations
 
-import csv
 import functools
 import platform
 from datetime import date
 
 import torch
 
-from ..__main__ import COMMIT, RESULTS
+from ..__main__ import COMMIT
 from ..measure import Measured
-from .cases import Case, cases
+from .cases import Case
 from .clock import Taken, events, host, times
 
 FIELDS = [
@@ -84,17 +83,3 @@ def report(row: dict[str, object]) -> None:
     print(
         f"{row['case']:<70} {row['ours']:>12} vs {against} (host {row['host']}, {row['peer_host']}){mark}", flush=True
     )
-
-
-def save(row: dict[str, object]) -> None:
-    """Put the row in the place of an older one; every row tells its commit."""
-    path = RESULTS / "kernels_gpu.csv"
-    rows: dict[object, dict[str, object]] = {}
-    if path.exists():
-        with path.open(newline="", encoding="utf8") as file:
-            rows = {old["case"]: old for old in csv.DictReader(file)}
-    rows[row["case"]] = row
-    with path.open("w", newline="", encoding="utf8") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows[case.name] for case in cases() if case.name in rows)
