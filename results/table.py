@@ -36,12 +36,13 @@ def drawn(recipes: Mapping[str, Recipe], rows: Sequence[Row]) -> str:
 
 def _line(recipe: Recipe, measure: Measure, rows: Sequence[Row]) -> str:
     values = [row.value for row in rows]
-    value = f"{statistics.mean(values):.2f}" if abs(values[0]) >= 10 else f"{statistics.mean(values):.4g}"
+    mean = statistics.mean(values)
+    value = f"{mean:,.0f}" if mean >= 1000 else f"{mean:.2f}" if mean >= 10 else f"{mean:.4g}"
     if len(values) > 1:
         value += f" ± {statistics.stdev(values):.2f} ({len(values)} seeds)"
     bar = "" if measure.bar is None else f"{measure.bar:g}"
     if measure.bar is not None:
-        bar += " reached" if measure.reached(statistics.mean(values)) else " **missed**"
+        bar += " reached" if measure.reached(mean) else " **missed**"
     last = rows[-1]
     training = f"{last.steps:,} steps, {last.seconds:.0f} s, {last.speed}" if last.steps else ""
     notes = ", ".join(dict.fromkeys(row.note for row in rows if row.note))
