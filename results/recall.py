@@ -24,18 +24,25 @@ from .script import parser, train
 
 WORDS, KEY = 64, 64
 TEXTS = 2  # of the full length in a batch; more of shorter ones
-ATTENTION: dict[str, dict[str, Any]] = {
-    "full": {},
-    "window": {"encoder_mask": "Window(512)"},
-    "global": {"encoder_mask": "Window(512) | Global(16)"},
-    "memory": {"segment": 2048, "memory": 2048},
-}
+ATTENTION = ("full", "window", "global", "memory")
+
+
+def terms(attention: str, window: int) -> dict[str, Any]:
+    """What of a Transformer's config makes it read so."""
+    match attention:
+        case "window":
+            return {"encoder_mask": f"Window({window})"}
+        case "global":
+            return {"encoder_mask": f"Window({window}) | Global(16)"}
+        case "memory":
+            return {"segment": 2048, "memory": 2048}
+    return {}
 
 
 class Recaller(nn.Module):
     """The value behind the key that the text ends with."""
 
-    def __init__(self, attention: str) -> None:
+    def __init__(self, attention: str, window: int) -> None:
         super().__init__()
         config = TransformerConfig(
             source_vocabulary=WORDS + 1,
@@ -48,7 +55,7 @@ class Recaller(nn.Module):
             positions="rotary",
             rotary_base=1e6,  # with 10,000 the slowest features turn about between one end and the other
             dropout=0.0,
-            **ATTENTION[attention],
+            **terms(attention, window),
         )
         self.encoder = TransformerEncoder(config)
         self.value = nn.Linear(config.dim, WORDS)
@@ -99,6 +106,7 @@ def main() -> None:
     flags = parser(__doc__, steps=3000)
     flags.add_argument("--attention", choices=ATTENTION, required=True)
     flags.add_argument("--length", type=int, default=32_768)
+    flags.add_argument("--window", type=int, default=512)
     given = flags.parse_args()
     torch.manual_seed(given.seed)
     unseen = [texts(given.length, TEXTS, 10**6 + n) for n in range(64)]
@@ -111,7 +119,7 @@ def main() -> None:
         return {"accuracy": 100 * right / count, "milliseconds": 1000 * seconds / count}
 
     batches = Texts(given.length, given.steps, 10**7 * (1 + given.seed))
-    model = Recaller(given.attention)
+    model = Recaller(given.attention, given.window)
     every = max(1, given.steps // 10)
     # The longest texts come last, few to a batch: by then steps are small, but not yet nothing.
     rate = InverseSquareRoot(1e-3, warmup=max(1, min(given.steps // 10, 150)))
