@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from regard.data import Images, Labelled, Tokenizer
+from regard.lens import rollout_matrix
 from regard.models import (
     AttentionConvNetConfig,
     Bert,
@@ -18,10 +19,12 @@ from regard.models import (
     Gpt,
     GptConfig,
     TextClassifierConfig,
+    ViT,
+    ViTClassifier,
     ViTConfig,
     pretrained,
 )
-from regard.tasks import Batching, classification
+from regard.tasks import Batching, classification, looking
 from regard.tasks.classification import Classifier
 from regard.tasks.classifiers import Model
 from regard.tasks.seeing import Seeing, Sight
@@ -155,6 +158,19 @@ def test_looks_are_shares_of_what_there_is_to_look_at(reader, seer):
     for look in seer.looks(list(bars().images[:3])):
         assert look.shape[0] == look.shape[1]
         assert look.sum().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_a_vit_without_a_class_token_looks_as_the_mean_of_its_patches_does():
+    sizes = {"image": 8, "patch": 2, "channels": 1, "dim": 16, "depth": 2, "heads": 2, "hidden": 32}
+    model = ViTClassifier(ViT(ViTConfig(**sizes, pool="mean")), classes=3).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)  # so that attention is not flat
+    batch = {"image": torch.rand(2, 1, 8, 8)}
+    expected = rollout_matrix(looking.watched(model, batch).values()).mean(1)
+    found = torch.stack(looking.looks(model, batch)).flatten(1)
+    torch.testing.assert_close(found, expected)
+    assert found.std() > 1e-3
 
 
 def test_pieces_are_what_tokens_stand_for(reader):
