@@ -19,6 +19,7 @@ from .cases import TABLES, TESTS, Case
 from .measure import Measured, memory, speeds, times
 
 RESULTS = Path(__file__).parent / "results"
+REPEATS = 20
 FIELDS = [
     *("case", "what", "ours", "ours_median", "ours_quartiles", "peer", "peer_median", "peer_quartiles"),
     *("ratio", "bar", "met", "repeats", "machine", "threads", "python", "torch", "transformers", "commit", "date"),
@@ -29,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", nargs="?", choices=TABLES, help="measure this table alone")
     parser.add_argument("--only", default="", help="measure only cases whose name holds this")
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"rows of fewer than {REPEATS} are not saved")
     arguments = parser.parse_args()
     tables = [arguments.table] if arguments.table else list(TABLES)
     check(tables)
@@ -40,7 +41,8 @@ def main() -> None:
             if arguments.only in case.name:
                 row = measured(table, case, arguments.repeats)
                 report(row)
-                save(row, RESULTS / f"{table}_cpu.csv", FIELDS, [case.name for case in TABLES[table]])
+                if arguments.repeats >= REPEATS:
+                    save(row, RESULTS / f"{table}_cpu.csv", FIELDS, [case.name for case in TABLES[table]])
 
 
 def report(row: dict[str, object]) -> None:
@@ -149,10 +151,12 @@ def save(row: dict[str, object], path: Path, fields: Sequence[str], order: Seque
         with path.open(newline="", encoding="utf8") as file:
             rows = {old["case"]: old for old in csv.DictReader(file)}
     rows[row["case"]] = row
-    with path.open("w", newline="", encoding="utf8") as file:
-        writer = csv.DictWriter(file, fields)
+    new = path.with_suffix(".new")
+    with new.open("w", newline="", encoding="utf8") as file:
+        writer = csv.DictWriter(file, fields, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows[case] for case in order if case in rows)
+    new.replace(path)
 
 
 if __name__ == "__main__":

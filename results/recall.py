@@ -123,7 +123,8 @@ def main() -> None:
     every = max(1, given.steps // 10)
     # The longest texts come last, few to a batch: by then steps are small, but not yet nothing.
     rate = InverseSquareRoot(1e-3, warmup=max(1, min(given.steps // 10, 150)))
-    train(given, model, batches, evaluate, rate=rate, evaluate_every=every, metric="accuracy", better="higher")
+    judged: dict[str, Any] = {"metric": "accuracy", "better": "higher", "unit": "texts"}
+    train(given, model, batches, evaluate, rate=rate, evaluate_every=every, **judged)
 
 
 if __name__ == "__main__":

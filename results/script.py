@@ -39,6 +39,7 @@ def train(
     evaluate_every: int,
     metric: str = "loss",
     better: Any = "lower",
+    unit: str = "tokens",
 ) -> None:
     """Fit the model as the flags say; a training that ends before its time ends the process with its exit code."""
     recipe = Recipe(
@@ -54,7 +55,7 @@ def train(
         graphs=bool(given.graphs),
     )
     try:
-        fit(model.to(own_device()), batches, recipe, folder=given.out, evaluate=evaluate)
+        fit(model.to(own_device()), batches, recipe, folder=given.out, evaluate=evaluate, unit=unit)
     except Failure as failure:
         print(f"error: {failure}", file=sys.stderr)
         sys.exit(failure.exit_code)

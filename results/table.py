@@ -39,7 +39,7 @@ def _line(recipe: Recipe, measure: Measure, rows: Sequence[Row]) -> str:
     mean = statistics.mean(values)
     value = f"{mean:,.0f}" if mean >= 1000 else f"{mean:.2f}" if mean >= 10 else f"{mean:.4g}"
     if len(values) > 1:
-        value += f" ± {statistics.stdev(values):.2f} ({len(values)} seeds)"
+        value += f" ± {statistics.stdev(values):{',.0f' if mean >= 1000 else '.2f'}} ({len(values)} seeds)"
     bar = "" if measure.bar is None else f"{measure.bar:g}"
     if measure.bar is not None:
         bar += " reached" if measure.reached(mean) else " **missed**"

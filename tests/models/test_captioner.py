@@ -210,7 +210,7 @@ def test_a_draw_is_rewarded_by_what_it_gains_from_there_on():
     draws = [captioner.Draw(one, torch.zeros_like(one)) for one in chance]
     price = model._reinforced(draws, gains, torch.tensor([[True, True, True, False]]))
     assert price.item() == 0
-    assert [one.item() for one in torch.autograd.grad(price, chance)] == [0.5, 1.5, -0.5, 0.0]
+    assert [one.item() for one in torch.autograd.grad(price, chance)] == [0.25, 0.75, -0.25, 0.0]
 
 
 @pytest.mark.parametrize(

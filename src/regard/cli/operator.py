@@ -64,7 +64,7 @@ def bench(
 
     Example:
 
-        regard bench operator --only Causal
+        regard bench operator --only window --repeats 5
     """
     if not (CLONE / "benchmarks" / "__main__.py").is_file():
         raise ValueError("benchmarks come with the repository and not with the package; run this in a clone")

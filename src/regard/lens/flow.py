@@ -50,7 +50,10 @@ def rollout(
 def descent(
     stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] | None = -1, residual: float = 0.5
 ) -> Iterator[Float[Tensor, "b n"]]:
-    """The rollout of a token on its way: itself at the top, then what it comes from below each layer."""
+    """The rollout of a token on its way: itself at the top, then what it comes from below each layer.
+
+    With None, of all tokens alike.
+    """
     layers = _square(stack)
     r = _start(layers[-1], token)
     yield r

@@ -120,7 +120,7 @@ class Captioner(nn.Module):
             (by_mean, by_draw), draws = self._twice(inputs, places)
             price = self._reinforced(draws, cost(by_mean.detach()) - cost(by_draw.detach()), counted)
             both = cost(by_mean, smoothing=smoothing) + cost(by_draw, smoothing=smoothing)
-            return Loss((both.sum() + price) / 2, counted.sum())
+            return Loss(both.sum() / 2 + price, counted.sum())
         logits, A = self._told(inputs, places)
         total = cost(logits, smoothing=smoothing).sum()
         if self.config.attention == "soft":
@@ -176,10 +176,13 @@ class Captioner(nn.Module):
         return (by_mean, by_draw), draws
 
     def _reinforced(self, draws: list[Draw], gains: Tensor, counted: Tensor) -> Tensor:
-        """0, with the gradient of eq. 12 in Xu et al. 2015: the reward of a place is what is gained from there on."""
+        """0, with the gradient of eq. 12 in Xu et al. 2015: the reward of a place is what is gained from there on.
+
+        Rewards count half, as what is told by draws does.
+        """
         reward = gains.flip(1).cumsum(1).flip(1)
         chance, entropy = (torch.stack(x, 1) for x in zip(*draws, strict=True))
-        gain = self.config.reinforce * reward * chance + self.config.entropy * entropy
+        gain = self.config.reinforce * reward * chance / 2 + self.config.entropy * entropy
         price = -(gain * counted).sum()
         return price - price.detach()
 

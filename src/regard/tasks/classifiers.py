@@ -64,6 +64,8 @@ class Model:
         check_types(self)
         if self.smoothing and self.kind in ("bert", "vit"):
             raise ValueError(f"smoothing is of an rnn, a pool or a convnet, got kind={self.kind!r}; leave it out")
+        if self.pooling != "class" and self.kind != "vit":
+            raise ValueError(f"pooling is of a vit, got kind={self.kind!r}; choose a vit, or leave it out")
         if self.spelling and self.kind not in (None, "rnn", "pool"):
             raise ValueError(f"spelling is read by an rnn or a pool, got kind={self.kind!r}; leave it out")
 

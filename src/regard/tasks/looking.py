@@ -39,7 +39,7 @@ def looks(model: nn.Module, batch: Batch) -> list[Tensor]:
         A = _weights(tape[-1])
         found = A.received().mean(1) / A.shape[-2]
     else:
-        found = rollout(_stack(tape), token=None if isinstance(model, ViTClassifier) and not _leading(model) else 0)
+        found = rollout(_stack(tape), token=_speaker(model))
     if "ids_lengths" in batch:
         return [row[:n] for row, n in zip(found.cpu(), batch["ids_lengths"].tolist(), strict=True)]
     if leading := _leading(model):
@@ -67,6 +67,11 @@ def must_look(model: nn.Module) -> None:
             f"the places of this model do not look at each other, its attention is {model.config.attention}; train "
             "one with attention='self', or a ViT"
         )
+
+
+def _speaker(model: nn.Module) -> int | None:
+    """The token that speaks for all; None where their mean does."""
+    return None if isinstance(model, ViTClassifier) and not _leading(model) else 0
 
 
 def _leading(model: nn.Module) -> int:
