@@ -1,4 +1,4 @@
-"""The table of docs/results.md, written anew between its marks from the rows of the ledger."""
+"""The tables of docs/results.md, one a chapter, written anew between their marks from the rows of the ledger."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from .recipe import Measure, Recipe
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-HEAD = "| task | data | measured | value | to reach | published beside it | training |\n|---|---|---|---|---|---|---|\n"
+HEAD = "| model | data | measured | value | to reach | published beside it | training |\n" + "|---" * 7 + "|\n"
+CHAPTERS = (  # what a task begins with, in the order of the page
+    *("translation", "alignment", "language model", "question answering", "pretraining", "sentiment"),
+    *("summarization", "image classification", "captioning", "image generation", "long context"),
+)
 
 
 def write(recipes: Mapping[str, Recipe], rows: Sequence[Row], page: Path = PAGE) -> None:
-    """Put the table into the page."""
+    """Put the tables into the page."""
     before, _, rest = page.read_text(encoding="utf8").partition(BEGIN)
     _, _, after = rest.partition(END)
     if not rest or not after:
@@ -25,16 +29,20 @@ def write(recipes: Mapping[str, Recipe], rows: Sequence[Row], page: Path = PAGE)
 
 def drawn(recipes: Mapping[str, Recipe], rows: Sequence[Row]) -> str:
     """A line for each measure of each recipe that has rows; the last row of a seed counts."""
-    lines = [HEAD]
+    chapters: dict[str, list[str]] = {chapter: [] for chapter in CHAPTERS}
     for recipe in recipes.values():
+        chapter, _, model = recipe.task.partition(", ")
+        about = (model or recipe.task, recipe.data)
         for measure in recipe.measure:
             own = {row.seed: row for row in rows if (row.recipe, row.metric) == (recipe.name, measure.name)}
             if own:
-                lines.append(_line(recipe, measure, list(own.values())))
-    return "".join(lines)
+                chapters.setdefault(chapter, []).append(_line(about, measure, list(own.values())))
+                about = ("", "")  # said once
+    tables = [f"\n## {chapter.capitalize()}\n\n{HEAD}{''.join(lines)}" for chapter, lines in chapters.items() if lines]
+    return "".join(tables) + "\n"
 
 
-def _line(recipe: Recipe, measure: Measure, rows: Sequence[Row]) -> str:
+def _line(about: tuple[str, str], measure: Measure, rows: Sequence[Row]) -> str:
     values = [row.value for row in rows]
     mean = statistics.mean(values)
     value = f"{mean:,.0f}" if mean >= 1000 else f"{mean:.2f}" if mean >= 10 else f"{mean:.4g}"
@@ -46,5 +54,6 @@ def _line(recipe: Recipe, measure: Measure, rows: Sequence[Row]) -> str:
     last = rows[-1]
     training = f"{last.steps:,} steps, {last.seconds:.0f} s, {last.speed}" if last.steps else ""
     notes = ", ".join(dict.fromkeys(row.note for row in rows if row.note))
-    cells = (recipe.task, recipe.data, measure.name, value, bar, measure.published, training)
-    return "| " + " | ".join(cells) + (f"; {notes}" if notes else "") + " |\n"
+    told = f"{training}; {notes}" if notes else training
+    cells = (*about, measure.name, value, bar, measure.published, told if any(about) else "")
+    return "| " + " | ".join(cells) + " |\n"

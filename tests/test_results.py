@@ -203,12 +203,28 @@ def test_the_table_has_means_spreads_and_whether_bars_are_reached(tmp_path):
     measure = replace(TINY.measure[0], bar=41)
     table.write({"tiny": replace(TINY, measure=(measure,))}, rows, page)
     text = page.read_text()
-    assert text.startswith(f"before\n{table.BEGIN}\n| task |")
+    assert text.startswith(f"before\n{table.BEGIN}\n\n## A task\n\n| model |")
     assert text.endswith(f"{table.END}\nafter\n")
     assert "| 41.00 ± 1.41 (2 seeds) | 41 reached | a lot | 2,000 steps, 61 s, 9 tokens/s; stopped |" in text
     assert "old" not in text
     table.write({"tiny": replace(TINY, measure=(replace(measure, better="lower", bar=40.5),))}, rows, page)
     assert "40.5 **missed**" in page.read_text()
+
+
+def test_tables_are_those_of_chapters_and_say_whose_a_row_is_once(tmp_path):
+    page = tmp_path / "results.md"
+    page.write_text(f"{table.BEGIN}\n{table.END}\nafter\n")
+    both = (TINY.measure[0], replace(TINY.measure[0], name="BLEU, averaged"))
+    recipes = {
+        name: replace(TINY, name=name, task=task, measure=both)
+        for name, task in (("a", "captioning, one that looks"), ("b", "translation, a small one"))
+    }
+    rows = [replace(ROW, recipe=name, metric=measure.name) for name in "ba" for measure in both]
+    table.write(recipes, rows, page)
+    lines = [line for line in page.read_text().splitlines() if line.startswith(("#", "| "))]
+    first, second = lines[: len(lines) // 2], lines[len(lines) // 2 :]
+    assert [line.split(" | ")[0] for line in first] == ["## Translation", "| model", "| a small one", "| "]
+    assert [line.split(" | ")[0] for line in second] == ["## Captioning", "| model", "| one that looks", "| "]
 
 
 def test_a_page_without_marks_is_refused(tmp_path):
