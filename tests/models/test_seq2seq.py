@@ -182,6 +182,23 @@ def test_scheduled_sampling_mixes_truth_and_own_words_token_by_token():
     torch.testing.assert_close(logits, model(batch["source"], read, source_lengths=batch["source_lengths"]))
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_a_sampling_decoder_learns_from_what_it_read(half, monkeypatch):
+    model, batch = model_of("general").float(), pairs()
+    read: list[torch.Tensor] = []
+    advance = model.decoder._advance
+    monkeypatch.setattr(model.decoder, "_advance", lambda tokens, state: read.append(tokens) or advance(tokens, state))
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        model(batch["source"], begun(batch["target"]), forcing=0.5).square().sum().backward()
+    sampled = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        model(batch["source"], read[-1]).square().sum().backward()
+    assert not torch.equal(read[-1], begun(batch["target"]))
+    assert all(grad is not None for grad in sampled)
+    torch.testing.assert_close(sampled, [p.grad for p in model.parameters()])
+
+
 def test_without_attention_the_context_enters_every_step():
     model, batch = model_of("none"), pairs()
     state = model.start(batch)

@@ -103,18 +103,14 @@ class RecurrentDecoder(nn.Module):
         Each token but the first is read with probability `forcing`, and otherwise the likeliest of the logits before
         it: 1 is teacher forcing, 0 lets the decoder read itself alone.
         """
-        if forcing == 1 and not self.stepwise:
-            return self._advance(inputs, state)
-        logits: list[Tensor] = []
-        seen: list[Weights] = []
-        for tokens in inputs.split(1, 1):
-            if logits and forcing < 1:
-                own = logits[-1].argmax(-1)
-                tokens = torch.where(torch.rand(own.shape, device=own.device) < forcing, tokens, own)
-            some, state = self._advance(tokens, state)
-            logits.append(some)
-            seen += state.seen
-        return torch.cat(logits, 1), replace(state, seen=tuple(seen))
+        if self.stepwise:
+            logits, state, _ = self._one_by_one(inputs, state, forcing)
+            return logits, state
+        if forcing < 1:
+            # Which tokens are read is found out first, without gradients; then they are read all at once.
+            with torch.no_grad():
+                inputs = self._one_by_one(inputs, state, forcing)[2]
+        return self._advance(inputs, state)
 
     def step(
         self, tokens: Int[Tensor, " rows *n"], state: RecurrentState
@@ -150,6 +146,23 @@ class RecurrentDecoder(nn.Module):
         state = replace(state, beside=h[:, -1]) if self.feed else state
         h = self.dropout(h)
         return self.embedding.logits(self.narrow(h)) if self.out is None else self.out(h), state
+
+    def _one_by_one(
+        self, inputs: Tensor, state: RecurrentState, forcing: float
+    ) -> tuple[Tensor, RecurrentState, Tensor]:
+        """Logits and state as by `forward`, and the tokens that were read."""
+        logits: list[Tensor] = []
+        read: list[Tensor] = []
+        seen: list[Weights] = []
+        for tokens in inputs.split(1, 1):
+            if logits and forcing < 1:
+                own = logits[-1].argmax(-1)
+                tokens = torch.where(torch.rand(own.shape, device=own.device) < forcing, tokens, own)
+            some, state = self._advance(tokens, state)
+            logits.append(some)
+            read.append(tokens)
+            seen += state.seen
+        return torch.cat(logits, 1), replace(state, seen=tuple(seen)), torch.cat(read, 1)
 
     def _advance(self, inputs: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         h, state = self.read(inputs, state)
