@@ -43,7 +43,7 @@ class Driver:
 
 
 def kinds(launched):
-    return [(x.dtype, x.shape) if isinstance(x, Tensor) else x for x in launched]
+    return [(x.dtype, x.shape) if isinstance(x, Tensor) else getattr(x, "block_shape", x) for x in launched]
 
 
 def main():
@@ -56,9 +56,12 @@ def main():
     from regard.kernels.launch import _known
     from regard.kernels.reduce import config, reduce
     from regard.kernels.softmax import softmax
+    from regard.kernels.summary import summary
+    from regard.kernels.tiles import FAR, Pattern
 
     q, k = (torch.randn(1, 2, 32, 16, requires_grad=True) for _ in range(2))
     half, lse = (q.detach().half(), k.detach().half()), torch.zeros(1, 2, 32)
+    wide, wide_lse = torch.randn(2, 1, 2, 256, 64, dtype=torch.bfloat16), torch.zeros(1, 2, 256)
     rounds = []
     for _ in range(2):
         s = additive_scores(q, k, torch.ones(16))
@@ -67,6 +70,9 @@ def main():
         want = frozenset({"entropy", "received", "max", "distance"})
         reduce(*half, lse, want=want, scale=0.25, offset=0, cut=config(16, torch.float16))
         by_rows(*half, lse, half[1], scale=0.25, offset=0)
+        for low in (0, -FAR):
+            pattern = Pattern(low=low)
+            summary(*wide, wide_lse, want=want | {"map"}, scale=0.25, offset=0, pattern=pattern, shape=(32, 32))
         rounds.append([kinds(one) for one in GIVEN])
         GIVEN.clear()
     assert rounds[0] == rounds[1]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 MOST = 4096  # launches to remember
@@ -38,4 +39,6 @@ def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> Non
 
 
 def _seen(x: Any) -> Any:
-    return (x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, Tensor) else x
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() % 16 == 0
+    return (x.base.dtype, *x.block_shape) if isinstance(x, TensorDescriptor) else x

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,14 +15,14 @@ from .backends.kernels import cap, product
 from .bins import even_bins
 from .call import Call
 from .normalizers import SinkSoftmax, Softmax
-from .pattern import Tiling, expressible, kernel_bias, pattern
+from .pattern import Tiling, banded, expressible, kernel_bias, pattern
 from .rows import Once
 from .scores import Bilinear, Cosine, Dot, Location
 from .tracing import followed
 
 if TYPE_CHECKING:
     from ..kernels.bins import Bins
-    from ..kernels.reduce import Config
+    from ..kernels.reduce import Config, Reduced
 
     Binning = Callable[[Config], Bins]  # bins as a cut of the matrix takes them
 
@@ -52,16 +53,32 @@ def reduced(
     call: Call, statistic: Tensor, want: frozenset[str], bins: Binning | None = None, batch: slice = EVERY
 ) -> dict[str, Tensor]:
     """Any of "entropy", "received", "max", "distance", and of bins "map", "peaks", from the row statistic `b h i 1`."""
+    q, k, scale = product(call)
+    lse = statistic[batch].squeeze(-1).to(torch.float32)
+    by = _by_hopper if _is_for_hopper(call, q, want, bins) else _by_any
+    found = by(call, q[batch], k[batch], lse, want, scale, bins, batch)
+    return {name: value for name, value in found._asdict().items() if value is not None}
+
+
+def _by_any(
+    call: Call,
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    want: frozenset[str],
+    scale: float,
+    bins: Binning | None,
+    batch: slice,
+) -> Reduced:
     from ..kernels import reduce
 
-    q, k, scale = product(call)
     cut = reduce.config(q.shape[-1], q.dtype)
     binned = None if bins is None else bins(cut)
     dealt = binned.dealt if binned is not None and call.shape[2] else None
-    found = reduce.reduce(
-        q[batch],
-        k[batch],
-        statistic[batch].squeeze(-1).to(torch.float32),
+    return reduce.reduce(
+        q,
+        k,
+        lse,
         want=want,
         scale=scale,
         offset=call.offset,
@@ -72,13 +89,66 @@ def reduced(
         bins=binned,
         sums_to_one=isinstance(call.normalize, Softmax),
     )
-    return {name: value for name, value in found._asdict().items() if value is not None}
 
 
-def even_map(call: Call, rows: int, cols: int, parted: bool = False) -> Binning:
+def _is_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning | None) -> bool:
+    """Is this for the kernel that is laid out for one kind of GPU, and for the commonest calls?"""
+    if not (
+        is_hopper(q.device)
+        and isinstance(call.normalize, Softmax)
+        and call.bias is None
+        and cap(call) is None
+        and "peaks" not in want
+        and (bins is None or isinstance(bins, EvenMap))
+        and not torch.are_deterministic_algorithms_enabled()
+    ):
+        return False
+    from ..kernels.summary import fits
+
+    band = banded(call)
+    return band is not None and fits(q, call.shape[3], band, None if bins is None else bins.shape)
+
+
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Is it a GPU of compute capability 9?"""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _by_hopper(
+    call: Call,
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    want: frozenset[str],
+    scale: float,
+    bins: Binning | None,
+    batch: slice,
+) -> Reduced:
+    from ..kernels.summary import summary
+
+    band, shape = banded(call), bins.shape if isinstance(bins, EvenMap) else None
+    assert band is not None
+    return summary(q, k, lse, want=want, scale=scale, offset=call.offset, pattern=band.of(batch), shape=shape)
+
+
+@dataclass(frozen=True)
+class EvenMap:
+    """`n` queries and keys in bins as even as can be, `shape` of them; `parted`, for the largest of each."""
+
+    n: tuple[int, int]
+    shape: tuple[int, int]
+    device: torch.device
+    parted: bool
+
+    def __call__(self, cut: Config) -> Bins:
+        """The bins, as this cut takes them."""
+        return _even_map(*self.n, *self.shape, self.device, cut, self.parted)
+
+
+def even_map(call: Call, rows: int, cols: int, parted: bool = False) -> EvenMap:
     """The matrix in `rows` x `cols` bins as even as can be; `parted`, for the largest of each."""
-    _, _, n_i, n_j = call.shape
-    return lambda cut: _even_map(n_i, n_j, rows, cols, call.q.device, cut, parted)
+    return EvenMap(call.shape[2:], (rows, cols), call.q.device, parted)
 
 
 @lru_cache(maxsize=16)

@@ -68,13 +68,21 @@ class _Read:
     rest: bool
 
 
+def banded(call: Call) -> Pattern | None:
+    """The mask of a call, if a band of diagonals and lengths are all it is."""
+    from ..kernels.tiles import Pattern
+
+    read = _read(call)
+    return None if read.rest else Pattern(read.low, read.high, read.lengths)
+
+
 def pattern(call: Call, tiling: Tiling) -> Pattern:
     """The mask of a call; lists of tiles are remembered."""
     from ..kernels.tiles import Pattern
 
-    read = _read(call)
-    if not read.rest:
-        return Pattern(read.low, read.high, read.lengths)
+    band = banded(call)
+    if band is not None:
+        return band
     assert call.mask is not None
     mask = call.mask
     if _changes(mask):

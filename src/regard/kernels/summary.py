@@ -1,0 +1,465 @@
+"""The measures of `reduce` on a Hopper GPU, where the mask is none or causal: the same pass, laid out for that machine.
+
+A program keeps 128 rows, as two parts of 64, and walks the keys they see, 64 at a time. Tiles of keys come by the
+machine's own copies, some ahead, and while one part is folded the product of the next is under way. Of a product a
+thread holds two rows 8 apart, and of each every fourth pair of keys. Rows are dealt out so that those a thread holds,
+over both parts, are four neighbours: what is asked of rows is summed over a thread's keys and put together once, at the
+end; what is asked of keys and bins is summed over its rows first and then over the lanes of the warp (see `lanes`),
+while the next tile is on.
+
+    distance_i = sum_j A abs(i - j)     left of the diagonal i - j, right of it j - i; with i = first + x
+
+Over a row A sums to 1. So only the sum over j has to be taken entry by entry, and that of x needs no more than how much
+of the row lies on the left.
+
+Sums leave by atomic adds, keys past the end among them, with nothing to add: outputs have room for that.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from . import tiles
+from .lanes import summed_over_lanes
+from .launch import launch
+from .reduce import Reduced
+
+LOG2E: gl.constexpr = gl.constexpr(tiles.LOG2E.value)
+LN2: gl.constexpr = gl.constexpr(tiles.LN2.value)
+NEVER: gl.constexpr = gl.constexpr(tiles.NEVER.value)
+ROWS = 128  # of a program
+COLS = 64  # of a tile of keys
+HELD = 4  # neighbouring rows that a thread holds
+PAIRS = 8  # neighbouring keys that four threads hold
+TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+# A tile as a product leaves it, and one as it is copied.
+PRODUCT: gl.constexpr = gl.constexpr(
+    gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+)
+BY_ROW: gl.constexpr = gl.constexpr(gl.SliceLayout(1, PRODUCT.value))
+BY_KEY: gl.constexpr = gl.constexpr(gl.SliceLayout(0, PRODUCT.value))
+# The pairs of keys a thread holds, and the keys of a pair: 8 x 2 values to sum over the lanes that hold other rows.
+RECEIVED_ASM, RECEIVED_IO = (
+    gl.constexpr(x) for x in summed_over_lanes((16, 8, 4), tuple(8 * n + e for n in range(8) for e in range(2)))
+)
+wait_for_all = getattr(gl, "barrier", None) or gl.thread_barrier  # its name in Triton 3.7, and in 3.6
+
+
+@gluon.jit
+def _held(x):
+    """The keys of a row by the thread that holds them: `64 64 -> 64 4 16`."""
+    return x.reshape([64, 8, 4, 2]).permute([0, 2, 1, 3]).reshape([64, 4, 16])
+
+
+@gluon.jit
+def _first(x, N: gl.constexpr):
+    if N > 1:
+        x = _first(gl.split(x.reshape([64, 4, N // 2, 2]))[0], N // 2)
+    return x.reshape([64, 4])
+
+
+@gluon.jit
+def _add(total, x, N: gl.constexpr):
+    """total + the sum of x over its last dim, of N."""
+    if N == 1:
+        total += x.reshape([64, 4])
+    else:
+        low, high = gl.split(x.reshape([64, 4, N // 2, 2]))
+        total = _add(_add(total, low, N // 2), high, N // 2)
+    return total
+
+
+@gluon.jit
+def _add_products(total, x, y, N: gl.constexpr):
+    """total + the sum of x * y over their last dim, of N: a multiply-add each."""
+    if N == 1:
+        total += x.reshape([64, 4]) * y.reshape([64, 4])
+    else:
+        x_low, x_high = gl.split(x.reshape([64, 4, N // 2, 2]))
+        y_low, y_high = gl.split(y.reshape([64, 4, N // 2, 2]))
+        total = _add_products(_add_products(total, x_low, y_low, N // 2), x_high, y_high, N // 2)
+    return total
+
+
+@gluon.jit
+def _larger(most, x, N: gl.constexpr):
+    """The larger of most and every x along the last dim, of N."""
+    if N == 1:
+        most = gl.maximum(most, x.reshape([64, 4]))
+    else:
+        low, high = gl.split(x.reshape([64, 4, N // 2, 2]))
+        most = _larger(_larger(most, low, N // 2), high, N // 2)
+    return most
+
+
+@gluon.jit
+def _both(x):
+    """The sum of the two rows that a thread holds: `64 64 -> 4 warps, 8 lanes, 64 keys`."""
+    low, high = gl.split(x.reshape([4, 2, 8, 64]).permute([0, 2, 3, 1]))
+    return low + high
+
+
+@gluon.jit
+def _row(place, part, n):
+    """Which row of the matrix each of a part is."""
+    return place * 128 + n // 16 * 32 + n % 8 * 4 + part * 2 + n // 8 % 2
+
+
+@gluon.jit
+def _tile(n, first, then, second, CAREFUL: gl.constexpr):
+    """The n-th tile of a walk: from `first` on; or, of a careful one, `then` of them, and others from `second` on."""
+    tile = first + n
+    if CAREFUL:
+        tile = gl.where(n < then, tile, second + n - then)
+    return tile
+
+
+@gluon.jit
+def _fetch(K, keys, arrived, k_row, k_col, turn, tile, there, d: gl.constexpr, STAGES: gl.constexpr):
+    """Ask for a tile of keys, if it is there."""
+    stage = turn % STAGES
+    mbarrier.expect(arrived.index(stage), 64 * d * 2, pred=there)
+    wait_for_all()  # what was in its place has been read by every warp
+    tma.async_copy_global_to_shared(K, [k_row + tile * 64, k_col], arrived.index(stage), keys.index(stage), pred=there)
+
+
+@gluon.jit
+def _product(queries, part: gl.constexpr, keys):
+    nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
+    return hopper.warpgroup_mma(queries.index(part), keys.permute([1, 0]), nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _send(
+    sums, start, place, RECEIVED, CELLS, rows, cols,
+    ROW_BIN: gl.constexpr, COL_BIN: gl.constexpr, MAP_ASM: gl.constexpr, MAP_IO: gl.constexpr,
+):  # fmt: skip
+    """Add sums over a thread's rows, `4 8 64`, to what their keys received, and to their bins."""
+    if RECEIVED is not None:
+        key = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(1, sums.type.layout)))
+        at = (RECEIVED + start + (key % 8 - key % 2)).to(gl.int64).expand_dims(0).expand_dims(1)
+        at += gl.zeros_like(sums).to(gl.int64)
+        gl.inline_asm_elementwise(RECEIVED_ASM, RECEIVED_IO, [sums, at], dtype=gl.int32, is_pure=False, pack=16)
+    if CELLS is not None:
+        bins: gl.constexpr = 64 // COL_BIN if COL_BIN < 64 else 1
+        pairs = sums.reshape([4, 8, bins, 8 // bins, 4, 2]).permute([0, 1, 4, 2, 3, 5])
+        pairs = gl.sum(pairs.reshape([4, 8, 4, bins, 16 // bins]), 4)
+        by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, pairs.type.layout))
+        warp = gl.arange(0, 4, layout=gl.SliceLayout(1, by_lane)).expand_dims(1)
+        lane = gl.arange(0, 8, layout=gl.SliceLayout(0, by_lane)).expand_dims(0)
+        bin = gl.minimum((place * 128 + warp * 32 + lane * 4) // ROW_BIN, rows - 1)
+        cell = (CELLS + bin * cols + start // COL_BIN).to(gl.int64).expand_dims(2).expand_dims(3)
+        cell += gl.zeros_like(pairs).to(gl.int64)
+        gl.inline_asm_elementwise(MAP_ASM, MAP_IO, [pairs, cell], dtype=gl.int32, is_pure=False, pack=bins)
+
+
+@gluon.jit
+def _fold(
+    s, lse2, measures, part, start, gap, place, first, scale2, offset, low, length, ENTROPY, LARGEST, DISTANCE,
+    BACKWARD: gl.constexpr, LEFT: gl.constexpr, CAREFUL: gl.constexpr,
+):  # fmt: skip
+    """The measures of a part of the rows, with one tile more, and the sums over the rows of each thread."""
+    entropy, largest, distance, left = measures
+    t = s * scale2 - lse2.expand_dims(1)
+    if CAREFUL:
+        position = (_row(place, part, gl.arange(0, 64, layout=BY_ROW)) + offset).expand_dims(1)
+        key = (start + gl.arange(0, 64, layout=BY_KEY)).expand_dims(0)
+        away = position - key
+        t = gl.where((away >= low) & (key < length), t, NEVER)
+        # As if x had been left out on the side that is to count it.
+        x = (position - first).to(gl.float32)
+        gap = gl.where(away < 0, -away, away).to(gl.float32) + (-x if BACKWARD else x)
+    p = gl.exp2(t)
+    held = _held(p)
+    if ENTROPY is not None:
+        entropy = _add_products(entropy, held, _held(t), 16)
+    if LARGEST is not None:
+        # Of numbers that are not negative the bits are ordered as they are.
+        largest = _larger(largest, held.to(gl.int32, bitcast=True), 16)
+    if DISTANCE is not None:
+        distance = _add_products(distance, held, _held(gap), 16)
+        if LEFT and not BACKWARD:
+            left = _add(left, held, 16)
+    return (entropy, largest, distance, left), _both(p)
+
+
+@gluon.jit
+def _walk(
+    turn, count, first_tile, then, second_tile, upper, lower, queries, keys, arrived, K, k_row, k_col, upper_lse2,
+    lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS, rows, cols,
+    d: gl.constexpr, STAGES: gl.constexpr, ROW_BIN: gl.constexpr, COL_BIN: gl.constexpr,
+    MAP_ASM: gl.constexpr, MAP_IO: gl.constexpr, BACKWARD: gl.constexpr, LEFT: gl.constexpr, CAREFUL: gl.constexpr,
+):  # fmt: skip
+    """The measures of both parts of the rows, with `count` tiles of keys more; `turn` counts tiles over all walks."""
+    if count > 0:
+        for n in gl.static_range(STAGES - 1):
+            tile = _tile(count * 0 + n, first_tile, then, second_tile, CAREFUL)
+            _fetch(K, keys, arrived, k_row, k_col, turn + n, tile, n < count, d, STAGES)
+        mbarrier.wait(arrived.index(turn % STAGES), turn // STAGES % 2)
+        product = _product(queries, 0, keys.index(turn % STAGES))
+        nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
+        key = gl.arange(0, 64, layout=BY_KEY)
+        sums, sums_of = _both(nothing), first_tile * 64
+        for n in range(count):
+            start = _tile(n, first_tile, then, second_tile, CAREFUL) * 64
+            # In a thread the keys of a tile differ by numbers known beforehand.
+            gap = (key % 8 - key % 2).to(gl.float32) + (start - first).to(gl.float32)
+            gap = (gap + (key // 8 * 8 + key % 2).to(gl.float32)).expand_dims(0) + nothing
+            if LEFT:
+                gap = -gap
+            s = hopper.warpgroup_mma_wait(0, deps=[product])
+            product = _product(queries, 1, keys.index((turn + n) % STAGES))
+            ahead = n + STAGES - 1
+            tile = _tile(ahead, first_tile, then, second_tile, CAREFUL)
+            _fetch(K, keys, arrived, k_row, k_col, turn + ahead, tile, ahead < count, d, STAGES)
+            _send(sums, sums_of, place, RECEIVED, CELLS, rows, cols, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO)
+            upper, sums = _fold(
+                s, upper_lse2, upper, 0, start, gap, place, first, scale2, offset, low, length,
+                ENTROPY, LARGEST, DISTANCE, BACKWARD, LEFT, CAREFUL,
+            )  # fmt: skip
+            s = hopper.warpgroup_mma_wait(0, deps=[product])
+            next = turn + n + 1
+            mbarrier.wait(arrived.index(next % STAGES), next // STAGES % 2, pred=n + 1 < count)
+            product = _product(queries, 0, keys.index(next % STAGES))
+            lower, others = _fold(
+                s, lower_lse2, lower, 1, start, gap, place, first, scale2, offset, low, length,
+                ENTROPY, LARGEST, DISTANCE, BACKWARD, LEFT, CAREFUL,
+            )  # fmt: skip
+            sums += others
+            sums_of = start
+        _send(sums, sums_of, place, RECEIVED, CELLS, rows, cols, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO)
+        hopper.warpgroup_mma_wait(0, deps=[product])
+        wait_for_all()
+    return turn + gl.maximum(count, 0), upper, lower
+
+
+@gluon.jit
+def _begin(Q, LSE, queries, place, part: gl.constexpr, q_i, n_i, d: gl.constexpr):
+    """Ask for a part of the queries; the log-sum-exp of its rows to base 2."""
+    copied: gl.constexpr = gl.BlockedLayout([1, 8], [256 // d, d // 8], [4, 1], [1, 0])
+    row = _row(place, part, gl.arange(0, 64, layout=gl.SliceLayout(1, copied)))
+    feature = gl.arange(0, d, layout=gl.SliceLayout(0, copied))
+    at = Q + (row.to(gl.int64).expand_dims(1) * q_i + feature.expand_dims(0))
+    async_copy.async_copy_global_to_shared(queries.index(part), at, mask=(row < n_i).expand_dims(1))
+    row = _row(place, part, gl.arange(0, 64, layout=BY_ROW))
+    lse = gl.load(LSE + row, mask=row < n_i, other=float("-inf"))
+    # Rows that see nothing, and rows past the end: as if their sum were beyond measure.
+    return gl.where(lse > float("-inf"), lse * LOG2E, -NEVER)
+
+
+@gluon.jit
+def _end(
+    measures, lse2, place, part: gl.constexpr, bh, n_i, ENTROPY, LARGEST, DISTANCE, BACKWARD: gl.constexpr
+):  # fmt: skip
+    """Write what is known of a part of the rows."""
+    entropy, largest, distance, left = measures
+    row = _row(place, part, gl.arange(0, 64, layout=BY_ROW))
+    out = bh.to(gl.int64) * n_i + row
+    if ENTROPY is not None:
+        gl.store(ENTROPY + out, gl.convert_layout(gl.sum(entropy, 1), BY_ROW) * -LN2, mask=row < n_i)
+    if LARGEST is not None:
+        most = gl.convert_layout(gl.max(largest, 1), BY_ROW).to(gl.float32, bitcast=True)
+        gl.store(LARGEST + out, most, mask=row < n_i)
+    if DISTANCE is not None:
+        # Of what x was left out: of all of the row; or of its left, and of the rest with the other sign.
+        x = gl.where(lse2 < -NEVER, (row - place * 128).to(gl.float32), 0.0)
+        if not BACKWARD:
+            x *= 2 * gl.convert_layout(gl.sum(left, 1), BY_ROW) - 1
+        gl.store(DISTANCE + out, gl.convert_layout(gl.sum(distance, 1), BY_ROW) + x, mask=row < n_i)
+
+
+@gluon.jit
+def _summary(
+    Q, K, LSE, LENGTHS, ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP,
+    q_b, q_h, q_i, k_rows_b, k_rows_g, k_cols_g, scale, offset, low, heads, n_i, n_j, places, rows, cols,
+    d: gl.constexpr,
+    KV_GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
+    ROW_BIN: gl.constexpr,
+    COL_BIN: gl.constexpr,
+    MAP_ASM: gl.constexpr,
+    MAP_IO: gl.constexpr,
+    BACKWARD: gl.constexpr,  # no query sees a key after it
+):  # fmt: skip
+    if BACKWARD:  # the last rows take longest, and go first
+        attentions = gl.num_programs(0) // places
+        place = places - 1 - gl.program_id(0) // attentions
+        bh = gl.program_id(0) % attentions
+    else:
+        place = gl.program_id(0) % places
+        bh = gl.program_id(0) // places
+    b = bh // heads
+    h = bh % heads
+    swizzled: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, d], Q.dtype.element_ty)
+    queries = gl.allocate_shared_memory(Q.dtype.element_ty, [2, 64, d], swizzled)
+    keys = gl.allocate_shared_memory(Q.dtype.element_ty, [STAGES, 64, d], swizzled)
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for n in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(n), count=1)
+    Q += b.to(gl.int64) * q_b + h.to(gl.int64) * q_h
+    LSE += bh.to(gl.int64) * n_i
+    upper_lse2 = _begin(Q, LSE, queries, place, 0, q_i, n_i, d)
+    lower_lse2 = _begin(Q, LSE, queries, place, 1, q_i, n_i, d)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    hopper.fence_async_shared()
+    k_row = b * k_rows_b + h // KV_GROUP * k_rows_g
+    k_col = h // KV_GROUP * k_cols_g
+    CELLS = None
+    if MAP is not None:
+        CELLS = MAP + bh.to(gl.int64) * rows * cols
+    if RECEIVED is not None:
+        RECEIVED += bh.to(gl.int64) * n_j
+    length = n_j
+    if LENGTHS is not None:
+        length = gl.minimum(n_j, gl.load(LENGTHS + b))
+    # Tiles up to the diagonal, those that cross it, others up to `full`, and those that are partly hidden.
+    first = place * 128 + offset
+    last = gl.minimum(place * 128 + 128, n_i) - 1 + offset
+    stop = (gl.maximum(gl.minimum(last - low + 1, length), 0) + 63) // 64
+    full = gl.minimum(gl.maximum(gl.minimum(first - low + 1, length), 0) // 64, stop)
+    crossing = gl.minimum(gl.maximum(first, 0) // 64, full)
+    crossed = gl.minimum(gl.maximum(gl.maximum(last, 0) // 64 + 1, crossing), full)
+    scale2 = scale * LOG2E
+    zero = _first(_held(gl.zeros([64, 64], gl.float32, layout=PRODUCT)), 16)
+    nothing = (zero, zero.to(gl.int32), zero, zero)
+    turn, upper, lower = _walk(
+        place * 0, crossing, place * 0, 0, 0, nothing, nothing, queries, keys, arrived, K, k_row, k_col, upper_lse2,
+        lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS, rows, cols,
+        d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, True, False,
+    )  # fmt: skip
+    if not BACKWARD:
+        turn, upper, lower = _walk(
+            turn, full - crossed, crossed, 0, 0, upper, lower, queries, keys, arrived, K, k_row, k_col, upper_lse2,
+            lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS, rows,
+            cols, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, False, False,
+        )  # fmt: skip
+    then = crossed - crossing
+    turn, upper, lower = _walk(
+        turn, then + stop - full, crossing, then, full, upper, lower, queries, keys, arrived, K, k_row, k_col,
+        upper_lse2, lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS,
+        rows, cols, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, False, True,
+    )  # fmt: skip
+    _end(upper, upper_lse2, place, 0, bh, n_i, ENTROPY, LARGEST, DISTANCE, BACKWARD)
+    _end(lower, lower_lse2, place, 1, bh, n_i, ENTROPY, LARGEST, DISTANCE, BACKWARD)
+
+
+class Cut(NamedTuple):
+    """Tiles of keys under way, and most registers a thread."""
+
+    stages: int
+    registers: int
+
+
+CUTS = {64: Cut(4, 128), 128: Cut(2, 168)}  # the fastest measured, by width
+
+
+def fits(q: Tensor, n_j: int, pattern: tiles.Pattern, shape: tuple[int, int] | None) -> bool:
+    """Does the kernel take these queries, over so many keys, and a map of this shape in even bins?"""
+    return (
+        q.dtype in TYPES
+        and q.shape[-1] in CUTS
+        and pattern.lists is None
+        and pattern.high == tiles.FAR
+        and (shape is None or bool(_bins(q.shape[2], shape[0], HELD) and _bins(n_j, shape[1], PAIRS)))
+    )
+
+
+def _bins(n: int, count: int, least: int) -> int:
+    """How many each of `count` even bins holds, if that is a power of two and not too small; otherwise 0."""
+    size = n // count if count and n % count == 0 else 0
+    return size if size >= least and size & (size - 1) == 0 else 0
+
+
+def summary(
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    *,
+    want: frozenset[str],
+    scale: float,
+    offset: int,
+    pattern: tiles.Pattern,
+    shape: tuple[int, int] | None = None,
+) -> Reduced:
+    """Any of "entropy", "received", "max", "distance", and of even bins "map": `b h i d, b g j d, b h i -> ...`."""
+    b, h, n_i, d = q.shape
+    g, n_j = k.shape[1:3]
+    rows, cols = shape or (1, 1)
+    sizes = {"entropy": (n_i,), "received": (n_j,), "max": (n_i,), "distance": (n_i,), "map": (rows, cols)}
+    out = Reduced(**{name: _outputs(name, b, h, *sizes[name], device=q.device) for name in want})
+    if not (b and n_i and n_j):
+        return out
+    q = _aligned(q)
+    k, k_rows, k_cols = _flat(k)
+    width = _bins(n_j, cols, PAIRS) if shape else COLS
+    height = _bins(n_i, rows, HELD) if shape else ROWS
+    cut = CUTS[d]
+    assembly, operands = _map_sums(height, width)
+    places = -(-n_i // ROWS)
+    launch(
+        _summary, (places * b * h,),
+        q, _tiles_of(k, d), lse.contiguous(), pattern.lengths,
+        out.entropy, out.received, out.max, out.distance, out.map,
+        *q.stride()[:3], *k_rows, k_cols, scale, offset, pattern.low, h, n_i, n_j, places, rows, cols,
+        d=d,
+        KV_GROUP=h // g,
+        STAGES=cut.stages,
+        ROW_BIN=height,
+        COL_BIN=width,
+        MAP_ASM=assembly,
+        MAP_IO=operands,
+        BACKWARD=pattern.low >= 0,
+        num_warps=4,
+        maxnreg=cut.registers,
+    )  # fmt: skip
+    return out
+
+
+def _outputs(name: str, *sizes: int, device: torch.device) -> Tensor:
+    """Rows are written; keys and bins are added to, up to a tile past the end."""
+    if name not in ("received", "map"):
+        return torch.zeros(sizes, device=device) if 0 in sizes else torch.empty(sizes, device=device)
+    count = torch.Size(sizes).numel()
+    return torch.zeros(count + COLS, device=device)[:count].view(sizes)
+
+
+@cache
+def _map_sums(height: int, width: int) -> tuple[str, str]:
+    """Over the keys that four lanes hold, and over those lanes whose rows are of one bin."""
+    bits = (2, 1, *(bit for bit in (4, 8, 16) if height > bit // 4 * HELD))
+    return summed_over_lanes(bits, tuple(range(max(1, COLS // width))))
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """The same numbers, where copies of 16 bytes may begin at every row."""
+    if x.stride(-1) == 1 and not any(n % 16 for n in (*x.stride()[:-1], x.data_ptr())):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _flat(k: Tensor) -> tuple[Tensor, tuple[int, int], int]:
+    """Keys as a matrix; how many rows of it a batch row and a head take, and how many columns a head."""
+    k = _aligned(k)
+    b, g, n, d = k.shape
+    k_b, k_g, k_j, _ = k.stride()
+    if g > 1 and k_g + d <= k_j and (b == 1 or k_b == n * k_j):  # heads side by side
+        return k.as_strided((b * n, (g - 1) * k_g + d), (k_j, 1)), (n, 0), k_g
+    if k_j < d or (g > 1 and k_g != n * k_j) or (b > 1 and k_b != g * n * k_j):
+        k, k_j = k.contiguous(), d
+    return k.as_strided((b * g * n, d), (k_j, 1)), (g * n, n), 0
+
+
+def _tiles_of(k: Tensor, d: int) -> Any:
+    layout = gl.NVMMASharedLayout.get_default_for([COLS, d], TYPES[k.dtype])
+    return TensorDescriptor.from_tensor(k, [COLS, d], layout)

@@ -1,0 +1,223 @@
+"""The kernel laid out for Hopper: its sums over lanes, what it takes, and on such a GPU its measures in float64."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import regard as R
+from regard import weights
+from regard.kernels import summary as kernel
+from regard.kernels.lanes import summed_over_lanes
+from regard.kernels.tiles import Lists, Pattern
+from regard.ops import fused
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+NAMES = ("entropy", "received", "max", "distance", "map")
+
+
+def run_on_a_warp(assembly, count, values, pointers):
+    """What is added where by 32 lanes: the few instructions of PTX that `lanes` writes, one at a time."""
+    registers = {f"${count + n}": values[:, n].clone() for n in range(count)} | {f"${2 * count}": pointers}
+    memory: dict[int, float] = {}
+    lanes = torch.arange(32)
+
+    def read(name):
+        return registers[name] if name[0] in "%$" else torch.full((32,), int(name))
+
+    for line in re.split(r";|\n", assembly):
+        guard, line = re.fullmatch(r"\s*(?:@(%p\d))?\s*(.*?)\s*", line).groups()
+        if not line or line in "{}" or line.startswith(".reg"):
+            continue
+        name, rest = line.split(" ", 1)
+        at = [x.strip() for x in rest.strip().replace("[", "").replace("]", "").split(",")]
+        here = torch.ones(32, dtype=torch.bool) if guard is None else registers[guard]
+        if name.startswith("mov"):
+            new = lanes if at[1] == "%laneid" else read(at[1])
+        elif name.startswith("and"):
+            new = read(at[1]) & read(at[2])
+        elif name.startswith("setp"):
+            new = read(at[1]) != read(at[2]) if ".ne" in name else read(at[1]) == read(at[2])
+        elif name.startswith("selp"):
+            new = torch.where(read(at[3]), read(at[1]), read(at[2]))
+        elif name.startswith("shfl"):
+            new = read(at[1])[lanes ^ int(at[2])]
+        elif name.startswith("add"):
+            new = read(at[1]) + read(at[2])
+        elif name.startswith("cvt"):
+            new = read(at[1])
+        elif name.startswith("red"):
+            base, past = at[0].split("+")
+            for lane in lanes[here]:
+                place = int(read(base.strip())[lane]) + int(past)
+                memory[place] = memory.get(place, 0.0) + float(read(at[1])[lane])
+            continue
+        else:
+            raise NotImplementedError(line)
+        registers[at[0]] = torch.where(here, new, registers.get(at[0], new))
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("bits", "offsets"),
+    [
+        ((16, 8, 4), tuple(8 * n + e for n in range(8) for e in range(2))),
+        ((2, 1), tuple(range(8))),
+        ((2, 1, 4, 8), (0, 1)),
+        ((2, 1, 4, 8, 16), (0,)),
+        ((2, 1), (0, 1, 2, 3)),
+    ],
+)
+def test_every_value_is_added_once_where_it_belongs(bits, offsets):
+    values = torch.randint(0, 1000, (32, len(offsets))).double()
+    lane = torch.arange(32)
+    group = lane & ~sum(bits)  # lanes of a group are summed over
+    pointers = 10_000 * group
+    want: dict[int, float] = {}
+    for n, offset in enumerate(offsets):
+        for one in range(32):
+            place = int(pointers[one]) + 4 * offset
+            want[place] = want.get(place, 0.0) + float(values[one, n])
+    assembly, constraints = summed_over_lanes(bits, offsets)
+    assert constraints.split(",") == ["=r"] * len(offsets) + ["f"] * len(offsets) + ["l"] * len(offsets)
+    assert run_on_a_warp(assembly, len(offsets), values, pointers) == want
+
+
+LISTS = Lists(*(torch.zeros(0) for _ in range(6)))
+
+
+@pytest.mark.parametrize(
+    ("takes", "d", "dtype", "n", "pattern", "shape"),
+    [
+        (True, 64, torch.bfloat16, (100, 200), Pattern(), None),
+        (True, 128, torch.float16, (4096, 16384), Pattern(low=0), (512, 512)),
+        (True, 64, torch.float16, (48, 48), Pattern(low=0, lengths=torch.ones(1)), (12, 6)),
+        (False, 32, torch.bfloat16, (100, 200), Pattern(), None),
+        (False, 64, torch.float32, (100, 200), Pattern(), None),
+        (False, 64, torch.bfloat16, (100, 200), Pattern(low=0, high=50), None),
+        (False, 64, torch.bfloat16, (100, 200), Pattern(lists=LISTS), None),
+        (False, 64, torch.bfloat16, (1000, 1000), Pattern(), (500, 500)),  # bins of two
+        (False, 64, torch.bfloat16, (48, 48), Pattern(), (12, 12)),  # of four keys
+        (False, 64, torch.bfloat16, (48, 48), Pattern(), (4, 4)),  # of twelve
+        (False, 64, torch.bfloat16, (1000, 1000), Pattern(), (512, 512)),  # not even
+    ],
+)
+def test_what_it_takes(takes, d, dtype, n, pattern, shape):
+    assert kernel.fits(torch.zeros(1, 1, n[0], d, dtype=dtype), n[1], pattern, shape) is takes
+
+
+@pytest.mark.parametrize(
+    ("terms", "want", "binned"),
+    [
+        ({"normalize": R.SinkSoftmax(torch.zeros(2))}, "entropy", True),
+        ({"bias": R.Alibi(2)}, "entropy", True),
+        ({"score": R.Dot(cap=3.0)}, "entropy", True),
+        ({"mask": R.Window(9)}, "entropy", True),
+        ({"mask": R.Causal() | R.Prefix(3)}, "entropy", True),
+        ({}, "peaks", True),
+        ({}, "map", False),
+    ],
+)
+def test_what_is_left_to_the_other_kernel(terms, want, binned, monkeypatch):
+    monkeypatch.setattr(fused, "is_hopper", lambda device: True)
+    q = torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16)
+    bins = fused.even_map(weights(q, q)._call, 8, 8)
+
+    def taken(want, bins, **terms):
+        return fused._is_for_hopper(weights(q, q, **terms)._call, q, frozenset((want,)), bins)
+
+    assert taken("map", bins)
+    assert taken("entropy", None, mask=R.Causal())
+    assert not taken(want, bins if binned else lambda cut: bins(cut), **terms)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not taken("entropy", None)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+STORED = {
+    "as they come": lambda b, g, n, d: torch.randn(b, g, n, d),
+    "heads side by side": lambda b, g, n, d: torch.randn(b, n, g, d).transpose(1, 2),
+    "beside values": lambda b, g, n, d: torch.randn(b, n, 2, g, d)[:, :, 0].transpose(1, 2),
+    "some heads": lambda b, g, n, d: torch.randn(b, 2 * g, n, d)[:, :g],
+    "features apart": lambda b, g, n, d: torch.randn(b, g, d, n).transpose(2, 3),
+    "off its bytes": lambda b, g, n, d: torch.randn(b * g * n * d + 1)[1:].view(b, g, n, d),
+    "one for all": lambda b, g, n, d: torch.randn(1, g, n, d).expand(b, g, n, d),
+}
+
+
+@pytest.mark.parametrize("b", [1, 3])
+@pytest.mark.parametrize("g", [1, 2])
+@pytest.mark.parametrize("stored", STORED)
+def test_keys_are_found_however_they_are_stored(stored, b, g):
+    k = STORED[stored](b, g, 10, 64)
+    flat, (batch, head), side = kernel._flat(k)
+    assert flat.stride(1) == 1
+    assert flat.stride(0) % 16 == flat.data_ptr() % 16 == 0
+    for m in range(b):
+        for h in range(g):
+            row = m * batch + h * head
+            assert torch.equal(flat[row : row + 10, h * side : h * side + 64], k[m, h])
+
+
+CASES = {
+    "plain": ((1, 4, 2, 1024, 1024), {}, {}),
+    "causal": ((2, 4, 1, 512, 512), {"mask": R.Causal()}, {}),
+    "bins of 8": ((1, 2, 2, 4096, 4096), {"mask": R.Causal()}, {}),
+    "bins of 64": ((1, 1, 1, 32768, 32768), {"mask": R.Causal()}, {}),
+    "fewer queries": ((1, 4, 4, 256, 2048), {"mask": R.Causal()}, {}),
+    "more queries": ((1, 2, 1, 1024, 512), {"mask": R.Causal()}, {}),
+    "an offset": ((1, 2, 2, 512, 512), {"mask": R.Causal()}, {"offset": 100}),
+    "lengths": ((3, 2, 2, 512, 512), {"mask": R.Causal() & R.Padding((512, 100, 0))}, {}),
+    "lengths alone": ((2, 2, 2, 512, 512), {"mask": R.Padding((77, 300))}, {}),
+    "another scale": ((1, 2, 2, 512, 512), {"score": R.Dot(scale=-0.3)}, {}),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("case", CASES)
+def test_a_summary_is_that_of_the_definition(case, d, dtype):
+    (b, h, g, i, j), terms, options = CASES[case]
+    q = torch.randn(b, h, i, d, device="cuda", dtype=dtype)
+    k = torch.randn(b, j, g, d, device="cuda", dtype=dtype).transpose(1, 2)
+    A = weights(q, k, **terms, **options)
+    assert fused._is_for_hopper(A._call, q, frozenset(NAMES), fused.even_map(A._call, min(i, 512), min(j, 512)))
+    found = A.summary()
+    statistic = found.statistic.double()
+    exact = weights(q.double(), k.double(), **terms, **options)
+    some = slice(0, 4096)
+    rows = exact[:, :, some] if i > 4096 else exact[...]
+    entropy = -torch.xlogy(rows, rows).sum(-1)
+    away = (torch.arange(i)[some, None] + A._call.offset - torch.arange(j)).abs().cuda()
+    close = {"atol": 2e-5, "rtol": 2e-4}
+    torch.testing.assert_close(found.entropy[:, :, some].double(), entropy, **close)
+    torch.testing.assert_close(found.max[:, :, some].double(), rows.amax(-1), **close)
+    torch.testing.assert_close(found.distance[:, :, some].double(), (rows * away).sum(-1), atol=1e-3, rtol=2e-4)
+    assert statistic.shape == (b, h, i)
+    if i <= 4096:
+        torch.testing.assert_close(found.received.double(), rows.sum(2), **close)
+        bins = exact.pool(min(i, 512), min(j, 512))
+        torch.testing.assert_close(found.map.double(), bins, **close)
+    else:
+        torch.testing.assert_close(found.received.double().sum(-1), torch.full((b, h), float(i)).double().cuda())
+        area = (i // 512) * (j // 512)
+        torch.testing.assert_close(found.map.double().sum(-1) * area, torch.full((b, h, 512), i / 512).double().cuda())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("n", [1, 63, 64, 129, 1000])
+@pytest.mark.parametrize("mask", [None, R.Causal()], ids=["plain", "causal"])
+def test_single_measures_of_any_length_are_those_of_the_definition(mask, n):
+    q, k = (torch.randn(2, 3, n, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    A, exact = weights(q, k, mask=mask), weights(q.double(), k.double(), mask=mask)
+    assert fused._is_for_hopper(A._call, q, frozenset(("received",)), None)
+    for name in NAMES[:4]:
+        got, want = getattr(A, name)().double(), getattr(exact, name)()
+        torch.testing.assert_close(got, want, atol=1e-3 if name == "distance" else 2e-5, rtol=2e-4, msg=name)
