@@ -164,16 +164,18 @@ def test_keys_are_found_however_they_are_stored(stored, b, g):
 
 
 CASES = {
-    "plain": ((1, 4, 2, 1024, 1024), {}, {}),
-    "causal": ((2, 4, 1, 512, 512), {"mask": R.Causal()}, {}),
-    "bins of 8": ((1, 2, 2, 4096, 4096), {"mask": R.Causal()}, {}),
-    "bins of 64": ((1, 1, 1, 32768, 32768), {"mask": R.Causal()}, {}),
-    "fewer queries": ((1, 4, 4, 256, 2048), {"mask": R.Causal()}, {}),
-    "more queries": ((1, 2, 1, 1024, 512), {"mask": R.Causal()}, {}),
-    "an offset": ((1, 2, 2, 512, 512), {"mask": R.Causal()}, {"offset": 100}),
-    "lengths": ((3, 2, 2, 512, 512), {"mask": R.Causal() & R.Padding((512, 100, 0))}, {}),
-    "lengths alone": ((2, 2, 2, 512, 512), {"mask": R.Padding((77, 300))}, {}),
-    "another scale": ((1, 2, 2, 512, 512), {"score": R.Dot(scale=-0.3)}, {}),
+    "plain": ((1, 4, 2, 1024, 1024), (32, 32), {}, {}),
+    "causal": ((2, 4, 1, 512, 512), (16, 64), {"mask": R.Causal()}, {}),
+    "bins of 8": ((1, 2, 2, 1024, 1024), (128, 128), {"mask": R.Causal()}, {}),
+    "bins of 4 and 128": ((1, 2, 2, 512, 512), (128, 4), {}, {}),
+    "one bin": ((1, 2, 2, 512, 512), (1, 1), {"mask": R.Causal()}, {}),
+    "half a tile": ((1, 2, 1, 96, 96), (6, 6), {"mask": R.Causal()}, {}),
+    "fewer queries": ((1, 4, 4, 256, 2048), (16, 64), {"mask": R.Causal()}, {}),
+    "more queries": ((1, 2, 1, 1024, 512), (64, 16), {"mask": R.Causal()}, {}),
+    "an offset": ((1, 2, 2, 512, 512), (32, 32), {"mask": R.Causal()}, {"offset": 100}),
+    "lengths": ((3, 2, 2, 512, 512), (32, 32), {"mask": R.Causal() & R.Padding((512, 100, 0))}, {}),
+    "lengths alone": ((2, 2, 2, 512, 512), (32, 32), {"mask": R.Padding((77, 300))}, {}),
+    "another scale": ((1, 2, 2, 512, 512), (32, 32), {"score": R.Dot(scale=-0.3)}, {}),
 }
 
 
@@ -182,32 +184,33 @@ CASES = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("case", CASES)
-def test_a_summary_is_that_of_the_definition(case, d, dtype):
-    (b, h, g, i, j), terms, options = CASES[case]
+def test_its_measures_are_those_of_the_definition(case, d, dtype):
+    (b, h, g, i, j), shape, terms, options = CASES[case]
     q = torch.randn(b, h, i, d, device="cuda", dtype=dtype)
     k = torch.randn(b, j, g, d, device="cuda", dtype=dtype).transpose(1, 2)
-    A = weights(q, k, **terms, **options)
-    assert fused._is_for_hopper(A._call, q, frozenset(NAMES), fused.even_map(A._call, min(i, 512), min(j, 512)))
-    found = A.summary()
-    statistic = found.statistic.double()
-    exact = weights(q.double(), k.double(), **terms, **options)
-    some = slice(0, 4096)
-    rows = exact[:, :, some] if i > 4096 else exact[...]
-    entropy = -torch.xlogy(rows, rows).sum(-1)
-    away = (torch.arange(i)[some, None] + A._call.offset - torch.arange(j)).abs().cuda()
-    close = {"atol": 2e-5, "rtol": 2e-4}
-    torch.testing.assert_close(found.entropy[:, :, some].double(), entropy, **close)
-    torch.testing.assert_close(found.max[:, :, some].double(), rows.amax(-1), **close)
-    torch.testing.assert_close(found.distance[:, :, some].double(), (rows * away).sum(-1), atol=1e-3, rtol=2e-4)
-    assert statistic.shape == (b, h, i)
-    if i <= 4096:
-        torch.testing.assert_close(found.received.double(), rows.sum(2), **close)
-        bins = exact.pool(min(i, 512), min(j, 512))
-        torch.testing.assert_close(found.map.double(), bins, **close)
-    else:
-        torch.testing.assert_close(found.received.double().sum(-1), torch.full((b, h), float(i)).double().cuda())
-        area = (i // 512) * (j // 512)
-        torch.testing.assert_close(found.map.double().sum(-1) * area, torch.full((b, h, 512), i / 512).double().cuda())
+    A, exact = (weights(x, y, **terms, **options) for x, y in ((q, k), (q.double(), k.double())))
+    bins = fused.even_map(A._call, *shape)
+    assert fused._is_for_hopper(A._call, q, frozenset(NAMES), bins)
+    found = fused.reduced(A._call, A._fused_statistic(), frozenset(NAMES), bins)
+    for name in NAMES:
+        want = exact.pool(*shape) if name == "map" else getattr(exact, name)()
+        close = {"atol": 1e-3 if name == "distance" else 2e-5, "rtol": 2e-4}
+        torch.testing.assert_close(found[name].double(), want, **close, msg=lambda m, name=name: name + m)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("mask", [None, R.Causal()], ids=["plain", "causal"])
+def test_a_long_text_is_summed_up_as_by_the_other_kernel(mask, monkeypatch):
+    q, k = (torch.randn(1, 2, 16384, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    found = weights(q, k, mask=mask).summary()
+    monkeypatch.setattr(fused, "_is_for_hopper", lambda *call: False)
+    other = weights(q, k, mask=mask).summary()
+    for name in NAMES:
+        got, want = getattr(found, name), getattr(other, name)
+        torch.testing.assert_close(
+            got, want, atol=1e-5 * float(want.max()), rtol=1e-4, msg=lambda m, name=name: name + m
+        )
 
 
 @pytest.mark.gpu

@@ -141,7 +141,7 @@ def _product(queries, part: gl.constexpr, keys):
 
 @gluon.jit
 def _send(
-    sums, start, place, RECEIVED, CELLS, rows, cols,
+    sums, start, place, RECEIVED, CELLS, rows, cols, share,
     ROW_BIN: gl.constexpr, COL_BIN: gl.constexpr, MAP_ASM: gl.constexpr, MAP_IO: gl.constexpr,
 ):  # fmt: skip
     """Add sums over a thread's rows, `4 8 64`, to what their keys received, and to their bins."""
@@ -153,7 +153,7 @@ def _send(
     if CELLS is not None:
         bins: gl.constexpr = 64 // COL_BIN if COL_BIN < 64 else 1
         pairs = sums.reshape([4, 8, bins, 8 // bins, 4, 2]).permute([0, 1, 4, 2, 3, 5])
-        pairs = gl.sum(pairs.reshape([4, 8, 4, bins, 16 // bins]), 4)
+        pairs = gl.sum(pairs.reshape([4, 8, 4, bins, 16 // bins]), 4) * share
         by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, pairs.type.layout))
         warp = gl.arange(0, 4, layout=gl.SliceLayout(1, by_lane)).expand_dims(1)
         lane = gl.arange(0, 8, layout=gl.SliceLayout(0, by_lane)).expand_dims(0)
@@ -197,7 +197,7 @@ def _fold(
 def _walk(
     turn, count, first_tile, then, second_tile, upper, lower, queries, keys, arrived, K, k_row, k_col, upper_lse2,
     lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS, rows, cols,
-    d: gl.constexpr, STAGES: gl.constexpr, ROW_BIN: gl.constexpr, COL_BIN: gl.constexpr,
+    share, d: gl.constexpr, STAGES: gl.constexpr, ROW_BIN: gl.constexpr, COL_BIN: gl.constexpr,
     MAP_ASM: gl.constexpr, MAP_IO: gl.constexpr, BACKWARD: gl.constexpr, LEFT: gl.constexpr, CAREFUL: gl.constexpr,
 ):  # fmt: skip
     """The measures of both parts of the rows, with `count` tiles of keys more; `turn` counts tiles over all walks."""
@@ -209,20 +209,21 @@ def _walk(
         product = _product(queries, 0, keys.index(turn % STAGES))
         nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
         key = gl.arange(0, 64, layout=BY_KEY)
+        side: gl.constexpr = -1 if LEFT else 1
         sums, sums_of = _both(nothing), first_tile * 64
         for n in range(count):
             start = _tile(n, first_tile, then, second_tile, CAREFUL) * 64
-            # In a thread the keys of a tile differ by numbers known beforehand.
-            gap = (key % 8 - key % 2).to(gl.float32) + (start - first).to(gl.float32)
-            gap = (gap + (key // 8 * 8 + key % 2).to(gl.float32)).expand_dims(0) + nothing
-            if LEFT:
-                gap = -gap
+            # From the first row to each key; those a thread holds differ by numbers known beforehand.
+            gap = ((start - first + key % 8 - key % 2) * side).to(gl.float32) + ((key // 8 * 8 + key % 2) * side).to(
+                gl.float32
+            )
+            gap = gap.expand_dims(0) + nothing
             s = hopper.warpgroup_mma_wait(0, deps=[product])
             product = _product(queries, 1, keys.index((turn + n) % STAGES))
             ahead = n + STAGES - 1
             tile = _tile(ahead, first_tile, then, second_tile, CAREFUL)
             _fetch(K, keys, arrived, k_row, k_col, turn + ahead, tile, ahead < count, d, STAGES)
-            _send(sums, sums_of, place, RECEIVED, CELLS, rows, cols, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO)
+            _send(sums, sums_of, place, RECEIVED, CELLS, rows, cols, share, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO)
             upper, sums = _fold(
                 s, upper_lse2, upper, 0, start, gap, place, first, scale2, offset, low, length,
                 ENTROPY, LARGEST, DISTANCE, BACKWARD, LEFT, CAREFUL,
@@ -237,7 +238,7 @@ def _walk(
             )  # fmt: skip
             sums += others
             sums_of = start
-        _send(sums, sums_of, place, RECEIVED, CELLS, rows, cols, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO)
+        _send(sums, sums_of, place, RECEIVED, CELLS, rows, cols, share, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO)
         hopper.warpgroup_mma_wait(0, deps=[product])
         wait_for_all()
     return turn + gl.maximum(count, 0), upper, lower
@@ -281,7 +282,7 @@ def _end(
 @gluon.jit
 def _summary(
     Q, K, LSE, LENGTHS, ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP,
-    q_b, q_h, q_i, k_rows_b, k_rows_g, k_cols_g, scale, offset, low, heads, n_i, n_j, places, rows, cols,
+    q_b, q_h, q_i, k_rows_b, k_rows_g, k_cols_g, scale, offset, low, heads, n_i, n_j, places, rows, cols, share,
     d: gl.constexpr,
     KV_GROUP: gl.constexpr,
     STAGES: gl.constexpr,
@@ -336,19 +337,19 @@ def _summary(
     turn, upper, lower = _walk(
         place * 0, crossing, place * 0, 0, 0, nothing, nothing, queries, keys, arrived, K, k_row, k_col, upper_lse2,
         lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS, rows, cols,
-        d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, True, False,
+        share, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, True, False,
     )  # fmt: skip
     if not BACKWARD:
         turn, upper, lower = _walk(
             turn, full - crossed, crossed, 0, 0, upper, lower, queries, keys, arrived, K, k_row, k_col, upper_lse2,
             lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS, rows,
-            cols, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, False, False,
+            cols, share, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, False, False,
         )  # fmt: skip
     then = crossed - crossing
     turn, upper, lower = _walk(
         turn, then + stop - full, crossing, then, full, upper, lower, queries, keys, arrived, K, k_row, k_col,
         upper_lse2, lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS,
-        rows, cols, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, False, True,
+        rows, cols, share, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, False, True,
     )  # fmt: skip
     _end(upper, upper_lse2, place, 0, bh, n_i, ENTROPY, LARGEST, DISTANCE, BACKWARD)
     _end(lower, lower_lse2, place, 1, bh, n_i, ENTROPY, LARGEST, DISTANCE, BACKWARD)
@@ -391,8 +392,12 @@ def summary(
     offset: int,
     pattern: tiles.Pattern,
     shape: tuple[int, int] | None = None,
+    share: float = 1.0,
 ) -> Reduced:
-    """Any of "entropy", "received", "max", "distance", and of even bins "map": `b h i d, b g j d, b h i -> ...`."""
+    """Any of "entropy", "received", "max", "distance", and of even bins "map": `b h i d, b g j d, b h i -> ...`.
+
+    `shape` is that of the map, whose sums are taken times `share`.
+    """
     b, h, n_i, d = q.shape
     g, n_j = k.shape[1:3]
     rows, cols = shape or (1, 1)
@@ -411,7 +416,7 @@ def summary(
         _summary, (places * b * h,),
         q, _tiles_of(k, d), lse.contiguous(), pattern.lengths,
         out.entropy, out.received, out.max, out.distance, out.map,
-        *q.stride()[:3], *k_rows, k_cols, scale, offset, pattern.low, h, n_i, n_j, places, rows, cols,
+        *q.stride()[:3], *k_rows, k_cols, scale, offset, pattern.low, h, n_i, n_j, places, rows, cols, share,
         d=d,
         KV_GROUP=h // g,
         STAGES=cut.stages,

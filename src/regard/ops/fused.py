@@ -12,8 +12,9 @@ from torch import Tensor
 
 from .backends import triton
 from .backends.kernels import cap, product
-from .bins import even_bins
+from .bins import even_area, even_bins
 from .call import Call
+from .measures import How
 from .normalizers import SinkSoftmax, Softmax
 from .pattern import Tiling, banded, expressible, kernel_bias, pattern
 from .rows import Once
@@ -75,7 +76,7 @@ def _by_any(
     cut = reduce.config(q.shape[-1], q.dtype)
     binned = None if bins is None else bins(cut)
     dealt = binned.dealt if binned is not None and call.shape[2] else None
-    return reduce.reduce(
+    found = reduce.reduce(
         q,
         k,
         lse,
@@ -89,6 +90,9 @@ def _by_any(
         bins=binned,
         sums_to_one=isinstance(call.normalize, Softmax),
     )
+    if isinstance(bins, EvenMap) and bins.how == "mean" and found.map is not None:
+        return found._replace(map=found.map / bins.area)
+    return found
 
 
 def _is_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning | None) -> bool:
@@ -127,28 +131,37 @@ def _by_hopper(
 ) -> Reduced:
     from ..kernels.summary import summary
 
-    band, shape = banded(call), bins.shape if isinstance(bins, EvenMap) else None
+    band, even = banded(call), bins if isinstance(bins, EvenMap) else None
     assert band is not None
-    return summary(q, k, lse, want=want, scale=scale, offset=call.offset, pattern=band.of(batch), shape=shape)
+    shape, area = (None, 1) if even is None else (even.shape, even.area if even.how == "mean" else 1)
+    assert isinstance(area, int)  # the kernel takes bins of one size alone
+    return summary(
+        q, k, lse, want=want, scale=scale, offset=call.offset, pattern=band.of(batch), shape=shape, share=1 / area
+    )
 
 
 @dataclass(frozen=True)
 class EvenMap:
-    """`n` queries and keys in bins as even as can be, `shape` of them; `parted`, for the largest of each."""
+    """`n` queries and keys in bins as even as can be, `shape` of them, and what is asked of each."""
 
     n: tuple[int, int]
     shape: tuple[int, int]
     device: torch.device
-    parted: bool
+    how: How
+
+    @property
+    def area(self) -> Tensor | int:
+        """How many entries each bin holds."""
+        return even_area(*self.n, *self.shape, self.device)
 
     def __call__(self, cut: Config) -> Bins:
         """The bins, as this cut takes them."""
-        return _even_map(*self.n, *self.shape, self.device, cut, self.parted)
+        return _even_map(*self.n, *self.shape, self.device, cut, self.how == "max")
 
 
-def even_map(call: Call, rows: int, cols: int, parted: bool = False) -> EvenMap:
-    """The matrix in `rows` x `cols` bins as even as can be; `parted`, for the largest of each."""
-    return EvenMap(call.shape[2:], (rows, cols), call.q.device, parted)
+def even_map(call: Call, rows: int, cols: int, how: How = "mean") -> EvenMap:
+    """The matrix in `rows` x `cols` bins as even as can be."""
+    return EvenMap(call.shape[2:], (rows, cols), call.q.device, how)
 
 
 @lru_cache(maxsize=16)

@@ -190,12 +190,12 @@ class Weights:
         with self._numbers():
             if self._has_kernel():
                 want = "peaks" if how == "max" else "map"
-                bins_of = fused.even_map(self._call, rows, cols, parted=how == "max")
-                found = self._by_kernel(frozenset((want,)), bins_of)[want]
+                found = self._by_kernel(frozenset((want,)), fused.even_map(self._call, rows, cols, how))[want]
             else:
                 reduction = measures.bin_maxima if how == "max" else measures.bin_sums
                 found = reduction(self._problem(), *bins, rows, cols)
-        return self._restore(found / even_area(i, j, rows, cols, self.device) if how == "mean" else found)
+                found = found / even_area(i, j, rows, cols, self.device) if how == "mean" else found
+        return self._restore(found)
 
     def mass(self, query_groups: Tensor, key_groups: Tensor) -> Tensor:
         """Attention between groups of tokens, say sentences: summed over a group's keys, averaged over its queries.
@@ -226,13 +226,13 @@ class Weights:
                 found = self._by_kernel(SUMMARY, fused.even_map(self._call, rows, cols))
             else:
                 found, self._statistic = measures.fold(self._problem(), *bins, rows, cols)
-            area = even_area(i, j, rows, cols, self.device)
+                found["map"] = found["map"] / even_area(i, j, rows, cols, self.device)
         return Summary(
             entropy=self._restore(found["entropy"]),
             received=self._restore(found["received"]),
             max=self._restore(found["max"]),
             distance=self._restore(found["distance"]),
-            map=self._restore(found["map"] / area),
+            map=self._restore(found["map"]),
             statistic=None if self._statistic is None else self._restore(self._statistic.squeeze(-1)),
         )
 
