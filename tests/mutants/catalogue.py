@@ -957,6 +957,27 @@ BACKENDS = [
         "if False:",
         "test_conventions.py::test_numbers_with_gaps_between_them_are_read_right",
     ),
+    Mutant(
+        "queries rounded by a negative scale",
+        "backends/kernels.py",
+        "(-call.q, call.k, -number) if number < 0",
+        "(call.q * number, call.k, 1.0) if number < 0",
+        "ops/test_scores.py::test_a_negative_scale_rounds_no_query",
+    ),
+    Mutant(
+        "a bias lost by the kernel for Hopper",
+        "fused.py",
+        "        and call.bias is None\n",
+        "",
+        "kernels/test_summary.py::test_what_is_left_to_the_other_kernel",
+    ),
+    Mutant(
+        "the kernel for Hopper taken where sums must be deterministic",
+        "fused.py",
+        "        and not torch.are_deterministic_algorithms_enabled()\n",
+        "",
+        "kernels/test_summary.py::test_what_is_left_to_the_other_kernel",
+    ),
 ]
 
 MUTANTS = [*CALL, *BLOCKS, *MASKS, *SCORES, *NORMALIZERS, *ANSWERS, *BACKENDS]

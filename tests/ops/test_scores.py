@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard import Additive, Sigmoid, weights
+from regard import Additive, Dot, Sigmoid, attend, weights
 
 
 @pytest.mark.parametrize("backend", ["tiled", "reference"])
@@ -15,3 +15,9 @@ def test_additive_scores_are_right_however_far_apart_queries_and_keys_lie(near, 
     A = weights(q.view(1, 1, 31, 1), k.view(1, 1, 40, 1), score=Additive(u), normalize=Sigmoid(), backend=backend)
     expected = (u * torch.tanh(q[:, None] + k)).sigmoid()
     torch.testing.assert_close(A.dense()[0, 0], expected)
+
+
+def test_a_negative_scale_rounds_no_query():
+    q, k, v = torch.randn(3, 1, 2, 40, 16, dtype=torch.bfloat16)
+    negative, turned = attend(q, k, v, score=Dot(scale=-0.3)), attend(-q, k, v, score=Dot(scale=0.3))
+    assert torch.equal(negative, turned)

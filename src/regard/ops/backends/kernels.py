@@ -110,8 +110,10 @@ def product(call: Call) -> tuple[Tensor, Tensor, float]:
     match call.score:
         case Dot(scale=scale) if not isinstance(scale, Tensor):
             number = call.q.shape[-1] ** -0.5 if scale is None else scale
-            # The kernels take the largest product for the largest score.
-            return (call.q, call.k, number) if number > 0 else (call.q * number, call.k, 1.0)
+            if number > 0:
+                return call.q, call.k, number
+            # The kernels take the largest product for the largest score; to turn a sign rounds nothing.
+            return (-call.q, call.k, -number) if number < 0 else (call.q * 0, call.k, 1.0)
     q, k = call.score.prepare(call.q.to(call.dtype), call.k.to(call.dtype), call.head_ids)
     return (q, k, 1.0) if q.is_cpu else (q.to(call.q.dtype), k.to(call.q.dtype), 1.0)
 
