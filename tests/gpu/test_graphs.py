@@ -106,7 +106,7 @@ MODELS = {
 
 # Sums come in another order. In these what that changes grows: 1e-6 of a selective convnet's first weights to 8 % of
 # its losses within 24 steps. How many steps are alike.
-UNSTEADY = {"selective convnet": 6, "soft captioner": 12}
+UNSTEADY = {"selective convnet": 4, "soft captioner": 12}
 
 
 def losses(model: nn.Module, batches, folder, **how):
