@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from commands import TARGET, run, well
 
+from regard.lens import Tape
 from regard.tasks.language import LanguageModel
 
 
@@ -18,6 +20,18 @@ def test_a_text_goes_on_from_its_prompt(writer):
 
 def test_a_line_is_written_to_its_end(writer):
     assert len(well("generate", writer, "--prompt", "a", "--line", "--tokens", 50).lines) == 1
+
+
+def test_what_a_text_looked_at_is_drawn_and_kept(writer, tmp_path):
+    flags = ["generate", writer, "--prompt", "the", "--tokens", 4, "--temperature", 0]
+    drawn = well(*flags, "--attention", tmp_path / "heads.png")
+    kept = well(*flags, "--attention", tmp_path / "heads.safetensors")
+    assert drawn.out == kept.out == well(*flags).out
+    assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG")
+    tape, again = Tape.load(tmp_path / "heads.safetensors"), LanguageModel.load(writer).tape(drawn.out.rstrip("\n"))
+    assert list(tape.keys()) == list(again.keys())
+    for key in again:
+        torch.testing.assert_close(tape[key][...], again[key][...])
 
 
 def test_an_evaluation_prints_each_number(writer, files):

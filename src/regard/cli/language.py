@@ -9,11 +9,16 @@ from typing import Annotated
 
 import typer
 
+import regard
+
+from ..lens import Tape
 from ..tasks import language
 from ..tasks.language import LanguageModel, Model
 from ..tasks.vocabulary import Vocabulary
 from ..train import Outcome
+from ..train.failures import disk_errors
 from ..train.schema import check_types
+from .attention import TAPE, must_fit, room
 from .files import TextFile
 from .recipe import Training
 from .screen import progress
@@ -101,14 +106,26 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="draw from the likeliest tokens of this probability")] = None,
     line: Annotated[bool, typer.Option("--line", help="end with the line")] = False,
     seed: Annotated[int, typer.Option(help="the same seed writes the same text")] = 0,
+    attention: Annotated[
+        Path | None,
+        typer.Option(help="what was looked at in one text: a .png of every head, or a .safetensors for regard view"),
+    ] = None,
 ) -> None:
     """Write a text that goes on from a prompt.
 
-    Example:
+    Examples:
 
         regard generate runs/play --prompt "ROMEO:" --tokens 300 --temperature 0.8
+
+        regard generate runs/play --prompt "ROMEO:" --tokens 60 --attention heads.png
     """
+    must_fit(attention, samples, room(attention, 1))
     model = LanguageModel.load(folder)
+    if attention is not None and tokens > (left := model.room(prompt)):
+        raise ValueError(
+            f"--attention is of a text that the model sees whole, and after this prompt it sees {left} tokens more, "
+            f"got --tokens {tokens}"
+        )
     texts = model.generate(
         prompt,
         tokens=tokens,
@@ -121,6 +138,16 @@ def generate(
     )
     for text in texts:
         print(prompt + text.rstrip("\n") if line else prompt + text)
+    if attention is not None:
+        with disk_errors(attention):
+            _show(model.tape(prompt + texts[0]), attention)
+
+
+def _show(tape: Tape, path: Path) -> None:
+    if path.suffix == TAPE:
+        tape.save(path)
+    else:
+        regard.views.grid(tape.values()).savefig(path)
 
 
 def only(folders: Sequence[Path]) -> Path:

@@ -192,8 +192,7 @@ class LanguageModel:
         if tokens < 1:
             raise ValueError(f"tokens must be at least 1, got {tokens}")
         end = self.tokenizer.eos if until_line_end else None
-        *lines, last = self.tokenizer.encode_all(prompt.split("\n"))
-        before = [self.tokenizer.eos, *(token for line in lines for token in (*line, self.tokenizer.eos)), *last]
+        before, last = self._begun(prompt)
         written: list[tuple[int, ...]] = [()] * samples
         going = list(range(samples))
         while going and (done := len(written[going[0]])) < tokens:
@@ -216,6 +215,10 @@ class LanguageModel:
                 written[row] += one.tokens
             going = [row for row, one in zip(going, found, strict=True) if not one.finished]
         return [self._text(last, row) for row in written]
+
+    def room(self, prompt: str) -> int:
+        """How many tokens may follow a prompt before the model loses sight of its beginning."""
+        return max(0, self.length - len(self._begun(prompt)[0]))
 
     def score(self, lines: Sequence[str], *, show: Shown | None = None) -> list[float]:
         """log p of each line, its end included, as if it stood at the start of a text."""
@@ -279,6 +282,11 @@ class LanguageModel:
             if show is not None:
                 show(done, len(windows))
         return costs
+
+    def _begun(self, prompt: str) -> tuple[list[int], list[int]]:
+        """The tokens of a prompt, behind an end as every line is, and those of its last line."""
+        *lines, last = self.tokenizer.encode_all(prompt.split("\n"))
+        return [self.tokenizer.eos, *(token for line in lines for token in (*line, self.tokenizer.eos)), *last], last
 
     def _text(self, begun: Sequence[int], tokens: Sequence[int]) -> str:
         """The text of tokens, whose ends are those of lines, as it goes on from a line that is begun."""
