@@ -43,7 +43,11 @@ class Driver:
 
 
 def kinds(launched):
-    return [(x.dtype, x.shape) if isinstance(x, Tensor) else getattr(x, "block_shape", x) for x in launched]
+    return [(x.dtype, x.shape) if isinstance(x, Tensor) else tiled(x) for x in launched]
+
+
+def tiled(x):
+    return (x.shape, x.strides, x.block_shape) if hasattr(x, "block_shape") else x
 
 
 def main():

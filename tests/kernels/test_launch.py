@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -81,6 +82,26 @@ def test_another_device_is_looked_up_by_triton(kernel, monkeypatch):
     for device in (0, 1):
         monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
         launch.launch(kernel, (3,), torch.zeros(8), 8, None, WIDTH=16, CAP=None)
+    assert len(kernel.made) == 2
+
+
+def test_it_runs_where_its_tensors_are(kernel, monkeypatch):
+    class Elsewhere(torch.Tensor):
+        device = torch.device("cuda", 1)
+
+    entered = []
+
+    @contextmanager
+    def entering(device):
+        entered.append(device.index)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: device.index)
+        yield
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    monkeypatch.setattr(torch.cuda, "device", entering)
+    for x in (torch.zeros(8), torch.zeros(8).as_subclass(Elsewhere), torch.zeros(8)):
+        launch.launch(kernel, (3,), x, 8, None, WIDTH=16, CAP=None)
+    assert entered == [1]
     assert len(kernel.made) == 2
 
 

@@ -10,8 +10,9 @@ import torch
 import regard as R
 from regard import weights
 from regard.kernels import summary as kernel
+from regard.kernels.flat import flat
 from regard.kernels.lanes import summed_over_lanes
-from regard.kernels.tiles import Lists, Pattern
+from regard.kernels.tiles import Pattern
 from regard.ops import fused
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -85,27 +86,22 @@ def test_every_value_is_added_once_where_it_belongs(bits, offsets):
     assert run_on_a_warp(assembly, len(offsets), values, pointers) == want
 
 
-LISTS = Lists(*(torch.zeros(0) for _ in range(6)))
-
-
 @pytest.mark.parametrize(
-    ("takes", "d", "dtype", "n", "pattern", "shape"),
+    ("takes", "d", "dtype", "n", "shape"),
     [
-        (True, 64, torch.bfloat16, (100, 200), Pattern(), None),
-        (True, 128, torch.float16, (4096, 16384), Pattern(low=0), (512, 512)),
-        (True, 64, torch.float16, (48, 48), Pattern(low=0, lengths=torch.ones(1)), (12, 6)),
-        (False, 32, torch.bfloat16, (100, 200), Pattern(), None),
-        (False, 64, torch.float32, (100, 200), Pattern(), None),
-        (False, 64, torch.bfloat16, (100, 200), Pattern(low=0, high=50), None),
-        (False, 64, torch.bfloat16, (100, 200), Pattern(lists=LISTS), None),
-        (False, 64, torch.bfloat16, (1000, 1000), Pattern(), (500, 500)),  # bins of two
-        (False, 64, torch.bfloat16, (48, 48), Pattern(), (12, 12)),  # of four keys
-        (False, 64, torch.bfloat16, (48, 48), Pattern(), (4, 4)),  # of twelve
-        (False, 64, torch.bfloat16, (1000, 1000), Pattern(), (512, 512)),  # not even
+        (True, 64, torch.bfloat16, (100, 200), None),
+        (True, 128, torch.float16, (4096, 16384), (512, 512)),
+        (True, 64, torch.float16, (48, 48), (12, 6)),
+        (False, 32, torch.bfloat16, (100, 200), None),
+        (False, 64, torch.float32, (100, 200), None),
+        (False, 64, torch.bfloat16, (1000, 1000), (500, 500)),  # bins of two
+        (False, 64, torch.bfloat16, (48, 48), (12, 12)),  # of four keys
+        (False, 64, torch.bfloat16, (48, 48), (4, 4)),  # of twelve
+        (False, 64, torch.bfloat16, (1000, 1000), (512, 512)),  # not even
     ],
 )
-def test_what_it_takes(takes, d, dtype, n, pattern, shape):
-    assert kernel.fits(torch.zeros(1, 1, n[0], d, dtype=dtype), n[1], pattern, shape) is takes
+def test_what_it_takes(takes, d, dtype, n, shape):
+    assert kernel.fits(torch.zeros(1, 1, n[0], d, dtype=dtype), n[1], shape) is takes
 
 
 @pytest.mark.parametrize(
@@ -126,10 +122,11 @@ def test_what_is_left_to_the_other_kernel(terms, want, binned, monkeypatch):
     bins = fused.even_map(weights(q, q)._call, 8, 8)
 
     def taken(want, bins, **terms):
-        return fused._is_for_hopper(weights(q, q, **terms)._call, q, frozenset((want,)), bins)
+        return fused._band_for_hopper(weights(q, q, **terms)._call, q, frozenset((want,)), bins) is not None
 
     assert taken("map", bins)
     assert taken("entropy", None, mask=R.Causal())
+    assert taken("entropy", None, mask=R.Causal() & R.Padding((9,)))
     assert not taken(want, bins if binned else lambda cut: bins(cut), **terms)
     torch.use_deterministic_algorithms(True)
     try:
@@ -138,11 +135,13 @@ def test_what_is_left_to_the_other_kernel(terms, want, binned, monkeypatch):
         torch.use_deterministic_algorithms(False)
 
 
+COPIED = ("features apart", "off its bytes")
 STORED = {
     "as they come": lambda b, g, n, d: torch.randn(b, g, n, d),
     "heads side by side": lambda b, g, n, d: torch.randn(b, n, g, d).transpose(1, 2),
     "beside values": lambda b, g, n, d: torch.randn(b, n, 2, g, d)[:, :, 0].transpose(1, 2),
     "some heads": lambda b, g, n, d: torch.randn(b, 2 * g, n, d)[:, :g],
+    "part of a cache": lambda b, g, n, d: torch.randn(b, g, 3 * n, d)[:, :, n : 2 * n],
     "features apart": lambda b, g, n, d: torch.randn(b, g, d, n).transpose(2, 3),
     "off its bytes": lambda b, g, n, d: torch.randn(b * g * n * d + 1)[1:].view(b, g, n, d),
     "one for all": lambda b, g, n, d: torch.randn(1, g, n, d).expand(b, g, n, d),
@@ -154,13 +153,24 @@ STORED = {
 @pytest.mark.parametrize("stored", STORED)
 def test_keys_are_found_however_they_are_stored(stored, b, g):
     k = STORED[stored](b, g, 10, 64)
-    flat, (batch, head), side = kernel._flat(k)
-    assert flat.stride(1) == 1
-    assert flat.stride(0) % 16 == flat.data_ptr() % 16 == 0
+    matrix, (batch, head), side = flat(k)
+    assert (matrix.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()) is (stored not in COPIED)
+    assert matrix.stride(1) == 1
+    assert matrix.stride(0) % 16 == matrix.data_ptr() % 16 == 0
     for m in range(b):
         for h in range(g):
             row = m * batch + h * head
-            assert torch.equal(flat[row : row + 10, h * side : h * side + 64], k[m, h])
+            assert torch.equal(matrix[row : row + 10, h * side : h * side + 64], k[m, h])
+
+
+def test_without_keys_there_is_nothing(monkeypatch):
+    q, k = torch.ones(1, 2, 5, 64, dtype=torch.bfloat16), torch.ones(1, 2, 0, 64, dtype=torch.bfloat16)
+    want = frozenset(("entropy", "received", "max", "distance"))
+    monkeypatch.setattr(torch, "empty", lambda sizes, **options: torch.full(sizes, float("nan"), **options))
+    found = kernel.summary(q, k, torch.zeros(1, 2, 5), want=want, scale=1.0, offset=0, pattern=Pattern())
+    assert found.received.shape == (1, 2, 0)
+    for measure in (found.entropy, found.max, found.distance):
+        assert torch.equal(measure, torch.zeros(1, 2, 5))
 
 
 CASES = {
@@ -190,7 +200,7 @@ def test_its_measures_are_those_of_the_definition(case, d, dtype):
     k = torch.randn(b, j, g, d, device="cuda", dtype=dtype).transpose(1, 2)
     A, exact = (weights(x, y, **terms, **options) for x, y in ((q, k), (q.double(), k.double())))
     bins = fused.even_map(A._call, *shape)
-    assert fused._is_for_hopper(A._call, q, frozenset(NAMES), bins)
+    assert fused._band_for_hopper(A._call, q, frozenset(NAMES), bins) is not None
     found = fused.reduced(A._call, A._fused_statistic(), frozenset(NAMES), bins)
     for name in NAMES:
         want = exact.pool(*shape) if name == "map" else getattr(exact, name)()
@@ -204,7 +214,7 @@ def test_its_measures_are_those_of_the_definition(case, d, dtype):
 def test_a_long_text_is_summed_up_as_by_the_other_kernel(mask, monkeypatch):
     q, k = (torch.randn(1, 2, 16384, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     found = weights(q, k, mask=mask).summary()
-    monkeypatch.setattr(fused, "_is_for_hopper", lambda *call: False)
+    monkeypatch.setattr(fused, "_band_for_hopper", lambda *call: None)
     other = weights(q, k, mask=mask).summary()
     for name in NAMES:
         got, want = getattr(found, name), getattr(other, name)
@@ -215,12 +225,23 @@ def test_a_long_text_is_summed_up_as_by_the_other_kernel(mask, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-@pytest.mark.parametrize("n", [1, 63, 64, 129, 1000])
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (63, 63), (64, 64), (129, 129), (1000, 1000), (77, 301), (301, 77)])
 @pytest.mark.parametrize("mask", [None, R.Causal()], ids=["plain", "causal"])
-def test_single_measures_of_any_length_are_those_of_the_definition(mask, n):
-    q, k = (torch.randn(2, 3, n, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+def test_single_measures_of_any_length_are_those_of_the_definition(mask, n, m, d):
+    q, k = (torch.randn(2, 3, size, d, device="cuda", dtype=torch.bfloat16) for size in (n, m))
     A, exact = weights(q, k, mask=mask), weights(q.double(), k.double(), mask=mask)
-    assert fused._is_for_hopper(A._call, q, frozenset(("received",)), None)
+    assert fused._band_for_hopper(A._call, q, frozenset(("received",)), None) is not None
     for name in NAMES[:4]:
         got, want = getattr(A, name)().double(), getattr(exact, name)()
         torch.testing.assert_close(got, want, atol=1e-3 if name == "distance" else 2e-5, rtol=2e-4, msg=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+def test_what_keys_receive_may_be_written_to_and_learned_from():
+    q, k = (torch.randn(1, 2, 100, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    share = weights(q, k).received()
+    share /= 100
+    share[..., 0].sum().backward()
+    assert q.grad.abs().sum() > 0

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 MOST = 4096  # launches to remember
@@ -22,7 +21,15 @@ _known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> None:
-    """`kernel[grid](*given, **named)`; `named` are its constants, all of them, and options such as num_warps."""
+    """`kernel[grid](*given, **named)`, on the device of the first tensor.
+
+    `named` are its constants, all of them, and options such as num_warps.
+    """
+    device = next(x.device for x in given if isinstance(x, Tensor))
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(kernel, grid, *given, **named)
+        return
     if not (TOLD and isinstance(kernel, JITFunction)):
         kernel[grid](*given, **named)
         return
@@ -41,4 +48,5 @@ def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> Non
 def _seen(x: Any) -> Any:
     if isinstance(x, Tensor):
         return x.dtype, x.data_ptr() % 16 == 0
-    return (x.base.dtype, *x.block_shape) if isinstance(x, TensorDescriptor) else x
+    # Of a matrix that is read by tiles: what kind of tiles.
+    return (x.base.dtype, *x.block_shape) if hasattr(x, "block_shape") else x

@@ -1,4 +1,4 @@
-"""The measures of `reduce` on a Hopper GPU, where the mask is none or causal: the same pass, laid out for that machine.
+"""The measures of `reduce` for the commonest calls on a Hopper GPU: the same pass, laid out for that machine.
 
 A program keeps 128 rows, as two parts of 64, and walks the keys they see, 64 at a time. Tiles of keys come by the
 machine's own copies, some ahead, and while one part is folded the product of the next is under way. Of a product a
@@ -13,6 +13,10 @@ Over a row A sums to 1. So only the sum over j has to be taken entry by entry, a
 of the row lies on the left.
 
 Sums leave by atomic adds, keys past the end among them, with nothing to add: outputs have room for that.
+
+Cost: as that of `reduce`, in less time. Half precision, 64 or 128 wide; rows that sum to 1; any mask that hides what
+lies ahead from a diagonal on, and keys past a length; maps in bins of a power of two, of 4 queries and 8 keys at least;
+positions below 2^30. Run with Triton 3.6; with 3.7 it compiles.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from . import tiles
+from .flat import aligned, flat
 from .lanes import summed_over_lanes
 from .launch import launch
 from .reduce import Reduced
@@ -37,7 +42,7 @@ from .reduce import Reduced
 LOG2E: gl.constexpr = gl.constexpr(tiles.LOG2E.value)
 LN2: gl.constexpr = gl.constexpr(tiles.LN2.value)
 NEVER: gl.constexpr = gl.constexpr(tiles.NEVER.value)
-ROWS = 128  # of a program
+ROWS = 128  # of a program; the kernel writes this and the next number out
 COLS = 64  # of a tile of keys
 HELD = 4  # neighbouring rows that a thread holds
 PAIRS = 8  # neighbouring keys that four threads hold
@@ -53,6 +58,9 @@ RECEIVED_ASM, RECEIVED_IO = (
     gl.constexpr(x) for x in summed_over_lanes((16, 8, 4), tuple(8 * n + e for n in range(8) for e in range(2)))
 )
 wait_for_all = getattr(gl, "barrier", None) or gl.thread_barrier  # its name in Triton 3.7, and in 3.6
+
+
+# The next four are `shares`' in another dialect, which cannot call them.
 
 
 @gluon.jit
@@ -203,7 +211,7 @@ def _walk(
     """The measures of both parts of the rows, with `count` tiles of keys more; `turn` counts tiles over all walks."""
     if count > 0:
         for n in gl.static_range(STAGES - 1):
-            tile = _tile(count * 0 + n, first_tile, then, second_tile, CAREFUL)
+            tile = _tile(count * 0 + n, first_tile, then, second_tile, CAREFUL)  # a number of the GPU, not of Python
             _fetch(K, keys, arrived, k_row, k_col, turn + n, tile, n < count, d, STAGES)
         mbarrier.wait(arrived.index(turn % STAGES), turn // STAGES % 2)
         product = _product(queries, 0, keys.index(turn % STAGES))
@@ -365,13 +373,11 @@ class Cut(NamedTuple):
 CUTS = {64: Cut(4, 128), 128: Cut(2, 168)}  # the fastest measured, by width
 
 
-def fits(q: Tensor, n_j: int, pattern: tiles.Pattern, shape: tuple[int, int] | None) -> bool:
+def fits(q: Tensor, n_j: int, shape: tuple[int, int] | None) -> bool:
     """Does the kernel take these queries, over so many keys, and a map of this shape in even bins?"""
     return (
         q.dtype in TYPES
         and q.shape[-1] in CUTS
-        and pattern.lists is None
-        and pattern.high == tiles.FAR
         and (shape is None or bool(_bins(q.shape[2], shape[0], HELD) and _bins(n_j, shape[1], PAIRS)))
     )
 
@@ -402,11 +408,13 @@ def summary(
     g, n_j = k.shape[1:3]
     rows, cols = shape or (1, 1)
     sizes = {"entropy": (n_i,), "received": (n_j,), "max": (n_i,), "distance": (n_i,), "map": (rows, cols)}
-    out = Reduced(**{name: _outputs(name, b, h, *sizes[name], device=q.device) for name in want})
+    # Rows are written, where there is a key; keys and bins are added to, up to a tile past the end.
+    rows_alone = ("entropy", "max", "distance") if n_j else ()
+    out = Reduced(**{name: _output((b, h, *sizes[name]), q.device, name in rows_alone) for name in want})
     if not (b and n_i and n_j):
         return out
-    q = _aligned(q)
-    k, k_rows, k_cols = _flat(k)
+    q = aligned(q)
+    k, k_rows, k_cols = flat(k)
     width = _bins(n_j, cols, PAIRS) if shape else COLS
     height = _bins(n_i, rows, HELD) if shape else ROWS
     cut = CUTS[d]
@@ -431,12 +439,10 @@ def summary(
     return out
 
 
-def _outputs(name: str, *sizes: int, device: torch.device) -> Tensor:
-    """Rows are written; keys and bins are added to, up to a tile past the end."""
-    if name not in ("received", "map"):
-        return torch.zeros(sizes, device=device) if 0 in sizes else torch.empty(sizes, device=device)
-    count = torch.Size(sizes).numel()
-    return torch.zeros(count + COLS, device=device)[:count].view(sizes)
+def _output(sizes: tuple[int, ...], device: torch.device, written: bool) -> Tensor:
+    if written:
+        return torch.empty(sizes, device=device)
+    return torch.zeros(torch.Size(sizes).numel() + COLS, device=device).resize_(sizes)
 
 
 @cache
@@ -444,25 +450,6 @@ def _map_sums(height: int, width: int) -> tuple[str, str]:
     """Over the keys that four lanes hold, and over those lanes whose rows are of one bin."""
     bits = (2, 1, *(bit for bit in (4, 8, 16) if height > bit // 4 * HELD))
     return summed_over_lanes(bits, tuple(range(max(1, COLS // width))))
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """The same numbers, where copies of 16 bytes may begin at every row."""
-    if x.stride(-1) == 1 and not any(n % 16 for n in (*x.stride()[:-1], x.data_ptr())):
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-def _flat(k: Tensor) -> tuple[Tensor, tuple[int, int], int]:
-    """Keys as a matrix; how many rows of it a batch row and a head take, and how many columns a head."""
-    k = _aligned(k)
-    b, g, n, d = k.shape
-    k_b, k_g, k_j, _ = k.stride()
-    if g > 1 and k_g + d <= k_j and (b == 1 or k_b == n * k_j):  # heads side by side
-        return k.as_strided((b * n, (g - 1) * k_g + d), (k_j, 1)), (n, 0), k_g
-    if k_j < d or (g > 1 and k_g != n * k_j) or (b > 1 and k_b != g * n * k_j):
-        k, k_j = k.contiguous(), d
-    return k.as_strided((b * g * n, d), (k_j, 1)), (g * n, n), 0
 
 
 def _tiles_of(k: Tensor, d: int) -> Any:

@@ -136,16 +136,29 @@ class Pointer(nn.Module):
         self, inputs: Tensor, state: RecurrentState, copies: Tensor, words: int, forcing: float = 1.0
     ) -> tuple[Mixture, RecurrentState]:
         """What may follow each of the inputs, at once where no step needs the one before."""
-        if forcing == 1 and not self.decoder.stepwise:
-            return self._advance(inputs, state, copies)
+        if self.decoder.stepwise:
+            mixture, state, _ = self._one_by_one(inputs, state, copies, words, forcing)
+            return mixture, state
+        if forcing < 1:
+            # As in `RecurrentDecoder`: what is read is found out first.
+            with torch.no_grad():
+                inputs = self._one_by_one(inputs, state, copies, words, forcing)[2]
+        return self._advance(inputs, state, copies)
+
+    def _one_by_one(
+        self, inputs: Tensor, state: RecurrentState, copies: Tensor, words: int, forcing: float
+    ) -> tuple[Mixture, RecurrentState, Tensor]:
+        """What may follow, the state, and the tokens that were read."""
         parts: list[Mixture] = []
+        read: list[Tensor] = []
         for tokens in inputs.split(1, 1):
             if parts and forcing < 1:
                 own = parts[-1].log_p(words).argmax(-1)
                 tokens = torch.where(torch.rand(own.shape, device=own.device) < forcing, tokens, own)
             part, state = self._advance(tokens, state, copies)
             parts.append(part)
-        return Mixture.joined(parts), state
+            read.append(tokens)
+        return Mixture.joined(parts), state, torch.cat(read, 1)
 
     def _advance(self, inputs: Tensor, state: RecurrentState, copies: Tensor) -> tuple[Mixture, RecurrentState]:
         known = inputs.masked_fill(inputs >= self.config.target_vocabulary, self.config.unknown)

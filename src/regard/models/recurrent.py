@@ -101,13 +101,14 @@ class RecurrentDecoder(nn.Module):
         """The logits of what follows each of the inputs, and the state after them.
 
         Each token but the first is read with probability `forcing`, and otherwise the likeliest of the logits before
-        it: 1 is teacher forcing, 0 lets the decoder read itself alone.
+        it: 1 is teacher forcing, 0 lets the decoder read itself alone. Where steps do not need each other, what is
+        likeliest is found by a pass of its own, with its own dropout.
         """
         if self.stepwise:
             logits, state, _ = self._one_by_one(inputs, state, forcing)
             return logits, state
         if forcing < 1:
-            # Which tokens are read is found out first, without gradients; then they are read all at once.
+            # Which tokens are read is found out first, one by one, without gradients; then they are read all at once.
             with torch.no_grad():
                 inputs = self._one_by_one(inputs, state, forcing)[2]
         return self._advance(inputs, state)

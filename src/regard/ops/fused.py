@@ -24,6 +24,7 @@ from .tracing import followed
 if TYPE_CHECKING:
     from ..kernels.bins import Bins
     from ..kernels.reduce import Config, Reduced
+    from ..kernels.tiles import Pattern
 
     Binning = Callable[[Config], Bins]  # bins as a cut of the matrix takes them
 
@@ -53,36 +54,33 @@ def objections(call: Call) -> list[str]:
 def reduced(
     call: Call, statistic: Tensor, want: frozenset[str], bins: Binning | None = None, batch: slice = EVERY
 ) -> dict[str, Tensor]:
-    """Any of "entropy", "received", "max", "distance", and of bins "map", "peaks", from the row statistic `b h i 1`."""
+    """Any of "entropy", "received", "max", "distance", and of bins "map", "peaks", from the row statistic `b h i 1`.
+
+    A map holds sums, or what an `EvenMap` asks for.
+    """
     q, k, scale = product(call)
-    lse = statistic[batch].squeeze(-1).to(torch.float32)
-    by = _by_hopper if _is_for_hopper(call, q, want, bins) else _by_any
-    found = by(call, q[batch], k[batch], lse, want, scale, bins, batch)
+    problem = q[batch], k[batch], statistic[batch].squeeze(-1).to(torch.float32)
+    asked = {"want": want, "scale": scale, "offset": call.offset}
+    band = _band_for_hopper(call, q, want, bins)
+    if band is None:
+        found = _by_any_gpu(call, problem, asked, bins, batch)
+    else:
+        found = _by_hopper(problem, asked, band.of(batch), bins)
     return {name: value for name, value in found._asdict().items() if value is not None}
 
 
-def _by_any(
-    call: Call,
-    q: Tensor,
-    k: Tensor,
-    lse: Tensor,
-    want: frozenset[str],
-    scale: float,
-    bins: Binning | None,
-    batch: slice,
+def _by_any_gpu(
+    call: Call, problem: tuple[Tensor, Tensor, Tensor], asked: dict[str, Any], bins: Binning | None, batch: slice
 ) -> Reduced:
     from ..kernels import reduce
 
+    q = problem[0]
     cut = reduce.config(q.shape[-1], q.dtype)
     binned = None if bins is None else bins(cut)
     dealt = binned.dealt if binned is not None and call.shape[2] else None
     found = reduce.reduce(
-        q,
-        k,
-        lse,
-        want=want,
-        scale=scale,
-        offset=call.offset,
+        *problem,
+        **asked,
         cut=cut,
         cap=cap(call),
         pattern=pattern(call, Tiling(cut.rows, cut.cols, dealt)).of(batch),
@@ -95,8 +93,20 @@ def _by_any(
     return found
 
 
-def _is_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning | None) -> bool:
-    """Is this for the kernel that is laid out for one kind of GPU, and for the commonest calls?"""
+def _by_hopper(
+    problem: tuple[Tensor, Tensor, Tensor], asked: dict[str, Any], band: Pattern, bins: Binning | None
+) -> Reduced:
+    from ..kernels.summary import summary
+
+    if not isinstance(bins, EvenMap):
+        return summary(*problem, **asked, pattern=band)
+    area = bins.area if bins.how == "mean" else 1
+    assert isinstance(area, int)  # the kernel takes bins of one size alone
+    return summary(*problem, **asked, pattern=band, shape=bins.shape, share=1 / area)
+
+
+def _band_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning | None) -> Pattern | None:
+    """The mask, if the call is one of the commonest, for which there is a kernel laid out for Hopper GPUs."""
     if not (
         is_hopper(q.device)
         and isinstance(call.normalize, Softmax)
@@ -106,38 +116,22 @@ def _is_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning | 
         and (bins is None or isinstance(bins, EvenMap))
         and not torch.are_deterministic_algorithms_enabled()
     ):
-        return False
+        return None
     from ..kernels.summary import fits
+    from ..kernels.tiles import FAR
 
-    band = banded(call)
-    return band is not None and fits(q, call.shape[3], band, None if bins is None else bins.shape)
+    band = banded(call) if fits(q, call.shape[3], None if bins is None else bins.shape) else None
+    return None if band is None or band.high < FAR else band
 
 
 @cache
 def is_hopper(device: torch.device) -> bool:
-    """Is it a GPU of compute capability 9?"""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    """Is it a GPU of compute capability 9, and Triton's dialect for it one that has been tried?"""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    import triton
 
-
-def _by_hopper(
-    call: Call,
-    q: Tensor,
-    k: Tensor,
-    lse: Tensor,
-    want: frozenset[str],
-    scale: float,
-    bins: Binning | None,
-    batch: slice,
-) -> Reduced:
-    from ..kernels.summary import summary
-
-    band, even = banded(call), bins if isinstance(bins, EvenMap) else None
-    assert band is not None
-    shape, area = (None, 1) if even is None else (even.shape, even.area if even.how == "mean" else 1)
-    assert isinstance(area, int)  # the kernel takes bins of one size alone
-    return summary(
-        q, k, lse, want=want, scale=scale, offset=call.offset, pattern=band.of(batch), shape=shape, share=1 / area
-    )
+    return triton.__version__.startswith(("3.6.", "3.7."))
 
 
 @dataclass(frozen=True)

@@ -186,12 +186,12 @@ class Weights:
         if how not in ("mean", "sum", "max"):
             raise ValueError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
         must_fit("this map", b * h * rows * cols, self.dtype)
-        bins = even_bins(i, rows, self.device), even_bins(j, cols, self.device)
         with self._numbers():
             if self._has_kernel():
                 want = "peaks" if how == "max" else "map"
                 found = self._by_kernel(frozenset((want,)), fused.even_map(self._call, rows, cols, how))[want]
             else:
+                bins = even_bins(i, rows, self.device), even_bins(j, cols, self.device)
                 reduction = measures.bin_maxima if how == "max" else measures.bin_sums
                 found = reduction(self._problem(), *bins, rows, cols)
                 found = found / even_area(i, j, rows, cols, self.device) if how == "mean" else found
@@ -220,11 +220,11 @@ class Weights:
         """Entropy, received mass, maximum, distance and a map of at most 512 x 512, in one pass."""
         _, _, i, j = self._call.shape
         rows, cols = max(1, min(i, MAP)), max(1, min(j, MAP))
-        bins = even_bins(i, rows, self.device), even_bins(j, cols, self.device)
         with self._numbers():
             if self._has_kernel():
                 found = self._by_kernel(SUMMARY, fused.even_map(self._call, rows, cols))
             else:
+                bins = even_bins(i, rows, self.device), even_bins(j, cols, self.device)
                 found, self._statistic = measures.fold(self._problem(), *bins, rows, cols)
                 found["map"] = found["map"] / even_area(i, j, rows, cols, self.device)
         return Summary(

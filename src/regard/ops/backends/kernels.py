@@ -109,7 +109,7 @@ def product(call: Call) -> tuple[Tensor, Tensor, float]:
     """q and k such that the score is their product times a positive number, in the dtype the kernels take."""
     match call.score:
         case Dot(scale=scale) if not isinstance(scale, Tensor):
-            number = call.q.shape[-1] ** -0.5 if scale is None else scale
+            number = call.q.shape[-1] ** -0.5 if scale is None else float(scale)
             if number > 0:
                 return call.q, call.k, number
             # The kernels take the largest product for the largest score; to turn a sign rounds nothing.
