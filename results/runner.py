@@ -22,6 +22,7 @@ from .recipe import Measure, Recipe, Step
 
 STOPPED = 143  # the exit code of a training that was asked to stop
 GRACE = 120.0  # seconds after the deadline, for what is left to measure
+TEXTS = Path(__file__).parent / "texts"  # to look at what a model looks at
 
 
 @dataclass
@@ -145,7 +146,7 @@ class Run:
     def places(self) -> dict[str, Path]:
         """What names in braces stand for."""
         runs = self.work / "runs"
-        return {"run": runs / self.name, "runs": runs, "data": self.work / "data"}
+        return {"run": runs / self.name, "runs": runs, "data": self.work / "data", "texts": TEXTS}
 
     def logged(self) -> str:
         """The log so far."""

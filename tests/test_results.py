@@ -75,7 +75,7 @@ def commands_of(recipe):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_options_of_every_recipe_exist(name):
-    places = {"run": "r", "runs": "rs", "data": "d"}
+    places = {"run": "r", "runs": "rs", "data": "d", "texts": "t"}
     for text in commands_of(RECIPES[name]):
         words = Step(command=text).arguments(places)[2:]
         if words[0] == "regard.cli":
