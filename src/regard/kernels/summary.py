@@ -47,7 +47,7 @@ COLS = 64  # of a tile of keys
 HELD = 4  # neighbouring rows that a thread holds
 PAIRS = 8  # neighbouring keys that four threads hold
 TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
-# A tile as a product leaves it, and one as it is copied.
+# A tile as a product leaves it, and vectors along its sides.
 PRODUCT: gl.constexpr = gl.constexpr(
     gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
 )
@@ -441,8 +441,8 @@ def summary(
 
 def _output(sizes: tuple[int, ...], device: torch.device, written: bool) -> Tensor:
     if written:
-        return torch.empty(sizes, device=device)
-    return torch.zeros(torch.Size(sizes).numel() + COLS, device=device).resize_(sizes)
+        return torch.empty(sizes, device=device, dtype=torch.float32)
+    return torch.zeros(torch.Size(sizes).numel() + COLS, device=device, dtype=torch.float32).resize_(sizes)
 
 
 @cache
