@@ -5,6 +5,8 @@ Run by itself, for kernels that are compiled: `python -m tests.kernels.launched`
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
@@ -54,6 +56,7 @@ def main():
     """Launch twice, and compare."""
     driver.set_active(Driver())
     torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
 
     from regard.kernels.additive import additive_scores
     from regard.kernels.gather import by_rows

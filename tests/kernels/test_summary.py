@@ -189,6 +189,8 @@ CASES = {
     "an offset": ((1, 2, 2, 512, 512), (32, 32), {"mask": R.Causal()}, {"offset": 100}),
     "lengths": ((3, 2, 2, 512, 512), (32, 32), {"mask": R.Causal() & R.Padding((512, 100, 0))}, {}),
     "lengths alone": ((2, 2, 2, 512, 512), (32, 32), {"mask": R.Padding((77, 300))}, {}),
+    "many rows": ((3, 16, 8, 1536, 1536), (48, 48), {}, {}),
+    "many rows, causal": ((3, 16, 8, 1536, 1536), (48, 48), {"mask": R.Causal()}, {}),
     "another scale": ((1, 2, 2, 512, 512), (32, 32), {"score": R.Dot(scale=-0.3)}, {}),
 }
 

@@ -1,0 +1,359 @@
+"""The measures of `reduce` by a kernel laid out for Hopper GPUs, in Gluon; `summary` calls it.
+
+A program keeps 128 rows, as two parts of 64, and walks the keys they see, 64 at a time. Tiles of keys come by the
+machine's own copies, some ahead, and while one part is folded the product of the next is under way. Of a product a
+thread holds two rows 8 apart, and of each every fourth pair of keys. Rows are dealt out so that those a thread holds,
+over both parts, are four neighbours: what is asked of rows is summed over a thread's keys and put together once, at the
+end; what is asked of keys and bins is summed over its rows first and then over the lanes of the warp (see `lanes`),
+while the next tile is on.
+
+    distance_i = sum_j A abs(i - j)     left of the diagonal i - j, right of it j - i; with i = first + x
+
+Over a row A sums to 1. So only the sum over j has to be taken entry by entry, and that of x needs no more than how much
+of the row lies on the left.
+
+Sums leave by atomic adds, keys past the end among them, with nothing to add: outputs have room for that.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from . import tiles
+from .lanes import summed_over_lanes
+
+LOG2E: gl.constexpr = gl.constexpr(tiles.LOG2E.value)
+LN2: gl.constexpr = gl.constexpr(tiles.LN2.value)
+NEVER: gl.constexpr = gl.constexpr(tiles.NEVER.value)
+# A tile as a product leaves it, and vectors along its sides.
+PRODUCT: gl.constexpr = gl.constexpr(
+    gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+)
+BY_ROW: gl.constexpr = gl.constexpr(gl.SliceLayout(1, PRODUCT.value))
+BY_KEY: gl.constexpr = gl.constexpr(gl.SliceLayout(0, PRODUCT.value))
+# The pairs of keys a thread holds, and the keys of a pair: 8 x 2 values to sum over the lanes that hold other rows.
+RECEIVED_ASM, RECEIVED_IO = (
+    gl.constexpr(x) for x in summed_over_lanes((16, 8, 4), tuple(8 * n + e for n in range(8) for e in range(2)))
+)
+wait_for_all = getattr(gl, "barrier", None) or gl.thread_barrier  # its name in Triton 3.7, and in 3.6
+
+
+# The next four are `shares`' in another dialect, which cannot call them.
+
+
+@gluon.jit
+def _held(x):
+    """The keys of a row by the thread that holds them: `64 64 -> 64 4 16`."""
+    return x.reshape([64, 8, 4, 2]).permute([0, 2, 1, 3]).reshape([64, 4, 16])
+
+
+@gluon.jit
+def _first(x, N: gl.constexpr):
+    if N > 1:
+        x = _first(gl.split(x.reshape([64, 4, N // 2, 2]))[0], N // 2)
+    return x.reshape([64, 4])
+
+
+@gluon.jit
+def _add(total, x, N: gl.constexpr):
+    """total + the sum of x over its last dim, of N."""
+    if N == 1:
+        total += x.reshape([64, 4])
+    else:
+        low, high = gl.split(x.reshape([64, 4, N // 2, 2]))
+        total = _add(_add(total, low, N // 2), high, N // 2)
+    return total
+
+
+@gluon.jit
+def _add_products(total, x, y, N: gl.constexpr):
+    """total + the sum of x * y over their last dim, of N: a multiply-add each."""
+    if N == 1:
+        total += x.reshape([64, 4]) * y.reshape([64, 4])
+    else:
+        x_low, x_high = gl.split(x.reshape([64, 4, N // 2, 2]))
+        y_low, y_high = gl.split(y.reshape([64, 4, N // 2, 2]))
+        total = _add_products(_add_products(total, x_low, y_low, N // 2), x_high, y_high, N // 2)
+    return total
+
+
+@gluon.jit
+def _larger(most, x, N: gl.constexpr):
+    """The larger of most and every x along the last dim, of N."""
+    if N == 1:
+        most = gl.maximum(most, x.reshape([64, 4]))
+    else:
+        low, high = gl.split(x.reshape([64, 4, N // 2, 2]))
+        most = _larger(_larger(most, low, N // 2), high, N // 2)
+    return most
+
+
+@gluon.jit
+def _both(x):
+    """The sum of the two rows that a thread holds: `64 64 -> 4 warps, 8 lanes, 64 keys`."""
+    low, high = gl.split(x.reshape([4, 2, 8, 64]).permute([0, 2, 3, 1]))
+    return low + high
+
+
+@gluon.jit
+def _row(place, part, n):
+    """Which row of the matrix each of a part is."""
+    return place * 128 + n // 16 * 32 + n % 8 * 4 + part * 2 + n // 8 % 2
+
+
+@gluon.jit
+def _tile(n, first, then, second, CAREFUL: gl.constexpr):
+    """The n-th tile of a walk: from `first` on; or, of a careful one, `then` of them, and others from `second` on."""
+    tile = first + n
+    if CAREFUL:
+        tile = gl.where(n < then, tile, second + n - then)
+    return tile
+
+
+@gluon.jit
+def _fetch(K, keys, arrived, k_row, k_col, turn, tile, there, d: gl.constexpr, STAGES: gl.constexpr):
+    """Ask for a tile of keys, if it is there."""
+    stage = turn % STAGES
+    mbarrier.expect(arrived.index(stage), 64 * d * 2, pred=there)
+    wait_for_all()  # what was in its place has been read by every warp
+    tma.async_copy_global_to_shared(K, [k_row + tile * 64, k_col], arrived.index(stage), keys.index(stage), pred=there)
+
+
+@gluon.jit
+def _product(queries, part: gl.constexpr, keys):
+    nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
+    return hopper.warpgroup_mma(queries.index(part), keys.permute([1, 0]), nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _send(
+    sums, start, place, RECEIVED, CELLS, rows, cols, share,
+    ROW_BIN: gl.constexpr, COL_BIN: gl.constexpr, MAP_ASM: gl.constexpr, MAP_IO: gl.constexpr,
+):  # fmt: skip
+    """Add sums over a thread's rows, `4 8 64`, to what their keys received, and to their bins."""
+    if RECEIVED is not None:
+        key = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(1, sums.type.layout)))
+        at = (RECEIVED + start + (key % 8 - key % 2)).to(gl.int64).expand_dims(0).expand_dims(1)
+        at += gl.zeros_like(sums).to(gl.int64)
+        gl.inline_asm_elementwise(RECEIVED_ASM, RECEIVED_IO, [sums, at], dtype=gl.int32, is_pure=False, pack=16)
+    if CELLS is not None:
+        bins: gl.constexpr = 64 // COL_BIN if COL_BIN < 64 else 1
+        pairs = sums.reshape([4, 8, bins, 8 // bins, 4, 2]).permute([0, 1, 4, 2, 3, 5])
+        pairs = gl.sum(pairs.reshape([4, 8, 4, bins, 16 // bins]), 4) * share
+        by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, pairs.type.layout))
+        warp = gl.arange(0, 4, layout=gl.SliceLayout(1, by_lane)).expand_dims(1)
+        lane = gl.arange(0, 8, layout=gl.SliceLayout(0, by_lane)).expand_dims(0)
+        bin = gl.minimum((place * 128 + warp * 32 + lane * 4) // ROW_BIN, rows - 1)
+        cell = (CELLS + bin * cols + start // COL_BIN).to(gl.int64).expand_dims(2).expand_dims(3)
+        cell += gl.zeros_like(pairs).to(gl.int64)
+        gl.inline_asm_elementwise(MAP_ASM, MAP_IO, [pairs, cell], dtype=gl.int32, is_pure=False, pack=bins)
+
+
+@gluon.jit
+def _fold(
+    s, lse2, measures, part, start, gap, place, first, scale2, offset, low, length, ENTROPY, LARGEST, DISTANCE,
+    BACKWARD: gl.constexpr, LEFT: gl.constexpr, CAREFUL: gl.constexpr,
+):  # fmt: skip
+    """The measures of a part of the rows, with one tile more, and the sums over the rows of each thread."""
+    entropy, largest, distance, left = measures
+    t = s * scale2 - lse2.expand_dims(1)
+    if CAREFUL:
+        position = (_row(place, part, gl.arange(0, 64, layout=BY_ROW)) + offset).expand_dims(1)
+        key = (start + gl.arange(0, 64, layout=BY_KEY)).expand_dims(0)
+        away = position - key
+        t = gl.where((away >= low) & (key < length), t, NEVER)
+        # As if x had been left out on the side that is to count it.
+        x = (position - first).to(gl.float32)
+        gap = gl.where(away < 0, -away, away).to(gl.float32) + (-x if BACKWARD else x)
+    p = gl.exp2(t)
+    held = _held(p)
+    if ENTROPY is not None:
+        entropy = _add_products(entropy, held, _held(t), 16)
+    if LARGEST is not None:
+        # Of numbers that are not negative the bits are ordered as they are.
+        largest = _larger(largest, held.to(gl.int32, bitcast=True), 16)
+    if DISTANCE is not None:
+        distance = _add_products(distance, held, _held(gap), 16)
+        if LEFT and not BACKWARD:
+            left = _add(left, held, 16)
+    return (entropy, largest, distance, left), _both(p)
+
+
+@gluon.jit
+def _walk(
+    turn, count, first_tile, then, second_tile, upper, lower, queries, keys, arrived, K, k_row, k_col, upper_lse2,
+    lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS, rows, cols,
+    share, d: gl.constexpr, STAGES: gl.constexpr, ROW_BIN: gl.constexpr, COL_BIN: gl.constexpr,
+    MAP_ASM: gl.constexpr, MAP_IO: gl.constexpr, BACKWARD: gl.constexpr, LEFT: gl.constexpr, CAREFUL: gl.constexpr,
+):  # fmt: skip
+    """The measures of both parts of the rows, with `count` tiles of keys more; `turn` counts tiles over all walks."""
+    if count > 0:
+        for n in gl.static_range(STAGES - 1):
+            tile = _tile(count * 0 + n, first_tile, then, second_tile, CAREFUL)  # a number of the GPU, not of Python
+            _fetch(K, keys, arrived, k_row, k_col, turn + n, tile, n < count, d, STAGES)
+        mbarrier.wait(arrived.index(turn % STAGES), turn // STAGES % 2)
+        product = _product(queries, 0, keys.index(turn % STAGES))
+        nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
+        key = gl.arange(0, 64, layout=BY_KEY)
+        side: gl.constexpr = -1 if LEFT else 1
+        sums, sums_of = _both(nothing), first_tile * 64
+        for n in range(count):
+            start = _tile(n, first_tile, then, second_tile, CAREFUL) * 64
+            # From the first row to each key; those a thread holds differ by numbers known beforehand.
+            gap = ((start - first + key % 8 - key % 2) * side).to(gl.float32) + ((key // 8 * 8 + key % 2) * side).to(
+                gl.float32
+            )
+            gap = gap.expand_dims(0) + nothing
+            s = hopper.warpgroup_mma_wait(0, deps=[product])
+            product = _product(queries, 1, keys.index((turn + n) % STAGES))
+            ahead = n + STAGES - 1
+            tile = _tile(ahead, first_tile, then, second_tile, CAREFUL)
+            _fetch(K, keys, arrived, k_row, k_col, turn + ahead, tile, ahead < count, d, STAGES)
+            _send(sums, sums_of, place, RECEIVED, CELLS, rows, cols, share, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO)
+            upper, sums = _fold(
+                s, upper_lse2, upper, 0, start, gap, place, first, scale2, offset, low, length,
+                ENTROPY, LARGEST, DISTANCE, BACKWARD, LEFT, CAREFUL,
+            )  # fmt: skip
+            s = hopper.warpgroup_mma_wait(0, deps=[product])
+            next = turn + n + 1
+            mbarrier.wait(arrived.index(next % STAGES), next // STAGES % 2, pred=n + 1 < count)
+            product = _product(queries, 0, keys.index(next % STAGES))
+            lower, others = _fold(
+                s, lower_lse2, lower, 1, start, gap, place, first, scale2, offset, low, length,
+                ENTROPY, LARGEST, DISTANCE, BACKWARD, LEFT, CAREFUL,
+            )  # fmt: skip
+            sums += others
+            sums_of = start
+        _send(sums, sums_of, place, RECEIVED, CELLS, rows, cols, share, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO)
+        hopper.warpgroup_mma_wait(0, deps=[product])
+        wait_for_all()
+    return turn + gl.maximum(count, 0), upper, lower
+
+
+@gluon.jit
+def _begin(Q, LSE, queries, place, part: gl.constexpr, q_i, n_i, d: gl.constexpr):
+    """Ask for a part of the queries; the log-sum-exp of its rows to base 2."""
+    copied: gl.constexpr = gl.BlockedLayout([1, 8], [256 // d, d // 8], [4, 1], [1, 0])
+    row = _row(place, part, gl.arange(0, 64, layout=gl.SliceLayout(1, copied)))
+    feature = gl.arange(0, d, layout=gl.SliceLayout(0, copied))
+    at = Q + (row.to(gl.int64).expand_dims(1) * q_i + feature.expand_dims(0))
+    async_copy.async_copy_global_to_shared(queries.index(part), at, mask=(row < n_i).expand_dims(1))
+    row = _row(place, part, gl.arange(0, 64, layout=BY_ROW))
+    lse = gl.load(LSE + row, mask=row < n_i, other=float("-inf"))
+    # Rows that see nothing, and rows past the end: as if their sum were beyond measure.
+    return gl.where(lse > float("-inf"), lse * LOG2E, -NEVER)
+
+
+@gluon.jit
+def _end(
+    measures, lse2, place, part: gl.constexpr, bh, n_i, ENTROPY, LARGEST, DISTANCE, BACKWARD: gl.constexpr
+):  # fmt: skip
+    """Write what is known of a part of the rows."""
+    entropy, largest, distance, left = measures
+    row = _row(place, part, gl.arange(0, 64, layout=BY_ROW))
+    out = bh.to(gl.int64) * n_i + row
+    if ENTROPY is not None:
+        gl.store(ENTROPY + out, gl.convert_layout(gl.sum(entropy, 1), BY_ROW) * -LN2, mask=row < n_i)
+    if LARGEST is not None:
+        most = gl.convert_layout(gl.max(largest, 1), BY_ROW).to(gl.float32, bitcast=True)
+        gl.store(LARGEST + out, most, mask=row < n_i)
+    if DISTANCE is not None:
+        # Of what x was left out: of all of the row; or of its left, and of the rest with the other sign.
+        x = gl.where(lse2 < -NEVER, (row - place * 128).to(gl.float32), 0.0)
+        if not BACKWARD:
+            x *= 2 * gl.convert_layout(gl.sum(left, 1), BY_ROW) - 1
+        gl.store(DISTANCE + out, gl.convert_layout(gl.sum(distance, 1), BY_ROW) + x, mask=row < n_i)
+
+
+@gluon.jit
+def _there_and_back(program, programs, processors):
+    """The same programs, every other round of them, one for each processor, from behind."""
+    round = program // processors
+    size = gl.minimum(programs - round * processors, processors)
+    return gl.where(round % 2 == 1, 2 * round * processors + size - 1 - program, program)
+
+
+@gluon.jit
+def summarize(
+    Q, K, LSE, LENGTHS, ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP,
+    q_b, q_h, q_i, k_rows_b, k_rows_g, k_cols_g, scale, offset, low, heads, n_i, n_j, places, processors,
+    rows, cols, share,
+    d: gl.constexpr,
+    KV_GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
+    ROW_BIN: gl.constexpr,
+    COL_BIN: gl.constexpr,
+    MAP_ASM: gl.constexpr,
+    MAP_IO: gl.constexpr,
+    BACKWARD: gl.constexpr,  # no query sees a key after it
+    ALL_AT_ONCE: gl.constexpr,  # every program has its place on a processor from the start
+):  # fmt: skip
+    """Each of the outputs that is not None, from q, k and the log-sum-exp of every row."""
+    program = gl.program_id(0)
+    if BACKWARD:  # the last rows take longest, and go first; where nobody waits, long ones go with short ones
+        if ALL_AT_ONCE:
+            program = _there_and_back(program, gl.num_programs(0), processors)
+        attentions = gl.num_programs(0) // places
+        place = places - 1 - program // attentions
+        bh = program % attentions
+    else:
+        place = program % places
+        bh = program // places
+    b = bh // heads
+    h = bh % heads
+    swizzled: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, d], Q.dtype.element_ty)
+    queries = gl.allocate_shared_memory(Q.dtype.element_ty, [2, 64, d], swizzled)
+    keys = gl.allocate_shared_memory(Q.dtype.element_ty, [STAGES, 64, d], swizzled)
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for n in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(n), count=1)
+    Q += b.to(gl.int64) * q_b + h.to(gl.int64) * q_h
+    LSE += bh.to(gl.int64) * n_i
+    upper_lse2 = _begin(Q, LSE, queries, place, 0, q_i, n_i, d)
+    lower_lse2 = _begin(Q, LSE, queries, place, 1, q_i, n_i, d)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    hopper.fence_async_shared()
+    k_row = b * k_rows_b + h // KV_GROUP * k_rows_g
+    k_col = h // KV_GROUP * k_cols_g
+    CELLS = None
+    if MAP is not None:
+        CELLS = MAP + bh.to(gl.int64) * rows * cols
+    if RECEIVED is not None:
+        RECEIVED += bh.to(gl.int64) * n_j
+    length = n_j
+    if LENGTHS is not None:
+        length = gl.minimum(n_j, gl.load(LENGTHS + b))
+    # Tiles up to the diagonal, those that cross it, others up to `full`, and those that are partly hidden.
+    first = place * 128 + offset
+    last = gl.minimum(place * 128 + 128, n_i) - 1 + offset
+    stop = (gl.maximum(gl.minimum(last - low + 1, length), 0) + 63) // 64
+    full = gl.minimum(gl.maximum(gl.minimum(first - low + 1, length), 0) // 64, stop)
+    crossing = gl.minimum(gl.maximum(first, 0) // 64, full)
+    crossed = gl.minimum(gl.maximum(gl.maximum(last, 0) // 64 + 1, crossing), full)
+    scale2 = scale * LOG2E
+    zero = _first(_held(gl.zeros([64, 64], gl.float32, layout=PRODUCT)), 16)
+    nothing = (zero, zero.to(gl.int32), zero, zero)
+    turn, upper, lower = _walk(
+        place * 0, crossing, place * 0, 0, 0, nothing, nothing, queries, keys, arrived, K, k_row, k_col, upper_lse2,
+        lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS, rows, cols,
+        share, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, True, False,
+    )  # fmt: skip
+    if not BACKWARD:
+        turn, upper, lower = _walk(
+            turn, full - crossed, crossed, 0, 0, upper, lower, queries, keys, arrived, K, k_row, k_col, upper_lse2,
+            lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS, rows,
+            cols, share, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, False, False,
+        )  # fmt: skip
+    then = crossed - crossing
+    turn, upper, lower = _walk(
+        turn, then + stop - full, crossing, then, full, upper, lower, queries, keys, arrived, K, k_row, k_col,
+        upper_lse2, lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS,
+        rows, cols, share, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, False, True,
+    )  # fmt: skip
+    _end(upper, upper_lse2, place, 0, bh, n_i, ENTROPY, LARGEST, DISTANCE, BACKWARD)
+    _end(lower, lower_lse2, place, 1, bh, n_i, ENTROPY, LARGEST, DISTANCE, BACKWARD)
