@@ -57,6 +57,16 @@ def test_gradients_of_measures_are_those_of_the_dense_matrix(name, measure, smal
         torch.testing.assert_close(x.cpu().double(), y, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("measure", ["entropy", "received"])
+def test_a_measure_may_be_written_to_before_it_is_differentiated(measure, small_tiles):
+    q, k = torch.randn(1, 2, 9, 8, device=small_tiles, requires_grad=True), torch.randn(1, 2, 9, 8, device=small_tiles)
+    (want,) = torch.autograd.grad((getattr(weights(q, k), measure)() / 3)[..., 0].sum(), q)
+    value = getattr(weights(q, k), measure)()
+    value /= 3
+    (got,) = torch.autograd.grad(value[..., 0].sum(), q)
+    torch.testing.assert_close(got, want)
+
+
 def test_a_second_derivative_raises(small_tiles):
     q, k = torch.randn(2, 1, 1, 9, 8, device=small_tiles).requires_grad_().unbind()
     (grad,) = torch.autograd.grad(weights(q, k).entropy().sum(), q, create_graph=True)

@@ -230,19 +230,20 @@ class Measured(torch.autograd.Function):
     def forward(ctx: Any, setting: Setting, statistic: Tensor, q: Tensor, k: Tensor) -> Tensor:
         value = reduced(setting.call, statistic, frozenset((setting.measure,)))[setting.measure]
         ctx.setting = setting
-        ctx.save_for_backward(statistic, q, k, value)
+        needed = (value.clone(),) if setting.measure == "entropy" else ()  # the value itself may be written to
+        ctx.save_for_backward(statistic, q, k, *needed)
         return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         from ..kernels.gather import Tilt, by_keys, by_rows
 
-        (call, scale, measure), (statistic, q, k, value) = ctx.setting, ctx.saved_tensors
+        (call, scale, measure), (statistic, q, k, *needed) = ctx.setting, ctx.saved_tensors
         with torch.no_grad():
             lse, grad = statistic.squeeze(-1).to(torch.float32), grad.to(torch.float32)
             nothing_row, nothing_key = lse.new_zeros(lse.shape), lse.new_zeros(*lse.shape[:2], k.shape[2])
             if measure == "entropy":
-                tilt = Tilt(nothing_key, grad * value, grad)
+                tilt = Tilt(nothing_key, grad * needed[0], grad)
             else:
                 mean = by_rows(q, k, lse, grad[..., None], **_setting(call, q, grad[..., None], scale))
                 tilt = Tilt(grad, mean.squeeze(-1), nothing_row)
