@@ -38,7 +38,7 @@ def cases() -> Iterator[Case]:
             for mask in (None, Causal()):
                 name = f"attend and summary, {kind(mask)}, N {n}, d {d}"
                 yield Case(name, functools.partial(summarized, n, d, mask), 1.8, cost=True)
-    # A length that falls on no tile, and whose bins are not all of one size.
+    # A length that falls on no tile, and whose last cells hold fewer entries than the others.
     yield Case(
         "attend and summary, causal, N 20011, d 128", functools.partial(summarized, 20011, 128, Causal()), cost=True
     )

@@ -78,8 +78,8 @@ def main():
         reduce(*half, lse, want=want, scale=0.25, offset=0, cut=config(16, torch.float16))
         by_rows(*half, lse, half[1], scale=0.25, offset=0)
         for low in (0, -FAR):
-            pattern = Pattern(low=low)
-            summary(*wide, wide_lse, want=want | {"map"}, scale=0.25, offset=0, pattern=pattern, shape=(32, 32))
+            mapped = {"want": want | {"map"}, "shape": (32, 32), "sizes": (8, 8)}
+            summary(*wide, wide_lse, scale=0.25, offset=0, pattern=Pattern(low=low), **mapped)
         rounds.append([kinds(one) for one in GIVEN])
         GIVEN.clear()
     assert rounds[0] == rounds[1]

@@ -10,6 +10,7 @@ from regard import weights
 from regard.kernels.bins import binned
 from regard.kernels.reduce import Config, reduce
 from regard.ops import fused, measures
+from regard.ops.bins import Axis
 
 NAMES = ("entropy", "received", "max", "distance")
 IDS = torch.arange(40) // 9
@@ -66,6 +67,19 @@ def test_a_summary_is_that_of_the_dense_matrix(terms, device):
         got = getattr(summary, name).cpu().double()
         assert not got.isnan().any()
         torch.testing.assert_close(got, getattr(want, name), atol=5e-5, rtol=1e-5, msg=lambda m, name=name: name + m)
+
+
+@pytest.mark.parametrize(("n", "m"), [(70, 70), (33, 100), (64, 65), (100, 9)])
+@pytest.mark.parametrize("most", [2, 5, 9, 40])
+@pytest.mark.parametrize("terms", [{}, {"mask": R.Causal()}], ids=["plain", "causal"])
+def test_the_last_cells_of_a_map_may_hold_fewer(terms, most, n, m, device):
+    A, exact = judged(torch.randn(1, 2, n, 16, device=device), torch.randn(1, 2, m, 16, device=device), terms)
+    axes = Axis.cells(n, most), Axis.cells(m, most)
+    got, want = A.summary_in(*axes).map.cpu().double(), exact.summary_in(*axes).map
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    cells = [rows.split(axes[1].size, -1) for rows in exact.dense().split(axes[0].size, -2)]
+    by_hand = torch.stack([torch.stack([cell.mean((-1, -2)) for cell in row], -1) for row in cells], -2)
+    torch.testing.assert_close(want, by_hand)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from regard.kernels.flat import flat
 from regard.kernels.lanes import summed_over_lanes
 from regard.kernels.tiles import Pattern
 from regard.ops import fused
+from regard.ops.bins import Axis
+from regard.ops.lazy import map_axes
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 NAMES = ("entropy", "received", "max", "distance", "map")
@@ -87,21 +89,21 @@ def test_every_value_is_added_once_where_it_belongs(bits, offsets):
 
 
 @pytest.mark.parametrize(
-    ("takes", "d", "dtype", "n", "shape"),
+    ("takes", "d", "dtype", "sizes"),
     [
-        (True, 64, torch.bfloat16, (100, 200), None),
-        (True, 128, torch.float16, (4096, 16384), (512, 512)),
-        (True, 64, torch.float16, (48, 48), (12, 6)),
-        (False, 32, torch.bfloat16, (100, 200), None),
-        (False, 64, torch.float32, (100, 200), None),
-        (False, 64, torch.bfloat16, (1000, 1000), (500, 500)),  # bins of two
-        (False, 64, torch.bfloat16, (48, 48), (12, 12)),  # of four keys
-        (False, 64, torch.bfloat16, (48, 48), (4, 4)),  # of twelve
-        (False, 64, torch.bfloat16, (1000, 1000), (512, 512)),  # not even
+        (True, 64, torch.bfloat16, None),
+        (True, 128, torch.float16, (8, 32)),
+        (True, 64, torch.float16, (4, 8)),
+        (False, 32, torch.bfloat16, None),
+        (False, 64, torch.float32, None),
+        (False, 64, torch.bfloat16, (2, 8)),
+        (False, 64, torch.bfloat16, (4, 4)),
+        (False, 64, torch.bfloat16, (12, 16)),
+        (False, 64, torch.bfloat16, (None, 16)),
     ],
 )
-def test_what_it_takes(takes, d, dtype, n, shape):
-    assert kernel.fits(torch.zeros(1, 1, n[0], d, dtype=dtype), n[1], shape) is takes
+def test_what_it_takes(takes, d, dtype, sizes):
+    assert kernel.fits(torch.zeros(1, 1, 9, d, dtype=dtype), sizes) is takes
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_what_it_takes(takes, d, dtype, n, shape):
 def test_what_is_left_to_the_other_kernel(terms, want, binned, monkeypatch):
     monkeypatch.setattr(fused, "is_hopper", lambda device: True)
     q = torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16)
-    bins = fused.even_map(weights(q, q)._call, 8, 8)
+    bins = fused.Mesh(Axis.even(64, 8), Axis.even(64, 8), q.device)
 
     def taken(want, bins, **terms):
         return fused._band_for_hopper(weights(q, q, **terms)._call, q, frozenset((want,)), bins) is not None
@@ -205,7 +207,7 @@ def test_its_measures_are_those_of_the_definition(case, d, dtype):
     q = torch.randn(b, h, i, d, device="cuda", dtype=dtype)
     k = torch.randn(b, j, g, d, device="cuda", dtype=dtype).transpose(1, 2)
     A, exact = (weights(x, y, **terms, **options) for x, y in ((q, k), (q.double(), k.double())))
-    bins = fused.even_map(A._call, *shape)
+    bins = fused.Mesh(Axis.even(i, shape[0]), Axis.even(j, shape[1]), q.device)
     assert fused._band_for_hopper(A._call, q, frozenset(NAMES), bins) is not None
     found = fused.reduced(A._call, A._fused_statistic(), frozenset(NAMES), bins)
     for name in NAMES:
@@ -241,6 +243,20 @@ def test_single_measures_of_any_length_are_those_of_the_definition(mask, n, m, d
     for name in NAMES[:4]:
         got, want = getattr(A, name)().double(), getattr(exact, name)()
         torch.testing.assert_close(got, want, atol=1e-3 if name == "distance" else 2e-5, rtol=2e-4, msg=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("mask", [None, R.Causal()], ids=["plain", "causal"])
+@pytest.mark.parametrize(("n", "m"), [(4097, 4097), (5000, 5000), (4100, 9000), (9000, 4100)])
+def test_a_text_of_any_length_has_a_map(n, m, mask):
+    """Whose last cells are of fewer entries."""
+    q, k = (torch.randn(1, 2, size, 64, device="cuda", dtype=torch.bfloat16) for size in (n, m))
+    A = weights(q, k, mask=mask)
+    mesh = fused.Mesh(*map_axes(n, m), q.device)
+    assert fused._band_for_hopper(A._call, q, frozenset(NAMES), mesh) is not None
+    exact = weights(q.double(), k.double(), mask=mask).summary()
+    torch.testing.assert_close(A.summary().map.double(), exact.map, atol=1e-7, rtol=2e-3)
 
 
 @pytest.mark.gpu

@@ -235,8 +235,8 @@ def entry(change):
 HOSTILE = [
     ("text that is no JSON", lambda d, t: "{", "is no tape that can be read"),
     ("not an object", lambda d, t: "[]", "must have the fields format, entries"),
-    ("newer format", lambda d, t: {**d, "format": 3}, "it is of format 3, and .* reads 2; upgrade regard"),
-    ("older format", lambda d, t: {**d, "format": 1}, "it is of format 1, and .* reads 2; make it again"),
+    ("newer format", lambda d, t: {**d, "format": 4}, "it is of format 4, and .* reads 3; upgrade regard"),
+    ("older format", lambda d, t: {**d, "format": 2}, "it is of format 2, and .* reads 3; make it again"),
     ("no format", lambda d, t: {k: v for k, v in d.items() if k != "format"}, "of format None.*make it again"),
     ("unknown field", lambda d, t: {**d, "code": "import os"}, "must have the fields format, entries.*code"),
     ("unknown term", entry(lambda e, t: e["terms"].update(mask={"term": "os.system"})), "unknown term 'os.system'"),

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from regard import Causal, weights
+from regard.ops.bins import Axis, area
 from regard.views import pyramid
 from regard.views.pyramid import TILE, Span, aligned, exact, finer, from_map, levels, preview, span
-from regard.views.sheet import Difference, Head
+from regard.views.sheet import Difference, Head, Stored
 
 
 def by_hand(A, level):
@@ -90,24 +91,35 @@ def test_exact_work_comes_in_steps(monkeypatch):
     assert found[:-1] == [None] * 8
 
 
-def test_a_stored_map_gives_exact_means_where_cells_are_whole():
-    sheet, A = head(1024, 1024, summarized=True)
-    stored = sheet.stored().map
-    rows = cols = span(1024, 2, 0)
-    assert aligned(stored, (1024, 1024), rows, cols)
-    assert (from_map(stored, (1024, 1024), rows, cols).mean - means(A, 4)).abs().max() < 1e-6
-    assert not aligned(torch.zeros(512, 512), (1000, 1000), span(1000, 2, 0), span(1000, 2, 0))
-    assert not finer(stored, (1024, 1024), span(1024, 0, 0), cols)
+@pytest.mark.parametrize(("n_i", "n_j"), [(1024, 1024), (1000, 900), (513, 2100), (700, 5)])
+def test_the_map_of_a_summary_is_a_level_of_the_pyramid(n_i, n_j):
+    sheet, A = head(n_i, n_j, summarized=True)
+    stored = sheet.stored()
+    own = max(axis.size for axis in stored.axes).bit_length() - 1
+    assert stored.exact
+    for level in range(own, own + 2):
+        rows, cols = span(n_i, level, 0), span(n_j, level, 0)
+        assert aligned(stored, rows, cols)
+        assert finer(stored, rows, cols)
+        at = slice(rows.cells), slice(cols.cells)
+        assert (from_map(stored, rows, cols).mean - by_hand(A, level)[0][at]).abs().max() < 1e-6
+    assert not finer(stored, span(n_i, own - 1, 0), span(n_j, own - 1, 0))
 
 
 def test_previews_keep_the_mass_of_a_map_whose_cells_do_not_fit():
-    sheet, A = head(1000, 900, summarized=True)
+    _, A = head(1000, 900)
     rows, cols = span(1000, 2, 0), span(900, 2, 0)
-    found = preview(sheet, rows, cols)
-    area = rows.counts()[:, None] * cols.counts()
-    assert found.max is None
-    assert abs(float((found.mean * area).sum()) - 1000) < 0.01
-    assert (found.mean - means(A, 4)).abs().mean() < 0.5 * A.mean()
+    axes = Axis.even(1000, 512), Axis.even(900, 512)
+    ids = [axis.ids(A.device)[0] for axis in axes]
+    sums = torch.zeros(512, 900).index_add_(0, ids[0], A)
+    sums = torch.zeros(512, 512).index_add_(1, ids[1], sums)
+    stored = Stored(sums / area(*axes, A.device), axes, True)
+    assert finer(stored, rows, cols)
+    assert not aligned(stored, rows, cols)
+    found = from_map(stored, rows, cols).mean
+    counts = rows.counts()[:, None] * cols.counts()
+    assert abs(float((found * counts).sum()) - 1000) < 0.01
+    assert (found - means(A, 4)).abs().mean() < 0.5 * A.mean()
 
 
 def test_previews_without_a_map_come_from_rows_within_their_budget(monkeypatch):

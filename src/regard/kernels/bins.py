@@ -34,7 +34,7 @@ class Bins(NamedTuple):
 def binned(
     rows: Tensor, cols: Tensor, shape: tuple[int, int], cut: Config, even: tuple[int, int] | None, parted: bool = False
 ) -> Bins:
-    """Bins given by their ids; `even`: how many neighbouring queries, and keys, each holds, where all hold as many.
+    """Bins given by their ids; `even`: how many neighbours each holds, where all do, but for the last ones.
 
     `parted`: in parts, whatever it takes.
     """

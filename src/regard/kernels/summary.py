@@ -1,8 +1,8 @@
 """The measures of `reduce` for the commonest calls on a Hopper GPU: the same pass, laid out for that machine.
 
 Cost: as that of `reduce`, in less time. Half precision, 64 or 128 wide; rows that sum to 1; any mask that hides what
-lies ahead from a diagonal on, and keys past a length; maps in bins of a power of two, of 4 queries and 8 keys at least;
-positions below 2^30. Run with Triton 3.6; with 3.7 it compiles.
+lies ahead from a diagonal on, and keys past a length; maps in bins of a power of two, of 4 queries and 8 keys at least,
+but for the last ones; positions below 2^30. Run with Triton 3.6; with 3.7 it compiles.
 """
 
 from __future__ import annotations
@@ -41,19 +41,18 @@ CUTS = {64: Cut(4, 128, 4), 128: Cut(2, 168, 3)}  # the fastest measured, by wid
 FEW = {64: Cut(4, 128, 4), 128: Cut(4, 248, 2)}  # the same where up to four programs come to a processor
 
 
-def fits(q: Tensor, n_j: int, shape: tuple[int, int] | None) -> bool:
-    """Does the kernel take these queries, over so many keys, and a map of this shape in even bins?"""
+def fits(q: Tensor, sizes: tuple[int | None, int | None] | None) -> bool:
+    """Does the kernel take these queries, and a map in bins of so many queries and keys?"""
     return (
         q.dtype in TYPES
         and q.shape[-1] in CUTS
-        and (shape is None or bool(_bins(q.shape[2], shape[0], HELD) and _bins(n_j, shape[1], PAIRS)))
+        and (sizes is None or (_is_bin(sizes[0], HELD) and _is_bin(sizes[1], PAIRS)))
     )
 
 
-def _bins(n: int, count: int, least: int) -> int:
-    """How many each of `count` even bins holds, if that is a power of two and not too small; otherwise 0."""
-    size = n // count if count and n % count == 0 else 0
-    return size if size >= least and size & (size - 1) == 0 else 0
+def _is_bin(size: int | None, least: int) -> bool:
+    """A power of two that is not too small?"""
+    return size is not None and size >= least and size & (size - 1) == 0
 
 
 def summary(
@@ -65,26 +64,25 @@ def summary(
     scale: float,
     offset: int,
     pattern: Pattern,
-    shape: tuple[int, int] | None = None,
+    shape: tuple[int, int] = (1, 1),
+    sizes: tuple[int, int] = (ROWS, COLS),
     share: float = 1.0,
 ) -> Reduced:
-    """Any of "entropy", "received", "max", "distance", and of even bins "map": `b h i d, b g j d, b h i -> ...`.
+    """Any of "entropy", "received", "max", "distance", and of bins "map": `b h i d, b g j d, b h i -> ...`.
 
-    `shape` is that of the map, whose sums are taken times `share`.
+    `shape` is that of the map, `sizes` how many queries and keys a bin of it holds; sums are taken times `share`.
     """
     b, h, n_i, d = q.shape
     g, n_j = k.shape[1:3]
-    rows, cols = shape or (1, 1)
-    sizes = {"entropy": (n_i,), "received": (n_j,), "max": (n_i,), "distance": (n_i,), "map": (rows, cols)}
+    (rows, cols), (height, width) = shape, sizes
+    dims = {"entropy": (n_i,), "received": (n_j,), "max": (n_i,), "distance": (n_i,), "map": (rows, cols)}
     # Rows are written, where there is a key; keys and bins are added to, up to a tile past the end.
     rows_alone = ("entropy", "max", "distance") if n_j else ()
-    out = Reduced(**{name: _output((b, h, *sizes[name]), q.device, name in rows_alone) for name in want})
+    out = Reduced(**{name: _output((b, h, *dims[name]), q.device, name in rows_alone) for name in want})
     if not (b and n_i and n_j):
         return out
     q = aligned(q)
     k, k_rows, k_cols = flat(k)
-    width = _bins(n_j, cols, PAIRS) if shape else COLS
-    height = _bins(n_i, rows, HELD) if shape else ROWS
     assembly, operands = _map_sums(height, width)
     places = -(-n_i // ROWS)
     programs, processors = places * b * h, _processors(q.device)

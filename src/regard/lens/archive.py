@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..ops.lazy import MAP, Summary, Weights
+from ..ops.lazy import Summary, Weights, map_axes
 from ..ops.operator import weights
 from .groups import Groups
 from .overview import Overview
@@ -32,7 +32,7 @@ from .reduced import ROWS, Reduced
 from .storage import Held
 from .terms import Box, must_have, read, saveable, tensor_of, written
 
-FORMAT = 2
+FORMAT = 3
 NAME = "regard.tape"
 LARGEST_HEADER = 10_000_000
 SLOTS = ("score", "mask", "bias", "normalize")
@@ -221,7 +221,7 @@ def _summarized(written: Any, A: Weights, tensors: Mapping[str, Tensor]) -> tupl
     must_have("a summary", written, " ".join((*ROWS, "map", *(f"overview.{name}" for name in OVERVIEW))))
     found = {name: tensor_of(at, tensors) for name, at in written.items()}
     for name in (*ROWS, "map"):
-        _fits(f"pool:{MAP}" if name == "map" else name, found[name], A.shape)
+        _fits(name, found[name], A.shape)
     for name in OVERVIEW:
         x = found[f"overview.{name}"]
         if x.shape[:2] != A.shape[:2] or x.ndim != (4 if name == "thumbs" else 2):
@@ -309,6 +309,8 @@ def _fits(name: str, x: Tensor, shape: torch.Size) -> None:
     if name.startswith("pool:"):
         n = int(name.removeprefix("pool:"))
         expected = [*lead, max(1, min(n, i)), max(1, min(n, j))]
+    elif name == "map":
+        expected = [*lead, *(axis.count for axis in map_axes(i, j))]
     elif name in ROWS:
         expected = [*lead, j if name == "received" else i]
     else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..ops.lazy import MAP, Summary
+from ..ops.bins import Axis
+from ..ops.lazy import MAP, Summary, map_axes
 from .reduced import ROWS, Reduced
 
 THUMB = 48  # cells a side of the small map
@@ -29,7 +31,7 @@ class Overview:
     @staticmethod
     def of(found: Summary | Reduced) -> Overview:
         """The overview of measures that were taken."""
-        kept, shape = _kept(found)
+        kept, shape, axes = _kept(found)
         device = next(iter(kept.values())).device if kept else None
         missing = torch.full(shape[:-2], torch.nan, device=device)
         seeing = kept["max"] > 0 if "max" in kept else missing.new_ones(shape[:-1], dtype=torch.bool)
@@ -47,18 +49,20 @@ class Overview:
             peak_key = key.int()
         thumbs = missing.new_zeros(*shape[:-2], 0, 0)
         if "map" in kept and kept["map"].numel():
-            thumbs = shrunk(kept["map"].float(), THUMB)
+            thumbs = shrunk(kept["map"].float(), THUMB, axes)
         told = mean("entropy"), mean("distance"), mean("max"), sink, peak, peak_key, thumbs
         return Overview(*(x.cpu() for x in told))
 
 
-def shrunk(cells: Tensor, most: int) -> Tensor:
-    """Means of neighbouring cells along the last two axes, so that at most so many are left on either."""
-    for dim in (-2, -1):
-        n = cells.shape[dim]
-        if n > most:
-            edges, wanted = torch.arange(n + 1), torch.arange(most + 1) * (n / most)
-            cells = resampled(cells, dim, edges.to(cells.device), wanted.to(cells.device))
+def shrunk(cells: Tensor, most: int, axes: Sequence[Axis] = ()) -> Tensor:
+    """Means of neighbouring cells along the last two axes, so that at most so many are left on either.
+
+    Without `axes` cells are all of one size.
+    """
+    for dim, axis in zip((-2, -1), axes or [Axis.even(n, n) for n in cells.shape[-2:]], strict=True):
+        if axis.count > most:
+            wanted = torch.arange(most + 1) * (axis.n / most)
+            cells = resampled(cells, dim, axis.edges().to(cells.device), wanted.to(cells.device))
     return cells
 
 
@@ -76,13 +80,14 @@ def resampled(cells: Tensor, dim: int, edges: Tensor, wanted: Tensor) -> Tensor:
     return (at.diff(dim=-1) / wanted.diff()).to(cells.dtype).movedim(-1, dim)
 
 
-def _kept(found: Summary | Reduced) -> tuple[dict[str, Tensor], torch.Size]:
+def _kept(found: Summary | Reduced) -> tuple[dict[str, Tensor], torch.Size, Sequence[Axis]]:
+    """The measures, the shape of the matrix, and the bins of the map."""
     if isinstance(found, Summary):
         kept = {name: getattr(found, name) for name in (*ROWS, "map")}
-        return kept, torch.Size((*found.entropy.shape, found.received.shape[-1]))
+        n_i, n_j = found.entropy.shape[-1], found.received.shape[-1]
+        return kept, torch.Size((*found.entropy.shape, n_j)), map_axes(n_i, n_j)
     kept = {name: found[name] for name in ROWS if name in found.kept}
-    maps = [name for name in found.kept if name.startswith("pool:")]
-    if maps:
-        best = min(maps, key=lambda name: abs(int(name.removeprefix("pool:")) - MAP))
-        kept["map"] = found[best]
-    return kept, found.shape
+    if not found.maps:
+        return kept, found.shape, ()
+    best = min(found.maps, key=lambda name: abs(int(name.removeprefix("pool:")) - MAP))
+    return kept | {"map": found[best]}, found.shape, found.axes(best)

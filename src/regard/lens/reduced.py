@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..ops.bins import Axis
 from ..ops.lazy import MAP, Weights
 from .storage import Kept, Store
 
@@ -27,6 +28,15 @@ class Reduced:
     def kept(self) -> tuple[str, ...]:
         """The names of what was kept."""
         return tuple(self._measures)
+
+    @property
+    def maps(self) -> list[str]:
+        """Those of them that are maps."""
+        return [name for name in self.kept if name.startswith("pool:")]
+
+    def axes(self, name: str) -> tuple[Axis, Axis]:
+        """The bins of a map."""
+        return _even(self.shape, name)
 
     def __getitem__(self, name: str) -> Tensor:
         """A measure by the name it was asked for with: `A["pool:64"]`."""
@@ -52,8 +62,8 @@ class Reduced:
 
     def pool(self, rows: int, cols: int) -> Tensor:
         """The map of the resolution that was kept: `b h rows cols`."""
-        for name in self.kept:
-            if name.startswith("pool:") and self[name].shape[2:] == (rows, cols):
+        for name in self.maps:
+            if self[name].shape[2:] == (rows, cols):
                 return self[name]
         return self[f"pool:{rows}"]
 
@@ -65,16 +75,22 @@ def reduce(A: Weights, keep: Sequence[str], store: Store, what: str) -> Reduced:
     """Measure at once and put away the results."""
     values = {}
     together = [name for name in keep if name in ROWS or name == f"pool:{MAP}"]
-    summary = A.summary() if len(together) > 1 else None
+    summary = A.summary_in(*_even(A.shape, f"pool:{MAP}")) if len(together) > 1 else None
     for name in keep:
         if summary is not None and name in together:
             values[name] = summary.map if name.startswith("pool:") else getattr(summary, name)
         elif name in ROWS:
             values[name] = getattr(A, name)()
         else:
-            rows, cols = (max(1, min(int(name.removeprefix("pool:")), size)) for size in A.shape[-2:])
-            values[name] = A.pool(rows, cols)
+            rows, cols = _even(A.shape, name)
+            values[name] = A.pool(rows.count, cols.count)
     return Reduced(A.shape, {name: store.put(x, f"{what}: {name}") for name, x in values.items()})
+
+
+def _even(shape: torch.Size, name: str) -> tuple[Axis, Axis]:
+    """The bins of `pool:N`, of which there are no more than entries."""
+    rows, cols = (Axis.even(n, max(1, min(int(name.removeprefix("pool:")), n))) for n in shape[-2:])
+    return rows, cols
 
 
 def must_be_measures(keep: Sequence[str]) -> None:

@@ -2,30 +2,73 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 
-@lru_cache(maxsize=16)
-def even_bins(n: int, count: int, device: torch.device) -> Tensor:
-    """The bin of each of n neighbours in `count` bins as even as can be: `1 n`. Not to be written to."""
-    with torch.inference_mode(False):
-        return (torch.arange(n, device=device) * count // max(n, 1))[None]
+@dataclass(frozen=True)
+class Axis:
+    """n neighbours in `count` bins: `size` in each, in the last one what is left; without a size, evenly shared out.
+
+    >>> Axis.even(10, 4).edges().tolist(), Axis.cells(10, 4).edges().tolist()
+    ([0, 3, 5, 8, 10], [0, 4, 8, 10])
+    """
+
+    n: int
+    count: int
+    size: int | None
+
+    @staticmethod
+    def even(n: int, count: int) -> Axis:
+        """Bins as even as can be: neighbour r is in bin r * count // n."""
+        return Axis(n, count, None if n % count else n // count)
+
+    @staticmethod
+    def cells(n: int, most: int) -> Axis:
+        """At most so many bins, and of a power of two: the smallest that is enough."""
+        size = 1 << (-(-n // most) - 1).bit_length() if n else 1
+        return Axis(n, max(1, -(-n // size)), size)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Are all bins of one size?"""
+        return self.size is not None and self.size * self.count == self.n
+
+    @property
+    def last(self) -> int:
+        """How many the last bin holds."""
+        before = self.count - 1
+        return self.n - (-(-before * self.n // self.count) if self.size is None else before * self.size)
+
+    def edges(self) -> Tensor:
+        """Where bins begin, and where the last one ends."""
+        numbers = torch.arange(self.count + 1)
+        return -(-numbers * self.n // self.count) if self.size is None else (numbers * self.size).clamp(max=self.n)
+
+    def ids(self, device: torch.device) -> Tensor:
+        """The bin of each neighbour: `1 n`. Not to be written to."""
+        return _ids(self, device)
 
 
 @lru_cache(maxsize=16)
-def even_area(n_i: int, n_j: int, rows: int, cols: int, device: torch.device) -> Tensor | int:
-    """How many entries each pair of even bins holds, 1 at least: a number, or `rows cols`, not to be written to."""
-    if n_i % rows == n_j % cols == 0:
-        return max(1, (n_i // rows) * (n_j // cols))
+def _ids(axis: Axis, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        counts = []
-        for n, count in ((n_i, rows), (n_j, cols)):
-            starts = (torch.arange(count + 1, device=device) * n + count - 1) // count
-            counts.append(starts.diff())
-        return (counts[0][:, None] * counts[1]).clamp(min=1)
+        numbers = torch.arange(axis.n, device=device)
+        bins = numbers * axis.count // max(axis.n, 1) if axis.size is None else numbers // max(axis.size, 1)
+        return bins[None]
+
+
+@lru_cache(maxsize=16)
+def area(rows: Axis, cols: Axis, device: torch.device) -> Tensor | int:
+    """How many entries each pair of bins holds, 1 at least: a number, or `rows cols`, not to be written to."""
+    if rows.is_uniform and cols.is_uniform:
+        return max(1, (rows.size or 0) * (cols.size or 0))
+    with torch.inference_mode(False):
+        high, wide = (axis.edges().diff().to(device) for axis in (rows, cols))
+        return (high[:, None] * wide).clamp(min=1)
 
 
 def groups(name: str, ids: Tensor, b: int, n: int, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .backends import triton
 from .backends.kernels import cap, product
-from .bins import even_area, even_bins
+from .bins import Axis, area
 from .call import Call
 from .measures import How
 from .normalizers import SinkSoftmax, Softmax
@@ -56,7 +56,7 @@ def reduced(
 ) -> dict[str, Tensor]:
     """Any of "entropy", "received", "max", "distance", and of bins "map", "peaks", from the row statistic `b h i 1`.
 
-    A map holds sums, or what an `EvenMap` asks for.
+    A map holds sums, or what a `Mesh` asks for.
     """
     q, k, scale = product(call)
     problem = q[batch], k[batch], statistic[batch].squeeze(-1).to(torch.float32)
@@ -88,7 +88,7 @@ def _by_any_gpu(
         bins=binned,
         sums_to_one=isinstance(call.normalize, Softmax),
     )
-    if isinstance(bins, EvenMap) and bins.how == "mean" and found.map is not None:
+    if isinstance(bins, Mesh) and bins.how == "mean" and found.map is not None:
         return found._replace(map=found.map / bins.area)
     return found
 
@@ -98,11 +98,17 @@ def _by_hopper(
 ) -> Reduced:
     from ..kernels.summary import summary
 
-    if not isinstance(bins, EvenMap):
+    if not isinstance(bins, Mesh):
         return summary(*problem, **asked, pattern=band)
-    area = bins.area if bins.how == "mean" else 1
-    assert isinstance(area, int)  # the kernel takes bins of one size alone
-    return summary(*problem, **asked, pattern=band, shape=bins.shape, share=1 / area)
+    high, wide = bins.rows.size or 1, bins.cols.size or 1  # they have one, or the kernel would not take them
+    share = 1 / (high * wide) if bins.how == "mean" else 1.0
+    found = summary(*problem, **asked, pattern=band, shape=bins.shape, sizes=(high, wide), share=share)
+    if bins.how == "mean" and found.map is not None:  # of fewer entries, where the last bins hold fewer
+        if bins.rows.last < high:
+            found.map[..., -1, :] *= high / max(1, bins.rows.last)
+        if bins.cols.last < wide:
+            found.map[..., -1] *= wide / max(1, bins.cols.last)
+    return found
 
 
 def _band_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning | None) -> Pattern | None:
@@ -113,14 +119,15 @@ def _band_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning 
         and call.bias is None
         and cap(call) is None
         and "peaks" not in want
-        and (bins is None or isinstance(bins, EvenMap))
+        and (bins is None or isinstance(bins, Mesh))
         and not torch.are_deterministic_algorithms_enabled()
     ):
         return None
     from ..kernels.summary import fits
     from ..kernels.tiles import FAR
 
-    band = banded(call) if fits(q, call.shape[3], None if bins is None else bins.shape) else None
+    sizes = None if bins is None else (bins.rows.size, bins.cols.size)
+    band = banded(call) if fits(q, sizes) else None
     return None if band is None or band.high < FAR else band
 
 
@@ -135,37 +142,42 @@ def is_hopper(device: torch.device) -> bool:
 
 
 @dataclass(frozen=True)
-class EvenMap:
-    """`n` queries and keys in bins as even as can be, `shape` of them, and what is asked of each."""
+class Mesh:
+    """Queries and keys in bins, and what is asked of each pair of bins."""
 
-    n: tuple[int, int]
-    shape: tuple[int, int]
+    rows: Axis
+    cols: Axis
     device: torch.device
-    how: How
+    how: How = "mean"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many bins there are."""
+        return self.rows.count, self.cols.count
+
+    @property
+    def ids(self) -> tuple[Tensor, Tensor]:
+        """The bin of each query, and of each key: `1 i`, `1 j`."""
+        return self.rows.ids(self.device), self.cols.ids(self.device)
 
     @property
     def area(self) -> Tensor | int:
-        """How many entries each bin holds."""
-        return even_area(*self.n, *self.shape, self.device)
+        """How many entries each pair holds."""
+        return area(self.rows, self.cols, self.device)
 
     def __call__(self, cut: Config) -> Bins:
         """The bins, as this cut takes them."""
-        return _even_map(*self.n, *self.shape, self.device, cut, self.how == "max")
-
-
-def even_map(call: Call, rows: int, cols: int, how: How = "mean") -> EvenMap:
-    """The matrix in `rows` x `cols` bins as even as can be."""
-    return EvenMap(call.shape[2:], (rows, cols), call.q.device, how)
+        return _binned(self, cut)
 
 
 @lru_cache(maxsize=16)
-def _even_map(n_i: int, n_j: int, rows: int, cols: int, device: torch.device, cut: Config, parted: bool) -> Bins:
+def _binned(mesh: Mesh, cut: Config) -> Bins:
     from ..kernels.bins import binned
 
     with torch.inference_mode(False):
-        by_row, by_col = (even_bins(n, count, device)[0].to(torch.int32) for n, count in ((n_i, rows), (n_j, cols)))
-        even = (n_i // rows, n_j // cols) if n_i % rows == 0 and n_j % cols == 0 else None
-        return binned(by_row, by_col, (rows, cols), cut, even, parted)
+        rows, cols = (ids[0].to(torch.int32) for ids in mesh.ids)
+        sizes = (mesh.rows.size, mesh.cols.size) if mesh.rows.size and mesh.cols.size else None
+        return binned(rows, cols, mesh.shape, cut, sizes, parted=mesh.how == "max")
 
 
 def group_sums(call: Call, statistic: Tensor, query_groups: Tensor, key_groups: Tensor, rows: int, cols: int) -> Tensor:

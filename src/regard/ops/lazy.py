@@ -14,7 +14,7 @@ from torch import Tensor
 from . import dispatch, fused, measures
 from .backends import reference
 from .backends.triton import prepared
-from .bins import even_area, even_bins, groups
+from .bins import Axis, groups
 from .call import Call, no_autocast
 from .demands import must_be_within
 from .indexing import chosen_ids, split
@@ -29,8 +29,13 @@ from .sizes import must_fit
 from .top import top, worthwhile
 from .transposed import Transposed
 
-MAP = 512
+MAP = 512  # cells a side, at most
 SUMMARY = frozenset(("entropy", "received", "max", "distance", "map"))
+
+
+def map_axes(n_i: int, n_j: int) -> tuple[Axis, Axis]:
+    """The cells of the map of a summary."""
+    return Axis.cells(n_i, MAP), Axis.cells(n_j, MAP)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +46,7 @@ class Summary:
     received: Tensor  # b h j
     max: Tensor  # b h i
     distance: Tensor  # b h i
-    map: Tensor  # b h rows cols, at most 512 x 512, the mean of each bin
+    map: Tensor  # b h rows cols, at most 512 x 512: the mean of each cell, which is a power of two a side
     statistic: Tensor | None  # b h i
 
 
@@ -186,15 +191,15 @@ class Weights:
         if how not in ("mean", "sum", "max"):
             raise ValueError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
         must_fit("this map", b * h * rows * cols, self.dtype)
+        mesh = fused.Mesh(Axis.even(i, rows), Axis.even(j, cols), self.device, how)
         with self._numbers():
             if self._has_kernel():
                 want = "peaks" if how == "max" else "map"
-                found = self._by_kernel(frozenset((want,)), fused.even_map(self._call, rows, cols, how))[want]
+                found = self._by_kernel(frozenset((want,)), mesh)[want]
             else:
-                bins = even_bins(i, rows, self.device), even_bins(j, cols, self.device)
                 reduction = measures.bin_maxima if how == "max" else measures.bin_sums
-                found = reduction(self._problem(), *bins, rows, cols)
-                found = found / even_area(i, j, rows, cols, self.device) if how == "mean" else found
+                found = reduction(self._problem(), *mesh.ids, rows, cols)
+                found = found / mesh.area if how == "mean" else found
         return self._restore(found)
 
     def mass(self, query_groups: Tensor, key_groups: Tensor) -> Tensor:
@@ -217,16 +222,21 @@ class Weights:
         return self._restore(sums / counts[:, None, :, None])
 
     def summary(self) -> Summary:
-        """Entropy, received mass, maximum, distance and a map of at most 512 x 512, in one pass."""
-        _, _, i, j = self._call.shape
-        rows, cols = max(1, min(i, MAP)), max(1, min(j, MAP))
+        """Entropy, received mass, maximum, distance and a map of at most 512 x 512, in one pass.
+
+        A cell of the map is 1, 2, 4, ... queries by 1, 2, 4, ... keys, as few as will do; the last ones may have fewer.
+        """
+        return self.summary_in(*map_axes(*self._call.shape[2:]))
+
+    def summary_in(self, rows: Axis, cols: Axis) -> Summary:
+        """The same with a map in other bins."""
+        mesh = fused.Mesh(rows, cols, self.device)
         with self._numbers():
             if self._has_kernel():
-                found = self._by_kernel(SUMMARY, fused.even_map(self._call, rows, cols))
+                found = self._by_kernel(SUMMARY, mesh)
             else:
-                bins = even_bins(i, rows, self.device), even_bins(j, cols, self.device)
-                found, self._statistic = measures.fold(self._problem(), *bins, rows, cols)
-                found["map"] = found["map"] / even_area(i, j, rows, cols, self.device)
+                found, self._statistic = measures.fold(self._problem(), *mesh.ids, *mesh.shape)
+                found["map"] = found["map"] / mesh.area
         return Summary(
             entropy=self._restore(found["entropy"]),
             received=self._restore(found["received"]),

@@ -140,8 +140,8 @@ class Answers:
                 if cells is not None:
                     return self._shelf.put(key, _tile(cells) if level else _weights(cells))
         stored = sheet.stored()
-        if stored is not None and stored.exact and pyramid.aligned(stored.map, sheet.shape, rows, cols):
-            return self._shelf.put(key, _tile(pyramid.from_map(stored.map, sheet.shape, rows, cols)))
+        if stored is not None and stored.exact and pyramid.aligned(stored, rows, cols):
+            return self._shelf.put(key, _tile(pyramid.from_map(stored, rows, cols)))
 
         def steps() -> Iterator[None]:
             for cells in pyramid.exact(sheet, rows, cols):
@@ -257,9 +257,9 @@ class Answers:
             must_be_alike((n_i, n_j), tuple(self.library.entry(*one[:3]).shape[-2:]))
             if rows.size < 1 << self.library.captures[one.capture].layers[one.layer]["finest"]:
                 raise Refused(400, "of this layer only a coarser map was kept", "stay above the layer's finest level")
-            map, means = self.library.map(one)
-            found.append(pyramid.from_map(map, (n_i, n_j), rows, cols).mean)
-            exact = exact and means and pyramid.aligned(map, (n_i, n_j), rows, cols)
+            stored = self.library.map(one)
+            found.append(pyramid.from_map(stored, rows, cols).mean)
+            exact = exact and stored.exact and pyramid.aligned(stored, rows, cols)
         mean = found[0] if len(found) == 1 else found[0] - found[1]
         return _tile(Cells(mean, None), state="exact" if exact else "preview")
 

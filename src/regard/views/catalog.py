@@ -166,10 +166,9 @@ def _finest(A: Weights | Reduced) -> int:
     """The finest level there is: of single weights, or where only a map was kept, of cells no smaller than its."""
     if isinstance(A, Weights):
         return 0
-    maps = [A[name].shape[-2:] for name in A.kept if name.startswith("pool:")]
-    if not maps:
+    if not A.maps:
         return levels(*A.shape[-2:])
-    sizes = torch.tensor([A.shape[-2:]]) / torch.tensor([list(x) for x in maps])
+    sizes = torch.tensor([A.shape[-2:]]) / torch.tensor([list(A[name].shape[-2:]) for name in A.maps])
     return min(levels(*A.shape[-2:]) - 1, int(sizes.amax(1).amin().log2().ceil().clamp(min=0)))
 
 

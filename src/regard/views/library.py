@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ..lens.overview import Overview
 from ..lens.reduced import Reduced
-from ..ops.lazy import Summary, Weights
+from ..ops.lazy import Summary, Weights, map_axes
 from . import pyramid
 from .catalog import Capture
 from .pyramid import span
-from .sheet import Difference, Head, Sheet, Together
+from .sheet import Difference, Head, Sheet, Stored, Together, together
 from .stage import Stage
 from .work import Desk
 
@@ -99,23 +99,23 @@ class Library:
         must_be_alike(sheet.shape, other.shape)
         return Difference(sheet, other)
 
-    def map(self, chosen: Chosen) -> tuple[Tensor, bool]:
-        """The stored map, and whether its numbers are means over its cells or merely near them."""
+    def map(self, chosen: Chosen) -> Stored:
+        """The stored map."""
         A = self.entry(*chosen[:3])
         heads = self.heads(A, chosen.head)
         if isinstance(A, Weights):
-            maps = self.summary(chosen.capture, chosen.layer).map
-        elif names := [name for name in A.kept if name.startswith("pool:")]:
-            maps = A[max(names, key=lambda name: A[name].shape[-1])]
+            maps, axes = self.summary(chosen.capture, chosen.layer).map, map_axes(*A.call.shape[2:])
+        elif A.maps:
+            finest = max(A.maps, key=lambda name: A[name].shape[-1])
+            maps, axes = A[finest], A.axes(finest)
         else:
             raise Refused(400, "of this layer no map was kept", "capture with keep=['pool:512', ...]")
-        chosen_maps = maps[chosen.batch, heads].float().cpu()
-        return (chosen_maps.amax(0), False) if chosen.head == "max" else (chosen_maps.mean(0), True)
+        return together(maps[chosen.batch, heads].float().cpu(), axes, "max" if chosen.head == "max" else "mean")
 
     def pooled(self, chosen: Chosen, level: int) -> Tensor:
         """The whole map in the cells of a level, from the stored one."""
         n_i, n_j = self.entry(*chosen[:3]).shape[-2:]
-        return pyramid.from_map(self.map(chosen)[0], (n_i, n_j), span(n_i, level, 0), span(n_j, level, 0)).mean
+        return pyramid.from_map(self.map(chosen), span(n_i, level, 0), span(n_j, level, 0)).mean
 
     def summarized(self, capture: int, layer: int) -> bool:
         """Is the summary of a layer there?"""

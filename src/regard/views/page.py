@@ -126,8 +126,8 @@ class Press:
         while mapped and _cells(n_i, n_j, level) > self._cells:
             level += 1
         if told["kind"] == "weights" and not self._exact and n_i and n_j:
-            map = self._library.map(Chosen(capture, layer, 0, 0))[0]
-            while not pyramid.finer(map, (n_i, n_j), span(n_i, level, 0), span(n_j, level, 0)):
+            stored = self._library.map(Chosen(capture, layer, 0, 0))
+            while not pyramid.finer(stored, span(n_i, level, 0), span(n_j, level, 0)):
                 level += 1
         deepest = max(told["levels"], level + 1) if mapped else told["levels"]
         points = max(0, (-(-max(n_i, n_j, 1) // POINTS) - 1).bit_length())
@@ -178,9 +178,9 @@ class Press:
                     assert cells is not None
                     yield name, _tile(cells, level, "exact")
                 else:
-                    map, means = self._library.map(chosen)
-                    exact = means and pyramid.aligned(map, (n_i, n_j), rows, cols)
-                    cells = pyramid.from_map(map, (n_i, n_j), rows, cols)
+                    stored = self._library.map(chosen)
+                    exact = stored.exact and pyramid.aligned(stored, rows, cols)
+                    cells = pyramid.from_map(stored, rows, cols)
                     yield name, _tile(cells, max(level, 1), "exact" if exact else "preview")
 
     def _aligned(self, chosen: Chosen) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..lens.overview import resampled
-from .sheet import Sheet
+from .sheet import Sheet, Stored
 
 TILE = 256  # cells a side
 STEP = 1024, 4096  # rows and columns of the weights held at once
@@ -92,8 +92,8 @@ def exact(sheet: Sheet, rows: Span, cols: Span) -> Iterator[Cells | None]:
 def preview(sheet: Sheet, rows: Span, cols: Span) -> Cells:
     """Means at once: from the stored map where its cells are no larger, else from as many rows as there is time for."""
     stored = sheet.stored()
-    if stored is not None and finer(stored.map, sheet.shape, rows, cols):
-        return from_map(stored.map, sheet.shape, rows, cols)
+    if stored is not None and finer(stored, rows, cols):
+        return from_map(stored, rows, cols)
     middle = sampled(sheet, rows, cols)
     parts = []
     for left in range(cols.start, cols.stop, max(STEP[1], cols.size)):
@@ -112,29 +112,24 @@ def sampled(sheet: Sheet, rows: Span, cols: Span) -> Tensor:
     return (edges[:-1] + edges[1:]) // 2
 
 
-def from_map(stored: Tensor, shape: tuple[int, int], rows: Span, cols: Span) -> Cells:
+def from_map(stored: Stored, rows: Span, cols: Span) -> Cells:
     """Means of the parts of a stored map that lie under each cell."""
-    cells = stored.float().cpu()
-    for dim, (n, axis) in enumerate(zip(shape, (rows, cols), strict=True)):
-        cells = resampled(cells, dim, _edges(n, cells.shape[dim]), axis.edges())
+    cells = stored.map.float().cpu()
+    for dim, (axis, wanted) in enumerate(zip(stored.axes, (rows, cols), strict=True)):
+        cells = resampled(cells, dim, axis.edges(), wanted.edges())
     return Cells(cells, None)
 
 
-def aligned(stored: Tensor, shape: tuple[int, int], rows: Span, cols: Span) -> bool:
+def aligned(stored: Stored, rows: Span, cols: Span) -> bool:
     """Are the cells made of whole cells of a stored map, so that its means are theirs?"""
-    axes = zip(shape, stored.shape, (rows, cols), strict=True)
-    return all(bool(torch.isin(axis.edges(), _edges(n, bins)).all()) for n, bins, axis in axes)
+    pairs = zip(stored.axes, (rows, cols), strict=True)
+    return all(bool(torch.isin(wanted.edges(), axis.edges()).all()) for axis, wanted in pairs)
 
 
-def finer(stored: Tensor, shape: tuple[int, int], rows: Span, cols: Span) -> bool:
+def finer(stored: Stored, rows: Span, cols: Span) -> bool:
     """Are the cells of a stored map no larger?"""
-    sizes = zip(stored.shape, shape, (rows.size, cols.size), strict=True)
-    return all(n <= bins * size for bins, n, size in sizes)
-
-
-def _edges(n: int, bins: int) -> Tensor:
-    """Where the bins of `Weights.pool` begin, entry r being in bin r * bins // n; and where the last one ends."""
-    return -(-torch.arange(bins + 1) * n // bins)
+    pairs = zip(stored.axes, (rows, cols), strict=True)
+    return all((axis.size or axis.n / axis.count) <= wanted.size for axis, wanted in pairs)
 
 
 def _step(step: int, size: int) -> int:

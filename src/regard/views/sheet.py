@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..ops.additive import additive_scores
+from ..ops.bins import Axis
 from ..ops.grid import Grid
-from ..ops.lazy import Weights
+from ..ops.lazy import Weights, map_axes
 from ..ops.mask import Mask
 from ..ops.place import Block
 from ..ops.scores import Additive, Location, Score, kept
@@ -52,10 +53,16 @@ class Sheet(Protocol):
 
 
 class Stored(NamedTuple):
-    """A map of at most 512 x 512, and whether it is the mean of each cell or merely near it."""
+    """A map of the whole, its bins, and whether it is the mean of each or merely near it."""
 
     map: Tensor
+    axes: tuple[Axis, Axis]
     exact: bool
+
+
+def together(maps: Tensor, axes: tuple[Axis, Axis], how: Literal["mean", "max"]) -> Stored:
+    """The maps of several heads, `h rows cols`, as one; the largest mean is not quite the mean of the largest."""
+    return Stored(maps.mean(0), axes, True) if how == "mean" else Stored(maps.amax(0), axes, False)
 
 
 class Head:
@@ -94,7 +101,7 @@ class Head:
         return len(ids) * (cols.stop - cols.start) + unknown * self.shape[1]
 
     def stored(self) -> Stored | None:
-        return None if self._map is None else Stored(self._map, True)
+        return None if self._map is None else Stored(self._map, map_axes(*self.shape), True)
 
     @torch.no_grad()
     def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
@@ -197,12 +204,10 @@ class Together:
         return total.div_(len(self.heads)) if self.how == "mean" else total
 
     def stored(self) -> Stored | None:
-        maps = [found.map for head in self.heads if (found := head.stored()) is not None]
-        if len(maps) < len(self.heads):
+        found = [stored for head in self.heads if (stored := head.stored()) is not None]
+        if len(found) < len(self.heads):
             return None
-        if self.how == "mean":
-            return Stored(torch.stack(maps).mean(0), True)
-        return Stored(torch.stack(maps).amax(0), False)  # the largest mean, which the mean of the largest is not below
+        return together(torch.stack([stored.map for stored in found]), found[0].axes, self.how)
 
 
 @dataclass(frozen=True)
@@ -230,9 +235,9 @@ class Difference:
 
     def stored(self) -> Stored | None:
         left, right = self.left.stored(), self.right.stored()
-        if left is None or right is None or left.map.shape != right.map.shape:
+        if left is None or right is None or left.axes != right.axes:
             return None
-        return Stored(left.map - right.map, left.exact and right.exact)
+        return Stored(left.map - right.map, left.axes, left.exact and right.exact)
 
 
 def _score_of(score: Score, place: Block) -> Score:
