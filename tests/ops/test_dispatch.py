@@ -366,6 +366,25 @@ def test_additive_calls_go_to_the_kernel_for_them_first():
     assert order(Call.of(*qkv(), score=R.Additive(torch.ones(8))))[0] is triton
 
 
+@pytest.mark.parametrize("normalize", [None, R.SinkSoftmax(torch.zeros(4))], ids=["softmax", "sinks"])
+def test_flex_tells_the_statistic_only_where_it_is_asked_for(normalize, monkeypatch):
+    asked = []
+    real = flex._uncompiled
+    monkeypatch.setattr(flex, "_uncompiled", lambda *given: asked.append(given[-1]) or real(*given))
+    q, k, v = qkv()
+    terms = {"mask": R.Causal() & R.Window(9), "normalize": normalize}
+    with flex_on_the_cpu():
+        call = Call.of(q, k, v, **terms)
+        out, none = flex.run(call)
+        again, statistic = flex.run(call.with_values(v))
+    want, exact = reference.run(call)
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(again, want)
+    torch.testing.assert_close(statistic, exact)
+    assert asked == [normalize is not None, True]
+    assert (none is None) is (normalize is None)
+
+
 def test_flex_comes_before_tiled_where_it_runs():
     with flex_on_the_cpu():
         assert choose(Call.of(*qkv(), score=R.Dot(cap=3.0))) is flex

@@ -51,6 +51,7 @@ class Call:
     batch_ids: Tensor | None = None
     head_ids: Tensor | None = None
     row_ids: Tensor | None = None
+    statistic: bool = False  # is that of its rows asked for, too?
 
     @staticmethod
     def of(
@@ -138,8 +139,8 @@ class Call:
         )
 
     def with_values(self, v: Tensor) -> Call:
-        """The same attention over other values."""
-        return replace(self, v=v)
+        """The same attention over these values, and its row statistic with them."""
+        return replace(self, v=v, statistic=True)
 
     def select(
         self, batch: Selector | None = None, heads: Selector | None = None, rows: Selector | None = None

@@ -68,7 +68,7 @@ def objections(call: Call) -> list[str]:
 
 
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
-    """The output and the row statistic, `b h i 1`."""
+    """The output and, where it is asked for, the row statistic, `b h i 1`."""
     assert call.v is not None
     q, k, scale = product(call)
     v = call.v
@@ -84,7 +84,10 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     # With a learned bias the kernel keeps more at hand, and its default pipeline does not fit.
     options = {"num_stages": 2} if learned else None
     grouped = call.shape[1] != call.k.shape[1]
-    out, lse = _attention(call)(q, k, v, _score_mod(call, offset), block_mask, scale, grouped, options)
+    told = call.statistic or isinstance(call.normalize, SinkSoftmax)
+    out, lse = _attention(call, told)(q, k, v, _score_mod(call, offset), block_mask, scale, grouped, options, told)
+    if lse is None:
+        return out, None
     if isinstance(call.normalize, SinkSoftmax):
         # One more logit in the denominator scales a row by what it leaves to the others.
         sink = call.normalize.sink
@@ -135,10 +138,10 @@ def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
     return chosen.sum(-1, dtype=torch.int32), chosen.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
 
-def _attention(call: Call) -> Callable[..., tuple[Tensor, Tensor]]:
+def _attention(call: Call, told: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
         return _uncompiled
-    return _compiled((skeleton(call.mask), skeleton(call.bias), cap(call), call.offset == 0))
+    return _compiled((skeleton(call.mask), skeleton(call.bias), cap(call), call.offset == 0, told))
 
 
 def _uncompiled(
@@ -150,7 +153,8 @@ def _uncompiled(
     scale: float,
     grouped: bool,
     options: Any,
-) -> tuple[Tensor, Tensor]:
+    told: bool,
+) -> tuple[Tensor, Tensor | None]:
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     out, aux = flex_attention(
@@ -162,9 +166,8 @@ def _uncompiled(
         scale=scale,
         enable_gqa=grouped,
         kernel_options=options,
-        return_aux=AuxRequest(lse=True),
+        return_aux=AuxRequest(lse=told),
     )
-    assert aux.lse is not None
     return out, aux.lse
 
 
@@ -172,7 +175,7 @@ _kinds = count()
 
 
 @lru_cache(maxsize=64)
-def _compiled(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor]]:
+def _compiled(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """FlexAttention for one kind of terms.
 
     A code object and a name of its own keep one kind from using up the recompilations of another, and its numbers from
@@ -182,13 +185,13 @@ def _compiled(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor]]:
 
     from torch._dynamo.exc import FailOnRecompileLimitHit
 
-    def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
+    def attention(*arguments: Any) -> tuple[Tensor, Tensor | None]:
         return _uncompiled(*arguments)
 
     attention.__code__ = attention.__code__.replace(co_name=f"attention_{next(_kinds)}")
     compiled = torch.compile(attention, fullgraph=True)
 
-    def run(*arguments: Any) -> tuple[Tensor, Tensor]:
+    def run(*arguments: Any) -> tuple[Tensor, Tensor | None]:
         try:
             out, lse = compiled(*arguments)
         except FailOnRecompileLimitHit:
