@@ -12,6 +12,7 @@ from regard import weights
 from regard.kernels import summary as kernel
 from regard.kernels.flat import flat
 from regard.kernels.lanes import summed_over_lanes
+from regard.kernels.reduce import Reduced
 from regard.kernels.tiles import Pattern
 from regard.ops import fused
 from regard.ops.bins import Axis
@@ -135,6 +136,28 @@ def test_what_is_left_to_the_other_kernel(terms, want, binned, monkeypatch):
         assert not taken("entropy", None)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("how", ["mean", "sum"])
+@pytest.mark.parametrize(("n", "m"), [(64, 128), (70, 100), (65, 9), (16, 33)])
+def test_last_cells_are_means_of_what_they_hold(n, m, how, monkeypatch):
+    """By a kernel that is not one: sums over cells, times a share that is that of whole cells."""
+
+    def summed(q, k, lse, *, scale, shape, sizes, share, **others):
+        A = (q @ k.mT * scale - lse[..., None]).exp()
+        rows, cols = (torch.arange(count) // size for count, size in zip(A.shape[2:], sizes, strict=True))
+        sums = torch.zeros(*A.shape[:2], shape[0], A.shape[3]).index_add_(2, rows, A)
+        return Reduced(map=torch.zeros(*A.shape[:2], *shape).index_add_(3, cols, sums) * share)
+
+    monkeypatch.setattr(kernel, "summary", summed)
+    q, k = torch.randn(1, 2, n, 8), torch.randn(1, 2, m, 8)
+    A = weights(q, k)
+    mesh = fused.Mesh(Axis(n, -(-n // 16), 16), Axis(m, -(-m // 8), 8), q.device, how)
+    asked = {"want": frozenset(("map",)), "scale": 8**-0.5, "offset": 0}
+    got = fused._by_hopper((q, k, A.lse), asked, Pattern(), mesh).map
+    cells = [rows.split(8, -1) for rows in A.dense().split(16, -2)]
+    want = torch.stack([torch.stack([getattr(cell, how)((-1, -2)) for cell in row], -1) for row in cells], -2)
+    torch.testing.assert_close(got, want)
 
 
 COPIED = ("features apart", "off its bytes")

@@ -698,8 +698,8 @@ ANSWERS = [
     Mutant(
         "the bins of a map rounded up to one size",
         "bins.py",
-        "return (torch.arange(n, device=device) * count // max(n, 1))[None]",
-        "return (torch.arange(n, device=device) // -(-n // count))[None]",
+        "bins = numbers * axis.count // max(axis.n, 1) if",
+        "bins = numbers // -(-axis.n // axis.count) if",
         "ops/test_measures.py::test_row_r_is_pooled_into_bin_r_times_rows_over_i",
     ),
     Mutant(
@@ -963,6 +963,34 @@ BACKENDS = [
         "(-call.q, call.k, -number) if number < 0",
         "(call.q * number, call.k, 1.0) if number < 0",
         "ops/test_scores.py::test_a_negative_scale_rounds_no_query",
+    ),
+    Mutant(
+        "the last rows of a map as if they held as much as the others",
+        "fused.py",
+        "if bins.rows.last < high:",
+        "if False:",
+        "kernels/test_summary.py::test_last_cells_are_means_of_what_they_hold",
+    ),
+    Mutant(
+        "a measure that was written to is differentiated as it is now",
+        "fused.py",
+        "needed = (value.clone(),)",
+        "needed = (value,)",
+        "kernels/test_gather.py::test_a_measure_may_be_written_to_before_it_is_differentiated",
+    ),
+    Mutant(
+        "one cell too many",
+        "bins.py",
+        "size = 1 << (-(-n // most) - 1).bit_length() if n else 1",
+        "size = 1 << (n // most - 1).bit_length() if n >= most else 1",
+        "ops/test_bins.py::test_cells_are_the_smallest_powers_of_two_that_are_few_enough",
+    ),
+    Mutant(
+        "the statistic is always asked for",
+        "backends/flex.py",
+        "told = call.statistic or isinstance(call.normalize, SinkSoftmax)",
+        "told = True",
+        "ops/test_dispatch.py::test_flex_tells_the_statistic_only_where_it_is_asked_for",
     ),
     Mutant(
         "a bias lost by the kernel for Hopper",
