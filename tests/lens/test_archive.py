@@ -41,6 +41,7 @@ from regard import (
 )
 from regard.lens import Tape, archive, capture, words
 from regard.lens.recognize import Packed
+from regard.lens.reduced import Reduced
 from regard.lens.terms import TERMS
 from regard.nn import Attention, T5Bias
 
@@ -236,7 +237,7 @@ HOSTILE = [
     ("text that is no JSON", lambda d, t: "{", "is no tape that can be read"),
     ("not an object", lambda d, t: "[]", "must have the fields format, entries"),
     ("newer format", lambda d, t: {**d, "format": 4}, "it is of format 4, and .* reads 3; upgrade regard"),
-    ("older format", lambda d, t: {**d, "format": 2}, "it is of format 2, and .* reads 3; make it again"),
+    ("older format", lambda d, t: {**d, "format": 1}, "it is of format 1, and .* reads 3; make it again"),
     ("no format", lambda d, t: {k: v for k, v in d.items() if k != "format"}, "of format None.*make it again"),
     ("unknown field", lambda d, t: {**d, "code": "import os"}, "must have the fields format, entries.*code"),
     ("unknown term", entry(lambda e, t: e["terms"].update(mask={"term": "os.system"})), "unknown term 'os.system'"),
@@ -340,3 +341,21 @@ def test_other_safetensors_files_are_no_tapes(tmp_path):
         Tape.load(path)
     with pytest.raises(FileNotFoundError):
         Tape.load(tmp_path / "nothing.safetensors")
+
+
+def test_of_the_format_before_everything_but_summaries_is_read(tape, tmp_path):
+    path = tmp_path / "before.safetensors"
+    tape.summarize()
+    tape.save(path)
+    rewritten(path, lambda described, tensors: {**described, "format": 2})
+    found = Tape.load(path)
+    for key in tape:
+        if not isinstance(tape[key], Reduced):
+            assert not found.summarized(key)
+            torch.testing.assert_close(found[key].dense(), tape[key].dense())
+            torch.testing.assert_close(found.summary(key).map, tape.summary(key).map)
+
+
+def test_a_tape_is_not_saved_where_there_is_no_folder(tape, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none is no folder; make it before tape\.safetensors"):
+        tape.save(tmp_path / "none" / "tape.safetensors")

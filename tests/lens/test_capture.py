@@ -674,3 +674,35 @@ def test_a_tape_of_rules_and_padding_shows_them():
         layer(x, mask=Rule(lambda b, h, i, j: (i + j) % 2 == 0) & Padding((9, 4)))
     assert "Padding((9, 4))" in repr(tape)
     assert isinstance(tape, Tape)
+
+
+class TestTokens:
+    def seen(self, tokens):
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 2).eval()
+        with capture(model, tokens) as tape, torch.no_grad():
+            model(torch.randn(1, 5, 8))
+        return tape
+
+    def test_those_that_fit_no_layer_are_warned_of(self):
+        with pytest.warns(UserWarning, match=r"2 tokens were given, and 'layers.0.self_attn' has 5 queries and 5 keys"):
+            self.seen(["a", "b"])
+
+    def test_a_pattern_that_matches_no_layer_is_warned_of(self):
+        with pytest.warns(UserWarning, match=r"no layer matches the pattern 'layer.0\*' of tokens; there are layers.0"):
+            self.seen({"layer.0*": list("abcde")})
+
+    def test_those_that_are_set_later_are_warned_of_too(self):
+        tape = self.seen(list("abcde"))
+        with pytest.warns(UserWarning, match="3 to 4 tokens were given"):
+            tape.tokens = [list("abc"), list("abcd")]
+
+    @pytest.mark.parametrize(
+        ("tokens", "message"), [("abcde", "got the string 'abcde'"), (range(5), "must be strings")]
+    )
+    def test_what_is_no_list_of_strings_is_refused(self, tokens, message):
+        with pytest.raises(TypeError, match=message):
+            self.seen(tokens)
+
+    def test_layers_are_given_by_patterns(self):
+        with pytest.raises(TypeError, match=r"layers must be name patterns such as 'encoder.\*', got \[1\]"):
+            capture(nn.Linear(2, 2), layers=[1]).__enter__()

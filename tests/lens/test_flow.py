@@ -230,3 +230,8 @@ def test_bad_arguments_are_named():
         value_norms(v, output[:, 1:])
     with pytest.raises(ValueError, match="v and output must belong to weights of 4 heads and 11 keys"):
         norm_attention(A, v, output[:, : 2 * E])
+
+
+def test_a_stack_is_of_weights():
+    with pytest.raises(TypeError, match=r"a stack is a list of Weights.*got tuple.*tape.values\(\)"):
+        rollout({("a", 0): weights(*torch.randn(2, 1, 1, 3, 4))})

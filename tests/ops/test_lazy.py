@@ -3,6 +3,7 @@
 from functools import cache
 from math import log
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -751,3 +752,14 @@ class TestMemory:
         with Largest() as seen:
             A.summary()
         assert 2**12 < seen.entries <= self.limit
+
+
+def test_numpy_takes_the_matrix():
+    A = build("causal")
+    array = np.asarray(A)
+    assert np.array_equal(array, A.dense().numpy())
+    assert np.asarray(A, dtype=np.float32).dtype == np.float32
+    with pytest.raises(ValueError, match="without copy=False"):
+        np.array(A, copy=False)
+    with pytest.raises(ValueError, match="ask for a tile"):
+        np.asarray(weights(*torch.zeros(2, 1, 1, 20_000, 1)))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import regard as R
 from regard import Causal, Entmax, Global, SinkSoftmax, Softmax, Sparsemax, Weights, Window, attend, weights
 from regard.ops import problem
 
@@ -67,3 +68,49 @@ def test_the_gradient_of_keys_and_values_is_the_sum_over_queries(mask):
     apart = [attend(q[:, :, [r]], k, v, mask=mask, offset=r, backend="tiled").sin().sum() for r in range(13)]
     each = [torch.autograd.grad(out, shared) for out in apart]
     close(together, tuple(sum(x) for x in zip(*each, strict=True)))
+
+
+def by_hand(q, k, hidden):
+    s = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5
+    return s.masked_fill(hidden, -torch.inf).logsumexp(-1)
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(30, 30), (30, 4)])
+def test_the_log_sum_exp_of_rows_has_a_gradient(lengths, causal, backend):
+    q, k = torch.randn(2, 4, 20, 8, dtype=torch.float64), torch.randn(2, 2, 30, 8, dtype=torch.float64)
+    q.requires_grad_(), k.requires_grad_()
+    mask = R.Padding(lengths) & R.Causal() if causal else R.Padding(lengths)
+    lse = weights(q, k, mask=mask, backend=backend).lse
+    away = torch.arange(10, 30)[:, None] - torch.arange(30)
+    hidden = (away < 0 if causal else away < -30).expand(2, 1, 20, 30).clone()
+    hidden[1, :, :, lengths[1] :] = True
+    want = by_hand(q, k, hidden)
+    torch.testing.assert_close(lse, want)
+    weight = torch.randn_like(want)
+    got, exact = (torch.autograd.grad((x * weight).sum(), (q, k)) for x in (lse, want))
+    torch.testing.assert_close(got, exact)
+
+
+def test_rows_that_see_nothing_have_no_sum_and_no_gradient():
+    q, k = torch.randn(1, 2, 90, 8, requires_grad=True), torch.randn(1, 2, 90, 8)
+    seen = torch.ones(90, 90, dtype=torch.bool)
+    seen[20:70] = False
+    lse = weights(q, k, mask=R.Dense(seen)).lse
+    assert lse[:, :, 20:70].eq(-torch.inf).all()
+    assert torch.equal(lse.detach(), weights(q.detach(), k, mask=R.Dense(seen)).lse)
+    (grad,) = torch.autograd.grad(lse[:, :, :20].sum() + lse[:, :, 70:].sum(), q)
+    assert grad[:, :, 20:70].eq(0).all()
+    assert grad[:, :, :20].ne(0).all()
+
+
+def test_parts_that_are_merged_have_the_gradient_of_the_whole():
+    q, k, v = (torch.randn(1, 2, 40, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    parts = [weights(q, k[:, :, cut]) for cut in (slice(0, 17), slice(17, 40))]
+    share = torch.softmax(torch.stack([A.lse for A in parts]), 0)[..., None]
+    merged = share[0] * (parts[0] @ v[:, :, :17]) + share[1] * (parts[1] @ v[:, :, 17:])
+    whole = weights(q, k) @ v
+    torch.testing.assert_close(merged, whole)
+    got, want = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (merged, whole))
+    torch.testing.assert_close(got, want)

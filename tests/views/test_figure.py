@@ -287,3 +287,19 @@ def test_bad_arguments_are_named():
         alignment(Links([(1, 0)]), ["a"], ["b", "c"])
     with pytest.raises(ValueError, match=r"weights must have dims target source, \(2, 1\), got \(1, 2\)"):
         alignment(np.ones((1, 2)), ["a"], ["b", "c"])
+
+
+def test_an_axis_without_names_counts_in_whole_numbers():
+    figure = heatmap(torch.eye(4))
+    FigureCanvasAgg(figure).draw()
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        assert [float(place).is_integer() for place in axis.get_ticklocs()] == [True] * len(axis.get_ticklocs())
+
+
+def test_what_is_no_number_is_not_taken_for_nothing():
+    A = torch.eye(4)
+    A[1] = torch.nan
+    [picture] = heatmap(A).axes[0].get_images()
+    colours = picture.to_rgba(picture.get_array())
+    assert np.array_equal(colours[1, 0], colours[1, 3])
+    assert not np.allclose(colours[1, 0], colours[0, 1])

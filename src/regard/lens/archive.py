@@ -33,6 +33,7 @@ from .storage import Held
 from .terms import Box, must_have, read, saveable, tensor_of, written
 
 FORMAT = 3
+EVEN_MAPS = 2  # the format whose summaries had other cells: they are left out, and made again when somebody asks
 NAME = "regard.tape"
 LARGEST_HEADER = 10_000_000
 SLOTS = ("score", "mask", "bias", "normalize")
@@ -64,6 +65,8 @@ def save(
     summaries: Mapping[Key, tuple[Summary, Overview]],
 ) -> None:
     """Write a tape under a temporary name, force it to the disk, rename it."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} is no folder; make it before {path.name} is saved there")
     box = Box()
     described = [_entry(key, A, extras, summaries.get(key), box) for key, (A, extras) in entries.items()]
     text = json.dumps(
@@ -109,9 +112,11 @@ def mapped(path: Path) -> Found:
     text, _, tensors = _read(path)
     try:
         described = json.loads(text)
-        if isinstance(described, dict) and described.get("format") != FORMAT:
+        if isinstance(described, dict) and described.get("format") not in (EVEN_MAPS, FORMAT):
             raise ValueError(_other_format(described.get("format")))
         must_have("the tape", described, "format entries tokens groups pictures facts")
+        if described["format"] == EVEN_MAPS:
+            described["entries"] = [{**entry, "summary": None} for entry in described["entries"]]
         entries: dict[Key, Weights | Reduced] = {}
         extras: dict[Key, Extras] = {}
         summaries: dict[Key, tuple[Summary, Overview]] = {}

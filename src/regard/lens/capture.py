@@ -67,9 +67,12 @@ def capture(
             raise ValueError(
                 "keep=[...] reduces to measures at once; values and gradients are kept beside queries and keys"
             )
+    layers = [layers] if isinstance(layers, str) else layers
+    if layers is not None and not all(isinstance(pattern, str) for pattern in layers):
+        raise TypeError(f"layers must be name patterns such as 'encoder.*', got {list(layers)!r}")
     recorder = Recorder(
         store=Store(to, budget),
-        layers=[layers] if isinstance(layers, str) else layers,
+        layers=layers,
         heads=None if heads is None else [int(head) for head in heads],
         keep=keep,
         values=values,
@@ -81,6 +84,7 @@ def capture(
         yield tape
     recorder.close()
     _must_have_seen(watch)
+    tape.warn_of_tokens(stacklevel=3)
 
 
 def _must_be_watchable(model: nn.Module) -> None:

@@ -207,6 +207,11 @@ def _square(stack: Iterable[Weights]) -> list[Weights]:
     if not layers:
         raise ValueError("the stack holds no layers; pass a list of Weights, the bottom layer first")
     for A in layers:
+        if not isinstance(A, Weights):
+            raise TypeError(
+                f"a stack is a list of Weights, the bottom layer first, got {type(A).__name__}; of a tape that keeps "
+                "queries and keys write tape.values()"
+            )
         b, _, i, j = _four_dims(A)
         if i != j or (b, i) != (layers[0].shape[0], layers[0].shape[2]):
             raise ValueError(

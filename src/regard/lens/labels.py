@@ -47,12 +47,21 @@ def fitting(texts: Sequence[list[str]], n: int, batch: int) -> list[str] | None:
     return row[:n] if len(row) in (n, n + 1) else None
 
 
+def counted(texts: Sequence[list[str]]) -> str:
+    """How many tokens there are, as `9` or, of several batch rows, `7 to 9`."""
+    fewest, most = min(map(len, texts), default=0), max(map(len, texts), default=0)
+    return str(most) if fewest == most else f"{fewest} to {most}"
+
+
 def _texts(tokens: Any) -> list[list[str]]:
     """A text for each batch row, or one for all."""
-    rows = [list(tokens)] if all(isinstance(token, str) for token in tokens) else [list(row) for row in tokens]
-    if not all(isinstance(token, str) for row in rows for token in row):
+    if isinstance(tokens, str):
+        raise TypeError(f"tokens must be a list of strings, got the string {tokens!r}; write its tokens one by one")
+    one = all(isinstance(token, str) for token in tokens)
+    rows = [tokens] if one else list(tokens)
+    if not all(isinstance(row, Sequence) and all(isinstance(token, str) for token in row) for row in rows):
         raise TypeError(
             "tokens must be strings, or lists of strings, one for each batch row; "
             "write tokenizer.convert_ids_to_tokens(ids)"
         )
-    return rows
+    return [list(row) for row in rows]

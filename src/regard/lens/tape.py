@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -17,7 +18,7 @@ import regard
 from ..ops.lazy import Summary, Weights
 from . import archive
 from .groups import Groups
-from .labels import Labels, Tokens, TokensByLayer, fitting, meant_for, tokens_by_layer
+from .labels import Labels, Tokens, TokensByLayer, counted, fitting, meant_for, tokens_by_layer
 from .overview import Overview
 from .pictures import Image, Picture, pictures
 from .record import Extras, Record
@@ -136,6 +137,8 @@ class Tape(Mapping[Key, Weights | Reduced]):
     @tokens.setter
     def tokens(self, tokens: Tokens | TokensByLayer) -> None:
         self._tokens = tokens_by_layer(tokens)
+        if len(self):
+            self.warn_of_tokens(stacklevel=2)
 
     def tokens_of(self, key: str | int | Key, *, batch: int = 0) -> tuple[list[str] | None, list[str] | None]:
         """The tokens of a layer's queries and of its keys in one batch row; None for an axis they do not fit."""
@@ -145,6 +148,23 @@ class Tape(Mapping[Key, Weights | Reduced]):
             return None, None
         i, j = self._shape(key)
         return fitting(found.queries, i, batch), fitting(found.keys, j, batch)
+
+    def warn_of_tokens(self, stacklevel: int) -> None:
+        """Warn of tokens that were given and fit no layer."""
+        for labels in self._tokens:
+            layers = [key for key in self if fnmatchcase(key[0], labels.layers)]
+            own = [key for key in layers if meant_for(key[0], self._tokens) is labels]
+            if not layers:
+                told = f"no layer matches the pattern {labels.layers!r} of tokens; there are {', '.join(self.layers)}"
+            elif own and not any(_fit(labels, self._shape(key)) for key in own):
+                i, j = self._shape(own[0])
+                told = (
+                    f"{counted(labels.queries)} tokens were given, and {own[0][0]!r} has {i} queries and {j} keys; "
+                    "set tape.tokens to one for each, special ones such as [CLS] too"
+                )
+            else:
+                continue
+            warnings.warn(told, stacklevel=stacklevel + 1)
 
     def group(self, name: str, queries: Groups, keys: Groups | None = None, *, layers: str = "*") -> None:
         """Give the layers that match groups of tokens: `tape.group("words", words(tokens))`."""
@@ -359,6 +379,13 @@ class Tape(Mapping[Key, Weights | Reduced]):
     def _shape(self, key: Key) -> tuple[int, int]:
         i, j = self[key].shape[-2:]
         return i, j
+
+
+def _fit(labels: Labels, shape: tuple[int, int]) -> bool:
+    """Are the tokens of any batch row those of an axis?"""
+    i, j = shape
+    axes = ((labels.queries, i), (labels.keys, j))
+    return any(fitting(texts, n, batch) is not None for texts, n in axes for batch in range(len(texts)))
 
 
 def _joined(heads: Sequence[Summary], shape: torch.Size) -> Summary:

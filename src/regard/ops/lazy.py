@@ -108,6 +108,13 @@ class Weights:
         shown += [f"{name}={term!r}" for name, term in slots.items() if term is not None and repr(term) not in PLAIN]
         return f"Weights({', '.join(shown)})"
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The whole matrix as numpy takes it, as `dense` under its limit."""
+        if copy is False:
+            raise ValueError("the matrix is made when it is asked for; np.asarray(A) without copy=False makes it")
+        array = self.dense().detach().cpu().numpy()
+        return array if dtype is None else array.astype(dtype)
+
     def __matmul__(self, x: Tensor) -> Tensor:
         """A @ x, x with dims b g j e (g, h or 1 heads), in the dtype of x; fused where a backend can."""
         if not isinstance(x, Tensor):
@@ -264,7 +271,7 @@ class Weights:
             with self._numbers():
                 problem = self._problem()
                 if nothing_seen(problem) is not None:
-                    _, self._statistic = evaluate(problem, Reduction(lambda p, b, A, x: A[..., 0], "rows"))
+                    _, self._statistic = evaluate(problem, measures.statistic())
         return None if self._statistic is None else self._restore(self._statistic.squeeze(-1))
 
     @property
@@ -275,6 +282,8 @@ class Weights:
             kind = kind.inner
         if not isinstance(kind, (Softmax, SinkSoftmax)):
             raise AttributeError(f"lse exists for softmax kinds, not for {kind!r}; use A.statistic")
+        if self._differentiated():
+            return self._reduce(measures.statistic())
         assert self.statistic is not None
         return self.statistic
 
@@ -299,7 +308,7 @@ class Weights:
         with no_autocast(self.device):
             if self._call.backend == "reference":
                 A, statistic = reference.weigh(problem)
-                value = reduction.value(problem, problem.whole(), A, reduction.x)
+                value = reduction.of(problem, problem.whole(), A, statistic)
             else:
                 value, statistic = evaluate(problem, reduction)
         if self._statistic is None and statistic is not None:

@@ -39,6 +39,11 @@ def distance() -> Reduction:
     return Reduction(lambda problem, block, A, x: (A * (block.i - block.j).abs()).sum(-1), "rows", measure="distance")
 
 
+def statistic() -> Reduction:
+    """That of the rows: `b h i`."""
+    return Reduction(None, "rows")
+
+
 def columns(ids: Tensor, n_j: int) -> Reduction:
     """Whole columns of A: `b h i ids`."""
 

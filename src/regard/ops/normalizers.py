@@ -221,13 +221,12 @@ class SafeSoftmax(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(output[0])
-        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> Tensor:
         (A,) = ctx.saved_tensors
         g = A * grad
-        return g - A * g.sum(-1, keepdim=True)
+        return g - A * (g.sum(-1, keepdim=True) - grad_lse)
 
 
 class Threshold(torch.autograd.Function):

@@ -27,15 +27,22 @@ BLANK = torch.empty(0)  # stands for a tensor in a problem that waits for its ba
 class Reduction:
     """`value(problem, block, A, x)`: what a block adds to the result, along "rows" or along "keys".
 
-    `x` is the other factor of a product, if there is one; `tail` is the shape of one row (or key) of the result;
-    `measure` is its name where there is a kernel for it.
+    Without a value it is the statistic of the rows. `x` is the other factor of a product, if there is one; `tail` is
+    the shape of one row (or key) of the result; `measure` is its name where there is a kernel for it.
     """
 
-    value: Callable[[Problem, Block, Tensor, Tensor | None], Tensor]
+    value: Callable[[Problem, Block, Tensor, Tensor | None], Tensor] | None
     along: Literal["rows", "keys"]
     tail: tuple[int, ...] = ()
     x: Tensor | None = None
     measure: str | None = None
+
+    def of(self, problem: Problem, block: Block, A: Tensor, statistic: Tensor | None) -> Tensor:
+        """The value of a block, given its weights and the statistic of its rows."""
+        if self.value is not None:
+            return self.value(problem, block, A, self.x)
+        assert statistic is not None
+        return statistic.squeeze(-1)
 
 
 def evaluate(problem: Problem, reduction: Reduction) -> tuple[Tensor, Tensor | None]:
@@ -143,9 +150,11 @@ def _forward(problem: Problem, reduction: Reduction) -> tuple[Tensor, Tensor | N
     for piece in pieces(problem):
         block = piece.block
         A, rows = weigh(problem, piece)
-        _place(result, reduction, block, reduction.value(problem, block, A, reduction.x))
+        _place(result, reduction, block, reduction.of(problem, block, A, rows))
         if statistic is not None and rows is not None:
             statistic[block.batch, block.heads, block.rows] = rows
+    if reduction.value is None and statistic is not None:  # that of rows in no block is known, too
+        result = statistic.squeeze(-1).clone()
     return result, statistic
 
 
@@ -187,8 +196,7 @@ def _pull_back(
         return part
 
     block = replace(piece.block, take=take)
-    A, _ = weigh(problem, Piece(block, piece.masked))
-    value = reduction.value(problem, block, A, reduction.x)
+    value = reduction.of(problem, block, *weigh(problem, Piece(block, piece.masked)))
     cotangent = pick(grad, _where(reduction, block)).to(value.dtype)
     if not value.requires_grad:
         return

@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from .glyphs import Shown, shown
 from .matrices import Numbers
@@ -22,6 +23,7 @@ Scale = Literal["linear", "sqrt"]
 
 INK, FAINT, HAIR = "#222222", "#777777", "#cccccc"
 ACCENT, DEEP = "#b73779", "#3b0f70"  # two of magma's own
+NO_NUMBER = "#9fb4c0"  # of a cell that holds NaN
 NAMED = 64  # tokens that can be read along an axis
 LONGEST = 24  # characters of one of them
 
@@ -64,7 +66,7 @@ class Colours:
         if least < 0 and scale == "sqrt":
             raise ValueError(f"scale='sqrt' is for values of 0 and more, got {least:.3g}; write scale='linear'")
         self.most = most = max(most, -least) or 1.0
-        self.map: Colormap = above_zero if least >= 0 else colormaps["RdBu_r"]
+        self.map: Colormap = (above_zero if least >= 0 else colormaps["RdBu_r"]).with_extremes(bad=NO_NUMBER)
         self.norm: Normalize = (
             PowerNorm(0.5, 0, most) if scale == "sqrt" else Normalize(-most if least < 0 else 0, most)
         )
@@ -119,6 +121,7 @@ def _label(axis: Axis, one: str, many: str, tokens: Sequence[str] | None, n: int
         axis.set_label_text(f"{n:,} {many}, pooled to {drawn} cells")
         return
     axis.set_label_text(one)
+    axis.set_major_locator(MaxNLocator("auto", integer=True))
     if tokens is not None and n <= NAMED:
         texts, families = _names(tokens)
         axis.set_ticks(range(n), texts, fontfamily=families, fontsize=9, parse_math=False)
