@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 import regard as R
-from regard import attend
+from regard import attend, weights
 
 LENGTHS = (16, 17, 33, 64, 100, 129, 7, 250, 31, 300)
 
@@ -151,3 +151,29 @@ def test_autocast_inside_a_compiled_function(fn):
         ours, want = compiled(*given), fn(*given)
     assert ours.dtype == torch.bfloat16
     torch.testing.assert_close(ours, want)
+
+
+@pytest.mark.parametrize("measure", ["entropy", "received", "distance"])
+def test_measures_say_that_torch_func_cannot_follow_them(measure):
+    q, k = torch.randn(2, 1, 2, 5, 4)
+    for transform, given in ((torch.func.vmap, q[None]), (torch.func.grad, q)):
+        with pytest.raises(ValueError, match=r"torch.func cannot follow.*backend='reference'"):
+            transform(lambda q: getattr(weights(q, k), measure)().sum())(given)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch's own decompositions
+def test_forward_mode_is_refused_by_kernels_and_served_by_the_reference():
+    q, k, v, tangent = torch.randn(4, 1, 2, 6, 4, dtype=torch.float64)
+
+    def out(q, backend="reference"):
+        return attend(q, k, v, mask=R.Causal(), backend=backend)
+
+    def lse(q):
+        return weights(q, k, mask=R.Causal(), backend="reference").lse
+
+    with pytest.raises(ValueError, match=r"no derivative in forward mode.*pass backend='reference'"):
+        torch.func.jvp(lambda q: out(q, None), (q,), (tangent,))
+    _, got = torch.func.jvp(out, (q,), (tangent,))
+    torch.testing.assert_close(got, (out(q + 1e-6 * tangent) - out(q - 1e-6 * tangent)) / 2e-6, atol=1e-7, rtol=1e-6)
+    for fn in (out, lse):
+        torch.testing.assert_close(torch.func.jacfwd(fn)(q), torch.func.jacrev(fn)(q))

@@ -27,6 +27,7 @@ from .rows import Reduction, evaluate, nothing_seen
 from .sizes import LIMIT as LIMIT
 from .sizes import must_fit
 from .top import top, worthwhile
+from .tracing import transformed
 from .transposed import Transposed
 
 MAP = 512  # cells a side, at most
@@ -304,6 +305,11 @@ class Weights:
     def _reduce(self, reduction: Reduction) -> Tensor:
         if reduction.measure is not None and self._has_kernel(reduction.measure):
             return self._restore(self._measured(reduction.measure))
+        if transformed() and self._call.backend != "reference":
+            raise ValueError(
+                "measures are taken block by block, in place, which torch.func cannot follow; "
+                "pass weights(..., backend='reference') to store the matrix"
+            )
         problem = self._problem()
         with no_autocast(self.device):
             if self._call.backend == "reference":

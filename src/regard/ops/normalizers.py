@@ -221,6 +221,14 @@ class SafeSoftmax(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(output[0])
+        ctx.save_for_forward(output[0])
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, Tensor]:
+        (A,) = ctx.saved_tensors
+        t = A * tangent
+        mean = t.sum(-1, keepdim=True)
+        return t - A * mean, mean
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> Tensor:

@@ -18,6 +18,12 @@ def transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def forward_mode() -> bool:
+    """True inside jvp, jacfwd and their kin."""
+    stack = torch._C._functorch.get_interpreter_stack() if transformed() else None
+    return any(one.key() == torch._C._functorch.TransformType.Jvp for one in stack or ())
+
+
 def followed() -> bool:
     """True where a compiler or a transform follows along, and no number can be looked at."""
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None

@@ -23,7 +23,7 @@ from ..normalizers import Softmax
 from ..place import Point
 from ..problem import clean, minus_infinity_where_not
 from ..scores import Bilinear, Cosine, Dot
-from ..tracing import followed, readable
+from ..tracing import followed, forward_mode, readable
 from .blocks import by_blocks
 from .kernels import choice, fused, product, surely_fused
 
@@ -86,6 +86,8 @@ def objections(call: Call) -> list[str]:
         found.append("with dropout PyTorch stores the matrix")
     if call.v.shape[1] != call.k.shape[1] or call.v.shape[-1] != call.k.shape[-1]:
         found.append("with values of other heads or another width than keys PyTorch stores the matrix")
+    if forward_mode():
+        found.append("its kernels have no derivative in forward mode")
     if found:
         return found
     form = single(call)
