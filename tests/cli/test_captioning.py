@@ -28,9 +28,14 @@ def test_the_best_few_come_with_their_scores(captioner, files):
 
 
 def test_captions_that_do_not_end_are_counted(captioner, files):
-    ended = well("caption", captioner, files / "scenes" / "0.png", "--beam", 1)
-    finished = Describer.load(captioner).describe([read_image(files / "scenes" / "0.png")], beam=1)[0].finished
-    assert ("1 of 1 captions did not come to an end" in ended.err) == (not finished)
+    path, describer = files / "scenes" / "0.png", Describer.load(captioner)
+    for flags, most in (((), describer.longest * 3 // 2 + 10), (("--max-length", 1), 1)):
+        ended = well("caption", captioner, path, "--beam", 1, *flags)
+        [found] = describer.describe([read_image(path)], beam=1, max_length=most)
+        told = f"1 of 1 captions did not come to an end and were cut off at {most} tokens; --max-length N allows more"
+        assert (told in ended.err) == (not found.finished)
+        assert ended.lines == [f"{path}\t{found.text}"]
+    assert not found.finished
 
 
 def test_where_words_looked_is_a_picture_or_a_tape(captioner, files, tmp_path):

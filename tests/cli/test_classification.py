@@ -101,6 +101,31 @@ def test_a_run_goes_on_by_its_name_alone(files, tmp_path):
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+LONG = "dull " * 10
+
+
+def test_what_is_not_read_of_texts_is_counted(critic, files, tmp_path):
+    told = "1 of 2 texts have more than 9 tokens, of which the rest was not read"
+    assert told in well("classify", critic, stdin=f"{LONG}\nso dull\n").err
+    assert "tokens" not in well("classify", critic, stdin="so dull\n").err
+    (tmp_path / "long.tsv").write_text(f"bad\t{LONG}\ngood\twit\n")
+    assert told in well("evaluate", critic, "--labelled", tmp_path / "long.tsv").err
+    assert "tokens" not in well("evaluate", critic, "--labelled", files / "reviews.tsv").err
+
+
+def test_what_is_not_read_of_texts_to_validate_by_is_counted_once(files, tmp_path):
+    (tmp_path / "long.tsv").write_text(f"bad\t{LONG}\ngood\twit\n")
+    data = ["--labelled", files / "reviews.tsv", "--valid-labelled", tmp_path / "long.tsv", "--limit", 9]
+    ended = well("train", "classification", *data, *SMALL, "--out", tmp_path / "run")
+    told = "1 of 2 texts to validate by have more than 9 tokens, of which the rest is not read"
+    assert ended.err.count(told) == 1
+
+
+def test_images_are_seen_whole(seer, files):
+    assert "tokens" not in well("classify", seer, files / "scenes" / "0.png").err
+    assert "tokens" not in well("evaluate", seer, "--images", files / "digits.npz").err
+
+
 def test_attention_of_several_fits_no_picture(critic, tmp_path):
     ended = run("classify", critic, "--attention", tmp_path / "a.png", stdin="a\nb\n")
     assert ended.code == 2

@@ -69,6 +69,10 @@ MALFORMED = {
     "no text": (("look", "{run}", "--text", "{tmp}/none.txt", "--out", "{tmp}/a.safetensors"), "none.txt"),
     "pickled": (("look", "{pickled}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "may run code"),
     "no JSON": (("look", "{broken}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "is no JSON"),
+    "a device for a file": (
+        ("view", "{line}", "--html", "{tmp}/page.html", "--device", "nonsense"),
+        "--device is where the viewer computes maps, and --html opens none; leave one of them out",
+    ),
     "no capture": (("view", "{line}", "--html", "{tmp}/page.html"), "line.txt"),
     "three": (("view", "{line}", "{line}", "{line}"), "one capture or two side by side, got 3"),
     "missing": (("view", "{tmp}/none.safetensors"), "none.safetensors"),

@@ -68,6 +68,7 @@ BAD = {
     "silent.tsv": b"0.png\t \n",
     "coco.json": b'{"images": []}',
     "wordless.json": b'[{"image": "0.png"}]',
+    "ten.txt": b"so dull\n" + b"dull " * 10 + b"\n",
     "long.tsv": b"0.png\tone two three four five\n",
 }
 TRAIN = "train translation --source {files}/a.de --target {files}/a.en --out {out} "
@@ -191,8 +192,16 @@ ROWS = [
     ("a run of another task", "translate {writer}", "is of the task 'language', expected 'translation'"),
     ("no run at all", "translate", "Missing argument 'DIR"),
     # use of a translator
-    ("a beam of nothing", "translate {translator} --beam 0", "width must be 1 or more, got 0"),
-    ("more than the beam holds", "translate {translator} --nbest 6", "n_best must be at most width"),
+    ("a beam of nothing", "translate {translator} --beam 0", "error: --beam must be 1 or more, got 0"),
+    ("none of the best", "translate {translator} --nbest 0", "error: --nbest must be 1 or more, got 0"),
+    (
+        "more than the beam holds",
+        "translate {translator} --nbest 6",
+        "error: --nbest must be at most --beam, got --nbest 6 and --beam 5; pass --beam 6 or more",
+    ),
+    ("no token to write", "translate {translator} --max-length 0", "error: --max-length must be 1 or more, got 0"),
+    ("a penalty without end", "translate {translator} --length-penalty inf", "error: --length-penalty must be finite"),
+    ("a beam of nothing to evaluate", "evaluate {translator} --beam 0", "error: --beam must be 1 or more, got 0"),
     ("no such layer", "translate {translator} --alignments {out} --layer 9", "layer must be from 0 to 2, got 9"),
     ("no folder for alignments", "translate {translator} --alignments {bad}/none/a", "a cannot be written"),
     ("a folder for attention", "translate {translator} --attention {bad}", "bad cannot be written"),
@@ -316,9 +325,15 @@ ROWS = [
     ),
     ("a memory without segments", SUMMARIZATION + "--model transformer --memory 3", "memory is of earlier segments"),
     ("no such metric of summaries", SUMMARIZATION + "--metric rouge", "metric must be one of rougeL, rouge1, rouge2"),
-    ("a beam of nothing to summarize", "summarize {summarizer} --beam 0", "width must be 1 or more, got 0"),
-    ("repeats of nothing", "summarize {summarizer} --no-repeat 0", "no_repeat must be 1 or more, got 0"),
-    ("a length below 0", "summarize {summarizer} --min-length -1", "min_length must be 0 or more, got -1"),
+    ("a beam of nothing to summarize", "summarize {summarizer} --beam 0", "error: --beam must be 1 or more, got 0"),
+    ("repeats of nothing", "summarize {summarizer} --no-repeat 0", "error: --no-repeat must be 1 or more, got 0"),
+    ("repeats of nothing to evaluate", "evaluate {summarizer} --no-repeat 0", "error: --no-repeat must be 1 or more"),
+    ("a length below 0", "summarize {summarizer} --min-length -1", "error: --min-length must be 0 or more, got -1"),
+    (
+        "the shortest above the longest",
+        "summarize {summarizer} --min-length 9 --max-length 8",
+        "error: --min-length must be at most --max-length, got --min-length 9 and --max-length 8; pass --max-length 9",
+    ),
     ("a translator that should summarize", "summarize {translator}", "is of the task 'translation', expected 'summari"),
     ("no such ROUGE", "evaluate {summarizer} --pairs {files}/a.tsv --rouge latin", "'latin' is not one of 'english'"),
     (
@@ -403,7 +418,7 @@ ROWS = [
     (
         "no answer at all",
         "answer {answerer} --document {files}/a.en --question Who --nbest 0",
-        "n must be at least 1, got 0",
+        "error: --nbest must be 1 or more, got 0",
     ),
     (
         "a file for printed answers",
@@ -485,6 +500,11 @@ ROWS = [
     ("an image that is none", "classify {seer} {bad}/letter.png", "letter.png: not an image that can be read"),
     ("the top of nothing", "classify {critic} --top 0", "top must be at least 1, got 0"),
     ("attention as a letter", "classify {critic} --attention {bad}/a.txt", "must end in .png or .safetensors, got"),
+    (
+        "a text that a critic does not read to its end",
+        "look {critic} --text {bad}/ten.txt --out {bad}/a.safetensors",
+        "line 2 of the text has more than the 9 tokens the model reads; shorten it",
+    ),
     ("a translator that should classify", "classify {translator}", "of the task 'translation', expected 'class"),
     (
         "a critic of images",
@@ -552,7 +572,8 @@ ROWS = [
     ("nothing to caption", "caption {captioner}", "Missing argument 'IMAGE"),
     ("no such image to caption", "caption {captioner} {bad}/none.png", "none.png: no such image"),
     ("a letter to caption", "caption {captioner} {bad}/letter.png", "letter.png: not an image that can be read"),
-    ("a beam of no captions", "caption {captioner} {files}/scenes/0.png --beam 0", "width must be 1 or more, got 0"),
+    ("a beam of no captions", "caption {captioner} {files}/scenes/0.png --beam 0", "--beam must be 1 or more, got 0"),
+    ("a beam of nothing to judge captions", "evaluate {captioner} --beam 0", "error: --beam must be 1 or more, got 0"),
     (
         "a critic that should caption",
         "caption {critic} {files}/scenes/0.png",

@@ -22,6 +22,12 @@ def test_every_document_has_a_summary_in_its_place(summarizer):
     assert printed == [" ".join(one.text.splitlines()) for one in found]
 
 
+def test_a_summary_is_as_long_as_it_may_be(summarizer):
+    ended = well("summarize", summarizer, "--min-length", 2, "--max-length", 2, stdin=LINES)
+    assert ended.lines == [one.text for one in Summarizer.load(summarizer).summarize(NEWS, min_length=2, max_length=2)]
+    assert f"{len(NEWS)} of {len(NEWS)} summaries did not come to an end and were cut off at 2 tokens" in ended.err
+
+
 def test_no_input_is_no_output(summarizer):
     assert well("summarize", summarizer).out == ""
 

@@ -80,9 +80,21 @@ def test_attention_is_that_of_one_model(translator, recurrent, tmp_path):
 
 
 def test_translations_that_do_not_end_are_counted(translator):
-    ended = well("translate", translator, "--beam", 1, "--length-penalty", 0, stdin=LINES)
-    cut = sum(not one.finished for one in Translator.load(translator).translate(SOURCE, beam=1, alpha=0))
-    assert (f"{cut} of 8 translations did not come to an end" in ended.err) == (cut > 0)
+    loaded = Translator.load(translator)
+    for flags, most in (((), loaded.longest * 3 // 2 + 10), (("--max-length", 2), 2)):
+        ended = well("translate", translator, "--beam", 1, *flags, stdin=LINES)
+        cut = sum(not one.finished for one in loaded.translate(SOURCE, beam=1, max_length=most))
+        told = f"{cut} of 8 translations did not come to an end and were cut off at {most} tokens; --max-length N"
+        assert (told in ended.err) == (cut > 0)
+    assert cut > 0
+
+
+def test_a_translation_is_as_long_as_it_may_be(translator):
+    for most in (1, 30):
+        printed = well("translate", translator, "--max-length", most, stdin=LINES).lines
+        found = Translator.load(translator).translate(SOURCE, max_length=most)
+        assert printed == [" ".join(one.text.splitlines()) for one in found]
+        assert all(one.finished or len(one.text.split()) == most for one in found)
 
 
 def test_an_evaluation_prints_each_number_with_its_signature(translator, files):

@@ -688,7 +688,7 @@ class TestTokens:
             self.seen(["a", "b"])
 
     def test_a_pattern_that_matches_no_layer_is_warned_of(self):
-        with pytest.warns(UserWarning, match=r"no layer matches the pattern 'layer.0\*' of tokens; there are layers.0"):
+        with pytest.warns(UserWarning, match=r"given for 'layer.0\*', which matches no layer; there are layers.0"):
             self.seen({"layer.0*": list("abcde")})
 
     def test_those_that_are_set_later_are_warned_of_too(self):

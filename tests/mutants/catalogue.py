@@ -576,9 +576,23 @@ NORMALIZERS = [
     Mutant(
         "the gradient of softmax without its second term",
         "normalizers.py",
-        "return g - A * g.sum(-1, keepdim=True)",
-        "return g",
+        "return g - A * (g.sum(-1, keepdim=True) - grad_lse)",
+        "return g + A * grad_lse",
         "test_peers.py::TestScaledDotProductAttention::test_gradients_are_equal",
+    ),
+    Mutant(
+        "the log-sum-exp without its gradient",
+        "normalizers.py",
+        "return g - A * (g.sum(-1, keepdim=True) - grad_lse)",
+        "return g - A * g.sum(-1, keepdim=True)",
+        "ops/test_rows.py::test_the_log_sum_exp_of_rows_has_a_gradient",
+    ),
+    Mutant(
+        "rows in no block have a sum of one",
+        "rows.py",
+        "    if reduction.value is None and statistic is not None:",
+        "    if False:",
+        "ops/test_rows.py::test_rows_that_see_nothing_have_no_sum_and_no_gradient",
     ),
     Mutant(
         "the sink missing in the statistic",

@@ -147,6 +147,17 @@ def test_summaries_are_those_of_a_search_within_the_same_limits(beam, folder):
     assert len({*pairwise(best.tokens)}) == len(best.tokens) - 1
 
 
+@pytest.mark.parametrize("beam", [1, 3])
+def test_no_summary_is_longer_than_it_may_be(beam, folder):
+    summarizer, documents = Summarizer.load(folder), [pair.source for pair in PAIRS[:3]]
+    for most in (1, 4, 40):
+        for one in summarizer.summarize(documents, beam=beam, min_length=most, max_length=most):
+            assert not one.finished
+            assert len(one.text.split()) == most
+    with pytest.raises(ValueError, match="min_length must be at most max_length"):
+        summarizer.summarize(documents, min_length=3, max_length=2)
+
+
 def test_what_training_does_not_read_is_not_read_later(folder):
     summarizer = Summarizer.load(folder)
     assert summarizer.limit == 20

@@ -44,6 +44,13 @@ def test_letters_are_those_of_the_tokens_beside_them(limit):
     assert sorted(seen) == list(range(len(TEXTS)))
 
 
+@pytest.mark.parametrize("start", [False, True])
+def test_a_text_is_too_long_beyond_the_limit_which_its_start_counts_to(start):
+    texts = how(limit=3, start=start)
+    assert texts.too_long(["the great film", "", "so dull, so"]) == [start, False, True]
+    assert texts.too_long([]) == []
+
+
 def test_without_letters_there_are_none():
     for _, batch in how(spelled=False).batches(TEXTS, CPU):
         assert batch.keys() == {"ids", "ids_lengths"}

@@ -144,6 +144,8 @@ def answer(
     An answer is a stretch of the document as it stands there, on one line. The answers to a file of questions are
     JSON, as SQuAD's own evaluation reads it, printed where no file is named.
     """
+    if nbest < 1:
+        raise ValueError(f"--nbest must be 1 or more, got {nbest}")
     most = room(attention, answering.MOST)
     if (document is None) == (data is None):
         raise ValueError("give --document, and questions about it, or --data, a file of both")

@@ -22,7 +22,8 @@ from ..train.failures import disk_errors
 from ..train.schema import check_types
 from .attention import TAPE, must_fit, room
 from .recipe import Training
-from .screen import one_line, progress, said
+from .screen import one_line, progress
+from .search import Beam, MaxLength, Search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,7 @@ class Evaluation(CaptionFiles):
 
     def run(self, folders: Sequence[Path]) -> dict[str, object]:
         """BLEU-1 to BLEU-4 and exact matches against all references, and the loss."""
+        Search(beam=self.beam)
         examples = self.read()
         with progress("describing") as show:
             return dict(Describer.load(*folders).evaluate(examples, beam=self.beam, show=show))
@@ -116,8 +118,9 @@ class Scoring(CaptionFiles):
 def caption(
     folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
     images: Annotated[list[Path], typer.Argument(help="the images to describe", metavar="IMAGE")],
-    beam: Annotated[int, typer.Option(help="hypotheses side by side; 1 is greedy")] = 3,
+    beam: Beam = 3,
     nbest: Annotated[int, typer.Option(help="print so many for each image, with their scores")] = 1,
+    max_length: MaxLength = None,
     attention: Annotated[
         Path | None,
         typer.Option(help="where words looked: a .png of one image, or a .safetensors for regard view"),
@@ -131,19 +134,20 @@ def caption(
 
         regard caption runs/captions rex.jpg --beam 5 --attention rex.png
     """
+    search = Search(beam=beam, nbest=nbest, max_length=max_length)
     must_fit(attention, len(images), room(attention, captioning.MOST))
     describer = Describer.load(folder)
     pictures = [read_image(path) for path in images]
     with progress("describing") as show:
-        found = describer.n_best(pictures, n=nbest, beam=beam, show=show)
+        found = describer.n_best(pictures, n=nbest, beam=beam, max_length=max_length, show=show)
     for path, best in zip(images, found, strict=True):
         for one in best:
             print(f"{path}\t{one_line(one.text)}" + (f"\t{one.score:.4f}" if nbest > 1 else ""))
     if attention is not None:
         with disk_errors(attention):
             _show(describer, pictures, [one_line(best[0].text) for best in found], attention)
-    if cut := sum(not best[0].finished for best in found):
-        said(f"{cut:,} of {len(found):,} captions did not come to an end and were cut off")
+    cut = sum(not best[0].finished for best in found)
+    search.tell_cut("captions", cut, len(found), longest=describer.longest)
 
 
 def _show(describer: Describer, pictures: list[Image], texts: list[str], path: Path) -> None:

@@ -27,7 +27,7 @@ from ..data import (
 )
 from ..tasks import classification
 from ..tasks.batching import Batching
-from ..tasks.classification import Classified, Classifier
+from ..tasks.classification import Classified, Classifier, Inputs
 from ..tasks.classifiers import Model
 from ..tasks.seeing import Seeing
 from ..tasks.texts import Texts
@@ -38,7 +38,7 @@ from ..train.schema import check_types
 from .answering import Pretrained
 from .attention import TAPE, must_fit, room
 from .recipe import Training
-from .screen import chunks_of_input, progress
+from .screen import chunks_of_input, progress, tell_long
 
 RECORD = {10: 3073, 100: 3074}  # bytes of an image of CIFAR-10 and of CIFAR-100
 
@@ -164,6 +164,8 @@ class Evaluation(LabelledFiles):
         examples = self.read(classes=classifier.classes)
         with progress("classifying") as show:
             found = classifier.evaluate(examples, show=show)
+        long = sum(classifier.too_long(Inputs(examples, "text")))
+        tell_long("texts", long, len(examples), classifier.limit)
         return {**found, "confusion": f"down what they are, across what they were taken for\n{found['confusion']}"}
 
 
@@ -196,6 +198,7 @@ def classify(
         classifier.looks([])  # what cannot be shown is refused before the work
     seen: list[Any] = []
     found: list[Classified] = []
+    number = long = 0
     with progress("classifying") as show:
         for some in chunks_of_input() if reads else [[read_image(path) for path in images or []]]:
             must_fit(attention, len(seen) + len(some), most)
@@ -204,11 +207,13 @@ def classify(
                 likely = "\t".join(f"{name}\t{p:.4f}" for name, p in list(one.probabilities.items())[:top])
                 print(likely if reads else f"{(images or [])[n]}\t{likely}")
             sys.stdout.flush()
+            number, long = number + len(some), long + sum(classifier.too_long(some))
             if attention is not None:
                 seen, found = [*seen, *some], [*found, *answers]
     if attention is not None and seen:
         with disk_errors(attention):
             _show(classifier, seen, found, attention)
+    tell_long("texts", long, number, classifier.limit)
 
 
 def only(folders: Sequence[Path]) -> Path:

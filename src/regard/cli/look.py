@@ -70,6 +70,8 @@ def view(
     if len(captures) > 2:
         raise ValueError(f"the viewer shows one capture or two side by side, got {len(captures)}")
     if html is not None:
+        if device is not None:
+            raise ValueError("--device is where the viewer computes maps, and --html opens none; leave one of them out")
         must_be_writable(html)
         tapes = [Tape.load(path) for path in captures]
         with disk_errors(html):

@@ -18,9 +18,10 @@ import typer
 from ..tasks import runs
 from ..train import Outcome
 from ..train.schema import from_json, to_json, unknown
+from . import fingerprints
 from .flags import Flag, command, flags_of
 from .recipe import Training, averaged
-from .screen import leads
+from .screen import leads, said
 
 
 class Plan(Protocol):
@@ -33,7 +34,7 @@ class Plan(Protocol):
 P = TypeVar("P", bound=Plan)
 
 FILE = "plan.json"
-OPEN = ("data", "valid", "batching", "training")  # what a resumed run may be told anew
+OPEN = ("data", "valid", "batching", "training")  # what a resumed run may be told anew, its data by other names
 LARGEST = 2**20
 
 Values = Mapping[str, Mapping[str, Any]]
@@ -54,10 +55,13 @@ def trains(
     """
 
     def trained(out: Path, config: Path | None, resume: bool, given: Mapping[Flag, Any]) -> None:
-        saved = _saved(out, plan, task=name, resume=resume)
+        begun = _begun(out, task=name, resume=resume)
+        saved = {} if begun is None else _saved(begun, plan)
         made = planned(plan, saved, {} if config is None else read(config, plan), given, source=config)
-        text = json.dumps(written(made), indent=2, ensure_ascii=False) + "\n"
-        outcome = run(made, out, resume, {FILE: text})
+        prints = fingerprints.fingerprints(made)
+        if begun is not None:
+            fingerprints.must_match(begun, made, prints, say=said if leads() else lambda line: None)
+        outcome = run(made, out, resume, {FILE: _text(written(made)), fingerprints.FILE: _text(prints)})
         if leads():
             print(outcome.best if made.training.average is None else averaged(out, last=made.training.average))
 
@@ -140,11 +144,18 @@ def _checked(found: Any, plan: type, *, source: str) -> Values:
     return found
 
 
-def _saved(out: Path, plan: type, *, task: str, resume: bool) -> Values:
-    """The plan of the run to resume, nothing where there is none yet; refuses a run that is not to be resumed."""
+def _begun(out: Path, *, task: str, resume: bool) -> Path | None:
+    """The checkpoint of the run to resume, None where there is none yet; refuses a run that is not to be resumed."""
     checkpoint = runs.begun(out, resume=resume, say=lambda line: None)
-    if checkpoint is None:
-        return {}
-    if (other := runs.task_of(checkpoint)) != task:
+    if checkpoint is not None and (other := runs.task_of(checkpoint)) != task:
         raise ValueError(f"{out} holds a run of the task {other!r}, got {task!r}; name another folder")
+    return checkpoint
+
+
+def _saved(checkpoint: Path, plan: type) -> Values:
+    """The plan that a checkpoint was made by."""
     return _checked(json.loads(runs.text_of(checkpoint, FILE)), plan, source=str(checkpoint / FILE))
+
+
+def _text(content: Any) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

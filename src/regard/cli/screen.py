@@ -30,6 +30,12 @@ def said(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def tell_long(what: str, long: int, number: int, limit: int | None) -> None:
+    """Say how many have not been read to their end."""
+    if long:
+        said(f"{long:,} of {number:,} {what} have more than {limit} tokens, of which the rest was not read")
+
+
 def chunks_of_input() -> Iterator[list[str]]:
     """The lines of standard input, many at once; one by one where someone types them."""
     size = 1 if sys.stdin.isatty() else AT_ONCE

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ..data import Pair
 from ..tasks import summarization
 from ..tasks.metrics import Words
 from ..tasks.summarization import LongBatching, Model, Summarizer
@@ -19,8 +20,9 @@ from ..train.failures import disk_errors
 from .attention import must_be_of_one, room, save_pairs
 from .files import SummaryFiles
 from .recipe import Training
-from .screen import progress
-from .writing import Beam, Nbest, Penalty, Runs, tell_long, write_lines
+from .screen import progress, tell_long
+from .search import Beam, MaxLength, Nbest, Penalty, Search
+from .writing import Runs, write_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +75,12 @@ class Evaluation(SummaryFiles):
 
     def run(self, folders: Sequence[Path]) -> dict[str, object]:
         """ROUGE-1, -2 and -L of summaries, and the loss."""
+        Search(beam=self.beam, no_repeat=self.no_repeat)
         pairs = list(self.read())
         summarizer = Summarizer.load(*folders)
         with progress("summarizing") as show:
             found = summarizer.evaluate(pairs, beam=self.beam, no_repeat=self.no_repeat, words=self.rouge, show=show)
-        tell_long(summarizer, sum(summarizer.too_long([pair.source for pair in pairs])), len(pairs))
+        _tell_long(summarizer, pairs)
         return dict(found)
 
 
@@ -91,7 +94,7 @@ class Scoring(SummaryFiles):
         summarizer = Summarizer.load(*folders)
         with progress("scoring") as show:
             found = summarizer.score(pairs, show=show)
-        tell_long(summarizer, sum(summarizer.too_long([pair.source for pair in pairs])), len(pairs))
+        _tell_long(summarizer, pairs)
         return found
 
 
@@ -101,6 +104,7 @@ def summarize(
     nbest: Nbest = 1,
     penalty: Penalty = 0.6,
     min_length: Annotated[int, typer.Option(help="the fewest tokens of a summary")] = 0,
+    max_length: MaxLength = None,
     no_repeat: Annotated[int | None, typer.Option(help="write no so many tokens in a row twice, such as 3")] = None,
     attention: Annotated[
         Path | None,
@@ -117,21 +121,24 @@ def summarize(
 
         head -n 1 documents | regard summarize runs/news --attention first.png
     """
+    search = Search(
+        beam=beam, nbest=nbest, penalty=penalty, min_length=min_length, max_length=max_length, no_repeat=no_repeat
+    )
     room(attention, MOST)
     must_be_of_one(attention, folders)
     summarizer = Summarizer.load(*folders)
     pairs = write_lines(
         summarizer,
+        search,
         doing="summarizing",
         what="summaries",
-        nbest=nbest,
-        beam=beam,
-        penalty=penalty,
-        min_length=min_length,
-        no_repeat=no_repeat,
         attention=attention,
         keep=attention is not None,
     )
     if attention is not None and pairs:
         with disk_errors(attention):
             save_pairs(summarizer, pairs, attention)
+
+
+def _tell_long(summarizer: Summarizer, pairs: Sequence[Pair]) -> None:
+    tell_long("documents", sum(summarizer.too_long([pair.source for pair in pairs])), len(pairs), summarizer.limit)

@@ -24,7 +24,8 @@ from .attention import must_be_of_one, room, save_pairs
 from .files import PairFiles, must_be_writable
 from .recipe import Training
 from .screen import progress, said
-from .writing import Beam, Nbest, Penalty, Runs, write_lines
+from .search import Beam, MaxLength, Nbest, Penalty, Search
+from .writing import Runs, write_lines
 
 Layer = Annotated[
     int | None, typer.Option("--layer", help="align by this layer of a Transformer, from 0 (the one above the middle)")
@@ -79,6 +80,7 @@ class Evaluation(PairFiles):
 
     def run(self, folders: Sequence[Path]) -> dict[str, object]:
         """BLEU, chrF and exact matches of translations, and the loss."""
+        Search(beam=self.beam)
         pairs = list(self.read())
         with progress("translating") as show:
             return dict(Translator.load(*folders).evaluate(pairs, beam=self.beam, tokenize=self.tokenize, show=show))
@@ -100,6 +102,7 @@ def translate(
     beam: Beam = 5,
     nbest: Nbest = 1,
     penalty: Penalty = 0.6,
+    max_length: MaxLength = None,
     alignments: Annotated[Path | None, typer.Option(help="write word links to this file, in Pharaoh format")] = None,
     attention: Annotated[
         Path | None,
@@ -116,6 +119,7 @@ def translate(
 
         regard translate runs/deen runs/deen2 --beam 8 --alignments out.align < in.de > out.en
     """
+    search = Search(beam=beam, nbest=nbest, penalty=penalty, max_length=max_length)
     must_be_writable(alignments)
     room(attention, MOST)
     must_be_of_one(attention, folders)
@@ -125,11 +129,9 @@ def translate(
         translator.align([], layer=layer)  # what cannot be shown is refused before the work
     pairs = write_lines(
         translator,
+        search,
         doing="translating",
         what="translations",
-        nbest=nbest,
-        beam=beam,
-        penalty=penalty,
         attention=attention,
         keep=watched,
     )

@@ -150,21 +150,21 @@ class Tape(Mapping[Key, Weights | Reduced]):
         return fitting(found.queries, i, batch), fitting(found.keys, j, batch)
 
     def warn_of_tokens(self, stacklevel: int) -> None:
-        """Warn of tokens that were given and fit no layer."""
-        for labels in self._tokens:
-            layers = [key for key in self if fnmatchcase(key[0], labels.layers)]
-            own = [key for key in layers if meant_for(key[0], self._tokens) is labels]
-            if not layers:
-                told = f"no layer matches the pattern {labels.layers!r} of tokens; there are {', '.join(self.layers)}"
-            elif own and not any(_fit(labels, self._shape(key)) for key in own):
+        """Warn of tokens that fit no layer they were given for, and where they were given for none there is."""
+        placed = {key: labels for key in self if (labels := meant_for(key[0], self._tokens)) is not None}
+        if self._tokens and not placed:
+            patterns = ", ".join(repr(labels.layers) for labels in self._tokens)
+            told = f"tokens were given for {patterns}, which matches no layer; there are {', '.join(self.layers)}"
+            warnings.warn(told, stacklevel=stacklevel + 1)
+        for labels in dict.fromkeys(placed.values()):
+            own = [key for key, one in placed.items() if one is labels]
+            if not any(_fit(labels, self._shape(key)) for key in own):
                 i, j = self._shape(own[0])
                 told = (
                     f"{counted(labels.queries)} tokens were given, and {own[0][0]!r} has {i} queries and {j} keys; "
                     "set tape.tokens to one for each, special ones such as [CLS] too"
                 )
-            else:
-                continue
-            warnings.warn(told, stacklevel=stacklevel + 1)
+                warnings.warn(told, stacklevel=stacklevel + 1)
 
     def group(self, name: str, queries: Groups, keys: Groups | None = None, *, layers: str = "*") -> None:
         """Give the layers that match groups of tokens: `tape.group("words", words(tokens))`."""

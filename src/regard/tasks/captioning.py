@@ -27,7 +27,7 @@ from .seeing import Image, Seeing, Sight
 from .training import Setup, Start, run
 from .turns import Examples, Lengths, Seen, Turns, texts_of
 from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
-from .writer import Shown, Written
+from .writer import Shown, Written, at_most
 
 TASK = "captioning"
 MOST = 500  # images on one tape
@@ -193,19 +193,36 @@ class Describer:
         return cls([model.to(place) for model in models], tokenizers[0], sight=configs[0].sight, longest=longest)
 
     def describe(
-        self, images: Sequence[Image], *, beam: int = 3, alpha: float = 0.6, show: Shown | None = None
+        self,
+        images: Sequence[Image],
+        *,
+        beam: int = 3,
+        alpha: float = 0.6,
+        max_length: int | None = None,
+        show: Shown | None = None,
     ) -> list[Written]:
         """The best caption that beam search finds for each image; a beam of 1 is greedy."""
-        return [best[0] for best in self.n_best(images, n=1, beam=beam, alpha=alpha, show=show)]
+        found = self.n_best(images, n=1, beam=beam, alpha=alpha, max_length=max_length, show=show)
+        return [best[0] for best in found]
 
     def n_best(
-        self, images: Sequence[Image], *, n: int, beam: int = 3, alpha: float = 0.6, show: Shown | None = None
+        self,
+        images: Sequence[Image],
+        *,
+        n: int,
+        beam: int = 3,
+        alpha: float = 0.6,
+        max_length: int | None = None,
+        show: Shown | None = None,
     ) -> list[list[Written]]:
-        """The n best for each image, best first; `alpha` is that of the length penalty of Wu et al. 2016."""
+        """The n best for each image, best first; `alpha` is that of the length penalty of Wu et al. 2016.
+
+        None is longer than `max_length` tokens, which is `writer.at_most` unless given.
+        """
         found: list[list[Written]] = []
         limits: dict[str, Any] = {
             "end": self.tokenizer.eos,
-            "max_length": self.longest * 3 // 2 + 10,
+            "max_length": at_most(self.longest, max_length=max_length),
             "forbid": self.tokenizer.unwritten,
         }
         for rows, batch in self.sight.batches(images, self.device):

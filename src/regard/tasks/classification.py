@@ -112,6 +112,11 @@ def train_texts(
         batches = batching.over(read, pad=how.pad, seed=recipe.seed, group=start.group, say=start.say)
         spelling = how.spelling(example.text for example in examples)
         labels = torch.as_tensor(examples.labels)
+        if valid is not None and (long := sum(how.too_long(Inputs(valid, "text")))):
+            start.say(
+                f"{long:,} of {len(valid):,} texts to validate by have more than {how.limit} tokens, of which the rest "
+                "is not read"
+            )
 
         def labelled(batch: dict[str, Tensor]) -> dict[str, Tensor]:
             return spelling(batch["index"].tolist(), {**batch, "label": labels[batch["index"]]})
@@ -179,11 +184,12 @@ class Classifier:
         found.label, found.probability
 
     Images are arrays (height, width[, 3]) of bytes, as `regard.data.read_image` gives them. A text is read as far as
-    texts went in training. `show(done, all)` hears of progress.
+    texts went in training, `limit`; `too_long` says where that is not all. `show(done, all)` hears of progress.
     """
 
     def __init__(self, model: nn.Module, reads: Texts | Sight, classes: Sequence[str]) -> None:
         self.model, self.reads, self.classes = model, reads, tuple(classes)
+        self.limit = reads.limit if isinstance(reads, Texts) else None
         self.device = next(model.parameters()).device
 
     @classmethod
@@ -238,6 +244,10 @@ class Classifier:
             return looking.watched(self.model, self.reads.seen(list(examples), self.device))
         texts = [str(text) for text in examples]
         return looking.watched(self.model, *self.reads.whole(texts, self.device))
+
+    def too_long(self, examples: Sequence[Any]) -> list[bool]:
+        """Of each text, whether its end is not read; an image is seen whole."""
+        return self.reads.too_long(examples) if isinstance(self.reads, Texts) else [False] * len(examples)
 
     def _logits(self, examples: Any, show: Shown | None) -> Tensor:
         found, done = torch.empty(len(examples), len(self.classes)), 0

@@ -174,11 +174,20 @@ class Summarizer(Writer):
         beam: int = 4,
         alpha: float = 0.6,
         min_length: int = 0,
+        max_length: int | None = None,
         no_repeat: int | None = None,
         show: Shown | None = None,
     ) -> list[Written]:
         """The best summary of each document, as `write` has it; `n_best` has more of them."""
-        return self.write(documents, beam=beam, alpha=alpha, min_length=min_length, no_repeat=no_repeat, show=show)
+        return self.write(
+            documents,
+            beam=beam,
+            alpha=alpha,
+            min_length=min_length,
+            max_length=max_length,
+            no_repeat=no_repeat,
+            show=show,
+        )
 
     def evaluate(
         self,

@@ -57,7 +57,12 @@ def _classification(folder: Path, text: str | None, target: str | None, image: s
     classifier = classification.Classifier.load(folder)
     if image is not None:
         return classifier.tape([read_image(image)])
-    return classifier.tape(_lines("a classifier of texts", text))
+    lines = _lines("a classifier of texts", text)
+    for number, long in enumerate(classifier.too_long(lines), start=1):
+        if long:
+            most = classifier.limit
+            raise ValueError(f"line {number} of the text has more than the {most} tokens the model reads; shorten it")
+    return classifier.tape(lines)
 
 
 def _captioning(folder: Path, text: str | None, target: str | None, image: str | Path | None) -> Tape:

@@ -59,6 +59,10 @@ class Texts:
         for rows, batch in in_batches(ids, tokens=TOKENS, pad=self.pad, device=device):
             yield rows, spelling(rows, batch)
 
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        """Of each text, whether its end is not read."""
+        return [bool(n > self.limit) for n in Encoded(texts, self.read).lengths.get("ids", ())]
+
     def whole(self, texts: Sequence[str], device: torch.device) -> tuple[dict[str, Tensor], list[list[str]]]:
         """These as one batch, in order, and what its tokens stand for, padding included."""
         rows = range(len(texts))

@@ -169,10 +169,16 @@ class Translator(Writer):
     task = TASK
 
     def translate(
-        self, lines: Sequence[str], *, beam: int = 5, alpha: float = 0.6, show: Shown | None = None
+        self,
+        lines: Sequence[str],
+        *,
+        beam: int = 5,
+        alpha: float = 0.6,
+        max_length: int | None = None,
+        show: Shown | None = None,
     ) -> list[Written]:
         """The best translation of each line, as `write` has it; `n_best` has more of them."""
-        return self.write(lines, beam=beam, alpha=alpha, show=show)
+        return self.write(lines, beam=beam, alpha=alpha, max_length=max_length, show=show)
 
     def evaluate(
         self, pairs: Sequence[Paired], *, beam: int = 5, tokenize: str = "13a", show: Shown | None = None

@@ -53,9 +53,10 @@ class Written:
 class Writer:
     """One encoder-decoder, or several over the same vocabularies that decode as one.
 
-    `longest` is the longest target of the training, in tokens: what is written is at most half as long again. Of a
-    source it reads as many tokens as its training has read, `limit`; `too_long` says where that is not all. Lines are
-    read in batches of like length, and each is written as if it were alone. `show(done, all)` hears of progress.
+    `longest` is the longest target of the training, in tokens: what is written is about half as long again at most,
+    see `at_most`. Of a source it reads as many tokens as its training has read, `limit`; `too_long` says where that is
+    not all. Lines are read in batches of like length, and each is written as if it were alone. `show(done, all)` hears
+    of progress.
     """
 
     task: ClassVar[str]
@@ -100,11 +101,21 @@ class Writer:
         beam: int = 5,
         alpha: float = 0.6,
         min_length: int = 0,
+        max_length: int | None = None,
         no_repeat: int | None = None,
         show: Shown | None = None,
     ) -> list[Written]:
         """The best that beam search finds for each line; a beam of 1 is greedy."""
-        found = self.n_best(lines, n=1, beam=beam, alpha=alpha, min_length=min_length, no_repeat=no_repeat, show=show)
+        found = self.n_best(
+            lines,
+            n=1,
+            beam=beam,
+            alpha=alpha,
+            min_length=min_length,
+            max_length=max_length,
+            no_repeat=no_repeat,
+            show=show,
+        )
         return [best[0] for best in found]
 
     def n_best(
@@ -115,18 +126,20 @@ class Writer:
         beam: int = 5,
         alpha: float = 0.6,
         min_length: int = 0,
+        max_length: int | None = None,
         no_repeat: int | None = None,
         show: Shown | None = None,
     ) -> list[list[Written]]:
         """The n best for each line, best first; `alpha` is that of the length penalty of Wu et al. 2016.
 
-        None is shorter than `min_length` tokens, and none has the same `no_repeat` tokens in a row twice.
+        None is shorter than `min_length` tokens or longer than `max_length`, which is `at_most` unless given, and none
+        has the same `no_repeat` tokens in a row twice.
         """
         lines = [self.read(line) for line in lines]
         found: list[list[Written]] = [[] for _ in lines]
         limits: dict[str, Any] = {
             "end": self.tokenizers.target.eos,
-            "max_length": max(self.longest * 3 // 2 + 10, min_length),
+            "max_length": at_most(self.longest, min_length=min_length, max_length=max_length),
             "min_length": min_length,
             "no_repeat": no_repeat,
             "forbid": self.tokenizers.target.unwritten,
@@ -195,6 +208,15 @@ class Writer:
     def _written(self, one: Hypothesis, line: str) -> Written:
         text = self.tokenizers.text(one.tokens, line)
         return Written(text=text, score=one.score, log_probability=one.log_probability, finished=one.finished)
+
+
+def at_most(longest: int, *, min_length: int = 0, max_length: int | None = None) -> int:
+    """The most tokens to write: `max_length`, else half as many again as the longest target of the training, and ten.
+
+    >>> at_most(40), at_most(40, max_length=500)
+    (70, 500)
+    """
+    return max(longest * 3 // 2 + 10, min_length) if max_length is None else max_length
 
 
 def built(network: Network) -> nn.Module:
