@@ -683,18 +683,23 @@ class TestTokens:
             model(torch.randn(1, 5, 8))
         return tape
 
-    def test_those_that_fit_no_layer_are_warned_of(self):
+    def test_those_that_fit_no_layer_are_warned_of_when_somebody_looks(self):
+        tape = self.seen(["a", "b"])
         with pytest.warns(UserWarning, match=r"2 tokens were given, and 'layers.0.self_attn' has 5 queries and 5 keys"):
-            self.seen(["a", "b"])
+            assert tape.tokens_of(0) == (None, None)
+        assert tape.tokens_of(0) == (None, None)  # and not again
 
     def test_a_pattern_that_matches_no_layer_is_warned_of(self):
+        tape = self.seen({"layer.0*": list("abcde")})
         with pytest.warns(UserWarning, match=r"given for 'layer.0\*', which matches no layer; there are layers.0"):
-            self.seen({"layer.0*": list("abcde")})
+            tape.page()
 
     def test_those_that_are_set_later_are_warned_of_too(self):
         tape = self.seen(list("abcde"))
+        assert tape.tokens_of(0) == (list("abcde"), list("abcde"))
+        tape.tokens = [list("abc"), list("abcd")]
         with pytest.warns(UserWarning, match="3 to 4 tokens were given"):
-            tape.tokens = [list("abc"), list("abcd")]
+            tape.tokens_of(1)
 
     @pytest.mark.parametrize(
         ("tokens", "message"), [("abcde", "got the string 'abcde'"), (range(5), "must be strings")]

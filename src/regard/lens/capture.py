@@ -84,7 +84,6 @@ def capture(
         yield tape
     recorder.close()
     _must_have_seen(watch)
-    tape.warn_of_tokens(stacklevel=3)
 
 
 def _must_be_watchable(model: nn.Module) -> None:

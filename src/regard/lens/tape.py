@@ -51,6 +51,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         self._stored: Mapping[Key, Weights | Reduced] = dict(entries)
         self._extras = dict(extras or {})
         self._tokens = list(tokens)
+        self._looked = False  # has anybody asked for tokens yet?
         self._groups = {name: list(labels) for name, labels in (groups or {}).items()}
         self._pictures = list(pictures)
         self.facts = dict(facts or {})
@@ -136,26 +137,30 @@ class Tape(Mapping[Key, Weights | Reduced]):
 
     @tokens.setter
     def tokens(self, tokens: Tokens | TokensByLayer) -> None:
-        self._tokens = tokens_by_layer(tokens)
-        if len(self):
-            self.warn_of_tokens(stacklevel=2)
+        self._tokens, self._looked = tokens_by_layer(tokens), False
 
     def tokens_of(self, key: str | int | Key, *, batch: int = 0) -> tuple[list[str] | None, list[str] | None]:
-        """The tokens of a layer's queries and of its keys in one batch row; None for an axis they do not fit."""
+        """The tokens of a layer's queries and of its keys in one batch row; None for an axis they do not fit.
+
+        Tokens that fit no layer at all are warned of, once.
+        """
         key = self._key(key)
+        if not self._looked:
+            self._looked = True
+            self._warn_of_tokens()
         found = meant_for(key[0], self._tokens)
         if found is None:
             return None, None
         i, j = self._shape(key)
         return fitting(found.queries, i, batch), fitting(found.keys, j, batch)
 
-    def warn_of_tokens(self, stacklevel: int) -> None:
+    def _warn_of_tokens(self) -> None:
         """Warn of tokens that fit no layer they were given for, and where they were given for none there is."""
         placed = {key: labels for key in self if (labels := meant_for(key[0], self._tokens)) is not None}
         if self._tokens and not placed:
             patterns = ", ".join(repr(labels.layers) for labels in self._tokens)
             told = f"tokens were given for {patterns}, which matches no layer; there are {', '.join(self.layers)}"
-            warnings.warn(told, stacklevel=stacklevel + 1)
+            warnings.warn(told, stacklevel=3)
         for labels in dict.fromkeys(placed.values()):
             own = [key for key, one in placed.items() if one is labels]
             if not any(_fit(labels, self._shape(key)) for key in own):
@@ -164,7 +169,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
                     f"{counted(labels.queries)} tokens were given, and {own[0][0]!r} has {i} queries and {j} keys; "
                     "set tape.tokens to one for each, special ones such as [CLS] too"
                 )
-                warnings.warn(told, stacklevel=stacklevel + 1)
+                warnings.warn(told, stacklevel=3)
 
     def group(self, name: str, queries: Groups, keys: Groups | None = None, *, layers: str = "*") -> None:
         """Give the layers that match groups of tokens: `tape.group("words", words(tokens))`."""
