@@ -359,3 +359,14 @@ def test_of_the_format_before_everything_but_summaries_is_read(tape, tmp_path):
 def test_a_tape_is_not_saved_where_there_is_no_folder(tape, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none is no folder; make it before tape\.safetensors"):
         tape.save(tmp_path / "none" / "tape.safetensors")
+
+
+def test_measures_alone_are_read_from_the_format_before(tmp_path):
+    model, path = Attention(8, heads=2), tmp_path / "reduced.safetensors"
+    with capture(model, keep=["entropy", "pool:4"]) as tape:
+        model(torch.randn(1, 6, 8))
+    tape.save(path)
+    rewritten(path, lambda described, tensors: {**described, "format": 2})
+    found = Tape.load(path)
+    assert found[0].kept == ("entropy", "pool:4")
+    assert torch.equal(found[0].entropy(), tape[0].entropy())

@@ -116,7 +116,9 @@ def mapped(path: Path) -> Found:
             raise ValueError(_other_format(described.get("format")))
         must_have("the tape", described, "format entries tokens groups pictures facts")
         if described["format"] == EVEN_MAPS:
-            described["entries"] = [{**entry, "summary": None} for entry in described["entries"]]
+            for entry in described["entries"]:
+                if isinstance(entry, dict) and "summary" in entry:
+                    entry["summary"] = None
         entries: dict[Key, Weights | Reduced] = {}
         extras: dict[Key, Extras] = {}
         summaries: dict[Key, tuple[Summary, Overview]] = {}

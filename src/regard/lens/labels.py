@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
+K = TypeVar("K")
 Tokens = Sequence[str] | Sequence[Sequence[str]]  # of one text, or of each batch row
 TokensByLayer = Mapping[str, Tokens | tuple[Tokens, Tokens]]  # a pair for queries and keys of different texts
 
@@ -47,7 +48,34 @@ def fitting(texts: Sequence[list[str]], n: int, batch: int) -> list[str] | None:
     return row[:n] if len(row) in (n, n + 1) else None
 
 
-def counted(texts: Sequence[list[str]]) -> str:
+def misplaced(
+    tokens: Sequence[Labels], layers: Mapping[K, str], shape: Callable[[K], tuple[int, int]]
+) -> Iterator[str]:
+    """What is to be said of tokens that fit no layer they were given for, or were given for none there is.
+
+    `layers` are names by key, and `shape` tells how many queries and keys a layer has.
+    """
+    placed = {key: labels for key, name in layers.items() if (labels := meant_for(name, tokens)) is not None}
+    if tokens and not placed:
+        patterns, there = ", ".join(repr(labels.layers) for labels in tokens), ", ".join(dict.fromkeys(layers.values()))
+        yield f"tokens were given for {patterns}, which matches no layer; there are {there}"
+    for labels in dict.fromkeys(placed.values()):
+        own = [key for key, one in placed.items() if one is labels]
+        if not any(_fit(labels, shape(key)) for key in own):
+            i, j = shape(own[0])
+            yield (
+                f"{_counted(labels.queries)} tokens were given, and {layers[own[0]]!r} has {i} queries and {j} keys; "
+                "set tape.tokens to one for each, special ones such as [CLS] too"
+            )
+
+
+def _fit(labels: Labels, shape: tuple[int, int]) -> bool:
+    """Are the tokens of any batch row those of an axis?"""
+    axes = zip((labels.queries, labels.keys), shape, strict=True)
+    return any(fitting(texts, n, batch) is not None for texts, n in axes for batch in range(len(texts)))
+
+
+def _counted(texts: Sequence[list[str]]) -> str:
     """How many tokens there are, as `9` or, of several batch rows, `7 to 9`."""
     fewest, most = min(map(len, texts), default=0), max(map(len, texts), default=0)
     return str(most) if fewest == most else f"{fewest} to {most}"

@@ -18,7 +18,7 @@ import regard
 from ..ops.lazy import Summary, Weights
 from . import archive
 from .groups import Groups
-from .labels import Labels, Tokens, TokensByLayer, counted, fitting, meant_for, tokens_by_layer
+from .labels import Labels, Tokens, TokensByLayer, fitting, meant_for, misplaced, tokens_by_layer
 from .overview import Overview
 from .pictures import Image, Picture, pictures
 from .record import Extras, Record
@@ -147,29 +147,13 @@ class Tape(Mapping[Key, Weights | Reduced]):
         key = self._key(key)
         if not self._looked:
             self._looked = True
-            self._warn_of_tokens()
+            for told in misplaced(self._tokens, {one: one[0] for one in self}, self._shape):
+                warnings.warn(told, stacklevel=2)
         found = meant_for(key[0], self._tokens)
         if found is None:
             return None, None
         i, j = self._shape(key)
         return fitting(found.queries, i, batch), fitting(found.keys, j, batch)
-
-    def _warn_of_tokens(self) -> None:
-        """Warn of tokens that fit no layer they were given for, and where they were given for none there is."""
-        placed = {key: labels for key in self if (labels := meant_for(key[0], self._tokens)) is not None}
-        if self._tokens and not placed:
-            patterns = ", ".join(repr(labels.layers) for labels in self._tokens)
-            told = f"tokens were given for {patterns}, which matches no layer; there are {', '.join(self.layers)}"
-            warnings.warn(told, stacklevel=3)
-        for labels in dict.fromkeys(placed.values()):
-            own = [key for key, one in placed.items() if one is labels]
-            if not any(_fit(labels, self._shape(key)) for key in own):
-                i, j = self._shape(own[0])
-                told = (
-                    f"{counted(labels.queries)} tokens were given, and {own[0][0]!r} has {i} queries and {j} keys; "
-                    "set tape.tokens to one for each, special ones such as [CLS] too"
-                )
-                warnings.warn(told, stacklevel=3)
 
     def group(self, name: str, queries: Groups, keys: Groups | None = None, *, layers: str = "*") -> None:
         """Give the layers that match groups of tokens: `tape.group("words", words(tokens))`."""
@@ -384,13 +368,6 @@ class Tape(Mapping[Key, Weights | Reduced]):
     def _shape(self, key: Key) -> tuple[int, int]:
         i, j = self[key].shape[-2:]
         return i, j
-
-
-def _fit(labels: Labels, shape: tuple[int, int]) -> bool:
-    """Are the tokens of any batch row those of an axis?"""
-    i, j = shape
-    axes = ((labels.queries, i), (labels.keys, j))
-    return any(fitting(texts, n, batch) is not None for texts, n in axes for batch in range(len(texts)))
 
 
 def _joined(heads: Sequence[Summary], shape: torch.Size) -> Summary:
