@@ -155,20 +155,19 @@ def _send(
 
 @gluon.jit
 def _fold(
-    s, lse2, measures, part, start, gap, place, first, scale2, offset, low, length, ENTROPY, LARGEST, DISTANCE,
+    s, lse2, measures, part, start, gap, place, scale2, offset, low, length, ENTROPY, LARGEST, DISTANCE,
     BACKWARD: gl.constexpr, LEFT: gl.constexpr, CAREFUL: gl.constexpr,
 ):  # fmt: skip
     """The measures of a part of the rows, with one tile more, and the sums over the rows of each thread."""
     entropy, largest, distance, left = measures
     t = s * scale2 - lse2.expand_dims(1)
     if CAREFUL:
-        position = (_row(place, part, gl.arange(0, 64, layout=BY_ROW)) + offset).expand_dims(1)
-        key = (start + gl.arange(0, 64, layout=BY_KEY)).expand_dims(0)
-        away = position - key
-        t = gl.where((away >= low) & (key < length), t, NEVER)
+        row = _row(place, part, gl.arange(0, 64, layout=BY_ROW))
+        seen = gl.minimum(row + offset - low + 1, length).expand_dims(1)
+        t = gl.where((start + gl.arange(0, 64, layout=BY_KEY)).expand_dims(0) < seen, t, NEVER)
         # As if x had been left out on the side that is to count it.
-        x = (position - first).to(gl.float32)
-        gap = gl.where(away < 0, -away, away).to(gl.float32) + (-x if BACKWARD else x)
+        x = (row - place * 128).to(gl.float32).expand_dims(1)
+        gap = gl.abs(gap - x) + (-x if BACKWARD else x)
     p = gl.exp2(t)
     held = _held(p)
     if ENTROPY is not None:
@@ -215,7 +214,7 @@ def _walk(
             _fetch(K, keys, arrived, k_row, k_col, turn + ahead, tile, ahead < count, d, STAGES)
             _send(sums, sums_of, place, RECEIVED, CELLS, rows, cols, share, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO)
             upper, sums = _fold(
-                s, upper_lse2, upper, 0, start, gap, place, first, scale2, offset, low, length,
+                s, upper_lse2, upper, 0, start, gap, place, scale2, offset, low, length,
                 ENTROPY, LARGEST, DISTANCE, BACKWARD, LEFT, CAREFUL,
             )  # fmt: skip
             s = hopper.warpgroup_mma_wait(0, deps=[product])
@@ -223,7 +222,7 @@ def _walk(
             mbarrier.wait(arrived.index(next % STAGES), next // STAGES % 2, pred=n + 1 < count)
             product = _product(queries, 0, keys.index(next % STAGES))
             lower, others = _fold(
-                s, lower_lse2, lower, 1, start, gap, place, first, scale2, offset, low, length,
+                s, lower_lse2, lower, 1, start, gap, place, scale2, offset, low, length,
                 ENTROPY, LARGEST, DISTANCE, BACKWARD, LEFT, CAREFUL,
             )  # fmt: skip
             sums += others
