@@ -123,7 +123,7 @@ def _at_or_before(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 @functools.cache
 def _flex() -> Callable[..., Tensor]:
     torch._dynamo.config.recompile_limit = 64
-    return torch.compile(flex_attention, dynamic=True)
+    return torch.compile(flex_attention, dynamic=False)  # a kernel for each length: the fastest it has
 
 
 def overhead(mask: Mask | None) -> tuple[Call, dict[str, Call]]:

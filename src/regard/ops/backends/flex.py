@@ -2,6 +2,7 @@
 
 The terms are its `mask_mod` and `score_mod` as they stand. Which tiles a mask leaves empty is read from the mask's
 structure, never from an N x N tensor, and remembered; the first call with a new kind of term compiles, for seconds.
+Lengths share a kernel, but for powers of two from 1,024 on: one that knows its length is faster.
 PyTorch's module is imported when first needed: it brings the compiler with it.
 """
 
@@ -31,6 +32,7 @@ name = "flex"
 MOST = 2**16 - 1
 WIDEST = 256  # numbers of a key or a value: of wider ones its backward finds no room for a tile
 RECOMPILATIONS = 1024
+SHORTEST_CONTEXT = 1024
 DEVICES = ("cuda",)  # on the CPU FlexAttention stores the matrix and has no backward: good for tests alone
 
 
@@ -141,7 +143,13 @@ def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
 def _attention(call: Call, told: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
         return _uncompiled
-    return _compiled((skeleton(call.mask), skeleton(call.bias), cap(call), call.offset == 0, told))
+    kind = skeleton(call.mask), skeleton(call.bias), cap(call), call.offset == 0, told
+    return _compiled((*kind, call.shape[2:] if all(map(_is_a_context, call.shape[2:])) else None))
+
+
+def _is_a_context(length: int) -> bool:
+    """Is this a length that a model reads again and again, a power of two? It is worth a kernel of its own."""
+    return length >= SHORTEST_CONTEXT and length & (length - 1) == 0
 
 
 def _uncompiled(
