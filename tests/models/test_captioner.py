@@ -160,6 +160,13 @@ def test_hard_attention_looks_at_the_mean_and_in_training_also_at_one_place():
     assert torch.cdist(second, values).amin(-1).max() < 1e-6
 
 
+def test_no_mean_is_computed_for_the_side_that_draws():
+    model, rows = model_of("hard").train(), []
+    model.decoder.attention.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    model.loss(batch_of())
+    assert rows == [B] * M
+
+
 def test_hard_attention_learns_by_the_gradient_of_the_expected_likelihood():
     """Thousands of draws for one image, against the sum over all places of both words."""
     model = Captioner(config(attention="hard", widths=(2,), hidden=4, dim=4, vocabulary=6, entropy=0.0)).to(D).train()

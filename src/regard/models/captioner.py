@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -160,16 +160,21 @@ class Captioner(nn.Module):
 
         Xu et al. (2015, section 4.1) toss a coin for each caption; this is both of its sides.
         """
-        inputs, state = torch.cat((inputs, inputs)), self._start(torch.cat((places, places)))
-        logits, draws, second = [], [], torch.arange(len(places), 2 * len(places), device=places.device)
-        for tokens in inputs.split(1, 1):
+        begun, attention = self._start(places), self.decoder.attention
+        memory, beside = begun.memory, begun.beside
+        assert memory is not None
+        assert beside is not None
+        # Both sides look at one memory; what they have read so far is their own.
+        hidden = tuple(torch.cat((x, x), 1) for x in begun.hidden)
+        state = replace(begun, hidden=hidden, beside=torch.cat((beside, beside)))
+        logits, draws, rows = [], [], torch.arange(len(places), device=places.device)
+        for tokens in torch.cat((inputs, inputs)).split(1, 1):
             h, state = self.decoder.read(tokens, state)
-            mean, A = self.decoder.look(h, state)
-            chances = Categorical(probs=A[len(places) :, 0, 0], validate_args=False)
+            first, second = h.chunk(2)
+            chances = Categorical(probs=attention.weights(second, memory)[:, 0, 0], validate_args=False)
             place = drawn(chances.probs)
-            assert state.memory is not None
-            one = state.memory.values[second, place]
-            some, state = self.decoder.write(h, torch.cat((mean[: len(places)], one[:, None])), state)
+            contexts = torch.cat((attention(first, memory), memory.values[rows, place][:, None]))
+            some, state = self.decoder.write(h, contexts, state)
             logits.append(some)
             draws.append(Draw(chances.log_prob(place), chances.entropy()))
         by_mean, by_draw = torch.cat(logits, 1).chunk(2)

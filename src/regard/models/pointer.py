@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..nn.losses import Loss, shifted
 from .demands import must_be_token
 from .padding import keep_of
-from .recurrent import RecurrentState
+from .recurrent import RecurrentState, true_or_own
 from .seq2seq import Seq2Seq, Seq2SeqConfig, repeated
 
 POINTING = ("bahdanau", "dot", "general", "concat", "location")  # those whose weights sum to 1 at every step
@@ -153,8 +153,7 @@ class Pointer(nn.Module):
         read: list[Tensor] = []
         for tokens in inputs.split(1, 1):
             if parts and forcing < 1:
-                own = parts[-1].log_p(words).argmax(-1)
-                tokens = torch.where(torch.rand(own.shape, device=own.device) < forcing, tokens, own)
+                tokens = true_or_own(tokens, parts[-1].log_p(words).argmax(-1), forcing)
             part, state = self._advance(tokens, state, copies)
             parts.append(part)
             read.append(tokens)

@@ -157,8 +157,7 @@ class RecurrentDecoder(nn.Module):
         seen: list[Weights] = []
         for tokens in inputs.split(1, 1):
             if logits and forcing < 1:
-                own = logits[-1].argmax(-1)
-                tokens = torch.where(torch.rand(own.shape, device=own.device) < forcing, tokens, own)
+                tokens = true_or_own(tokens, logits[-1].argmax(-1), forcing)
             some, state = self._advance(tokens, state)
             logits.append(some)
             read.append(tokens)
@@ -172,6 +171,11 @@ class RecurrentDecoder(nn.Module):
         context, A = self.look(h, state)
         memory = state.memory if state.memory.coverage is None else state.memory.cover(A)
         return self.write(h, context, replace(state, memory=memory, seen=(A,)))
+
+
+def true_or_own(tokens: Int[Tensor, "b t"], own: Int[Tensor, "b t"], forcing: float) -> Int[Tensor, "b t"]:
+    """Each token with probability `forcing`, and otherwise what the model would have written there."""
+    return torch.where(torch.rand(own.shape, device=own.device) < forcing, tokens, own)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
