@@ -68,6 +68,17 @@ def test_what_is_not_read_is_counted(summarizer):
     assert "documents have more than" not in well("summarize", summarizer, stdin="The fox\n").err
 
 
+def test_what_is_not_read_of_documents_to_train_and_to_validate_by_is_counted_once(files, tmp_path):
+    (tmp_path / "long.tsv").write_text(f"{'The fox ' * 9}\tfox\nThe fox\tfox\n")
+    data = ["--pairs", tmp_path / "long.tsv", "--valid-pairs", tmp_path / "long.tsv", "--batch-tokens", 64]
+    ended = well("train", "summarization", *data, *SMALL, "--limit", 8, "--out", tmp_path / "run")
+    assert ended.err.count("1 of 2 examples have more than 8 tokens and are truncated") == 1
+    told = "1 of 2 documents to validate by have more than 8 tokens, of which the rest is not read"
+    assert ended.err.count(told) == 1
+    ended = well("train", "summarization", *data, *SMALL, "--limit", 19, "--out", tmp_path / "whole")
+    assert "more than" not in ended.err
+
+
 def test_an_evaluation_prints_each_number_with_its_signature(summarizer, files):
     data = ["--documents", files / "news", "--summaries", files / "headlines"]
     ended = well("evaluate", summarizer, *data, "--beam", 2, "--no-repeat", 3, "--rouge", "unicode")

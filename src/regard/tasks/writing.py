@@ -61,7 +61,7 @@ def train(
         return Setup(
             model=built(network),
             batches=batches,
-            evaluate=None if valid is None else _judge(writer, list(valid), tokenizers, config),
+            evaluate=None if valid is None else _judge(writer, list(valid), tokenizers, config, say=start.say),
             files={runs.CONFIG: runs.described(task, config), **tokenizers.files()},
         )
 
@@ -69,10 +69,22 @@ def train(
 
 
 def _judge(
-    writer: Callable[..., Judge], valid: list[Paired], tokenizers: Tokenizers, config: Config
+    writer: Callable[..., Judge],
+    valid: list[Paired],
+    tokenizers: Tokenizers,
+    config: Config,
+    *,
+    say: Callable[[str], None],
 ) -> Callable[[nn.Module], dict[str, float]]:
     if not valid:
         raise ValueError("valid must hold at least one pair, got none; leave it out to train without validation")
+    if (limit := config.limit) is not None:
+        lengths = map(len, tokenizers.read([pair.source for pair in valid]))
+        if long := sum(length > limit for length in lengths):
+            say(
+                f"{long:,} of {len(valid):,} documents to validate by have more than {limit} tokens, of which the rest "
+                "is not read"
+            )
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         judged = writer([model], tokenizers, longest=config.longest, limit=config.limit)
