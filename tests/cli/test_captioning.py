@@ -48,10 +48,10 @@ def test_where_words_looked_is_a_picture_or_a_tape(captioner, files, tmp_path):
 
 
 def test_an_evaluation_prints_each_number(captioner, files):
-    flags = ["--captions", files / "captions.tsv", "--images", files / "scenes", "--beam", 2]
+    flags = ["--captions", files / "captions.tsv", "--images", files / "scenes", "--beam", 2, "--max-length", 1]
     lines = well("evaluate", captioner, *flags).lines
     examples = captions_tsv(files / "captions.tsv", files / "scenes")
-    found = Describer.load(captioner).evaluate(examples, beam=2)
+    found = Describer.load(captioner).evaluate(examples, beam=2, max_length=1)
     assert [line.split()[:2] for line in lines] == [[name, f"{x.value:.2f}"] for name, x in found.items()]
     assert list(found) == ["bleu1", "bleu2", "bleu3", "bleu4", "exact", "loss"]
     assert "nrefs:2" in lines[0]

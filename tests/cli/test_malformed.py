@@ -202,6 +202,7 @@ ROWS = [
     ("no token to write", "translate {translator} --max-length 0", "error: --max-length must be 1 or more, got 0"),
     ("a penalty without end", "translate {translator} --length-penalty inf", "error: --length-penalty must be finite"),
     ("a beam of nothing to evaluate", "evaluate {translator} --beam 0", "error: --beam must be 1 or more, got 0"),
+    ("no token to judge", "evaluate {translator} --max-length 0", "error: --max-length must be 1 or more, got 0"),
     ("no such layer", "translate {translator} --alignments {out} --layer 9", "layer must be from 0 to 2, got 9"),
     ("no folder for alignments", "translate {translator} --alignments {bad}/none/a", "a cannot be written"),
     ("a folder for attention", "translate {translator} --attention {bad}", "bad cannot be written"),

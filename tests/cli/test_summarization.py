@@ -81,8 +81,9 @@ def test_what_is_not_read_of_documents_to_train_and_to_validate_by_is_counted_on
 
 def test_an_evaluation_prints_each_number_with_its_signature(summarizer, files):
     data = ["--documents", files / "news", "--summaries", files / "headlines"]
-    ended = well("evaluate", summarizer, *data, "--beam", 2, "--no-repeat", 3, "--rouge", "unicode")
-    measured = Summarizer.load(summarizer).evaluate(PAIRS, beam=2, no_repeat=3, words="unicode")
+    flags = ["--beam", 2, "--max-length", 1, "--no-repeat", 3, "--rouge", "unicode"]
+    ended = well("evaluate", summarizer, *data, *flags)
+    measured = Summarizer.load(summarizer).evaluate(PAIRS, beam=2, max_length=1, no_repeat=3, words="unicode")
     assert [line.split()[:2] for line in ended.lines] == [[k, f"{v.value:.2f}"] for k, v in measured.items()]
     assert "F1|unicode|rouge-score:" in ended.lines[0]
     assert f"{len(NEWS)} of {len(NEWS)} documents have more than 8 tokens" in ended.err

@@ -99,9 +99,9 @@ def test_a_translation_is_as_long_as_it_may_be(translator):
 
 def test_an_evaluation_prints_each_number_with_its_signature(translator, files):
     data = ["--source", files / "a.de", "--target", files / "a.en"]
-    ended = well("evaluate", translator, *data, "--beam", 2, "--tokenize", "char")
+    ended = well("evaluate", translator, *data, "--beam", 2, "--max-length", 1, "--tokenize", "char")
     pairs = [Pair(*both) for both in zip(SOURCE, TARGET, strict=True)]
-    measured = Translator.load(translator).evaluate(pairs, beam=2, tokenize="char")
+    measured = Translator.load(translator).evaluate(pairs, beam=2, max_length=1, tokenize="char")
     assert [line.split()[:2] for line in ended.lines] == [[k, f"{v.value:.2f}"] for k, v in measured.items()]
     assert "tok:char|smooth:exp" in ended.lines[0]
 

@@ -12,7 +12,7 @@ from PIL import Image
 from regard.data import Captioned, DataError, Tokenizer, captions_tsv
 from regard.decode import score
 from regard.models import CaptionerConfig
-from regard.tasks import captioning
+from regard.tasks import captioning, metrics
 from regard.tasks.captioning import Describer, Model
 from regard.tasks.seeing import Seeing, Sight
 from regard.tasks.turns import Lengths, Turns, texts_of
@@ -95,6 +95,13 @@ def test_the_loss_of_an_evaluation_is_that_of_all_tokens_of_all_captions(folder)
     tokens = sum(len(caption.split()) + 1 for caption in texts_of(SCENES))
     cost = -sum(value for values in describer.score(SCENES) for value in values)
     assert describer.evaluate(SCENES, beam=1)["loss"].value == pytest.approx(cost / tokens)
+
+
+def test_an_evaluation_is_of_captions_as_long_as_they_may_be(folder):
+    describer = Describer.load(folder)
+    short = describer.describe([scene.image for scene in SCENES], beam=2, max_length=1)
+    expected = metrics.bleu_of_many([one.text for one in short], [scene.captions for scene in SCENES], order=1)
+    assert describer.evaluate(SCENES, beam=2, max_length=1)["bleu1"] == expected
 
 
 def test_looks_are_a_map_for_each_token_and_its_end(folder):

@@ -99,6 +99,10 @@ def test_the_loss_of_an_evaluation_is_that_of_all_tokens(folder):
     assert found["loss"].value == pytest.approx(-sum(summarizer.score(PAIRS)) / tokens)
 
 
+def test_an_evaluation_is_of_summaries_as_long_as_they_may_be(learned):
+    assert learned.evaluate(PAIRS, max_length=1)["rouge1"].value == pytest.approx(200 / 3, abs=5)  # a word of two
+
+
 def test_several_copies_of_a_model_decode_as_the_model(folder):
     documents = [pair.source for pair in PAIRS[:5]]
     alone, twice = Summarizer.load(folder), Summarizer.load(folder, folder)

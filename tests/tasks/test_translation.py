@@ -11,7 +11,7 @@ import torch
 from regard.data import DataError, Pair, Tokenizer
 from regard.lens import Links
 from regard.models import Seq2SeqConfig, TransformerConfig
-from regard.tasks import Batching, PairVocabulary, aligning, runs, translation
+from regard.tasks import Batching, PairVocabulary, aligning, metrics, runs, translation
 from regard.tasks.pairs import Tokenizers
 from regard.tasks.translation import Model, Translator
 from regard.train import CheckpointError, Constant, Linear, Recipe, Silence, checkpoint
@@ -123,6 +123,13 @@ def test_the_loss_of_an_evaluation_is_that_of_all_tokens(folder):
     tokens = sum(len(pair.target.split()) + 1 for pair in PAIRS)
     expected = -sum(translator.score(PAIRS)) / tokens
     assert translator.evaluate(PAIRS, beam=1)["loss"].value == pytest.approx(expected)
+
+
+def test_an_evaluation_is_of_translations_as_long_as_they_may_be(folder):
+    translator = Translator.load(folder)
+    short = translator.translate([pair.source for pair in PAIRS], beam=2, max_length=1)
+    expected = metrics.chrf([one.text for one in short], [pair.target for pair in PAIRS])
+    assert translator.evaluate(PAIRS, beam=2, max_length=1)["chrf"] == expected
 
 
 def test_several_copies_of_a_model_decode_as_the_model(folder):

@@ -23,7 +23,7 @@ from ..train.schema import check_types
 from .attention import TAPE, must_fit, room
 from .recipe import Training
 from .screen import one_line, progress
-from .search import Beam, MaxLength, Search
+from .search import LENGTH, Beam, MaxLength, Search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +95,15 @@ class Evaluation(CaptionFiles):
     """What `regard evaluate` asks of a captioner."""
 
     beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 3
+    max_length: Annotated[int | None, LENGTH] = None
 
     def run(self, folders: Sequence[Path]) -> dict[str, object]:
         """BLEU-1 to BLEU-4 and exact matches against all references, and the loss."""
-        Search(beam=self.beam)
+        Search(beam=self.beam, max_length=self.max_length)
         examples = self.read()
+        describer = Describer.load(*folders)
         with progress("describing") as show:
-            return dict(Describer.load(*folders).evaluate(examples, beam=self.beam, show=show))
+            return dict(describer.evaluate(examples, beam=self.beam, max_length=self.max_length, show=show))
 
 
 @dataclass(frozen=True, kw_only=True)

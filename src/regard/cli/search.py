@@ -14,13 +14,8 @@ from .screen import said
 Beam = Annotated[int, typer.Option("--beam", help="hypotheses side by side; 1 is greedy")]
 Nbest = Annotated[int, typer.Option("--nbest", help="print so many for each line: number ||| text ||| score")]
 Penalty = Annotated[float, typer.Option("--length-penalty", help="alpha of Wu et al. 2016; 0 for none")]
-MaxLength = Annotated[
-    int | None,
-    typer.Option(
-        "--max-length",
-        help="the most tokens to write (half as many again as the longest target of the training, and ten)",
-    ),
-]
+LENGTH = "the most tokens to write (half as many again as the longest target of the training, and ten)"
+MaxLength = Annotated[int | None, typer.Option("--max-length", help=LENGTH)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from .attention import must_be_of_one, room, save_pairs
 from .files import SummaryFiles
 from .recipe import Training
 from .screen import progress, tell_long
-from .search import Beam, MaxLength, Nbest, Penalty, Search
+from .search import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
 from .writing import Runs, write_lines
 
 
@@ -70,16 +70,24 @@ class Evaluation(SummaryFiles):
     """What `regard evaluate` asks of a summarizer."""
 
     beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 4
+    max_length: Annotated[int | None, LENGTH] = None
     no_repeat: Annotated[int | None, "write no so many tokens in a row twice"] = None
     rouge: Annotated[Words, "the words of ROUGE: English, stemmed, or those of any script"] = "english"
 
     def run(self, folders: Sequence[Path]) -> dict[str, object]:
         """ROUGE-1, -2 and -L of summaries, and the loss."""
-        Search(beam=self.beam, no_repeat=self.no_repeat)
+        Search(beam=self.beam, max_length=self.max_length, no_repeat=self.no_repeat)
         pairs = list(self.read())
         summarizer = Summarizer.load(*folders)
         with progress("summarizing") as show:
-            found = summarizer.evaluate(pairs, beam=self.beam, no_repeat=self.no_repeat, words=self.rouge, show=show)
+            found = summarizer.evaluate(
+                pairs,
+                beam=self.beam,
+                max_length=self.max_length,
+                no_repeat=self.no_repeat,
+                words=self.rouge,
+                show=show,
+            )
         _tell_long(summarizer, pairs)
         return dict(found)
 

@@ -24,7 +24,7 @@ from .attention import must_be_of_one, room, save_pairs
 from .files import PairFiles, must_be_writable
 from .recipe import Training
 from .screen import progress, said
-from .search import Beam, MaxLength, Nbest, Penalty, Search
+from .search import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
 from .writing import Runs, write_lines
 
 Layer = Annotated[
@@ -76,14 +76,19 @@ class Evaluation(PairFiles):
     """What `regard evaluate` asks of a translator."""
 
     beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 5
+    max_length: Annotated[int | None, LENGTH] = None
     tokenize: Annotated[str, "sacreBLEU's tokenizer: 13a, intl, zh, char, none"] = "13a"
 
     def run(self, folders: Sequence[Path]) -> dict[str, object]:
         """BLEU, chrF and exact matches of translations, and the loss."""
-        Search(beam=self.beam)
+        Search(beam=self.beam, max_length=self.max_length)
         pairs = list(self.read())
+        translator = Translator.load(*folders)
         with progress("translating") as show:
-            return dict(Translator.load(*folders).evaluate(pairs, beam=self.beam, tokenize=self.tokenize, show=show))
+            found = translator.evaluate(
+                pairs, beam=self.beam, max_length=self.max_length, tokenize=self.tokenize, show=show
+            )
+        return dict(found)
 
 
 @dataclass(frozen=True, kw_only=True)

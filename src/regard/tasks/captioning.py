@@ -249,10 +249,12 @@ class Describer:
                 show(len(found), len(examples))
         return found
 
-    def evaluate(self, examples: Examples, *, beam: int = 3, show: Shown | None = None) -> dict[str, Measured]:
+    def evaluate(
+        self, examples: Examples, *, beam: int = 3, max_length: int | None = None, show: Shown | None = None
+    ) -> dict[str, Measured]:
         """`bleu1` to `bleu4` and `exact` of captions against all references, and the `loss` of these a token."""
         references = [example.captions for example in examples]
-        written = [one.text for one in self.describe(Seen(examples), beam=beam, show=show)]
+        written = [one.text for one in self.describe(Seen(examples), beam=beam, max_length=max_length, show=show)]
         tokens = sum(map(len, self.tokenizer.encode_all([text for some in references for text in some], eos=True)))
         cost = -sum(value for values in self.score(examples) for value in values)
         return {

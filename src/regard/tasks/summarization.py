@@ -194,13 +194,15 @@ class Summarizer(Writer):
         pairs: Sequence[Paired],
         *,
         beam: int = 4,
+        max_length: int | None = None,
         no_repeat: int | None = None,
         words: Words = "english",
         show: Shown | None = None,
     ) -> dict[str, Measured]:
         """`rouge1`, `rouge2` and `rougeL` of summaries against the targets, and the `loss` of those a token."""
         documents, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
-        written = [one.text for one in self.summarize(documents, beam=beam, no_repeat=no_repeat, show=show)]
+        found = self.summarize(documents, beam=beam, max_length=max_length, no_repeat=no_repeat, show=show)
+        written = [one.text for one in found]
         return {
             **metrics.rouge(written, targets, words=words),
             "loss": self.loss(pairs),

@@ -181,11 +181,17 @@ class Translator(Writer):
         return self.write(lines, beam=beam, alpha=alpha, max_length=max_length, show=show)
 
     def evaluate(
-        self, pairs: Sequence[Paired], *, beam: int = 5, tokenize: str = "13a", show: Shown | None = None
+        self,
+        pairs: Sequence[Paired],
+        *,
+        beam: int = 5,
+        max_length: int | None = None,
+        tokenize: str = "13a",
+        show: Shown | None = None,
     ) -> dict[str, Measured]:
         """`bleu`, `chrf` and `exact` of translations against the targets, and the `loss` of those a token."""
-        written = [one.text for one in self.translate([pair.source for pair in pairs], beam=beam, show=show)]
-        targets = [pair.target for pair in pairs]
+        sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        written = [one.text for one in self.translate(sources, beam=beam, max_length=max_length, show=show)]
         return {
             "bleu": metrics.bleu(written, targets, tokenize=tokenize),
             "chrf": metrics.chrf(written, targets),
