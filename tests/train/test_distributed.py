@@ -87,3 +87,19 @@ def test_process_without_torchrun_is_alone():
         assert group.largest(3.0) == 3.0
         group.wait()
     assert own_device().type in ("cpu", "cuda")
+
+
+def test_a_process_computes_where_it_is_asked_to_or_on_its_own_gpu(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert own_device() == own_device("cuda") == torch.device("cuda:3")
+    assert own_device("cuda:1") == torch.device("cuda:1")
+    assert own_device("cpu") == own_device(torch.device("cpu")) == torch.device("cpu")
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert own_device() == torch.device("cpu")
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(ValueError, match=rf"device '{name}' needs a GPU, and there is none; pass 'cpu'"):
+            own_device(name)

@@ -23,6 +23,7 @@ from ..train import checkpoint as checkpoints
 from ..train.failures import disk_errors
 from ..train.schema import check_types
 from .attention import TAPE, must_fit, room
+from .device import Device
 from .files import QuestionFile, must_be_writable
 from .recipe import Training
 from .screen import chunks_of_input, progress, ranked, said
@@ -66,7 +67,7 @@ class Plan:
     training: Training
 
 
-def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outcome:
+def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
     """Train a model that finds the answers to questions in documents, from a file in the format of SQuAD.
 
     Examples:
@@ -91,6 +92,7 @@ def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outc
         tokens=plan.batching.tokens,
         resume=resume,
         files=files,
+        device=device,
     )
 
 
@@ -100,12 +102,12 @@ class Evaluation(QuestionFile):
 
     threshold: Annotated[float, "give no answer unless its score is above this, where training has had such"] = 0.0
 
-    def run(self, folders: Sequence[Path]) -> dict[str, object]:
+    def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """F1 and exact matches, as SQuAD counts them."""
         questions = self.read()
         if len(folders) != 1:
             raise ValueError(f"a model that answers works alone, got {len(folders)} folders; name one")
-        answerer = Answerer.load(folders[0])
+        answerer = Answerer.load(folders[0], device=device)
         with progress("answering") as show:
             found = answerer.evaluate(questions, threshold=self.threshold, show=show)
         _tell_cut(answerer, questions)
@@ -128,6 +130,7 @@ def answer(
         Path | None,
         typer.Option(help="where questions looked: a .png of one, or a .safetensors for regard view"),
     ] = None,
+    device: Device = None,
 ) -> None:
     """Answer questions about a document, each on a line; an empty line where it holds no answer.
 
@@ -153,12 +156,12 @@ def answer(
         if question or nbest != 1:
             raise ValueError("--data has questions of its own, with one answer each; leave out --question and --nbest")
         must_be_writable(out)
-        _answer_all(folder, QuestionFile(data=data), out, threshold, attention)
+        _answer_all(folder, QuestionFile(data=data), out, threshold, attention, device)
         return
     if out is not None:
         raise ValueError("--out is for the answers to --data; those about a --document are printed")
     text = _text(document)
-    answerer, number, seen = Answerer.load(folder), 0, []
+    answerer, number, seen = Answerer.load(folder, device=device), 0, []
     for some in _questions(question):
         must_fit(attention, number + len(some), most)
         asked = [Asking(one, text) for one in some]
@@ -173,10 +176,12 @@ def answer(
     _show(answerer, seen, attention)
 
 
-def _answer_all(folder: Path, file: QuestionFile, out: Path | None, threshold: float, attention: Path | None) -> None:
+def _answer_all(
+    folder: Path, file: QuestionFile, out: Path | None, threshold: float, attention: Path | None, device: str | None
+) -> None:
     questions = file.read()
     must_fit(attention, len(questions), room(attention, answering.MOST))
-    answerer = Answerer.load(folder)
+    answerer = Answerer.load(folder, device=device)
     with progress("answering") as show:
         found = answerer.answer(questions, threshold=threshold, show=show)
     answers = {asked.id: answered.text for asked, answered in zip(questions, found, strict=True)}

@@ -21,6 +21,7 @@ from ..train import Outcome
 from ..train.failures import disk_errors
 from ..train.schema import check_types
 from .attention import TAPE, must_fit, room
+from .device import Device
 from .recipe import Training
 from .screen import one_line, progress
 from .search import LENGTH, Beam, MaxLength, Search
@@ -64,7 +65,7 @@ class Plan:
     training: Training
 
 
-def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outcome:
+def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
     """Train a captioner on images and what is said of them.
 
     Examples:
@@ -87,6 +88,7 @@ def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outc
         lengths=plan.batching,
         resume=resume,
         files=files,
+        device=device,
     )
 
 
@@ -97,11 +99,11 @@ class Evaluation(CaptionFiles):
     beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 3
     max_length: Annotated[int | None, LENGTH] = None
 
-    def run(self, folders: Sequence[Path]) -> dict[str, object]:
+    def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """BLEU-1 to BLEU-4 and exact matches against all references, and the loss."""
         Search(beam=self.beam, max_length=self.max_length)
         examples = self.read()
-        describer = Describer.load(*folders)
+        describer = Describer.load(*folders, device=device)
         with progress("describing") as show:
             return dict(describer.evaluate(examples, beam=self.beam, max_length=self.max_length, show=show))
 
@@ -110,11 +112,12 @@ class Evaluation(CaptionFiles):
 class Scoring(CaptionFiles):
     """What `regard score` asks of a captioner."""
 
-    def run(self, folders: Sequence[Path]) -> list[float]:
+    def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
         """log p(caption | image) of each caption, image by image."""
         examples = self.read()
+        describer = Describer.load(*folders, device=device)
         with progress("scoring") as show:
-            return [value for some in Describer.load(*folders).score(examples, show=show) for value in some]
+            return [value for some in describer.score(examples, show=show) for value in some]
 
 
 def caption(
@@ -127,6 +130,7 @@ def caption(
         Path | None,
         typer.Option(help="where words looked: a .png of one image, or a .safetensors for regard view"),
     ] = None,
+    device: Device = None,
 ) -> None:
     """Describe images: the name of each, a tab, and the caption.
 
@@ -138,7 +142,7 @@ def caption(
     """
     search = Search(beam=beam, nbest=nbest, max_length=max_length)
     must_fit(attention, len(images), room(attention, captioning.MOST))
-    describer = Describer.load(folder)
+    describer = Describer.load(folder, device=device)
     pictures = [read_image(path) for path in images]
     with progress("describing") as show:
         found = describer.n_best(pictures, n=nbest, beam=beam, max_length=max_length, show=show)

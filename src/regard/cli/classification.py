@@ -37,6 +37,7 @@ from ..train.failures import disk_errors
 from ..train.schema import check_types
 from .answering import Pretrained
 from .attention import TAPE, must_fit, room
+from .device import Device
 from .recipe import Training
 from .screen import chunks_of_input, progress, tell_long
 
@@ -113,7 +114,7 @@ class Plan:
     training: Training
 
 
-def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outcome:
+def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
     """Train a classifier of texts or of images.
 
     Examples:
@@ -137,6 +138,7 @@ def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outc
         "model": plan.model,
         "resume": resume,
         "files": files,
+        "device": device,
     }
     if isinstance(data, LabelledText):
         return classification.train_texts(
@@ -155,9 +157,9 @@ def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outc
 class Evaluation(LabelledFiles):
     """What `regard evaluate` asks of a classifier."""
 
-    def run(self, folders: Sequence[Path]) -> dict[str, object]:
+    def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """Accuracy, F1, loss, and which classes were taken for which."""
-        classifier = Classifier.load(only(folders))
+        classifier = Classifier.load(only(folders), device=device)
         shown = "texts" if isinstance(classifier.reads, Texts) else "images"
         if self.shows not in (None, shown):
             raise ValueError(f"{folders[0]} classifies {shown}, got {self.shows}")
@@ -177,6 +179,7 @@ def classify(
         Path | None,
         typer.Option(help="what was looked at: a .png of one text or image, or a .safetensors for regard view"),
     ] = None,
+    device: Device = None,
 ) -> None:
     """Classify the lines of standard input, or images: a class and its probability, and the name of an image before.
 
@@ -189,7 +192,7 @@ def classify(
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
     most = room(attention, classification.MOST)
-    classifier = Classifier.load(folder)
+    classifier = Classifier.load(folder, device=device)
     reads = isinstance(classifier.reads, Texts)
     if reads == bool(images):
         wanted = "lines of standard input, got images" if reads else "images, got none; name them"

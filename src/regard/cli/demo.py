@@ -24,6 +24,7 @@ from ..tasks.seeing import Seeing
 from ..tasks.translation import Translator
 from ..train import Cosine, Recipe
 from . import gallery
+from .device import Device
 from .gallery import Chapter, Example
 from .screen import said
 
@@ -35,6 +36,7 @@ LANGUAGES = ("de", "fr", "ru", "ja")  # of the dates that are shown
 def demo(
     out: Annotated[Path, typer.Option(help="the folder for runs, pictures and pages")] = Path("runs/demo"),
     steps: Annotated[int | None, typer.Option(help="train each model for at most so many steps: a quick look")] = None,
+    device: Device = None,
 ) -> None:
     """Train four small models with attention on built-in data, and show what they look at.
 
@@ -51,27 +53,27 @@ def demo(
     began, chapters = time.monotonic(), []
     for name, chapter in CHAPTERS.items():
         said(f"\n{name}")
-        chapters.append(chapter(out, steps))
+        chapters.append(chapter(out, steps, device))
         print(f"\n{chapters[-1].title}\n{chapters[-1]}\n", flush=True)
     page = gallery.save(chapters, out)
     print(f"{time.monotonic() - began:,.0f} seconds in all. Runs, pictures and pages are in {out}; to see them:\n")
     print(f"    python -m webbrowser -t {page.resolve().as_uri()}")
 
 
-def recurrent_dates(out: Path, steps: int | None) -> Chapter:
+def recurrent_dates(out: Path, steps: int | None, device: str | None) -> Chapter:
     """Dates, by a recurrent network."""
     model = translation.Model(kind="rnn", dim=32, hidden=64, dropout=0.0, smoothing=0.0)
     recipe = _recipe(600, 7e-3, steps)
-    return _dates("Dates, by a recurrent network with Bahdanau's attention", model, recipe, out / "dates-rnn")
+    return _dates("Dates, by a recurrent network with Bahdanau's attention", model, recipe, out / "dates-rnn", device)
 
 
-def transformed_dates(out: Path, steps: int | None) -> Chapter:
+def transformed_dates(out: Path, steps: int | None, device: str | None) -> Chapter:
     """Dates, by a Transformer."""
     model = translation.Model(dim=64, hidden=128, depth=2, heads=4, dropout=0.0, smoothing=0.0)
-    return _dates("Dates, by a Transformer", model, _recipe(1100, 3.5e-3, steps), out / "dates-transformer")
+    return _dates("Dates, by a Transformer", model, _recipe(1100, 3.5e-3, steps), out / "dates-transformer", device)
 
 
-def told_digits(out: Path, steps: int | None) -> Chapter:
+def told_digits(out: Path, steps: int | None, device: str | None) -> Chapter:
     """Digits, by a convolutional network whose places look at each other."""
     run, test = out / "digits", digits("test")
     classification.train_images(
@@ -80,8 +82,9 @@ def told_digits(out: Path, steps: int | None) -> Chapter:
         recipe=_recipe(200, 3e-3, steps, weight_decay=0.05),
         model=ClassifierModel(kind="convnet", dim=64, attention="self", dropout=0.0),
         resume=True,
+        device=device,
     )
-    classifier = Classifier.load(run)
+    classifier = Classifier.load(run, device=device)
     measured = classifier.evaluate(test)
     print(measured["confusion"])
     chosen = [int((test.labels == label).argmax()) for label in (3, 5, 8)]
@@ -104,7 +107,7 @@ def told_digits(out: Path, steps: int | None) -> Chapter:
     )
 
 
-def described_scenes(out: Path, steps: int | None) -> Chapter:
+def described_scenes(out: Path, steps: int | None, device: str | None) -> Chapter:
     """Scenes of shapes, by a captioner."""
     run = out / "shapes"
     scenes, test = (
@@ -118,8 +121,9 @@ def described_scenes(out: Path, steps: int | None) -> Chapter:
         model=captioning.Model(kind="transformer", dim=64, hidden=128, depth=2, channels=64, dropout=0.0),
         seeing=Seeing(size=32, rows=32),
         resume=True,
+        device=device,
     )
-    describer = Describer.load(run)
+    describer = Describer.load(run, device=device)
     measured = describer.evaluate(test, beam=1)
     shown = [scene for scene in test if " of " in scene.captions[0] or " above " in scene.captions[0]][:3]
     images = [scene.image for scene in shown]
@@ -141,7 +145,7 @@ def described_scenes(out: Path, steps: int | None) -> Chapter:
     )
 
 
-CHAPTERS: dict[str, Callable[[Path, int | None], Chapter]] = {
+CHAPTERS: dict[str, Callable[[Path, int | None, str | None], Chapter]] = {
     "1 of 4: dates, recurrent": recurrent_dates,
     "2 of 4: dates, Transformer": transformed_dates,
     "3 of 4: digits": told_digits,
@@ -149,7 +153,7 @@ CHAPTERS: dict[str, Callable[[Path, int | None], Chapter]] = {
 }
 
 
-def _dates(title: str, model: translation.Model, recipe: Recipe, run: Path) -> Chapter:
+def _dates(title: str, model: translation.Model, recipe: Recipe, run: Path, device: str | None) -> Chapter:
     test = list(Generated(Dates(part="test"), size=TESTED, seed=2))
     translation.train(
         list(Generated(Dates(), size=DATES, seed=1)),
@@ -159,8 +163,9 @@ def _dates(title: str, model: translation.Model, recipe: Recipe, run: Path) -> C
         vocabulary=PairVocabulary(kind="char", joint=False),
         batching=Batching(tokens=1536),
         resume=True,
+        device=device,
     )
-    translator = Translator.load(run)
+    translator = Translator.load(run, device=device)
     exact = translator.evaluate(test, beam=1)["exact"].value
     shown = [
         Generated(Dates(part="test", locales=(locale,), formats=("full",)), size=1, seed=seed)[0]

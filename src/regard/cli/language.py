@@ -19,6 +19,7 @@ from ..train import Outcome
 from ..train.failures import disk_errors
 from ..train.schema import check_types
 from .attention import TAPE, must_fit, room
+from .device import Device
 from .files import TextFile
 from .recipe import Training
 from .screen import progress
@@ -47,7 +48,7 @@ class Plan:
     training: Training
 
 
-def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outcome:
+def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
     """Train a language model on a text.
 
     Examples:
@@ -69,6 +70,7 @@ def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outc
         stride=plan.batching.stride,
         resume=resume,
         files=files,
+        device=device,
     )
 
 
@@ -78,22 +80,22 @@ class Evaluation(TextFile):
 
     overlap: Annotated[int | None, "the tokens each one sees at least (half of --length)"] = None
 
-    def run(self, folders: Sequence[Path]) -> dict[str, object]:
+    def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """Perplexity a word, bits a character, loss a token."""
-        lines = self.read()
+        lines, model = self.read(), LanguageModel.load(only(folders), device=device)
         with progress("reading") as show:
-            return dict(LanguageModel.load(only(folders)).evaluate(lines, overlap=self.overlap, show=show))
+            return dict(model.evaluate(lines, overlap=self.overlap, show=show))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring(TextFile):
     """What `regard score` asks of a language model."""
 
-    def run(self, folders: Sequence[Path]) -> list[float]:
+    def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
         """log p of each line."""
         lines = self.read()
         with progress("scoring") as show:
-            return LanguageModel.load(only(folders)).score(list(lines), show=show)
+            return LanguageModel.load(only(folders), device=device).score(list(lines), show=show)
 
 
 def generate(
@@ -110,6 +112,7 @@ def generate(
         Path | None,
         typer.Option(help="what was looked at in one text: a .png of every head, or a .safetensors for regard view"),
     ] = None,
+    device: Device = None,
 ) -> None:
     """Write a text that goes on from a prompt.
 
@@ -120,7 +123,7 @@ def generate(
         regard generate runs/play --prompt "ROMEO:" --tokens 60 --attention heads.png
     """
     must_fit(attention, samples, room(attention, 1))
-    model = LanguageModel.load(folder)
+    model = LanguageModel.load(folder, device=device)
     if attention is not None and tokens > (left := model.room(prompt)):
         raise ValueError(
             f"--attention is of a text that the model sees whole, and after this prompt it sees {left} tokens more, "

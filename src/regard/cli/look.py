@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..train.failures import disk_errors
+from .device import Device
 from .files import must_be_writable
 from .screen import progress, said
 
@@ -19,6 +20,7 @@ def look(
     target: Annotated[Path | None, typer.Option(help="translations or a caption to force", metavar="FILE")] = None,
     image: Annotated[Path | None, typer.Option(help="an image to see", metavar="FILE")] = None,
     summarize: Annotated[bool, typer.Option("--summarize", help="store measures and maps; long texts want it")] = False,
+    device: Device = None,
 ) -> None:
     """Capture every attention of a model while it reads a text or sees an image.
 
@@ -31,7 +33,7 @@ def look(
     from ..tasks.tapes import tape_of
 
     must_be_writable(out)
-    tape = tape_of(folder, text=_read(text), target=_read(target), image=image)
+    tape = tape_of(folder, text=_read(text), target=_read(target), image=image, device=device)
     if summarize:
         with progress("measuring") as show:
             for n, key in enumerate(tape):

@@ -16,6 +16,8 @@ from ..ops.mask import Mask
 from ..ops.normalizers import Normalizer
 from ..ops.parse import parse
 from ..ops.scores import Score
+from ..train import own_device
+from .device import Device
 
 CLONE = Path(__file__).parents[3]
 
@@ -29,7 +31,7 @@ def explain(
     score: Annotated[str | None, typer.Option(help="such as Dot(cap=30.0)")] = None,
     normalize: Annotated[str | None, typer.Option(help="such as Entmax(1.5)")] = None,
     dtype: Annotated[Literal["float32", "float64", "float16", "bfloat16"], typer.Option()] = "float32",
-    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="a GPU where there is one")] = None,
+    device: Device = None,
 ) -> None:
     """Say which backend would run an attention, what it costs, and what the others object to.
 
@@ -38,10 +40,7 @@ def explain(
         regard explain --shape 1,8,65536,64 --mask "Causal() & Window(256)"
     """
     b, h, n, d = _sizes(shape)
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if place == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda needs a GPU, and there is none; pass --device cpu")
-    made: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": place}
+    made: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": own_device(device)}
     q = torch.empty(b, h, n, d, **made)
     k, v = torch.empty(2, b, h if kv_heads is None else kv_heads, n if keys is None else keys, d, **made)
     print(

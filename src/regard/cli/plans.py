@@ -19,6 +19,7 @@ from ..tasks import runs
 from ..train import Outcome
 from ..train.schema import from_json, to_json, unknown
 from . import fingerprints
+from .device import Device
 from .flags import Flag, command, flags_of
 from .recipe import Training, averaged
 from .screen import leads, said
@@ -47,25 +48,25 @@ Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --
 
 
 def trains(
-    app: typer.Typer, name: str, plan: type[P], run: Callable[[P, Path, bool, Mapping[str, str]], Outcome]
+    app: typer.Typer, name: str, plan: type[P], run: Callable[[P, Path, bool, str | None, Mapping[str, str]], Outcome]
 ) -> None:
     """Give `app` the command of a task, which makes a plan of its flags and has it run.
 
-    `run(plan, out, resume, files)` trains and keeps `files` in each checkpoint; its docstring is the help.
+    `run(plan, out, resume, device, files)` trains and keeps `files` in each checkpoint; its docstring is the help.
     """
 
-    def trained(out: Path, config: Path | None, resume: bool, given: Mapping[Flag, Any]) -> None:
+    def trained(out: Path, config: Path | None, resume: bool, device: str | None, given: Mapping[Flag, Any]) -> None:
         begun = _begun(out, task=name, resume=resume)
         saved = {} if begun is None else _saved(begun, plan)
         made = planned(plan, saved, {} if config is None else read(config, plan), given, source=config)
         prints = fingerprints.fingerprints(made)
         if begun is not None:
             fingerprints.must_match(begun, made, prints, say=said if leads() else lambda line: None)
-        outcome = run(made, out, resume, {FILE: _text(written(made)), fingerprints.FILE: _text(prints)})
+        outcome = run(made, out, resume, device, {FILE: _text(written(made)), fingerprints.FILE: _text(prints)})
         if leads():
             print(outcome.best if made.training.average is None else averaged(out, last=made.training.average))
 
-    options = {"out": Out, "config": (Config, None), "resume": (Resume, False)}
+    options = {"out": Out, "config": (Config, None), "resume": (Resume, False), "device": (Device, None)}
     app.command(name, help=run.__doc__)(command(trained, options, flags(plan)))
 
 

@@ -15,11 +15,12 @@ from ..tasks import runs
 from ..train import checkpoint as checkpoints
 from ..train.schema import from_json
 from . import answering, captioning, classification, language, summarization, translation
+from .device import Device
 from .flags import Flag, command, flags_of
 
 Folders = Annotated[list[Path], typer.Argument(help="a run, or several that work as one", metavar="DIR")]
 
-# What a run of each task can be asked: a dataclass of flags, with `run(folders)`.
+# What a run of each task can be asked: a dataclass of flags, with `run(folders, device)`.
 EVALUATIONS: dict[str, Any] = {
     "translation": translation.Evaluation,
     "language": language.Evaluation,
@@ -39,10 +40,10 @@ SCORINGS: dict[str, Any] = {
 def asking(questions: Mapping[str, Any], run: Callable[[Any], None]) -> Callable[..., None]:
     """A command whose flags are those of all tasks, and that asks a run what its own task knows to answer."""
 
-    def asked(folders: Sequence[Path], given: Mapping[Flag, Any]) -> None:
-        run(question(questions, folders, given).run(folders))
+    def asked(folders: Sequence[Path], device: str | None, given: Mapping[Flag, Any]) -> None:
+        run(question(questions, folders, given).run(folders, device))
 
-    made = command(asked, {"folders": Folders}, shared(questions))
+    made = command(asked, {"folders": Folders, "device": (Device, None)}, shared(questions))
     made.__doc__ = run.__doc__
     return made
 

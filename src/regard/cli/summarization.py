@@ -18,6 +18,7 @@ from ..tasks.writer import MOST
 from ..train import Outcome
 from ..train.failures import disk_errors
 from .attention import must_be_of_one, room, save_pairs
+from .device import Device
 from .files import SummaryFiles
 from .recipe import Training
 from .screen import progress, tell_long
@@ -37,7 +38,7 @@ class Plan:
     training: Training
 
 
-def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outcome:
+def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
     """Train a summarizer on documents and their summaries.
 
     Examples:
@@ -62,6 +63,7 @@ def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outc
         batching=plan.batching,
         resume=resume,
         files=files,
+        device=device,
     )
 
 
@@ -74,11 +76,11 @@ class Evaluation(SummaryFiles):
     no_repeat: Annotated[int | None, "write no so many tokens in a row twice"] = None
     rouge: Annotated[Words, "the words of ROUGE: English, stemmed, or those of any script"] = "english"
 
-    def run(self, folders: Sequence[Path]) -> dict[str, object]:
+    def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """ROUGE-1, -2 and -L of summaries, and the loss."""
         Search(beam=self.beam, max_length=self.max_length, no_repeat=self.no_repeat)
         pairs = list(self.read())
-        summarizer = Summarizer.load(*folders)
+        summarizer = Summarizer.load(*folders, device=device)
         with progress("summarizing") as show:
             found = summarizer.evaluate(
                 pairs,
@@ -96,10 +98,10 @@ class Evaluation(SummaryFiles):
 class Scoring(SummaryFiles):
     """What `regard score` asks of a summarizer."""
 
-    def run(self, folders: Sequence[Path]) -> list[float]:
+    def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
         """log p(summary | document) of each pair."""
         pairs = list(self.read())
-        summarizer = Summarizer.load(*folders)
+        summarizer = Summarizer.load(*folders, device=device)
         with progress("scoring") as show:
             found = summarizer.score(pairs, show=show)
         _tell_long(summarizer, pairs)
@@ -118,6 +120,7 @@ def summarize(
         Path | None,
         typer.Option(help="what was looked at: a .png of one document, or a .safetensors for regard view"),
     ] = None,
+    device: Device = None,
 ) -> None:
     """Summarize standard input, a document a line.
 
@@ -134,7 +137,7 @@ def summarize(
     )
     room(attention, MOST)
     must_be_of_one(attention, folders)
-    summarizer = Summarizer.load(*folders)
+    summarizer = Summarizer.load(*folders, device=device)
     pairs = write_lines(
         summarizer,
         search,

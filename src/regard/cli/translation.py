@@ -21,6 +21,7 @@ from ..train import Outcome
 from ..train import checkpoint as checkpoints
 from ..train.failures import disk_errors
 from .attention import must_be_of_one, room, save_pairs
+from .device import Device
 from .files import PairFiles, must_be_writable
 from .recipe import Training
 from .screen import progress, said
@@ -46,7 +47,7 @@ class Plan:
     training: Training
 
 
-def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outcome:
+def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
     """Train a translator on pairs of sentences.
 
     Examples:
@@ -68,6 +69,7 @@ def train(plan: Plan, out: Path, resume: bool, files: Mapping[str, str]) -> Outc
         batching=plan.batching,
         resume=resume,
         files=files,
+        device=device,
     )
 
 
@@ -79,11 +81,11 @@ class Evaluation(PairFiles):
     max_length: Annotated[int | None, LENGTH] = None
     tokenize: Annotated[str, "sacreBLEU's tokenizer: 13a, intl, zh, char, none"] = "13a"
 
-    def run(self, folders: Sequence[Path]) -> dict[str, object]:
+    def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """BLEU, chrF and exact matches of translations, and the loss."""
         Search(beam=self.beam, max_length=self.max_length)
         pairs = list(self.read())
-        translator = Translator.load(*folders)
+        translator = Translator.load(*folders, device=device)
         with progress("translating") as show:
             found = translator.evaluate(
                 pairs, beam=self.beam, max_length=self.max_length, tokenize=self.tokenize, show=show
@@ -95,11 +97,11 @@ class Evaluation(PairFiles):
 class Scoring(PairFiles):
     """What `regard score` asks of a translator."""
 
-    def run(self, folders: Sequence[Path]) -> list[float]:
+    def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
         """log p(target | source) of each pair."""
         pairs = list(self.read())
         with progress("scoring") as show:
-            return Translator.load(*folders).score(pairs, show=show)
+            return Translator.load(*folders, device=device).score(pairs, show=show)
 
 
 def translate(
@@ -115,6 +117,7 @@ def translate(
     ] = None,
     layer: Layer = None,
     when: Moment = "written",
+    device: Device = None,
 ) -> None:
     """Translate standard input, line by line.
 
@@ -128,7 +131,7 @@ def translate(
     must_be_writable(alignments)
     room(attention, MOST)
     must_be_of_one(attention, folders)
-    translator = Translator.load(*folders)
+    translator = Translator.load(*folders, device=device)
     watched = alignments is not None or attention is not None
     if watched:
         translator.align([], layer=layer)  # what cannot be shown is refused before the work
@@ -158,6 +161,7 @@ def align(
     when: Moment = "written",
     gold: Annotated[Path | None, typer.Option(help="links to judge by, in Pharaoh format, as 0-0 1-2 2p1")] = None,
     first: Annotated[int, typer.Option(help="the number of the first word in the gold links")] = 0,
+    device: Device = None,
 ) -> None:
     """Print the word links of sentence pairs, source-target from 0, by the attention of a translator.
 
@@ -170,8 +174,8 @@ def align(
     pairs = list(PairFiles(source=source, target=target).read())
     right = None if gold is None else _gold(gold, len(pairs), first=first)
     with progress("aligning") as show:
-        back = None if reverse is None else Translator.load(reverse)
-        links = Translator.load(folder).align(pairs, layer=layer, when=when, reverse=back, show=show)
+        back = None if reverse is None else Translator.load(reverse, device=device)
+        links = Translator.load(folder, device=device).align(pairs, layer=layer, when=when, reverse=back, show=show)
     print(*links, sep="\n")
     if right is not None:
         score = alignment_score(links, right)

@@ -115,6 +115,7 @@ def train(
     tokens: int = 8192,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
+    device: torch.device | str | None = None,
     show: Progress | None = None,
 ) -> Outcome:
     """Train a model that answers questions, into the folder `out`.
@@ -162,7 +163,7 @@ def train(
             unit="windows",
         )
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
 
 
 class Asking(NamedTuple):
@@ -211,7 +212,7 @@ class Answerer:
         path = runs.opened(folder)
         answerer = cls.of(path)
         runs.fill(answerer.model, path)
-        answerer.model.to(own_device() if device is None else device)
+        answerer.model.to(own_device(device))
         return answerer
 
     @classmethod

@@ -116,6 +116,7 @@ def train(
     lengths: Lengths = LONGEST,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
+    device: torch.device | str | None = None,
     show: Progress | None = None,
 ) -> Outcome:
     """Train a captioner on images with one or several captions each, into the folder `out`.
@@ -156,7 +157,7 @@ def train(
             files={runs.CONFIG: runs.described(TASK, config), TOKENIZER: tokenizer.to_json()},
         )
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
 
 
 class Describer:
@@ -180,7 +181,7 @@ class Describer:
         """The captioner of a run, or the ensemble of several that share their vocabulary and what they see."""
         if not folders:
             raise ValueError("folders must name at least one run, got none")
-        place = own_device() if device is None else torch.device(device)
+        place = own_device(device)
         opened = [runs.opened(folder) for folder in folders]
         configs, tokenizers = [_config_of(path) for path in opened], [_tokenizer_of(path) for path in opened]
         for path, config, tokenizer in zip(opened[1:], configs[1:], tokenizers[1:], strict=True):

@@ -78,6 +78,7 @@ def train_texts(
     batching: Batching = SIZES,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
+    device: torch.device | str | None = None,
     show: Progress | None = None,
 ) -> Outcome:
     """Train a classifier of texts, into the folder `out`.
@@ -126,7 +127,7 @@ def train_texts(
             return prepared
         return replace(prepared, model=BertClassifier(learned, classes=len(config.classes)))
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
 
 
 def train_images(
@@ -139,6 +140,7 @@ def train_images(
     seeing: Seeing = EYES,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
+    device: torch.device | str | None = None,
     show: Progress | None = None,
 ) -> Outcome:
     """Train a classifier of images, into the folder `out`.
@@ -164,7 +166,7 @@ def train_images(
         batches = seeing.over(labels, Inputs(examples, "image"), config.sight, seed=recipe.seed, start=start)
         return _setup(config, config.sight, batches, valid, recipe, unit="images")
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +202,7 @@ class Classifier:
         model = built(config.model, classes=len(config.classes))
         runs.fill(model, path)
         reads = config.sight or _texts_of(path)
-        return cls(model.to(own_device() if device is None else device), reads, config.classes)
+        return cls(model.to(own_device(device)), reads, config.classes)
 
     def classify(self, examples: Sequence[Any], *, show: Shown | None = None) -> list[Classified]:
         """The class of each text or image."""

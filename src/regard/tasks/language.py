@@ -110,6 +110,7 @@ def train(
     stride: int | None = None,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
+    device: torch.device | str | None = None,
     show: Progress | None = None,
 ) -> Outcome:
     """Train a language model on the lines of a text, into the folder `out`.
@@ -147,7 +148,7 @@ def train(
             files={runs.CONFIG: runs.described(TASK, config), TOKENIZER: tokenizer.to_json()},
         )
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
 
 
 class LanguageModel:
@@ -170,7 +171,7 @@ class LanguageModel:
         path = runs.opened(folder)
         model = Gpt(_config_of(path).model)
         runs.fill(model, path)
-        return cls(model.to(own_device() if device is None else device), _tokenizer_of(path))
+        return cls(model.to(own_device(device)), _tokenizer_of(path))
 
     def generate(
         self,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
+
 from ..data import Tokenizer
 from ..models import PointerConfig, Seq2SeqConfig, TransformerConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe
@@ -123,6 +125,7 @@ def train(
     batching: Batching = SIZES,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
+    device: torch.device | str | None = None,
     show: Progress | None = None,
 ) -> Outcome:
     """Train a summarizer on documents, the sources, and their summaries, into the folder `out`.
@@ -152,6 +155,7 @@ def train(
         limit=batching.limit if batching.long == "truncate" else None,
         resume=resume,
         files=files,
+        device=device,
         show=show,
     )
 

@@ -14,15 +14,22 @@ from ..data import Pair
 from ..data.pictures import read_image
 from ..data.tokenizers import spelled
 from ..lens import Tape, capture
+from ..train import own_device
 from . import captioning, classification, language, runs, translation
 
 
 def tape_of(
-    folder: str | Path, *, text: str | None = None, target: str | None = None, image: str | Path | None = None
+    folder: str | Path,
+    *,
+    text: str | None = None,
+    target: str | None = None,
+    image: str | Path | None = None,
+    device: torch.device | str | None = None,
 ) -> Tape:
     """Every attention of the model in a folder while it reads a text or sees an image.
 
-    A translator writes its translation of each line, or the lines of `target`; a captioner its caption.
+    A translator writes its translation of each line, or the lines of `target`; a captioner its caption. The model runs
+    on `device`, a GPU where there is one unless given.
     """
     folder = Path(folder)
     if (text is None) == (image is None):
@@ -30,16 +37,18 @@ def tape_of(
     if text is not None and not text.strip():
         raise ValueError("the text is empty; there is nothing to look at")
     if _is_hugging_face(folder):
-        return _hugging_face(folder, text, image)
+        return _hugging_face(folder, text, image, own_device(device))
     task = runs.task_of(runs.opened(folder))
     if task not in TAPES:
         raise ValueError(f"{folder} is of the task {task!r}; expected a run of {', '.join(TAPES)}")
-    return TAPES[task](folder, text, target, image)
+    return TAPES[task](folder, text, target, image, own_device(device))
 
 
-def _translation(folder: Path, text: str | None, target: str | None, image: str | Path | None) -> Tape:
+def _translation(
+    folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
+) -> Tape:
     lines = _lines("a translator", text)
-    translator = translation.Translator.load(folder)
+    translator = translation.Translator.load(folder, device=device)
     if target is None:
         targets = [one.text for one in translator.translate(lines)]
     else:
@@ -49,12 +58,16 @@ def _translation(folder: Path, text: str | None, target: str | None, image: str 
     return translator.tape([Pair(*pair) for pair in zip(lines, targets, strict=True)])
 
 
-def _language(folder: Path, text: str | None, target: str | None, image: str | Path | None) -> Tape:
-    return language.LanguageModel.load(folder).tape("\n".join(_lines("a language model", text)))
+def _language(
+    folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
+) -> Tape:
+    return language.LanguageModel.load(folder, device=device).tape("\n".join(_lines("a language model", text)))
 
 
-def _classification(folder: Path, text: str | None, target: str | None, image: str | Path | None) -> Tape:
-    classifier = classification.Classifier.load(folder)
+def _classification(
+    folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
+) -> Tape:
+    classifier = classification.Classifier.load(folder, device=device)
     if image is not None:
         return classifier.tape([read_image(image)])
     lines = _lines("a classifier of texts", text)
@@ -65,16 +78,18 @@ def _classification(folder: Path, text: str | None, target: str | None, image: s
     return classifier.tape(lines)
 
 
-def _captioning(folder: Path, text: str | None, target: str | None, image: str | Path | None) -> Tape:
+def _captioning(
+    folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
+) -> Tape:
     if image is None:
         raise ValueError("a captioner sees images; give --image")
-    describer = captioning.Describer.load(folder)
+    describer = captioning.Describer.load(folder, device=device)
     pixels = read_image(image)
     caption = describer.describe([pixels])[0].text if target is None else target.strip()
     return describer.tape([pixels], [caption])
 
 
-TAPES: dict[str, Callable[[Path, str | None, str | None, str | Path | None], Tape]] = {
+TAPES: dict[str, Callable[[Path, str | None, str | None, str | Path | None, torch.device], Tape]] = {
     translation.TASK: _translation,
     language.TASK: _language,
     classification.TASK: _classification,
@@ -99,7 +114,7 @@ def _is_hugging_face(folder: Path) -> bool:
     return isinstance(found, dict) and "model_type" in found
 
 
-def _hugging_face(folder: Path, text: str | None, image: str | Path | None) -> Tape:
+def _hugging_face(folder: Path, text: str | None, image: str | Path | None, device: torch.device) -> Tape:
     """By transformers, whatever the architecture; weights from safetensors alone, and no code from the folder."""
     try:
         import transformers
@@ -112,11 +127,11 @@ def _hugging_face(folder: Path, text: str | None, image: str | Path | None) -> T
     transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(folder, **here)
     kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModel
-    model = kind.from_pretrained(folder, use_safetensors=True, **here).eval()
+    model = kind.from_pretrained(folder, use_safetensors=True, **here).eval().to(device)
     if image is not None:
         return _seen(transformers, model, folder, read_image(image), here)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **here)
-    encoded = tokenizer(text, return_tensors="pt")
+    encoded = tokenizer(text, return_tensors="pt").to(device)
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and encoded["input_ids"].shape[1] > limit:
         raise ValueError(
@@ -151,7 +166,7 @@ def _seen(transformers: Any, model: Any, folder: Path, pixels: Any, here: dict[s
     processor = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False, **here)
     values = processor(pixels, return_tensors="pt")["pixel_values"]
     with capture(model) as tape, torch.no_grad():
-        model(values)
+        model(values.to(model.device))
     patch = getattr(model.config, "patch_size", None)
     if patch is not None:
         rows, cols = values.shape[-2] // patch, values.shape[-1] // patch

@@ -42,15 +42,17 @@ def run(
     out: str | Path,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
+    device: torch.device | str | None = None,
     show: Progress | None = None,
 ) -> Outcome:
     """Train what `prepare` makes ready, in the folder `out`; `files` are more texts to keep in each checkpoint.
 
     Everything that can be wrong with data or settings shows in `prepare`, before anything is written. It is called
-    with PyTorch's generator seeded, on each of the processes that train together.
+    with PyTorch's generator seeded, on each of the processes that train together. They train on `device`, each on its
+    own GPU where there are any unless given.
     """
     shown = show or fitting(every=recipe.log_every)
-    with joined() as group:
+    with joined(device) as group:
         say = shown.say if group.leads else Silence().say
         checkpoint = runs.begun(out, resume=resume, say=say)
         group.wait()  # nobody writes before all have looked

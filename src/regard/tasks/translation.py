@@ -122,6 +122,7 @@ def train(
     batching: Batching = SIZES,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
+    device: torch.device | str | None = None,
     show: Progress | None = None,
 ) -> Outcome:
     """Train a translator on pairs of sentences, into the folder `out`.
@@ -132,7 +133,8 @@ def train(
     Pairs may be iterated more than once. `model` is any function from the tokenizers to the config of a model, so
     that every choice of `TransformerConfig` and `Seq2SeqConfig` is open. An evaluation gives `loss`, `bleu`, `chrf`
     and `exact`, of greedy translations. `files` are kept in each checkpoint, as `fit` does. A run that is resumed
-    keeps the model and the tokenizers it began with. Before `fit` begins, nothing is written.
+    keeps the model and the tokenizers it began with. It trains on `device`, a GPU where there is one unless given.
+    Before `fit` begins, nothing is written.
     """
 
     def new() -> tuple[Network, Tokenizers]:
@@ -153,6 +155,7 @@ def train(
         batching=batching,
         resume=resume,
         files=files,
+        device=device,
         show=show,
     )
 

@@ -74,7 +74,7 @@ class Writer:
         """The writer of a run, or the ensemble of several that share their vocabularies, and whether they copy."""
         if not folders:
             raise ValueError("folders must name at least one run, got none")
-        place = own_device() if device is None else torch.device(device)
+        place = own_device(device)
         opened = [runs.opened(folder) for folder in folders]
         configs = [runs.config_of(path, cls.task, Config) for path in opened]
         tokenizers = [tokenizers_of(config.model).load(path) for config, path in zip(configs, opened, strict=True)]

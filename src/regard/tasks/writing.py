@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import nn
 
 from ..models import TransformerConfig
@@ -37,6 +38,7 @@ def train(
     limit: int | None = None,
     resume: bool,
     files: Mapping[str, str] | None,
+    device: torch.device | str | None,
     show: Progress | None,
 ) -> Outcome:
     """Train what `new` makes of the pairs, or the model of the run in `out`, and judge it as the writer it becomes.
@@ -65,7 +67,7 @@ def train(
             files={runs.CONFIG: runs.described(task, config), **tokenizers.files()},
         )
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, show=show)
+    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
 
 
 def _judge(

@@ -68,13 +68,13 @@ class Group:
 
 
 @contextmanager
-def joined(device: torch.device | None = None) -> Iterator[Group]:
+def joined(device: torch.device | str | None = None) -> Iterator[Group]:
     """The group this process belongs to, entered on the way in and left on the way out.
 
     Under `torchrun` it talks through NCCL between GPUs and gloo between CPUs; a group that is up already is used as
     it is; without either the process is alone.
     """
-    device = own_device() if device is None else device
+    device = own_device(device)
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized()
     if started:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
@@ -85,11 +85,19 @@ def joined(device: torch.device | None = None) -> Iterator[Group]:
             dist.destroy_process_group()
 
 
-def own_device() -> torch.device:
-    """Where this process should train: on its own GPU where there are any, else on the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+def own_device(asked: torch.device | str | None = None) -> torch.device:
+    """Where this process computes: where it is asked to, else on its own GPU where there are any, else on the CPU.
+
+    `"cuda"`, without a number, is its own GPU as well.
+    """
+    place = torch.device("cuda" if asked is None else asked)
+    if place.type != "cuda":
+        return place
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if place.index is None else place
+    if asked is not None:
+        raise ValueError(f"device {str(place)!r} needs a GPU, and there is none; pass 'cpu' (--device cpu)")
+    return CPU
 
 
 def spread(objective: nn.Module, group: Group, *, shard: bool) -> nn.Module:
