@@ -39,7 +39,7 @@ def test_a_run_is_captured_and_shown_as_a_page(language_run, tmp_path):
     assert page.read_text("utf-8").lstrip().lower().startswith("<!doctype html>")
 
 
-def test_a_hugging_face_folder_is_captured(tmp_path):
+def test_a_hugging_face_folder_is_captured_where_it_is_told(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "the": 1, "cat": 2}, unk_token="<unk>"))
@@ -50,7 +50,9 @@ def test_a_hugging_face_folder_is_captured(tmp_path):
     )
     transformers.BertModel(config).save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("the cat", "utf-8")
-    done = run("look", tmp_path / "model", "--text", tmp_path / "text.txt", "--out", tmp_path / "look.safetensors")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    flags = ["--text", tmp_path / "text.txt", "--device", "cpu"]
+    done = run("look", tmp_path / "model", *flags, "--out", tmp_path / "look.safetensors")
     assert done.code == 0, done.err
     tape = Tape.load(tmp_path / "look.safetensors")
     assert len(tape) == 2

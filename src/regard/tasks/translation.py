@@ -132,9 +132,11 @@ def train(
 
     Pairs may be iterated more than once. `model` is any function from the tokenizers to the config of a model, so
     that every choice of `TransformerConfig` and `Seq2SeqConfig` is open. An evaluation gives `loss`, `bleu`, `chrf`
-    and `exact`, of greedy translations. `files` are kept in each checkpoint, as `fit` does. A run that is resumed
-    keeps the model and the tokenizers it began with. It trains on `device`, a GPU where there is one unless given.
-    Before `fit` begins, nothing is written.
+    and `exact`, of greedy translations. `files` are kept in each checkpoint, as `fit` does. It trains on `device`, a
+    GPU where there is one unless given. Before `fit` begins, nothing is written.
+
+    A run that is resumed keeps the model and the tokenizers it began with, and wants the same pairs again. Here only
+    their number is checked; `regard train --resume` compares the files.
     """
 
     def new() -> tuple[Network, Tokenizers]:
