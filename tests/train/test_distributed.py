@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,3 +104,13 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     for name in ("cuda", "cuda:1"):
         with pytest.raises(ValueError, match=rf"device '{name}' needs a GPU, and there is none; pass 'cpu'"):
             own_device(name)
+
+
+def test_the_gpu_of_a_process_is_the_current_one_while_it_trains(monkeypatch):
+    entered = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
+    with joined("cuda:1") as group:
+        assert entered == [group.device] == [torch.device("cuda:1")]
+    with joined("cpu"):
+        assert len(entered) == 1

@@ -72,14 +72,17 @@ def joined(device: torch.device | str | None = None) -> Iterator[Group]:
     """The group this process belongs to, entered on the way in and left on the way out.
 
     Under `torchrun` it talks through NCCL between GPUs and gloo between CPUs; a group that is up already is used as
-    it is; without either the process is alone.
+    it is; without either the process is alone. Inside, its GPU is PyTorch's current one, and so the one whose generator
+    is saved.
     """
     device = own_device(device)
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized()
     if started:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Group(dist.get_rank(), dist.get_world_size(), device) if dist.is_initialized() else Group(device=device)
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            together = dist.is_initialized()
+            yield Group(dist.get_rank(), dist.get_world_size(), device) if together else Group(device=device)
     finally:
         if started:
             dist.destroy_process_group()
