@@ -271,7 +271,9 @@ class Attention(nn.Module):
         if self.rotary is None:
             return q, k
         positions = _key_positions(positions, x.shape[1], k, 0 if cache is None else cache.length)
-        return self.rotary(q, positions[..., k.shape[2] - x.shape[1] :]), self.rotary(k, positions)
+        turns = self.rotary.turns(k, positions)
+        q = self.rotary.turned(q, *(part[..., k.shape[2] - x.shape[1] :, :] for part in turns))
+        return q, self.rotary.turned(k, *turns)
 
     def _keys(self, context: Tensor) -> Tensor:
         _must_be_tokens("context", context, self.key.in_features)

@@ -143,7 +143,8 @@ class Settled:
                 if rotary is not None:
                     if positions is None:
                         positions = torch.arange(cache.length, cache.length + 1, device=x.device)
-                    q, k = rotary(q, positions), rotary(k, positions)
+                    turns = rotary.turns(k, positions)
+                    q, k = rotary.turned(q, *turns), rotary.turned(k, *turns)
                 k, v = cache.append(k, v)
             else:
                 k, v = cache.extend(both, d)

@@ -112,14 +112,21 @@ class Rotary(nn.Module):
         self.width, self.base, self.scaling = width, base, scaling
 
     def forward(self, x: Float[Tensor, "b h n d"], positions: Int[Tensor, "*b n"]) -> Float[Tensor, "b h n d"]:
-        if x.shape[-1] < self.width:
-            raise ValueError(f"Rotary turns {self.width} features, got x of width {x.shape[-1]}; pass a smaller width")
+        return self.turned(x, *self.turns(x, positions))
+
+    def turns(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The cosine and sine of every angle, `n width/2` or, for each row its own, `b 1 n width/2`."""
         wide = torch.promote_types(x.dtype, torch.float32)
         frequencies = _frequencies(self.width, self.base, x.device, wide)
         angles = _angles(positions, frequencies if self.scaling is None else self.scaling(frequencies))
         angles = angles[:, None] if angles.ndim == 3 else angles
-        cos, sin = angles.cos(), angles.sin()
-        left, right = x[..., : self.width].to(wide).chunk(2, -1)
+        return angles.cos(), angles.sin()
+
+    def turned(self, x: Float[Tensor, "b h n d"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b h n d"]:
+        """x by these angles."""
+        if x.shape[-1] < self.width:
+            raise ValueError(f"Rotary turns {self.width} features, got x of width {x.shape[-1]}; pass a smaller width")
+        left, right = x[..., : self.width].to(cos.dtype).chunk(2, -1)
         turned = (left * cos - right * sin, right * cos + left * sin)
         return torch.cat((*(half.to(x.dtype) for half in turned), x[..., self.width :]), -1)
 
