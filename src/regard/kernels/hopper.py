@@ -17,6 +17,8 @@ Sums leave by atomic adds, keys past the end among them, with nothing to add: ou
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
@@ -40,6 +42,63 @@ RECEIVED_ASM, RECEIVED_IO = (
     gl.constexpr(x) for x in summed_over_lanes((16, 8, 4), tuple(8 * n + e for n in range(8) for e in range(2)))
 )
 wait_for_all = getattr(gl, "barrier", None) or gl.thread_barrier  # its name in Triton 3.7, and in 3.6
+
+
+class Keys(NamedTuple):
+    """All keys, where those of this head begin; the tiles of them at hand, one a stage; and whether they have come."""
+
+    all: Any
+    row: Any
+    col: Any
+    tiles: Any
+    arrived: Any
+
+
+class Sight(NamedTuple):
+    """What rows these are, which keys they see, and how they compare them."""
+
+    place: Any
+    first: Any  # the position of the first row
+    offset: Any
+    low: Any
+    length: Any
+    scale2: Any
+
+
+class Tiles(NamedTuple):
+    """`count` tiles from `first` on; of careful ones only `then`, and others from `second` on."""
+
+    count: Any
+    first: Any
+    then: Any
+    second: Any
+
+
+class Outputs(NamedTuple):
+    """Where the measures go: pointers, or None for those that nobody asked for."""
+
+    entropy: Any
+    received: Any
+    largest: Any
+    distance: Any
+    cells: Any
+
+
+class Cells(NamedTuple):
+    """The shape of the map, and what its sums are to be taken times."""
+
+    rows: Any
+    cols: Any
+    share: Any
+
+
+class Measures(NamedTuple):
+    """What is known of the rows of a part, for each row and the four lanes that hold it."""
+
+    entropy: Any
+    largest: Any
+    distance: Any
+    left: Any
 
 
 # The next four are `shares`' in another dialect, which cannot call them.
@@ -106,131 +165,130 @@ def _row(place, part, n):
 
 
 @gluon.jit
-def _tile(n, first, then, second, CAREFUL: gl.constexpr):
-    """The n-th tile of a walk: from `first` on; or, of a careful one, `then` of them, and others from `second` on."""
-    tile = first + n
-    if CAREFUL:
-        tile = gl.where(n < then, tile, second + n - then)
+def _tile(tiles, n, SIDE: gl.constexpr):
+    """Which tile of all is the n-th of these."""
+    tile = tiles.first + n
+    if SIDE == "careful":
+        tile = gl.where(n < tiles.then, tile, tiles.second + n - tiles.then)
     return tile
 
 
 @gluon.jit
-def _fetch(K, keys, arrived, k_row, k_col, turn, tile, there, d: gl.constexpr, STAGES: gl.constexpr):
+def _fetch(keys, turn, tile, there):
     """Ask for a tile of keys, if it is there."""
-    stage = turn % STAGES
-    mbarrier.expect(arrived.index(stage), 64 * d * 2, pred=there)
+    stage = turn % keys.tiles.shape[0]
+    mbarrier.expect(keys.arrived.index(stage), 64 * keys.tiles.shape[2] * 2, pred=there)
     wait_for_all()  # what was in its place has been read by every warp
-    tma.async_copy_global_to_shared(K, [k_row + tile * 64, k_col], arrived.index(stage), keys.index(stage), pred=there)
+    tma.async_copy_global_to_shared(
+        keys.all, [keys.row + tile * 64, keys.col], keys.arrived.index(stage), keys.tiles.index(stage), pred=there
+    )
 
 
 @gluon.jit
-def _product(queries, part: gl.constexpr, keys):
+def _await(keys, turn, there):
+    """Until a tile has come, if it is to come."""
+    stages: gl.constexpr = keys.tiles.shape[0]
+    mbarrier.wait(keys.arrived.index(turn % stages), turn // stages % 2, pred=there)
+
+
+@gluon.jit
+def _product(queries, part: gl.constexpr, keys, turn):
     nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
-    return hopper.warpgroup_mma(queries.index(part), keys.permute([1, 0]), nothing, use_acc=False, is_async=True)
+    tile = keys.tiles.index(turn % keys.tiles.shape[0])
+    return hopper.warpgroup_mma(queries.index(part), tile.permute([1, 0]), nothing, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def _send(
-    sums, start, place, RECEIVED, CELLS, rows, cols, share,
-    ROW_BIN: gl.constexpr, COL_BIN: gl.constexpr, MAP_ASM: gl.constexpr, MAP_IO: gl.constexpr,
+    sums, start, place, out, cells,
+    HEIGHT: gl.constexpr, WIDTH: gl.constexpr, MAP_ASM: gl.constexpr, MAP_IO: gl.constexpr,
 ):  # fmt: skip
     """Add sums over a thread's rows, `4 8 64`, to what their keys received, and to their bins."""
-    if RECEIVED is not None:
+    if out.received is not None:
         key = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(1, sums.type.layout)))
-        at = (RECEIVED + start + (key % 8 - key % 2)).to(gl.int64).expand_dims(0).expand_dims(1)
+        at = (out.received + start + (key % 8 - key % 2)).to(gl.int64).expand_dims(0).expand_dims(1)
         at += gl.zeros_like(sums).to(gl.int64)
         gl.inline_asm_elementwise(RECEIVED_ASM, RECEIVED_IO, [sums, at], dtype=gl.int32, is_pure=False, pack=16)
-    if CELLS is not None:
-        bins: gl.constexpr = 64 // COL_BIN if COL_BIN < 64 else 1
+    if out.cells is not None:
+        bins: gl.constexpr = 64 // WIDTH if WIDTH < 64 else 1
         pairs = sums.reshape([4, 8, bins, 8 // bins, 4, 2]).permute([0, 1, 4, 2, 3, 5])
-        pairs = gl.sum(pairs.reshape([4, 8, 4, bins, 16 // bins]), 4) * share
+        pairs = gl.sum(pairs.reshape([4, 8, 4, bins, 16 // bins]), 4) * cells.share
         by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, pairs.type.layout))
         warp = gl.arange(0, 4, layout=gl.SliceLayout(1, by_lane)).expand_dims(1)
         lane = gl.arange(0, 8, layout=gl.SliceLayout(0, by_lane)).expand_dims(0)
-        bin = gl.minimum((place * 128 + warp * 32 + lane * 4) // ROW_BIN, rows - 1)
-        cell = (CELLS + bin * cols + start // COL_BIN).to(gl.int64).expand_dims(2).expand_dims(3)
-        cell += gl.zeros_like(pairs).to(gl.int64)
-        gl.inline_asm_elementwise(MAP_ASM, MAP_IO, [pairs, cell], dtype=gl.int32, is_pure=False, pack=bins)
+        bin = gl.minimum((place * 128 + warp * 32 + lane * 4) // HEIGHT, cells.rows - 1)
+        at = (out.cells + bin * cells.cols + start // WIDTH).to(gl.int64).expand_dims(2).expand_dims(3)
+        at += gl.zeros_like(pairs).to(gl.int64)
+        gl.inline_asm_elementwise(MAP_ASM, MAP_IO, [pairs, at], dtype=gl.int32, is_pure=False, pack=bins)
 
 
 @gluon.jit
 def _fold(
-    s, lse2, measures, part, start, gap, place, scale2, offset, low, length, ENTROPY, LARGEST, DISTANCE,
-    BACKWARD: gl.constexpr, LEFT: gl.constexpr, CAREFUL: gl.constexpr,
+    s, lse2, measures, part, start, gap, sight, out, SIDE: gl.constexpr, BACKWARD: gl.constexpr
 ):  # fmt: skip
     """The measures of a part of the rows, with one tile more, and the sums over the rows of each thread."""
     entropy, largest, distance, left = measures
-    t = s * scale2 - lse2.expand_dims(1)
-    if CAREFUL:
-        row = _row(place, part, gl.arange(0, 64, layout=BY_ROW))
-        seen = gl.minimum(row + offset - low + 1, length).expand_dims(1)
+    t = s * sight.scale2 - lse2.expand_dims(1)
+    if SIDE == "careful":
+        row = _row(sight.place, part, gl.arange(0, 64, layout=BY_ROW))
+        seen = gl.minimum(row + sight.offset - sight.low + 1, sight.length).expand_dims(1)
         t = gl.where((start + gl.arange(0, 64, layout=BY_KEY)).expand_dims(0) < seen, t, NEVER)
         # As if x had been left out on the side that is to count it.
-        x = (row - place * 128).to(gl.float32).expand_dims(1)
+        x = (row - sight.place * 128).to(gl.float32).expand_dims(1)
         gap = gl.abs(gap - x) + (-x if BACKWARD else x)
     p = gl.exp2(t)
     held = _held(p)
-    if ENTROPY is not None:
+    if out.entropy is not None:
         entropy = _add_products(entropy, held, _held(t), 16)
-    if LARGEST is not None:
+    if out.largest is not None:
         # Of numbers that are not negative the bits are ordered as they are.
         largest = _larger(largest, held.to(gl.int32, bitcast=True), 16)
-    if DISTANCE is not None:
+    if out.distance is not None:
         distance = _add_products(distance, held, _held(gap), 16)
-        if LEFT and not BACKWARD:
+        if SIDE == "left" and not BACKWARD:
             left = _add(left, held, 16)
-    return (entropy, largest, distance, left), _both(p)
+    return Measures(entropy, largest, distance, left), _both(p)
 
 
 @gluon.jit
 def _walk(
-    turn, count, first_tile, then, second_tile, upper, lower, queries, keys, arrived, K, k_row, k_col, upper_lse2,
-    lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS, rows, cols,
-    share, d: gl.constexpr, STAGES: gl.constexpr, ROW_BIN: gl.constexpr, COL_BIN: gl.constexpr,
-    MAP_ASM: gl.constexpr, MAP_IO: gl.constexpr, BACKWARD: gl.constexpr, LEFT: gl.constexpr, CAREFUL: gl.constexpr,
+    tiles, turn, upper, lower, queries, keys, upper_lse2, lower_lse2, sight, out, cells,
+    HEIGHT: gl.constexpr, WIDTH: gl.constexpr, MAP_ASM: gl.constexpr, MAP_IO: gl.constexpr,
+    SIDE: gl.constexpr, BACKWARD: gl.constexpr,
 ):  # fmt: skip
-    """The measures of both parts of the rows, with `count` tiles of keys more; `turn` counts tiles over all walks."""
-    if count > 0:
-        for n in gl.static_range(STAGES - 1):
-            tile = _tile(count * 0 + n, first_tile, then, second_tile, CAREFUL)  # a number of the GPU, not of Python
-            _fetch(K, keys, arrived, k_row, k_col, turn + n, tile, n < count, d, STAGES)
-        mbarrier.wait(arrived.index(turn % STAGES), turn // STAGES % 2)
-        product = _product(queries, 0, keys.index(turn % STAGES))
+    """The measures of both parts of the rows, with these tiles of keys more; `turn` counts tiles over all walks."""
+    if tiles.count > 0:
+        stages: gl.constexpr = keys.tiles.shape[0]
+        for n in gl.static_range(stages - 1):
+            tile = _tile(tiles, tiles.count * 0 + n, SIDE)  # a number of the GPU, not of Python
+            _fetch(keys, turn + n, tile, n < tiles.count)
+        _await(keys, turn, True)
+        product = _product(queries, 0, keys, turn)
         nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
         key = gl.arange(0, 64, layout=BY_KEY)
-        side: gl.constexpr = -1 if LEFT else 1
-        sums, sums_of = _both(nothing), first_tile * 64
-        for n in range(count):
-            start = _tile(n, first_tile, then, second_tile, CAREFUL) * 64
+        sign: gl.constexpr = -1 if SIDE == "left" else 1
+        sums, sums_of = _both(nothing), tiles.first * 64
+        for n in range(tiles.count):
+            start = _tile(tiles, n, SIDE) * 64
             # From the first row to each key; those a thread holds differ by numbers known beforehand.
-            gap = ((start - first + key % 8 - key % 2) * side).to(gl.float32) + ((key // 8 * 8 + key % 2) * side).to(
-                gl.float32
-            )
-            gap = gap.expand_dims(0) + nothing
+            near = ((start - sight.first + key % 8 - key % 2) * sign).to(gl.float32)
+            gap = (near + ((key // 8 * 8 + key % 2) * sign).to(gl.float32)).expand_dims(0) + nothing
             s = hopper.warpgroup_mma_wait(0, deps=[product])
-            product = _product(queries, 1, keys.index((turn + n) % STAGES))
-            ahead = n + STAGES - 1
-            tile = _tile(ahead, first_tile, then, second_tile, CAREFUL)
-            _fetch(K, keys, arrived, k_row, k_col, turn + ahead, tile, ahead < count, d, STAGES)
-            _send(sums, sums_of, place, RECEIVED, CELLS, rows, cols, share, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO)
-            upper, sums = _fold(
-                s, upper_lse2, upper, 0, start, gap, place, scale2, offset, low, length,
-                ENTROPY, LARGEST, DISTANCE, BACKWARD, LEFT, CAREFUL,
-            )  # fmt: skip
+            product = _product(queries, 1, keys, turn + n)
+            ahead = n + stages - 1
+            _fetch(keys, turn + ahead, _tile(tiles, ahead, SIDE), ahead < tiles.count)
+            _send(sums, sums_of, sight.place, out, cells, HEIGHT, WIDTH, MAP_ASM, MAP_IO)
+            upper, sums = _fold(s, upper_lse2, upper, 0, start, gap, sight, out, SIDE, BACKWARD)
             s = hopper.warpgroup_mma_wait(0, deps=[product])
-            next = turn + n + 1
-            mbarrier.wait(arrived.index(next % STAGES), next // STAGES % 2, pred=n + 1 < count)
-            product = _product(queries, 0, keys.index(next % STAGES))
-            lower, others = _fold(
-                s, lower_lse2, lower, 1, start, gap, place, scale2, offset, low, length,
-                ENTROPY, LARGEST, DISTANCE, BACKWARD, LEFT, CAREFUL,
-            )  # fmt: skip
+            _await(keys, turn + n + 1, n + 1 < tiles.count)
+            product = _product(queries, 0, keys, turn + n + 1)
+            lower, others = _fold(s, lower_lse2, lower, 1, start, gap, sight, out, SIDE, BACKWARD)
             sums += others
             sums_of = start
-        _send(sums, sums_of, place, RECEIVED, CELLS, rows, cols, share, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO)
+        _send(sums, sums_of, sight.place, out, cells, HEIGHT, WIDTH, MAP_ASM, MAP_IO)
         hopper.warpgroup_mma_wait(0, deps=[product])
         wait_for_all()
-    return turn + gl.maximum(count, 0), upper, lower
+    return turn + gl.maximum(tiles.count, 0), upper, lower
 
 
 @gluon.jit
@@ -248,24 +306,21 @@ def _begin(Q, LSE, queries, place, part: gl.constexpr, q_i, n_i, d: gl.constexpr
 
 
 @gluon.jit
-def _end(
-    measures, lse2, place, part: gl.constexpr, bh, n_i, ENTROPY, LARGEST, DISTANCE, BACKWARD: gl.constexpr
-):  # fmt: skip
+def _end(measures, lse2, place, part: gl.constexpr, bh, n_i, out, BACKWARD: gl.constexpr):
     """Write what is known of a part of the rows."""
-    entropy, largest, distance, left = measures
     row = _row(place, part, gl.arange(0, 64, layout=BY_ROW))
-    out = bh.to(gl.int64) * n_i + row
-    if ENTROPY is not None:
-        gl.store(ENTROPY + out, gl.convert_layout(gl.sum(entropy, 1), BY_ROW) * -LN2, mask=row < n_i)
-    if LARGEST is not None:
-        most = gl.convert_layout(gl.max(largest, 1), BY_ROW).to(gl.float32, bitcast=True)
-        gl.store(LARGEST + out, most, mask=row < n_i)
-    if DISTANCE is not None:
+    at = bh.to(gl.int64) * n_i + row
+    if out.entropy is not None:
+        gl.store(out.entropy + at, gl.convert_layout(gl.sum(measures.entropy, 1), BY_ROW) * -LN2, mask=row < n_i)
+    if out.largest is not None:
+        most = gl.convert_layout(gl.max(measures.largest, 1), BY_ROW).to(gl.float32, bitcast=True)
+        gl.store(out.largest + at, most, mask=row < n_i)
+    if out.distance is not None:
         # Of what x was left out: of all of the row; or of its left, and of the rest with the other sign.
         x = gl.where(lse2 < -NEVER, (row - place * 128).to(gl.float32), 0.0)
         if not BACKWARD:
-            x *= 2 * gl.convert_layout(gl.sum(left, 1), BY_ROW) - 1
-        gl.store(DISTANCE + out, gl.convert_layout(gl.sum(distance, 1), BY_ROW) + x, mask=row < n_i)
+            x *= 2 * gl.convert_layout(gl.sum(measures.left, 1), BY_ROW) - 1
+        gl.store(out.distance + at, gl.convert_layout(gl.sum(measures.distance, 1), BY_ROW) + x, mask=row < n_i)
 
 
 @gluon.jit
@@ -306,7 +361,7 @@ def summarize(
     h = bh % heads
     swizzled: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, d], Q.dtype.element_ty)
     queries = gl.allocate_shared_memory(Q.dtype.element_ty, [2, 64, d], swizzled)
-    keys = gl.allocate_shared_memory(Q.dtype.element_ty, [STAGES, 64, d], swizzled)
+    tiles = gl.allocate_shared_memory(Q.dtype.element_ty, [STAGES, 64, d], swizzled)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(STAGES):
         mbarrier.init(arrived.index(n), count=1)
@@ -317,13 +372,13 @@ def summarize(
     async_copy.commit_group()
     async_copy.wait_group(0)
     hopper.fence_async_shared()
-    k_row = b * k_rows_b + h // KV_GROUP * k_rows_g
-    k_col = h // KV_GROUP * k_cols_g
-    CELLS = None
+    keys = Keys(K, b * k_rows_b + h // KV_GROUP * k_rows_g, h // KV_GROUP * k_cols_g, tiles, arrived)
     if MAP is not None:
-        CELLS = MAP + bh.to(gl.int64) * rows * cols
+        MAP += bh.to(gl.int64) * rows * cols
     if RECEIVED is not None:
         RECEIVED += bh.to(gl.int64) * n_j
+    out = Outputs(ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP)
+    cells = Cells(rows, cols, share)
     length = n_j
     if LENGTHS is not None:
         length = gl.minimum(n_j, gl.load(LENGTHS + b))
@@ -334,25 +389,22 @@ def summarize(
     full = gl.minimum(gl.maximum(gl.minimum(first - low + 1, length), 0) // 64, stop)
     crossing = gl.minimum(gl.maximum(first, 0) // 64, full)
     crossed = gl.minimum(gl.maximum(gl.maximum(last, 0) // 64 + 1, crossing), full)
-    scale2 = scale * LOG2E
+    sight = Sight(place, first, offset, low, length, scale * LOG2E)
     zero = _first(_held(gl.zeros([64, 64], gl.float32, layout=PRODUCT)), 16)
-    nothing = (zero, zero.to(gl.int32), zero, zero)
+    nothing = Measures(zero, zero.to(gl.int32), zero, zero)
     turn, upper, lower = _walk(
-        place * 0, crossing, place * 0, 0, 0, nothing, nothing, queries, keys, arrived, K, k_row, k_col, upper_lse2,
-        lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS, rows, cols,
-        share, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, True, False,
+        Tiles(crossing, place * 0, 0, 0), place * 0, nothing, nothing, queries, keys, upper_lse2, lower_lse2,
+        sight, out, cells, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, "left", BACKWARD,
     )  # fmt: skip
     if not BACKWARD:
         turn, upper, lower = _walk(
-            turn, full - crossed, crossed, 0, 0, upper, lower, queries, keys, arrived, K, k_row, k_col, upper_lse2,
-            lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS, rows,
-            cols, share, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, False, False,
+            Tiles(full - crossed, crossed, 0, 0), turn, upper, lower, queries, keys, upper_lse2, lower_lse2,
+            sight, out, cells, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, "right", BACKWARD,
         )  # fmt: skip
     then = crossed - crossing
     turn, upper, lower = _walk(
-        turn, then + stop - full, crossing, then, full, upper, lower, queries, keys, arrived, K, k_row, k_col,
-        upper_lse2, lower_lse2, place, first, scale2, offset, low, length, ENTROPY, RECEIVED, LARGEST, DISTANCE, CELLS,
-        rows, cols, share, d, STAGES, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, BACKWARD, False, True,
+        Tiles(then + stop - full, crossing, then, full), turn, upper, lower, queries, keys, upper_lse2, lower_lse2,
+        sight, out, cells, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, "careful", BACKWARD,
     )  # fmt: skip
-    _end(upper, upper_lse2, place, 0, bh, n_i, ENTROPY, LARGEST, DISTANCE, BACKWARD)
-    _end(lower, lower_lse2, place, 1, bh, n_i, ENTROPY, LARGEST, DISTANCE, BACKWARD)
+    _end(upper, upper_lse2, place, 0, bh, n_i, out, BACKWARD)
+    _end(lower, lower_lse2, place, 1, bh, n_i, out, BACKWARD)
