@@ -1,6 +1,7 @@
 """capture over plain PyTorch and our own layers: what it sees, what it keeps, what it says when it cannot."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard import Additive, Alibi, Causal, Dense, Padding, Rule, Window, attend, weights
+from regard.decode import beam, greedy
 from regard.lens import Tape, capture
+from regard.models import Gpt, GptConfig, Transformer, TransformerConfig
 from regard.nn import Attention, BahdanauAttention, Core, EncoderBlock, FeedForward, KVCache, ShawBias, T5Bias
 
 B, N, D, H = 2, 9, 24, 4
@@ -351,6 +354,41 @@ def test_rows_follow_beams_that_are_reordered():
     hidden = layer(history, key_padding=real)
     assert (tape["0"].dense() - layer.weights(history, key_padding=real).dense()).abs().max() < 1e-6
     assert (tape["1"].dense() - cross.weights(hidden, source[:2]).dense()).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("lengths", [None, [7, 4]])
+def test_a_beam_has_a_row_for_each_hypothesis_in_every_layer(lengths):
+    sizes = {"dim": 16, "heads": 2, "hidden": 16, "encoder_layers": 1, "decoder_layers": 2}
+    model = Transformer(TransformerConfig(source_vocabulary=20, target_vocabulary=20, start=2, **sizes)).eval()
+    source = {"source": torch.randint(4, 20, (2, 7))}
+    if lengths is not None:
+        source["source_lengths"] = torch.tensor(lengths)
+    with capture(model) as tape:
+        found = beam(model, source, [[2]] * 2, width=3, n_best=3, end=None, max_length=5)
+    layers = [f"decoder.blocks.{n}.{kind}" for n in range(2) for kind in ("attention", "cross")]
+    for sentence, some in enumerate(found):
+        one = {name: x[sentence : sentence + 1] for name, x in source.items()}
+        for hypothesis in some:
+            ids = torch.tensor([[2, *hypothesis.tokens[:-1]]])
+            with capture(model) as alone, torch.no_grad():
+                model(inputs=ids, **one)
+            for layer in layers:
+                rows = tape[layer].dense()[3 * sentence : 3 * sentence + 3]
+                assert (rows - alone[layer].dense()).abs().amax((1, 2, 3)).min() < 1e-6, layer
+
+
+def test_texts_that_end_before_others_are_told():
+    model = Gpt(GptConfig.llama(vocabulary=6, dim=16, depth=1, heads=4)).eval()
+    with (
+        pytest.warns(UserWarning, match=r"of 3 texts the tape holds those of rows \[2\]; the others were at their end"),
+        capture(model) as tape,
+    ):
+        greedy(model, None, [[1, 2], [3], [5, 1, 2, 2]], end=None, max_length=3)
+    assert tape[0].shape == (1, 4, 6, 6)
+    with warnings.catch_warnings(), capture(model) as tape:
+        warnings.simplefilter("error")
+        beam(model, None, [[1, 2], [3, 3]], width=3, end=None, max_length=3)
+    assert tape[0].shape == (6, 4, 4, 4)
 
 
 @pytest.mark.parametrize("bias", [Alibi(H), T5Bias(H), ShawBias(D // H, reach=3)])

@@ -187,8 +187,8 @@ def _fetch(keys, turn, tile, there):
 @gluon.jit
 def _await(keys, turn, there):
     """Until a tile has come, if it is to come."""
-    stages: gl.constexpr = keys.tiles.shape[0]
-    mbarrier.wait(keys.arrived.index(turn % stages), turn // stages % 2, pred=there)
+    stage, lap = turn % keys.tiles.shape[0], turn // keys.tiles.shape[0]
+    mbarrier.wait(keys.arrived.index(stage), lap % 2, pred=there)
 
 
 @gluon.jit

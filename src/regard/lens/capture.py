@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +85,7 @@ def capture(
         yield tape
     recorder.close()
     _must_have_seen(watch)
+    _tell_ended(recorder)
 
 
 def _must_be_watchable(model: nn.Module) -> None:
@@ -96,6 +98,18 @@ def _must_be_watchable(model: nn.Module) -> None:
     if "_orig_mod" in model._modules:
         raise TypeError(
             "a compiled model calls its attention by other names; capture the model itself, model._orig_mod"
+        )
+
+
+def _tell_ended(recorder: Recorder) -> None:
+    """A search goes on without the texts that have come to their end, and their rows are gone."""
+    ended = recorder.ended
+    if any(ended):
+        left = [n for n, gone in enumerate(ended) if not gone]
+        warnings.warn(
+            f"of {len(ended)} texts the tape holds those of rows {left}; the others were at their end before, and the "
+            "search went on without them. Capture one text at a time, or a pass of the model over what was written",
+            stacklevel=4,
         )
 
 

@@ -70,6 +70,8 @@ class Record:
         # Keys that are kept as they are can be told apart when somebody asks; most are never asked about.
         self._prints = None if store.in_place and heads is None else checksums(seen.k)
         self._given = seen.offset
+        self._texts = torch.eye(self.batch, dtype=torch.bool)  # which of its first rows each batch row may go on with
+        self.ended = torch.zeros(self.batch, dtype=torch.bool)  # which of them a search has gone on without
         self._add(seen, past=0, first=0)
 
     @property
@@ -84,10 +86,11 @@ class Record:
             self._prints = checksums(self._whole("k"))
         return self._prints
 
-    def follow(self, seen: Seen, lineage: list[int] | None) -> list[int] | None:
-        """Take a later call in if it goes on where this ends; then which batch row each of its rows was, else None.
+    def follow(self, seen: Seen, lineage: Tensor | None) -> Tensor | None:
+        """Take a later call in if it goes on where this ends; else None.
 
-        `lineage` says so of the layers before it, if the pass it is part of goes on with an earlier one.
+        Then it returns which of the batch rows before each of its rows may have been, `b before`: one, or several with
+        the same keys. `lineage` says so of the layer before it, if the pass it is part of goes on with an earlier one.
         """
         prints, i, j, total = checksums(seen.k), seen.q.shape[2], seen.k.shape[2], self.keys
         parents = self._same_keys(seen.k, prints, lineage)
@@ -151,14 +154,16 @@ class Record:
             while parts:
                 self.store.drop(parts.pop())
 
-    def _same_keys(self, k: Tensor, prints: Tensor, lineage: list[int] | None) -> list[int] | None:
-        """Where the batch rows were, if these are the keys of another sequence that is attended to step by step."""
-        parents = lineage
-        if parents is None and self.handed is not None and _same_memory(self.handed, k):
-            parents = list(range(len(prints)))
-        if parents is None or len(parents) != len(prints) or max(parents, default=-1) >= self.batch:
+    def _same_keys(self, k: Tensor, prints: Tensor, lineage: Tensor | None) -> Tensor | None:
+        """Which rows these may have been, if the keys are of another sequence that is attended to step by step."""
+        if lineage is None and self.handed is not None and _same_memory(self.handed, k):
+            return torch.eye(len(prints), dtype=torch.bool, device=prints.device)
+        if lineage is None or lineage.shape != (len(prints), self.batch) or prints.shape[1] != self.keys:
             return None
-        return parents if torch.equal(self.prints[parents], prints) else None
+        row, before = lineage.nonzero(as_tuple=True)
+        parents = torch.zeros_like(lineage)
+        parents[row, before] = (prints[row] == self.prints[before]).all(-1)
+        return parents if bool(parents.any(1).all()) else None
 
     def _add(self, seen: Seen, *, past: int, first: int) -> None:
         i, j = seen.q.shape[2], seen.k.shape[2]
@@ -179,14 +184,18 @@ class Record:
                 parts.append(self.store.put(x, f"{self.name}: {name}", seen.version))
         self.steps.append(Step(i, keys, first, seen.mask, seen.bias, j - i if seen.offset is None else seen.offset))
 
-    def _move(self, parents: list[int]) -> None:
-        """Let the batch rows be these of what they were."""
-        if parents == list(range(self.batch)):
+    def _move(self, parents: Tensor) -> None:
+        """Let each batch row be the first of those it may have been."""
+        rows = parents.to(torch.uint8).argmax(1).tolist()
+        if rows == list(range(self.batch)):
             return
-        self._prints, self.batch = self.prints[parents], len(parents)
-        self.steps = [step.moved(parents) for step in self.steps]
+        texts = parents.cpu().float() @ self._texts.float() > 0
+        if len(rows) < self.batch:  # else one of a beam has taken the place of another
+            self.ended |= self._texts.any(0) & ~texts.any(0)
+        self._prints, self.batch, self._texts = self.prints[rows], len(rows), texts
+        self.steps = [step.moved(rows) for step in self.steps]
         for name, parts in self._parts.items():
-            moved = [part.get()[parents] for part in parts]
+            moved = [part.get()[rows] for part in parts]
             for part in parts:
                 self.store.drop(part)
             self._parts[name] = [self.store.put(x, f"{self.name}: {name}") for x in moved]
@@ -246,12 +255,12 @@ def checksums(k: Tensor) -> Tensor:
     return k.detach().view(ints).sum((1, 3), dtype=torch.int64)
 
 
-def _parents(prints: Tensor, before: Tensor) -> list[int] | None:
-    """For each batch row, the row of `before` with the same keys; None unless all have one."""
+def _parents(prints: Tensor, before: Tensor) -> Tensor | None:
+    """The rows of `before` with the same keys as each batch row, `b before`; None unless all have one."""
     if prints.shape == before.shape and torch.equal(prints, before):
-        return list(range(len(prints)))
+        return torch.eye(len(prints), dtype=torch.bool, device=prints.device)
     same = (prints[:, None] == before).all(-1)
-    return same.to(torch.uint8).argmax(1).tolist() if bool(same.any(1).all()) else None
+    return same if bool(same.any(1).all()) else None
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:

@@ -45,13 +45,19 @@ class Recorder:
         self._open = True
         self._latest: dict[str, Key] = {}
         self._generated: set[Key] | None = None  # entries of the generation under way
-        self._lineage: list[int] | None = None  # where batch rows were, if this pass goes on with an earlier one
+        self._lineage: Tensor | None = None  # which rows batch rows may have been, if this pass goes on with another
 
     @property
     def entries(self) -> dict[Key, Record | Reduced]:
         """What was kept of each call of a layer, in order."""
         self._settle()
         return self._entries
+
+    @property
+    def ended(self) -> list[bool]:
+        """Of each text that a layer began with, whether it has ended and is gone, in the layer where most are."""
+        records = [entry for entry in self._entries.values() if isinstance(entry, Record)]
+        return max((record.ended.tolist() for record in records), key=sum, default=[])
 
     @property
     def is_empty(self) -> bool:

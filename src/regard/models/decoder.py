@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..nn import DecoderBlock, KeyValues, KVCache
 from ..nn.linear import linear
-from ..nn.plain import Plain, Step
+from ..nn.plain import Plain, Step, has_hooks
 from .stepping import CachedState, Watched, step, watched
 
 
@@ -116,6 +116,9 @@ class TransformerDecoder(nn.Module):
             if f"cross.{n}" in state.watch:
                 A = block.cross.weights(asked, source)[...]
                 seen[f"cross.{n}"] = A.unflatten(2, (state.each, x.shape[1])).transpose(1, 2).flatten(0, 1)
+            if state.each > 1 and has_hooks(block.cross):  # whoever watches sees a row for each hypothesis
+                rows = torch.arange(len(x), device=x.device).div(state.each, rounding_mode="floor")
+                return block.cross(x, source.select(rows))
             return block.cross(asked, source).view_as(x)
 
         x = block.around_attention(x, attention)

@@ -82,8 +82,7 @@ class Settled:
         """Do modules have to be called: for hooks, for dropout, for autocast?"""
         if self._handles != RemovableHandle.next_id:  # a hook has been added somewhere since
             modules = [module for block in self._blocks for module in block.modules()]
-            hooks = [x for one in modules for x in (one._forward_hooks, one._forward_pre_hooks)]
-            if any(hooks) or any(GLOBAL_HOOKS) or any(map(TRAINING, modules)):
+            if any(map(has_hooks, self._blocks)) or any(GLOBAL_HOOKS) or any(map(TRAINING, modules)):
                 return True
             self._handles = RemovableHandle.next_id
         return any(map(TRAINING, self._blocks)) or torch.is_autocast_enabled(self._device)
@@ -167,6 +166,11 @@ class Settled:
             none = (part.weight.new_zeros(part.out_features) for part in parts)
             bias = joined(*(x if part.bias is None else part.bias for part, x in zip(parts, none, strict=True)))
         return lambda x: product()(x, weight, bias)
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    """Is somebody told when this layer, or one within it, is called?"""
+    return any(one._forward_hooks or one._forward_pre_hooks for one in layer.modules())
 
 
 class NotPlain(Exception):
