@@ -2,11 +2,14 @@
 
 import math
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from regard import Additive, Alibi, Causal, Dense, Padding, Rule, Window, attend, weights
 from regard.decode import beam, greedy
@@ -749,3 +752,76 @@ class TestTokens:
     def test_layers_are_given_by_patterns(self):
         with pytest.raises(TypeError, match=r"layers must be name patterns such as 'encoder.\*', got \[1\]"):
             capture(nn.Linear(2, 2), layers=[1]).__enter__()
+
+
+class Stack(nn.Module):
+    """Three layers by hand, checkpointed if asked."""
+
+    def __init__(self, checkpointed=False):
+        super().__init__()
+        self.layers, self.checkpointed = nn.ModuleList([Layer() for _ in range(3)]), checkpointed
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointed else layer(x)
+        return x
+
+
+def test_what_backward_computes_once_more_is_not_seen():
+    model, x = Stack(checkpointed=True), tokens()
+    with capture(model, gradients=True) as tape:
+        model(x).sum().backward()
+    plain = Stack()
+    plain.load_state_dict(model.state_dict())
+    with capture(plain, gradients=True) as truth:
+        plain(x).sum().backward()
+    assert list(tape) == list(truth)
+    for name in truth:
+        torch.testing.assert_close(tape[name].dense(), truth[name].dense())
+        torch.testing.assert_close(tape.extras(name).gradient, truth.extras(name).gradient)
+
+
+def test_a_model_that_runs_in_several_threads_is_seen_in_all():
+    model, inputs = Stack(), [tokens(N, 1) for _ in range(12)]
+    with capture(model) as tape, torch.no_grad(), ThreadPoolExecutor(4) as pool:
+        list(pool.map(model, inputs))
+    assert len(tape) == 3 * len(inputs)
+
+
+def test_a_copy_of_a_watched_model_runs_and_is_not_watched():
+    model, x = Stack(), tokens()
+    with capture(model) as tape:
+        copied = deepcopy(model)
+        assert torch.equal(model(x), copied(x))
+    assert len(tape) == 3
+    assert torch.equal(model(x), copied(x))
+    assert len(tape) == 3
+
+
+def test_compiled_parts_are_refused_and_scripted_ones_told():
+    model = Stack()
+    model.layers[1].compile(backend="eager")
+    with (
+        pytest.raises(TypeError, match=r"the part 'layers.1' is compiled, and calls its attention by other names"),
+        capture(model),
+    ):
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch would have us compile
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(D, D), nn.ReLU()))
+    model = nn.Sequential(Layer(), scripted)
+    with pytest.warns(UserWarning, match="the part '1' is scripted and runs outside Python"), capture(model) as tape:
+        model(tokens())
+    assert len(tape) == 1
+
+
+def test_nan_in_a_key_is_nan_in_every_measure_of_rows_that_see_it():
+    layer, x = Layer(), tokens(64, 1)
+    x[0, 20] = math.nan
+    with capture(layer) as tape, torch.no_grad():
+        layer(x, is_causal=True)
+    row = tape[0].dense()[0, 0].isnan().any(-1)
+    assert row.tolist() == [n >= 20 for n in range(64)]
+    summary = tape.summary(0)
+    assert summary.map[0, 0].isnan().any(-1).tolist() == row.tolist()
+    assert summary.entropy[0, 0].isnan().tolist() == row.tolist()

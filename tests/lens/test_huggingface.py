@@ -354,3 +354,52 @@ def test_real_weights_of_smollm2_in_generate():
         truth = model(out[:, :-1], output_attentions=True).attentions
     assert_same(tape, truth)
     assert tape[0]._call.k.shape[1] == 3  # 9 query heads share 3
+
+
+def test_layers_of_transformers_are_seen_outside_of_their_model():
+    model = zoo.made(zoo.bert)
+    with capture(model) as whole:
+        model(zoo.ids())
+    with capture(model.encoder) as tape:
+        model(zoo.ids())
+    assert [f"encoder.{name}" for name, _ in tape] == [name for name, _ in whole]
+    pair, x = torch.nn.Sequential(*model.encoder.layer[:2]), torch.randn(2, 9, model.config.hidden_size)
+    with capture(pair) as tape:
+        pair[1](pair[0](x))
+    assert [name for name, _ in tape] == ["0.attention.self", "1.attention.self"]
+
+
+@pytest.mark.parametrize("drafted", ["lookup", "assistant"])
+def test_tokens_drafted_ahead_leave_no_rows(drafted):
+    model, prompt = zoo.made(zoo.llama), zoo.ids(1, 9).repeat(1, 2)
+    asked = {"prompt_lookup_num_tokens": 3} if drafted == "lookup" else {"assistant_model": zoo.made(zoo.llama)}
+    with capture(model) as tape:
+        written = model.generate(prompt, max_new_tokens=7, min_new_tokens=7, do_sample=False, **asked)
+    with capture(model) as truth, torch.no_grad():
+        model(written)
+    assert list(tape) == list(truth)
+    for name in truth:
+        assert (tape[name].dense() - truth[name].dense()).abs().max() < CLOSE
+
+
+def test_files_that_call_pytorch_s_multi_head_attention_are_watched():
+    from transformers.models.wavlm.modeling_wavlm import WavLMAttention
+
+    assert _may_attend(WavLMAttention)
+
+
+@pytest.mark.parametrize("build", [zoo.bert, zoo.llama])
+def test_layers_that_are_checkpointed_are_seen_once(build):
+    model = zoo.made(build).train()
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    with capture(model) as truth:
+        model(zoo.ids(), use_cache=False)
+    model.gradient_checkpointing_enable()
+    with capture(model, gradients=True) as tape:
+        model(zoo.ids(), use_cache=False)[0].sum().backward()
+    assert list(tape) == list(truth)
+    for name in truth:
+        assert (tape[name].dense() - truth[name].dense()).abs().max() < CLOSE
+        assert tape.extras(name).gradient is not None

@@ -320,6 +320,20 @@ def test_rotary_attention_sees_distances_and_no_places():
     assert not torch.allclose(layer(x, positions=torch.arange(0, 14, 2)), layer(x))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [({"dropout": 1.5}, "dropout must be at least 0"), ({"head_dim": 0}, "head_dim"), ({"value_dim": -1}, "value_dim")],
+)
+def test_settings_that_cannot_be_are_refused_at_once(wrong, told):
+    with pytest.raises(ValueError, match=told):
+        Attention(16, 4, **wrong)
+
+
+def test_other_modules_than_pytorch_s_are_refused():
+    with pytest.raises(TypeError, match=r"module must be an nn.MultiheadAttention, got Linear"):
+        Attention.from_torch(torch.nn.Linear(2, 2))
+
+
 def test_dropout_acts_in_training_only():
     layer = Attention(12, 3, dropout=0.5)
     x = torch.randn(2, 7, 12)

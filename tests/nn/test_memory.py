@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from regard import (
+    Added,
     Alibi,
+    Blocks,
     Causal,
     Dense,
     Diagonal,
@@ -336,6 +338,7 @@ def test_segment_memory_of_another_batch_is_refused():
         memory.extend(torch.zeros(3, 3, 4))
 
 
+SPOTS = torch.tensor([0, 1, 0, 2, 1])
 MASKED = {
     "none": None,
     "causal": Causal(),
@@ -345,6 +348,9 @@ MASKED = {
     "dense": Causal() & Dense(torch.rand(2, 1, 5, 5, generator=torch.Generator().manual_seed(0)) < 0.5),
     "broadcast": Dense(torch.tensor([[True], [False], [True], [False], [True]])),
     "documents": Documents(torch.tensor([0, 0, 1, 1, 2])) | ~Dense(torch.ones(5, 5, dtype=torch.bool)),
+    "rule": Rule(lambda b, h, i, j: SPOTS[i] == SPOTS[j]),
+    "blocks": ~Blocks(torch.eye(3, dtype=torch.bool), 2),
+    "larger blocks": Blocks(torch.tensor([[True, False], [True, True]]), 3),
 }
 
 
@@ -364,6 +370,31 @@ def test_every_query_sees_every_slot_and_tokens_as_the_mask_says(name):
     expected = s.softmax(-1)
     close(layer.weights(x, mask=mask).dense(), expected)
     close(layer(x, mask=mask), layer.out((expected @ v).transpose(1, 2).flatten(2)))
+
+
+def test_a_bias_of_a_number_for_each_pair_knows_nothing_of_slots():
+    class Numbers(nn.Module):
+        def forward(self):
+            return Added(numbers) + Alibi(4)
+
+    numbers, x = torch.randn(4, 5, 5), torch.randn(2, 5, 16)
+    layer = Attention(16, 4, slots=2, bias=Numbers(), mask=Causal())
+    weights = layer.weights(x).dense()
+    plain = Attention(16, 4, bias=Numbers(), mask=Causal())
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    tokens = weights[..., :5] / weights[..., :5].sum(-1, keepdim=True)
+    torch.testing.assert_close(tokens, plain.weights(x).dense())
+
+
+def test_a_call_that_fails_leaves_the_cache_as_it_was():
+    layer, x = Attention(16, 4, mask=Causal()).eval(), torch.randn(1, 6, 16)
+    cache = layer.new_cache()
+    with torch.no_grad():
+        layer(x[:, :3], cache=cache)
+        with pytest.raises(ValueError, match="Dense keep must broadcast"):
+            layer(x[:, 3:], cache=cache, mask=Dense(torch.ones(3, 3, dtype=torch.bool)))
+        assert cache.length == 3
+        close(layer(x[:, 3:], cache=cache), layer(x)[:, 3:])
 
 
 def test_slots_learn():

@@ -1,5 +1,6 @@
 """Weights answers every question as the dense matrix would, without storing it."""
 
+import pickle
 from functools import cache
 from math import log
 
@@ -763,3 +764,13 @@ def test_numpy_takes_the_matrix():
         np.array(A, copy=False)
     with pytest.raises(ValueError, match="ask for a tile"):
         np.asarray(weights(*torch.zeros(2, 1, 1, 20_000, 1)))
+
+
+def test_weights_come_back_from_pickle_and_from_a_file(tmp_path):
+    q, k = torch.zeros(1, 2, 5, 4) + 1, torch.randn(1, 2, 5, 4)  # neither has been written to since, or both have
+    A = weights(q, k, mask=Causal())
+    expected = A.entropy()
+    torch.save(A, tmp_path / "A.pt")
+    for again in (pickle.loads(pickle.dumps(A)), torch.load(tmp_path / "A.pt", weights_only=False)):
+        assert torch.equal(again.entropy(), expected)
+        assert repr(again) == repr(A)

@@ -16,7 +16,7 @@ from .recorder import Recorder
 from .reduced import must_be_measures
 from .storage import Store
 from .tape import Tape
-from .watch import Watch
+from .watch import SCRIPTED, Watch
 
 SEEN = (
     "seen are regard.attend, F.scaled_dot_product_attention, F.multi_head_attention_forward and the attention "
@@ -80,6 +80,7 @@ def capture(
         gradients=gradients,
     )
     watch = Watch(model, recorder)
+    _must_run_in_python(watch)
     tape = Tape.live(recorder, tokens, model)
     with watch.watching(), huggingface.watching(watch):
         yield tape
@@ -99,6 +100,19 @@ def _must_be_watchable(model: nn.Module) -> None:
         raise TypeError(
             "a compiled model calls its attention by other names; capture the model itself, model._orig_mod"
         )
+
+
+def _must_run_in_python(watch: Watch) -> None:
+    for part in watch.parts:
+        if type(part) in SCRIPTED:
+            name = watch.names[id(part)]
+            warnings.warn(f"the part {name!r} is scripted and runs outside Python, where it is not seen", stacklevel=4)
+        elif part._compiled_call_impl is not None or "_orig_mod" in part._modules:
+            name = watch.names[id(part)]
+            raise TypeError(
+                f"{f'the part {name!r}' if name else 'the model'} is compiled, and calls its attention by other names; "
+                "capture it before it is compiled, or compile a copy"
+            )
 
 
 def _tell_ended(recorder: Recorder) -> None:

@@ -23,9 +23,10 @@ from ..ops.normalizers import SinkSoftmax
 from .reading import Reader
 from .record import Seen
 from .statistic import found_again, hear, is_short, tell, tell_no_more
-from .watch import Watch
+from .watch import Watch, recomputing
 
 EAGER, CAUSAL = "eager", Causal()
+DRAFTS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")  # ask for tokens drafted ahead
 NUMBERS = ("is_causal", "scaling", "sliding_window", "softcap")  # arguments that say what is attended to
 
 
@@ -33,7 +34,7 @@ NUMBERS = ("is_causal", "scaling", "sliding_window", "softcap")  # arguments tha
 def watching(watch: Watch) -> Iterator[None]:
     """See the attention of transformers models within the block; nothing to do where there are none."""
     transformers = sys.modules.get("transformers")
-    if transformers is None or not any(isinstance(m, transformers.PreTrainedModel) for m in watch.parts):
+    if transformers is None or not any(type(part).__module__.startswith("transformers.") for part in watch.parts):
         yield
         return
     with _LOCK:
@@ -78,14 +79,16 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
         function = find(self, attn_implementation, default)
 
         def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
-            watches = [watch for watch in _WATCHES if not watch.silent and id(module) in watch.names]
+            watches = [watch for watch in _WATCHES if not watch.here.silent and id(module) in watch.names]
             if not watches:
                 return function(module, q, k, v, mask, *args, **kwargs)
+            if recomputing():
+                return hear(function, module, q, k, v, mask, *args, **kwargs)[0]
             # Held for later is what is small: no mask and no bias of queries by keys.
             waits = mask is None and kwargs.get("position_bias") is None and kwargs.get("s_aux") is None
             for watch in watches:
                 waits = waits and watch.recorder.may_wait(watch.names[id(module)], q, k)
-                watch.silent += 1
+                watch.here.silent += 1
             try:
                 if waits and is_short(q, k):
                     result, statistic = function(module, q, k, v, mask, *args, **kwargs), None
@@ -104,7 +107,7 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
                         recorder.see(layer, seen, result[0], _by_heads)
             finally:
                 for watch in watches:
-                    watch.silent -= 1
+                    watch.here.silent -= 1
             return result
 
         return attend
@@ -202,7 +205,7 @@ def _flash_mask(keep: Tensor | None, causal: bool, window: int | None) -> Any:
 
 @contextmanager
 def _generations(watch: Watch) -> Iterator[None]:
-    """Let `model.generate` say that its passes belong together, and replay what beam search found."""
+    """Let `model.generate` say that its passes belong together, and replay what was found by beams or from drafts."""
     model: Any = watch.model
     if not hasattr(model, "prepare_inputs_for_generation") or "generate" in vars(model):
         yield
@@ -210,10 +213,11 @@ def _generations(watch: Watch) -> Iterator[None]:
     original = model.generate
 
     def generate(*args: Any, **kwargs: Any) -> Any:
-        if _beams(model, kwargs) == 1:
+        if not _is_found_late(model, kwargs):
             with watch.recorder.generation():
                 return original(*args, **kwargs)
-        # Beams that are dropped, revived and reordered have no rows of their own: those that were found do.
+        # Beams that are dropped, revived and reordered have no rows of their own, and drafts are read that are not
+        # kept: what was found in the end has its rows.
         with watch.quiet(), _first_inputs(model) as first:
             found = original(*args, **kwargs)
         sequences = found if isinstance(found, Tensor) else found.sequences
@@ -228,9 +232,14 @@ def _generations(watch: Watch) -> Iterator[None]:
         del vars(model)["generate"]
 
 
-def _beams(model: Any, kwargs: dict[str, Any]) -> int:
+def _is_found_late(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Does the search read more than what it writes in the end: with beams, or with tokens drafted ahead?"""
     config = kwargs.get("generation_config") or model.generation_config
-    return kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1
+
+    def asked(name: str) -> Any:
+        return kwargs.get(name) or getattr(config, name, None)
+
+    return (asked("num_beams") or 1) > 1 or any(map(asked, DRAFTS))
 
 
 @contextmanager

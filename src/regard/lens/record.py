@@ -19,6 +19,7 @@ from ..ops.lazy import Weights
 from ..ops.mask import Mask
 from ..ops.normalizers import Normalizer, Softmax
 from ..ops.scores import Dot, Score
+from .statistic import holds
 from .steps import Matrix, Memo, Step, Terms, joined, looks_back_only, moved
 from .storage import Held, Kept, Store
 
@@ -118,8 +119,8 @@ class Record:
         score, normalize = moved(self.score, q.device), moved(self.normalize, q.device)
         terms: Any = {"score": score, "mask": mask, "bias": bias, "normalize": normalize, "offset": offset}
         statistic = self._whole("statistic") if "statistic" in self._parts else None
-        if statistic is not None and statistic.shape[2] != self.rows:
-            statistic = None  # not every step's kernel told
+        if statistic is not None and (statistic.shape[2] != self.rows or not holds(q, k)):
+            statistic = None  # not every step's kernel told, or not the truth
         return seen_weights(q, k, self.heads, **terms, statistic=statistic)
 
     def extras(self) -> Extras:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.reader = Reader(self.store)
+        self._lock = threading.RLock()  # a model may run in several threads
         self._entries: dict[Key, Record | Reduced] = {}
         self._waiting: dict[str, Callable[[], Seen]] = {}  # calls of layers that nobody has looked at yet
         beside = self.layers, self.heads, self.keep, self.store.limit
@@ -81,13 +83,20 @@ class Recorder:
 
     def see_later(self, name: str, call: Callable[[], Seen]) -> None:
         """Take in one attention of a layer that may wait: a short pass takes no longer than its Python."""
-        self._waiting[name] = call
+        with self._lock:
+            if name in self._waiting:  # another thread was faster
+                self._settle()
+            self._waiting[name] = call
 
     def see(self, name: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> None:
         """Take in one attention of a layer; `heads` makes b h i e of the gradient of its output `out`.
 
         To be called where no gradients are recorded, with terms that have none.
         """
+        with self._lock:
+            self._see(name, seen, out, heads)
+
+    def _see(self, name: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor]) -> None:
         if self.layers is not None and not any(fnmatchcase(name, pattern) for pattern in self.layers):
             self.passed_over.add(name)
             return
@@ -129,8 +138,8 @@ class Recorder:
         """Take in what waits."""
         if not self._waiting:
             return
-        waiting, self._waiting = self._waiting, {}
-        with torch.no_grad():
+        with self._lock, torch.no_grad():
+            waiting, self._waiting = self._waiting, {}
             for name, call in waiting.items():
                 record = Record(name, call()._replace(version=0), self.store, heads=None, values=False)
                 self._entries[self._next(name)] = record

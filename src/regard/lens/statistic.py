@@ -47,6 +47,11 @@ def attended(
     return SDPA(query, key, value, **given, enable_gqa=enable_gqa), None
 
 
+def holds(q: Tensor, k: Tensor) -> bool:
+    """May a statistic of these be believed? Of a row that sees NaN the kernel for CPUs tells what the others sum to."""
+    return not q.is_cpu or bool(torch.isfinite(q).all() and torch.isfinite(k).all())
+
+
 def is_short(q: Tensor, k: Tensor) -> bool:
     """Is the statistic found again, if somebody looks, in the time that asking the kernel for it takes the host?"""
     return q.shape[:-1].numel() * k.shape[-2] <= (SHORT_ON_GPU if q.is_cuda else SHORT)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, reduce
@@ -21,6 +22,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.jit._script import RecursiveScriptModule
+from torch.jit._trace import TopLevelTracedModule, TracedModule
 from torch.overrides import TorchFunctionMode
 
 from ..nn.dropout import Dropout
@@ -31,6 +34,14 @@ from .recorder import Recorder, detached
 from .statistic import SDPA, attended
 
 
+class _Here(threading.local):
+    """What a thread is at: a model may run in several."""
+
+    def __init__(self) -> None:
+        self.layers: list[str] = []  # those under way that may call what is watched for
+        self.silent = 0  # how many ask that nothing be seen now
+
+
 class Watch(TorchFunctionMode):
     """Hands every attention of a model to a recorder."""
 
@@ -39,8 +50,8 @@ class Watch(TorchFunctionMode):
         self.model, self.recorder = model, recorder
         self.parts, self.names = _parts(model)
         self.ran = False
-        self.silent = 0  # how many ask that nothing be seen now
-        self._where: list[str] = []  # the layers under way that may call what is watched for
+        self.here = _Here()
+        self._on = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -48,30 +59,38 @@ class Watch(TorchFunctionMode):
         everywhere = self.recorder.values  # output projections are linear maps of any layer
         kinds = {kind for kind in set(map(type, self.parts)) if everywhere or _may_attend(kind)}
         hooks = [self.model.register_forward_pre_hook(self._note)]
+        self._on = True
         try:
             for module in self.parts if kinds else ():
-                if type(module) in kinds:
+                if type(module) in kinds and type(module) not in SCRIPTED:
                     enter = self._enter(layer_of(self.names[id(module)]))
                     hooks.append(module.register_forward_pre_hook(enter))
                     hooks.append(module.register_forward_hook(self._leave, always_call=True))
             yield
         finally:
+            self._on = False
             for hook in hooks:
                 hook.remove()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
+        """A copy of a watched model has its hooks, but is not watched."""
+        return self
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """What is called within is of no interest, or has been seen already."""
-        self.silent += 1
+        self.here.silent += 1
         try:
             yield
         finally:
-            self.silent -= 1
+            self.here.silent -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.silent:
+        if self.here.silent:
             return func(*args, **kwargs)
+        if recomputing():  # as before, so that it saves for its own backward pass what was saved before
+            return attended(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
         if func is attend:
             out = func(*args, **kwargs)
             self._attention(out, *args, **kwargs)
@@ -93,17 +112,23 @@ class Watch(TorchFunctionMode):
 
     def _enter(self, name: str) -> Callable[..., None]:
         def enter(module: nn.Module, args: Any) -> None:
-            self.ran = True
-            self._where.append(name)
-            if len(self._where) == 1:
-                self.__enter__()
+            if self._watches(module):
+                self.ran = True
+                self.here.layers.append(name)
+                if len(self.here.layers) == 1:
+                    self.__enter__()
 
         return enter
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
-        self._where.pop()
-        if not self._where:
-            self.__exit__(None, None, None)
+        if self._watches(module):
+            self.here.layers.pop()
+            if not self.here.layers:
+                self.__exit__(None, None, None)
+
+    def _watches(self, module: nn.Module) -> bool:
+        """Is it a part of the model itself, and not of a copy of it?"""
+        return self._on and id(module) in self.names
 
     def _attention(
         self,
@@ -117,7 +142,7 @@ class Watch(TorchFunctionMode):
         **terms: Any,
     ) -> None:
         with torch.no_grad():
-            self.recorder.see(self._where[-1], detached(Seen(q, k, v, **terms)), out)
+            self.recorder.see(self.here.layers[-1], detached(Seen(q, k, v, **terms)), out)
 
     def _dot_product(
         self,
@@ -136,7 +161,7 @@ class Watch(TorchFunctionMode):
         place: dict[str, Any] = {"mask": Causal(), "offset": 0} if is_causal else {"mask": attn_mask}
         with torch.no_grad():
             seen = self.recorder.reader.read(query, key, value, scale=scale, statistic=statistic, **place)
-            self.recorder.see(self._where[-1], seen, out, lambda grad: grad.reshape(*seen.q.shape[:3], -1))
+            self.recorder.see(self.here.layers[-1], seen, out, lambda grad: grad.reshape(*seen.q.shape[:3], -1))
 
     def _multi_head(self, out: Tensor, call: inspect.BoundArguments) -> None:
         call.apply_defaults()
@@ -151,7 +176,7 @@ class Watch(TorchFunctionMode):
         with torch.no_grad():
             q, k, v = _projected(given)
             seen = self.recorder.reader.read(q, k, v, mask=_hidden(given, k.shape[2]))
-            self.recorder.see(self._where[-1], seen, out, of_heads)
+            self.recorder.see(self.here.layers[-1], seen, out, of_heads)
         if self.recorder.projecting is not None:
             self.recorder.projecting.project(weight)
             self.recorder.projecting = None
@@ -171,11 +196,17 @@ class Watch(TorchFunctionMode):
         self.recorder.projecting = None
 
 
+def recomputing() -> bool:
+    """Does a backward pass run, and compute checkpointed layers once more, which have been seen?"""
+    return torch._C._current_graph_task_id() != -1
+
+
 def layer_of(name: str) -> str:
     """The name a layer goes by: a `Core` is a part of the layer it belongs to."""
     return "" if name == "core" else name.removesuffix(".core")
 
 
+SCRIPTED = frozenset((RecursiveScriptModule, TracedModule, TopLevelTracedModule))
 HOLDERS = frozenset((nn.ModuleList, nn.ModuleDict))  # are never called
 BARE = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, Dropout))  # have no parts to look for
 
@@ -188,7 +219,7 @@ def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str]]:
     """
     parts, names = [model], {id(model): ""}
     for module in parts:  # which grows meanwhile
-        if not module._modules:
+        if type(module) in SCRIPTED or not module._modules:
             continue
         prefix = f"{names[id(module)]}." if module is not model else ""
         for name, part in module._modules.items():
@@ -216,9 +247,10 @@ def _may_attend(kind: type) -> bool:
     if not file.startswith("transformers."):
         return True
     try:
-        return "scaled_dot_product_attention(" in inspect.getsource(sys.modules[file])
+        source = inspect.getsource(sys.modules[file])
     except (OSError, KeyError):  # there is no source to look at
         return True
+    return any(f"{name}(" in source for name in ("scaled_dot_product_attention", "multi_head_attention_forward"))
 
 
 def _projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from ..ops.demands import must_be_share as must_be_share
 from ..ops.demands import must_count
 
 
@@ -11,12 +12,6 @@ def must_be_one_of(name: str, value: object, known: Any) -> None:
     """Raise unless `value` is among those of a `Literal`."""
     if value not in get_args(known):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(known)))}, got {value!r}")
-
-
-def must_be_share(name: str, value: float) -> None:
-    """Raise unless `value` is at least 0 and below 1."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
 
 
 def must_be_token(name: str, value: int, vocabulary: int) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ..ops.biases import Bias
-from ..ops.demands import must_be_tensor, must_count
+from ..ops.demands import must_be_share, must_be_tensor, must_count
 from ..ops.lazy import Weights
 from ..ops.mask import Mask
 from ..ops.masks import Padding
@@ -23,7 +23,7 @@ from .memory import KeyValues, KVCache, look_back
 from .multihead import objections, pairs
 from .norms import Norm
 from .positions import Rotary
-from .slots import MemorySlots, Until
+from .slots import MemorySlots, until
 
 
 class Core(nn.Module):
@@ -35,6 +35,7 @@ class Core(nn.Module):
 
     def __init__(self, *, dropout: float = 0.0, backend: str | None = None) -> None:
         super().__init__()
+        must_be_share("dropout", dropout)
         self.dropout, self.backend = dropout, backend
 
     def forward(
@@ -116,6 +117,8 @@ class Attention(nn.Module):
         self.dim, self.heads, self.kv_heads = dim, heads, heads if kv_heads is None else kv_heads
         self.head_dim = _even_split(dim, heads) if head_dim is None else head_dim
         self.value_dim = self.head_dim if value_dim is None else value_dim
+        for name, width in (("head_dim", self.head_dim), ("value_dim", self.value_dim)):
+            must_count(name, width, least=1)
         _must_group(self.heads, self.kv_heads)
         _must_name_projections(biased)
         self.query = Linear(dim, heads * self.head_dim, bias="q" in biased)
@@ -157,11 +160,15 @@ class Attention(nn.Module):
         q, k = self._queries_and_keys(x, context, positions, cache)
         v = self._values(x, context, values)
         terms = self._terms(mask, _padding_of(key_padding, context), x.shape[1], k.shape[2], cache)
-        if cache is not None:
-            k, v = cache.append(k, v)
+        grown = None if cache is None else cache.fork()
+        if grown is not None:
+            k, v = grown.append(k, v)
         if self.slots is not None:
             k, v = self.slots(k, v)
-        return self.out(self.core(q, k, v, **terms).transpose(1, 2).flatten(2))
+        x = self.out(self.core(q, k, v, **terms).transpose(1, 2).flatten(2))
+        if cache is not None and grown is not None:
+            cache.become(grown)
+        return x
 
     def weights(
         self,
@@ -207,6 +214,8 @@ class Attention(nn.Module):
 
         `add_bias_kv` becomes a slot and `add_zero_attn` a `SinkSoftmax(0.0)`, which are the same mechanisms.
         """
+        if not isinstance(module, nn.MultiheadAttention):
+            raise TypeError(f"module must be an nn.MultiheadAttention, got {type(module).__name__}")
         layer = cls(
             module.embed_dim,
             module.num_heads,
@@ -305,8 +314,8 @@ class Attention(nn.Module):
         if self.slots is None:
             return terms
         # The slots stand behind the tokens: the last query meets the last token, not the last key.
-        bias = None if bias is None else Until(bias, j)
-        return {**terms, "mask": self.slots.shown(mask, j), "bias": bias, "offset": j - i}
+        shown, bias = self.slots.shown(mask, j), until(bias, j, self.slots.slots)
+        return {**terms, "mask": shown, "bias": bias, "offset": j - i}
 
 
 def _both(layer: Mask | None, call: Mask | None) -> Mask | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,15 +11,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..ops.biases import Bias, Mod
+from ..ops.biases import Added, Bias, Mod, Sum
 from ..ops.demands import must_count
 from ..ops.mask import And, Mask, Not, Or
-from ..ops.masks import Dense, Documents, Padding, Prefix
+from ..ops.masks import Blocks, Dense, Documents, Padding, Prefix, Rule
 from ..ops.place import Place
 from ..ops.term import term
 
 if TYPE_CHECKING:
     from ..ops.call import Sizes
+
+Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class MemorySlots(nn.Module):
@@ -61,7 +65,7 @@ def _widened(mask: Mask, n: int, slots: int) -> Mask:
     """The same mask where tensors that have a column for each of n keys have one for each slot too."""
 
     def wide(x: Tensor) -> Tensor:
-        return F.pad(x, (0, slots)) if x.shape[-1] == n else x
+        return _wide(x, n, n + slots)
 
     match mask:
         case And() | Or():
@@ -74,8 +78,38 @@ def _widened(mask: Mask, n: int, slots: int) -> Mask:
             return Padding(wide(keep))
         case Documents():
             return Documents(mask.query_ids, wide(mask.query_ids if mask.key_ids is None else mask.key_ids))
+        case Blocks():
+            return Blocks(_wide(mask.layout, -(-n // mask.size), -(-(n + slots) // mask.size)), mask.size)
+        case Rule():
+            return Rule(_before(mask.fn, n))
         case _:
             return mask
+
+
+def _wide(x: Tensor, n: int, more: int) -> Tensor:
+    """A tensor that has n columns with so many more, of zeros; one that has others is left for the checks to tell."""
+    return F.pad(x, (0, more - n)) if x.shape[-1] == n else x
+
+
+@lru_cache(maxsize=256)  # a function that is new at each call would be compiled at each call
+def _before(fn: Function, n: int) -> Function:
+    """The function at keys before n; from there on as at the last of them, which nobody asks for."""
+    return lambda b, h, i, j: fn(b, h, i, j.clamp(max=max(0, n - 1)))
+
+
+def until(bias: Bias | None, n: int, slots: int) -> Bias | None:
+    """A bias over n keys, and none at the slots behind them."""
+
+    def wide(bias: Bias) -> Bias:
+        match bias:
+            case Sum():
+                return Sum(wide(bias.left), wide(bias.right))
+            case Added():
+                return Added(_wide(bias.values, n, n + slots))
+            case _:
+                return bias
+
+    return None if bias is None else Until(wide(bias), n)
 
 
 @term

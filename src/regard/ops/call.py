@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .biases import Bias
-from .demands import must_be_number
+from .demands import must_be_share
 from .mask import Mask
 from .normalizers import Normalizer, Softmax
 from .place import Block, Selector
@@ -91,7 +91,7 @@ class Call:
             mask=_is_term("mask", mask, Mask),
             bias=_is_term("bias", bias, Bias),
             normalize=_is_term("normalize", normalize, Normalizer) or Softmax(),
-            dropout=_is_probability(dropout),
+            dropout=_is_share(dropout),
             offset=k.shape[2] - q.shape[2] if offset is None else _is_offset(offset),
             lead=lead,
             backend=backend,
@@ -241,11 +241,9 @@ def _called(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
-def _is_probability(p: float) -> float:
-    must_be_number("dropout", p)
-    if not 0.0 <= p < 1.0:
-        raise ValueError(f"dropout must be at least 0 and below 1, got {p}")
-    return float(p)
+def _is_share(dropout: float) -> float:
+    must_be_share("dropout", dropout)
+    return float(dropout)
 
 
 def _is_offset(offset: int) -> int:

@@ -41,6 +41,13 @@ def must_be_number(name: str, value: object, above: float = -math.inf) -> None:
         raise ValueError(f"{name} must be above {above:g}, got {value}")
 
 
+def must_be_share(name: str, value: float) -> None:
+    """Raise unless `value` is at least 0 and below 1."""
+    must_be_number(name, value)
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
+
+
 def must_be_tensor(name: str, value: object, hint: str = "torch.as_tensor(...)") -> None:
     """Raise unless `value` is a tensor."""
     if not isinstance(value, Tensor):

@@ -299,6 +299,9 @@ class Weights:
         with no_autocast(self.device):
             return prepared(self._call, self._statistic)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._call, self._statistic)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
         return Weights(deepcopy(self._call, memo), deepcopy(self._statistic, memo))
 
