@@ -8,7 +8,7 @@ import pytest
 import torch
 from steppers import D, Table
 
-from regard.decode import sample
+from regard.decode import greedy, sample
 from regard.decode.sampling import draw, uniform
 
 LIMITS = {"end": 8, "max_length": 10}
@@ -96,6 +96,14 @@ def test_what_is_forbidden_is_never_drawn(u, options):
     logits = torch.tensor([[-math.inf, 1.0, -math.inf, 0.5, -math.inf]])
     token = draw(logits, torch.tensor([u], dtype=D), **({"top_k": None, "top_p": None} | options))
     assert token.item() in (1, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.95}], ids=str)
+@pytest.mark.parametrize("temperature", [1e-30, 1e-40, 1e-300, 5e-324])
+def test_at_any_small_temperature_the_likeliest_is_drawn(temperature, options):
+    model, given = Table(9, 0, dtype=torch.float32), (torch.arange(5), [[0]] * 5)
+    found = sample(model, *given, seed=0, temperature=temperature, **options, **LIMITS)
+    assert [one.tokens for [one] in found] == [one.tokens for one in greedy(model, *given, **LIMITS)]
 
 
 def test_streams_stay_clear_of_one_and_of_each_other():

@@ -60,20 +60,22 @@ def sample(
 
     def pick(logits: Tensor, frontier: Frontier) -> Tensor:
         u = streams[frontier.sentences, frontier.lengths.clamp(min=0)]
-        return draw(logits / temperature, u, top_k=top_k, top_p=top_p)
+        return draw(logits, u, temperature=temperature, top_k=top_k, top_p=top_p)
 
     found = walk(frontier, pick)
     return [found[first : first + samples] for first in range(0, len(found), samples)]
 
 
-def draw(logits: Tensor, u: Tensor, *, top_k: int | None, top_p: float | None) -> Tensor:
+def draw(logits: Tensor, u: Tensor, *, temperature: float = 1.0, top_k: int | None, top_p: float | None) -> Tensor:
     """The token at which the cumulative probability of each row passes the fraction `u` of what is kept."""
     tokens = None
     if top_k is not None and top_k < logits.shape[1]:
         logits, tokens = top(logits, top_k)
     elif top_p is not None:
         logits, tokens = logits.sort(descending=True, stable=True)
-    p = logits.double().softmax(-1)
+    logits = logits.double()
+    # From the largest down, so that what a small temperature makes overflow is a probability of 0.
+    p = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
     if top_p is not None:
         p = p.masked_fill(p.cumsum(-1) - p >= top_p, 0.0)
     cumulative = p.cumsum(-1)
