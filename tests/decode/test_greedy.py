@@ -309,3 +309,9 @@ def test_prefixes_say_what_they_cannot_be(prefix, error, message):
 
     with pytest.raises(error, match=message):
         greedy(Fixed(9, 0), torch.arange(2), prefix, end=END, max_length=MOST)
+
+
+@pytest.mark.parametrize("token", [9, -1])
+def test_a_longer_prefix_holds_tokens_of_the_vocabulary(search, token):
+    with pytest.raises(ValueError, match=f"prefix must be within the vocabulary of 9, got {token}; pass tokens the"):
+        search(Table(9, 0), torch.arange(2), [[0], [0, 3, token]], end=END, max_length=MOST)

@@ -50,5 +50,7 @@ def test_no_candidates_give_no_scores():
 
 
 def test_targets_must_match_the_rows():
+    with pytest.raises(ValueError, match="targets must be within the vocabulary of 9, got 9; pass tokens the model"):
+        score(Table(9, 0), torch.arange(1), [[0]], [[(1, 9)]])
     with pytest.raises(ValueError, match="targets must hold a list of candidates for each of the 3 rows, got 1"):
         score(Table(9, 0), torch.arange(3), PREFIX, [[(1,)]])

@@ -3,9 +3,20 @@
 import pytest
 import torch
 
-from regard.decode import Ensemble, beam, greedy
+from regard.decode import Ensemble, beam, greedy, sample, score
 from regard.lens import capture
-from regard.models import Gpt, GptConfig, Transformer, TransformerConfig
+from regard.models import (
+    Captioner,
+    CaptionerConfig,
+    Gpt,
+    GptConfig,
+    Pointer,
+    PointerConfig,
+    Seq2Seq,
+    Seq2SeqConfig,
+    Transformer,
+    TransformerConfig,
+)
 from regard.nn import linear
 from regard.nn.plain import Plain
 
@@ -137,3 +148,54 @@ def test_weights_may_change_between_decodings_in_any_way(model, monkeypatch):
     changed = written(model, 3)
     monkeypatch.setattr(linear, "MOST", 0)
     assert changed == written(model, 3) != first
+
+
+LIMITS = {"end": END, "max_length": 5}
+SEARCHES = {
+    "greedy": lambda *given: greedy(*given, **LIMITS),
+    "sample": lambda *given: sample(*given, seed=0, samples=2, **LIMITS),
+    "beam": lambda *given: beam(*given, width=3, **LIMITS),
+    "score": lambda *given: score(*given, [[(4,)]] * len(given[2])),
+}
+SIZES = {"source_vocabulary": VOCABULARY, "target_vocabulary": VOCABULARY, "start": START, "dim": 12, "hidden": 20}
+IMAGES = {"vocabulary": VOCABULARY, "start": START, "widths": (4,), "dim": 12, "hidden": 20, "heads": 3}
+
+
+def read(rows=2):
+    return torch.arange(rows * 6).view(rows, 6) % VOCABULARY
+
+
+SOURCES = {
+    "transformer": lambda: (transformer(), {"source": read()}),
+    "watched": lambda: (transformer().watched(), {"source": read()}),
+    "seq2seq": lambda: (Seq2Seq(Seq2SeqConfig(**SIZES)), {"source": read()}),
+    "squeezed": lambda: (Seq2Seq(Seq2SeqConfig(**SIZES, attention=None)), {"source": read()}),
+    "pointer": lambda: (Pointer(PointerConfig(**SIZES, unknown=3)), {"source": read(), "copies": read()}),
+    "captioner": lambda: (Captioner(CaptionerConfig(**IMAGES)), {"image": torch.rand(2, 3, 8, 8)}),
+    "telling": lambda: (
+        Captioner(CaptionerConfig(**IMAGES, attention="transformer")),
+        {"image": torch.rand(2, 3, 8, 8)},
+    ),
+    "gpt": lambda: (gpt(), read()),
+    "padded": lambda: (llama(), (read(), read() > 0)),
+    "ensemble": lambda: (Ensemble([transformer(), Seq2Seq(Seq2SeqConfig(**SIZES))]), {"source": read()}),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_prefix_has_as_many_rows_as_the_source(kind, search, rows):
+    stepper, source = SOURCES[kind]()
+    wrong = rf"prefix must have a row for each row of the source, got {rows} rows and a source of 2; write prefix=\[\["
+    with pytest.raises(ValueError, match=wrong):
+        SEARCHES[search](stepper, source, [[START]] * rows)
+    assert len(SEARCHES[search](stepper, source, [[START, 5]] * 2)) == 2
+
+
+def test_a_state_knows_its_rows_when_some_are_selected():
+    for stepper, source in (make() for make in SOURCES.values()):
+        with torch.no_grad():
+            state = stepper.start(source)
+            assert (state.rows, state.select(torch.tensor([1, 1, 0, 0])).rows) == (2, 4)
+    assert gpt().start(None).rows is None

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from .stepper import Stepper, advance, attention_of, read
+from .stepper import Stepper, advance, attention_of, read, rows_of
 
 
 class Ensemble:
@@ -70,6 +70,11 @@ class EnsembleState:
     """The state of each member."""
 
     states: tuple[Any, ...]
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows the members have, as the first of them that knows says."""
+        return next((rows for rows in map(rows_of, self.states) if rows is not None), None)
 
     @property
     def attention(self) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .demands import must_be_tokens
 from .hypothesis import Hypothesis
 from .limits import Limits
 from .prefix import Prefix, Tokens
@@ -112,6 +113,7 @@ class Frontier:
                 f"step must return logits (rows, vocabulary) for {len(self._tokens)} tokens, got shape "
                 f"{tuple(logits.shape)}; prefix must have a row for each row of the source"
             )
+        must_be_tokens("prefix", self._rest, logits.shape[1])
         self.limits.check(logits.shape[1])
 
 

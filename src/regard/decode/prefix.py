@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .stepper import Stepper, read
+from .stepper import Stepper, read, rows_of
 
 POSITIONS = 1024  # how many logits over the vocabulary are held at once while tokens are merely read
 
@@ -46,6 +46,11 @@ class Prefix:
     def begin(self, stepper: Stepper, source: Any) -> Any:
         """The state in which the last of the common tokens is the next to be read."""
         state = stepper.start(source)
+        if (rows := rows_of(state)) is not None and rows != len(self.common):
+            raise ValueError(
+                f"prefix must have a row for each row of the source, got {len(self.common)} rows and a source of "
+                f"{rows}; write prefix=[[start]] * {rows}"
+            )
         for piece in pieces(self.common[:, :-1]):
             state = read(stepper, piece, state)
         return state

@@ -15,6 +15,8 @@ class State(Protocol):
     A state may also have `attention`, a mapping from names to the weights of the step just made, whatever layers and
     heads the caller wants to see: `(rows, heads, source)` after a step of tokens `(rows,)`, and
     `(rows, heads, n, source)` after one of `(rows, n)`. It comes out on `Hypothesis.attention`.
+
+    And it may have `rows`, their number, None where that is left to the tokens: a prefix of other than that is refused.
     """
 
     def select(self, rows: Int[Tensor, " chosen"]) -> Self:
@@ -56,6 +58,12 @@ def read(stepper: Stepper, tokens: Tensor, state: Any) -> Any:
     """The state after tokens `(rows, n)` that are given, not chosen."""
     read = getattr(stepper, "read", None)
     return stepper.step(tokens, state)[1] if read is None else read(tokens, state)
+
+
+def rows_of(state: Any) -> int | None:
+    """How many rows a state has, where it says so."""
+    rows = getattr(state, "rows", None)
+    return rows if isinstance(rows, int) else None
 
 
 def attention_of(state: Any) -> dict[str, Tensor]:

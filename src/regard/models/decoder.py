@@ -133,6 +133,11 @@ class DecoderState(CachedState):
     source: tuple[KeyValues, ...]  # of each block
     each: int = 1
 
+    @property
+    def rows(self) -> int:
+        """How many hypotheses there are."""
+        return self.each * len(self.source[0].k)
+
     def select(self, rows: Int[Tensor, " chosen"]) -> DecoderState:
         """The state of these rows, in this order, repeats allowed."""
         owners = rows.div(self.each, rounding_mode="floor")

@@ -191,7 +191,8 @@ class Gpt(nn.Module):
 
     def start(self, source: Tensor | tuple[Tensor, Padded] | None = None) -> GptState:
         """Before the first token: nothing read, or the prompts."""
-        caches, keep = tuple(block.attention.new_cache() for block in self.blocks), None
+        caches = tuple(block.attention.new_cache() for block in self.blocks)
+        rows, keep = None, None
         if source is not None:
             ids, padding = source if isinstance(source, tuple) else (source, None)
             keep = None if padding is None else keep_of(padding, ids)
@@ -202,7 +203,8 @@ class Gpt(nn.Module):
                 )
             if ids.shape[1]:
                 self._read(ids, keep, caches)
-        return GptState(caches=caches, plain=Plain(self.blocks), keep=keep)
+            rows = len(ids)
+        return GptState(caches=caches, plain=Plain(self.blocks), keep=keep, rows=rows)
 
     def step(
         self, tokens: Int[Tensor, " rows *n"], state: GptState
@@ -271,14 +273,19 @@ class Gpt(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GptState(CachedState):
-    """What a `Gpt` has read, one row a hypothesis; `keep` says which tokens are real, None for all."""
+    """What a `Gpt` has read, one row a hypothesis; `keep` says which tokens are real, None for all.
+
+    `rows` is how many prompts were read, or were selected since; None where there were none.
+    """
 
     keep: Bool[Tensor, "rows n"] | None = None
+    rows: int | None = None
 
     def select(self, rows: Int[Tensor, " chosen"]) -> GptState:
         """The state of these rows, in this order, repeats allowed."""
         keep = None if self.keep is None else self.keep.index_select(0, rows)
-        return replace(self, caches=tuple(cache.select(rows) for cache in self.caches), keep=keep, attention={})
+        caches = tuple(cache.select(rows) for cache in self.caches)
+        return replace(self, caches=caches, keep=keep, rows=len(rows), attention={})
 
 
 def _block(config: GptConfig) -> EncoderBlock:

@@ -217,6 +217,11 @@ class PointerState:
     words: int  # of the vocabulary, and of the row that has the most besides
     attention: Mapping[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def rows(self) -> int:
+        """How many hypotheses there are."""
+        return self.inner.rows
+
     def select(self, rows: Int[Tensor, " chosen"]) -> PointerState:
         """The state of these rows, in this order, repeats allowed."""
         return PointerState(inner=self.inner.select(rows), copies=self.copies, words=self.words)

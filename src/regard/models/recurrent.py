@@ -190,6 +190,11 @@ class RecurrentState:
     seen: tuple[Weights, ...] = ()  # by what weights the steps just made looked
     attention: Mapping[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def rows(self) -> int:
+        """How many hypotheses there are."""
+        return len(self.sources)
+
     def weights(self) -> Float[Tensor, "rows heads t source"]:
         """The weights of the steps just made."""
         return torch.cat([A[...] for A in self.seen], 2)
