@@ -198,6 +198,13 @@ def test_the_hidden_layer_has_a_channel_even_in_narrow_maps():
     assert CBAM(3)(torch.randn(B, 3, Y, X)).shape == (B, 3, Y, X)
 
 
+@pytest.mark.parametrize("kind", [SqueezeExcite, CBAM])
+@pytest.mark.parametrize("shape", [(B, 15, Y, X), (16, Y, X)], ids=str)
+def test_gates_are_for_maps_of_their_channels(kind, shape):
+    with pytest.raises(ValueError, match=r"x must have dims b c y x with c=16 channels, got shape \("):
+        kind(16)(torch.randn(shape))
+
+
 def test_an_even_kernel_raises():
     with pytest.raises(ValueError, match=r"kernel must be odd.*got 4; pass 5"):
         CBAM(C, kernel=4)

@@ -125,6 +125,7 @@ class SqueezeExcite(nn.Module):
 
     def gates(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c"]:
         """How much of each channel passes, from 0 to 1."""
+        _must_have_channels(x, self.squeeze.in_features)
         return torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean((2, 3))))))
 
 
@@ -153,6 +154,7 @@ class CBAM(nn.Module):
 
     def channel_gates(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c"]:
         """How much of each channel passes, from 0 to 1."""
+        _must_have_channels(x, self.squeeze.in_features)
         mean, largest = (self.excite(F.relu(self.squeeze(pooled))) for pooled in (x.mean((2, 3)), x.amax((2, 3))))
         return torch.sigmoid(mean + largest)
 
@@ -213,6 +215,11 @@ class SelectiveKernel(nn.Module):
         z = self.squeeze(maps.sum(2).mean((2, 3)))
         k = self.keys.to(z.dtype).expand(len(z), -1, -1, -1)
         return z[:, None, None].expand(-1, k.shape[1], -1, -1), k, {"score": Dot(scale=1.0)}
+
+
+def _must_have_channels(x: Tensor, channels: int) -> None:
+    if x.ndim != 4 or x.shape[1] != channels:
+        raise ValueError(f"x must have dims b c y x with c={channels} channels, got shape {tuple(x.shape)}")
 
 
 def _branch(channels: int, out: int, dilation: int, stride: int, groups: int) -> nn.Sequential:
