@@ -239,6 +239,18 @@ def test_a_frozen_mix_still_learns_its_shares():
     assert [name for name, p in layer.named_parameters() if p.requires_grad] == ["mix.shares", "mix.gamma"]
 
 
+@pytest.mark.parametrize("id", [5, -1])
+def test_ids_are_rows_of_the_table(id):
+    with pytest.raises(ValueError, match=f"ids must be from 0 to 4, the rows of this table, got {id}; encode with the"):
+        TokenEmbedding(5, 4)(torch.tensor([[1, id, 4]]))
+
+
+def test_a_table_is_compiled_in_one_piece():
+    embedding = TokenEmbedding(5, 4)
+    compiled = torch.compile(embedding, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(torch.tensor([[1, 4]])), embedding(torch.tensor([[1, 4]])))
+
+
 def test_states_of_several_layers_need_their_number():
     with pytest.raises(TypeError, match=r"got tuple; for the states of several layers pass layers="):
         ContextualEmbedding(Reader())(torch.tensor([[5]]))

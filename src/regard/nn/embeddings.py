@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..ops.tracing import readable
 from .dropout import Dropout
 
 KIM = MappingProxyType({1: 25, 2: 50, 3: 75, 4: 100, 5: 125, 6: 150})
@@ -43,7 +44,16 @@ class TokenEmbedding(nn.Module):
         return embedding
 
     def forward(self, ids: Int[Tensor, "*b"]) -> Float[Tensor, "*b dim"]:
-        x: Tensor = self.table(ids)
+        try:
+            x: Tensor = self.table(ids)
+        except IndexError:  # PyTorch's, who looks at every id anyway
+            if not readable(ids):
+                raise
+            low, high = (int(x) for x in ids.aminmax())
+            raise ValueError(
+                f"ids must be from 0 to {self.table.num_embeddings - 1}, the rows of this table, got "
+                f"{low if low < 0 else high}; encode with the model's own tokenizer, or build a larger table"
+            ) from None
         return x if self.scale == 1 else x * self.scale
 
     def logits(self, h: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b size"]:
