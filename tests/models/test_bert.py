@@ -272,3 +272,14 @@ def test_what_a_model_has_not_is_refused():
         BertClassifier(bare, classes=0)
     with pytest.raises(ValueError, match="positions must be from 0 to 23, got 24"):
         Bert(CONFIG)(torch.ones(1, 25, dtype=torch.long))
+
+
+def test_what_is_no_model_and_what_are_no_ids_are_refused():
+    for kind, options in ((BertPretraining, {}), (BertClassifier, {"classes": 2}), (BertTagger, {"tags": 2})):
+        wrong = rf"bert must be a Bert, got BertConfig; write {kind.__name__}\(Bert\(config\), ...\)"
+        with pytest.raises(TypeError, match=wrong):
+            kind(CONFIG, **options)
+        with pytest.raises(ValueError, match=r"the batch must hold 'ids', '.*', got nothing; add 'ids', '"):
+            kind(Bert(CONFIG), **options).loss({})
+    with pytest.raises(ValueError, match=r"ids must have dims b n, got shape \(2,\); write ids\[None\]"):
+        Bert(CONFIG)(torch.tensor([3, 5]))

@@ -16,6 +16,7 @@ from writers import (
     decoded_attention_is_that_of_the_hypotheses,
     targets,
     trained,
+    wrong_batches_are_refused,
 )
 
 from regard.decode import greedy
@@ -269,3 +270,7 @@ def test_captions_are_written_by_greedy_search(model):
 def test_configs_that_cannot_be(options, message):
     with pytest.raises(ValueError, match=message):
         config(**options)
+
+
+def test_wrong_batches_are_refused(model):
+    wrong_batches_are_refused(model, batch_of())

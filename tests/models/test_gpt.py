@@ -232,6 +232,36 @@ def test_padding_of_another_shape_is_refused():
         model_of("rotary")(torch.zeros(2, 5, dtype=torch.long), padding=torch.ones(2, 4, dtype=torch.bool))
 
 
+@pytest.mark.parametrize(
+    ("padding", "error", "message"),
+    [
+        ([9, 2], ValueError, "must be one a row, from 0 to 4, for 2 rows, got 9"),
+        ([-3, 2], ValueError, "must be one a row, from 0 to 4, for 2 rows, got -3"),
+        ([2], ValueError, "must be one a row, from 0 to 4, for 2 rows, got 1 of them"),
+        ([2.0, 2.0], TypeError, "must hold whole numbers, got torch.float32; write x.long()"),
+    ],
+    ids=str,
+)
+def test_lengths_are_of_the_rows(padding, error, message):
+    model, ids = model_of("rotary"), torch.zeros(2, 4, dtype=torch.long)
+    with pytest.raises(error, match=f"padding {message}"):
+        model(ids, padding=torch.tensor(padding))
+    with pytest.raises(error, match=f"ids_lengths {message}"):
+        model.loss({"ids": ids, "ids_lengths": torch.tensor(padding)})
+
+
+def test_ids_are_rows_of_tokens():
+    model = model_of("learned")
+    for call in (model, model.start, lambda ids: model.loss({"ids": ids})):
+        with pytest.raises(ValueError, match=r"must have dims b n, got shape \(2,\); write (ids|source)\[None\]"):
+            call(torch.tensor([1, 2]))
+        for token in (23, -1):
+            with pytest.raises(ValueError, match=f"ids must be from 0 to 22, the rows of this table, got {token}; enc"):
+                call(torch.tensor([[3, token, 5]]))
+    with pytest.raises(ValueError, match="the batch must hold 'ids', got 'id'; add 'ids'"):
+        model.loss({"id": torch.tensor([[1, 2]])})
+
+
 # Against transformers
 
 

@@ -3,7 +3,18 @@
 import pytest
 import torch
 from kept import keeps_its_config_and_its_weights
-from writers import END, START, B, D, M, any_chunking_gives_what_the_whole_pass_gives, begun, stepped, trained
+from writers import (
+    END,
+    START,
+    B,
+    D,
+    M,
+    any_chunking_gives_what_the_whole_pass_gives,
+    begun,
+    stepped,
+    trained,
+    wrong_batches_are_refused,
+)
 
 from regard.decode import Ensemble, beam, greedy, score
 from regard.lens import capture
@@ -282,3 +293,9 @@ def test_it_learns_to_copy_words_it_has_never_seen():
     batch = some(20)
     found = greedy(model.eval(), batch, torch.full((20, 1), START), end=END, max_length=4)
     assert [one.tokens for one in found] == [tuple(row) for row in batch["target"].tolist()]
+
+
+def test_wrong_batches_are_refused(model):
+    wrong_batches_are_refused(model, batch_of(), tokens=(-1,))  # a word above the vocabulary is one to copy
+    with pytest.raises(ValueError, match=r"source_lengths must be one a row, from 0 to .*, got 99"):
+        model.loss({**batch_of(), "source_lengths": torch.full((B,), 99)})

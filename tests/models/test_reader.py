@@ -280,3 +280,14 @@ def test_characters_are_for_both_sides_or_for_none():
     del batch["question_characters"]
     with pytest.raises(ValueError, match="characters must be given: this model reads how words are spelled"):
         logits_of(model_of("characters"), batch)
+
+
+def test_wrong_batches_are_refused(model):
+    batch = batch_of(model)
+    for side in ("document", "question"):
+        with pytest.raises(ValueError, match=f"{side}_lengths must be one a row, from 0 to .*, got 99"):
+            model.loss({**batch, f"{side}_lengths": torch.full((len(batch[side]),), 99)})
+        with pytest.raises(ValueError, match=rf"{side} must have dims b n, got shape .*write {side}\[None\]"):
+            model.loss({**batch, side: batch[side][0]})
+        with pytest.raises(ValueError, match=f"the batch must hold .*; add '{side}'"):
+            model.loss({name: x for name, x in batch.items() if name != side})

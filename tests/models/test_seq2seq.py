@@ -27,6 +27,8 @@ from writers import (
     stepped,
     trained,
     what_stands_in_the_padding_changes_nothing,
+    wrong_batches_are_refused,
+    wrong_sources_are_refused,
 )
 
 from regard import Sparsemax
@@ -344,3 +346,8 @@ def test_forcing_is_a_probability(forcing):
 
 def _count(model):
     return sum(x.numel() for x in model.parameters())
+
+
+def test_wrong_batches_are_refused(model):
+    wrong_batches_are_refused(model, pairs())
+    wrong_sources_are_refused(model, pairs())

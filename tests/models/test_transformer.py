@@ -29,6 +29,8 @@ from writers import (
     stepped,
     trained,
     what_stands_in_the_padding_changes_nothing,
+    wrong_batches_are_refused,
+    wrong_sources_are_refused,
 )
 
 from regard import Dense, Global, Window
@@ -345,3 +347,8 @@ def test_an_encoder_mask_that_is_none_raises():
 
 def _count(model):
     return sum(x.numel() for x in model.parameters())
+
+
+def test_wrong_batches_are_refused(model):
+    wrong_batches_are_refused(model, pairs())
+    wrong_sources_are_refused(model, pairs())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, groupby, product
 from random import Random
 
+import pytest
 import torch
 
 from regard.decode import Ensemble, Gnmt, beam, greedy, score
@@ -187,3 +188,50 @@ def accuracy(model, batch):
         for one, row, length in zip(found, batch["target"].tolist(), batch["target_lengths"].tolist(), strict=True)
     ]
     return sum(right) / b
+
+
+def wrong_batches_are_refused(model, batch, tokens=(99, -1)):
+    """Lengths, targets and names that cannot be: each is answered in words."""
+    b, m = batch["target"].shape
+    wrong = [
+        (
+            {"target_lengths": torch.full((b,), m + 2)},
+            ValueError,
+            f"target_lengths must be .* from 0 to {m}, .* got {m + 2}",
+        ),
+        ({"target_lengths": torch.full((b,), -1)}, ValueError, f"target_lengths must be .* from 0 to {m}, .* got -1"),
+        ({"target_lengths": torch.ones(b)}, TypeError, "target_lengths must hold whole numbers, got torch.float32"),
+        ({"target_lengths": torch.ones(b + 1).long()}, ValueError, f"target_lengths must be .* got {b + 1} of them"),
+        ({"target": batch["target"][0]}, ValueError, r"target must have dims b n, got shape \(.*write target\[None\]"),
+        ({"target": batch["target"] - 99}, ValueError, "ids must be from 0 to .*, the rows of this table, got -"),
+    ]
+    for values, error, message in wrong:
+        with pytest.raises(error, match=message):
+            model.loss({**batch, **values})
+    for name in [name for name in batch if "lengths" not in name]:
+        with pytest.raises(ValueError, match=f"the batch must hold .*'target', got .*; add '{name}'"):
+            model.loss({key: x for key, x in batch.items() if key != name})
+    for source in (None, torch.zeros(2, 3)):
+        with pytest.raises(TypeError, match=rf"a batch must be a mapping .*, got {type(source).__name__}; pass {{'"):
+            beam(model, source, [[START]] * 2, width=2, end=END, max_length=3)
+    for token in tokens:
+        with pytest.raises(ValueError, match=f"ids must be from 0 to .*, the rows of this table, got {token}; encode"):
+            greedy(model, batch, [[token]] * b, end=END, max_length=3)
+
+
+def wrong_sources_are_refused(model, batch):
+    """The same of what an encoder reads."""
+    b, n = batch["source"].shape
+    wrong = [
+        ({"source_lengths": torch.full((b,), n + 2)}, ValueError, f"engths must be .*from 0 to .*{n}.* got {n + 2}"),
+        ({"source_lengths": torch.full((b,), -1)}, ValueError, f"engths must be .*from 0 to .*{n}.* got -1"),
+        ({"source_lengths": torch.ones(b)}, TypeError, "engths must hold whole numbers, got torch.float32"),
+        ({"source": batch["source"] + 99}, ValueError, "ids must be from 0 to .*, the rows of this table, got 1"),
+    ]
+    for values, error, message in wrong:
+        with pytest.raises(error, match=message):
+            model.loss({**batch, **values})
+    with pytest.raises(ValueError, match=r"source must have dims b n, got shape \(.*write source\[None\]"):
+        model(batch["source"][0], batch["target"][:1])
+    with pytest.raises(ValueError, match=r"inputs must have dims b n, got shape \(.*write inputs\[None\]"):
+        model(batch["source"][:1], batch["target"][0])

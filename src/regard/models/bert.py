@@ -17,7 +17,7 @@ from ..nn.losses import Loss, cross_entropy
 from ..ops.demands import must_count
 from .activations import Name as Activation
 from .activations import activation
-from .demands import must_be_one_of, must_be_share, must_be_token
+from .demands import must_be_model, must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold
 from .initial import initialize
 from .padding import Padded, keep_of
 
@@ -123,6 +123,7 @@ class Bert(nn.Module):
         *,
         padding: Padded | None = None,
     ) -> Float[Tensor, "b n dim"]:
+        must_be_rows("ids", ids)
         keep = None if padding is None else keep_of(padding, ids)
         positions = torch.arange(ids.shape[1], device=ids.device) if keep is None else positions_of(keep)
         x = self.words(ids) + self.positions(positions + self.config.first)
@@ -170,6 +171,7 @@ class BertPretraining(nn.Module):
 
     def __init__(self, bert: Bert, *, next_sentence: bool = True) -> None:
         super().__init__()
+        must_be_model("bert", bert, "Bert", "BertPretraining")
         if next_sentence and bert.pool is None:
             raise ValueError("next_sentence=True reads bert.pool, which this Bert has not; build it with pooler=True")
         config = bert.config
@@ -204,6 +206,7 @@ class BertPretraining(nn.Module):
 
         As published, the mean over the words plus the mean over the pairs; the words are what is counted.
         """
+        must_hold(batch, "ids", "targets")
         targets, padding = batch["targets"], batch.get("ids_lengths")
         hidden = self.bert(batch["ids"], batch.get("types"), padding=padding)
         asked = targets >= 0

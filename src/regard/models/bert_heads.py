@@ -14,6 +14,7 @@ from ..ops.demands import must_count
 from .activations import Name as Activation
 from .activations import activation
 from .bert import Bert, Pool
+from .demands import must_be_model, must_hold
 from .initial import initialize
 from .padding import Padded, keep_of
 
@@ -30,6 +31,7 @@ class BertClassifier(nn.Module):
 
     def __init__(self, bert: Bert, *, classes: int, pooler: Activation | None = None) -> None:
         super().__init__()
+        must_be_model("bert", bert, "Bert", "BertClassifier")
         must_count("classes", classes, least=1)
         self.bert = bert
         self.pooler: Activation = pooler or "tanh"
@@ -48,6 +50,7 @@ class BertClassifier(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Over `label` (b,)."""
+        must_hold(batch, "ids", "label")
         logits = self(batch["ids"], batch.get("types"), padding=batch.get("ids_lengths"))
         return cross_entropy(logits, batch["label"])
 
@@ -62,6 +65,7 @@ class BertTagger(nn.Module):
 
     def __init__(self, bert: Bert, *, tags: int) -> None:
         super().__init__()
+        must_be_model("bert", bert, "Bert", "BertTagger")
         must_count("tags", tags, least=1)
         self.bert = bert
         self.dropout = Dropout(bert.config.dropout)
@@ -75,9 +79,10 @@ class BertTagger(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Over `tags` (b, n) of real tokens; one below 0 does not count, such as that of a later piece of a word."""
+        must_hold(batch, "ids", "tags")
         tags, lengths = batch["tags"], batch.get("ids_lengths")
         logits = self(batch["ids"], batch.get("types"), padding=lengths)
-        counted = tags >= 0 if lengths is None else (tags >= 0) & keep_of(lengths, tags)
+        counted = tags >= 0 if lengths is None else (tags >= 0) & keep_of(lengths, tags, name="ids_lengths")
         return cross_entropy(logits, tags, counted=counted)
 
 
@@ -94,6 +99,7 @@ class BertReader(nn.Module):
 
     def __init__(self, bert: Bert) -> None:
         super().__init__()
+        must_be_model("bert", bert, "Bert", "BertReader")
         self.bert = bert
         self.span = nn.Linear(bert.config.dim, 2)
         initialize(self.span)
@@ -110,6 +116,7 @@ class BertReader(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """The mean over `start` (b,) and `end` (b,); both are 0, or below 0 and not counted, if there is none."""
+        must_hold(batch, "ids", "start", "end")
         logits = self(batch["ids"], batch.get("types"), padding=batch.get("ids_lengths"))
         start, end = (
             cross_entropy(x, batch[name], counted=batch[name] >= 0)

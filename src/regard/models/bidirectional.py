@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from .padding import must_be_lengths
 from .recurrent import CELLS, Cell, run
 
 
@@ -34,8 +35,7 @@ class Bidirectional(nn.Module):
         if lengths is None:
             return run(self.cell, x)[0]
         lengths, n = lengths.cpu(), x.shape[1]
-        if lengths.shape != x.shape[:1] or bool(((lengths < 0) | (lengths > n)).any()):
-            raise ValueError(f"lengths must be one a row, from 0 to {n}, for {len(x)} rows, got {lengths.tolist()}")
+        must_be_lengths("lengths", lengths, x)
         # A packed row must have a token. One with none reads a token of padding, which is for the reader to hide.
         packed = pack_padded_sequence(x, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
         return pad_packed_sequence(run(self.cell, packed)[0], batch_first=True, total_length=n)[0]

@@ -16,8 +16,8 @@ from torch.distributions import Categorical
 from ..nn import BahdanauAttention, Sinusoidal
 from ..nn.losses import Loss, shifted, surprise
 from ..ops.demands import must_be_number, must_count
-from .demands import must_be_one_of, must_be_share, must_be_token
-from .padding import keep_of
+from .demands import must_be_one_of, must_be_share, must_be_token, must_hold
+from .padding import counted_targets
 from .recurrent import Cell, RecurrentDecoder, RecurrentState
 from .stepping import Watched
 from .transformer import TransformerConfig, decoder_of
@@ -110,8 +110,8 @@ class Captioner(nn.Module):
         mean of both, and draws are rewarded for what they gain over the first; rewards have a gradient and leave the
         number as it is.
         """
-        target, lengths = batch["target"], batch.get("target_lengths")
-        counted = torch.ones_like(target, dtype=torch.bool) if lengths is None else keep_of(lengths, target)
+        must_hold(batch, "image", "target")
+        target, counted = counted_targets(batch)
         inputs = shifted(target, start=self.config.start)
         places = self.places(self.features(batch["image"]))
         cost = partial(surprise, targets=target, counted=counted)
@@ -130,6 +130,7 @@ class Captioner(nn.Module):
 
     def start(self, batch: Mapping[str, Tensor]) -> Any:
         """The state before the first word, from `image`."""
+        must_hold(batch, "image")
         places = self.places(self.features(batch["image"]))
         return self.decoder.start(places) if self.config.attention == "transformer" else self._start(places)
 

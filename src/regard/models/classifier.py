@@ -15,7 +15,7 @@ from ..nn.dropout import Dropout
 from ..nn.losses import Loss, surprise
 from ..ops.demands import must_be_number, must_count
 from .bidirectional import Bidirectional
-from .demands import must_be_one_of, must_be_share, must_be_token
+from .demands import must_be_one_of, must_be_share, must_be_token, must_hold
 from .recurrent import Cell
 from .words import Words
 
@@ -143,6 +143,7 @@ class TextClassifier(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Over `label` (b,), from `ids`, `ids_lengths` where rows are padded, and `characters` where these are read."""
+        must_hold(batch, "ids", "label")
         lengths, config = batch.get("ids_lengths"), self.config
         x = self.states(batch["ids"], batch.get("characters"), lengths=lengths)
         smoothing = config.smoothing if self.training else 0.0

@@ -17,7 +17,7 @@ from ..nn import CBAM, SelectiveKernel, SelfAttention2d, SqueezeExcite
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
 from ..ops.demands import must_count
-from .demands import must_be_one_of, must_be_share
+from .demands import must_be_one_of, must_be_share, must_hold
 
 Looking = Literal["self", "squeeze", "cbam", "selective"]
 
@@ -130,6 +130,7 @@ class AttentionConvNet(nn.Module):
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Over `label` (b,), from `image` (b, c, y, x)."""
         smoothing = self.config.smoothing if self.training else 0.0
+        must_hold(batch, "image", "label")
         return cross_entropy(self(batch["image"]), batch["label"], smoothing=smoothing)
 
 

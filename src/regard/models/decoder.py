@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..nn import DecoderBlock, KeyValues, KVCache
 from ..nn.linear import linear
 from ..nn.plain import Plain, Step, has_hooks
+from .demands import must_be_rows
 from .stepping import CachedState, Watched, step, watched
 
 
@@ -52,6 +53,7 @@ class TransformerDecoder(nn.Module):
         self, inputs: Int[Tensor, "b m"], states: Float[Tensor, "b n dim"], lengths: Int[Tensor, " b"] | None = None
     ) -> Float[Tensor, "b m vocabulary"]:
         """The logits of what follows each of the inputs; lengths say how many states of each row are real."""
+        must_be_rows("inputs", inputs)
         x = self.input(inputs)
         for block in self.blocks:
             x = block(x, states, context_padding=lengths)

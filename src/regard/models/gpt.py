@@ -31,7 +31,7 @@ from ..ops.demands import must_count
 from ..ops.masks import Causal, Padding, Window
 from .activations import Name as Activation
 from .activations import activation
-from .demands import must_be_one_of, must_be_share
+from .demands import must_be_one_of, must_be_rows, must_be_share, must_hold
 from .initial import initialize, initialize_residual
 from .norms import NormName, norm_of
 from .padding import Padded, keep_of
@@ -176,6 +176,7 @@ class Gpt(nn.Module):
 
     def hidden(self, ids: Int[Tensor, "b n"], *, padding: Padded | None = None) -> Float[Tensor, "b n dim"]:
         """The states of the last layer, normalized: what `logits` reads."""
+        must_be_rows("ids", ids)
         return self._read(ids, None if padding is None else keep_of(padding, ids))[0]
 
     def logits(self, hidden: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b vocabulary"]:
@@ -184,9 +185,11 @@ class Gpt(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """-log p of each token of `ids` (b, n) but the first, given those before it; up to `ids_lengths` if there."""
+        must_hold(batch, "ids")
         ids, lengths = batch["ids"], batch.get("ids_lengths")
+        must_be_rows("ids", ids)
         # What stands behind a text is read after all of it: hiding it would change nothing.
-        counted = None if lengths is None else keep_of(lengths, ids)[:, 1:]
+        counted = None if lengths is None else keep_of(lengths, ids, name="ids_lengths")[:, 1:]
         return cross_entropy(self(ids[:, :-1]), ids[:, 1:], counted=counted)
 
     def start(self, source: Tensor | tuple[Tensor, Padded] | None = None) -> GptState:
@@ -195,6 +198,7 @@ class Gpt(nn.Module):
         rows, keep = None, None
         if source is not None:
             ids, padding = source if isinstance(source, tuple) else (source, None)
+            must_be_rows("source", ids)
             keep = None if padding is None else keep_of(padding, ids)
             if keep is not None and not bool(keep[:, -1:].all()):
                 raise ValueError(

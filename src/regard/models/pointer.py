@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nn.losses import Loss, shifted
-from .demands import must_be_token
-from .padding import keep_of
+from .demands import must_be_token, must_hold
+from .padding import counted_targets, keep_of
 from .recurrent import RecurrentState, true_or_own
 from .seq2seq import Seq2Seq, Seq2SeqConfig, repeated
 
@@ -96,8 +96,8 @@ class Pointer(nn.Module):
         """
         if not 0 <= forcing <= 1:
             raise ValueError(f"forcing must be a probability, got {forcing}")
-        target, lengths = batch["target"], batch.get("target_lengths")
-        counted = torch.ones_like(target, dtype=torch.bool) if lengths is None else keep_of(lengths, target)
+        must_hold(batch, "source", "copies", "target")
+        target, counted = counted_targets(batch)
         state = self.start(batch)
         there = (target[:, :, None] == state.copies[:, None]).any(-1)
         target = target.masked_fill((target >= self.config.target_vocabulary) & ~there, self.config.unknown)
@@ -110,6 +110,7 @@ class Pointer(nn.Module):
 
     def start(self, batch: Mapping[str, Tensor]) -> PointerState:
         """The state before the first token, from `source`, `copies` and, where rows are padded, `source_lengths`."""
+        must_hold(batch, "source", "copies")
         return self._start(batch["source"], batch["copies"], batch.get("source_lengths"))
 
     def step(
@@ -127,7 +128,7 @@ class Pointer(nn.Module):
         if copies.shape != source.shape:
             raise ValueError(f"copies must have the shape of source, {tuple(source.shape)}, got {tuple(copies.shape)}")
         if lengths is not None:
-            copies = copies.masked_fill(~keep_of(lengths, copies), self.config.unknown)
+            copies = copies.masked_fill(~keep_of(lengths, copies, name="source_lengths"), self.config.unknown)
         states, hidden = self.encoder(source, lengths)
         words = max(self.config.target_vocabulary, int(copies.max()) + 1 if copies.numel() else 0)
         return PointerState(inner=self.decoder.start(hidden, states, lengths), copies=copies, words=words)

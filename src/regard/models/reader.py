@@ -19,8 +19,8 @@ from ..ops.mask import Mask
 from ..ops.masks import Padding
 from ..ops.scores import Dot
 from .bidirectional import Bidirectional
-from .demands import must_be_one_of, must_be_share, must_be_token
-from .padding import keep_of
+from .demands import must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold
+from .padding import keep_of, must_be_lengths
 from .recurrent import Cell
 from .spans import best_spans
 from .words import Words, spelled
@@ -131,8 +131,8 @@ class Reader(nn.Module):
 
         Characters are those of each word, as `Words` takes them.
         """
-        text = Text.of(document, document_characters, document_lengths)
-        asked = Text.of(question, question_characters, question_lengths)
+        text = Text.of("document", document, document_characters, document_lengths)
+        asked = Text.of("question", question, question_characters, question_lengths)
         words = (self.words(side.ids, side.characters) for side in (text, asked))
         x, y = self._encoded(text, asked, *words)
         x = self.both(x, y, mask=text.mask, other_mask=asked.mask)
@@ -151,6 +151,7 @@ class Reader(nn.Module):
         From `document` and `question`, with `_lengths` where rows are padded and `_characters` where these are read.
         Where a question may have no answer, let every document begin with a word of its own, and point there.
         """
+        must_hold(batch, "document", "question", "start", "end")
         start, end = (
             cross_entropy(x, batch[name], counted=batch[name] >= 0)
             for x, name in zip(self._read(batch), ("start", "end"), strict=True)
@@ -159,8 +160,9 @@ class Reader(nn.Module):
 
     def answer(self, batch: Mapping[str, Tensor], *, longest: int | None = 17) -> Int[Tensor, "b 2"]:
         """The first and the last word of the best answer, of at most `longest` words; from what `loss` reads."""
+        must_hold(batch, "document", "question")
         lengths, document = batch.get("document_lengths"), batch["document"]
-        among = None if lengths is None else keep_of(lengths, document)
+        among = None if lengths is None else keep_of(lengths, document, name="document_lengths")
         return best_spans(*self._read(batch), among=among, longest=longest)
 
     def _read(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -187,11 +189,13 @@ class Text(NamedTuple):
     mask: Padding | None
 
     @classmethod
-    def of(cls, ids: Tensor, characters: Tensor | None, lengths: Tensor | None) -> Text:
+    def of(cls, name: str, ids: Tensor, characters: Tensor | None, lengths: Tensor | None) -> Text:
         """From characters as they were given, and lengths on the device of the ids."""
+        must_be_rows(name, ids)
         characters = None if characters is None else spelled(characters, ids)
         if lengths is None:
             return cls(ids, characters, None, None, None)
+        must_be_lengths(f"{name}_lengths", lengths, ids)
         return cls(ids, characters, lengths.cpu(), keep_of(lengths, ids), Padding(lengths))
 
 

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ..nn import LocalAttention, Memory, Modulate, TokenEmbedding
 from ..nn.dropout import Dropout
 from ..ops.lazy import Weights
+from .demands import must_be_rows
 
 Cell = Literal["gru", "lstm"]
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
@@ -104,6 +105,7 @@ class RecurrentDecoder(nn.Module):
         it: 1 is teacher forcing, 0 lets the decoder read itself alone. Where steps do not need each other, what is
         likeliest is found by a pass of its own, with its own dropout.
         """
+        must_be_rows("inputs", inputs)
         if self.stepwise:
             logits, state, _ = self._one_by_one(inputs, state, forcing)
             return logits, state

@@ -15,8 +15,8 @@ from ..nn import BahdanauAttention, Coverage, LocalAttention, LocationScore, Luo
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, shifted, surprise
 from ..ops.demands import must_be_number, must_count
-from .demands import must_be_one_of, must_be_share, must_be_token, must_tie
-from .padding import keep_of
+from .demands import must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
+from .padding import counted_targets, must_be_lengths
 from .recurrent import CELLS, Cell, RecurrentDecoder, RecurrentState, run
 
 Looking = Literal["bahdanau", "dot", "general", "concat", "location", "local_monotonic", "local_predictive"]
@@ -136,8 +136,8 @@ class Seq2Seq(nn.Module):
         """
         if not 0 <= forcing <= 1:
             raise ValueError(f"forcing must be a probability, got {forcing}")
-        target, lengths = batch["target"], batch.get("target_lengths")
-        counted = torch.ones_like(target, dtype=torch.bool) if lengths is None else keep_of(lengths, target)
+        must_hold(batch, "source", "target")
+        target, counted = counted_targets(batch)
         state = self._start(batch["source"], batch.get("source_lengths"))
         logits, state = self.decoder(shifted(target, start=self.config.start), state, forcing=forcing)
         smoothing = self.config.smoothing if self.training else 0.0
@@ -148,6 +148,7 @@ class Seq2Seq(nn.Module):
 
     def start(self, batch: Mapping[str, Tensor]) -> RecurrentState:
         """The state before the first token, from `source` and, where rows are padded, `source_lengths`."""
+        must_hold(batch, "source")
         return self._start(batch["source"], batch.get("source_lengths"))
 
     def step(
@@ -184,10 +185,12 @@ class RecurrentEncoder(nn.Module):
         self, source: Int[Tensor, "b n"], lengths: Int[Tensor, " b"] | None = None
     ) -> tuple[Float[Tensor, "b n hidden"], tuple[Float[Tensor, "layers b hidden"], ...]]:
         """The states, and tanh(W [forward; backward]) of the last ones of each layer (and cell, in an LSTM)."""
+        must_be_rows("source", source)
         x = self.dropout(self.embedding(source))
         if lengths is None:
             states, last = run(self.cell, x)
         else:
+            must_be_lengths("source_lengths", lengths, source)
             # A packed row must have a token. One with none reads a token of padding, and attention sees none of it.
             packed = pack_padded_sequence(x, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
             packed, last = run(self.cell, packed)

@@ -21,7 +21,7 @@ from ..ops.parse import parse
 from .activations import Name as Activation
 from .activations import activation
 from .decoder import DecoderState, TransformerDecoder
-from .demands import must_be_one_of, must_be_share, must_be_token, must_tie
+from .demands import must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
 from .padding import keep_of
 from .positions import Positions, added_positions, relative_positions
 from .stepping import Watched
@@ -147,18 +147,21 @@ class Transformer(nn.Module):
 
         `source_lengths` and `target_lengths` say how many tokens of each row are real; all, where they are absent.
         """
+        must_hold(batch, "source", "target")
         target, lengths = batch["target"], batch.get("target_lengths")
+        must_be_rows("target", target)
         inputs = shifted(target, start=self.config.start)
         logits = self(batch["source"], inputs, source_lengths=batch.get("source_lengths"))
         return cross_entropy(
             logits,
             target,
-            counted=None if lengths is None else keep_of(lengths, target),
+            counted=None if lengths is None else keep_of(lengths, target, name="target_lengths"),
             smoothing=self.config.smoothing if self.training else 0.0,
         )
 
     def start(self, batch: Mapping[str, Tensor]) -> DecoderState:
         """The state before the first token, from `source` and, where rows are padded, `source_lengths`."""
+        must_hold(batch, "source")
         source, lengths = batch["source"], batch.get("source_lengths")
         if lengths is not None and bool((lengths == source.shape[1]).all()):
             lengths = None  # nothing to hide, and attention without a mask is faster
@@ -191,12 +194,13 @@ class TransformerEncoder(nn.Module):
         self.norm = _final_norm(config)
 
     def forward(self, source: Int[Tensor, "b n"], lengths: Int[Tensor, " b"] | None = None) -> Float[Tensor, "b n dim"]:
+        must_be_rows("source", source)
         x = self.input(source)
         if self.segment is None:
             for block in self.blocks:
                 x = block(x, key_padding=lengths)
             return self.norm(x)
-        keep = None if lengths is None else keep_of(lengths, source)
+        keep = None if lengths is None else keep_of(lengths, source, name="source_lengths")
         memories = [SegmentMemory(self.memory) for _ in self.blocks]
         segments = []
         for first in range(0, x.shape[1], self.segment):

@@ -19,7 +19,7 @@ from ..nn.losses import Loss, cross_entropy
 from ..ops.demands import must_count
 from .activations import Name as Activation
 from .activations import activation
-from .demands import must_be_one_of, must_be_share
+from .demands import must_be_model, must_be_one_of, must_be_share, must_hold
 from .initial import initialize, spread
 
 Pooling = Literal["class", "mean"]
@@ -159,6 +159,7 @@ class ViTClassifier(nn.Module):
 
     def __init__(self, vit: ViT, *, classes: int) -> None:
         super().__init__()
+        must_be_model("vit", vit, "ViT", "ViTClassifier")
         must_count("classes", classes, least=1)
         self.vit = vit
         self.classes = nn.Linear(vit.config.dim, classes)
@@ -169,6 +170,7 @@ class ViTClassifier(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Over `label` (b,), from `image` (b, c, y, x)."""
+        must_hold(batch, "image", "label")
         return cross_entropy(self(batch["image"]), batch["label"])
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nn import CharacterEmbedding, TokenEmbedding
+from .demands import must_be_rows
 
 WIDTHS = (2, 3, 4, 5)  # of the stretches of characters that filters look for
 
@@ -64,6 +65,7 @@ class Words(nn.Module):
         characters: Int[Tensor, "b *n c"] | None = None,
         lengths: Int[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "b n width"]:
+        must_be_rows("ids", ids)
         found = [] if self.table is None else [self.table(ids)]
         if self.spelling is not None:
             if characters is None:
