@@ -232,6 +232,13 @@ def test_padding_of_another_shape_is_refused():
         model_of("rotary")(torch.zeros(2, 5, dtype=torch.long), padding=torch.ones(2, 4, dtype=torch.bool))
 
 
+@pytest.mark.parametrize("size", ["hidden", "kv_heads", "head_dim", "window"])
+@pytest.mark.parametrize("value", [0, -3])
+def test_sizes_that_cannot_be_are_refused_before_a_model_is_built(size, value):
+    with pytest.raises(ValueError, match=f"{size} must be 1 or more, got {value}"):
+        GptConfig(**{"vocabulary": 9, size: value})
+
+
 @pytest.mark.parametrize(
     ("padding", "error", "message"),
     [

@@ -332,6 +332,9 @@ def copies(b, seed):
         ({"smoothing": 1.0}, "smoothing must be at least 0 and below 1, got 1.0"),
         ({"memory": 3}, "memory is of earlier segments, got memory=3 and no segment; pass segment="),
         ({"decoder_layers": 0}, "decoder_layers must be 1 or more, got 0"),
+        ({"kv_heads": 0}, "kv_heads must be 1 or more, got 0"),
+        ({"longest": 0}, "longest must be 1 or more, got 0"),
+        ({"reach": -1}, "reach must be 0 or more, got -1"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
@@ -340,9 +343,12 @@ def test_configs_that_cannot_be(options, message):
         config(**options)
 
 
-def test_an_encoder_mask_that_is_none_raises():
-    with pytest.raises(ValueError, match=r"encoder_mask must be the source of a mask, got 'Alibi\(3\)'"):
-        Transformer(config(encoder_mask="Alibi(3)"))
+@pytest.mark.parametrize(
+    ("mask", "why"), [("Alibi(3)", "write .Window"), ("Windw(3)", "did you mean Window"), ("Window(", "not a term")]
+)
+def test_an_encoder_mask_that_is_none_raises_before_a_model_is_built(mask, why):
+    with pytest.raises(ValueError, match=rf"encoder_mask must be the source of a mask, got '{mask[:5]}.*{why}"):
+        config(encoder_mask=mask)
 
 
 def _count(model):

@@ -79,6 +79,9 @@ class GptConfig:
     def __post_init__(self) -> None:
         for name in ("vocabulary", "length", "dim", "depth", "heads"):
             must_count(name, getattr(self, name), least=1)
+        for name in ("kv_heads", "head_dim", "hidden", "window"):
+            if (value := getattr(self, name)) is not None:
+                must_count(name, value, least=1)
         for name, known in (("activation", Activation), ("norm", NormName), ("positions", Positions)):
             must_be_one_of(name, getattr(self, name), known)
         for name in ("dropout", "attention_dropout"):

@@ -72,9 +72,12 @@ class TransformerConfig:
     smoothing: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("source_vocabulary", "target_vocabulary", "dim", "heads", "hidden", "decoder_layers"):
+        for name in ("source_vocabulary", "target_vocabulary", "dim", "heads", "hidden", "decoder_layers", "longest"):
             must_count(name, getattr(self, name), least=1)
-        for name in ("encoder_layers", "memory"):
+        for name in ("kv_heads", "segment"):
+            if (value := getattr(self, name)) is not None:
+                must_count(name, value, least=1)
+        for name in ("encoder_layers", "memory", "reach"):
             must_count(name, getattr(self, name))
         for name, known in (("norm", Order), ("positions", Positions), ("activation", Activation), ("tied", Tied)):
             must_be_one_of(name, getattr(self, name), known)
@@ -83,9 +86,8 @@ class TransformerConfig:
         must_be_number("rotary_base", self.rotary_base, above=0)
         must_be_token("start", self.start, self.target_vocabulary)
         must_tie(self.tied, self.source_vocabulary, self.target_vocabulary)
-        if self.segment is not None:
-            must_count("segment", self.segment, least=1)
-        elif self.memory:
+        _encoder_mask(self)
+        if self.memory and self.segment is None:
             raise ValueError(f"memory is of earlier segments, got memory={self.memory} and no segment; pass segment=")
 
     @classmethod
@@ -271,9 +273,14 @@ def _self_attention(config: TransformerConfig, *, mask: Mask | None) -> Attentio
 def _encoder_mask(config: TransformerConfig) -> Mask | None:
     if config.encoder_mask is None:
         return None
-    mask = parse(config.encoder_mask)
+    try:
+        mask, why = parse(config.encoder_mask), ""
+    except ValueError as error:
+        mask, why = None, f" ({error})"
     if not isinstance(mask, Mask):
-        raise ValueError(f"encoder_mask must be the source of a mask, got {config.encoder_mask!r}; write 'Window(128)'")
+        raise ValueError(
+            f"encoder_mask must be the source of a mask, got {config.encoder_mask!r}{why}; write 'Window(128)'"
+        )
     return mask
 
 
