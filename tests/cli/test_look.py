@@ -103,6 +103,14 @@ def test_bad_input_is_one_line_and_nothing_is_written(command, reason, language_
     assert sorted(path for path in tmp_path.rglob("*")) == before
 
 
+def test_two_captures_of_a_page_have_the_names_of_their_files(language_run, tmp_path):
+    before, after, page = tmp_path / "before.safetensors", tmp_path / "after.safetensors", tmp_path / "d.html"
+    assert run("look", language_run / "run", "--text", language_run / "line.txt", "--out", before).code == 0
+    after.write_bytes(before.read_bytes())
+    assert run("view", before, after, "--html", page).code == 0
+    assert "<title>before and after</title>" in page.read_text("utf-8")
+
+
 def test_a_served_capture_answers_until_it_is_interrupted(language_run, tmp_path):
     capture = tmp_path / "look.safetensors"
     assert run("look", language_run / "run", "--text", language_run / "line.txt", "--out", capture).code == 0

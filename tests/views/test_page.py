@@ -50,6 +50,15 @@ def test_a_page_allows_its_own_script_and_style_and_nothing_else(printed):
     assert printed.text.index("Content-Security-Policy") < printed.text.index("<style>")
 
 
+def test_two_tapes_are_numbered_or_named_one_by_one(tape):
+    named = [capture["name"] for capture in json.loads(resources(page(tape, tape))["session?"])["captures"]]
+    assert named == ["capture 1", "capture 2"]
+    both = page(tape, tape, name=["before", "after"])
+    assert [x["name"] for x in json.loads(resources(both)["session?"])["captures"]] == ["before", "after"]
+    with pytest.raises(ValueError, match="name must be a string, or a list of 2, one for each tape, got 1"):
+        page(tape, tape, name=["before"])
+
+
 def test_no_token_leaves_its_text(printed):
     data = re.search(r'type="application/json">(.*?)</script>', printed.text, re.DOTALL)[1]
     assert not set("<>&\u2028\u2029") & set(data)

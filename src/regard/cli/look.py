@@ -77,7 +77,7 @@ def view(
         must_be_writable(html)
         tapes = [Tape.load(path) for path in captures]
         with disk_errors(html):
-            views.page(*tapes, name=captures[0].stem).save(html)
+            views.page(*tapes, name=[path.stem for path in captures]).save(html)
         said(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
         return
     viewer = views.serve(captures, host=host, port=port, device=device, open_browser=browser)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,17 @@ class Page:
         return f'<iframe sandbox="{rights}" style="{style}" srcdoc="{html.escape(self.text)}"></iframe>'
 
 
-def page(tape: Tape, other: Tape | None = None, *, name: str = "capture") -> Page:
-    """The views of one tape, or of two side by side, as one file of a few megabytes."""
-    captures = [Capture(tape, name)] if other is None else [Capture(tape, f"{name} 1"), Capture(other, f"{name} 2")]
+def page(tape: Tape, other: Tape | None = None, *, name: str | Sequence[str] = "capture") -> Page:
+    """The views of one tape, or of two side by side, as one file of a few megabytes.
+
+    `name` is that of both, which are then numbered, or a list of one for each.
+    """
+    tapes = [tape] if other is None else [tape, other]
+    if isinstance(name, str):
+        name = [name] if other is None else [f"{name} 1", f"{name} 2"]
+    if len(name) != len(tapes):
+        raise ValueError(f"name must be a string, or a list of {len(tapes)}, one for each tape, got {len(name)}")
+    captures = [Capture(*pair) for pair in zip(tapes, name, strict=True)]
     for capture in captures:
         capture.tape.summarize()
     with closing(Desk()) as desk:
