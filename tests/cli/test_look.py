@@ -71,6 +71,38 @@ MALFORMED = {
     "no text": (("look", "{run}", "--text", "{tmp}/none.txt", "--out", "{tmp}/a.safetensors"), "none.txt"),
     "pickled": (("look", "{pickled}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "may run code"),
     "no JSON": (("look", "{broken}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "is no JSON"),
+    "onto its text": (
+        ("look", "{run}", "--text", "{tmp}/s.safetensors", "--out", "{tmp}/s.safetensors"),
+        "s.safetensors is read, and writing would replace it; name another file",
+    ),
+    "onto its text by another name": (
+        ("look", "{run}", "--text", "{tmp}/s.safetensors", "--out", "{tmp}/empty/../s.safetensors"),
+        "s.safetensors is read, and writing would replace it; name another file",
+    ),
+    "onto its target": (
+        ("look", "{run}", "--text", "{line}", "--target", "{tmp}/s.safetensors", "--out", "{tmp}/s.safetensors"),
+        "s.safetensors is read, and writing would replace it; name another file",
+    ),
+    "onto the weights": (
+        ("look", "{model}", "--text", "{line}", "--out", "{model}/model.safetensors"),
+        "model.safetensors is there already, in the folder that is read; name another file",
+    ),
+    "onto a link to the weights": (
+        ("look", "{model}", "--text", "{line}", "--out", "{model}/linked.safetensors"),
+        "linked.safetensors is there already, in the folder that is read; name another file",
+    ),
+    "a capture that is a text": (
+        ("look", "{run}", "--text", "{line}", "--out", "{tmp}/s.txt"),
+        "--out must end in .safetensors, got ",
+    ),
+    "a page that is a capture": (
+        ("view", "{tmp}/s.safetensors", "--html", "{tmp}/s.safetensors"),
+        "--html must end in .html or .htm, got ",
+    ),
+    "a page onto a capture": (
+        ("view", "{tmp}/s.html", "--html", "{tmp}/s.html"),
+        "s.html is read, and writing would replace it; name another file",
+    ),
     "a device for a file": (
         ("view", "{line}", "--html", "{tmp}/page.html", "--device", "nonsense"),
         "--device is where the viewer computes maps, and --html opens none; leave one of them out",
@@ -83,16 +115,19 @@ MALFORMED = {
 
 @pytest.mark.parametrize(("command", "reason"), MALFORMED.values(), ids=MALFORMED)
 def test_bad_input_is_one_line_and_nothing_is_written(command, reason, language_run, tmp_path):
-    for name in ("empty", "pickled", "broken"):
+    for name in ("empty", "pickled", "broken", "model"):
         (tmp_path / name).mkdir()
+    for name in ("s.safetensors", "s.html", "model/model.safetensors"):
+        (tmp_path / name).write_text("the cat sat")
+    (tmp_path / "model" / "linked.safetensors").symlink_to(tmp_path / "s.safetensors")
     (tmp_path / "pickled" / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x02.")
     (tmp_path / "broken" / "config.json").write_text("{")
     (tmp_path / "blank.txt").write_text(" \n")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
     (tmp_path / "long.txt").write_text("the cat sat on the mat\n" * 20)
-    before = sorted(path for path in tmp_path.rglob("*"))
-    places = {name: tmp_path / name for name in ("empty", "pickled", "broken")}
+    before = contents(tmp_path)
+    places = {name: tmp_path / name for name in ("empty", "pickled", "broken", "model")}
     places |= {name: tmp_path / f"{name}.txt" for name in ("blank", "bytes", "long")}
     places |= {"run": language_run / "run", "line": language_run / "line.txt", "tmp": tmp_path}
     done = run(*(part.format(**places) for part in command))
@@ -100,7 +135,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(command, reason, language_
     assert done.err.startswith("error: ")
     assert done.err.count("\n") == 1
     assert reason in done.err
-    assert sorted(path for path in tmp_path.rglob("*")) == before
+    assert contents(tmp_path) == before
+
+
+def contents(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 def test_two_captures_of_a_page_have_the_names_of_their_files(language_run, tmp_path):

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from string import Formatter
 
 import pytest
@@ -632,6 +635,43 @@ def test_more_attention_than_a_tape_holds_is_refused_before_anything_is_printed(
     assert ended.err == "error: --attention holds at most 500 in .safetensors, got more; give it fewer\n"
     assert ended.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+ONTO = {
+    "an image with where a classifier looked": "classify {seer} {tmp}/0.png --attention {tmp}/0.png",
+    "an image with where words looked": "caption {captioner} {tmp}/0.png --attention {tmp}/0.png",
+    "questions with their answers": "answer {answerer} --data {tmp}/squad.json --out {tmp}/squad.json",
+    "weights with where sentences looked": "translate {translator} --attention {translator}/{weights}",
+    "weights with links": "translate {translator} --alignments {translator}/{weights}",
+    "weights with where documents looked": "summarize {summarizer} --attention {summarizer}/{weights}",
+    "weights with where a text looked": "generate {writer} --attention {writer}/{weights}",
+    "weights with where questions looked": "answer {answerer} --data {tmp}/squad.json --attention {answerer}/{weights}",
+}
+
+
+@pytest.mark.parametrize("line", ONTO.values(), ids=ONTO)
+def test_what_is_read_is_not_written_over(line, files, tmp_path, request):
+    for name in ("scenes/0.png", "squad.json"):
+        shutil.copy(files / name, tmp_path)
+    runs = [name for _, name, _, _ in Formatter().parse(line) if name not in (None, "tmp", "weights")]
+    places = {name: request.getfixturevalue(name) for name in runs}
+    folder = places[runs[0]]
+    places |= {"tmp": tmp_path, "weights": next(folder.rglob("model.safetensors")).relative_to(folder)}
+    before = {path: path.stat().st_mtime_ns for kept in (tmp_path, folder) for path in kept.rglob("*")}
+    ended = run(*shlex.split(line.format(**places)), stdin="ein Haus\n")
+    assert ended.code == 2, ended
+    assert re.fullmatch("error: .* (is read, and|is there already, in the folder that is read).*\n", ended.err)
+    assert {path: path.stat().st_mtime_ns for kept in (tmp_path, folder) for path in kept.rglob("*")} == before
+
+
+def test_standard_input_is_not_written_over(translator, tmp_path):
+    (tmp_path / "in.de").write_text("ein Haus\n")
+    command = [sys.executable, "-m", "regard.cli", "translate", translator, "--alignments", tmp_path / "in.de"]
+    with (tmp_path / "in.de").open() as lines:
+        ended = subprocess.run(command, stdin=lines, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert re.fullmatch("error: .*in.de is read as standard input, and writing would .*\n", ended.stderr)
+    assert (tmp_path / "in.de").read_text() == "ein Haus\n"
 
 
 def test_names_are_told_once():

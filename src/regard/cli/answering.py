@@ -149,13 +149,13 @@ def answer(
     """
     if nbest < 1:
         raise ValueError(f"--nbest must be 1 or more, got {nbest}")
-    most = room(attention, answering.MOST)
+    most = room(attention, answering.MOST, folder, document, data)
     if (document is None) == (data is None):
         raise ValueError("give --document, and questions about it, or --data, a file of both")
     if data is not None:
         if question or nbest != 1:
             raise ValueError("--data has questions of its own, with one answer each; leave out --question and --nbest")
-        must_be_writable(out)
+        must_be_writable(out, folder, data)
         _answer_all(folder, QuestionFile(data=data), out, threshold, attention, device)
         return
     if out is not None:

@@ -18,14 +18,13 @@ from .files import must_be_writable
 PICTURE, TAPE = ".png", ".safetensors"
 
 
-def room(path: Path | None, most: int) -> int:
-    """How many examples the file holds: one in a picture, else `most`; raises unless it can be written."""
-    if path is None:
-        return most
-    must_be_writable(path)
-    if path.suffix not in (PICTURE, TAPE):
-        raise ValueError(f"attention must end in {PICTURE} or {TAPE}, got {path}")
-    return 1 if path.suffix == PICTURE else most
+def room(path: Path | None, most: int, *read: Path | str | None) -> int:
+    """How many examples the file holds: one in a picture, else `most`; raises unless it can be written.
+
+    It must be none of the files and folders that are `read`.
+    """
+    must_be_writable(path, *read, flag="--attention", ends=(PICTURE, TAPE))
+    return 1 if path is not None and path.suffix == PICTURE else most
 
 
 def must_fit(path: Path | None, count: int, most: int) -> None:

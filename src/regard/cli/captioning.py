@@ -141,7 +141,7 @@ def caption(
         regard caption runs/captions rex.jpg --beam 5 --attention rex.png
     """
     search = Search(beam=beam, nbest=nbest, max_length=max_length)
-    must_fit(attention, len(images), room(attention, captioning.MOST))
+    must_fit(attention, len(images), room(attention, captioning.MOST, folder, *images))
     describer = Describer.load(folder, device=device)
     pictures = [read_image(path) for path in images]
     with progress("describing") as show:

@@ -191,7 +191,7 @@ def classify(
     """
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
-    most = room(attention, classification.MOST)
+    most = room(attention, classification.MOST, folder, *(images or []))
     classifier = Classifier.load(folder, device=device)
     reads = isinstance(classifier.reads, Texts)
     if reads == bool(images):

@@ -1,7 +1,10 @@
-"""Files: the data that commands name, checked when they are read."""
+"""Files: the data that commands name, checked when they are read, and those they write, checked before the work."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -96,7 +99,34 @@ class QuestionFile:
         return questions(self.data)
 
 
-def must_be_writable(path: Path | None) -> None:
-    """Raise unless a file could be written there, before the work that it is to hold."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+def must_be_writable(path: Path | None, *read: Path | str | None, flag: str = "", ends: Sequence[str] = ()) -> None:
+    """Raise unless a file could be written there, before the work that it is to hold.
+
+    It must be none of what is `read`, files, folders with all they hold, and standard input; `flag` names it, and it
+    has one of the `ends`, where there are some.
+    """
+    if path is None:
+        return
+    if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"{path} cannot be written: expected the name of a file in a folder that exists")
+    if ends and path.suffix not in ends:
+        raise ValueError(f"{flag} must end in {' or '.join(ends)}, got {path}")
+    if not path.exists():
+        return
+    for one in (Path(one) for one in read if one is not None):
+        if one.exists() and path.samefile(one):
+            raise ValueError(f"{path} is read, and writing would replace it; name another file")
+        # A link in the folder is of the folder, wherever it leads, and so is what a link from elsewhere leads to.
+        places = path.resolve(), path.parent.resolve() / path.name
+        if one.is_dir() and any(place.is_relative_to(one.resolve()) for place in places):
+            raise ValueError(f"{path} is there already, in the folder that is read; name another file")
+    if _is_input(path):
+        raise ValueError(f"{path} is read as standard input, and writing would replace it; name another file")
+
+
+def _is_input(path: Path) -> bool:
+    """Is the file what the shell gave as standard input?"""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(sys.stdin.fileno()))
+    except (OSError, ValueError, AttributeError):  # standard input that is no file, or is closed
+        return False

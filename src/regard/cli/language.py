@@ -122,7 +122,7 @@ def generate(
 
         regard generate runs/play --prompt "ROMEO:" --tokens 60 --attention heads.png
     """
-    must_fit(attention, samples, room(attention, 1))
+    must_fit(attention, samples, room(attention, 1, folder))
     model = LanguageModel.load(folder, device=device)
     if attention is not None and tokens > (left := model.room(prompt)):
         raise ValueError(

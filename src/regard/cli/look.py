@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..train.failures import disk_errors
+from .attention import TAPE
 from .device import Device
 from .files import must_be_writable
 from .screen import progress, said
@@ -32,7 +33,7 @@ def look(
     """
     from ..tasks.tapes import tape_of
 
-    must_be_writable(out)
+    must_be_writable(out, folder, text, target, image, flag="--out", ends=(TAPE,))
     tape = tape_of(folder, text=_read(text), target=_read(target), image=image, device=device)
     if summarize:
         with progress("measuring") as show:
@@ -74,7 +75,7 @@ def view(
     if html is not None:
         if device is not None:
             raise ValueError("--device is where the viewer computes maps, and --html opens none; leave one of them out")
-        must_be_writable(html)
+        must_be_writable(html, *captures, flag="--html", ends=(".html", ".htm"))
         tapes = [Tape.load(path) for path in captures]
         with disk_errors(html):
             views.page(*tapes, name=[path.stem for path in captures]).save(html)

@@ -135,7 +135,7 @@ def summarize(
     search = Search(
         beam=beam, nbest=nbest, penalty=penalty, min_length=min_length, max_length=max_length, no_repeat=no_repeat
     )
-    room(attention, MOST)
+    room(attention, MOST, *folders)
     must_be_of_one(attention, folders)
     summarizer = Summarizer.load(*folders, device=device)
     pairs = write_lines(

@@ -128,8 +128,8 @@ def translate(
         regard translate runs/deen runs/deen2 --beam 8 --alignments out.align < in.de > out.en
     """
     search = Search(beam=beam, nbest=nbest, penalty=penalty, max_length=max_length)
-    must_be_writable(alignments)
-    room(attention, MOST)
+    must_be_writable(alignments, *folders)
+    room(attention, MOST, *folders)
     must_be_of_one(attention, folders)
     translator = Translator.load(*folders, device=device)
     watched = alignments is not None or attention is not None
