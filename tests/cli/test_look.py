@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 from commands import run
+from safetensors.torch import load_file, save_file
 
 from regard.lens import Tape
 
@@ -39,27 +40,134 @@ def test_a_run_is_captured_and_shown_as_a_page(language_run, tmp_path):
     assert page.read_text("utf-8").lstrip().lower().startswith("<!doctype html>")
 
 
-def test_a_hugging_face_folder_is_captured_where_it_is_told(tmp_path, monkeypatch):
-    transformers = pytest.importorskip("transformers")
-    tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "the": 1, "cat": 2}, unk_token="<unk>"))
+WORDS = ["<unk>", "<pad>", "</s>", "the", "cat", "sat"]
+SMALL = {"vocab_size": len(WORDS), "pad_token_id": 1, "eos_token_id": 2, "bos_token_id": None}
+BERT = {**SMALL, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def hugging_face(folder, model):
+    """A folder of a model, with a tokenizer of a few words."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    ids = {word: n for n, word in enumerate(WORDS)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(tmp_path / "model")
-    config = transformers.BertConfig(
-        vocab_size=3, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
-    )
-    transformers.BertModel(config).save_pretrained(tmp_path / "model")
-    (tmp_path / "text.txt").write_text("the cat", "utf-8")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+def a_bert(kind="BertModel"):
+    transformers = pytest.importorskip("transformers")
+    return getattr(transformers, kind)(transformers.BertConfig(**BERT))
+
+
+def a_t5(**settings):
+    transformers = pytest.importorskip("transformers")
+    size = {"d_model": 16, "d_kv": 8, "num_layers": 2, "num_heads": 2, "d_ff": 16}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**SMALL, **size, **settings))
+
+
+@pytest.fixture
+def texts(tmp_path):
+    for name, text in (("text", "the cat"), ("target", "cat sat the\n")):
+        (tmp_path / f"{name}.txt").write_text(text, "utf-8")
+    return tmp_path
+
+
+def test_a_hugging_face_folder_is_captured_where_it_is_told(texts, monkeypatch):
+    model = hugging_face(texts / "model", a_bert())
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    flags = ["--text", tmp_path / "text.txt", "--device", "cpu"]
-    done = run("look", tmp_path / "model", *flags, "--out", tmp_path / "look.safetensors")
+    flags = ["--text", texts / "text.txt", "--device", "cpu"]
+    done = run("look", model, *flags, "--out", texts / "look.safetensors")
     assert done.code == 0, done.err
-    tape = Tape.load(tmp_path / "look.safetensors")
+    tape = Tape.load(texts / "look.safetensors")
     assert len(tape) == 2
     assert tape.tokens_of(0) == (["the", "cat"], ["the", "cat"])
 
 
+def test_a_model_of_masked_words_needs_no_pooler(texts):
+    model = hugging_face(texts / "model", a_bert("BertForMaskedLM"))
+    assert not any("pooler" in name for name in load_file(model / "model.safetensors"))
+    done = run("look", model, "--text", texts / "text.txt", "--out", texts / "look.safetensors")
+    assert done.code == 0, done.err
+    assert len(Tape.load(texts / "look.safetensors")) == 2
+
+
+def test_weights_that_are_missing_are_named_and_none_are_made_up(texts):
+    model = hugging_face(texts / "model", a_bert("BertForMaskedLM"))
+    weights = load_file(model / "model.safetensors")
+    kept = {name: x for name, x in weights.items() if ".layer.1." not in name}
+    save_file(kept, model / "model.safetensors", {"format": "pt"})
+    done = run("look", model, "--text", texts / "text.txt", "--out", texts / "look.safetensors")
+    assert done.code == 2
+    lost = len(weights) - len(kept)
+    first = "encoder.layer.1.attention.output.LayerNorm.bias, "
+    assert f"model lacks {lost} of the tensors of a BertModel: {first}" in done.err
+    assert done.err.count("\n") == 1
+    assert not (texts / "look.safetensors").exists()
+
+
+def test_weights_that_are_torn_or_of_another_config_are_told_in_one_line(texts):
+    model = hugging_face(texts / "model", a_bert())
+    look = ("look", model, "--text", texts / "text.txt", "--out", texts / "look.safetensors")
+    config = (model / "config.json").read_text()
+    (model / "config.json").write_text(config.replace('"intermediate_size": 16', '"intermediate_size": 20'))
+    done = run(*look)
+    assert (done.code, done.err.count("error: ")) == (2, 1)
+    assert "model holds weights of other shapes than its config.json says; get both again" in done.err
+    (model / "config.json").write_text(config)
+    (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-9])
+    done = run(*look)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "model holds weights that cannot be read: " in done.err
+
+
+def test_a_target_is_what_a_decoder_reads(texts):
+    model = hugging_face(texts / "model", a_t5(decoder_start_token_id=1))
+    files = ["--text", texts / "text.txt", "--target", texts / "target.txt"]
+    done = run("look", model, *files, "--out", texts / "look.safetensors")
+    assert done.code == 0, done.err
+    tape = Tape.load(texts / "look.safetensors")
+    source, target = ["the", "cat"], ["<pad>", "cat", "sat", "the"]
+    found = {name: tape.tokens_of((name, call)) for name, call in tape}
+    assert sum(pair == (source, source) for pair in found.values()) == 2
+    assert sum(pair == (target, target) for pair in found.values()) == 2
+    assert sum(pair == (target, source) for pair in found.values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "the config names no token that decoding starts with; add decoder_start_token_id to it"),
+        (
+            {"decoder_start_token_id": 1, "max_position_embeddings": 3},
+            "the target has 4 tokens, and the model reads at most 3; shorten it",
+        ),
+    ],
+)
+def test_a_target_that_cannot_be_forced_is_refused(settings, reason, texts):
+    model = hugging_face(texts / "model", a_t5(**settings))
+    files = ["--text", texts / "text.txt", "--target", texts / "target.txt"]
+    done = run("look", model, *files, "--out", texts / "look.safetensors")
+    assert (done.code, done.err) == (2, f"error: {reason}\n")
+
+
+def test_a_target_is_refused_where_nothing_would_read_it(texts, language_run):
+    for folder, who in (
+        (hugging_face(texts / "model", a_bert()), "a model of type bert"),
+        (language_run / "run", "a language model"),
+    ):
+        files = ["--text", texts / "text.txt", "--target", texts / "target.txt"]
+        done = run("look", folder, *files, "--out", texts / "look.safetensors")
+        assert done.code == 2
+        assert done.err == f"error: {who} writes no text beside what it reads; leave out --target\n"
+
+
 MALFORMED = {
+    "nothing": (
+        ("look", "{tmp}/bert-base-uncased", "--text", "{line}", "--out", "{tmp}/a.safetensors"),
+        "is no folder; expected a run that regard train has written, or the folder of a Hugging Face model",
+    ),
     "no run": (("look", "{empty}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "holds no run"),
     "neither": (("look", "{run}", "--out", "{tmp}/a.safetensors"), "give a text or an image"),
     "both": (("look", "{run}", "--text", "{line}", "--image", "{line}", "--out", "{tmp}/a.safetensors"), "got both"),

@@ -18,7 +18,9 @@ def look(
     folder: Annotated[Path, typer.Argument(help="a run, or a Hugging Face folder", metavar="DIR")],
     out: Annotated[Path, typer.Option(help="the capture to write, .safetensors")],
     text: Annotated[Path | None, typer.Option(help="a file of text to read", metavar="FILE")] = None,
-    target: Annotated[Path | None, typer.Option(help="translations or a caption to force", metavar="FILE")] = None,
+    target: Annotated[
+        Path | None, typer.Option(help="what it is to write: translations, a caption", metavar="FILE")
+    ] = None,
     image: Annotated[Path | None, typer.Option(help="an image to see", metavar="FILE")] = None,
     summarize: Annotated[bool, typer.Option("--summarize", help="store measures and maps; long texts want it")] = False,
     device: Device = None,

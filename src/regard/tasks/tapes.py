@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ..data import Pair
@@ -16,6 +18,9 @@ from ..data.tokenizers import spelled
 from ..lens import Tape, capture
 from ..train import own_device
 from . import captioning, classification, language, runs, translation
+
+# What comes after the last layer and looks at nothing; models trained on masked words have none.
+POOLER = re.compile(r"(^|\.)pooler\.(?!.*att)")
 
 
 def tape_of(
@@ -28,8 +33,9 @@ def tape_of(
 ) -> Tape:
     """Every attention of the model in a folder while it reads a text or sees an image.
 
-    A translator writes its translation of each line, or the lines of `target`; a captioner its caption. The model runs
-    on `device`, a GPU where there is one unless given.
+    A translator writes its translation of each line, or the lines of `target`; a captioner its caption, and a Hugging
+    Face model with a decoder its own text, or `target`. The model runs on `device`, a GPU where there is one unless
+    given.
     """
     folder = Path(folder)
     if (text is None) == (image is None):
@@ -37,8 +43,12 @@ def tape_of(
     if text is not None and not text.strip():
         raise ValueError("the text is empty; there is nothing to look at")
     if _is_hugging_face(folder):
-        return _hugging_face(folder, text, image, own_device(device))
-    task = runs.task_of(runs.opened(folder))
+        return _hugging_face(folder, text, target, image, own_device(device))
+    try:
+        checkpoint = runs.opened(folder)
+    except ValueError as error:
+        raise ValueError(f"{error}, or the folder of a Hugging Face model, with its config.json") from None
+    task = runs.task_of(checkpoint)
     if task not in TAPES:
         raise ValueError(f"{folder} is of the task {task!r}; expected a run of {', '.join(TAPES)}")
     return TAPES[task](folder, text, target, image, own_device(device))
@@ -61,12 +71,14 @@ def _translation(
 def _language(
     folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
 ) -> Tape:
+    _must_not_be_forced("a language model", target)
     return language.LanguageModel.load(folder, device=device).tape("\n".join(_lines("a language model", text)))
 
 
 def _classification(
     folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
 ) -> Tape:
+    _must_not_be_forced("a classifier", target)
     classifier = classification.Classifier.load(folder, device=device)
     if image is not None:
         return classifier.tape([read_image(image)])
@@ -103,6 +115,11 @@ def _lines(who: str, text: str | None) -> list[str]:
     return text.splitlines()
 
 
+def _must_not_be_forced(who: str, target: str | None) -> None:
+    if target is not None:
+        raise ValueError(f"{who} writes no text beside what it reads; leave out --target")
+
+
 def _is_hugging_face(folder: Path) -> bool:
     config = folder / "config.json"
     if not config.is_file():
@@ -114,7 +131,9 @@ def _is_hugging_face(folder: Path) -> bool:
     return isinstance(found, dict) and "model_type" in found
 
 
-def _hugging_face(folder: Path, text: str | None, image: str | Path | None, device: torch.device) -> Tape:
+def _hugging_face(
+    folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
+) -> Tape:
     """By transformers, whatever the architecture; weights from safetensors alone, and no code from the folder."""
     try:
         import transformers
@@ -126,28 +145,66 @@ def _hugging_face(folder: Path, text: str | None, image: str | Path | None, devi
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(folder, **here)
+    if not config.is_encoder_decoder:
+        _must_not_be_forced(f"a model of type {config.model_type}", target)
     kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModel
-    model = kind.from_pretrained(folder, use_safetensors=True, **here).eval().to(device)
+    model = _filled(kind, folder, here).eval().to(device)
     if image is not None:
         return _seen(transformers, model, folder, read_image(image), here)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **here)
     encoded = tokenizer(text, return_tensors="pt").to(device)
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and encoded["input_ids"].shape[1] > limit:
-        raise ValueError(
-            f"the text has {encoded['input_ids'].shape[1]} tokens, and the model reads at most {limit}; shorten it"
-        )
+    _must_be_read("text", encoded["input_ids"], config)
     source = _named(tokenizer, encoded["input_ids"][0])
     if not config.is_encoder_decoder:
         with capture(model, source) as tape, torch.no_grad():
             model(**encoded)
         return tape
-    with torch.no_grad():
-        written = model.generate(**encoded)
-    target = _named(tokenizer, written[0])
-    with capture(model, {"*": source, "*decoder*": target, **_crossing(target, source)}) as tape, torch.no_grad():
+    if target is None:
+        with torch.no_grad():
+            written = model.generate(**encoded)
+    else:
+        written = _forced(model, tokenizer, target).to(device)
+        _must_be_read("target", written, config)
+    names = _named(tokenizer, written[0])
+    with capture(model, {"*": source, "*decoder*": names, **_crossing(names, source)}) as tape, torch.no_grad():
         model(**encoded, decoder_input_ids=written)
     return tape
+
+
+def _filled(kind: Any, folder: Path, here: dict[str, Any]) -> Any:
+    """The model with all its weights; transformers would make up those that the folder does not have."""
+    try:
+        model, told = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **here)
+    except SafetensorError as error:
+        raise ValueError(f"{folder} holds weights that cannot be read: {error}; get them again") from None
+    except RuntimeError as error:
+        if "mismatch" not in str(error):
+            raise
+        raise ValueError(f"{folder} holds weights of other shapes than its config.json says; get both again") from None
+    missing = sorted(name for name in told["missing_keys"] if not POOLER.search(name))
+    if missing:
+        first = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise ValueError(
+            f"{folder} lacks {len(missing)} of the tensors of a {type(model).__name__}: {first}; get all its files"
+        )
+    return model
+
+
+def _forced(model: Any, tokenizer: Any, target: str) -> Tensor:
+    """What a decoder reads that is to write the target: the token it starts with, then those of the target."""
+    settings = (model.generation_config, model.config)
+    names = ("decoder_start_token_id", "bos_token_id")
+    start = next((x for name in names for of in settings if (x := getattr(of, name, None)) is not None), None)
+    if start is None:
+        raise ValueError("the config names no token that decoding starts with; add decoder_start_token_id to it")
+    ids = tokenizer(text_target=target.strip(), return_tensors="pt")["input_ids"]
+    return torch.cat([torch.full_like(ids[:, :1], start), ids], 1)
+
+
+def _must_be_read(what: str, ids: Tensor, config: Any) -> None:
+    limit, n = getattr(config, "max_position_embeddings", None), ids.shape[1]
+    if limit is not None and n > limit:
+        raise ValueError(f"the {what} has {n} tokens, and the model reads at most {limit}; shorten it")
 
 
 def _named(tokenizer: Any, ids: Tensor) -> list[str]:
