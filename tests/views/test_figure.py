@@ -218,6 +218,20 @@ def test_alignment_joins_the_words_of_its_links():
         assert next(t for t in axes.texts if t.get_text() == source).get_position()[1] == target
 
 
+LONG = ["Donaudampfschifffahrtsgesellschaftskapitän", "https://example.org/a/very/long/address", "長" * 30, "W" * 24]
+
+
+def test_alignment_shortens_long_words_and_cuts_none_at_its_edges():
+    figure = alignment(Links.parse("0-0 1-1 2-2 3-3"), LONG, LONG[::-1])
+    short = ["Donaudampfschifffahrtsg…", "https://example.org/a/v…", "長" * 23 + "…", "W" * 24]
+    assert written(figure) == [*short, *short[::-1]]
+    renderer = figure.canvas.get_renderer()
+    for word in figure.axes[0].texts:
+        box = word.get_window_extent(renderer)
+        assert figure.bbox.x0 <= box.x0
+        assert box.x1 <= figure.bbox.x1
+
+
 def test_alignment_of_weights_is_as_dark_as_they_are():
     figure = alignment(torch.tensor([[0.5, 0.0], [0.25, 1.0]]), ["a", "b"], ["x", "y"])
     drawn = {tuple(line.get_ydata()): line.get_alpha() for line in figure.axes[0].lines}

@@ -99,7 +99,7 @@ def room(tokens: Sequence[str] | None, n: int) -> float:
     """Inches that the names along an axis of n tokens stand out from it."""
     if tokens is None or n > NAMED:
         return 0.4
-    return max([0.4, *(0.2 + 0.08 * len(text) for text in _names(tokens).texts)])
+    return max([0.4, *(0.2 + 0.08 * len(text) for text in shortened(tokens).texts)])
 
 
 def label_rows(axes: Axes, tokens: Sequence[str] | None, n: int, drawn: int) -> None:
@@ -123,12 +123,12 @@ def _label(axis: Axis, one: str, many: str, tokens: Sequence[str] | None, n: int
     axis.set_label_text(one)
     axis.set_major_locator(MaxNLocator("auto", integer=True))
     if tokens is not None and n <= NAMED:
-        texts, families = _names(tokens)
+        texts, families = shortened(tokens)
         axis.set_ticks(range(n), texts, fontfamily=families, fontsize=9, parse_math=False)
         axis.set_tick_params(length=0)
 
 
-def _names(tokens: Sequence[str]) -> Shown:
+def shortened(tokens: Sequence[str]) -> Shown:
     """Tokens as they are written along an axis, of long ones the beginning."""
     texts, families = shown([*tokens, "…"])
     return Shown([x if len(x) <= LONGEST else x[: LONGEST - 1] + "…" for x in texts[:-1]], families)

@@ -34,6 +34,7 @@ from .canvas import (
     must_name,
     paper,
     room,
+    shortened,
 )
 from .glyphs import shown
 from .matrices import Matrix, Numbers, cells, entropy_and_distance, heads, numbers, received, row, shape
@@ -42,6 +43,7 @@ CELLS = 512  # a side of a map
 SMALL = 128  # a side of one map among many
 TOKENS = 5000  # of a coloured text
 PAGE, LINE, SIZE = 7.5, 0.28, 10  # a coloured text: inches across, inches a line, points of type
+SIDE, BETWEEN = 1.6, 1.6  # a pair of sentences: inches of either at least, and between them
 
 
 def heatmap(
@@ -214,22 +216,26 @@ def caption(
 def alignment(links: Links | Matrix, source: Sequence[str], target: Sequence[str], *, title: str = "") -> Figure:
     """A sentence pair, source on the left, its words joined by links: sure ones solid, merely possible ones dashed.
 
-    A matrix of attention, target by source, draws every pair as dark as its weight.
+    A matrix of attention, target by source, draws every pair as dark as its weight. Of long words the beginning is
+    written, and the figure is as wide as the words need.
     """
     source, target = must_name("source", source, len(source)), must_name("target", target, len(target))
-    texts, families = shown([*source, *target])
+    texts, families = shortened([*source, *target])
     rows = max(len(source), len(target), 1)
-    figure = paper(5.0, 0.26 * rows + 0.8)
+    widths = _widths(texts, families)
+    left, right = (max([SIDE, *some]) for some in (widths[: len(source)], widths[len(source) :]))
+    across = left + BETWEEN + right
+    figure = paper(across + 0.2, 0.26 * rows + 0.8)
     axes = figure.add_subplot()
-    axes.set(xlim=(0, 1), ylim=(rows - 0.5, -0.5))
+    axes.set(xlim=(0, across), ylim=(rows - 0.5, -0.5))
     axes.set_axis_off()
     style: dict[str, Any] = {"va": "center", "fontsize": SIZE, "fontfamily": families, "parse_math": False}
     for n, word in enumerate(texts[: len(source)]):
-        axes.text(0.33, n, word, ha="right", color=INK, **style)
+        axes.text(left, n, word, ha="right", color=INK, **style)
     for n, word in enumerate(texts[len(source) :]):
-        axes.text(0.67, n, word, ha="left", color=INK, **style)
+        axes.text(left + BETWEEN, n, word, ha="left", color=INK, **style)
     for (s, t), line in _joined(links, len(source), len(target)):
-        axes.add_line(Line2D([0.35, 0.65], [s, t], color=ACCENT, solid_capstyle="round", **line))
+        axes.add_line(Line2D([left + 0.1, left + BETWEEN - 0.1], [s, t], color=ACCENT, solid_capstyle="round", **line))
     _entitle(figure, title)
     return figure
 
@@ -269,14 +275,9 @@ def _entitle(figure: Figure, title: str) -> None:
 
 def _lines(texts: Sequence[str], tokens: Sequence[str], families: list[str]) -> list[list[tuple[int, float, float]]]:
     """Tokens set in lines of `PAGE` inches: which token, where it begins, how wide it is. Line feeds break lines."""
-    scratch = paper(1, 1)
-    renderer = scratch.canvas.get_renderer()  # type: ignore[attr-defined]
     lines: list[list[tuple[int, float, float]]] = [[]]
     left = 0.0
-    for n, written in enumerate(texts):
-        word = scratch.text(0, 0, written, fontsize=SIZE, fontfamily=families, parse_math=False)
-        width = word.get_window_extent(renderer).width / scratch.dpi + 0.08
-        word.remove()
+    for n, width in enumerate(_widths(texts, families)):
         if left + width > PAGE and lines[-1]:
             lines.append([])
             left = 0.0
@@ -286,6 +287,18 @@ def _lines(texts: Sequence[str], tokens: Sequence[str], families: list[str]) -> 
             lines.append([])
             left = 0.0
     return lines if lines[-1] or len(lines) == 1 else lines[:-1]
+
+
+def _widths(texts: Sequence[str], families: list[str]) -> list[float]:
+    """Inches that each text takes, with a little room around it."""
+    scratch = paper(1, 1)
+    renderer = scratch.canvas.get_renderer()  # type: ignore[attr-defined]
+    found = []
+    for written in texts:
+        word = scratch.text(0, 0, written, fontsize=SIZE, fontfamily=families, parse_math=False)
+        found.append(word.get_window_extent(renderer).width / scratch.dpi + 0.08)
+        word.remove()
+    return found
 
 
 def _on_grid(given: Numbers, patches: tuple[int, int] | None) -> Numbers:
