@@ -453,6 +453,10 @@ ROWS = [
     ("no such mask", "explain --shape 1,1,4,4 --mask 'Casual()'", "unknown term 'Casual'; did you mean Causal"),
     ("code for a mask", "explain --shape 1,1,4,4 --mask '__import__(\"os\")'", "unknown term '__import__'"),
     ("a score for a mask", "explain --shape 1,1,4,4 --mask 'Dot()'", r"mask must be a mask, got Dot\(\)"),
+    ("fewer keys than none", "explain --shape 1,8,64,64 --keys -4", "--keys must be 0 or more, got -4"),
+    ("fewer heads than one", "explain --shape 1,8,64,64 --kv-heads -1", "--kv-heads must be 1 or more, got -1"),
+    ("a shape past counting", "explain --shape 1,8,99999999999999999,64", "shape must be one that memory could hold"),
+    ("a length past counting", "explain --shape 1,8,9999999999999999999999,64", "shape must be one that memory could"),
     ("heads that share unevenly", "explain --shape 1,6,4,4 --kv-heads 4", "heads"),
     # texts and images in classes
     ("nothing to classify", "train classification --out {out}", "give texts by --labelled or --text, or images by"),

@@ -309,6 +309,10 @@ def broken(tape, path, raw):
     [
         (lambda x: b"", "is no safetensors file"),
         (lambda x: x[:5], "is no safetensors file"),
+        (
+            lambda x: b"The cat sat on the mat.",
+            "is no capture, for it is no safetensors file; regard look and tape.save",
+        ),
         (lambda x: x[:-1], "is no safetensors file"),
         (lambda x: x + b"\x00", "is no safetensors file"),
         (lambda x: struct.pack("<Q", 2**40) + x[8:], "has a header of 1099511627776 bytes; at most 10000000"),

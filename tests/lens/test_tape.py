@@ -167,6 +167,13 @@ def test_queries_that_see_nothing_are_left_out_of_the_means(monkeypatch):
     assert numbers[0]["entropy"] == pytest.approx(numbers[1]["entropy"], abs=1e-6)
 
 
+@pytest.mark.parametrize(("i", "j"), [(0, 0), (0, 3), (3, 0)])
+def test_a_table_of_no_tokens_holds_zeros(i, j, monkeypatch):
+    monkeypatch.setattr("regard.lens.table.find_spec", lambda name: None)
+    table = Tape({("x", 0): weights(torch.randn(1, 2, i, 8), torch.randn(1, 2, j, 8))}).table()
+    assert [table[name] for name in ("entropy", "received", "max", "distance")] == [[0.0, 0.0]] * 4
+
+
 def test_tables_of_reduced_tapes_have_what_was_kept(monkeypatch):
     monkeypatch.setattr("regard.lens.table.find_spec", lambda name: None)
     layer = Attention(D, H)

@@ -39,10 +39,18 @@ def explain(
 
         regard explain --shape 1,8,65536,64 --mask "Causal() & Window(256)"
     """
+    for name, size, least in (("--keys", keys, 0), ("--kv-heads", kv_heads, 1)):
+        if size is not None and size < least:
+            raise ValueError(f"{name} must be {least} or more, got {size}")
     b, h, n, d = _sizes(shape)
     made: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": own_device(device)}
-    q = torch.empty(b, h, n, d, **made)
-    k, v = torch.empty(2, b, h if kv_heads is None else kv_heads, n if keys is None else keys, d, **made)
+    try:
+        q = torch.empty(b, h, n, d, **made)
+        k, v = torch.empty(2, b, h if kv_heads is None else kv_heads, n if keys is None else keys, d, **made)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        if "overflow" not in str(error).lower():
+            raise
+        raise ValueError(f"shape must be one that memory could hold, got {shape}; make it smaller") from None
     print(
         explained(
             q,

@@ -272,7 +272,11 @@ def _read(path: Path) -> tuple[str, dict[str, str], dict[str, Tensor]]:
     """The text, which is what was written, with the digests of the tensors, and the tensors, not yet read."""
     try:
         with path.open("rb") as file:
-            header = int.from_bytes(file.read(8), "little")
+            header, begun = int.from_bytes(file.read(8), "little"), file.read(1)
+        if begun != b"{":
+            raise ValueError(
+                f"{path} is no capture, for it is no safetensors file; regard look and tape.save write them"
+            )
         if header > LARGEST_HEADER:
             raise ValueError(f"{path} has a header of {header} bytes; at most {LARGEST_HEADER} are believed")
         with safe_open(path, "pt") as opened:

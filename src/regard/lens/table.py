@@ -40,7 +40,8 @@ def _measures(A: Weights | Reduced) -> dict[str, Tensor]:
 
     def one(name: str, x: Tensor) -> Tensor:
         if name == "received":
-            return x.amax(-1) / A.shape[-2]
+            most = x.amax(-1) if x.shape[-1] else x.sum(-1)  # nothing, of no keys
+            return most / max(A.shape[-2], 1)
         return (x * seeing).sum(-1) / seeing.sum(-1).clamp(min=1)
 
     return {name: one(name, x) for name, x in found.items()}
