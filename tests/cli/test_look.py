@@ -269,3 +269,10 @@ def test_a_served_capture_answers_until_it_is_interrupted(language_run, tmp_path
             assert answer.status == 200
         process.terminate()
         process.wait(timeout=20)
+
+
+def test_a_capture_in_the_folder_of_its_run_may_be_made_again(language_run):
+    out = language_run / "run" / "look.safetensors"
+    for _ in range(2):
+        assert run("look", language_run / "run", "--text", language_run / "line.txt", "--out", out).code == 0
+    out.unlink()

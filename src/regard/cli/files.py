@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 from ..data import Lines, Pair, Question, Rows, pairs_jsonl, pairs_tsv, parallel, questions
+from ..lens.archive import is_tape
 from ..train.schema import check_types
+
+SHOWN = (".png", ".html", ".htm")  # what is looked at, and by no model read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +105,8 @@ class QuestionFile:
 def must_be_writable(path: Path | None, *read: Path | str | None, flag: str = "", ends: Sequence[str] = ()) -> None:
     """Raise unless a file could be written there, before the work that it is to hold.
 
-    It must be none of what is `read`, files, folders with all they hold, and standard input; `flag` names it, and it
-    has one of the `ends`, where there are some.
+    It must be none of what is `read`: files, standard input, and folders with all they hold, but for pictures, pages
+    and captures of an earlier time. `flag` names it, and it has one of the `ends`, where there are some.
     """
     if path is None:
         return
@@ -118,7 +121,8 @@ def must_be_writable(path: Path | None, *read: Path | str | None, flag: str = ""
             raise ValueError(f"{path} is read, and writing would replace it; name another file")
         # A link in the folder is of the folder, wherever it leads, and so is what a link from elsewhere leads to.
         places = path.resolve(), path.parent.resolve() / path.name
-        if one.is_dir() and any(place.is_relative_to(one.resolve()) for place in places):
+        within = one.is_dir() and any(place.is_relative_to(one.resolve()) for place in places)
+        if within and path.suffix not in SHOWN and not is_tape(path):
             raise ValueError(f"{path} is there already, in the folder that is read; name another file")
     if _is_input(path):
         raise ValueError(f"{path} is read as standard input, and writing would replace it; name another file")

@@ -139,6 +139,15 @@ def mapped(path: Path) -> Found:
     return Found(entries, extras, tokens, groups, pictures, facts, summaries)
 
 
+def is_tape(path: Path) -> bool:
+    """Does the file say that it is a tape?"""
+    try:
+        with safe_open(path, "pt") as opened:
+            return NAME in (opened.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
 def check(path: Path) -> Iterator[float]:
     """Read all of a file and raise `ValueError` unless it is what was written; yields the share that is done."""
     _, digests, tensors = _read(path)
