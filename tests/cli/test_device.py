@@ -39,10 +39,10 @@ LINES = {
     "score language": "score {writer} --text {files}/a.en",
     "score summarization": "score {summarizer} --documents {files}/news --summaries {files}/headlines",
     "score captioning": "score {captioner} --captions {files}/captions.tsv --images {files}/scenes",
-    "look": "look {translator} --text {files}/a.de --out {out}",
-    "look language": "look {writer} --text {files}/line --out {out}",
-    "look classification": "look {critic} --text {files}/line --out {out}",
-    "look captioning": "look {captioner} --image {files}/scenes/0.png --out {out}",
+    "look": "look {translator} --text {files}/a.de --out {out}.safetensors",
+    "look language": "look {writer} --text {files}/line --out {out}.safetensors",
+    "look classification": "look {critic} --text {files}/line --out {out}.safetensors",
+    "look captioning": "look {captioner} --image {files}/scenes/0.png --out {out}.safetensors",
     "explain": "explain --shape 1,2,3,4",
 }
 
