@@ -13,13 +13,14 @@ from dataclasses import replace
 import pytest
 import torch
 from commands import SOURCE, TARGET
+from PIL import Image
 from typer.main import get_command
 
 from regard.cli import app
 from regard.data import Tokenizer
 from regard.models import pretrained
 from regard.train import Stopped, checkpoint
-from results import pretraining, script, table
+from results import pretraining, recall, recalled, script, table
 from results.data import prepare
 from results.ledger import Ledger, Row
 from results.lengths import by_length
@@ -302,3 +303,28 @@ def test_bleu_is_counted_apart_for_short_and_long_sources():
     sources = ["a b c d"] * 2 + ["a b c d e f g h i j"] * 2
     found = by_length(sources, sources, [*sources[:2], "z", "z"])
     assert found == [(4.0, pytest.approx(100.0)), (10.0, 0.0)]
+
+
+def test_a_model_of_recall_is_trained_and_where_it_looks_is_drawn(tmp_path, monkeypatch, capsys):
+    run, picture = str(tmp_path / "run"), tmp_path / "looked.png"
+    shared = ["--attention", "global", "--window", "4", "--length", "64"]
+    monkeypatch.setattr(sys, "argv", ["recall", *shared, "--steps", "2", "--out", run])
+    recall.main()
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["recalled", run, *shared, "--words", "0", "-1", "--out", str(picture)])
+    recalled.main()
+    said = capsys.readouterr().out.splitlines()
+    place = int((recall.texts(64, 1, 10**6)["ids"][0] == recall.KEY).nonzero()[0])
+    assert said[0].startswith(f"the key is word {place} of 64")
+    assert len(said) == 1 + 3 * 2 * 2  # layers, words and heads
+    assert said[-1].startswith("layer 3, head 2: word 63 looks at word ")
+    with Image.open(picture) as drawn:
+        assert min(drawn.size) > 500
+
+
+def test_texts_hold_their_key_twice_and_the_value_behind_the_first():
+    batch = recall.texts(100, 5, 7)
+    for ids, value in zip(batch["ids"], batch["value"], strict=True):
+        first, last = (ids == recall.KEY).nonzero()[:, 0].tolist()
+        assert last == 99
+        assert ids[first + 1] == value

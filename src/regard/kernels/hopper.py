@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from . import tiles
+from .held import add, add_products, both_rows, first_of, held_by_thread, larger
 from .lanes import summed_over_lanes
 
 LOG2E: gl.constexpr = gl.constexpr(tiles.LOG2E.value)
@@ -99,63 +100,6 @@ class Measures(NamedTuple):
     largest: Any
     distance: Any
     left: Any
-
-
-# The next four are `shares`' in another dialect, which cannot call them.
-
-
-@gluon.jit
-def _held(x):
-    """The keys of a row by the thread that holds them: `64 64 -> 64 4 16`."""
-    return x.reshape([64, 8, 4, 2]).permute([0, 2, 1, 3]).reshape([64, 4, 16])
-
-
-@gluon.jit
-def _first(x, N: gl.constexpr):
-    if N > 1:
-        x = _first(gl.split(x.reshape([64, 4, N // 2, 2]))[0], N // 2)
-    return x.reshape([64, 4])
-
-
-@gluon.jit
-def _add(total, x, N: gl.constexpr):
-    """total + the sum of x over its last dim, of N."""
-    if N == 1:
-        total += x.reshape([64, 4])
-    else:
-        low, high = gl.split(x.reshape([64, 4, N // 2, 2]))
-        total = _add(_add(total, low, N // 2), high, N // 2)
-    return total
-
-
-@gluon.jit
-def _add_products(total, x, y, N: gl.constexpr):
-    """total + the sum of x * y over their last dim, of N: a multiply-add each."""
-    if N == 1:
-        total += x.reshape([64, 4]) * y.reshape([64, 4])
-    else:
-        x_low, x_high = gl.split(x.reshape([64, 4, N // 2, 2]))
-        y_low, y_high = gl.split(y.reshape([64, 4, N // 2, 2]))
-        total = _add_products(_add_products(total, x_low, y_low, N // 2), x_high, y_high, N // 2)
-    return total
-
-
-@gluon.jit
-def _larger(most, x, N: gl.constexpr):
-    """The larger of most and every x along the last dim, of N."""
-    if N == 1:
-        most = gl.maximum(most, x.reshape([64, 4]))
-    else:
-        low, high = gl.split(x.reshape([64, 4, N // 2, 2]))
-        most = _larger(_larger(most, low, N // 2), high, N // 2)
-    return most
-
-
-@gluon.jit
-def _both(x):
-    """The sum of the two rows that a thread holds: `64 64 -> 4 warps, 8 lanes, 64 keys`."""
-    low, high = gl.split(x.reshape([4, 2, 8, 64]).permute([0, 2, 3, 1]))
-    return low + high
 
 
 @gluon.jit
@@ -237,17 +181,17 @@ def _fold(
         x = (row - sight.place * 128).to(gl.float32).expand_dims(1)
         gap = gl.abs(gap - x) + (-x if BACKWARD else x)
     p = gl.exp2(t)
-    held = _held(p)
+    held = held_by_thread(p)
     if out.entropy is not None:
-        entropy = _add_products(entropy, held, _held(t), 16)
+        entropy = add_products(entropy, held, held_by_thread(t), 16)
     if out.largest is not None:
         # Of numbers that are not negative the bits are ordered as they are.
-        largest = _larger(largest, held.to(gl.int32, bitcast=True), 16)
+        largest = larger(largest, held.to(gl.int32, bitcast=True), 16)
     if out.distance is not None:
-        distance = _add_products(distance, held, _held(gap), 16)
+        distance = add_products(distance, held, held_by_thread(gap), 16)
         if SIDE == "left" and not BACKWARD:
-            left = _add(left, held, 16)
-    return Measures(entropy, largest, distance, left), _both(p)
+            left = add(left, held, 16)
+    return Measures(entropy, largest, distance, left), both_rows(p)
 
 
 @gluon.jit
@@ -267,7 +211,7 @@ def _walk(
         nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
         key = gl.arange(0, 64, layout=BY_KEY)
         sign: gl.constexpr = -1 if SIDE == "left" else 1
-        sums, sums_of = _both(nothing), tiles.first * 64
+        sums, sums_of = both_rows(nothing), tiles.first * 64
         for n in range(tiles.count):
             start = _tile(tiles, n, SIDE) * 64
             # From the first row to each key; those a thread holds differ by numbers known beforehand.
@@ -390,7 +334,7 @@ def summarize(
     crossing = gl.minimum(gl.maximum(first, 0) // 64, full)
     crossed = gl.minimum(gl.maximum(gl.maximum(last, 0) // 64 + 1, crossing), full)
     sight = Sight(place, first, offset, low, length, scale * LOG2E)
-    zero = _first(_held(gl.zeros([64, 64], gl.float32, layout=PRODUCT)), 16)
+    zero = first_of(held_by_thread(gl.zeros([64, 64], gl.float32, layout=PRODUCT)), 16)
     nothing = Measures(zero, zero.to(gl.int32), zero, zero)
     turn, upper, lower = _walk(
         Tiles(crossing, place * 0, 0, 0), place * 0, nothing, nothing, queries, keys, upper_lse2, lower_lse2,

@@ -1,7 +1,8 @@
 """Layers: every attention mechanism as a module over the operator."""
 
-from .attention import Attention, Core
+from .attention import Attention
 from .blocks import DecoderBlock, EncoderBlock
+from .core import Core
 from .embeddings import (
     CharacterEmbedding,
     ConcatEmbedding,

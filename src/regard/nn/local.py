@@ -15,7 +15,7 @@ from ..ops.lazy import Weights
 from ..ops.masks import Near
 from ..ops.normalizers import Normalizer, Softmax, Tapered
 from ..ops.operator import weights
-from .attention import Core
+from .core import Core
 from .recurrent import Memory, StepScore, all_steps, as_asked, step_score
 
 

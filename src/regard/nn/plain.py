@@ -15,8 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from ..ops.mask import Mask, conjuncts
 from ..ops.masks import Causal, Window
 from ..ops.operator import attend
-from .attention import Attention, Core
+from .attention import Attention
 from .blocks import DecoderBlock, EncoderBlock
+from .core import Core
 from .feedforward import FeedForward, GatedFeedForward
 from .linear import Linear, product
 from .memory import KeyValues, KVCache

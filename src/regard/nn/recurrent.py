@@ -19,7 +19,7 @@ from ..ops.masks import Padding
 from ..ops.normalizers import Normalizer
 from ..ops.operator import weights
 from ..ops.scores import Additive, Bilinear, Dot, Location, Score
-from .attention import Core
+from .core import Core
 from .learned import fill, slot
 
 

@@ -14,7 +14,7 @@ from ..ops.demands import must_count
 from ..ops.lazy import Weights
 from ..ops.operator import weights
 from ..ops.scores import Dot, Score
-from .attention import Core
+from .core import Core
 from .learned import fill, slot
 
 

@@ -1,0 +1,55 @@
+"""Core: the operator as a module, which every layer attends through."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..ops.biases import Bias
+from ..ops.demands import must_be_share
+from ..ops.mask import Mask
+from ..ops.normalizers import Normalizer
+from ..ops.operator import attend
+from ..ops.scores import Score
+
+
+class Core(nn.Module):
+    """dropout(normalize(mask(score(q, k) + bias))) @ v: `attend` as a module without parameters.
+
+    Every layer attends through one, so a forward hook on it sees the queries, keys, values and terms of each
+    attention of a model. Dropout acts in training only. `backend` is that of `attend`.
+    """
+
+    def __init__(self, *, dropout: float = 0.0, backend: str | None = None) -> None:
+        super().__init__()
+        must_be_share("dropout", dropout)
+        self.dropout, self.backend = dropout, backend
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h i d"],
+        k: Float[Tensor, "b g j d_k"],
+        v: Float[Tensor, "b g j e"],
+        *,
+        score: Score | None = None,
+        mask: Mask | None = None,
+        bias: Bias | None = None,
+        normalize: Normalizer | None = None,
+        offset: int | None = None,
+    ) -> Float[Tensor, "b h i e"]:
+        dropout = self.dropout if self.training else 0.0
+        return attend(
+            q,
+            k,
+            v,
+            score=score,
+            mask=mask,
+            bias=bias,
+            normalize=normalize,
+            dropout=dropout,
+            offset=offset,
+            backend=self.backend,
+        )
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}" + (f", backend={self.backend!r}" if self.backend else "")
