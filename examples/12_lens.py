@@ -49,15 +49,14 @@ for tokens, ids in reversed(every):  # the first one last, to be drawn below
     with capture(model, tokens, values=True) as tape, torch.no_grad():
         model(ids)
     received = torch.stack([A.received()[0] for A in tape.values()]) / ids.shape[1]  # layers h n
-    norms = torch.stack([value_norms(x.v, x.projection)[0] for x in map(tape.extras, tape)])  # layers h n
-    weighed = received * norms  # attention times the length of what it fetches (Kobayashi et al. 2020)
+    weighed = received * torch.stack([value_norms(x.v, x.projection)[0] for x in map(tape.extras, tape)])  # layers h n
     resting.append(received[..., [0, -1]].sum(-1))  # layers h: on [CLS] and [SEP]
     shares.append(torch.stack([x[..., [0, -1]].sum((1, 2)) / x.sum((1, 2)) for x in (received, weighed)], 1))
     without = ids.repeat(len(tokens) - 2, 1).scatter(1, torch.arange(1, len(tokens) - 1)[:, None], MASK)
     readings = {
         "without the word": 1 - vectors(without) @ vectors(ids)[0],
         "received, last layer": received[-1].mean(0)[1:-1],
-        "received x value norm": weighed.sum((0, 1))[1:-1],
+        "the same x value norm": weighed[-1].mean(0)[1:-1],
         "rollout": rollout_matrix(list(tape.values()))[0].mean(0)[1:-1],  # the vector is the mean of all tokens
     }
     agreement.append(torch.corrcoef(torch.stack(list(readings.values())).argsort(-1).argsort(-1).double())[0])
@@ -67,14 +66,15 @@ for layer, (share, of_values) in enumerate(torch.stack(shares).mean(0).tolist())
     print(f"  layer {layer}: {share:.1%}, {of_values:.1%}")
 for name, found in list(zip(readings, torch.stack(agreement).mean(0), strict=True))[1:]:
     print(f"{name}: rank correlation {found:.2f} with the effect of leaving a word out")
-order = torch.stack(resting).mean(0).flatten().argsort()
-for name, chosen in (("most", order[-DROPPED:]), ("least", order[:DROPPED])):
-    heads = {layer: (chosen[chosen // 12 == n] % 12).tolist() for n, layer in enumerate(tape.layers)}
-    whole = torch.cat([vectors(ids) for _, ids in every])
-    with ablate(model, heads):
+rest = torch.stack(resting).mean(0)  # layers h
+chosen = {"most": rest.flatten().topk(DROPPED).indices, "least": rest.flatten().topk(DROPPED, largest=False).indices}
+alike = [rest[n].argsort()[: (chosen["most"] // 12 == n).sum()] + 12 * n for n in range(len(rest))]
+whole = torch.cat([vectors(ids) for _, ids in every])
+for name, heads in {**chosen, "least in the layers of the first": torch.cat(alike)}.items():
+    with ablate(model, {layer: (heads[heads // 12 == n] % 12).tolist() for n, layer in enumerate(tape.layers)}):
         moved = 1 - (torch.cat([vectors(ids) for _, ids in every]) * whole).sum(-1).mean()
-    print(f"the {DROPPED} heads that rest {name} on them, silenced, move the vectors by {moved:.3f}")
-
+    low, high = rest.flatten()[heads].aminmax()
+    print(f"the {DROPPED} heads that rest {name} there, by {low:.0%} to {high:.0%}, move the vectors by {moved:.3f}")
 grid([A.select(batch=0) for A in tape.values()]).savefig(folder / "12_heads.png", dpi=70)
 plt.style.use(Path(__file__).with_name("book.mplstyle"))
 figure, panels = plt.subplots(4, 1, figsize=(8, 4.2), sharex=True, subplot_kw={"yticks": [], "frame_on": False})

@@ -165,6 +165,15 @@ def numbers(line: str) -> list[float]:
     return [float(found.replace(",", "")) for found in re.findall(NUMBER + r"(?![\d.]* m?s\b)", line)]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_papers_that_a_page_names_are_in_the_list_of_papers(page):
+    listed = re.findall(r"^- (.*?): \*", (DOCS / "book" / "papers.md").read_text(encoding="utf8"), flags=re.MULTILINE)
+    assert listed == sorted(listed, key=str.lower)
+    text = " ".join(page.read_text(encoding="utf8").split())
+    named = re.findall(r"[A-Z][a-z]+ (?:et al\.|& [A-Z][a-z]+) (?:19|20)\d\db?", text)
+    assert set(named) <= set(listed)
+
+
 @pytest.mark.parametrize("page", CHAPTERS, ids=name_of)
 def test_the_example_of_a_chapter_fits_on_two_screens(page):
     lines = (ROOT / "examples" / f"{page.stem}.py").read_text(encoding="utf8").splitlines()
