@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import re
+import warnings
 from typing import Annotated
 
 import pytest
@@ -72,6 +73,19 @@ def test_each_failure_has_its_exit_code_and_one_printable_line(error, code, line
 
     monkeypatch.setattr(cli, "app", fails)
     assert run("anything") == (code, "", f"error: {line}\n")
+
+
+def test_memory_that_the_machine_does_not_have_ends_a_command_with_its_exit_code(monkeypatch):
+    monkeypatch.setattr(cli, "app", lambda **options: torch.empty(2**60))
+    ended = run("anything")
+    assert ended.code == 5
+    assert re.fullmatch("error: out of memory: .*; use a smaller batch, beam or model\n", ended.err)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_one_line_that_names_no_place_in_the_code(monkeypatch):
+    monkeypatch.setattr(cli, "app", lambda **options: warnings.warn("the epoch begins anew", stacklevel=1))
+    assert run("anything") == (0, "", "warning: the epoch begins anew\n")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 
 import pytest
@@ -61,6 +63,21 @@ def test_alignments_and_attention_are_of_what_was_printed(kind, request, tmp_pat
         assert tape[key][...].equal(expected[key][...])
         assert tape.tokens_of(key, batch=1) == expected.tokens_of(key, batch=1)
     assert {path.name for path in tmp_path.iterdir()} == {"links", "attention.safetensors"}
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_one_before(translator, tmp_path, monkeypatch):
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"before")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    ended = run("translate", translator, "--attention", picture, stdin="ein Haus\n")
+    assert ended.code == 5
+    assert "a.png could not be written: No space left on device; make room on the disk, then try again" in ended.err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+    assert picture.read_bytes() == b"before"
 
 
 @pytest.mark.parametrize("kind", ["translator", "recurrent"])

@@ -434,13 +434,24 @@ def test_fields_that_cannot_be_say_why(items, error, message):
         list(Batches(items, rows=2, seed=None))
 
 
-@pytest.mark.parametrize("changed", [{"seed": 1}, {"rows": 3}, {"pool": 4}, {"limit": 50}, {"shard": (0, 2)}])
+@pytest.mark.parametrize("changed", [{"rows": 3}, {"pool": 4}, {"multiple": 8}, {"shard": (0, 2)}])
+def test_batches_of_other_sizes_begin_the_epoch_anew_and_say_so(changed):
+    before = Batches(examples(9), rows=2)
+    list(before)
+    next(iter(before))
+    now, fresh = (Batches(examples(9), **({"rows": 2} | changed)) for _ in range(2))
+    with pytest.warns(UserWarning, match=r"the state was saved with \w+=.*, got \w+=.*; the epoch begins anew"):
+        now.restore(before.state())
+    list(fresh)
+    assert [batch["index"].tolist() for batch in now] == [batch["index"].tolist() for batch in fresh]
+    assert now.report() == fresh.report()
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"limit": 50}, {"limit": 50, "long": "drop"}])
 def test_a_state_of_other_settings_is_refused(changed):
-    state = Batches(examples(9), rows=2).state()
-    with pytest.raises(
-        ValueError, match=r"the state was saved with \w+=.*, got \w+=.*; use the same, or begin the epoch"
-    ):
-        Batches(examples(9), **({"rows": 2} | changed)).restore(state)
+    state = Batches(examples(9), rows=2, pool=4).state()
+    with pytest.raises(ValueError, match=r"the state was saved with \w+=.*, got \w+=.*; use the same"):
+        Batches(examples(9), **({"rows": 2, "pool": 4} | changed)).restore(state)
     with pytest.raises(ValueError, match=r"the state was saved with examples=9, got examples=8"):
         Batches(examples(8), rows=2).restore(state)
 

@@ -163,7 +163,8 @@ def test_find_without_a_best_takes_the_newest_that_is_whole(run, scratch):
     (run / "best").unlink()
     assert find(run).name == "step-00000024"
     (run / "step-00000024" / "config.json").unlink()
-    assert find(run).name == "step-00000022"
+    with pytest.warns(UserWarning, match=r"step-00000024 is damaged: .*; falling back to the one before"):
+        assert find(run).name == "step-00000022"
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         find(scratch / "nowhere")
 
@@ -210,6 +211,34 @@ def test_full_disk_leaves_the_state_before_and_says_so(run):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert error.value.exit_code == 5
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "links"
+    checkpoint.write_text(path, "before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+    try:
+        with pytest.raises(ResourceError, match=r"links could not be written: .*then try again"):
+            checkpoint.write_text(path, "x" * 100_000, then="try again")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [found.name for found in tmp_path.iterdir()] == ["links"]
+    assert path.read_text() == "before"
+
+
+def test_links_and_pipes_stay_what_they_are_when_they_are_written_to(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    checkpoint.write_text(tmp_path / "link", "first")
+    checkpoint.write_text(tmp_path / "link", "second")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "second"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    checkpoint.write_text(tmp_path / "pipe", "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize("call", range(1, 40, 5))

@@ -1,6 +1,6 @@
 """The command line: a thin layer over `regard.tasks`, and the only room that knows all the others.
 
-Exit codes: 0 well, 2 bad input or usage, 3 no usable checkpoint, 4 training that is not finite, 5 disk, memory or
+Exit codes: 0 success, 2 bad input or usage, 3 no usable checkpoint, 4 training that is not finite, 5 disk, memory or
 device, 130 and 143 interrupted. Whatever goes wrong is one line on standard error that begins with `error:`.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
@@ -30,6 +31,7 @@ from . import (
     summarization,
     translation,
 )
+from .screen import said
 
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer has it by no public name
 
@@ -82,12 +84,13 @@ app.command(rich_help_panel="Look inside", context_settings={"ignore_unknown_opt
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and end the process."""
     try:
-        with memory_errors("use a smaller batch, beam or model"):
+        with memory_errors("use a smaller batch, beam or model"), warnings.catch_warnings():
+            warnings.showwarning = _warned
             code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
         sys.stdout.flush()
     except UsageError as error:
-        said = error.format_message().replace(": Value error, ", ": ").removesuffix(".")
-        _fail(f"{said or 'expected a command'}; see --help", 2)
+        problem = error.format_message().replace(": Value error, ", ": ").removesuffix(".")
+        _fail(f"{problem or 'expected a command'}; see --help", 2)
     except Failure as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:
@@ -101,6 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ValueError as error:
         _fail(str(error), 2)
     sys.exit(code or 0)
+
+
+def _warned(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning in one line, without the place in our code it comes from."""
+    said(f"warning: {message}")
 
 
 def _version(asked: bool) -> None:

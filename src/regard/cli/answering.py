@@ -22,7 +22,7 @@ from ..train import Outcome
 from ..train import checkpoint as checkpoints
 from ..train.failures import disk_errors
 from ..train.schema import check_types
-from .attention import TAPE, must_fit, room
+from .attention import TAPE, draw, must_fit, room
 from .device import Device
 from .files import QuestionFile, must_be_writable
 from .recipe import Training
@@ -189,7 +189,7 @@ def _answer_all(
     if out is None:
         print(written)
     else:
-        checkpoints.write_text(out, f"{written}\n")
+        checkpoints.write_text(out, f"{written}\n", then="try again")
     _tell_cut(answerer, questions)
     _show(answerer, questions, attention)
 
@@ -197,12 +197,12 @@ def _answer_all(
 def _show(answerer: Answerer, asked: Sequence[Asked], path: Path | None) -> None:
     if path is None or not asked:
         return
-    with disk_errors(path):
+    with disk_errors(path, then="try again"):
         if path.suffix == TAPE:
             answerer.tape(asked).save(path)
             return
         A, words = answerer.look(asked[0])
-        regard.views.text(A, words, title=asked[0].question).savefig(path)
+        draw(regard.views.text(A, words, title=asked[0].question), path)
 
 
 def _text(document: Path | None) -> str:

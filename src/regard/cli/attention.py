@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,7 +15,11 @@ from ..ops.lazy import Weights
 from ..tasks.aligning import layer_of
 from ..tasks.pairs import Paired
 from ..tasks.writer import Writer
+from ..train.checkpoint import write_bytes
 from .files import must_be_writable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PICTURE, TAPE = ".png", ".safetensors"
 
@@ -51,7 +57,14 @@ def save_pairs(writer: Writer, pairs: Sequence[Paired], path: Path, *, layer: in
     _, source = tape.tokens_of(calls[0])
     target = writer.tokenizers.encode(pairs)[0]["target"].tolist()
     written = writer.tokenizers.spoken(target, pairs[0].source)
-    regard.views.heatmap(look, written, source).savefig(path)
+    draw(regard.views.heatmap(look, written, source), path)
+
+
+def draw(figure: Figure, path: Path) -> None:
+    """Write a figure, whole or not at all."""
+    drawn = BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:])
+    write_bytes(path, drawn.getvalue(), then="try again")
 
 
 def _weights(A: object) -> Weights:

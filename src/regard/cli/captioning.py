@@ -20,7 +20,7 @@ from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
 from ..train.failures import disk_errors
 from ..train.schema import check_types
-from .attention import TAPE, must_fit, room
+from .attention import TAPE, draw, must_fit, room
 from .device import Device
 from .recipe import Training
 from .screen import one_line, progress
@@ -150,7 +150,7 @@ def caption(
         for one in best:
             print(f"{path}\t{one_line(one.text)}" + (f"\t{one.score:.4f}" if nbest > 1 else ""))
     if attention is not None:
-        with disk_errors(attention):
+        with disk_errors(attention, then="try again"):
             _show(describer, pictures, [one_line(best[0].text) for best in found], attention)
     cut = sum(not best[0].finished for best in found)
     search.tell_cut("captions", cut, len(found), longest=describer.longest)
@@ -162,4 +162,4 @@ def _show(describer: Describer, pictures: list[Image], texts: list[str], path: P
         return
     [look], [picture], [text] = describer.looks(pictures, texts), pictures, texts
     _, y, x = look.shape
-    regard.views.caption(look.flatten(1), picture, describer.tokens(text), patches=(y, x)).savefig(path)
+    draw(regard.views.caption(look.flatten(1), picture, describer.tokens(text), patches=(y, x)), path)

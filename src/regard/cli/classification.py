@@ -36,7 +36,7 @@ from ..train import Outcome
 from ..train.failures import disk_errors
 from ..train.schema import check_types
 from .answering import Pretrained
-from .attention import TAPE, must_fit, room
+from .attention import TAPE, draw, must_fit, room
 from .device import Device
 from .recipe import Training
 from .screen import chunks_of_input, progress, tell_long
@@ -214,7 +214,7 @@ def classify(
             if attention is not None:
                 seen, found = [*seen, *some], [*found, *answers]
     if attention is not None and seen:
-        with disk_errors(attention):
+        with disk_errors(attention, then="try again"):
             _show(classifier, seen, found, attention)
     tell_long("texts", long, number, classifier.limit)
 
@@ -242,4 +242,4 @@ def _show(classifier: Classifier, seen: list[Any], found: list[Classified], path
     else:
         y, x = look.shape
         figure = regard.views.image(look.view(1, -1), first, patches=(y, x), title=title)
-    figure.savefig(path)
+    draw(figure, path)

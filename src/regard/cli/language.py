@@ -18,7 +18,7 @@ from ..tasks.vocabulary import Vocabulary
 from ..train import Outcome
 from ..train.failures import disk_errors
 from ..train.schema import check_types
-from .attention import TAPE, must_fit, room
+from .attention import TAPE, draw, must_fit, room
 from .device import Device
 from .files import TextFile
 from .recipe import Training
@@ -142,7 +142,7 @@ def generate(
     for text in texts:
         print(prompt + text.rstrip("\n") if line else prompt + text)
     if attention is not None:
-        with disk_errors(attention):
+        with disk_errors(attention, then="try again"):
             _show(model.tape(prompt + texts[0]), attention)
 
 
@@ -150,7 +150,7 @@ def _show(tape: Tape, path: Path) -> None:
     if path.suffix == TAPE:
         tape.save(path)
     else:
-        regard.views.grid(tape.values()).savefig(path)
+        draw(regard.views.grid(tape.values()), path)
 
 
 def only(folders: Sequence[Path]) -> Path:

@@ -42,7 +42,7 @@ def look(
             for n, key in enumerate(tape):
                 tape.summary(key)
                 show(n + 1, len(tape))
-    with disk_errors(out):
+    with disk_errors(out, then="try again"):
         tape.save(out)
     said(f"{out}: {len(tape)} layer{'s' * (len(tape) > 1)}; regard view {out}")
 
@@ -79,7 +79,7 @@ def view(
             raise ValueError("--device is where the viewer computes maps, and --html opens none; leave one of them out")
         must_be_writable(html, *captures, flag="--html", ends=(".html", ".htm"))
         tapes = [Tape.load(path) for path in captures]
-        with disk_errors(html):
+        with disk_errors(html, then="try again"):
             views.page(*tapes, name=[path.stem for path in captures]).save(html)
         said(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
         return

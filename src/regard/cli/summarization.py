@@ -147,7 +147,7 @@ def summarize(
         keep=attention is not None,
     )
     if attention is not None and pairs:
-        with disk_errors(attention):
+        with disk_errors(attention, then="try again"):
             save_pairs(summarizer, pairs, attention)
 
 

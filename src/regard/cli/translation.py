@@ -146,9 +146,9 @@ def translate(
     if alignments is not None:
         with progress("aligning") as show:
             links = translator.align(pairs, layer=layer, when=when, show=show)
-        checkpoints.write_text(alignments, "".join(f"{one}\n" for one in links))
+        checkpoints.write_text(alignments, "".join(f"{one}\n" for one in links), then="try again")
     if attention is not None and pairs:
-        with disk_errors(attention):
+        with disk_errors(attention, then="try again"):
             save_pairs(translator, pairs, attention, layer=layer)
 
 

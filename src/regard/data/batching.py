@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, Protocol, TypeVar
@@ -21,6 +22,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 POOL = 16_384
 PIECES = 16
+SIZES = ("tokens", "rows", "pool", "multiple", "ranks")  # settings that another epoch may have others of
 
 
 class Indexed(Protocol[T_co]):
@@ -65,8 +67,9 @@ class Batches:
     than `ranks` a pool, is counted. Every process encodes its pools whole, for all must know the lengths. `workers`
     processes read and encode; the order does not depend on how many.
 
-    `state()` after any batch, `restore` in a new process, and the rest of the epoch is the same. Leaving a loop early
-    is no end of the epoch: the next `for` goes on there.
+    `state()` after any batch, `restore` in a new process, and the rest of the epoch is the same. Where batches are of
+    other sizes than before, or shared by another number of processes, the epoch begins anew, and a warning says so.
+    Leaving a loop early is no end of the epoch: the next `for` goes on there.
     """
 
     def __init__(
@@ -160,11 +163,13 @@ class Batches:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"state must be what state() gave, got {state!r}") from error
         for name, value in self._settings().items():
-            if settings.get(name) != value:
-                raise ValueError(
-                    f"the state was saved with {name}={settings.get(name)!r}, got {name}={value!r}; "
-                    "use the same, or begin the epoch anew"
-                )
+            if settings.get(name) == value:
+                continue
+            changed = f"the state was saved with {name}={settings.get(name)!r}, got {name}={value!r}"
+            if name not in SIZES:
+                raise ValueError(f"{changed}; use the same")
+            warnings.warn(f"{changed}; the epoch begins anew", stacklevel=2)
+            chunk, batch, counts = 0, 0, {}
         self.epoch, self._chunk, self._batch, self._report = epoch, chunk, batch, Report(**counts)
 
     def _settings(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -63,13 +64,25 @@ def write(path: Path, files: Mapping[str, Content]) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Make or replace one file, whole or not at all."""
-    with disk_errors(path):
+def write_text(path: Path, text: str, *, then: str = "resume") -> None:
+    """Make or replace one file, whole or not at all; `then` is what to do once the disk has room."""
+    write_bytes(path, text.encode("utf8"), then=then)
+
+
+def write_bytes(path: Path, content: bytes, *, then: str = "resume") -> None:
+    """The same of bytes. Where a link leads is replaced, and what is no plain file, as a pipe, is written to."""
+    with disk_errors(path, then=then):
+        if path.exists() and (not path.is_file() or path.is_relative_to("/dev")):
+            path.write_bytes(content)
+            return
+        path = path.resolve()
         temporary = _temporary(path, "writing")
-        temporary.write_text(text, encoding="utf8", newline="\n")
-        _sync(temporary)
-        os.replace(temporary, path)
+        try:
+            temporary.write_bytes(content)
+            _sync(temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def verify(path: Path) -> None:
@@ -178,13 +191,16 @@ def usable(run: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def find(run: str | Path) -> Path:
-    """The checkpoint to use of a run: the best one, else the newest that is whole. A checkpoint stands for itself."""
+    """The checkpoint to use of a run: the best one, else the newest that is whole. A checkpoint stands for itself.
+
+    A newer one that is damaged is told as a warning.
+    """
     run = Path(run)
     if (run / MANIFEST).exists():
         return run
     if (best := (run / BEST).resolve()).is_dir():
         return best
-    if (newest := usable(run, say=lambda line: None)) is None:
+    if (newest := usable(run, say=lambda line: warnings.warn(line, stacklevel=4))) is None:
         raise CheckpointError(f"{run} holds no checkpoint; is it the folder of a run?")
     return newest
 

@@ -50,7 +50,7 @@ class Stopped(SystemExit):
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path, *, then: str = "resume") -> Iterator[None]:
     """What the disk refuses inside, as a `ResourceError` that names the path, the reason and the next step."""
     try:
         yield
@@ -59,7 +59,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         hint = "make room on the disk" if full else "check that the disk has room and the folder can be written"
         reason = os.strerror(number) if number else str(error)
-        raise ResourceError(f"{path} could not be written: {reason}; {hint}, then resume") from error
+        raise ResourceError(f"{path} could not be written: {reason}; {hint}, then {then}") from error
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def memory_errors(hint: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        spent = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+        spent = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
         if not spent:
             raise
         reason = str(error).strip().partition("\n")[0] or "the machine has none left"
