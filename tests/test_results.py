@@ -14,13 +14,14 @@ import pytest
 import torch
 from commands import SOURCE, TARGET
 from PIL import Image
+from torch import nn
 from typer.main import get_command
 
 from regard.cli import app
 from regard.data import Tokenizer
 from regard.models import pretrained
 from regard.train import Stopped, checkpoint
-from results import pretraining, recall, recalled, script, table
+from results import heads, pretraining, recall, recalled, script, table
 from results.data import prepare
 from results.ledger import Ledger, Row
 from results.lengths import by_length
@@ -328,3 +329,48 @@ def test_texts_hold_their_key_twice_and_the_value_behind_the_first():
         first, last = (ids == recall.KEY).nonzero()[:, 0].tolist()
         assert last == 99
         assert ids[first + 1] == value
+
+
+class Known:
+    """A translator whose heads are right about some of the sentences, each about others."""
+
+    def __init__(self, right):
+        self.right = right
+        cross = nn.Module()
+        cross.heads = len(right)
+        block, model = nn.Module(), nn.Module()
+        block.cross = cross
+        model.decoder = nn.Module()
+        model.decoder.blocks = nn.ModuleList([block])
+        self.models = [model]
+
+    def word_maps(self, pairs, *, layer, head, when):
+        assert layer == 0
+        rows = self.right[head] if when == "written" else ()
+        straight, crossed = torch.eye(2), torch.eye(2).flip(0)
+        return [straight if row in rows else crossed for row in range(len(pairs))]
+
+
+@pytest.mark.parametrize(
+    ("right", "reverse", "best", "chosen", "named"),
+    [
+        ([(0,), (0, 1, 2, 3)], False, 0.0, 0.0, "layer 0, head 1, when written"),
+        ([(0,), (0, 1, 2, 3)], True, 0.0, 0.0, "layer 0, head 1, when written"),
+        # What is best on one half is wrong on the other.
+        ([(0, 2), (1, 3)], False, 0.5, 1.0, "layer 0, head 0, when written"),
+        ([(0, 2), (1, 3)], True, 0.3333, 1.0, "layer 0, head 0, when written"),
+    ],
+)
+def test_the_best_head_is_found_and_judged_by_sentences_it_was_not_chosen_by(
+    right, reverse, best, chosen, named, tmp_path, monkeypatch, capsys
+):
+    for name, line in (("a.de", "ein Haus"), ("a.en", "a house"), ("gold", "0-0 1-1")):
+        (tmp_path / name).write_text(4 * f"{line}\n")
+    loaded = {"there": Known(right), "back": Known([(0, 1, 2, 3)])}
+    monkeypatch.setattr(heads.Translator, "load", lambda path: loaded[path.name])
+    files = [f"--{name}={tmp_path / file}" for name, file in (("source", "a.de"), ("target", "a.en"), ("gold", "gold"))]
+    monkeypatch.setattr(sys, "argv", ["heads", "there", *files, *(["--reverse", "back"] if reverse else [])])
+    heads.main()
+    said = capsys.readouterr().out
+    assert (found("best", said), found("chosen", said)) == (best, chosen)
+    assert f"({named})" in said.splitlines()[0]

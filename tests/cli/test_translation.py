@@ -149,6 +149,21 @@ def test_links_of_both_directions_are_those_they_share(translator, recurrent, fi
     assert printed == [str(one) for one in found]
 
 
+def test_links_may_be_those_of_one_head(translator, files, tmp_path):
+    data = ["--source", files / "a.de", "--target", files / "a.en"]
+    pairs = [Pair(*both) for both in zip(SOURCE, TARGET, strict=True)]
+    loaded = Translator.load(translator)
+    for head in (0, 1):
+        printed = well("align", translator, *data, "--head", head).lines
+        assert printed == [str(one) for one in loaded.align(pairs, head=head)]
+    one, other = tmp_path / "one.png", tmp_path / "other.png"
+    well("translate", translator, "--head", 0, "--attention", one, stdin="ein Haus\n")
+    well("translate", translator, "--head", 1, "--attention", other, stdin="ein Haus\n")
+    assert one.read_bytes() != other.read_bytes()
+    ended = run("translate", translator, "--head", 9, "--alignments", tmp_path / "links", stdin="ein Haus\n")
+    assert (ended.code, ended.err) == (2, "error: head must be from 0 to 1, got 9\n")
+
+
 def test_flags_reach_the_model_and_the_recipe(files, tmp_path):
     flags = [
         *("--model", "luong-general", "--dim", 8, "--hidden", 12, "--depth", 2, "--cell", "lstm", "--dropout", 0.2),

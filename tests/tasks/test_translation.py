@@ -344,6 +344,20 @@ def test_a_layer_that_is_not_there_cannot_be_aligned_by(folder):
         Translator.load(folder).align(PAIRS[:1], layer=7)
 
 
+def test_the_mean_of_the_maps_of_all_heads_is_the_map_of_all(tmp_path):
+    trained(tmp_path / "run", "transformer")
+    translator = Translator.load(tmp_path / "run")
+    [heads] = {model.get_submodule(aligning.layer_of(model)).heads for model in translator.models}
+    each = [translator.word_maps(PAIRS[:3], head=head) for head in range(heads)]
+    assert heads > 1
+    assert not each[0][0].equal(each[1][0])
+    for whole, *maps in zip(translator.word_maps(PAIRS[:3]), *each, strict=True):
+        torch.testing.assert_close(torch.stack(maps).mean(0), whole)
+    for head in (-1, heads):
+        with pytest.raises(ValueError, match=rf"head must be from 0 to {heads - 1}, got {head}"):
+            translator.align([], head=head)
+
+
 def test_a_tape_has_a_row_for_each_pair_in_its_order(folder):
     translator = Translator.load(folder)
     pairs = [Pair("eins und zwei", "two"), Pair("drei", "three and four"), Pair("vier und", "four")]

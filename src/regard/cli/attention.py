@@ -45,7 +45,9 @@ def must_be_of_one(path: Path | None, folders: Sequence[Path]) -> None:
         raise ValueError(f"--attention is that of one model, got {len(folders)} folders; name one")
 
 
-def save_pairs(writer: Writer, pairs: Sequence[Paired], path: Path, *, layer: int | None = None) -> None:
+def save_pairs(
+    writer: Writer, pairs: Sequence[Paired], path: Path, *, layer: int | None = None, head: int | None = None
+) -> None:
     """What was looked at while each target was written: a heat map of one pair, or the capture of all."""
     tape = writer.tape(pairs)
     if path.suffix == TAPE:
@@ -53,7 +55,8 @@ def save_pairs(writer: Writer, pairs: Sequence[Paired], path: Path, *, layer: in
         return
     name = layer_of(writer.models[0], layer)
     calls = [key for key in tape if key[0] == name]  # one, or one a step where each needs the one before
-    look = torch.cat([_weights(tape[key])[0].mean(0) for key in calls])
+    every = torch.cat([_weights(tape[key])[0] for key in calls], 1)  # h target source
+    look = every.mean(0) if head is None else every[head]
     _, source = tape.tokens_of(calls[0])
     target = writer.tokenizers.encode(pairs)[0]["target"].tolist()
     written = writer.tokenizers.spoken(target, pairs[0].source)

@@ -32,6 +32,7 @@ Layer = Annotated[
     int | None, typer.Option("--layer", help="align by this layer of a Transformer, from 0 (the one above the middle)")
 ]
 
+Head = Annotated[int | None, typer.Option("--head", help="of all heads, averaged, or of this one", min=0)]
 Moment = Annotated[When, typer.Option("--when", help="align by the attention of words when written, or when read")]
 
 
@@ -116,6 +117,7 @@ def translate(
         typer.Option(help="what was looked at: a .png of one sentence, or a .safetensors for regard view"),
     ] = None,
     layer: Layer = None,
+    head: Head = None,
     when: Moment = "written",
     device: Device = None,
 ) -> None:
@@ -134,7 +136,7 @@ def translate(
     translator = Translator.load(*folders, device=device)
     watched = alignments is not None or attention is not None
     if watched:
-        translator.align([], layer=layer)  # what cannot be shown is refused before the work
+        translator.align([], layer=layer, head=head)  # what cannot be shown is refused before the work
     pairs = write_lines(
         translator,
         search,
@@ -145,11 +147,11 @@ def translate(
     )
     if alignments is not None:
         with progress("aligning") as show:
-            links = translator.align(pairs, layer=layer, when=when, show=show)
+            links = translator.align(pairs, layer=layer, head=head, when=when, show=show)
         checkpoints.write_text(alignments, "".join(f"{one}\n" for one in links), then="try again")
     if attention is not None and pairs:
         with disk_errors(attention, then="try again"):
-            save_pairs(translator, pairs, attention, layer=layer)
+            save_pairs(translator, pairs, attention, layer=layer, head=head)
 
 
 def align(
@@ -158,6 +160,7 @@ def align(
     target: Annotated[str, typer.Option(help="their translations, line by line")],
     reverse: Annotated[Path | None, typer.Option(help="a run the other way: only links that both agree on")] = None,
     layer: Layer = None,
+    head: Head = None,
     when: Moment = "written",
     gold: Annotated[Path | None, typer.Option(help="links to judge by, in Pharaoh format, as 0-0 1-2 2p1")] = None,
     first: Annotated[int, typer.Option(help="the number of the first word in the gold links")] = 0,
@@ -175,7 +178,8 @@ def align(
     right = None if gold is None else _gold(gold, len(pairs), first=first)
     with progress("aligning") as show:
         back = None if reverse is None else Translator.load(reverse, device=device)
-        links = Translator.load(folder, device=device).align(pairs, layer=layer, when=when, reverse=back, show=show)
+        translator = Translator.load(folder, device=device)
+        links = translator.align(pairs, layer=layer, head=head, when=when, reverse=back, show=show)
     print(*links, sep="\n")
     if right is not None:
         score = alignment_score(links, right)

@@ -19,9 +19,16 @@ When = Literal["written", "read"]
 
 
 def word_maps(
-    model: nn.Module, tokenizers: Tokenizers, pairs: Sequence[Paired], batch: Batch, *, layer: str, when: When
+    model: nn.Module,
+    tokenizers: Tokenizers,
+    pairs: Sequence[Paired],
+    batch: Batch,
+    *,
+    layer: str,
+    head: int | None,
+    when: When,
 ) -> list[Tensor]:
-    """Attention between the words of each pair in a layer, `target source`, heads averaged.
+    """Attention between the words of each pair in a layer, `target source`, of one head or of all averaged.
 
     Words are what spaces separate, whatever the tokens: a source word receives the sum over its tokens, a target word
     gives the mean. It asks `when` it is written, or one step later, when it is read (Chen et al. 2020, section 3).
@@ -36,7 +43,8 @@ def word_maps(
     counts = [(len(pair.target.split()), len(pair.source.split())) for pair in pairs]
     t, s = (max(side) for side in zip(*counts, strict=True))
     of_targets, of_sources = _ids(targets, A.shape[-2], rest=t), _ids(sources, A.shape[-1], rest=s)
-    maps = A.mass(of_targets.to(A.device), of_sources.to(A.device)).mean(1).cpu()
+    every = A.mass(of_targets.to(A.device), of_sources.to(A.device)).cpu()  # b h t s
+    maps = every.mean(1) if head is None else every[:, head]
     return [one[:t, :s] for one, (t, s) in zip(maps, counts, strict=True)]
 
 
@@ -72,6 +80,13 @@ def layer_of(model: nn.Module, layer: int | None = None) -> str:
     if layer is not None and not 0 <= layer < len(names):
         raise ValueError(f"layer must be from 0 to {len(names) - 1}, got {layer}")
     return names[len(names) // 2 if layer is None else layer]
+
+
+def must_have_head(model: nn.Module, layer: str, head: int | None) -> None:
+    """Raise unless the layer has a head of that number; None is all of them."""
+    heads = getattr(model.get_submodule(layer), "heads", 1)
+    if head is not None and not 0 <= head < heads:
+        raise ValueError(f"head must be from 0 to {heads - 1}, got {head}")
 
 
 def read(model: nn.Module, batch: Batch) -> None:

@@ -209,6 +209,7 @@ class Translator(Writer):
         pairs: Sequence[Paired],
         *,
         layer: int | None = None,
+        head: int | None = None,
         when: When = "written",
         reverse: Translator | None = None,
         show: Shown | None = None,
@@ -217,31 +218,36 @@ class Translator(Writer):
 
         With `reverse`, a translator the other way, only the links both agree on. The rest is as in `word_maps`.
         """
-        maps = self.word_maps(pairs, layer=layer, when=when, show=show)
+        maps = self.word_maps(pairs, layer=layer, head=head, when=when, show=show)
         if reverse is None:
             return [argmax_links(one) for one in maps]
         flipped = [Pair(pair.target, pair.source) for pair in pairs]
-        return list(map(mutual_links, maps, reverse.word_maps(flipped, layer=layer, when=when, show=show)))
+        back = reverse.word_maps(flipped, layer=layer, head=head, when=when, show=show)
+        return list(map(mutual_links, maps, back))
 
     def word_maps(
         self,
         pairs: Sequence[Paired],
         *,
         layer: int | None = None,
+        head: int | None = None,
         when: When = "written",
         show: Shown | None = None,
     ) -> list[Float[Tensor, "target source"]]:
         """Attention between the words of each pair, averaged over heads, and over models where there are several.
 
-        A Transformer's is that of one `layer`, the one above the middle unless given. Words attend `when` they are
-        written; in deep Transformers they may do so more clearly one step later, when they are read (Chen et al. 2020).
+        A Transformer's is that of one `layer`, the one above the middle unless given, and of a `head` if one is given.
+        Words attend `when` they are written; in deep Transformers they may do so more clearly one step later, when they
+        are read (Chen et al. 2020).
         """
         names = [aligning.layer_of(model, layer) for model in self.models]
+        for model, name in zip(self.models, names, strict=True):
+            aligning.must_have_head(model, name, head)
         maps = [torch.empty(0, 0)] * len(pairs)
         for rows, batch in self._batches(self.tokenizers.encode(pairs), show):
             chosen = [pairs[row] for row in rows]
             found = [
-                aligning.word_maps(model, self.tokenizers, chosen, batch, layer=name, when=when)
+                aligning.word_maps(model, self.tokenizers, chosen, batch, layer=name, head=head, when=when)
                 for model, name in zip(self.models, names, strict=True)
             ]
             for row, each in zip(rows, zip(*found, strict=True), strict=True):
