@@ -16,7 +16,7 @@ from ..data import Batches, DataError, Question, Tokenizer
 from ..lens import Tape
 from ..models import Bert, BertConfig, BertReader, Reader, ReaderConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
-from ..train.schema import check_types
+from ..train.schema import check_types, must_be_left
 from . import runs, squad
 from .finding import Finder, Span
 from .metrics import Measured
@@ -54,6 +54,10 @@ class Model:
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.kind == "bert":
+            must_be_left(self, "spelling", "cell", whose="a reader", got="kind='bert'")
+        else:
+            must_be_left(self, "depth", whose="a Bert", got="kind='reader'")
 
     def __call__(self, tokenizer: Tokenizer) -> Network:
         """The config for this vocabulary."""

@@ -20,7 +20,7 @@ from ..models import Captioner, CaptionerConfig
 from ..nn.losses import shifted
 from ..ops.lazy import Weights
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
-from ..train.schema import check_types
+from ..train.schema import check_types, must_be_left
 from . import aligning, metrics, runs
 from .metrics import Measured
 from .seeing import Image, Seeing, Sight
@@ -59,6 +59,8 @@ class Model:
         check_types(self)
         if self.stages < 1:
             raise ValueError(f"stages must be at least 1, got {self.stages}")
+        if self.kind == "transformer":
+            must_be_left(self, "doubly", whose="soft attention", got="a Transformer")
 
     def __call__(self, tokenizer: Tokenizer, sight: Sight) -> CaptionerConfig:
         """The config for this vocabulary and these images."""

@@ -21,7 +21,7 @@ from ..models import (
     ViTClassifier,
     ViTConfig,
 )
-from ..train.schema import check_types
+from ..train.schema import check_types, must_be_left
 from .seeing import Sight
 
 TEXTS, IMAGES = ("rnn", "pool", "bert"), ("convnet", "vit")
@@ -72,6 +72,11 @@ class Model:
     def texts(self, words: Tokenizer, letters: Tokenizer | None, *, classes: int, limit: int) -> TextNetwork:
         """The config for texts of these tokens, at most `limit` of them."""
         self._must_be(TEXTS, "texts")
+        must_be_left(self, "attention", "patch", whose="models of images", got="texts")
+        if self.kind == "pool":
+            must_be_left(self, "depth", whose="models with layers", got="kind='pool'")
+        if self.kind == "bert":
+            must_be_left(self, "queries", whose="an rnn or a pool", got="kind='bert'")
         if self.kind == "bert":
             return BertConfig(
                 vocabulary=len(words),
@@ -102,6 +107,11 @@ class Model:
     def images(self, sight: Sight, *, classes: int) -> ImageNetwork:
         """The config for images seen so."""
         self._must_be(IMAGES, "images")
+        must_be_left(self, "queries", "spelling", whose="models of texts", got="images")
+        if self.kind == "vit":
+            must_be_left(self, "attention", whose="a convnet", got="kind='vit'")
+        else:
+            must_be_left(self, "patch", whose="a vit", got="a convnet")
         if self.kind == "vit":
             eighth = max(1, sight.size // 8)
             patch = self.patch or max(n for n in range(1, eighth + 1) if sight.size % n == 0)

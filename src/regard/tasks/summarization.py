@@ -12,7 +12,7 @@ import torch
 from ..data import Tokenizer
 from ..models import PointerConfig, Seq2SeqConfig, TransformerConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe
-from ..train.schema import check_types
+from ..train.schema import check_types, must_be_left
 from . import metrics, writing
 from .batching import Batching, Long
 from .metrics import Measured, Words
@@ -49,8 +49,8 @@ class Model:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.kind == "transformer" and self.coverage is not None:
-            raise ValueError("coverage is of recurrent models, got a Transformer; leave it out")
+        if self.kind == "transformer":
+            must_be_left(self, "coverage", "cell", whose="recurrent models", got="a Transformer")
         if self.kind != "transformer" and (self.encoder_mask, self.segment, self.memory) != (None, None, 0):
             raise ValueError(
                 f"encoder_mask, segment and memory are of a Transformer's encoder, got kind={self.kind!r}; leave them "

@@ -15,7 +15,7 @@ from ..data import Pair, Tokenizer
 from ..lens import Links, argmax_links, mutual_links
 from ..models import Seq2SeqConfig, TransformerConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe
-from ..train.schema import check_types
+from ..train.schema import check_types, must_be_left
 from . import aligning, metrics, writing
 from .aligning import When
 from .batching import Batching
@@ -66,6 +66,8 @@ class Model:
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.kind == "transformer":
+            must_be_left(self, "cell", whose="recurrent models", got="a Transformer")
 
     def __call__(self, source: Tokenizer, target: Tokenizer) -> Network:
         """The config for these vocabularies."""
@@ -74,6 +76,8 @@ class Model:
             "target_vocabulary": len(target),
             "start": target.bos,
         }
+        if self.tied == "all" and source is not target:
+            raise ValueError("tied='all' has one table for both sides, got a vocabulary for each; learn a joint one")
         tied: Literal["none", "output", "all"] = self.tied or ("all" if source is target else "output")
         if self.kind == "transformer":
             return TransformerConfig(

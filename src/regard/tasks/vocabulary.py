@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..data import Tokenizer
-from ..train.schema import check_types
+from ..train.schema import check_types, must_be_left
 
 TOKENIZER = "tokenizer.json"  # what it is called in a folder
 Kind = Literal["bpe", "wordpiece", "word", "char"]
@@ -29,6 +29,11 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.load is not None:
+            names = ("kind", "size", "split", "joint")
+            must_be_left(self, *names, whose="a vocabulary that is learned", got=f"load={self.load!r}")
+        elif self.kind != "word":
+            must_be_left(self, "split", whose="words", got=f"kind={self.kind!r}")
 
     def learn(self, texts: Iterable[str]) -> Tokenizer:
         """The tokenizer of these texts, which are read once or twice."""

@@ -44,6 +44,13 @@ def check_types(instance: Any) -> None:
             raise TypeError(f"{field.name} must be {_words(hints[field.name])}, got {value!r}")
 
 
+def must_be_left(instance: Any, *names: str, whose: str, got: str) -> None:
+    """Raise if one of these fields, which mean nothing here, has been given another value than its own."""
+    for field in dataclasses.fields(instance):
+        if field.name in names and getattr(instance, field.name) != field.default:
+            raise ValueError(f"{field.name} is of {whose}, got {got}; leave it out")
+
+
 def unknown(name: str, known: Iterable[str]) -> str:
     """The end of a message about a name that is not known: the nearest one that is."""
     known = list(known)

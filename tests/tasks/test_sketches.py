@@ -1,0 +1,70 @@
+"""Sketches of models and vocabularies: what means nothing for a kind is refused, not passed over."""
+
+from __future__ import annotations
+
+import pytest
+
+from regard.data import Tokenizer
+from regard.tasks import answering, captioning, classifiers, summarization, translation
+from regard.tasks.pairs import PairVocabulary
+from regard.tasks.seeing import Sight
+from regard.tasks.vocabulary import Vocabulary, WordVocabulary
+
+WORDS = Tokenizer.words(["ein Haus"])
+
+
+@pytest.mark.parametrize(
+    ("sketch", "given", "message"),
+    [
+        (translation.Model, {"cell": "lstm"}, "cell is of recurrent models, got a Transformer"),
+        (summarization.Model, {"kind": "transformer", "cell": "gru"}, "cell is of recurrent models, got a Transformer"),
+        (summarization.Model, {"kind": "transformer", "coverage": 1.0}, "coverage is of recurrent models, got a Tra"),
+        (answering.Model, {"depth": 2}, "depth is of a Bert, got kind='reader'"),
+        (answering.Model, {"kind": "bert", "cell": "lstm"}, "cell is of a reader, got kind='bert'"),
+        (answering.Model, {"kind": "bert", "spelling": False}, "spelling is of a reader, got kind='bert'"),
+        (captioning.Model, {"kind": "transformer", "doubly": 1.0}, "doubly is of soft attention, got a Transformer"),
+        (Vocabulary, {"split": "space"}, "split is of words, got kind='bpe'"),
+        (WordVocabulary, {"kind": "char", "split": "space"}, "split is of words, got kind='char'"),
+        (Vocabulary, {"load": "t.json", "size": 5}, "size is of a vocabulary that is learned, got load='t.json'"),
+        (WordVocabulary, {"load": "t.json", "kind": "bpe"}, "kind is of a vocabulary that is learned, got load='t.js"),
+        (PairVocabulary, {"load": "t.json", "joint": False}, "joint is of a vocabulary that is learned, got load='t"),
+    ],
+)
+def test_what_means_nothing_for_a_kind_is_refused(sketch, given, message):
+    with pytest.raises(ValueError, match=f"{message}.*; leave it out"):
+        sketch(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"attention": "cbam"}, "attention is of models of images, got texts"),
+        ({"patch": 2}, "patch is of models of images, got texts"),
+        ({"kind": "pool", "depth": 5}, "depth is of models with layers, got kind='pool'"),
+        ({"kind": "bert", "queries": 2}, "queries is of an rnn or a pool, got kind='bert'"),
+    ],
+)
+def test_a_classifier_of_texts_takes_nothing_that_is_of_images(given, message):
+    with pytest.raises(ValueError, match=f"{message}; leave it out"):
+        classifiers.Model(**given).texts(WORDS, None, classes=2, limit=9)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"queries": 2}, "queries is of models of texts, got images"),
+        ({"spelling": True}, "spelling is of models of texts, got images"),
+        ({"kind": "vit", "attention": "cbam"}, "attention is of a convnet, got kind='vit'"),
+        ({"patch": 2}, "patch is of a vit, got a convnet"),
+    ],
+)
+def test_a_classifier_of_images_takes_nothing_that_is_of_texts(given, message):
+    with pytest.raises(ValueError, match=f"{message}; leave it out"):
+        classifiers.Model(**given).images(Sight(size=8, channels=1), classes=2)
+
+
+def test_one_table_for_both_sides_needs_one_vocabulary():
+    other = Tokenizer.words(["a house"])
+    assert translation.Model(tied="all")(WORDS, WORDS).tied == "all"
+    with pytest.raises(ValueError, match="tied='all' has one table for both sides, got a vocabulary for each; learn a"):
+        translation.Model(tied="all")(WORDS, other)
