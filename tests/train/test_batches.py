@@ -56,6 +56,27 @@ def test_another_number_of_processes_goes_on_at_the_same_place():
         Shuffled(range(9), world=3).restore(pair[0].state())
 
 
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (Shuffled(range(9), seed=2), "saved with seed=1, got seed=2; use the same, or begin the epoch anew"),
+        (Shuffled(range(8), seed=1), "saved with batches=9, got batches=8; use the same, or begin the epoch anew"),
+    ],
+)
+def test_a_state_of_other_batches_or_another_seed_is_refused(other, message):
+    first = Shuffled(range(9), seed=1)
+    next(iter(first))
+    with pytest.raises(ValueError, match=message):
+        other.restore(first.state())
+    assert (other.epoch, other.position) == (0, 0)
+
+
+def test_a_state_without_seed_and_number_is_taken_at_its_word():
+    batches = Shuffled(range(9), seed=1)
+    batches.restore({"epoch": 2, "position": 4, "world": 1})
+    assert (batches.epoch, batches.position) == (2, 4)
+
+
 class Pair(NamedTuple):
     x: Any
     y: Any

@@ -58,15 +58,28 @@ class Shuffled:
         return len(range(self.rank, len(self.batches), self.world))
 
     def state(self) -> dict[str, Any]:
-        """The epoch and how many of its batches are behind, here and on each of the other processes."""
-        return {"epoch": self.epoch, "position": self.position, "world": self.world}
+        """The epoch and how many of its batches are behind, here and on each other process; what the order goes by."""
+        return {"epoch": self.epoch, "position": self.position, "world": self.world, **self._settings()}
 
     def restore(self, state: Mapping[str, Any], /) -> None:
-        """Go to a place that `state` gave, if need be with another number of processes."""
+        """Go to a place that `state` gave, with the same batches and seed, if need be on other processes.
+
+        States of earlier versions do not say what seed and batches they are of; they are taken at their word.
+        """
+        for name, value in self._settings().items():
+            if (saved := state.get(name, value)) != value:
+                raise ValueError(
+                    f"the state was saved with {name}={saved!r}, got {name}={value!r}; "
+                    "use the same, or begin the epoch anew"
+                )
         behind = state["position"] * state["world"]
         if behind % self.world:
             raise ValueError(f"{behind} batches are behind, which {self.world} processes cannot have shared equally")
         self.epoch, self.position = state["epoch"], behind // self.world
+
+    def _settings(self) -> dict[str, int]:
+        """What the order of an epoch depends on."""
+        return {"seed": self.seed, "batches": len(self.batches)}
 
 
 def moved(batch: Any, device: torch.device) -> Any:
