@@ -243,3 +243,25 @@ def test_a_run_ends_with_the_average_it_was_asked_for(files, tmp_path):
     saved = [checkpoint.read_tensors(checkpoint.path_of(tmp_path / "run", step)) for step in (3, 4, 5)]
     for name, x in checkpoint.read_tensors(tmp_path / "run" / "averaged").items():
         torch.testing.assert_close(x, sum(tensors[name] for tensors in saved) / 3)
+
+
+def test_weights_before_the_first_step_are_never_averaged(files, tmp_path):
+    out = tmp_path / "run"
+    flags = ["--pairs", files / "a.tsv", "--model", "rnn", "--dim", 8, "--steps", 4, "--save-every", 2]
+    told = well("train", "translation", *flags, "--average", 3, "--out", out).err
+    first, *trained = checkpoint.saved(out)
+    assert checkpoint.step_of(first) == 0
+    few = f"of the 3 checkpoints to average, {out} holds 2; save more of them by --save-every and --keep"
+    which = f"averaged {trained[0]}, {trained[1]}"
+    assert told.splitlines()[-2:] == [few, which]
+    again = well("average", out, "--last", 3, "--out", tmp_path / "mean")
+    assert again.err.splitlines() == [few, which]
+    well("average", *trained, "--out", tmp_path / "named")
+    assert len({checkpoint.read_text(x, "manifest.sha256") for x in (out / "averaged", *tmp_path.glob("[mn]*"))}) == 1
+    refused = run("average", first, *trained, "--out", tmp_path / "none")
+    assert refused.err == f"error: {first} holds the weights before the first step; name checkpoints of later steps\n"
+    for path in trained:
+        checkpoint.remove(path)
+    refused = run("average", out, "--out", tmp_path / "none")
+    assert refused.err == f"error: {out} holds no checkpoint of a step after 0 to be averaged; train it first\n"
+    assert not (tmp_path / "none").exists()

@@ -19,9 +19,10 @@ from ..tasks import runs
 from ..train import Outcome
 from ..train.schema import from_json, to_json, unknown
 from . import fingerprints
+from .averaging import averaged
 from .device import Device
 from .flags import Flag, command, flags_of
-from .recipe import Training, averaged
+from .recipe import Training
 from .screen import leads, said
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from ..train import (
@@ -15,9 +14,7 @@ from ..train import (
     Linear,
     Plateau,
     Recipe,
-    average,
 )
-from ..train import checkpoint as checkpoints
 from ..train.forcing import Forcing
 from ..train.schedules import Schedule
 from ..train.schema import check_types, unknown
@@ -122,11 +119,3 @@ class Training:
 
     def _k(self, default: float) -> float:
         return default if self.forcing_k is None else self.forcing_k
-
-
-def averaged(run: Path, *, last: int) -> Path:
-    """The mean of the last checkpoints of a run, as many as there are, in its folder `averaged`."""
-    to = run / "averaged"
-    if to.exists():
-        checkpoints.remove(to)
-    return average(checkpoints.saved(run)[-last:], to)

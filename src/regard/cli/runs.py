@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import train
 from ..tasks import runs
-from ..train import checkpoint as checkpoints
 from ..train.schema import from_json
 from . import answering, captioning, classification, language, summarization, translation
+from .averaging import mean_of
 from .device import Device
 from .flags import Flag, command, flags_of
 
@@ -130,13 +129,12 @@ def average(
         regard average runs/deen --last 5 --out runs/deen-averaged
 
         regard average runs/deen/step-00009000 runs/deen/step-00010000 --out runs/deen-averaged
+
+    Which they are is told; the weights before the first step are never among them.
     """
     if last < 1:
         raise ValueError(f"last must be at least 1, got {last}")
-    chosen: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder; expected a run or a checkpoint")
-        saved = checkpoints.saved(folder)
-        chosen += saved[-last:] if saved else [runs.opened(folder)]
-    print(train.average(chosen, out))
+    print(mean_of(folders, out, last=last))
