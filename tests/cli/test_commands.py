@@ -265,3 +265,17 @@ def test_weights_before_the_first_step_are_never_averaged(files, tmp_path):
     refused = run("average", out, "--out", tmp_path / "none")
     assert refused.err == f"error: {out} holds no checkpoint of a step after 0 to be averaged; train it first\n"
     assert not (tmp_path / "none").exists()
+
+
+def test_checkpoints_from_before_and_after_a_run_was_told_otherwise_are_averaged(files, tmp_path):
+    flags = ["--pairs", files / "a.tsv", "--model", "rnn", "--dim", 8, "--save-every", 1, "--out", tmp_path / "run"]
+    well("train", "translation", *flags, "--steps", 1)
+    told = well("train", "translation", *flags, "--steps", 2, "--average", 2, "--resume").err
+    assert told.splitlines()[-1] == f"averaged {tmp_path}/run/step-00000001, {tmp_path}/run/step-00000002"
+
+
+def test_different_models_are_not_averaged(translator, recurrent, tmp_path):
+    ended = run("average", translator, recurrent, "--out", tmp_path / "mean")
+    assert ended.code == 3
+    assert "are of different models: config.json is not the same in both; average checkpoints of one run" in ended.err
+    assert not (tmp_path / "mean").exists()

@@ -15,15 +15,16 @@ class Counted(nn.Module):
         self.register_buffer("seen", torch.tensor(int(value * 10)))
 
 
-def write(path, model, config="{}"):
-    files = {"config.json": config, "training.json": "{}", "training.safetensors": {"x": torch.ones(1)}}
+def write(path, model, config="{}", more=None):
+    training = {"training.json": f'"{path.name}"', "training.safetensors": {"x": torch.ones(1)}}
+    files = {"config.json": config, **training, **(more or {})}
     checkpoint.write(path, {**files, "model.safetensors": checkpoint.tensors(model)})
     return path
 
 
 def test_average_is_the_mean_of_weights_and_the_last_of_the_rest(tmp_path):
     values = (0.1, 0.7, 0.4)
-    paths = [write(tmp_path / f"step-{n:08d}", Counted(value), f"[{n}]") for n, value in enumerate(values)]
+    paths = [write(tmp_path / f"step-{n:08d}", Counted(value), "[2]") for n, value in enumerate(values)]
     out = average(paths, tmp_path / "mean")
     model = Counted(0.0)
     load(out, model)
@@ -58,3 +59,27 @@ def test_bad_averages_are_answered(tmp_path):
     with pytest.raises(CheckpointError, match=r"config.json is not what was written"):
         average([path, wider], tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"tokenizer.json": "[2]"}, "tokenizer.json is not the same in both"),
+        ({"tokenizer.json": "[1]", "tokenizer.source.json": "[]"}, "only one has tokenizer.source.json"),
+        ({}, "only one has tokenizer.json"),
+    ],
+)
+def test_checkpoints_of_different_vocabularies_are_not_averaged(tmp_path, other, message):
+    one = write(tmp_path / "a", Counted(0.3), more={"tokenizer.json": "[1]"})
+    two = write(tmp_path / "b", Counted(0.7), more=other)
+    beside = r"; average checkpoints of one run, or use models over one vocabulary as an ensemble \(regard translate"
+    with pytest.raises(CheckpointError, match=f"b are of different models: {message}{beside}"):
+        average([one, two], tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
+
+
+def test_records_of_training_may_differ_and_are_the_last(tmp_path):
+    paths = [write(tmp_path / name, Counted(0.3), more={"plan.json": name}) for name in "ab"]
+    with pytest.raises(CheckpointError, match=r"plan.json is not the same in both"):
+        average(paths, tmp_path / "mean")
+    assert (average(paths, tmp_path / "mean", records=["plan.json"]) / "plan.json").read_text() == "b"

@@ -8,7 +8,10 @@ from pathlib import Path
 from ..tasks import runs
 from ..train import average
 from ..train import checkpoint as checkpoints
+from . import fingerprints
 from .screen import said
+
+RECORDS = ("plan.json", fingerprints.FILE)  # a run that is resumed may be told to train otherwise
 
 
 def averaged(run: Path, *, last: int) -> Path:
@@ -24,7 +27,7 @@ def mean_of(folders: Sequence[Path], out: Path, *, last: int) -> Path:
     """The mean of checkpoints, and of the last ones of runs; tells which they are, and of which run there are fewer."""
     chosen = [newest(folder, last=last) for folder in folders]
     paths = [path for some in chosen for path in some]
-    made = average(paths, out)
+    made = average(paths, out, records=RECORDS)
     for folder, some in zip(folders, chosen, strict=True):
         if len(some) < last and checkpoints.saved(folder):
             more = "save more of them by --save-every and --keep"

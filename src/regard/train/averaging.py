@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from . import checkpoint, saving
 from .failures import CheckpointError
 
 
-def average(folders: Sequence[str | Path], out: str | Path) -> Path:
+def average(folders: Sequence[str | Path], out: str | Path, *, records: Collection[str] = ()) -> Path:
     """Write to `out` a checkpoint whose weights are the mean of those in `folders` (Vaswani et al. 2017, section 6.1).
 
     Sums are in float64 and results in the dtype they had; integers, such as counts of batches, are those of the last
-    folder, and so are `config.json`, `tokenizer.json` and whatever else a model is built from. `out` cannot be resumed.
+    folder. `config.json`, `tokenizer.json` and whatever else a model is built from must be the same in all; files
+    named in `records`, which tell how it was trained, are those of the last. `out` cannot be resumed.
     """
     paths, out = [Path(folder) for folder in folders], Path(out)
     if not paths:
@@ -22,6 +23,9 @@ def average(folders: Sequence[str | Path], out: str | Path) -> Path:
         raise ValueError(f"out must be a new folder, got {out}, which exists")
     for path in paths:
         checkpoint.verify(path)
+    files = _files(paths[-1])
+    for path in paths[:-1]:
+        _must_match(path, _files(path), paths[-1], files, records)
     mean = checkpoint.read_tensors(paths[-1])
     dtypes = {name: x.dtype for name, x in mean.items() if x.is_floating_point()}
     mean |= {name: mean[name].double() for name in dtypes}
@@ -35,7 +39,23 @@ def average(folders: Sequence[str | Path], out: str | Path) -> Path:
                 raise CheckpointError(f"{path} and {paths[-1]} are of different models: {name!r} has shapes {shapes}")
             mean[name] += other[name]
     weights = mean | {name: (mean[name] / len(paths)).to(dtype) for name, dtype in dtypes.items()}
-    others = sorted(file for file in paths[-1].iterdir() if file.name not in saving.OWN)
-    files = {file.name: file.read_text(encoding="utf8") for file in others}
     checkpoint.write(out, {**files, checkpoint.MODEL: weights})
     return out
+
+
+def _files(path: Path) -> dict[str, str]:
+    """What a checkpoint holds besides its weights and the state of its training."""
+    names = sorted(file.name for file in path.iterdir() if checkpoint.NAME.fullmatch(file.name))
+    return {name: checkpoint.read_text(path, name) for name in names if name not in saving.OWN}
+
+
+def _must_match(
+    path: Path, files: Mapping[str, str], last: Path, theirs: Mapping[str, str], records: Collection[str]
+) -> None:
+    for name in sorted((files.keys() | theirs.keys()) - set(records)):
+        if files.get(name) != theirs.get(name):
+            how = f"{name} is not the same in both" if name in files and name in theirs else f"only one has {name}"
+            raise CheckpointError(
+                f"{path} and {last} are of different models: {how}; average checkpoints of one run, or use models "
+                "over one vocabulary as an ensemble (regard translate A B)"
+            )
