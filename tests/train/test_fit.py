@@ -224,6 +224,34 @@ def test_training_stops_when_nothing_better_comes(scratch, better, scores, step,
     assert sorted(path.name for path in scratch.glob("step-*")) == [f"step-{n:08d}" for n in (best, step)]
 
 
+@pytest.mark.parametrize(("metric", "better"), [("loss", "lower"), ("chrf", "lower")])
+def test_scores_of_another_metric_are_forgotten(scratch, metric, better):
+    losses = iter([5.0, 4.0, 3.0, 2.0, 1.0, 1.5])
+
+    def evaluate(model):
+        loss = next(losses)
+        return {"chrf": 50 + loss, "loss": loss}
+
+    begun = Recipe(steps=3, evaluate_every=1, metric="chrf", better="higher", keep=9)
+    train(scratch, Plain(), Shuffled(data()), begun, evaluate=evaluate)
+    assert os.readlink(scratch / "best") == "step-00000001"
+    recipe = replace(begun, steps=5, metric=metric, better=better, patience=2)
+    outcome, shown = train(scratch, Plain(), Shuffled(data()), recipe, evaluate=evaluate, resume=True)
+    told = f"scores so far are of chrf, higher being better, and not compared with {metric}, lower being better"
+    assert f"{told}; the best is sought anew from step 3" in shown.lines
+    assert (outcome.step, outcome.reason, outcome.best.name) == (5, "steps", "step-00000004")
+    assert os.readlink(scratch / "best") == "step-00000004"
+
+
+def test_plateau_begins_at_its_peak_where_scores_are_forgotten(scratch):
+    recipe = Recipe(steps=3, evaluate_every=1, rate=Plateau(1.0, patience=0, factor=0.1), log_every=1)
+    train(scratch, Plain(), Shuffled(data()), recipe, evaluate=scripted([1.0, 2.0, 3.0]))
+    other = replace(recipe, steps=4, better="higher")
+    _, shown = train(scratch, Plain(), Shuffled(data()), other, evaluate=scripted([4.0, 5.0]), resume=True)
+    assert any(line.endswith("anew from step 3, and the rate begins at its peak again") for line in shown.lines)
+    assert [row["rate"] for row in rows(scratch / "log.csv")] == pytest.approx([1.0, 1.0, 0.1, 1.0])
+
+
 def test_plateau_lowers_the_rate_by_the_scores(scratch):
     recipe = Recipe(steps=5, evaluate_every=1, rate=Plateau(1.0, patience=0, factor=0.1), better="higher", log_every=1)
     train(scratch, Plain(), Shuffled(data()), recipe, evaluate=scripted([1.0, 2.0, 1.5, 1.4, 3.0]))

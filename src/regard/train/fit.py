@@ -217,7 +217,19 @@ def _take_up(start: Path, model: nn.Module, batches: Epochs, recipe: Recipe, *, 
     for field in fields(Recipe):
         if (old := getattr(before, field.name)) != (new := getattr(recipe, field.name)):
             say(f"the recipe is not the one of the checkpoint: {field.name} was {old!r} and is {new!r}")
+    if state.scores and _watched(before) != _watched(recipe):
+        state.forget_scores()
+        rate = ", and the rate begins at its peak again" if isinstance(recipe.rate, Plateau) else ""
+        say(
+            f"scores so far are of {_watched(before)}, and not compared with {_watched(recipe)}; "
+            f"the best is sought anew from step {state.step}{rate}"
+        )
     return state
+
+
+def _watched(recipe: Recipe) -> str:
+    """What says which checkpoint is best."""
+    return f"{recipe.metric}, {recipe.better} being better"
 
 
 def _prepared(model: nn.Module, recipe: Recipe, group: Group) -> nn.Module:

@@ -52,3 +52,7 @@ class State:
         cost, worst = value if recipe.better == "lower" else -value, sys.float_info.max
         self.evaluated += (self.step,)
         self.scores += (worst if math.isnan(cost) else min(max(cost, -worst), worst),)
+
+    def forget_scores(self) -> None:
+        """Seek the best anew: scores of one metric say nothing about those of another."""
+        self.evaluated = self.scores = ()
