@@ -193,7 +193,7 @@ def found(metric: str, text: str) -> float:
     >>> found("bleu", "bleu        41.20  nrefs:1\\nchrf        60.01")
     41.2
     """
-    numbers = re.findall(rf"^{re.escape(metric)}\s+(-?\d[\d.]*(?:e-?\d+)?)", text, re.MULTILINE)
+    numbers = re.findall(rf"^{re.escape(metric)}\s+(-?\d[\d.]*(?:e[+-]?\d+)?)", text, re.MULTILINE)
     if not numbers:
         raise ValueError(f"expected a line {metric!r} and a number, got {text[-200:]!r}")
     return float(numbers[-1])

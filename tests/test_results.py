@@ -111,6 +111,7 @@ def test_recipes_come_behind_what_they_need():
 
 def test_the_last_number_of_a_metric_is_found():
     assert found("bleu", "bleu 1.5\nsaid: bleu 3\nbleu        41.20  nrefs:1") == 41.2
+    assert found("perplexity", "perplexity  1.0e+304  a word") == 1e304
     assert found("alignment error rate", "alignment error rate 0.4512 · precision 0.5") == 0.4512
     with pytest.raises(ValueError, match=r"expected a line .chrf. and a number, got .bleu 1\.5."):
         found("chrf", "bleu 1.5")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
-from commands import TARGET, run, well
+from commands import SMALL, TARGET, run, well
 
 from regard.lens import Tape
 from regard.tasks.language import LanguageModel
@@ -59,3 +61,12 @@ def test_a_run_goes_on_by_its_name_alone(files, tmp_path):
     well("train", "language", "--text", files / "a.en", *size, "--steps", 1, "--out", tmp_path / "run")
     ended = well("train", "language", "--out", tmp_path / "run", "--resume", "--steps", 2)
     assert ended.lines == [str(tmp_path / "run" / "step-00000002")]
+
+
+@pytest.mark.parametrize(("flags", "metric"), [([], "loss"), (["--metric", "bits"], "bits")])
+def test_the_best_checkpoint_has_the_lowest_loss_or_bits(flags, metric, files, tmp_path):
+    text = ["--text", files / "a.en", "--valid-text", files / "a.en", "--tokenizer", "char"]
+    size = ["--length", 8, "--batch-tokens", 16, "--depth", 1, "--heads", 2]
+    well("train", "language", *text, *size, *SMALL, *flags, "--out", tmp_path / "run")
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert (recipe["metric"], recipe["better"]) == (metric, "lower")

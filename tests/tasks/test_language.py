@@ -118,6 +118,21 @@ def test_perplexity_does_not_depend_on_how_text_is_cut(tmp_path):
     assert len(set(words.values())) == 1
 
 
+def test_the_best_of_a_text_without_spaces_is_the_one_with_the_lowest_loss(tmp_path):
+    """Each line is one word of a thousand letters, so that the perplexity a word is beyond all numbers."""
+    text = ["ab" * 500, "ba" * 500]
+    recipe = replace(language.RECIPE, steps=4, evaluate_every=1, save_every=1, rate=Constant(3e-3), patience=2)
+    given = {"model": TINY, "vocabulary": Vocabulary(kind="char"), "tokens": 64, "show": Silence()}
+    outcome = language.train(text, valid=text, out=tmp_path / "run", recipe=recipe, **given)
+    lines = (tmp_path / "run" / "evaluations.csv").read_text().splitlines()
+    table = [dict(zip(lines[0].split(","), map(float, line.split(",")), strict=True)) for line in lines[1:]]
+    perplexities, losses = ([row[name] for row in table] for name in ("perplexity", "loss"))
+    assert perplexities == [math.exp(700)] * 4
+    assert losses == sorted(losses, reverse=True)
+    assert (outcome.best.name, outcome.reason) == ("step-00000004", "steps")
+    assert outcome.score == losses[-1]
+
+
 def test_a_text_is_learned_by_heart(tmp_path):
     recipe = replace(RECIPE, steps=150, rate=Constant(1e-2), save_every=150)
     trained(tmp_path / "run", recipe, model=replace(TINY, dim=32), vocabulary=Vocabulary(kind="word", split="space"))

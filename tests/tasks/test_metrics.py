@@ -26,6 +26,11 @@ def test_signatures_say_how_a_number_came_about():
     assert "nc:6|nw:0" in str(metrics.chrf(WRITTEN, RIGHT))
 
 
+def test_numbers_beyond_reading_are_printed_short():
+    assert str(metrics.Measured(1e304, "a word")) == "1.0e+304  a word"
+    assert str(metrics.Measured(1234567.891, "a word")) == "1234567.89  a word"
+
+
 def test_exact_counts_lines_in_percent():
     assert metrics.exact(["a ", "b", "c"], ["a", "x", "c"]).value == pytest.approx(200 / 3)
 

@@ -243,6 +243,24 @@ def test_scores_of_another_metric_are_forgotten(scratch, metric, better):
     assert os.readlink(scratch / "best") == "step-00000004"
 
 
+@pytest.mark.parametrize(
+    ("better", "score", "evaluated", "ended"),
+    [
+        ("lower", 1e304, "loss 1.0e+304", ", 1.0e+304"),
+        ("lower", math.nan, "loss nan", ", nan"),
+        ("higher", math.nan, "loss nan", ", nan"),
+        ("lower", math.inf, "loss inf", ", nan"),
+        ("higher", math.inf, "loss inf", ", inf"),
+        ("lower", -math.inf, "loss -inf", ", -inf"),
+    ],
+)
+def test_scores_beyond_reading_are_told_short(scratch, better, score, evaluated, ended):
+    recipe = Recipe(steps=1, evaluate_every=1, better=better)
+    _, shown = train(scratch, Plain(), Shuffled(data()), recipe, evaluate=scripted([score]))
+    assert shown.lines[0] == f"step 1 · evaluation · {evaluated} · best so far"
+    assert shown.lines[1] == f"ended after 1 steps by steps; best: {scratch / 'step-00000001'}{ended}"
+
+
 def test_plateau_begins_at_its_peak_where_scores_are_forgotten(scratch):
     recipe = Recipe(steps=3, evaluate_every=1, rate=Plateau(1.0, patience=0, factor=0.1), log_every=1)
     train(scratch, Plain(), Shuffled(data()), recipe, evaluate=scripted([1.0, 2.0, 3.0]))

@@ -57,13 +57,13 @@ def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mappin
 
         regard train language --text shakespeare.txt --tokenizer char --model llama --length 128 --out runs/play
 
-    The best checkpoint is that with the lowest perplexity on the validation text, or the last where there is none.
+    The best checkpoint is that with the lowest loss on the validation text, or the last where there is none.
     """
     return language.train(
         plan.data.read(),
         valid=None if plan.valid is None else plan.valid.read(prefix="valid-"),
         out=out,
-        recipe=plan.training.recipe("perplexity", "bits", "loss"),
+        recipe=plan.training.recipe("loss", "bits", "perplexity"),
         model=plan.model,
         vocabulary=plan.vocabulary,
         tokens=plan.batching.tokens,

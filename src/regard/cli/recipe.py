@@ -19,7 +19,7 @@ from ..train.forcing import Forcing
 from ..train.schedules import Schedule
 from ..train.schema import check_types, unknown
 
-LOWER = ("loss", "perplexity")
+LOWER = ("loss", "bits", "perplexity")
 
 
 @dataclass(frozen=True, kw_only=True)

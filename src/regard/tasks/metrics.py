@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
+from ..train.progress import number
+
 # sacreBLEU and above all rouge-score, with all of SciPy behind it, are imported where a text is measured.
 
 
@@ -17,7 +19,7 @@ class Measured(NamedTuple):
     signature: str
 
     def __str__(self) -> str:
-        return f"{self.value:.2f}  {self.signature}"
+        return f"{number(self.value, digits=2)}  {self.signature}"
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a") -> Measured:

@@ -39,10 +39,10 @@ class Outcome:
     epoch: int
     reason: str
     best: Path
-    score: float | None  # the watched metric of the best checkpoint
+    score: float | None  # the watched metric of the best checkpoint, NaN where no evaluation gave a number
 
     def __str__(self) -> str:
-        score = "" if self.score is None else f", {self.score:.4f}"
+        score = "" if self.score is None else f", {progress.number(self.score, digits=4)}"
         return f"ended after {self.step} steps by {self.reason}; best: {self.best}{score}"
 
 
@@ -277,7 +277,7 @@ def _non_finite(
 
 def _outcome(run: Path, state: State, recipe: Recipe, reason: str) -> Outcome:
     best = state.step if state.best is None else state.best
-    score = None if not state.scores else min(state.scores) * (1 if recipe.better == "lower" else -1)
+    score = None if state.lowest is None else state.lowest * (1 if recipe.better == "lower" else -1)
     path = checkpoint.path_of(run, best)
     return Outcome(step=state.step, epoch=state.epoch, reason=reason, best=path, score=score)
 

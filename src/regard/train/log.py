@@ -12,7 +12,7 @@ from typing import Any
 
 from .checkpoint import write_text
 from .failures import disk_errors
-from .progress import Progress, Report
+from .progress import Progress, Report, number
 from .recipe import Recipe
 from .state import State
 
@@ -66,7 +66,7 @@ class Log:
     def evaluation(self, state: State, metrics: Mapping[str, float]) -> None:
         """The numbers of an evaluation."""
         best = " · best so far" if state.best == state.step else ""
-        said = " · ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        said = " · ".join(f"{name} {number(value, digits=4)}" for name, value in metrics.items())
         self.shown.say(f"step {state.step} · evaluation · {said}{best}")
         row = {"step": state.step, "epoch": state.epoch, **metrics}
         if self.board is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
@@ -9,6 +10,8 @@ from typing import IO, Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
+
+LONG = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,15 @@ class Silence:
 def fitting(*, every: int) -> Progress:
     """A bar where someone watches, lines where a file does."""
     return Bar() if sys.stderr.isatty() else Lines(every=every)
+
+
+def number(value: float, *, digits: int) -> str:
+    """A number as it is told: with so many digits behind the point, short where it would be long before it.
+
+    >>> number(3.14159, digits=2), number(1e304, digits=2)
+    ('3.14', '1.0e+304')
+    """
+    return f"{value:.1e}" if LONG <= abs(value) < math.inf else f"{value:.{digits}f}"
 
 
 def _clock(seconds: float) -> str:

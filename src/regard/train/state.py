@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from .recipe import Recipe
 from .schema import check_types
 
+WORST = sys.float_info.max  # stands for what is no number, or infinite: JSON has neither
+
 
 @dataclass(kw_only=True)
 class State:
@@ -31,6 +33,14 @@ class State:
         return self.evaluated[self.scores.index(min(self.scores))] if self.scores else None
 
     @property
+    def lowest(self) -> float | None:
+        """The lowest score, NaN where none was below infinity."""
+        if not self.scores:
+            return None
+        cost = min(self.scores)
+        return math.nan if cost == WORST else -math.inf if cost == -WORST else cost
+
+    @property
     def worse(self) -> int:
         """Evaluations since the best."""
         return len(self.scores) - 1 - self.scores.index(min(self.scores)) if self.scores else 0
@@ -49,9 +59,9 @@ class State:
 
     def score(self, value: float, recipe: Recipe) -> None:
         """Note the watched metric of this step; what is not a number is worse than every number."""
-        cost, worst = value if recipe.better == "lower" else -value, sys.float_info.max
+        cost = value if recipe.better == "lower" else -value
         self.evaluated += (self.step,)
-        self.scores += (worst if math.isnan(cost) else min(max(cost, -worst), worst),)
+        self.scores += (WORST if math.isnan(cost) else min(max(cost, -WORST), WORST),)
 
     def forget_scores(self) -> None:
         """Seek the best anew: scores of one metric say nothing about those of another."""
