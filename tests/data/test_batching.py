@@ -349,6 +349,21 @@ def test_sharing_loses_only_what_cannot_be_shared(sizes, ranks):
     assert all(any(set(bucket) <= set(old) for old in cut) for bucket in even)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_batch_keeps_fractions_whichever_example_comes_first(turned):
+    some = [{"a": [1, 2], "y": 1}, {"a": [1.5, 2.5, 3.75], "y": 0.5}, {"a": [], "y": 3}]
+    some = some[::-1] if turned else some
+    batch = next(iter(Batches(some, rows=3, seed=None)))
+    assert batch["a"].dtype == batch["y"].dtype == torch.float32
+    assert batch["a"].tolist() == [[*one["a"], 0, 0, 0][:3] for one in some]
+    assert batch["y"].tolist() == [one["y"] for one in some]
+
+
+def test_whole_numbers_beside_an_empty_row_stay_whole():
+    batch = next(iter(Batches([{"a": []}, {"a": [2**53 + 1]}], rows=2, seed=None)))
+    assert batch["a"].tolist() == [[0], [2**53 + 1]]
+
+
 def test_padding_is_on_the_right_with_the_value_asked_for():
     assert pad([np.array([1]), np.array([2, 3])], 9).tolist() == [[1, 9], [2, 3]]
     assert pad([]).shape == (0, 0)

@@ -20,10 +20,21 @@ def pad(rows: Sequence[Array], value: int = 0, *, multiple: int = 1) -> Array:
     [[5, 6], [7, 0]]
     """
     longest = padded(max(map(len, rows), default=0), multiple)
-    out = np.full((len(rows), longest), value, dtype=rows[0].dtype if len(rows) else np.int64)
+    out = np.full((len(rows), longest), value, dtype=kind(rows))
     for row, values in zip(out, rows, strict=True):
         row[: len(values)] = values
     return out
+
+
+def kind(arrays: Sequence[Array]) -> np.dtype[Any]:
+    """The dtype that holds all arrays: where some are fractions, theirs, as in PyTorch.
+
+    >>> kind([np.array([5, 6]), np.array([7.5], np.float32)])
+    dtype('float32')
+    """
+    kinds = {array.dtype for array in arrays} or {np.dtype(np.int64)}
+    fractions = {one for one in kinds if one.kind == "f"}
+    return np.result_type(*(fractions or kinds))
 
 
 def padded(length: int, multiple: int) -> int:
@@ -49,7 +60,7 @@ def collate(examples: Sequence[Example], padding: Mapping[str, int], *, multiple
                 f"the field {name!r} must have one shape in a batch, got {' and '.join(map(str, sorted(shapes)))}; "
                 "scale or crop it in encode"
             )
-        batch[name] = torch.from_numpy(np.stack(values))
+        batch[name] = torch.from_numpy(np.stack(values, dtype=kind(values)))
     return batch
 
 
