@@ -93,6 +93,24 @@ def test_what_was_never_seen_is_unk_and_shows(tokenizer):
     assert "<unk>" in tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize(
+    ("text", "decoded"),
+    [
+        ("ein Foo Haus", "ein <unk> Haus"),
+        ("Foo bar ein", "<unk> <unk> ein"),
+        ("ein Haus (dort)", "ein Haus <unk> <unk> <unk>"),  # of an unknown token nobody knows where a space stood
+    ],
+)
+def test_an_unknown_word_is_a_word_of_its_own(text, decoded):
+    tokenizer = Tokenizer.words(["ein Haus steht dort"])
+    for one in (tokenizer, pickle.loads(pickle.dumps(tokenizer)), Tokenizer.from_json(tokenizer.to_json())):
+        assert one.decode(one.encode(text, eos=True)) == decoded
+
+
+def test_ids_of_no_token_say_nothing():
+    assert WORDS.decode([*WORDS.encode("Zwei"), 10**6]) == "Zwei"
+
+
 @pytest.mark.parametrize("tokenizer", ALL, ids=repr)
 def test_many_at_once_equal_one_at_a_time(tokenizer):
     assert tokenizer.encode_all(TEXTS, bos=True, eos=True) == [tokenizer.encode(t, bos=True, eos=True) for t in TEXTS]

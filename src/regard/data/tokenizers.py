@@ -211,9 +211,15 @@ class Tokenizer:
         return [Span(id, *ends) for id, ends in zip(found.ids, found.offsets, strict=True)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; `pad`, `bos` and `eos` say nothing, `unk` shows."""
+        """The text of ids; `pad`, `bos` and `eos` say nothing; `unk` shows, among words as a word of its own.
+
+        >>> tokenizer = Tokenizer.words(["ein Haus"])
+        >>> tokenizer.decode(tokenizer.encode("ein altes Haus"))
+        'ein <unk> Haus'
+        """
         silent = {self.pad, self.bos, self.eos}
-        return self._inner.decode([int(id) for id in ids if int(id) not in silent], skip_special_tokens=False)
+        named = (self._inner.id_to_token(int(id)) for id in ids if int(id) not in silent)
+        return self.join([token for token in named if token is not None])
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """What each id is called: `['ein', 'ĠgrÃ¼n', '<eos>']`, bytes as byte-level BPE spells them."""
@@ -240,8 +246,10 @@ class Tokenizer:
 
     def join(self, pieces: Sequence[str]) -> str:
         """The text of tokens by what they are called: of `pieces`, what `decode` gives, with nothing unknown."""
-        decoder = self._inner.decoder
-        return " ".join(pieces) if decoder is None else decoder.decode(list(pieces))
+        decoder, unknown = self._inner.decoder, self._unknown_word()
+        if decoder is None:
+            return " ".join(pieces)
+        return decoder.decode([f"▁{piece}" if piece == unknown else piece for piece in pieces])
 
     def id(self, token: str) -> int | None:
         """The id of a token by its exact name, such as `"<mask>"`."""
@@ -291,6 +299,11 @@ class Tokenizer:
             return id
         ids = (self._inner.token_to_id(known) for known in KNOWN[role])
         return next((id for id in ids if id is not None), None)
+
+    def _unknown_word(self) -> str | None:
+        """What an unknown word is called where words carry the mark of the space before them, which it has lost."""
+        marked = isinstance(self._inner.model, models.WordLevel) and isinstance(self._inner.decoder, decoders.Metaspace)
+        return self._inner.id_to_token(self.unk) if marked and self.unk is not None else None
 
     def _roles(self) -> dict[str, int | None]:
         return {role: getattr(self, role) for role in KNOWN}
