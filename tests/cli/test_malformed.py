@@ -51,6 +51,8 @@ BAD = {
     "list.jsonl": b"[1, 2]\n",
     "no_summary.jsonl": b'{"document": "a", "highlights": "b"}\n',
     "no_text.jsonl": b'{"document": "a", "summary": 3}\n',
+    "surrogate.jsonl": rb'{"document": "a", "summary": "b"}' + b"\n" + rb'{"document": "a\ud800", "summary": "b"}',
+    "surrogate.json": rb'{"data": [{"paragraphs": [{"context": "a\ud800", "qas": []}]}]}',
     "no_data.json": b'{"version": "1.1"}',
     "no_questions.json": b'{"data": [{"paragraphs": [{"context": "a", "qas": []}]}]}',
     "no_context.json": b'{"data": [{"paragraphs": [{"qas": []}]}]}',
@@ -593,6 +595,32 @@ ROWS = [
         "attention must end in .png or .safetensors",
     ),
     ("an evaluation of no captions", "evaluate {captioner}", "give --captions and --images"),
+    # half a character, as Python reads bytes of an argument that are not UTF-8, and JSON its escapes
+    (
+        "a prompt that is not UTF-8",
+        "generate {writer} --prompt a\udcff",
+        r"error: text must be Unicode, got the lone surrogate '\\udcff' as character 2; write it in UTF-8$",
+    ),
+    (
+        "a question that is not UTF-8",
+        "answer {answerer} --document {files}/bridge.txt --question a\udcffb",
+        r"text must be Unicode, got the lone surrogate '\\udcff'",
+    ),
+    (
+        "half a character in JSON to train on",
+        "train summarization --jsonl {bad}/surrogate.jsonl --out {out}",
+        r"surrogate.jsonl line 2: the field 'document' must be Unicode, got the lone surrogate '\\ud800'",
+    ),
+    (
+        "half a character in JSON to score",
+        "score {summarizer} --jsonl {bad}/surrogate.jsonl",
+        "surrogate.jsonl line 2: the field 'document' must be Unicode",
+    ),
+    (
+        "half a character in JSON to answer by",
+        "evaluate {answerer} --data {bad}/surrogate.json",
+        r"surrogate.json: data\[0\].paragraphs\[0\]: 'context' must be Unicode",
+    ),
 ]
 
 

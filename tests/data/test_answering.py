@@ -86,6 +86,10 @@ QA = ("data", 0, "paragraphs", 0, "qas", 0)
             r"paragraphs\[0\]: expected text in 'context', got noth",
         ),
         (changed((*QA, "id"), 7), r"qas\[0\]: expected text in 'id', got int"),
+        (
+            changed((*QA, "id"), "\ud800"),
+            r"squad.json: data\[0\].*qas\[0\]: 'id' must be Unicode, got the lone surrogate '\\ud800'",
+        ),
         (changed((*QA, "question"), None), r"qas\[0\]: expected text in 'question'"),
         (changed((*QA, "answers"), None), r"qas\[0\]: expected a list in 'answers'"),
         (

@@ -112,6 +112,10 @@ def test_json_lines_pair_two_fields(write):
         ('{"body": "a"}', "expected text in the field 'subject'; the line has body"),
         ("{}", "expected text in the field 'body'; the line has no fields"),
         ('{"body": 1, "subject": "b"}', "expected text in the field 'body'"),
+        (
+            r'{"body": "a", "subject": "b\ud800"}',
+            r"the field 'subject' must be Unicode, got the lone surrogate '\\ud800' as character 2",
+        ),
         ("[1]", "expected a JSON object, got list"),
         ('{"body"', "expected one JSON object a line"),
         ("[" * 100_000, "expected one JSON object a line"),

@@ -358,6 +358,7 @@ def test_captions_in_json_as_a_list_or_as_coco_has_them(shop, tmp_path):
         ([{"image": 3, "caption": "x"}], r"\[0\]: expected the text of a name"),
         ([{"image": "no.png", "caption": "x"}], r"\[0\]: there is no image 'no.png' in"),
         ([{"image": "cat/a.png", "caption": [" "]}], r"\[0\]: the caption of 'cat/a.png' is empty"),
+        ([{"image": "cat/a.png", "caption": "\ud800"}], r"\[0\]: a caption must be Unicode, got the lone surrogate"),
         ([], r"holds no captions"),
         ({}, r"expected the lists 'images' and 'annotations'"),
         (

@@ -221,6 +221,13 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         (lambda: Tokenizer.bpe([]), DataError, "no text to learn"),
         (lambda: Tokenizer.words(["", " "]), DataError, "there is no text to learn a vocabulary from; pass texts"),
         (lambda: Tokenizer.words("one text"), TypeError, r"texts must be many texts, got one; pass \[text\]"),
+        (
+            lambda: Tokenizer.wordpiece(["a", "b\udcff"]),
+            ValueError,
+            r"text must be Unicode, got the lone surrogate '\\udcff' as character 2; write it in UTF-8",
+        ),
+        (lambda: Tokenizer.bpe(["a", "\ud800"]), ValueError, "text must be Unicode, got the lone surrogate"),
+        (lambda: Tokenizer.words(["a", 3]), TypeError, r"text must be text, got 3 \(int\)"),
         (lambda: Tokenizer.words(TEXTS, split="x"), ValueError, "split must be 'punctuation' or 'space', got 'x'"),
         (
             lambda: Tokenizer.words(TEXTS, size=4),
@@ -234,6 +241,21 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 def test_what_cannot_be_trained_says_why(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [BPE.encode, BPE.spans, BPE.pieces, lambda text: BPE.encode_all(["a", text])],
+    ids=["encode", "spans", "pieces", "encode_all"],
+)
+def test_half_a_character_is_refused(call):
+    with pytest.raises(ValueError, match=r"text must be Unicode, got the lone surrogate '\\udcff' as character 3"):
+        call("ab\udcff")
+
+
+def test_one_text_is_not_many_to_encode():
+    with pytest.raises(TypeError, match=r"texts must be many texts, got one; pass \[text\]"):
+        BPE.encode_all("abc")
 
 
 @pytest.mark.parametrize("text", ["  ein Müller, (Meier) Haus.\nX", "Haus ein", "", "Müller", "<unk> Haus"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import DataError
+from .text import must_be_text
 from .trees import read_json
 
 
@@ -81,6 +82,10 @@ class _Node:
         value = self.value.get(key)
         if not isinstance(value, str):
             raise self.error(f"expected text in {key!r}, got {'nothing' if value is None else type(value).__name__}")
+        try:
+            must_be_text(value, repr(key))
+        except ValueError as error:
+            raise self.error(str(error)) from error
         return value
 
     def each(self, key: str) -> list[_Node]:

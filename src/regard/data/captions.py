@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from .errors import DataError
 from .lines import Lines
 from .pictures import Array, Pictures
+from .text import must_be_text
 from .trees import read_json
 
 
@@ -88,6 +89,10 @@ def captions_json(path: str | Path, images: str | Path) -> Captions:
         for caption in captions if isinstance(captions, list) else [captions]:
             if not isinstance(name, str) or not isinstance(caption, str):
                 raise DataError(f"{place}: expected the text of a name and of a caption", file=path)
+            try:
+                must_be_text(caption, "a caption")
+            except ValueError as error:
+                raise DataError(f"{place}: {error}", file=path) from error
             found.add(pictures, name, caption, place=f"{place}: ")
     return found.captions(pictures)
 

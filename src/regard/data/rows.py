@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from .errors import DataError
 from .lines import Lines
+from .text import must_be_text
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -137,6 +138,7 @@ class Fields(Generic[T]):
                 raise ValueError(
                     f"expected text in the field {name!r}; the line has {', '.join(record) or 'no fields'}"
                 )
+            must_be_text(record[name], f"the field {name!r}")
         return self.make(*(record[name] for name in self.names))
 
 

@@ -12,6 +12,7 @@ import tokenizers as hf
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from .errors import DataError
+from .text import must_be_many, must_be_text
 
 SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")
 # What others call them, the likeliest first.
@@ -197,17 +198,20 @@ class Tokenizer:
 
     def encode(self, text: str, *, bos: bool = False, eos: bool = False) -> list[int]:
         """The ids of a text, between `bos` and `eos` where asked."""
-        ids = self._inner.encode(text, add_special_tokens=False).ids
+        ids = self._read(text).ids
         return [self.bos] * bos + ids + [self.eos] * eos
 
     def encode_all(self, texts: Sequence[str], *, bos: bool = False, eos: bool = False) -> list[list[int]]:
         """The ids of many texts at once, on all cores."""
-        found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        must_be_many(texts)
+        for text in (texts := list(texts)):
+            must_be_text(text)
+        found = self._inner.encode_batch_fast(texts, add_special_tokens=False)
         return [[self.bos] * bos + one.ids + [self.eos] * eos for one in found]
 
     def spans(self, text: str) -> list[Span]:
         """The ids of a text, each with the characters it stands for."""
-        found = self._inner.encode(text, add_special_tokens=False)
+        found = self._read(text)
         return [Span(id, *ends) for id, ends in zip(found.ids, found.offsets, strict=True)]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -236,7 +240,7 @@ class Tokenizer:
         >>> Tokenizer.words(["ein Haus"]).pieces("ein Hund!")
         ['▁ein', '▁Hund', '!']
         """
-        found, inner = self._inner.encode(text, add_special_tokens=False), self._inner
+        found, inner = self._read(text), self._inner
         if self.unk not in found.ids:
             return found.tokens
         whole = text if inner.normalizer is None else inner.normalizer.normalize_str(text)
@@ -278,8 +282,7 @@ class Tokenizer:
             raise ValueError(f"specials must differ from each other and from {', '.join(SPECIALS)}, got {specials}")
         if size <= len(everything):
             raise ValueError(f"size must be more than {len(everything)}, the tokens it begins with, got {size}")
-        if isinstance(texts, str):
-            raise TypeError("texts must be many texts, got one; pass [text]")
+        must_be_many(texts)
         trainer = trainer(vocab_size=size, special_tokens=everything, show_progress=False, **options)
         inner.train_from_iterator(_some(texts), trainer)
         return cls(_renumbered(inner, everything) if isinstance(inner.model, models.WordLevel) else inner)
@@ -300,6 +303,10 @@ class Tokenizer:
         ids = (self._inner.token_to_id(known) for known in KNOWN[role])
         return next((id for id in ids if id is not None), None)
 
+    def _read(self, text: str) -> hf.Encoding:
+        must_be_text(text)
+        return self._inner.encode(text, add_special_tokens=False)
+
     def _unknown_word(self) -> str | None:
         """What an unknown word is called where words carry the mark of the space before them, which it has lost."""
         marked = isinstance(self._inner.model, models.WordLevel) and isinstance(self._inner.decoder, decoders.Metaspace)
@@ -313,6 +320,7 @@ def _some(texts: Iterable[str]) -> Iterator[str]:
     """The texts as they are; an error at the end if they say nothing."""
     empty = True
     for text in texts:
+        must_be_text(text)
         empty = empty and not text.strip()
         yield text
     if empty:
@@ -323,6 +331,7 @@ def _letters_inside(inner: hf.Tokenizer, texts: Iterable[str]) -> list[str]:
     """Every letter that stands in a word other than first."""
     found: set[str] = set()
     for text in texts:
+        must_be_text(text)
         for word, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(text)):
             found.update(word[1:])
     return sorted(found)

@@ -1,0 +1,27 @@
+"""What counts as text: Unicode that can be written down, and many texts told from one."""
+
+from __future__ import annotations
+
+import re
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def must_be_text(text: object, name: str = "text") -> None:
+    """Raise unless it is a text of whole characters: half of one, a lone surrogate, has no bytes in UTF-8.
+
+    Python makes one of each byte of an argument or a file name that is not UTF-8, JSON of an escape such as \\ud800.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be text, got {text!r} ({type(text).__name__})")
+    if found := SURROGATE.search(text):
+        raise ValueError(
+            f"{name} must be Unicode, got the lone surrogate {found[0]!r} as character {found.start() + 1}; "
+            "write it in UTF-8"
+        )
+
+
+def must_be_many(texts: object, name: str = "texts") -> None:
+    """Raise if it is one text, which would be taken for its characters."""
+    if isinstance(texts, str):
+        raise TypeError(f"{name} must be many texts, got one; pass [text]")
