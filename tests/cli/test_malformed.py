@@ -53,6 +53,8 @@ BAD = {
     "no_text.jsonl": b'{"document": "a", "summary": 3}\n',
     "surrogate.jsonl": rb'{"document": "a", "summary": "b"}' + b"\n" + rb'{"document": "a\ud800", "summary": "b"}',
     "surrogate.json": rb'{"data": [{"paragraphs": [{"context": "a\ud800", "qas": []}]}]}',
+    "same_id.json": b'{"data": [{"paragraphs": [{"context": "red", "qas": [{"id": "1", "question": "b", "answers": []}'
+    b', {"id": "1", "question": "c", "answers": []}]}]}]}',
     "no_data.json": b'{"version": "1.1"}',
     "no_questions.json": b'{"data": [{"paragraphs": [{"context": "a", "qas": []}]}]}',
     "no_context.json": b'{"data": [{"paragraphs": [{"qas": []}]}]}',
@@ -595,6 +597,11 @@ ROWS = [
         "attention must end in .png or .safetensors",
     ),
     ("an evaluation of no captions", "evaluate {captioner}", "give --captions and --images"),
+    (
+        "questions of one id",
+        "answer {answerer} --data {bad}/same_id.json",
+        r"same_id.json: data\[0\].paragraphs\[0\].qas\[1\]: the id '1' is that of .*qas\[0\] already",
+    ),
     # half a character, as Python reads bytes of an argument that are not UTF-8, and JSON its escapes
     (
         "a prompt that is not UTF-8",

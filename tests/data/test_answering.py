@@ -87,6 +87,10 @@ QA = ("data", 0, "paragraphs", 0, "qas", 0)
         ),
         (changed((*QA, "id"), 7), r"qas\[0\]: expected text in 'id', got int"),
         (
+            changed((*QA, "id"), "b"),
+            r"data\[0\].paragraphs\[0\].qas\[1\]: the id 'b' is that of data\[0\].paragraphs\[0\].qas\[0\] already",
+        ),
+        (
             changed((*QA, "id"), "\ud800"),
             r"squad.json: data\[0\].*qas\[0\]: 'id' must be Unicode, got the lone surrogate '\\ud800'",
         ),

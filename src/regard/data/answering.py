@@ -32,10 +32,11 @@ class Question:
 def questions(path: str | Path) -> list[Question]:
     """Every question of a SQuAD-format JSON file, plain or gzip.
 
-    Each answer must stand in its context where it says; the error names the place in the file, such as
-    `data[3].paragraphs[0].qas[1].answers[0]`. In SQuAD 2.0 a question marked `is_impossible` has no answers.
+    Each answer must stand in its context where it says, and no two questions share an id; the error names the place in
+    the file, such as `data[3].paragraphs[0].qas[1].answers[0]`. In SQuAD 2.0 a question marked `is_impossible` has no
+    answers.
     """
-    found = []
+    found, places = [], dict[str, str]()
     root = _Node(read_json(path), "", path)
     for article in root.each("data"):
         title = article.text("title") if article.has("title") else ""
@@ -44,6 +45,8 @@ def questions(path: str | Path) -> list[Question]:
             for qa in paragraph.each("qas"):
                 impossible = qa.has("is_impossible") and qa.value["is_impossible"] is True
                 answers = () if impossible else tuple(_answer(node, context) for node in qa.each("answers"))
+                if (first := places.setdefault(qa.text("id"), qa.place)) != qa.place:
+                    raise qa.error(f"the id {qa.text('id')!r} is that of {first} already; give each question its own")
                 found.append(
                     Question(
                         id=qa.text("id"),
