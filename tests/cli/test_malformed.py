@@ -215,6 +215,7 @@ ROWS = [
     ("a folder for attention", "translate {translator} --attention {bad}", "bad cannot be written"),
     ("an evaluation of nothing", "evaluate {translator}", "give --source and --target, or --pairs"),
     ("no such BLEU", "evaluate {translator} --pairs {files}/a.tsv --tokenize mine", "tokenize must be one of"),
+    ("a BLEU that is elsewhere", "evaluate {translator} --pairs {files}/a.tsv --tokenize spBLEU-1K", "one of 13a"),
     ("a flag of another task", "evaluate {translator} --text {files}/a.en", "takes --source, .*, got --text"),
     ("a score without targets", "score {translator} --source {files}/a.de", "give --source and --target"),
     (

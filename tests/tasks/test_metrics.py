@@ -38,8 +38,16 @@ def test_exact_counts_lines_in_percent():
 def test_a_tokenizer_sacrebleu_lacks_is_named():
     with pytest.raises(ValueError, match=r"tokenize must be one of .*13a.*, got 'mine'"):
         metrics.bleu(WRITTEN, RIGHT, tokenize="mine")
-    with pytest.raises(ValueError, match="got 'flores200'"):  # it would be downloaded
-        metrics.bleu(WRITTEN, RIGHT, tokenize="flores200")
+
+
+@pytest.mark.parametrize("tokenize", sorted(sacrebleu.BLEU.TOKENIZERS))
+def test_every_tokenizer_of_sacrebleu_measures_or_is_refused_by_name(tokenize):
+    if tokenize in metrics.TOKENIZERS:
+        expected = sacrebleu.corpus_bleu(WRITTEN, [RIGHT], tokenize=tokenize).score
+        assert metrics.bleu(WRITTEN, RIGHT, tokenize=tokenize).value == expected
+    else:
+        with pytest.raises(ValueError, match=f"tokenize must be one of 13a, intl, zh, char, none, got '{tokenize}'"):
+            metrics.bleu(WRITTEN, RIGHT, tokenize=tokenize)  # it would be downloaded
 
 
 @pytest.mark.parametrize("metric", [metrics.bleu, metrics.chrf, metrics.exact])

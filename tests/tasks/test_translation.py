@@ -132,6 +132,12 @@ def test_an_evaluation_is_of_translations_as_long_as_they_may_be(folder):
     assert translator.evaluate(PAIRS, beam=2, max_length=1)["chrf"] == expected
 
 
+def test_a_tokenizer_that_cannot_measure_is_refused_before_the_work(folder, monkeypatch):
+    monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("translated in vain"))
+    with pytest.raises(ValueError, match=r"tokenize must be one of .*, got 'spBLEU-1K'"):
+        Translator.load(folder).evaluate(PAIRS, tokenize="spBLEU-1K")
+
+
 def test_several_copies_of_a_model_decode_as_the_model(folder):
     lines = [pair.source for pair in PAIRS[:5]]
     alone, twice = Translator.load(folder), Translator.load(folder, folder)

@@ -11,6 +11,9 @@ from ..train.progress import number
 
 # sacreBLEU and above all rouge-score, with all of SciPy behind it, are imported where a text is measured.
 
+# Those of sacreBLEU that want no files from elsewhere, nor packages that are not here.
+TOKENIZERS = ("13a", "intl", "zh", "char", "none")
+
 
 class Measured(NamedTuple):
     """A number and its signature, by which others can compute the same."""
@@ -28,14 +31,19 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str 
     >>> print(bleu(["the cat sat on the mat"], ["the cat sat on the mat"]))
     100.00  nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:...
 
-    `tokenize` is one of sacreBLEU's, such as "13a", "intl", "zh", "char" or "none".
+    `tokenize` is one of sacreBLEU's: "13a", "intl", "zh", "char" or "none".
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    if tokenize not in (known := [name for name in BLEU.TOKENIZERS if name not in DOWNLOADED]):
-        raise ValueError(f"tokenize must be one of {', '.join(known)}, got {tokenize!r}")
+    must_tokenize(tokenize)
     # What sacreBLEU says of text that looks tokenized, it would say again at each validation.
     return _measured(BLEU(tokenize=tokenize, force=True), hypotheses, references)
+
+
+def must_tokenize(tokenize: str) -> None:
+    """Raise unless `bleu` knows the tokenizer: to be asked before the work that it is to measure."""
+    if tokenize not in TOKENIZERS:
+        raise ValueError(f"tokenize must be one of {', '.join(TOKENIZERS)}, got {tokenize!r}")
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Measured:
@@ -109,10 +117,6 @@ class UnicodeWords:
     def tokenize(self, text: str) -> list[str]:
         """The words of a text, in lower case."""
         return re.findall(r"\w+", text.lower())
-
-
-# These want files from elsewhere, or packages that are not here.
-DOWNLOADED = ("flores101", "flores200", "spm", "ja-mecab", "ko-mecab")
 
 
 def _measured(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Measured:

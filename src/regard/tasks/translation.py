@@ -199,6 +199,7 @@ class Translator(Writer):
         show: Shown | None = None,
     ) -> dict[str, Measured]:
         """`bleu`, `chrf` and `exact` of translations against the targets, and the `loss` of those a token."""
+        metrics.must_tokenize(tokenize)
         sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         written = [one.text for one in self.translate(sources, beam=beam, max_length=max_length, show=show)]
         return {
