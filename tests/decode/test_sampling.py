@@ -51,6 +51,13 @@ def test_top_p_counts_within_top_k():
     assert drawn == {0}  # 0.4 of 0.7 is more than half
 
 
+def test_the_largest_seed_draws_as_any_other():
+    data = Table(9, 1), torch.arange(2), [[0]] * 2
+    [last], [first] = sample(*data, seed=2**64 - 1, **LIMITS)
+    assert [first] == sample(data[0], torch.arange(1, 2), [[0]], seed=0, **LIMITS)[0]
+    assert last != first
+
+
 def test_the_same_seed_gives_the_same_and_another_another():
     data = Table(9, 0), torch.arange(5), [[0]] * 5
     one, two, three = (sample(*data, seed=seed, samples=3, **LIMITS) for seed in (7, 7, 8))
@@ -124,6 +131,7 @@ def test_streams_stay_clear_of_one_and_of_each_other():
         ({"top_p": 0.0}, ValueError, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.5}, ValueError, "top_p must be above 0 and at most 1, got 1.5"),
         ({"samples": 0}, ValueError, "samples must be 1 or more, got 0"),
+        ({"seed": 2**64}, ValueError, r"seed must be below 2\^64, got 18446744073709551616"),
         ({"seed": 0.5}, TypeError, r"seed must be a whole number, got 0.5 \(float\)"),
     ],
     ids=str,

@@ -122,6 +122,10 @@ def generate(
 
         regard generate runs/play --prompt "ROMEO:" --tokens 60 --attention heads.png
     """
+    if samples < 1:
+        raise ValueError(f"--samples must be 1 or more, got {samples}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed must be 0 or more and below 2^63, got {seed}")
     must_fit(attention, samples, room(attention, 1, folder))
     model = LanguageModel.load(folder, device=device)
     if attention is not None and tokens > (left := model.room(prompt)):

@@ -17,6 +17,8 @@ from .prefix import Tokens
 from .stepper import Stepper
 from .top import top
 
+SEEDS = 2**64  # the first comes behind the last
+
 
 @torch.no_grad()
 def sample(
@@ -44,6 +46,8 @@ def sample(
     """
     limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=forbid)
     must_count("seed", seed)
+    if seed >= SEEDS:
+        raise ValueError(f"seed must be below 2^64, got {seed}")
     must_count("samples", samples, least=1)
     must_be_number("temperature", temperature)
     if temperature <= 0:
@@ -86,7 +90,7 @@ def draw(logits: Tensor, u: Tensor, *, temperature: float = 1.0, top_k: int | No
 def uniform(rows: int, steps: int, seed: int) -> Tensor:
     """Numbers from 0 up to but never at 1, row n from a generator of its own seeded with `seed + n`."""
     streams = [
-        torch.rand(steps, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + row))
+        torch.rand(steps, dtype=torch.float64, generator=torch.Generator().manual_seed((seed + row) % SEEDS))
         for row in range(rows)
     ]
     # Kept clear of 1 so that a product with the total cannot round up to the total.
