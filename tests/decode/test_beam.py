@@ -216,6 +216,7 @@ def test_unattended_positions_cost_much_but_not_everything():
 
 def test_gnmt_is_equation_14():
     assert Gnmt(0.6)(1) == 1.0
+    assert 0 < Gnmt(-50)(10**6) < Gnmt(50)(10**6) < math.inf
     assert Gnmt(0.6)(13) == pytest.approx(3**0.6)
     assert repr(Gnmt(0.6)) == "Gnmt(alpha=0.6)"
     assert Gnmt(0.6) == Gnmt(0.6)
@@ -260,6 +261,8 @@ def test_beam_says_what_it_cannot_do(options, message):
     [
         (lambda: Gnmt("x"), TypeError, r"Gnmt alpha must be a number, got 'x' \(str\)"),
         (lambda: Gnmt(math.nan), ValueError, "Gnmt alpha must be finite, got nan"),
+        (lambda: Gnmt(1e308), ValueError, r"Gnmt alpha must be from -50 to 50, got 1e\+308; 0.6 is usual"),
+        (lambda: Gnmt(-51), ValueError, "Gnmt alpha must be from -50 to 50, got -51"),
         (lambda: Coverage(-1.0, "x"), ValueError, "Coverage beta must be 0 or more, got -1.0"),
         (
             lambda: Coverage(1.0, "x", torch.ones(2, 3)),
@@ -267,7 +270,7 @@ def test_beam_says_what_it_cannot_do(options, message):
             r"must be bool of dims b source, .* got torch.float32 of shape \(2, 3\)",
         ),
     ],
-    ids=["alpha", "nan", "beta", "keep"],
+    ids=["alpha", "nan", "huge", "tiny", "beta", "keep"],
 )
 def test_penalties_say_what_they_cannot_do(make, error, message):
     with pytest.raises(error, match=message):

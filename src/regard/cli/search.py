@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Annotated, Any
 
 import typer
 
+from ..decode.penalties import ALPHA
 from ..tasks.writer import at_most
 from .screen import said
 
@@ -39,8 +39,8 @@ class Search:
         ):
             if value is not None and value < least:
                 raise ValueError(f"{flag} must be {least} or more, got {value}")
-        if not isfinite(self.penalty):
-            raise ValueError(f"--length-penalty must be finite, got {self.penalty}")
+        if not -ALPHA <= self.penalty <= ALPHA:
+            raise ValueError(f"--length-penalty must be from -{ALPHA} to {ALPHA}, got {self.penalty}; 0.6 is usual")
         for low, least, high, most in (
             ("--nbest", self.nbest, "--beam", self.beam),
             ("--min-length", self.min_length, "--max-length", self.max_length),

@@ -11,6 +11,8 @@ from .demands import must_be_number
 
 FLOOR = 1e-9  # a source position never attended to costs beta * log(FLOOR), not everything
 
+ALPHA = 50  # at most, either way: up to millions of tokens, the penalty of more would overflow
+
 
 @dataclass(frozen=True)
 class Gnmt:
@@ -24,6 +26,8 @@ class Gnmt:
 
     def __post_init__(self) -> None:
         must_be_number("Gnmt alpha", self.alpha)
+        if abs(self.alpha) > ALPHA:
+            raise ValueError(f"Gnmt alpha must be from -{ALPHA} to {ALPHA}, got {self.alpha}; 0.6 is usual")
 
     def __call__(self, n: int) -> float:
         return ((5 + n) / 6) ** self.alpha
