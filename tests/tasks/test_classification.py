@@ -281,6 +281,12 @@ def test_attention_that_looks_nowhere_is_refused(tmp_path):
             show(list(bars().images[:1]))
 
 
+def test_one_text_is_not_many(reader):
+    for call in (reader.classify, reader.looks, reader.tape, reader.too_long):
+        with pytest.raises(TypeError, match=r"examples must be many texts, got one; pass \[text\]"):
+            call("a cat")
+
+
 def test_a_tape_holds_so_many_and_no_more(reader):
     for count in (0, 501):
         with pytest.raises(ValueError, match=f"a tape holds the attention of 1 to 500 examples, got {count}"):

@@ -48,6 +48,12 @@ def row(model, lines):
     return ids
 
 
+def test_one_line_is_not_many(model):
+    for call in (model.evaluate, model.score):
+        with pytest.raises(TypeError, match=r"lines must be many texts, got one; pass \[text\]"):
+            call("a line")
+
+
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_what_no_text_holds_is_never_written(temperature, model, monkeypatch):
     words, step, seen = model.tokenizer, Gpt.step, []

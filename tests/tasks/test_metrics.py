@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 
 import pytest
 import sacrebleu
@@ -117,6 +118,22 @@ def test_lines_may_have_more_references_or_fewer():
     uneven = [MANY[0], MANY[1][:1]]
     again = [MANY[0], [MANY[1][0]] * 2]
     assert metrics.bleu_of_many(WRITTEN, uneven, order=2).value == metrics.bleu_of_many(WRITTEN, again, order=2).value
+
+
+@pytest.mark.parametrize("metric", [metrics.exact_of_many, partial(metrics.bleu_of_many, order=1)])
+def test_one_reference_is_not_many(metric):
+    with pytest.raises(
+        TypeError, match=r"the references of each hypothesis must be many texts, got one; pass \[text\]"
+    ):
+        metric(["a"], ["abc"])
+
+
+@pytest.mark.parametrize("metric", [metrics.bleu, metrics.chrf, metrics.exact, metrics.rouge, metrics.exact_of_many])
+def test_one_hypothesis_is_not_many(metric):
+    with pytest.raises(TypeError, match=r"hypotheses must be many texts, got one; pass \[text\]"):
+        metric("abc", ["a", "b", "c"])
+    with pytest.raises(TypeError, match=r"references must be many texts, got one; pass \[text\]"):
+        metric(["a", "b", "c"], "abc")
 
 
 def test_exact_is_any_of_the_references():

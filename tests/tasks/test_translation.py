@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -383,6 +384,20 @@ def test_a_tape_is_of_one_model_and_of_few_sentences(folder):
     for pairs in ([], PAIRS * 30):
         with pytest.raises(ValueError, match=f"attention of 1 to 500 pairs, got {len(pairs)}"):
             Translator.load(folder).tape(pairs)
+
+
+def test_one_line_is_not_many(folder):
+    translator = Translator.load(folder)
+    for call in (translator.translate, partial(translator.n_best, n=2)):
+        with pytest.raises(TypeError, match=r"lines must be many texts, got one; pass \[text\]"):
+            call("eins und zwei")
+    with pytest.raises(TypeError, match=r"sources must be many texts, got one; pass \[text\]"):
+        translator.too_long("eins und zwei")
+
+
+def test_the_loss_is_that_of_a_pair_or_more(folder):
+    with pytest.raises(ValueError, match="loss is that of at least one pair, got none"):
+        Translator.load(folder).loss([])
 
 
 def test_progress_is_told_up_to_the_last_line(folder):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..data import Tokenizer
+from ..data.text import must_be_many
 from ..lens import Tape
 from ..models import Bert, BertClassifier, BertConfig
 from ..train import Epochs, InverseSquareRoot, Outcome, Progress, Recipe, own_device
@@ -206,6 +207,7 @@ class Classifier:
 
     def classify(self, examples: Sequence[Any], *, show: Shown | None = None) -> list[Classified]:
         """The class of each text or image."""
+        must_be_many(examples, "examples")
         found = []
         for row in self._logits(examples, show).softmax(-1):
             values, order = row.sort(descending=True, stable=True)
@@ -230,6 +232,7 @@ class Classifier:
 
     def looks(self, examples: Sequence[Any]) -> list[Tensor]:
         """What each token of a text, `n`, or place of an image, `y x`, counted for; see `looking.looks`."""
+        must_be_many(examples, "examples")
         looking.must_look(self.model)
         found = [torch.empty(0)] * len(examples)
         for rows, batch in self.reads.batches(examples, self.device):
@@ -239,6 +242,7 @@ class Classifier:
 
     def tape(self, examples: Sequence[Any]) -> Tape:
         """Every attention of the model over these, a batch row each, to be measured, saved and viewed."""
+        must_be_many(examples, "examples")
         looking.must_look(self.model)
         if not 0 < len(examples) <= MOST:
             raise ValueError(f"a tape holds the attention of 1 to {MOST} examples, got {len(examples)}")
@@ -249,6 +253,7 @@ class Classifier:
 
     def too_long(self, examples: Sequence[Any]) -> list[bool]:
         """Of each text, whether its end is not read; an image is seen whole."""
+        must_be_many(examples, "examples")
         return self.reads.too_long(examples) if isinstance(self.reads, Texts) else [False] * len(examples)
 
     def _logits(self, examples: Any, show: Shown | None) -> Tensor:

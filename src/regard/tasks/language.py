@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset
 
 from ..data import Batches, Tokenizer, Windows, ids_of
+from ..data.text import must_be_many
 from ..decode import greedy, sample
 from ..lens import Tape, capture
 from ..models import Gpt, GptConfig
@@ -224,6 +225,7 @@ class LanguageModel:
 
     def score(self, lines: Sequence[str], *, show: Shown | None = None) -> list[float]:
         """log p of each line, its end included, as if it stood at the start of a text."""
+        must_be_many(lines, "lines")
         rows = [np.array([self.tokenizer.eos, *ids]) for ids in self.tokenizer.encode_all(lines, eos=True)]
         return [-cost for cost in self._costs(rows, self.length // 2, show)]
 
@@ -246,6 +248,7 @@ class LanguageModel:
         unknown tokens where another has none. Each token but those at the very start sees at least `overlap` tokens
         before it, half the model's length unless given.
         """
+        must_be_many(lines, "lines")
         lines = list(lines)
         overlap = self.length // 2 if overlap is None else overlap
         if not 0 <= overlap < self.length:

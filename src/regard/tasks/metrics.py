@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
+from ..data.text import must_be_many
 from ..train.progress import number
 
 # sacreBLEU and above all rouge-score, with all of SciPy behind it, are imported where a text is measured.
@@ -68,7 +69,7 @@ def bleu_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]],
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    _must_match(hypotheses, references)
+    _must_match_many(hypotheses, references)
     most = max(map(len, references))
     # A corpus of references each; where an image has fewer than another, sacreBLEU takes None.
     streams = [[some[n] if n < len(some) else None for some in references] for n in range(most)]
@@ -79,7 +80,7 @@ def bleu_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]],
 
 def exact_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Measured:
     """The percentage of lines that are one of their references, spaces at the ends aside."""
-    _must_match(hypotheses, references)
+    _must_match_many(hypotheses, references)
     same = sum(h.strip() in [r.strip() for r in some] for h, some in zip(hypotheses, references, strict=True))
     return Measured(100 * same / len(references), "lines")
 
@@ -125,7 +126,15 @@ def _measured(metric: Any, hypotheses: Sequence[str], references: Sequence[str])
     return Measured(value, str(metric.get_signature()))
 
 
+def _must_match_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    _must_match(hypotheses, references)
+    for some in references:
+        must_be_many(some, "the references of each hypothesis")
+
+
 def _must_match(hypotheses: Sequence[str], references: Sequence[Any]) -> None:
+    must_be_many(hypotheses, "hypotheses")
+    must_be_many(references, "references")
     if len(hypotheses) != len(references) or not references:
         raise ValueError(
             f"metrics need a reference for each of one or more hypotheses, got {len(hypotheses)} hypotheses and "

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import decode
 from ..data import Pair
+from ..data.text import must_be_many
 from ..decode import Ensemble, Gnmt, Hypothesis
 from ..lens import Tape
 from ..models import Pointer, PointerConfig, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
@@ -135,6 +136,7 @@ class Writer:
         None is shorter than `min_length` tokens or longer than `max_length`, which is `at_most` unless given, and none
         has the same `no_repeat` tokens in a row twice.
         """
+        must_be_many(lines, "lines")
         lines = [self.read(line) for line in lines]
         found: list[list[Written]] = [[] for _ in lines]
         limits: dict[str, Any] = {
@@ -168,6 +170,8 @@ class Writer:
 
     def loss(self, pairs: Sequence[Paired]) -> Measured:
         """What the targets cost a token."""
+        if not pairs:
+            raise ValueError("loss is that of at least one pair, got none")
         tokens = int(self.tokenizers.encode(pairs).lengths["target"].sum())
         return Measured(-sum(self.score(pairs)) / tokens, f"nats a token, {tokens:,} tokens")
 
@@ -189,6 +193,7 @@ class Writer:
 
     def too_long(self, sources: Sequence[str]) -> list[bool]:
         """Of each source, whether its end is not read."""
+        must_be_many(sources, "sources")
         return [self.read(source) != source for source in sources]
 
     def _cut(self, pairs: Sequence[Paired]) -> Sequence[Paired]:
