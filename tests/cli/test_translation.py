@@ -13,6 +13,9 @@ from matplotlib.image import imread
 
 from regard.data import Pair
 from regard.lens import Links, Tape, alignment_score
+from regard.models import Seq2Seq, Transformer
+from regard.tasks import aligning
+from regard.tasks.pairs import Draft
 from regard.tasks.translation import Translator
 
 LINES = "".join(f"{line}\n" for line in SOURCE)
@@ -54,8 +57,9 @@ def test_alignments_and_attention_are_of_what_was_printed(kind, request, tmp_pat
     folder = request.getfixturevalue(kind)
     links, attention = tmp_path / "links", tmp_path / "attention.safetensors"
     printed = well("translate", folder, "--alignments", links, "--attention", attention, stdin=LINES).lines
-    pairs = [Pair(*both) for both in zip(SOURCE, printed, strict=True)]
     loaded = Translator.load(folder)
+    pairs = [Draft(line, one.text, one.tokens) for line, one in zip(SOURCE, loaded.translate(SOURCE), strict=True)]
+    assert printed == [pair.target for pair in pairs]
     assert links.read_text().splitlines() == [str(one) for one in loaded.align(pairs)]
     tape, expected = Tape.load(attention), loaded.tape(pairs)
     assert tape.layers == expected.layers
@@ -78,6 +82,27 @@ def test_a_picture_that_cannot_be_written_leaves_the_one_before(translator, tmp_
     assert "a.png could not be written: No space left on device; make room on the disk, then try again" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
     assert picture.read_bytes() == b"before"
+
+
+@pytest.mark.parametrize(("kind", "model"), [("translator", Transformer), ("recurrent", Seq2Seq)])
+def test_unknown_words_are_aligned_and_shown_as_they_were_written(kind, model, request, tmp_path, monkeypatch):
+    step = model.step
+
+    def unsure(self, tokens, state):
+        logits, state = step(self, tokens, state)
+        logits[..., 1] += 50
+        return logits, state
+
+    monkeypatch.setattr(model, "step", unsure)
+    links, attention = tmp_path / "links", tmp_path / "attention.safetensors"
+    flags = ["--alignments", links, "--attention", attention, "--max-length", 3, "--beam", 1]
+    ended = well("translate", request.getfixturevalue(kind), *flags, stdin="ein Haus\n")
+    assert ended.out == "<unk> <unk> <unk>\n"
+    assert sorted(link.split("-")[1] for link in links.read_text().split()) == ["0", "1", "2"]
+    tape = Tape.load(attention)
+    name = aligning.layer_of(Translator.load(request.getfixturevalue(kind)).models[0])
+    [key, *_] = [key for key in tape if key == name or key[0] == name]
+    assert tape.tokens_of(key)[0] == ["<unk>", "<unk>", "<unk>", "<eos>"]
 
 
 @pytest.mark.parametrize("kind", ["translator", "recurrent"])

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from regard.data import Pair, Tokenizer
+from regard.tasks.aligning import words_of
 from regard.tasks.copying import Copying
+from regard.tasks.pairs import Draft
 
 KNOWN = ["the house of the dog, and a (cat) met"]
 
@@ -35,6 +37,15 @@ def test_what_neither_the_vocabulary_has_nor_the_source_is_unknown():
     [target] = (sides.encode([Pair("Bell met the dog", "Crow met Bell")])[0]["target"].tolist(),)
     assert target[0] == sides.source.unk
     assert target[2] == len(sides.source)
+
+
+def test_a_draft_keeps_the_numbers_of_what_it_copied():
+    sides = copying()
+    tokens = (len(sides.source) + 1, sides.source.unk, len(sides.source))
+    draft = Draft("Bell met the Fox", sides.text(tokens, "Bell met the Fox"), tokens)
+    assert draft.target == "Fox <unk> Bell"
+    assert sides.encode([draft])[0]["target"].tolist() == [*tokens, sides.source.eos]
+    assert words_of(sides, draft) == [0, 1, 2]
 
 
 def test_each_source_counts_anew():

@@ -13,7 +13,7 @@ from regard.data import DataError, Pair, Tokenizer
 from regard.lens import Links
 from regard.models import Seq2SeqConfig, TransformerConfig
 from regard.tasks import Batching, PairVocabulary, aligning, metrics, runs, translation
-from regard.tasks.pairs import Tokenizers
+from regard.tasks.pairs import Draft, Tokenizers
 from regard.tasks.translation import Model, Translator
 from regard.train import CheckpointError, Constant, Linear, Recipe, Silence, checkpoint
 
@@ -398,6 +398,29 @@ def test_one_line_is_not_many(folder):
 def test_the_loss_is_that_of_a_pair_or_more(folder):
     with pytest.raises(ValueError, match="loss is that of at least one pair, got none"):
         Translator.load(folder).loss([])
+
+
+def test_a_draft_is_scored_and_aligned_by_its_own_tokens(folder):
+    translator = Translator.load(folder)
+    words = translator.tokenizers.target
+    tokens = (*words.encode("two"), words.unk, *words.encode("one"), words.eos)
+    drafts = [Draft("eins und zwei", "two <unk> one", ids) for ids in (tokens, tokens[:-1])]
+    assert [row["target"].tolist() for row in translator.tokenizers.encode(drafts)] == [[*tokens]] * 2
+    assert [one.shape for one in translator.word_maps(drafts)] == [(3, 3)] * 2
+    assert all((one.sum(1) > 0).all() for one in translator.word_maps(drafts))
+    found = translator.translate([pair.source for pair in PAIRS])
+    drafts = [Draft(pair.source, one.text, one.tokens) for pair, one in zip(PAIRS, found, strict=True) if one.finished]
+    expected = [one.log_probability for one in found if one.finished]
+    assert translator.score(drafts) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("text", ["ein Haus, (dort) stehen", "ein  Häuschen ", "", "ein\u2028Haus"])
+@pytest.mark.parametrize("kind", [Tokenizer.words, Tokenizer.characters, Tokenizer.bpe, Tokenizer.wordpiece])
+def test_tokens_of_a_draft_belong_to_the_words_that_its_text_says(kind, text):
+    one = kind(["ein Haus, (dort) stehen", "ein  Häuschen\u2028"])
+    tokens = tuple(one.encode(text))
+    draft = Draft("", one.decode(tokens), tokens)
+    assert aligning.words_of(Tokenizers(one, one), draft) == aligning.words(one, draft.target)
 
 
 def test_progress_is_told_up_to_the_last_line(folder):

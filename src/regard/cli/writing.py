@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..data import Pair
+from ..tasks.pairs import Draft
 from ..tasks.writer import MOST, Writer
 from .attention import must_fit, room
 from .screen import chunks_of_input, one_line, progress, ranked, tell_long
@@ -19,7 +19,7 @@ Runs = Annotated[list[Path], typer.Argument(help="a run, or several that decode 
 
 def write_lines(
     writer: Writer, search: Search, *, doing: str, what: str, attention: Path | None, keep: bool
-) -> list[Pair]:
+) -> list[Draft]:
     """Print what becomes of each line, as soon as many are done; lines with their best, where these are to be kept."""
     most = room(attention, MOST)
     number, unfinished, long, pairs = 0, 0, 0, []
@@ -34,7 +34,9 @@ def write_lines(
             unfinished += sum(not best[0].finished for best in found)
             long += sum(writer.too_long(lines))
             if keep:
-                pairs += [Pair(line, one_line(best[0].text)) for line, best in zip(lines, found, strict=True)]
+                pairs += [
+                    Draft(line, one_line(best[0].text), best[0].tokens) for line, best in zip(lines, found, strict=True)
+                ]
     search.tell_cut(what, unfinished, number, longest=writer.longest)
     tell_long("documents", long, number, writer.limit)
     return pairs

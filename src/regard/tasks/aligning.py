@@ -12,7 +12,7 @@ from ..data import Tokenizer
 from ..lens import Tape, capture
 from ..nn.losses import shifted
 from ..ops.lazy import Weights
-from .pairs import Paired, Tokenizers
+from .pairs import Draft, Paired, Tokenizers
 
 Batch = Mapping[str, Tensor]  # source, target, and their lengths
 When = Literal["written", "read"]
@@ -38,7 +38,7 @@ def word_maps(
     A = tape[layer]
     assert isinstance(A, Weights)
     before = [None] if when == "read" else []
-    targets = [[*before, *words(tokenizers.target, pair.target)] for pair in pairs]
+    targets = [[*before, *_written(tokenizers, pair)] for pair in pairs]
     sources = [words(tokenizers.source, pair.source) for pair in pairs]
     counts = [(len(pair.target.split()), len(pair.source.split())) for pair in pairs]
     t, s = (max(side) for side in zip(*counts, strict=True))
@@ -108,6 +108,27 @@ def words(tokenizer: Tokenizer, text: str) -> list[int | None]:
         word += before.isspace() and not letter.isspace()
         places.append(None if letter.isspace() else word)
     return [next((at for at in places[one.start : one.end] if at is not None), None) for one in tokenizer.spans(text)]
+
+
+def words_of(tokenizers: Tokenizers, draft: Draft) -> list[int | None]:
+    """Which word of a draft each of its tokens belongs to, None for a token between words, and for the end.
+
+    >>> one = Tokenizer.words(["ein Haus"])
+    >>> words_of(Tokenizers(one, one), Draft("", "ein <unk> Haus", (4, 1, 5, 3)))
+    [0, 1, 2, None]
+    """
+    last = len(draft.target.split()) - 1
+    found: list[int | None] = []
+    before: list[str] = []
+    for n in range(1, len(draft.tokens) + 1):
+        now = tokenizers.text(draft.tokens[:n], draft.source).split()
+        found.append(min(len(now) - 1, last) if now != before else None)
+        before = now
+    return found
+
+
+def _written(tokenizers: Tokenizers, pair: Paired) -> list[int | None]:
+    return words_of(tokenizers, pair) if isinstance(pair, Draft) else words(tokenizers.target, pair.target)
 
 
 def _inputs(model: Any, batch: Batch) -> Tensor:

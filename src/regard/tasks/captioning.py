@@ -319,7 +319,13 @@ class Describer:
 
     def _written(self, one: Hypothesis) -> Written:
         text = self.tokenizer.decode(one.tokens)
-        return Written(text=text, score=one.score, log_probability=one.log_probability, finished=one.finished)
+        return Written(
+            text=text,
+            score=one.score,
+            log_probability=one.log_probability,
+            finished=one.finished,
+            tokens=one.tokens,
+        )
 
 
 def _places(sight: Sight, model: Any) -> int:

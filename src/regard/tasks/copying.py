@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from .encoded import Encoded
-from .pairs import Paired, Tokenizers
+from .pairs import Draft, Paired, Tokenizers
 
 Rows = dict[str, list[list[int]]]
 
@@ -38,8 +38,11 @@ class Copying(Tokenizers):
 
         def all_three(some: Sequence[Paired]) -> Rows:
             rows, others = self._copies([pair.source for pair in some])
-            targets = zip((pair.target for pair in some), self.write(some), others, strict=True)
-            return {**rows, "target": [self._numbered(text, ids, known) for text, ids, known in targets]}
+            targets = [
+                ids if isinstance(pair, Draft) else self._numbered(pair.target, ids, known)
+                for pair, ids, known in zip(some, self.write(some), others, strict=True)
+            ]
+            return {**rows, "target": targets}
 
         return Encoded(pairs, all_three)
 

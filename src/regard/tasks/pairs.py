@@ -24,6 +24,14 @@ class Paired(Protocol):
     def target(self) -> str: ...
 
 
+class Draft(NamedTuple):
+    """A source, what was written from it, and its tokens as they were chosen: of an unknown word, text tells less."""
+
+    source: str
+    target: str
+    tokens: tuple[int, ...]
+
+
 class Tokenizers(NamedTuple):
     """The tokenizers of both sides; the same one twice where they share it."""
 
@@ -69,8 +77,13 @@ class Tokenizers(NamedTuple):
         return self.source.encode_all(texts, eos=True)
 
     def write(self, pairs: Sequence[Paired]) -> list[list[int]]:
-        """Targets as ids."""
-        return self.target.encode_all([pair.target for pair in pairs], eos=True)
+        """Targets as ids; those of a draft are its own."""
+        rows = self.target.encode_all([pair.target for pair in pairs], eos=True)
+        return [self._ended(pair) if isinstance(pair, Draft) else row for pair, row in zip(pairs, rows, strict=True)]
+
+    def _ended(self, draft: Draft) -> list[int]:
+        end = self.target.eos
+        return [*draft.tokens, *([] if draft.tokens[-1:] == (end,) else [end])]
 
     def files(self) -> dict[str, str]:
         """What a checkpoint keeps of them."""

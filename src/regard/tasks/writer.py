@@ -21,7 +21,7 @@ from . import aligning, runs
 from .copying import Copying
 from .encoded import Encoded, in_batches
 from .metrics import Measured
-from .pairs import Paired, Tokenizers
+from .pairs import Draft, Paired, Tokenizers
 
 TOKENS = 4096  # of a batch
 MOST = 500  # pairs on one tape
@@ -43,12 +43,16 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A line that was written, and what the writer thought of it; `finished` is False where it was cut off."""
+    """A line that was written, and what the writer thought of it; `finished` is False where it was cut off.
+
+    `tokens` are those it was written in, the end among them if it came; `pairs.Draft` takes them.
+    """
 
     text: str
     score: float
     log_probability: float
     finished: bool
+    tokens: tuple[int, ...] = ()
 
 
 class Writer:
@@ -197,7 +201,12 @@ class Writer:
         return [self.read(source) != source for source in sources]
 
     def _cut(self, pairs: Sequence[Paired]) -> Sequence[Paired]:
-        return [Pair(self.read(pair.source), pair.target) for pair in pairs]
+        return [
+            pair._replace(source=self.read(pair.source))
+            if isinstance(pair, Draft)
+            else Pair(self.read(pair.source), pair.target)
+            for pair in pairs
+        ]
 
     def _batches(self, examples: Encoded, show: Shown | None) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
         done = 0
@@ -212,7 +221,13 @@ class Writer:
 
     def _written(self, one: Hypothesis, line: str) -> Written:
         text = self.tokenizers.text(one.tokens, line)
-        return Written(text=text, score=one.score, log_probability=one.log_probability, finished=one.finished)
+        return Written(
+            text=text,
+            score=one.score,
+            log_probability=one.log_probability,
+            finished=one.finished,
+            tokens=one.tokens,
+        )
 
 
 def at_most(longest: int, *, min_length: int = 0, max_length: int | None = None) -> int:
