@@ -2,6 +2,7 @@
 
 import gzip
 import multiprocessing
+import os
 import pickle
 import random
 
@@ -77,7 +78,10 @@ def test_empty_file_says_so(tmp_path):
         len(Lines(tmp_path / "a.txt"))
 
 
-def test_missing_file_and_folder_say_so(tmp_path):
+def test_missing_file_folder_and_pipe_say_so(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match=r"pipe: is a pipe or a device, expected a file; write its lines into one"):
+        Lines(tmp_path / "pipe")
     with pytest.raises(DataError, match=r"nothing: no such file; check the path"):
         Lines(tmp_path / "nothing")
     with pytest.raises(DataError, match=r"is a folder, expected a file"):

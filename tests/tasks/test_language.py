@@ -171,8 +171,9 @@ def test_more_is_written_than_the_model_can_see(model, monkeypatch):
     for tokens in (1, 9, 16, 100):
         assert model.generate("the cat", tokens=tokens, samples=2, temperature=1.5, top_k=9) == [tokens, tokens]
     assert model.generate("the cat sat on the mat", tokens=33) == [33]
-    with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
-        model.generate(tokens=0)
+    for name in ("tokens", "samples"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+            model.generate(**{name: 0})
 
 
 def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(tmp_path):

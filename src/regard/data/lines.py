@@ -40,9 +40,12 @@ class Lines:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        if self.path.is_dir():
+            raise DataError("is a folder, expected a file", file=path, hint="check the path")
+        if not self.path.exists():
+            raise DataError("no such file", file=path, hint="check the path")
         if not self.path.is_file():
-            problem = "is a folder, expected a file" if self.path.is_dir() else "no such file"
-            raise DataError(problem, file=path, hint="check the path")
+            raise DataError("is a pipe or a device, expected a file", file=path, hint="write its lines into one")
         self._starts: np.ndarray[Any, np.dtype[np.int64]] | None = None
         self._unpacked: bytes | None = None
         self._handle: IO[bytes] | None = None

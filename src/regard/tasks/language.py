@@ -192,8 +192,9 @@ class LanguageModel:
         A temperature of 0 takes the likeliest token each time. Beyond the model's length it goes on from the latter
         half of what it sees.
         """
-        if tokens < 1:
-            raise ValueError(f"tokens must be at least 1, got {tokens}")
+        for name, value in (("tokens", tokens), ("samples", samples)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         end = self.tokenizer.eos if until_line_end else None
         before, last = self._begun(prompt)
         written: list[tuple[int, ...]] = [()] * samples
