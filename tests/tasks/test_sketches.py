@@ -17,6 +17,8 @@ WORDS = Tokenizer.words(["ein Haus"])
     ("sketch", "given", "message"),
     [
         (translation.Model, {"cell": "lstm"}, "cell is of recurrent models, got a Transformer"),
+        (translation.Model, {"kind": "rnn", "heads": 3}, "heads is of a Transformer, got kind='rnn'"),
+        (summarization.Model, {"heads": 2}, "heads is of a Transformer, got kind='pointer'"),
         (summarization.Model, {"kind": "transformer", "cell": "gru"}, "cell is of recurrent models, got a Transformer"),
         (summarization.Model, {"kind": "transformer", "coverage": 1.0}, "coverage is of recurrent models, got a Tra"),
         (answering.Model, {"depth": 2}, "depth is of a Bert, got kind='reader'"),
@@ -66,5 +68,5 @@ def test_a_classifier_of_images_takes_nothing_that_is_of_texts(given, message):
 def test_one_table_for_both_sides_needs_one_vocabulary():
     other = Tokenizer.words(["a house"])
     assert translation.Model(tied="all")(WORDS, WORDS).tied == "all"
-    with pytest.raises(ValueError, match="tied='all' has one table for both sides, got a vocabulary for each; learn a"):
+    with pytest.raises(ValueError, match="tied='all' needs one vocabulary for both sides, got one for each; lea"):
         translation.Model(tied="all")(WORDS, other)

@@ -271,7 +271,7 @@ def test_one_tokenizer_is_kept_for_both_sides_or_one_for_each(tmp_path):
 
 def test_a_tokenizer_of_others_serves_both_sides(tmp_path):
     Tokenizer.characters([" ".join(pair) for pair in PAIRS]).save(tmp_path / "own.json")
-    trained(tmp_path / "run", vocabulary=PairVocabulary(load=str(tmp_path / "own.json"), joint=False))
+    trained(tmp_path / "run", vocabulary=PairVocabulary(load=str(tmp_path / "own.json")))
     assert Translator.load(tmp_path / "run").tokenizers.source == Tokenizer.load(tmp_path / "own.json")
 
 

@@ -51,6 +51,8 @@ class Model:
         check_types(self)
         if self.kind == "transformer":
             must_be_left(self, "coverage", "cell", whose="recurrent models", got="a Transformer")
+        else:
+            must_be_left(self, "heads", whose="a Transformer", got=f"kind={self.kind!r}")
         if self.kind != "transformer" and (self.encoder_mask, self.segment, self.memory) != (None, None, 0):
             raise ValueError(
                 f"encoder_mask, segment and memory are of a Transformer's encoder, got kind={self.kind!r}; leave them "

@@ -68,6 +68,8 @@ class Model:
         check_types(self)
         if self.kind == "transformer":
             must_be_left(self, "cell", whose="recurrent models", got="a Transformer")
+        else:
+            must_be_left(self, "heads", whose="a Transformer", got=f"kind={self.kind!r}")
 
     def __call__(self, source: Tokenizer, target: Tokenizer) -> Network:
         """The config for these vocabularies."""
@@ -77,7 +79,7 @@ class Model:
             "start": target.bos,
         }
         if self.tied == "all" and source is not target:
-            raise ValueError("tied='all' has one table for both sides, got a vocabulary for each; learn a joint one")
+            raise ValueError("tied='all' needs one vocabulary for both sides, got one for each; learn a joint one")
         tied: Literal["none", "output", "all"] = self.tied or ("all" if source is target else "output")
         if self.kind == "transformer":
             return TransformerConfig(
