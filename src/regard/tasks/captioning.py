@@ -318,14 +318,7 @@ class Describer:
         return tape
 
     def _written(self, one: Hypothesis) -> Written:
-        text = self.tokenizer.decode(one.tokens)
-        return Written(
-            text=text,
-            score=one.score,
-            log_probability=one.log_probability,
-            finished=one.finished,
-            tokens=one.tokens,
-        )
+        return Written.of(one, self.tokenizer.decode(one.tokens))
 
 
 def _places(sight: Sight, model: Any) -> int:

@@ -54,6 +54,17 @@ class Written:
     finished: bool
     tokens: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, found: Hypothesis, text: str) -> Written:
+        """What a search has found, and how it reads."""
+        return cls(
+            text=text,
+            score=found.score,
+            log_probability=found.log_probability,
+            finished=found.finished,
+            tokens=found.tokens,
+        )
+
 
 class Writer:
     """One encoder-decoder, or several over the same vocabularies that decode as one.
@@ -220,14 +231,7 @@ class Writer:
         return torch.full((rows, 1), self.tokenizers.target.bos, device=self.device)
 
     def _written(self, one: Hypothesis, line: str) -> Written:
-        text = self.tokenizers.text(one.tokens, line)
-        return Written(
-            text=text,
-            score=one.score,
-            log_probability=one.log_probability,
-            finished=one.finished,
-            tokens=one.tokens,
-        )
+        return Written.of(one, self.tokenizers.text(one.tokens, line))
 
 
 def at_most(longest: int, *, min_length: int = 0, max_length: int | None = None) -> int:

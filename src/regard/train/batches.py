@@ -68,10 +68,7 @@ class Shuffled:
         """
         for name, value in self._settings().items():
             if (saved := state.get(name, value)) != value:
-                raise ValueError(
-                    f"the state was saved with {name}={saved!r}, got {name}={value!r}; "
-                    "use the same, or begin the epoch anew"
-                )
+                raise ValueError(f"the state was saved with {name}={saved!r}, got {name}={value!r}; use the same")
         behind = state["position"] * state["world"]
         if behind % self.world:
             raise ValueError(f"{behind} batches are behind, which {self.world} processes cannot have shared equally")
