@@ -69,12 +69,13 @@ def test_captions_come_as_json_too(files, tmp_path):
     records = [{"image": f"{n}.png", "caption": ["a shape", "shapes"]} for n in range(4)]
     (tmp_path / "captions.json").write_text(json.dumps(records))
     data = ["--captions", tmp_path / "captions.json", "--images", files / "scenes", "--size", 16, "--stages", 2]
-    for kind in ("hard", "transformer"):
-        flags = [*data, "--features", 8, "--heads", 2, "--model", kind, *SMALL, "--steps", 1]
+    for kind, own in (("hard", ["--reinforce", 0.5, "--entropy", 0.01]), ("transformer", ["--heads", 2])):
+        flags = [*data, "--features", 8, "--model", kind, *own, *SMALL, "--steps", 1]
         well("train", "captioning", *flags, "--out", tmp_path / kind)
         config = json.loads((tmp_path / kind / "step-00000001" / "config.json").read_text())
         assert config["model"]["attention"] == kind
         assert config["model"]["widths"] == [4, 8]
+        assert all(config["model"][flag[2:]] == value for flag, value in zip(own[::2], own[1::2], strict=True))
 
 
 def test_a_run_goes_on_by_its_name_alone(files, tmp_path):

@@ -39,7 +39,7 @@ def scenes():
 
 
 SCENES = scenes()
-TINY = Model(dim=16, heads=2, depth=1, channels=16, stages=2, dropout=0.0)
+TINY = Model(dim=16, depth=1, channels=16, stages=2, dropout=0.0)
 
 
 def trained(out, kind="soft", recipe=RECIPE, **settings):

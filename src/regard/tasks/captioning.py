@@ -52,6 +52,8 @@ class Model:
     channels: Annotated[int, "the channels of the last stage that sees the image", "--features"] = 128
     stages: Annotated[int, "how often the image is halved, until its places are those to look at"] = 3
     doubly: Annotated[float, "the price of places looked at more or less than once, for soft (Xu et al., eq. 14)"] = 0.0
+    reinforce: Annotated[float, "how much the reward of a drawn place counts, for hard (Xu et al., eq. 12)"] = 1.0
+    entropy: Annotated[float, "the price of narrow looks, for hard (Xu et al., eq. 12)"] = 0.002
     dropout: Annotated[float, "the share of activations left out while training"] = 0.1
     smoothing: Annotated[float, "label smoothing"] = 0.0
 
@@ -59,8 +61,13 @@ class Model:
         check_types(self)
         if self.stages < 1:
             raise ValueError(f"stages must be at least 1, got {self.stages}")
-        if self.kind == "transformer":
-            must_be_left(self, "doubly", whose="soft attention", got="a Transformer")
+        got = "a Transformer" if self.kind == "transformer" else f"{self.kind} attention"
+        if self.kind != "soft":
+            must_be_left(self, "doubly", whose="soft attention", got=got)
+        if self.kind != "hard":
+            must_be_left(self, "reinforce", "entropy", whose="hard attention", got=got)
+        if self.kind != "transformer":
+            must_be_left(self, "heads", whose="a Transformer", got=got)
 
     def __call__(self, tokenizer: Tokenizer, sight: Sight) -> CaptionerConfig:
         """The config for this vocabulary and these images."""
@@ -80,6 +87,8 @@ class Model:
             attention=self.kind,
             heads=self.heads,
             doubly=self.doubly,
+            reinforce=self.reinforce,
+            entropy=self.entropy,
             dropout=self.dropout,
             smoothing=self.smoothing,
         )
