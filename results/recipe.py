@@ -25,10 +25,10 @@ class Step:
         """The words of the command, names in braces filled in.
 
         >>> Step(command="evaluate {run} --text a.txt").arguments({"run": "runs/a"})[1:]
-        ['-m', 'regard.cli', 'evaluate', 'runs/a', '--text', 'a.txt']
+        ['-m', 'regard', 'evaluate', 'runs/a', '--text', 'a.txt']
         """
         words = [word.format(**places) for word in shlex.split(self.command)]
-        module = [] if words[0].startswith("results.") else ["regard.cli"]
+        module = [] if words[0].startswith("results.") else ["regard"]
         return [sys.executable, "-m", *module, *words]
 
 

@@ -80,7 +80,7 @@ def test_the_options_of_every_recipe_exist(name):
     places = {"run": "r", "runs": "rs", "data": "d", "texts": "t"}
     for text in commands_of(RECIPES[name]):
         words = Step(command=text).arguments(places)[2:]
-        if words[0] == "regard.cli":
+        if words[0] == "regard":
             asked = {word for word in words if word.startswith("--")}
             assert asked <= options_of(words[1:]), text
 

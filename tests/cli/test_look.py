@@ -261,7 +261,7 @@ def test_two_captures_of_a_page_have_the_names_of_their_files(language_run, tmp_
 def test_a_served_capture_answers_until_it_is_interrupted(language_run, tmp_path):
     capture = tmp_path / "look.safetensors"
     assert run("look", language_run / "run", "--text", language_run / "line.txt", "--out", capture).code == 0
-    command = [sys.executable, "-m", "regard.cli", "view", str(capture), "--no-browser"]
+    command = [sys.executable, "-m", "regard", "view", str(capture), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline().strip()
         assert re.fullmatch(r"open http://127\.0\.0\.1:\d+/\?token=\S+", line)

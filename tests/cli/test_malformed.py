@@ -713,7 +713,7 @@ def test_what_is_read_is_not_written_over(line, files, tmp_path, request):
 
 def test_standard_input_is_not_written_over(translator, tmp_path):
     (tmp_path / "in.de").write_text("ein Haus\n")
-    command = [sys.executable, "-m", "regard.cli", "translate", translator, "--alignments", tmp_path / "in.de"]
+    command = [sys.executable, "-m", "regard", "translate", translator, "--alignments", tmp_path / "in.de"]
     with (tmp_path / "in.de").open() as lines:
         ended = subprocess.run(command, stdin=lines, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2

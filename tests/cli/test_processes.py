@@ -14,7 +14,7 @@ from commands import SMALL, SOURCE, well
 
 from regard.train import checkpoint
 
-REGARD = [sys.executable, "-m", "regard.cli"]
+REGARD = [sys.executable, "-m", "regard"]
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -116,7 +116,7 @@ def test_two_processes_train_one_run(files, tmp_path):
         str(29_000 + os.getpid() % 999),
     ]
     run = subprocess.run(
-        [sys.executable, *torchrun, "-m", "regard.cli", *map(str, command)], env=ALONE, capture_output=True, text=True
+        [sys.executable, *torchrun, "-m", "regard", *map(str, command)], env=ALONE, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == [str(tmp_path / "run" / "step-00000004")]
