@@ -57,6 +57,15 @@ def test_questions_answers_and_unanswerable_ones_are_read(tmp_path, packed):
     assert second.answers == ()
 
 
+def test_what_is_marked_says_whether_there_are_answers(tmp_path):
+    answers = [{"text": "The", "answer_start": 0}]
+    [impossible, possible] = ({"is_impossible": mark, "answers": answers} for mark in (True, False))
+    tree = copy.deepcopy(GOOD)
+    tree["data"][0]["paragraphs"][0]["qas"][0] |= possible
+    tree["data"][0]["paragraphs"][0]["qas"][1] |= impossible
+    assert [one.answers for one in read(tmp_path, tree)] == [(Answer("The", 0),), ()]
+
+
 def changed(path, value):
     tree = copy.deepcopy(GOOD)
     at = tree
