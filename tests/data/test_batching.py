@@ -367,7 +367,7 @@ def test_whole_numbers_beside_an_empty_row_stay_whole():
 def test_padding_is_on_the_right_with_the_value_asked_for():
     assert pad([np.array([1]), np.array([2, 3])], 9).tolist() == [[1, 9], [2, 3]]
     assert pad([]).shape == (0, 0)
-    batch = collate([{"a": np.array([1]), "b": np.array([1])}, {"a": np.array([2, 3]), "b": np.array([2, 3])}], {"b": 9})
+    batch = collate([{"a": np.array(x), "b": np.array(x)} for x in ([1], [2, 3])], {"b": 9})
     assert (batch["a"].tolist(), batch["b"].tolist()) == ([[1, 0], [2, 3]], [[1, 9], [2, 3]])
     batch = collate([{"x": np.ones((2, 3))}, {"x": np.zeros((2, 3))}], {})
     assert batch["x"].shape == (2, 2, 3)

@@ -151,7 +151,7 @@ def is_tape(path: Path) -> bool:
 def check(path: Path) -> Iterator[float]:
     """Read all of a file and raise `ValueError` unless it is what was written; yields the share that is done."""
     _, digests, tensors = _read(path)
-    total, done = sum(x.nbytes for x in tensors.values()), 0
+    total, done = max(1, sum(x.nbytes for x in tensors.values())), 0
     for name, x in tensors.items():
         digest = _digest_of_kind(x)
         for part in x.reshape(-1).view(torch.uint8).split(CHUNK):

@@ -165,8 +165,11 @@ class _Calls(TorchFunctionMode):
         if not self.where:
             return func(*args, **kwargs)
         name = self.where[-1]
-        if func in (attend, F.scaled_dot_product_attention):
+        if func is attend:
             return self.change(name, func(*args, **kwargs))
+        if func is F.scaled_dot_product_attention:
+            out = func(*args, **kwargs)  # b i e: a batch without heads
+            return self.change(name, out[:, None])[:, 0] if out.ndim == 3 else self.change(name, out)
         if func is F.multi_head_attention_forward:
             return self._multi_head(name, MULTI_HEAD.bind(*args, **kwargs))
         return func(*args, **kwargs)

@@ -234,12 +234,13 @@ def _generations(watch: Watch) -> Iterator[None]:
 
 def _is_found_late(model: Any, kwargs: dict[str, Any]) -> bool:
     """Does the search read more than what it writes in the end: with beams, or with tokens drafted ahead?"""
-    config = kwargs.get("generation_config") or model.generation_config
+    return (_asked(model, kwargs, "num_beams") or 1) > 1 or any(_asked(model, kwargs, name) for name in DRAFTS)
 
-    def asked(name: str) -> Any:
-        return kwargs.get(name) or getattr(config, name, None)
 
-    return (asked("num_beams") or 1) > 1 or any(map(asked, DRAFTS))
+def _asked(model: Any, kwargs: dict[str, Any], name: str) -> Any:
+    """What `generate` goes by: its argument, that of the config it is handed, or the model's own."""
+    given = kwargs.get(name)
+    return getattr(kwargs.get("generation_config") or model.generation_config, name, None) if given is None else given
 
 
 @contextmanager
@@ -273,7 +274,10 @@ def _inputs_again(
     if model.config.is_encoder_decoder:
         return {**inputs, "decoder_input_ids": _with_prompt(sequences, first["decoder_input_ids"])}
     prompt = inputs.get("attention_mask", torch.ones_like(inputs.get(main, sequences[:, :0])))
-    mask = torch.cat((prompt, _until_end(model, sequences[:, prompt.shape[1] :]).to(prompt.dtype)), 1)
+    found = first.get("attention_mask")  # where it was not given: by the padding it found
+    if "attention_mask" not in inputs and isinstance(found, Tensor) and found.shape[1:] == prompt.shape[1:]:
+        prompt = found[:: len(found) // rows].repeat_interleave(len(sequences) // rows, 0)
+    mask = torch.cat((prompt, _until_end(_asked(model, kwargs, "eos_token_id"), sequences[:, prompt.shape[1] :]).to(prompt.dtype)), 1)
     inputs |= {"input_ids": sequences, "attention_mask": mask}
     if "position_ids" in takes:
         inputs["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)
@@ -287,9 +291,8 @@ def _with_prompt(sequences: Tensor, prompt: Tensor) -> Tensor:
     return sequences if whole else torch.cat((prompt, sequences), 1)
 
 
-def _until_end(model: Any, written: Tensor) -> Tensor:
-    """True up to and with the token that ends each sequence."""
-    ends = model.generation_config.eos_token_id
+def _until_end(ends: Any, written: Tensor) -> Tensor:
+    """True up to and with the token that ends each sequence; `ends` is that token, some of them, or None."""
     if ends is None:
         return torch.ones_like(written, dtype=torch.bool)
     ended = torch.isin(written, torch.as_tensor(ends, device=written.device))

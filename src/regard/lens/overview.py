@@ -59,6 +59,8 @@ def shrunk(cells: Tensor, most: int, axes: Sequence[Axis] = ()) -> Tensor:
 
     Without `axes` cells are all of one size.
     """
+    if not cells.numel():
+        return cells
     for dim, axis in zip((-2, -1), axes or [Axis.even(n, n) for n in cells.shape[-2:]], strict=True):
         if axis.count > most:
             wanted = torch.arange(most + 1) * (axis.n / most)

@@ -62,9 +62,11 @@ class Reader:
         `offset` is where the first query stands, if the caller knows; a mask that shows it is believed otherwise.
         `statistic` is what the kernel found for each row, if it told.
         """
-        lead = q.shape[:-3]
+        lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
         if not (q.ndim == k.ndim == v.ndim == 4):
             q, k, v = _four(q, lead), _four(k, lead), _four(v, lead)
+        if not (len(q) == len(k) == len(v) and q.shape[1] >= k.shape[1] == v.shape[1]):
+            q, k, v = _alike(q, k, v)
         _, heads, _, width = q.shape
         if k.shape[1] == heads:
             k, v = self._once(k, v)
@@ -111,12 +113,13 @@ class Reader:
     def _found(self, tensor: Tensor | BlockMask, seen: Seen, lead: torch.Size) -> _Found:
         """The terms of a tensor, looked at once for all layers it is handed to."""
         version = tensor._version if isinstance(tensor, Tensor) and not tensor.is_inference() else 0
-        asked = version, seen.q.shape[2], seen.k.shape[2], seen.offset
+        asked = version, seen.q.shape[2], seen.k.shape[2], seen.offset, len(lead)
+        prints = _prints(tensor) if isinstance(tensor, Tensor) and tensor.is_inference() else None
         known = self._read.get(tensor)
-        if known is None or known[0] != asked:
-            known = asked, self._shared(_terms_of(tensor, seen, lead))
+        if known is None or known[0] != asked or (prints is not None and not torch.equal(known[1], prints)):
+            known = asked, prints, self._shared(_terms_of(tensor, seen, lead))
             self._read[tensor] = known
-        return known[1]
+        return known[2]
 
     def _shared(self, found: _Found) -> _Found:
         return found._replace(mask=self._one(found.mask), bias=self._one(found.bias))
@@ -152,21 +155,24 @@ class _Found(NamedTuple):
 
 
 def _terms_of(tensor: Tensor | BlockMask, seen: Seen, lead: torch.Size) -> _Found:
+    rows = _rows_of_function(tensor, seen) if isinstance(tensor, BlockMask) else _rows(tensor, lead, seen.k.shape[2])
+    # One row for all queries does not tell where they stand.
+    given = seen.offset if rows.shape[2] == seen.q.shape[2] else seen.place
     if isinstance(tensor, BlockMask) or tensor.dtype == torch.bool:
-        rows = _rows_of_function(tensor, seen) if isinstance(tensor, BlockMask) else _rows(tensor, lead)
-        mask, offset = recognize(rows, offset=seen.offset)
+        mask, offset = recognize(rows, offset=given)
         return _Found(mask, offset=seen.offset if offset == seen.place else offset)
-    # Models hide by -inf or by the least number there is; both are a mask and no bias.
-    rows, least = _rows(tensor, lead), torch.finfo(tensor.dtype).min / 2
-    shown = replace(rows, block=lambda start, stop: rows.block(start, stop) > least)
-    mask, offset = recognize(shown, offset=seen.offset)
+    # Models hide by -inf or by the least number there is; both are a mask and no bias. What is no number hides nothing.
+    least = torch.finfo(tensor.dtype).min / 2
+    shown = replace(rows, block=lambda start, stop: ~(rows.block(start, stop) <= least))
+    mask, offset = recognize(shown, offset=given)
     numbers = replace(rows, block=lambda start, stop: _zeroed(rows.block(start, stop), least))
     bias = recognize_bias(numbers, seen=shown, offset=offset)
     return _Found(mask, bias, seen.offset if offset == seen.place else offset)
 
 
-def _rows(tensor: Tensor, lead: torch.Size) -> Rows:
+def _rows(tensor: Tensor, lead: torch.Size, keys: int) -> Rows:
     x = _four(tensor, lead) if tensor.ndim > 2 else tensor[None, None]
+    x = x.expand(-1, -1, -1, keys) if x.shape[3] == 1 else x
     # One row for all queries stays one row.
     return Rows.of(x[:, :, :1] if x.shape[2] > 1 and x.stride(2) == 0 else x)
 
@@ -186,7 +192,22 @@ def _rows_of_function(mask: BlockMask, seen: Seen) -> Rows:
 
 
 def _zeroed(x: Tensor, least: float) -> Tensor:
-    return torch.where(x > least, x, 0.0)
+    return torch.where(x <= least, 0.0, x)
+
+
+def _prints(tensor: Tensor) -> Tensor:
+    """What tells a tensor that does not count how often it is written to from what it was: sums over rows and columns."""
+    ints = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
+    x = tensor.view(ints)
+    return torch.cat([x.sum(dim, dtype=torch.int64).flatten() for dim in range(-min(x.ndim, 2), 0)])
+
+
+def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with as many batch rows, where kernels take one for all; and heads, where it is more than one query's."""
+    b, g = max(map(len, (q, k, v))), max(k.shape[1], v.shape[1])
+    q = q.expand(b, g if q.shape[1] == 1 else -1, -1, -1)
+    k, v = (x.expand(b, g if x.shape[1] == 1 else -1, -1, -1) for x in (k, v))
+    return q, k, v
 
 
 def _four(x: Tensor, lead: torch.Size) -> Tensor:

@@ -62,10 +62,11 @@ class Record:
         self.batch, self.of_heads, i, _ = seen.q.shape
         self.keys = j = seen.k.shape[2]
         self.width = self.of_heads * seen.v.shape[3] if values else 0  # of all heads side by side
-        self._projection: Held | None = None
+        self._projection: Kept | None = None
         self._gradient: Tensor | None = None
         # A decoder that asks another sequence step by step hands over the same memory: held, so that it stays its own.
         self.handed = seen.k if i == 1 or (i != j and store.in_place and not looks_back_only(seen.mask)) else None
+        self._written = None if seen.k.is_inference() else seen.k._version  # how often, when they were handed over
         self.steps: list[Step] = []
         self._parts: dict[str, list[Kept]] = {}  # of q, k and, where they are kept, v and statistic
         # Keys that are kept as they are can be told apart when somebody asks; most are never asked about.
@@ -94,7 +95,7 @@ class Record:
         the same keys. `lineage` says so of the layer before it, if the pass it is part of goes on with an earlier one.
         """
         prints, i, j, total = checksums(seen.k), seen.q.shape[2], seen.k.shape[2], self.keys
-        parents = self._same_keys(seen.k, prints, lineage)
+        parents = self._same_keys(seen, prints, lineage)
         if parents is not None:
             self._move(parents)
             self._add(seen, past=j, first=0)
@@ -133,7 +134,10 @@ class Record:
 
     def project(self, weight: Tensor) -> None:
         """Note the output projection."""
-        self._projection = Held(weight)
+        if self.store.in_place:
+            self._projection = Held(weight)
+        elif self._projection is None:
+            self._projection = self.store.put(weight, f"{self.name}: projection")
 
     def descend(self, gradient: Tensor) -> None:
         """Note the gradient of the heads' output."""
@@ -154,10 +158,12 @@ class Record:
         for parts in self._parts.values():
             while parts:
                 self.store.drop(parts.pop())
+        if self._projection is not None and not self.store.in_place:
+            self.store.drop(self._projection)
 
-    def _same_keys(self, k: Tensor, prints: Tensor, lineage: Tensor | None) -> Tensor | None:
+    def _same_keys(self, seen: Seen, prints: Tensor, lineage: Tensor | None) -> Tensor | None:
         """Which rows these may have been, if the keys are of another sequence that is attended to step by step."""
-        if lineage is None and self.handed is not None and _same_memory(self.handed, k):
+        if lineage is None and seen.q.shape[2] == 1 and self._handed_again(seen.k, prints):
             return torch.eye(len(prints), dtype=torch.bool, device=prints.device)
         if lineage is None or lineage.shape != (len(prints), self.batch) or prints.shape[1] != self.keys:
             return None
@@ -165,6 +171,14 @@ class Record:
         parents = torch.zeros_like(lineage)
         parents[row, before] = (prints[row] == self.prints[before]).all(-1)
         return parents if bool(parents.any(1).all()) else None
+
+    def _handed_again(self, k: Tensor, prints: Tensor) -> bool:
+        """Are these the keys it was handed, and nobody has written to them since?"""
+        if self.handed is None or not _same_memory(self.handed, k):
+            return False
+        if not k.is_inference() and k._version == self._written:
+            return True
+        return self._written != 0 and torch.equal(prints, self.prints)  # else they were not copied, and are gone
 
     def _add(self, seen: Seen, *, past: int, first: int) -> None:
         i, j = seen.q.shape[2], seen.k.shape[2]

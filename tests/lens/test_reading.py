@@ -1,0 +1,151 @@
+"""Reader: whatever a kernel is handed, masks of every shape and tensors that are broadcast, the tape says what it did."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.lens import Tape, ablate, capture
+
+
+class Bare(nn.Module):
+    """The kernel alone."""
+
+    def forward(self, q: Tensor, k: Tensor, **asked: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, k, **asked)
+
+
+def plain(q: Tensor, k: Tensor) -> Tensor:
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 6), (1, 6), (3, 1, 6)], ids=str)
+@pytest.mark.parametrize("kind", ["nothing hidden", "padding", "numbers"])
+def test_one_row_for_all_queries_does_not_say_where_they_stand(shape, kind):
+    q = torch.randn(2, 3, 6, 8)
+    mask = torch.ones(shape, dtype=torch.bool)
+    if kind != "nothing hidden":
+        mask[..., 4:] = False
+    model = Bare()
+    with torch.no_grad(), capture(model) as tape:
+        model(q, q, attn_mask=torch.where(mask, 0.0, -math.inf) if kind == "numbers" else mask)
+    A = plain(q, q) if kind == "nothing hidden" else F.pad(plain(q, q[:, :, :4]), (0, 2))
+    place = torch.arange(6)
+    assert tape[0].call.offset == 0
+    assert torch.allclose(tape[0].dense(), A, atol=1e-6)
+    assert torch.allclose(tape[0].distance(), (A * (place[:, None] - place).abs()).sum(-1), atol=1e-5)
+
+
+def test_one_column_for_all_keys_hides_rows():
+    q, model = torch.randn(1, 1, 4, 8), Bare()
+    mask = torch.tensor([[True], [True], [False], [True]])
+    with torch.no_grad(), capture(model) as tape:
+        model(q, q, attn_mask=mask)
+    assert torch.allclose(tape[0].dense(), torch.where(mask, plain(q, q), 0.0), atol=1e-6)
+
+
+def test_what_is_no_number_hides_nothing():
+    q, mask, model = torch.randn(1, 1, 3, 8), torch.zeros(3, 3), Bare()
+    mask[1, 2] = math.nan
+    with torch.no_grad(), capture(model) as tape:
+        out = model(q, q, attn_mask=mask)
+    assert torch.equal(tape[0].dense().isnan().all(-1), out.isnan().all(-1))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [
+        ((1, 2, 1, 8), (3, 2, 5, 8)),
+        ((3, 2, 4, 8), (1, 2, 5, 8)),
+        ((3, 1, 4, 8), (3, 2, 5, 8)),
+        ((1, 4, 8), (3, 5, 8)),
+        ((2, 1, 2, 4, 8), (1, 3, 2, 5, 8)),
+    ],
+    ids=str,
+)
+def test_tensors_that_are_broadcast_have_all_their_rows(queries, keys, tmp_path):
+    q, k, model = torch.randn(queries), torch.randn(keys), Bare()
+    with torch.no_grad(), capture(model) as tape:
+        model(q, k)
+    tape.save(tmp_path / "tape.safetensors")
+    for one in (tape, Tape.load(tmp_path / "tape.safetensors")):
+        assert torch.allclose(one[0].dense().flatten(), plain(q, k).flatten(), atol=1e-6)
+
+
+def test_a_mask_written_to_in_inference_mode_is_read_again():
+    q, k, model = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 6, 8), Bare()
+    with torch.inference_mode(), capture(model) as tape:
+        keep = torch.zeros(1, 6, dtype=torch.bool)
+        for n in range(3):
+            keep[:, n] = True
+            model(q, k.clone(), attn_mask=keep)
+    assert [int((tape[n].dense() > 0).sum()) for n in range(len(tape))] == [1, 2, 3]
+
+
+def test_a_mask_is_of_heads_or_of_batch_rows_as_the_call_is():
+    mask, model = torch.rand(4, 5, 5) > 0.3, Bare()
+    mask |= torch.eye(5, dtype=torch.bool)
+    heads, rows = torch.randn(1, 4, 5, 8), torch.randn(4, 5, 8)
+    with torch.no_grad(), capture(model) as tape:
+        model(heads, heads, attn_mask=mask)
+        model(rows, rows, attn_mask=mask)
+    assert torch.equal(tape[0].dense() > 0, mask[None])
+    assert torch.equal(tape[1].dense() > 0, mask[:, None])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_keys_written_over_are_other_keys(mode):
+    model = Bare()
+    with mode(), capture(model) as tape:
+        room, seen = torch.zeros(1, 1, 5, 8), []
+        for _ in range(2):
+            room.copy_(torch.randn(1, 1, 5, 8))
+            q = torch.randn(1, 1, 1, 8)
+            model(q, room)
+            seen.append(plain(q, room))
+    assert len(tape) == 2
+    assert all(torch.allclose(tape[n].dense(), right, atol=1e-6) for n, right in enumerate(seen))
+
+
+def test_several_queries_over_the_same_keys_are_a_call_of_their_own():
+    memory, model = torch.randn(1, 1, 5, 8), Bare()
+    with torch.no_grad(), capture(model) as tape:
+        model(torch.randn(1, 1, 3, 8), memory)
+        model(torch.randn(1, 1, 4, 8), memory)
+    assert [tuple(tape[n].shape) for n in range(len(tape))] == [(1, 1, 3, 5), (1, 1, 4, 5)]
+
+
+def test_a_batch_without_heads_has_one_head():
+    q, model = torch.randn(3, 5, 8), Bare()
+    with ablate(model, {"": [0]}):
+        assert not model(q, q).any()
+
+
+def test_a_tape_of_an_empty_batch_comes_back(tmp_path):
+    q, model = torch.randn(0, 2, 5, 8), Bare()
+    with torch.no_grad(), capture(model) as tape:
+        model(q, q)
+    tape.save(tmp_path / "tape.safetensors")
+    assert tuple(Tape.load(tmp_path / "tape.safetensors")[0].shape) == (0, 2, 5, 5)
+
+
+def test_measures_without_a_map_make_a_page(tmp_path):
+    model, x = nn.MultiheadAttention(16, 2), torch.randn(5, 1, 16)
+    with capture(model, keep=["entropy", "received"]) as tape:
+        model(x, x, x)
+    tape.page().save(tmp_path / "page.html")
+    assert "</html>" in (tmp_path / "page.html").read_text(encoding="utf8")
+
+
+def test_a_projection_is_copied_with_the_rest():
+    model, x = nn.MultiheadAttention(16, 2), torch.randn(5, 1, 16)
+    before = model.out_proj.weight.detach().clone()
+    with capture(model, values=True, to="cpu") as tape:
+        model(x, x, x)
+    with torch.no_grad():
+        model.out_proj.weight.zero_()
+    assert torch.equal(tape.extras(0).projection, before)
