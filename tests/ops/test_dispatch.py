@@ -275,6 +275,38 @@ def test_how_it_is_cut_changes_no_gradient(monkeypatch, request):
         torch.testing.assert_close(one, other)
 
 
+READ_AGAIN = {
+    "Dense": (torch.ones(40, 40, dtype=torch.bool).tril(), lambda x: {"mask": R.Dense(x)}),
+    "Documents": (torch.arange(40) // 9, lambda x: {"mask": R.Documents(x)}),
+    "Near": (torch.arange(40.0), lambda x: {"mask": R.Near(x, 5)}),
+    "Added": (torch.randn(40, 40), lambda x: {"bias": R.Added(x)}),
+}
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("name", READ_AGAIN)
+def test_a_term_changed_before_the_backward_is_refused_by_blocks(name, calls):
+    (given, terms), (q, k, v) = READ_AGAIN[name], qkv()
+    v.requires_grad_()
+    tensor = given.clone()
+    out = attend(q, k, v, **terms(tensor), backend="sdpa")
+    assert calls == ["by_blocks"]
+    tensor.fill_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("name", READ_AGAIN)
+def test_blocks_take_terms_made_in_inference_mode(name):
+    (given, terms), (q, k, v) = READ_AGAIN[name], qkv()
+    v.requires_grad_()
+    with torch.inference_mode():
+        tensor = given.clone()
+    ours, want = (attend(q, k, v, **terms(x), backend="sdpa").sin().sum() for x in (tensor, given))
+    torch.testing.assert_close(torch.autograd.grad(ours, v), torch.autograd.grad(want, v))
+
+
 OBJECTIONS = [
     ("sdpa", {"score": R.Additive(torch.ones(8))}, "Additive is no plain product"),
     ("sdpa", {"score": R.Dot(cap=3.0)}, "Dot with a cap is no plain product"),

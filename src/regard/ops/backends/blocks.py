@@ -11,7 +11,7 @@ from torch import Tensor
 from ..call import Call
 from ..place import Block, give_back, pick
 from ..problem import Piece, Problem, minus_infinity_where_not, pieces, prepare
-from ..rows import Once
+from ..rows import BLANK, Once
 from ..tracing import outside_the_graph
 
 INF = float("inf")
@@ -44,18 +44,20 @@ class Fused(torch.autograd.Function):
             # The kernel calls the sum of an empty row 1.
             empty = False if added is None else (added == -INF).all(-1)
             lse[rows] = torch.where(torch.as_tensor(empty), -INF, total)[..., None]
-        ctx.problem = problem.map_tensors(Tensor.detach)
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.problem = problem.map_tensors(lambda _: BLANK)
+        ctx.save_for_backward(q, k, v, out, lse, *map(_kept, problem.tensors()))
         ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse, *kept = ctx.saved_tensors
+        queue = iter(kept)
+        problem = ctx.problem.map_tensors(lambda _: next(queue))
         grad = grad.contiguous()
         grads = [torch.zeros_like(x) for x in (q, k, v)]
         with torch.no_grad():
-            for block, added in _parts(ctx.problem):
+            for block, added in _parts(problem):
                 rows, keys = _indices(block, k)
                 # A row that sees nothing has no weights to differentiate; 0 keeps the kernel from -inf - -inf.
                 total = torch.where(lse[rows] == -INF, 0.0, lse[rows]).squeeze(-1)
@@ -76,6 +78,11 @@ class Fused(torch.autograd.Function):
         if torch.is_grad_enabled():
             grads = [Once.apply(g, grad, q, k, v) for g in grads]
         return None, *grads
+
+
+def _kept(x: Tensor) -> Tensor:
+    """A tensor as autograd keeps it for the backward: it refuses those of inference mode."""
+    return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x.detach()
 
 
 def _parts(problem: Problem) -> Iterator[tuple[Block, Tensor | None]]:
