@@ -101,6 +101,19 @@ def test_small_problems_are_one_call_with_the_mask_made_whole(calls):
     assert calls == ["fused"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("scale", "shift"), [(2.0, 30.0), (0.0, 7e4), (0.0, -1e9)])
+def test_small_problems_in_half_precision_do_not_round_the_bias(scale, shift, dtype, calls):
+    given = [x.to(dtype) for x in qkv()]
+    bias = R.Added(scale * torch.randn(40, 40) + shift)
+    exact = attend(*(x.double() for x in given), bias=bias, backend="reference")
+    if shift < -1e8:  # in float32 all scores are the same
+        exact = given[2].double().mean(2, keepdim=True)
+    ours, theirs = (attend(*given, bias=bias, backend=name) for name in (None, "reference"))
+    assert calls == ["fused"]
+    assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max()
+
+
 def test_large_masked_problems_go_block_by_block(calls):
     q, k, v = qkv(200)
     torch.testing.assert_close(

@@ -112,6 +112,8 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     if form is None:
         return by_blocks(call)
     q, k, scale = product(call)
+    if call.bias is not None:  # its numbers may be finer, and larger, than half precision can tell
+        q, k = q.to(call.dtype), k.to(call.dtype)
     v = call.v.to(q.dtype)
     added = empty = None
     if form.keys is not None:
