@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from cases import MASKS
@@ -91,6 +92,18 @@ def test_a_tensor_changed_in_place_is_looked_at_again():
     lengths[0] = 4
     assert remembered(R.Padding(lengths), 0, make) == 2
     assert remembered(R.Padding(lengths), 0, make) == 2
+
+
+def test_memory_changed_behind_a_tensor_is_looked_at_again():
+    buffer = np.array([[True, True, False, False]])
+    keep = torch.from_numpy(buffer)
+    q, k, v = torch.randn(3, 1, 2, 4, 8)
+    R.attend(q, k, v, mask=R.Padding(keep))
+    buffer[:] = True
+    torch.testing.assert_close(R.attend(q, k, v, mask=R.Padding(keep)), R.attend(q, k, v))
+    keep.data[:, 1:] = False
+    want = R.attend(q, k, v, mask=R.Padding((1,)))
+    torch.testing.assert_close(R.attend(q, k, v, mask=R.Padding(keep)), want)
 
 
 def test_inference_tensors_are_never_remembered():

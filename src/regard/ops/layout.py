@@ -63,7 +63,8 @@ def remembered(term: Term, key: Hashable, make: Callable[[], V]) -> V:
     """`make()`, or what it made before for this term and key.
 
     A term without tensors is known by its value. One with tensors is known by them, held weakly, so that a term made
-    anew over the same tensors finds it too; a tensor changed in place since makes it anew.
+    anew over the same tensors finds it too; a tensor changed in place since makes it anew. On the CPU, where NumPy and
+    `.data` change memory without a word, numbers are compared; elsewhere PyTorch's count of changes is.
     """
     tensors = term.tensors()
     if any(x.is_inference() for x in tensors):
@@ -71,20 +72,24 @@ def remembered(term: Term, key: Hashable, make: Callable[[], V]) -> V:
     key = (skeleton(term), key)
     if not tensors:
         return _recalled(_by_value, key, make)
-    versions = tuple(x._version for x in tensors)
     memory = _by_tensor.setdefault(tensors[0], OrderedDict())
     entry = memory.get(key)
-    if entry is None or entry[1] != versions or any(a() is not b for a, b in zip(entry[0], tensors, strict=True)):
-        memory[key] = entry = tuple(ref(x) for x in tensors), versions, make()
+    if entry is None or not all(map(_unchanged, entry[0], tensors)):
+        memory[key] = entry = [(ref(x), x.detach().clone() if x.is_cpu else x._version) for x in tensors], make()
         memory.move_to_end(key)
         if len(memory) > REMEMBERED:
             memory.popitem(last=False)
-    value: V = entry[2]
+    value: V = entry[1]
     return value
 
 
 _by_value: OrderedDict[Hashable, object] = OrderedDict()
 _by_tensor = WeakTensorKeyDictionary()
+
+
+def _unchanged(known: tuple[ref[Tensor], Tensor | int], x: Tensor) -> bool:
+    tensor, state = known
+    return tensor() is x and (torch.equal(state, x) if isinstance(state, Tensor) else state == x._version)
 
 
 def _recalled(memory: OrderedDict[Hashable, object], key: Hashable, make: Callable[[], V]) -> V:
