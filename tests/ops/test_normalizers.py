@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard import Causal, Entmax, Hard, Sparsemax, Window, weights
+from regard import Causal, Entmax, Hard, SinkSoftmax, Softmax, Sparsemax, Window, weights
 from regard.ops.dispatch import BACKENDS
 
 pytestmark = [pytest.mark.parametrize("backend", BACKENDS), pytest.mark.usefixtures("small_blocks")]
@@ -32,3 +32,15 @@ def test_one_score_far_ahead_takes_the_whole_row(backend, normalize):
     A = weights(torch.ones(1, 1, 5, 1), k, normalize=normalize, backend=backend).dense()
     assert torch.equal(A.nonzero()[:, -1], torch.full((5,), 17))
     assert (A[..., 17] == 1).all()
+
+
+@pytest.mark.parametrize("first", ["statistic", "summary", "entropy"])
+@pytest.mark.parametrize("normalize", [Softmax(), SinkSoftmax(0.0), Sparsemax()], ids=repr)
+def test_a_row_with_a_score_that_is_nan_is_nan_whatever_is_asked_first(backend, normalize, first):
+    k = torch.randn(1, 1, 5, 4)
+    k[:, :, 2] = torch.nan
+    A = weights(torch.randn(1, 1, 3, 4), k, normalize=normalize, backend=backend)
+    {"statistic": lambda: A.statistic, "summary": A.summary, "entropy": A.entropy}[first]()
+    assert A.statistic.isnan().all()
+    assert A.dense().isnan().all()
+    assert A.summary().entropy.isnan().all()

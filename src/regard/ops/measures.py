@@ -5,6 +5,7 @@ Those made by `evaluate` are differentiable once; the walks at the end of the fi
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -164,7 +165,7 @@ def _entropy_by_logs(A: Tensor, log: Tensor, hidden: bool) -> Tensor:
 
 
 def _finite(lse: Tensor) -> Tensor:
-    return torch.where(lse.isfinite(), lse, 0.0)
+    return torch.where(lse == -math.inf, 0.0, lse)
 
 
 def _mean_distance(A: Tensor, block: Block) -> Tensor:

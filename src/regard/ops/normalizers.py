@@ -216,7 +216,7 @@ class SafeSoftmax(torch.autograd.Function):
         total = e.sum(-1, keepdim=True)
         # The largest term is exp(0): a row that sees a key sums to at least 1, and clamping spares an empty one.
         floor = total.clamp(min=1)
-        return e.div_(floor), torch.where(total > 0, top + floor.log(), -INF)
+        return e.div_(floor), torch.where(total == 0, -INF, top + floor.log())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
