@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard import Causal, Entmax, Hard, SinkSoftmax, Softmax, Sparsemax, Window, weights
+from regard import Causal, Diagonal, Entmax, Hard, SinkSoftmax, Softmax, Sparsemax, Window, weights
 from regard.ops.dispatch import BACKENDS
 
 pytestmark = [pytest.mark.parametrize("backend", BACKENDS), pytest.mark.usefixtures("small_blocks")]
@@ -44,3 +44,15 @@ def test_a_row_with_a_score_that_is_nan_is_nan_whatever_is_asked_first(backend, 
     assert A.statistic.isnan().all()
     assert A.dense().isnan().all()
     assert A.summary().entropy.isnan().all()
+
+
+@pytest.mark.parametrize(("low", "dtype"), [(-120.0, torch.float32), (-800.0, torch.float64)])
+def test_a_row_that_sees_nothing_but_a_low_sink_has_gradients_of_zero(backend, low, dtype):
+    q = torch.randn(1, 1, 3, 4, dtype=dtype, requires_grad=True)
+    k, sink = torch.randn(1, 1, 3, 4, dtype=dtype), torch.full((1,), low, dtype=dtype, requires_grad=True)
+    A = weights(q, k, mask=Causal() & ~Diagonal(), normalize=SinkSoftmax(sink), backend=backend)
+    A.entropy().sum().backward()
+    assert (q.grad[:, :, 0] == 0).all()
+    assert q.grad.isfinite().all()
+    assert sink.grad.isfinite().all()
+    assert A.statistic[0, 0, 0] == low

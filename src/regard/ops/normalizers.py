@@ -73,9 +73,9 @@ class SinkSoftmax(Normalizer):
 
     def statistic(self, s: Tensor, at: Place) -> Tensor:
         sink = _per_head(self.sink, at)
-        top = torch.maximum(_top(s), sink.detach())
+        top = _top(s, sink)
         total = (s - top).exp().sum(-1, keepdim=True) + (sink - top).exp()
-        return top + total.log()
+        return torch.where(total == 0, -INF, top + total.clamp(min=1).log())
 
     def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
         assert statistic is not None
@@ -269,11 +269,10 @@ class Threshold(torch.autograd.Function):
         return grad * share / share.sum(-1, keepdim=True).clamp(min=1e-30), None
 
 
-def _top(s: Tensor) -> Tensor:
-    """The largest score of each row, 0 for a row without one. A shift by it changes no gradient."""
-    if not s.shape[-1]:
-        return s.new_zeros((*s.shape[:-1], 1))
-    top = s.detach().amax(-1, keepdim=True)
+def _top(s: Tensor, sink: Tensor | None = None) -> Tensor:
+    """The largest score of each row or its sink, 0 for a row without one. A shift by it changes no gradient."""
+    top = s.detach().amax(-1, keepdim=True) if s.shape[-1] else s.new_full((*s.shape[:-1], 1), -INF)
+    top = top if sink is None else torch.maximum(top, sink.detach())
     return torch.where(top == -INF, 0.0, top)
 
 
