@@ -177,3 +177,14 @@ def test_forward_mode_is_refused_by_kernels_and_served_by_the_reference():
     torch.testing.assert_close(got, (out(q + 1e-6 * tangent) - out(q - 1e-6 * tangent)) / 2e-6, atol=1e-7, rtol=1e-6)
     for fn in (out, lse):
         torch.testing.assert_close(torch.func.jacfwd(fn)(q), torch.func.jacrev(fn)(q))
+
+
+def test_hard_passes_straight_through_in_forward_mode_too():
+    q, k, v = torch.randn(3, 1, 2, 6, 4, dtype=torch.float64)
+
+    def out(q):
+        return attend(q, k, v, normalize=R.Hard(), backend="reference")
+
+    forward, backward = torch.func.jacfwd(out)(q), torch.func.jacrev(out)(q)
+    assert backward.abs().max() > 0
+    torch.testing.assert_close(forward, backward)

@@ -16,6 +16,7 @@ from .biases import Bias
 from .demands import must_be_number, must_broadcast
 from .place import Place
 from .term import Term, term
+from .tracing import forward_mode
 
 if TYPE_CHECKING:
     from .call import Sizes
@@ -169,7 +170,7 @@ class Hard(Normalizer):
     def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor]:
         statistic = self.statistic(s, at)
         hard = self.map(s, statistic, at)
-        if s.requires_grad:
+        if s.requires_grad or forward_mode():
             soft, _ = Softmax().weigh(s, at)
             hard = hard + (soft - soft.detach())
         return hard, statistic
