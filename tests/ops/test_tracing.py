@@ -57,6 +57,13 @@ def test_compiles_without_a_graph_break_and_at_most_twice_over_ten_lengths(fn):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize("fn", TRACEABLE)
+def test_compiles_without_a_graph_break_where_every_number_is_open(fn):
+    given = tensors(17)
+    compiled = torch.compile(fn, fullgraph=True, backend="eager", dynamic=True)
+    torch.testing.assert_close(compiled(*given), fn(*given))
+
+
 @pytest.mark.parametrize("fn", [causal, causal_and_padded])
 def test_compiled_gradients_are_the_eager_ones(fn):
     compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")

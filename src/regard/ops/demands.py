@@ -35,7 +35,7 @@ def must_be_number(name: str, value: object, above: float = -math.inf) -> None:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
+    if not -math.inf < number < math.inf:
         raise ValueError(f"{name} must be finite, got {number}")
     if not number > above:
         raise ValueError(f"{name} must be above {above:g}, got {value}")
