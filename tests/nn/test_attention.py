@@ -390,6 +390,15 @@ def test_exports():
     close(torch.export.export(layer, (x,)).module()(x), layer(x), torch.float32)
 
 
+def test_exports_slots_with_an_open_length():
+    layer = Attention(12, 3, slots=2).eval()
+    lengths = ({1: torch.export.Dim("n", min=2, max=64)},)
+    program = torch.export.export(layer, (torch.randn(2, 7, 12),), dynamic_shapes=lengths).module()
+    for n in (5, 31):
+        x = torch.randn(2, n, 12)
+        close(program(x), layer(x), torch.float32)
+
+
 def test_shapes_in_signatures_hold_when_checked():
     code = """
 from jaxtyping import install_import_hook

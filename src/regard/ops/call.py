@@ -247,7 +247,7 @@ def _is_share(dropout: float) -> float:
 
 
 def _is_offset(offset: int) -> int:
-    if isinstance(offset, bool) or not isinstance(offset, int):
+    if isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
         raise TypeError(
             f"offset must be a whole number, the position of the first query, got {offset!r}; write int(offset)"
         )
