@@ -233,6 +233,18 @@ def test_two_texts_through_two_caches_do_not_meet():
     assert torch.equal(layer(a, cache=layer.new_cache()), first)
 
 
+def test_a_cache_begun_in_inference_mode_goes_on_outside_of_it():
+    layer = Attention(16, 4, mask=Causal()).to(D).eval()
+    x, cache, rows = torch.randn(2, 7, 16, dtype=D), layer.new_cache(), torch.tensor([1, 0])
+    with torch.inference_mode():
+        layer(x[:, :4], cache=cache)
+        moved = cache.select(rows)
+    with torch.no_grad():
+        expected = layer(x)[:, 4:]
+        close(layer(x[:, 4:], cache=cache), expected)
+        close(layer(x[rows, 4:], cache=moved), expected[rows])
+
+
 def test_a_cache_keeps_no_gradients():
     layer = Attention(16, 4)
     with pytest.raises(ValueError, match=r"a cache keeps no gradients.*decode under torch.no_grad\(\)"):

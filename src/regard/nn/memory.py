@@ -126,7 +126,9 @@ class _Room:
     @staticmethod
     def like(both: Tensor, d: int, space: int, rows: int | None = None) -> _Room:
         b, g, _, width = both.shape
-        return _Room(both.new_empty(b if rows is None else rows, g, space, width), (d, width - d))
+        with torch.inference_mode(False):  # so that steps outside of inference mode may write, too
+            room = both.new_empty(b if rows is None else rows, g, space, width)
+        return _Room(room, (d, width - d))
 
     def write(self, first: int, both: Tensor) -> None:
         n = both.shape[2]
