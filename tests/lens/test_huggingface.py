@@ -174,6 +174,21 @@ def test_rows_of_each_new_token_join_the_tape(build, implementation, side, how):
     assert_same(tape, *whole_pass(build, inputs, sequences))
 
 
+@pytest.mark.parametrize("how", [{"eos_token_id": -1}, {"generation_config": True}], ids=["argument", "config"])
+def test_beams_end_where_the_search_was_told(how):
+    model = zoo.made(zoo.llama, "sdpa", scale_of(zoo.llama))
+    inputs = {name: x for name, x in inputs_of(zoo.llama, None).items() if name == "input_ids"}
+    asked = {"max_new_tokens": 6, "do_sample": False, "num_beams": 2}
+    model.generation_config.eos_token_id = None
+    ends = model.generate(**inputs, **asked)[0, -4].item()  # a token that would end it, were it asked
+    model.generation_config.eos_token_id = ends
+    if "generation_config" in how:
+        how = {"generation_config": type(model.generation_config)(eos_token_id=-1, pad_token_id=0)}
+    with capture(model) as tape:
+        written = model.generate(**inputs, **asked, **how, pad_token_id=0)
+    assert_same(tape, *whole_pass(zoo.llama, inputs, written))
+
+
 def whole_pass(build, inputs, sequences):
     """The eager weights of one pass over finished sequences, and which of their tokens are real."""
     inputs = {name: x.repeat_interleave(len(sequences) // 2, 0) for name, x in inputs.items()}

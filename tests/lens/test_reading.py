@@ -1,4 +1,4 @@
-"""Reader: whatever a kernel is handed, masks of every shape and tensors that are broadcast, the tape says what it did."""
+"""Reader: whatever shapes a kernel is handed, the tape says what it did."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from regard.nn import Loss, cross_entropy
+from regard.nn.losses import surprise
 
 D = torch.float64
 
@@ -80,3 +81,13 @@ def test_bad_calls_are_answered():
         cross_entropy(torch.randn(2, 5), torch.tensor([1, 2]), smoothing=1.0)
     with pytest.raises(ValueError, match=r"one more dim than targets, the classes, got \(2, 3, 5\) and \(2, 4\)"):
         cross_entropy(torch.randn(2, 3, 5), torch.ones(2, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_targets_are_whole_numbers_of_any_kind(dtype):
+    logits, targets = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
+    counted = torch.tensor([[True] * 5, [True, True, False, False, False]])
+    right = surprise(logits, targets, counted=counted)
+    assert torch.equal(surprise(logits, targets.to(dtype), counted=counted), right)
+    with pytest.raises(TypeError, match="targets must hold whole numbers, got"):
+        surprise(logits, targets.float())

@@ -441,3 +441,14 @@ def test_keys_and_values_of_two_dtypes_are_refused():
     x = torch.zeros(1, 1, 1, 2)
     with pytest.raises(ValueError, match=r"same dtype, got torch.float32 and torch.float64; write v.to\(k.dtype\)"):
         KVCache().append(x, x.double())
+
+
+def test_lengths_of_unsigned_bytes_go_with_a_window():
+    layer = Attention(16, 4, mask=Causal() & Window(3)).eval()
+    x, lengths, found = torch.randn(2, 6, 16), torch.tensor([6, 2]), []
+    for dtype in (torch.int64, torch.uint8):
+        cache = layer.new_cache()
+        padding = [lengths.clamp(max=n + 1).to(dtype) for n in range(6)]
+        with torch.no_grad():
+            found.append([layer(x[:, n : n + 1], cache=cache, key_padding=padding[n]) for n in range(6)])
+    assert all(map(torch.equal, *found))

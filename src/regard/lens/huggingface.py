@@ -277,7 +277,8 @@ def _inputs_again(
     found = first.get("attention_mask")  # where it was not given: by the padding it found
     if "attention_mask" not in inputs and isinstance(found, Tensor) and found.shape[1:] == prompt.shape[1:]:
         prompt = found[:: len(found) // rows].repeat_interleave(len(sequences) // rows, 0)
-    mask = torch.cat((prompt, _until_end(_asked(model, kwargs, "eos_token_id"), sequences[:, prompt.shape[1] :]).to(prompt.dtype)), 1)
+    written = _until_end(_asked(model, kwargs, "eos_token_id"), sequences[:, prompt.shape[1] :])
+    mask = torch.cat((prompt, written.to(prompt.dtype)), 1)
     inputs |= {"input_ids": sequences, "attention_mask": mask}
     if "position_ids" in takes:
         inputs["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)

@@ -196,14 +196,14 @@ def _zeroed(x: Tensor, least: float) -> Tensor:
 
 
 def _prints(tensor: Tensor) -> Tensor:
-    """What tells a tensor that does not count how often it is written to from what it was: sums over rows and columns."""
+    """What tells a tensor that does not count its changes from what it was: the sums of its rows and columns."""
     ints = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
     x = tensor.view(ints)
     return torch.cat([x.sum(dim, dtype=torch.int64).flatten() for dim in range(-min(x.ndim, 2), 0)])
 
 
 def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with as many batch rows, where kernels take one for all; and heads, where it is more than one query's."""
+    """The same with as many batch rows, where a kernel takes one for all, and heads likewise."""
     b, g = max(map(len, (q, k, v))), max(k.shape[1], v.shape[1])
     q = q.expand(b, g if q.shape[1] == 1 else -1, -1, -1)
     k, v = (x.expand(b, g if x.shape[1] == 1 else -1, -1, -1) for x in (k, v))

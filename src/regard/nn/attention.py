@@ -300,7 +300,8 @@ def _padding(key_padding: Tensor, j: int, seen: int) -> Padding:
     """The padding of the last j of the keys seen so far."""
     must_be_tensor("key_padding", key_padding, hint="torch.tensor([3, 5])")
     if key_padding.dtype != torch.bool:
-        return Padding(key_padding if seen == j else (key_padding - (seen - j)).clamp(min=0))
+        given = seen == j or key_padding.is_floating_point()  # which `Padding` refuses
+        return Padding(key_padding if given else (key_padding.long() - (seen - j)).clamp(min=0))
     if key_padding.ndim != 2 or key_padding.shape[1] != seen:
         raise ValueError(
             f"key_padding must hold lengths (b,) or keep (b, {seen}), all keys, those of a cache included, "

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..ops.demands import must_be_integers
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -59,7 +61,8 @@ def surprise(
             f"logits must have one more dim than targets, the classes, got {tuple(logits.shape)} and "
             f"{tuple(targets.shape)}"
         )
-    labels = targets if counted is None else targets.masked_fill(~counted, IGNORED)
+    must_be_integers("targets", targets, targets.ndim)
+    labels = targets.long() if counted is None else targets.long().masked_fill(~counted, IGNORED)
     each = F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
         labels.flatten(),
