@@ -189,6 +189,16 @@ def test_beams_end_where_the_search_was_told(how):
     assert_same(tape, *whole_pass(zoo.llama, inputs, written))
 
 
+def test_beams_go_by_the_padding_that_was_found():
+    model = zoo.made(zoo.llama, "sdpa", scale_of(zoo.llama))
+    model.generation_config.eos_token_id = None
+    ids = zoo.ids(n=9).clamp(min=1)
+    ids[0, :3] = 0
+    with capture(model) as tape:
+        written = model.generate(ids, max_new_tokens=4, do_sample=False, num_beams=2, pad_token_id=0)
+    assert_same(tape, *whole_pass(zoo.llama, {"input_ids": ids, "attention_mask": (ids != 0).long()}, written))
+
+
 def whole_pass(build, inputs, sequences):
     """The eager weights of one pass over finished sequences, and which of their tokens are real."""
     inputs = {name: x.repeat_interleave(len(sequences) // 2, 0) for name, x in inputs.items()}

@@ -25,7 +25,7 @@ from ..ops.normalizers import Normalizer
 from ..ops.scores import Dot
 from ..ops.term import Term
 from .recognize import Packed, Rows, recognize, recognize_bias
-from .record import Seen
+from .record import Seen, as_integers
 from .steps import same
 from .storage import Store
 
@@ -197,8 +197,7 @@ def _zeroed(x: Tensor, least: float) -> Tensor:
 
 def _prints(tensor: Tensor) -> Tensor:
     """What tells a tensor that does not count its changes from what it was: the sums of its rows and columns."""
-    ints = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
-    x = tensor.view(ints)
+    x = as_integers(tensor)
     return torch.cat([x.sum(dim, dtype=torch.int64).flatten() for dim in range(-min(x.ndim, 2), 0)])
 
 

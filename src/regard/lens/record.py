@@ -266,8 +266,12 @@ def seen_weights(
 
 def checksums(k: Tensor) -> Tensor:
     """A number for each key that tells it from others, exact to the bit and the same wherever it is stored: `b j`."""
-    ints = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[k.dtype.itemsize]
-    return k.detach().view(ints).sum((1, 3), dtype=torch.int64)
+    return as_integers(k).sum((1, 3), dtype=torch.int64)
+
+
+def as_integers(x: Tensor) -> Tensor:
+    """The bits of each number as a whole number."""
+    return x.detach().view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize])
 
 
 def _parents(prints: Tensor, before: Tensor) -> Tensor | None:
