@@ -42,6 +42,10 @@ def cases() -> Iterator[Case]:
     yield Case(
         "attend and summary, causal, N 20011, d 128", functools.partial(summarized, 20011, 128, Causal()), cost=True
     )
+    for measure, question in MEASURES.items():
+        for d in (64, 128):
+            name = f"attend and {measure}, plain, N 16384, d {d}"
+            yield Case(name, functools.partial(summarized, 16384, d, None, question), cost=True)
     for mask in (None, Causal()):
         name = f"attend and summary, {kind(mask)}, N 16384, d 128, against stored weights"
         yield Case(name, functools.partial(against_stored, mask), 12)
@@ -133,15 +137,22 @@ def overhead(mask: Mask | None) -> tuple[Call, dict[str, Call]]:
     return functools.partial(attend, q, k, v, mask=mask), {"SDPA": peer}
 
 
-def seen(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Call:
+def seen(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, measure: Callable[[Weights], object] = Weights.summary
+) -> Call:
     def both() -> object:
         A = weights(q, k, mask=mask)
-        return A @ v, A.summary()
+        return A @ v, measure(A)
 
     return both
 
 
-def summarized(n: int, d: int, mask: Mask | None) -> tuple[Call, dict[str, Call]]:
+MEASURES: dict[str, Callable[[Weights], object]] = {"entropy": Weights.entropy, "received": Weights.received}
+
+
+def summarized(
+    n: int, d: int, mask: Mask | None, measure: Callable[[Weights], object] = Weights.summary
+) -> tuple[Call, dict[str, Call]]:
     q, k, v = tensors(1, HEADS, n, d)
     causal = mask is not None
 
@@ -153,7 +164,7 @@ def summarized(n: int, d: int, mask: Mask | None) -> tuple[Call, dict[str, Call]
         "cuDNN forward": functools.partial(fused, SDPBackend.CUDNN_ATTENTION),
         "flash forward": functools.partial(fused, SDPBackend.FLASH_ATTENTION),
     }
-    return seen(q, k, v, mask), peers
+    return seen(q, k, v, mask, measure), peers
 
 
 def against_stored(mask: Mask | None) -> tuple[Call, dict[str, Call]]:

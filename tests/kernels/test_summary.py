@@ -284,6 +284,32 @@ def test_a_text_of_any_length_has_a_map(n, m, mask):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("mask", [None, R.Causal()], ids=["plain", "causal"])
+def test_a_row_that_is_not_a_number_is_not_taken_for_one_that_sees_nothing(mask):
+    q, k = (torch.randn(2, 2, 150, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    k[1, 0, 90, 5] = torch.nan
+    A = weights(q, k, mask=mask)
+    assert fused._band_for_hopper(A._call, q, frozenset(NAMES[:4]), None) is not None
+    rows, keys = (torch.zeros(2, 2, 150, dtype=torch.bool) for _ in range(2))
+    rows[1, 0, 0 if mask is None else 90 :] = True
+    keys[1, 0] = True
+    for name in ("entropy", "max", "distance"):
+        assert torch.equal(getattr(A, name)().isnan().cpu(), rows), name
+    assert torch.equal(A.received().isnan().cpu(), keys)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+def test_a_key_that_no_query_sees_may_hold_anything():
+    q, k = (torch.randn(1, 2, n, 64, device="cuda", dtype=torch.bfloat16) for n in (5, 40))
+    k[:, :, 10] = torch.nan  # after the last query, in the tile of keys it sees
+    A = weights(q, k, mask=R.Causal(), offset=3)
+    assert fused._band_for_hopper(A._call, q, frozenset(("received",)), None) is not None
+    assert A.received().isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 def test_what_keys_receive_may_be_written_to_and_learned_from():
     q, k = (torch.randn(1, 2, 100, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     share = weights(q, k).received()

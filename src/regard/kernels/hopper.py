@@ -59,6 +59,7 @@ class Sight(NamedTuple):
     """What rows these are, which keys they see, and how they compare them."""
 
     place: Any
+    rows: Any  # of the matrix
     first: Any  # the position of the first row
     offset: Any
     low: Any
@@ -175,7 +176,9 @@ def _fold(
     t = s * sight.scale2 - lse2.expand_dims(1)
     if SIDE == "careful":
         row = _row(sight.place, part, gl.arange(0, 64, layout=BY_ROW))
-        seen = gl.minimum(row + sight.offset - sight.low + 1, sight.length).expand_dims(1)
+        seen = gl.minimum(row + sight.offset - sight.low + 1, sight.length)
+        # A row past the end is 0, and 0 times what a key holds that no other row sees may be NaN.
+        seen = gl.where(row < sight.rows, seen, 0).expand_dims(1)
         t = gl.where((start + gl.arange(0, 64, layout=BY_KEY)).expand_dims(0) < seen, t, NEVER)
         # As if x had been left out on the side that is to count it.
         x = (row - sight.place * 128).to(gl.float32).expand_dims(1)
@@ -246,7 +249,7 @@ def _begin(Q, LSE, queries, place, part: gl.constexpr, q_i, n_i, d: gl.constexpr
     row = _row(place, part, gl.arange(0, 64, layout=BY_ROW))
     lse = gl.load(LSE + row, mask=row < n_i, other=float("-inf"))
     # Rows that see nothing, and rows past the end: as if their sum were beyond measure.
-    return gl.where(lse > float("-inf"), lse * LOG2E, -NEVER)
+    return gl.where(lse == float("-inf"), -NEVER, lse * LOG2E)
 
 
 @gluon.jit
@@ -333,7 +336,7 @@ def summarize(
     full = gl.minimum(gl.maximum(gl.minimum(first - low + 1, length), 0) // 64, stop)
     crossing = gl.minimum(gl.maximum(first, 0) // 64, full)
     crossed = gl.minimum(gl.maximum(gl.maximum(last, 0) // 64 + 1, crossing), full)
-    sight = Sight(place, first, offset, low, length, scale * LOG2E)
+    sight = Sight(place, n_i, first, offset, low, length, scale * LOG2E)
     zero = first_of(held_by_thread(gl.zeros([64, 64], gl.float32, layout=PRODUCT)), 16)
     nothing = Measures(zero, zero.to(gl.int32), zero, zero)
     turn, upper, lower = _walk(
