@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch.autograd import forward_ad
 
 import regard as R
 from regard import attend, weights
+from regard.ops import fused
+from regard.ops.call import Call
+from regard.ops.dispatch import BACKENDS
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch's own decompositions
 LENGTHS = (16, 17, 33, 64, 100, 129, 7, 250, 31, 300)
 
 
@@ -168,7 +173,6 @@ def test_measures_say_that_torch_func_cannot_follow_them(measure):
             transform(lambda q: getattr(weights(q, k), measure)().sum())(given)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch's own decompositions
 def test_forward_mode_is_refused_by_kernels_and_served_by_the_reference():
     q, k, v, tangent = torch.randn(4, 1, 2, 6, 4, dtype=torch.float64)
 
@@ -195,3 +199,38 @@ def test_hard_passes_straight_through_in_forward_mode_too():
     forward, backward = torch.func.jacfwd(out)(q), torch.func.jacrev(out)(q)
     assert backward.abs().max() > 0
     torch.testing.assert_close(forward, backward)
+
+
+def pushed(fn, q, tangent):
+    """The tangent of fn(q), outside of torch.func."""
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(fn(forward_ad.make_dual(q, tangent))).tangent
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [{}, {"mask": R.Causal()}, {"mask": R.Window(5)}, {"mask": R.Padding(torch.tensor([5]))}, {"bias": R.Alibi(4)}],
+    ids=str,
+)
+@pytest.mark.parametrize("n", [6, 100])
+def test_forward_mode_outside_of_torch_func_gives_the_tangents_of_the_definition(terms, n):
+    q, k, v, tangent = torch.randn(4, 1, 4, n, 4, dtype=torch.float64)
+    _, want = torch.func.jvp(lambda q: attend(q, k, v, **terms, backend="reference"), (q,), (tangent,))
+    torch.testing.assert_close(pushed(lambda q: attend(q, k, v, **terms), q, tangent), want)
+    torch.testing.assert_close(pushed(lambda q: weights(q, k, **terms) @ v, q, tangent), want)
+
+
+def test_every_kernel_objects_to_forward_mode():
+    call = Call.of(*torch.randn(3, 1, 2, 6, 4))
+    with forward_ad.dual_level():
+        for objections in (fused.objections, *(BACKENDS[name].objections for name in ("sdpa", "flex", "triton"))):
+            assert any("forward mode" in found for found in objections(call))
+
+
+@pytest.mark.parametrize("terms", [{}, {"score": R.Additive(torch.ones(4))}], ids=["gradients too", "additive"])
+def test_forward_mode_that_blocks_cannot_follow_is_refused(terms):
+    q, k, v, tangent = torch.randn(4, 1, 2, 6, 4)
+    q.requires_grad_(not terms)
+    for fn in (lambda q: attend(q, k, v, **terms), lambda q: weights(q, k, **terms).entropy()):
+        with pytest.raises(NotImplementedError, match=r"no derivative in forward mode.*backend='reference'"):
+            pushed(fn, q, tangent)

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .tracing import no_tangents
+
 REACH = 15.0  # exp(2 * REACH) and its inverse are far inside float32
 ENTRIES = 2**19  # pairs x features of a piece: two megabytes of float32
 
@@ -34,6 +36,8 @@ def additive_scores(q: Tensor, k: Tensor, u: Tensor) -> Tensor:
 
 class AdditiveScores(torch.autograd.Function):
     """n i d, n j d, n d -> n i j."""
+
+    jvp = staticmethod(no_tangents)
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, u: Tensor) -> Tensor:

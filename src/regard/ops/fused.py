@@ -19,7 +19,7 @@ from .normalizers import SinkSoftmax, Softmax
 from .pattern import Tiling, banded, expressible, kernel_bias, pattern
 from .rows import Once
 from .scores import Bilinear, Cosine, Dot, Location
-from .tracing import followed
+from .tracing import followed, forward_mode
 
 if TYPE_CHECKING:
     from ..kernels.bins import Bins
@@ -48,6 +48,8 @@ def objections(call: Call) -> list[str]:
         found.append("it takes whole problems, not selections of rows and heads")
     if followed():
         found.append("it is launched uncompiled")
+    if forward_mode():
+        found.append("it has no derivative in forward mode")
     return found
 
 

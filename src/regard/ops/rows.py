@@ -19,6 +19,7 @@ from .call import no_autocast
 from .place import Block, Selector, give_back, pick
 from .problem import Piece, Problem, biased_and_masked, pieces, taken
 from .scores import Additive
+from .tracing import no_tangents
 
 BLANK = torch.empty(0)  # stands for a tensor in a problem that waits for its backward
 
@@ -92,6 +93,8 @@ def _additive(problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 class ByRows(torch.autograd.Function):
     """Forward: blocks without a graph. Backward: each block again, with one of its own."""
+
+    jvp = staticmethod(no_tangents)
 
     @staticmethod
     def forward(ctx: Any, problem: Problem, reduction: Reduction, *tensors: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 F = TypeVar("F", bound=Callable[..., object])
 REASON = "regard plans this attention by the tiles its mask leaves empty; plain, causal and padded calls need no plan"
@@ -19,9 +20,16 @@ def transformed() -> bool:
 
 
 def forward_mode() -> bool:
-    """True inside jvp, jacfwd and their kin."""
-    stack = torch._C._functorch.get_interpreter_stack() if transformed() else None
-    return any(one.key() == torch._C._functorch.TransformType.Jvp for one in stack or ())
+    """True inside a `dual_level`, which jvp, jacfwd and their kin open too: tensors may carry tangents."""
+    return forward_ad._current_level >= 0 and not torch.compiler.is_compiling()
+
+
+def no_tangents(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+    """The `jvp` of a function that has none, with the next step."""
+    raise NotImplementedError(
+        "blocks have no derivative in forward mode beside gradients, nor for additive scores; "
+        "pass backend='reference' to store the matrix"
+    )
 
 
 def followed() -> bool:

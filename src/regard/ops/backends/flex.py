@@ -22,7 +22,7 @@ from ..call import Call
 from ..layout import TILE, layout, remembered, skeleton
 from ..normalizers import SinkSoftmax, Softmax
 from ..scores import Bilinear, Cosine, Dot
-from ..tracing import outside_the_graph, transformed
+from ..tracing import forward_mode, outside_the_graph, transformed
 from .kernels import cap, product
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def objections(call: Call) -> list[str]:
         found.append("it takes whole problems, not selections of rows and heads")
     if transformed():
         found.append("torch.func cannot follow it")
+    if forward_mode():
+        found.append("its kernels have no derivative in forward mode")
     return found
 
 

@@ -38,7 +38,7 @@ def at_once(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: int | No
 
     A shortcut past `Call`: for short sequences, decoding above all, what surrounds the kernel costs more than it.
     """
-    if not (type(q) is type(k) is type(v) is Tensor) or followed():
+    if not (type(q) is type(k) is type(v) is Tensor) or followed() or forward_mode():
         return None
     cuda, dtype, rows, keys = q.is_cuda, q.dtype, q.shape, k.shape
     if not (dtype == k.dtype == v.dtype) or not (q.device == k.device == v.device) or dtype not in FLOATS:

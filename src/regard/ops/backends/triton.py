@@ -16,7 +16,7 @@ from ..problem import Problem, prepare
 from ..products import product
 from ..rows import Once, evaluate
 from ..scores import Additive, grouped_product
-from ..tracing import followed, outside_the_graph, transformed
+from ..tracing import followed, forward_mode, outside_the_graph, transformed
 
 name = "triton"
 DEVICES = ("cuda",)  # on the CPU Triton interprets a kernel: good for tests alone
@@ -29,6 +29,8 @@ def objections(call: Call) -> list[str]:
         found.append("it is for additive scores; for products PyTorch's kernels are as fast")
     if transformed():
         found.append("it works block by block, in place, which torch.func cannot follow")
+    if forward_mode():
+        found.append("its kernels have no derivative in forward mode")
     return found
 
 
