@@ -234,3 +234,28 @@ def test_forward_mode_that_blocks_cannot_follow_is_refused(terms):
     for fn in (lambda q: attend(q, k, v, **terms), lambda q: weights(q, k, **terms).entropy()):
         with pytest.raises(NotImplementedError, match=r"no derivative in forward mode.*backend='reference'"):
             pushed(fn, q, tangent)
+
+
+@pytest.mark.parametrize("normalize", [R.Sparsemax(), R.Entmax(1.3), R.Entmax(1.5)], ids=repr)
+def test_sparse_normalizers_serve_every_transform_on_the_reference(normalize):
+    q, k, v = torch.randn(3, 3, 1, 2, 6, 4, dtype=torch.float64)
+
+    def out(q, k=k[0], v=v[0]):
+        return attend(q, k, v, mask=R.Causal(), normalize=normalize, backend="reference")
+
+    loop = torch.stack([out(*one) for one in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(out)(q, k, v), loop)
+    torch.testing.assert_close(torch.func.vmap(out, in_dims=(1, 1, 1))(*(x.transpose(0, 1) for x in (q, k, v))), loop)
+    forward, backward = torch.func.jacfwd(out)(q[0]), torch.func.jacrev(out)(q[0])
+    assert backward.abs().max() > 0
+    torch.testing.assert_close(forward, backward)
+
+    def scalar(q):
+        return out(q).sin().sum()
+
+    torch.testing.assert_close(
+        torch.func.hessian(scalar)(q[0]), torch.func.jacrev(torch.func.jacrev(scalar))(q[0]), atol=1e-9, rtol=1e-6
+    )
+    each = torch.stack([torch.func.grad(scalar)(one) for one in q])
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(scalar))(q), each)
+    assert torch.autograd.gradcheck(out, q[0].requires_grad_(), check_forward_ad=True)

@@ -241,8 +241,6 @@ class SafeSoftmax(torch.autograd.Function):
 class Threshold(torch.autograd.Function):
     """tau with sum(max(z - tau, 0)^p) = 1 for rows whose largest z is 0; p >= 1."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(z: Tensor, p: float) -> Tensor:
         # The sum is convex and falling in tau: Newton from the left climbs to the root and never passes it.
@@ -261,13 +259,28 @@ class Threshold(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         z, ctx.p = inputs
         ctx.save_for_backward(z, output)
+        ctx.save_for_forward(z, output)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int, None], z: Tensor, p: float) -> tuple[Tensor, int]:
+        # Rows are solved each for itself, so one more dim in front of them is nothing new.
+        return Threshold.apply(z.movedim(dims[0], 0), p), 0
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return (_slope(ctx) * tangent).sum(-1, keepdim=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        z, tau = ctx.saved_tensors
-        over = (z - tau).clamp(min=0)
-        share = torch.where(over > 0, over, 1.0) ** (ctx.p - 1) * (over > 0)
-        return grad * share / share.sum(-1, keepdim=True).clamp(min=1e-30), None
+        return grad * _slope(ctx), None
+
+
+def _slope(ctx: Any) -> Tensor:
+    """d tau / d z of a row."""
+    z, tau = ctx.saved_tensors
+    over = (z - tau).clamp(min=0)
+    share = torch.where(over > 0, over, 1.0) ** (ctx.p - 1) * (over > 0)
+    return share / share.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
 def _top(s: Tensor, sink: Tensor | None = None) -> Tensor:
