@@ -46,6 +46,25 @@ def test_a_row_with_a_score_that_is_nan_is_nan_whatever_is_asked_first(backend, 
     assert A.summary().entropy.isnan().all()
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_score_that_is_nan_is_not_hidden_by_hard(backend, grad):
+    q, k, v = torch.randn(3, 1, 1, 5, 4).unbind()
+    k[:, :, 2] = torch.nan
+    q.requires_grad_(grad)
+    A = weights(q, k, mask=Causal(), normalize=Hard(), backend=backend)
+    if backend in ("tiled", "reference"):
+        assert (A @ v).isnan().all(-1).tolist() == NAN_FROM_2
+    assert A.dense().isnan().any(-1).tolist() == NAN_FROM_2
+    assert A.entropy().isnan().tolist() == NAN_FROM_2
+    assert A.max().isnan().tolist() == NAN_FROM_2
+    if grad:
+        A.dense().sum().backward()
+        assert q.grad.isnan().any(-1).tolist() == NAN_FROM_2
+
+
+NAN_FROM_2 = [[[False, False, True, True, True]]]
+
+
 @pytest.mark.parametrize(("low", "dtype"), [(-120.0, torch.float32), (-800.0, torch.float64)])
 def test_a_row_that_sees_nothing_but_a_low_sink_has_gradients_of_zero(backend, low, dtype):
     q = torch.randn(1, 1, 3, 4, dtype=dtype, requires_grad=True)

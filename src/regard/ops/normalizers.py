@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .call import Sizes
 
 INF = float("inf")
+NAN = -2  # in place of a key, where a score of the row is not a number
 
 
 class Normalizer(Term):
@@ -161,11 +162,12 @@ class Hard(Normalizer):
             return torch.full_like(top, -1, dtype=torch.long)
         none = torch.iinfo(torch.long).max
         first = torch.where((s == top) & (s > -INF), at.j, none).amin(-1, keepdim=True)
-        return torch.where(first == none, -1, first)
+        return torch.where(first == none, -1, first).masked_fill(top.isnan(), NAN)
 
     def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
         assert statistic is not None
-        return torch.eq(at.j, statistic).to(s.dtype).expand_as(s)
+        chosen = torch.eq(at.j, statistic).to(s.dtype).expand_as(s)
+        return chosen.masked_fill(statistic == NAN, torch.nan)
 
     def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor]:
         statistic = self.statistic(s, at)
