@@ -84,3 +84,33 @@ def test_what_else_is_differentiated_goes_without_the_kernel(small_tiles):
         assert not A._has_kernel("entropy")
         assert A._has_kernel()
     assert not weights(q, k)._has_kernel("max")
+
+
+@pytest.mark.parametrize("measure", ["entropy", "received"])
+@pytest.mark.parametrize(
+    "term",
+    [
+        lambda x: {"mask": R.Documents(x.floor().long())},
+        lambda x: {"mask": R.Padding(x[4:5].long())},
+        lambda x: {"bias": R.Added(x[None])},
+    ],
+    ids=["documents", "lengths", "bias"],
+)
+def test_a_term_changed_before_the_gradient_is_taken_raises(measure, term, small_tiles):
+    q, k = torch.randn(2, 1, 2, 9, 8, device=small_tiles).requires_grad_().unbind()
+    terms = term(torch.linspace(0, 2, 9, device=small_tiles))
+    value = getattr(weights(q, k, **terms), measure)().sum()
+    for x in (x for term in terms.values() for x in term.tensors()):
+        x += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+def test_a_mask_of_inference_mode_serves_a_gradient(small_tiles):
+    q, k = torch.randn(2, 1, 2, 9, 8, device=small_tiles).requires_grad_().unbind()
+    with torch.inference_mode():
+        ids = torch.arange(9, device=small_tiles) // 4
+    A, B = (weights(q, k, mask=R.Documents(x)) for x in (ids, ids.clone()))
+    assert A._has_kernel("entropy")
+    for ours, want in zip(*(torch.autograd.grad(x.entropy().sum(), (q, k)) for x in (A, B)), strict=True):
+        assert torch.equal(ours, want)

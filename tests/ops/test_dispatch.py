@@ -311,12 +311,13 @@ def test_a_term_changed_before_the_backward_is_refused_by_blocks(name, calls):
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("name", READ_AGAIN)
-def test_blocks_take_terms_made_in_inference_mode(name):
+@pytest.mark.parametrize("backend", ["sdpa", "tiled"])
+def test_blocks_take_terms_made_in_inference_mode(name, backend):
     (given, terms), (q, k, v) = READ_AGAIN[name], qkv()
     v.requires_grad_()
     with torch.inference_mode():
         tensor = given.clone()
-    ours, want = (attend(q, k, v, **terms(x), backend="sdpa").sin().sum() for x in (tensor, given))
+    ours, want = (attend(q, k, v, **terms(x), backend=backend).sin().sum() for x in (tensor, given))
     torch.testing.assert_close(torch.autograd.grad(ours, v), torch.autograd.grad(want, v))
 
 

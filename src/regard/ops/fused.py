@@ -17,7 +17,7 @@ from .call import Call
 from .measures import How
 from .normalizers import SinkSoftmax, Softmax
 from .pattern import Tiling, banded, expressible, kernel_bias, pattern
-from .rows import Once
+from .rows import Once, saveable
 from .scores import Bilinear, Cosine, Dot, Location
 from .tracing import followed, forward_mode
 
@@ -245,7 +245,10 @@ class Measured(torch.autograd.Function):
         value = reduced(setting.call, statistic, frozenset((setting.measure,)))[setting.measure]
         ctx.setting = setting
         needed = (value.clone(),) if setting.measure == "entropy" else ()  # the value itself may be written to
-        ctx.save_for_backward(statistic, q, k, *needed)
+        # Terms stay whole, with the tiles they remember; their tensors are saved so that a change in place is refused.
+        terms = (term for term in (setting.call.mask, setting.call.bias) if term is not None)
+        held = [saveable(x.detach()) for term in terms for x in term.tensors()]
+        ctx.save_for_backward(statistic, q, k, *needed, *held)
         return value
 
     @staticmethod

@@ -98,7 +98,7 @@ class ByRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, problem: Problem, reduction: Reduction, *tensors: Tensor) -> tuple[Tensor, Tensor | None]:
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*map(saveable, tensors))
         ctx.problem = problem.map_tensors(lambda _: BLANK)
         ctx.reduction = replace(reduction, x=None)
         value, statistic = _forward(problem, reduction)
@@ -129,6 +129,11 @@ class ByRows(torch.autograd.Function):
         # A tensor that serves twice has one total: hand it out once.
         grads = [(x, totals.pop(id(x), None)) for x in saved]
         return [None if total is None else total.to(x.dtype) for x, total in grads]
+
+
+def saveable(x: Tensor) -> Tensor:
+    """A tensor as autograd saves it for the backward: it refuses those of inference mode."""
+    return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
 
 class Once(torch.autograd.Function):

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..call import Call
 from ..place import Block, give_back, pick
 from ..problem import Piece, Problem, minus_infinity_where_not, pieces, prepare
-from ..rows import BLANK, Once
+from ..rows import BLANK, Once, saveable
 from ..tracing import outside_the_graph
 
 INF = float("inf")
@@ -45,7 +45,7 @@ class Fused(torch.autograd.Function):
             empty = False if added is None else (added == -INF).all(-1)
             lse[rows] = torch.where(torch.as_tensor(empty), -INF, total)[..., None]
         ctx.problem = problem.map_tensors(lambda _: BLANK)
-        ctx.save_for_backward(q, k, v, out, lse, *map(_kept, problem.tensors()))
+        ctx.save_for_backward(q, k, v, out, lse, *(saveable(x.detach()) for x in problem.tensors()))
         ctx.mark_non_differentiable(lse)
         return out, lse
 
@@ -78,11 +78,6 @@ class Fused(torch.autograd.Function):
         if torch.is_grad_enabled():
             grads = [Once.apply(g, grad, q, k, v) for g in grads]
         return None, *grads
-
-
-def _kept(x: Tensor) -> Tensor:
-    """A tensor as autograd keeps it for the backward: it refuses those of inference mode."""
-    return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x.detach()
 
 
 def _parts(problem: Problem) -> Iterator[tuple[Block, Tensor | None]]:
