@@ -114,3 +114,14 @@ def test_a_mask_of_inference_mode_serves_a_gradient(small_tiles):
     assert A._has_kernel("entropy")
     for ours, want in zip(*(torch.autograd.grad(x.entropy().sum(), (q, k)) for x in (A, B)), strict=True):
         assert torch.equal(ours, want)
+
+
+@pytest.mark.parametrize("name", ["plain", "documents", "alibi", "added"])
+def test_a_row_that_is_not_a_number_is_one_for_every_key_it_sees(name, small_tiles):
+    q, k = torch.randn(2, 2, 19, 16, device=small_tiles), torch.randn(2, 1, 40, 16, device=small_tiles)
+    seen = judged(q, k, TERMS[name])[1].dense() != 0
+    k[1, 0, 30, 5] = torch.nan
+    A, _ = judged(q, k, TERMS[name])
+    rows = seen[..., 30] & torch.tensor([False, True])[:, None, None]
+    got = (A.T @ torch.ones(2, 1, 19, 5, device=small_tiles)).isnan().any(-1).cpu()
+    assert torch.equal(got, (seen & rows[..., None]).any(-2))

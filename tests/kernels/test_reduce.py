@@ -320,3 +320,27 @@ def test_what_the_kernel_cannot_do_is_done_without_it(terms, reason, device):
     A, exact = judged(q, k, terms)
     assert reason in " ".join(fused.objections(A._call))
     torch.testing.assert_close(A.entropy().cpu().double(), exact.entropy(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "documents", "alibi", "added", "cap"])
+def test_a_row_that_is_not_a_number_is_not_taken_for_one_that_sees_nothing(name, device):
+    q, k = torch.randn(2, 2, 19, 16, device=device), torch.randn(2, 1, 40, 16, device=device)
+    seen = judged(q, k, TERMS[name])[1].dense() != 0
+    k[1, 0, 30, 5] = torch.nan
+    A, _ = judged(q, k, TERMS[name])
+    rows = seen[..., 30] & torch.tensor([False, True])[:, None, None]
+    summary = A.summary()
+    for got in (summary.entropy, summary.max, summary.distance, A.topk(1).values[..., 0]):
+        assert torch.equal(got.isnan().cpu(), rows)
+    cells = seen & rows[..., None]
+    assert torch.equal(summary.received.isnan().cpu(), cells.any(-2))
+    assert torch.equal(A.pool(19, 40, "max").isnan().cpu(), cells)
+
+
+def test_a_key_that_no_query_sees_may_hold_anything(device):
+    q, k = torch.randn(1, 2, 5, 16, device=device), torch.randn(1, 2, 40, 16, device=device)
+    k[:, :, 10] = torch.nan  # after the last query, in the tile of keys it sees
+    A = weights(q, k, mask=R.Causal(), offset=3)
+    summary = A.summary()
+    for got in (A.received(), summary.received, summary.map, A.pool(5, 40, "max"), A.T @ q):
+        assert got.isfinite().all()

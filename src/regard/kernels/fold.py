@@ -100,6 +100,8 @@ def fold(
                 else:
                     _add_pairs(sums, cells, at, key, COL_BINS, n_j, J, WARPS, CAREFUL)
     if peaks is not None:
+        # A row past the end lies in the bin of others, and may be NaN where a key is.
+        p = tl.where((row < n_i)[None, :], p, 0.0)
         _raise_bins(p, peaks, COL_BINS, col, col_tile, n_j, I, J, WARPS, PARTS, WHOLE)
     if tops is not None:
         _store_tops(p_held, tops, row, col_tile, n_i, n_j, I, J, WARPS)

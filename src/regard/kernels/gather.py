@@ -144,7 +144,7 @@ def _add(
         other=0.0,
     )
     lse = tl.load(LSE + row, mask=row < n_i, other=float("-inf"))
-    lse2 = tl.where(lse > float("-inf"), lse * LOG2E, -NEVER)
+    lse2 = tl.where(lse == float("-inf"), -NEVER, lse * LOG2E)
     if BY_KEYS:
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         lse2, at_row, at_col = lse2[None, :], row[None, :], col[:, None]

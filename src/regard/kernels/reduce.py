@@ -82,7 +82,7 @@ def _reduce(
     q = tl.trans(q)
     lse = tl.load(LSE + (b * heads + h) * n_i + row, mask=row < n_i, other=float("-inf"))
     # Rows that see nothing, and rows past the end: as if their sum were beyond measure.
-    lse2 = tl.where(lse > float("-inf"), lse * LOG2E - SHIFT, -NEVER)
+    lse2 = tl.where(lse == float("-inf"), -NEVER, lse * LOG2E - SHIFT)
     length = n_j
     if LENGTHS is not None:
         length = tl.minimum(n_j, tl.load(LENGTHS + b))
@@ -170,7 +170,7 @@ def _reduce(
     back: tl.constexpr = 2.0**-SHIFT
     if ENTROPY is not None:
         # log2 A was SHIFT too large; where it is shifted, rows sum to 1, or see nothing.
-        taken = tl.where(lse > float("-inf"), SHIFT, 0)
+        taken = tl.where(lse == float("-inf"), 0, SHIFT)
         tl.store(ENTROPY + out, (tl.sum(entropy, 0) * back - taken) * -LN2, mask=row < n_i)
     if LARGEST is not None:
         tl.store(LARGEST + out, tl.max(largest, 0).to(tl.float32, bitcast=True) * back, mask=row < n_i)
@@ -178,7 +178,7 @@ def _reduce(
         total = tl.sum(distance, 0) * back
         if BACKWARD:
             # sum of A (i - j) = sum of A (first - j) + (i - first) sum of A, and that sum is 1, or 0 in an empty row
-            total += tl.where(lse > float("-inf"), position, 0.0)
+            total += tl.where(lse == float("-inf"), 0.0, position)
         tl.store(DISTANCE + out, total, mask=row < n_i)
 
 

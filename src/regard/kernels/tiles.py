@@ -109,10 +109,11 @@ def log2_weights(
     if BIAS is not None:
         inside = (row < n_i) & (col < n_j)
         added = tl.load(BIAS + row.to(tl.int64) * bias_i + col.to(tl.int64) * bias_j, mask=inside, other=0.0)
-        t = tl.maximum(t + added.to(tl.float32) * LOG2E, NEVER)
+        t = tl.maximum(t + added.to(tl.float32) * LOG2E, NEVER, propagate_nan=tl.PropagateNan.ALL)
     if CAREFUL:
         gap = row + offset - col
-        seen = (col < n_j) & (gap >= low) & (gap <= high)
+        # A row past the end is 0, and 0 times what a key holds that no other row sees may be NaN.
+        seen = (row < n_i) & (col < n_j) & (gap >= low) & (gap <= high)
         if BITS is not None:
             word = tl.load(BITS + local_row * (J // 32))
             for n in tl.static_range(1, J // 32):

@@ -74,7 +74,7 @@ def _weights(call: Call, s: Tensor, lse: Tensor, rows: slice, j: Tensor) -> Tens
     s = s if most is None else torch.tanh(s / most) * most
     if call.bias is not None:
         s = s + call.bias.lifted(device, call.dtype).bind(call.q, call.k, call.offset)(*at)
-    seen = lse > -torch.inf
+    seen = lse != -torch.inf
     if call.mask is not None:
         seen = seen & call.mask.lifted(device, call.dtype).bind(call.q, call.k, call.offset)(*at)
     A = torch.where(seen, (s - lse).exp(), 0.0)
