@@ -98,14 +98,14 @@ def test_scores_are_log_probabilities_a_document(summarizer, files):
 def test_flags_reach_the_model_and_the_batches(files, tmp_path):
     flags = [
         *("--model", "transformer", "--dim", 16, "--hidden", 24, "--depth", 1, "--heads", 2, "--dropout", 0.2),
-        *("--encoder-mask", "Window(3) | Global(1)", "--segment", 6, "--memory", 2, "--smoothing", 0.05),
+        *("--encoder-mask", "Window(3) | Dilated(2, 3)", "--segment", 6, "--memory", 2, "--smoothing", 0.05),
         *("--tokenizer", "bpe", "--vocabulary", 300, "--limit", 30, "--long", "drop", "--batch-tokens", 64),
     ]
     data = ["--jsonl", files / "news.jsonl", "--document-field", "body", "--summary-field", "head"]
     well("train", "summarization", *data, *flags, "--steps", 1, "--out", tmp_path / "run")
     config = json.loads((tmp_path / "run" / "step-00000001" / "config.json").read_text())
     expected = {"kind": "TransformerConfig", "dim": 16, "hidden": 24, "encoder_layers": 1, "heads": 2, "dropout": 0.2}
-    expected |= {"encoder_mask": "Window(3) | Global(1)", "segment": 6, "memory": 2, "smoothing": 0.05}
+    expected |= {"encoder_mask": "Window(3) | Dilated(2, 3)", "segment": 6, "memory": 2, "smoothing": 0.05}
     assert expected.items() <= config["model"].items()
     assert config["limit"] is None
     assert len(well("summarize", tmp_path / "run", stdin="The fox\n").lines) == 1

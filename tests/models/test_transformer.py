@@ -331,6 +331,10 @@ def copies(b, seed):
         ({"start": 19}, "start must be a token of the vocabulary of 19, got 19"),
         ({"smoothing": 1.0}, "smoothing must be at least 0 and below 1, got 1.0"),
         ({"memory": 3}, "memory is of earlier segments, got memory=3 and no segment; pass segment="),
+        (
+            {"encoder_mask": "Window(3) | Global(1)", "segment": 4, "memory": 3},
+            r"encoder_mask must go by distance .* got 'Window\(3\) \| Global\(1\)' and memory=3: .* or pass memory=0",
+        ),
         ({"decoder_layers": 0}, "decoder_layers must be 1 or more, got 0"),
         ({"kv_heads": 0}, "kv_heads must be 1 or more, got 0"),
         ({"longest": 0}, "longest must be 1 or more, got 0"),

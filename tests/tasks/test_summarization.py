@@ -256,9 +256,9 @@ def test_every_kind_has_its_config(tmp_path):
     plain = Model(kind="rnn")(tokenizer)
     assert type(plain) is Seq2SeqConfig
     assert plain.smoothing == 0.1
-    sparse = Model(kind="transformer", encoder_mask="Window(8) | Global(2)", segment=64, memory=16)(tokenizer)
+    sparse = Model(kind="transformer", encoder_mask="Window(8) & ~Diagonal()", segment=64, memory=16)(tokenizer)
     assert isinstance(sparse, TransformerConfig)
-    assert (sparse.encoder_mask, sparse.segment, sparse.memory) == ("Window(8) | Global(2)", 64, 16)
+    assert (sparse.encoder_mask, sparse.segment, sparse.memory) == ("Window(8) & ~Diagonal()", 64, 16)
     outcome = trained(tmp_path / "run", model=Model(kind="transformer", dim=8, heads=2, encoder_mask="Window(3)"))
     assert json.loads((outcome.best / "config.json").read_text())["model"]["encoder_mask"] == "Window(3)"
     assert len(Summarizer.load(tmp_path / "run").summarize(["The fox"])) == 1

@@ -14,6 +14,7 @@ from ..nn import Attention, DecoderBlock, EncoderBlock, FeedForward, PostNorm, P
 from ..nn.dropout import Dropout
 from ..nn.linear import Linear
 from ..nn.losses import Loss, cross_entropy, shifted
+from ..nn.memory import by_distance
 from ..ops.demands import must_be_number, must_count
 from ..ops.mask import Mask
 from ..ops.masks import Causal
@@ -86,9 +87,15 @@ class TransformerConfig:
         must_be_number("rotary_base", self.rotary_base, above=0)
         must_be_token("start", self.start, self.target_vocabulary)
         must_tie(self.tied, self.source_vocabulary, self.target_vocabulary)
-        _encoder_mask(self)
+        mask = _encoder_mask(self)
         if self.memory and self.segment is None:
             raise ValueError(f"memory is of earlier segments, got memory={self.memory} and no segment; pass segment=")
+        if self.memory and mask is not None and not by_distance(mask):
+            raise ValueError(
+                f"encoder_mask must go by distance where segments have a memory, got {self.encoder_mask!r} and "
+                f"memory={self.memory}: the first keys are other tokens in each segment; write 'Window(128)', "
+                "or pass memory=0"
+            )
 
     @classmethod
     def base(cls, *, source_vocabulary: int, target_vocabulary: int, start: int) -> Self:

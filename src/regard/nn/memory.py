@@ -211,15 +211,16 @@ class SegmentMemory:
 
 def look_back(mask: Mask | None) -> int | None:
     """How many keys before its own a query may see; None without a bound, or where more than the distance decides."""
-    return _reach(mask) if mask is not None and _by_distance(mask) else None
+    return _reach(mask) if mask is not None and by_distance(mask) else None
 
 
-def _by_distance(mask: Mask) -> bool:
+def by_distance(mask: Mask) -> bool:
+    """Does nothing but how far a key lies before or after a query decide whether it is seen?"""
     match mask:
         case And() | Or():
-            return _by_distance(mask.left) and _by_distance(mask.right)
+            return by_distance(mask.left) and by_distance(mask.right)
         case Not():
-            return _by_distance(mask.mask)
+            return by_distance(mask.mask)
         case _:
             return isinstance(mask, (Causal, Window, Dilated, Diagonal))
 
