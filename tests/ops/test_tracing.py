@@ -107,6 +107,12 @@ def test_other_calls_break_the_graph_and_stay_right(terms):
         torch.compile(fn, backend="eager", fullgraph=True)(q, k, v)
 
 
+def test_dropout_breaks_the_graph_on_the_cpu():
+    q, k, v, _ = tensors(40)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="the tiles its mask leaves empty"):
+        torch.compile(lambda: attend(q, k, v, dropout=0.5), backend="eager", fullgraph=True)()
+
+
 class Module(torch.nn.Module):
     def __init__(self, fn):
         super().__init__()
@@ -146,6 +152,19 @@ def test_what_torch_func_cannot_follow_is_refused():
     for transformed, given in ((torch.func.vmap(fn), q[None]), (torch.func.grad(fn), q)):
         with pytest.raises(ValueError, match=r"torch.func cannot follow.*pass backend='reference'"):
             transformed(given)
+
+
+@pytest.mark.parametrize("terms", [{"mask": R.Window(5)}, {"normalize": R.Sparsemax()}], ids=str)
+def test_a_batch_of_gradients_is_refused_by_blocks_and_served_by_the_reference(terms):
+    q, k, v, _ = tensors(100, grad=True)
+    many = torch.randn(3, *q.shape)
+    for fn in (lambda: attend(q, k, v, **terms), lambda: weights(q, k, **terms) @ v):
+        with pytest.raises(RuntimeError, match=r"one gradient at a time.*is_grads_batched.*backend='reference'"):
+            torch.autograd.grad(fn(), q, many, is_grads_batched=True)
+    out = attend(q, k, v, **terms, backend="reference")
+    (got,) = torch.autograd.grad(out, q, many, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(out, q, one, retain_graph=True)[0] for one in many]
+    torch.testing.assert_close(got, torch.stack(each))
 
 
 def test_the_reference_serves_torch_func():

@@ -19,7 +19,7 @@ from .normalizers import SinkSoftmax, Softmax
 from .pattern import Tiling, banded, expressible, kernel_bias, pattern
 from .rows import Once, saveable
 from .scores import Bilinear, Cosine, Dot, Location
-from .tracing import followed, forward_mode
+from .tracing import followed, forward_mode, must_be_one
 
 if TYPE_CHECKING:
     from ..kernels.bins import Bins
@@ -255,6 +255,7 @@ class Measured(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         from ..kernels.gather import Tilt, by_keys, by_rows
 
+        must_be_one(grad)
         (call, scale, measure), (statistic, q, k, *needed) = ctx.setting, ctx.saved_tensors
         with torch.no_grad():
             lse, grad = statistic.squeeze(-1).to(torch.float32), grad.to(torch.float32)

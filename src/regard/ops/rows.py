@@ -19,7 +19,7 @@ from .call import no_autocast
 from .place import Block, Selector, give_back, pick
 from .problem import Piece, Problem, biased_and_masked, pieces, taken
 from .scores import Additive
-from .tracing import no_tangents
+from .tracing import must_be_one, no_tangents
 
 BLANK = torch.empty(0)  # stands for a tensor in a problem that waits for its backward
 
@@ -108,6 +108,7 @@ class ByRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        must_be_one(grad)
         saved = list(ctx.saved_tensors)
         with torch.no_grad(), no_autocast(grad.device):
             grads = ByRows._backward(ctx, grad, saved)

@@ -32,6 +32,15 @@ def no_tangents(ctx: Any, *tangents: Tensor | None) -> NoReturn:
     )
 
 
+def must_be_one(grad: Tensor) -> None:
+    """Refuse many gradients that autograd hands to a backward as one, with the next step."""
+    if torch._C._functorch.is_legacy_batchedtensor(grad):
+        raise RuntimeError(
+            "blocks take one gradient at a time, got a batch of them by is_grads_batched=True; "
+            "call torch.autograd.grad for each, or pass backend='reference' to store the matrix"
+        )
+
+
 def followed() -> bool:
     """True where a compiler or a transform follows along, and no number can be looked at."""
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None

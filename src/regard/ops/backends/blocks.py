@@ -12,7 +12,7 @@ from ..call import Call
 from ..place import Block, give_back, pick
 from ..problem import Piece, Problem, minus_infinity_where_not, pieces, prepare
 from ..rows import BLANK, Once, saveable
-from ..tracing import outside_the_graph
+from ..tracing import must_be_one, outside_the_graph
 
 INF = float("inf")
 aten = torch.ops.aten
@@ -51,6 +51,7 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        must_be_one(grad)
         q, k, v, out, lse, *kept = ctx.saved_tensors
         queue = iter(kept)
         problem = ctx.problem.map_tensors(lambda _: next(queue))

@@ -16,7 +16,7 @@ from ..problem import Problem, prepare
 from ..products import product
 from ..rows import Once, evaluate
 from ..scores import Additive, grouped_product
-from ..tracing import followed, forward_mode, outside_the_graph, transformed
+from ..tracing import followed, forward_mode, must_be_one, outside_the_graph, transformed
 
 name = "triton"
 DEVICES = ("cuda",)  # on the CPU Triton interprets a kernel: good for tests alone
@@ -82,6 +82,7 @@ class AtOnce(torch.autograd.Function):
         from ...kernels.additive import AtHand, gradients
         from ...kernels.softmax import slope
 
+        must_be_one(grad)
         A, v, *at_hand = ctx.saved_tensors
         b, h, i, j = A.shape
         with torch.no_grad():
