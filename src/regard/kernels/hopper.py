@@ -59,11 +59,10 @@ class Sight(NamedTuple):
     """What rows these are, which keys they see, and how they compare them."""
 
     place: Any
-    rows: Any  # of the matrix
     first: Any  # the position of the first row
     offset: Any
     low: Any
-    length: Any
+    reach: Any  # the first key that none of them sees
     scale2: Any
 
 
@@ -176,9 +175,7 @@ def _fold(
     t = s * sight.scale2 - lse2.expand_dims(1)
     if SIDE == "careful":
         row = _row(sight.place, part, gl.arange(0, 64, layout=BY_ROW))
-        seen = gl.minimum(row + sight.offset - sight.low + 1, sight.length)
-        # A row past the end is 0, and 0 times what a key holds that no other row sees may be NaN.
-        seen = gl.where(row < sight.rows, seen, 0).expand_dims(1)
+        seen = gl.minimum(row + sight.offset - sight.low + 1, sight.reach).expand_dims(1)
         t = gl.where((start + gl.arange(0, 64, layout=BY_KEY)).expand_dims(0) < seen, t, NEVER)
         # As if x had been left out on the side that is to count it.
         x = (row - sight.place * 128).to(gl.float32).expand_dims(1)
@@ -332,11 +329,13 @@ def summarize(
     # Tiles up to the diagonal, those that cross it, others up to `full`, and those that are partly hidden.
     first = place * 128 + offset
     last = gl.minimum(place * 128 + 128, n_i) - 1 + offset
-    stop = (gl.maximum(gl.minimum(last - low + 1, length), 0) + 63) // 64
+    # Rows past the end see no more than the last: they are 0, and 0 times a key that is NaN would be NaN.
+    reach = gl.maximum(gl.minimum(last - low + 1, length), 0)
+    stop = (reach + 63) // 64
     full = gl.minimum(gl.maximum(gl.minimum(first - low + 1, length), 0) // 64, stop)
     crossing = gl.minimum(gl.maximum(first, 0) // 64, full)
     crossed = gl.minimum(gl.maximum(gl.maximum(last, 0) // 64 + 1, crossing), full)
-    sight = Sight(place, n_i, first, offset, low, length, scale * LOG2E)
+    sight = Sight(place, first, offset, low, reach, scale * LOG2E)
     zero = first_of(held_by_thread(gl.zeros([64, 64], gl.float32, layout=PRODUCT)), 16)
     nothing = Measures(zero, zero.to(gl.int32), zero, zero)
     turn, upper, lower = _walk(
