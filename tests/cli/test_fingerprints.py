@@ -22,7 +22,8 @@ def begun(files, tmp_path):
         shutil.copy(files / name, tmp_path / name)
     data = ["--source", tmp_path / "a.de", "--target", tmp_path / "a.en"]
     valid = ["--valid-source", tmp_path / "a.de", "--valid-target", tmp_path / "a.en"]
-    well("train", "translation", *data, *valid, *SMALL, "--steps", 2, "--model", "rnn", "--out", tmp_path / "run")
+    flags = [*SMALL, "--steps", 2, "--evaluate-every", 1, "--model", "rnn", "--out", tmp_path / "run"]
+    well("train", "translation", *data, *valid, *flags)
     return tmp_path
 
 
@@ -64,6 +65,7 @@ def test_other_data_to_validate_by_is_told(begun):
     assert ended.code == 0
     told = f"the data to validate by is not that of the checkpoint: --valid-source {begun / 'a.en'}\n"
     assert ended.err.startswith(told)
+    assert "scores so far are of other data, and not compared with those of this" in ended.err
 
 
 def test_data_of_another_kind_are_refused(begun, files, tmp_path):

@@ -1,6 +1,7 @@
 """The loop against loops written out by hand, and everything a run promises besides being resumed."""
 
 import csv
+import json
 import math
 import os
 from dataclasses import replace
@@ -241,6 +242,31 @@ def test_scores_of_another_metric_are_forgotten(scratch, metric, better):
     assert f"{told}; the best is sought anew from step 3" in shown.lines
     assert (outcome.step, outcome.reason, outcome.best.name) == (5, "steps", "step-00000004")
     assert os.readlink(scratch / "best") == "step-00000004"
+
+
+def recorded(valid):
+    told = {"data": {"--text": "a"}} | ({} if valid is None else {"valid": {"--text": valid}})
+    return {"data.json": json.dumps(told)}
+
+
+@pytest.mark.parametrize(("before", "now", "best"), [("b", "c", 4), ("b", "b", 1), (None, "b", 1), ("b", None, 1)])
+def test_scores_on_other_data_to_validate_by_are_forgotten(scratch, before, now, best):
+    recipe = Recipe(steps=3, evaluate_every=1, keep=9)
+    losses = scripted([1.0, 2.0, 3.0]), scripted([7.0, 5.0, 6.0])
+    train(scratch, Plain(), Shuffled(data()), recipe, evaluate=losses[0], files=recorded(before))
+    given = {"evaluate": losses[1], "files": recorded(now), "resume": True}
+    outcome, shown = train(scratch, Plain(), Shuffled(data()), replace(recipe, steps=5), **given)
+    told = "scores so far are of other data, and not compared with those of this; the best is sought anew from step 3"
+    assert (told in shown.lines) == (best == 4)
+    assert os.readlink(scratch / "best") == outcome.best.name == f"step-{best:08d}"
+
+
+def test_a_record_of_ones_own_says_nothing_of_scores(scratch):
+    recipe = Recipe(steps=2, evaluate_every=1)
+    train(scratch, Plain(), Shuffled(data()), recipe, evaluate=scripted([1.0, 2.0]), files={"data.json": "no JSON"})
+    given = {"evaluate": scripted([2.0, 3.0]), "files": {"data.json": "[1]"}, "resume": True}
+    outcome, _ = train(scratch, Plain(), Shuffled(data()), replace(recipe, steps=3), **given)
+    assert outcome.best.name == "step-00000001"
 
 
 @pytest.mark.parametrize(

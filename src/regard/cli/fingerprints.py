@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 from ..data.pictures import ENDINGS
 from ..tasks import runs
+from ..train import saving
 from .flags import flags_of
 
 T = TypeVar("T")
-FILE = "data.json"
+FILE = saving.DATA
 PREFIXES = {"data": "", "valid": "valid-"}
 BLOCK, MOST = 2**20, 1024  # the bytes that are read at once, and how often at most
 
@@ -35,7 +36,8 @@ def fingerprints(plan: Any) -> Prints:
 def must_match(checkpoint: Path, plan: Any, now: Prints, *, say: Callable[[str], None]) -> None:
     """Raise unless a run goes on with the training data it began with; other data to validate by is only told.
 
-    A checkpoint that has no record goes on with any. A file that is not there is left to its reader to complain of.
+    Scores are not compared across it, so the best checkpoint is sought anew (`fit`). A checkpoint that has no
+    record goes on with any. A file that is not there is left to its reader to complain of.
     """
     if not (checkpoint / FILE).exists():
         return

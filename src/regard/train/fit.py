@@ -80,6 +80,7 @@ def fit(
 
     `evaluate(model)`, called in evaluation mode and without gradients, returns numbers by name, `recipe.metric` among
     them; it runs on every process. `files` go into each checkpoint: the model's `config.json`, its `tokenizer.json`.
+    Where a `data.json` among them says under "valid" what is evaluated on, scores on other data are not compared.
 
     The model trains on the device it is on. Under `torchrun` every process calls `fit` with its share of the batches
     and a folder that all can see. SIGTERM and SIGINT save and raise `Stopped`; `resume=True` goes on from the newest
@@ -97,7 +98,7 @@ def fit(
         Board() as board,
     ):
         start = _starting_point(run, group, resume=resume, say=shown.say)
-        state = State() if start is None else _take_up(start, model, batches, recipe, say=shown.say)
+        state = State() if start is None else _take_up(start, model, batches, recipe, files or {}, say=shown.say)
         trained = _prepared(model, recipe, group)
         once = partial(forward_and_backward, trained, autocast, group.device)
         replayed = Replayed(partial(once, {}), group) if recipe.graphs else None
@@ -208,7 +209,15 @@ def _starting_point(run: Path, group: Group, *, resume: bool, say: Callable[[str
     return None if step < 0 else checkpoint.path_of(run, int(step))
 
 
-def _take_up(start: Path, model: nn.Module, batches: Epochs, recipe: Recipe, *, say: Callable[[str], None]) -> State:
+def _take_up(
+    start: Path,
+    model: nn.Module,
+    batches: Epochs,
+    recipe: Recipe,
+    files: Mapping[str, str],
+    *,
+    say: Callable[[str], None],
+) -> State:
     """Weights, data and state as a checkpoint has them."""
     state, place, before = saving.read(start)
     checkpoint.put(checkpoint.read_tensors(start), model, source=str(start / checkpoint.MODEL))
@@ -217,11 +226,14 @@ def _take_up(start: Path, model: nn.Module, batches: Epochs, recipe: Recipe, *, 
     for field in fields(Recipe):
         if (old := getattr(before, field.name)) != (new := getattr(recipe, field.name)):
             say(f"the recipe is not the one of the checkpoint: {field.name} was {old!r} and is {new!r}")
-    if state.scores and _watched(before) != _watched(recipe):
+    of, now = _watched(before), _watched(recipe)
+    if of == now and saving.evaluated_on_other(start, files):
+        of, now = "other data", "those of this"
+    if state.scores and of != now:
         state.forget_scores()
         rate = ", and the rate begins at its peak again" if isinstance(recipe.rate, Plateau) else ""
         say(
-            f"scores so far are of {_watched(before)}, and not compared with {_watched(recipe)}; "
+            f"scores so far are of {of}, and not compared with {now}; "
             f"the best is sought anew from step {state.step}{rate}"
         )
     return state

@@ -23,6 +23,7 @@ from .state import State
 NUMBERS, TENSORS = "training.json", "training.safetensors"
 OWN = (checkpoint.MODEL, checkpoint.MANIFEST, NUMBERS, TENSORS)
 RECIPE = "recipe.json"
+DATA = "data.json"  # a record of the data, if there is one: under "valid", what the run is evaluated on
 FORMAT = 1
 
 
@@ -91,6 +92,22 @@ def read(path: Path) -> tuple[State, dict[str, Any], Recipe]:
         return state, numbers["batches"], Recipe.from_json(json.dumps(numbers["recipe"]), source=source)
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{error}; was it written by another version?") from None
+
+
+def evaluated_on_other(path: Path, files: Mapping[str, str]) -> bool:
+    """Do the record of a checkpoint and that of a run both tell what it is evaluated on, and not the same?"""
+    if DATA not in files or not (path / DATA).exists():
+        return False
+    before, now = (_evaluated_on(text) for text in (checkpoint.read_text(path, DATA), files[DATA]))
+    return before is not None and now is not None and before != now
+
+
+def _evaluated_on(record: str) -> Any:
+    try:
+        told = json.loads(record)
+    except ValueError:
+        return None
+    return told.get("valid") if isinstance(told, dict) else None
 
 
 def restore(path: Path, *, model: nn.Module, optimizer: AdamW, recipe: Recipe, group: Group) -> None:

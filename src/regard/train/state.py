@@ -64,5 +64,5 @@ class State:
         self.scores += (WORST if math.isnan(cost) else min(max(cost, -WORST), WORST),)
 
     def forget_scores(self) -> None:
-        """Seek the best anew: scores of one metric say nothing about those of another."""
+        """Seek the best anew: scores of one metric, or on some data, say nothing about those of another."""
         self.evaluated = self.scores = ()
