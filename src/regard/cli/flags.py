@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
@@ -63,7 +65,10 @@ def command(run: Callable[..., None], fixed: Mapping[str, Any], flags: Mapping[s
 
     def called(**options: Any) -> None:
         given = {flag: options.pop(key) for key, flag in by_key.items()}
-        run(**options, given={flag: value for flag, value in given.items() if value is not None})
+        try:
+            run(**options, given={flag: value for flag, value in given.items() if value is not None})
+        except ValueError as error:
+            raise ValueError(in_flags(str(error), by_key.values())) from error
 
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=option[0], default=option[1])
@@ -75,6 +80,28 @@ def command(run: Callable[..., None], fixed: Mapping[str, Any], flags: Mapping[s
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called
+
+
+def in_flags(message: str, flags: Iterable[Flag]) -> str:
+    """What is said to Python, said to the command line: `kind='rnn'` as `--model rnn`, `segment=` as `--segment`."""
+    by_field: dict[str, list[Flag]] = {}
+    for flag in flags:
+        by_field.setdefault(flag.field, []).append(flag)
+    for field, several in by_field.items():
+        # A name that sections share is of the one the message names.
+        meant = several if len(several) == 1 else [flag for flag in several if f"[{flag.section}]: " in message]
+        # Alone, as a word of the sentence: Alibi(heads=8) and a path are left as they are.
+        written = rf"(?<!\S){field}=('?)([\w.+-]*)\1(?=([^\s;,:.)])?)"
+        for flag in meant:
+            message = re.sub(written, partial(_typed, flag), message)
+    return message
+
+
+def _typed(flag: Flag, found: re.Match[str]) -> str:
+    _, value, follows = found.groups()
+    if flag.type is bool and value in ("True", "False"):
+        return flag.name if value == "True" else f"--no-{flag.name[2:]}"
+    return f"{flag.name} {value}" if value or follows else flag.name
 
 
 def _without_none(kind: Any) -> Any:

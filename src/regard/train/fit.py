@@ -302,7 +302,7 @@ def _check(model: nn.Module, batches: Epochs, recipe: Recipe, evaluate: object, 
             f"batches must have __iter__, state and restore, got {type(batches).__name__}; wrap a list in Shuffled(...)"
         )
     if evaluate is None and (recipe.patience is not None or isinstance(recipe.rate, Plateau)):
-        raise ValueError("patience and Plateau wait for evaluations; pass evaluate=, or give data to validate by")
+        raise ValueError("patience and Plateau wait for evaluations; give data to validate by, in Python evaluate=")
     for name in files:
         if name in saving.OWN or not checkpoint.NAME.fullmatch(name):
             raise ValueError(f"files must have plain names other than {', '.join(saving.OWN)}, got {name!r}")
