@@ -141,13 +141,18 @@ def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Itera
     def enter(name: str) -> Callable[..., None]:
         return lambda *_: where.append(name)
 
-    def leave(module: nn.Module, args: Any, out: Any) -> None:
-        where.pop()
+    def leave(name: str) -> Callable[..., None]:
+        def left(*_: Any) -> None:
+            # One that failed before it was entered, in a hook of somebody else's, is left all the same.
+            if where[-1:] == [name]:
+                where.pop()
+
+        return left
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            stack.callback(module.register_forward_pre_hook(enter(layer_of(name))).remove)
-            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+            stack.callback(module.register_forward_pre_hook(enter(name)).remove)
+            stack.callback(module.register_forward_hook(leave(name), always_call=True).remove)
         stack.enter_context(_Calls(where, change))
         yield
 
@@ -164,7 +169,7 @@ class _Calls(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self.where:
             return func(*args, **kwargs)
-        name = self.where[-1]
+        name = layer_of(self.where[-1])
         if func is attend:
             return self.change(name, func(*args, **kwargs))
         if func is F.scaled_dot_product_attention:

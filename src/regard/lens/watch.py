@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, reduce
 from operator import add, or_
@@ -38,7 +38,7 @@ class _Here(threading.local):
     """What a thread is at: a model may run in several."""
 
     def __init__(self) -> None:
-        self.layers: list[str] = []  # those under way that may call what is watched for
+        self.parts: list[str] = []  # those under way that may call what is watched for
         self.silent = 0  # how many ask that nothing be seen now
 
 
@@ -63,8 +63,7 @@ class Watch(TorchFunctionMode):
         try:
             for module in self.parts if kinds else ():
                 if type(module) in kinds and type(module) not in SCRIPTED:
-                    enter = self._enter(layer_of(self.names[id(module)]))
-                    hooks.append(module.register_forward_pre_hook(enter))
+                    hooks.append(module.register_forward_pre_hook(self._enter))
                     hooks.append(module.register_forward_hook(self._leave, always_call=True))
             yield
         finally:
@@ -110,21 +109,24 @@ class Watch(TorchFunctionMode):
     def _note(self, module: nn.Module, args: Any) -> None:
         self.ran = True
 
-    def _enter(self, name: str) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any) -> None:
-            if self._watches(module):
-                self.ran = True
-                self.here.layers.append(name)
-                if len(self.here.layers) == 1:
-                    self.__enter__()
-
-        return enter
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if self._watches(module):
+            self.ran = True
+            self.here.parts.append(self.names[id(module)])
+            if len(self.here.parts) == 1:
+                self.__enter__()
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
-        if self._watches(module):
-            self.here.layers.pop()
-            if not self.here.layers:
+        # One that failed before it was entered, in a hook of somebody else's, is left all the same.
+        if self._watches(module) and self.here.parts[-1:] == [self.names[id(module)]]:
+            self.here.parts.pop()
+            if not self.here.parts:
                 self.__exit__(None, None, None)
+
+    @property
+    def _layer(self) -> str:
+        """The layer under way."""
+        return layer_of(self.here.parts[-1])
 
     def _watches(self, module: nn.Module) -> bool:
         """Is it a part of the model itself, and not of a copy of it?"""
@@ -142,7 +144,7 @@ class Watch(TorchFunctionMode):
         **terms: Any,
     ) -> None:
         with torch.no_grad():
-            self.recorder.see(self.here.layers[-1], detached(Seen(q, k, v, **terms)), out)
+            self.recorder.see(self._layer, detached(Seen(q, k, v, **terms)), out)
 
     def _dot_product(
         self,
@@ -161,7 +163,7 @@ class Watch(TorchFunctionMode):
         place: dict[str, Any] = {"mask": Causal(), "offset": 0} if is_causal else {"mask": attn_mask}
         with torch.no_grad():
             seen = self.recorder.reader.read(query, key, value, scale=scale, statistic=statistic, **place)
-            self.recorder.see(self.here.layers[-1], seen, out, lambda grad: grad.reshape(*seen.q.shape[:3], -1))
+            self.recorder.see(self._layer, seen, out, lambda grad: grad.reshape(*seen.q.shape[:3], -1))
 
     def _multi_head(self, out: Tensor, call: inspect.BoundArguments) -> None:
         call.apply_defaults()
@@ -176,7 +178,7 @@ class Watch(TorchFunctionMode):
         with torch.no_grad():
             q, k, v = _projected(given)
             seen = self.recorder.reader.read(q, k, v, mask=_hidden(given, k.shape[2]))
-            self.recorder.see(self.here.layers[-1], seen, out, of_heads)
+            self.recorder.see(self._layer, seen, out, of_heads)
         if self.recorder.projecting is not None:
             self.recorder.projecting.project(weight)
             self.recorder.projecting = None
