@@ -61,6 +61,18 @@ def test_what_is_not_there_is_answered_with_what_is(tape, key, kind, message):
         tape[key]
 
 
+def test_a_layer_without_a_name_is_there():
+    model = Attention(D, H)
+    with capture(model) as tape:
+        model(torch.randn(B, N, D))
+    with pytest.raises(KeyError, match=r"no layer 'x' on the tape; there are ''"):
+        tape["x"]
+    with pytest.raises(KeyError, match=r"no layer matches 'x'; there are ''"):
+        tape.select("x")
+    with pytest.raises(KeyError, match="no layer 'x' on the tape; there are none"):
+        Tape({})["x"]
+
+
 def test_a_pattern_selects_a_tape(tape):
     some = tape.select("b.*")
     assert list(some) == [("b.0", 0), ("b.1", 0)]

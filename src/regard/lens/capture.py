@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from . import huggingface
-from .labels import Tokens, TokensByLayer
+from .labels import Tokens, TokensByLayer, listed
 from .recorder import Recorder
 from .reduced import must_be_measures
 from .storage import Store
@@ -133,7 +133,7 @@ def _must_have_seen(watch: Watch) -> None:
         return
     kind = type(watch.model).__name__
     if recorder.passed_over:
-        names = ", ".join(sorted(recorder.passed_over))
+        names = listed(sorted(recorder.passed_over))
         raise ValueError(f"no layer that attended matches layers={list(recorder.layers or ())}; there were {names}")
     if not watch.ran:
         raise ValueError(f"{kind} was not called within the block; call model(...), not model.forward(...)")

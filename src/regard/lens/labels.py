@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -57,8 +57,8 @@ def misplaced(
     """
     placed = {key: labels for key, name in layers.items() if (labels := meant_for(name, tokens)) is not None}
     if tokens and not placed:
-        patterns, there = ", ".join(repr(labels.layers) for labels in tokens), ", ".join(dict.fromkeys(layers.values()))
-        yield f"tokens were given for {patterns}, which matches no layer; there are {there}"
+        patterns = ", ".join(repr(labels.layers) for labels in tokens)
+        yield f"tokens were given for {patterns}, which matches no layer; there are {listed(layers.values())}"
     for labels in dict.fromkeys(placed.values()):
         own = [key for key, one in placed.items() if one is labels]
         if not any(_fit(labels, shape(key)) for key in own):
@@ -67,6 +67,11 @@ def misplaced(
                 f"{_counted(labels.queries)} tokens were given, and {layers[own[0]]!r} has {i} queries and {j} keys; "
                 "set tape.tokens to one for each, special ones such as [CLS] too"
             )
+
+
+def listed(layers: Iterable[str]) -> str:
+    """Layers as they are told, each once; that of a model which is itself one layer is ''."""
+    return ", ".join(name or "''" for name in dict.fromkeys(layers)) or "none"
 
 
 def _fit(labels: Labels, shape: tuple[int, int]) -> bool:

@@ -18,7 +18,7 @@ import regard
 from ..ops.lazy import Summary, Weights
 from . import archive
 from .groups import Groups
-from .labels import Labels, Tokens, TokensByLayer, fitting, meant_for, misplaced, tokens_by_layer
+from .labels import Labels, Tokens, TokensByLayer, fitting, listed, meant_for, misplaced, tokens_by_layer
 from .overview import Overview
 from .pictures import Image, Picture, pictures
 from .record import Extras, Record
@@ -110,7 +110,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         """The tape of the layers whose names match, as file names do: `tape.select("decoder.*.self_attn")`."""
         chosen = [key for key in self if fnmatchcase(key[0], pattern)]
         if not chosen:
-            raise KeyError(f"no layer matches {pattern!r}; there are {', '.join(self.layers)}")
+            raise KeyError(f"no layer matches {pattern!r}; there are {listed(self.layers)}")
         extras = {key: self.extras(key) for key in chosen}
         entries = {key: self[key] for key in chosen}
         tape = Tape(entries, extras=extras, tokens=self._tokens, groups=self._groups, facts=self.facts)
@@ -363,7 +363,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             shown = ", ".join(f"tape[{name!r}, {call}]" for name, call in calls)
             times = "once" if len(calls) == 1 else f"{len(calls)} times"
             raise KeyError(f"{name!r} was called {times}; write {shown}")
-        raise KeyError(f"no layer {name!r} on the tape; there are {', '.join(self.layers) or 'none'}")
+        raise KeyError(f"no layer {name!r} on the tape; there are {listed(self.layers)}")
 
     def _shape(self, key: Key) -> tuple[int, int]:
         i, j = self[key].shape[-2:]
