@@ -180,6 +180,16 @@ def test_a_failed_save_leaves_the_file_before_it(tape, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_half_a_character_comes_back(tape, tmp_path):
+    text = ["a", "\ud83d", "\ude00", "é", "\\ud83d", "\x00", "g"]  # as tokenizers by bytes of UTF-16 cut it
+    tape.tokens = text
+    tape.facts["note"] = "\udcff"
+    tape.save(tmp_path / "tape.safetensors")
+    again = Tape.load(tmp_path / "tape.safetensors")
+    assert again.tokens_of(0)[0] == text
+    assert again.facts["note"] == "\udcff"
+
+
 def test_what_cannot_be_saved_is_named(tmp_path):
     from regard.ops.biases import Bias
     from regard.ops.term import term

@@ -83,6 +83,8 @@ def save(
         },
         ensure_ascii=False,
     )
+    # Half of a pair of UTF-16, which no UTF-8 can hold, stands in JSON by its number.
+    text = text.encode("utf8", "backslashreplace").decode()
     if len(text.encode()) > LARGEST_HEADER * 0.9:
         raise ValueError(
             f"tokens and labels take {len(text) / 1e6:.1f} MB, a tape holds up to 9; save fewer layers or tokens"
