@@ -672,6 +672,7 @@ class Blind(nn.Module):
         (Layer(), lambda m: m(tokens()), {"keep": ["mean"]}, r"keep takes entropy, .*pool:N.*'mean'"),
         (Layer(), lambda m: m(tokens()), {"keep": ["pool:0"]}, "keep takes entropy"),
         (Layer(), lambda m: m(tokens()), {"keep": []}, "at least one measure"),
+        (Layer(), lambda m: m(tokens()), {"heads": []}, r"heads must name at least one head, got heads=\[\]; write"),
         (Layer(), lambda m: m(tokens()), {"to": "some/folder"}, r"write to=Path\('some/folder'\)"),
         (Layer(), lambda m: m(tokens()), {"keep": ["max"], "values": True}, "reduces to measures at once"),
     ],

@@ -71,6 +71,8 @@ def capture(
     layers = [layers] if isinstance(layers, str) else layers
     if layers is not None and not all(isinstance(pattern, str) for pattern in layers):
         raise TypeError(f"layers must be name patterns such as 'encoder.*', got {list(layers)!r}")
+    if heads is not None and not len(heads):
+        raise ValueError("heads must name at least one head, got heads=[]; write heads=[0], or leave it out for all")
     recorder = Recorder(
         store=Store(to, budget),
         layers=layers,
