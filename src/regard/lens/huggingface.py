@@ -104,7 +104,7 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
                         continue
                     with torch.no_grad():
                         seen = _read(recorder.reader, name, module, q, k, v, mask, statistic, kwargs)
-                        recorder.see(layer, seen, result[0], _by_heads)
+                        watch.see(layer, seen, result[0], _by_heads)
             finally:
                 for watch in watches:
                     watch.here.silent -= 1

@@ -61,7 +61,6 @@ class Record:
         self.score, self.normalize = seen.score, seen.normalize
         self.batch, self.of_heads, i, _ = seen.q.shape
         self.keys = j = seen.k.shape[2]
-        self.width = self.of_heads * seen.v.shape[3] if values else 0  # of all heads side by side
         self._projection: Kept | None = None
         self._gradient: Tensor | None = None
         # A decoder that asks another sequence step by step hands over the same memory: held, so that it stays its own.

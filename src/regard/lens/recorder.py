@@ -35,7 +35,6 @@ class Recorder:
     gradients: bool = False
     memo: Memo = field(default_factory=dict)
     passed_over: set[str] = field(default_factory=set)  # layers that attended and were not asked for
-    projecting: Record | None = None  # whose heads the next linear map joins
 
     def __post_init__(self) -> None:
         self.reader = Reader(self.store)
@@ -88,18 +87,24 @@ class Recorder:
                 self._settle()
             self._waiting[name] = call
 
-    def see(self, name: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+    def see(self, name: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> Record | None:
         """Take in one attention of a layer; `heads` makes b h i e of the gradient of its output `out`.
 
-        To be called where no gradients are recorded, with terms that have none.
+        To be called where no gradients are recorded, with terms that have none. Returns what has begun with it and
+        wants a projection.
         """
         with self._lock:
-            self._see(name, seen, out, heads)
+            return self._see(name, seen, out, heads)
 
-    def _see(self, name: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor]) -> None:
+    def project(self, record: Record, weight: Tensor) -> None:
+        """Note the output projection of an attention."""
+        with self._lock:
+            record.project(weight)
+
+    def _see(self, name: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor]) -> Record | None:
         if self.layers is not None and not any(fnmatchcase(name, pattern) for pattern in self.layers):
             self.passed_over.add(name)
-            return
+            return None
         self._settle()
         seen = _cast(seen)
         if self.heads is not None and not set(self.heads) <= set(range(seen.q.shape[1])):
@@ -112,9 +117,10 @@ class Recorder:
             key = self._next(name, seen)
             record = Record(name, seen, self.store, heads=self.heads, values=self.values)
             self._entries[key] = record
-            self.projecting = record if self.values else None
             if self.gradients:
                 _keep_gradient(record, out, heads)
+            return record if self.values else None
+        return None
 
     @contextmanager
     def generation(self) -> Iterator[None]:

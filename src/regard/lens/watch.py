@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, reduce
 from operator import add, or_
@@ -29,7 +29,8 @@ from torch.overrides import TorchFunctionMode
 from ..nn.dropout import Dropout
 from ..ops.masks import Causal
 from ..ops.operator import attend
-from .record import Seen
+from .projection import projection
+from .record import Record, Seen
 from .recorder import Recorder, detached
 from .statistic import SDPA, attended
 
@@ -40,6 +41,7 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.parts: list[str] = []  # those under way that may call what is watched for
         self.silent = 0  # how many ask that nothing be seen now
+        self.joining: tuple[Record, Tensor] | None = None  # whose heads, b h i e, want a projection
 
 
 class Watch(TorchFunctionMode):
@@ -102,9 +104,17 @@ class Watch(TorchFunctionMode):
             result = func(*args, **kwargs)
             self._multi_head(result[0], inspect.signature(func).bind(*args, **kwargs))
             return result
-        if self.recorder.projecting is not None:
-            self._projection(func, args)
+        if self.here.joining is not None:
+            record, heads = self.here.joining
+            if (weight := projection(heads, func, args, kwargs)) is not None:
+                self.recorder.project(record, weight)
+                self.here.joining = None
         return func(*args, **kwargs)
+
+    def see(self, layer: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        """Have an attention taken in, and find its projection; as `Recorder.see`."""
+        record = self.recorder.see(layer, seen, out, heads)
+        self.here.joining = None if record is None else (record, heads(out.detach()))
 
     def _note(self, module: nn.Module, args: Any) -> None:
         self.ran = True
@@ -144,7 +154,7 @@ class Watch(TorchFunctionMode):
         **terms: Any,
     ) -> None:
         with torch.no_grad():
-            self.recorder.see(self._layer, detached(Seen(q, k, v, **terms)), out)
+            self.see(self._layer, detached(Seen(q, k, v, **terms)), out)
 
     def _dot_product(
         self,
@@ -163,7 +173,7 @@ class Watch(TorchFunctionMode):
         place: dict[str, Any] = {"mask": Causal(), "offset": 0} if is_causal else {"mask": attn_mask}
         with torch.no_grad():
             seen = self.recorder.reader.read(query, key, value, scale=scale, statistic=statistic, **place)
-            self.recorder.see(self._layer, seen, out, lambda grad: grad.reshape(*seen.q.shape[:3], -1))
+            self.see(self._layer, seen, out, lambda x: x.reshape(*seen.q.shape[:3], -1))
 
     def _multi_head(self, out: Tensor, call: inspect.BoundArguments) -> None:
         call.apply_defaults()
@@ -178,24 +188,10 @@ class Watch(TorchFunctionMode):
         with torch.no_grad():
             q, k, v = _projected(given)
             seen = self.recorder.reader.read(q, k, v, mask=_hidden(given, k.shape[2]))
-            self.recorder.see(self._layer, seen, out, of_heads)
-        if self.recorder.projecting is not None:
-            self.recorder.projecting.project(weight)
-            self.recorder.projecting = None
-
-    def _projection(self, func: Any, args: Any) -> None:
-        """The first linear map after an attention that takes all its heads is its output projection."""
-        record = self.recorder.projecting
-        assert record is not None
-        if func is F.linear:
-            weight = args[1]
-        elif func is torch.addmm:
-            weight = args[2].mT
-        else:
-            return
-        if weight.shape[1] == record.width:
-            record.project(weight.detach())
-        self.recorder.projecting = None
+            record = self.recorder.see(self._layer, seen, out, of_heads)
+        self.here.joining = None
+        if record is not None:
+            self.recorder.project(record, weight)
 
 
 def recomputing() -> bool:
