@@ -132,3 +132,69 @@ def test_each_thread_finds_its_own_projections():
         list(pool.map(lambda layer: layer(torch.randn(1, 5, D)), model))
     for n, layer in enumerate(model):
         assert torch.equal(tape.extras(str(n)).projection, layer.out.weight)
+
+
+class Compiled(nn.Module):
+    """A layer that is seen, and one within a compiled function."""
+
+    def __init__(self, then) -> None:
+        super().__init__()
+        self.first, self.second = Attention(D, H), Attention(D, H)
+        self.then = torch.compile(lambda x: then(self, x), backend="aot_eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self.first(x))
+
+
+def by_the_kernel(model: Compiled, x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
+
+
+def by_a_layer(model: Compiled, x: Tensor) -> Tensor:
+    return model.second(x)
+
+
+def without_attention(model: Compiled, x: Tensor) -> Tensor:
+    return F.gelu(model.second.out(x)) * x.shape[1]
+
+
+def at_lengths(model: nn.Module) -> None:
+    for n in (5, 7, 9):  # from the second on, a compiler leaves the length open
+        with torch.no_grad():
+            model(torch.randn(1, n, D))
+
+
+@pytest.fixture
+def dynamo():
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("then", [by_the_kernel, by_a_layer])
+def test_attention_within_a_compiled_function_is_told(then):
+    model = Compiled(then)
+    message = r"an attention of Compiled ran within a function that torch.compile made.*set_stance\('force_eager'\)"
+    with pytest.warns(UserWarning, match=message), capture(model) as tape:
+        at_lengths(model)
+    assert list(tape) == [("first", n) for n in range(3)]
+    with torch.compiler.set_stance("force_eager"), capture(model) as tape:
+        at_lengths(model)
+    assert len(tape) == 6
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_a_model_whose_attention_is_all_compiled_is_refused():
+    model = Compiled(by_the_kernel)
+    model.first = nn.Identity()
+    with pytest.raises(ValueError, match=r"no attention of Compiled was seen.*force_eager"), capture(model):
+        at_lengths(model)
+
+
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("values", [False, True])
+def test_a_compiled_function_without_attention_runs_as_it_did(values):
+    model = Compiled(without_attention)
+    with capture(model, values=values) as tape:
+        at_lengths(model)
+    assert len(tape) == 3

@@ -22,6 +22,10 @@ SEEN = (
     "seen are regard.attend, F.scaled_dot_product_attention, F.multi_head_attention_forward and the attention "
     "interface of transformers"
 )
+COMPILED = (
+    "within a function that torch.compile made, where it is not seen; let it run as it is written: "
+    "with torch.compiler.set_stance('force_eager'), capture(model)"
+)
 
 
 @contextmanager
@@ -88,6 +92,7 @@ def capture(
         yield tape
     recorder.close()
     _must_have_seen(watch)
+    _tell_compiled(watch)
     _tell_ended(recorder)
 
 
@@ -117,6 +122,12 @@ def _must_run_in_python(watch: Watch) -> None:
             )
 
 
+def _tell_compiled(watch: Watch) -> None:
+    if watch.compiled:
+        kind = type(watch.model).__name__
+        warnings.warn(f"an attention of {kind} ran {COMPILED}", stacklevel=4)
+
+
 def _tell_ended(recorder: Recorder) -> None:
     """A search goes on without the texts that have come to their end, and their rows are gone."""
     ended = recorder.ended
@@ -139,6 +150,8 @@ def _must_have_seen(watch: Watch) -> None:
         raise ValueError(f"no layer that attended matches layers={list(recorder.layers or ())}; there were {names}")
     if not watch.ran:
         raise ValueError(f"{kind} was not called within the block; call model(...), not model.forward(...)")
+    if watch.compiled:
+        raise ValueError(f"no attention of {kind} was seen: it ran {COMPILED}")
     raise ValueError(
         f"no attention of {kind} was seen; {SEEN}. A model that multiplies queries and keys by itself can call "
         "one of these, or show its own with regard.weights(q, k)"

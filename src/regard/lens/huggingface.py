@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ..ops.masks import Causal, Padding, Window
 from ..ops.normalizers import SinkSoftmax
@@ -79,6 +80,10 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
         function = find(self, attn_implementation, default)
 
         def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                for watch in _WATCHES:
+                    watch.compiled = True
+                return function(module, q, k, v, mask, *args, **kwargs)
             watches = [watch for watch in _WATCHES if not watch.here.silent and id(module) in watch.names]
             if not watches:
                 return function(module, q, k, v, mask, *args, **kwargs)

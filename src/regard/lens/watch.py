@@ -22,10 +22,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.jit._script import RecursiveScriptModule
 from torch.jit._trace import TopLevelTracedModule, TracedModule
 from torch.overrides import TorchFunctionMode
 
+from ..nn.core import Core
 from ..nn.dropout import Dropout
 from ..ops.masks import Causal
 from ..ops.operator import attend
@@ -52,6 +54,7 @@ class Watch(TorchFunctionMode):
         self.model, self.recorder = model, recorder
         self.parts, self.names = _parts(model)
         self.ran = False
+        self.compiled = False  # did any attend within a compiled function?
         self.here = _Here()
         self._on = False
 
@@ -88,6 +91,9 @@ class Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if is_compiling():  # what is written into a graph has no numbers to see
+            self.compiled = self.compiled or func in (SDPA, F.multi_head_attention_forward)
+            return func(*args, **kwargs)
         if self.here.silent:
             return func(*args, **kwargs)
         if recomputing():  # as before, so that it saves for its own backward pass what was saved before
@@ -120,7 +126,9 @@ class Watch(TorchFunctionMode):
         self.ran = True
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if self._watches(module):
+        if is_compiling():
+            self.compiled = self.compiled or type(module) is Core
+        elif self._watches(module):
             self.ran = True
             self.here.parts.append(self.names[id(module)])
             if len(self.here.parts) == 1:
@@ -128,7 +136,7 @@ class Watch(TorchFunctionMode):
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         # One that failed before it was entered, in a hook of somebody else's, is left all the same.
-        if self._watches(module) and self.here.parts[-1:] == [self.names[id(module)]]:
+        if not is_compiling() and self._watches(module) and self.here.parts[-1:] == [self.names[id(module)]]:
             self.here.parts.pop()
             if not self.here.parts:
                 self.__exit__(None, None, None)
