@@ -198,3 +198,40 @@ def test_a_compiled_function_without_attention_runs_as_it_did(values):
     with capture(model, values=values) as tape:
         at_lengths(model)
     assert len(tape) == 3
+
+
+def under_vmap(model: nn.Module, x: Tensor) -> None:
+    torch.vmap(model)(x[None])
+
+
+def under_grad(model: nn.Module, x: Tensor) -> None:
+    torch.func.grad(lambda y: model(y).sum())(x)
+
+
+@pytest.mark.parametrize("run", [under_vmap, under_grad])
+@pytest.mark.parametrize("model", [Attention(D, H), Joined(PROJECTED["batch first"])], ids=["ours", "by hand"])
+def test_transforms_of_functions_are_refused(run, model):
+    with pytest.raises(RuntimeError, match=r"capture keeps numbers, .*torch.vmap.*outside of it"), capture(model):
+        run(model, torch.randn(1, 5, D))
+
+
+def test_transforms_around_models_of_transformers_are_refused():
+    model = zoo.made(zoo.llama)
+    embedded = model.get_input_embeddings()(zoo.ids(1)).detach()
+    with pytest.raises(RuntimeError, match="capture keeps numbers"), capture(model):
+        torch.func.grad(lambda x: model(inputs_embeds=x, use_cache=False).logits.sum())(embedded)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_nested_tensors_are_refused(layout):
+    x = torch.nested.nested_tensor([torch.randn(5, D), torch.randn(3, D)], layout=layout)
+    kernel = Joined(PROJECTED["batch first"])
+    encoder = nn.TransformerEncoderLayer(D, H, 8, batch_first=True).eval()
+    for model in (kernel, encoder) if layout == torch.jagged else (encoder,):
+        with (
+            torch.no_grad(),
+            pytest.raises(TypeError, match=r"got a nested tensor; pad.*to_padded_tensor"),
+            capture(model),
+        ):
+            model(x)

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from ..ops.masks import Causal, Padding, Window
 from ..ops.normalizers import SinkSoftmax
+from ..ops.tracing import followed
 from .reading import Reader
 from .record import Seen
 from .statistic import found_again, hear, is_short, tell, tell_no_more
-from .watch import Watch, recomputing
+from .watch import Watch, must_hold_numbers, recomputing
 
 EAGER, CAUSAL = "eager", Causal()
 DRAFTS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")  # ask for tokens drafted ahead
@@ -80,9 +80,11 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
         function = find(self, attn_implementation, default)
 
         def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            if followed():
                 for watch in _WATCHES:
-                    watch.compiled = True
+                    if id(module) in watch.names:
+                        must_hold_numbers(q, k, v)
+                        watch.compiled = True
                 return function(module, q, k, v, mask, *args, **kwargs)
             watches = [watch for watch in _WATCHES if not watch.here.silent and id(module) in watch.names]
             if not watches:

@@ -31,10 +31,13 @@ from ..nn.core import Core
 from ..nn.dropout import Dropout
 from ..ops.masks import Causal
 from ..ops.operator import attend
+from ..ops.tracing import transformed
 from .projection import projection
 from .record import Record, Seen
 from .recorder import Recorder, detached
 from .statistic import SDPA, attended
+
+ATTENTIONS = frozenset((attend, SDPA, F.multi_head_attention_forward))
 
 
 class _Here(threading.local):
@@ -92,12 +95,14 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if is_compiling():  # what is written into a graph has no numbers to see
-            self.compiled = self.compiled or func in (SDPA, F.multi_head_attention_forward)
+            self.compiled = self.compiled or func in ATTENTIONS
             return func(*args, **kwargs)
         if self.here.silent:
             return func(*args, **kwargs)
         if recomputing():  # as before, so that it saves for its own backward pass what was saved before
             return attended(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
+        if func in ATTENTIONS:
+            must_hold_numbers(*args, **kwargs)
         if func is attend:
             out = func(*args, **kwargs)
             self._attention(out, *args, **kwargs)
@@ -129,6 +134,8 @@ class Watch(TorchFunctionMode):
         if is_compiling():
             self.compiled = self.compiled or type(module) is Core
         elif self._watches(module):
+            if type(module) is nn.MultiheadAttention:  # which takes nested tensors only where nobody watches
+                must_hold_numbers(*args)
             self.ran = True
             self.here.parts.append(self.names[id(module)])
             if len(self.here.parts) == 1:
@@ -200,6 +207,20 @@ class Watch(TorchFunctionMode):
         self.here.joining = None
         if record is not None:
             self.recorder.project(record, weight)
+
+
+def must_hold_numbers(*args: Any, **kwargs: Any) -> None:
+    """Raise where what an attention is called with cannot be kept: it stands for more, or for less, than it holds."""
+    if transformed():
+        raise RuntimeError(
+            "capture keeps numbers, and within torch.vmap, torch.func.grad and their kin tensors stand for others; "
+            "call the model outside of it, on a batch, and backward() for gradients"
+        )
+    if any(isinstance(x, Tensor) and x.is_nested for x in (*args, *kwargs.values())):
+        raise TypeError(
+            "capture takes batches of one length, got a nested tensor; pad it, x.to_padded_tensor(0.0), and hide the "
+            "padding with a mask"
+        )
 
 
 def recomputing() -> bool:
