@@ -48,6 +48,35 @@ def test_one_column_for_all_keys_hides_rows():
     assert torch.allclose(tape[0].dense(), torch.where(mask, plain(q, q), 0.0), atol=1e-6)
 
 
+def test_a_row_hidden_by_a_finite_number_is_told():
+    q, model, mask = torch.randn(1, 1, 4, 8), Bare(), torch.zeros(4, 4)
+    mask[2] = torch.finfo(torch.float32).min
+    message = r"a mask hides all 4 keys from 1 row, row 2 the first, by finite numbers, .*evenly.*shown as zeros"
+    with torch.no_grad(), pytest.warns(UserWarning, match=message), capture(model) as tape:
+        out = model(q, q, attn_mask=mask)
+    assert torch.allclose(out[0, 0, 2], q[0, 0].mean(0), atol=1e-6)
+    assert not tape[0][0, 0, 2].any()
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+def test_a_row_of_padding_hidden_by_a_finite_number_is_nobody_s_business(offset):
+    n, i, model = 7, 7 - offset, Bare()
+    real = torch.arange(n) >= torch.tensor([[0], [5]])  # of the second text five are padding, on the left
+    keep = torch.ones(n, n, dtype=torch.bool).tril() & real[:, None, None]
+    mask = torch.where(keep, 0.0, torch.finfo(torch.float32).min)[:, :, offset:]
+    with torch.no_grad(), capture(model) as tape:
+        model(torch.randn(2, 1, i, 8), torch.randn(2, 1, n, 8), attn_mask=mask)
+    assert torch.equal(tape[0].dense() > 0, keep[:, :, offset:])
+
+
+def test_a_row_hidden_by_minus_infinity_sees_nothing_indeed():
+    q, model, mask = torch.randn(1, 1, 4, 8), Bare(), torch.zeros(4, 4)
+    mask[2] = -math.inf
+    with torch.no_grad(), capture(model) as tape:
+        out = model(q, q, attn_mask=mask)
+    assert torch.allclose(tape[0] @ q, out.nan_to_num(), atol=1e-6)
+
+
 def test_what_is_no_number_hides_nothing():
     q, mask, model = torch.randn(1, 1, 3, 8), torch.zeros(3, 3), Bare()
     mask[1, 2] = math.nan

@@ -165,9 +165,36 @@ def _terms_of(tensor: Tensor | BlockMask, seen: Seen, lead: torch.Size) -> _Foun
     least = torch.finfo(tensor.dtype).min / 2
     shown = replace(rows, block=lambda start, stop: ~(rows.block(start, stop) <= least))
     mask, offset = recognize(shown, offset=given)
+    _tell_even(rows, shown, offset)
     numbers = replace(rows, block=lambda start, stop: _zeroed(rows.block(start, stop), least))
     bias = recognize_bias(numbers, seen=shown, offset=offset)
     return _Found(mask, bias, seen.offset if offset == seen.place else offset)
+
+
+def _tell_even(rows: Rows, shown: Rows, place: int) -> None:
+    """Warn of rows that hide every key by finite numbers, which a softmax spreads evenly: as terms they see nothing.
+
+    Those of padding, whose own key nobody sees, are of no interest.
+    """
+    b, _, i, j = shown.shape
+    blind = torch.zeros(b, i, dtype=torch.bool, device=shown.device)
+    keep = torch.zeros(b, j, dtype=torch.bool, device=shown.device)
+    for start, seen in shown.blocks():
+        keep |= seen.flatten(1, 2).any(1)
+        nothing = ~seen.any(-1)
+        if bool(nothing.any()):
+            stop = start + seen.shape[2]
+            blind[:, start:stop] = (nothing & (rows.block(start, stop) > -torch.inf).any(-1)).any(1)
+    if j and bool(blind.any()):
+        own = (torch.arange(i, device=shown.device) + place).clamp(0, j - 1)
+        told = (blind & keep[:, own]).any(0).nonzero().flatten().tolist()
+        if told:
+            warnings.warn(
+                f"a mask hides all {j} keys from {len(told)} row{'s' * (len(told) > 1)}, row {told[0]} the first, by "
+                "finite numbers, over which the model spreads evenly; here they are shown as zeros. Hide keys by a "
+                "boolean mask, or let such rows see one",
+                stacklevel=2,
+            )
 
 
 def _rows(tensor: Tensor, lead: torch.Size, keys: int) -> Rows:
