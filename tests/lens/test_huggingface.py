@@ -211,6 +211,24 @@ def whole_pass(build, inputs, sequences):
     return eager_weights(build, input_ids=sequences, attention_mask=real, position_ids=positions), real
 
 
+@pytest.mark.parametrize("build", [zoo.llama, zoo.gpt2, zoo.t5])
+@pytest.mark.parametrize("how", [{}, {"num_return_sequences": 2}, {"padded": True}, {"with_ids": True}], ids=str)
+def test_beams_may_begin_with_embeddings(build, how):
+    model, ids, asked = zoo.made(build), zoo.ids(n=6), {"num_beams": 2, "max_new_tokens": 5, "min_new_tokens": 5, **how}
+    if asked.pop("padded", False):
+        asked["attention_mask"] = zoo.padding("left", n=6, real=4)
+    prompt = {"inputs_embeds": model.get_input_embeddings()(ids).detach()}
+    if asked.pop("with_ids", False) and build is not zoo.t5:
+        prompt["input_ids"] = ids
+    with torch.no_grad(), capture(model) as truth:
+        model.generate(ids, **asked)
+    with torch.no_grad(), capture(model) as tape:
+        model.generate(**prompt, **asked)
+    assert list(tape) == list(truth)
+    for key in truth:
+        torch.testing.assert_close(tape[key].dense(), truth[key].dense())
+
+
 def test_a_second_generation_is_a_second_call():
     model = zoo.made(zoo.llama)
     with capture(model) as tape:

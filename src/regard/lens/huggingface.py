@@ -28,6 +28,7 @@ from .watch import Watch, must_hold_numbers, recomputing
 
 EAGER, CAUSAL = "eager", Causal()
 DRAFTS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")  # ask for tokens drafted ahead
+EMBEDDED = "inputs_embeds"  # a prompt as vectors, of which what is found has no ids
 NUMBERS = ("is_causal", "scaling", "sliding_window", "softcap")  # arguments that say what is attended to
 
 
@@ -274,19 +275,27 @@ def _inputs_again(
         named[main] = args[0] if args else named["inputs"]
     takes = inspect.signature(model.forward).parameters
     inputs = {name: x for name, x in named.items() if name in takes and isinstance(x, Tensor)}
+    main = EMBEDDED if EMBEDDED in inputs else main
     rows = len(inputs[main]) if main in inputs else len(sequences)
     inputs = {
         name: x.repeat_interleave(len(sequences) // rows, 0) if len(x) == rows else x for name, x in inputs.items()
     }
     if model.config.is_encoder_decoder:
         return {**inputs, "decoder_input_ids": _with_prompt(sequences, first["decoder_input_ids"])}
-    prompt = inputs.get("attention_mask", torch.ones_like(inputs.get(main, sequences[:, :0])))
+    size = inputs[main].shape[:2] if main in inputs else (rows, 0)
+    prompt = inputs.get("attention_mask", sequences.new_ones(size))
     found = first.get("attention_mask")  # where it was not given: by the padding it found
     if "attention_mask" not in inputs and isinstance(found, Tensor) and found.shape[1:] == prompt.shape[1:]:
         prompt = found[:: len(found) // rows].repeat_interleave(len(sequences) // rows, 0)
-    written = _until_end(_asked(model, kwargs, "eos_token_id"), sequences[:, prompt.shape[1] :])
-    mask = torch.cat((prompt, written.to(prompt.dtype)), 1)
-    inputs |= {"input_ids": sequences, "attention_mask": mask}
+    if main == EMBEDDED:  # what is written then follows the ids that were given beside them, if any were
+        ids = inputs.pop("input_ids", sequences[:, :0])
+        written = sequences[:, ids.shape[1] :]
+        inputs[main] = torch.cat((inputs[main], model.get_input_embeddings()(written)), 1)
+    else:
+        written = sequences[:, prompt.shape[1] :]
+        inputs["input_ids"] = sequences
+    real = _until_end(_asked(model, kwargs, "eos_token_id"), written)
+    mask = inputs["attention_mask"] = torch.cat((prompt, real.to(prompt.dtype)), 1)
     if "position_ids" in takes:
         inputs["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)
     return inputs
