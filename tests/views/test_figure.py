@@ -310,6 +310,22 @@ def test_an_axis_without_names_counts_in_whole_numbers():
         assert [float(place).is_integer() for place in axis.get_ticklocs()] == [True] * len(axis.get_ticklocs())
 
 
+def test_over_a_picture_what_is_no_number_is_veiled():
+    values = torch.full((2, 4), torch.nan)
+    values[1] = torch.tensor([0.0, 0.2, 0.3, torch.nan])
+    for query, veiled in ((0, [True] * 4), (1, [False, True, True, True])):
+        figure = image(values, np.zeros((4, 4)), query=query)
+        over = figure.axes[0].images[1]
+        assert (np.asarray(over.get_alpha()).ravel() > 0).tolist() == veiled
+        FigureCanvasAgg(figure).draw()
+
+
+def test_a_picture_of_one_colour_is_drawn():
+    for value in (-3.0, 0.5, 255.0):
+        under = image(np.ones((1, 4)) / 4, np.full((4, 4), value)).axes[0].images[0]
+        assert np.isfinite(np.asarray(under.get_array())).all()
+
+
 def test_what_is_no_number_is_not_taken_for_nothing():
     A = torch.eye(4)
     A[1] = torch.nan

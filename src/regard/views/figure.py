@@ -329,7 +329,7 @@ def _pixels(picture: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
     pixels = pixels.astype(np.float64)
     if pixels.min() < 0 or pixels.max() > 1:
         low, high = pixels.min(), pixels.max()
-        pixels = (pixels - low) / (high - low)  # a normalized picture, brought back to where it can be seen
+        pixels = (pixels - low) / (high - low or 1.0)  # a normalized picture, brought back to where it can be seen
     return pixels
 
 
@@ -352,7 +352,8 @@ def _panels(given: Numbers, pixels: npt.NDArray[Any], titles: Sequence[str], *, 
         places[0].imshow(pixels, cmap="gray", extent=extent)
     for place, values, title in zip(places[plain:], given, texts, strict=False):
         place.imshow(grey, cmap="gray", extent=extent)
-        veil = 0.75 * np.sqrt(np.abs(values) / colours.most)  # what is not looked at shows through
+        share = np.where(np.isnan(values), 1.0, np.abs(values) / colours.most)
+        veil = 0.75 * np.sqrt(share)  # what is not looked at shows through
         place.imshow(values, colours.map, colours.norm, alpha=veil, interpolation="nearest", extent=extent)
         place.set_title(title, fontsize=SIZE, fontfamily=families, color=INK, parse_math=False)
     colours.bar(figure, places)
