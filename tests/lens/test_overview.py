@@ -102,6 +102,14 @@ def test_small_maps_are_means():
     assert torch.allclose(halves, cells.unflatten(1, (-1, 2)).mean(2))
 
 
+def test_what_is_no_number_stays_where_it_is_in_small_maps():
+    cells = torch.rand(96, 96)
+    cells[10] = torch.nan
+    found = shrunk(cells, 48)
+    assert found.isnan().all(1).nonzero().flatten().tolist() == [5]
+    assert torch.equal(found[6:], shrunk(cells.nan_to_num(), 48)[6:])
+
+
 def test_summaries_survive_a_file_and_open_without_the_rest(tmp_path):
     tape, path = some_tape(), tmp_path / "tape.safetensors"
     tape.picture(torch.rand(3, 6, 6), patches=(2, 31), special=1, layers="a")

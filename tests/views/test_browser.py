@@ -32,6 +32,7 @@ WORDS += ["at", "the", "dog", "while", "the", "fox", "sleeps"]
 SOURCE, TARGET = ["the", "house", "is", "small", "."], ["das", "Haus", "ist", "sehr", "klein", "."]
 HEADS, DEPTH = 4, 3
 WEB = Path(regard.views.__file__).parent / "web"
+NO_NUMBER = (159, 180, 192)  # as `regard.views.canvas` draws it
 
 
 def text_tape(tokens=WORDS, *, depth=DEPTH, heads=HEADS, seed=0):
@@ -126,6 +127,14 @@ class Watched:
         self.page.mouse.move(box["x"] + box["width"] / 2 + 1, box["y"] + box["height"] / 2 + 1)
         self.page.wait_for_selector(".card .value[data-weight]")
         return self.page.locator(".card .value").evaluate_all("all => all.map(one => +one.dataset.weight)")
+
+    def colours(self, selector):
+        """The colours on a canvas, each once."""
+        script = """canvas => {
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            return [...new Set(new Uint32Array(data.buffer))].map((one) => [one, one >> 8, one >> 16]);
+        }"""
+        return [tuple(part & 255 for part in one) for one in self.page.locator(selector).first.evaluate(script)]
 
     def picture(self):
         return self.page.evaluate("document.querySelector('.deep canvas').toDataURL()")
@@ -256,6 +265,20 @@ def test_cells_of_a_long_text_show_the_mean_of_their_weights(chromium):
         sides = [re.search(r"(\d+)–(\d+)$", watched.text(f".card dd >> nth={n}")).groups() for n in (0, 1)]
         (top, bottom), (left, right) = (map(int, side) for side in sides)
         assert found == pytest.approx(float(A[top : bottom + 1, left : right + 1].mean()), rel=2e-3)
+
+
+@pytest.mark.parametrize("n", [6, 600])
+def test_what_is_no_number_has_a_colour_of_its_own(chromium, tmp_path, n):
+    torch.manual_seed(3)
+    q, k = torch.randn(2, 1, 1, n, 4)
+    q[:, :, n // 2 :] = torch.nan
+    tape = Tape({("layer", 0): weights(q, k)})
+    tape.page().save(tmp_path / "page.html")
+    with shown(chromium, tape) as live, opened(chromium, (tmp_path / "page.html").as_uri()) as printed:
+        for watched in (live, printed):
+            assert NO_NUMBER in watched.colours(".head canvas")
+            watched.go(view="map")
+            assert NO_NUMBER in watched.colours(".deep canvas")
 
 
 def test_scale_and_colours_change_without_asking_again(watched):

@@ -19,7 +19,7 @@ def test_plain_numbers_arrive_to_the_bit():
     assert np.array_equal(through(plain(torch.tensor([0, 7, 2**32 - 1]), "u4")), [0, 7, 2**32 - 1])
 
 
-@pytest.mark.parametrize(("code", "steps", "least"), [(fine, FINE, 2.0**-63), (coarse, COARSE, 4.3e-7)])
+@pytest.mark.parametrize(("code", "steps", "least"), [(fine, FINE, 2.0**-63), (coarse, COARSE, 4.6e-7)])
 def test_weights_arrive_within_the_stated_relative_error(code, steps, least):
     x = torch.cat((torch.logspace(np.log10(least), 0, 4001, dtype=torch.float64), torch.tensor([1.0, 0.5])))
     away = np.abs(through(code(x)) / x.numpy() - 1)
@@ -31,7 +31,20 @@ def test_weights_arrive_within_the_stated_relative_error(code, steps, least):
 
 @pytest.mark.parametrize("code", [fine, coarse])
 def test_nothing_and_everything_are_exact(code):
-    assert through(code(torch.tensor([0.0, 1.0, float("nan"), 1e-30]))).tolist()[:3] == [0.0, 1.0, 0.0]
+    assert through(code(torch.tensor([0.0, 1.0, 1e-30]))).tolist()[:2] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("code", [plain, fine, coarse, linear])
+def test_what_is_no_number_arrives_as_such(code):
+    x = torch.tensor([0.5, torch.nan, 0.0, 1.0])
+    assert np.array_equal(np.isnan(through(code(x))), [False, True, False, False])
+    assert np.allclose(through(code(x))[[0, 2, 3]], [0.5, 0, 1], atol=0.01)
+    assert np.isnan(through(code(torch.full((3,), torch.nan)))).all()
+
+
+@pytest.mark.parametrize("code", [fine, coarse])
+def test_what_is_past_the_largest_is_the_largest(code):
+    assert through(code(torch.tensor([2.0, torch.inf]))).tolist() == [1.0, 1.0]
 
 
 def test_differences_keep_their_sign():
@@ -41,7 +54,7 @@ def test_differences_keep_their_sign():
 
 def test_linear_codes_span_their_range():
     x = torch.linspace(-3, 11, 777)
-    assert np.abs(through(linear(x)) - x.numpy()).max() <= 14 / 510 + 1e-5
+    assert np.abs(through(linear(x)) - x.numpy()).max() <= 14 / 508 + 1e-5
     assert through(linear(torch.full((4,), 2.5))).tolist() == [2.5] * 4
     assert through(linear(torch.zeros(0))).shape == (0,)
 

@@ -53,6 +53,16 @@ def test_tiles_cover_an_axis_once():
             assert all(int(tile.counts().sum()) == tile.stop - tile.start for tile in tiles)
 
 
+def test_cells_that_hold_no_number_say_so():
+    q, k = torch.randn(2, 1, 1, 9, 8)
+    q[0, 0, 5] = torch.nan
+    A = weights(q, k)
+    *_, cells = exact(Head(A, 0, 0, None), span(9, 1, 0), span(9, 1, 0))
+    for found in (cells.mean, cells.max):
+        assert found.isnan().all(1).tolist() == [False, False, True, False, False]
+        assert found.isnan().any(1).tolist() == found.isnan().all(1).tolist()
+
+
 @pytest.mark.parametrize("step", [(2048, 4096), (16, 32), (7, 64)])
 @pytest.mark.parametrize(("n_i", "n_j"), [(63, 63), (129, 70), (1, 300), (300, 7)])
 def test_cells_are_means_and_largest_entries(monkeypatch, n_i, n_j, step):

@@ -74,6 +74,9 @@ def resampled(cells: Tensor, dim: int, edges: Tensor, wanted: Tensor) -> Tensor:
     >>> resampled(torch.tensor([1.0, 2.0, 6.0]), 0, torch.arange(4), torch.tensor([0.0, 1.5, 3.0]))
     tensor([1.3333, 4.6667])
     """
+    if bool((missing := cells.isnan()).any()):  # which sums would carry on to all that follow
+        holes = resampled(missing.double(), dim, edges, wanted) > 0
+        return resampled(cells.nan_to_num(nan=0.0), dim, edges, wanted).masked_fill(holes, torch.nan)
     edges, wanted = edges.double(), wanted.double()
     total = torch.nn.functional.pad((cells.movedim(dim, -1).double() * edges.diff()).cumsum(-1), (1, 0))
     low = (torch.searchsorted(edges, wanted, right=True) - 1).clamp(0, len(edges) - 2)

@@ -2,7 +2,7 @@
 
 A frame is the header's length as four bytes, the header, and the arrays one after the other, each at a multiple of
 eight bytes, little-endian. Weights range over many powers of ten, so where they are coded it is by their logarithm: the
-error is relative and known, and the browser chooses its colours without asking again.
+error is relative and known, and the browser chooses its colours without asking again. What is no number has a code too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 FINE, COARSE = 512, 12  # steps an octave: of 16-bit codes, which have a sign, and of 8-bit codes
+LARGEST = {"i2": 32767, "u1": 254}  # the codes of the largest number,
+NO_NUMBER = {"i2": -32768, "u1": 255}  # and of what is none
 TYPES = {"f4": "<f4", "i2": "<i2", "u1": "|u1", "u2": "<u2", "u4": "<u4"}
 
 
@@ -33,22 +35,23 @@ def plain(x: Tensor, kind: str = "f4") -> Coded:
 
 def fine(x: Tensor) -> Coded:
     """sign(c) 2 ** ((abs(c) - 32767) / 512): numbers from -1 to 1 within 0.07 %, below 2 ** -64 as 0."""
-    values = np.nan_to_num(x.detach().cpu().double().numpy())
-    return Coded((np.sign(values) * _steps(values, FINE, 32767)).astype("<i2"), {"type": "i2", "steps": FINE})
+    values = _numbers(x)
+    return _coded(values, np.sign(values) * _steps(values, FINE, LARGEST["i2"]), {"type": "i2", "steps": FINE})
 
 
 def coarse(x: Tensor) -> Coded:
-    """2 ** ((c - 255) / 12): numbers from 0 to 1 within 3 %, below 4.2e-7 as 0."""
-    values = np.nan_to_num(x.detach().cpu().double().numpy())
-    return Coded(_steps(values, COARSE, 255).astype("u1"), {"type": "u1", "steps": COARSE})
+    """2 ** ((c - 254) / 12): numbers from 0 to 1 within 3 %, below 4.4e-7 as 0."""
+    values = _numbers(x)
+    return _coded(values, _steps(values, COARSE, LARGEST["u1"]), {"type": "u1", "steps": COARSE})
 
 
 def linear(x: Tensor) -> Coded:
-    """low + (high - low) c / 255: numbers within a 510th of their range."""
-    values = np.nan_to_num(x.detach().cpu().double().numpy())
-    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
-    steps = np.rint((values - low) * (255 / (high - low))) if high > low else np.zeros_like(values)
-    return Coded(steps.astype("u1"), {"type": "u1", "range": [low, high]})
+    """low + (high - low) c / 254: numbers within a 508th of their range."""
+    values = _numbers(x)
+    known = values[~np.isnan(values)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    steps = np.rint((values - low) * (LARGEST["u1"] / (high - low))) if high > low else np.zeros_like(values)
+    return _coded(values, steps, {"type": "u1", "range": [low, high]})
 
 
 def error(steps: int) -> float:
@@ -81,6 +84,17 @@ def parsed(raw: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.float64
     return header, arrays
 
 
+def _numbers(x: Tensor) -> npt.NDArray[np.float64]:
+    """The numbers, infinite ones as large as can be."""
+    return np.nan_to_num(x.detach().cpu().double().numpy(), nan=np.nan)
+
+
+def _coded(values: npt.NDArray[np.float64], codes: npt.NDArray[np.float64], code: dict[str, Any]) -> Coded:
+    """Codes of values, with one of its own where a value is no number."""
+    kind = code["type"]
+    return Coded(np.where(np.isnan(values), NO_NUMBER[kind], codes).astype(TYPES[kind]), code)
+
+
 def _steps(values: npt.NDArray[np.float64], steps: int, top: int) -> npt.NDArray[np.float64]:
     size = np.abs(values)
     codes = np.rint(np.log2(size, where=size > 0, out=np.full_like(size, -np.inf)) * steps) + top
@@ -89,10 +103,12 @@ def _steps(values: npt.NDArray[np.float64], steps: int, top: int) -> npt.NDArray
 
 def _values(codes: npt.NDArray[Any], code: dict[str, Any]) -> npt.NDArray[np.float64]:
     c = codes.astype(np.float64)
+    if not {"steps", "range"} & code.keys():
+        return c
+    top = LARGEST[code["type"]]
     if "steps" in code:
-        top = 32767 if code["type"] == "i2" else 255
-        return np.where(c == 0, 0.0, np.sign(c) * 2 ** ((np.abs(c) - top) / code["steps"]))
-    if "range" in code:
+        values = np.where(c == 0, 0.0, np.sign(c) * 2 ** ((np.abs(c) - top) / code["steps"]))
+    else:
         low, high = code["range"]
-        return low + (high - low) * c / 255
-    return c
+        values = low + (high - low) * c / top
+    return np.where(c == NO_NUMBER[code["type"]], np.nan, values)

@@ -86,7 +86,7 @@ def exact(sheet: Sheet, rows: Span, cols: Span) -> Iterator[Cells | None]:
         if deep:
             least[at] = torch.minimum(least[at], deep[0])
     area = rows.counts()[:, None] * cols.counts()
-    yield Cells(sums / area, torch.where(most >= -least, most, least))
+    yield Cells(sums / area, torch.where(-least > most, least, most))
 
 
 def preview(sheet: Sheet, rows: Span, cols: Span) -> Cells:

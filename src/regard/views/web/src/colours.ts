@@ -10,6 +10,7 @@ type Colour = [number, number, number];
 export const SCALES: Scale[] = ["linear", "sqrt", "log"];
 export const PALETTES: Palette[] = ["magma", "viridis", "grey"];
 export const PAPER: Record<Theme, Colour> = { light: [255, 255, 255], dark: [13, 13, 18] };
+const NO_NUMBER: Colour = [159, 180, 192];
 const DECADES = 4; // of a logarithmic scale
 const STEPS = 512;
 
@@ -26,8 +27,9 @@ export class Ramp {
     readonly signed: boolean,
   ) {
     const colour = signed ? bothWays(theme) : upwards(palette, theme);
-    this.table = new Uint8ClampedArray(4 * STEPS);
+    this.table = new Uint8ClampedArray(4 * STEPS + 4); // and what is no number
     for (let n = 0; n < STEPS; n++) this.table.set([...colour(n / (STEPS - 1)), 255], 4 * n);
+    this.table.set([...NO_NUMBER, 255], 4 * STEPS);
   }
 
   /** Where a value stands on the ramp, from 0 to 1. */
@@ -58,13 +60,13 @@ export class Ramp {
       const value = values[n] / most;
       const share = strength(value < 0 ? -value : value, scale);
       const at = signed ? 0.5 + (value < 0 ? -share : share) / 2 : share;
-      pixels[n] = table[(at * (STEPS - 1) + 0.5) | 0];
+      pixels[n] = table[Number.isNaN(value) ? STEPS : (at * (STEPS - 1) + 0.5) | 0];
     }
     return image;
   }
 
   private step(value: number): number {
-    return 4 * Math.round(this.place(value) * (STEPS - 1));
+    return 4 * (Number.isNaN(value) ? STEPS : Math.round(this.place(value) * (STEPS - 1)));
   }
 }
 
@@ -90,7 +92,7 @@ export class Spread {
   add(values: Float32Array): void {
     for (let n = 0; n < values.length; n++) {
       const value = Math.abs(values[n]);
-      if (value < 1e-12) continue;
+      if (!(value >= 1e-12)) continue;
       this.counts[Math.min(1023, Math.floor((Math.log2(value) + 44) * 20))]++;
       this.total++;
     }

@@ -180,7 +180,7 @@ export class FlowView implements View {
     const row = (n: number): Float32Array => rollout.subarray(n * cells, (n + 1) * cells);
     const turned = new Float32Array(rollout.length);
     for (let n = 0; n < rows; n++) turned.set(row(rows - 1 - n), n * cells);
-    const most = row(0).reduce((top, value) => Math.max(top, value), 1e-9);
+    const most = row(0).reduce((top, value) => Math.max(top, value || 0), 1e-9);
     const canvas = el("canvas", { width: cells, height: rows });
     canvas.getContext("2d")!.putImageData(this.app.ramp(most).pixels(turned, rows, cells), 0, 0);
     const pixels = { left: MARGIN.left, top: MARGIN.top, width: across, height: down };

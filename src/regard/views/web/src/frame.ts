@@ -102,17 +102,18 @@ function decoding({ type, steps, range }: Entry): Float32Array | null {
   const name = `${type} ${steps} ${range}`;
   let table = tables.get(name);
   if (!table) {
-    const count = type === "u1" ? 256 : 65536;
+    const [count, none] = type === "u1" ? [256, 255] : [65536, 32768]; // codes, and that of what is no number
     table = new Float32Array(count);
     for (let n = 0; n < count; n++)
-      table[n] = range ? range[0] + ((range[1] - range[0]) * n) / 255 : power(n, type, steps!);
+      table[n] = range ? range[0] + ((range[1] - range[0]) * n) / 254 : power(n, type, steps!);
+    table[none] = NaN;
     if (!range) tables.set(name, table);
   }
   return table;
 }
 
 function power(place: number, type: Entry["type"], steps: number): number {
-  if (type === "u1") return place ? 2 ** ((place - 255) / steps) : 0;
+  if (type === "u1") return place ? 2 ** ((place - 254) / steps) : 0;
   const code = place < 32768 ? place : place - 65536;
   return code ? Math.sign(code) * 2 ** ((Math.abs(code) - 32767) / steps) : 0;
 }

@@ -188,7 +188,7 @@ export class LinesView implements View {
       for (let i = 0; i < block.rows; i++) {
         for (let j = 0; j < block.cols; j++) {
           const weight = block.weight[(n * block.rows + i) * block.cols + j];
-          if (weight < 0.05) continue;
+          if (!(weight >= 0.05)) continue;
           context.globalAlpha = weight;
           context.beginPath();
           context.moveTo(4, y(i, block.rows));

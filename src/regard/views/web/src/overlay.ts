@@ -161,7 +161,7 @@ function drawMeasures(view: View, measures: Measures, [rows, cols]: [number, num
     end: number,
     bar: (at: number, size: number, length: number) => void,
   ): void => {
-    const most = values.reduce((top, value) => Math.max(top, value), 1e-9);
+    const most = values.reduce((top, value) => Math.max(top, value || 0), 1e-9);
     const many = Math.max(1, Math.floor(1 / cell)); // cells a pixel, of which the largest is drawn
     for (let n = Math.max(0, Math.floor(-start / cell)); n < values.length && start + n * cell < end; n += many) {
       const at = Math.max(0, start + n * cell);
