@@ -23,7 +23,7 @@ SEEN = (
     "interface of transformers"
 )
 COMPILED = (
-    "within a function that torch.compile made, where it is not seen; let it run as it is written: "
+    "within a function that torch.compile made, where it may go unseen; let it run as it is written: "
     "with torch.compiler.set_stance('force_eager'), capture(model)"
 )
 
