@@ -59,6 +59,11 @@ def test_two_tapes_are_numbered_or_named_one_by_one(tape):
         page(tape, tape, name=["before"])
 
 
+def test_a_file_given_for_a_tape_is_told_how_pages_are_saved(tape):
+    with pytest.raises(TypeError, match=r"is a tape, got str; for a file write tape\.page\(\)\.save"):
+        tape.page("looked.html")
+
+
 def test_no_token_leaves_its_text(printed):
     data = re.search(r'type="application/json">(.*?)</script>', printed.text, re.DOTALL)[1]
     assert not set("<>&\u2028\u2029") & set(data)

@@ -25,6 +25,10 @@ class Capture:
     """A tape under a name, its layers, texts, groups and pictures by number."""
 
     def __init__(self, tape: Tape, name: str) -> None:
+        if not isinstance(tape, Tape):
+            raise TypeError(
+                f"what is shown is a tape, got {type(tape).__name__}; for a file write tape.page().save('looked.html')"
+            )
         self.tape, self.name = tape, name
         self.keys: list[Key] = list(tape)
         self.texts: list[list[str]] = []
