@@ -433,7 +433,7 @@ def test_gpu_run_trains_in_bfloat16_and_resumes(scratch):
         ({"model": nn.Linear(1, 1)}, TypeError, "model must have a method loss(batch), got Linear without one"),
         ({"batches": [1, 2]}, TypeError, "batches must have __iter__, state and restore, got list; wrap a list in Sh"),
         ({"batches": Shuffled([])}, ValueError, "batches must hold at least one batch an epoch"),
-        ({"recipe": Recipe(steps=2, patience=1)}, ValueError, "patience and Plateau wait for evaluations; pass eval"),
+        ({"recipe": Recipe(steps=2, patience=1)}, ValueError, "patience and Plateau wait for evaluations; give data"),
         ({"recipe": Recipe(steps=2, rate=Plateau(1.0))}, ValueError, "patience and Plateau wait for evaluations"),
         ({"evaluate": lambda model: {"los": 1.0}}, ValueError, "evaluate gave no 'loss', the metric to watch; did you"),
         ({"files": {"training.json": ""}}, ValueError, "files must have plain names other than model.safetensors"),
