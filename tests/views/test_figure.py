@@ -1,5 +1,6 @@
 """Figures by their structure: labels, extents, values and colours, never pixels."""
 
+import io
 import itertools
 import subprocess
 import sys
@@ -238,6 +239,22 @@ def test_alignment_of_weights_is_as_dark_as_they_are():
     assert drawn == {(0, 0): 0.5, (0, 1): 0.25, (1, 1): 1.0}
 
 
+def test_alignment_draws_what_is_a_number():
+    nan, inf = torch.nan, torch.inf
+    for cells, want in (
+        ([[nan, 0.5], [0.25, 0.5]], {(1, 0): 1.0, (0, 1): 0.5, (1, 1): 1.0}),
+        ([[inf, 0.5], [0.25, 0.5]], {(0, 0): 1.0, (1, 0): 1.0, (0, 1): 0.5, (1, 1): 1.0}),
+        ([[-1.0, -2.0], [-3.0, -4.0]], {}),
+    ):
+        figure = alignment(torch.tensor(cells), ["a", "b"], ["x", "y"])
+        assert {tuple(line.get_ydata()): line.get_alpha() for line in figure.axes[0].lines} == want
+
+
+def test_pictures_may_be_of_any_float_and_weights_without_bound():
+    figure = image(torch.tensor([[0.1, torch.inf, 0.2, 0.3]]), torch.rand(4, 4).bfloat16())
+    figure.savefig(io.BytesIO())
+
+
 def test_mask_is_drawn_as_it_draws_itself():
     term = Causal() & Window(3) | Global(1)
     figure = mask(term, 6, 9)
@@ -254,6 +271,24 @@ def test_figures_leave_no_trace_in_pyplot_and_importing_regard_draws_nothing():
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, "/dev/stdout"], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: mask(torch.zeros(3, 3)), r"mask must be of booleans, .* got torch.float32; .* write mask == 0"),
+        (lambda: mask(Causal(), 0, 0), "rows must be 1 or more, got 0"),
+        (lambda: mask(None), "got NoneType"),
+        (lambda: image(torch.rand(5, 5), torch.rand(8, 8), patches=(-2, -2)), r"at most 5 keys in all, got \(-2, -2\)"),
+        (lambda: image(torch.rand(1, 1), torch.rand(0, 0)), r"picture must have dims .* got shape \(0, 0\)"),
+        (lambda: grid([torch.rand(0, 3, 3)]), r"heads, queries and keys to show, got shape \(0, 3, 3\)"),
+        (lambda: by_layer([torch.rand(2, 0, 3)]), r"heads, queries and keys to show, got shape \(2, 0, 3\)"),
+        (lambda: by_layer([weights(*torch.randn(2, 1, 2, 0, 8))]), r"to show, got shape \(1, 2, 0, 0\)"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(draw, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        draw()
 
 
 def test_bad_arguments_are_named():

@@ -19,6 +19,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from ..lens.alignment import Links
+from ..ops.demands import must_count
 from ..ops.mask import Mask
 from .canvas import (
     ACCENT,
@@ -245,9 +246,18 @@ def mask(mask: Mask | Tensor | npt.NDArray[Any], rows: int | None = None, cols: 
 
     `rows` and `cols` are how many queries and keys to draw, what the mask itself holds or 12 unless given.
     """
+    for name, count in (("rows", rows), ("cols", cols)):
+        if count is not None:
+            must_count(name, count, least=1)
     if isinstance(mask, Mask):
         seen = np.array([[cell == "■" for cell in line.split()] for line in mask.draw(rows, cols).splitlines()])
     else:
+        shape(mask)
+        if "float" in str(mask.dtype):
+            raise ValueError(
+                f"mask must be of booleans, True where a key is seen, got {mask.dtype}; "
+                "for one that is added to scores write mask == 0"
+            )
         seen = numbers(mask)[:rows, :cols] > 0
     i, j = shape(seen)
     high, wide = (min(max(0.24 * n, 1.6), 7.0) for n in (i, j))
@@ -310,19 +320,21 @@ def _on_grid(given: Numbers, patches: tuple[int, int] | None) -> Numbers:
             raise ValueError(f"{n} keys are no square of patches, nor one more; write patches=(rows, columns)")
         patches = side, side
     y, x = patches
-    if not 0 < y * x <= n:
+    if min(y, x) < 1 or y * x > n:
         raise ValueError(f"patches must be (rows, columns) of at most {n} keys in all, got {patches}")
     return given[:, n - y * x :].reshape(-1, y, x)
 
 
 def _pixels(picture: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
     """y x or y x c, values from 0 to 1 or bytes."""
+    if isinstance(picture, Tensor) and picture.is_floating_point():
+        picture = numbers(picture)  # which takes what NumPy has no type for
     pixels = picture.detach().cpu().numpy() if isinstance(picture, Tensor) else np.asarray(picture)
     if pixels.ndim == 3 and pixels.shape[-1] not in (1, 3, 4) and pixels.shape[0] in (1, 3, 4):
         pixels = np.moveaxis(pixels, 0, -1)
     if pixels.ndim == 3 and pixels.shape[-1] == 1:
         pixels = pixels[..., 0]
-    if pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[-1] not in (3, 4)):
+    if not pixels.size or (pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[-1] not in (3, 4))):
         raise ValueError(f"picture must have dims y x, y x c or c y x, c of 1, 3 or 4, got shape {pixels.shape}")
     if pixels.dtype == np.uint8:
         return pixels
@@ -352,7 +364,7 @@ def _panels(given: Numbers, pixels: npt.NDArray[Any], titles: Sequence[str], *, 
         places[0].imshow(pixels, cmap="gray", extent=extent)
     for place, values, title in zip(places[plain:], given, texts, strict=False):
         place.imshow(grey, cmap="gray", extent=extent)
-        share = np.where(np.isnan(values), 1.0, np.abs(values) / colours.most)
+        share = np.where(np.isfinite(values), np.abs(values) / colours.most, 1.0)
         veil = 0.75 * np.sqrt(share)  # what is not looked at shows through
         place.imshow(values, colours.map, colours.norm, alpha=veil, interpolation="nearest", extent=extent)
         place.set_title(title, fontsize=SIZE, fontfamily=families, color=INK, parse_math=False)
@@ -370,6 +382,6 @@ def _joined(links: Links | Matrix, n_s: int, n_t: int) -> Iterable[tuple[tuple[i
     if shape(links) != (n_t, n_s):
         raise ValueError(f"weights must have dims target source, ({n_t}, {n_s}), got {shape(links)}")
     values = cells(links, max(n_s, n_t))
-    most = float(values.max()) or 1.0
-    strength = {(s, t): float(values[t, s]) / most for t in range(n_t) for s in range(n_s)}
-    return [(link, {"linewidth": 1.8, "alpha": x}) for link, x in strength.items() if x > 0.02]
+    most = max(values[np.isfinite(values)], default=0.0)
+    strength = {(s, t): float(values[t, s]) / (most if most > 0 else 1.0) for t in range(n_t) for s in range(n_s)}
+    return [(link, {"linewidth": 1.8, "alpha": min(x, 1.0)}) for link, x in strength.items() if x > 0.02]
