@@ -45,12 +45,14 @@ class Head:
     """A model of theirs by the end of its class name: ours of a kind, built from a config and a number of classes.
 
     The classes are the rows of our module `counted`. A model of the kind fits if its attributes are as `wanted`.
+    `ties` are tensors that a file may hold besides, each by the one it repeats: ours keeps the numbers of both once.
     """
 
     kind: type[nn.Module]
     build: Callable[[Any, int], nn.Module]
     counted: str | None = None
     wanted: Mapping[str, Any] = field(default_factory=dict)
+    ties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

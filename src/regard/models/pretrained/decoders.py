@@ -40,7 +40,10 @@ STRETCH = {
     "high_freq_factor": "high",
     "original_max_position_embeddings": "original",
 }
-_GPT = Head(kind=Gpt, build=lambda config, _: Gpt(config))
+
+
+def _gpt(table: str) -> Head:
+    return Head(kind=Gpt, build=lambda config, _: Gpt(config), ties={"lm_head.weight": f"{table}.weight"})
 
 
 def _read_gpt2(fields: Fields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
@@ -127,7 +130,7 @@ GPT2 = Architecture(
         "head": "lm_head",
         **layers("blocks.{n}", "transformer.h.{n}", GPT2_LAYER),
     },
-    heads={"LMHeadModel": _GPT, "Model": _GPT},
+    heads={"LMHeadModel": _gpt("transformer.wte"), "Model": _gpt("transformer.wte")},
 )
 LLAMA = Architecture(
     title="Llama",
@@ -159,7 +162,7 @@ LLAMA = Architecture(
         "head": "lm_head",
         **layers("blocks.{n}", "model.layers.{n}", LLAMA_LAYER),
     },
-    heads={"ForCausalLM": _GPT},
+    heads={"ForCausalLM": _gpt("model.embed_tokens")},
 )
 MISTRAL = replace(
     LLAMA,

@@ -27,13 +27,14 @@ def _bert_names(prefix: str) -> dict[str, str | Theirs]:
     }
 
 
-def _bert_heads(pooler: Activation | None) -> dict[str, Head]:
+def _bert_heads(pooler: Activation | None, ties: Mapping[str, str]) -> dict[str, Head]:
     return {
         "Model": Head(kind=Bert, build=lambda config, _: Bert(config)),
         "ForMaskedLM": Head(
             kind=BertPretraining,
             build=lambda config, _: BertPretraining(Bert(config), next_sentence=False),
             wanted={"next": None},
+            ties=ties,
         ),
         "ForSequenceClassification": Head(
             kind=BertClassifier,
@@ -68,6 +69,15 @@ DISTILBERT_LAYER = {
     "feedforward.down": "ffn.lin2",
     "around_feedforward.norm": "output_layer_norm",
 }
+BERT_TIES = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+ROBERTA_TIES = {
+    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+    "lm_head.decoder.bias": "lm_head.bias",
+}
+DISTILBERT_TIES = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
 BERT_FIELDS: Mapping[str, str | tuple[str, Any]] = {
     "vocab_size": "vocabulary",
     "max_position_embeddings": "length",
@@ -124,8 +134,12 @@ BERT = Architecture(
         "pool.dense": "bert.pooler.dense",
         "classes": "classifier",
     },
-    heads=_bert_heads(None)
-    | {"ForPreTraining": Head(kind=BertPretraining, build=lambda config, _: BertPretraining(Bert(config)))},
+    heads=_bert_heads(None, BERT_TIES)
+    | {
+        "ForPreTraining": Head(
+            kind=BertPretraining, build=lambda config, _: BertPretraining(Bert(config)), ties=BERT_TIES
+        )
+    },
     spare=("cls.predictions.decoder",),
 )
 ROBERTA = replace(
@@ -141,7 +155,7 @@ ROBERTA = replace(
         "pool.dense": "classifier.dense",
         "classes": "classifier.out_proj",
     },
-    heads=_bert_heads(None),
+    heads=_bert_heads(None, ROBERTA_TIES),
     spare=("lm_head.decoder",),
 )
 DISTILBERT = Architecture(
@@ -177,7 +191,7 @@ DISTILBERT = Architecture(
         "pool.dense": "pre_classifier",
         "classes": "classifier",
     },
-    heads=_bert_heads("relu"),
+    heads=_bert_heads("relu", DISTILBERT_TIES),
     spare=("vocab_projector",),
 )
 VIT_LAYER = {

@@ -46,8 +46,9 @@ def load(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> nn.Module
 
     `config.json` says which; its tensors come from `model.safetensors`, or the files its index names. Nothing is
     fetched, and nothing in the folder is run: a pickle, a `model_type` outside `ARCHITECTURES`, a field or tensor that
-    is unknown, missing or of another shape is a ValueError that names it, before any weight is read. Tokenizers stay
-    with the caller: `Tokenizer.from_file` of `tokenizers` reads the `tokenizer.json` beside them.
+    is unknown, missing or of another shape is a ValueError that names it, before any weight is read; so is one that
+    repeats another by the config, and holds other numbers. Tokenizers stay with the caller: `Tokenizer.from_file` of
+    `tokenizers` reads the `tokenizer.json` beside them.
     """
     folder = Path(folder)
     fields = Fields.of(folder / CONFIG)
@@ -63,6 +64,7 @@ def load(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> nn.Module
         model = head.build(config, classes)
     places = _places(model, architecture)
     _check(places, held, architecture, folder)
+    _check_ties({name: of for name, of in head.ties.items() if name not in places}, held, architecture)
     wanted = {held[name]: place for name, place in places.items()}
     for one, x in tensors.read(list(wanted)):
         for name, part in wanted[one].apart(x.to(dtype)).items():
@@ -184,6 +186,26 @@ def _check(places: Mapping[str, Place], held: Mapping[str, Stored], architecture
         known = name in places or name in heads or stem in heads or stem in architecture.spare
         if not known and not DERIVED.fullmatch(name):
             raise ValueError(f"{one.file} holds {one.name!r}, which a model of its {CONFIG} has no place for")
+
+
+def _check_ties(ties: Mapping[str, str], held: Mapping[str, Stored], architecture: Architecture) -> None:
+    """What a file holds twice is twice the same: transformers computes with both where they differ, ours with one."""
+    for name, of in ties.items():
+        if name not in held:
+            continue
+        one, other = held[name], held[of]
+        tensors.must_be_floats(one)
+        if one.shape == other.shape:
+            x, y = (x for _, x in tensors.read([one, other]))
+            if bool((x == y).all()):
+                continue
+        hint = f"drop {one.name} from the file if it is stale"
+        if "tie_word_embeddings" in architecture.fields:
+            hint = f'write "tie_word_embeddings": false in {CONFIG} to read both'
+        raise ValueError(
+            f"{one.file}: {one.name} must hold what {other.name} does, which {CONFIG} ties it to, got other numbers; "
+            f"{hint}"
+        )
 
 
 def _canonical(held: Mapping[str, Stored], architecture: Architecture) -> dict[str, Stored]:

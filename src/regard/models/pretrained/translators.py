@@ -34,6 +34,12 @@ NAMES: Mapping[str, str | Theirs] = {
     **layers("decoder.blocks.{n}", "model.decoder.layers.{n}", LAYER | CROSS),
 }
 
+TIES = {
+    f"{name}.weight": "model.shared.weight"
+    for name in ("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens")
+}
+_TRANSFORMER = Head(kind=Transformer, build=lambda config, _: Transformer(config), ties=TIES)
+
 
 def _read(fields: Fields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
     fields.must("decoder_vocab_size", None, ours["source_vocabulary"])
@@ -96,7 +102,7 @@ MARIAN = Architecture(
         "forced_eos_token_id": None,
     },
     names=NAMES,
-    heads={"MTModel": Head(kind=Transformer, build=lambda config, _: Transformer(config))},
+    heads={"MTModel": _TRANSFORMER},
     spare=(
         "lm_head",
         "model.encoder.embed_tokens",
@@ -118,6 +124,6 @@ BART = replace(
         "encoder.input.norm": "model.encoder.layernorm_embedding",
         "decoder.input.norm": "model.decoder.layernorm_embedding",
     },
-    heads={"ForConditionalGeneration": Head(kind=Transformer, build=lambda config, _: Transformer(config))},
+    heads={"ForConditionalGeneration": _TRANSFORMER},
     spare=("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"),
 )
