@@ -174,6 +174,22 @@ def test_the_answer_is_the_best_span_of_the_document(model, longest):
 
 
 @torch.no_grad()
+@torch.no_grad()
+@pytest.mark.parametrize(("of_document", "of_question"), [(1, C), (C, 1), (2, 3), (C, 2 * C)])
+def test_spellings_of_different_widths_are_those_filled_up_with_zeros(of_document, of_question):
+    model = model_of("characters")
+    batch = batch_of(model)
+    letters = {"document": of_document, "question": of_question}
+    for side, c in letters.items():
+        n = batch[side].shape[1]
+        # Two letters, so that 'a' and 'aa' are about and are not one word.
+        batch[f"{side}_characters"] = torch.randint(1, 3, (B, n, c), generator=torch.Generator().manual_seed(c))
+    filled = dict(batch)
+    for side, c in letters.items():
+        filled[f"{side}_characters"] = nn.functional.pad(batch[f"{side}_characters"], (0, 2 * C - c))
+    torch.testing.assert_close(logits_of(model, batch), logits_of(model, filled))
+
+
 def test_characters_in_one_row_as_batches_pad_them_give_the_same():
     model = model_of("characters")
     batch = batch_of(model)

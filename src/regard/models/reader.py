@@ -202,8 +202,12 @@ class Text(NamedTuple):
 def _matches(text: Text, asked: Text) -> tuple[Bool[Tensor, "b n marks"], Bool[Tensor, "b m marks"]]:
     """Of each word, whether the other side has it too; and whether spelled the same, where spelling is read."""
     same = [text.ids[:, :, None] == asked.ids[:, None]]
-    if text.characters is not None and asked.characters is not None:
-        same.append((text.characters[:, :, None] == asked.characters[:, None]).all(-1))
+    x, y = text.characters, asked.characters
+    if x is not None and y is not None:
+        # Each side may be filled up to a longest word of its own, and a word is the same whatever fills it up.
+        width = max(x.shape[-1], y.shape[-1])
+        x, y = (F.pad(side, (0, width - side.shape[-1])) for side in (x, y))
+        same.append((x[:, :, None] == y[:, None]).all(-1))
     pairs = torch.stack(same, -1)  # b n m marks
     of_text = pairs if asked.keep is None else pairs & asked.keep[:, None, :, None]
     of_asked = pairs if text.keep is None else pairs & text.keep[:, :, None, None]
