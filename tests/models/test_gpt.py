@@ -257,6 +257,14 @@ def test_lengths_are_of_the_rows(padding, error, message):
         model.loss({"ids": ids, "ids_lengths": torch.tensor(padding)})
 
 
+def test_a_loss_takes_lengths_and_no_keep():
+    ids, keep = torch.zeros(2, 4, dtype=torch.long), torch.tensor([[False, False, True, True], [True] * 4])
+    with pytest.raises(
+        TypeError, match=r"ids_lengths must say how many .* got torch.bool \(2, 4\); write keep.sum\(1\)"
+    ):
+        model_of("rotary").loss({"ids": ids, "ids_lengths": keep})
+
+
 def test_ids_are_rows_of_tokens():
     model = model_of("learned")
     for call in (model, model.start, lambda ids: model.loss({"ids": ids})):

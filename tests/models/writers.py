@@ -202,6 +202,7 @@ def wrong_batches_are_refused(model, batch, tokens=(99, -1)):
         ({"target_lengths": torch.full((b,), -1)}, ValueError, f"target_lengths must be .* from 0 to {m}, .* got -1"),
         ({"target_lengths": torch.ones(b)}, TypeError, "target_lengths must hold whole numbers, got torch.float32"),
         ({"target_lengths": torch.ones(b + 1).long()}, ValueError, f"target_lengths must be .* got {b + 1} of them"),
+        ({"target_lengths": torch.ones(b, m).bool()}, TypeError, "target_lengths must say how many .* got torch.bool"),
         ({"target": batch["target"][0]}, ValueError, r"target must have dims b n, got shape \(.*write target\[None\]"),
         ({"target": batch["target"] - 99}, ValueError, "ids must be from 0 to .*, the rows of this table, got -"),
     ]
@@ -226,11 +227,19 @@ def wrong_sources_are_refused(model, batch):
         ({"source_lengths": torch.full((b,), n + 2)}, ValueError, f"engths must be .*from 0 to .*{n}.* got {n + 2}"),
         ({"source_lengths": torch.full((b,), -1)}, ValueError, f"engths must be .*from 0 to .*{n}.* got -1"),
         ({"source_lengths": torch.ones(b)}, TypeError, "engths must hold whole numbers, got torch.float32"),
+        ({"source_lengths": torch.ones(b, n).bool()}, TypeError, "engths must say how many .* got torch.bool"),
         ({"source": batch["source"] + 99}, ValueError, "ids must be from 0 to .*, the rows of this table, got 1"),
     ]
     for values, error, message in wrong:
         with pytest.raises(error, match=message):
             model.loss({**batch, **values})
+    for lengths, error, message in (
+        (torch.ones(b, n).bool(), TypeError, "source_lengths must say how many .* got torch.bool"),
+        (torch.tensor([n]), ValueError, f"source_lengths must be one a row, .* for {b} rows, got 1 of them"),
+        ([n] * b, TypeError, "source_lengths must be a tensor, got list"),
+    ):
+        with pytest.raises(error, match=message):
+            model.start({**batch, "source_lengths": lengths})
     with pytest.raises(ValueError, match=r"source must have dims b n, got shape \(.*write source\[None\]"):
         model(batch["source"][0], batch["target"][:1])
     with pytest.raises(ValueError, match=r"inputs must have dims b n, got shape \(.*write inputs\[None\]"):

@@ -34,7 +34,7 @@ from .activations import activation
 from .demands import must_be_one_of, must_be_rows, must_be_share, must_hold
 from .initial import initialize, initialize_residual
 from .norms import NormName, norm_of
-from .padding import Padded, keep_of
+from .padding import Padded, counted_of, keep_of
 from .stepping import CachedState, Watched, step, watched
 from .stretch import Stretch
 
@@ -192,7 +192,7 @@ class Gpt(nn.Module):
         ids, lengths = batch["ids"], batch.get("ids_lengths")
         must_be_rows("ids", ids)
         # What stands behind a text is read after all of it: hiding it would change nothing.
-        counted = None if lengths is None else keep_of(lengths, ids, name="ids_lengths")[:, 1:]
+        counted = None if lengths is None else counted_of(lengths, ids, name="ids_lengths")[:, 1:]
         return cross_entropy(self(ids[:, :-1]), ids[:, 1:], counted=counted)
 
     def start(self, source: Tensor | tuple[Tensor, Padded] | None = None) -> GptState:

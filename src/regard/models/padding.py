@@ -29,8 +29,13 @@ def keep_of(padding: Padded, ids: Int[Tensor, "b n"], *, name: str = "padding") 
             f"{name} must be lengths (b,) or keep (b, n), True = a real token, for ids {tuple(ids.shape)}, "
             f"got {padding.dtype} {tuple(padding.shape)}"
         )
-    must_be_lengths(name, padding, ids)
-    return torch.arange(ids.shape[1], device=ids.device) < padding[:, None]
+    return counted_of(padding, ids, name=name)
+
+
+def counted_of(lengths: Int[Tensor, " b"], ids: Int[Tensor, "b n"], *, name: str) -> Bool[Tensor, "b n"]:
+    """The same where it is lengths alone that are meant."""
+    must_be_lengths(name, lengths, ids)
+    return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
 
 
 def counted_targets(batch: Mapping[str, Tensor]) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
@@ -39,12 +44,17 @@ def counted_targets(batch: Mapping[str, Tensor]) -> tuple[Int[Tensor, "b n"], Bo
     must_be_rows("target", target)
     if lengths is None:
         return target, torch.ones_like(target, dtype=torch.bool)
-    return target, keep_of(lengths, target, name="target_lengths")
+    return target, counted_of(lengths, target, name="target_lengths")
 
 
 def must_be_lengths(name: str, lengths: Int[Tensor, " b"], x: Shaped[Tensor, "b n *dim"]) -> None:
     """Raise unless `lengths` say of each row of x how many of its tokens are real; numbers are looked at on the CPU."""
     must_be_tensor(name, lengths, hint="torch.tensor([3, 5])")
+    if lengths.dtype == torch.bool:
+        raise TypeError(
+            f"{name} must say how many tokens of each row are real, the padding behind them, got torch.bool "
+            f"{tuple(lengths.shape)}; write keep.sum(1) of a keep that is padded so"
+        )
     must_be_integers(name, lengths, 1)
     b, n = x.shape[:2]
     if len(lengths) != b:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..nn.losses import Loss, shifted
 from .demands import must_be_token, must_hold
-from .padding import counted_targets, keep_of
+from .padding import counted_of, counted_targets
 from .recurrent import RecurrentState, true_or_own
 from .seq2seq import Seq2Seq, Seq2SeqConfig, repeated
 
@@ -128,7 +128,7 @@ class Pointer(nn.Module):
         if copies.shape != source.shape:
             raise ValueError(f"copies must have the shape of source, {tuple(source.shape)}, got {tuple(copies.shape)}")
         if lengths is not None:
-            copies = copies.masked_fill(~keep_of(lengths, copies, name="source_lengths"), self.config.unknown)
+            copies = copies.masked_fill(~counted_of(lengths, copies, name="source_lengths"), self.config.unknown)
         states, hidden = self.encoder(source, lengths)
         words = max(self.config.target_vocabulary, int(copies.max()) + 1 if copies.numel() else 0)
         return PointerState(inner=self.decoder.start(hidden, states, lengths), copies=copies, words=words)

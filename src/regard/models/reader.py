@@ -20,7 +20,7 @@ from ..ops.masks import Padding
 from ..ops.scores import Dot
 from .bidirectional import Bidirectional
 from .demands import must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold
-from .padding import keep_of, must_be_lengths
+from .padding import counted_of
 from .recurrent import Cell
 from .spans import best_spans
 from .words import Words, spelled
@@ -162,7 +162,7 @@ class Reader(nn.Module):
         """The first and the last word of the best answer, of at most `longest` words; from what `loss` reads."""
         must_hold(batch, "document", "question")
         lengths, document = batch.get("document_lengths"), batch["document"]
-        among = None if lengths is None else keep_of(lengths, document, name="document_lengths")
+        among = None if lengths is None else counted_of(lengths, document, name="document_lengths")
         return best_spans(*self._read(batch), among=among, longest=longest)
 
     def _read(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -195,8 +195,8 @@ class Text(NamedTuple):
         characters = None if characters is None else spelled(characters, ids)
         if lengths is None:
             return cls(ids, characters, None, None, None)
-        must_be_lengths(f"{name}_lengths", lengths, ids)
-        return cls(ids, characters, lengths.cpu(), keep_of(lengths, ids), Padding(lengths))
+        keep = counted_of(lengths, ids, name=f"{name}_lengths")
+        return cls(ids, characters, lengths.cpu(), keep, Padding(lengths))
 
 
 def _matches(text: Text, asked: Text) -> tuple[Bool[Tensor, "b n marks"], Bool[Tensor, "b m marks"]]:

@@ -23,7 +23,7 @@ from .activations import Name as Activation
 from .activations import activation
 from .decoder import DecoderState, TransformerDecoder
 from .demands import must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
-from .padding import keep_of
+from .padding import counted_of, must_be_lengths
 from .positions import Positions, added_positions, relative_positions
 from .stepping import Watched
 
@@ -164,7 +164,7 @@ class Transformer(nn.Module):
         return cross_entropy(
             logits,
             target,
-            counted=None if lengths is None else keep_of(lengths, target, name="target_lengths"),
+            counted=None if lengths is None else counted_of(lengths, target, name="target_lengths"),
             smoothing=self.config.smoothing if self.training else 0.0,
         )
 
@@ -172,8 +172,11 @@ class Transformer(nn.Module):
         """The state before the first token, from `source` and, where rows are padded, `source_lengths`."""
         must_hold(batch, "source")
         source, lengths = batch["source"], batch.get("source_lengths")
-        if lengths is not None and bool((lengths == source.shape[1]).all()):
-            lengths = None  # nothing to hide, and attention without a mask is faster
+        if lengths is not None:
+            must_be_rows("source", source)
+            must_be_lengths("source_lengths", lengths, source)
+            if bool((lengths == source.shape[1]).all()):
+                lengths = None  # nothing to hide, and attention without a mask is faster
         return self.decoder.start(self.encoder(source, lengths), lengths)
 
     def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
@@ -204,12 +207,15 @@ class TransformerEncoder(nn.Module):
 
     def forward(self, source: Int[Tensor, "b n"], lengths: Int[Tensor, " b"] | None = None) -> Float[Tensor, "b n dim"]:
         must_be_rows("source", source)
+        if lengths is not None:
+            # Positions are those of tokens from the first column on: a keep would be read as another source.
+            must_be_lengths("source_lengths", lengths, source)
         x = self.input(source)
         if self.segment is None:
             for block in self.blocks:
                 x = block(x, key_padding=lengths)
             return self.norm(x)
-        keep = None if lengths is None else keep_of(lengths, source, name="source_lengths")
+        keep = None if lengths is None else counted_of(lengths, source, name="source_lengths")
         memories = [SegmentMemory(self.memory) for _ in self.blocks]
         segments = []
         for first in range(0, x.shape[1], self.segment):
