@@ -70,10 +70,11 @@ def test_padding_changes_nothing(kind, side):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("lengths", [(9, 2, 6), (9, 0, 6), (0, 0, 0)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_left_padded_prompts_go_on_as_if_they_stood_alone(kind):
+def test_left_padded_prompts_go_on_as_if_they_stood_alone(kind, lengths):
     model, ids, more = model_of(kind), torch.randint(0, 23, (3, 9)), torch.randint(0, 23, (3, 8))
-    keep = (torch.arange(9) < torch.tensor([9, 2, 6])[:, None]).flip(1)
+    keep = (torch.arange(9) < torch.tensor(lengths)[:, None]).flip(1)
     state, found = model.start((ids, keep)), []
     for token in more.unbind(1):
         logits, state = model.step(token, state)

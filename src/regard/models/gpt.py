@@ -203,7 +203,8 @@ class Gpt(nn.Module):
             ids, padding = source if isinstance(source, tuple) else (source, None)
             must_be_rows("source", ids)
             keep = None if padding is None else keep_of(padding, ids)
-            if keep is not None and not bool(keep[:, -1:].all()):
+            # A prompt of one token leaves a row of padding alone.
+            if keep is not None and not bool((keep[:, -1:] | ~keep.any(1, keepdim=True)).all()):
                 raise ValueError(
                     "source must be padded on the left, so that what is written follows each prompt; pass (ids, keep) "
                     "with the padding before the ids of each row"
