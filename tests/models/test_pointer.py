@@ -232,6 +232,17 @@ def test_a_source_without_unknown_words_or_without_words_adds_none():
     assert not found.isnan().any()
 
 
+def test_a_source_without_words_leaves_the_vocabulary(model):
+    batch = batch_of()
+    batch["source_lengths"] = torch.tensor([9, 0, 1, 0, 9])
+    found = log_p(model, batch)
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(B, M, dtype=D))
+    assert found[[1, 3], :, :VOCABULARY].isfinite().all()
+    found[:, :, :VOCABULARY].sum().backward()
+    model.loss(batch).sum.backward()
+    assert all(x.grad.isfinite().all() for x in model.parameters() if x.grad is not None)
+
+
 def test_its_attention_can_be_watched():
     model, batch = model_of("plain"), batch_of()
     with torch.no_grad(), capture(model) as tape:

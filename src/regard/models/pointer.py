@@ -19,6 +19,8 @@ from .seq2seq import Seq2Seq, Seq2SeqConfig, repeated
 
 POINTING = ("bahdanau", "dot", "general", "concat", "location")  # those whose weights sum to 1 at every step
 
+ALL_WRITTEN = 1e4  # a gate whose sigmoid is 1; infinity would have no gradient
+
 
 @dataclass(frozen=True, kw_only=True)
 class PointerConfig(Seq2SeqConfig):
@@ -57,6 +59,8 @@ class Pointer(nn.Module):
     >>> log_p = model(source, torch.tensor([[2, 5, 90]]), copies)
     >>> log_p.shape, torch.allclose(log_p.exp().sum(-1), torch.ones(1, 3))
     (torch.Size([1, 3, 92]), True)
+
+    A source without a word leaves the vocabulary: there g is 1.
 
     It decodes as a stepper, the batch its source, over as many words as any row of the batch has:
 
@@ -170,7 +174,8 @@ class Pointer(nn.Module):
             memory = replace(memory, coverage=memory.coverage + seen.sum(1))
         logits, state = self.decoder.write(h, context, replace(state, memory=memory))
         gate = self.gate(torch.cat((context, h, self.decoder.embedding(known)), -1))  # eq. 8, before its sigmoid
-        return Mixture(logits.to(seen.dtype), gate[..., 0].to(seen.dtype), seen, copies), state
+        gate = gate[..., 0].to(seen.dtype).masked_fill(seen.sum(-1) == 0, ALL_WRITTEN)
+        return Mixture(logits.to(seen.dtype), gate, seen, copies), state
 
 
 class Mixture(NamedTuple):
