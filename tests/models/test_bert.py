@@ -167,6 +167,14 @@ def test_best_spans_are_those_of_a_search_by_hand(longest):
             assert tuple(found[row].tolist()) == max(spans)[1:]
 
 
+@pytest.mark.parametrize("n", [0, 3])
+def test_a_row_without_a_token_for_a_span_is_refused(n):
+    start, end, among = torch.zeros(2, n), torch.zeros(2, n), torch.zeros(2, n, dtype=torch.bool)
+    among[:1] = True
+    with pytest.raises(ValueError, match=f"every row must have a token .* got none in row {int(n > 0)}: .*; drop such"):
+        best_spans(start, end, among=among)
+
+
 def learnt(model, batch, steps=60):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     for _ in range(steps):

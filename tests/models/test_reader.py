@@ -197,6 +197,13 @@ def test_characters_in_one_row_as_batches_pad_them_give_the_same():
     assert torch.equal(logits_of(model, flat), logits_of(model, batch))
 
 
+def test_a_document_without_a_word_has_no_answer(model):
+    batch = batch_of(model)
+    batch["document_lengths"] = torch.tensor([11, 4, 0, 6, 9])
+    with pytest.raises(ValueError, match="every row must have a token for a span, got none in row 2"):
+        model.answer(batch)
+
+
 def test_a_question_without_a_word_gives_finite_numbers_and_gradients(model):
     batch = batch_of(model)
     batch["question_lengths"] = torch.tensor([3, 0, 2, 1, 6])

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..ops.demands import must_count
+from ..ops.tracing import followed
 
 
 def best_spans(
@@ -21,7 +22,13 @@ def best_spans(
     >>> best_spans(torch.tensor([[0.0, 1, 3]]), torch.tensor([[0.0, 2, 0]]), longest=2).tolist()
     [[1, 1]]
     """
-    best = _scores(start, end, among, longest).flatten(1).argmax(1)
+    scores = _scores(start, end, among, longest).flatten(1)
+    if not followed() and (none := (scores == -torch.inf).all(1)).any():
+        raise ValueError(
+            f"every row must have a token for a span, got none in row {int(none.int().argmax())}: among, or logits of "
+            "-inf, leave it out; drop such rows, or take top_spans, which gives them -inf"
+        )
+    best = scores.argmax(1)
     return torch.stack((best // start.shape[1], best % start.shape[1]), 1)
 
 
