@@ -260,10 +260,14 @@ def test_presets_have_the_published_size(preset, layers, millions):
         ({"padding": 9}, "padding must be a token of the vocabulary of 9, got 9"),
         ({"activation": "sine"}, "activation must be one of"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+        ({"pooler": "no"}, "pooler must be True or False, got 'no'"),
+        ({"eps": -1.0}, "eps must be 0 or more, got -1.0"),
+        ({"eps": float("nan")}, "eps must be finite, got nan"),
+        ({"eps": "small"}, "eps must be a number, got 'small'"),
     ],
 )
 def test_configs_that_cannot_be_are_refused(values, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         BertConfig(**{"vocabulary": 9, **values})
 
 

@@ -262,13 +262,17 @@ def test_captions_are_written_by_greedy_search(model):
     [
         ({"attention": "both"}, "attention must be one of 'soft', 'hard', 'transformer', got 'both'"),
         ({"widths": ()}, "widths must name the channels of at least one stage, got none"),
+        ({"widths": 4}, r"widths must name the channels of each stage, got 4; pass \(32, 64, 128\)"),
+        ({"widths": (8, 0)}, "widths must be 1 or more, got 0"),
+        ({"widths": (4.5,)}, "widths must be a whole number, got 4.5"),
+        ({"tied": "no"}, "tied must be True or False, got 'no'"),
         ({"dim": 7}, "dim must be even, half for the row and half for the column of a place, got 7"),
         ({"start": 19}, "start must be a token of the vocabulary of 19, got 19"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
 def test_configs_that_cannot_be(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         config(**options)
 
 

@@ -224,10 +224,11 @@ def test_presets():
         ({"vocabulary": 9, "cell": "rnn"}, "cell must be one of 'gru', 'lstm', got 'rnn'"),
         ({"vocabulary": 9, "dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ({"vocabulary": 9, "apart": float("nan")}, "apart must be finite, got nan"),
+        ({"vocabulary": 9, "tuned": "no"}, "tuned must be True or False, got 'no'"),
     ],
 )
 def test_configs_that_cannot_be(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         config(**options)
 
 

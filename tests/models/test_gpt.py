@@ -219,12 +219,18 @@ def test_presets_have_the_published_size(preset, millions):
         ({"positions": "none"}, "positions must be one of 'learned', 'rotary', got 'none'"),
         ({"activation": "sine"}, "activation must be one of .* got 'sine'"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"eps": -1.0}, "eps must be 0 or more, got -1.0"),
+        ({"eps": float("nan")}, "eps must be finite, got nan"),
+        ({"eps": "small"}, "eps must be a number, got 'small'"),
+        ({"tied": "no"}, "tied must be True or False, got 'no'"),
+        ({"gated": 1}, "gated must be True or False, got 1"),
+        ({"stretch": 1}, r"stretch must be a Stretch or None, got 1; write Stretch\(factor=8.0\)"),
         ({"heads": 5}, "dim must be a multiple of heads"),
         ({"biased": "xyz"}, "biased must name"),
     ],
 )
 def test_configs_that_cannot_be_are_refused(values, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         Gpt(GptConfig(**{"vocabulary": 9, "dim": 12, "heads": 3, **values}))
 
 

@@ -325,11 +325,14 @@ def reversals(b, seed):
         ({"tied": "all"}, "tied='all' needs one vocabulary for both sides, got source_vocabulary=23"),
         ({"start": 19}, "start must be a token of the vocabulary of 19, got 19"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"coverage": float("nan")}, "coverage must be finite, got nan"),
+        ({"coverage": "x"}, "coverage must be a number, got 'x'"),
+        ({"feed": "no"}, "feed must be True or False, got 'no'"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
 def test_configs_that_cannot_be(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         config(**options)
 
 

@@ -338,12 +338,15 @@ def copies(b, seed):
         ({"decoder_layers": 0}, "decoder_layers must be 1 or more, got 0"),
         ({"kv_heads": 0}, "kv_heads must be 1 or more, got 0"),
         ({"longest": 0}, "longest must be 1 or more, got 0"),
+        ({"embedding_scale": float("nan")}, "embedding_scale must be finite, got nan"),
+        ({"embedding_scale": "x"}, "embedding_scale must be a number, got 'x'"),
+        ({"output_bias": "no"}, "output_bias must be True or False, got 'no'"),
         ({"reach": -1}, "reach must be 0 or more, got -1"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
 def test_configs_that_cannot_be(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         config(**options)
 
 

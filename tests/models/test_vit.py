@@ -101,8 +101,14 @@ def test_an_image_of_another_size_is_refused_with_what_to_write():
         ({"channels": 0}, "channels must be 1 or more, got 0"),
         ({"image": 0}, "image must be 1 or more, got 0"),
         ({"dropout": -0.1}, "dropout must be at least 0 and below 1"),
+        ({"image": (8,)}, r"image must be one number of pixels, or height and width, got \(8,\)"),
+        ({"image": (8, 12, 3)}, r"image must be one number of pixels, or height and width, got \(8, 12, 3\)"),
+        ({"patch": None}, "patch must be one number of pixels, or height and width, got None"),
+        ({"eps": -1.0}, "eps must be 0 or more, got -1.0"),
+        ({"eps": float("nan")}, "eps must be finite, got nan"),
+        ({"eps": "small"}, "eps must be a number, got 'small'"),
     ],
 )
 def test_configs_that_cannot_be_are_refused(values, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         ViTConfig(**{**SMALL, **values})

@@ -17,7 +17,16 @@ from ..nn.losses import Loss, cross_entropy
 from ..ops.demands import must_count
 from .activations import Name as Activation
 from .activations import activation
-from .demands import must_be_model, must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold
+from .demands import (
+    must_be_eps,
+    must_be_flag,
+    must_be_model,
+    must_be_one_of,
+    must_be_rows,
+    must_be_share,
+    must_be_token,
+    must_hold,
+)
 from .initial import initialize
 from .padding import Padded, keep_of
 
@@ -57,6 +66,8 @@ class BertConfig:
         must_be_one_of("activation", self.activation, Activation)
         for name in ("dropout", "attention_dropout"):
             must_be_share(name, getattr(self, name))
+        must_be_flag("pooler", self.pooler)
+        must_be_eps(self.eps)
         if self.padding is not None:
             must_be_token("padding", self.padding, self.vocabulary)
 

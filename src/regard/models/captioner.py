@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -16,7 +16,7 @@ from torch.distributions import Categorical
 from ..nn import BahdanauAttention, Sinusoidal
 from ..nn.losses import Loss, shifted, surprise
 from ..ops.demands import must_be_number, must_count
-from .demands import must_be_one_of, must_be_share, must_be_token, must_hold
+from .demands import must_be_flag, must_be_one_of, must_be_share, must_be_token, must_hold
 from .padding import counted_targets
 from .recurrent import Cell, RecurrentDecoder, RecurrentState
 from .stepping import Watched
@@ -65,8 +65,13 @@ class CaptionerConfig:
         for name in ("dropout", "smoothing"):
             must_be_share(name, getattr(self, name))
         must_be_token("start", self.start, self.vocabulary)
+        must_be_flag("tied", self.tied)
+        if not isinstance(self.widths, Sequence):
+            raise TypeError(f"widths must name the channels of each stage, got {self.widths!r}; pass (32, 64, 128)")
         if not self.widths:
             raise ValueError("widths must name the channels of at least one stage, got none; pass (32, 64, 128)")
+        for width in self.widths:
+            must_count("widths", width, least=1)
         if self.dim % 2:
             raise ValueError(f"dim must be even, half for the row and half for the column of a place, got {self.dim}")
 

@@ -15,7 +15,7 @@ from ..nn.dropout import Dropout
 from ..nn.losses import Loss, surprise
 from ..ops.demands import must_be_number, must_count
 from .bidirectional import Bidirectional
-from .demands import must_be_one_of, must_be_share, must_be_token, must_hold
+from .demands import must_be_flag, must_be_one_of, must_be_share, must_be_token, must_hold
 from .recurrent import Cell
 from .words import Words
 
@@ -64,6 +64,7 @@ class TextClassifierConfig:
         must_be_one_of("cell", self.cell, Cell)
         for name in ("dropout", "smoothing"):
             must_be_share(name, getattr(self, name))
+        must_be_flag("tuned", self.tuned)
         must_be_number("apart", self.apart)
         if self.vocabulary is not None and self.padding is not None:
             must_be_token("padding", self.padding, self.vocabulary)

@@ -7,14 +7,27 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
+from ..ops.demands import must_be_number, must_count
 from ..ops.demands import must_be_share as must_be_share
-from ..ops.demands import must_count
 
 
 def must_be_one_of(name: str, value: object, known: Any) -> None:
     """Raise unless `value` is among those of a `Literal`."""
     if value not in get_args(known):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(known)))}, got {value!r}")
+
+
+def must_be_flag(name: str, value: object) -> None:
+    """Raise unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def must_be_eps(value: float) -> None:
+    """Raise unless a norm may add `value` to a variance."""
+    must_be_number("eps", value)
+    if value < 0:
+        raise ValueError(f"eps must be 0 or more, got {value}")
 
 
 def must_be_token(name: str, value: int, vocabulary: int) -> None:

@@ -15,7 +15,7 @@ from ..nn import BahdanauAttention, Coverage, LocalAttention, LocationScore, Luo
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, shifted, surprise
 from ..ops.demands import must_be_number, must_count
-from .demands import must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
+from .demands import must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
 from .padding import counted_targets, must_be_lengths
 from .recurrent import CELLS, Cell, RecurrentDecoder, RecurrentState, run
 
@@ -63,7 +63,11 @@ class Seq2SeqConfig:
         for name in ("dropout", "smoothing"):
             must_be_share(name, getattr(self, name))
         must_be_token("start", self.start, self.target_vocabulary)
+        for name in ("bidirectional", "feed"):
+            must_be_flag(name, getattr(self, name))
         must_be_number("radius", self.radius, above=0)
+        if self.coverage is not None:
+            must_be_number("coverage", self.coverage)
         must_tie(self.tied, self.source_vocabulary, self.target_vocabulary)
         if self.attention is not None:
             must_be_one_of("attention", self.attention, Looking)

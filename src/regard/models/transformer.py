@@ -22,7 +22,7 @@ from ..ops.parse import parse
 from .activations import Name as Activation
 from .activations import activation
 from .decoder import DecoderState, TransformerDecoder
-from .demands import must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
+from .demands import must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
 from .padding import counted_of, must_be_lengths
 from .positions import Positions, added_positions, relative_positions
 from .stepping import Watched
@@ -84,7 +84,11 @@ class TransformerConfig:
             must_be_one_of(name, getattr(self, name), known)
         for name in ("dropout", "attention_dropout", "smoothing"):
             must_be_share(name, getattr(self, name))
+        for name in ("embedding_norm", "output_bias"):
+            must_be_flag(name, getattr(self, name))
         must_be_number("rotary_base", self.rotary_base, above=0)
+        if self.embedding_scale is not None:
+            must_be_number("embedding_scale", self.embedding_scale)
         must_be_token("start", self.start, self.target_vocabulary)
         must_tie(self.tied, self.source_vocabulary, self.target_vocabulary)
         mask = _encoder_mask(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Self
@@ -19,7 +19,7 @@ from ..nn.losses import Loss, cross_entropy
 from ..ops.demands import must_count
 from .activations import Name as Activation
 from .activations import activation
-from .demands import must_be_model, must_be_one_of, must_be_share, must_hold
+from .demands import must_be_eps, must_be_model, must_be_one_of, must_be_share, must_hold
 from .initial import initialize, spread
 
 Pooling = Literal["class", "mean"]
@@ -55,12 +55,18 @@ class ViTConfig:
         for name in ("channels", "dim", "depth", "heads", "hidden"):
             must_count(name, getattr(self, name), least=1)
         for name in ("image", "patch"):
+            given = getattr(self, name)
+            if not isinstance(given, int) and not (isinstance(given, Sequence) and len(given) == 2):
+                raise ValueError(
+                    f"{name} must be one number of pixels, or height and width, got {given!r}; pass (8, 12)"
+                )
             for size in _pair(getattr(self, name)):
                 must_count(name, size, least=1)
         for name, known in (("activation", Activation), ("pool", Pooling)):
             must_be_one_of(name, getattr(self, name), known)
         for name in ("dropout", "attention_dropout"):
             must_be_share(name, getattr(self, name))
+        must_be_eps(self.eps)
         if any(size % patch for size, patch in zip(_pair(self.image), _pair(self.patch), strict=True)):
             raise ValueError(f"image must divide into patches, got image={self.image} and patch={self.patch}")
 
