@@ -209,6 +209,17 @@ def test_coverage_is_exhaustive_too_when_the_beam_is_wide():
     assert tried > 5
 
 
+def test_coverage_does_not_depend_on_the_prefixes_beside():
+    source = torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 5]])
+    for seed in range(9):
+        model, long = Recurrent(seed=seed), [1, 5, 4]
+        options = {"width": 6, "n_best": 3, "end": 10, "max_length": 3, "coverage": Coverage(0.5, "source")}
+        alone = beam(model, source[:1], [long], **options)[0]
+        beside = beam(model, source, [long, [1]], **options)[0]
+        assert [one.tokens for one in beside] == [one.tokens for one in alone]
+        assert [one.score for one in beside] == pytest.approx([one.score for one in alone])
+
+
 def test_unattended_positions_cost_much_but_not_everything():
     penalty = Coverage(1.0, "x")(torch.tensor([[0.0, 1.0, 3.0]], dtype=D), torch.tensor([0]))
     assert penalty.item() == pytest.approx(math.log(1e-9))

@@ -72,7 +72,8 @@ def beam(
 
         n = frontier.lengths.view(len(scores), -1)[:, 0].clamp(min=0)
         if coverage is not None:
-            covered = covered + coverage.received(frontier.attention)
+            given = frontier.lengths < 1  # what a row is given covers nothing, however the rows beside it begin
+            covered = covered + coverage.received(frontier.attention).masked_fill(given[:, None], 0.0)
         if bool((ending := over[:, :width]).any()):
             final = scores[:, :width] / divisors[n][:, None]
             if coverage is not None:
