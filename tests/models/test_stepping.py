@@ -128,6 +128,26 @@ def test_whoever_captures_sees_every_step(model):
         torch.testing.assert_close(rows, shown.attention[name], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["feedforward", "attention", "attention.out", "attention.core"])
+def test_a_replaced_forward_counts_at_every_step(model, name):
+    blocks = model.blocks if isinstance(model, Gpt) else model.decoder.blocks
+    module = blocks[0].get_submodule(name)
+    module.forward = lambda *given, **told: type(module).forward(module, *given, **told) * 0
+    source, prefix = source_of(model, 2), [[START, 4], [START, 3]]
+    found = greedy(model, source, prefix, end=None, max_length=6)
+    again = score(model, source, prefix, [[one.tokens] for one in found])
+    for one, (other,) in zip(found, again, strict=True):
+        assert one.log_probability == pytest.approx(other.log_probability, abs=1e-3)
+
+
+@torch.no_grad()
+def test_a_dropout_of_the_embedding_alone_acts_at_every_step():
+    model = Gpt(GptConfig(vocabulary=VOCABULARY, length=40, dim=12, depth=1, heads=3, dropout=0.5)).eval()
+    _, state = model.step(torch.tensor([1]), model.start())
+    model.dropout.train()
+    assert not torch.equal(model.step(torch.tensor([2]), state)[0], model.step(torch.tensor([2]), state)[0])
+
+
 def test_a_prefix_is_read_without_logits(model, monkeypatch):
     expected = written(model, 3)
     seen = []

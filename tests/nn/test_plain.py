@@ -142,6 +142,17 @@ def test_gradients_dropout_and_autocast_are_left_to_the_modules():
     assert Plain([block.eval()]).steps() is not None
 
 
+@pytest.mark.parametrize("name", ["attention", "around_feedforward.dropout"])
+def test_a_part_that_begins_to_train_is_left_to_the_modules(name):
+    block = encoder()
+    plain = Plain([block])
+    assert plain.steps() is not None
+    block.get_submodule(name).train()
+    assert plain.steps() is None
+    block.eval()
+    assert plain.steps() is not None
+
+
 @pytest.mark.parametrize("name", ["", "attention.core", "attention.query", "around_feedforward.norm"])
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
 def test_a_hook_is_always_called(name, kind):
@@ -175,6 +186,52 @@ def test_weights_that_change_in_place_are_seen():
     second = plain.steps()[0](x, block.attention.new_cache())
     assert not torch.allclose(first, second)
     torch.testing.assert_close(second, block(x[:, None])[:, 0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["attention", "attention.core", "attention.out", "feedforward", "feedforward.up"])
+def test_a_replaced_forward_is_always_called(name):
+    block = encoder()
+    plain, module = Plain([encoder(), block]), block.get_submodule(name)
+    assert plain.steps() is not None
+    module.forward = lambda *given, **told: type(module).forward(module, *given, **told) * 0
+    assert plain.steps() is None
+    assert Plain([block]).steps() is None
+    del module.forward
+    assert plain.steps() is not None
+
+
+def replace_each(block, other):
+    for name, parameter in other.named_parameters():
+        at, _, own = name.rpartition(".")
+        setattr(block.get_submodule(at), own, nn.Parameter(parameter.clone()))
+
+
+REPLACED = {
+    "each parameter": replace_each,
+    "a state assigned": lambda block, other: block.load_state_dict(other.state_dict(), assign=True),
+    "a part": lambda block, other: setattr(block, "attention", other.attention),
+    "a part of a part": lambda block, other: setattr(block.feedforward, "up", other.feedforward.up),
+}
+
+
+@pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
+def test_weights_and_parts_that_are_replaced_are_seen(replace):
+    block, x = encoder(), torch.randn(ROWS, DIM, dtype=torch.double)
+    plain = Plain([block])
+    first = plain.steps()[0](x, block.attention.new_cache())
+    replace(block, encoder())
+    second = plain.steps()[0](x, block.attention.new_cache())
+    assert not torch.allclose(first, second)
+    torch.testing.assert_close(second, block(x[:, None])[:, 0], rtol=0, atol=1e-12)
+
+
+def test_a_block_that_is_replaced_is_seen():
+    blocks, x = nn.ModuleList([encoder()]), torch.randn(ROWS, DIM, dtype=torch.double)
+    plain = Plain(blocks)
+    assert plain.steps() is not None
+    blocks[0] = encoder()
+    found = plain.steps()[0](x, blocks[0].attention.new_cache())
+    torch.testing.assert_close(found, blocks[0](x[:, None])[:, 0], rtol=0, atol=1e-12)
 
 
 def test_weights_made_in_inference_mode_are_left_to_the_modules():

@@ -254,6 +254,7 @@ class Gpt(nn.Module):
         x = self.tokens(tokens)
         if self.positions is not None:
             x = x + self.positions(positions).view(-1, x.shape[1])
+        x = self.dropout(x)
         for block, cache in zip(blocks, caches, strict=True):
             x = block(x, cache, mask=mask, positions=positions)
         return self.norm(x), replace(state, caches=caches, keep=keep)

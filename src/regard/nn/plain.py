@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
+from operator import attrgetter, contains, is_, itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ from .norms import PostNorm, PreNorm
 
 Map = Callable[[Tensor], Tensor]
 Step = Callable[..., Tensor]
-TRAINING, VERSION = attrgetter("training"), attrgetter("_version")
+TRAINING, VERSION = itemgetter("training"), attrgetter("_version")
 GLOBAL_HOOKS = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
 
 
@@ -51,8 +52,9 @@ class Plain:
     def steps(self) -> tuple[Step, ...] | None:
         """`step(x, cache, mask=, positions=)` for an `EncoderBlock`, `step(x, cache, source)` for a `DecoderBlock`.
 
-        None where modules have to be called: with gradients, dropout or autocast, where one has a hook, so that
-        whoever watches sees them all, and where an attention is more than softmax over all its cache holds.
+        None where modules have to be called: with gradients, dropout or autocast, where one has a hook or a `forward`
+        of its own, so that whoever watches sees them all, and where an attention is more than softmax over all its
+        cache holds.
         """
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
@@ -66,6 +68,10 @@ class Settled:
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         self._blocks = blocks
+        modules = [module for block in blocks for module in block.modules()]
+        self._attributes = list(map(vars, modules))
+        self._held = [x.values() for module in modules for x in (module._parameters, module._modules) if x]
+        self._parts = list(self._find_parts())
         self._device = next((x.device.type for block in blocks for x in block.parameters()), "cpu")
         self._copied: list[Tensor] = []
         try:
@@ -76,17 +82,22 @@ class Settled:
         self._handles = -1
 
     def holds(self) -> bool:
-        """Are the weights that were copied as they were?"""
-        return list(map(VERSION, self._copied)) == self._versions
+        """Are modules and weights those that were there, and the weights that were copied as they were?"""
+        return all(map(is_, self._find_parts(), self._parts)) and list(map(VERSION, self._copied)) == self._versions
 
     def is_watched(self) -> bool:
-        """Do modules have to be called: for hooks, for dropout, for autocast?"""
+        """Do modules have to be called: for hooks, a `forward` put in place of theirs, dropout or autocast?"""
         if self._handles != RemovableHandle.next_id:  # a hook has been added somewhere since
-            modules = [module for block in self._blocks for module in block.modules()]
-            if any(map(has_hooks, self._blocks)) or any(GLOBAL_HOOKS) or any(map(TRAINING, modules)):
+            if any(map(has_hooks, self._blocks)) or any(GLOBAL_HOOKS):
                 return True
             self._handles = RemovableHandle.next_id
-        return any(map(TRAINING, self._blocks)) or torch.is_autocast_enabled(self._device)
+        if any(map(TRAINING, self._attributes)) or any(map(contains, self._attributes, repeat("forward"))):
+            return True
+        return torch.is_autocast_enabled(self._device)
+
+    def _find_parts(self) -> Iterator[object]:
+        """All that the steps were built from, as it is now, and a mark behind the last, so that none is missed."""
+        return chain(self._blocks, chain.from_iterable(self._held), (...,))
 
     def _block(self, block: nn.Module) -> Step:
         if type(block) is EncoderBlock:
@@ -170,8 +181,8 @@ class Settled:
 
 
 def has_hooks(layer: nn.Module) -> bool:
-    """Is somebody told when this layer, or one within it, is called?"""
-    return any(one._forward_hooks or one._forward_pre_hooks for one in layer.modules())
+    """Is somebody told, or called instead, when this layer or one within it is called?"""
+    return any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in layer.modules())
 
 
 class NotPlain(Exception):
