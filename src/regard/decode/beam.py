@@ -49,7 +49,8 @@ def beam(
 
     which bounds whatever can come of it, as probabilities only fall and coverage is at most 0. So the search never
     stops because a hypothesis merely ended, and asking for fewer never changes the best. It is still a beam: a path
-    that falls out of the `width` best, be it the greedy one, is not followed.
+    that falls out of the `width` best, be it the greedy one, is not followed. Where nothing may follow a hypothesis it
+    is dropped; a row of which nothing is left is an error.
     """
     limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=forbid)
     must_count("width", width, least=1)
@@ -81,9 +82,14 @@ def beam(
             pool.add(final.masked_fill(~ending, -math.inf), ids[:, :width], frontier.step - 1)
 
         totals, places = scores.masked_fill(over, -math.inf).topk(min(width, scores.shape[1]))
+        # What is impossible takes part as a copy of the best, so that no model has to go on from where nothing can.
         kept = ids.gather(1, places)
+        kept = torch.where(totals > -math.inf, kept, kept[:, :1])
         live = pool.worst < totals[:, 0] / reach[n + 1]
         if not bool(live.all()):
+            left = torch.maximum(pool.best, totals[:, 0])  # NaN where either is
+            if bool((lost := ~live & ~(left > -math.inf)).any()):
+                raise frontier.dead_end(parents[lost][0, 0], left[lost][0])
             pool.close(live, frontier.sentences[parents[:, 0]])
             totals, kept = totals[live], kept[live]
         if coverage is not None:
@@ -101,6 +107,11 @@ class Pool:
         self._candidates = torch.zeros(sentences, n, dtype=torch.long, device=device)
         self._closed: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._sentences = sentences
+
+    @property
+    def best(self) -> Tensor:
+        """The score of the best of each sentence, -inf until there is one."""
+        return self._scores[:, 0]
 
     @property
     def worst(self) -> Tensor:

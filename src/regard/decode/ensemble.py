@@ -56,7 +56,9 @@ class Ensemble:
         if self.mean == "logits":
             mean = torch.stack(logits).mean(0)
         else:
-            mean = torch.stack(logits).log_softmax(-1).logsumexp(0) - math.log(len(logits))
+            each = torch.stack(logits)
+            impossible = each.amax(-1, keepdim=True) == -math.inf  # for a member at a dead end, which has no softmax
+            mean = each.log_softmax(-1).masked_fill(impossible, -math.inf).logsumexp(0) - math.log(len(logits))
         return mean, EnsembleState(tuple(each for _, each in steps))
 
     def read(self, tokens: Tensor, state: EnsembleState) -> EnsembleState:

@@ -33,6 +33,7 @@ class Frontier:
         self._history = given.common
         self._rest, self._skip = given.rest, given.late  # of each sentence
         self._late = given.late  # of each row
+        self._times, self._vocabulary = 1, 0
         self.sentences = torch.arange(len(given.common), device=given.common.device)
 
     @property
@@ -91,6 +92,24 @@ class Frontier:
             steps=steps, candidates=candidates, skip=self._skip[sentences], scores=scores, ends=self.limits.ends
         )
 
+    def dead_end(self, row: Tensor, gain: Tensor) -> ValueError:
+        """What to raise for a row of which nothing is left, given what its best continuation gains: -inf or NaN."""
+        which = f"row {int(self.sentences[row]) // self._times}"
+        if bool(gain.isnan()):
+            return ValueError(
+                f"step must return logits below inf, got nan or inf for {which}; look for nan in the weights and the "
+                "source of the model"
+            )
+        if self.limits.no_repeat is not None and not self.limits.ends:
+            return ValueError(
+                f"no_repeat={self.limits.no_repeat} leaves no token to choose from after {self._history.shape[1]} of "
+                f"a vocabulary of {self._vocabulary}; pass an end, a larger no_repeat or a smaller max_length"
+            )
+        return ValueError(
+            f"step and limits must leave a token to choose, got none for {which} after {int(self.lengths[row]) - 1} "
+            "chosen; let the stepper give some token a logit above -inf, or loosen the limits"
+        )
+
     def repeat(self, times: int) -> None:
         """Let each row stand `times` over, every copy a sentence of its own."""
         rows = torch.arange(len(self.sentences), device=self.sentences.device).repeat_interleave(times)
@@ -99,6 +118,7 @@ class Frontier:
         self._tokens, self._history = self._tokens[rows], self._history[rows]
         self._rest, self._skip, self._late = self._rest[rows], self._skip[rows], self._late[rows]
         self.sentences = torch.arange(len(rows), device=rows.device)
+        self._times *= times
 
     def _given(self, logits: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
         """A row that is still being given tokens has one choice, and it is certain."""
@@ -113,10 +133,15 @@ class Frontier:
                 f"step must return logits (rows, vocabulary) for {len(self._tokens)} tokens, got shape "
                 f"{tuple(logits.shape)}; prefix must have a row for each row of the source"
             )
-        must_be_tokens("prefix", self._rest, logits.shape[1])
-        self.limits.check(logits.shape[1])
+        self._vocabulary = logits.shape[1]
+        must_be_tokens("prefix", self._rest, self._vocabulary)
+        self.limits.check(self._vocabulary)
 
 
 def log_sum_exp(logits: Tensor) -> Tensor:
-    """log sum_j exp(logits_j), as `logits.logsumexp(-1)`, in fewer passes over them."""
-    return logits.amax(-1) - logits.log_softmax(-1).amax(-1)
+    """log sum_j exp(logits_j), as `logits.logsumexp(-1)`, in fewer passes over them; 0 where all are -inf.
+
+    So what is gained by a token there is -inf, and a dead end ranks behind everything, not before it as a NaN would.
+    """
+    most = logits.amax(-1)
+    return torch.where(most == -math.inf, 0.0, most - logits.log_softmax(-1).amax(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,8 @@ def walk(frontier: Frontier, pick: Callable[[Tensor, Frontier], Tensor]) -> list
         gains = (logits.gather(1, tokens[:, None])[:, 0] - total).double()
         rows = torch.arange(len(tokens), device=tokens.device)
         over = frontier.choose(rows, tokens, gains)
+        if bool((lost := ~(gains > -math.inf)).any()):
+            raise frontier.dead_end(rows[lost][0], gains[lost][0])
         if bool(over.any()):
             closed.append((frontier.sentences[over], rows[over], torch.full_like(rows[over], frontier.step - 1)))
             rows = rows[~over]

@@ -88,12 +88,9 @@ class Limits:
         if self.ends and self.min_length and bool((early := lengths < self.min_length).any()):
             allowed = allowed.clone() if allowed is logits else allowed
             allowed[:, ends] = allowed[:, ends].masked_fill(early[:, None], -math.inf)
-        if self.no_repeat is not None and bool((stuck := (allowed.amax(-1) == -math.inf) & (lengths >= 0)).any()):
-            if not self.ends:
-                raise ValueError(
-                    f"no_repeat={self.no_repeat} leaves no token to choose from after {history.shape[1]} of a "
-                    f"vocabulary of {logits.shape[1]}; pass an end, a larger no_repeat or a smaller max_length"
-                )
+        if self.no_repeat is None or not self.ends:
+            return allowed
+        if bool((stuck := (allowed.amax(-1) == -math.inf) & (lengths >= 0)).any()):
             allowed[:, ends] = torch.where(stuck[:, None], logits[:, ends], allowed[:, ends])
         return allowed
 

@@ -84,6 +84,7 @@ def draw(logits: Tensor, u: Tensor, *, temperature: float = 1.0, top_k: int | No
         p = p.masked_fill(p.cumsum(-1) - p >= top_p, 0.0)
     cumulative = p.cumsum(-1)
     at = torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)
+    at = at.clamp(max=p.shape[1] - 1)  # a row of NaN has no such place, and whoever reads what is there sees that
     return (at if tokens is None else tokens.gather(1, at))[:, 0]
 
 
