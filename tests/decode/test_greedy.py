@@ -84,6 +84,11 @@ def test_an_end_may_come_as_soon_as_the_least_length_is_reached(search, least):
         assert len(best[0].tokens) == least + 1
 
 
+def test_every_token_may_be_an_end(search):
+    found = search(Table(9, 0), torch.arange(3), [[0]] * 3, end=range(9), max_length=MOST)
+    assert all(one.finished and len(one.tokens) == 1 for one in flat(found))
+
+
 def test_an_end_in_the_prefix_is_no_reason_not_to_end(search):
     model = Table(9, 0)
     model.logits[:, END] += 50
@@ -274,6 +279,11 @@ def test_a_hypothesis_aligns_each_token_with_a_source_position():
         ({"forbid": (2.0,)}, TypeError, r"forbid must be a whole number, got 2.0 \(float\)"),
         ({"forbid": (1, END)}, ValueError, "forbid must leave the end to be chosen, got 8 in both"),
         ({"forbid": range(8)}, ValueError, "forbid must leave a token to choose, got all but the end of 9"),
+        (
+            {"end": range(9), "min_length": 1},
+            ValueError,
+            "end must leave a token to choose before min_length=1, got all of 9; pass fewer or min_length=0",
+        ),
     ],
     ids=str,
 )

@@ -59,6 +59,11 @@ class Limits:
                     raise ValueError(f"{name} must be within the vocabulary of {vocabulary}, got {token}")
         if len({*self.ends, *self.forbid}) == vocabulary and self.forbid:
             raise ValueError(f"forbid must leave a token to choose, got all but the end of {vocabulary}")
+        if len({*self.ends}) == vocabulary and self.min_length:
+            raise ValueError(
+                f"end must leave a token to choose before min_length={self.min_length}, got all of {vocabulary}; pass "
+                "fewer or min_length=0"
+            )
 
     def are_ends(self, tokens: Tensor) -> Tensor:
         """Which of the tokens end a hypothesis."""
