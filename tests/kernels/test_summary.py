@@ -1,8 +1,6 @@
-"""The kernel laid out for Hopper: its sums over lanes, what it takes, and on such a GPU its measures in float64."""
+"""The kernel laid out for Hopper: how work is dealt out, what it takes, and on such a GPU its measures in float64."""
 
 from __future__ import annotations
-
-import re
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ import regard as R
 from regard import weights
 from regard.kernels import summary as kernel
 from regard.kernels.flat import flat
-from regard.kernels.lanes import summed_over_lanes
 from regard.kernels.reduce import Reduced
 from regard.kernels.tiles import Pattern
 from regard.ops import fused
@@ -22,71 +19,31 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 
 NAMES = ("entropy", "received", "max", "distance", "map")
 
 
-def run_on_a_warp(assembly, count, values, pointers):
-    """What is added where by 32 lanes: the few instructions of PTX that `lanes` writes, one at a time."""
-    registers = {f"${count + n}": values[:, n].clone() for n in range(count)} | {f"${2 * count}": pointers}
-    memory: dict[int, float] = {}
-    lanes = torch.arange(32)
-
-    def read(name):
-        return registers[name] if name[0] in "%$" else torch.full((32,), int(name))
-
-    for line in re.split(r";|\n", assembly):
-        guard, line = re.fullmatch(r"\s*(?:@(%p\d))?\s*(.*?)\s*", line).groups()
-        if not line or line in "{}" or line.startswith(".reg"):
-            continue
-        name, rest = line.split(" ", 1)
-        at = [x.strip() for x in rest.strip().replace("[", "").replace("]", "").split(",")]
-        here = torch.ones(32, dtype=torch.bool) if guard is None else registers[guard]
-        if name.startswith("mov"):
-            new = lanes if at[1] == "%laneid" else read(at[1])
-        elif name.startswith("and"):
-            new = read(at[1]) & read(at[2])
-        elif name.startswith("setp"):
-            new = read(at[1]) != read(at[2]) if ".ne" in name else read(at[1]) == read(at[2])
-        elif name.startswith("selp"):
-            new = torch.where(read(at[3]), read(at[1]), read(at[2]))
-        elif name.startswith("shfl"):
-            new = read(at[1])[lanes ^ int(at[2])]
-        elif name.startswith("add"):
-            new = read(at[1]) + read(at[2])
-        elif name.startswith("cvt"):
-            new = read(at[1])
-        elif name.startswith("red"):
-            base, past = at[0].split("+")
-            for lane in lanes[here]:
-                place = int(read(base.strip())[lane]) + int(past)
-                memory[place] = memory.get(place, 0.0) + float(read(at[1])[lane])
-            continue
-        else:
-            raise NotImplementedError(line)
-        registers[at[0]] = torch.where(here, new, registers.get(at[0], new))
-    return memory
+@pytest.mark.parametrize("blocks", [1, 16, 395, 396, 400, 512, 2048, 8192])
+def test_all_rows_are_seen_to_and_processors_end_at_about_one_time(blocks):
+    at_once = 396
+    whole, portions = kernel._shared(blocks, at_once)
+    assert 0 <= whole <= blocks
+    assert whole % at_once == 0
+    rounds = whole // at_once + -(-(blocks - whole) * portions // at_once) / portions
+    assert blocks / at_once <= rounds <= blocks / at_once + 1 / 8
 
 
-@pytest.mark.parametrize(
-    ("bits", "offsets"),
-    [
-        ((16, 8, 4), tuple(8 * n + e for n in range(8) for e in range(2))),
-        ((2, 1), tuple(range(8))),
-        ((2, 1, 4, 8), (0, 1)),
-        ((2, 1, 4, 8, 16), (0,)),
-        ((2, 1), (0, 1, 2, 3)),
-    ],
-)
-def test_every_value_is_added_once_where_it_belongs(bits, offsets):
-    values = torch.randint(0, 1000, (32, len(offsets))).double()
-    lane = torch.arange(32)
-    group = lane & ~sum(bits)  # lanes of a group are summed over
-    pointers = 10_000 * group
-    want: dict[int, float] = {}
-    for n, offset in enumerate(offsets):
-        for one in range(32):
-            place = int(pointers[one]) + 4 * offset
-            want[place] = want.get(place, 0.0) + float(values[one, n])
-    assembly, constraints = summed_over_lanes(bits, offsets)
-    assert constraints.split(",") == ["=r"] * len(offsets) + ["f"] * len(offsets) + ["l"] * len(offsets)
-    assert run_on_a_warp(assembly, len(offsets), values, pointers) == want
+def test_outputs_are_apart_and_have_room_for_a_tile_past_their_end():
+    shapes = {"received": (1, 2, 70), "map": (1, 2, 3, 4), "entropy": (1, 2, 64)}
+    found = kernel._outputs(shapes, torch.device("cpu"), map_is_written=False)
+    taken = {}
+    for name, shape in shapes.items():
+        x = getattr(found, name)
+        assert x.shape == shape
+        assert not x.any()
+        assert not x._is_view()  # so that it may be written to where gradients flow
+        first = x.data_ptr() // 4
+        taken[name] = range(first, first + x.numel() + kernel.COLS)
+        assert x.data_ptr() % 16 == 0
+        assert (x.storage_offset() + len(taken[name])) * 4 <= x.untyped_storage().nbytes()
+    assert not set(taken["received"]) & set(taken["entropy"])
+    assert found.map.untyped_storage().data_ptr() != found.entropy.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -216,6 +173,9 @@ CASES = {
     "lengths alone": ((2, 2, 2, 512, 512), (32, 32), {"mask": R.Padding((77, 300))}, {}),
     "many rows": ((3, 16, 8, 1536, 1536), (48, 48), {}, {}),
     "many rows, causal": ((3, 16, 8, 1536, 1536), (48, 48), {"mask": R.Causal()}, {}),
+    "many rows, lengths": ((3, 16, 8, 1536, 1536), (48, 48), {"mask": R.Padding((1536, 40, 700))}, {}),
+    "whole cells, lengths": ((3, 4, 4, 1000, 1024), (125, 128), {"mask": R.Padding((1024, 300, 0))}, {}),
+    "many rows, few keys": ((2, 16, 16, 1536, 96), (48, 12), {}, {}),
     "another scale": ((1, 2, 2, 512, 512), (32, 32), {"score": R.Dot(scale=-0.3)}, {}),
 }
 

@@ -4,15 +4,17 @@ A program keeps 128 rows, as two parts of 64, and walks the keys they see, 64 at
 machine's own copies, some ahead, and while one part is folded the product of the next is under way. Of a product a
 thread holds two rows 8 apart, and of each every fourth pair of keys. Rows are dealt out so that those a thread holds,
 over both parts, are four neighbours: what is asked of rows is summed over a thread's keys and put together once, at the
-end; what is asked of keys and bins is summed over its rows first and then over the lanes of the warp (see `lanes`),
-while the next tile is on.
+end; what is asked of keys and bins is summed over its rows first and then over those of the warp (see `sums`), while
+the next tile is on. There is no pause between the tiles: hidden ones, those on the diagonal, those on either side of it
+are one walk.
 
     distance_i = sum_j A abs(i - j)     left of the diagonal i - j, right of it j - i; with i = first + x
 
 Over a row A sums to 1. So only the sum over j has to be taken entry by entry, and that of x needs no more than how much
-of the row lies on the left.
+of the row lies on one side: it is counted on the shorter one.
 
-Sums leave by atomic adds, keys past the end among them, with nothing to add: outputs have room for that.
+The last programs share the keys of the last rows, so all sums leave by atomic adds. Keys past the end get nothing, but
+do get it: outputs have room for that.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from . import tiles
 from .held import add, add_products, both_rows, first_of, held_by_thread, larger
-from .lanes import summed_over_lanes
+from .sums import STORED, Cells, Sums, clear, is_whole, send
 
 LOG2E: gl.constexpr = gl.constexpr(tiles.LOG2E.value)
 LN2: gl.constexpr = gl.constexpr(tiles.LN2.value)
@@ -38,10 +40,6 @@ PRODUCT: gl.constexpr = gl.constexpr(
 )
 BY_ROW: gl.constexpr = gl.constexpr(gl.SliceLayout(1, PRODUCT.value))
 BY_KEY: gl.constexpr = gl.constexpr(gl.SliceLayout(0, PRODUCT.value))
-# The pairs of keys a thread holds, and the keys of a pair: 8 x 2 values to sum over the lanes that hold other rows.
-RECEIVED_ASM, RECEIVED_IO = (
-    gl.constexpr(x) for x in summed_over_lanes((16, 8, 4), tuple(8 * n + e for n in range(8) for e in range(2)))
-)
 wait_for_all = getattr(gl, "barrier", None) or gl.thread_barrier  # its name in Triton 3.7, and in 3.6
 
 
@@ -60,37 +58,35 @@ class Sight(NamedTuple):
 
     place: Any
     first: Any  # the position of the first row
-    offset: Any
     low: Any
     reach: Any  # the first key that none of them sees
     scale2: Any
+    counted: Any  # on which side of the diagonal, -1 or 1, A is summed
 
 
-class Tiles(NamedTuple):
-    """`count` tiles from `first` on; of careful ones only `then`, and others from `second` on."""
+class Run(NamedTuple):
+    """Tiles one after the other, as turns of a walk: from turn `begin` up to `end`, tile `turn + shift`."""
 
-    count: Any
-    first: Any
-    then: Any
-    second: Any
+    begin: Any
+    end: Any
+    shift: Any
+
+
+class Walk(NamedTuple):
+    """All tiles a program takes: those partly hidden, those that cross the diagonal, and the two sides of it."""
+
+    hiding: Any
+    crossing: Any
+    long: Any
+    short: Any
 
 
 class Outputs(NamedTuple):
-    """Where the measures go: pointers, or None for those that nobody asked for."""
+    """Where the measures of rows go: pointers, or None for those that nobody asked for."""
 
     entropy: Any
-    received: Any
     largest: Any
     distance: Any
-    cells: Any
-
-
-class Cells(NamedTuple):
-    """The shape of the map, and what its sums are to be taken times."""
-
-    rows: Any
-    cols: Any
-    share: Any
 
 
 class Measures(NamedTuple):
@@ -99,87 +95,70 @@ class Measures(NamedTuple):
     entropy: Any
     largest: Any
     distance: Any
-    left: Any
+    counted: Any
 
 
 @gluon.jit
-def _row(place, part, n):
-    """Which row of the matrix each of a part is."""
-    return place * 128 + n // 16 * 32 + n % 8 * 4 + part * 2 + n // 8 % 2
+def _row(part, n):
+    """Which row of the program's each of a part is."""
+    return n // 16 * 32 + n % 8 * 4 + part * 2 + n // 8 % 2
 
 
 @gluon.jit
-def _tile(tiles, n, SIDE: gl.constexpr):
-    """Which tile of all is the n-th of these."""
-    tile = tiles.first + n
-    if SIDE == "careful":
-        tile = gl.where(n < tiles.then, tile, tiles.second + n - tiles.then)
-    return tile
+def _tile(walk, turn, KIND: gl.constexpr):
+    """Which tile is on at a turn, of this kind or of one that comes after."""
+    shift = walk.short.shift
+    if KIND != "counted":
+        shift = gl.where(turn < walk.long.end, walk.long.shift, shift)
+    if KIND == "careful":
+        shift = gl.where(turn < walk.crossing.end, walk.crossing.shift, shift)
+        shift = gl.where(turn < walk.hiding.end, walk.hiding.shift, shift)
+    return turn + shift
 
 
 @gluon.jit
-def _fetch(keys, turn, tile, there):
-    """Ask for a tile of keys, if it is there."""
-    stage = turn % keys.tiles.shape[0]
+def _stage(keys, turn):
+    """Where the tile of a turn is held, and whether it is there for the second time of two; turns are not negative."""
+    turn = turn.to(gl.uint32)
+    return (turn % keys.tiles.shape[0]).to(gl.int32), (turn // keys.tiles.shape[0] % 2).to(gl.int32)
+
+
+@gluon.jit
+def _fetch(keys, walk, turn, KIND: gl.constexpr):
+    """Ask for the tile of a turn, if there is one."""
+    stage, there = _stage(keys, turn)[0], turn < walk.short.end
     mbarrier.expect(keys.arrived.index(stage), 64 * keys.tiles.shape[2] * 2, pred=there)
     wait_for_all()  # what was in its place has been read by every warp
-    tma.async_copy_global_to_shared(
-        keys.all, [keys.row + tile * 64, keys.col], keys.arrived.index(stage), keys.tiles.index(stage), pred=there
-    )
+    at = [keys.row + _tile(walk, turn, KIND) * 64, keys.col]
+    tma.async_copy_global_to_shared(keys.all, at, keys.arrived.index(stage), keys.tiles.index(stage), pred=there)
 
 
 @gluon.jit
-def _await(keys, turn, there):
-    """Until a tile has come, if it is to come."""
-    stage, lap = turn % keys.tiles.shape[0], turn // keys.tiles.shape[0]
-    mbarrier.wait(keys.arrived.index(stage), lap % 2, pred=there)
+def _await(keys, walk, turn):
+    """Until the tile of a turn has come, if there is one."""
+    stage, again = _stage(keys, turn)
+    mbarrier.wait(keys.arrived.index(stage), again, pred=turn < walk.short.end)
 
 
 @gluon.jit
 def _product(queries, part: gl.constexpr, keys, turn):
     nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
-    tile = keys.tiles.index(turn % keys.tiles.shape[0])
+    tile = keys.tiles.index(_stage(keys, turn)[0])
     return hopper.warpgroup_mma(queries.index(part), tile.permute([1, 0]), nothing, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def _send(
-    sums, start, place, out, cells,
-    HEIGHT: gl.constexpr, WIDTH: gl.constexpr, MAP_ASM: gl.constexpr, MAP_IO: gl.constexpr,
-):  # fmt: skip
-    """Add sums over a thread's rows, `4 8 64`, to what their keys received, and to their bins."""
-    if out.received is not None:
-        key = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(1, sums.type.layout)))
-        at = (out.received + start + (key % 8 - key % 2)).to(gl.int64).expand_dims(0).expand_dims(1)
-        at += gl.zeros_like(sums).to(gl.int64)
-        gl.inline_asm_elementwise(RECEIVED_ASM, RECEIVED_IO, [sums, at], dtype=gl.int32, is_pure=False, pack=16)
-    if out.cells is not None:
-        bins: gl.constexpr = 64 // WIDTH if WIDTH < 64 else 1
-        pairs = sums.reshape([4, 8, bins, 8 // bins, 4, 2]).permute([0, 1, 4, 2, 3, 5])
-        pairs = gl.sum(pairs.reshape([4, 8, 4, bins, 16 // bins]), 4) * cells.share
-        by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, pairs.type.layout))
-        warp = gl.arange(0, 4, layout=gl.SliceLayout(1, by_lane)).expand_dims(1)
-        lane = gl.arange(0, 8, layout=gl.SliceLayout(0, by_lane)).expand_dims(0)
-        bin = gl.minimum((place * 128 + warp * 32 + lane * 4) // HEIGHT, cells.rows - 1)
-        at = (out.cells + bin * cells.cols + start // WIDTH).to(gl.int64).expand_dims(2).expand_dims(3)
-        at += gl.zeros_like(pairs).to(gl.int64)
-        gl.inline_asm_elementwise(MAP_ASM, MAP_IO, [pairs, at], dtype=gl.int32, is_pure=False, pack=bins)
-
-
-@gluon.jit
-def _fold(
-    s, lse2, measures, part, start, gap, sight, out, SIDE: gl.constexpr, BACKWARD: gl.constexpr
-):  # fmt: skip
+def _fold(s, lse2, measures, part, start, gap, sight, out, KIND: gl.constexpr):
     """The measures of a part of the rows, with one tile more, and the sums over the rows of each thread."""
-    entropy, largest, distance, left = measures
+    entropy, largest, distance, counted = measures
     t = s * sight.scale2 - lse2.expand_dims(1)
-    if SIDE == "careful":
-        row = _row(sight.place, part, gl.arange(0, 64, layout=BY_ROW))
-        seen = gl.minimum(row + sight.offset - sight.low + 1, sight.reach).expand_dims(1)
+    if KIND == "careful":
+        row = _row(part, gl.arange(0, 64, layout=BY_ROW))
+        seen = gl.minimum(sight.first + row - sight.low + 1, sight.reach).expand_dims(1)
         t = gl.where((start + gl.arange(0, 64, layout=BY_KEY)).expand_dims(0) < seen, t, NEVER)
-        # As if x had been left out on the side that is to count it.
-        x = (row - sight.place * 128).to(gl.float32).expand_dims(1)
-        gap = gl.abs(gap - x) + (-x if BACKWARD else x)
+        # As if x had been left out on the side that is not counted.
+        x = row.to(gl.float32).expand_dims(1)
+        gap = gl.abs(gap - x) - x * sight.counted
     p = gl.exp2(t)
     held = held_by_thread(p)
     if out.entropy is not None:
@@ -189,82 +168,90 @@ def _fold(
         largest = larger(largest, held.to(gl.int32, bitcast=True), 16)
     if out.distance is not None:
         distance = add_products(distance, held, held_by_thread(gap), 16)
-        if SIDE == "left" and not BACKWARD:
-            left = add(left, held, 16)
-    return Measures(entropy, largest, distance, left), both_rows(p)
+        if KIND == "counted":
+            counted = add(counted, held, 16)
+    return Measures(entropy, largest, distance, counted), both_rows(p)
 
 
 @gluon.jit
-def _walk(
-    tiles, turn, upper, lower, queries, keys, upper_lse2, lower_lse2, sight, out, cells,
-    HEIGHT: gl.constexpr, WIDTH: gl.constexpr, MAP_ASM: gl.constexpr, MAP_IO: gl.constexpr,
-    SIDE: gl.constexpr, BACKWARD: gl.constexpr,
+def _turned(measures, side):
+    """Distances to the left (-1) as if they were to the right (1), or back again."""
+    return Measures(measures.entropy, measures.largest, measures.distance * side, measures.counted)
+
+
+@gluon.jit
+def _take(
+    run, side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2, sight, out, received, cells,
+    HEIGHT: gl.constexpr, WIDTH: gl.constexpr, KIND: gl.constexpr,
 ):  # fmt: skip
-    """The measures of both parts of the rows, with these tiles of keys more; `turn` counts tiles over all walks."""
-    if tiles.count > 0:
-        stages: gl.constexpr = keys.tiles.shape[0]
-        for n in gl.static_range(stages - 1):
-            tile = _tile(tiles, tiles.count * 0 + n, SIDE)  # a number of the GPU, not of Python
-            _fetch(keys, turn + n, tile, n < tiles.count)
-        _await(keys, turn, True)
-        product = _product(queries, 0, keys, turn)
-        nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
-        key = gl.arange(0, 64, layout=BY_KEY)
-        sign: gl.constexpr = -1 if SIDE == "left" else 1
-        sums, sums_of = both_rows(nothing), tiles.first * 64
-        for n in range(tiles.count):
-            start = _tile(tiles, n, SIDE) * 64
-            # From the first row to each key; those a thread holds differ by numbers known beforehand.
-            near = ((start - sight.first + key % 8 - key % 2) * sign).to(gl.float32)
-            gap = (near + ((key // 8 * 8 + key % 2) * sign).to(gl.float32)).expand_dims(0) + nothing
-            s = hopper.warpgroup_mma_wait(0, deps=[product])
-            product = _product(queries, 1, keys, turn + n)
-            ahead = n + stages - 1
-            _fetch(keys, turn + ahead, _tile(tiles, ahead, SIDE), ahead < tiles.count)
-            _send(sums, sums_of, sight.place, out, cells, HEIGHT, WIDTH, MAP_ASM, MAP_IO)
-            upper, sums = _fold(s, upper_lse2, upper, 0, start, gap, sight, out, SIDE, BACKWARD)
-            s = hopper.warpgroup_mma_wait(0, deps=[product])
-            _await(keys, turn + n + 1, n + 1 < tiles.count)
-            product = _product(queries, 0, keys, turn + n + 1)
-            lower, others = _fold(s, lower_lse2, lower, 1, start, gap, sight, out, SIDE, BACKWARD)
-            sums += others
-            sums_of = start
-        _send(sums, sums_of, sight.place, out, cells, HEIGHT, WIDTH, MAP_ASM, MAP_IO)
-        hopper.warpgroup_mma_wait(0, deps=[product])
-        wait_for_all()
-    return turn + gl.maximum(tiles.count, 0), upper, lower
+    """The measures of both parts of the rows, with the tiles of a run more; a product is under way before and after.
+
+    `KIND` is "careful" if tiles may hide keys or cross the diagonal, or else if A is "counted" or just "plain".
+    """
+    nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
+    key = gl.arange(0, 64, layout=BY_KEY)
+    stored, sums_of = sums
+    upper, lower = _turned(upper, side), _turned(lower, side)
+    for turn in range(run.begin, run.end):
+        start = (_tile(walk, turn, KIND) if KIND == "careful" else turn + run.shift) * 64
+        # From the first row to each key; those a thread holds differ by numbers known beforehand.
+        near = (start - sight.first + key % 8 - key % 2).to(gl.float32)
+        gap = (near + (key // 8 * 8 + key % 2).to(gl.float32)).expand_dims(0) + nothing
+        s = hopper.warpgroup_mma_wait(0, deps=[product])
+        product = _product(queries, 1, keys, turn)
+        _fetch(keys, walk, turn + keys.tiles.shape[0] - 1, KIND)
+        send(Sums(stored, sums_of), sight.place, received, cells, HEIGHT, WIDTH)
+        upper, of_upper = _fold(s, upper_lse2, upper, 0, start, gap, sight, out, KIND)
+        s = hopper.warpgroup_mma_wait(0, deps=[product])
+        _await(keys, walk, turn + 1)
+        product = _product(queries, 0, keys, turn + 1)
+        lower, of_lower = _fold(s, lower_lse2, lower, 1, start, gap, sight, out, KIND)
+        stored.store(of_upper + of_lower)
+        sums_of = start
+    return product, Sums(stored, sums_of), _turned(upper, side), _turned(lower, side)
 
 
 @gluon.jit
 def _begin(Q, LSE, queries, place, part: gl.constexpr, q_i, n_i, d: gl.constexpr):
     """Ask for a part of the queries; the log-sum-exp of its rows to base 2."""
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [256 // d, d // 8], [4, 1], [1, 0])
-    row = _row(place, part, gl.arange(0, 64, layout=gl.SliceLayout(1, copied)))
+    row = place * 128 + _row(part, gl.arange(0, 64, layout=gl.SliceLayout(1, copied)))
     feature = gl.arange(0, d, layout=gl.SliceLayout(0, copied))
     at = Q + (row.to(gl.int64).expand_dims(1) * q_i + feature.expand_dims(0))
     async_copy.async_copy_global_to_shared(queries.index(part), at, mask=(row < n_i).expand_dims(1))
-    row = _row(place, part, gl.arange(0, 64, layout=BY_ROW))
+    row = place * 128 + _row(part, gl.arange(0, 64, layout=BY_ROW))
     lse = gl.load(LSE + row, mask=row < n_i, other=float("-inf"))
     # Rows that see nothing, and rows past the end: as if their sum were beyond measure.
     return gl.where(lse == float("-inf"), -NEVER, lse * LOG2E)
 
 
 @gluon.jit
-def _end(measures, lse2, place, part: gl.constexpr, bh, n_i, out, BACKWARD: gl.constexpr):
-    """Write what is known of a part of the rows."""
-    row = _row(place, part, gl.arange(0, 64, layout=BY_ROW))
+def _end(measures, lse2, sight, rest, part: gl.constexpr, bh, n_i, out):
+    """Add what is known of a part of the rows; `rest` is 1, as rows sum to, in one of the programs that share them."""
+    x = _row(part, gl.arange(0, 64, layout=BY_ROW))
+    row = sight.place * 128 + x
     at = bh.to(gl.int64) * n_i + row
     if out.entropy is not None:
-        gl.store(out.entropy + at, gl.convert_layout(gl.sum(measures.entropy, 1), BY_ROW) * -LN2, mask=row < n_i)
+        entropy = gl.convert_layout(gl.sum(measures.entropy, 1), BY_ROW) * -LN2
+        gl.atomic_add(out.entropy + at, entropy, mask=row < n_i, sem="relaxed")
     if out.largest is not None:
-        most = gl.convert_layout(gl.max(measures.largest, 1), BY_ROW).to(gl.float32, bitcast=True)
-        gl.store(out.largest + at, most, mask=row < n_i)
+        most = gl.convert_layout(gl.max(measures.largest, 1), BY_ROW)
+        bits = out.largest.to(gl.pointer_type(gl.int32), bitcast=True)
+        gl.atomic_max(bits + at, most, mask=row < n_i, sem="relaxed")
     if out.distance is not None:
-        # Of what x was left out: of all of the row; or of its left, and of the rest with the other sign.
-        x = gl.where(lse2 < -NEVER, (row - place * 128).to(gl.float32), 0.0)
-        if not BACKWARD:
-            x *= 2 * gl.convert_layout(gl.sum(measures.left, 1), BY_ROW) - 1
-        gl.store(out.distance + at, gl.convert_layout(gl.sum(measures.distance, 1), BY_ROW) + x, mask=row < n_i)
+        # Of what x was left out: of what was counted on one side, and of the rest with the other sign.
+        x = gl.where(lse2 < -NEVER, x.to(gl.float32), 0.0) * sight.counted
+        x *= rest - 2 * gl.convert_layout(gl.sum(measures.counted, 1), BY_ROW)
+        distance = gl.convert_layout(gl.sum(measures.distance, 1), BY_ROW) + x
+        gl.atomic_add(out.distance + at, distance, mask=row < n_i, sem="relaxed")
+
+
+@gluon.jit
+def _run(begin, first, stop, since, until):
+    """Those of the tiles from `first` up to `stop` that are within the other two, from turn `begin` on."""
+    first = gl.minimum(gl.maximum(first, since), until)
+    stop = gl.minimum(gl.maximum(stop, since), until)
+    return Run(begin, begin + stop - first, first - begin)
 
 
 @gluon.jit
@@ -275,23 +262,28 @@ def _there_and_back(program, programs, processors):
     return gl.where(round % 2 == 1, 2 * round * processors + size - 1 - program, program)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["whole", "portions"])
 def summarize(
     Q, K, LSE, LENGTHS, ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP,
     q_b, q_h, q_i, k_rows_b, k_rows_g, k_cols_g, scale, offset, low, heads, n_i, n_j, places, processors,
-    rows, cols, share,
+    whole, portions, rows, cols, share,
     d: gl.constexpr,
     KV_GROUP: gl.constexpr,
     STAGES: gl.constexpr,
     ROW_BIN: gl.constexpr,
     COL_BIN: gl.constexpr,
-    MAP_ASM: gl.constexpr,
-    MAP_IO: gl.constexpr,
     BACKWARD: gl.constexpr,  # no query sees a key after it
     ALL_AT_ONCE: gl.constexpr,  # every program has its place on a processor from the start
 ):  # fmt: skip
-    """Each of the outputs that is not None, from q, k and the log-sum-exp of every row."""
+    """Each of the outputs that is not None, from q, k and the log-sum-exp of every row; zeros are added to.
+
+    The first `whole` programs see to 128 rows each. After these, `portions` programs share the keys of 128 rows.
+    """
     program = gl.program_id(0)
+    portion, of = program * 0, program * 0 + 1
+    if program >= whole:
+        portion, of = (program - whole) % portions, portions
+        program = whole + (program - whole) // portions
     if BACKWARD:  # the last rows take longest, and go first; where nobody waits, long ones go with short ones
         if ALL_AT_ONCE:
             program = _there_and_back(program, gl.num_programs(0), processors)
@@ -306,6 +298,7 @@ def summarize(
     swizzled: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, d], Q.dtype.element_ty)
     queries = gl.allocate_shared_memory(Q.dtype.element_ty, [2, 64, d], swizzled)
     tiles = gl.allocate_shared_memory(Q.dtype.element_ty, [STAGES, 64, d], swizzled)
+    stored = gl.allocate_shared_memory(gl.float32, [4, 8, 64], STORED)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(STAGES):
         mbarrier.init(arrived.index(n), count=1)
@@ -321,8 +314,8 @@ def summarize(
         MAP += bh.to(gl.int64) * rows * cols
     if RECEIVED is not None:
         RECEIVED += bh.to(gl.int64) * n_j
-    out = Outputs(ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP)
-    cells = Cells(rows, cols, share)
+    out = Outputs(ENTROPY, LARGEST, DISTANCE)
+    cells = Cells(MAP, rows, cols, share)
     length = n_j
     if LENGTHS is not None:
         length = gl.minimum(n_j, gl.load(LENGTHS + b))
@@ -335,22 +328,50 @@ def summarize(
     full = gl.minimum(gl.maximum(gl.minimum(first - low + 1, length), 0) // 64, stop)
     crossing = gl.minimum(gl.maximum(first, 0) // 64, full)
     crossed = gl.minimum(gl.maximum(gl.maximum(last, 0) // 64 + 1, crossing), full)
-    sight = Sight(place, first, offset, low, reach, scale * LOG2E)
-    zero = first_of(held_by_thread(gl.zeros([64, 64], gl.float32, layout=PRODUCT)), 16)
-    nothing = Measures(zero, zero.to(gl.int32), zero, zero)
-    turn, upper, lower = _walk(
-        Tiles(crossing, place * 0, 0, 0), place * 0, nothing, nothing, queries, keys, upper_lse2, lower_lse2,
-        sight, out, cells, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, "left", BACKWARD,
+    if MAP is not None and is_whole(ROW_BIN, COL_BIN):
+        clear(place, gl.where(portion == 0, stop * (64 // COL_BIN), cols), cells, ROW_BIN)
+    since, until = stop * portion // of, stop * (portion + 1) // of
+    # The longer side is not counted; if there is but one, that is on the left.
+    begin = place * 0
+    side = begin + 1.0
+    if not BACKWARD:
+        side = gl.where(crossing >= full - crossed, 1.0, -1.0)
+    on_left = side > 0
+    hiding = _run(begin, full, stop, since, until)
+    over = _run(hiding.end, crossing, crossed, since, until)
+    long = _run(over.end, gl.where(on_left, 0, crossed), gl.where(on_left, crossing, full), since, until)
+    short = long
+    if not BACKWARD:
+        short = _run(long.end, gl.where(on_left, crossed, 0), gl.where(on_left, full, crossing), since, until)
+    walk = Walk(hiding, over, long, short)
+    sight = Sight(place, first, low, reach, scale * LOG2E, side)
+    for turn in gl.static_range(STAGES - 1):
+        _fetch(keys, walk, begin + turn, "careful")
+    _await(keys, walk, begin)
+    product = _product(queries, 0, keys, begin)
+    nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
+    stored.store(both_rows(nothing))
+    sums = Sums(stored, _tile(walk, begin, "careful") * 64)
+    zero = first_of(held_by_thread(nothing), 16)
+    upper = Measures(zero, zero.to(gl.int32), zero, zero)
+    lower = upper
+    product, sums, upper, lower = _take(
+        Run(begin, over.end, 0), 1.0, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
+        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "careful",
+    )  # fmt: skip
+    product, sums, upper, lower = _take(
+        long, -side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
+        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "plain",
     )  # fmt: skip
     if not BACKWARD:
-        turn, upper, lower = _walk(
-            Tiles(full - crossed, crossed, 0, 0), turn, upper, lower, queries, keys, upper_lse2, lower_lse2,
-            sight, out, cells, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, "right", BACKWARD,
+        product, sums, upper, lower = _take(
+            short, side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
+            sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "counted",
         )  # fmt: skip
-    then = crossed - crossing
-    turn, upper, lower = _walk(
-        Tiles(then + stop - full, crossing, then, full), turn, upper, lower, queries, keys, upper_lse2, lower_lse2,
-        sight, out, cells, ROW_BIN, COL_BIN, MAP_ASM, MAP_IO, "careful", BACKWARD,
-    )  # fmt: skip
-    _end(upper, upper_lse2, place, 0, bh, n_i, out, BACKWARD)
-    _end(lower, lower_lse2, place, 1, bh, n_i, out, BACKWARD)
+    hopper.warpgroup_mma_wait(0, deps=[product])
+    if walk.short.end > 0:
+        wait_for_all()
+        send(sums, place, RECEIVED, cells, ROW_BIN, COL_BIN)
+    rest = gl.where(portion == 0, 1.0, 0.0)
+    _end(upper, upper_lse2, sight, rest, 0, bh, n_i, out)
+    _end(lower, lower_lse2, sight, rest, 1, bh, n_i, out)

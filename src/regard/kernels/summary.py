@@ -7,7 +7,9 @@ but for the last ones; positions below 2^30. Run with Triton 3.6; with 3.7 it co
 
 from __future__ import annotations
 
+import math
 from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +19,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .flat import aligned, flat
 from .hopper import summarize
-from .lanes import summed_over_lanes
 from .launch import launch
 from .reduce import Reduced
+from .sums import is_whole
 from .tiles import Pattern
 
 ROWS = 128  # of a program; the kernel writes this and the next number out
@@ -30,15 +32,15 @@ TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 class Cut(NamedTuple):
-    """Tiles of keys under way, most registers a thread, and how many programs a processor takes at once with these."""
+    """Tiles of keys under way, most registers a thread, and how many programs a processor takes at once."""
 
     stages: int
     registers: int
     at_once: int
 
 
-CUTS = {64: Cut(4, 128, 4), 128: Cut(2, 168, 3)}  # the fastest measured, by width
-FEW = {64: Cut(4, 128, 4), 128: Cut(4, 248, 2)}  # the same where up to four programs come to a processor
+CUTS = {64: Cut(4, 160, 3), 128: Cut(2, 168, 3)}  # the fastest measured, by width of heads
+FEW = {64: Cut(4, 160, 3), 128: Cut(4, 248, 2)}  # the same where up to four programs come to a processor
 
 
 def fits(q: Tensor, sizes: tuple[int | None, int | None] | None) -> bool:
@@ -65,7 +67,7 @@ def summary(
     offset: int,
     pattern: Pattern,
     shape: tuple[int, int] = (1, 1),
-    sizes: tuple[int, int] = (ROWS, COLS),
+    sizes: tuple[int, int] = (HELD, PAIRS),
     share: float = 1.0,
 ) -> Reduced:
     """Any of "entropy", "received", "max", "distance", and of bins "map": `b h i d, b g j d, b h i -> ...`.
@@ -76,30 +78,29 @@ def summary(
     g, n_j = k.shape[1:3]
     (rows, cols), (height, width) = shape, sizes
     dims = {"entropy": (n_i,), "received": (n_j,), "max": (n_i,), "distance": (n_i,), "map": (rows, cols)}
-    # Rows are written, where there is a key; keys and bins are added to, up to a tile past the end.
-    rows_alone = ("entropy", "max", "distance") if n_j else ()
-    out = Reduced(**{name: _output((b, h, *dims[name]), q.device, name in rows_alone) for name in want})
+    is_written = n_j > 0 and is_whole(*sizes)
+    out = _outputs({name: (b, h, *dims[name]) for name in want}, q.device, is_written)
     if not (b and n_i and n_j):
         return out
     q = aligned(q)
     k, k_rows, k_cols = flat(k)
-    assembly, operands = _map_sums(height, width)
     places = -(-n_i // ROWS)
-    programs, processors = places * b * h, _processors(q.device)
-    cut = (FEW if programs <= 4 * processors else CUTS)[d]
+    blocks, processors = places * b * h, _processors(q.device)
+    cut = (FEW if blocks <= 4 * processors else CUTS)[d]
+    # Rows that see nothing ahead differ in what they see, and the last ones are short.
+    whole, portions = (blocks, 1) if pattern.low >= 0 else _shared(blocks, cut.at_once * processors)
+    programs = whole + (blocks - whole) * portions
     launch(
         summarize, (programs,),
-        q, _tiles_of(k, d), lse.contiguous(), pattern.lengths,
+        q, _tiles_of(k, [COLS, d]), lse.contiguous(), pattern.lengths,
         out.entropy, out.received, out.max, out.distance, out.map,
         *q.stride()[:3], *k_rows, k_cols, scale, offset, pattern.low, h, n_i, n_j, places, processors,
-        rows, cols, share,
+        whole, portions, rows, cols, share,
         d=d,
         KV_GROUP=h // g,
         STAGES=cut.stages,
         ROW_BIN=height,
         COL_BIN=width,
-        MAP_ASM=assembly,
-        MAP_IO=operands,
         BACKWARD=pattern.low >= 0,
         ALL_AT_ONCE=programs <= cut.at_once * processors,
         num_warps=4,
@@ -108,10 +109,30 @@ def summary(
     return out
 
 
-def _output(sizes: tuple[int, ...], device: torch.device, written: bool) -> Tensor:
-    if written:
-        return torch.empty(sizes, device=device, dtype=torch.float32)
-    return torch.zeros(torch.Size(sizes).numel() + COLS, device=device, dtype=torch.float32).resize_(sizes)
+def _outputs(shapes: dict[str, tuple[int, ...]], device: torch.device, map_is_written: bool) -> Reduced:
+    """Zeros to add to, in one piece but for the map, with room for a tile past the end of each.
+
+    They are no views of it, for what is found may be written to and learned from.
+    """
+    found = {}
+    for is_map in (False, True):
+        new = torch.empty if is_map and map_is_written else torch.zeros
+        names = [name for name in shapes if (name == "map") is is_map]
+        *starts, end = accumulate((math.prod(shapes[name]) // COLS * COLS + 2 * COLS for name in names), initial=0)
+        room = new(end, device=device, dtype=torch.float32)
+        for name, start in zip(names, starts, strict=True):
+            part = room[start : start + math.prod(shapes[name])].view(shapes[name])
+            found[name] = room.new_empty(0).set_(room.untyped_storage(), start, part.shape, part.stride())
+    return Reduced(**found)
+
+
+def _shared(blocks: int, at_once: int) -> tuple[int, int]:
+    """How many blocks of rows have a program each, and how many programs share each of the others.
+
+    Of what processors take at once, a last round would leave many of them idle. So its keys are dealt out among more.
+    """
+    rest = blocks % at_once
+    return blocks - rest, min(range(1, 9), key=lambda share: -(-rest * share // at_once) / share + 0.01 * share)
 
 
 @cache
@@ -119,13 +140,5 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@cache
-def _map_sums(height: int, width: int) -> tuple[str, str]:
-    """Over the keys that four lanes hold, and over those lanes whose rows are of one bin."""
-    bits = (2, 1, *(bit for bit in (4, 8, 16) if height > bit // 4 * HELD))
-    return summed_over_lanes(bits, tuple(range(max(1, COLS // width))))
-
-
-def _tiles_of(k: Tensor, d: int) -> Any:
-    layout = gl.NVMMASharedLayout.get_default_for([COLS, d], TYPES[k.dtype])
-    return TensorDescriptor.from_tensor(k, [COLS, d], layout)
+def _tiles_of(k: Tensor, block: list[int]) -> Any:
+    return TensorDescriptor.from_tensor(k, block, gl.NVMMASharedLayout.get_default_for(block, TYPES[k.dtype]))

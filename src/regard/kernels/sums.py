@@ -1,0 +1,81 @@
+"""Sums over the rows of a tile on their way to what keys received and to the bins of a map, on a Hopper GPU.
+
+A thread has added up its own rows. It puts the sums into shared memory, `4 warps, 8 threads, 64 keys`, and a tile later
+takes others from there, all that its warp has of fewer keys: so no lane has to ask another, one value at a time. What
+keys received is added to by many programs. Of a map in small bins a warp has whole cells, and writes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+# As they are stored, such that neighbours lie in other banks; and as they are taken for keys, two to a thread.
+STORED: gl.constexpr = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[2, 1, 0]))
+FOR_KEYS: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 8, 2], [1, 1, 32], [4, 1, 1], [2, 1, 0]))
+# Some rows of a map at once.
+CLEARED: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0]))
+
+
+class Sums(NamedTuple):
+    """Where they are stored, and the first of their keys."""
+
+    stored: Any
+    start: Any
+
+
+class Cells(NamedTuple):
+    """The map, or None, its shape, and what its sums are to be taken times."""
+
+    all: Any
+    rows: Any
+    cols: Any
+    share: Any
+
+
+@gluon.constexpr_function
+def is_whole(height: int, width: int) -> bool:
+    """Are bins of so many rows and keys within what a warp has of a tile?"""
+    return height <= 32 and width <= 64
+
+
+@gluon.jit
+def send(sums, place, received, cells, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
+    """Add them to what their keys received, and to the bins of these 128 rows."""
+    if received is not None:
+        total = gl.sum(sums.stored.load(FOR_KEYS), 1)
+        key = gl.arange(0, 64, layout=gl.SliceLayout(0, total.type.layout)).expand_dims(0)
+        gl.atomic_add(received + (sums.start + key + gl.zeros_like(total).to(gl.int32)), total, sem="relaxed")
+    if cells.all is not None:
+        # Each thread has rows of one bin alone, and as many keys more.
+        of_bin: gl.constexpr = HEIGHT // 4 if HEIGHT < 32 else 8
+        bins: gl.constexpr = 8 // of_bin
+        cols: gl.constexpr = 64 // WIDTH if WIDTH < 64 else 1
+        for_bins: gl.constexpr = gl.BlockedLayout([1, of_bin, 2 * bins], [1, bins, 4 * of_bin], [4, 1, 1], [2, 1, 0])
+        total = gl.sum(sums.stored.load(for_bins).reshape([4, bins, of_bin, 64]), 2)
+        total = gl.sum(total.reshape([4, bins, cols, 64 // cols]), 3) * cells.share
+        by_row: gl.constexpr = gl.SliceLayout(2, total.type.layout)
+        warp = gl.arange(0, 4, layout=gl.SliceLayout(1, by_row)).expand_dims(1)
+        bin = gl.arange(0, bins, layout=gl.SliceLayout(0, by_row)).expand_dims(0)
+        row = ((place * 128 + warp * 32 + bin * (4 * of_bin)) // HEIGHT).expand_dims(2)
+        col = gl.arange(0, cols, layout=gl.SliceLayout(0, gl.SliceLayout(1, total.type.layout)))
+        col = ((sums.start.to(gl.uint32) // WIDTH).to(gl.int32) + col).expand_dims(0).expand_dims(1)
+        if is_whole(HEIGHT, WIDTH):
+            there = (row < cells.rows) & (col < cells.cols)
+            gl.store(cells.all + (row * cells.cols + col), total, mask=there)
+        else:
+            at = cells.all + (gl.minimum(row, cells.rows - 1) * cells.cols + col)
+            gl.atomic_add(at, total, sem="relaxed")
+
+
+@gluon.jit
+def clear(place, first, cells, HEIGHT: gl.constexpr):
+    """Nothing for the bins of these 128 rows from a column on, as none of them sees so far."""
+    row = place * (128 // HEIGHT) + gl.arange(0, 128 // HEIGHT, layout=gl.SliceLayout(1, CLEARED))
+    row = row.expand_dims(1)
+    for start in range(first, cells.cols, 64):
+        col = (start + gl.arange(0, 64, layout=gl.SliceLayout(0, CLEARED))).expand_dims(0)
+        nothing = gl.zeros([128 // HEIGHT, 64], gl.float32, layout=CLEARED)
+        gl.store(cells.all + (row * cells.cols + col), nothing, mask=(row < cells.rows) & (col < cells.cols))
