@@ -23,3 +23,5 @@ def test_a_stretch_divides_slow_turns_and_leaves_fast_ones():
 def test_a_stretch_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match=r"low and high must be 0 < low < high, got low=4.0 and high=1.0"):
         Stretch(factor=2.0, low=4.0, high=1.0)
+    with pytest.raises(TypeError, match="low must be a number, got 'x'"):
+        Stretch(factor=2.0, low="x")

@@ -279,7 +279,7 @@ def test_figures_leave_no_trace_in_pyplot_and_importing_regard_draws_nothing():
         (lambda: mask(torch.zeros(3, 3)), r"mask must be of booleans, .* got torch.float32; .* write mask == 0"),
         (lambda: mask(Causal(), 0, 0), "rows must be 1 or more, got 0"),
         (lambda: mask(None), "got NoneType"),
-        (lambda: image(torch.rand(5, 5), torch.rand(8, 8), patches=(-2, -2)), r"at most 5 keys in all, got \(-2, -2\)"),
+        (lambda: image(torch.rand(5, 5), torch.rand(8, 8), patches=(-2, -2)), r"patches must be 1 or more, got -2"),
         (lambda: image(torch.rand(1, 1), torch.rand(0, 0)), r"picture must have dims .* got shape \(0, 0\)"),
         (lambda: grid([torch.rand(0, 3, 3)]), r"heads, queries and keys to show, got shape \(0, 3, 3\)"),
         (lambda: by_layer([torch.rand(2, 0, 3)]), r"heads, queries and keys to show, got shape \(2, 0, 3\)"),
@@ -328,6 +328,18 @@ def test_bad_arguments_are_named():
         image(np.ones((1, 12)), np.zeros((9, 9)))
     with pytest.raises(ValueError, match=r"patches must be \(rows, columns\) of at most 12 keys in all, got \(4, 4\)"):
         image(np.ones((1, 12)), np.zeros((9, 9)), patches=(4, 4))
+    for patches in (4, (2, 2, 3)):
+        with pytest.raises(TypeError, match=r"patches must be \(rows, columns\), got"):
+            image(np.ones((1, 12)), np.zeros((9, 9)), patches=patches)
+    with pytest.raises(TypeError, match=r"patches must be a whole number, got 3\.0"):
+        image(np.ones((1, 12)), np.zeros((9, 9)), patches=(3.0, 4.0))
+    for ask in (text, image):
+        with pytest.raises(TypeError, match=r"query must be a whole number, got 0\.5"):
+            ask(np.eye(5)[:, :4], WORDS[:4] if ask is text else np.zeros((9, 9)), query=0.5)
+    with pytest.raises(TypeError, match=r"A must hold real numbers, got complex128; write A.real or abs\(A\)"):
+        heatmap(np.eye(5) * 1j)
+    with pytest.raises(TypeError, match="picture must hold real numbers, got complex64"):
+        image(np.ones((1, 9)), torch.zeros(9, 9, dtype=torch.complex64))
     with pytest.raises(ValueError, match=r"picture must have dims y x, y x c or c y x.*got shape \(9, 9, 2\)"):
         image(np.ones((1, 9)), np.zeros((9, 9, 2)))
     with pytest.raises(ValueError, match="words must hold 2 strings"):

@@ -31,7 +31,7 @@ from ..ops.demands import must_count
 from ..ops.masks import Causal, Padding, Window
 from .activations import Name as Activation
 from .activations import activation
-from .demands import must_be_eps, must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_hold
+from .demands import must_be_eps, must_be_flag, must_be_letters, must_be_one_of, must_be_rows, must_be_share, must_hold
 from .initial import initialize, initialize_residual
 from .norms import NormName, norm_of
 from .padding import Padded, counted_of, keep_of
@@ -88,6 +88,7 @@ class GptConfig:
             must_be_flag(name, getattr(self, name))
         for name in ("dropout", "attention_dropout"):
             must_be_share(name, getattr(self, name))
+        must_be_letters("biased", self.biased, "qkvof")
         must_be_eps(self.eps)
         if not isinstance(self.stretch, Stretch | None):
             raise TypeError(f"stretch must be a Stretch or None, got {self.stretch!r}; write Stretch(factor=8.0)")

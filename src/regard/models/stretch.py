@@ -26,6 +26,8 @@ class Stretch:
 
     def __post_init__(self) -> None:
         must_be_number("factor", self.factor, above=0)
+        must_be_number("low", self.low)
+        must_be_number("high", self.high)
         must_count("original", self.original, least=1)
         if not 0 < self.low < self.high:
             raise ValueError(f"low and high must be 0 < low < high, got low={self.low} and high={self.high}")

@@ -19,7 +19,7 @@ from ..nn.losses import Loss, cross_entropy
 from ..ops.demands import must_count
 from .activations import Name as Activation
 from .activations import activation
-from .demands import must_be_eps, must_be_model, must_be_one_of, must_be_share, must_hold
+from .demands import must_be_eps, must_be_letters, must_be_model, must_be_one_of, must_be_share, must_hold
 from .initial import initialize, spread
 
 Pooling = Literal["class", "mean"]
@@ -66,6 +66,7 @@ class ViTConfig:
             must_be_one_of(name, getattr(self, name), known)
         for name in ("dropout", "attention_dropout"):
             must_be_share(name, getattr(self, name))
+        must_be_letters("biased", self.biased, "qkvo")
         must_be_eps(self.eps)
         if any(size % patch for size, patch in zip(_pair(self.image), _pair(self.patch), strict=True)):
             raise ValueError(f"image must divide into patches, got image={self.image} and patch={self.patch}")

@@ -157,8 +157,6 @@ def text(
     tokens = must_name("tokens", tokens, j)
     if j > TOKENS:
         raise ValueError(f"a coloured text holds at most {TOKENS} tokens, got {j}; show a part, or use heatmap")
-    if query is not None and not -i <= query < i:
-        raise ValueError(f"query must be from 0 to {i - 1}, or negative from the end, got {query}")
     values = received(A) if query is None else row(A, query)
     asking = query % i if query is not None and i == j else None
     texts, families = shown(tokens)
@@ -194,9 +192,6 @@ def image(
     Keys are patches row by row, `patches` (rows, columns) of them, a square unless given; keys before them, as a class
     token, are left out. The picture has dims y x, y x c or c y x.
     """
-    i, _ = shape(A)
-    if not -i <= query < i:
-        raise ValueError(f"query must be from 0 to {i - 1}, or negative from the end, got {query}")
     given = _on_grid(row(A, query)[None], patches)
     return _panels(given, _pixels(picture), [title], plain=False)
 
@@ -319,8 +314,12 @@ def _on_grid(given: Numbers, patches: tuple[int, int] | None) -> Numbers:
         if n - side * side > 1:
             raise ValueError(f"{n} keys are no square of patches, nor one more; write patches=(rows, columns)")
         patches = side, side
+    if not isinstance(patches, Sequence) or len(patches) != 2:
+        raise TypeError(f"patches must be (rows, columns), got {patches!r}")
     y, x = patches
-    if min(y, x) < 1 or y * x > n:
+    for count in patches:
+        must_count("patches", count, least=1)
+    if y * x > n:
         raise ValueError(f"patches must be (rows, columns) of at most {n} keys in all, got {patches}")
     return given[:, n - y * x :].reshape(-1, y, x)
 
@@ -330,6 +329,8 @@ def _pixels(picture: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
     if isinstance(picture, Tensor) and picture.is_floating_point():
         picture = numbers(picture)  # which takes what NumPy has no type for
     pixels = picture.detach().cpu().numpy() if isinstance(picture, Tensor) else np.asarray(picture)
+    if np.iscomplexobj(pixels):
+        raise TypeError(f"picture must hold real numbers, got {pixels.dtype}")
     if pixels.ndim == 3 and pixels.shape[-1] not in (1, 3, 4) and pixels.shape[0] in (1, 3, 4):
         pixels = np.moveaxis(pixels, 0, -1)
     if pixels.ndim == 3 and pixels.shape[-1] == 1:

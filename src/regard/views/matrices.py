@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,14 @@ def entropy_and_distance(layer: Matrix) -> tuple[Numbers, Numbers]:
 
 
 def row(A: Matrix, query: int) -> Numbers:
-    """What one query gives to each key."""
+    """What one query gives to each key; it may be counted from the end."""
+    i, _ = shape(A)
+    try:
+        query = index(query)
+    except TypeError:
+        raise TypeError(f"query must be a whole number, got {query!r}") from None
+    if not -i <= query < i:
+        raise ValueError(f"query must be from 0 to {i - 1}, or negative from the end, got {query}")
     return numbers(A[..., query, :]).reshape(-1)
 
 
@@ -74,6 +82,8 @@ def shape(A: Matrix) -> tuple[int, int]:
 
 def numbers(x: Tensor | npt.NDArray[Any]) -> Numbers:
     """A tensor or array as float64."""
+    if x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x):
+        raise TypeError(f"A must hold real numbers, got {x.dtype}; write A.real or abs(A)")
     if isinstance(x, Tensor):
         return x.detach().to("cpu", torch.float64).numpy()
     return np.asarray(x, dtype=np.float64)
