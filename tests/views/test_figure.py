@@ -376,7 +376,10 @@ def test_a_picture_of_one_colour_is_drawn():
 def test_what_is_no_number_is_not_taken_for_nothing():
     A = torch.eye(4)
     A[1] = torch.nan
-    [picture] = heatmap(A).axes[0].get_images()
+    figure = heatmap(A)
+    [picture] = figure.axes[0].get_images()
+    assert figure.axes[1].get_ylabel() == "attention (grey: not a number)"
+    assert heatmap(torch.eye(4)).axes[1].get_ylabel() == "attention"
     colours = picture.to_rgba(picture.get_array())
     assert np.array_equal(colours[1, 0], colours[1, 3])
     assert not np.allclose(colours[1, 0], colours[0, 1])

@@ -65,6 +65,7 @@ class Colours:
         most = max((float(x.max(initial=0.0)) for x in finite), default=0.0)
         if least < 0 and scale == "sqrt":
             raise ValueError(f"scale='sqrt' is for values of 0 and more, got {least:.3g}; write scale='linear'")
+        self.some_missing = any(bool(np.isnan(x).any()) for x in values)
         self.most = most = max(most, -least) or 1.0
         self.map: Colormap = (above_zero if least >= 0 else colormaps["RdBu_r"]).with_extremes(bad=NO_NUMBER)
         self.norm: Normalize = (
@@ -84,7 +85,7 @@ class Colours:
     def bar(self, figure: Figure, axes: Sequence[Axes], label: str = "attention") -> None:
         """The scale, beside what it is the scale of."""
         bar = figure.colorbar(ScalarMappable(self.norm, self.map), ax=axes, fraction=0.04, pad=0.02, aspect=30)
-        bar.set_label(label, color=INK)
+        bar.set_label(f"{label} (grey: not a number)" if self.some_missing else label, color=INK)
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=8, length=2)
 

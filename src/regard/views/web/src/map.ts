@@ -230,7 +230,7 @@ export class MapView implements View {
       level === 0
         ? "weight"
         : `${this.app.state.pool === "max" ? "largest" : "mean"} of ${2 ** level} × ${2 ** level} weights`;
-    return signed ? `${cell}, A − B` : cell;
+    return (signed ? `${cell}, A − B` : cell) + (panel.missing() ? " (grey: not a number)" : "");
   }
 
   private pick(cell: Cell): void {

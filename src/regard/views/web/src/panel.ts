@@ -195,6 +195,11 @@ export class Panel {
     return this.tiles?.spread(this.visible()) ?? null;
   }
 
+  /** Does a cell on screen hold no number? */
+  missing(): boolean {
+    return this.tiles?.missing(this.visible()) ?? false;
+  }
+
   /** The cells on screen: at most `most` of them. */
   *cells(most: number): Iterable<Cell> {
     const { rows, cols } = this.extent();

@@ -122,6 +122,11 @@ export class Tiles {
     return spread.quantile(0.998);
   }
 
+  /** Does a cell of some tiles hold no number? */
+  missing(tiles: Painted[]): boolean {
+    return tiles.some((painted) => this.numbers(painted).some(Number.isNaN));
+  }
+
   private async load(name: string, signal: AbortSignal): Promise<Painted> {
     const known = this.held.get(name);
     if (known) return known;
