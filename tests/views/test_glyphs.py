@@ -84,9 +84,11 @@ def test_no_figure_meets_a_missing_glyph_or_reads_dollars_as_formulas(only_shipp
 
 
 def test_long_names_are_cut_and_leave_the_map_its_size(only_shipped):
-    long = heatmap(np.eye(3), ["ꦗ" * 9, "b", "c"])
+    long = heatmap(np.eye(3), ["ꦗ" * 9, "b" * 30, "c" * 22 + "\n"])
     FigureCanvasAgg(long).draw()
-    assert long.axes[0].get_yticklabels()[0].get_text() == "\\ua997\\ua997\\ua997\\ua997"[:23] + "…"
+    # Never within a character's code point.
+    names = ["\\ua997" * 3 + "…", "b" * 23 + "…", "c" * 22 + "\\n"]
+    assert [name.get_text() for name in long.axes[0].get_yticklabels()] == names
     short = heatmap(np.eye(3), ["a", "b", "c"])
     FigureCanvasAgg(short).draw()
     size = [figure.axes[0].get_window_extent().size for figure in (long, short)]

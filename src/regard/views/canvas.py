@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from io import BytesIO
 from typing import Literal
@@ -26,6 +27,7 @@ ACCENT, DEEP = "#b73779", "#3b0f70"  # two of magma's own
 NO_NUMBER = "#9fb4c0"  # of a cell that holds NaN
 NAMED = 64  # tokens that can be read along an axis
 LONGEST = 24  # characters of one of them
+PART_OF_ESCAPE = re.compile(r"\\(u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?$")  # where a text is cut
 
 
 def _from_white() -> ListedColormap:
@@ -132,7 +134,8 @@ def _label(axis: Axis, one: str, many: str, tokens: Sequence[str] | None, n: int
 def shortened(tokens: Sequence[str]) -> Shown:
     """Tokens as they are written along an axis, of long ones the beginning."""
     texts, families = shown([*tokens, "…"])
-    return Shown([x if len(x) <= LONGEST else x[: LONGEST - 1] + "…" for x in texts[:-1]], families)
+    texts = [x if len(x) <= LONGEST else PART_OF_ESCAPE.sub("", x[: LONGEST - 1]) + "…" for x in texts[:-1]]
+    return Shown(texts, families)
 
 
 def frame(axes: Axes) -> None:
