@@ -145,18 +145,20 @@ def test_keys_are_found_however_they_are_stored(stored, b, g):
             assert torch.equal(matrix[row : row + 10, h * side : h * side + 64], k[m, h])
 
 
-def test_without_keys_there_is_nothing(monkeypatch):
-    q, k = torch.ones(1, 2, 5, 64, dtype=torch.bfloat16), torch.ones(1, 2, 0, 64, dtype=torch.bfloat16)
-    want = frozenset(("entropy", "received", "max", "distance"))
+@pytest.mark.parametrize(("n", "m"), [(5, 0), (0, 5)])
+def test_without_queries_or_keys_there_is_nothing(n, m, monkeypatch):
+    q, k = torch.ones(1, 2, n, 64, dtype=torch.bfloat16), torch.ones(1, 2, m, 64, dtype=torch.bfloat16)
+    asked = {"want": frozenset(NAMES), "shape": (2, 3), "sizes": (8, 8)}
     monkeypatch.setattr(torch, "empty", lambda sizes, **options: torch.full(sizes, float("nan"), **options))
     torch.set_default_dtype(torch.float64)  # what is asked for is float32 all the same
     try:
-        found = kernel.summary(q, k, torch.zeros(1, 2, 5), want=want, scale=1.0, offset=0, pattern=Pattern())
+        found = kernel.summary(q, k, torch.zeros(1, 2, n), scale=1.0, offset=0, pattern=Pattern(), **asked)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert found.received.shape == (1, 2, 0)
+    assert torch.equal(found.received, torch.zeros(1, 2, m))
+    assert torch.equal(found.map, torch.zeros(1, 2, 2, 3))
     for measure in (found.entropy, found.max, found.distance):
-        assert torch.equal(measure, torch.zeros(1, 2, 5))
+        assert torch.equal(measure, torch.zeros(1, 2, n))
 
 
 CASES = {

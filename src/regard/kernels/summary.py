@@ -67,7 +67,7 @@ def summary(
     offset: int,
     pattern: Pattern,
     shape: tuple[int, int] = (1, 1),
-    sizes: tuple[int, int] = (HELD, PAIRS),
+    sizes: tuple[int, int] = (ROWS, COLS),
     share: float = 1.0,
 ) -> Reduced:
     """Any of "entropy", "received", "max", "distance", and of bins "map": `b h i d, b g j d, b h i -> ...`.
@@ -78,9 +78,9 @@ def summary(
     g, n_j = k.shape[1:3]
     (rows, cols), (height, width) = shape, sizes
     dims = {"entropy": (n_i,), "received": (n_j,), "max": (n_i,), "distance": (n_i,), "map": (rows, cols)}
-    is_written = n_j > 0 and is_whole(*sizes)
-    out = _outputs({name: (b, h, *dims[name]) for name in want}, q.device, is_written)
-    if not (b and n_i and n_j):
+    anything = b * n_i * n_j > 0
+    out = _outputs({name: (b, h, *dims[name]) for name in want}, q.device, anything and is_whole(*sizes))
+    if not anything:
         return out
     q = aligned(q)
     k, k_rows, k_cols = flat(k)

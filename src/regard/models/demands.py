@@ -23,14 +23,6 @@ def must_be_flag(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
-def must_be_letters(name: str, value: object, known: str) -> None:
-    """Raise unless `value` is some of the letters of `known`, in their order."""
-    if not isinstance(value, str) or not set(value) <= set(known):
-        raise ValueError(f"{name} must be some of the letters {known!r}, got {value!r}")
-    if value != (ordered := "".join(letter for letter in known if letter in value)):
-        raise ValueError(f"{name} must have letters in the order of {known!r}, got {value!r}; write {ordered!r}")
-
-
 def must_be_eps(value: float) -> None:
     """Raise unless a norm may add `value` to a variance."""
     must_be_number("eps", value)

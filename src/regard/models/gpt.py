@@ -27,11 +27,11 @@ from ..nn.dropout import Dropout
 from ..nn.linear import Linear, linear
 from ..nn.losses import Loss, cross_entropy
 from ..nn.plain import Plain, Step
-from ..ops.demands import must_count
+from ..ops.demands import must_be_letters, must_count
 from ..ops.masks import Causal, Padding, Window
 from .activations import Name as Activation
 from .activations import activation
-from .demands import must_be_eps, must_be_flag, must_be_letters, must_be_one_of, must_be_rows, must_be_share, must_hold
+from .demands import must_be_eps, must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_hold
 from .initial import initialize, initialize_residual
 from .norms import NormName, norm_of
 from .padding import Padded, counted_of, keep_of

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from ..nn import Attention, EncoderBlock, FeedForward, PatchEmbedding
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
-from ..ops.demands import must_count
+from ..ops.demands import must_be_letters, must_count
 from .activations import Name as Activation
 from .activations import activation
-from .demands import must_be_eps, must_be_letters, must_be_model, must_be_one_of, must_be_share, must_hold
+from .demands import must_be_eps, must_be_model, must_be_one_of, must_be_share, must_hold
 from .initial import initialize, spread
 
 Pooling = Literal["class", "mean"]

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ..ops.biases import Bias
-from ..ops.demands import must_be_tensor, must_count
+from ..ops.demands import must_be_letters, must_be_tensor, must_count
 from ..ops.lazy import Weights
 from ..ops.mask import Mask
 from ..ops.masks import Padding
@@ -79,7 +79,7 @@ class Attention(nn.Module):
         for name, width in (("head_dim", self.head_dim), ("value_dim", self.value_dim)):
             must_count(name, width, least=1)
         _must_group(self.heads, self.kv_heads)
-        _must_name_projections(biased)
+        must_be_letters("biased", biased, "qkvo")
         self.query = Linear(dim, heads * self.head_dim, bias="q" in biased)
         self.key = Linear(key_width or dim, self.kv_heads * self.head_dim, bias="k" in biased)
         self.value = Linear(value_width or key_width or dim, self.kv_heads * self.value_dim, bias="v" in biased)
@@ -353,10 +353,3 @@ def _must_group(heads: int, kv_heads: int) -> None:
 
 def _divisors(n: int) -> str:
     return ", ".join(str(m) for m in range(1, n + 1) if n % m == 0)
-
-
-def _must_name_projections(biased: str) -> None:
-    if not isinstance(biased, str) or not set(biased) <= set("qkvo"):
-        raise ValueError(
-            f"biased must name projections by the letters q, k, v and o, got {biased!r}; write 'qkvo' or ''"
-        )

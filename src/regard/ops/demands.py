@@ -48,6 +48,14 @@ def must_be_share(name: str, value: float) -> None:
         raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
 
 
+def must_be_letters(name: str, value: object, known: str) -> None:
+    """Raise unless `value` is some of the letters of `known`, in their order."""
+    if not isinstance(value, str) or not set(value) <= set(known):
+        raise ValueError(f"{name} must be some of the letters {known!r}, got {value!r}")
+    if value != (ordered := "".join(letter for letter in known if letter in value)):
+        raise ValueError(f"{name} must have letters in the order of {known!r}, got {value!r}; write {ordered!r}")
+
+
 def must_be_tensor(name: str, value: object, hint: str = "torch.as_tensor(...)") -> None:
     """Raise unless `value` is a tensor."""
     if not isinstance(value, Tensor):

@@ -82,7 +82,8 @@ def shape(A: Matrix) -> tuple[int, int]:
 
 def numbers(x: Tensor | npt.NDArray[Any]) -> Numbers:
     """A tensor or array as float64."""
-    if x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x):
+    is_complex = x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x)
+    if is_complex:
         raise TypeError(f"A must hold real numbers, got {x.dtype}; write A.real or abs(A)")
     if isinstance(x, Tensor):
         return x.detach().to("cpu", torch.float64).numpy()
