@@ -279,8 +279,7 @@ def test_what_is_no_number_has_a_colour_of_its_own(chromium, tmp_path, n):
             assert NO_NUMBER in watched.colours(".head canvas")
             watched.go(view="map")
             assert NO_NUMBER in watched.colours(".deep canvas")
-            watched.page.wait_for_function("document.querySelector('.legend-label').textContent.includes('grey')")
-            assert watched.text(".legend-label").endswith(" (grey: not a number)")
+            watched.page.locator(".legend-label", has_text=" (grey: not a number)").wait_for()
 
 
 def test_scale_and_colours_change_without_asking_again(watched):
