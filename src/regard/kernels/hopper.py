@@ -1,12 +1,12 @@
 """The measures of `reduce` by a kernel laid out for Hopper GPUs, in Gluon; `summary` calls it.
 
 A program keeps 128 rows, as two parts of 64, and walks the keys they see, 64 at a time. Tiles of keys come by the
-machine's own copies, some ahead, and while one part is folded the product of the next is under way. Of a product a
-thread holds two rows 8 apart, and of each every fourth pair of keys. Rows are dealt out so that those a thread holds,
-over both parts, are four neighbours: what is asked of rows is summed over a thread's keys and put together once, at the
-end; what is asked of keys and bins is summed over its rows first and then over those of the warp (see `sums`), while
-the next tile is on. There is no pause between the tiles: hidden ones, those on the diagonal, those on either side of it
-are one walk.
+machine's own copies, some ahead, and while one part is folded the product of the next is under way. Queries stay in
+registers: a product that read them, too, from shared memory would wait for it. Of a product a thread holds two rows 8
+apart, and of each every fourth pair of keys. Rows are dealt out so that those a thread holds, over both parts, are four
+neighbours: what is asked of rows is summed over a thread's keys and put together once, at the end; what is asked of
+keys and bins is summed over its rows first and then over those of the warp (see `sums`), while the next tile is on.
+There is no pause between the tiles: hidden ones, those on the diagonal, those on either side of it are one walk.
 
     distance_i = sum_j A abs(i - j)     left of the diagonal i - j, right of it j - i; with i = first + x
 
@@ -144,7 +144,7 @@ def _await(keys, walk, turn):
 def _product(queries, part: gl.constexpr, keys, turn):
     nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
     tile = keys.tiles.index(_stage(keys, turn)[0])
-    return hopper.warpgroup_mma(queries.index(part), tile.permute([1, 0]), nothing, use_acc=False, is_async=True)
+    return hopper.warpgroup_mma(queries[part], tile.permute([1, 0]), nothing, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -182,7 +182,7 @@ def _turned(measures, side):
 @gluon.jit
 def _take(
     run, side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2, sight, out, received, cells,
-    HEIGHT: gl.constexpr, WIDTH: gl.constexpr, KIND: gl.constexpr,
+    HEIGHT: gl.constexpr, WIDTH: gl.constexpr, AGAIN: gl.constexpr, KIND: gl.constexpr,
 ):  # fmt: skip
     """The measures of both parts of the rows, with the tiles of a run more; a product is under way before and after.
 
@@ -200,7 +200,7 @@ def _take(
         s = hopper.warpgroup_mma_wait(0, deps=[product])
         product = _product(queries, 1, keys, turn)
         _fetch(keys, walk, turn + keys.tiles.shape[0] - 1, KIND)
-        send(Sums(stored, sums_of), sight.place, received, cells, HEIGHT, WIDTH)
+        send(Sums(stored, sums_of), sight.place, received, cells, HEIGHT, WIDTH, AGAIN)
         upper, of_upper = _fold(s, upper_lse2, upper, 0, start, gap, sight, out, KIND)
         s = hopper.warpgroup_mma_wait(0, deps=[product])
         _await(keys, walk, turn + 1)
@@ -212,13 +212,13 @@ def _take(
 
 
 @gluon.jit
-def _begin(Q, LSE, queries, place, part: gl.constexpr, q_i, n_i, d: gl.constexpr):
+def _begin(Q, LSE, copied, place, part: gl.constexpr, q_i, n_i, d: gl.constexpr):
     """Ask for a part of the queries; the log-sum-exp of its rows to base 2."""
-    copied: gl.constexpr = gl.BlockedLayout([1, 8], [256 // d, d // 8], [4, 1], [1, 0])
-    row = place * 128 + _row(part, gl.arange(0, 64, layout=gl.SliceLayout(1, copied)))
-    feature = gl.arange(0, d, layout=gl.SliceLayout(0, copied))
+    by_eight: gl.constexpr = gl.BlockedLayout([1, 8], [256 // d, d // 8], [4, 1], [1, 0])
+    row = place * 128 + _row(part, gl.arange(0, 64, layout=gl.SliceLayout(1, by_eight)))
+    feature = gl.arange(0, d, layout=gl.SliceLayout(0, by_eight))
     at = Q + (row.to(gl.int64).expand_dims(1) * q_i + feature.expand_dims(0))
-    async_copy.async_copy_global_to_shared(queries.index(part), at, mask=(row < n_i).expand_dims(1))
+    async_copy.async_copy_global_to_shared(copied.index(part), at, mask=(row < n_i).expand_dims(1))
     row = place * 128 + _row(part, gl.arange(0, 64, layout=BY_ROW))
     lse = gl.load(LSE + row, mask=row < n_i, other=float("-inf"))
     # Rows that see nothing, and rows past the end: as if their sum were beyond measure.
@@ -272,6 +272,7 @@ def summarize(
     STAGES: gl.constexpr,
     ROW_BIN: gl.constexpr,
     COL_BIN: gl.constexpr,
+    AGAIN: gl.constexpr,  # whether sums are taken a second time, for bins
     BACKWARD: gl.constexpr,  # no query sees a key after it
     ALL_AT_ONCE: gl.constexpr,  # every program has its place on a processor from the start
 ):  # fmt: skip
@@ -296,18 +297,12 @@ def summarize(
     b = bh // heads
     h = bh % heads
     swizzled: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, d], Q.dtype.element_ty)
-    queries = gl.allocate_shared_memory(Q.dtype.element_ty, [2, 64, d], swizzled)
+    copied = gl.allocate_shared_memory(Q.dtype.element_ty, [2, 64, d], swizzled)
     tiles = gl.allocate_shared_memory(Q.dtype.element_ty, [STAGES, 64, d], swizzled)
     stored = gl.allocate_shared_memory(gl.float32, [4, 8, 64], STORED)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(STAGES):
         mbarrier.init(arrived.index(n), count=1)
-    Q += b.to(gl.int64) * q_b + h.to(gl.int64) * q_h
-    LSE += bh.to(gl.int64) * n_i
-    upper_lse2 = _begin(Q, LSE, queries, place, 0, q_i, n_i, d)
-    lower_lse2 = _begin(Q, LSE, queries, place, 1, q_i, n_i, d)
-    async_copy.commit_group()
-    async_copy.wait_group(0)
     hopper.fence_async_shared()
     keys = Keys(K, b * k_rows_b + h // KV_GROUP * k_rows_g, h // KV_GROUP * k_cols_g, tiles, arrived)
     if MAP is not None:
@@ -328,8 +323,6 @@ def summarize(
     full = gl.minimum(gl.maximum(gl.minimum(first - low + 1, length), 0) // 64, stop)
     crossing = gl.minimum(gl.maximum(first, 0) // 64, full)
     crossed = gl.minimum(gl.maximum(gl.maximum(last, 0) // 64 + 1, crossing), full)
-    if MAP is not None and is_whole(ROW_BIN, COL_BIN):
-        clear(place, gl.where(portion == 0, stop * (64 // COL_BIN), cols), cells, ROW_BIN)
     since, until = stop * portion // of, stop * (portion + 1) // of
     # The longer side is not counted; if there is but one, that is on the left.
     begin = place * 0
@@ -347,6 +340,17 @@ def summarize(
     sight = Sight(place, first, low, reach, scale * LOG2E, side)
     for turn in gl.static_range(STAGES - 1):
         _fetch(keys, walk, begin + turn, "careful")
+    Q += b.to(gl.int64) * q_b + h.to(gl.int64) * q_h
+    LSE += bh.to(gl.int64) * n_i
+    upper_lse2 = _begin(Q, LSE, copied, place, 0, q_i, n_i, d)
+    lower_lse2 = _begin(Q, LSE, copied, place, 1, q_i, n_i, d)
+    async_copy.commit_group()
+    if MAP is not None and is_whole(ROW_BIN, COL_BIN):
+        clear(place, gl.where(portion == 0, stop * (64 // COL_BIN), cols), cells, ROW_BIN)
+    async_copy.wait_group(0)
+    wait_for_all()
+    operand: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
+    queries = (copied.index(0).load(operand), copied.index(1).load(operand))
     _await(keys, walk, begin)
     product = _product(queries, 0, keys, begin)
     nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
@@ -357,21 +361,21 @@ def summarize(
     lower = upper
     product, sums, upper, lower = _take(
         Run(begin, over.end, 0), 1.0, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
-        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "careful",
+        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, AGAIN, "careful",
     )  # fmt: skip
     product, sums, upper, lower = _take(
         long, -side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
-        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "plain",
+        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, AGAIN, "plain",
     )  # fmt: skip
     if not BACKWARD:
         product, sums, upper, lower = _take(
             short, side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
-            sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "counted",
+            sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, AGAIN, "counted",
         )  # fmt: skip
     hopper.warpgroup_mma_wait(0, deps=[product])
     if walk.short.end > 0:
         wait_for_all()
-        send(sums, place, RECEIVED, cells, ROW_BIN, COL_BIN)
+        send(sums, place, RECEIVED, cells, ROW_BIN, COL_BIN, AGAIN)
     rest = gl.where(portion == 0, 1.0, 0.0)
     _end(upper, upper_lse2, sight, rest, 0, bh, n_i, out)
     _end(lower, lower_lse2, sight, rest, 1, bh, n_i, out)

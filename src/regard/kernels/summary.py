@@ -32,15 +32,18 @@ TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 class Cut(NamedTuple):
-    """Tiles of keys under way, most registers a thread, and how many programs a processor takes at once."""
+    """Tiles of keys under way, most registers a thread, and how many programs a processor takes at once.
+
+    Then how bins get their sums: see `sums.send`.
+    """
 
     stages: int
     registers: int
     at_once: int
+    again: bool
 
 
-CUTS = {64: Cut(4, 160, 3), 128: Cut(2, 168, 3)}  # the fastest measured, by width of heads
-FEW = {64: Cut(4, 160, 3), 128: Cut(4, 248, 2)}  # the same where up to four programs come to a processor
+CUTS = {64: Cut(4, 168, 3, True), 128: Cut(4, 248, 2, False)}  # the fastest measured, by width of heads
 
 
 def fits(q: Tensor, sizes: tuple[int | None, int | None] | None) -> bool:
@@ -86,7 +89,7 @@ def summary(
     k, k_rows, k_cols = flat(k)
     places = -(-n_i // ROWS)
     blocks, processors = places * b * h, _processors(q.device)
-    cut = (FEW if blocks <= 4 * processors else CUTS)[d]
+    cut = CUTS[d]
     # Rows that see nothing ahead differ in what they see, and the last ones are short.
     whole, portions = (blocks, 1) if pattern.low >= 0 else _shared(blocks, cut.at_once * processors)
     programs = whole + (blocks - whole) * portions
@@ -101,6 +104,7 @@ def summary(
         STAGES=cut.stages,
         ROW_BIN=height,
         COL_BIN=width,
+        AGAIN=cut.again,
         BACKWARD=pattern.low >= 0,
         ALL_AT_ONCE=programs <= cut.at_once * processors,
         num_warps=4,

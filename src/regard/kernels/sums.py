@@ -42,10 +42,14 @@ def is_whole(height: int, width: int) -> bool:
 
 
 @gluon.jit
-def send(sums, place, received, cells, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
-    """Add them to what their keys received, and to the bins of these 128 rows."""
+def send(sums, place, received, cells, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, AGAIN: gl.constexpr):
+    """Add them to what their keys received, and to the bins of these 128 rows.
+
+    For bins they are taken `AGAIN`, or handed from thread to thread once they have been taken for keys.
+    """
+    taken = sums.stored.load(FOR_KEYS)
     if received is not None:
-        total = gl.sum(sums.stored.load(FOR_KEYS), 1)
+        total = gl.sum(taken, 1)
         key = gl.arange(0, 64, layout=gl.SliceLayout(0, total.type.layout)).expand_dims(0)
         gl.atomic_add(received + (sums.start + key + gl.zeros_like(total).to(gl.int32)), total, sem="relaxed")
     if cells.all is not None:
@@ -53,9 +57,14 @@ def send(sums, place, received, cells, HEIGHT: gl.constexpr, WIDTH: gl.constexpr
         of_bin: gl.constexpr = HEIGHT // 4 if HEIGHT < 32 else 8
         bins: gl.constexpr = 8 // of_bin
         cols: gl.constexpr = 64 // WIDTH if WIDTH < 64 else 1
-        for_bins: gl.constexpr = gl.BlockedLayout([1, of_bin, 2 * bins], [1, bins, 4 * of_bin], [4, 1, 1], [2, 1, 0])
-        total = gl.sum(sums.stored.load(for_bins).reshape([4, bins, of_bin, 64]), 2)
-        total = gl.sum(total.reshape([4, bins, cols, 64 // cols]), 3) * cells.share
+        lanes: gl.constexpr = [1, bins, 4 * of_bin]
+        if AGAIN:
+            taken = sums.stored.load(gl.BlockedLayout([1, of_bin, 2 * bins], lanes, [4, 1, 1], [2, 1, 0]))
+        total = gl.sum(taken.reshape([4, bins, of_bin, 64]), 2)
+        if not AGAIN:
+            pairs = gl.sum(total.reshape([4, bins, 32, 2]), 3)
+            total = gl.convert_layout(pairs, gl.BlockedLayout([1, 1, bins], lanes, [4, 1, 1], [2, 1, 0]))
+        total = gl.sum(total.reshape([4, bins, cols, total.shape[2] // cols]), 3) * cells.share
         by_row: gl.constexpr = gl.SliceLayout(2, total.type.layout)
         warp = gl.arange(0, 4, layout=gl.SliceLayout(1, by_row)).expand_dims(1)
         bin = gl.arange(0, bins, layout=gl.SliceLayout(0, by_row)).expand_dims(0)
