@@ -124,9 +124,9 @@ def _outputs(shapes: dict[str, tuple[int, ...]], device: torch.device, map_is_wr
         names = [name for name in shapes if (name == "map") is is_map]
         *starts, end = accumulate((math.prod(shapes[name]) // COLS * COLS + 2 * COLS for name in names), initial=0)
         room = new(end, device=device, dtype=torch.float32)
+        storage = room.untyped_storage()
         for name, start in zip(names, starts, strict=True):
-            part = room[start : start + math.prod(shapes[name])].view(shapes[name])
-            found[name] = room.new_empty(0).set_(room.untyped_storage(), start, part.shape, part.stride())
+            found[name] = room.new_empty(0).set_(storage, start, shapes[name], ())
     return Reduced(**found)
 
 
@@ -145,4 +145,9 @@ def _processors(device: torch.device) -> int:
 
 
 def _tiles_of(k: Tensor, block: list[int]) -> Any:
-    return TensorDescriptor.from_tensor(k, block, gl.NVMMASharedLayout.get_default_for(block, TYPES[k.dtype]))
+    return TensorDescriptor.from_tensor(k, block, _swizzled(tuple(block), TYPES[k.dtype]))
+
+
+@cache
+def _swizzled(block: tuple[int, int], dtype: Any) -> Any:
+    return gl.NVMMASharedLayout.get_default_for(list(block), dtype)
