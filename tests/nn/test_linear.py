@@ -23,6 +23,11 @@ def layer_of(out=513, width=515, bias=True, dtype=torch.float32):
     return Linear(width, out, bias=bias, dtype=dtype)
 
 
+def roundings(x, weight):
+    """Eight of the sum of what is added up, whatever its signs: libraries add in different orders."""
+    return 8 * torch.finfo(torch.float32).eps * (x.abs() @ weight.abs().mT + 1)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", WIDTHS)
 @pytest.mark.parametrize("rows", [1, 2, 5, 7, 63, 128, 129])
@@ -33,10 +38,8 @@ def test_prepared_weights_give_the_product(rows, shape, bias):
         with prepared.for_rows(x):
             y = layer(x)
         exact = F.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
-        allowed = 2 * (F.linear(x, layer.weight, layer.bias) - exact).abs().max() + 1e-6
         assert y.shape == exact.shape
-        assert not y.isnan().any()
-        assert (y - exact).abs().max() <= allowed
+        assert ((y - exact).abs() <= roundings(x, layer.weight)).all()
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -177,4 +180,4 @@ def test_they_are_not_in_force_after_an_error():
 def test_the_function_serves_weights_that_are_no_layer():
     table, prepared, x = torch.randn(700, 515), Prepared(), torch.randn(5, 515)
     with prepared.for_rows(x):
-        torch.testing.assert_close(linear(x, table), F.linear(x, table))
+        assert ((linear(x, table) - x.double() @ table.double().mT).abs() <= roundings(x, table)).all()

@@ -406,7 +406,7 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was():
         with pytest.raises(ValueError, match="Dense keep must broadcast"):
             layer(x[:, 3:], cache=cache, mask=Dense(torch.ones(3, 3, dtype=torch.bool)))
         assert cache.length == 3
-        close(layer(x[:, 3:], cache=cache), layer(x)[:, 3:])
+        torch.testing.assert_close(layer(x[:, 3:], cache=cache), layer(x)[:, 3:])
 
 
 def test_slots_learn():

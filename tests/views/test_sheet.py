@@ -84,9 +84,9 @@ def test_a_rectangle_is_that_part_of_the_matrix(terms, summarized):
         A.summary()
     one = Head(A, 1, 3)
     for rows, cols in ((slice(0, I), slice(0, J)), (slice(5, 30), slice(7, 50)), (slice(36, 37), slice(0, 1))):
-        assert (one.block(rows, cols) - truth[1, 3, rows, cols]).abs().max() < 2e-6
+        assert (one.block(rows, cols) - truth[1, 3, rows, cols]).abs().max() < 4e-6
     rows = torch.tensor([3, 36, 0, 11])
-    assert (one.block(rows, slice(2, 49)) - truth[1, 3, rows, 2:49]).abs().max() < 2e-6
+    assert (one.block(rows, slice(2, 49)) - truth[1, 3, rows, 2:49]).abs().max() < 4e-6
 
 
 def _double(term):
@@ -109,14 +109,14 @@ def test_chosen_heads_keep_their_numbers():
     A = seen_weights(q[:, [3, 1]], k[:, [3, 1]], [3, 1], **terms, offset=J - I)
     truth = weights(q, k, score=terms["score"], mask=terms["mask"], bias=terms["bias"]).dense()
     for head, number in enumerate((3, 1)):
-        assert (Head(A, 0, head).block(slice(0, I), slice(0, J)) - truth[0, number]).abs().max() < 2e-6
+        assert (Head(A, 0, head).block(slice(0, I), slice(0, J)) - truth[0, number]).abs().max() < 4e-6
 
 
 def test_half_precision_is_computed_in_single():
     q, k = some(1, 1, I, D).bfloat16(), some(1, 1, J, D).roll(1, 0).bfloat16()
     part = Head(weights(q, k), 0, 0).block(slice(0, I), slice(0, J))
     assert part.dtype == torch.float32
-    assert (part - weights(q.double(), k.double()).dense()[0, 0]).abs().max() < 2e-6
+    assert (part - weights(q.double(), k.double()).dense()[0, 0]).abs().max() < 4e-6
 
 
 def test_a_statistic_that_was_not_kept_is_found_for_the_rows_asked_for():
