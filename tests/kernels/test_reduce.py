@@ -336,8 +336,8 @@ def test_a_row_that_is_not_a_number_is_not_taken_for_one_that_sees_nothing(name,
         assert torch.equal(got.isnan().cpu(), rows)
     cells = seen & rows[..., None]
     assert torch.equal(summary.received.isnan().cpu(), cells.any(-2))
-    # A GPU's NaN has no sign. The interpreter has the processor's, and maxima by bits lose what is negative.
-    if device != "cpu" or platform.machine() == "aarch64":
+    # A GPU's NaN has no sign. The interpreter has the processor's, on x86 a minus here, which maxima by bits lose.
+    if device != "cpu" or name != "alibi" or platform.machine() == "aarch64":
         assert torch.equal(A.pool(19, 40, "max").isnan().cpu(), cells)
 
 
