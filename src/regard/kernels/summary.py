@@ -8,8 +8,7 @@ but for the last ones; positions below 2^30. Run with Triton 3.6; with 3.7 it co
 from __future__ import annotations
 
 import math
-from functools import cache
-from itertools import accumulate
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -121,15 +120,25 @@ def _outputs(shapes: dict[str, tuple[int, ...]], device: torch.device, map_is_wr
     found = {}
     for is_map in (False, True):
         new = torch.empty if is_map and map_is_written else torch.zeros
-        names = [name for name in shapes if (name == "map") is is_map]
-        *starts, end = accumulate((math.prod(shapes[name]) // COLS * COLS + 2 * COLS for name in names), initial=0)
+        places, end = _places(tuple((name, shape) for name, shape in shapes.items() if (name == "map") is is_map))
         room = new(end, device=device, dtype=torch.float32)
-        storage = room.untyped_storage()
-        for name, start in zip(names, starts, strict=True):
-            found[name] = room.new_empty(0).set_(storage, start, shapes[name], ())
+        for name, *place in places:
+            found[name] = room.as_strided(*place).data
     return Reduced(**found)
 
 
+@lru_cache(maxsize=64)
+def _places(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[list[tuple[Any, ...]], int]:
+    """The shape, strides and start of each, one after the other, and where the last one ends."""
+    places, start = [], 0
+    for name, shape in shapes:
+        strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+        places.append((name, shape, strides, start))
+        start += math.prod(shape) // COLS * COLS + 2 * COLS
+    return places, start
+
+
+@lru_cache(maxsize=64)
 def _shared(blocks: int, at_once: int) -> tuple[int, int]:
     """How many blocks of rows have a program each, and how many programs share each of the others.
 

@@ -61,7 +61,8 @@ def reduced(
     A map holds sums, or what a `Mesh` asks for.
     """
     q, k, scale = product(call)
-    problem = q[batch], k[batch], statistic[batch].squeeze(-1).to(torch.float32)
+    lse = statistic.squeeze(-1).to(torch.float32)
+    problem = (q, k, lse) if batch is EVERY else (q[batch], k[batch], lse[batch])
     asked = {"want": want, "scale": scale, "offset": call.offset}
     band = _band_for_hopper(call, q, want, bins)
     if band is None:
