@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 from commands import run
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from regard.lens import Tape
@@ -91,6 +92,35 @@ def test_a_model_of_masked_words_needs_no_pooler(texts):
     done = run("look", model, "--text", texts / "text.txt", "--out", texts / "look.safetensors")
     assert done.code == 0, done.err
     assert len(Tape.load(texts / "look.safetensors")) == 2
+
+
+def test_a_text_for_which_a_model_has_no_positions_is_told(texts):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.RobertaConfig(**{**BERT, "bos_token_id": 0}, max_position_embeddings=8)
+    model = hugging_face(texts / "model", transformers.RobertaModel(config))  # counts positions from 2 on
+    look = ("look", model, "--text", texts / "text.txt", "--out", texts / "look.safetensors")
+    (texts / "text.txt").write_text("the cat sat " * 2)
+    assert run(*look).code == 0
+    (texts / "text.txt").write_text("the cat sat " * 2 + "the")
+    done = run(*look)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "the text has 7 tokens, and the model reads at most 6; shorten it" in done.err
+
+
+def test_a_model_that_sees_and_reads_is_captured_as_it_sees(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.CLIPConfig(
+        text_config={**size, "vocab_size": 8}, vision_config={**size, "image_size": 8, "patch_size": 4}
+    )
+    transformers.CLIPModel(config).save_pretrained(tmp_path / "model")
+    shape = {"size": {"shortest_edge": 8}, "crop_size": {"height": 8, "width": 8}}
+    transformers.CLIPImageProcessor(**shape).save_pretrained(tmp_path / "model")
+    Image.new("RGB", (20, 12), (200, 100, 0)).save(tmp_path / "image.png")
+    done = run("look", tmp_path / "model", "--image", tmp_path / "image.png", "--out", tmp_path / "look.safetensors")
+    assert done.code == 0, done.err
+    tape = Tape.load(tmp_path / "look.safetensors")
+    assert [A.shape for A in map(tape.__getitem__, tape)] == [(1, 2, 5, 5)] * 2
 
 
 def test_weights_that_are_missing_are_named_and_none_are_made_up(texts):

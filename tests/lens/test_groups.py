@@ -14,6 +14,10 @@ from regard.lens import Groups, lines, patches, sentences, spans, words
         (["The", "Ġcat", "Ġs", "at", "."], ["The", "cat", "sat."]),
         (["plain", "words", "stay"], ["plain", "words", "stay"]),
         (["Ġa", "Ċ", "b", "Ġc"], ["a", "Ċ", "b", "c"]),
+        (["<s>", "Hel", "lo", "Ġworld", "</s>"], ["<s>", "Hello", "world", "</s>"]),
+        (["<|begin_of_text|>", "A", "Ġ<", "b", ">", "c"], ["<|begin_of_text|>", "A", "<b>c"]),
+        (["[CLS]", "▁a", "b", "[1]", "c"], ["[CLS]", "ab", "[1]c"]),
+        (["▁a", "<0xE2>", "b"], ["a", "<0xE2>b"]),
         ([], []),
     ],
 )

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard import Causal, attend
+from regard.lens import capture
 from regard.lens.heads import ablate, ablation_importance, importance
 from regard.nn import Attention
 
@@ -249,5 +250,11 @@ def test_a_hugging_face_model_is_seen_by_its_layer_names():
     with torch.no_grad():
         with ablate(model, {"model.layers.0.self_attn": [1]}):
             out = model(ids).logits
+            with capture(model):
+                close(model(ids).logits, out)
+        with capture(model) as tape, ablate(model, {"model.layers.0.self_attn": [1]}):
+            close(model(ids).logits, out)
+            assert set(ablation_importance(model, lambda: model(ids).logits.sum())) == set(scores)
+        assert tape
         model.model.layers[0].self_attn.o_proj.weight[:, 4:8] = 0
         close(out, model(ids).logits)

@@ -189,6 +189,33 @@ def test_beams_end_where_the_search_was_told(how):
     assert_same(tape, *whole_pass(zoo.llama, inputs, written))
 
 
+class Chat(torch.nn.Module):
+    """A model within another, which lets it write."""
+
+    def __init__(self, writer):
+        super().__init__()
+        self.writer = writer
+
+    def forward(self, ids, **asked):
+        return self.writer.generate(ids, **asked)
+
+
+@pytest.mark.parametrize("how", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 2}, {"use_cache": False}], ids=str)
+def test_a_generation_within_another_model_is_one_call(how):
+    model = zoo.made(zoo.llama, "sdpa", scale_of(zoo.llama))
+    model.generation_config.eos_token_id = None
+    ids, asked = zoo.ids(n=9)[:1].clamp(min=1), {"max_new_tokens": 6, "do_sample": False, **how}
+    with capture(model) as tape:
+        model.generate(ids, **asked)
+    chat = Chat(model)
+    with capture(chat) as outside:
+        chat(ids, **asked)
+    assert "generate" not in vars(model)
+    assert [f"writer.{name}" for name, _ in tape] == [name for name, _ in outside]
+    for key in tape:
+        torch.testing.assert_close(outside["writer." + key[0], key[1]].dense(), tape[key].dense())
+
+
 def test_beams_go_by_the_padding_that_was_found():
     model = zoo.made(zoo.llama, "sdpa", scale_of(zoo.llama))
     model.generation_config.eos_token_id = None

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import zoo
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
 
 from regard.lens import ablate, capture
 from regard.nn import Attention
@@ -60,6 +61,60 @@ def test_a_layer_that_failed_before_it_began_ends_no_other():
     assert tape.layers == ["second"]
     with ablate(model, {"second": [0, 1]}):
         assert torch.equal(model(torch.zeros(1, 5, D)), model.second.out.bias.expand(1, 5, D))
+
+
+class Interrupted(nn.Module):
+    """Somebody loses patience in the middle of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.patience = Attention(D, H), True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        if not self.patience:
+            raise KeyboardInterrupt
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_after_an_interrupt_nothing_is_watched_any_more(values):
+    model, x = Interrupted(), torch.randn(1, 3, D)
+    model.patience = False
+    with pytest.raises(KeyboardInterrupt), capture(model, values=values) as outer, capture(model) as inner:
+        model(x)
+    assert _get_current_function_mode_stack() == []
+    F.scaled_dot_product_attention(x, x, x)
+    model.patience = True
+    assert len(outer) == len(inner) == 1
+    with capture(model) as tape:
+        model(x)
+    assert list(tape) == [("layer", 0), ("", 0)]
+
+
+class Named(nn.Module):
+    """Parts whose names are those of parts of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = nn.MultiheadAttention(D, H, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
+        return self.core(x, x, x)[0]
+
+
+def test_a_part_of_the_users_own_keeps_its_name():
+    model, x = nn.Sequential(Named(), Attention(D, H)), torch.randn(1, 3, D)
+    with capture(model) as tape:
+        model(x)
+    assert list(tape) == [("0", 0), ("0.core", 0), ("1", 0)]
+    with capture(model, layers="0.core") as tape:
+        model(x)
+    assert tape[0].shape == (1, H, 3, 3)
+    with ablate(model, {"0.core": [1]}), capture(model[0].core) as silenced:
+        model(x)
+    assert len(silenced) == 1
 
 
 class Joined(nn.Module):

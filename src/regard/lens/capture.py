@@ -75,6 +75,8 @@ def capture(
     layers = [layers] if isinstance(layers, str) else layers
     if layers is not None and not all(isinstance(pattern, str) for pattern in layers):
         raise TypeError(f"layers must be name patterns such as 'encoder.*', got {list(layers)!r}")
+    if isinstance(heads, (int, str)):
+        raise TypeError(f"heads must be numbers of heads, as in heads=[0, 3], got {heads!r}")
     if heads is not None and not len(heads):
         raise ValueError("heads must name at least one head, got heads=[]; write heads=[0], or leave it out for all")
     recorder = Recorder(

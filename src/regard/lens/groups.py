@@ -5,6 +5,7 @@ Attention between groups is `A.mass(queries.ids, keys.ids)`, or `tape.mass(layer
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from ..ops.demands import must_be_integers, must_be_tensor, must_count
 STARTS = ("▁", "Ġ", " ")  # how tokenizers mark the first piece of a word
 ENDINGS = (".", "!", "?", "。", "！", "？", "…", "।", "؟")
 BREAKS = ("\n", "Ċ", "<0x0A>")
+SPECIAL = re.compile(r"<(?!0x).+>|\[[A-Z].*\]")  # such as <s>, <|endoftext|> and [CLS]; not a byte, <0xE2>
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,11 @@ def words(tokens: Sequence[str]) -> Groups:
 
     def goes_on(n: int) -> bool:
         if marked:
-            return not tokens[n].startswith((*STARTS, *BREAKS, "<", "[")) and tokens[n - 1] not in BREAKS
+            return not (
+                tokens[n].startswith((*STARTS, *BREAKS, "<", "["))
+                or tokens[n - 1] in BREAKS
+                or SPECIAL.fullmatch(tokens[n - 1])
+            )
         return tokens[n].startswith("##")
 
     def joined(part: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..ops.operator import attend
+from .statistic import SDPA
 from .watch import layer_of
 
 SEEN = "seen are attend, nn.MultiheadAttention and F.scaled_dot_product_attention (attn_implementation='sdpa')"
@@ -41,7 +42,7 @@ def ablate(model: nn.Module, heads: Mapping[str, Iterable[int]]) -> Iterator[Non
     an ablated head.
     """
     _must_exist(model, heads)
-    chosen = {layer_of(name): sorted(set(ids)) for name, ids in heads.items()}
+    chosen = {layer_of(name, model.get_submodule(name)): sorted(set(ids)) for name, ids in heads.items()}
     met: set[str] = set()
 
     def silence(name: str, out: Tensor) -> Tensor:
@@ -137,6 +138,7 @@ def ablation_importance(
 def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
     """Put the output of every attention of the model, `b h i e`, through `change(layer name, output)`."""
     where: list[str] = []
+    layers: dict[str, str] = {}
 
     def enter(name: str) -> Callable[..., None]:
         return lambda *_: where.append(name)
@@ -151,28 +153,29 @@ def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Itera
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
+            layers[name] = layer_of(name, module)
             stack.callback(module.register_forward_pre_hook(enter(name)).remove)
             stack.callback(module.register_forward_hook(leave(name), always_call=True).remove)
-        stack.enter_context(_Calls(where, change))
+        stack.enter_context(_Calls(where, layers, change))
         yield
 
 
 class _Calls(TorchFunctionMode):
     """Sees the attention functions as they are called."""
 
-    def __init__(self, where: list[str], change: Callable[[str, Tensor], Tensor]) -> None:
+    def __init__(self, where: list[str], layers: dict[str, str], change: Callable[[str, Tensor], Tensor]) -> None:
         super().__init__()
-        self.where = where
+        self.where, self.layers = where, layers  # the modules under way, and the layers they belong to
         self.change = change
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self.where:
             return func(*args, **kwargs)
-        name = layer_of(self.where[-1])
+        name = self.layers[self.where[-1]]
         if func is attend:
             return self.change(name, func(*args, **kwargs))
-        if func is F.scaled_dot_product_attention:
+        if func is SDPA:
             out = func(*args, **kwargs)  # b i e: a batch without heads
             return self.change(name, out[:, None])[:, 0] if out.ndim == 3 else self.change(name, out)
         if func is F.multi_head_attention_forward:

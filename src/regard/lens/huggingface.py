@@ -11,7 +11,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -214,10 +214,15 @@ def _flash_mask(keep: Tensor | None, causal: bool, window: int | None) -> Any:
 @contextmanager
 def _generations(watch: Watch) -> Iterator[None]:
     """Let `model.generate` say that its passes belong together, and replay what was found by beams or from drafts."""
-    model: Any = watch.model
-    if not hasattr(model, "prepare_inputs_for_generation") or "generate" in vars(model):
+    with ExitStack() as stack:
+        for part in watch.parts:
+            if hasattr(type(part), "prepare_inputs_for_generation") and "generate" not in vars(part):
+                vars(part)["generate"] = _generate(watch, part)
+                stack.callback(vars(part).pop, "generate")
         yield
-        return
+
+
+def _generate(watch: Watch, model: Any) -> Callable[..., Any]:
     original = model.generate
 
     def generate(*args: Any, **kwargs: Any) -> Any:
@@ -233,11 +238,7 @@ def _generations(watch: Watch) -> Iterator[None]:
             model(**_inputs_again(model, sequences, args, kwargs, first))
         return found
 
-    vars(model)["generate"] = generate
-    try:
-        yield
-    finally:
-        del vars(model)["generate"]
+    return generate
 
 
 def _is_found_late(model: Any, kwargs: dict[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.jit._script import RecursiveScriptModule
 from torch.jit._trace import TopLevelTracedModule, TracedModule
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from ..nn.core import Core
 from ..nn.dropout import Dropout
@@ -56,6 +56,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.model, self.recorder = model, recorder
         self.parts, self.names = _parts(model)
+        self.cores = {self.names[id(part)] for part in self.parts if type(part) is Core}
         self.ran = False
         self.compiled = False  # did any attend within a compiled function?
         self.here = _Here()
@@ -78,6 +79,7 @@ class Watch(TorchFunctionMode):
             self._on = False
             for hook in hooks:
                 hook.remove()
+            self._withdraw()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
         """A copy of a watched model has its hooks, but is not watched."""
@@ -97,7 +99,7 @@ class Watch(TorchFunctionMode):
         if is_compiling():  # what is written into a graph has no numbers to see
             self.compiled = self.compiled or func in ATTENTIONS
             return func(*args, **kwargs)
-        if self.here.silent:
+        if self.here.silent or not self._on:
             return func(*args, **kwargs)
         if recomputing():  # as before, so that it saves for its own backward pass what was saved before
             return attended(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
@@ -148,10 +150,21 @@ class Watch(TorchFunctionMode):
             if not self.here.parts:
                 self.__exit__(None, None, None)
 
+    def _withdraw(self) -> None:
+        """Where somebody interrupts, PyTorch calls no hooks: parts are still under way, and this mode with them."""
+        if self.here.parts and self in _get_current_function_mode_stack():
+            later = []
+            while (mode := _pop_mode()) is not self:
+                later.append(mode)
+            for mode in reversed(later):
+                _push_mode(mode)
+        self.here.parts.clear()
+
     @property
     def _layer(self) -> str:
-        """The layer under way."""
-        return layer_of(self.here.parts[-1])
+        """The layer under way; a `Core` is a part of the one it belongs to."""
+        name = self.here.parts[-1]
+        return above(name) if name in self.cores else name
 
     def _watches(self, module: nn.Module) -> bool:
         """Is it a part of the model itself, and not of a copy of it?"""
@@ -228,9 +241,14 @@ def recomputing() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def layer_of(name: str) -> str:
+def layer_of(name: str, part: nn.Module) -> str:
     """The name a layer goes by: a `Core` is a part of the layer it belongs to."""
-    return "" if name == "core" else name.removesuffix(".core")
+    return above(name) if type(part) is Core else name
+
+
+def above(name: str) -> str:
+    """The name of what has this part: `"layers.0.core"` is in `"layers.0"`, `"core"` in the model, `""`."""
+    return name.rpartition(".")[0]
 
 
 SCRIPTED = frozenset((RecursiveScriptModule, TracedModule, TopLevelTracedModule))

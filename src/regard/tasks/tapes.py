@@ -153,7 +153,7 @@ def _hugging_face(
         return _seen(transformers, model, folder, read_image(image), here)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **here)
     encoded = tokenizer(text, return_tensors="pt").to(device)
-    _must_be_read("text", encoded["input_ids"], config)
+    _must_be_read("text", encoded["input_ids"], model)
     source = _named(tokenizer, encoded["input_ids"][0])
     if not config.is_encoder_decoder:
         with capture(model, source) as tape, torch.no_grad():
@@ -164,7 +164,7 @@ def _hugging_face(
             written = model.generate(**encoded)
     else:
         written = _forced(model, tokenizer, target).to(device)
-        _must_be_read("target", written, config)
+        _must_be_read("target", written, model)
     names = _named(tokenizer, written[0])
     with capture(model, {"*": source, "*decoder*": names, **_crossing(names, source)}) as tape, torch.no_grad():
         model(**encoded, decoder_input_ids=written)
@@ -201,10 +201,18 @@ def _forced(model: Any, tokenizer: Any, target: str) -> Tensor:
     return torch.cat([torch.full_like(ids[:, :1], start), ids], 1)
 
 
-def _must_be_read(what: str, ids: Tensor, config: Any) -> None:
-    limit, n = getattr(config, "max_position_embeddings", None), ids.shape[1]
+def _must_be_read(what: str, ids: Tensor, model: Any) -> None:
+    limit, n = _most_tokens(model), ids.shape[1]
     if limit is not None and n > limit:
         raise ValueError(f"the {what} has {n} tokens, and the model reads at most {limit}; shorten it")
+
+
+def _most_tokens(model: Any) -> int | None:
+    """How many tokens it has positions for, if it says so; some count them from that of padding on."""
+    limit: int | None = getattr(model.config, "max_position_embeddings", None)
+    places = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
+    padded = [part for part in places if getattr(part, "padding_idx", None) is not None]
+    return padded[0].num_embeddings - padded[0].padding_idx - 1 if limit is not None and padded else limit
 
 
 def _named(tokenizer: Any, ids: Tensor) -> list[str]:
@@ -220,10 +228,11 @@ def _crossing(target: Sequence[str], source: Sequence[str]) -> dict[str, tuple[l
 
 
 def _seen(transformers: Any, model: Any, folder: Path, pixels: Any, here: dict[str, Any]) -> Tape:
+    model = getattr(model, "vision_model", model)  # one that reads texts as well has a part that sees
     processor = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False, **here)
     values = processor(pixels, return_tensors="pt")["pixel_values"]
     with capture(model) as tape, torch.no_grad():
-        model(values.to(model.device))
+        model(pixel_values=values.to(model.device))
     patch = getattr(model.config, "patch_size", None)
     if patch is not None:
         rows, cols = values.shape[-2] // patch, values.shape[-1] // patch
