@@ -17,11 +17,13 @@ from regard import (
     Dilated,
     Dot,
     Entmax,
+    Gaussian,
     Location,
     Padding,
     Prefix,
     SinkSoftmax,
     Softmax,
+    Tapered,
     Window,
 )
 from regard.nn import (
@@ -390,6 +392,28 @@ def test_exports():
     close(torch.export.export(layer, (x,)).module()(x), layer(x), torch.float32)
 
 
+def test_exports_lengths_of_any_batch():
+    layer = Attention(12, 3).eval()
+    open_dims = {"x": {0: torch.export.Dim("b", min=2), 1: torch.export.Dim("n", min=2, max=64)}}
+    open_dims["key_padding"] = {0: open_dims["x"][0]}
+    given = {"x": torch.randn(2, 7, 12), "key_padding": torch.tensor([7, 3])}
+    program = torch.export.export(layer, (), given, dynamic_shapes=open_dims).module()
+    given = {"x": torch.randn(5, 9, 12), "key_padding": torch.tensor([9, 3, 0, 1, 4])}
+    close(program(**given), layer(**given), torch.float32)
+
+
+def test_what_does_not_learn_does_not_learn_after_conversion():
+    module = peer(torch.float32)
+    module.out_proj.requires_grad_(False)
+    layer = Attention.from_torch(module)
+    assert layer.query.weight.requires_grad
+    assert not any(x.requires_grad for x in layer.out.parameters())
+    with torch.no_grad():
+        frozen = Attention.from_torch(module.requires_grad_(False))
+    assert not any(x.requires_grad for x in frozen.parameters())
+    assert not any(x.requires_grad for x in frozen.to_torch().parameters())
+
+
 def test_exports_slots_with_an_open_length():
     layer = Attention(12, 3, slots=2).eval()
     lengths = ({1: torch.export.Dim("n", min=2, max=64)},)
@@ -527,6 +551,15 @@ class Places(nn.Module):
         return Location(torch.zeros(64, 4))
 
 
+class Placed(nn.Module):
+    def __init__(self, term):
+        super().__init__()
+        self.term = term
+
+    def forward(self):
+        return self.term
+
+
 @pytest.mark.parametrize(
     ("made", "window"),
     [
@@ -540,6 +573,10 @@ class Places(nn.Module):
         ({"mask": Causal() & Window(5) & Prefix(9)}, None),
         ({"mask": Causal() & Window(5) & ~Prefix(2)}, None),
         ({"mask": Window(5), "score": Places()}, None),
+        ({"mask": Window(5), "bias": Placed(Gaussian(torch.zeros(()), 2.0))}, None),
+        ({"mask": Window(5), "bias": Placed(Alibi(3) + Gaussian(torch.zeros(()), 2.0))}, None),
+        ({"mask": Window(5), "normalize": Placed(Tapered(Softmax(), Gaussian(torch.zeros(()), 2.0)))}, None),
+        ({"mask": Window(5), "normalize": Tapered(Softmax(), Alibi(3))}, 5),
     ],
 )
 def test_a_layer_makes_the_cache_its_mask_allows(made, window):

@@ -18,11 +18,14 @@ from regard import (
     Dilated,
     Documents,
     Entmax,
+    Gaussian,
     Global,
     Padding,
     Prefix,
     Rule,
     Sigmoid,
+    Softmax,
+    Tapered,
     Window,
 )
 from regard.nn import (
@@ -274,6 +277,20 @@ def test_a_cache_that_forgets_what_the_mask_sees_is_refused_before_it_changes(ma
     assert cache.length == 0
 
 
+def test_a_cache_that_forgets_does_not_know_where_keys_stood():
+    class Centred(nn.Module):
+        def forward(self):
+            return Tapered(Softmax(), Gaussian(torch.tensor(2.0), 1.5))
+
+    layer, x = Attention(16, 4, mask=Causal() & Window(3), normalize=Centred()).eval(), torch.randn(2, 9, 16)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match=r"with them the place of the others, which Tapered\(.*\) goes by; pass"):
+            layer(x, cache=KVCache(window=3))
+        cache = layer.new_cache()
+        steps = torch.cat([layer(x[:, n : n + 1], cache=cache) for n in range(9)], 1)
+        torch.testing.assert_close(steps, layer(x))
+
+
 def test_bad_padding_is_refused_before_the_cache_changes():
     layer, x = layer_of("window"), torch.zeros(2, 3, 16, dtype=D)
     cache = layer.new_cache()
@@ -396,6 +413,16 @@ def test_a_bias_of_a_number_for_each_pair_knows_nothing_of_slots():
     plain.load_state_dict(layer.state_dict(), strict=False)
     tokens = weights[..., :5] / weights[..., :5].sum(-1, keepdim=True)
     torch.testing.assert_close(tokens, plain.weights(x).dense())
+
+
+def test_a_taper_knows_nothing_of_slots():
+    x = torch.randn(2, 5, 16)
+    layer = Attention(16, 4, slots=2, normalize=Tapered(Softmax(), Alibi(4)))
+    tapered = layer.weights(x).dense()
+    layer.normalize = None
+    plain = layer.weights(x).dense()
+    torch.testing.assert_close(tapered[..., 5:], plain[..., 5:])
+    assert (tapered[..., :5] < plain[..., :5]).any()
 
 
 def test_a_call_that_fails_leaves_the_cache_as_it_was():

@@ -114,3 +114,24 @@ def test_parts_that_are_merged_have_the_gradient_of_the_whole():
     torch.testing.assert_close(merged, whole)
     got, want = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (merged, whole))
     torch.testing.assert_close(got, want)
+
+
+def test_dropout_is_drawn_for_every_row_and_head():
+    b, h, n = 3, 4, 40
+    q, v = torch.zeros(b, h, n, 1), torch.randn(n, 2).expand(b, h, n, 2)
+    out = attend(q, q, v, dropout=0.5, backend="tiled").flatten(0, 1)
+    same = (out[:, None] == out).all(-1).float().mean(-1)
+    assert torch.equal(same, torch.eye(b * h))
+
+
+def total_entropy(q, k, v, **terms):
+    return weights(q, k, **terms).entropy().sum() + v.sum() * 0
+
+
+@pytest.mark.parametrize("ask", [attend, total_entropy])
+@pytest.mark.parametrize("shape", [(2, 2, 5, 4), (0, 2, 5, 4), (2, 2, 0, 4)])
+def test_what_nobody_sees_has_gradients_of_zero(ask, shape):
+    q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
+    out = ask(q, k, v, mask=R.Padding((0,) * shape[0]), backend="tiled")
+    for x, grad in zip((q, k, v), torch.autograd.grad(out.sum(), (q, k, v)), strict=True):
+        assert torch.equal(grad, torch.zeros_like(x))

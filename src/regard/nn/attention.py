@@ -15,16 +15,16 @@ from ..ops.mask import Mask
 from ..ops.masks import Padding
 from ..ops.normalizers import Normalizer, SinkSoftmax
 from ..ops.operator import weights
-from ..ops.scores import Location, Score
+from ..ops.scores import Score
 from ..ops.term import Term
 from .core import Core
 from .learned import fill, slot
 from .linear import Linear
-from .memory import KeyValues, KVCache, look_back
+from .memory import KeyValues, KVCache, look_back, reads_places
 from .multihead import objections, pairs
 from .norms import Norm
 from .positions import Rotary
-from .slots import MemorySlots, until
+from .slots import MemorySlots, tapered_until, until
 
 
 class Attention(nn.Module):
@@ -163,7 +163,7 @@ class Attention(nn.Module):
     def new_cache(self) -> KVCache:
         """An empty cache for this layer, one that forgets what a windowed mask can no longer see."""
         reach = look_back(fill(self.mask))
-        if reach is None or isinstance(fill(self.score), Location):
+        if reach is None or any(reads_places(fill(term)) for term in (self.score, self.bias, self.normalize)):
             return KVCache()
         return KVCache(window=reach + 1)
 
@@ -186,9 +186,11 @@ class Attention(nn.Module):
             dropout=module.dropout,
         )
         layer = layer.to(module.out_proj.weight).train(module.training)
-        with torch.no_grad():
-            for ours, theirs in pairs(layer, module):
-                ours.copy_(theirs)
+        with torch.enable_grad():  # where a part of a parameter still tells whether it learns
+            found = pairs(layer, module)
+        for ours, theirs in found:
+            ours.data.copy_(theirs)
+            ours.requires_grad_(theirs.requires_grad)
         return layer
 
     def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
@@ -214,7 +216,7 @@ class Attention(nn.Module):
         with torch.no_grad():
             for ours, theirs in pairs(self, module):
                 theirs.copy_(ours)
-        return module
+        return module.requires_grad_(any(x.requires_grad for x in self.parameters()))
 
     def extra_repr(self) -> str:
         shown = [f"{self.dim}, heads={self.heads}"]
@@ -265,16 +267,18 @@ class Attention(nn.Module):
         """What fills the slots for i queries and so many new keys, and where the queries stand."""
         past, before = (0, 0) if cache is None else (cache.kept, cache.length)
         mask, bias, j = _both(fill(self.mask), mask), fill(self.bias), past + new
+        score, normalize = fill(self.score), fill(self.normalize)
         if cache is not None and cache.window is not None:
-            _must_remember(cache, mask)
+            _must_remember(cache, mask, score, bias, normalize)
         if key_padding is not None:
             mask = _both(mask, _padding(key_padding, j, before + new))
-        terms = {"score": fill(self.score), "mask": mask, "bias": bias, "normalize": fill(self.normalize)}
+        terms = {"score": score, "mask": mask, "bias": bias, "normalize": normalize}
         if self.slots is None:
             return terms
         # The slots stand behind the tokens: the last query meets the last token, not the last key.
         shown, bias = self.slots.shown(mask, j), until(bias, j, self.slots.slots)
-        return {**terms, "mask": shown, "bias": bias, "offset": j - i}
+        normalize = tapered_until(normalize, j, self.slots.slots)
+        return {**terms, "mask": shown, "bias": bias, "normalize": normalize, "offset": j - i}
 
 
 def _both(layer: Mask | None, call: Mask | None) -> Mask | None:
@@ -284,12 +288,18 @@ def _both(layer: Mask | None, call: Mask | None) -> Mask | None:
     return layer if call is None else call if layer is None else layer & call
 
 
-def _must_remember(cache: KVCache, mask: Mask | None) -> None:
+def _must_remember(cache: KVCache, mask: Mask | None, *others: Term | None) -> None:
     reach = look_back(mask)
     if reach is None or cache.window is None or reach >= cache.window:
         raise ValueError(
             f"{cache!r} forgets keys that mask={mask!r} may still see; pass cache=KVCache(), which forgets none"
         )
+    for term in others:
+        if reads_places(term):
+            raise ValueError(
+                f"{cache!r} forgets keys, and with them the place of the others, which {term!r} goes by; "
+                "pass cache=KVCache(), which forgets none"
+            )
 
 
 def _padding_of(key_padding: Tensor | None, context: Tensor | KeyValues | None) -> Tensor | None:

@@ -13,9 +13,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..ops.biases import Alibi, Bias, Relative, Sum
 from ..ops.demands import must_count
 from ..ops.mask import And, Mask, Not, Or
 from ..ops.masks import Causal, Diagonal, Dilated, Padding, Window
+from ..ops.normalizers import Tapered
+from ..ops.scores import Location
+from ..ops.term import Term
 
 
 class KVCache:
@@ -207,6 +211,19 @@ class SegmentMemory:
         other = SegmentMemory(self.length)
         other.states = None if self.states is None else self.states.index_select(0, rows)
         return other
+
+
+def reads_places(term: Term | None) -> bool:
+    """Does it go by where a key stands, which is lost on a cache that forgets, and not just by how far it is?"""
+    match term:
+        case Sum():
+            return reads_places(term.left) or reads_places(term.right)
+        case Tapered():
+            return reads_places(term.inner) or reads_places(term.taper)
+        case Bias():
+            return not isinstance(term, (Alibi, Relative))
+        case _:
+            return isinstance(term, Location)
 
 
 def look_back(mask: Mask | None) -> int | None:

@@ -15,6 +15,7 @@ from ..ops.biases import Added, Bias, Mod, Sum
 from ..ops.demands import must_count
 from ..ops.mask import And, Mask, Not, Or
 from ..ops.masks import Blocks, Dense, Documents, Padding, Prefix, Rule
+from ..ops.normalizers import Normalizer, Tapered
 from ..ops.place import Place
 from ..ops.term import term
 
@@ -110,6 +111,16 @@ def until(bias: Bias | None, n: int, slots: int) -> Bias | None:
                 return bias
 
     return None if bias is None else Until(wide(bias), n)
+
+
+def tapered_until(normalize: Normalizer | None, n: int, slots: int) -> Normalizer | None:
+    """A normalizer that tapers weights of n keys, and not those of the slots behind them."""
+    if not isinstance(normalize, Tapered):
+        return normalize
+    inner, taper = tapered_until(normalize.inner, n, slots), until(normalize.taper, n, slots)
+    assert inner is not None
+    assert taper is not None
+    return Tapered(inner, taper)
 
 
 @term

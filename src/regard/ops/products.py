@@ -58,6 +58,14 @@ def factor(call: Call, x: Tensor, n: int, what: str) -> Tensor:
 def _keep(A: Tensor, dropout: float, seed: int, block: Block) -> Tensor:
     """Which weights stay, scaled to keep their expectation; the same for the same block, forward and backward."""
     generator = torch.Generator(A.device)
-    place = ((block.batch.start * block.n_h + block.heads.start) << 32) + block.rows.start
-    generator.manual_seed((seed + place * 0x9E3779B97F4A7C15) % 2**63)
+    generator.manual_seed(_mixed(seed, block.batch.start, block.heads.start, block.rows.start))
     return torch.empty_like(A).bernoulli_(1 - dropout, generator=generator) / (1 - dropout)
+
+
+def _mixed(*numbers: int) -> int:
+    """A seed for each tuple of numbers: all of them reach its lower 32 bits, as many as generators of CPUs take."""
+    mixed = 0
+    for number in numbers:
+        mixed = ((mixed ^ number) * 0x9E3779B97F4A7C15 + 1) % 2**64
+        mixed ^= mixed >> 29
+    return mixed % 2**63

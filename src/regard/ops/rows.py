@@ -127,6 +127,8 @@ class ByRows(torch.autograd.Function):
         for piece in pieces(problem):
             with torch.enable_grad():
                 _pull_back(problem, reduction, piece, grad, needed, totals)
+        for key, x in needed.items():
+            totals.setdefault(key, torch.zeros_like(x))  # where no block has a row that sees anything
         # A tensor that serves twice has one total: hand it out once.
         grads = [(x, totals.pop(id(x), None)) for x in saved]
         return [None if total is None else total.to(x.dtype) for x, total in grads]

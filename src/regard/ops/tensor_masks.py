@@ -78,7 +78,7 @@ class Padding(Mask):
         if isinstance(self.keys, Tensor) and self.keys.dtype == torch.bool:
             must_broadcast("Padding keep", self.keys, {"b": sizes.b, "j": sizes.j})
             return
-        n = len(self.keys)
+        n = self.keys.shape[0] if isinstance(self.keys, Tensor) else len(self.keys)
         if n not in (1, sizes.b):
             raise ValueError(f"Padding lengths must hold one length per batch row, got {n} for b={sizes.b}")
         if n and sizes.readable:
