@@ -306,3 +306,22 @@ def test_a_capture_in_the_folder_of_its_run_may_be_made_again(language_run):
     for _ in range(2):
         assert run("look", language_run / "run", "--text", language_run / "line.txt", "--out", out).code == 0
     out.unlink()
+
+
+def test_classifiers_are_shown_what_they_take(critic, seer, files, tmp_path):
+    out = tmp_path / "look.safetensors"
+    done = run("look", critic, "--image", files / "scenes" / "0.png", "--out", out)
+    assert (done.code, done.err) == (2, "error: a classifier of texts reads text; give --text\n")
+    done = run("look", seer, "--text", files / "reviews.txt", "--out", out)
+    assert (done.code, done.err) == (2, "error: a classifier of images sees images; give --image\n")
+    assert not out.exists()
+
+
+def test_lines_end_with_a_line_feed_alone(translator, tmp_path):
+    (tmp_path / "a.de").write_text("ein\u2028Hund\n", "utf-8")
+    (tmp_path / "a.en").write_text("a dog\n", "utf-8")
+    flags = ("--text", tmp_path / "a.de", "--target", tmp_path / "a.en")
+    done = run("look", translator, *flags, "--out", tmp_path / "look.safetensors")
+    assert done.code == 0, done.err
+    tape = Tape.load(tmp_path / "look.safetensors")
+    assert tape[0].shape[0] == 1

@@ -88,6 +88,8 @@ def test_a_higher_threshold_answers_less(learned):
     assert {one.score for one in found if not one.text} == {between}
     assert not any(one.text for one in learned.answer(QUESTIONS, threshold=math.inf))
     assert all(one.text for one in learned.answer(NONE, threshold=-math.inf))
+    with pytest.raises(ValueError, match="threshold must be a number, got NaN; 0 is that of training"):
+        learned.answer(QUESTIONS, threshold=math.nan)
 
 
 def test_an_answer_far_into_a_long_document_is_found(learned):

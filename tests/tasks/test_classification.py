@@ -287,6 +287,17 @@ def test_one_text_is_not_many(reader):
             call("a cat")
 
 
+def test_a_reader_takes_texts_and_a_seer_images(reader, seer):
+    for call in (reader.classify, reader.tape):
+        with pytest.raises(TypeError, match=r"(?s)text must be text, got array.*\(ndarray\)"):
+            call([np.zeros((2, 2), np.uint8)])
+    for call in (seer.classify, seer.looks, seer.tape):
+        with pytest.raises(
+            TypeError, match=r"an image must be an array \(height, width\[, 3\]\), got str; see read_image"
+        ):
+            call(["a cat"])
+
+
 def test_a_tape_holds_so_many_and_no_more(reader):
     for count in (0, 501):
         with pytest.raises(ValueError, match=f"a tape holds the attention of 1 to 500 examples, got {count}"):

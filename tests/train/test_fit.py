@@ -244,6 +244,28 @@ def test_scores_of_another_metric_are_forgotten(scratch, metric, better):
     assert os.readlink(scratch / "best") == "step-00000004"
 
 
+def test_a_run_that_goes_on_keeps_what_was_best_when_it_ended(scratch):
+    recipe = Recipe(steps=5, evaluate_every=2, keep=1)
+    ended, _ = train(scratch / "parts", Plain(), Shuffled(data()), recipe, evaluate=scripted([5.0, 4.0, 1.0]))
+    assert ended.best.name == "step-00000005"
+    again, longer = scripted([1.0, 3.0, 2.0]), replace(recipe, steps=8)
+    outcome, _ = train(scratch / "parts", Plain(), Shuffled(data()), longer, evaluate=again, resume=True)
+    assert (outcome.best.name, outcome.score) == ("step-00000005", 1.0)
+    assert outcome.best.exists()
+    train(scratch / "whole", Plain(), Shuffled(data()), longer, evaluate=scripted([5.0, 4.0, 3.0, 2.0]))
+    weights = [scratch / run / "step-00000008" / "model.safetensors" for run in ("parts", "whole")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_where_training_goes_by_scores_that_of_an_end_is_left_out_and_told(scratch):
+    recipe = Recipe(steps=5, evaluate_every=2, patience=9)
+    train(scratch, Plain(), Shuffled(data()), recipe, evaluate=scripted([5.0, 4.0, 1.0]))
+    again, longer = scripted([3.0, 2.0]), replace(recipe, steps=8)
+    outcome, shown = train(scratch, Plain(), Shuffled(data()), longer, evaluate=again, resume=True)
+    assert outcome.best.name == "step-00000008"
+    assert any("the evaluation of step 5, where the run ended, is left out" in line for line in shown.lines)
+
+
 def recorded(valid):
     told = {"data": {"--text": "a"}} | ({} if valid is None else {"valid": {"--text": valid}})
     return {"data.json": json.dumps(told)}

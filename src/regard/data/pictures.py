@@ -108,6 +108,8 @@ def pixels(image: Array, *, size: int | None = None, channels: int = 3) -> Tenso
     """
     if channels not in (1, 3):
         raise ValueError(f"channels must be 1 or 3, got {channels}")
+    if not isinstance(image, np.ndarray):
+        raise TypeError(f"an image must be an array (height, width[, 3]), got {type(image).__name__}; see read_image")
     grey = image.ndim == 2
     if size is not None and image.shape[:2] != (size, size):
         picture = ImageOps.fit(Image.fromarray(image), (size, size), Image.Resampling.BILINEAR)

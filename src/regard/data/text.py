@@ -25,3 +25,12 @@ def must_be_many(texts: object, name: str = "texts") -> None:
     """Raise if it is one text, which would be taken for its characters."""
     if isinstance(texts, str):
         raise TypeError(f"{name} must be many texts, got one; pass [text]")
+
+
+def lines_in(text: str) -> list[str]:
+    """The lines of a text: they end with a line feed, as those of files do, and with nothing else.
+
+    >>> lines_in("one\\u2028line\\nand another\\n")
+    ['one\\u2028line', 'and another']
+    """
+    return text.removesuffix("\n").split("\n")

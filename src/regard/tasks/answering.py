@@ -247,6 +247,8 @@ class Answerer:
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")
+        if math.isnan(threshold):
+            raise ValueError("threshold must be a number, got NaN; 0 is that of training")
         found = self._finder.spans(self.readings(asked), n, show)
         return [self._ranked(one, spans, n, threshold) for one, spans in zip(asked, found, strict=True)]
 

@@ -248,8 +248,7 @@ class Classifier:
             raise ValueError(f"a tape holds the attention of 1 to {MOST} examples, got {len(examples)}")
         if isinstance(self.reads, Sight):
             return looking.watched(self.model, self.reads.seen(list(examples), self.device))
-        texts = [str(text) for text in examples]
-        return looking.watched(self.model, *self.reads.whole(texts, self.device))
+        return looking.watched(self.model, *self.reads.whole(list(examples), self.device))
 
     def too_long(self, examples: Sequence[Any]) -> list[bool]:
         """Of each text, whether its end is not read; an image is seen whole."""

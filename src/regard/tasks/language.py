@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset
 
 from ..data import Batches, Tokenizer, Windows, ids_of
-from ..data.text import must_be_many
+from ..data.text import lines_in, must_be_many
 from ..decode import greedy, sample
 from ..lens import Tape, capture
 from ..models import Gpt, GptConfig
@@ -232,7 +232,7 @@ class LanguageModel:
 
     def tape(self, text: str) -> Tape:
         """Every attention of the model while it reads a text, to be measured, saved and viewed."""
-        row = _row(text.splitlines(), self.tokenizer)[:-1]
+        row = _row(lines_in(text), self.tokenizer)[:-1]
         if len(row) > self.length:
             raise ValueError(f"the text has {len(row)} tokens, and the model reads at most {self.length}; shorten it")
         with capture(self.model, self.tokenizer.labels(row.tolist())) as tape, torch.no_grad():

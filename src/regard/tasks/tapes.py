@@ -14,10 +14,12 @@ from torch import Tensor
 
 from ..data import Pair
 from ..data.pictures import read_image
+from ..data.text import lines_in
 from ..data.tokenizers import spelled
 from ..lens import Tape, capture
 from ..train import own_device
 from . import captioning, classification, language, runs, translation
+from .seeing import Sight
 
 # What comes after the last layer and looks at nothing; models trained on masked words have none.
 POOLER = re.compile(r"(^|\.)pooler\.(?!.*att)")
@@ -62,7 +64,7 @@ def _translation(
     if target is None:
         targets = [one.text for one in translator.translate(lines)]
     else:
-        targets = target.splitlines()
+        targets = lines_in(target)
         if len(targets) != len(lines):
             raise ValueError(f"text and target must have as many lines, got {len(lines)} and {len(targets)}")
     return translator.tape([Pair(*pair) for pair in zip(lines, targets, strict=True)])
@@ -80,7 +82,9 @@ def _classification(
 ) -> Tape:
     _must_not_be_forced("a classifier", target)
     classifier = classification.Classifier.load(folder, device=device)
-    if image is not None:
+    if isinstance(classifier.reads, Sight):
+        if image is None:
+            raise ValueError("a classifier of images sees images; give --image")
         return classifier.tape([read_image(image)])
     lines = _lines("a classifier of texts", text)
     for number, long in enumerate(classifier.too_long(lines), start=1):
@@ -112,7 +116,7 @@ TAPES: dict[str, Callable[[Path, str | None, str | None, str | Path | None, torc
 def _lines(who: str, text: str | None) -> list[str]:
     if text is None:
         raise ValueError(f"{who} reads text; give --text")
-    return text.splitlines()
+    return lines_in(text)
 
 
 def _must_not_be_forced(who: str, target: str | None) -> None:

@@ -98,7 +98,9 @@ def fit(
         Board() as board,
     ):
         start = _starting_point(run, group, resume=resume, say=shown.say)
-        state = State() if start is None else _take_up(start, model, batches, recipe, files or {}, say=shown.say)
+        state, ended = State(), False
+        if start is not None:
+            state, ended = _take_up(start, model, batches, recipe, files or {}, say=shown.say)
         trained = _prepared(model, recipe, group)
         once = partial(forward_and_backward, trained, autocast, group.device)
         replayed = Replayed(partial(once, {}), group) if recipe.graphs else None
@@ -116,7 +118,7 @@ def fit(
 
         while True:
             over, stop = state.finished(recipe), int(group.largest(signals.received))
-            evaluating = evaluate is not None and _owed(state, recipe, over)
+            evaluating = evaluate is not None and _owed(state, recipe, bool(over) or ended)
             if over or stop or evaluating or state.due(recipe.save_every):
                 saver.save(state)
             if stop:
@@ -133,6 +135,7 @@ def fit(
                 saver.mark_best(state)
                 log.evaluation(state, metrics)
                 over = state.finished(recipe)
+            ended = False
             if over:
                 outcome = _outcome(run, state, recipe, over)
                 shown.say(str(outcome))
@@ -188,10 +191,10 @@ def _evaluated(
     return dict(zip(metrics, group.same(list(metrics.values())), strict=True))
 
 
-def _owed(state: State, recipe: Recipe, over: str | None) -> bool:
+def _owed(state: State, recipe: Recipe, last: bool) -> bool:
     """Is an evaluation of this step due, or the last one, and not yet made?"""
     made = state.step in state.evaluated[-1:]
-    return state.step > 0 and not made and (over is not None or state.due(recipe.evaluate_every))
+    return state.step > 0 and not made and (last or state.due(recipe.evaluate_every))
 
 
 def _starting_point(run: Path, group: Group, *, resume: bool, say: Callable[[str], None]) -> Path | None:
@@ -217,8 +220,12 @@ def _take_up(
     files: Mapping[str, str],
     *,
     say: Callable[[str], None],
-) -> State:
-    """Weights, data and state as a checkpoint has them."""
+) -> tuple[State, bool]:
+    """Weights, data and state as a checkpoint has them, and whether to evaluate what was the last step of a run.
+
+    That was done when the run ended, but is not among what the checkpoint has: a run that goes on would lose what may
+    have been its best. Where training goes by scores, they are those of a run that was longer from the start.
+    """
     state, place, before = saving.read(start)
     checkpoint.put(checkpoint.read_tensors(start), model, source=str(start / checkpoint.MODEL))
     batches.restore(place)
@@ -236,7 +243,11 @@ def _take_up(
             f"scores so far are of {of}, and not compared with {now}; "
             f"the best is sought anew from step {state.step}{rate}"
         )
-    return state
+    ended = bool(state.finished(before)) and not state.finished(recipe) and state.step not in state.evaluated
+    if ended and (recipe.patience is not None or isinstance(recipe.rate, Plateau)):
+        say(f"the evaluation of step {state.step}, where the run ended, is left out: training goes by those in between")
+        ended = False
+    return state, ended
 
 
 def _watched(recipe: Recipe) -> str:
