@@ -691,6 +691,12 @@ def test_a_head_that_is_not_there_is_named():
         model(tokens())
 
 
+@pytest.mark.parametrize("heads", [3, "01"])
+def test_one_head_is_not_many(heads):
+    with pytest.raises(TypeError, match=r"numbers of heads, as in heads=\[0, 3\], got"), capture(Layer(), heads=heads):
+        pass
+
+
 def test_what_is_no_module_is_refused():
     with pytest.raises(TypeError, match=r"model must be an nn.Module, got str"), capture("gpt2"):
         pass

@@ -14,6 +14,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from regard.lens import ablate, capture
 from regard.nn import Attention
+from regard.nn.core import Core
 
 D, H = 16, 2
 
@@ -109,6 +110,12 @@ def test_a_part_of_the_users_own_keeps_its_name():
     with capture(model) as tape:
         model(x)
     assert list(tape) == [("0", 0), ("0.core", 0), ("1", 0)]
+    cores = nn.ModuleList([Core(), Core()])
+    model[0].cores = cores
+    model[0].register_forward_pre_hook(lambda _, args: [core(*[args[0][:, None]] * 3) for core in cores] and None)
+    with capture(model) as tape:
+        model(x)
+    assert list(tape) == [("0.cores.0", 0), ("0.cores.1", 0), ("0", 0), ("0.core", 0), ("1", 0)]
     with capture(model, layers="0.core") as tape:
         model(x)
     assert tape[0].shape == (1, H, 3, 3)

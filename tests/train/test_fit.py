@@ -263,7 +263,13 @@ def test_where_training_goes_by_scores_that_of_an_end_is_left_out_and_told(scrat
     again, longer = scripted([3.0, 2.0]), replace(recipe, steps=8)
     outcome, shown = train(scratch, Plain(), Shuffled(data()), longer, evaluate=again, resume=True)
     assert outcome.best.name == "step-00000008"
-    assert any("the evaluation of step 5, where the run ended, is left out" in line for line in shown.lines)
+    told = "the evaluation of step 5, where the run ended, is left out"
+    assert any(told in line for line in shown.lines)
+    # That of step 8 is made again.
+    again, longest = scripted([2.0, 1.0]), replace(recipe, steps=10)
+    outcome, shown = train(scratch, Plain(), Shuffled(data()), longest, evaluate=again, resume=True)
+    assert outcome.best.name == "step-00000010"
+    assert not any("left out" in line for line in shown.lines)
 
 
 def recorded(valid):

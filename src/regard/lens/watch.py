@@ -44,7 +44,7 @@ class _Here(threading.local):
     """What a thread is at: a model may run in several."""
 
     def __init__(self) -> None:
-        self.parts: list[str] = []  # those under way that may call what is watched for
+        self.parts: list[nn.Module] = []  # those under way that may call what is watched for
         self.silent = 0  # how many ask that nothing be seen now
         self.joining: tuple[Record, Tensor] | None = None  # whose heads, b h i e, want a projection
 
@@ -56,7 +56,6 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.model, self.recorder = model, recorder
         self.parts, self.names = _parts(model)
-        self.cores = {self.names[id(part)] for part in self.parts if type(part) is Core}
         self.ran = False
         self.compiled = False  # did any attend within a compiled function?
         self.here = _Here()
@@ -139,13 +138,13 @@ class Watch(TorchFunctionMode):
             if type(module) is nn.MultiheadAttention:  # which takes nested tensors only where nobody watches
                 must_hold_numbers(*args)
             self.ran = True
-            self.here.parts.append(self.names[id(module)])
+            self.here.parts.append(module)
             if len(self.here.parts) == 1:
                 self.__enter__()
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         # One that failed before it was entered, in a hook of somebody else's, is left all the same.
-        if not is_compiling() and self._watches(module) and self.here.parts[-1:] == [self.names[id(module)]]:
+        if not is_compiling() and self._watches(module) and self.here.parts[-1:] == [module]:
             self.here.parts.pop()
             if not self.here.parts:
                 self.__exit__(None, None, None)
@@ -163,8 +162,8 @@ class Watch(TorchFunctionMode):
     @property
     def _layer(self) -> str:
         """The layer under way; a `Core` is a part of the one it belongs to."""
-        name = self.here.parts[-1]
-        return above(name) if name in self.cores else name
+        part = self.here.parts[-1]
+        return layer_of(self.names[id(part)], part)
 
     def _watches(self, module: nn.Module) -> bool:
         """Is it a part of the model itself, and not of a copy of it?"""
@@ -242,13 +241,9 @@ def recomputing() -> bool:
 
 
 def layer_of(name: str, part: nn.Module) -> str:
-    """The name a layer goes by: a `Core` is a part of the layer it belongs to."""
-    return above(name) if type(part) is Core else name
-
-
-def above(name: str) -> str:
-    """The name of what has this part: `"layers.0.core"` is in `"layers.0"`, `"core"` in the model, `""`."""
-    return name.rpartition(".")[0]
+    """The name a layer goes by: a `Core` that is called so is a part of the layer it belongs to."""
+    owner, _, own = name.rpartition(".")
+    return owner if own == "core" and type(part) is Core else name
 
 
 SCRIPTED = frozenset((RecursiveScriptModule, TracedModule, TopLevelTracedModule))

@@ -189,7 +189,7 @@ class Attention(nn.Module):
         with torch.enable_grad():  # where a part of a parameter still tells whether it learns
             found = pairs(layer, module)
         for ours, theirs in found:
-            ours.data.copy_(theirs)
+            ours.data.copy_(theirs.detach())
             ours.requires_grad_(theirs.requires_grad)
         return layer
 

@@ -244,7 +244,8 @@ def _take_up(
             f"the best is sought anew from step {state.step}{rate}"
         )
     ended = bool(state.finished(before)) and not state.finished(recipe) and state.step not in state.evaluated
-    if ended and (recipe.patience is not None or isinstance(recipe.rate, Plateau)):
+    by_scores = recipe.patience is not None or isinstance(recipe.rate, Plateau)
+    if ended and by_scores and not state.due(recipe.evaluate_every):
         say(f"the evaluation of step {state.step}, where the run ended, is left out: training goes by those in between")
         ended = False
     return state, ended
