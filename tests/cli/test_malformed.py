@@ -143,7 +143,7 @@ ROWS = [
     (
         "sentences that are all too long",
         TRAIN + "--limit 1",
-        "as 8 of 8 do; raise the limit, or choose --long drop or --long truncate",
+        "as 8 of 8 do; raise the limit, or choose --long truncate",
     ),
     ("validation of nothing", TRAIN + "--valid-pairs {bad}/empty.txt", "empty.txt: holds no examples"),
     # settings
@@ -221,6 +221,7 @@ ROWS = [
     ("a beam of nothing to evaluate", "evaluate {translator} --beam 0", "error: --beam must be 1 or more, got 0"),
     ("no token to judge", "evaluate {translator} --max-length 0", "error: --max-length must be 1 or more, got 0"),
     ("no such layer", "translate {translator} --alignments {out} --layer 9", "layer must be from 0 to 2, got 9"),
+    ("a layer of nothing", "translate {translator} --layer 0", "go by; give --alignments or --attention, too"),
     ("no folder for alignments", "translate {translator} --alignments {bad}/none/a", "a cannot be written"),
     ("a folder for attention", "translate {translator} --attention {bad}", "bad cannot be written"),
     ("an evaluation of nothing", "evaluate {translator}", "give --source and --target, or --pairs"),
@@ -256,7 +257,11 @@ ROWS = [
     ("forcing of a language model", LANGUAGE + "--forcing linear", "forcing feeds a recurrent decoder"),
     ("no such kind of language model", LANGUAGE + "--model rnn", "--model.*'rnn' is not one of 'gpt', 'llama'"),
     ("nothing to write", "generate {writer} --tokens 0", "tokens must be at least 1, got 0"),
-    ("a temperature below 0", "generate {writer} --temperature -1", "temperature must be above 0, got -1"),
+    (
+        "a temperature below 0",
+        "generate {writer} --temperature -1",
+        "temperature must be 0, for the likeliest tokens, or",
+    ),
     ("a share above 1", "generate {writer} --top-p 2", "top_p must be above 0 and at most 1, got 2"),
     ("no text at all", "generate {writer} --samples 0", "--samples must be 1 or more, got 0"),
     ("fewer texts than none", "generate {writer} --samples -2", "--samples must be 1 or more, got -2"),

@@ -124,6 +124,29 @@ def test_a_part_of_the_users_own_keeps_its_name():
     assert len(silenced) == 1
 
 
+class Aside(nn.Module):
+    """Attends in a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Attention(D, H)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x) + self.layer(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x)
+
+
+def test_what_a_method_attends_to_beside_forward_is_told():
+    model, x = Aside(), torch.randn(1, 3, D)
+    with pytest.warns(UserWarning, match="Aside was not called within the block, only parts of it"), capture(model):
+        model.encode(x)
+    with capture(model) as tape:
+        model(x)
+    assert list(tape) == [("", 0), ("layer", 0)]
+
+
 class Joined(nn.Module):
     """Attention by hand; what is made of its heads is each test's own."""
 

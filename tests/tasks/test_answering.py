@@ -229,7 +229,7 @@ def test_a_validation_chooses_the_best(tmp_path):
         ({"questions": []}, "there are no questions; expected at least one"),
         ({"valid": []}, "valid must hold at least one question, got none"),
         ({"windows": replace(NARROW, question=2, long="error")}, r"question '\d+' has more than 2 tokens, as \d+ of"),
-        ({"windows": replace(NARROW, question=2, long="drop")}, "raise the limit, or choose long='drop' or"),
+        ({"windows": replace(NARROW, question=2, long="drop")}, "raise the limit, or choose long='truncate'"),
         ({"tokens": 5}, "tokens of a batch must hold the longest row of 8 tokens, got 5"),
         ({"recipe": replace(RECIPE, forcing=Linear(steps=9))}, "forcing feeds a recurrent decoder its own words"),
         ({"model": Model(dim=0)}, "dim must be 1 or more, got 0"),

@@ -135,6 +135,8 @@ def translate(
     must_be_of_one(attention, folders)
     translator = Translator.load(*folders, device=device)
     watched = alignments is not None or attention is not None
+    if not watched and (layer is not None or head is not None):
+        raise ValueError("--layer and --head say what alignments go by; give --alignments or --attention, too")
     if watched:
         translator.align([], layer=layer, head=head)  # what cannot be shown is refused before the work
     pairs = write_lines(

@@ -16,7 +16,7 @@ from .recorder import Recorder
 from .reduced import must_be_measures
 from .storage import Store
 from .tape import Tape
-from .watch import SCRIPTED, Watch
+from .watch import SCRIPTED, Watch, attends_aside
 
 SEEN = (
     "seen are regard.attend, F.scaled_dot_product_attention, F.multi_head_attention_forward and the attention "
@@ -95,6 +95,7 @@ def capture(
     recorder.close()
     _must_have_seen(watch)
     _tell_compiled(watch)
+    _tell_uncalled(watch)
     _tell_ended(recorder)
 
 
@@ -122,6 +123,16 @@ def _must_run_in_python(watch: Watch) -> None:
                 f"{f'the part {name!r}' if name else 'the model'} is compiled, and calls its attention by other names; "
                 "capture it before it is compiled, or compile a copy"
             )
+
+
+def _tell_uncalled(watch: Watch) -> None:
+    kind: type = type(watch.model)
+    if not watch.called and attends_aside(kind):
+        warnings.warn(
+            f"{kind.__name__} was not called within the block, only parts of it were: an attention that a method of "
+            f"its own calls is seen where the model runs as a whole, model(...)",
+            stacklevel=4,
+        )
 
 
 def _tell_compiled(watch: Watch) -> None:

@@ -57,6 +57,7 @@ class Watch(TorchFunctionMode):
         self.model, self.recorder = model, recorder
         self.parts, self.names = _parts(model)
         self.ran = False
+        self.called = False  # was the model itself, and not just parts of it?
         self.compiled = False  # did any attend within a compiled function?
         self.here = _Here()
         self._on = False
@@ -129,7 +130,7 @@ class Watch(TorchFunctionMode):
         self.here.joining = None if record is None else (record, heads(out.detach()))
 
     def _note(self, module: nn.Module, args: Any) -> None:
-        self.ran = True
+        self.ran = self.called = True
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if is_compiling():
@@ -290,7 +291,21 @@ def _may_attend(kind: type) -> bool:
         source = inspect.getsource(sys.modules[file])
     except (OSError, KeyError):  # there is no source to look at
         return True
-    return any(f"{name}(" in source for name in ("scaled_dot_product_attention", "multi_head_attention_forward"))
+    return _names_one(source)
+
+
+@cache
+def attends_aside(kind: type) -> bool:
+    """Does a class call an attention in a method other than `forward`, as far as its code can be read?"""
+    try:
+        others = [fn for name, fn in vars(kind).items() if inspect.isfunction(fn) and name != "forward"]
+        return any(_names_one(inspect.getsource(fn)) for fn in others)
+    except OSError:
+        return False
+
+
+def _names_one(source: str) -> bool:
+    return any(f"{one.__name__}(" in source for one in ATTENTIONS)
 
 
 def _projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

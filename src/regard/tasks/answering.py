@@ -18,6 +18,7 @@ from ..models import Bert, BertConfig, BertReader, Reader, ReaderConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.schema import check_types, must_be_left
 from . import runs, squad
+from .batching import TOO_LONG
 from .finding import Finder, Span
 from .metrics import Measured
 from .pretrained import encoder_of, places
@@ -365,7 +366,7 @@ def _short(asked: list[Question], answerer: Answerer, *, say: Callable[[str], No
     if windows.long == "error" or (windows.long == "drop" and all(long)):
         raise DataError(
             f"question {first.id!r} has more than {windows.question} tokens, as {many} have",
-            hint="raise the limit, or choose long='drop' or long='truncate'",
+            hint=TOO_LONG[windows.long],
         )
     done = "dropped" if windows.long == "drop" else "truncated"
     say(f"{many} questions have more than {windows.question} tokens and are {done}")

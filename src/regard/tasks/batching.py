@@ -13,6 +13,11 @@ from ..train.schema import check_types
 from .encoded import Encoded
 
 Long = Literal["drop", "truncate", "error"]
+# What to do where examples are too long, and one must not be, or all would be dropped.
+TOO_LONG: dict[Long, str] = {
+    "error": "raise the limit, or choose long='drop' or long='truncate'",
+    "drop": "raise the limit, or choose long='truncate'",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +55,7 @@ class Batching:
                 raise DataError(
                     f"{examples.where(first)}: the example has more than {self.limit} tokens ({lengths}), as "
                     f"{count:,} of {len(examples):,} do",
-                    hint="raise the limit, or choose long='drop' or long='truncate'",
+                    hint=TOO_LONG[self.long],
                 )
             done = "dropped" if self.long == "drop" else "truncated"
             say(f"{count:,} of {len(examples):,} examples have more than {self.limit} tokens and are {done}")

@@ -195,6 +195,8 @@ class LanguageModel:
         for name, value in (("tokens", tokens), ("samples", samples)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if temperature < 0:
+            raise ValueError(f"temperature must be 0, for the likeliest tokens, or above, got {temperature}")
         end = self.tokenizer.eos if until_line_end else None
         before, last = self._begun(prompt)
         written: list[tuple[int, ...]] = [()] * samples

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Protocol
 
 from ..data import Captions, DataError, Tokenizer
 from ..train.schema import check_types
-from .batching import Long
+from .batching import TOO_LONG, Long
 from .seeing import Image
 
 
@@ -59,7 +59,7 @@ class Turns(Sequence[Mapping[str, list[int]]]):
             raise DataError(
                 f"{where(owners[long[0]])}: the caption has {len(rows[long[0]])} tokens, more than "
                 f"{lengths.limit}, as {len(long):,} of {len(rows):,} do",
-                hint="raise the limit, or choose long='drop' or long='truncate'",
+                hint=TOO_LONG[lengths.long],
             )
         if long:
             done = "dropped" if lengths.long == "drop" else "truncated"
