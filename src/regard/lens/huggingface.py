@@ -214,9 +214,10 @@ def _flash_mask(keep: Tensor | None, causal: bool, window: int | None) -> Any:
 @contextmanager
 def _generations(watch: Watch) -> Iterator[None]:
     """Let `model.generate` say that its passes belong together, and replay what was found by beams or from drafts."""
+    writing = {kind for kind in set(map(type, watch.parts)) if hasattr(kind, "prepare_inputs_for_generation")}
     with ExitStack() as stack:
-        for part in watch.parts:
-            if hasattr(type(part), "prepare_inputs_for_generation") and "generate" not in vars(part):
+        for part in watch.parts if writing else ():
+            if type(part) in writing and "generate" not in vars(part):
                 vars(part)["generate"] = _generate(watch, part)
                 stack.callback(vars(part).pop, "generate")
         yield
