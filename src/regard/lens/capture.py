@@ -130,7 +130,7 @@ def _tell_uncalled(watch: Watch) -> None:
     if not watch.called and attends_aside(kind):
         warnings.warn(
             f"{kind.__name__} was not called within the block, only parts of it were: an attention that a method of "
-            f"its own calls is seen where the model runs as a whole, model(...)",
+            "its own calls is seen where the model runs as a whole, model(...)",
             stacklevel=4,
         )
 

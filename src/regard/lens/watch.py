@@ -38,6 +38,7 @@ from .recorder import Recorder, detached
 from .statistic import SDPA, attended
 
 ATTENTIONS = frozenset((attend, SDPA, F.multi_head_attention_forward))
+KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")  # PyTorch's own, by name
 
 
 class _Here(threading.local):
@@ -291,7 +292,7 @@ def _may_attend(kind: type) -> bool:
         source = inspect.getsource(sys.modules[file])
     except (OSError, KeyError):  # there is no source to look at
         return True
-    return _names_one(source)
+    return _calls_one(source, KERNELS)
 
 
 @cache
@@ -299,13 +300,13 @@ def attends_aside(kind: type) -> bool:
     """Does a class call an attention in a method other than `forward`, as far as its code can be read?"""
     try:
         others = [fn for name, fn in vars(kind).items() if inspect.isfunction(fn) and name != "forward"]
-        return any(_names_one(inspect.getsource(fn)) for fn in others)
+        return any(_calls_one(inspect.getsource(fn), (*KERNELS, attend.__name__)) for fn in others)
     except OSError:
         return False
 
 
-def _names_one(source: str) -> bool:
-    return any(f"{one.__name__}(" in source for one in ATTENTIONS)
+def _calls_one(source: str, names: tuple[str, ...]) -> bool:
+    return any(f"{name}(" in source for name in names)
 
 
 def _projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

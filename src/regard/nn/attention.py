@@ -188,9 +188,9 @@ class Attention(nn.Module):
         layer = layer.to(module.out_proj.weight).train(module.training)
         with torch.enable_grad():  # where a part of a parameter still tells whether it learns
             found = pairs(layer, module)
-        for ours, theirs in found:
-            ours.data.copy_(theirs.detach())
-            ours.requires_grad_(theirs.requires_grad)
+        with torch.no_grad():
+            for ours, theirs in found:
+                ours.copy_(theirs).requires_grad_(theirs.requires_grad)
         return layer
 
     def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
