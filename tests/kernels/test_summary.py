@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 import pytest
 import torch
 
@@ -19,14 +21,46 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 
 NAMES = ("entropy", "received", "max", "distance", "map")
 
 
-@pytest.mark.parametrize("blocks", [1, 16, 395, 396, 400, 512, 2048, 8192])
-def test_all_rows_are_seen_to_and_processors_end_at_about_one_time(blocks):
-    at_once = 396
-    whole, portions = kernel._shared(blocks, at_once)
-    assert 0 <= whole <= blocks
-    assert whole % at_once == 0
-    rounds = whole // at_once + -(-(blocks - whole) * portions // at_once) / portions
-    assert blocks / at_once <= rounds <= blocks / at_once + 1 / 8
+def rounds(lengths, at_once):
+    """How long it takes if whoever is done takes the next."""
+    ends = [0.0] * at_once
+    for length in lengths:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
+
+
+def portions(deal, blocks):
+    """By block, how many programs share its keys."""
+    return (
+        [deal.to_first] * deal.first
+        + [deal.to_second] * deal.second
+        + [deal.to_rest] * (blocks - deal.first - deal.second)
+    )
+
+
+@pytest.mark.parametrize("at_once", [264, 396])
+@pytest.mark.parametrize("blocks", [1, 16, 256, 264, 395, 396, 400, 512, 1024, 2048, 8192])
+def test_blocks_are_dealt_out_whole_and_processors_end_at_about_one_time(blocks, at_once):
+    deal = kernel._dealt_even(blocks, at_once)
+    shared = portions(deal, blocks)
+    assert len(shared) == blocks
+    assert sum(shared) == deal.programs(blocks)
+    taken = rounds([1 / of for of in shared for _ in range(of)], at_once)
+    assert blocks / at_once <= taken <= blocks / at_once + 1 / 4
+
+
+@pytest.mark.parametrize(("blocks", "at_once", "places"), [(512, 396, 32), (256, 396, 16), (128, 264, 8), (3, 396, 3)])
+def test_a_few_long_blocks_keep_no_processor_busy_after_the_others(blocks, at_once, places):
+    deal = kernel._dealt_long(blocks, at_once, places)
+    shared = portions(deal, blocks)
+    assert len(shared) == blocks
+    assert sum(shared) == deal.programs(blocks)
+    lengths = [2 * (places - n * places // blocks) for n in range(blocks)]  # in tiles, the longest first
+    apart = [length / of for length, of in zip(lengths, shared, strict=True) for _ in range(of)]
+    assert deal.to_first == 1 or lengths[0] / deal.to_first >= 8
+    assert rounds(apart, at_once) <= rounds(lengths, at_once)
+    if blocks > 100:
+        assert rounds(apart, at_once) < 0.85 * rounds(lengths, at_once)
 
 
 def test_outputs_are_apart_and_have_room_for_a_tile_past_their_end():

@@ -6,15 +6,16 @@ registers: a product that read them, too, from shared memory would wait for it. 
 apart, and of each every fourth pair of keys. Rows are dealt out so that those a thread holds, over both parts, are four
 neighbours: what is asked of rows is summed over a thread's keys and put together once, at the end; what is asked of
 keys and bins is summed over its rows first and then over those of the warp (see `sums`), while the next tile is on.
-There is no pause between the tiles: hidden ones, those on the diagonal, those on either side of it are one walk.
+There is no pause between the tiles: hidden ones, those on the diagonal, those on either side of it, outwards, are one
+walk. So programs that start together are at different keys, and seldom add to the same.
 
     distance_i = sum_j A abs(i - j)     left of the diagonal i - j, right of it j - i; with i = first + x
 
 Over a row A sums to 1. So only the sum over j has to be taken entry by entry, and that of x needs no more than how much
 of the row lies on one side: it is counted on the shorter one.
 
-The last programs share the keys of the last rows, so all sums leave by atomic adds. Keys past the end get nothing, but
-do get it: outputs have room for that.
+Programs may share the keys of rows, so all sums leave by atomic adds. Keys past the end get nothing, but do get it:
+outputs have room for that.
 """
 
 from __future__ import annotations
@@ -65,11 +66,12 @@ class Sight(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Tiles one after the other, as turns of a walk: from turn `begin` up to `end`, tile `turn + shift`."""
+    """Tiles one after the other, as turns of a walk: from turn `begin` up to `end`, tile `step * turn + shift`."""
 
     begin: Any
     end: Any
     shift: Any
+    step: Any  # 1 or, to the left, -1
 
 
 class Walk(NamedTuple):
@@ -79,6 +81,16 @@ class Walk(NamedTuple):
     crossing: Any
     long: Any
     short: Any
+
+
+class Deal(NamedTuple):
+    """How blocks of 128 rows are dealt out: the first ones to so many programs each, then others, then the rest."""
+
+    first: Any
+    to_first: Any
+    second: Any
+    to_second: Any
+    to_rest: Any
 
 
 class Outputs(NamedTuple):
@@ -107,13 +119,13 @@ def _row(part, n):
 @gluon.jit
 def _tile(walk, turn, KIND: gl.constexpr):
     """Which tile is on at a turn, of this kind or of one that comes after."""
-    shift = walk.short.shift
+    tile = turn * walk.short.step + walk.short.shift
     if KIND != "counted":
-        shift = gl.where(turn < walk.long.end, walk.long.shift, shift)
+        tile = gl.where(turn < walk.long.end, turn * walk.long.step + walk.long.shift, tile)
     if KIND == "careful":
-        shift = gl.where(turn < walk.crossing.end, walk.crossing.shift, shift)
-        shift = gl.where(turn < walk.hiding.end, walk.hiding.shift, shift)
-    return turn + shift
+        tile = gl.where(turn < walk.crossing.end, turn + walk.crossing.shift, tile)
+        tile = gl.where(turn < walk.hiding.end, turn + walk.hiding.shift, tile)
+    return tile
 
 
 @gluon.jit
@@ -182,7 +194,7 @@ def _turned(measures, side):
 @gluon.jit
 def _take(
     run, side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2, sight, out, received, cells,
-    HEIGHT: gl.constexpr, WIDTH: gl.constexpr, AGAIN: gl.constexpr, KIND: gl.constexpr,
+    HEIGHT: gl.constexpr, WIDTH: gl.constexpr, KIND: gl.constexpr,
 ):  # fmt: skip
     """The measures of both parts of the rows, with the tiles of a run more; a product is under way before and after.
 
@@ -193,14 +205,14 @@ def _take(
     stored, sums_of = sums
     upper, lower = _turned(upper, side), _turned(lower, side)
     for turn in range(run.begin, run.end):
-        start = (_tile(walk, turn, KIND) if KIND == "careful" else turn + run.shift) * 64
+        start = (_tile(walk, turn, KIND) if KIND == "careful" else turn * run.step + run.shift) * 64
         # From the first row to each key; those a thread holds differ by numbers known beforehand.
         near = (start - sight.first + key % 8 - key % 2).to(gl.float32)
         gap = (near + (key // 8 * 8 + key % 2).to(gl.float32)).expand_dims(0) + nothing
         s = hopper.warpgroup_mma_wait(0, deps=[product])
         product = _product(queries, 1, keys, turn)
         _fetch(keys, walk, turn + keys.tiles.shape[0] - 1, KIND)
-        send(Sums(stored, sums_of), sight.place, received, cells, HEIGHT, WIDTH, AGAIN)
+        send(Sums(stored, sums_of), sight.place, received, cells, HEIGHT, WIDTH)
         upper, of_upper = _fold(s, upper_lse2, upper, 0, start, gap, sight, out, KIND)
         s = hopper.warpgroup_mma_wait(0, deps=[product])
         _await(keys, walk, turn + 1)
@@ -247,11 +259,24 @@ def _end(measures, lse2, sight, rest, part: gl.constexpr, bh, n_i, out):
 
 
 @gluon.jit
-def _run(begin, first, stop, since, until):
+def _run(begin, first, stop, since, until, step):
     """Those of the tiles from `first` up to `stop` that are within the other two, from turn `begin` on."""
     first = gl.minimum(gl.maximum(first, since), until)
     stop = gl.minimum(gl.maximum(stop, since), until)
-    return Run(begin, begin + stop - first, first - begin)
+    return Run(begin, begin + stop - first, gl.where(step > 0, first - begin, begin + stop - 1), step)
+
+
+@gluon.jit
+def _dealt(program, deal):
+    """Which block a program takes, or which portion of it, of how many."""
+    block, of = program * 0, program * 0 + deal.to_first
+    if program >= deal.first * deal.to_first:
+        program -= deal.first * deal.to_first
+        block, of = block + deal.first, of * 0 + deal.to_second
+        if program >= deal.second * deal.to_second:
+            program -= deal.second * deal.to_second
+            block, of = block + deal.second, of * 0 + deal.to_rest
+    return block + program // of, program % of, of
 
 
 @gluon.jit
@@ -262,38 +287,32 @@ def _there_and_back(program, programs, processors):
     return gl.where(round % 2 == 1, 2 * round * processors + size - 1 - program, program)
 
 
-@gluon.jit(do_not_specialize=["whole", "portions"])
+@gluon.jit(do_not_specialize=["first", "to_first", "second", "to_second", "to_rest"])
 def summarize(
     Q, K, LSE, LENGTHS, ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP,
-    q_b, q_h, q_i, k_rows_b, k_rows_g, k_cols_g, scale, offset, low, heads, n_i, n_j, places, processors,
-    whole, portions, rows, cols, share,
+    q_b, q_h, q_i, k_rows_b, k_rows_g, k_cols_g, scale, offset, low, heads, n_i, n_j, places, attentions, processors,
+    first, to_first, second, to_second, to_rest, rows, cols, share,
     d: gl.constexpr,
     KV_GROUP: gl.constexpr,
     STAGES: gl.constexpr,
     ROW_BIN: gl.constexpr,
     COL_BIN: gl.constexpr,
-    AGAIN: gl.constexpr,  # whether sums are taken a second time, for bins
     BACKWARD: gl.constexpr,  # no query sees a key after it
     ALL_AT_ONCE: gl.constexpr,  # every program has its place on a processor from the start
 ):  # fmt: skip
     """Each of the outputs that is not None, from q, k and the log-sum-exp of every row; zeros are added to.
 
-    The first `whole` programs see to 128 rows each. After these, `portions` programs share the keys of 128 rows.
+    The first blocks of 128 rows have `to_first` programs each, `second` others `to_second`, and the rest `to_rest`.
     """
-    program = gl.program_id(0)
-    portion, of = program * 0, program * 0 + 1
-    if program >= whole:
-        portion, of = (program - whole) % portions, portions
-        program = whole + (program - whole) // portions
+    block, portion, of = _dealt(gl.program_id(0), Deal(first, to_first, second, to_second, to_rest))
     if BACKWARD:  # the last rows take longest, and go first; where nobody waits, long ones go with short ones
         if ALL_AT_ONCE:
-            program = _there_and_back(program, gl.num_programs(0), processors)
-        attentions = gl.num_programs(0) // places
-        place = places - 1 - program // attentions
-        bh = program % attentions
+            block = _there_and_back(block, gl.num_programs(0), processors)
+        place = places - 1 - block // attentions
+        bh = block % attentions
     else:
-        place = program % places
-        bh = program // places
+        place = block % places
+        bh = block // places
     b = bh // heads
     h = bh % heads
     swizzled: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, d], Q.dtype.element_ty)
@@ -315,13 +334,13 @@ def summarize(
     if LENGTHS is not None:
         length = gl.minimum(n_j, gl.load(LENGTHS + b))
     # Tiles up to the diagonal, those that cross it, others up to `full`, and those that are partly hidden.
-    first = place * 128 + offset
+    position = place * 128 + offset
     last = gl.minimum(place * 128 + 128, n_i) - 1 + offset
     # Rows past the end see no more than the last: they are 0, and 0 times a key that is NaN would be NaN.
     reach = gl.maximum(gl.minimum(last - low + 1, length), 0)
     stop = (reach + 63) // 64
-    full = gl.minimum(gl.maximum(gl.minimum(first - low + 1, length), 0) // 64, stop)
-    crossing = gl.minimum(gl.maximum(first, 0) // 64, full)
+    full = gl.minimum(gl.maximum(gl.minimum(position - low + 1, length), 0) // 64, stop)
+    crossing = gl.minimum(gl.maximum(position, 0) // 64, full)
     crossed = gl.minimum(gl.maximum(gl.maximum(last, 0) // 64 + 1, crossing), full)
     since, until = stop * portion // of, stop * (portion + 1) // of
     # The longer side is not counted; if there is but one, that is on the left.
@@ -330,29 +349,35 @@ def summarize(
     if not BACKWARD:
         side = gl.where(crossing >= full - crossed, 1.0, -1.0)
     on_left = side > 0
-    hiding = _run(begin, full, stop, since, until)
-    over = _run(hiding.end, crossing, crossed, since, until)
-    long = _run(over.end, gl.where(on_left, 0, crossed), gl.where(on_left, crossing, full), since, until)
+    right = begin + 1
+    outward = gl.where(on_left, -right, right)
+    hiding = _run(begin, full, stop, since, until, right)
+    over = _run(hiding.end, crossing, crossed, since, until, right)
+    long = _run(over.end, gl.where(on_left, 0, crossed), gl.where(on_left, crossing, full), since, until, outward)
     short = long
     if not BACKWARD:
-        short = _run(long.end, gl.where(on_left, crossed, 0), gl.where(on_left, full, crossing), since, until)
+        short = _run(long.end, gl.where(on_left, crossed, 0), gl.where(on_left, full, crossing), since, until, -outward)
     walk = Walk(hiding, over, long, short)
-    sight = Sight(place, first, low, reach, scale * LOG2E, side)
+    sight = Sight(place, position, low, reach, scale * LOG2E, side)
     for turn in gl.static_range(STAGES - 1):
         _fetch(keys, walk, begin + turn, "careful")
     Q += b.to(gl.int64) * q_b + h.to(gl.int64) * q_h
     LSE += bh.to(gl.int64) * n_i
     upper_lse2 = _begin(Q, LSE, copied, place, 0, q_i, n_i, d)
+    async_copy.commit_group()
     lower_lse2 = _begin(Q, LSE, copied, place, 1, q_i, n_i, d)
     async_copy.commit_group()
-    if MAP is not None and is_whole(ROW_BIN, COL_BIN):
-        clear(place, gl.where(portion == 0, stop * (64 // COL_BIN), cols), cells, ROW_BIN)
+    operand: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
+    async_copy.wait_group(1)
+    wait_for_all()
+    of_upper = copied.index(0).load(operand)
+    _await(keys, walk, begin)
+    product = _product((of_upper,), 0, keys, begin)
     async_copy.wait_group(0)
     wait_for_all()
-    operand: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
-    queries = (copied.index(0).load(operand), copied.index(1).load(operand))
-    _await(keys, walk, begin)
-    product = _product(queries, 0, keys, begin)
+    queries = (of_upper, copied.index(1).load(operand))
+    if MAP is not None and is_whole(ROW_BIN, COL_BIN):
+        clear(place, gl.where(portion == 0, stop * (64 // COL_BIN), cols), cells, ROW_BIN)
     nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
     stored.store(both_rows(nothing))
     sums = Sums(stored, _tile(walk, begin, "careful") * 64)
@@ -360,22 +385,22 @@ def summarize(
     upper = Measures(zero, zero.to(gl.int32), zero, zero)
     lower = upper
     product, sums, upper, lower = _take(
-        Run(begin, over.end, 0), 1.0, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
-        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, AGAIN, "careful",
+        Run(begin, over.end, 0, right), 1.0, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
+        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "careful",
     )  # fmt: skip
     product, sums, upper, lower = _take(
         long, -side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
-        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, AGAIN, "plain",
+        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "plain",
     )  # fmt: skip
     if not BACKWARD:
         product, sums, upper, lower = _take(
             short, side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
-            sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, AGAIN, "counted",
+            sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "counted",
         )  # fmt: skip
     hopper.warpgroup_mma_wait(0, deps=[product])
     if walk.short.end > 0:
         wait_for_all()
-        send(sums, place, RECEIVED, cells, ROW_BIN, COL_BIN, AGAIN)
+        send(sums, place, RECEIVED, cells, ROW_BIN, COL_BIN)
     rest = gl.where(portion == 0, 1.0, 0.0)
     _end(upper, upper_lse2, sight, rest, 0, bh, n_i, out)
     _end(lower, lower_lse2, sight, rest, 1, bh, n_i, out)

@@ -33,16 +33,16 @@ TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 class Cut(NamedTuple):
     """Tiles of keys under way, most registers a thread, and how many programs a processor takes at once.
 
-    Then how bins get their sums: see `sums.send`.
+    Then how many blocks of rows there are for a processor, at most, where programs share the longest ones.
     """
 
     stages: int
     registers: int
     at_once: int
-    again: bool
+    few: float
 
 
-CUTS = {64: Cut(4, 168, 3, True), 128: Cut(4, 248, 2, False)}  # the fastest measured, by width of heads
+CUTS = {64: Cut(4, 168, 3, 4.5), 128: Cut(4, 248, 2, 1.0)}  # the fastest measured, by width of heads
 
 
 def fits(q: Tensor, sizes: tuple[int | None, int | None] | None) -> bool:
@@ -89,23 +89,27 @@ def summary(
     places = -(-n_i // ROWS)
     blocks, processors = places * b * h, _processors(q.device)
     cut = CUTS[d]
-    # Rows that see nothing ahead differ in what they see, and the last ones are short.
-    whole, portions = (blocks, 1) if pattern.low >= 0 else _shared(blocks, cut.at_once * processors)
-    programs = whole + (blocks - whole) * portions
+    at_once = cut.at_once * processors
+    if pattern.low < 0:
+        deal = _dealt_even(blocks, at_once)
+    elif blocks < cut.few * processors:
+        deal = _dealt_long(blocks, at_once, places)
+    else:
+        deal = Deal(blocks, 1, 0, 1, 1)
+    programs = deal.programs(blocks)
     launch(
         summarize, (programs,),
         q, _tiles_of(k, [COLS, d]), lse.contiguous(), pattern.lengths,
         out.entropy, out.received, out.max, out.distance, out.map,
-        *q.stride()[:3], *k_rows, k_cols, scale, offset, pattern.low, h, n_i, n_j, places, processors,
-        whole, portions, rows, cols, share,
+        *q.stride()[:3], *k_rows, k_cols, scale, offset, pattern.low, h, n_i, n_j, places, b * h, processors,
+        *deal, rows, cols, share,
         d=d,
         KV_GROUP=h // g,
         STAGES=cut.stages,
         ROW_BIN=height,
         COL_BIN=width,
-        AGAIN=cut.again,
         BACKWARD=pattern.low >= 0,
-        ALL_AT_ONCE=programs <= cut.at_once * processors,
+        ALL_AT_ONCE=deal.first == blocks <= at_once,
         num_warps=4,
         maxnreg=cut.registers,
     )  # fmt: skip
@@ -138,14 +142,44 @@ def _places(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[list[tuple
     return places, start
 
 
-@lru_cache(maxsize=64)
-def _shared(blocks: int, at_once: int) -> tuple[int, int]:
-    """How many blocks of rows have a program each, and how many programs share each of the others.
+class Deal(NamedTuple):
+    """How many blocks of rows come first, and how many programs each of them has; then others; then the rest."""
 
-    Of what processors take at once, a last round would leave many of them idle. So its keys are dealt out among more.
+    first: int
+    to_first: int
+    second: int
+    to_second: int
+    to_rest: int
+
+    def programs(self, blocks: int) -> int:
+        """All of them."""
+        rest = blocks - self.first - self.second
+        return self.first * self.to_first + self.second * self.to_second + rest * self.to_rest
+
+
+@lru_cache(maxsize=64)
+def _dealt_even(blocks: int, at_once: int) -> Deal:
+    """Blocks that take equally long, a program each, but for a last round that would leave many processors idle.
+
+    Its keys are dealt out: first in portions for a good part of what processors take at once, then in smaller ones for
+    those that are done early.
     """
     rest = blocks % at_once
-    return blocks - rest, min(range(1, 9), key=lambda share: -(-rest * share // at_once) / share + 0.01 * share)
+    if rest > 0.9 * at_once or not rest:
+        return Deal(blocks, 1, 0, 1, 1)
+    large = max(2, round(at_once / rest))
+    small = min(8, max(large, round(at_once / rest * 10 / 3)))
+    return Deal(blocks - rest, 1, min(rest, at_once * 3 // 5 // large), large, small)
+
+
+@lru_cache(maxsize=64)
+def _dealt_long(blocks: int, at_once: int, places: int) -> Deal:
+    """Blocks of which the first take longest, all there is to see, and the last next to nothing.
+
+    The longest would keep a processor busy after all others are done: programs share them, eight tiles each at least.
+    """
+    first, second, rest = (min(max(1, round(n * at_once / blocks)), 8, max(1, places // 4)) for n in (4, 3, 1.2))
+    return Deal(blocks // 4, first, blocks // 4, second, rest)
 
 
 @cache

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# As they are stored, such that neighbours lie in other banks; and as they are taken for keys, two to a thread.
+# As they are stored, such that neighbours lie in other banks.
 STORED: gl.constexpr = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[2, 1, 0]))
-FOR_KEYS: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 8, 2], [1, 1, 32], [4, 1, 1], [2, 1, 0]))
 # Some rows of a map at once.
 CLEARED: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0]))
 
@@ -42,29 +41,26 @@ def is_whole(height: int, width: int) -> bool:
 
 
 @gluon.jit
-def send(sums, place, received, cells, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, AGAIN: gl.constexpr):
-    """Add them to what their keys received, and to the bins of these 128 rows.
-
-    For bins they are taken `AGAIN`, or handed from thread to thread once they have been taken for keys.
-    """
-    taken = sums.stored.load(FOR_KEYS)
+def send(sums, place, received, cells, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
+    """Add them to what their keys received, and to the bins of these 128 rows."""
+    # Of the 8 that a warp has of each key, a thread takes 8, or half of them where bins are small and ask for less.
+    taken_of: gl.constexpr = 8 if cells.all is None or HEIGHT >= 32 else 4
+    of_bin: gl.constexpr = HEIGHT // 4 if HEIGHT < 32 else 8
+    of: gl.constexpr = of_bin if of_bin < taken_of else taken_of
+    layout: gl.constexpr = gl.BlockedLayout(
+        [1, taken_of, 16 // taken_of], [1, 8 // taken_of, 4 * taken_of], [4, 1, 1], [2, 1, 0]
+    )
+    taken = gl.sum(sums.stored.load(layout).reshape([4, 8 // of, of, 64]), 2)
     if received is not None:
-        total = gl.sum(taken, 1)
-        key = gl.arange(0, 64, layout=gl.SliceLayout(0, total.type.layout)).expand_dims(0)
-        gl.atomic_add(received + (sums.start + key + gl.zeros_like(total).to(gl.int32)), total, sem="relaxed")
+        total = gl.sum(taken.reshape([4, 8 // taken_of, taken_of // of, 64]), 2)
+        key = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(1, total.type.layout)))
+        key = key.expand_dims(0).expand_dims(1) + gl.zeros_like(total).to(gl.int32)
+        gl.atomic_add(received + (sums.start + key), total, sem="relaxed")
     if cells.all is not None:
-        # Each thread has rows of one bin alone, and as many keys more.
-        of_bin: gl.constexpr = HEIGHT // 4 if HEIGHT < 32 else 8
         bins: gl.constexpr = 8 // of_bin
         cols: gl.constexpr = 64 // WIDTH if WIDTH < 64 else 1
-        lanes: gl.constexpr = [1, bins, 4 * of_bin]
-        if AGAIN:
-            taken = sums.stored.load(gl.BlockedLayout([1, of_bin, 2 * bins], lanes, [4, 1, 1], [2, 1, 0]))
-        total = gl.sum(taken.reshape([4, bins, of_bin, 64]), 2)
-        if not AGAIN:
-            pairs = gl.sum(total.reshape([4, bins, 32, 2]), 3)
-            total = gl.convert_layout(pairs, gl.BlockedLayout([1, 1, bins], lanes, [4, 1, 1], [2, 1, 0]))
-        total = gl.sum(total.reshape([4, bins, cols, total.shape[2] // cols]), 3) * cells.share
+        total = gl.sum(taken.reshape([4, 8 // of, cols, 64 // cols]), 3)
+        total = gl.sum(total.reshape([4, bins, of_bin // of, cols]), 2) * cells.share
         by_row: gl.constexpr = gl.SliceLayout(2, total.type.layout)
         warp = gl.arange(0, 4, layout=gl.SliceLayout(1, by_row)).expand_dims(1)
         bin = gl.arange(0, bins, layout=gl.SliceLayout(0, by_row)).expand_dims(0)
