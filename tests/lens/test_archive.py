@@ -384,3 +384,18 @@ def test_measures_alone_are_read_from_the_format_before(tmp_path):
     found = Tape.load(path)
     assert found[0].kept == ("entropy", "pool:4")
     assert torch.equal(found[0].entropy(), tape[0].entropy())
+
+
+@pytest.mark.parametrize(
+    ("q", "k"),
+    [
+        pytest.param(lambda x: x, lambda x: x[:], id="the same numbers"),
+        pytest.param(lambda x: x, lambda x: x.view(2, 2, 8, 3).transpose(2, 3), id="the same memory"),
+        pytest.param(lambda x: x[:, :1], lambda x: x[:, 1:], id="parts of it"),
+    ],
+)
+def test_queries_and_keys_may_share_memory(q, k, tmp_path):
+    x = torch.randn(2, 2, 3, 8)
+    tape = Tape({("a", 0): weights(q(x), k(x))})
+    tape.save(tmp_path / "tape.safetensors")
+    torch.testing.assert_close(Tape.load(tmp_path / "tape.safetensors")[0].dense(), tape[0].dense())

@@ -235,3 +235,11 @@ def test_bad_arguments_are_named():
 def test_a_stack_is_of_weights():
     with pytest.raises(TypeError, match=r"a stack is a list of Weights.*got tuple.*tape.values\(\)"):
         rollout({("a", 0): weights(*torch.randn(2, 1, 1, 3, 4))})
+
+
+def test_flow_through_what_is_no_number_is_none():
+    q, k = torch.randn(2, 2, 1, 5, D)
+    q[1, 0, 2] = torch.nan
+    found = attention_flow([weights(q, k)], token=2)
+    assert found.isnan().all(1).tolist() == [False, True]
+    assert not found[0].isnan().any()

@@ -1,9 +1,14 @@
 """Heads switched off and weighed: in our layers, in PyTorch's, and wherever the fused function is called."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
 
 from regard import Causal, attend
 from regard.lens import capture
@@ -258,3 +263,74 @@ def test_a_hugging_face_model_is_seen_by_its_layer_names():
         assert tape
         model.model.layers[0].self_attn.o_proj.weight[:, 4:8] = 0
         close(out, model(ids).logits)
+
+
+class Again(nn.Module):
+    """Layers that are computed again in the backward pass."""
+
+    def __init__(self, layer, reentrant):
+        super().__init__()
+        self.layers, self.reentrant = nn.ModuleList([layer(), layer()]), reentrant
+
+    def forward(self, x):
+        for layer in self.layers:
+            run = layer if self.reentrant is None else partial(checkpoint, layer, use_reentrant=self.reentrant)
+            x = x + run(x)
+        return x
+
+
+def by_torch():
+    return nn.TransformerEncoderLayer(DIM, HEADS, 16, dropout=0.0, batch_first=True)
+
+
+@pytest.mark.parametrize("layer", [Foreign, ByHand, by_torch, lambda: Attention(DIM, HEADS)])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_layers_that_are_computed_again_are_without_their_heads_again(layer, reentrant):
+    torch.manual_seed(0)
+    plain = Again(layer, None)
+    again = Again(layer, reentrant)
+    again.load_state_dict(plain.state_dict())
+    name = "layers.1.self_attn" if layer is by_torch else "layers.1"
+    x, scores = torch.randn(2, 5, DIM), []
+    for model in (plain, again):
+        with ablate(model, {name: [0, 2]}):
+            model(x.clone().requires_grad_()).square().sum().backward()
+        with importance(model) as found:
+            model(x.clone().requires_grad_()).square().sum().backward()
+        scores.append(found)
+    for a, b in zip(plain.parameters(), again.parameters(), strict=True):
+        close(a.grad, b.grad)
+    assert scores[0].keys() == scores[1].keys()
+    for layer_name, score in scores[0].items():
+        close(score, scores[1][layer_name])
+
+
+def test_heads_are_off_in_every_thread():
+    model, x = nn.Sequential(Foreign(), Foreign()), torch.randn(1, 5, DIM)
+    with torch.no_grad(), ablate(model, {"1": [1]}), ThreadPoolExecutor(2) as pool:
+        right = model(x)
+        for found in pool.map(torch.no_grad()(model), [x] * 8):
+            close(found, right)
+    assert not _get_current_function_mode_stack()
+    with pytest.raises(AssertionError):
+        close(model(x), right)
+
+
+def test_who_interrupts_leaves_nothing_switched_off():
+    model, x = Foreign(), torch.randn(1, 5, DIM)
+    right = model(x)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    handle = model.out.register_forward_pre_hook(stop)
+
+    def backward():
+        y = checkpoint(model, x.clone().requires_grad_(), use_reentrant=True).sum()
+        y.backward()
+
+    with pytest.raises(KeyboardInterrupt), ablate(model, {"": [0]}):
+        backward()
+    handle.remove()
+    assert not _get_current_function_mode_stack()
+    close(model(x), right)

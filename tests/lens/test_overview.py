@@ -79,8 +79,26 @@ def test_an_overview_tells_means_over_queries_that_see_something():
     found = Overview.of(A.summary())
     assert torch.allclose(found.entropy, A.entropy()[..., 4:].mean(-1))
     assert torch.allclose(found.distance, A.distance()[..., 4:].mean(-1))
-    assert torch.allclose(found.peak, A.received().amax(-1) / 9)
+    assert torch.allclose(found.peak, A.received().amax(-1) / 5)
     assert found.peak_key.tolist() == A.received().argmax(-1).tolist()
+
+
+def test_shares_are_of_the_attention_there_is():
+    q, k = torch.ones(1, 1, 6, 4), torch.zeros(1, 1, 3, 4)
+    k[:, :, 0] = 50.0
+    tape = Tape({("a", 0): weights(q, k, mask=Causal())})  # the first three queries see nothing
+    found = tape.overview("a")
+    assert found.peak.item() == pytest.approx(1)
+    assert found.sink.item() == pytest.approx(1)
+    assert list(tape.table()["received"]) == [pytest.approx(1)]
+
+
+def test_what_is_no_number_is_told_as_such():
+    q, k = torch.randn(2, 1, 2, 20, 8)
+    q[0, 1, 3] = torch.nan
+    found = Overview.of(weights(q, k).summary())
+    for x in (found.entropy, found.max, found.distance, found.peak, found.sink):
+        assert x.isnan().tolist() == [[False, True]]
 
 
 def test_sinks_are_keys_with_more_than_three_tenths():

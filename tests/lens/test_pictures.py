@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from regard import weights
 from regard.lens import Tape
@@ -61,5 +62,23 @@ def test_pictures_are_on_the_axes_of_as_many_tokens():
     assert first[0] is not second[0]
     assert tape.pictures_of("cross")[0] is None
     assert tape.pictures_of("cross", batch=1)[1] is tape.pictures_of("cross")[1]
-    tape.picture(torch.rand(3, 8, 6), patches=(9, 9), layers="text")
+    with pytest.warns(UserWarning, match="a picture of 82 tokens .* 'text' has 13 queries and 13 keys; check patches"):
+        tape.picture(torch.rand(3, 8, 6), patches=(9, 9), layers="text")
     assert tape.pictures_of("text") == (None, None)
+
+
+def test_numbers_of_patches_and_pictures_may_come_from_other_libraries(tmp_path):
+    tape = Tape({("vit", 0): weights(*torch.randn(2, 1, 1, 5, 8))})
+    tape.facts["patches"] = np.int64(2)
+    tape.picture(Image.new("RGB", (6, 8)), patches=(np.int64(2), np.int64(2)), special=np.int64(1))
+    tape.save(tmp_path / "tape.safetensors")
+    again = Tape.load(tmp_path / "tape.safetensors")
+    assert again.pictures_of("vit")[0].tokens == 5
+    assert again.facts["patches"] == "2"
+
+
+def test_pictures_that_are_none_are_refused():
+    with pytest.raises(ValueError, match=r"rows and columns .* as \(14, 14\), got 2"):
+        pictures(torch.rand(8, 6), 2, 1)
+    with pytest.raises(ValueError, match="NaN or Inf among its pixels"):
+        pictures(torch.full((8, 6), torch.nan), (2, 2), 1)

@@ -1,14 +1,18 @@
 """Tape: how it is asked, labelled and put in tables."""
 
+import math
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from regard import Causal, Weights, weights
 from regard.lens import Extras, Tape, capture, spans, words
+from regard.lens.reduced import Reduced
+from regard.lens.storage import Held
 from regard.nn import Attention
 
 B, N, D, H = 2, 7, 16, 4
@@ -211,3 +215,36 @@ def test_batch_rows_without_tokens_or_pictures_have_none(tape):
     tape.picture([pixels, pixels], patches=(2, 3), special=1)
     assert None not in tape.pictures_of("b.0", batch=1)
     assert tape.pictures_of("b.0", batch=2) == (None, None)
+
+
+def test_numbers_of_numpy_count_entries_and_what_is_not_there_is_none(tape):
+    assert tape[np.int64(2)] is tape[2]
+    assert 3 in tape
+    assert 4 not in tape
+    assert "a" not in tape  # called twice
+    assert tape.get(4) is None
+    assert tape.get("b.0") is tape["b.0"]
+
+
+def test_two_batch_rows_are_no_pair_of_queries_and_keys(tape):
+    first, second = [f"{n}" for n in range(N)], [f"w{n}" for n in range(N)]
+    tape.tokens = (first, second)
+    assert tape.tokens_of("b.0", batch=1) == (second, second)
+    tape.tokens = {"*": (first, second)}
+    assert tape.tokens_of("b.0", batch=1) == (first, second)
+    tape.tokens = None
+    assert tape.tokens_of("b.0") == (None, None)
+
+
+def test_groups_that_are_none_are_refused(tape):
+    with pytest.raises(TypeError, match=r"Groups, got list; write tape.group\('words', words\(tokens\)\)"):
+        tape.group("words", TEXT)
+
+
+def test_a_table_has_every_measure_that_any_layer_has():
+    A = weights(*torch.randn(2, 1, 2, 6, 4))
+    reduced = Reduced(torch.Size(A.shape), {"entropy": Held(A.entropy())})
+    for entries in ({("x", 0): A, ("y", 0): reduced}, {("y", 0): reduced, ("x", 0): A}):
+        found = Tape(entries).table()
+        assert {"entropy", "received", "max", "distance"} <= set(found)
+        assert sum(math.isnan(x) for x in found["received"]) == 2

@@ -146,3 +146,12 @@ def test_the_repr_says_how_it_is_cut():
 def test_widths_with_no_even_split_raise(options, message):
     with pytest.raises(ValueError, match=message):
         AttentionPool(DIM, **options)
+
+
+@pytest.mark.parametrize("queries", [None, 2])
+def test_it_is_exported_with_batch_and_length_left_open(queries):
+    pool = AttentionPool(DIM, queries=queries, heads=2).double()
+    b, n = torch.export.Dim("b"), torch.export.Dim("n")
+    program = torch.export.export(pool, (tokens(), LENGTHS), dynamic_shapes=({0: b, 1: n}, {0: b})).module()
+    x, lengths = torch.randn(2, 11, DIM, dtype=torch.float64), torch.tensor([11, 5])
+    torch.testing.assert_close(program(x, lengths), pool(x, lengths))

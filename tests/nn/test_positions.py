@@ -214,3 +214,10 @@ def test_a_position_alone_has_the_sines_it_has_among_others(layout):
     for n, position in enumerate(positions):
         torch.testing.assert_close(module(position[None]), together[n][None], rtol=0, atol=1e-6)
         assert module(position[None]).is_inference() is False
+
+
+@pytest.mark.parametrize("layer", [LearnedPositions(10, 4), Sinusoidal(4)])
+@pytest.mark.parametrize("shape", [(2, 3), (6, 1)])
+def test_positions_may_be_mapped_over(layer, shape):
+    positions = torch.arange(6).view(shape)
+    torch.testing.assert_close(torch.vmap(layer)(positions), layer(positions))

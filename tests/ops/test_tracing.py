@@ -278,3 +278,13 @@ def test_sparse_normalizers_serve_every_transform_on_the_reference(normalize):
     each = torch.stack([torch.func.grad(scalar)(one) for one in q])
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(scalar))(q), each)
     assert torch.autograd.gradcheck(out, q[0].requires_grad_(), check_forward_ad=True)
+
+
+@pytest.mark.parametrize("mask", [R.Window(3), R.Causal() & R.Dilated(2, step=2)])
+def test_what_has_to_be_planned_is_exported_by_the_reference_alone(mask):
+    given = tensors(9)
+    planned = Module(lambda q, k, v, lengths: attend(q, k, v, mask=mask))
+    with pytest.raises(ValueError, match=r"cannot be exported: .* by backend='reference', of a layer by layer.core"):
+        torch.export.export(planned, given)
+    stored = Module(lambda q, k, v, lengths: attend(q, k, v, mask=mask, backend="reference"))
+    torch.testing.assert_close(torch.export.export(stored, given).module()(*given), planned(*given))

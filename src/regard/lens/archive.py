@@ -79,7 +79,7 @@ def save(
                 for name, given in groups.items()
             },
             "pictures": [[x.layers, [_picture(picture, box) for picture in x.queries]] for x in pictures],
-            "facts": dict(facts),
+            "facts": {name: str(value) for name, value in facts.items()},
         },
         ensure_ascii=False,
     )

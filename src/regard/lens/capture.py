@@ -55,8 +55,9 @@ def capture(
     1  Weights(7 x 2 x 1 x 1)
 
     It keeps queries and keys, detached, in memory linear in the sequence, and the model runs the kernels it always
-    runs: its outputs are the same to the bit. (`nn.TransformerEncoder` in evaluation leaves its fused fast path, so
-    there outputs agree to rounding, and at padding the plain path writes numbers where the fused one writes zeros.)
+    runs: its outputs are the same to the bit. (`nn.TransformerEncoder` and `nn.MultiheadAttention` in evaluation leave
+    their fused fast path, so there outputs agree to rounding, and at padding the plain path writes numbers where the
+    fused one writes zeros.)
     While a model generates with a cache, the rows of each new token join those of the prompt.
 
     `layers` are name patterns such as "decoder.*", `heads` numbers of heads to keep. `to` is a device to move what is
@@ -108,7 +109,8 @@ def _must_be_watchable(model: nn.Module) -> None:
         )
     if "_orig_mod" in model._modules:
         raise TypeError(
-            "a compiled model calls its attention by other names; capture the model itself, model._orig_mod"
+            "a compiled model calls its attention by other names; capture the model itself, model._orig_mod, and call "
+            "that within the block"
         )
 
 

@@ -9,6 +9,7 @@ same output (Jain & Wallace 2019; Wiegreffe & Pinter 2019). Test what these maps
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -172,7 +173,8 @@ def attention_flow(
         )
     tops = _tokens(token, b, n, layers[0].device).tolist()
     mixed = torch.stack([_mixed(A, residual, LIMIT) for A in layers], 1).double().cpu().numpy()  # b layers n n
-    flows = [_flows(W, top) for W, top in zip(mixed, tops, strict=True)]
+    unknown = [math.nan] * n
+    flows = [_flows(W, top) if np.isfinite(W).all() else unknown for W, top in zip(mixed, tops, strict=True)]
     return torch.tensor(flows, dtype=layers[0].dtype, device=layers[0].device).view(b, n)
 
 

@@ -8,6 +8,7 @@ in the model, `model.layers.3.self_attn`; a model that is itself one layer has t
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ..ops.operator import attend
 from .statistic import SDPA
-from .watch import layer_of
+from .watch import layer_of, withdraw
 
 SEEN = "seen are attend, nn.MultiheadAttention and F.scaled_dot_product_attention (attn_implementation='sdpa')"
 
@@ -137,42 +138,61 @@ def ablation_importance(
 @contextmanager
 def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
     """Put the output of every attention of the model, `b h i e`, through `change(layer name, output)`."""
-    where: list[str] = []
-    layers: dict[str, str] = {}
-
-    def enter(name: str) -> Callable[..., None]:
-        return lambda *_: where.append(name)
-
-    def leave(name: str) -> Callable[..., None]:
-        def left(*_: Any) -> None:
-            # One that failed before it was entered, in a hook of somebody else's, is left all the same.
-            if where[-1:] == [name]:
-                where.pop()
-
-        return left
-
+    calls = _Calls({name: layer_of(name, module) for name, module in model.named_modules()}, change)
     with ExitStack() as stack:
+        stack.callback(withdraw, calls)
         for name, module in model.named_modules():
-            layers[name] = layer_of(name, module)
-            stack.callback(module.register_forward_pre_hook(enter(name)).remove)
-            stack.callback(module.register_forward_hook(leave(name), always_call=True).remove)
-        stack.enter_context(_Calls(where, layers, change))
+            stack.callback(module.register_forward_pre_hook(calls.entering(name)).remove)
+            stack.callback(module.register_forward_hook(calls.leaving(name), always_call=True).remove)
+        calls.__enter__()
         yield
 
 
-class _Calls(TorchFunctionMode):
-    """Sees the attention functions as they are called."""
+class _Here(threading.local):
+    """The modules that a thread is at, and whether the mode came with them."""
 
-    def __init__(self, where: list[str], layers: dict[str, str], change: Callable[[str, Tensor], Tensor]) -> None:
+    def __init__(self) -> None:
+        self.under_way: list[tuple[str, bool]] = []
+
+
+class _Calls(TorchFunctionMode):
+    """Sees the attention functions as they are called.
+
+    A mode is one thread's, and is away while a function it sees runs, a backward pass that computes layers again among
+    them. So modules bring it along where it is not.
+    """
+
+    def __init__(self, layers: dict[str, str], change: Callable[[str, Tensor], Tensor]) -> None:
         super().__init__()
-        self.where, self.layers = where, layers  # the modules under way, and the layers they belong to
-        self.change = change
+        self.layers, self.change = layers, change  # the layer each module belongs to, and what is done to its heads
+        self.here = _Here()
+
+    def entering(self, name: str) -> Callable[..., None]:
+        """A hook for a module that begins."""
+
+        def enter(*_: Any) -> None:
+            brought = self not in _get_current_function_mode_stack()
+            if brought:
+                self.__enter__()
+            self.here.under_way.append((name, brought))
+
+        return enter
+
+    def leaving(self, name: str) -> Callable[..., None]:
+        """A hook for a module that ends."""
+
+        def leave(*_: Any) -> None:
+            # One that failed before it was entered, in a hook of somebody else's, is left all the same.
+            if self.here.under_way and self.here.under_way[-1][0] == name and self.here.under_way.pop()[1]:
+                self.__exit__(None, None, None)
+
+        return leave
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.where:
+        if not self.here.under_way:
             return func(*args, **kwargs)
-        name = self.layers[self.where[-1]]
+        name = self.layers[self.here.under_way[-1][0]]
         if func is attend:
             return self.change(name, func(*args, **kwargs))
         if func is SDPA:

@@ -112,7 +112,7 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
                         continue
                     with torch.no_grad():
                         seen = _read(recorder.reader, name, module, q, k, v, mask, statistic, kwargs)
-                        watch.see(layer, seen, result[0], _by_heads)
+                        watch.see(layer, recorder.own(seen, "normalize"), result[0], _by_heads)
             finally:
                 for watch in watches:
                     watch.here.silent -= 1
@@ -189,7 +189,7 @@ def _read(
         bias=given.get("position_bias"),
         scale=given.get("scaling"),
         cap=given.get("softcap"),
-        normalize=None if sink is None else SinkSoftmax(sink.detach()),
+        normalize=None if sink is None else SinkSoftmax(sink),
         offset=place,
         statistic=statistic,
     )

@@ -23,10 +23,10 @@ class Labels:
 
 def tokens_by_layer(tokens: Tokens | TokensByLayer) -> list[Labels]:
     """What was said of tokens, for each pattern."""
-    given = tokens if isinstance(tokens, Mapping) else {"*": tokens}
+    by_layer = isinstance(tokens, Mapping)
     found = []
-    for pattern, texts in given.items():
-        pair = isinstance(texts, tuple) and len(texts) == 2 and not all(isinstance(text, str) for text in texts)
+    for pattern, texts in tokens.items() if isinstance(tokens, Mapping) else [("*", tokens)]:
+        pair = by_layer and isinstance(texts, tuple) and len(texts) == 2 and not all(isinstance(x, str) for x in texts)
         queries, keys = texts if pair else (texts, texts)
         found.append(Labels(pattern, _texts(queries), _texts(keys)))
     return found

@@ -34,7 +34,7 @@ class Overview:
         kept, shape, axes = _kept(found)
         device = next(iter(kept.values())).device if kept else None
         missing = torch.full(shape[:-2], torch.nan, device=device)
-        seeing = kept["max"] > 0 if "max" in kept else missing.new_ones(shape[:-1], dtype=torch.bool)
+        seeing = kept["max"] != 0 if "max" in kept else missing.new_ones(shape[:-1], dtype=torch.bool)
 
         def mean(name: str) -> Tensor:
             if name not in kept:
@@ -43,8 +43,8 @@ class Overview:
 
         sink, peak, peak_key = missing, missing, missing.isfinite().int()
         if "received" in kept and shape[-1]:
-            share = kept["received"].float() / max(shape[-2], 1)
-            sink = torch.where(share > SINK, share, 0.0).sum(-1)
+            share = kept["received"].float() / seeing.sum(-1, keepdim=True).clamp(min=1)
+            sink = torch.where(share <= SINK, 0.0, share).sum(-1)
             peak, key = share.max(-1)
             peak_key = key.int()
         thumbs = missing.new_zeros(*shape[:-2], 0, 0)

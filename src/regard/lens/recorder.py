@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from ..ops.term import Term
+from .copies import Copies
 from .reading import Reader
 from .record import Record, Seen
 from .reduced import Reduced, reduce
@@ -38,6 +38,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.reader = Reader(self.store)
+        self._copies = Copies()
         self._lock = threading.RLock()  # a model may run in several threads
         self._entries: dict[Key, Record | Reduced] = {}
         self._waiting: dict[str, Callable[[], Seen]] = {}  # calls of layers that nobody has looked at yet
@@ -95,6 +96,12 @@ class Recorder:
         """
         with self._lock:
             return self._see(name, seen, out, heads)
+
+    def own(self, seen: Seen, *slots: str) -> Seen:
+        """The call with terms of our own in these slots, without gradients: others may write to theirs."""
+        terms = {name: term for name in slots if (term := getattr(seen, name)) is not None}
+        with self._lock:
+            return seen._replace(**{name: self._copies.of(term) for name, term in terms.items()})
 
     def project(self, record: Record, weight: Tensor) -> None:
         """Note the output projection of an attention."""
@@ -178,20 +185,6 @@ class Recorder:
         return key
 
 
-def detached(seen: Seen) -> Seen:
-    """The call with terms without gradients; what is a parameter is copied, for an optimizer writes to it in place."""
-
-    def own(x: Tensor) -> Tensor:
-        return x.detach().clone() if x.is_leaf and x.requires_grad else x.detach()
-
-    learned = {name: term for name in SLOTS if (term := getattr(seen, name)) is not None and _learned(term)}
-    return seen._replace(**{name: term.map_tensors(own) for name, term in learned.items()}) if learned else seen
-
-
-def _learned(term: Term) -> bool:
-    return any(x.requires_grad for x in term.tensors())
-
-
 def _cast(seen: Seen) -> Seen:
     """Queries and keys as the kernel sees them under autocast."""
     device = seen.q.device.type
@@ -205,7 +198,8 @@ def _keep_gradient(record: Record, out: Tensor, heads: Callable[[Tensor], Tensor
     if not out.requires_grad:
         raise ValueError(
             f"gradients=True needs a forward pass that records them, and the output of {record.name!r} does not; "
-            "run the model without torch.no_grad(), on inputs or parameters that require gradients"
+            "run the model without torch.no_grad(), on inputs or parameters that require gradients, and where it "
+            "computes layers again in its backward pass with use_reentrant=False"
         )
 
     def keep(grad: Tensor) -> None:

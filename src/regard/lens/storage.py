@@ -54,7 +54,7 @@ class Store:
             safetensors.torch.save_file({"x": x.detach().contiguous().cpu()}, path)
             return Filed(path)
         self.charge(x.nbytes, what, x)
-        if version is not None and _version(x) != version:
+        if version is not None and version_of(x) != version:
             return Held(x, version)  # there is nothing left to keep: asking for it raises
         if self.in_place and is_own(x):
             return Held(x.detach() if x.requires_grad else x, 0)
@@ -85,14 +85,14 @@ class Held:
     __slots__ = ("_tensor", "_version")
 
     def __init__(self, tensor: Tensor, version: int | None = None) -> None:
-        self._tensor, self._version = tensor, _version(tensor) if version is None else version
+        self._tensor, self._version = tensor, version_of(tensor) if version is None else version
 
     @property
     def nbytes(self) -> int:
         return self._tensor.nbytes
 
     def get(self) -> Tensor:
-        if _version(self._tensor) != self._version:
+        if version_of(self._tensor) != self._version:
             raise RuntimeError(
                 f"a captured tensor of shape {tuple(self._tensor.shape)} was changed in place by the model after it "
                 "attended; write capture(model, to='cpu') or to=Path(...), which copy what they keep"
@@ -117,7 +117,7 @@ def is_own(x: Tensor) -> bool:
     return not x.is_inference() and x._version == 0 and x.untyped_storage().nbytes() <= x.nbytes
 
 
-def _version(x: Tensor) -> int | None:
+def version_of(x: Tensor) -> int | None:
     """How often a tensor was written in place; None for those of inference mode, which do not count."""
     return None if x.is_inference() else x._version
 

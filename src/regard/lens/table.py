@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,7 +25,8 @@ def table(entries: Iterable[tuple[Key, Weights | Reduced]]) -> Any:
         for batch, head in ((batch, head) for batch in range(b) for head in range(h) if measures):
             numbers = {name: x[batch][head] for name, x in measures.items()}
             rows.append({"layer": layer, "call": call, "batch": batch, "head": head, **numbers})
-    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
     return columns if find_spec("pandas") is None else import_module("pandas").DataFrame(columns)
 
 
@@ -36,12 +38,12 @@ def _measures(A: Weights | Reduced) -> dict[str, Tensor]:
         summary = A.summary()
         found = {name: getattr(summary, name) for name in ROWS}
     found = {name: x.double().cpu() for name, x in found.items()}
-    seeing = found["max"] > 0 if "max" in found else torch.ones(A.shape[:-1], dtype=torch.bool)
+    seeing = found["max"] != 0 if "max" in found else torch.ones(A.shape[:-1], dtype=torch.bool)
 
     def one(name: str, x: Tensor) -> Tensor:
         if name == "received":
             most = x.amax(-1) if x.shape[-1] else x.sum(-1)  # nothing, of no keys
-            return most / max(A.shape[-2], 1)
+            return most / seeing.sum(-1).clamp(min=1)
         return (x * seeing).sum(-1) / seeing.sum(-1).clamp(min=1)
 
     return {name: one(name, x) for name, x in found.items()}

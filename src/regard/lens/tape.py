@@ -6,7 +6,9 @@ import dataclasses
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +22,7 @@ from . import archive
 from .groups import Groups
 from .labels import Labels, Tokens, TokensByLayer, fitting, listed, meant_for, misplaced, tokens_by_layer
 from .overview import Overview
-from .pictures import Image, Picture, pictures
+from .pictures import Image, Picture, misfit, pictures
 from .record import Extras, Record
 from .recorder import Key, Recorder
 from .reduced import Reduced
@@ -82,6 +84,15 @@ class Tape(Mapping[Key, Weights | Reduced]):
             self._remember(key, made)
         return made
 
+    def __contains__(self, key: object) -> bool:
+        with suppress(LookupError):
+            return self._key(key) in self._entries  # type: ignore[arg-type]
+        return False
+
+    def get(self, key: str | int | Key, default: Any = None) -> Any:
+        """The weights of a layer, or the default where there is none."""
+        return self[key] if self.__contains__(key) else default
+
     def __iter__(self) -> Iterator[Key]:
         return iter(self._entries)
 
@@ -136,8 +147,8 @@ class Tape(Mapping[Key, Weights | Reduced]):
         return list(self._tokens)
 
     @tokens.setter
-    def tokens(self, tokens: Tokens | TokensByLayer) -> None:
-        self._tokens, self._looked = tokens_by_layer(tokens), False
+    def tokens(self, tokens: Tokens | TokensByLayer | None) -> None:
+        self._tokens, self._looked = [] if tokens is None else tokens_by_layer(tokens), False
 
     def tokens_of(self, key: str | int | Key, *, batch: int = 0) -> tuple[list[str] | None, list[str] | None]:
         """The tokens of a layer's queries and of its keys in one batch row; None for an axis they do not fit.
@@ -157,7 +168,11 @@ class Tape(Mapping[Key, Weights | Reduced]):
 
     def group(self, name: str, queries: Groups, keys: Groups | None = None, *, layers: str = "*") -> None:
         """Give the layers that match groups of tokens: `tape.group("words", words(tokens))`."""
-        self._groups.setdefault(name, []).append(Labels(layers, queries, queries if keys is None else keys))
+        keys = queries if keys is None else keys
+        if not isinstance(queries, Groups) or not isinstance(keys, Groups):
+            got = type(keys if isinstance(queries, Groups) else queries).__name__
+            raise TypeError(f"groups must be Groups, got {got}; write tape.group({name!r}, words(tokens))")
+        self._groups.setdefault(name, []).append(Labels(layers, queries, keys))
 
     def group_names(self, key: str | int | Key) -> list[str]:
         """The names of the groups a layer was given."""
@@ -193,6 +208,9 @@ class Tape(Mapping[Key, Weights | Reduced]):
         """
         given = pictures(images, patches, special)
         self._pictures.append(Labels(layers, given, given))
+        shapes = {key[0]: self._shape(key) for key in self if fnmatchcase(key[0], layers)}
+        if (told := misfit(given, shapes)) is not None:
+            warnings.warn(told, stacklevel=2)
 
     def pictures_of(self, key: str | int | Key, *, batch: int = 0) -> tuple[Picture | None, Picture | None]:
         """The pictures that a layer's queries and its keys are patches of; None where there is none."""
@@ -350,11 +368,11 @@ class Tape(Mapping[Key, Weights | Reduced]):
     def _key(self, key: str | int | Key) -> Key:
         if isinstance(key, tuple) and key in self._entries:
             return key
-        if isinstance(key, int):
+        if isinstance(key, Integral):
             keys = list(self)
             if not -len(keys) <= key < len(keys):
                 raise IndexError(f"the tape has {len(keys)} entries, got index {key}")
-            return keys[key]
+            return keys[int(key)]
         name = key[0] if isinstance(key, tuple) else key
         calls = [known for known in self if known[0] == name]
         if key in calls or (key == name and len(calls) == 1):

@@ -38,18 +38,22 @@ class Box:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self._names: dict[int, str] = {}
+        self._names: dict[object, str] = {}
         self._alive: list[Tensor] = []
+        self._taken: set[int] = set()  # memory that is in the box already
 
     def add(self, x: Tensor) -> str:
         """The name a tensor is stored under."""
-        if id(x) not in self._names:
-            self._names[id(x)] = f"t{len(self._names)}"
+        same = x.data_ptr(), x.shape, x.stride(), x.dtype, x.device
+        if same not in self._names:
+            self._names[same] = f"t{len(self._names)}"
             self._alive.append(x)
             own = x.detach().cpu().contiguous()
-            shared = own.untyped_storage().nbytes() != own.nbytes
-            self.tensors[self._names[id(x)]] = own.clone() if shared else own
-        return self._names[id(x)]
+            memory = own.untyped_storage()
+            own = own.clone() if memory.nbytes() != own.nbytes or memory.data_ptr() in self._taken else own
+            self._taken.add(own.untyped_storage().data_ptr())
+            self.tensors[self._names[same]] = own
+        return self._names[same]
 
 
 def written(term: Any, box: Box) -> Any:

@@ -34,7 +34,7 @@ from ..ops.operator import attend
 from ..ops.tracing import transformed
 from .projection import projection
 from .record import Record, Seen
-from .recorder import Recorder, detached
+from .recorder import SLOTS, Recorder
 from .statistic import SDPA, attended
 
 ATTENTIONS = frozenset((attend, SDPA, F.multi_head_attention_forward))
@@ -80,7 +80,8 @@ class Watch(TorchFunctionMode):
             self._on = False
             for hook in hooks:
                 hook.remove()
-            self._withdraw()
+            withdraw(self)
+            self.here.parts.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
         """A copy of a watched model has its hooks, but is not watched."""
@@ -151,16 +152,6 @@ class Watch(TorchFunctionMode):
             if not self.here.parts:
                 self.__exit__(None, None, None)
 
-    def _withdraw(self) -> None:
-        """Where somebody interrupts, PyTorch calls no hooks: parts are still under way, and this mode with them."""
-        if self.here.parts and self in _get_current_function_mode_stack():
-            later = []
-            while (mode := _pop_mode()) is not self:
-                later.append(mode)
-            for mode in reversed(later):
-                _push_mode(mode)
-        self.here.parts.clear()
-
     @property
     def _layer(self) -> str:
         """The layer under way; a `Core` is a part of the one it belongs to."""
@@ -183,7 +174,7 @@ class Watch(TorchFunctionMode):
         **terms: Any,
     ) -> None:
         with torch.no_grad():
-            self.see(self._layer, detached(Seen(q, k, v, **terms)), out)
+            self.see(self._layer, self.recorder.own(Seen(q, k, v, **terms), *SLOTS), out)
 
     def _dot_product(
         self,
@@ -343,3 +334,13 @@ def _hidden(given: dict[str, Any], keys: int) -> Tensor | None:
     added = [x if x.is_floating_point() else torch.where(x, -torch.inf, 0.0) for x in parts]
     total = reduce(add, added)
     return F.pad(total, (0, keys - total.shape[-1]))
+
+
+def withdraw(mode: TorchFunctionMode) -> None:
+    """End a mode: where somebody interrupts, PyTorch calls no hooks, and what they brought is still there."""
+    while mode in _get_current_function_mode_stack():
+        later = []
+        while (one := _pop_mode()) is not mode:
+            later.append(one)
+        for one in reversed(later):
+            _push_mode(one)

@@ -80,7 +80,7 @@ class AttentionPool(nn.Module):
 
     def _asked(self, x: Tensor, padding: Tensor | Sequence[int] | None) -> tuple[Tensor, Tensor, dict[str, Any]]:
         k = self._split(self.key(x))
-        q = self._split(self.query[None].to(k.dtype)).expand(len(k), -1, -1, -1)
+        q = self._split(self.query[None].to(k.dtype)).expand(k.shape[0], -1, -1, -1)
         mask = None if padding is None else Padding(torch.as_tensor(padding, device=x.device))
         return q, k, {"score": fill(self.score), "mask": mask, "normalize": fill(self.normalize)}
 

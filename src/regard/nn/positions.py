@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..ops.biases import Relative
 from ..ops.demands import must_be_number, must_count
+from ..ops.tracing import followed, readable
 
 TABLED = 256  # positions whose sines are kept, for decoding to come upon them one at a time
 
@@ -47,7 +48,7 @@ class Sinusoidal(nn.Module):
 
     def _one(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
         """A single position, as in each step of decoding: out of a table of the first few."""
-        if torch.compiler.is_compiling() or not 0 <= int(positions) < TABLED:
+        if followed() or not 0 <= int(positions) < TABLED:
             return self._all(positions)
         if self._table is None:
             with torch.inference_mode(False):
@@ -75,7 +76,7 @@ class LearnedPositions(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
-        if positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel():
+        if readable(positions) and positions.numel():
             low, high = (int(x) for x in positions.aminmax())
             if low < 0 or high >= self.count:
                 raise ValueError(

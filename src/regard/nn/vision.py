@@ -213,7 +213,7 @@ class SelectiveKernel(nn.Module):
 
     def _asked(self, maps: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
         z = self.squeeze(maps.sum(2).mean((2, 3)))
-        k = self.keys.to(z.dtype).expand(len(z), -1, -1, -1)
+        k = self.keys.to(z.dtype).expand(z.shape[0], -1, -1, -1)
         return z[:, None, None].expand(-1, k.shape[1], -1, -1), k, {"score": Dot(scale=1.0)}
 
 

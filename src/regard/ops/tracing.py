@@ -61,6 +61,11 @@ def outside_the_graph(fn: F) -> F:
     def run(*args: object) -> object:
         if not torch.compiler.is_compiling():
             return fn(*args)
+        if torch.compiler.is_exporting():
+            raise ValueError(
+                f"this attention cannot be exported: {REASON}, and others can by backend='reference', of a layer by "
+                "layer.core.backend = 'reference'"
+            )
         torch._dynamo.graph_break(msg=REASON)
         return torch.compiler.disable(fn)(*args)
 
