@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+import zoo
 from torch import nn
 
 from regard import Bilinear, Dense, Documents, Padding, attend
 from regard.lens import Tape, capture
 from regard.lens.copies import Copies
 from regard.nn import Attention, LearnedSink, T5Bias
-
-from . import zoo
 
 B, N, D, H = 2, 5, 16, 2
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import zoo
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import _get_current_function_mode_stack
 
 from regard.lens import ablate, capture
@@ -283,6 +284,25 @@ def test_a_compiled_function_without_attention_runs_as_it_did(values):
     with capture(model, values=values) as tape:
         at_lengths(model)
     assert len(tape) == 3
+
+
+class Flexed(nn.Module):
+    """One layer that is seen, and one that is not."""
+
+    def forward(self, x):
+        x = x[:, None]
+        return flex_attention(F.scaled_dot_product_attention(x, x, x), x, x)
+
+
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
+def test_attention_that_cannot_be_seen_beside_one_that_can_is_told():
+    model, x = Flexed(), torch.randn(1, 16, 16)
+    for _ in range(2):  # compiled, and as it was compiled
+        told = pytest.warns(UserWarning, match="Flexed calls flex_attention, of which nothing is on the tape")
+        with told, torch.no_grad(), capture(model) as tape:
+            model(x)
+        assert len(tape) == 1
 
 
 def under_vmap(model: nn.Module, x: Tensor) -> None:

@@ -96,6 +96,7 @@ def capture(
     recorder.close()
     _must_have_seen(watch)
     _tell_compiled(watch)
+    _tell_flexed(watch)
     _tell_uncalled(watch)
     _tell_ended(recorder)
 
@@ -141,6 +142,16 @@ def _tell_compiled(watch: Watch) -> None:
     if watch.compiled:
         kind = type(watch.model).__name__
         warnings.warn(f"an attention of {kind} ran {COMPILED}", stacklevel=4)
+
+
+def _tell_flexed(watch: Watch) -> None:
+    if watch.flexed:
+        kind = type(watch.model).__name__
+        warnings.warn(
+            f"{kind} calls flex_attention, of which nothing is on the tape; let it call regard.attend(q, k, v, "
+            "mask=...) instead",
+            stacklevel=4,
+        )
 
 
 def _tell_ended(recorder: Recorder) -> None:

@@ -38,6 +38,7 @@ from .recorder import SLOTS, Recorder
 from .statistic import SDPA, attended
 
 ATTENTIONS = frozenset((attend, SDPA, F.multi_head_attention_forward))
+FLEX = frozenset((torch.ops.higher_order.flex_attention,))
 KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")  # PyTorch's own, by name
 
 
@@ -60,6 +61,7 @@ class Watch(TorchFunctionMode):
         self.ran = False
         self.called = False  # was the model itself, and not just parts of it?
         self.compiled = False  # did any attend within a compiled function?
+        self.flexed = False  # or by PyTorch's flex_attention, of which nothing is seen?
         self.here = _Here()
         self._on = False
 
@@ -100,6 +102,7 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if is_compiling():  # what is written into a graph has no numbers to see
             self.compiled = self.compiled or func in ATTENTIONS
+            self.flexed = self.flexed or func in FLEX
             return func(*args, **kwargs)
         if self.here.silent or not self._on:
             return func(*args, **kwargs)
