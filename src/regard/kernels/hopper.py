@@ -323,6 +323,8 @@ def summarize(
     for n in gl.static_range(STAGES):
         mbarrier.init(arrived.index(n), count=1)
     hopper.fence_async_shared()
+    # Programs are launched while the kernel before still runs; here they wait for all that it writes.
+    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     keys = Keys(K, b * k_rows_b + h // KV_GROUP * k_rows_g, h // KV_GROUP * k_cols_g, tiles, arrived)
     if MAP is not None:
         MAP += bh.to(gl.int64) * rows * cols

@@ -112,6 +112,7 @@ def summary(
         ALL_AT_ONCE=deal.first == blocks <= at_once,
         num_warps=4,
         maxnreg=cut.registers,
+        launch_pdl=True,
     )  # fmt: skip
     return out
 
