@@ -1,10 +1,11 @@
-"""A capture of many kinds of attention, a viewer of it, and a client that knows the way in."""
+"""A capture of many kinds of attention, a viewer of it, a client that knows the way in, and a browser."""
 
 import http.client
 import json
 
 import pytest
 import torch
+from views.browser import ARGUMENTS, CHROMIUM
 
 from regard import Alibi, Causal, Padding, SinkSoftmax, weights
 from regard.lens import Tape
@@ -76,3 +77,14 @@ def viewer(tape):
 @pytest.fixture
 def client(viewer):
     return Client(viewer.url)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium was found; install Debian's package chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()

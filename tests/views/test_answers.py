@@ -252,6 +252,16 @@ def test_a_token_gives_and_receives(asked, tape, head):
     assert len(arrays["top"]) == 7  # two keys are padding and have no weight
 
 
+def test_links_are_ranked_among_numbers(desk):
+    q, k = torch.randn(2, 1, 1, 6, 4)
+    q[..., 2, :] = torch.nan
+    A = weights(q, k)
+    asked = Answers([Capture(Tape({("a", 0): A}), "x")], desk)
+    _, arrays = parsed(asked.token(0, 0, 0, 0, "key", 1, 1, 6))
+    assert np.isnan(arrays["weight"][2])
+    assert arrays["top"].tolist() == A.dense()[0, 0, :, 1].nan_to_num(-1).argsort(descending=True)[:5].tolist()
+
+
 def test_long_strips_come_in_parts(long, monkeypatch):
     tape, asked = long
     monkeypatch.setattr(module, "CHUNK", 100)

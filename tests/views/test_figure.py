@@ -34,10 +34,10 @@ def shown_values(axes):
 
 
 def written(figure):
-    """Every text of a figure, after drawing it without a warning."""
+    """Every text of a figure in one line, after drawing it without a warning."""
     FigureCanvasAgg(figure).draw()
     found = [*figure.texts, *(t for axes in figure.axes for t in (*axes.texts, axes.title))]
-    return [t.get_text() for t in found if t.get_text()]
+    return [t.get_text().replace("\n", " ") for t in found if t.get_text()]
 
 
 def test_heatmap_shows_the_matrix_with_tokens_on_both_axes():

@@ -1,5 +1,6 @@
 """The gate: every request that is not from the page itself is turned away, whatever it asks for."""
 
+import asyncio
 import json
 import re
 import socket
@@ -9,7 +10,7 @@ import pytest
 
 from regard.views import connection
 from regard.views.catalog import Capture
-from regard.views.gate import HEADERS, POLICY
+from regard.views.gate import HEADERS, POLICY, Gate
 from regard.views.resources import RESOURCES
 from regard.views.server import STATIC, Viewer
 
@@ -165,6 +166,28 @@ def test_the_same_request_is_let_in_when_nothing_is_wrong_with_it(viewer, filled
     status, _, body = sent(viewer, filled(request()))
     assert status == 200
     assert b"captures" in body
+
+
+@pytest.mark.parametrize(
+    ("printed", "host", "status"),
+    [
+        ("127.0.0.1:80", "127.0.0.1", 200),
+        ("127.0.0.1:80", "127.0.0.1:80", 200),
+        ("[::1]:80", "[::1]", 200),
+        ("127.0.0.1:80", "127.0.0.1:8080", 403),
+        ("127.0.0.1:8080", "127.0.0.1", 403),
+    ],
+)
+def test_a_port_of_80_may_be_left_out_as_browsers_do(printed, host, status):
+    gate = Gate(None, printed)
+    scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/", "headers": [(b"host", host.encode())]}
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(gate({**scope, "query_string": f"token={gate.token}".encode()}, None, send))
+    assert sent[0]["status"] == status
 
 
 @pytest.mark.parametrize("host", ["HOST", "example.com"])

@@ -150,6 +150,16 @@ def test_long_inputs_come_as_cells_and_strongest_links(squeezed):
     assert links["received"][5].tolist() == best.indices[5].tolist()
 
 
+def test_strongest_links_are_ranked_among_numbers(squeezed):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 70, 8)
+    q[..., 7, :] = torch.nan
+    tape = Tape({("a", 0): weights(q, k)})
+    _, arrays = parsed(resources(tape.page())["links?capture=0&layer=0&batch=0&head=0"])
+    assert (arrays["received"][:, 0] == tape["a"].dense()[0, 0].nan_to_num(-1).argmax(0).numpy()).all()
+    assert (arrays["received_weight"] > 0).all()
+
+
 def test_very_long_inputs_come_from_the_stored_maps(squeezed, monkeypatch):
     monkeypatch.setitem(INSIDE, "EXACT", 1000)
     tape = long_tape(64)
@@ -163,6 +173,14 @@ def test_very_long_inputs_come_from_the_stored_maps(squeezed, monkeypatch):
     assert header["state"] == "exact"
     cells = tape[0].dense()[0, 0].unflatten(0, (-1, 2)).unflatten(2, (-1, 2)).mean((1, 3)).numpy()
     assert np.allclose(arrays["mean"], cells, rtol=0.0295, atol=4.3e-7)
+
+
+def test_empty_layers_do_not_stop_a_page_of_stored_maps(squeezed, monkeypatch):
+    monkeypatch.setitem(INSIDE, "EXACT", 10)
+    q, k = torch.randn(2, 1, 2, 70, 8)
+    tape = Tape({("none", 0): weights(q[:0], k[:0]), ("some", 0): weights(q, k)})
+    session = json.loads(resources(tape.page())["session?"])
+    assert [layer["batch"] for layer in session["captures"][0]["layers"]] == [0, 1]
 
 
 def test_more_layers_share_one_budget(squeezed, monkeypatch):
@@ -199,6 +217,11 @@ def test_a_page_is_written_whole_or_not_at_all(printed, tmp_path, monkeypatch):
         Page("new").save(path)
     assert path.read_text(encoding="utf8") == printed.text
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_page_saved_where_no_folder_is_names_the_folder(printed, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nodir is no folder; make it before x.html is saved there"):
+        printed.save(tmp_path / "nodir" / "x.html")
 
 
 def test_notebooks_show_it_in_a_frame_that_reaches_nothing(printed):

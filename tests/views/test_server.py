@@ -217,19 +217,24 @@ def test_who_still_waits_when_a_viewer_closes_is_told(tape, knock, caplog):
 
 
 def test_other_hosts_are_asked_for_by_name_and_warned_about(tape):
-    with pytest.warns(UserWarning, match="other machines may reach the viewer at 127.0.0.2"):
-        viewer = Viewer([Capture(tape, "x")], host="127.0.0.2")
-    assert viewer.url.startswith("http://127.0.0.2:")
-    viewer.close()
+    told = pytest.warns(UserWarning, match="other machines may reach the viewer at 192.0.2.1")
+    with told, pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1"):  # an address that no machine has
+        Viewer([Capture(tape, "x")], host="192.0.2.1")
     for host in ("", "0.0.0.0", "::"):
         with pytest.raises(ValueError, match="host must be the one address a browser will ask at"):
             Viewer([Capture(tape, "x")], host=host)
 
 
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.2"])
+def test_other_names_of_this_machine_are_no_reason_to_warn(tape, knock, host):
+    with Viewer([Capture(tape, "x")], host=host) as viewer:
+        assert viewer.url.startswith(f"http://{host}:")
+        assert knock(viewer).json("session")["live"]
+
+
 def test_an_address_of_IPv6_is_written_in_brackets(tape):
     try:
-        with pytest.warns(UserWarning, match="other machines"):
-            viewer = Viewer([Capture(tape, "x")], host="::1")
+        viewer = Viewer([Capture(tape, "x")], host="::1")
     except OSError:
         pytest.skip("there is no IPv6 here")
     assert viewer.url.startswith("http://[::1]:")
@@ -240,6 +245,19 @@ def test_a_port_that_is_taken_is_named(tape, viewer):
     port = int(viewer.gate.host.rpartition(":")[2])
     with pytest.raises(OSError, match=f"cannot listen at 127.0.0.1, port {port}"):
         Viewer([Capture(tape, "x")], port=port)
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_a_port_that_cannot_be_is_refused(tape, port):
+    with pytest.raises(ValueError, match=f"port must be from 0 to 65535, 0 for one that is free, got {port}"):
+        Viewer([Capture(tape, "x")], port=port)
+
+
+def test_one_file_is_served_by_its_path(tape, tmp_path, knock):
+    tape.save(tmp_path / "p.safetensors")
+    for path in (tmp_path / "p.safetensors", str(tmp_path / "p.safetensors")):
+        with serve(path, open_browser=False) as viewer:
+            assert [capture["name"] for capture in knock(viewer).json("session")["captures"]] == ["p"]
 
 
 def test_limits_are_set():

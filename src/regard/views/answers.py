@@ -169,10 +169,10 @@ class Answers:
 
         def found() -> bytes:
             weight = given(sheet, some) if axis == "query" else received(sheet, some)
-            best = weight.topk(min(top, len(weight)))
+            best = strongest(weight, min(top, len(weight)))
             links = int((best.values > 0).sum())
-            strongest = {"top": plain(best.indices[:links], "u4"), "top_weight": plain(best.values[:links])}
-            return frame({"weight": plain(weight), **strongest}, state="exact")
+            top_links = {"top": plain(best.indices[:links], "u4"), "top_weight": plain(best.values[:links])}
+            return frame({"weight": plain(weight), **top_links}, state="exact")
 
         return self._found(key, sheet.work(rows, cols), found)
 
@@ -194,15 +194,14 @@ class Answers:
     def flow(self, capture: int, layer: int, batch: int, token: int) -> bytes:
         """The rollout of a token from the output of a layer down to the input."""
         A = self.library.weights(capture, layer, batch)
-        n = A.shape[-1]
-        if not self.library.captures[capture].layers[layer]["self"] or A.shape[-2] != n:
+        n, numbers = A.shape[-1], self.library.captures[capture].layers[layer]["stack"]
+        if not numbers:
             raise Refused(400, f"layer {layer} is no self-attention over all its tokens", "choose another layer")
         must_be_below("token", token, n)
         key = "flow", capture, layer, batch, token
         known = self._shelf.get(key)
         if known is not None:
             return known
-        numbers = self.library.below(capture, layer)
 
         def steps() -> Iterator[None]:
             path = []
@@ -292,6 +291,11 @@ def received(sheet: Sheet, cols: slice) -> Tensor:
     n = sheet.shape[0]
     starts = range(0, n, CHUNK)
     return torch.cat([sheet.block(slice(x, min(x + CHUNK, n)), cols).sum(1) for x in starts]).float().cpu()
+
+
+def strongest(weight: Tensor, count: int) -> torch.return_types.topk:
+    """The largest weights and where they are; what is no number counts as -1."""
+    return torch.where(weight.isnan(), -1.0, weight).topk(count)
 
 
 def rollout_of_maps(maps: Sequence[Tensor], token: int, level: int, n: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from io import BytesIO
+from textwrap import wrap
 from typing import Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ INK, FAINT, HAIR = "#222222", "#777777", "#cccccc"
 ACCENT, DEEP = "#b73779", "#3b0f70"  # two of magma's own
 NO_NUMBER = "#9fb4c0"  # of a cell that holds NaN
 NAMED = 64  # tokens that can be read along an axis
+SIZE, TITLE = 10, 11  # points of type: of words, and of titles
 LONGEST = 24  # characters of one of them
 PART_OF_ESCAPE = re.compile(r"\\(u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?$")  # where a text is cut
 
@@ -49,11 +51,62 @@ class Paper(Figure):
         return file.getvalue()
 
 
-def paper(width: float, height: float) -> Paper:
-    """An empty figure, in inches."""
-    figure = Paper(figsize=(width, height), layout="constrained")
+def paper(width: float, height: float, *, arranged: bool = True) -> Paper:
+    """An empty figure, in inches, that arranges what is on it unless all of it is `placed`."""
+    figure = Paper(figsize=(width, height), layout="constrained" if arranged else None)
     FigureCanvasAgg(figure)
     return figure
+
+
+def placed(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes without ticks, so many inches from the left and the top."""
+    wide, high = figure.get_size_inches()
+    corner = left / wide, 1 - (top + height) / high
+    return figure.add_axes((*corner, width / wide, height / high), xticks=[], yticks=[])
+
+
+def entitle(figure: Figure, title: object) -> float:
+    """Write a title in as many lines as it takes; the figure grows by the inches that are returned."""
+    if title is None or title == "":
+        return 0.0
+    lines, families = _wrapped(str(title), figure.get_figwidth() - 0.2, TITLE)
+    taken = 0.1 + 0.018 * TITLE * len(lines)
+    figure.set_figheight(figure.get_figheight() + taken)
+    top = {} if figure.get_layout_engine() else {"y": 1 - 0.08 / figure.get_figheight()}
+    figure.suptitle("\n".join(lines), fontsize=TITLE, color=INK, fontfamily=families, parse_math=False, **top)
+    return taken
+
+
+def footnote(figure: Figure, text: str) -> None:
+    """Write a line or more at the bottom; the figure grows by them."""
+    wide = figure.get_figwidth()
+    lines, _ = _wrapped(text, wide - 0.2, 9)
+    figure.set_figheight(figure.get_figheight() + 0.15 + 0.16 * len(lines))
+    inches = figure.dpi_scale_trans
+    figure.text(wide / 2, 0.08, "\n".join(lines), fontsize=9, color=FAINT, ha="center", va="bottom", transform=inches)
+
+
+def widths(texts: Sequence[str], families: list[str], size: float = SIZE) -> list[float]:
+    """Inches that each text takes, with a little room around it."""
+    scratch = paper(1, 1)
+    renderer = scratch.canvas.get_renderer()  # type: ignore[attr-defined]
+    found = []
+    for written in texts:
+        word = scratch.text(0, 0, written, fontsize=size, fontfamily=families, parse_math=False)
+        found.append(word.get_window_extent(renderer).width / scratch.dpi + 0.08)
+        word.remove()
+    return found
+
+
+def _wrapped(text: str, inches: float, size: float) -> Shown:
+    """A text in lines that are no longer than so many inches."""
+    (text,), families = shown([text])
+    letters = len(text)
+    lines = [text]
+    while letters > 1 and (longest := max(widths(lines, families, size))) > inches:
+        letters = min(letters - 1, int(max(map(len, lines)) * inches / longest))
+        lines = wrap(text, max(letters, 1))
+    return Shown(lines, families)
 
 
 class Colours:
@@ -84,9 +137,10 @@ class Colours:
         axes.imshow(values, cmap=self.map, norm=self.norm, aspect="auto", interpolation="nearest", extent=extent)
         frame(axes)
 
-    def bar(self, figure: Figure, axes: Sequence[Axes], label: str = "attention") -> None:
-        """The scale, beside what it is the scale of."""
-        bar = figure.colorbar(ScalarMappable(self.norm, self.map), ax=axes, fraction=0.04, pad=0.02, aspect=30)
+    def bar(self, figure: Figure, axes: Sequence[Axes], label: str = "attention", within: Axes | None = None) -> None:
+        """The scale, beside what it is the scale of, or within axes of its own."""
+        colours = ScalarMappable(self.norm, self.map)
+        bar = figure.colorbar(colours, ax=axes, cax=within, fraction=0.04, pad=0.02, aspect=30)
         bar.set_label(f"{label} (grey: not a number)" if self.some_missing else label, color=INK)
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=8, length=2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,11 +28,14 @@ class Capture:
 
     def __init__(self, tape: Tape, name: str) -> None:
         if not isinstance(tape, Tape):
-            raise TypeError(
-                f"what is shown is a tape, got {type(tape).__name__}; for a file write tape.page().save('looked.html')"
-            )
+            hint = "for a file write tape.page().save('looked.html')"
+            if isinstance(tape, str | Path) and Path(tape).suffix != ".html":
+                hint = "of a file write Tape.load(path) or serve(path)"
+            raise TypeError(f"what is shown is a tape, got {type(tape).__name__}; {hint}")
         self.tape, self.name = tape, name
         self.keys: list[Key] = list(tape)
+        if not self.keys:
+            raise ValueError("the tape holds no layers: run the model inside `with capture(model) as tape:`, then look")
         self.texts: list[list[str]] = []
         self.pictures: list[Picture] = []
         self._split: dict[tuple[str, int], int] = {}
@@ -39,6 +44,8 @@ class Capture:
             if len(tape[key].shape) != 4:
                 raise ValueError(f"{key[0]!r} must have dims b h i j to be shown, got {tuple(tape[key].shape)}")
         self.layers = [self._layer(key) for key in self.keys]  # what is told of each layer
+        for layer, stack in zip(self.layers, _stacks(self.layers), strict=True):
+            layer["stack"] = stack
 
     def entry(self, layer: int) -> Weights | Reduced:
         """The weights of a layer, or what was kept of them."""
@@ -60,8 +67,8 @@ class Capture:
         """What is told of the capture."""
         return {
             "name": self.name,
-            "facts": self.tape.facts,
-            "batch": max((layer["batch"] for layer in self.layers), default=0),
+            "facts": {name: str(value) for name, value in self.tape.facts.items()},
+            "batch": max(layer["batch"] for layer in self.layers),
             "layers": self.layers,
             "texts": [{"n": len(text)} for text in self.texts],
             "groups": [{"name": name, "n": n} for name, n, _ in self._groups],
@@ -164,6 +171,36 @@ def _terms(A: Weights | Reduced, heads: int) -> dict[str, Any]:
         "causal": looks_back_only(call.mask),
         **{slot: None if term is None else repr(term) for slot, term in terms.items()},
     }
+
+
+def _stacks(layers: list[dict[str, Any]]) -> list[list[int]]:
+    """For each layer those a token flows through from its output down, of its own pass and over the same tokens.
+
+    There are none where queries and keys are not the same tokens, or where only measures were kept.
+    """
+    fields = ("self", "kind", "batch", "n_i", "n_j", "texts")
+    passes = _passes([layer["name"] for layer in layers])
+    found: list[list[int]] = []
+    for at, top in enumerate(layers):
+        flows = top["self"] and top["kind"] == "weights" and top["n_i"] == top["n_j"]
+        below = range(bisect_left(passes, passes[at]), at + 1) if flows else ()
+        found.append([n for n in below if all(layers[n][field] == top[field] for field in fields)])
+    return found
+
+
+def _passes(names: list[str]) -> list[int]:
+    """Which pass of the model each call is of: another begins where a name comes again after a different one.
+
+    >>> _passes(["a", "b", "a", "b"]), _passes(["a", "a", "a"])
+    ([0, 0, 1, 1], [0, 0, 0])
+    """
+    found: list[int] = []
+    seen: set[str] = set()
+    for n, name in enumerate(names):
+        again = name in seen and name != names[n - 1]
+        seen = {name} if again else seen | {name}
+        found.append(found[-1] + again if found else 0)
+    return found
 
 
 def _finest(A: Weights | Reduced) -> int:

@@ -24,18 +24,22 @@ from ..ops.mask import Mask
 from .canvas import (
     ACCENT,
     DEEP,
-    FAINT,
     INK,
+    SIZE,
     Colours,
     Scale,
+    entitle,
+    footnote,
     frame,
     ink_on,
     label_columns,
     label_rows,
     must_name,
     paper,
+    placed,
     room,
     shortened,
+    widths,
 )
 from .glyphs import shown
 from .matrices import Matrix, Numbers, cells, entropy_and_distance, heads, numbers, received, row, shape
@@ -43,7 +47,8 @@ from .matrices import Matrix, Numbers, cells, entropy_and_distance, heads, numbe
 CELLS = 512  # a side of a map
 SMALL = 128  # a side of one map among many
 TOKENS = 5000  # of a coloured text
-PAGE, LINE, SIZE = 7.5, 0.28, 10  # a coloured text: inches across, inches a line, points of type
+PITCH, GAP, HEADED, BAR = 1.1, 0.1, 0.3, 0.9  # a grid: inches from map to map, between, above, and for the scale
+PAGE, LINE = 7.5, 0.28  # a coloured text: inches across, inches a line
 SIDE, BETWEEN = 1.6, 1.6  # a pair of sentences: inches of either at least, and between them
 
 
@@ -78,7 +83,7 @@ def heatmap(
     colours.paint(axes, values, (i, j))
     label_rows(axes, queries, i, values.shape[0])
     label_columns(axes, keys, j, values.shape[1])
-    _entitle(figure, title)
+    entitle(figure, title)
     colours.bar(figure, [axes])
     return figure
 
@@ -94,27 +99,29 @@ def grid(
     if not found:
         raise ValueError("the stack holds no layers; pass a list of Weights, the first layer first")
     names = [f"layer {n}" for n in range(len(found))] if layers is None else must_name("layers", layers, len(found))
-    names, families = shown(names)
-    widest = max(len(layer) for layer, _ in found)
-    figure = paper(max(1.1 * widest + 1.6, 4.0), 1.1 * len(found) + 1.0)
-    places = figure.subplots(len(found), widest, squeeze=False)
-    colours = Colours([layer for layer, _ in found], scale)
-    for n, ((layer, size), across) in enumerate(zip(found, places, strict=True)):
-        for head, place in enumerate(across):
-            place.set(xticks=[], yticks=[])
-            if head < len(layer):
-                colours.paint(place, layer[head], size)
-            else:
-                place.set_visible(False)
-            if n == 0:
-                place.set_title(f"head {head}", fontsize=9, color=INK)
-        across[0].set_ylabel(names[n], fontsize=9, fontfamily=families, parse_math=False)
+    texts, families = shortened(names)
+    beside, down, across = max(widths(texts, families)), len(found), max(len(layer) for layer, _ in found)
+    figure = paper(beside + max(PITCH * across, 3.0) + BAR, PITCH * down + HEADED, arranged=False)
     sizes = sorted({size for _, size in found})
     pooled = f", pooled to at most {SMALL} cells a side" if max(map(max, sizes)) > SMALL else ""
     counts = ", ".join(f"{i:,} x {j:,}" for i, j in sizes)
-    figure.supxlabel(f"queries down, keys across: {counts}{pooled}", fontsize=9, color=FAINT)
-    _entitle(figure, title)
-    colours.bar(figure, list(places.flat))
+    footnote(figure, f"queries down, keys across: {counts}{pooled}")
+    above = entitle(figure, title) + HEADED
+    wide = (figure.get_figwidth() - beside - BAR) / across
+    colours = Colours([layer for layer, _ in found], scale)
+    entitled = 0
+    for n, (layer, size) in enumerate(found):
+        for head, values in enumerate(layer):
+            axes = placed(figure, beside + wide * head, above + PITCH * n, wide - GAP, PITCH - GAP)
+            colours.paint(axes, values, size)
+            if head >= entitled:
+                axes.set_title(f"head {head}", fontsize=9, color=INK)
+            if head == 0:
+                side: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center", "fontfamily": families}
+                axes.set_ylabel(texts[n], fontsize=9, parse_math=False, **side)
+        entitled = max(entitled, len(layer))
+    scale_at = placed(figure, figure.get_figwidth() - BAR, above, 0.14, PITCH * down - GAP)
+    colours.bar(figure, [], within=scale_at)
     return figure
 
 
@@ -127,8 +134,9 @@ def by_layer(stack: Iterable[Matrix], *, layers: Sequence[str] | None = None, ti
     if not found:
         raise ValueError("the stack holds no layers; pass a list of Weights, the first layer first")
     names = [str(n) for n in range(len(found))] if layers is None else must_name("layers", layers, len(found))
-    names, families = shown(names)
-    figure = paper(max(5.0, 0.35 * len(found) + 2.5), 4.8)
+    names, families = shortened(names)
+    turned = 90 if max(map(len, names)) > 3 else 0
+    figure = paper(max(5.0, 0.35 * len(found) + 2.5), 4.4 + (max(widths(names, families)) if turned else 0.4))
     panels = figure.subplots(2, 1, sharex=True)
     for n, (panel, label) in enumerate(zip(panels, ("entropy, nats", "distance, tokens"), strict=True)):
         for at, measures in enumerate(found):
@@ -138,11 +146,10 @@ def by_layer(stack: Iterable[Matrix], *, layers: Sequence[str] | None = None, ti
         panel.set_ylim(bottom=0)
         panel.spines[["top", "right"]].set_visible(False)
     ticks = range(0, len(names), -(-len(names) // 48))
-    turned = 90 if max(map(len, names)) > 3 else 0
     labels = [names[n] for n in ticks]
     panels[1].set_xticks(ticks, labels, rotation=turned, fontfamily=families, parse_math=False)
     panels[1].set_xlabel("layer (a dot is a head, the line their mean)")
-    _entitle(figure, title)
+    entitle(figure, title)
     return figure
 
 
@@ -174,7 +181,7 @@ def text(
             axes.add_patch(Rectangle((left, number + 0.06), width, 0.88, facecolor=colour, edgecolor=edge))
             style: dict[str, Any] = {"fontsize": SIZE, "fontfamily": families, "parse_math": False}
             axes.text(left + width / 2, number + 0.5, texts[n], ha="center", va="center", color=ink_on(colour), **style)
-    _entitle(figure, title)
+    entitle(figure, title)
     colours.bar(figure, [axes], "received attention" if query is None else "given attention")
     return figure
 
@@ -193,7 +200,9 @@ def image(
     token, are left out. The picture has dims y x, y x c or c y x.
     """
     given = _on_grid(row(A, query)[None], patches)
-    return _panels(given, _pixels(picture), [title], plain=False)
+    figure = _panels(given, _pixels(picture), [""], plain=False)
+    entitle(figure, title)
+    return figure
 
 
 def caption(
@@ -218,8 +227,8 @@ def alignment(links: Links | Matrix, source: Sequence[str], target: Sequence[str
     source, target = must_name("source", source, len(source)), must_name("target", target, len(target))
     texts, families = shortened([*source, *target])
     rows = max(len(source), len(target), 1)
-    widths = _widths(texts, families)
-    left, right = (max([SIDE, *some]) for some in (widths[: len(source)], widths[len(source) :]))
+    inches = widths(texts, families)
+    left, right = (max([SIDE, *some]) for some in (inches[: len(source)], inches[len(source) :]))
     across = left + BETWEEN + right
     figure = paper(across + 0.2, 0.26 * rows + 0.8)
     axes = figure.add_subplot()
@@ -232,7 +241,7 @@ def alignment(links: Links | Matrix, source: Sequence[str], target: Sequence[str
         axes.text(left + BETWEEN, n, word, ha="left", color=INK, **style)
     for (s, t), line in _joined(links, len(source), len(target)):
         axes.add_line(Line2D([left + 0.1, left + BETWEEN - 0.1], [s, t], color=ACCENT, solid_capstyle="round", **line))
-    _entitle(figure, title)
+    entitle(figure, title)
     return figure
 
 
@@ -268,21 +277,15 @@ def mask(mask: Mask | Tensor | npt.NDArray[Any], rows: int | None = None, cols: 
     label_rows(axes, None, i, i)
     label_columns(axes, None, j, j)
     frame(axes)
-    _entitle(figure, repr(mask) if isinstance(mask, Mask) else "")
+    entitle(figure, repr(mask) if isinstance(mask, Mask) else "")
     return figure
-
-
-def _entitle(figure: Figure, title: str) -> None:
-    if title:
-        (written,), families = shown([title])
-        figure.suptitle(written, fontsize=11, color=INK, fontfamily=families, parse_math=False)
 
 
 def _lines(texts: Sequence[str], tokens: Sequence[str], families: list[str]) -> list[list[tuple[int, float, float]]]:
     """Tokens set in lines of `PAGE` inches: which token, where it begins, how wide it is. Line feeds break lines."""
     lines: list[list[tuple[int, float, float]]] = [[]]
     left = 0.0
-    for n, width in enumerate(_widths(texts, families)):
+    for n, width in enumerate(widths(texts, families)):
         if left + width > PAGE and lines[-1]:
             lines.append([])
             left = 0.0
@@ -292,18 +295,6 @@ def _lines(texts: Sequence[str], tokens: Sequence[str], families: list[str]) -> 
             lines.append([])
             left = 0.0
     return lines if lines[-1] or len(lines) == 1 else lines[:-1]
-
-
-def _widths(texts: Sequence[str], families: list[str]) -> list[float]:
-    """Inches that each text takes, with a little room around it."""
-    scratch = paper(1, 1)
-    renderer = scratch.canvas.get_renderer()  # type: ignore[attr-defined]
-    found = []
-    for written in texts:
-        word = scratch.text(0, 0, written, fontsize=SIZE, fontfamily=families, parse_math=False)
-        found.append(word.get_window_extent(renderer).width / scratch.dpi + 0.08)
-        word.remove()
-    return found
 
 
 def _on_grid(given: Numbers, patches: tuple[int, int] | None) -> Numbers:

@@ -38,12 +38,13 @@ WELCOME = (
 
 
 class Gate:
-    """An application behind a token; `host` is the one value the Host header may have."""
+    """An application behind a token; `host` is the one value the Host header may have, less a port of 80."""
 
     def __init__(self, app: ASGIApp, host: str) -> None:
         self.app, self.host = app, host
         self.token, self._session = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self._cookie = f"regard-{host.rpartition(':')[2]}"  # a browser sends cookies to every port of a host
+        self._hosts = [[name.encode()] for name in (host, host.removesuffix(":80"))]  # a browser leaves 80 out
         self._inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +71,7 @@ class Gate:
     def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
         """What speaks against a request whoever sent it."""
         headers = scope["headers"]
-        if [value for name, value in headers if name == b"host"] != [self.host.encode()]:
+        if [value for name, value in headers if name == b"host"] not in self._hosts:
             return 403, "this is not the address of the viewer", "open the address that was printed"
         if scope["http_version"] not in ("1.0", "1.1"):
             return 400, "this is no request that can be read", "ask with a browser"

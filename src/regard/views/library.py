@@ -144,13 +144,6 @@ class Library:
             self.summary(capture, layer)
         return of.tape.overview(of.keys[layer]), True
 
-    def below(self, capture: int, layer: int) -> list[int]:
-        """The layers of self-attention up to this one that are over the same tokens, the last call of each."""
-        layers = self.captures[capture].layers
-        fields = ("self", "kind", "batch", "n_i", "n_j", "texts")
-        alike = [n for n in range(layer + 1) if all(layers[n][name] == layers[layer][name] for name in fields)]
-        return sorted({layers[n]["name"]: n for n in alike}.values())
-
     def _head(self, capture: int, layer: int, batch: int, head: int) -> Head:
         key, summarized = (capture, layer, batch, head), self.summarized(capture, layer)
         known = self._stage.get(key)

@@ -100,8 +100,10 @@ def _layer(layer: Tensor | npt.NDArray[Any]) -> Numbers:
 
 def _must_hold_heads(layer: Matrix) -> tuple[int, int, int]:
     h, i, j = layer.shape[-3:]
-    if not (h and i and j):
-        raise ValueError(f"a layer must have heads, queries and keys to show, got shape {tuple(layer.shape)}")
+    if 0 in layer.shape:
+        raise ValueError(
+            f"a layer must have batch rows, heads, queries and keys to show, got shape {tuple(layer.shape)}"
+        )
     return h, i, j
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..lens.tape import Tape
 from ..ops.lazy import Weights
 from . import pyramid
-from .answers import Answers
+from .answers import Answers, strongest
 from .catalog import Capture
 from .frames import COARSE, Coded, coarse, error, frame, linear, plain
 from .library import Chosen, Library, Which
@@ -51,6 +51,8 @@ class Page:
     def save(self, path: str | Path) -> None:
         """Write the page, whole or not at all."""
         path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{path.parent} is no folder; make it before {path.name} is saved there")
         temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
         try:
             with temporary.open("wb") as file:
@@ -133,7 +135,7 @@ class Press:
         mapped = level < told["levels"]
         while mapped and _cells(n_i, n_j, level) > self._cells:
             level += 1
-        if told["kind"] == "weights" and not self._exact and n_i and n_j:
+        if told["kind"] == "weights" and not self._exact and told["batch"] and n_i and n_j:
             stored = self._library.map(Chosen(capture, layer, 0, 0))
             while not pyramid.finer(stored, span(n_i, level, 0), span(n_j, level, 0)):
                 level += 1
@@ -224,8 +226,8 @@ def _strongest(sheet: Sheet, count: int, axis: int) -> tuple[Tensor, Tensor]:
     for start in range(0, n, step):
         some = slice(start, min(start + step, n))
         block = sheet.block(some, across) if axis == 0 else sheet.block(across, some).T
-        found.append(block.topk(count, -1))
-    return torch.cat([best.indices for best in found]).cpu(), torch.cat([best.values for best in found]).float().cpu()
+        found.append(strongest(block, count))
+    return torch.cat([x.indices for x in found]).cpu(), torch.cat([x.values for x in found]).clamp(min=0).float().cpu()
 
 
 def _cells(n_i: int, n_j: int, level: int) -> int:

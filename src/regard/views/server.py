@@ -11,6 +11,7 @@ import webbrowser
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.resources import files
+from ipaddress import ip_address
 from pathlib import Path
 from threading import Thread
 
@@ -108,7 +109,7 @@ def view(
 
 
 def serve(
-    captures: Sequence[str | Path],
+    captures: str | Path | Sequence[str | Path],
     *,
     host: str = LOOPBACK,
     port: int = 0,
@@ -119,9 +120,9 @@ def serve(
 
     On a `device` such as "cuda" the heads that are looked at are brought there, and every tile is exact at once.
     """
-    if not 1 <= len(captures) <= 2:
-        raise ValueError(f"the viewer shows one capture or two side by side, got {len(captures)}")
-    paths = [Path(path) for path in captures]
+    paths = [Path(path) for path in ([captures] if isinstance(captures, str | Path) else captures)]
+    if not 1 <= len(paths) <= 2:
+        raise ValueError(f"the viewer shows one capture or two side by side, got {len(paths)}")
     named = [Capture(Tape.open(path), path.stem) for path in paths]
     return _shown(Viewer(named, host=host, port=port, device=device, checks=paths), open_browser)
 
@@ -193,7 +194,9 @@ def bundled(name: str) -> bytes:
 def _listening(host: str, port: int) -> socket.socket:
     if host in ("", "0.0.0.0", "::"):
         raise ValueError(f"host must be the one address a browser will ask at, got {host!r}; write {LOOPBACK!r}")
-    if host != LOOPBACK:
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port must be from 0 to 65535, 0 for one that is free, got {port}")
+    if not _is_loopback(host):
         warnings.warn(f"other machines may reach the viewer at {host}; whoever has its address can look", stacklevel=4)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, so that asyncio sends at once
@@ -204,6 +207,14 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
     return listener
+
+
+def _is_loopback(host: str) -> bool:
+    """Is this an address that no other machine can reach?"""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _usable(device: str | torch.device) -> torch.device:

@@ -162,9 +162,9 @@ export class App {
     const { layers } = captures[capture];
     const layer = Math.min(state.layer, layers.length - 1);
     const { n_i, n_j, heads, batch } = layers[layer];
-    const head = typeof state.head === "number" ? Math.min(state.head, heads.length - 1) : state.head;
+    const head = typeof state.head === "number" ? Math.max(0, Math.min(state.head, heads.length - 1)) : state.head;
     const length = state.axis === "query" ? n_i : n_j;
-    const chosen = state.chosen && (state.chosen.map((n) => Math.min(n, length - 1)) as [number, number]);
+    const chosen = length === 0 ? null : state.chosen && (state.chosen.map((n) => Math.min(n, length - 1)) as [number, number]);
     if (chosen) chosen.sort((a, b) => a - b);
     const against = state.against === "capture" && captures.length < 2 ? START.against : state.against;
     const least = Number(against.split(".")[1]);
@@ -173,7 +173,7 @@ export class App {
       capture,
       layer,
       head,
-      batch: Math.min(state.batch, batch - 1),
+      batch: Math.max(0, Math.min(state.batch, batch - 1)),
       chosen,
       against: least >= heads.length ? START.against : against,
       shown: state.shown && state.shown.filter((n) => n < heads.length),
@@ -186,6 +186,11 @@ export function words(error: unknown): string | null {
   if (error instanceof DOMException && error.name === "AbortError") return null;
   if (error instanceof Refusal) return error.hint ? `${error.message} ${error.hint}` : error.message;
   return error instanceof Error ? error.message : String(error);
+}
+
+/** Whether a layer has no texts, heads, queries or keys. */
+export function isEmpty({ batch, heads, n_i, n_j }: Layer): boolean {
+  return !(batch && heads.length && n_i && n_j);
 }
 
 /** A name for a head: its number, or mean or max. */

@@ -16,7 +16,6 @@ import { pause } from "./remote";
 import { several } from "./several";
 import type { Flow, Layer, Overview } from "./source";
 import { phrase } from "./span";
-import { follows } from "./stack";
 import type { State } from "./state";
 
 const MARGIN = { left: 128, bottom: 92, top: 8, right: 16 };
@@ -68,7 +67,7 @@ export class FlowView implements View {
   tools(): Node[] {
     const { layers } = this.app.capture;
     const names = layerNames(layers);
-    const offered = [...layers.keys()].filter((n) => follows(layers[n], layers[n], this.app.state.batch));
+    const offered = [...layers.keys()].filter((n) => this.flows(layers[n]));
     const options = Object.fromEntries(offered.map((n) => [n, names[n]]));
     return [
       menu("from layer", options, String(this.top), (n) => this.app.go({ top: Number(n) })),
@@ -90,15 +89,18 @@ export class FlowView implements View {
     return rows;
   }
 
-  /** The layer to start from: as chosen, else the last over the tokens of the layer on screen; or null. */
+  /** Whether a token can be followed from the output of a layer. */
+  private flows(layer: Layer | undefined): boolean {
+    return layer !== undefined && layer.stack.length > 0 && this.app.state.batch < layer.batch;
+  }
+
+  /** The layer to start from: as chosen, else the last that the layer on screen flows into; or null. */
   private get top(): number | null {
     const { layers } = this.app.capture;
-    const { top, batch } = this.app.state;
-    const flows = (layer: Layer | undefined): layer is Layer => layer !== undefined && follows(layer, layer, batch);
-    if (top !== null && flows(layers[top])) return top;
-    const some = flows(this.app.layer) ? this.app.layer : layers.find(flows);
-    const found = some ? layers.findLastIndex((layer) => follows(layer, some, batch)) : -1;
-    return found < 0 ? null : found;
+    const { top, layer } = this.app.state;
+    if (top !== null && this.flows(layers[top])) return top;
+    const some = this.flows(layers[layer]) ? layer : layers.findIndex((one) => this.flows(one));
+    return some < 0 ? null : layers.findLastIndex(({ stack }) => stack.includes(some));
   }
 
   /** The token followed: the one chosen, else the last. */
@@ -178,11 +180,12 @@ export class FlowView implements View {
     const { cells, rollout } = flow;
     const rows = names.length;
     const row = (n: number): Float32Array => rollout.subarray(n * cells, (n + 1) * cells);
-    const turned = new Float32Array(rollout.length);
-    for (let n = 0; n < rows; n++) turned.set(row(rows - 1 - n), n * cells);
+    const dots = Math.min(cells, Math.max(1, Math.floor(across * devicePixelRatio)));
+    const turned = new Float32Array(rows * dots);
+    for (let n = 0; n < rows; n++) turned.set(largest(row(rows - 1 - n), dots), n * dots);
     const most = row(0).reduce((top, value) => Math.max(top, value || 0), 1e-9);
-    const canvas = el("canvas", { width: cells, height: rows });
-    canvas.getContext("2d")!.putImageData(this.app.ramp(most).pixels(turned, rows, cells), 0, 0);
+    const canvas = el("canvas", { width: dots, height: rows });
+    canvas.getContext("2d")!.putImageData(this.app.ramp(most).pixels(turned, rows, dots), 0, 0);
     const pixels = { left: MARGIN.left, top: MARGIN.top, width: across, height: down };
     for (const [name, value] of Object.entries(pixels)) canvas.style.setProperty(name, `${value}px`);
     const under = (event: MouseEvent): [number, number] => {
@@ -263,4 +266,14 @@ export class FlowView implements View {
     );
     fill(this.charts, entropy, distance);
   }
+}
+
+/** The largest of each of so many runs of values, which a pixel each can show. */
+function largest(values: Float32Array, runs: number): Float32Array {
+  const found = new Float32Array(runs);
+  values.forEach((value, n) => {
+    const run = Math.floor((n * runs) / values.length);
+    found[run] = Math.max(found[run], value);
+  });
+  return found;
 }

@@ -1,6 +1,5 @@
 // The page as a source: what was put into it, and what follows from that.
 
-import { follows } from "./stack";
 import * as answers from "./answers";
 import { Coded, type Frame, parse } from "./frame";
 import {
@@ -116,9 +115,8 @@ export class Inline implements Source {
   /** Rollout through the mean of the heads, `W = 0.5 P + 0.5 I` with rows that sum to 1, at the page's resolution. */
   async flow({ capture, layer: top, batch }: Place, token: number): Promise<Flow> {
     const { layers } = (await this.session()).captures[capture];
-    const n = layers[top].n_i;
-    const chosen = [...layers.keys()].filter((at) => at <= top && follows(layers[at], layers[top], batch));
-    if (!chosen.includes(top)) throw new Refusal("Flow needs layers of self-attention over the same tokens.");
+    const { n_i: n, stack: chosen } = layers[top];
+    if (!chosen.length) throw new Refusal("Flow needs layers of self-attention over the same tokens.");
     const level = layers[chosen[0]].finest;
     const width = 2 ** level;
     const cells = Math.ceil(n / width);
@@ -128,7 +126,7 @@ export class Inline implements Source {
       const mean = await this.whole({ capture, layer: chosen[at], batch }, "mean");
       for (let y = 0; y < cells; y++) {
         const reached = rollout[(at + 1) * cells + y];
-        if (!reached) continue;
+        if (reached === 0) continue;
         const row = Float64Array.from(
           { length: cells },
           (_, x) => 0.5 * mean[y * cells + x] * Math.min(width, n - x * width),

@@ -5,12 +5,13 @@ import { headColour } from "./colours";
 import { columns, type Link } from "./columns";
 import { button, choice, menu, named, notice } from "./controls";
 import { el, fill, sized } from "./element";
+import { number } from "./legend";
 import type { Token } from "./marks";
 import type { Block } from "./source";
 import type { State } from "./state";
 
 const COUNTS = [16, 32, 64, 128];
-const FAINTEST = 0.02;
+const FAINTEST = 0.02; // of the largest weight in the window
 
 export class LinesView implements View {
   readonly keys: Record<string, () => void> = {
@@ -126,14 +127,18 @@ export class LinesView implements View {
     const { layer, theme } = this.app;
     const { row, rows, col, cols } = this.window();
     const links: Link[] = [];
+    const most = this.block ? largest(this.block) : 0;
     this.each((head, left, right, weight) => {
-      if (weight > FAINTEST) links.push({ left, right, weight, colour: headColour(head, layer.heads.length, theme) });
+      const colour = headColour(head, layer.heads.length, theme);
+      if (weight > FAINTEST * most) links.push({ left, right, weight: weight / most, colour });
     });
     const text = (tokens: Token[] | null, first: number, count: number): string[] =>
       Array.from({ length: count }, (_, n) => tokens?.[first + n]?.text ?? String(first + n));
     const queries = { title: "queries", axis: "query" as const, first: row, words: text(this.tokens.left, row, rows) };
     const keys = { title: "keys", axis: "key" as const, first: col, words: text(this.tokens.top, col, cols) };
-    fill(this.body, columns(this.app, this.body, { left: queries, right: keys }, links, 860));
+    const said = most ? `the darkest line is a weight of ${number(most)}` : "no weight here is above 0";
+    const drawing = columns(this.app, this.body, { left: queries, right: keys }, links, 860);
+    fill(this.body, drawing, el("p", { class: "faint scale" }, said));
   }
 
   /** Every weight of the heads drawn. */
@@ -180,6 +185,7 @@ export class LinesView implements View {
 
   private small(block: Block, layer: number, n: number, head: number): HTMLElement {
     const canvas = el("canvas");
+    const most = largest(block);
     const paint = (): void => {
       const [width, height] = [76, Math.max(40, Math.min(120, 3 * Math.max(block.rows, block.cols)))];
       const context = sized(canvas, width, height);
@@ -187,7 +193,7 @@ export class LinesView implements View {
       const y = (at: number, count: number): number => ((at + 0.5) * height) / count;
       for (let i = 0; i < block.rows; i++) {
         for (let j = 0; j < block.cols; j++) {
-          const weight = block.weight[(n * block.rows + i) * block.cols + j];
+          const weight = block.weight[(n * block.rows + i) * block.cols + j] / most;
           if (!(weight >= 0.05)) continue;
           context.globalAlpha = weight;
           context.beginPath();
@@ -238,4 +244,9 @@ export class LinesView implements View {
       head,
     );
   }
+}
+
+/** The largest weight of a block, 0 where none is a number. */
+function largest({ weight }: Block): number {
+  return weight.reduce((top, value) => Math.max(top, value || 0), 0);
 }

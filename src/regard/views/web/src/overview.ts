@@ -1,6 +1,6 @@
 // Overview: every head of every layer as a small map, with its entropy and a mark where it has a sink.
 
-import { type App, headName, layerNames, type View, words } from "./app";
+import { type App, headName, isEmpty, layerNames, type View, words } from "./app";
 import { Spread } from "./colours";
 import { menu, notice } from "./controls";
 import { el, fill } from "./element";
@@ -90,8 +90,8 @@ export class OverviewView implements View {
     this.items = [];
     const { layers } = this.app.capture;
     const { batch, capture } = this.app.state;
-    const wanted = [...layers.keys()].filter((layer) => batch < layers[layer].batch);
-    fill(this.body, notice("reading the heads …"));
+    const wanted = [...layers.keys()].filter((layer) => batch < layers[layer].batch && !isEmpty(layers[layer]));
+    fill(this.body, notice(wanted.length ? "reading the heads …" : "No layer has anything to show."));
     const work = async (layer: number): Promise<void> => {
       const [one, other] = await Promise.all([this.app.source.overview({ capture, layer, batch }), this.other(layer)]);
       if (key !== this.asked) return;

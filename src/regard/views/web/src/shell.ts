@@ -1,9 +1,9 @@
 // Shell: the frame around the views, with tabs, toolbar, search, export and keys.
 
 import { AlignmentView } from "./alignment";
-import { type App, layerNames, type View } from "./app";
+import { type App, isEmpty, layerNames, type View } from "./app";
 import { PALETTES, SCALES } from "./colours";
-import { button, choice, menu, named, numbered, rebuild } from "./controls";
+import { button, choice, menu, named, notice, numbered, rebuild } from "./controls";
 import { el, fill } from "./element";
 import { type Kind, save } from "./export";
 import { FlowView } from "./flow";
@@ -36,6 +36,21 @@ const CONTROLS: Record<ViewName, ("layer" | "head" | "scale" | "against")[]> = {
   images: ["layer", "head", "scale"],
   alignment: ["layer", "head", "scale"],
 };
+/** A layer without texts, heads, queries or keys. */
+class NothingView implements View {
+  constructor(_app: App, host: HTMLElement) {
+    fill(host, notice("This layer has nothing to show."));
+  }
+
+  update(): void {}
+
+  close(): void {}
+
+  table(): string[][] {
+    return [];
+  }
+}
+
 const CHIPS = 16; // heads that fit as buttons
 
 export class Shell {
@@ -47,7 +62,7 @@ export class Shell {
   private readonly exports: HTMLDialogElement;
   private readonly help = help();
   private view: View | null = null;
-  private showing: ViewName | null = null;
+  private showing: (typeof MAKE)[ViewName] | null = null;
 
   constructor(private readonly app: App) {
     this.search = el("input", {
@@ -105,16 +120,23 @@ export class Shell {
     document.title = state.view === "overview" ? `${this.app.capture.name} · regard` : `${title(this.app)} · regard`;
     if (this.search.value !== state.find) this.search.value = state.find;
     this.drawTabs();
-    const fresh = this.showing !== state.view || before?.capture !== state.capture;
+    const wanted = this.hasNothing() ? NothingView : MAKE[state.view];
+    const fresh = this.showing !== wanted || before?.capture !== state.capture;
+    this.stage.dataset["view"] = state.view;
     if (fresh) {
       this.view?.close();
       fill(this.stage);
-      this.stage.dataset["view"] = this.showing = state.view;
-      this.view = new MAKE[state.view](this.app, this.stage);
+      this.showing = wanted;
+      this.view = new wanted(this.app, this.stage);
     }
     this.view!.update(state, fresh ? null : before);
     this.drawBar();
     void this.counted();
+  }
+
+  /** Whether the view is of one layer, and that is empty. */
+  private hasNothing(): boolean {
+    return CONTROLS[this.app.state.view].includes("layer") && isEmpty(this.app.layer);
   }
 
   private drawTabs(): void {

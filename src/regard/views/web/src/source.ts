@@ -19,6 +19,8 @@ export interface Layer {
   normalize: string;
   causal: boolean;
   self: boolean;
+  /** The layers a token flows through from the output of this one down; none where it cannot be followed. */
+  stack: number[];
   kind: "weights" | "measures";
   levels: number;
   finest: number;

@@ -144,8 +144,9 @@ export class TextView implements View {
   }
 
   private colouring(links: Links | undefined): Colouring | null {
-    if (!links?.topWeight.length) return null;
-    const ramp = this.app.ramp(links.topWeight[0]);
+    const most = links?.topWeight[0];
+    if (!links || !most) return null;
+    const ramp = this.app.ramp(most);
     return (n) => (links.weight[n] > 0 ? [ramp.css(links.weight[n]), ramp.ink(links.weight[n])] : null);
   }
 
