@@ -144,8 +144,8 @@ def test_averages_are_of_the_last_checkpoints_of_a_run(translator, tmp_path):
     assert len(well("translate", tmp_path / "mean", stdin="ein Haus\n").lines) == 1
 
 
-@pytest.mark.parametrize("name", ["plan.toml", "plan.json"])
-def test_a_config_file_says_what_flags_say_and_flags_override_it(name, files, tmp_path):
+@pytest.mark.parametrize(("name", "marked"), [("plan.toml", False), ("plan.json", False), ("plan.json", True)])
+def test_a_config_file_says_what_flags_say_and_flags_override_it(name, marked, files, tmp_path):
     plan = {
         "data": {"source": str(files / "a.de"), "target": str(files / "a.en")},
         "vocabulary": {"kind": "char"},
@@ -156,7 +156,8 @@ def test_a_config_file_says_what_flags_say_and_flags_override_it(name, files, tm
         f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
         for section, values in plan.items()
     )
-    (tmp_path / name).write_text(toml if name.endswith("toml") else json.dumps(plan))
+    encoding = "utf-8-sig" if marked else "utf-8"
+    (tmp_path / name).write_text(toml if name.endswith("toml") else json.dumps(plan), encoding=encoding)
     well("train", "translation", "--config", tmp_path / name, "--steps", 1, "--dim", 12, "--out", tmp_path / "run")
     saved = json.loads((tmp_path / "run" / "step-00000001" / "plan.json").read_text())
     assert saved["training"]["steps"] == 1

@@ -152,6 +152,7 @@ ROWS = [
     ("heads that do not divide", TRAIN + "--dim 10 --heads 4", "heads"),
     ("dropout of everything", TRAIN + "--dropout 1", "dropout must be at least 0 and below 1, got 1"),
     ("a vocabulary too small", TRAIN + "--vocabulary 5", "size must leave room for the 256 bytes"),
+    ("a vocabulary too large", TRAIN + "--vocabulary 9999999999999", "size must be a whole number, at most 16,777,216"),
     (
         "batches too small",
         TRAIN + "--batch-tokens 9",

@@ -85,7 +85,7 @@ def test_an_evaluation_prints_each_number_with_its_signature(summarizer, files):
     ended = well("evaluate", summarizer, *data, *flags)
     measured = Summarizer.load(summarizer).evaluate(PAIRS, beam=2, max_length=1, no_repeat=3, words="unicode")
     assert [line.split()[:2] for line in ended.lines] == [[k, f"{v.value:.2f}"] for k, v in measured.items()]
-    assert "F1|unicode|rouge-score:" in ended.lines[0]
+    assert "F1|unicode+marks|nfc|rouge-score:" in ended.lines[0]
     assert f"{len(NEWS)} of {len(NEWS)} documents have more than 8 tokens" in ended.err
 
 

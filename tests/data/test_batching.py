@@ -443,12 +443,24 @@ def test_a_stream_with_fewer_examples_than_ranks_says_so():
             r"encode must give every example the same fields, got \['a'\] and \['b'\]",
         ),
         ([{"index": [1]}], ValueError, "encode must not name a field 'index'"),
+        (
+            [{"a": [1, 2], "a_lengths": 1}],
+            ValueError,
+            "encode must not name a field 'a_lengths': batches carry the len",
+        ),
+        ([{"a": [1, 2]}, {"a": 3}], ValueError, "give the field 'a' as many dims in every example, got 1 and 0"),
+        ([{"a": 3}, {"a": [1, 2]}], ValueError, "give the field 'a' as many dims in every example, got 0 and 1"),
         ([{"a": "text"}], TypeError, "encode must give numbers, got str in the field 'a'"),
     ],
 )
 def test_fields_that_cannot_be_say_why(items, error, message):
     with pytest.raises(error, match=message):
         list(Batches(items, rows=2, seed=None))
+
+
+def test_lengths_beside_what_has_none_are_a_field_like_any_other():
+    [batch] = Batches([{"a": 5, "a_lengths": 7}], rows=1)
+    assert batch["a_lengths"].tolist() == [7]
 
 
 @pytest.mark.parametrize("changed", [{"rows": 3}, {"pool": 4}, {"multiple": 8}, {"shard": (0, 2)}])

@@ -128,6 +128,33 @@ def test_any_mode_becomes_grey_or_rgb(tmp_path, mode, dims):
     assert image.dtype == np.uint8
 
 
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
+def test_grey_of_16_bits_is_scaled_to_8(tmp_path, ending):
+    values = np.array([[0, 128, 129], [257, 32_768, 65_535]], np.uint16)
+    Image.fromarray(values).save(tmp_path / f"a.{ending}")
+    assert read_image(tmp_path / f"a.{ending}").tolist() == [[0, 0, 1], [1, 128, 255]]
+    assert read_image(tmp_path / f"a.{ending}").dtype == np.uint8
+
+
+def test_grey_of_16_bits_with_the_high_byte_first_is_scaled_to_8(tmp_path):
+    header = b"MM\0*" + struct.pack(">I", 8)
+    tags = [(256, 3), (257, 1), (258, 16), (259, 1), (262, 1), (273, 200), (278, 1), (279, 6)]
+    entries = b"".join(struct.pack(">HHII", tag, 4, 1, value) for tag, value in tags)
+    table = header + struct.pack(">H", len(tags)) + entries + bytes(4)
+    (tmp_path / "a.tif").write_bytes(table.ljust(200, b"\0") + struct.pack(">3H", 0, 257, 65_535))
+    with Image.open(tmp_path / "a.tif") as image:
+        assert image.mode == "I;16B"
+    assert read_image(tmp_path / "a.tif").tolist() == [[0, 1, 255]]
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_grey_without_a_range_is_refused(tmp_path, mode):
+    Image.new(mode, (3, 2), 7).save(tmp_path / "a.tif")
+    message = f"a.tif: pixels of mode {mode} have no range that tells black from white; scale them to 0 to 255"
+    with pytest.raises(DataError, match=message):
+        read_image(tmp_path / "a.tif")
+
+
 def test_photographs_stand_upright(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -189,6 +189,43 @@ def test_foreign_tokenizers_are_found_by_their_usual_names(tmp_path):
         Tokenizer.from_json(text)
 
 
+@pytest.mark.parametrize("tokenizer", ALL)
+def test_special_tokens_that_were_chosen_are_kept(tokenizer, tmp_path):
+    text = tokenizer.to_json()
+    chosen = Tokenizer.from_json(text, pad="<bos>", bos="<eos>", eos="<pad>")
+    chosen.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert (loaded.pad, loaded.unk, loaded.bos, loaded.eos) == (2, 1, 3, 0)
+    assert loaded == chosen == pickle.loads(pickle.dumps(chosen)) == Tokenizer.from_json(chosen.to_json())
+    assert Tokenizer.load(tmp_path / "tokenizer.json", eos="<eos>").eos == 3
+    assert hf.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).to_str() == text
+    assert Tokenizer.from_json(text, eos="<eos>").to_json() == text
+
+
+@pytest.mark.parametrize("told", ["<eos>", {"end": "<eos>"}, {"eos": 3}])
+def test_special_tokens_that_a_file_tells_wrongly_are_refused(told):
+    tree = json.loads(WORDS.to_json())
+    tree["model"]["roles"] = told
+    with pytest.raises(DataError, match=r"tells special tokens by .*; expected names for some of pad, unk, bos, eos"):
+        Tokenizer.from_json(json.dumps(tree))
+
+
+@pytest.mark.parametrize("tokenizer", [WORDS, CHARACTERS, PIECES])
+def test_a_vocabulary_without_its_unknown_token_is_refused(tokenizer, tmp_path):
+    tree = json.loads(tokenizer.to_json())
+    tree["model"]["unk_token"] = "[UNK]"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    with pytest.raises(DataError, match=r"tokenizer.json: the vocabulary lacks '\[UNK\]', its token for unknown words"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("kind", [Tokenizer.words, Tokenizer.characters, Tokenizer.bpe, Tokenizer.wordpiece])
+@pytest.mark.parametrize("size", [2**24 + 1, 9_999_999_999_999, 2**64, 300.0, "300", True])
+def test_a_size_that_no_vocabulary_has_is_refused(kind, size):
+    with pytest.raises(ValueError, match="size must be a whole number, at most 16,777,216, got"):
+        kind(TEXTS, size=size)
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2]", b"not json", b"\xff\xfe"])
 def test_what_is_no_tokenizer_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content)

@@ -11,6 +11,7 @@ from steppers import Cached, D, Recurrent, Table
 
 from regard.decode import Coverage, Gnmt, beam, greedy
 from regard.decode.beam import Pool
+from regard.decode.divisors import Divisors
 
 LENGTHS = [None, Gnmt(0.6), Gnmt(1.5), Gnmt(-1.0), float]
 
@@ -286,3 +287,25 @@ def test_beam_says_what_it_cannot_do(options, message):
 def test_penalties_say_what_they_cannot_do(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize("length", [*LENGTHS, lambda n: 1 + n % 3])
+@pytest.mark.parametrize("last", [1, 2, 7, 20])
+def test_divisors_are_those_of_a_table_of_all_lengths(length, last):
+    values = [1.0] + [1.0 if length is None else float(length(n)) for n in range(1, last + 1)]
+    divisors = Divisors(length, last, torch.device("cpu"))
+    for n in range(last + 1):
+        divisors.extend(n + 1)
+        assert divisors.at(torch.tensor([n])).item() == values[n]
+        assert divisors.most(torch.tensor([n + 1])).item() == max(values[n + 1 :], default=values[-1])
+
+
+def test_the_penalty_is_asked_for_as_far_as_the_search_goes(monkeypatch):
+    asked, penalty = [], Gnmt.__call__
+    monkeypatch.setattr(Gnmt, "__call__", lambda self, n: asked.append(n) or penalty(self, n))
+    [short], [long] = (
+        beam(Table(5, 0), torch.arange(1), [[0]], width=3, end=4, max_length=most, length=Gnmt(0.6))
+        for most in (1000, 10**7)
+    )
+    assert long[0].tokens == short[0].tokens
+    assert len(asked) < 2000

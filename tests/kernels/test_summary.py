@@ -10,6 +10,7 @@ import torch
 import regard as R
 from regard import weights
 from regard.kernels import summary as kernel
+from regard.kernels.deal import dealt_even, dealt_long
 from regard.kernels.flat import flat
 from regard.kernels.reduce import Reduced
 from regard.kernels.tiles import Pattern
@@ -41,7 +42,7 @@ def portions(deal, blocks):
 @pytest.mark.parametrize("at_once", [264, 396])
 @pytest.mark.parametrize("blocks", [1, 16, 256, 264, 395, 396, 400, 512, 1024, 2048, 8192])
 def test_blocks_are_dealt_out_whole_and_processors_end_at_about_one_time(blocks, at_once):
-    deal = kernel._dealt_even(blocks, at_once)
+    deal = dealt_even(blocks, at_once)
     shared = portions(deal, blocks)
     assert len(shared) == blocks
     assert sum(shared) == deal.programs(blocks)
@@ -51,7 +52,7 @@ def test_blocks_are_dealt_out_whole_and_processors_end_at_about_one_time(blocks,
 
 @pytest.mark.parametrize(("blocks", "at_once", "places"), [(512, 396, 32), (256, 396, 16), (128, 264, 8), (3, 396, 3)])
 def test_a_few_long_blocks_keep_no_processor_busy_after_the_others(blocks, at_once, places):
-    deal = kernel._dealt_long(blocks, at_once, places)
+    deal = dealt_long(blocks, at_once, places)
     shared = portions(deal, blocks)
     assert len(shared) == blocks
     assert sum(shared) == deal.programs(blocks)

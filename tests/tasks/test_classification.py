@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +26,7 @@ from regard.models import (
     ViTConfig,
     pretrained,
 )
-from regard.tasks import Batching, classification, looking
+from regard.tasks import Batching, classification, looking, runs
 from regard.tasks.classification import Classifier
 from regard.tasks.classifiers import Model
 from regard.tasks.seeing import Seeing, Sight
@@ -368,6 +370,83 @@ def test_a_pretrained_bert_is_begun_with(published, tmp_path):
         assert torch.equal(classifier.model.state_dict()[f"bert.{name}"], x)
     outcome = classification.train_texts(Reviews(), recipe=RECIPE, resume=True, **told)
     assert outcome.step == 4
+
+
+def theirs(folder, kind, *, labels):
+    """A classifier that transformers has saved, small and never trained."""
+    transformers = pytest.importorskip("transformers")
+    pieces = Tokenizer.wordpiece([text for text, _ in SENTENCES], size=90)
+    sizes = {"vocab_size": len(pieces), "num_labels": labels, "pad_token_id": pieces.pad}
+    if kind == "DistilBert":
+        sizes |= {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 40}
+    else:
+        sizes |= {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        sizes |= {"max_position_embeddings": 42}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(initializer_range=0.5, **sizes)
+    model = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
+    model.save_pretrained(folder)
+    pieces.save(folder / "tokenizer.json")
+    return model, pieces
+
+
+class Told(Silence):
+    """Keeps what is said."""
+
+    def __init__(self):
+        self.lines = []
+
+    def say(self, line):
+        self.lines.append(line)
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta", "DistilBert"])
+def test_a_classifier_of_others_says_what_it_said_there(kind, tmp_path):
+    model, pieces = theirs(tmp_path / kind, kind, labels=2)
+    told, reviews = Told(), Reviews()
+    classification.train_texts(
+        reviews,
+        out=tmp_path / "run",
+        pretrained=tmp_path / kind,
+        recipe=replace(RECIPE, steps=0),
+        batching=Batching(limit=40),
+        show=told,
+    )
+    classifier = Classifier.load(tmp_path / "run")
+    for text in ("the witty film was fine", ""):
+        ids = torch.tensor([pieces.encode(text, bos=True, eos=True)])
+        with torch.no_grad():
+            expected = model(ids).logits.softmax(-1)[0]
+        [found] = classifier.classify([text])
+        assert torch.allclose(
+            torch.tensor([found.probabilities[name] for name in reviews.classes]), expected, atol=1e-5
+        )
+    assert f"the classifier of {tmp_path / kind} is kept; its classes are, in this order, bad, good" in told.lines
+
+
+def test_a_classifier_of_other_classes_is_said_to_be_new(published, tmp_path):
+    theirs(tmp_path / "three", "Bert", labels=3)
+    for folder, why in ((tmp_path / "three", "that of .*three tells 3 apart"), (published[0], ".*bert has none")):
+        told, out = Told(), tmp_path / f"{folder.name}-run"
+        classification.train_texts(
+            Reviews(),
+            out=out,
+            pretrained=folder,
+            recipe=replace(RECIPE, steps=0),
+            batching=Batching(limit=40),
+            show=told,
+        )
+        assert any(re.fullmatch(f"the classifier of 2 classes is new, {why}", line) for line in told.lines)
+
+
+def test_texts_end_as_they_did_in_training(published, tmp_path):
+    told = {"pretrained": published[0], "batching": Batching(limit=6, long="truncate"), "show": Silence()}
+    classification.train_texts(Reviews(), out=tmp_path / "run", recipe=replace(RECIPE, steps=1), **told)
+    reads = Classifier.load(tmp_path / "run").reads
+    assert [row[-1] for row in reads.read(["the film", ""])["ids"]] == [reads.words.eos] * 2
+    said = json.loads((checkpoint.find(tmp_path / "run") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({key: said[key] for key in said.keys() - {"end", "pooler"}}))
+    assert not runs.config_of(tmp_path, classification.TASK, classification.Config).end
 
 
 def test_what_cannot_be_begun_with_is_named(published, tmp_path):

@@ -160,6 +160,14 @@ def test_the_likeliest_tokens_are_written_at_temperature_0(model):
     assert text == model._text([], ids[1:])
 
 
+def test_seeds_behind_the_last_are_the_first(model):
+    last = 2**64 - 1
+    assert len(model.generate("the", tokens=4 * model.length, samples=2, seed=last)) == 2
+    for seed in (-1, 2**64):
+        with pytest.raises(ValueError, match="seed must be"):
+            model.generate("the", tokens=4, seed=seed)
+
+
 def test_the_same_seed_writes_the_same_and_another_something_else(model):
     one, again, other = (model.generate("the", tokens=12, samples=3, seed=seed) for seed in (5, 5, 8))
     assert one == again != other

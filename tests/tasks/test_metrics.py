@@ -83,7 +83,7 @@ def test_rouge_is_the_mean_over_texts_and_reads_other_scripts_when_told():
     assert metrics.rouge(["дом и пёс"], ["дом и кот"])["rouge1"].value == 0
     found = metrics.rouge(["дом и пёс"], ["Дом и кот"], words="unicode")
     assert found["rouge1"].value == pytest.approx(100 * 2 / 3)
-    assert "|unicode|" in found["rouge1"].signature
+    assert "|unicode+marks|nfc|" in found["rouge1"].signature
     with pytest.raises(ValueError, match="words must be 'english' or 'unicode', got 'latin'"):
         metrics.rouge(["a"], ["a"], words="latin")
     with pytest.raises(ValueError, match="metrics need a reference for each"):
@@ -138,3 +138,28 @@ def test_one_hypothesis_is_not_many(metric):
 
 def test_exact_is_any_of_the_references():
     assert metrics.exact_of_many(["a", " b", "c"], [["x", "a"], ["b"], ["d", "e"]]).value == pytest.approx(200 / 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("हिन्दी में, नमस्ते!", ["हिन्दी", "में", "नमस्ते"]),
+        ("Cafe\u0301 Ångström", ["café", "ångström"]),
+        ("می\u200cخواهم snake_case 3.5", ["می\u200cخواهم", "snake_case", "3", "5"]),
+    ],
+)
+def test_marks_belong_to_the_words_they_stand_in(text, words):
+    assert metrics.UnicodeWords().tokenize(text) == words
+
+
+def test_words_that_share_letters_only_are_different_words():
+    assert metrics.rouge(["कि"], ["की"], words="unicode")["rouge1"].value == 0.0
+    assert metrics.rouge(["cafe\u0301"], ["café"], words="unicode")["rouge1"].value == 100.0
+
+
+@pytest.mark.parametrize("metric", [metrics.exact_of_many, partial(metrics.bleu_of_many, order=2)])
+@pytest.mark.parametrize("references", [[["a"], []], [[], ["a"]], [[], []]])
+def test_a_hypothesis_without_a_reference_is_named(metric, references):
+    missing = references.index([])
+    with pytest.raises(ValueError, match=f"each hypothesis needs a reference, got none for number {missing}; leave it"):
+        metric(["a", "a"], references)

@@ -13,9 +13,9 @@ TEXTS = ["the great film", "", "so dull, so long", "an extraordinarily-long-word
 CPU = torch.device("cpu")
 
 
-def how(kind="words", *, spelled=True, start=False, limit=100):
+def how(kind="words", *, spelled=True, start=False, limit=100, end=False):
     words = Tokenizer.bpe(TEXTS, size=300) if kind == "bpe" else Tokenizer.words(TEXTS)
-    return Texts(words, Tokenizer.characters(TEXTS) if spelled else None, start, limit)
+    return Texts(words, Tokenizer.characters(TEXTS) if spelled else None, start, limit, end)
 
 
 @pytest.mark.parametrize("kind", ["words", "bpe"])
@@ -38,7 +38,7 @@ def test_letters_are_those_of_the_tokens_beside_them(limit):
         assert letters.shape[:2] == batch["ids"].shape
         assert batch["ids"].shape[1] <= limit
         for row, n, spelled in zip(rows, batch["ids_lengths"].tolist(), letters, strict=True):
-            pieces = texts.pieces(TEXTS[row])[:n] if TEXTS[row] else [""]
+            pieces = texts.pieces(TEXTS[row]) if TEXTS[row] else [""]
             assert [texts.letters.decode(one) for one in spelled[:n]] == [piece[:LETTERS] for piece in pieces]
             assert not spelled[n:].any()
     assert sorted(seen) == list(range(len(TEXTS)))
@@ -49,6 +49,26 @@ def test_a_text_is_too_long_beyond_the_limit_which_its_start_counts_to(start):
     texts = how(limit=3, start=start)
     assert texts.too_long(["the great film", "", "so dull, so"]) == [start, False, True]
     assert texts.too_long([]) == []
+
+
+@pytest.mark.parametrize("limit", [2, 3, 5, 6, 100])
+def test_an_end_is_kept_where_texts_are_cut(limit):
+    texts = how(spelled=False, start=True, limit=limit, end=True)
+    words = texts.words
+    for rows, batch in texts.batches(TEXTS, CPU):
+        for row, n, ids in zip(rows, batch["ids_lengths"].tolist(), batch["ids"].tolist(), strict=True):
+            whole = [words.bos, *words.encode(TEXTS[row])][: limit - 1]
+            assert ids[:n] == [*whole, words.eos]
+            assert len(texts.pieces(TEXTS[row])) == n
+            assert texts.pieces(TEXTS[row])[-1] == "<eos>"
+
+
+def test_an_end_that_a_batch_was_cut_of_comes_back():
+    texts = how(spelled=False, start=True, limit=3, end=True)
+    eos = texts.words.eos
+    batch = {"ids": torch.tensor([[9, 8, 7, 0], [9, eos, 0, 0]]), "ids_lengths": torch.tensor([3, 2])}
+    assert texts.ended(batch)["ids"].tolist() == [[9, 8, eos, 0], [9, eos, 0, 0]]
+    assert how(limit=3).ended(batch) is batch
 
 
 def test_without_letters_there_are_none():

@@ -5,13 +5,14 @@ import random
 import resource
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 import torch
-from small_run import FILES, Small, remains, small
+from small_run import FILES, RECIPE, Small, data, evaluate, remains, small
 from torch import nn
 
-from regard.train import CheckpointError, ResourceError, Silence, checkpoint, find, load
+from regard.train import CheckpointError, ResourceError, Shuffled, Silence, checkpoint, find, fit, load, saving
 
 FIVE = ("config.json", "model.safetensors", "tokenizer.json", "training.json", "training.safetensors")
 ALL = (*FIVE, "manifest.sha256")
@@ -271,6 +272,47 @@ def test_what_a_killed_process_left_is_in_nobodys_way(scratch, uninterrupted):
 
 def test_only_the_newest_and_the_best_stay(run):
     assert sorted(path.name for path in run.glob("step-*")) == ["step-00000018", "step-00000022", "step-00000024"]
+
+
+def test_a_damaged_checkpoint_does_not_count_among_those_kept(scratch):
+    run, recipe = scratch / "run", replace(RECIPE, steps=7, save_every=3, keep=2)
+    small(run, recipe=recipe)
+    (run / "step-00000007" / checkpoint.MODEL).write_bytes(b"damaged")
+    small(run, recipe=replace(recipe, steps=9), resume=True)
+    assert {path.name for path in run.glob("step-*")} >= {f"step-0000000{step}" for step in (6, 7, 9)}
+    small(run, recipe=replace(recipe, steps=12), resume=True)
+    kept = {(run / "best").resolve().name, "step-00000009", "step-00000012"}
+    assert {path.name for path in run.glob("step-*")} == kept
+
+
+def test_checkpoints_of_a_compiled_model_have_the_names_of_the_plain_one(scratch):
+    recipe, batches = replace(RECIPE, steps=2), Shuffled(data(), seed=3)
+    told = {"folder": scratch / "run", "evaluate": evaluate, "show": Silence()}
+    fit(torch.compile(Small(), backend="eager"), batches, recipe, **told)
+    found = {name for file in (checkpoint.MODEL, saving.TENSORS) for name in tensors_of(scratch / "run", file)}
+    assert not [name for name in found if "_orig_mod" in name]
+    model = Small()
+    checkpoint.load(scratch / "run" / "step-00000002", model)
+    again = torch.compile(Small(), backend="eager")
+    checkpoint.load(scratch / "run" / "step-00000002", again)
+    for x, y in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(x, y)
+    longer = replace(recipe, steps=4)
+    fit(Small(), Shuffled(data(), seed=3), longer, resume=True, **told)
+    fit(Small(), Shuffled(data(), seed=3), longer, **told | {"folder": scratch / "whole"})
+    weights = [scratch / run / "step-00000004" / checkpoint.MODEL for run in ("run", "whole")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def tensors_of(run, name):
+    return checkpoint.read_tensors(checkpoint.saved(run)[-1], name)
+
+
+def test_weights_under_the_names_of_a_compiled_model_are_taken():
+    model, other = Small(), Small()
+    values = {f"_orig_mod.{name}": x + 1 for name, x in checkpoint.tensors(model).items()}
+    checkpoint.put(values, other, source="file")
+    assert all(torch.equal(x + 1, y) for x, y in zip(model.parameters(), other.parameters(), strict=True))
 
 
 def test_best_link_follows_a_fall_back(run):

@@ -289,6 +289,18 @@ def test_scores_on_other_data_to_validate_by_are_forgotten(scratch, before, now,
     assert os.readlink(scratch / "best") == outcome.best.name == f"step-{best:08d}"
 
 
+def test_metrics_may_come_and_go(scratch):
+    found = iter([{"loss": 3.0}, {"loss": 2.0, "f1": 0.5}, {"loss": 1.0, "exact": 0.25}])
+    recipe = Recipe(steps=2, evaluate_every=1)
+    train(scratch, Plain(), Shuffled(data()), recipe, evaluate=lambda model: next(found))
+    found = iter([{"loss": 2.0, "exact": 0.25}] * 2)
+    train(scratch, Plain(), Shuffled(data()), replace(recipe, steps=3), evaluate=lambda model: next(found), resume=True)
+    with (scratch / "evaluations.csv").open(newline="") as file:
+        rows = [{name: value for name, value in row.items() if name != "epoch"} for row in csv.DictReader(file)]
+    assert rows[0] == {"step": "1", "loss": "3.0", "f1": "", "exact": ""}
+    assert rows[-1] == {"step": "3", "loss": "2.0", "f1": "", "exact": "0.25"}
+
+
 def test_a_record_of_ones_own_says_nothing_of_scores(scratch):
     recipe = Recipe(steps=2, evaluate_every=1)
     train(scratch, Plain(), Shuffled(data()), recipe, evaluate=scripted([1.0, 2.0]), files={"data.json": "no JSON"})

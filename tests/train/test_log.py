@@ -1,5 +1,6 @@
 """Tables, TensorBoard and what is shown."""
 
+import csv
 import importlib.machinery
 import io
 import sys
@@ -26,8 +27,20 @@ def test_table_is_taken_up_at_a_step(tmp_path):
     assert path.read_text() == f"step,loss\n1,{1 / 3}\n2,{2 / 3}\n"
     table.add({"step": 3, "loss": 9.0})
     assert path.read_text().endswith("\n3,9.0\n")
-    with pytest.raises(ValueError, match=r"has the columns \['step', 'loss'\], got a row with \['step', 'bleu'\]"):
-        table.add({"step": 4, "bleu": 1.0})
+
+
+def test_a_row_of_other_columns_widens_the_table(tmp_path):
+    path = tmp_path / "evaluations.csv"
+    Table(path, upto=0).add({"step": 1, 'odd, "name"': 0.5})
+    Table(path, upto=1).add({"step": 2, "bleu": 1.0})
+    table = Table(path, upto=2)
+    table.add({"step": 3, 'odd, "name"': 0.25})
+    table.add({"step": 4, "chrf": 7.0, "bleu": 2.0})
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["step", 'odd, "name"', "bleu", "chrf"]
+    assert rows[1:] == [["1", "0.5", "", ""], ["2", "", "1.0", ""], ["3", "0.25", "", ""], ["4", "", "2.0", "7.0"]]
+    assert [one.name for one in tmp_path.iterdir()] == ["evaluations.csv"]
 
 
 def test_table_that_was_edited_is_refused(tmp_path):

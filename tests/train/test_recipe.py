@@ -1,6 +1,7 @@
 """Recipes: saved as closed JSON, and checked on the way in."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -58,7 +59,7 @@ def test_recipe_comes_back_from_json(recipe, tmp_path):
         ({"betas": [0.9, 1.0]}, "file: betas must be at least 0 and below 1, got (0.9, 1.0)"),
         ({"eps": 0}, "file: eps must be above 0, got 0"),
         ({"weight_decay": -0.1}, "file: weight_decay must be at least 0, got -0.1"),
-        ({"clip": 0.0}, "file: clip must be above 0, got 0.0; None leaves the gradient as it is"),
+        ({"clip": 0.0}, "file: clip must be above 0 and finite, got 0.0; None leaves gradients as they are"),
         ({"precision": "float16"}, "file: precision must be 'auto' or 'float32' or 'bfloat16', got 'float16'"),
         ({"compile": "yes"}, "file: compile must be true or false, got 'yes'"),
         ({"metric": 3}, "file: metric must be text, got 3"),
@@ -81,3 +82,9 @@ def test_text_that_is_no_recipe_is_answered(text):
 def test_recipes_are_frozen_values():
     assert replace(RECIPES[0], steps=2) == Recipe(steps=2)
     assert hash(RECIPES[2]) == hash(Recipe.from_json(RECIPES[2].to_json()))
+
+
+@pytest.mark.parametrize("clip", [math.inf, math.nan, -math.inf])
+def test_a_clip_that_no_file_can_hold_is_refused(clip):
+    with pytest.raises(ValueError, match=r"clip must be above 0 and finite, got .*; None leaves gradients as they are"):
+        Recipe(steps=1, clip=clip)

@@ -237,7 +237,7 @@ def _show(classifier: Classifier, seen: list[Any], found: list[Classified], path
     [look], [one], [first] = classifier.looks(seen), found, seen
     title = f"{one.label}, by {one.probability:.0%}"
     if isinstance(classifier.reads, Texts):
-        pieces = classifier.reads.pieces(first)[: len(look)]
+        pieces = classifier.reads.pieces(first)
         figure = regard.views.text(look[None], pieces, title=title)
     else:
         y, x = look.shape

@@ -118,7 +118,7 @@ def read(path: Path, plan: type) -> Values:
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"{path} is larger than {LARGEST:,} bytes; expected a config file")
-        text = path.read_text(encoding="utf8")
+        text = path.read_text(encoding="utf-8-sig")  # as some editors on Windows save it
         found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}; expected a config file") from None

@@ -262,10 +262,16 @@ class Batches:
         return cut[self._rank :: self._ranks], len(spare)
 
     def _collate(self, examples: list[tuple[int, Example]]) -> dict[str, Tensor]:
-        names = examples[0][1].keys()
+        names, dims = examples[0][1].keys(), {name: value.ndim for name, value in examples[0][1].items()}
         for _, example in examples:
             if example.keys() != names:
                 raise ValueError(f"encode must give every example the same fields, got {[*names]} and {[*example]}")
+            for name, value in example.items():
+                if value.ndim != dims[name]:
+                    raise ValueError(
+                        f"encode must give the field {name!r} as many dims in every example, got {dims[name]} and "
+                        f"{value.ndim}"
+                    )
         batch = collate([example for _, example in examples], self._padding(names), multiple=self._multiple)
         batch["index"] = torch.tensor([index for index, _ in examples])
         self._report.examples += len(examples)

@@ -125,4 +125,9 @@ def encoded(values: Mapping[str, Any]) -> Example:
         elif isinstance(value, (float, list, tuple)) and array.dtype.kind == "f":
             array = array.astype(np.float32)
         fields[name] = array
+    for name in fields:
+        if f"{name}_lengths" in fields and fields[name].ndim == 1:
+            raise ValueError(
+                f"encode must not name a field '{name}_lengths': batches carry the lengths of {name!r} there"
+            )
     return fields

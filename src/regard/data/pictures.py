@@ -20,7 +20,8 @@ from .errors import DataError
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 READERS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
 MOST_PIXELS = 2**26
-GREY = ("1", "L", "LA", "I", "I;16", "F")
+GREY = ("1", "L", "LA")
+UNSCALED = "scale them to 0 to 255 and save it as an 8-bit PNG"
 
 Array = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -79,7 +80,7 @@ class Pictures:
 
 
 def read_image(file: str | Path | io.BytesIO, *, name: str | None = None) -> Array:
-    """An image file as an array (height, width, 3), or (height, width) if it is grey, upright."""
+    """An image file as an array (height, width, 3), or (height, width) if it is grey, upright; 16 bits become 8."""
     name = name or str(file)
     try:
         # Our own limit is lower than the one Pillow warns at.
@@ -88,8 +89,15 @@ def read_image(file: str | Path | io.BytesIO, *, name: str | None = None) -> Arr
         with image:
             if image.width * image.height > MOST_PIXELS:
                 raise DataError(f"{image.width} x {image.height} pixels are too many", file=name, hint="scale it down")
-            grey = image.mode in GREY
-            return np.array(ImageOps.exif_transpose(image).convert("L" if grey else "RGB"))
+            deep = _has_16_bits(image)
+            if image.mode in ("I", "F") and not deep:
+                raise DataError(
+                    f"pixels of mode {image.mode} have no range that tells black from white", file=name, hint=UNSCALED
+                )
+            upright = ImageOps.exif_transpose(image)
+            if deep:
+                return ((np.array(upright).astype(np.uint32) + 128) // 257).astype(np.uint8)
+            return np.array(upright.convert("L" if image.mode in GREY else "RGB"))
     except DataError:
         raise
     except FileNotFoundError as error:
@@ -120,6 +128,11 @@ def pixels(image: Array, *, size: int | None = None, channels: int = 3) -> Tenso
         image = np.array(Image.fromarray(image).convert("L"))
     values = torch.from_numpy(np.array(image, dtype=np.float32) / 255)
     return values.unsqueeze(0) if values.ndim == 2 else values.permute(2, 0, 1).contiguous()
+
+
+def _has_16_bits(image: Image.Image) -> bool:
+    """Whether a picture is grey from 0 to 65,535; of these formats it is, though Pillow may say 32 bits."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
 def _is_image(name: str) -> bool:

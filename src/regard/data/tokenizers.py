@@ -23,6 +23,8 @@ KNOWN = {
     "eos": ("<eos>", "</s>", "[SEP]", "<|end_of_text|>", "<|endoftext|>"),
 }
 LARGEST = 2**28
+MOST = 2**24  # tokens of a vocabulary: the trainers set room aside for all of them at once
+ROLES = "roles"  # where a file tells which tokens they are: in its model, where the library of others passes it over
 
 
 class Span(NamedTuple):
@@ -55,6 +57,7 @@ class Tokenizer:
         eos: str | None = None,
     ) -> None:
         self._inner = _plain(inner)
+        _must_know_the_unknown(inner)
         self.pad, self.bos, self.eos = self._must("pad", pad), self._must("bos", bos), self._must("eos", eos)
         self.unk = self._find("unk", unk)
 
@@ -99,6 +102,7 @@ class Tokenizer:
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        _must_be_size(size)
         if size < len(alphabet) + len(SPECIALS) + len(specials):
             least = len(alphabet) + len(SPECIALS) + len(specials)
             raise ValueError(f"size must leave room for the 256 bytes and the specials, at least {least}, got {size}")
@@ -163,11 +167,19 @@ class Tokenizer:
             inner = hf.Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing narrower
             raise DataError(f"is not a tokenizer ({error})", hint="expected the JSON of a tokenizer") from error
-        return cls(inner, pad=pad, unk=unk, bos=bos, eos=eos)
+        given = {"pad": pad, "unk": unk, "bos": bos, "eos": eos}
+        return cls(inner, **_told_roles(text) | {role: name for role, name in given.items() if name is not None})
 
     def to_json(self) -> str:
-        """The whole tokenizer as text, as in `tokenizer.json`."""
-        return self._inner.to_str()
+        """The whole tokenizer as text, as in `tokenizer.json`; it tells the special tokens that no name would."""
+        text = self._inner.to_str()
+        roles = self._roles().items()
+        chosen = {role: id for role, id in roles if id is not None and id != self._find(role, None)}
+        if not chosen:
+            return text
+        tree = json.loads(text)
+        tree["model"][ROLES] = {role: self._inner.id_to_token(id) for role, id in chosen.items()}
+        return json.dumps(tree, indent=2, ensure_ascii=False)
 
     def save(self, path: str | Path) -> None:
         """Write `tokenizer.json`, whole or not at all."""
@@ -269,17 +281,12 @@ class Tokenizer:
 
     @classmethod
     def _trained(
-        cls,
-        inner: hf.Tokenizer,
-        trainer: Any,
-        texts: Iterable[str],
-        size: int,
-        specials: Sequence[str],
-        **options: Any,
+        cls, inner: hf.Tokenizer, trainer: Any, texts: Iterable[str], size: int, specials: Sequence[str], **options: Any
     ) -> Tokenizer:
         everything = [*SPECIALS, *specials]
         if len(set(everything)) != len(everything):
             raise ValueError(f"specials must differ from each other and from {', '.join(SPECIALS)}, got {specials}")
+        _must_be_size(size)
         if size <= len(everything):
             raise ValueError(f"size must be more than {len(everything)}, the tokens it begins with, got {size}")
         must_be_many(texts)
@@ -314,6 +321,29 @@ class Tokenizer:
 
     def _roles(self) -> dict[str, int | None]:
         return {role: getattr(self, role) for role in KNOWN}
+
+
+def _must_be_size(size: object) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size > MOST:
+        raise ValueError(f"size must be a whole number, at most {MOST:,}, got {size!r}")
+
+
+def _must_know_the_unknown(inner: hf.Tokenizer) -> None:
+    """Raise if the first word that a vocabulary of words or word pieces lacks would be an error."""
+    model = inner.model
+    if isinstance(model, models.WordLevel | models.WordPiece) and model.token_to_id(model.unk_token) is None:
+        raise DataError(
+            f"the vocabulary lacks {model.unk_token!r}, its token for unknown words",
+            hint="add it, or name another as unk_token of the model",
+        )
+
+
+def _told_roles(text: str) -> dict[str, str]:
+    """The special tokens that the JSON of a tokenizer tells of."""
+    told = json.loads(text)["model"].get(ROLES, {}) if f'"{ROLES}"' in text else {}
+    if not isinstance(told, dict) or not all(role in KNOWN and isinstance(name, str) for role, name in told.items()):
+        raise DataError(f"tells special tokens by {told!r}", hint=f"expected names for some of {', '.join(KNOWN)}")
+    return told
 
 
 def _some(texts: Iterable[str]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .demands import must_count
+from .divisors import Divisors
 from .frontier import Frontier
 from .hypothesis import Hypothesis
 from .limits import Limits
@@ -39,8 +40,9 @@ def beam(
 
     A hypothesis of n tokens scores log p / length(n) + coverage: `length=Gnmt(0.6)` and `Coverage(0.2, name)` are
     those of Wu et al. 2016, equation 14; any function of n will do, `float` for the mean, None for the sum. Prefix
-    and limits are those of `greedy`, which is what a width of 1 comes to. One cut off at `max_length` competes like
-    one that ended.
+    and limits are those of `greedy`, which is what a width of 1 comes to: with `no_repeat`, one of fewer than
+    `min_length` tokens comes where nothing but the end is left. One cut off at `max_length` competes like one that
+    ended. A function of your own is asked for every n up to `max_length` before the search.
 
     At each step the `width` best continuations count: those that end join the n best found so far, and the best
     others take their place in the beam. A row of the source is over when its n-th best found scores at least
@@ -59,7 +61,7 @@ def beam(
         raise ValueError(f"n_best must be at most width, got n_best={n_best} and width={width}")
     frontier = Frontier(stepper, source, prefix, limits)
     rows = frontier.sentences
-    divisors, reach = _divisors(length, max_length, rows.device)
+    divisors = Divisors(length, max_length, rows.device)
     # As many spare candidates as could end, so that a full beam goes on. A beam of one has no one to stand in.
     spare = width * len(limits.ends) if width > 1 else 0
     pool = Pool(len(rows), n_best, rows.device)
@@ -72,11 +74,12 @@ def beam(
         ids = torch.arange(scores.numel(), device=rows.device).view_as(scores)
 
         n = frontier.lengths.view(len(scores), -1)[:, 0].clamp(min=0)
+        divisors.extend(frontier.step + 1)
         if coverage is not None:
             given = frontier.lengths < 1  # what a row is given covers nothing, however the rows beside it begin
             covered = covered + coverage.received(frontier.attention).masked_fill(given[:, None], 0.0)
         if bool((ending := over[:, :width]).any()):
-            final = scores[:, :width] / divisors[n][:, None]
+            final = scores[:, :width] / divisors.at(n)[:, None]
             if coverage is not None:
                 final = final + coverage(covered, frontier.sentences)[parents[:, :width]]
             pool.add(final.masked_fill(~ending, -math.inf), ids[:, :width], frontier.step - 1)
@@ -85,7 +88,7 @@ def beam(
         # What is impossible takes part as a copy of the best, so that no model has to go on from where nothing can.
         kept = ids.gather(1, places)
         kept = torch.where(totals > -math.inf, kept, kept[:, :1])
-        live = pool.worst < totals[:, 0] / reach[n + 1]
+        live = pool.worst < totals[:, 0] / divisors.most(n + 1)
         if not bool(live.all()):
             left = torch.maximum(pool.best, totals[:, 0])  # NaN where either is
             if bool((lost := ~live & ~(left > -math.inf)).any()):
@@ -153,13 +156,3 @@ def _best(logits: Tensor, total: Tensor, totals: Tensor, count: int) -> tuple[Te
     scores, best = (totals.view(-1, 1) + gains).view(sentences, choices).topk(min(count, choices))
     best = best + torch.arange(0, sentences * choices, choices, device=best.device)[:, None]
     return scores, best // tokens.shape[1], tokens.flatten()[best], gains.flatten()[best]
-
-
-def _divisors(length: Callable[[int], float] | None, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """length(n) for n from 0 to `most`, and one more; and the largest at n or any length beyond it."""
-    values = [1.0] + [1.0 if length is None else float(length(n)) for n in range(1, most + 1)]
-    for n, value in enumerate(values):
-        if not 0 < value < math.inf:
-            raise ValueError(f"length must give positive numbers, got length({n}) = {value}")
-    divisors = torch.tensor([*values, values[-1]], dtype=torch.float64, device=device)
-    return divisors, divisors.flip(0).cummax(0).values.flip(0)

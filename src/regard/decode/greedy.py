@@ -41,8 +41,8 @@ def greedy(
 
     The prefix is what each row is given before it chooses: the start token, and whatever is forced after it. At most
     `max_length` tokens are chosen, the end included, and at least `min_length` before an end; no n-gram of
-    `no_repeat` tokens comes twice, the prefix included, and no token of `forbid` is chosen. Rows that are over are no
-    longer computed.
+    `no_repeat` tokens comes twice, the prefix included, and no token of `forbid` is chosen. Where `no_repeat`
+    leaves nothing but the end, that comes before `min_length`. Rows that are over are no longer computed.
     """
     limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=forbid)
     return walk(Frontier(stepper, source, prefix, limits), lambda logits, _: logits.max(-1).indices)

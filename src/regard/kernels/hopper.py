@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from . import tiles
+from .deal import Deal, block_of, there_and_back
 from .held import add, add_products, both_rows, first_of, held_by_thread, larger
 from .sums import STORED, Cells, Sums, clear, is_whole, send
 
@@ -81,16 +82,6 @@ class Walk(NamedTuple):
     crossing: Any
     long: Any
     short: Any
-
-
-class Deal(NamedTuple):
-    """How blocks of 128 rows are dealt out: the first ones to so many programs each, then others, then the rest."""
-
-    first: Any
-    to_first: Any
-    second: Any
-    to_second: Any
-    to_rest: Any
 
 
 class Outputs(NamedTuple):
@@ -266,27 +257,6 @@ def _run(begin, first, stop, since, until, step):
     return Run(begin, begin + stop - first, gl.where(step > 0, first - begin, begin + stop - 1), step)
 
 
-@gluon.jit
-def _dealt(program, deal):
-    """Which block a program takes, or which portion of it, of how many."""
-    block, of = program * 0, program * 0 + deal.to_first
-    if program >= deal.first * deal.to_first:
-        program -= deal.first * deal.to_first
-        block, of = block + deal.first, of * 0 + deal.to_second
-        if program >= deal.second * deal.to_second:
-            program -= deal.second * deal.to_second
-            block, of = block + deal.second, of * 0 + deal.to_rest
-    return block + program // of, program % of, of
-
-
-@gluon.jit
-def _there_and_back(program, programs, processors):
-    """The same programs, every other round of them, one for each processor, from behind."""
-    round = program // processors
-    size = gl.minimum(programs - round * processors, processors)
-    return gl.where(round % 2 == 1, 2 * round * processors + size - 1 - program, program)
-
-
 @gluon.jit(do_not_specialize=["first", "to_first", "second", "to_second", "to_rest"])
 def summarize(
     Q, K, LSE, LENGTHS, ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP,
@@ -304,10 +274,10 @@ def summarize(
 
     The first blocks of 128 rows have `to_first` programs each, `second` others `to_second`, and the rest `to_rest`.
     """
-    block, portion, of = _dealt(gl.program_id(0), Deal(first, to_first, second, to_second, to_rest))
+    block, portion, of = block_of(gl.program_id(0), Deal(first, to_first, second, to_second, to_rest))
     if BACKWARD:  # the last rows take longest, and go first; where nobody waits, long ones go with short ones
         if ALL_AT_ONCE:
-            block = _there_and_back(block, gl.num_programs(0), processors)
+            block = there_and_back(block, gl.num_programs(0), processors)
         place = places - 1 - block // attentions
         bh = block % attentions
     else:

@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .deal import Deal, dealt_even, dealt_long
 from .flat import aligned, flat
 from .hopper import summarize
 from .launch import launch
@@ -91,9 +92,9 @@ def summary(
     cut = CUTS[d]
     at_once = cut.at_once * processors
     if pattern.low < 0:
-        deal = _dealt_even(blocks, at_once)
+        deal = dealt_even(blocks, at_once)
     elif blocks < cut.few * processors:
-        deal = _dealt_long(blocks, at_once, places)
+        deal = dealt_long(blocks, at_once, places)
     else:
         deal = Deal(blocks, 1, 0, 1, 1)
     programs = deal.programs(blocks)
@@ -141,46 +142,6 @@ def _places(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[list[tuple
         places.append((name, shape, strides, start))
         start += math.prod(shape) // COLS * COLS + 2 * COLS
     return places, start
-
-
-class Deal(NamedTuple):
-    """How many blocks of rows come first, and how many programs each of them has; then others; then the rest."""
-
-    first: int
-    to_first: int
-    second: int
-    to_second: int
-    to_rest: int
-
-    def programs(self, blocks: int) -> int:
-        """All of them."""
-        rest = blocks - self.first - self.second
-        return self.first * self.to_first + self.second * self.to_second + rest * self.to_rest
-
-
-@lru_cache(maxsize=64)
-def _dealt_even(blocks: int, at_once: int) -> Deal:
-    """Blocks that take equally long, a program each, but for a last round that would leave many processors idle.
-
-    Its keys are dealt out: first in portions for a good part of what processors take at once, then in smaller ones for
-    those that are done early.
-    """
-    rest = blocks % at_once
-    if rest > 0.9 * at_once or not rest:
-        return Deal(blocks, 1, 0, 1, 1)
-    large = max(2, round(at_once / rest))
-    small = min(8, max(large, round(at_once / rest * 10 / 3)))
-    return Deal(blocks - rest, 1, min(rest, at_once * 3 // 5 // large), large, small)
-
-
-@lru_cache(maxsize=64)
-def _dealt_long(blocks: int, at_once: int, places: int) -> Deal:
-    """Blocks of which the first take longest, all there is to see, and the last next to nothing.
-
-    The longest would keep a processor busy after all others are done: programs share them, eight tiles each at least.
-    """
-    first, second, rest = (min(max(1, round(n * at_once / blocks)), 8, max(1, places // 4)) for n in (4, 3, 1.2))
-    return Deal(blocks // 4, first, blocks // 4, second, rest)
 
 
 @cache

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from ..data import Tokenizer
 from ..data.text import must_be_many
 from ..lens import Tape
-from ..models import Bert, BertClassifier, BertConfig
+from ..models import BertClassifier, BertConfig
+from ..models.activations import Name as Activation
 from ..train import Epochs, InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from . import looking, runs
 from .batching import Batching
@@ -47,12 +48,17 @@ class Examples(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What `config.json` says: the model, the names of the classes, and the most tokens or the pixels it reads."""
+    """What `config.json` says: the model, the names of the classes, and the most tokens or the pixels it reads.
+
+    `end` says whether texts are read with their `eos`, and `pooler` what a BERT's classes are told from if not tanh.
+    """
 
     model: Network
     classes: tuple[str, ...]
     limit: int | None
     sight: Sight | None
+    end: bool = False
+    pooler: Activation | None = None
 
 
 SMALL, SIZES, EYES = Model(), Batching(), Seeing()
@@ -88,8 +94,8 @@ def train_texts(
         Classifier.load("runs/reviews").classify(["no wit at all"])
 
     `pretrained` is the Hugging Face folder of a BERT, RoBERTa or DistilBERT to begin with, its tokenizer included, in
-    place of `model` and `vocabulary`. An evaluation gives `accuracy`, `f1` and `loss`. The rest is as in
-    `translation.train`.
+    place of `model` and `vocabulary`; its classifier too, where it has one of as many classes. An evaluation gives
+    `accuracy`, `f1` and `loss`. The rest is as in `translation.train`.
     """
 
     def prepare(start: Start) -> Setup:
@@ -97,9 +103,17 @@ def train_texts(
         if begun is None and pretrained is not None:
             if model != SMALL or vocabulary != WORDS:
                 raise ValueError("pretrained brings a model and a vocabulary of its own; leave them out")
-            learned, words = _bert_of(Path(pretrained), limit=batching.limit)
-            config = Config(model=learned.config, classes=tuple(examples.classes), limit=batching.limit, sight=None)
-            how = Texts(words, None, True, batching.limit)
+            classes = tuple(examples.classes)
+            learned, words = _begun(Path(pretrained), classes, limit=batching.limit, say=start.say)
+            config = Config(
+                model=learned.bert.config,
+                classes=classes,
+                limit=batching.limit,
+                sight=None,
+                end=True,
+                pooler=None if learned.pooler == "tanh" else learned.pooler,
+            )
+            how = Texts(words, None, True, batching.limit, end=True)
         elif begun is None:
             texts = [example.text for example in examples]
             words = vocabulary.learn(texts)
@@ -121,12 +135,10 @@ def train_texts(
             )
 
         def labelled(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-            return spelling(batch["index"].tolist(), {**batch, "label": labels[batch["index"]]})
+            return spelling(batch["index"].tolist(), {**how.ended(batch), "label": labels[batch["index"]]})
 
         prepared = _setup(config, how, Changed(batches, labelled), valid, recipe, unit="texts")
-        if learned is None:
-            return prepared
-        return replace(prepared, model=BertClassifier(learned, classes=len(config.classes)))
+        return prepared if learned is None else replace(prepared, model=learned)
 
     return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
 
@@ -200,7 +212,7 @@ class Classifier:
         """The classifier of a run."""
         path = runs.opened(folder)
         config = _config_of(path)
-        model = built(config.model, classes=len(config.classes))
+        model = _built(config)
         runs.fill(model, path)
         reads = config.sight or _texts_of(path)
         return cls(model.to(own_device(device)), reads, config.classes)
@@ -289,7 +301,7 @@ def _setup(
         _must_share(valid, config.classes)
     kept = reads.files() if isinstance(reads, Texts) else {}
     return Setup(
-        model=built(config.model, classes=len(config.classes)),
+        model=_built(config),
         batches=batches,
         evaluate=None if valid is None else _judge(valid, reads, config),
         files={runs.CONFIG: runs.described(TASK, config), **kept},
@@ -297,11 +309,24 @@ def _setup(
     )
 
 
-def _bert_of(folder: Path, *, limit: int) -> tuple[Bert, Tokenizer]:
-    bert, _, tokenizer = encoder_of(folder)
+def _begun(
+    folder: Path, classes: Sequence[str], *, limit: int, say: Callable[[str], None]
+) -> tuple[BertClassifier, Tokenizer]:
+    """A model with the weights and the tokenizer of a Hugging Face folder, and with its classifier if that fits."""
+    bert, model, tokenizer = encoder_of(folder)
     if limit > places(bert):
         raise ValueError(f"limit must be at most the {places(bert)} tokens that {folder} reads, got {limit}")
-    return bert, tokenizer
+    told = model.classes.out_features if isinstance(model, BertClassifier) else None
+    if isinstance(model, BertClassifier) and told == len(classes):
+        say(f"the classifier of {folder} is kept; its classes are, in this order, {', '.join(classes)}")
+        return model, tokenizer
+    why = f"{folder} has none" if told is None else f"that of {folder} tells {told} apart"
+    say(f"the classifier of {len(classes)} classes is new, {why}")
+    return BertClassifier(bert, classes=len(classes)), tokenizer
+
+
+def _built(config: Config) -> nn.Module:
+    return built(config.model, classes=len(config.classes), pooler=config.pooler)
 
 
 def _config_of(checkpoint: Path) -> Config:
@@ -312,7 +337,7 @@ def _texts_of(checkpoint: Path) -> Texts:
     config = _config_of(checkpoint)
     if config.limit is None:
         raise ValueError("the run is one of images, got texts; name another folder")
-    return Texts.load(checkpoint, start=isinstance(config.model, BertConfig), limit=config.limit)
+    return Texts.load(checkpoint, start=isinstance(config.model, BertConfig), limit=config.limit, end=config.end)
 
 
 def _must_share(examples: Examples, classes: Sequence[str]) -> None:

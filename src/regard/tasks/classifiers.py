@@ -21,6 +21,7 @@ from ..models import (
     ViTClassifier,
     ViTConfig,
 )
+from ..models.activations import Name as Activation
 from ..train.schema import check_types, must_be_left
 from .seeing import Sight
 
@@ -143,13 +144,13 @@ class Model:
             raise ValueError(f"kind must be {' or '.join(kinds)} for {what}, got {self.kind!r}")
 
 
-def built(config: Network, *, classes: int) -> nn.Module:
-    """The model of a config, for so many classes."""
+def built(config: Network, *, classes: int, pooler: Activation | None = None) -> nn.Module:
+    """The model of a config, for so many classes; `pooler` is of a BERT that has another than tanh."""
     match config:
         case TextClassifierConfig():
             return TextClassifier(config)
         case BertConfig():
-            return BertClassifier(Bert(config), classes=classes)
+            return BertClassifier(Bert(config), classes=classes, pooler=pooler)
         case AttentionConvNetConfig():
             return AttentionConvNet(config)
         case ViTConfig():

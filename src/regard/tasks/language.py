@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset
 from ..data import Batches, Tokenizer, Windows, ids_of
 from ..data.text import lines_in, must_be_many
 from ..decode import greedy, sample
+from ..decode.sampling import SEEDS
 from ..lens import Tape, capture
 from ..models import Gpt, GptConfig
 from ..nn.losses import surprise
@@ -216,7 +217,8 @@ class LanguageModel:
             else:
                 limits |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
                 # The rows of a stretch draw from seeds side by side, those of the next from seeds behind them.
-                found = [one for [one] in sample(self.model, None, prefix, seed=seed + samples * done, **limits)]
+                limits["seed"] = (seed + samples * done) % SEEDS if done else seed
+                found = [one for [one] in sample(self.model, None, prefix, **limits)]
             for row, one in zip(going, found, strict=True):
                 written[row] += one.tokens
             going = [row for row, one in zip(going, found, strict=True) if not one.finished]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import unicodedata
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
@@ -14,6 +14,7 @@ from ..train.progress import number
 
 # Those of sacreBLEU that want no files from elsewhere, nor packages that are not here.
 TOKENIZERS = ("13a", "intl", "zh", "char", "none")
+JOINERS = "_\u200c\u200d"  # the last two have no width: Indic and Persian words are spelled with them
 
 
 class Measured(NamedTuple):
@@ -98,7 +99,7 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str], *, words: Words 
     rougeL 66.67  F1|stemmed|rouge-score:...
 
     The words are those of rouge-score: letters from a to z and digits, stemmed as English. It finds none in other
-    scripts; `words="unicode"` takes every run of letters and digits for a word, without stemming.
+    scripts; `words="unicode"` takes every run of letters, their marks and digits for a word, without stemming.
     """
     from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
@@ -108,16 +109,26 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str], *, words: Words 
     names, english = ("rouge1", "rouge2", "rougeL"), words == "english"
     scorer = RougeScorer(names, use_stemmer=english, tokenizer=None if english else UnicodeWords())
     each = [scorer.score(target=target, prediction=h) for h, target in zip(hypotheses, references, strict=True)]
-    signature = f"F1|{'stemmed' if english else 'unicode'}|rouge-score:{version('rouge-score')}"
+    signature = f"F1|{'stemmed' if english else 'unicode+marks|nfc'}|rouge-score:{version('rouge-score')}"
     return {name: Measured(100 * sum(one[name].fmeasure for one in each) / len(each), signature) for name in names}
 
 
 class UnicodeWords:
-    """Runs of letters and digits of any script, as rouge-score takes a tokenizer."""
+    """Runs of letters, their marks and digits of any script, as rouge-score takes a tokenizer."""
 
     def tokenize(self, text: str) -> list[str]:
-        """The words of a text, in lower case."""
-        return re.findall(r"\w+", text.lower())
+        """The words of a text, in lower case and composed (NFC).
+
+        >>> UnicodeWords().tokenize("हिन्दी, Cafe\\u0301!")
+        ['हिन्दी', 'café']
+        """
+        text = unicodedata.normalize("NFC", text.lower())
+        return "".join(letter if _in_word(letter) else " " for letter in text).split()
+
+
+def _in_word(letter: str) -> bool:
+    """Whether a character does not end a word: vowel signs are marks, and joiners stand between letters."""
+    return letter.isalnum() or letter in JOINERS or unicodedata.category(letter).startswith("M")
 
 
 def _measured(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Measured:
@@ -128,8 +139,10 @@ def _measured(metric: Any, hypotheses: Sequence[str], references: Sequence[str])
 
 def _must_match_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
     _must_match(hypotheses, references)
-    for some in references:
+    for n, some in enumerate(references):
         must_be_many(some, "the references of each hypothesis")
+        if not some:
+            raise ValueError(f"each hypothesis needs a reference, got none for number {n}; leave it out")
 
 
 def _must_match(hypotheses: Sequence[str], references: Sequence[Any]) -> None:

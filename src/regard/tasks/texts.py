@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from .encoded import Encoded, Ids, in_batches
 from .spelling import ALPHABET, LETTERS, Spelling
 from .vocabulary import TOKENIZER
 
+T = TypeVar("T")
 TOKENS = 8192  # of a batch that is only read
 
 
@@ -28,18 +30,29 @@ class Texts:
     >>> batch["ids"].shape, batch["characters"].shape
     (torch.Size([2, 2]), torch.Size([2, 32]))
 
-    With `start` a text begins with `bos`, which speaks for the whole in a BERT. A text that says nothing is its end.
-    What is only read is cut after `limit` tokens.
+    With `start` a text begins with `bos`, which speaks for the whole in a BERT, and with `end` it ends with `eos`, as
+    those of others have learned it. A text that says nothing is its end. What is only read is cut after `limit`
+    tokens, of which an `end` is one.
     """
 
     words: Tokenizer
     letters: Tokenizer | None
     start: bool
     limit: int
+    end: bool = False
 
     def read(self, texts: Sequence[str]) -> dict[str, list[list[int]]]:
         """Texts as `ids`."""
-        return {"ids": [row or [self.words.eos] for row in self.words.encode_all(texts, bos=self.start)]}
+        rows = self.words.encode_all(texts, bos=self.start, eos=self.end)
+        return {"ids": [row or [self.words.eos] for row in rows]}
+
+    def ended(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch with the ends that cutting texts to the limit took off."""
+        if not self.end:
+            return batch
+        last = torch.arange(batch["ids"].shape[1]) == self.limit - 1
+        full = batch["ids_lengths"] == self.limit
+        return {**batch, "ids": batch["ids"].masked_fill(full[:, None] & last, self.words.eos)}
 
     def spell(self, texts: Sequence[str]) -> dict[str, list[Ids]]:
         """Texts as `characters`: so many to a token, one token behind the other."""
@@ -48,10 +61,11 @@ class Texts:
         return {"characters": [spelled(self._stretches(text)).reshape(-1) for text in texts]}
 
     def pieces(self, text: str) -> list[str]:
-        """The part of the text that each token stands for; the name of one that stands for none."""
+        """The part of the text that each token read stands for; the name of one that stands for none."""
         found = self._stretches(text)
-        around = self.words.tokens([self.words.bos] if self.start else [] if found else [self.words.eos])
-        return around + found
+        before = [self.words.bos] if self.start else []
+        after = [self.words.eos] if self.end or not (before or found) else []
+        return self._kept(self.words.tokens(before) + found + self.words.tokens(after))
 
     def batches(self, texts: Sequence[str], device: torch.device) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
         """Every text once, those of like length together: their numbers, and the batch on a device."""
@@ -68,7 +82,7 @@ class Texts:
         rows = range(len(texts))
         batch = self.spelling(texts)(rows, Encoded(texts, self._cut).batch(rows, pad=self.pad, device=device))
         n, [fill] = batch["ids"].shape[1], self.words.tokens([self.words.pad])
-        pieces = [self.pieces(text)[:n] for text in texts]
+        pieces = [self.pieces(text) for text in texts]
         return batch, [row + [fill] * (n - len(row)) for row in pieces]
 
     def spelling(self, texts: Iterable[str]) -> Letters:
@@ -79,7 +93,13 @@ class Texts:
         return [text[span.start : span.end].strip() for span in self.words.spans(text)]
 
     def _cut(self, texts: Sequence[str]) -> dict[str, list[list[int]]]:
-        return {"ids": [row[: self.limit] for row in self.read(texts)["ids"]]}
+        return {"ids": [self._kept(row) for row in self.read(texts)["ids"]]}
+
+    def _kept(self, row: list[T]) -> list[T]:
+        """What is read of a row: up to the limit, and with its end."""
+        if not self.end or len(row) <= self.limit:
+            return row[: self.limit]
+        return row[: self.limit - 1] + row[-1:]
 
     @property
     def pad(self) -> dict[str, int]:
@@ -92,12 +112,12 @@ class Texts:
         return {TOKENIZER: self.words.to_json(), **spelling}
 
     @classmethod
-    def load(cls, checkpoint: Path, *, start: bool, limit: int) -> Texts:
+    def load(cls, checkpoint: Path, *, start: bool, limit: int, end: bool = False) -> Texts:
         """What a checkpoint has kept."""
         words = Tokenizer.from_json(runs.text_of(checkpoint, TOKENIZER))
-        if not (checkpoint / ALPHABET).exists():
-            return cls(words, None, start, limit)
-        return cls(words, Tokenizer.from_json(runs.text_of(checkpoint, ALPHABET)), start, limit)
+        spelled = (checkpoint / ALPHABET).exists()
+        letters = Tokenizer.from_json(runs.text_of(checkpoint, ALPHABET)) if spelled else None
+        return cls(words, letters, start, limit, end)
 
 
 @dataclass(frozen=True)

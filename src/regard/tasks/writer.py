@@ -148,8 +148,8 @@ class Writer:
     ) -> list[list[Written]]:
         """The n best for each line, best first; `alpha` is that of the length penalty of Wu et al. 2016.
 
-        None is shorter than `min_length` tokens or longer than `max_length`, which is `at_most` unless given, and none
-        has the same `no_repeat` tokens in a row twice.
+        None is longer than `max_length` tokens, which is `at_most` unless given, and none has the same `no_repeat`
+        tokens in a row twice. None is shorter than `min_length`, unless `no_repeat` leaves nothing but the end.
         """
         must_be_many(lines, "lines")
         lines = [self.read(line) for line in lines]

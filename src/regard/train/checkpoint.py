@@ -25,6 +25,7 @@ from .schema import unknown
 MANIFEST = "manifest.sha256"
 MODEL = "model.safetensors"
 BEST = "best"
+COMPILED = "_orig_mod."  # before the names of what is in a compiled module
 LARGEST_HEADER = 10_000_000
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -104,6 +105,15 @@ def verify(path: Path) -> None:
     raise CheckpointError(f"{path} is damaged: {MANIFEST} is not what was written")
 
 
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, None where it is whole."""
+    try:
+        verify(path)
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
 def read_text(path: Path, name: str) -> str:
     """A text file of a verified checkpoint."""
     try:
@@ -134,14 +144,19 @@ def load(path: str | Path, model: nn.Module) -> None:
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
     """The model's weights and buffers by name; what is tied is there once, under its first name."""
-    named = {name: x for name, x in model.state_dict(keep_vars=True).items() if isinstance(x, Tensor)}
+    named = {plain(name): x for name, x in model.state_dict(keep_vars=True).items() if isinstance(x, Tensor)}
     first: dict[int, str] = {}
     return {name: x.detach() for name, x in named.items() if first.setdefault(id(x), name) == name}
 
 
+def plain(name: str) -> str:
+    """The name of a parameter without what `torch.compile` puts into it."""
+    return name.replace(COMPILED, "")
+
+
 def put(values: Mapping[str, Tensor], model: nn.Module, *, source: str) -> None:
     """Copy tensors into a model; raises `CheckpointError`, and changes nothing, unless names and shapes agree."""
-    own = tensors(model)
+    own, values = tensors(model), {plain(name): x for name, x in values.items()}
     for name in [*values, *own]:
         if name not in own:
             raise CheckpointError(f"{source} holds {name!r}, which the model lacks; {unknown(name, own)}")
@@ -177,16 +192,14 @@ def usable(run: Path, say: Callable[[str], None]) -> Path | None:
 
     Raises `CheckpointError` when there are some and all are damaged.
     """
-    damage = []
+    passed = []
     for path in reversed(saved(run)):
-        try:
-            verify(path)
+        if (what := damage(path)) is None:
             return path
-        except CheckpointError as error:
-            damage.append(str(error))
-            say(f"{error}; falling back to the one before")
-    if damage:
-        raise CheckpointError(f"no usable checkpoint is left in {run}: {damage[0]}; nothing was changed there")
+        passed.append(what)
+        say(f"{what}; falling back to the one before")
+    if passed:
+        raise CheckpointError(f"no usable checkpoint is left in {run}: {passed[0]}; nothing was changed there")
     return None
 
 
@@ -218,10 +231,17 @@ def mark_best(run: Path, path: Path | None) -> None:
         _sync(run)
 
 
-def prune(run: Path, *, keep: int, upto: int, best: Path | None) -> None:
-    """Of the checkpoints up to a step, leave the `keep` newest and the best; clear what killed processes left."""
-    for path in [path for path in saved(run) if step_of(path) <= upto][:-keep]:
-        if path != best:
+def prune(run: Path, *, keep: int, upto: int, best: Path | None, whole: set[Path]) -> None:
+    """Of the checkpoints up to a step, leave the `keep` newest and the best; clear what killed processes left.
+
+    Damaged ones are not counted. `whole` are those known to be undamaged; what is found so is added.
+    """
+    left = keep
+    for path in reversed([path for path in saved(run) if step_of(path) <= upto]):
+        if left and (path in whole or not damage(path)):
+            whole.add(path)
+            left -= 1
+        elif not left and path != best:
             remove(path)
     for rest in run.glob(".*.regard"):
         if rest.is_dir() and not rest.is_symlink():

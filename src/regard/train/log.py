@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
+import io
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,9 +99,10 @@ class Table:
                 self._trim(upto)
 
     def add(self, row: Mapping[str, float]) -> None:
-        """Append a row; the first one names the columns, and the later ones must have the same."""
-        if self.columns and set(row) != set(self.columns):
-            raise ValueError(f"{self.path} has the columns {list(self.columns)}, got a row with {list(row)}")
+        """Append a row, with blanks where it lacks a column; one of a new name is blank in the rows before."""
+        new = [name for name in row if name not in self.columns]
+        if new and self.columns:
+            self._widen(new)
         with disk_errors(self.path), self.path.open("a", encoding="utf8", newline="") as file:
             writer = csv.DictWriter(file, self.columns or list(row), lineterminator="\n")
             if not self.columns:
@@ -108,10 +110,21 @@ class Table:
                 self.columns = list(row)
             writer.writerow(row)
 
+    def _widen(self, new: Sequence[str]) -> None:
+        """Give every row more columns, blank ones; the file is the one before or the one after."""
+        with disk_errors(self.path), self.path.open(encoding="utf8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.columns = [*self.columns, *new]
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(self.path, text.getvalue())
+
     def _trim(self, upto: int) -> None:
         lines = [line for line in self.path.read_text(encoding="utf8").splitlines(keepends=True) if line[-1] == "\n"]
         if lines:
-            self.columns = lines[0].strip().split(",")
+            self.columns = next(csv.reader(lines[:1]))
         if not all(line.partition(",")[0].isdecimal() for line in lines[1:]):
             raise ValueError(f"{self.path} must have a step at the start of each row; move it away to begin a new one")
         kept = lines[:1] + [line for line in lines[1:] if int(line.partition(",")[0]) <= upto]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from .checkpoint import plain
 from .failures import CheckpointError
 from .recipe import Recipe
 
@@ -28,7 +29,7 @@ def adamw(model: nn.Module, recipe: Recipe) -> AdamW:
 def moments(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
     """The optimizer's state as `optimizer.<what>.<parameter>`."""
     return {
-        f"optimizer.{what}.{name}": x
+        f"optimizer.{what}.{plain(name)}": x
         for name, parameter in model.named_parameters()
         for what, x in optimizer.state.get(parameter, {}).items()
     }
@@ -36,9 +37,9 @@ def moments(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
 
 def put_moments(values: Mapping[str, Tensor], optimizer: AdamW, model: nn.Module, *, source: str) -> None:
     """Give the optimizer the state that `moments` took."""
-    named = dict(model.named_parameters())
+    named = {plain(name): parameter for name, parameter in model.named_parameters()}
     for key, x in values.items():
-        what, _, name = key.removeprefix("optimizer.").partition(".")
+        what, _, name = plain(key).removeprefix("optimizer.").partition(".")
         if name not in named or (what != "step" and x.shape != named[name].shape):
             raise CheckpointError(f"{source} holds {key!r}, which does not fit the model; was it built otherwise?")
         parameter = named[name]

@@ -73,8 +73,8 @@ class Recipe:
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
         if self.graphs and (self.compile or self.shard or self.forcing is not None):
             raise ValueError("graphs go without compile, shard and forcing; choose one")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip must be above 0, got {self.clip}; None leaves the gradient as it is")
+        if self.clip is not None and not (self.clip > 0 and math.isfinite(self.clip)):
+            raise ValueError(f"clip must be above 0 and finite, got {self.clip}; None leaves gradients as they are")
 
     def to_json(self) -> str:
         """The recipe as the text of a JSON file."""

@@ -40,6 +40,9 @@ class Saver:
     group: Group
     written: int | None
 
+    def __post_init__(self) -> None:
+        self._whole = set() if self.path is None else {self.path}
+
     @property
     def path(self) -> Path | None:
         """The checkpoint written last."""
@@ -58,7 +61,9 @@ class Saver:
         if self.group.leads:
             path = checkpoint.path_of(self.run, state.step)
             checkpoint.write(path, {**self.files, checkpoint.MODEL: weights, TENSORS: training, NUMBERS: text})
-            checkpoint.prune(self.run, keep=self.recipe.keep, upto=state.step, best=self._best(state))
+            self._whole.add(path)
+            keep, best = self.recipe.keep, self._best(state)
+            checkpoint.prune(self.run, keep=keep, upto=state.step, best=best, whole=self._whole)
             checkpoint.write_text(self.run / RECIPE, self.recipe.to_json())
         self.group.wait()
         self.written = state.step
