@@ -139,3 +139,13 @@ def test_a_layer_without_anything_says_so_in_every_view(chromium, tmp_path, empt
 def test_a_capture_without_anything_says_so(chromium):
     with shown(chromium, Tape({("none", 0): weights(*torch.randn(2, 0, 2, 5, 8))})) as watched:
         assert watched.text(".overview .notice") == "No layer has anything to show."
+
+
+@pytest.mark.parametrize("view", ["flow", "text"])
+def test_words_can_be_read_in_a_narrow_window(chromium, view):
+    with shown(chromium, two_passes().select("*.0.*")) as watched:
+        watched.page.set_viewport_size({"width": 900, "height": 700})
+        watched.go(view=view, chosen="3,3")
+        words = watched.page.locator("aside li .token").all()
+        assert words
+        assert all(word.bounding_box()["width"] > 50 for word in words)
