@@ -95,3 +95,19 @@ def test_a_tensor_is_copied_once_for_all_layers_until_it_is_written_to():
     other = copies.of(term)
     assert not other.tensors()[0][0, 0]
     assert own.tensors()[0][0, 0]
+
+
+def test_copies_count_towards_the_budget_where_they_are_kept():
+    model, x, mask = Called(), torch.randn(1, 64, D), Dense(torch.rand(64, 64) > 0.5)
+
+    def held(**options):
+        with torch.no_grad(), capture(model, **options) as tape:
+            model(x, mask=mask)
+        return tape._recorder.store.held
+
+    whole = held()
+    assert whole == 2 * x.nbytes + 64 * 64
+    assert held(budget=f"{whole}B") == whole
+    with pytest.raises(MemoryError, match="more than budget"):
+        held(budget=f"{whole - 1}B")
+    assert held(keep=["entropy"]) == 4 * H * 64

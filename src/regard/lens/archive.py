@@ -29,7 +29,7 @@ from .pictures import Picture
 from .record import Extras, seen_weights
 from .recorder import Key
 from .reduced import ROWS, Reduced
-from .storage import Held
+from .storage import Held, must_have_folder
 from .terms import Box, must_have, read, saveable, tensor_of, written
 
 FORMAT = 3
@@ -65,8 +65,7 @@ def save(
     summaries: Mapping[Key, tuple[Summary, Overview]],
 ) -> None:
     """Write a tape under a temporary name, force it to the disk, rename it."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is no folder; make it before {path.name} is saved there")
+    must_have_folder(path)
     box = Box()
     described = [_entry(key, A, extras, summaries.get(key), box) for key, (A, extras) in entries.items()]
     text = json.dumps(

@@ -10,15 +10,19 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from ..ops.term import Term
-from .storage import version_of
+from .storage import Store, version_of
 
 TermT = TypeVar("TermT", bound=Term)
 
 
 class Copies:
-    """One copy of each tensor, and one term of each, for as long as it is not written to: layers share theirs."""
+    """One copy of each tensor, and one term of each, for as long as it is not written to: layers share theirs.
 
-    def __init__(self) -> None:
+    A store counts them, unless they are not kept.
+    """
+
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store
         self._terms: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._tensors = WeakTensorKeyDictionary()
 
@@ -41,5 +45,7 @@ class Copies:
                 return copy
         with torch.inference_mode(False):
             copy = x.detach().clone()
+        if self._store is not None:
+            self._store.charge(copy.nbytes, "a tensor of a mask, bias, score or normalizer", copy)
         self._tensors[x] = version, copy
         return copy

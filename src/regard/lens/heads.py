@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ..ops.operator import attend
 from .statistic import SDPA
-from .watch import layer_of, withdraw
+from .watch import layer_of
 
 SEEN = "seen are attend, nn.MultiheadAttention and F.scaled_dot_product_attention (attn_implementation='sdpa')"
 
@@ -140,11 +140,10 @@ def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Itera
     """Put the output of every attention of the model, `b h i e`, through `change(layer name, output)`."""
     calls = _Calls({name: layer_of(name, module) for name, module in model.named_modules()}, change)
     with ExitStack() as stack:
-        stack.callback(withdraw, calls)
         for name, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(calls.entering(name)).remove)
             stack.callback(module.register_forward_hook(calls.leaving(name), always_call=True).remove)
-        calls.__enter__()
+        stack.enter_context(calls)
         yield
 
 

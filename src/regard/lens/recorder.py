@@ -38,7 +38,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.reader = Reader(self.store)
-        self._copies = Copies()
+        self._copies = Copies(self.store if self.keep is None else None)
         self._lock = threading.RLock()  # a model may run in several threads
         self._entries: dict[Key, Record | Reduced] = {}
         self._waiting: dict[str, Callable[[], Seen]] = {}  # calls of layers that nobody has looked at yet

@@ -112,6 +112,12 @@ class Filed:
         return safetensors.torch.load_file(self.path)["x"]
 
 
+def must_have_folder(path: Path) -> None:
+    """Raise where there is no folder for a file to be written to."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} is no folder; make it before {path.name} is saved there")
+
+
 def is_own(x: Tensor) -> bool:
     """Has nobody written to the tensor, and is it the whole of its memory?"""
     return not x.is_inference() and x._version == 0 and x.untyped_storage().nbytes() <= x.nbytes

@@ -82,8 +82,7 @@ class Watch(TorchFunctionMode):
             self._on = False
             for hook in hooks:
                 hook.remove()
-            withdraw(self)
-            self.here.parts.clear()
+            self._withdraw()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
         """A copy of a watched model has its hooks, but is not watched."""
@@ -154,6 +153,16 @@ class Watch(TorchFunctionMode):
             self.here.parts.pop()
             if not self.here.parts:
                 self.__exit__(None, None, None)
+
+    def _withdraw(self) -> None:
+        """Where somebody interrupts, PyTorch calls no hooks: parts are still under way, and this mode with them."""
+        if self.here.parts and self in _get_current_function_mode_stack():
+            later = []
+            while (mode := _pop_mode()) is not self:
+                later.append(mode)
+            for mode in reversed(later):
+                _push_mode(mode)
+        self.here.parts.clear()
 
     @property
     def _layer(self) -> str:
@@ -337,13 +346,3 @@ def _hidden(given: dict[str, Any], keys: int) -> Tensor | None:
     added = [x if x.is_floating_point() else torch.where(x, -torch.inf, 0.0) for x in parts]
     total = reduce(add, added)
     return F.pad(total, (0, keys - total.shape[-1]))
-
-
-def withdraw(mode: TorchFunctionMode) -> None:
-    """End a mode: where somebody interrupts, PyTorch calls no hooks, and what they brought is still there."""
-    while mode in _get_current_function_mode_stack():
-        later = []
-        while (one := _pop_mode()) is not mode:
-            later.append(one)
-        for one in reversed(later):
-            _push_mode(one)

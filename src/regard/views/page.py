@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..lens.storage import must_have_folder
 from ..lens.tape import Tape
 from ..ops.lazy import Weights
 from . import pyramid
@@ -51,8 +52,7 @@ class Page:
     def save(self, path: str | Path) -> None:
         """Write the page, whole or not at all."""
         path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"{path.parent} is no folder; make it before {path.name} is saved there")
+        must_have_folder(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
         try:
             with temporary.open("wb") as file:
