@@ -127,5 +127,6 @@ def test_a_compiled_kernel_is_given_what_triton_gives_it():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
-        "9 remembered: _prepare, _scores, _moments, _moments, _softmax, _reduce, _gather, summarize, summarize\n"
+        "10 remembered: _prepare, _scores, _moments, _moments, _softmax, _reduce, _gather, "
+        "_clear, summarize, _clear, summarize\n"
     )

@@ -11,6 +11,24 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
+def row_of(part, n):
+    """Which of 128 rows is row n of a part: those a thread holds, over both parts, are four of eight, two apart."""
+    return first_row(n) + rows_on(part, n)
+
+
+@gluon.jit
+def first_row(n):
+    """The first that the thread holds."""
+    return n // 16 * 32 + n % 8 // 2 * 8 + n % 2
+
+
+@gluon.jit
+def rows_on(part, n):
+    """How far on from there, which is known beforehand: each part has every other of the four."""
+    return part * 2 + n // 8 % 2 * 4
+
+
+@gluon.jit
 def held_by_thread(x):
     """The keys of a row by the thread that holds them: `64 64 -> 64 4 16`."""
     return x.reshape([64, 8, 4, 2]).permute([0, 2, 1, 3]).reshape([64, 4, 16])
@@ -22,17 +40,6 @@ def first_of(x, N: gl.constexpr):
     if N > 1:
         x = first_of(gl.split(x.reshape([64, 4, N // 2, 2]))[0], N // 2)
     return x.reshape([64, 4])
-
-
-@gluon.jit
-def add(total, x, N: gl.constexpr):
-    """total + the sum of x over its last dim, of N."""
-    if N == 1:
-        total += x.reshape([64, 4])
-    else:
-        low, high = gl.split(x.reshape([64, 4, N // 2, 2]))
-        total = add(add(total, low, N // 2), high, N // 2)
-    return total
 
 
 @gluon.jit

@@ -4,15 +4,17 @@ A program keeps 128 rows, as two parts of 64, and walks the keys they see, 64 at
 machine's own copies, some ahead, and while one part is folded the product of the next is under way. Queries stay in
 registers: a product that read them, too, from shared memory would wait for it. Of a product a thread holds two rows 8
 apart, and of each every fourth pair of keys. Rows are dealt out so that those a thread holds, over both parts, are four
-neighbours: what is asked of rows is summed over a thread's keys and put together once, at the end; what is asked of
-keys and bins is summed over its rows first and then over those of the warp (see `sums`), while the next tile is on.
+of eight neighbours, two apart: what is asked of rows is summed over a thread's keys and put together once, at the end;
+what is asked of keys and bins is summed over its rows first and then over those of the warp (see `sums`), while the
+next tile is on.
 There is no pause between the tiles: hidden ones, those on the diagonal, those on either side of it, outwards, are one
 walk. So programs that start together are at different keys, and seldom add to the same.
 
     distance_i = sum_j A abs(i - j)     left of the diagonal i - j, right of it j - i; with i = first + x
 
-Over a row A sums to 1. So only the sum over j has to be taken entry by entry, and that of x needs no more than how much
-of the row lies on one side: it is counted on the shorter one.
+Over a row A sums to 1. So x can be left out of the distances on the longer side and come in once, at the end, if it is
+taken off twice on the shorter one. There entries differ by row, but numbers repeat: keys come by eights, twice x by
+fours.
 
 Programs may share the keys of rows, so all sums leave by atomic adds. Keys past the end get nothing, but do get it:
 outputs have room for that.
@@ -30,8 +32,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from . import tiles
 from .deal import Deal, block_of, there_and_back
-from .held import add, add_products, both_rows, first_of, held_by_thread, larger
-from .sums import STORED, Cells, Sums, clear, is_whole, send
+from .follow import wait_for_last
+from .held import add_products, both_rows, first_of, first_row, held_by_thread, larger, row_of, rows_on
+from .sums import SPACED, SWIZZLED, Cells, Sums, clear, is_whole, send
 
 LOG2E: gl.constexpr = gl.constexpr(tiles.LOG2E.value)
 LN2: gl.constexpr = gl.constexpr(tiles.LN2.value)
@@ -63,7 +66,7 @@ class Sight(NamedTuple):
     low: Any
     reach: Any  # the first key that none of them sees
     scale2: Any
-    counted: Any  # on which side of the diagonal, -1 or 1, A is summed
+    side: Any  # of the diagonal, that is the shorter one: 1 if it is on the right, or else -1
 
 
 class Run(NamedTuple):
@@ -98,20 +101,13 @@ class Measures(NamedTuple):
     entropy: Any
     largest: Any
     distance: Any
-    counted: Any
-
-
-@gluon.jit
-def _row(part, n):
-    """Which row of the program's each of a part is."""
-    return n // 16 * 32 + n % 8 * 4 + part * 2 + n // 8 % 2
 
 
 @gluon.jit
 def _tile(walk, turn, KIND: gl.constexpr):
     """Which tile is on at a turn, of this kind or of one that comes after."""
     tile = turn * walk.short.step + walk.short.shift
-    if KIND != "counted":
+    if KIND != "short":
         tile = gl.where(turn < walk.long.end, turn * walk.long.step + walk.long.shift, tile)
     if KIND == "careful":
         tile = gl.where(turn < walk.crossing.end, turn + walk.crossing.shift, tile)
@@ -151,17 +147,33 @@ def _product(queries, part: gl.constexpr, keys, turn):
 
 
 @gluon.jit
-def _fold(s, lse2, measures, part, start, gap, sight, out, KIND: gl.constexpr):
+def _gaps(part, start, first, KIND: gl.constexpr):
+    """From the first row to each key, and twice from there to each row off, if that is asked for.
+
+    Those of a thread differ by numbers known beforehand.
+    """
+    key = gl.arange(0, 64, layout=BY_KEY).expand_dims(0)
+    row = gl.arange(0, 64, layout=BY_ROW).expand_dims(1)
+    near = start - first + key % 8 - key % 2 + row * 0
+    apart = key // 8 * 8 + key % 2 + row * 0
+    if KIND == "short":
+        near -= 2 * first_row(row)
+        apart -= 2 * rows_on(part, row)
+    return near.to(gl.float32) + apart.to(gl.float32)
+
+
+@gluon.jit
+def _fold(s, lse2, measures, part, start, sight, out, KIND: gl.constexpr):
     """The measures of a part of the rows, with one tile more, and the sums over the rows of each thread."""
-    entropy, largest, distance, counted = measures
+    entropy, largest, distance = measures
     t = s * sight.scale2 - lse2.expand_dims(1)
+    gap = _gaps(part, start, sight.first, KIND)
     if KIND == "careful":
-        row = _row(part, gl.arange(0, 64, layout=BY_ROW))
+        row = row_of(part, gl.arange(0, 64, layout=BY_ROW))
         seen = gl.minimum(sight.first + row - sight.low + 1, sight.reach).expand_dims(1)
         t = gl.where((start + gl.arange(0, 64, layout=BY_KEY)).expand_dims(0) < seen, t, NEVER)
-        # As if x had been left out on the side that is not counted.
         x = row.to(gl.float32).expand_dims(1)
-        gap = gl.abs(gap - x) - x * sight.counted
+        gap = gl.abs(gap - x) - x * sight.side
     p = gl.exp2(t)
     held = held_by_thread(p)
     if out.entropy is not None:
@@ -171,15 +183,13 @@ def _fold(s, lse2, measures, part, start, gap, sight, out, KIND: gl.constexpr):
         largest = larger(largest, held.to(gl.int32, bitcast=True), 16)
     if out.distance is not None:
         distance = add_products(distance, held, held_by_thread(gap), 16)
-        if KIND == "counted":
-            counted = add(counted, held, 16)
-    return Measures(entropy, largest, distance, counted), both_rows(p)
+    return Measures(entropy, largest, distance), both_rows(p)
 
 
 @gluon.jit
 def _turned(measures, side):
     """Distances to the left (-1) as if they were to the right (1), or back again."""
-    return Measures(measures.entropy, measures.largest, measures.distance * side, measures.counted)
+    return Measures(measures.entropy, measures.largest, measures.distance * side)
 
 
 @gluon.jit
@@ -189,28 +199,25 @@ def _take(
 ):  # fmt: skip
     """The measures of both parts of the rows, with the tiles of a run more; a product is under way before and after.
 
-    `KIND` is "careful" if tiles may hide keys or cross the diagonal, or else if A is "counted" or just "plain".
+    `KIND` is "careful" if tiles may hide keys or cross the diagonal, or else the side they are on, "long" or "short".
     """
-    nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
-    key = gl.arange(0, 64, layout=BY_KEY)
     stored, sums_of = sums
     upper, lower = _turned(upper, side), _turned(lower, side)
+    tile = run.begin * run.step + run.shift
     for turn in range(run.begin, run.end):
-        start = (_tile(walk, turn, KIND) if KIND == "careful" else turn * run.step + run.shift) * 64
-        # From the first row to each key; those a thread holds differ by numbers known beforehand.
-        near = (start - sight.first + key % 8 - key % 2).to(gl.float32)
-        gap = (near + (key // 8 * 8 + key % 2).to(gl.float32)).expand_dims(0) + nothing
+        start = (_tile(walk, turn, KIND) if KIND == "careful" else tile) * 64
         s = hopper.warpgroup_mma_wait(0, deps=[product])
         product = _product(queries, 1, keys, turn)
         _fetch(keys, walk, turn + keys.tiles.shape[0] - 1, KIND)
         send(Sums(stored, sums_of), sight.place, received, cells, HEIGHT, WIDTH)
-        upper, of_upper = _fold(s, upper_lse2, upper, 0, start, gap, sight, out, KIND)
+        upper, of_upper = _fold(s, upper_lse2, upper, 0, start, sight, out, KIND)
         s = hopper.warpgroup_mma_wait(0, deps=[product])
         _await(keys, walk, turn + 1)
         product = _product(queries, 0, keys, turn + 1)
-        lower, of_lower = _fold(s, lower_lse2, lower, 1, start, gap, sight, out, KIND)
+        lower, of_lower = _fold(s, lower_lse2, lower, 1, start, sight, out, KIND)
         stored.store(of_upper + of_lower)
         sums_of = start
+        tile += run.step
     return product, Sums(stored, sums_of), _turned(upper, side), _turned(lower, side)
 
 
@@ -218,11 +225,11 @@ def _take(
 def _begin(Q, LSE, copied, place, part: gl.constexpr, q_i, n_i, d: gl.constexpr):
     """Ask for a part of the queries; the log-sum-exp of its rows to base 2."""
     by_eight: gl.constexpr = gl.BlockedLayout([1, 8], [256 // d, d // 8], [4, 1], [1, 0])
-    row = place * 128 + _row(part, gl.arange(0, 64, layout=gl.SliceLayout(1, by_eight)))
+    row = place * 128 + row_of(part, gl.arange(0, 64, layout=gl.SliceLayout(1, by_eight)))
     feature = gl.arange(0, d, layout=gl.SliceLayout(0, by_eight))
     at = Q + (row.to(gl.int64).expand_dims(1) * q_i + feature.expand_dims(0))
     async_copy.async_copy_global_to_shared(copied.index(part), at, mask=(row < n_i).expand_dims(1))
-    row = place * 128 + _row(part, gl.arange(0, 64, layout=BY_ROW))
+    row = place * 128 + row_of(part, gl.arange(0, 64, layout=BY_ROW))
     lse = gl.load(LSE + row, mask=row < n_i, other=float("-inf"))
     # Rows that see nothing, and rows past the end: as if their sum were beyond measure.
     return gl.where(lse == float("-inf"), -NEVER, lse * LOG2E)
@@ -231,7 +238,7 @@ def _begin(Q, LSE, copied, place, part: gl.constexpr, q_i, n_i, d: gl.constexpr)
 @gluon.jit
 def _end(measures, lse2, sight, rest, part: gl.constexpr, bh, n_i, out):
     """Add what is known of a part of the rows; `rest` is 1, as rows sum to, in one of the programs that share them."""
-    x = _row(part, gl.arange(0, 64, layout=BY_ROW))
+    x = row_of(part, gl.arange(0, 64, layout=BY_ROW))
     row = sight.place * 128 + x
     at = bh.to(gl.int64) * n_i + row
     if out.entropy is not None:
@@ -242,9 +249,7 @@ def _end(measures, lse2, sight, rest, part: gl.constexpr, bh, n_i, out):
         bits = out.largest.to(gl.pointer_type(gl.int32), bitcast=True)
         gl.atomic_max(bits + at, most, mask=row < n_i, sem="relaxed")
     if out.distance is not None:
-        # Of what x was left out: of what was counted on one side, and of the rest with the other sign.
-        x = gl.where(lse2 < -NEVER, x.to(gl.float32), 0.0) * sight.counted
-        x *= rest - 2 * gl.convert_layout(gl.sum(measures.counted, 1), BY_ROW)
+        x = gl.where(lse2 < -NEVER, x.to(gl.float32), 0.0) * sight.side * rest
         distance = gl.convert_layout(gl.sum(measures.distance, 1), BY_ROW) + x
         gl.atomic_add(out.distance + at, distance, mask=row < n_i, sem="relaxed")
 
@@ -265,12 +270,15 @@ def summarize(
     d: gl.constexpr,
     KV_GROUP: gl.constexpr,
     STAGES: gl.constexpr,
+    SPACED_SUMS: gl.constexpr,
     ROW_BIN: gl.constexpr,
     COL_BIN: gl.constexpr,
     BACKWARD: gl.constexpr,  # no query sees a key after it
     ALL_AT_ONCE: gl.constexpr,  # every program has its place on a processor from the start
 ):  # fmt: skip
     """Each of the outputs that is not None, from q, k and the log-sum-exp of every row; zeros are added to.
+
+    It may begin while the kernel before runs (see `follow`), if that is the one that clears the outputs.
 
     The first blocks of 128 rows have `to_first` programs each, `second` others `to_second`, and the rest `to_rest`.
     """
@@ -288,13 +296,11 @@ def summarize(
     swizzled: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, d], Q.dtype.element_ty)
     copied = gl.allocate_shared_memory(Q.dtype.element_ty, [2, 64, d], swizzled)
     tiles = gl.allocate_shared_memory(Q.dtype.element_ty, [STAGES, 64, d], swizzled)
-    stored = gl.allocate_shared_memory(gl.float32, [4, 8, 64], STORED)
+    stored = gl.allocate_shared_memory(gl.float32, [4, 8, 64], SPACED if SPACED_SUMS else SWIZZLED)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(STAGES):
         mbarrier.init(arrived.index(n), count=1)
     hopper.fence_async_shared()
-    # Programs are launched while the kernel before still runs; here they wait for all that it writes.
-    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     keys = Keys(K, b * k_rows_b + h // KV_GROUP * k_rows_g, h // KV_GROUP * k_cols_g, tiles, arrived)
     if MAP is not None:
         MAP += bh.to(gl.int64) * rows * cols
@@ -315,7 +321,7 @@ def summarize(
     crossing = gl.minimum(gl.maximum(position, 0) // 64, full)
     crossed = gl.minimum(gl.maximum(gl.maximum(last, 0) // 64 + 1, crossing), full)
     since, until = stop * portion // of, stop * (portion + 1) // of
-    # The longer side is not counted; if there is but one, that is on the left.
+    # If there is but one side, that is on the left, and the longer one.
     begin = place * 0
     side = begin + 1.0
     if not BACKWARD:
@@ -348,13 +354,14 @@ def summarize(
     async_copy.wait_group(0)
     wait_for_all()
     queries = (of_upper, copied.index(1).load(operand))
+    wait_for_last()  # for the zeros
     if MAP is not None and is_whole(ROW_BIN, COL_BIN):
         clear(place, gl.where(portion == 0, stop * (64 // COL_BIN), cols), cells, ROW_BIN)
     nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
     stored.store(both_rows(nothing))
     sums = Sums(stored, _tile(walk, begin, "careful") * 64)
     zero = first_of(held_by_thread(nothing), 16)
-    upper = Measures(zero, zero.to(gl.int32), zero, zero)
+    upper = Measures(zero, zero.to(gl.int32), zero)
     lower = upper
     product, sums, upper, lower = _take(
         Run(begin, over.end, 0, right), 1.0, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
@@ -362,12 +369,12 @@ def summarize(
     )  # fmt: skip
     product, sums, upper, lower = _take(
         long, -side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
-        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "plain",
+        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "long",
     )  # fmt: skip
     if not BACKWARD:
         product, sums, upper, lower = _take(
             short, side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
-            sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "counted",
+            sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "short",
         )  # fmt: skip
     hopper.warpgroup_mma_wait(0, deps=[product])
     if walk.short.end > 0:

@@ -1,7 +1,7 @@
 """The measures of `reduce` for the commonest calls on a Hopper GPU: the same pass, laid out for that machine.
 
 Cost: as that of `reduce`, in less time. Half precision, 64 or 128 wide; rows that sum to 1; any mask that hides what
-lies ahead from a diagonal on, and keys past a length; maps in bins of a power of two, of 4 queries and 8 keys at least,
+lies ahead from a diagonal on, and keys past a length; maps in bins of a power of two, of 8 queries and 8 keys at least,
 but for the last ones; positions below 2^30. Run with Triton 3.6; with 3.7 it compiles.
 """
 
@@ -18,6 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .deal import Deal, dealt_even, dealt_long
 from .flat import aligned, flat
+from .follow import zeros
 from .hopper import summarize
 from .launch import launch
 from .reduce import Reduced
@@ -26,7 +27,7 @@ from .tiles import Pattern
 
 ROWS = 128  # of a program; the kernel writes this and the next number out
 COLS = 64  # of a tile of keys
-HELD = 4  # neighbouring rows that a thread holds
+HELD = 8  # neighbouring rows that two threads hold
 PAIRS = 8  # neighbouring keys that four threads hold
 TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
@@ -34,16 +35,18 @@ TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 class Cut(NamedTuple):
     """Tiles of keys under way, most registers a thread, and how many programs a processor takes at once.
 
-    Then how many blocks of rows there are for a processor, at most, where programs share the longest ones.
+    Then how many blocks of rows there are for a processor, at most, where programs share the longest ones; and how sums
+    are stored.
     """
 
     stages: int
     registers: int
     at_once: int
     few: float
+    spaced: bool
 
 
-CUTS = {64: Cut(4, 168, 3, 4.5), 128: Cut(4, 248, 2, 1.0)}  # the fastest measured, by width of heads
+CUTS = {64: Cut(4, 168, 3, 4.5, False), 128: Cut(4, 248, 2, 1.0, True)}  # the fastest measured, by width of heads
 
 
 def fits(q: Tensor, sizes: tuple[int | None, int | None] | None) -> bool:
@@ -81,12 +84,13 @@ def summary(
     g, n_j = k.shape[1:3]
     (rows, cols), (height, width) = shape, sizes
     dims = {"entropy": (n_i,), "received": (n_j,), "max": (n_i,), "distance": (n_i,), "map": (rows, cols)}
-    anything = b * n_i * n_j > 0
-    out = _outputs({name: (b, h, *dims[name]) for name in want}, q.device, anything and is_whole(*sizes))
-    if not anything:
-        return out
+    shapes = {name: (b, h, *dims[name]) for name in want}
+    if not b * n_i * n_j:
+        return Reduced(**{name: torch.zeros(shapes[name], device=q.device, dtype=torch.float32) for name in want})
     q = aligned(q)
     k, k_rows, k_cols = flat(k)
+    lse = lse.contiguous()
+    out = _outputs(shapes, q.device, is_whole(*sizes))
     places = -(-n_i // ROWS)
     blocks, processors = places * b * h, _processors(q.device)
     cut = CUTS[d]
@@ -100,20 +104,21 @@ def summary(
     programs = deal.programs(blocks)
     launch(
         summarize, (programs,),
-        q, _tiles_of(k, [COLS, d]), lse.contiguous(), pattern.lengths,
+        q, _tiles_of(k, [COLS, d]), lse, pattern.lengths,
         out.entropy, out.received, out.max, out.distance, out.map,
         *q.stride()[:3], *k_rows, k_cols, scale, offset, pattern.low, h, n_i, n_j, places, b * h, processors,
         *deal, rows, cols, share,
         d=d,
         KV_GROUP=h // g,
         STAGES=cut.stages,
+        SPACED_SUMS=cut.spaced,
         ROW_BIN=height,
         COL_BIN=width,
         BACKWARD=pattern.low >= 0,
         ALL_AT_ONCE=deal.first == blocks <= at_once,
         num_warps=4,
         maxnreg=cut.registers,
-        launch_pdl=True,
+        launch_pdl=want != {"map"} or not is_whole(*sizes),  # zeros come right before
     )  # fmt: skip
     return out
 
@@ -124,10 +129,12 @@ def _outputs(shapes: dict[str, tuple[int, ...]], device: torch.device, map_is_wr
     They are no views of it, for what is found may be written to and learned from.
     """
     found = {}
-    for is_map in (False, True):
-        new = torch.empty if is_map and map_is_written else torch.zeros
+    for is_map in (True, False):
         places, end = _places(tuple((name, shape) for name, shape in shapes.items() if (name == "map") is is_map))
-        room = new(end, device=device, dtype=torch.float32)
+        if is_map and map_is_written:
+            room = torch.empty(end, device=device, dtype=torch.float32)
+        elif places:
+            room = zeros(end, device)
         for name, *place in places:
             found[name] = room.as_strided(*place).data
     return Reduced(**found)

@@ -12,8 +12,16 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# As they are stored, such that neighbours lie in other banks.
-STORED: gl.constexpr = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[2, 1, 0]))
+# As they are stored, such that what is read or written at once lies in other banks: turned round by thread, or spaced.
+# The second takes fewer instructions, and more registers.
+SWIZZLED: gl.constexpr = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[2, 1, 0]))
+BESIDE = [
+    [0, 0, 1], [0, 0, 2], [0, 0, 4],  # 8 keys,
+    [0, 1, 0], [0, 2, 0], [0, 4, 0],  # of each thread; here is the room;
+    [0, 0, 8], [0, 0, 16], [0, 0, 32],  # 8 others
+    [1, 0, 0], [2, 0, 0],  # and other warps
+]  # fmt: skip
+SPACED: gl.constexpr = gl.constexpr(gl.PaddedSharedLayout([[64, 8]], BESIDE, [], [4, 8, 64]))
 # Some rows of a map at once.
 CLEARED: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0]))
 
