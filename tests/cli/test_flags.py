@@ -29,6 +29,10 @@ FLAGS = [
         ("pass joint=True, not joint=False", "pass --joint, not --no-joint"),
         ("a.toml [valid]: write source=a.de", "a.toml [valid]: write --valid-source a.de"),
         ("data/heads=3/a.txt: no", "data/heads=3/a.txt: no"),
+        ("kv_heads must be 1 or more, got 0", "--kv-heads must be 1 or more, got 0"),
+        ("[model]: kind must be 'gpt', got 'rnn'", "[model]: --model must be 'gpt', got 'rnn'"),
+        ("kind must be 'gpt', got 'rnn'", "kind must be 'gpt', got 'rnn'"),
+        ("the source must be a file", "the source must be a file"),
         ("write Alibi(heads=4), max_heads=3", "write Alibi(heads=4), max_heads=3"),
     ],
 )

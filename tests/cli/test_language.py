@@ -56,6 +56,21 @@ def test_flags_of_another_task_are_refused(writer, translator, files):
     assert "is of the task 'translation', which takes --source, --target, --pairs, got --text" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("flags", "end"),
+    [
+        (["--dim", 30], "got --dim 30 and --heads 4; pass --heads 1, 2, 3, 5, 6, 10, 15 or 30"),
+        (["--dim", 32, "--kv-heads", 3], "got --heads 4 and --kv-heads 3; pass --kv-heads 1, 2 or 4"),
+        (["--dim", 30, "--model", "llama"], "got --dim 30 and --heads 4; pass --dim 32"),
+        (["--dim", 12, "--model", "llama"], "got --dim 12 and --heads 4; pass --dim 16"),
+    ],
+)
+def test_widths_that_heads_cannot_share_are_refused_with_a_flag_to_pass(flags, end, files, tmp_path):
+    ended = run("train", "language", "--text", files / "a.en", "--heads", 4, *flags, "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert ended.err.endswith(f"{end}\n")
+
+
 def test_a_run_goes_on_by_its_name_alone(files, tmp_path):
     size = ["--length", 8, "--batch-tokens", 16, "--depth", 1, "--heads", 2, "--dim", 16, "--tokenizer", "char"]
     well("train", "language", "--text", files / "a.en", *size, "--steps", 1, "--out", tmp_path / "run")

@@ -151,8 +151,12 @@ ROWS = [
     ("a hidden width of nothing", TRAIN + "--hidden 0", "hidden must be 1 or more, got 0"),
     ("heads that do not divide", TRAIN + "--dim 10 --heads 4", "heads"),
     ("dropout of everything", TRAIN + "--dropout 1", "dropout must be at least 0 and below 1, got 1"),
-    ("a vocabulary too small", TRAIN + "--vocabulary 5", "size must leave room for the 256 bytes"),
-    ("a vocabulary too large", TRAIN + "--vocabulary 9999999999999", "size must be a whole number, at most 16,777,216"),
+    ("a vocabulary too small", TRAIN + "--vocabulary 5", "--vocabulary must leave room for the 256 bytes"),
+    (
+        "a vocabulary too large",
+        TRAIN + "--vocabulary 9999999999999",
+        "--vocabulary must be a whole number, at most 16,777,216",
+    ),
     (
         "batches too small",
         TRAIN + "--batch-tokens 9",
@@ -421,7 +425,7 @@ ROWS = [
         "expected a whole number in 'answer_start', got '0'",
     ),
     ("no such validation", ANSWERING + "--valid-data {bad}/none.json", "none.json: no such file"),
-    ("a window of no tokens", ANSWERING + "--window 0 --overlap 0", "size must be at least 1 token, got 0"),
+    ("a window of no tokens", ANSWERING + "--window 0 --overlap 0", "--window must be at least 1 token, got 0"),
     ("windows that do not advance", ANSWERING + "--window 9 --overlap 9", "overlap must be at least 0 and below"),
     (
         "questions that are too long",

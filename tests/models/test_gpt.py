@@ -226,6 +226,10 @@ def test_presets_have_the_published_size(preset, millions):
         ({"gated": 1}, "gated must be True or False, got 1"),
         ({"stretch": 1}, r"stretch must be a Stretch or None, got 1; write Stretch\(factor=8.0\)"),
         ({"heads": 5}, "dim must be a multiple of heads"),
+        (
+            {"heads": 4, "positions": "rotary"},
+            r"dim must be a multiple of 2 \* heads, got dim=12 and heads=4; pass dim=16",
+        ),
         ({"biased": "xyz"}, "biased must be some of the letters 'qkvof', got 'xyz'"),
         ({"biased": 1}, "biased must be some of the letters 'qkvof', got 1"),
         ({"biased": "vq"}, "biased must have letters in the order of 'qkvof', got 'vq'; write 'qv'"),

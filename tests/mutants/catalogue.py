@@ -224,9 +224,16 @@ BLOCKS = [
     Mutant(
         "a detached statistic used while gradients are on",
         "rows.py",
-        "ByRows.apply(replace(problem, statistic=None), reduction, *tensors)",
-        "ByRows.apply(problem, reduction, *tensors)",
+        "if learns or forward_mode():",
+        "if forward_mode():",
         "ops/test_rows.py::test_a_statistic_that_is_known_already_changes_no_gradient",
+    ),
+    Mutant(
+        "a detached statistic used in forward mode",
+        "rows.py",
+        "if learns or forward_mode():",
+        "if learns:",
+        "ops/test_tracing.py::test_what_a_product_kept_takes_no_part_in_forward_mode",
     ),
     Mutant(
         "a backward that autocast lowers",
@@ -960,8 +967,8 @@ BACKENDS = [
     Mutant(
         "the compiler follows where blocks are planned",
         "tracing.py",
-        "return torch.compiler.disable(fn)(*args)",
-        "return fn(*args)",
+        "return torch.compiler.disable(fn)(*args, **kwargs)",
+        "return fn(*args, **kwargs)",
         "ops/test_tracing.py::test_other_calls_break_the_graph_and_stay_right",
     ),
     Mutant(

@@ -467,9 +467,9 @@ def test_repr_shows_the_terms():
     [
         (
             {"heads": 5},
-            "dim must be a multiple of heads, got dim=12 and heads=5; pass head_dim, or heads of 1, 2, 3, 4, 6",
+            "dim must be a multiple of heads, got dim=12 and heads=5; pass heads=1, 2, 3, 4, 6 or 12",
         ),
-        ({"kv_heads": 2}, "heads must be a multiple of kv_heads, got heads=3 and kv_heads=2; pass kv_heads of 1, 3"),
+        ({"kv_heads": 2}, "heads must be a multiple of kv_heads, got heads=3 and kv_heads=2; pass kv_heads=1 or 3"),
         ({"heads": 0}, "heads must be 1 or more, got 0"),
         ({"kv_heads": 0}, "kv_heads must be 1 or more, got 0"),
         ({"biased": "qx"}, "biased must be some of the letters 'qkvo', got 'qx'"),

@@ -145,6 +145,17 @@ def test_weights_made_in_inference_mode_are_multiplied_as_they_are(rows):
     assert not prepared._arranged
 
 
+def test_weights_of_another_kind_are_multiplied_as_they_are():
+    class Quantized(torch.Tensor):
+        """A weight that may only be multiplied by."""
+
+    layer, x, prepared = layer_of(), torch.randn(5, 515), Prepared()
+    layer.weight = torch.nn.Parameter(layer.weight.as_subclass(Quantized))
+    with prepared.for_rows(x):
+        assert type(layer(x)) is Quantized
+    assert not prepared._arranged
+
+
 def test_no_place_is_kept_for_more_than_a_row(monkeypatch):
     monkeypatch.setattr(module, "ON_ARM", True)
     monkeypatch.setattr(module, "LARGE", 0)

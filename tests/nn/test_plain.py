@@ -240,6 +240,16 @@ def test_weights_made_in_inference_mode_are_left_to_the_modules():
     assert Plain([block]).steps() is None
 
 
+def test_weights_of_another_kind_are_left_to_the_modules():
+    class Quantized(torch.Tensor):
+        """A weight that may only be multiplied by."""
+
+    block = encoder()
+    assert Plain([block]).steps() is not None
+    block.attention.key.weight = nn.Parameter(block.attention.key.weight.as_subclass(Quantized))
+    assert Plain([block]).steps() is None
+
+
 def test_a_state_of_other_rows_is_refused():
     block = encoder()
     (step,), cache = Plain([block]).steps(), block.attention.new_cache()

@@ -84,6 +84,18 @@ def test_row_r_is_pooled_into_bin_r_times_rows_over_i():
     close(A.pool(3, 3, how="max"), torch.eye(3).double().expand(B, H, 3, 3))
 
 
+@pytest.mark.parametrize("rows", [3, 4])
+def test_a_row_that_is_no_number_makes_none_of_its_own_bins_alone(rows):
+    q, k = torch.randn(1, 1, 8, 4), torch.randn(1, 1, 6, 4)
+    q[:, :, 2] = torch.nan
+    A = weights(q, k)
+    ids = torch.arange(8) * rows // 8
+    lost = [row == ids[2] for row in range(rows)]
+    assert A.pool(rows, 2).isnan().all(-1).flatten().tolist() == lost
+    assert A.pool(rows, 2).isnan().any(-1).flatten().tolist() == lost
+    assert A.mass(ids, torch.arange(6) % 2).isnan().any(-1).flatten().tolist()[:rows] == lost
+
+
 def test_a_pooled_map_holds_the_mass_of_every_block():
     close(even(0).pool(1, 1, how="sum"), torch.full((B, H, 1, 1), float(I)).double())
     close(even(0).summary().map.sum((-1, -2)), torch.full((B, H), float(I)).double())

@@ -107,6 +107,20 @@ def test_other_calls_break_the_graph_and_stay_right(terms):
         torch.compile(fn, backend="eager", fullgraph=True)(q, k, v)
 
 
+@pytest.mark.parametrize(
+    "measured",
+    [lambda A: A.entropy(), lambda A: A.topk(2).values, lambda A: A.pool(3, 3), lambda A: A.summary().received],
+    ids=["entropy", "topk", "pool", "summary"],
+)
+def test_measures_are_taken_outside_the_graph_where_hidden_garbage_is_seen(measured):
+    q, k = torch.randn(2, 1, 2, 9, 4)
+    k[:, :, -1] = torch.nan
+    counter = CompileCounter()
+    compiled = torch.compile(lambda q: measured(weights(q * 2, k, mask=R.Causal())), backend=counter)
+    torch.testing.assert_close(compiled(q), measured(weights(q * 2, k, mask=R.Causal())), equal_nan=True)
+    assert counter.frame_count <= 2
+
+
 def test_dropout_breaks_the_graph_on_the_cpu():
     q, k, v, _ = tensors(40)
     with pytest.raises(torch._dynamo.exc.Unsupported, match="the tiles its mask leaves empty"):
@@ -192,6 +206,38 @@ def test_measures_say_that_torch_func_cannot_follow_them(measure):
             transform(lambda q: getattr(weights(q, k), measure)().sum())(given)
 
 
+@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
+@pytest.mark.parametrize(
+    "gathered",
+    [
+        lambda A: A.topk(2).values,
+        lambda A: A.pool(2, 3),
+        lambda A: A.pool(2, 3, how="max"),
+        lambda A: A.mass(torch.arange(5) // 2, torch.arange(5) // 3),
+        lambda A: A.summary().map,
+    ],
+    ids=["topk", "pool", "maxima", "mass", "summary"],
+)
+def test_what_is_gathered_says_that_torch_func_cannot_follow_it(gathered, backend):
+    q, k = torch.randn(2, 1, 2, 5, 4)
+    for transform, given in ((torch.func.vmap, q[None]), (torch.func.grad, q)):
+        with pytest.raises(ValueError, match=r"torch.func cannot follow.*backend='reference'\)\.dense\(\)"):
+            transform(lambda q: gathered(weights(q, k, mask=R.Causal(), backend=backend)).sum())(given)
+
+
+@pytest.mark.parametrize("name", ["lse", "statistic"])
+def test_the_statistic_follows_torch_func_on_the_reference_alone(name):
+    q, k = torch.randn(2, 3, 1, 2, 5, 4)
+
+    def statistic(q, k, backend=None):
+        return getattr(weights(q, k, mask=R.Causal(), backend=backend), name)
+
+    got = torch.vmap(lambda q, k: statistic(q, k, "reference"))(q, k)
+    torch.testing.assert_close(got, torch.stack([statistic(*one) for one in zip(q, k, strict=True)]))
+    with pytest.raises(ValueError, match=r"torch.func cannot follow.*backend='reference'"):
+        torch.vmap(statistic)(q, k)
+
+
 def test_forward_mode_is_refused_by_kernels_and_served_by_the_reference():
     q, k, v, tangent = torch.randn(4, 1, 2, 6, 4, dtype=torch.float64)
 
@@ -237,6 +283,23 @@ def test_forward_mode_outside_of_torch_func_gives_the_tangents_of_the_definition
     _, want = torch.func.jvp(lambda q: attend(q, k, v, **terms, backend="reference"), (q,), (tangent,))
     torch.testing.assert_close(pushed(lambda q: attend(q, k, v, **terms), q, tangent), want)
     torch.testing.assert_close(pushed(lambda q: weights(q, k, **terms) @ v, q, tangent), want)
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [lambda A: A.lse, lambda A: A.entropy(), lambda A: A[0, 1, :3], lambda A: A.received(), lambda A: A.max()],
+    ids=["lse", "entropy", "tile", "received", "max"],
+)
+def test_what_a_product_kept_takes_no_part_in_forward_mode(measured):
+    q, k, v, tangent = torch.randn(4, 1, 2, 6, 4, dtype=torch.float64)
+
+    def after_a_product(q):
+        A = weights(q, k, mask=R.Causal())
+        A @ v
+        return measured(A)
+
+    _, want = torch.func.jvp(lambda q: measured(weights(q, k, mask=R.Causal(), backend="reference")), (q,), (tangent,))
+    torch.testing.assert_close(pushed(after_a_product, q, tangent), want)
 
 
 def test_every_kernel_objects_to_forward_mode():
@@ -288,3 +351,23 @@ def test_what_has_to_be_planned_is_exported_by_the_reference_alone(mask):
         torch.export.export(planned, given)
     stored = Module(lambda q, k, v, lengths: attend(q, k, v, mask=mask, backend="reference"))
     torch.testing.assert_close(torch.export.export(stored, given).module()(*given), planned(*given))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"normalize": R.Sparsemax()},
+        {"normalize": R.Entmax(1.3)},
+        {"score": R.Additive(torch.linspace(-1, 1, 16))},
+        {"bias": R.Alibi(4)},
+    ],
+    ids=str,
+)
+def test_the_reference_exports_every_term_with_the_length_left_open(terms):
+    def fn(q, k, v, lengths):
+        return attend(q, k, v, mask=R.Causal() & R.Padding(lengths), **terms, backend="reference")
+
+    n = torch.export.Dim("n", min=2, max=4096)
+    program = torch.export.export(Module(fn), tensors(9), dynamic_shapes=({2: n}, {2: n}, {2: n}, None))
+    given = tensors(33)
+    torch.testing.assert_close(program.module()(*given), fn(*given))

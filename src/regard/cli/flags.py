@@ -83,7 +83,10 @@ def command(run: Callable[..., None], fixed: Mapping[str, Any], flags: Mapping[s
 
 
 def in_flags(message: str, flags: Iterable[Flag]) -> str:
-    """What is said to Python, said to the command line: `kind='rnn'` as `--model rnn`, `segment=` as `--segment`."""
+    """What is said to Python, said to the command line: `kind='rnn'` as `--model rnn`, `segment=` as `--segment`.
+
+    A field that the message begins with is meant, too: `kv_heads must be 1 or more`.
+    """
     by_field: dict[str, list[Flag]] = {}
     for flag in flags:
         by_field.setdefault(flag.field, []).append(flag)
@@ -93,6 +96,7 @@ def in_flags(message: str, flags: Iterable[Flag]) -> str:
         # Alone, as a word of the sentence: Alibi(heads=8) and a path are left as they are.
         written = rf"(?<!\S){field}=('?)([\w.+-]*)\1(?=([^\s;,:.)])?)"
         for flag in meant:
+            message = re.sub(rf"^(\[\w+\]: )?{field}(?= must )", rf"\g<1>{flag.name}", message)
             message = re.sub(written, partial(_typed, flag), message)
     return message
 

@@ -90,6 +90,12 @@ class GptConfig:
             must_be_share(name, getattr(self, name))
         must_be_letters("biased", self.biased, "qkvof")
         must_be_eps(self.eps)
+        pair = 2 * self.heads
+        if self.positions == "rotary" and self.head_dim is None and self.dim % pair:
+            raise ValueError(
+                f"rotary positions turn features in pairs: dim must be a multiple of 2 * heads, got dim={self.dim} and "
+                f"heads={self.heads}; pass dim={-(-self.dim // pair) * pair}"
+            )
         if not isinstance(self.stretch, Stretch | None):
             raise TypeError(f"stretch must be a Stretch or None, got {self.stretch!r}; write Stretch(factor=8.0)")
 

@@ -346,8 +346,7 @@ def _must_be_tokens(name: str, x: Tensor, width: int) -> None:
 def _even_split(dim: int, heads: int) -> int:
     if dim % heads:
         raise ValueError(
-            f"dim must be a multiple of heads, got dim={dim} and heads={heads}; "
-            f"pass head_dim, or heads of {_divisors(dim)}"
+            f"dim must be a multiple of heads, got dim={dim} and heads={heads}; pass heads={_divisors(dim)}"
         )
     return dim // heads
 
@@ -357,9 +356,10 @@ def _must_group(heads: int, kv_heads: int) -> None:
     if heads % kv_heads:
         raise ValueError(
             f"heads must be a multiple of kv_heads, got heads={heads} and kv_heads={kv_heads}; "
-            f"pass kv_heads of {_divisors(heads)}"
+            f"pass kv_heads={_divisors(heads)}"
         )
 
 
 def _divisors(n: int) -> str:
-    return ", ".join(str(m) for m in range(1, n + 1) if n % m == 0)
+    *found, last = (str(m) for m in range(1, n + 1) if n % m == 0)
+    return f"{', '.join(found)} or {last}" if found else last

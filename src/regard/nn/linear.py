@@ -78,13 +78,18 @@ class Prepared:
         return self._few if 1 < rows <= MOST and ARRANGES else None
 
     def _few(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if weight.numel() < LEAST or weight.dtype != torch.float32 or weight.is_inference():
+        if weight.numel() < LEAST or weight.dtype != torch.float32 or not is_ordinary(weight):
             return F.linear(x, weight, bias)
         found = self._arranged.get(id(weight))
         if found is None or found.version != weight._version or found.place != weight.data_ptr():
             arranged = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), x.numel() // x.shape[-1])
             found = self._arranged[id(weight)] = Arranged(weight, weight._version, weight.data_ptr(), arranged)
         return torch.ops.mkldnn._linear_pointwise(x, found.arranged, bias, "none", [], "")
+
+
+def is_ordinary(weight: Tensor) -> bool:
+    """May it be taken apart? One of inference mode tells of no change, a quantized one may only be multiplied by."""
+    return type(weight) in (nn.Parameter, Tensor) and not weight.is_inference()
 
 
 class Arranged(NamedTuple):

@@ -20,7 +20,7 @@ from .attention import Attention
 from .blocks import DecoderBlock, EncoderBlock
 from .core import Core
 from .feedforward import FeedForward, GatedFeedForward
-from .linear import Linear, product
+from .linear import Linear, is_ordinary, product
 from .memory import KeyValues, KVCache
 from .norms import PostNorm, PreNorm
 
@@ -197,7 +197,7 @@ def must_be_plain(layer: nn.Module) -> None:
         and layer.head_dim == layer.value_dim
         and layer.slots is layer.score is layer.bias is layer.normalize is None
         and all(type(x) in (Linear, nn.Linear) for x in (layer.query, layer.key, layer.value))
-        and not any(x.is_inference() for x in layer.parameters())
+        and all(map(is_ordinary, layer.parameters()))
     ):
         raise NotPlain
 

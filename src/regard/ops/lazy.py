@@ -27,7 +27,7 @@ from .rows import Reduction, evaluate, nothing_seen
 from .sizes import LIMIT as LIMIT
 from .sizes import must_fit
 from .top import top, worthwhile
-from .tracing import transformed
+from .tracing import forward_mode, outside_the_graph, transformed
 from .transposed import Transposed
 
 MAP = 512  # cells a side, at most
@@ -179,6 +179,7 @@ class Weights:
         """How far each query looks, sum_j A abs(i - j): `b h i`."""
         return self._reduce(measures.distance())
 
+    @outside_the_graph
     def topk(self, k: int) -> torch.return_types.topk:
         """The k largest weights of each query and their keys: `b h i k` twice, as `values` and `indices`."""
         n = self._call.shape[3]
@@ -188,9 +189,10 @@ class Weights:
             if self._has_kernel() and worthwhile(self._call, k):
                 values, indices = top(self._call, self._fused_statistic(), k)
             else:
-                values, indices = measures.top(self._problem(), k)
+                values, indices = measures.top(self._walked(), k)
         return torch.return_types.topk((self._restore(values), self._restore(indices)))
 
+    @outside_the_graph
     def pool(self, rows: int, cols: int, how: How = "mean") -> Tensor:
         """A map of any resolution: `b h rows cols`, query r in row r * rows // i; hidden entries count as 0."""
         b, h, i, j = self._call.shape
@@ -206,10 +208,11 @@ class Weights:
                 found = self._by_kernel(frozenset((want,)), mesh)[want]
             else:
                 reduction = measures.bin_maxima if how == "max" else measures.bin_sums
-                found = reduction(self._problem(), *mesh.ids, rows, cols)
+                found = reduction(self._walked(), *mesh.ids, rows, cols)
                 found = found / mesh.area if how == "mean" else found
         return self._restore(found)
 
+    @outside_the_graph
     def mass(self, query_groups: Tensor, key_groups: Tensor) -> Tensor:
         """Attention between groups of tokens, say sentences: summed over a group's keys, averaged over its queries.
 
@@ -225,7 +228,7 @@ class Weights:
                 statistic = self._fused_statistic()
                 sums = fused.group_sums(self._call, statistic, query_groups, key_groups, rows, cols)
             else:
-                sums = measures.bin_sums(self._problem(), query_groups, key_groups, rows, cols)
+                sums = measures.bin_sums(self._walked(), query_groups, key_groups, rows, cols)
         counts = torch.stack([x.bincount(minlength=rows) for x in query_groups]).clamp(min=1)
         return self._restore(sums / counts[:, None, :, None])
 
@@ -236,6 +239,7 @@ class Weights:
         """
         return self.summary_in(*map_axes(*self._call.shape[2:]))
 
+    @outside_the_graph
     def summary_in(self, rows: Axis, cols: Axis) -> Summary:
         """The same with a map in other bins."""
         mesh = fused.Mesh(rows, cols, self.device)
@@ -243,7 +247,7 @@ class Weights:
             if self._has_kernel():
                 found = self._by_kernel(SUMMARY, mesh)
             else:
-                found, self._statistic = measures.fold(self._problem(), *mesh.ids, *mesh.shape)
+                found, self._statistic = measures.fold(self._walked(), *mesh.ids, *mesh.shape)
                 found["map"] = found["map"] / mesh.area
         return Summary(
             entropy=self._restore(found["entropy"]),
@@ -270,9 +274,8 @@ class Weights:
         self._guard()
         if self._statistic is None:
             with self._numbers():
-                problem = self._problem()
-                if nothing_seen(problem) is not None:
-                    _, self._statistic = evaluate(problem, measures.statistic())
+                if nothing_seen(self._problem()) is not None:
+                    self._reduce(measures.statistic())
         return None if self._statistic is None else self._restore(self._statistic.squeeze(-1))
 
     @property
@@ -299,6 +302,20 @@ class Weights:
         with no_autocast(self.device):
             return prepared(self._call, self._statistic)
 
+    def _walked(self) -> Problem:
+        """The problem, for what is gathered block by block."""
+        if transformed():
+            raise ValueError(
+                "topk, pool, mass and summary are gathered block by block, in place, which torch.func cannot follow; "
+                "take them of weights(..., backend='reference').dense(), or outside of vmap, grad and their kin"
+            )
+        return self._problem()
+
+    @outside_the_graph
+    def _by_blocks(self, reduction: Reduction) -> tuple[Tensor, Tensor | None]:
+        with no_autocast(self.device):
+            return evaluate(self._problem(), reduction)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._call, self._statistic)
 
@@ -313,19 +330,19 @@ class Weights:
                 "measures are taken block by block, in place, which torch.func cannot follow; "
                 "pass weights(..., backend='reference') to store the matrix"
             )
-        problem = self._problem()
-        with no_autocast(self.device):
-            if self._call.backend == "reference":
+        if self._call.backend == "reference":
+            problem = self._problem()
+            with no_autocast(self.device):
                 A, statistic = reference.weigh(problem)
                 value = reduction.of(problem, problem.whole(), A, statistic)
-            else:
-                value, statistic = evaluate(problem, reduction)
+        else:
+            value, statistic = self._by_blocks(reduction)
         if self._statistic is None and statistic is not None:
             self._statistic = statistic.detach()
         return self._restore(value)
 
     def _differentiated(self) -> bool:
-        return torch.is_grad_enabled() and any(x.requires_grad for x in self._call.tensors())
+        return forward_mode() or (torch.is_grad_enabled() and any(x.requires_grad for x in self._call.tensors()))
 
     def _has_kernel(self, measure: str | None = None) -> bool:
         """Is there a kernel for this call, and, where a measure is to be differentiated, for its gradient?"""

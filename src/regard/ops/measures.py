@@ -192,8 +192,7 @@ def _sum_rows(A: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     size = A.shape[2] // bins.numel()
     if bool((counts == size).all()) and bool((place[1:] >= place[:-1]).all()):
         return A.unflatten(2, (-1, size)).sum(3), bins
-    picks = F.one_hot(place, bins.numel()).to(A.dtype).T
-    return picks @ A, bins
+    return A.new_zeros(*A.shape[:2], bins.numel(), A.shape[3]).index_add_(2, place, A), bins
 
 
 def _add_columns(sums: Tensor, by_bin: Tensor, bins: Tensor, col_ids: Tensor) -> None:

@@ -252,7 +252,8 @@ class Threshold(torch.autograd.Function):
             slope = p * (over ** (p - 1) * (over > 0)).sum(-1, keepdim=True)
             step = ((over**p).sum(-1, keepdim=True) - 1) / slope.clamp(min=1e-30)
             following = torch.maximum(tau, tau + step)
-            if bool((following == tau).all()):
+            # An exported program cannot look at numbers: it takes every step, and those after the root change nothing.
+            if not torch.compiler.is_exporting() and bool((following == tau).all()):
                 break
             tau = following
         return tau

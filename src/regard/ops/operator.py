@@ -45,7 +45,8 @@ def attend(
 
     Head n of q uses head n * g // h of k and v, so g < h is grouped-query attention and g = 1 multi-query. Query
     row r stands at position r + offset; offset is j - i unless given, so the last query meets the last key. Dropout
-    acts on the weights, here and nowhere else: pass 0 in evaluation. A query that may see no key gets zeros.
+    acts on the weights, here and nowhere else: pass 0 in evaluation. A query that may see no key gets zeros. It is
+    differentiable once; for second derivatives pass backend="reference", which stores the matrix.
     """
     if has_torch_function((q, k, v)):  # as every function of PyTorch, so that whoever watches these sees this one
         terms: Any = {"score": score, "mask": mask, "bias": bias, "normalize": normalize, "offset": offset}

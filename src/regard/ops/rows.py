@@ -19,7 +19,7 @@ from .call import no_autocast
 from .place import Block, Selector, give_back, pick
 from .problem import Piece, Problem, biased_and_masked, pieces, taken
 from .scores import Additive
-from .tracing import must_be_one, no_tangents
+from .tracing import forward_mode, must_be_one, no_tangents
 
 BLANK = torch.empty(0)  # stands for a tensor in a problem that waits for its backward
 
@@ -49,9 +49,12 @@ class Reduction:
 def evaluate(problem: Problem, reduction: Reduction) -> tuple[Tensor, Tensor | None]:
     """The reduction's result, differentiable once, and the row statistic `b h i 1`, detached."""
     tensors = [*problem.tensors(), *([] if reduction.x is None else [reduction.x])]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        # A statistic of earlier is detached: with it gradients would miss the part that flows through it.
-        value, statistic = ByRows.apply(replace(problem, statistic=None), reduction, *tensors)
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if learns or forward_mode():
+        # A statistic of earlier is detached: with it derivatives would miss the part that flows through it.
+        problem = replace(problem, statistic=None)
+    if learns:
+        value, statistic = ByRows.apply(problem, reduction, *tensors)
         return value, statistic
     with torch.no_grad():
         return _forward(problem, reduction)

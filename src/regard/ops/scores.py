@@ -168,6 +168,8 @@ def grouped_product(x: Tensor, y: Tensor) -> Tensor:
     g = y.shape[1]
     if g == h:
         return x @ y
+    if torch.compiler.is_exporting():  # which cannot prove that the shapes below agree whatever the length
+        return x @ y.repeat_interleave(h // g, 1)
     return (x.reshape(b, g, h // g * i, n) @ y).view(b, h, i, y.shape[-1])
 
 

@@ -58,15 +58,15 @@ def outside_the_graph(fn: F) -> F:
     """
 
     @functools.wraps(fn)
-    def run(*args: object) -> object:
+    def run(*args: object, **kwargs: object) -> object:
         if not torch.compiler.is_compiling():
-            return fn(*args)
+            return fn(*args, **kwargs)
         if torch.compiler.is_exporting():
             raise ValueError(
                 f"this attention cannot be exported: {REASON}, and others can by backend='reference', of a layer by "
                 "layer.core.backend = 'reference'"
             )
         torch._dynamo.graph_break(msg=REASON)
-        return torch.compiler.disable(fn)(*args)
+        return torch.compiler.disable(fn)(*args, **kwargs)
 
     return cast(F, run)
