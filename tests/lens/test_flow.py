@@ -243,3 +243,23 @@ def test_flow_through_what_is_no_number_is_none():
     found = attention_flow([weights(q, k)], token=2)
     assert found.isnan().all(1).tolist() == [False, True]
     assert not found[0].isnan().any()
+
+
+@pytest.mark.parametrize("entries", [2**21, 200])
+def test_what_nobody_reaches_may_be_no_number(entries, monkeypatch):
+    monkeypatch.setattr(measures, "ENTRIES", entries)
+    stack = stack_of(mask=Causal())
+    values, gradients, _ = gradients_of(stack)
+    q = stack[1].call.q.clone()
+    q[0, 2, 7] = torch.nan
+    spoilt = [stack[0], weights(q, stack[1].call.k, mask=Causal()), stack[2]]
+    for follow in (
+        lambda stack, token: rollout(stack, token=token),
+        lambda stack, token: rollout_matrix(stack)[:, token],
+        lambda stack, token: relevance(stack, values, gradients, token=token),
+        lambda stack, token: attention_flow(stack, token=token),
+    ):
+        close(follow(spoilt, 6), follow(stack, 6))
+        found = follow(spoilt, 7)
+        assert found[0].isnan().any()  # it comes through that row itself
+        close(found[1], follow(stack, 7)[1])

@@ -1,6 +1,8 @@
 """Models of Hugging Face under capture, against their own eager attention and its `output_attentions`."""
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -300,6 +302,29 @@ def test_positions_survive_a_static_cache_with_room_to_spare():
             model(input_ids=part, past_key_values=cache)
     assert tape[0].shape == (2, 4, 9, 9)
     assert_same(tape, eager_weights(zoo.llama, input_ids=ids))
+
+
+def test_two_threads_may_watch_two_models_at_once():
+    ids, meet = zoo.ids(n=9), threading.Barrier(2, timeout=60)
+    models = [zoo.made(zoo.llama) for _ in range(2)]
+
+    def together(*_):
+        meet.wait()
+
+    def watched(model, first):
+        cache = hf.StaticCache(config=model.config, max_cache_len=40)
+        with torch.no_grad():
+            model(input_ids=ids[:, :first], past_key_values=cache)
+            model.model.layers[0].register_forward_pre_hook(together)  # by then both have made their masks
+            with capture(model) as tape:
+                model(input_ids=ids[:, first : first + 1], past_key_values=cache)
+        return tape
+
+    truth = eager_weights(zoo.llama, input_ids=ids)
+    with ThreadPoolExecutor(2) as pool:
+        for tape, first in zip(pool.map(watched, models, (3, 6)), (3, 6), strict=True):
+            assert {A.call.offset for A in tape.values()} == {first}
+            assert_same(tape, [A[:, :, first : first + 1, : first + 1] for A in truth])
 
 
 def test_layers_of_transformers_run_without_a_mode(monkeypatch):

@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
+from regard import Causal
 from regard.lens import Tape, ablate, capture
 
 
@@ -178,3 +180,16 @@ def test_a_projection_is_copied_with_the_rest():
     with torch.no_grad():
         model.out_proj.weight.zero_()
     assert torch.equal(tape.extras(0).projection, before)
+
+
+@pytest.mark.parametrize(("mask", "first"), [(causal_upper_left, 0), (causal_lower_right, 3)])
+def test_causal_masks_that_hold_no_numbers_are_read_by_what_they_say(mask, first):
+    q, k, model = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 7, 8), Bare()
+    with torch.no_grad(), capture(model) as tape:
+        out = model(q, k, attn_mask=mask(4, 7))
+    hidden = torch.ones(4, 7, dtype=torch.bool).triu(1 + first)
+    A = (q @ k.mT / 8**0.5).masked_fill(hidden, -math.inf).softmax(-1)
+    assert torch.allclose(out, A @ k, atol=1e-6)
+    found = tape[0].dense()  # without keys behind the last query
+    assert torch.allclose(F.pad(found, (0, 7 - found.shape[-1])), A, atol=1e-6)
+    assert (tape[0].call.mask, tape[0].call.offset) == (Causal(), first)

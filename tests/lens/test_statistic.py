@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from regard.lens.statistic import _EAR, SDPA, attended, hear, tell, tell_no_more
 
@@ -106,6 +107,21 @@ def test_whoever_does_not_listen_gets_the_plain_function(telling):
 
     assert hear(elsewhere) == (None, None)
     assert torch.equal(F.scaled_dot_product_attention(q, k, v), SDPA(q, k, v))
+
+
+@pytest.mark.parametrize("mask", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize("listens", [False, True])
+def test_masks_that_know_the_function_by_its_name_do_their_work(telling, mask, listens):
+    q, k, v = tensors(i=5, j=7)
+    keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    keep = keep.tril(k.shape[2] - q.shape[2] if mask is causal_lower_right else 0)
+    given = {"attn_mask": mask(*keep.shape)}
+    if listens:
+        out, _ = hear(F.scaled_dot_product_attention, q, k, v, **given)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, **given)
+    assert type(out) is torch.Tensor
+    assert torch.allclose(out, SDPA(q, k, v, attn_mask=keep), atol=1e-6)
 
 
 def test_nothing_is_heard_after_a_function_has_failed(telling):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import zoo
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.overrides import _get_current_function_mode_stack
 
 from regard.lens import ablate, capture
@@ -284,6 +285,42 @@ def test_a_compiled_function_without_attention_runs_as_it_did(values):
     with capture(model, values=values) as tape:
         at_lengths(model)
     assert len(tape) == 3
+
+
+class Bare(nn.Module):
+    """Calls the kernel by itself."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return by_the_kernel(self, x) if x.shape[1] < 3 else sdpa(x[:, None], x[:, None], x[:, None])[:, 0]
+
+
+def own_layer() -> nn.Module:
+    return Attention(D, H)
+
+
+def encoder_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(D, H, D, batch_first=True).eval()
+
+
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("build", [Bare, own_layer, encoder_layer])
+def test_a_layer_that_is_called_compiled_beside_others_is_told(build):
+    model, x = nn.Sequential(Attention(D, H), build()), torch.randn(1, 5, D)
+    fast = torch.compile(model[1], backend="aot_eager")
+    message = "an attention of Sequential ran within a function that torch.compile made"
+    with torch.no_grad(), pytest.warns(UserWarning, match=message), capture(model) as tape:
+        fast(model[0](x))
+    assert list(tape) == [("0", 0)]
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_a_layer_without_attention_may_be_called_compiled():
+    model, x = nn.Sequential(Attention(D, H), nn.Sequential(nn.Linear(D, D), nn.GELU())), torch.randn(1, 5, D)
+    fast = torch.compile(model[1], backend="aot_eager")
+    with torch.no_grad(), capture(model) as tape:
+        fast(model[0](x))
+    assert list(tape) == [("0", 0)]
 
 
 class Flexed(nn.Module):

@@ -309,6 +309,13 @@ def test_flow_of_long_captures_is_a_preview_of_pooled_maps(long, monkeypatch):
     assert close(exact["rollout"][0], rollout(list(tape.values()), token=700)[0])
 
 
+def test_the_preview_of_a_flow_leaves_out_what_nobody_reaches():
+    maps = [torch.tensor([[0.5, 0.0], [0.25, 0.25]]) for _ in range(2)]
+    spoilt = [maps[0], torch.tensor([[0.5, 0.0], [torch.nan, torch.nan]])]
+    assert torch.equal(module.rollout_of_maps(spoilt, 0, 1, 4), module.rollout_of_maps(maps, 0, 1, 4))
+    assert module.rollout_of_maps(spoilt, 1, 1, 4)[0].isnan().any()
+
+
 def test_alignments_are_between_words(asked, tape):
     header, arrays = parsed(asked.alignment(0, 3, 0, "mean"))
     source, target = (words(tokens) for tokens in reversed(tape.tokens_of("decoder.0.cross")))

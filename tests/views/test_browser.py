@@ -395,7 +395,7 @@ def test_the_offline_page_holds_the_same_views(chromium, tape, tmp_path):
     with opened(chromium, path.as_uri()) as watched:
         assert watched.page.locator("button.head").count() == DEPTH * HEADS
         watched.go(view="map", layer=1, head=2, at="12.5,3.5,8")
-        assert watched.point() == pytest.approx([float(A[2, 12, 3])], rel=0.03)
+        assert watched.point() == pytest.approx([float(A[2, 12, 3])], rel=1e-5)
         watched.go(view="text", layer=1, head="mean", chosen="12,12")
         assert watched.links("section[data-side=query]")[0][0] == int(A.mean(0)[12].argmax())
         watched.go(view="flow", chosen="14,14")

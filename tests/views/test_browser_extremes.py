@@ -1,12 +1,15 @@
 """The viewer in a real browser, of captures that are long, faint, empty, repeated or hold what is no number."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from views.browser import opened, shown
 
-from regard import Causal, weights
+from regard import Causal, Dot, weights
 from regard.lens import Tape, capture, rollout
+from regard.views import page
 
 NO_NUMBER = (159, 180, 192)  # as `regard.views.canvas` draws it
 
@@ -116,6 +119,29 @@ def test_lines_of_even_attention_are_drawn_and_their_scale_is_said(chromium):
         assert float(watched.text(".lines .scale").rpartition(" ")[2]) == pytest.approx(1 / n, rel=1e-2)
         watched.go(view="lines", lines="model")
         assert len(watched.colours(".lines canvas")) > 1
+
+
+def test_weights_are_said_as_exactly_as_a_page_knows_them(chromium, tmp_path, monkeypatch):
+    q = torch.diag(torch.full((6,), 2 * math.log(5 * 0.974 / 0.026)))[None, None]  # each token gives itself 0.974
+    tape = Tape({("a", 0): weights(q, torch.eye(6)[None, None], score=Dot(scale=0.5))})
+    path = tmp_path / "page.html"
+
+    def said(watched):
+        watched.go(view="lines")
+        lines = watched.text(".lines .scale")
+        watched.go(view="text", chosen="1,1")
+        listed = watched.text(".text aside")
+        watched.go(view="flow", chosen="1,1")
+        return lines, "to within 3 %" in listed, "to within 3 %" in watched.text(".flow header")
+
+    for watched in both(chromium, tape, path):
+        lines, *warned = said(watched)
+        assert lines == "the darkest line is a weight of 0.974"
+        assert warned == [False, False]
+    monkeypatch.setitem(page.__globals__, "FEW", 0)
+    tape.page().save(path)
+    with opened(chromium, path.as_uri()) as watched:
+        assert said(watched) == ("the darkest line is a weight of 1 to within 3 %", True, True)
 
 
 @pytest.mark.parametrize("empty", ["batch", "queries", "keys"])

@@ -41,6 +41,41 @@ def test_a_stack_is_over_the_same_tokens():
     assert stacks(tape) == [[0], [], [2]]
 
 
+def decoder(*names, memory):
+    """A tape of calls of a decoder in this order: those of "c" over a memory, the others over tokens of their own."""
+    entries = {}
+    for at, name in enumerate(names):
+        q, k = torch.randn(2, 1, 2, 5, 4)
+        entries[name, names[:at].count(name)] = weights(q, memory() if name == "c" else k)
+    return Tape(entries)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("scscsc", [[0], [], [0, 2], [], [0, 2, 4], []]),
+        ("scs", [[0], [], [2]]),
+        ("cscs", [[], [1], [], [1, 3]]),
+        ("acbcdc", [[0], [], [0, 2], [], [0, 2, 4], []]),
+        ("eascsc", [[0], [0, 1], [0, 1, 2], [], [0, 1, 2, 4], []]),
+        ("acbcacbc", [[0], [], [0, 2], [], [4], [], [4, 6], []]),
+    ],
+)
+def test_layers_that_share_their_weights_ask_one_memory_in_one_pass(names, expected):
+    torch.manual_seed(0)
+    memory = torch.randn(1, 2, 3, 4)
+    assert stacks(decoder(*names, memory=lambda: memory)) == expected
+
+
+def test_another_memory_is_of_another_pass():
+    assert stacks(decoder(*"scsc", memory=lambda: torch.randn(1, 2, 3, 4))) == [[0], [], [2], []]
+    q, k, memory = torch.randn(3, 1, 2, 5, 4)
+    once = {"s": weights(q, k), "c": weights(q, memory)}
+    again = Tape({(name, call): once[name] for call in range(2) for name in "sc"})
+    again.tokens = {"c": (list("abcde"), list("12345"))}
+    assert stacks(again) == [[0], [], [2], []]
+
+
 def test_an_empty_tape_says_what_to_do_first():
     for show in (page, view):
         with pytest.raises(ValueError, match="the tape holds no layers: run the model inside `with capture"):

@@ -96,8 +96,18 @@ def test_short_inputs_come_with_every_weight(printed, tape):
                 at = f"capture=0&layer={layer}&batch={batch}&head={head}"
                 header, arrays = parsed(found[f"tile?{at}&minus=none&level=0&row=0&col=0"])
                 truth = tape[layer].dense()[batch, head].numpy()
-                assert header["error"] == error(COARSE) < 0.03
-                assert np.allclose(arrays["weight"], truth, rtol=header["error"] * 1.001, atol=4.3e-7)
+                assert header["error"] == 0
+                assert np.allclose(arrays["weight"], truth, rtol=1e-5, atol=1e-9)
+        _, arrays = parsed(found[f"measures?capture=0&layer={layer}&batch=1&head=3&level={told['measures_level']}"])
+        assert np.allclose(arrays["received"], tape[layer].received()[1, 3].numpy(), atol=1e-6)
+
+
+def test_many_weights_are_coded_coarsely_and_it_is_told(tape, monkeypatch):
+    monkeypatch.setitem(INSIDE, "FEW", 100)
+    found = resources(tape.page())
+    header, arrays = parsed(found["tile?capture=0&layer=0&batch=0&head=0&minus=none&level=0&row=0&col=0"])
+    assert header["error"] == error(COARSE) < 0.03
+    assert np.allclose(arrays["weight"], tape[0].dense()[0, 0].numpy(), rtol=header["error"] * 1.001, atol=4.3e-7)
 
 
 def test_everything_the_session_names_is_there(printed):

@@ -59,8 +59,8 @@ def descent(
     r = _start(layers[-1], token)
     yield r
     for A in reversed(layers):
-        r = r / _row_sums(A, residual)
-        r = residual * r + (1 - residual) * (r[:, None, None] @ A).mean(1).squeeze(1)
+        r = torch.where(r == 0, 0.0, r / _row_sums(A, residual))
+        r = residual * r + (1 - residual) * _through(A, r)
         yield r
 
 
@@ -71,7 +71,7 @@ def rollout_matrix(stack: Iterable[Weights], *, residual: float = 0.5, limit: st
     result = None
     for A in layers:
         W = _mixed(A, residual, limit)
-        result = W if result is None else W @ result
+        result = W if result is None else product(W, result)
     assert result is not None
     return result
 
@@ -98,7 +98,7 @@ def relevance(
         for rows in bands(A):
             if bool(r[:, rows].any()):
                 E = (A[..., rows, :] * (grad[:, :, rows] @ v.mT)).clamp(min=0).mean(1)
-                carried += (r[:, None, rows] @ E).squeeze(1)
+                carried += product(r[:, None, rows], E).squeeze(1)
         r = carried
     return r
 
@@ -174,8 +174,40 @@ def attention_flow(
     tops = _tokens(token, b, n, layers[0].device).tolist()
     mixed = torch.stack([_mixed(A, residual, LIMIT) for A in layers], 1).double().cpu().numpy()  # b layers n n
     unknown = [math.nan] * n
-    flows = [_flows(W, top) if np.isfinite(W).all() else unknown for W, top in zip(mixed, tops, strict=True)]
+    reached = [_reached(W, top) for W, top in zip(mixed, tops, strict=True)]
+    flows = [_flows(W, top) if np.isfinite(W).all() else unknown for W, top in zip(reached, tops, strict=True)]
     return torch.tensor(flows, dtype=layers[0].dtype, device=layers[0].device).view(b, n)
+
+
+def product(r: Tensor, X: Tensor) -> Tensor:
+    """r @ X, in which rows of X that r does not reach count for nothing, whatever they hold.
+
+    >>> product(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.25, 0.75], [torch.nan, torch.nan]]))
+    tensor([[0.2500, 0.7500]])
+    """
+    missing = X.isnan()
+    if not bool(missing.any()):
+        return r @ X
+    unknown = (r != 0).to(X.dtype) @ missing.to(X.dtype) > 0
+    return (r @ X.masked_fill(missing, 0.0)).masked_fill(unknown, torch.nan)
+
+
+def _through(A: Weights, r: Tensor) -> Tensor:
+    """r @ mean_h A, `b n`; where that is no number, again a few rows at a time, of which only those reached count."""
+    found = (r[:, None, None] @ A).mean(1).squeeze(1)
+    if bool(found.isfinite().all()):
+        return found
+    parts = [product(r[:, None, rows], A[..., rows, :].mean(1)) for rows in bands(A)]
+    return torch.cat(parts, 1).sum(1)
+
+
+def _reached(layers: npt.NDArray[np.float64], top: int) -> npt.NDArray[np.float64]:
+    """The layers with zeros in the rows that nothing from this token at the top comes to."""
+    found, at = np.zeros_like(layers), np.array([top])
+    for level in reversed(range(len(layers))):
+        found[level, at] = layers[level, at]
+        at = found[level].any(0).nonzero()[0]
+    return found
 
 
 def _flows(layers: npt.NDArray[np.float64], top: int) -> list[float]:

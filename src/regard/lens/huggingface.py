@@ -56,7 +56,6 @@ def watching(watch: Watch) -> Iterator[None]:
 _LOCK = threading.Lock()
 _WATCHES: list[Watch] = []
 _ORIGINALS: dict[str, Any] = {}  # what the interfaces held before anybody watched
-_PLACES: dict[tuple[int, int], int] = {}  # of the latest mask of so many queries and keys: where the first query stands
 
 
 def _wrap(transformers: Any) -> None:
@@ -71,7 +70,6 @@ def _unwrap(transformers: Any) -> None:
     tell_no_more()
     transformers.AttentionInterface.get_interface = _ORIGINALS.pop("attention")
     transformers.AttentionMaskInterface.__getitem__ = _ORIGINALS.pop("masks")
-    _PLACES.clear()
 
 
 def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,12 +80,12 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
 
         def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
             if followed():
-                for watch in _WATCHES:
+                for watch in tuple(_WATCHES):
                     if id(module) in watch.names:
                         must_hold_numbers(q, k, v)
                         watch.compiled = True
                 return function(module, q, k, v, mask, *args, **kwargs)
-            watches = [watch for watch in _WATCHES if not watch.here.silent and id(module) in watch.names]
+            watches = [watch for watch in tuple(_WATCHES) if not watch.here.silent and id(module) in watch.names]
             if not watches:
                 return function(module, q, k, v, mask, *args, **kwargs)
             if recomputing():
@@ -111,7 +109,8 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
                         recorder.see_later(layer, call)
                         continue
                     with torch.no_grad():
-                        seen = _read(recorder.reader, name, module, q, k, v, mask, statistic, kwargs)
+                        place = None if mask is None else watch.here.places.get((q.shape[2], k.shape[2]))
+                        seen = _read(recorder.reader, name, module, q, k, v, mask, place, statistic, kwargs)
                         watch.see(layer, recorder.own(seen, "normalize"), result[0], _by_heads)
             finally:
                 for watch in watches:
@@ -136,9 +135,10 @@ def _placing(find: Callable[..., Any]) -> Callable[..., Any]:
 
         def make(*args: Any, **kwargs: Any) -> Any:
             mask = function(*args, **kwargs)
-            if mask is not None and "q_offset" in kwargs:
+            if mask is not None and "q_offset" in kwargs and not followed():
                 size = int(kwargs["q_length"]), int(kwargs["kv_length"])
-                _PLACES[size] = int(kwargs["q_offset"]) - int(kwargs.get("kv_offset", 0))
+                for watch in tuple(_WATCHES):  # whose model it is for nobody says, but in which thread it runs
+                    watch.here.places[size] = int(kwargs["q_offset"]) - int(kwargs.get("kv_offset", 0))
             return mask
 
         return make
@@ -159,7 +159,7 @@ def _read_later(
     if implementation == "sdpa" and is_short(q, k):
         statistic = found_again(q, k, is_causal=_is_causal(module, q, given), scale=given.get("scaling"))
     # Whoever keeps no values needs none to tell keys that are repeated.
-    return _read(reader, implementation, module, q, k, k, None, statistic, given)
+    return _read(reader, implementation, module, q, k, k, None, None, statistic, given)
 
 
 def _read(
@@ -170,12 +170,12 @@ def _read(
     k: Tensor,
     v: Tensor,
     mask: Any,
+    place: int | None,
     statistic: Tensor | None,
     given: dict[str, Any],
 ) -> Seen:
     """The call in terms, as each implementation means its arguments."""
     causal = _is_causal(module, q, given)
-    place = None if mask is None else _PLACES.get((q.shape[2], k.shape[2]))
     if "flash" in implementation:
         mask = _flash_mask(mask, causal, given.get("sliding_window"))
     elif mask is None and causal and implementation not in (EAGER, "flex_attention"):

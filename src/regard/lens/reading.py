@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -62,6 +63,9 @@ class Reader:
         `offset` is where the first query stands, if the caller knows; a mask that shows it is believed otherwise.
         `statistic` is what the kernel found for each row, if it told.
         """
+        if isinstance(mask, CausalBias):  # whose numbers nobody has written down
+            first = 0 if mask.variant is CausalVariant.UPPER_LEFT else mask.seq_len_kv - mask.seq_len_q
+            mask, offset = Causal(), first
         lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
         if not (q.ndim == k.ndim == v.ndim == 4):
             q, k, v = _four(q, lead), _four(k, lead), _four(v, lead)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.nn.attention.bias import CausalBias
 from torch.overrides import has_torch_function
 
 from ..ops.backends.kernels import Kernel, fused
@@ -43,8 +44,8 @@ def attended(
         found = _by_kernel(query, key, value, is_causal, scale, enable_gqa)
         if found is not None:
             return found
-    given: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
-    return SDPA(query, key, value, **given, enable_gqa=enable_gqa), None
+    given: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    return _own(query, key, value, attn_mask, **given), None
 
 
 def holds(q: Tensor, k: Tensor) -> bool:
@@ -100,12 +101,26 @@ class _Ear(threading.local):
 _EAR = _Ear()
 
 
-def _telling(*args: Any, **kwargs: Any) -> Tensor:
+def _telling(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Tensor:
     if is_compiling() or (found := _EAR.found) is None:
-        return SDPA(*args, **kwargs)
-    out, statistic = attended(*args, **kwargs)
+        # A mode knows the function as PyTorch's own; a mask does not, while it has another name.
+        own = _own if isinstance(attn_mask, CausalBias) and not _watched() else SDPA
+        return own(query, key, value, attn_mask, *args, **kwargs)
+    out, statistic = attended(query, key, value, attn_mask, *args, **kwargs)
     found.append(statistic)
     return out
+
+
+def _watched() -> bool:
+    return is_compiling() or torch._C._is_torch_function_mode_enabled()
+
+
+def _own(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """PyTorch's own function, under the name it has now for a mask that goes by that, and does the work itself."""
+    given = query, key, value, attn_mask, *args
+    if isinstance(attn_mask, CausalBias):
+        return CausalBias.__torch_function__(F.scaled_dot_product_attention, (CausalBias,), given, kwargs)
+    return SDPA(*given, **kwargs)
 
 
 def _by_kernel(

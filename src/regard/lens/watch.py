@@ -39,6 +39,7 @@ from .statistic import SDPA, attended
 
 ATTENTIONS = frozenset((attend, SDPA, F.multi_head_attention_forward))
 FLEX = frozenset((torch.ops.higher_order.flex_attention,))
+ATTENTIVE = frozenset((Core, nn.MultiheadAttention, nn.TransformerEncoderLayer))
 KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")  # PyTorch's own, by name
 
 
@@ -48,6 +49,7 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.parts: list[nn.Module] = []  # those under way that may call what is watched for
         self.silent = 0  # how many ask that nothing be seen now
+        self.places: dict[tuple[int, int], int] = {}  # of the first query, by the queries and keys of the latest mask
         self.joining: tuple[Record, Tensor] | None = None  # whose heads, b h i e, want a projection
 
 
@@ -70,12 +72,14 @@ class Watch(TorchFunctionMode):
         """Watch the model within the block."""
         everywhere = self.recorder.values  # output projections are linear maps of any layer
         kinds = {kind for kind in set(map(type, self.parts)) if everywhere or _may_attend(kind)}
+        attentive = {kind for kind in kinds if attends(kind)}
         hooks = [self.model.register_forward_pre_hook(self._note)]
         self._on = True
         try:
             for module in self.parts if kinds else ():
                 if type(module) in kinds and type(module) not in SCRIPTED:
-                    hooks.append(module.register_forward_pre_hook(self._enter))
+                    entering = self._enter_attention if type(module) in attentive else self._enter
+                    hooks.append(module.register_forward_pre_hook(entering))
                     hooks.append(module.register_forward_hook(self._leave, always_call=True))
             yield
         finally:
@@ -136,10 +140,12 @@ class Watch(TorchFunctionMode):
     def _note(self, module: nn.Module, args: Any) -> None:
         self.ran = self.called = True
 
+    def _enter_attention(self, module: nn.Module, args: Any) -> None:
+        self.compiled = self.compiled or is_compiling()
+        self._enter(module, args)
+
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if is_compiling():
-            self.compiled = self.compiled or type(module) is Core
-        elif self._watches(module):
+        if not is_compiling() and self._watches(module):
             if type(module) is nn.MultiheadAttention:  # which takes nested tensors only where nobody watches
                 must_hold_numbers(*args)
             self.ran = True
@@ -296,6 +302,20 @@ def _may_attend(kind: type) -> bool:
     except (OSError, KeyError):  # there is no source to look at
         return True
     return _calls_one(source, KERNELS)
+
+
+@cache
+def attends(kind: type) -> bool:
+    """Does a layer of this kind call an attention by itself, as far as the names in its code tell?"""
+    if kind in ATTENTIVE:
+        return True
+    code = (inspect.unwrap(fn) for base in kind.__mro__ if base not in nn.Module.__mro__ for fn in vars(base).values())
+    return any(_names_one(fn) for fn in code if inspect.isfunction(fn))
+
+
+def _names_one(fn: Any) -> bool:
+    known = [fn.__globals__.get(name) for name in fn.__code__.co_names]
+    return not set(KERNELS).isdisjoint(fn.__code__.co_names) or any(x is one for x in known for one in ATTENTIONS)
 
 
 @cache

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..lens.alignment import argmax_links, mutual_links
-from ..lens.flow import descent
+from ..lens.flow import descent, product
 from ..lens.overview import THUMB, shrunk
 from ..lens.reduced import ROWS, Reduced
 from . import pyramid
@@ -306,7 +306,7 @@ def rollout_of_maps(maps: Sequence[Tensor], token: int, level: int, n: int) -> T
     path = [r]
     for mean in reversed(maps):
         W = 0.5 * mean * counts + 0.5 * torch.eye(len(counts))
-        r = r @ (W / W.sum(1, keepdim=True))
+        r = product(r[None], W / W.sum(1, keepdim=True))[0]
         path.append(r)
     return torch.stack(path[::-1])
 

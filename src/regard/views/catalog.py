@@ -5,10 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..lens.groups import Groups, sentences, words
 from ..lens.pictures import Picture
@@ -44,7 +46,8 @@ class Capture:
             if len(tape[key].shape) != 4:
                 raise ValueError(f"{key[0]!r} must have dims b h i j to be shown, got {tuple(tape[key].shape)}")
         self.layers = [self._layer(key) for key in self.keys]  # what is told of each layer
-        for layer, stack in zip(self.layers, _stacks(self.layers), strict=True):
+        passes = _passes([name for name, _ in self.keys], self._asks_again)
+        for layer, stack in zip(self.layers, _stacks(self.layers, passes), strict=True):
             layer["stack"] = stack
 
     def entry(self, layer: int) -> Weights | Reduced:
@@ -74,6 +77,13 @@ class Capture:
             "groups": [{"name": name, "n": n} for name, n, _ in self._groups],
             "pictures": [_shape(picture) for picture in self.pictures],
         }
+
+    def _asks_again(self, before: int, after: int) -> bool:
+        """Does a later call put other queries to the same keys, as layers that share their weights do to a memory?"""
+        one, other = self.entry(before), self.entry(after)
+        if not (isinstance(one, Weights) and isinstance(other, Weights)):
+            return False
+        return _same(one.call.k, other.call.k) and not _same(one.call.q, other.call.q)
 
     def _layer(self, key: Key) -> dict[str, Any]:
         A = self.tape[key]
@@ -173,13 +183,12 @@ def _terms(A: Weights | Reduced, heads: int) -> dict[str, Any]:
     }
 
 
-def _stacks(layers: list[dict[str, Any]]) -> list[list[int]]:
+def _stacks(layers: list[dict[str, Any]], passes: list[int]) -> list[list[int]]:
     """For each layer those a token flows through from its output down, of its own pass and over the same tokens.
 
     There are none where queries and keys are not the same tokens, or where only measures were kept.
     """
     fields = ("self", "kind", "batch", "n_i", "n_j", "texts")
-    passes = _passes([layer["name"] for layer in layers])
     found: list[list[int]] = []
     for at, top in enumerate(layers):
         flows = top["self"] and top["kind"] == "weights" and top["n_i"] == top["n_j"]
@@ -188,19 +197,38 @@ def _stacks(layers: list[dict[str, Any]]) -> list[list[int]]:
     return found
 
 
-def _passes(names: list[str]) -> list[int]:
+def _passes(names: list[str], asks_again: Callable[[int, int], bool]) -> list[int]:
     """Which pass of the model each call is of: another begins where a name comes again after a different one.
 
-    >>> _passes(["a", "b", "a", "b"]), _passes(["a", "a", "a"])
-    ([0, 0, 1, 1], [0, 0, 0])
+    Calls that put new questions to one memory begin none, nor does what comes again after nothing but such.
+
+    >>> _passes(["a", "b", "a", "b"], lambda before, after: False)
+    [0, 0, 1, 1]
+    >>> _passes(["own", "cross", "own", "cross"], lambda before, after: after == 3)
+    [0, 0, 0, 0]
     """
+    places: dict[str, list[int]] = {}
+    for n, name in enumerate(names):
+        places.setdefault(name, []).append(n)
+    before = {later: n for calls in places.values() for n, later in pairwise(calls)}
+    after = {n: later for later, n in before.items()}
+
+    def remembers(n: int) -> bool:
+        return (n in before and asks_again(before[n], n)) or (n in after and asks_again(n, after[n]))
+
     found: list[int] = []
     seen: set[str] = set()
     for n, name in enumerate(names):
         again = name in seen and name != names[n - 1]
+        if again and (asks_again(before[n], n) or all(map(remembers, range(before[n] + 1, n)))):
+            again = False
         seen = {name} if again else seen | {name}
         found.append(found[-1] + again if found else 0)
     return found
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    return (x.dtype, x.device) == (y.dtype, y.device) and torch.equal(x, y)
 
 
 def _finest(A: Weights | Reduced) -> int:

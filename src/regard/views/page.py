@@ -1,7 +1,8 @@
 """Page: the viewer as one file, with its data inside it, for a browser without a network or a server.
 
 It holds what the server would answer, under the same names, compressed: one level of the pyramid, the finest that fits,
-with every weight where inputs are short, and the strongest links of each token where they are not.
+with every weight where inputs are short, and the strongest links of each token where they are not. Few cells
+are held as they are, many coded in a byte; how far a number may then be off is told with it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from .sheet import Sheet
 from .work import Desk
 
 CELLS = 3_000_000  # of all maps of a page
+FEW = 500_000  # cells up to which all are held as they are
 DATA = 4_300_000  # characters of a page's data, filled up with links
 THUMB = 32  # cells a side of the smallest maps
 POINTS = 128  # of the measures of an axis
@@ -102,12 +104,14 @@ class Press:
         work = sum(layer["batch"] * len(layer["heads"]) * layer["n_i"] * layer["n_j"] for layer in layers)
         self._cells = CELLS // max(maps, 1)
         self._exact = work <= EXACT
+        self._plainly = False
         self._packed: dict[str, str] = {}
 
     def printed(self) -> dict[str, str]:
         """Every resource under its name."""
         captures = self._library.captures
         told = [[self._bounded(n, layer) for layer in range(len(capture.keys))] for n, capture in enumerate(captures)]
+        self._plainly = sum(_all_cells(layer) for layers in told for layer in layers) <= FEW
         for number, capture in enumerate(captures):
             for text in range(len(capture.texts)):
                 self._add(f"text?capture={number}&text={text}", self._answers.text(number, text))
@@ -149,7 +153,8 @@ class Press:
         heads: list[Which] = [*range(len(told["heads"])), "mean", "max"]
         for head in heads:
             chosen, level = Chosen(capture, layer, batch, head), told["measures_level"]
-            measures = {name: linear(x) for name, x in self._answers.measured(chosen, level).items()}
+            code = plain if self._plainly else linear
+            measures = {name: code(x) for name, x in self._answers.measured(chosen, level).items()}
             self._add(f"measures?{at}&head={head}&level={level}", frame(measures, state="exact"))
             if told["finest"] or isinstance(head, int):  # of single weights, the mean and the largest follow
                 for name, tile in self._tiles(chosen, told):
@@ -186,12 +191,16 @@ class Press:
                 if told["kind"] == "weights" and self._exact:
                     *_, cells = pyramid.exact(self._library.sheet(chosen), rows, cols)
                     assert cells is not None
-                    yield name, _tile(cells, level, "exact")
+                    yield name, self._tile(cells, level, "exact")
                 else:
                     stored = self._library.map(chosen)
                     exact = stored.exact and pyramid.aligned(stored, rows, cols)
                     cells = pyramid.from_map(stored, rows, cols)
-                    yield name, _tile(cells, max(level, 1), "exact" if exact else "preview")
+                    yield name, self._tile(cells, max(level, 1), "exact" if exact else "preview")
+
+    def _tile(self, cells: Cells, level: int, state: str) -> bytes:
+        coded, off = (plain(cells.mean), 0.0) if self._plainly else (coarse(cells.mean), error(COARSE))
+        return frame({"mean" if level else "weight": coded}, state=state, retry=None, error=off)
 
     def _aligned(self, chosen: Chosen) -> bool:
         """Is this attention between two short texts?"""
@@ -199,10 +208,6 @@ class Press:
         told = self._library.captures[chosen.capture].layers[chosen.layer]
         known = isinstance(A, Weights) and None not in told["texts"][chosen.batch]
         return known and not told["self"] and max(A.shape[-2:]) <= 128
-
-
-def _tile(cells: Cells, level: int, state: str) -> bytes:
-    return frame({"mean" if level else "weight": coarse(cells.mean)}, state=state, retry=None, error=error(COARSE))
 
 
 def _links(sheet: Sheet, given: int, received: int) -> bytes:
@@ -232,6 +237,12 @@ def _strongest(sheet: Sheet, count: int, axis: int) -> tuple[Tensor, Tensor]:
 
 def _cells(n_i: int, n_j: int, level: int) -> int:
     return -(-n_i // (1 << level)) * -(-n_j // (1 << level))
+
+
+def _all_cells(told: dict[str, Any]) -> int:
+    """The cells of all maps of a layer that are held."""
+    maps = len(told["heads"]) + (2 if told["finest"] else 0)
+    return int(told["batch"] * maps * _cells(told["n_i"], told["n_j"], told["finest"]))
 
 
 def _document(resources: dict[str, str], title: str) -> str:

@@ -26,25 +26,26 @@ export function tile(frame: Frame): Tile {
   const mean = frame.coded(frame.has("weight") ? "weight" : "mean");
   const [rows, cols] = mean.shape;
   const max = frame.has("max") ? frame.coded("max") : null;
-  const error = Number(frame.header["error"] ?? 0);
-  return { rows, cols, mean, max, preview: frame.preview, retry: frame.retry, error };
+  return { rows, cols, mean, max, preview: frame.preview, retry: frame.retry, error: frame.error };
 }
 
 export function links(frame: Frame): Links {
-  return { weight: frame.values("weight"), top: [...frame.values("top")], topWeight: [...frame.values("top_weight")] };
+  const [top, topWeight] = [[...frame.values("top")], [...frame.values("top_weight")]];
+  return { weight: frame.values("weight"), top, topWeight, error: frame.error };
 }
 
 export function block(frame: Frame): Block {
   const coded = frame.coded("weight");
   const [heads, rows, cols] = coded.shape;
-  return { heads, rows, cols, weight: coded.values() };
+  return { heads, rows, cols, weight: coded.values(), error: frame.error };
 }
 
 export function flow(frame: Frame): Flow {
   const coded = frame.coded("rollout");
   const layers = frame.header["layers"] as number[];
   const level = frame.header["level"] as number;
-  return { layers, level, cells: coded.shape[1], rollout: coded.values(), preview: frame.preview, retry: frame.retry };
+  const { preview, retry, error } = frame;
+  return { layers, level, cells: coded.shape[1], rollout: coded.values(), error, preview, retry };
 }
 
 export function alignment(frame: Frame): Alignment {

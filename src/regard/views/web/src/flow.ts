@@ -9,7 +9,7 @@ import { byLayer } from "./charts";
 import { button, menu, notice } from "./controls";
 import { el, fill, svg } from "./element";
 import { short } from "./glyphs";
-import { number } from "./legend";
+import { number, within } from "./legend";
 import type { Token } from "./marks";
 import { ranking } from "./ranking";
 import { pause } from "./remote";
@@ -153,7 +153,8 @@ export class FlowView implements View {
     if (!flow || !width || this.top === null) return;
     const token = this.token();
     const name = el("bdi", { class: "token" }, phrase(this.tokens, token, token));
-    const badge = flow.preview && el("span", { class: "badge" }, flow.retry === null ? "from pooled maps" : "preview");
+    const origin = flow.preview ? (flow.retry === null ? "from pooled maps" : "preview") : within(flow.error) && `from weights${within(flow.error)}`;
+    const badge = origin && el("span", { class: "badge" }, origin);
     fill(this.head, el("h2", {}, "Where ", name, el("span", { class: "faint" }, ` ${token} `), "comes from"), badge);
     const names = this.levels(flow);
     const rows = names.length;

@@ -69,6 +69,11 @@ export class Frame {
     return this.coded(name).values();
   }
 
+  /** The relative error of what is coded. */
+  get error(): number {
+    return Number(this.header["error"] ?? 0);
+  }
+
   get preview(): boolean {
     return this.header["state"] === "preview";
   }

@@ -5,7 +5,7 @@ import { Ramp } from "./colours";
 import { notice } from "./controls";
 import { el, fill } from "./element";
 import { visible } from "./glyphs";
-import { number } from "./legend";
+import { number, within } from "./legend";
 import type { Token } from "./marks";
 import { several } from "./several";
 import type { Head, Links, Picture } from "./source";
@@ -225,11 +225,13 @@ export class ImagesView implements View {
   private point(event: MouseEvent): void {
     const n = this.patchAt(event);
     const { patches } = this;
-    const weight = n === null ? undefined : this.links.get(this.app.state.head)?.weight[n];
-    if (n === null || !patches || weight === undefined) return;
+    const links = this.links.get(this.app.state.head);
+    const weight = n === null ? undefined : links?.weight[n];
+    if (n === null || !patches || !links || weight === undefined) return;
     const at = n - patches.special;
     const place = `patch ${Math.floor(at / patches.cols)}, ${at % patches.cols}`;
-    this.note.textContent = `${place}: ${Number.isNaN(weight) ? "not among the links of this page" : number(weight)}`;
+    const known = number(weight) + within(links.error);
+    this.note.textContent = `${place}: ${Number.isNaN(weight) ? "not among the links of this page" : known}`;
   }
 
   private pick(event: MouseEvent): void {

@@ -102,14 +102,16 @@ export class Inline implements Source {
     }
     const heads = layer.heads.length;
     const weight = new Float32Array(heads * rows * cols);
+    let error = 0;
     for (let head = 0; head < heads; head++) {
       const whole = await this.whole(place, head);
+      error = Math.max(error, whole.error);
       for (let y = 0; y < rows; y++) {
         const from = (row + y) * layer.n_j + col;
-        weight.set(whole.subarray(from, from + cols), (head * rows + y) * cols);
+        weight.set(whole.values.subarray(from, from + cols), (head * rows + y) * cols);
       }
     }
-    return { heads, rows, cols, weight };
+    return { heads, rows, cols, weight, error };
   }
 
   /** Rollout through the mean of the heads, `W = 0.5 P + 0.5 I` with rows that sum to 1, at the page's resolution. */
@@ -122,21 +124,23 @@ export class Inline implements Source {
     const cells = Math.ceil(n / width);
     const rollout = new Float32Array((chosen.length + 1) * cells);
     rollout[chosen.length * cells + Math.floor(token / width)] = 1;
+    let error = 0;
     for (let at = chosen.length - 1; at >= 0; at--) {
       const mean = await this.whole({ capture, layer: chosen[at], batch }, "mean");
+      error = Math.max(error, mean.error);
       for (let y = 0; y < cells; y++) {
         const reached = rollout[(at + 1) * cells + y];
         if (reached === 0) continue;
         const row = Float64Array.from(
           { length: cells },
-          (_, x) => 0.5 * mean[y * cells + x] * Math.min(width, n - x * width),
+          (_, x) => 0.5 * mean.values[y * cells + x] * Math.min(width, n - x * width),
         );
         row[y] += 0.5;
         const total = row.reduce((sum, value) => sum + value, 0);
         for (let x = 0; x < cells; x++) rollout[at * cells + x] += (reached * row[x]) / total;
       }
     }
-    return { layers: chosen, level, cells, rollout, preview: level > 0, retry: null };
+    return { layers: chosen, level, cells, rollout, error, preview: level > 0, retry: null };
   }
 
   async alignment(place: Place, head: Head) {
@@ -149,10 +153,10 @@ export class Inline implements Source {
     const weight = new Float32Array(axis === "query" ? n_j : n_i);
     for (let at = first; at <= last; at++) {
       for (let n = 0; n < weight.length; n++) {
-        weight[n] += axis === "query" ? whole[at * n_j + n] / (last - first + 1) : whole[n * n_j + at];
+        weight[n] += axis === "query" ? whole.values[at * n_j + n] / (last - first + 1) : whole.values[n * n_j + at];
       }
     }
-    return { weight, ...strongest(weight) };
+    return { weight, ...strongest(weight), error: whole.error };
   }
 
   private async fromLinks(place: Place, head: Head, axis: Axis, first: number, last: number): Promise<Links> {
@@ -166,25 +170,27 @@ export class Inline implements Source {
       const share = axis === "query" ? weights[n] / (last - first + 1) : weights[n];
       if (weights[n] > 0) weight[ends[n]] = (weight[ends[n]] || 0) + share;
     }
-    return { weight, ...strongest(weight) };
+    return { weight, ...strongest(weight), error: frame.error };
   }
 
   /** A map of the page at its finest level, from its tiles. */
-  private async whole(place: Place, head: Head): Promise<Float32Array> {
+  private async whole(place: Place, head: Head): Promise<{ values: Float32Array; error: number }> {
     const { n_i, n_j, finest } = this.layer(place);
     const [down, across] = [Math.ceil(n_i / 2 ** finest), Math.ceil(n_j / 2 ** finest)];
     const side = this.opened!.tile;
     const found = new Float32Array(down * across);
+    let error = 0;
     for (let row = 0; row * side < down; row++) {
       for (let col = 0; col * side < across; col++) {
         const tile = await this.tile({ ...place, head, minus: null }, finest, row, col);
         const values = tile.mean.values();
+        error = Math.max(error, tile.error);
         for (let y = 0; y < tile.rows; y++) {
           found.set(values.subarray(y * tile.cols, (y + 1) * tile.cols), (row * side + y) * across + col * side);
         }
       }
     }
-    return found;
+    return { values: found, error };
   }
 
   private layer({ capture, layer }: Place): Layer {

@@ -53,6 +53,11 @@ export function brief(value: number): string {
   return (size < 0.001 ? value.toExponential(0) : String(+value.toPrecision(2))).replaceAll("-", "−");
 }
 
+/** How far numbers may be off, in words; nothing where that is less than their digits say. */
+export function within(error: number): string {
+  return error >= 0.005 ? ` to within ${Math.round(100 * error)} %` : "";
+}
+
 /** A weight to so many digits. */
 export function number(value: number | null, digits = 4): string {
   if (value === null) return "…";

@@ -5,7 +5,7 @@ import { headColour } from "./colours";
 import { columns, type Link } from "./columns";
 import { button, choice, menu, named, notice } from "./controls";
 import { el, fill, sized } from "./element";
-import { number } from "./legend";
+import { number, within } from "./legend";
 import type { Token } from "./marks";
 import type { Block } from "./source";
 import type { State } from "./state";
@@ -136,7 +136,7 @@ export class LinesView implements View {
       Array.from({ length: count }, (_, n) => tokens?.[first + n]?.text ?? String(first + n));
     const queries = { title: "queries", axis: "query" as const, first: row, words: text(this.tokens.left, row, rows) };
     const keys = { title: "keys", axis: "key" as const, first: col, words: text(this.tokens.top, col, cols) };
-    const said = most ? `the darkest line is a weight of ${number(most)}` : "no weight here is above 0";
+    const said = most ? `the darkest line is a weight of ${number(most)}${within(this.block!.error)}` : "no weight here is above 0";
     const drawing = columns(this.app, this.body, { left: queries, right: keys }, links, 860);
     fill(this.body, drawing, el("p", { class: "faint scale" }, said));
   }

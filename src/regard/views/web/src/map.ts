@@ -4,7 +4,7 @@ import { type App, headName, type View, words } from "./app";
 import { Card, type Side } from "./card";
 import { choice, notice } from "./controls";
 import { el, fill } from "./element";
-import { Legend, number } from "./legend";
+import { Legend, number, within } from "./legend";
 import type { Token } from "./marks";
 import { type Events, Panel, type Window } from "./panel";
 import { matches } from "./search";
@@ -271,7 +271,7 @@ function state(tiles: Tile[]): string {
   if (coming) return `${coming} of ${tiles.length} tiles are previews; exact ones are on the way`;
   if (previews.length) return "from the stored map";
   const error = Math.max(0, ...tiles.map((tile) => tile.error));
-  return error >= 0.005 ? `weights to within ${Math.round(100 * error)} %` : "";
+  return within(error) && `weights${within(error)}`;
 }
 
 function windowOf({ at }: State): Window | null {

@@ -111,6 +111,8 @@ export interface Links {
   weight: Float32Array;
   top: number[];
   topWeight: number[];
+  /** Relative error of the weights. */
+  error: number;
 }
 
 export interface Block {
@@ -118,6 +120,8 @@ export interface Block {
   rows: number;
   cols: number;
   weight: Float32Array;
+  /** Relative error of the weights. */
+  error: number;
 }
 
 export interface Flow {
@@ -126,6 +130,8 @@ export interface Flow {
   cells: number;
   /** Rows from the input, 0, up to the token itself. */
   rollout: Float32Array;
+  /** Relative error of the weights it is made of. */
+  error: number;
   preview: boolean;
   retry: number | null;
 }

@@ -3,6 +3,7 @@
 import { type App, type View, words } from "./app";
 import { choice, notice } from "./controls";
 import { el, fill } from "./element";
+import { within } from "./legend";
 import type { Token } from "./marks";
 import { ranking } from "./ranking";
 import { type Colouring, Running } from "./running";
@@ -158,7 +159,8 @@ export class TextView implements View {
     const head = el("h2", {}, el("bdi", {}, phrase(this.tokens(axis), first, last)), place);
     const sections = (Object.entries(this.links) as [Axis, Links][]).map(([side, links]) => this.section(side, links));
     const colour = this.one && choice("colour by", SIDES, axis, (axis) => this.app.go({ axis }));
-    fill(this.side, head, colour, ...sections);
+    const exact = within(Math.max(0, ...Object.values(this.links).map(({ error }) => error)));
+    fill(this.side, head, colour, ...sections, exact && el("p", { class: "hint" }, `weights${exact}`));
   }
 
   private section(side: Axis, links: Links): HTMLElement {
