@@ -325,7 +325,7 @@ def test_it_reads_what_kernels_before_it_wrote(size, want):
         late.copy_(ready + 0 * slow)
         found = kernel.summary(late, late, lse, sizes=(size, size), **terms)
         for name in want:
-            torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu
