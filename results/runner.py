@@ -51,6 +51,9 @@ class Runner:
         recipe = run.recipe
         if not all(future.result() for future in needed):
             return self._say(run, "left out: what it needs has failed")
+        for name in recipe.needs:
+            if not any(path.is_dir() for path in (self.work / "runs").glob(f"{name}-*")):
+                return self._say(run, f"left out: it needs {name}, which has not run here; run {name} {recipe.name}")
         began, note, seconds = time.monotonic(), "", 0.0
         try:
             if recipe.train is not None:

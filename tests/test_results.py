@@ -191,6 +191,13 @@ ROW = Row(
 )
 
 
+def test_what_a_recipe_needs_is_named_where_it_has_not_run(tmp_path, capsys):
+    late = replace(TINY, name="late", needs=("early",))
+    assert Runner(tmp_path, Ledger(tmp_path / "rows.csv")).run([(late, 0)]) == ["late-0"]
+    assert "late-0: left out: it needs early, which has not run here; run early late" in capsys.readouterr().out
+    assert not list((tmp_path / "runs").iterdir())
+
+
 def test_rows_come_back_as_they_were_written(tmp_path):
     ledger = Ledger(tmp_path / "a.csv")
     rows = [ROW, replace(ROW, seed=1, value=0.1234)]
