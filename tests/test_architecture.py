@@ -106,6 +106,13 @@ def test_import_regard_alone_is_light():
     assert run.stdout.strip() == "[]"
 
 
+def test_commands_do_not_wait_for_the_compiler():
+    slow = ["torch.nn.attention.bias", "torch._dynamo"]
+    code = f"import sys, regard.cli; print([m for m in {slow} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_no_file_executes_what_it_reads(path):
     banned_calls = {"eval", "exec", "compile", "__import__"}

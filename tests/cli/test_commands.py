@@ -117,6 +117,11 @@ def test_explain_says_who_would_run_an_attention():
     assert "Entmax(" in shown
 
 
+def test_explain_does_not_go_by_what_memory_held_before(monkeypatch):
+    monkeypatch.setattr(torch, "empty", lambda *sizes, **options: torch.full(sizes, torch.nan, **options))
+    assert "-> sdpa" in well("explain", "--shape", "1,8,64,16", "--mask", "Causal()").out
+
+
 def test_benchmarks_are_those_of_a_clone(monkeypatch, tmp_path):
     monkeypatch.setattr("regard.cli.operator.CLONE", tmp_path)
     assert run("bench") == (

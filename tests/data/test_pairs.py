@@ -3,10 +3,12 @@
 import gzip
 import json
 
+import numpy as np
 import pytest
 
 from regard.data import (
     DataError,
+    Images,
     Labelled,
     Lines,
     Pair,
@@ -155,3 +157,19 @@ def test_empty_label_names_its_line(write):
 def test_lines_of_a_pair_keep_their_tabs_and_spaces(write):
     assert parallel(write("a", " a\tb \n"), write("b", "c\n"))[0] == Pair(" a\tb ", "c")
     assert repr(Lines(write("c", "x"))).startswith("Lines('")
+
+
+@pytest.mark.parametrize(
+    ("classes", "error", "message"),
+    [
+        (("a", "b", "a"), ValueError, "classes must have a name each, got 'a' more than once; name it once"),
+        ("ab", TypeError, r"classes must be many texts, got one; pass \[text\]"),
+    ],
+)
+def test_every_class_has_a_name_of_its_own(tmp_path, classes, error, message):
+    path = tmp_path / "a.tsv"
+    path.write_text("a\tein Haus\n")
+    pixels = np.zeros((1, 4, 4), np.uint8)
+    for read in (lambda: labelled_tsv(path, classes=classes), lambda: Images(pixels, [0], classes=classes)):
+        with pytest.raises(error, match=message):
+            read()

@@ -340,3 +340,19 @@ def test_specials_spelled_out_in_a_text_leave_no_gap_between_ids():
     tokenizer = Tokenizer.words(["a <unk> b <eos> c", "a b c <unk>"], split="space", size=50)
     assert tokenizer.tokens(range(len(tokenizer))) == ["<pad>", "<unk>", "<bos>", "<eos>", "a", "b", "c"]
     assert tokenizer.encode("a <unk> zz") == [4, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.BPE({"<pad>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4}, [], unk_token="<unk>"),
+        models.Unigram([("<pad>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("a", -1.0), ("b", -1.0)]),
+    ],
+    ids=["bpe", "unigram"],
+)
+def test_a_character_that_nothing_stands_for_is_shown(model):
+    tokenizer = Tokenizer(hf.Tokenizer(model))
+    assert tokenizer.encode("ab") == [3, 4]
+    for read in (tokenizer.encode, tokenizer.spans, tokenizer.pieces, lambda text: tokenizer.encode_all(["ab", text])):
+        with pytest.raises(DataError, match=r"the tokenizer cannot read 'axb' \(.*\); give its model a token for what"):
+            read("axb")

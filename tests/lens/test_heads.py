@@ -156,6 +156,18 @@ def test_a_forward_that_fails_inside_does_not_confuse_what_follows():
     close(out, silenced(model, projection, [0], x))
 
 
+class Calling(nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+def test_layers_that_call_a_kernel_by_themselves_are_named():
+    model = nn.Sequential(Calling(), nn.Linear(3, 3), nn.MultiheadAttention(8, 2))
+    named = r"its attention layers are \['0', '2'\]"
+    with pytest.raises(ValueError, match=named), ablate(model, {"1.0": [0]}):
+        pass
+
+
 def test_bad_layers_and_heads_are_named():
     model, name, _ = build("ours")
     x = torch.randn(1, 4, DIM, dtype=torch.float64)

@@ -424,6 +424,20 @@ def test_a_classifier_of_others_says_what_it_said_there(kind, tmp_path):
     assert f"the classifier of {tmp_path / kind} is kept; its classes are, in this order, bad, good" in told.lines
 
 
+def test_texts_that_were_taken_for_labels_are_told_of(tmp_path):
+    class Swapped(Reviews):
+        classes = tuple(f"the film was {n}" for n in range(30))
+
+    swapped, usual = Told(), Told()
+    texts = Swapped([("good", name) for name in Swapped.classes])
+    for examples, told in ((texts, swapped), (Reviews(), usual)):
+        out = tmp_path / str(len(examples.classes))
+        classification.train_texts(examples, out=out, recipe=replace(RECIPE, steps=0), show=told)
+    what = "30 texts are of 30 classes; if texts were taken for labels, name the columns of both"
+    assert what in swapped.lines
+    assert not any("taken for labels" in line for line in usual.lines)
+
+
 def test_a_classifier_of_other_classes_is_said_to_be_new(published, tmp_path):
     theirs(tmp_path / "three", "Bert", labels=3)
     for folder, why in ((tmp_path / "three", "that of .*three tells 3 apart"), (published[0], ".*bert has none")):

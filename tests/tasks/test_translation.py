@@ -205,6 +205,11 @@ def test_no_pairs_at_all_are_an_error(tmp_path):
         translation.train([], out=tmp_path / "run")
 
 
+def test_pairs_come_again(tmp_path):
+    with pytest.raises(TypeError, match="pairs must come again each time they are read, got a generator; pass a list"):
+        translation.train((pair for pair in PAIRS), out=tmp_path / "run")
+
+
 def test_how_many_are_too_long_is_said(tmp_path):
     heard = []
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from regard.data import Tokenizer
 from regard.models import Pointer, PointerConfig, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
+from regard.tasks.captioning import Describer
 from regard.tasks.copying import Copying
 from regard.tasks.pairs import Tokenizers
 from regard.tasks.writer import Config, Writer, built, tokenizers_of
@@ -47,3 +48,18 @@ def test_a_source_is_read_up_to_the_limit_which_its_end_counts_to(limit, read):
     writer = Writer([model], Tokenizers(WORDS, WORDS), longest=9, limit=limit)
     assert writer.read("ein kleines Haus am See") == read
     assert writer.too_long(["ein kleines Haus am See", ""]) == [read != "ein kleines Haus am See", False]
+
+
+@pytest.mark.parametrize(
+    ("wish", "error", "message"),
+    [
+        ({"beam": 0, "n": 1}, ValueError, "beam must be 1 or more, got 0"),
+        ({"beam": True, "n": 1}, TypeError, "beam must be a whole number, got True"),
+        ({"beam": 5, "n": 0}, ValueError, "n must be 1 or more, got 0"),
+        ({"beam": 5, "n": 7}, ValueError, "n must be at most beam, got n=7 and beam=5; pass beam=7 or more"),
+    ],
+)
+def test_a_beam_that_cannot_find_so_many_is_named_as_it_was_given(wish, error, message):
+    for kind in (Writer, Describer):
+        with pytest.raises(error, match=f"^{message}"):
+            kind.n_best(None, [], **wish)

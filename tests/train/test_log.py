@@ -116,6 +116,15 @@ def test_bar_shows_loss_speed_and_time_left():
     assert "[red]plain words[/red]" in shown
 
 
+@pytest.mark.parametrize("kind", [lambda file: Lines(every=1, file=file), lambda file: Bar(file=file)])
+def test_what_a_terminal_would_obey_is_spelled_out(kind):
+    file = io.StringIO()
+    show = kind(file)
+    show.say("classes \x1b[2J, größer")
+    show.close()
+    assert r"classes \x1b[2J, größer" in file.getvalue()
+
+
 def test_lines_where_nobody_watches(monkeypatch):
     assert isinstance(fitting(every=1), Lines)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 import typer
+from torch import Tensor
 
 from .. import explain as explained
 from ..ops.biases import Bias
@@ -43,13 +46,11 @@ def explain(
         if size is not None and size < least:
             raise ValueError(f"{name} must be {least} or more, got {size}")
     b, h, n, d = _sizes(shape)
-    made: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": own_device(device)}
+    made = getattr(torch, dtype), own_device(device)
     try:
-        q = torch.empty(b, h, n, d, **made)
-        k, v = torch.empty(2, b, h if kv_heads is None else kv_heads, n if keys is None else keys, d, **made)
-    except (RuntimeError, OverflowError, TypeError) as error:
-        if "overflow" not in str(error).lower():
-            raise
+        q = _zeros((b, h, n, d), *made)
+        k, v = _zeros((2, b, h if kv_heads is None else kv_heads, n if keys is None else keys, d), *made)
+    except (MemoryError, OverflowError, ValueError):
         raise ValueError(f"shape must be one that memory could hold, got {shape}; make it smaller") from None
     print(
         explained(
@@ -84,6 +85,13 @@ def _sizes(shape: str) -> list[int]:
     if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
         raise ValueError(f"shape must be batch,heads,length,width, such as 1,8,65536,64, got {shape!r}")
     return [int(part) for part in parts]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take no memory of a CPU, as numpy's do until they are written to."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def _term(slot: str, source: str | None, kind: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .lines import Lines
 from .rows import Columns, Rows, columns
+from .text import must_be_classes
 
 
 class Labelled(NamedTuple):
@@ -36,6 +37,7 @@ class LabelledText:
         self._rows = rows
         names = [name for _, name in rows]
         self.classes = tuple(sorted(set(names)) if classes is None else classes)
+        must_be_classes(classes)
         number = {name: n for n, name in enumerate(self.classes)}
         for n, name in enumerate(names):
             if name not in number:

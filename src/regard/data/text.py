@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -25,6 +27,19 @@ def must_be_many(texts: object, name: str = "texts") -> None:
     """Raise if it is one text, which would be taken for its characters."""
     if isinstance(texts, str):
         raise TypeError(f"{name} must be many texts, got one; pass [text]")
+
+
+def must_come_again(texts: object, name: str = "texts") -> None:
+    """Raise if it can be read only once, as a generator can: a vocabulary is learned from it before it is encoded."""
+    if iter(texts) is texts:  # type: ignore[call-overload]
+        raise TypeError(f"{name} must come again each time they are read, got a {type(texts).__name__}; pass a list")
+
+
+def must_be_classes(classes: Sequence[str] | None) -> None:
+    """Raise if it is one text, or if two classes share a name; None are those found."""
+    must_be_many(classes, "classes")
+    if twice := [name for name, count in Counter(classes).items() if count > 1]:
+        raise ValueError(f"classes must have a name each, got {twice[0]!r} more than once; name it once")
 
 
 def lines_in(text: str) -> list[str]:

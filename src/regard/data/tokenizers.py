@@ -13,6 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from .errors import DataError
 from .text import must_be_many, must_be_text
+from .unknown import must_know_the_unknown, read, read_all
 
 SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")
 # What others call them, the likeliest first.
@@ -57,7 +58,7 @@ class Tokenizer:
         eos: str | None = None,
     ) -> None:
         self._inner = _plain(inner)
-        _must_know_the_unknown(inner)
+        must_know_the_unknown(inner)
         self.pad, self.bos, self.eos = self._must("pad", pad), self._must("bos", bos), self._must("eos", eos)
         self.unk = self._find("unk", unk)
 
@@ -218,8 +219,7 @@ class Tokenizer:
         must_be_many(texts)
         for text in (texts := list(texts)):
             must_be_text(text)
-        found = self._inner.encode_batch_fast(texts, add_special_tokens=False)
-        return [[self.bos] * bos + one.ids + [self.eos] * eos for one in found]
+        return [[self.bos] * bos + one.ids + [self.eos] * eos for one in read_all(self._inner, texts)]
 
     def spans(self, text: str) -> list[Span]:
         """The ids of a text, each with the characters it stands for."""
@@ -312,7 +312,7 @@ class Tokenizer:
 
     def _read(self, text: str) -> hf.Encoding:
         must_be_text(text)
-        return self._inner.encode(text, add_special_tokens=False)
+        return read(self._inner, text)
 
     def _unknown_word(self) -> str | None:
         """What an unknown word is called where words carry the mark of the space before them, which it has lost."""
@@ -326,16 +326,6 @@ class Tokenizer:
 def _must_be_size(size: object) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size > MOST:
         raise ValueError(f"size must be a whole number, at most {MOST:,}, got {size!r}")
-
-
-def _must_know_the_unknown(inner: hf.Tokenizer) -> None:
-    """Raise if the first word that a vocabulary of words or word pieces lacks would be an error."""
-    model = inner.model
-    if isinstance(model, models.WordLevel | models.WordPiece) and model.token_to_id(model.unk_token) is None:
-        raise DataError(
-            f"the vocabulary lacks {model.unk_token!r}, its token for unknown words",
-            hint="add it, or name another as unk_token of the model",
-        )
 
 
 def _told_roles(text: str) -> dict[str, str]:

@@ -19,9 +19,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from ..nn.core import Core
 from ..ops.operator import attend
 from .statistic import SDPA
-from .watch import layer_of
+from .watch import attends, layer_of
 
 SEEN = "seen are attend, nn.MultiheadAttention and F.scaled_dot_product_attention (attn_implementation='sdpa')"
 
@@ -217,5 +218,6 @@ def _must_exist(model: nn.Module, names: Iterable[str]) -> None:
     known = dict(model.named_modules())
     for name in names:
         if name not in known:
-            some = [n for n, m in known.items() if hasattr(m, "core") or isinstance(m, nn.MultiheadAttention)]
+            kinds: dict[str, type] = {n: type(m) for n, m in known.items() if type(m) is not Core}
+            some = [n for n, kind in kinds.items() if hasattr(known[n], "core") or attends(kind)]
             raise ValueError(f"the model has no layer {name!r}; its attention layers are {some or list(known)[:20]}")

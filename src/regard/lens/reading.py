@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -27,6 +26,7 @@ from ..ops.scores import Dot
 from ..ops.term import Term
 from .recognize import Packed, Rows, recognize, recognize_bias
 from .record import Seen, as_integers
+from .statistic import is_causal_bias
 from .steps import same
 from .storage import Store
 
@@ -63,8 +63,8 @@ class Reader:
         `offset` is where the first query stands, if the caller knows; a mask that shows it is believed otherwise.
         `statistic` is what the kernel found for each row, if it told.
         """
-        if isinstance(mask, CausalBias):  # whose numbers nobody has written down
-            first = 0 if mask.variant is CausalVariant.UPPER_LEFT else mask.seq_len_kv - mask.seq_len_q
+        if is_causal_bias(mask):  # whose numbers nobody has written down
+            first = 0 if mask.variant.name == "UPPER_LEFT" else mask.seq_len_kv - mask.seq_len_q
             mask, offset = Causal(), first
         lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
         if not (q.ndim == k.ndim == v.ndim == 4):

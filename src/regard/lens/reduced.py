@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +39,18 @@ class Reduced:
         """The bins of a map."""
         return _even(self.shape, name)
 
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(Weights, name):
+            raise AttributeError(f"{name} {self._lost()}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _lost(self) -> str:
+        return f"is of single weights, and only {', '.join(self.kept)} were kept; leave keep= out of capture"
+
     def __getitem__(self, name: str) -> Tensor:
         """A measure by the name it was asked for with: `A["pool:64"]`."""
+        if not isinstance(name, str):
+            raise TypeError(f"A[{name!r}] {self._lost()}")
         if name not in self._measures:
             raise KeyError(f"{name!r} was not kept, only {', '.join(self.kept)}; add it to capture(model, keep=[...])")
         return self._measures[name].get()

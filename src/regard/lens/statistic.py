@@ -7,15 +7,15 @@ its Python, is not kept waiting for it: there it is found again once somebody lo
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.nn.attention.bias import CausalBias
 from torch.overrides import has_torch_function
 
 from ..ops.backends.kernels import Kernel, fused
@@ -46,6 +46,12 @@ def attended(
             return found
     given: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     return _own(query, key, value, attn_mask, **given), None
+
+
+def is_causal_bias(mask: object) -> TypeGuard[Any]:
+    """Is it a mask of `torch.nn.attention.bias`? Who has one has imported that, which takes a second."""
+    module = sys.modules.get("torch.nn.attention.bias")
+    return module is not None and isinstance(mask, module.CausalBias)
 
 
 def holds(q: Tensor, k: Tensor) -> bool:
@@ -104,7 +110,7 @@ _EAR = _Ear()
 def _telling(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Tensor:
     if is_compiling() or (found := _EAR.found) is None:
         # A mode knows the function as PyTorch's own; a mask does not, while it has another name.
-        own = _own if isinstance(attn_mask, CausalBias) and not _watched() else SDPA
+        own = _own if is_causal_bias(attn_mask) and not _watched() else SDPA
         return own(query, key, value, attn_mask, *args, **kwargs)
     out, statistic = attended(query, key, value, attn_mask, *args, **kwargs)
     found.append(statistic)
@@ -118,8 +124,9 @@ def _watched() -> bool:
 def _own(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any, *args: Any, **kwargs: Any) -> Tensor:
     """PyTorch's own function, under the name it has now for a mask that goes by that, and does the work itself."""
     given = query, key, value, attn_mask, *args
-    if isinstance(attn_mask, CausalBias):
-        return CausalBias.__torch_function__(F.scaled_dot_product_attention, (CausalBias,), given, kwargs)
+    if is_causal_bias(attn_mask):
+        kind = type(attn_mask)
+        return kind.__torch_function__(F.scaled_dot_product_attention, (kind,), given, kwargs)
     return SDPA(*given, **kwargs)
 
 

@@ -27,7 +27,7 @@ from .seeing import Image, Seeing, Sight
 from .training import Setup, Start, run
 from .turns import Examples, Lengths, Seen, Turns, texts_of
 from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
-from .writer import Shown, Written, at_most
+from .writer import Shown, Written, at_most, must_hold
 
 TASK = "captioning"
 MOST = 500  # images on one tape
@@ -231,6 +231,7 @@ class Describer:
 
         None is longer than `max_length` tokens, which is `writer.at_most` unless given.
         """
+        must_hold(beam, n)
         found: list[list[Written]] = []
         limits: dict[str, Any] = {
             "end": self.tokenizer.eos,

@@ -23,7 +23,7 @@ from .classifiers import Model, Network, built
 from .confusion import Confusion
 from .encoded import Encoded
 from .metrics import Measured
-from .pretrained import encoder_of, places
+from .pretrained import encoder_of, names_of, numbers_of, places
 from .seeing import Changed, Seeing, Sight
 from .texts import Texts
 from .training import Setup, Start, run
@@ -32,6 +32,7 @@ from .writer import Shown
 
 TASK = "classification"
 MOST = 500  # examples on one tape
+MANY = 40  # texts up to which half as many classes are not too many
 
 
 class Examples(Protocol):
@@ -94,8 +95,9 @@ def train_texts(
         Classifier.load("runs/reviews").classify(["no wit at all"])
 
     `pretrained` is the Hugging Face folder of a BERT, RoBERTa or DistilBERT to begin with, its tokenizer included, in
-    place of `model` and `vocabulary`; its classifier too, where it has one of as many classes. An evaluation gives
-    `accuracy`, `f1` and `loss`. The rest is as in `translation.train`.
+    place of `model` and `vocabulary`; its classifier too, where it has one of these classes, by the names in its
+    `id2label`, or of as many without names. An evaluation gives `accuracy`, `f1` and `loss`. The rest is as in
+    `translation.train`.
     """
 
     def prepare(start: Start) -> Setup:
@@ -124,6 +126,11 @@ def train_texts(
         else:
             config, how = _config_of(begun), _texts_of(begun)
         _must_share(examples, config.classes)
+        if 2 * len(config.classes) > max(len(examples), MANY):
+            start.say(
+                f"{len(examples):,} texts are of {len(config.classes):,} classes; if texts were taken for labels, name "
+                "the columns of both"
+            )
         read = Encoded(examples, lambda some: how.read([example.text for example in some]))
         batches = batching.over(read, pad=how.pad, seed=recipe.seed, group=start.group, say=start.say)
         spelling = how.spelling(example.text for example in examples)
@@ -316,11 +323,18 @@ def _begun(
     bert, model, tokenizer = encoder_of(folder)
     if limit > places(bert):
         raise ValueError(f"limit must be at most the {places(bert)} tokens that {folder} reads, got {limit}")
-    told = model.classes.out_features if isinstance(model, BertClassifier) else None
-    if isinstance(model, BertClassifier) and told == len(classes):
-        say(f"the classifier of {folder} is kept; its classes are, in this order, {', '.join(classes)}")
-        return model, tokenizer
-    why = f"{folder} has none" if told is None else f"that of {folder} tells {told} apart"
+    why = f"{folder} has none"
+    if isinstance(model, BertClassifier):
+        told = model.classes.out_features
+        names = names_of(folder, told)
+        numbers = numbers_of(classes, names) if told == len(classes) else None
+        if numbers is not None:
+            order = ", ".join(classes[numbers.index(n)] for n in range(told))
+            say(f"the classifier of {folder} is kept; its classes are, in this order, {order}")
+            for x in model.classes.parameters():
+                x.data = x.data[numbers]
+            return model, tokenizer
+        why = f"that of {folder} tells {told if told != len(classes) else ', '.join(names[:8])} apart"
     say(f"the classifier of {len(classes)} classes is new, {why}")
     return BertClassifier(bert, classes=len(classes)), tokenizer
 

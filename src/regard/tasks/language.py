@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset
 
 from ..data import Batches, Tokenizer, Windows, ids_of
-from ..data.text import lines_in, must_be_many
+from ..data.text import lines_in, must_be_many, must_be_text, must_come_again
 from ..decode import greedy, sample
 from ..decode.sampling import SEEDS
 from ..lens import Tape, capture
@@ -128,6 +128,9 @@ def train(
     as in `translation.train`.
     """
 
+    must_come_again(lines, "lines")
+    must_be_many(valid, "valid")
+
     def prepare(start: Start) -> Setup:
         begun = start.checkpoint
         tokenizer = vocabulary.learn(lines) if begun is None else _tokenizer_of(begun)
@@ -193,6 +196,7 @@ class LanguageModel:
         A temperature of 0 takes the likeliest token each time. Beyond the model's length it goes on from the latter
         half of what it sees.
         """
+        must_be_text(prompt)
         for name, value in (("tokens", tokens), ("samples", samples)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

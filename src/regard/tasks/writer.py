@@ -14,6 +14,7 @@ from .. import decode
 from ..data import Pair
 from ..data.text import must_be_many
 from ..decode import Ensemble, Gnmt, Hypothesis
+from ..decode.demands import must_count
 from ..lens import Tape
 from ..models import Pointer, PointerConfig, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 from ..train import own_device
@@ -152,6 +153,7 @@ class Writer:
         tokens in a row twice. None is shorter than `min_length`, unless `no_repeat` leaves nothing but the end.
         """
         must_be_many(lines, "lines")
+        must_hold(beam, n)
         lines = [self.read(line) for line in lines]
         found: list[list[Written]] = [[] for _ in lines]
         limits: dict[str, Any] = {
@@ -241,6 +243,14 @@ def at_most(longest: int, *, min_length: int = 0, max_length: int | None = None)
     (70, 500)
     """
     return max(longest * 3 // 2 + 10, min_length) if max_length is None else max_length
+
+
+def must_hold(beam: int, n: int) -> None:
+    """Raise unless a beam can find the n best."""
+    must_count("beam", beam, least=1)
+    must_count("n", n, least=1)
+    if n > beam:
+        raise ValueError(f"n must be at most beam, got n={n} and beam={beam}; pass beam={n} or more")
 
 
 def built(network: Network) -> nn.Module:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from ..data.text import must_come_again
 from ..models import TransformerConfig
 from ..train import Outcome, Progress, Recipe
 from . import runs
@@ -45,6 +46,8 @@ def train(
 
     `limit` is how many tokens of a source are read later, where training has cut them.
     """
+
+    must_come_again(pairs, "pairs")
 
     def prepare(start: Start) -> Setup:
         config: Config | None = None

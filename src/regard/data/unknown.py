@@ -1,0 +1,43 @@
+"""Unknown: what a tokenizer makes of words and characters that its vocabulary lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tokenizers as hf
+from tokenizers import models
+
+from .errors import DataError
+
+
+def must_know_the_unknown(inner: hf.Tokenizer) -> None:
+    """Raise if the first word that a vocabulary of words or word pieces lacks would be an error."""
+    model = inner.model
+    if isinstance(model, models.WordLevel | models.WordPiece) and model.token_to_id(model.unk_token) is None:
+        raise DataError(
+            f"the vocabulary lacks {model.unk_token!r}, its token for unknown words",
+            hint="add it, or name another as unk_token of the model",
+        )
+
+
+def read(inner: hf.Tokenizer, text: str) -> hf.Encoding:
+    """The tokens of a text, or an error that shows it.
+
+    Byte pairs whose `unk_token` is not in the vocabulary and a Unigram without `unk_id` read what they know: only a
+    character that they do not know is an error.
+    """
+    try:
+        return inner.encode(text, add_special_tokens=False)
+    except Exception as error:  # the library raises nothing narrower
+        raise DataError(
+            f"the tokenizer cannot read {text[:80]!r} ({error})",
+            hint="give its model a token for what it does not know: unk_token, or the unk_id of a Unigram",
+        ) from error
+
+
+def read_all(inner: hf.Tokenizer, texts: Sequence[str]) -> list[hf.Encoding]:
+    """The tokens of many texts, on all cores, or the error of the first that cannot be read."""
+    try:
+        return inner.encode_batch_fast(texts, add_special_tokens=False)
+    except Exception:
+        return [read(inner, text) for text in texts]
