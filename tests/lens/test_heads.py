@@ -162,8 +162,8 @@ class Calling(nn.Module):
 
 
 def test_layers_that_call_a_kernel_by_themselves_are_named():
-    model = nn.Sequential(Calling(), nn.Linear(3, 3), nn.MultiheadAttention(8, 2))
-    named = r"its attention layers are \['0', '2'\]"
+    model = nn.Sequential(Calling(), nn.Linear(3, 3), nn.MultiheadAttention(8, 2), nn.TransformerEncoderLayer(8, 2))
+    named = r"its attention layers are \['0', '2', '3.self_attn'\]"
     with pytest.raises(ValueError, match=named), ablate(model, {"1.0": [0]}):
         pass
 

@@ -212,12 +212,13 @@ class _Calls(TorchFunctionMode):
 
 
 MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
+BESIDE = (Core, nn.TransformerEncoderLayer)  # within a layer of ours, and around one of PyTorch's
 
 
 def _must_exist(model: nn.Module, names: Iterable[str]) -> None:
     known = dict(model.named_modules())
     for name in names:
         if name not in known:
-            kinds: dict[str, type] = {n: type(m) for n, m in known.items() if type(m) is not Core}
+            kinds: dict[str, type] = {n: type(m) for n, m in known.items() if type(m) not in BESIDE}
             some = [n for n, kind in kinds.items() if hasattr(known[n], "core") or attends(kind)]
             raise ValueError(f"the model has no layer {name!r}; its attention layers are {some or list(known)[:20]}")

@@ -169,7 +169,7 @@ def grouped_product(x: Tensor, y: Tensor) -> Tensor:
     if g == h:
         return x @ y
     if torch.compiler.is_exporting():  # which cannot prove that the shapes below agree whatever the length
-        return x @ y.repeat_interleave(h // g, 1)
+        return (x.unflatten(1, (g, h // g)) @ y[:, :, None]).flatten(1, 2)
     return (x.reshape(b, g, h // g * i, n) @ y).view(b, h, i, y.shape[-1])
 
 
