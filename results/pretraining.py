@@ -2,7 +2,9 @@
 
     python -m results.pretraining --text train.txt --valid-text valid.txt --questions train-v1.1.json --out runs/bert
 
-Rows are two stretches of running text side by side, the second in half of them from elsewhere; none is padded.
+Rows are two stretches of running text side by side, the second in half of them from elsewhere; none is padded. Most
+batches are of short rows, where a word has fewer others to find the right ones among; the rest, with as many tokens,
+are of long ones, for the positions (nine in ten were short in Devlin et al. 2019, one kind after the other).
 """
 
 from __future__ import annotations
@@ -20,18 +22,19 @@ from regard.train import Shuffled, Stopped, find, load, own_device
 
 from .script import falling, parser, train
 
-HALF = 180  # tokens of each stretch
+SHORT, LONG = 62, 180  # tokens of each stretch
+EACH = 9  # batches of short rows for one of long ones
 MASK = "<mask>"
 
 
 class Rows:
-    """Batches of masked rows over the tokens of texts."""
+    """Batches of masked rows over the tokens of texts, as many long ones in each as `rows` says."""
 
     def __init__(self, texts: Iterable[str], tokenizer: Tokenizer, *, rows: int) -> None:
+        self.tokenizer = tokenizer
         ids = torch.from_numpy(ids_of(texts, tokenizer).astype("int64"))
-        half = min(HALF, len(ids) // (2 * rows))
-        self.tokenizer, self.pairs = tokenizer, ids[: len(ids) // (2 * half) * 2 * half].view(-1, 2, half)
-        self.batches = [self.pairs[first : first + rows] for first in range(0, len(self.pairs) - rows + 1, rows)]
+        self.long = _cut(ids, LONG, rows)
+        self.short = _cut(ids, SHORT, rows * LONG // SHORT)
 
     def masked(self, pairs: Tensor) -> dict[str, Tensor]:
         """A batch for `BertPretraining`: every other row has a second stretch from the row before."""
@@ -45,6 +48,13 @@ class Rows:
         assert mask is not None
         read, targets = mask_words(ids, mask=mask, vocabulary=len(self.tokenizer), special=range(mask + 1))
         return {"ids": read, "types": types, "targets": targets, "next": elsewhere.long()}
+
+
+def _cut(ids: Tensor, half: int, rows: int) -> list[Tensor]:
+    """Batches of so many rows, each two stretches one after the other; of shorter ones if there is too little text."""
+    half = min(half, len(ids) // (2 * rows))
+    pairs = ids[: len(ids) // (2 * half) * 2 * half].view(-1, 2, half)
+    return [pairs[first : first + rows] for first in range(0, len(pairs) - rows + 1, rows)]
 
 
 def main() -> None:
@@ -67,13 +77,14 @@ def main() -> None:
     config = BertConfig(vocabulary=len(tokenizer), padding=tokenizer.pad, attention_dropout=0.0, **size)
     model, rows = BertPretraining(Bert(config)), Rows(texts, tokenizer, rows=given.rows)
     held = Rows((line for line in Lines(given.valid_text) if line.strip()), tokenizer, rows=given.rows)
-    kept = [held.masked(pairs) for pairs in held.batches[:20]]
+    kept = [held.masked(pairs) for pairs in held.long[:20]]
 
     def evaluate(model: BertPretraining) -> dict[str, float]:
         losses = [model.loss({name: x.to(own_device()) for name, x in batch.items()}) for batch in kept]
         return {"loss": sum(float(one.sum) for one in losses) / sum(float(one.count) for one in losses)}
 
-    batches, rate = Changed(Shuffled(rows.batches), rows.masked), falling(given, 5e-4)
+    batches = Changed(Shuffled(rows.short + rows.long[::EACH]), rows.masked)
+    rate = falling(given, 5e-4)
     try:
         train(given, model, batches, evaluate, rate=rate, evaluate_every=1000)
     except Stopped:
