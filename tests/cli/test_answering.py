@@ -66,7 +66,7 @@ def test_where_questions_looked_is_a_picture_or_a_tape(answerer, files, tmp_path
     well("answer", answerer, "--data", files / "squad.json", "--attention", tmp_path / "b.safetensors")
     assert len(Tape.load(tmp_path / "b.safetensors")["itself"].shape) == 4
     ended = run("answer", answerer, "--data", files / "squad.json", "--attention", tmp_path / "b.png")
-    assert ended.err == "error: --attention holds at most 1 in .png, got more; give it fewer\n"
+    assert "error: --attention b.png is a picture of one example, got more; give it one, or write" in ended.err
 
 
 def test_an_empty_document_has_no_picture(answerer, tmp_path):

@@ -92,5 +92,5 @@ def test_several_images_fit_no_picture(captioner, files, tmp_path):
     path = files / "scenes" / "0.png"
     ended = run("caption", captioner, path, path, "--attention", tmp_path / "a.png")
     assert ended.code == 2
-    assert ended.err == "error: --attention holds at most 1 in .png, got more; give it fewer\n"
+    assert "error: --attention a.png is a picture of one example, got more; give it one, or write" in ended.err
     assert list(tmp_path.iterdir()) == []

@@ -129,7 +129,8 @@ def test_images_are_seen_whole(seer, files):
 def test_attention_of_several_fits_no_picture(critic, tmp_path):
     ended = run("classify", critic, "--attention", tmp_path / "a.png", stdin="a\nb\n")
     assert ended.code == 2
-    assert ended.err == "error: --attention holds at most 1 in .png, got more; give it fewer\n"
+    assert "error: --attention a.png is a picture of one example, got more; give it one, or write" in ended.err
+    assert "--attention a.safetensors, which holds many and is shown by regard view\n" in ended.err
     assert list(tmp_path.iterdir()) == []
 
 

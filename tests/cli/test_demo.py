@@ -44,7 +44,7 @@ def test_a_quick_look_runs_from_end_to_end_and_goes_on_where_it_was(quick, tmp_p
 
 def test_a_demo_of_no_steps_is_refused(tmp_path):
     ended = run("demo", "--out", tmp_path / "demo", "--steps", 0)
-    assert (ended.code, ended.err) == (2, "error: steps must be at least 1, got 0\n")
+    assert (ended.code, ended.err) == (2, "error: --steps must be at least 1, got 0; leave it out to train in full\n")
     assert list(tmp_path.iterdir()) == []
 
 

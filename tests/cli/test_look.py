@@ -207,6 +207,11 @@ MALFORMED = {
     "too long": (("look", "{run}", "--text", "{long}", "--out", "{tmp}/a.safetensors"), "reads at most 32; shorten"),
     "nowhere": (("look", "{run}", "--text", "{line}", "--out", "{tmp}/no/a.safetensors"), "cannot be written"),
     "no text": (("look", "{run}", "--text", "{tmp}/none.txt", "--out", "{tmp}/a.safetensors"), "none.txt"),
+    "a text for a file": (
+        ("look", "{run}", "--text", "the cat sat", "--out", "{tmp}/a.safetensors"),
+        "--text must be a file with the text in it, and 'the cat sat' cannot be read (No such file or directory); save",
+    ),
+    "a folder for a file": (("look", "{run}", "--text", "{empty}", "--out", "{tmp}/a.safetensors"), "(Is a directory)"),
     "pickled": (("look", "{pickled}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "may run code"),
     "no JSON": (("look", "{broken}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "is no JSON"),
     "onto its text": (

@@ -163,7 +163,8 @@ ROWS = [
         r"must hold the longest example, got --batch-tokens 9 and --limit \d+",
     ),
     ("tables that cannot be one", TRAIN + "--no-joint --tied all", "error: --tied all needs one vocabulary"),
-    ("no steps", TRAIN + "--steps -1", "steps must be at least 0, got -1"),
+    ("no steps", TRAIN + "--steps 0", "--steps must be at least 1, got 0; leave it out for 10,000 steps"),
+    ("no epochs", TRAIN + "--epochs -1", "--epochs must be at least 1, got -1; leave it out for 10,000 steps"),
     ("a rate of nothing", TRAIN + "--rate 0", "peak must be a rate above 0, got 0"),
     ("a rate that is no number", TRAIN + "--rate nan", r"\[training\]: numbers must be finite, got NaN"),
     ("a seed below 0", TRAIN + "--seed -3", "seed must be between 0 and"),
@@ -273,7 +274,11 @@ ROWS = [
     ("attention of no text", "generate {writer} --samples 0 --attention {out}.png", "--samples must be 1 or more"),
     ("a seed without end", "generate {writer} --seed 99999999999999999999", r"--seed must be .* below 2\^63, got 9"),
     ("a text of a seed below 0", "generate {writer} --seed -1", "--seed must be 0 or more and below .*, got -1"),
-    ("attention of two texts", "generate {writer} --samples 2 --attention {out}.png", "at most 1 in .png, got more"),
+    (
+        "attention of two texts",
+        "generate {writer} --samples 2 --attention {out}.png",
+        "is of one text, got --samples 2; leave",
+    ),
     ("attention of a long text", "generate {writer} --attention {out}.png", "it sees 7 tokens more, got --tokens 200"),
     ("attention in a file of text", "generate {writer} --attention {out}.txt", "must end in .png or .safetensors"),
     ("a translator that should generate", "generate {translator}", "is of the task 'translation', expected 'language'"),
@@ -705,7 +710,9 @@ def test_control_characters_of_a_file_name_do_not_reach_the_terminal(tmp_path):
 def test_more_attention_than_a_tape_holds_is_refused_before_anything_is_printed(translator, tmp_path):
     ended = run("translate", translator, "--attention", tmp_path / "a.safetensors", stdin="das\n" * 501)
     assert ended.code == 2
-    assert ended.err == "error: --attention holds at most 500 in .safetensors, got more; give it fewer\n"
+    assert (
+        ended.err == "error: --attention a.safetensors holds at most 500 examples, got more; give it fewer at a time\n"
+    )
     assert ended.out == ""
     assert list(tmp_path.iterdir()) == []
 

@@ -111,7 +111,7 @@ def test_the_attention_of_one_sentence_is_a_picture(kind, request, tmp_path):
     well("translate", folder, "--attention", tmp_path / "a.png", stdin="ein Haus\n")
     assert imread(tmp_path / "a.png").ndim == 3
     ended = run("translate", folder, "--attention", tmp_path / "b.png", stdin=LINES)
-    assert ended.err == "error: --attention holds at most 1 in .png, got more; give it fewer\n"
+    assert "error: --attention b.png is a picture of one example, got more; give it one, or write" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 

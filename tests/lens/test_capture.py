@@ -678,7 +678,15 @@ class Blind(nn.Module):
         (Layer(), lambda m: m(tokens()), {"keep": ["pool:0"]}, "keep takes entropy"),
         (Layer(), lambda m: m(tokens()), {"keep": []}, "at least one measure"),
         (Layer(), lambda m: m(tokens()), {"heads": []}, r"heads must name at least one head, got heads=\[\]; write"),
-        (Layer(), lambda m: m(tokens()), {"to": "some/folder"}, r"write to=Path\('some/folder'\)"),
+        (Layer(), lambda m: m(tokens()), {"to": "some/folder"}, r"or to=Path\('some/folder'\)"),
+        (Layer(), lambda m: m(tokens()), {"to": "gpu"}, r"got 'gpu'; write to='cpu' or to='cuda', or to=Path\('gpu'\)"),
+        (
+            Layer(),
+            lambda m: m(tokens()),
+            {"to": "cuda:99"},
+            r"to='cuda:99' is a device this machine does not have; write",
+        ),
+        (Layer(), lambda m: m(tokens()), {"layers": "x"}, r"matches layers=\['x'\]; there were \(model\)"),
         (Layer(), lambda m: m(tokens()), {"keep": ["max"], "values": True}, "reduces to measures at once"),
     ],
 )
@@ -837,3 +845,10 @@ def test_nan_in_a_key_is_nan_in_every_measure_of_rows_that_see_it():
     summary = tape.summary(0)
     assert summary.map[0, 0].isnan().any(-1).tolist() == row.tolist()
     assert summary.entropy[0, 0].isnan().tolist() == row.tolist()
+
+
+def test_a_model_that_is_one_layer_is_asked_for_as_it_is_shown():
+    model = Layer()
+    with capture(model, layers="(model)") as tape:
+        model(tokens())
+    assert tape.layers == [""]

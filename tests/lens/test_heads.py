@@ -326,3 +326,11 @@ def test_heads_are_off_in_every_thread():
     assert not _get_current_function_mode_stack()
     with pytest.raises(AssertionError):
         close(model(x), right)
+
+
+def test_a_model_that_is_one_layer_is_ablated_as_a_tape_shows_it():
+    model, x = Attention(DIM, HEADS), torch.randn(2, 5, DIM)
+    with ablate(model, {"(model)": [1]}):
+        shown = model(x)
+    with ablate(model, {"": [1]}):
+        assert torch.equal(model(x), shown)

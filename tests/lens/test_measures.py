@@ -4,7 +4,17 @@ import pytest
 import torch
 
 from regard import Alibi, Causal, Dense, Diagonal, Padding, Prefix, Sigmoid, weights
-from regard.lens import measures
+from regard.lens import (
+    Tape,
+    attention_flow,
+    capture,
+    gradient_attention,
+    measures,
+    norm_attention,
+    rollout,
+    rollout_matrix,
+    word_weights,
+)
 from regard.lens.measures import (
     diagonality,
     duplicate_token,
@@ -15,6 +25,7 @@ from regard.lens.measures import (
     similarity,
     sinks,
 )
+from regard.nn import Attention
 
 B, H, G = 2, 4, 2
 close = torch.testing.assert_close
@@ -237,3 +248,38 @@ def test_bad_arguments_are_named():
         sinks(A, threshold="high")
     with pytest.raises(ValueError, match="Window width must be 1 or more"):
         locality(A, 0)
+
+
+TOKENS = torch.zeros(7, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        sinks,
+        diagonality,
+        previous_token,
+        similarity,
+        lambda A: similarity(make(7), A),
+        lambda A: share(A, Causal()),
+        lambda A: induction(A, TOKENS),
+        lambda A: norm_attention(A, torch.randn(1, 2, 7, 4), torch.randn(8, 8)),
+        lambda A: gradient_attention(A, torch.randn(1, 2, 7, 4), torch.randn(1, 2, 7, 4)),
+        lambda A: word_weights(A, [0], [0]),
+    ],
+)
+def test_a_whole_tape_or_measures_are_told_from_the_weights_of_a_layer(ask):
+    model, x = Attention(8, 2), torch.randn(1, 7, 8)
+    for keep, kind in ((None, "Tape"), (["max"], "Reduced")):
+        with capture(model, keep=keep) as tape:
+            model(x)
+        with pytest.raises(
+            TypeError, match=rf"must be the Weights of one layer, got {kind}; of a tape .*write tape\[0\]"
+        ):
+            ask(tape if keep is None else tape[0])
+
+
+@pytest.mark.parametrize("follow", [rollout, rollout_matrix, attention_flow])
+def test_a_whole_tape_is_told_from_its_layers(follow):
+    with pytest.raises(TypeError, match=r"a stack is a list of Weights, .*write tape\.values\(\)"):
+        follow(Tape({("a", 0): make(7)}))

@@ -69,9 +69,14 @@ def test_a_layer_without_a_name_is_there():
     model = Attention(D, H)
     with capture(model) as tape:
         model(torch.randn(B, N, D))
-    with pytest.raises(KeyError, match=r"no layer 'x' on the tape; there are ''"):
+    assert repr(tape).splitlines() == ["Tape(1 layer)", "(model)  Weights(2 x 4 x 7 x 7)"]
+    assert tape["(model)"] is tape["(model)", 0] is tape[""] is tape[0]
+    assert tape.calls("(model)") == tape.calls("") == [tape[0]]
+    assert tape.select("(model)").layers == tape.layers == [""]
+    assert set(tape.table()["layer"]) == {"(model)"}
+    with pytest.raises(KeyError, match=r"no layer 'x' on the tape; there are \(model\)"):
         tape["x"]
-    with pytest.raises(KeyError, match=r"no layer matches 'x'; there are ''"):
+    with pytest.raises(KeyError, match=r"no layer matches 'x'; there are \(model\)"):
         tape.select("x")
     with pytest.raises(KeyError, match="no layer 'x' on the tape; there are none"):
         Tape({})["x"]

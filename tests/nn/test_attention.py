@@ -28,6 +28,7 @@ from regard import (
 )
 from regard.nn import (
     Attention,
+    AttentionPool,
     Core,
     KeyValues,
     KVCache,
@@ -36,6 +37,7 @@ from regard.nn import (
     LearnedSink,
     RMSNorm,
     Rotary,
+    SelfAttention2d,
     ShawBias,
     T5Bias,
 )
@@ -581,3 +583,11 @@ class Placed(nn.Module):
 )
 def test_a_layer_makes_the_cache_its_mask_allows(made, window):
     assert Attention(12, 3, **made).new_cache().window == window
+
+
+@pytest.mark.parametrize("make", [Attention, AttentionPool, SelfAttention2d])
+def test_names_of_pytorch_are_told_in_ours(make):
+    with pytest.raises(TypeError, match=f"^{make.__name__} has no num_heads=; write heads=$"):
+        make(16, num_heads=2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'anything'"):
+        make(16, anything=2)

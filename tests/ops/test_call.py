@@ -177,6 +177,26 @@ MASKS = [
     ("rule_number", lambda: Rule(3), TypeError, r"Rule takes a function of \(b, h, i, j\), got int"),
     ("rule_float", call(mask=Rule(lambda b, h, i, j: i * 1.0)), TypeError, r"must return a bool tensor, got torch.f"),
     ("rule_bool", call(mask=Rule(lambda *_: True)), TypeError, r"must return a bool tensor, got bool; return a comp"),
+    (
+        "rule_and",
+        call(mask=Rule(lambda b, h, i, j: j <= i and i < 3)),
+        TypeError,
+        r"write &, \| and ~ instead, each comp",
+    ),
+    (
+        "rule_not",
+        call(mask=Rule(lambda b, h, i, j: not j <= i)),
+        TypeError,
+        r"gets tensors, of which and, or, not and if",
+    ),
+    ("rule_if", call(mask=Rule(lambda b, h, i, j: j if i > 2 else i)), TypeError, r"and torch\.where for if"),
+    (
+        "rule_two",
+        call(mask=Rule(lambda i, j: j <= i)),
+        TypeError,
+        r"gets \(b, h, i, j\), .*, and takes \(i, j\); write lam",
+    ),
+    ("rule_wrong", call(mask=Rule(lambda b, h, i, j: i @ 3)), TypeError, r"unsupported operand type\(s\) for @"),
     ("and_tensor", lambda: Causal() & KEEP, TypeError, r"unsupported operand"),
     ("or_bias", lambda: Causal() | Alibi(4), TypeError, r"unsupported operand"),
 ]

@@ -774,3 +774,20 @@ def test_weights_come_back_from_pickle_and_from_a_file(tmp_path):
     for again in (pickle.loads(pickle.dumps(A)), torch.load(tmp_path / "A.pt", weights_only=False)):
         torch.testing.assert_close(again.entropy(), expected)
         assert repr(again) == repr(A)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "argmax", "detach"])
+def test_what_a_tensor_has_and_weights_have_not_is_told(name):
+    A = weights(*torch.randn(2, 1, 2, 5, 4))
+    told = rf"Weights has no {name}: .*received\(\), .*pool\(rows, cols\).*; of a small one write A\.dense\(\)\.{name}"
+    with pytest.raises(AttributeError, match=told):
+        getattr(A, name)
+    assert not hasattr(A, name)
+
+
+def test_what_neither_has_is_missing_as_ever():
+    A = weights(*torch.randn(2, 1, 2, 5, 4), normalize=Sparsemax())
+    with pytest.raises(AttributeError, match=r"^'Weights' object has no attribute 'anything'$"):
+        A.anything  # noqa: B018
+    with pytest.raises(AttributeError, match="lse exists for softmax kinds"):
+        A.lse  # noqa: B018

@@ -93,3 +93,7 @@ def test_facts_are_told_in_words(tmp_path):
     tape = Tape({("a", 0): weights(*torch.randn(2, 1, 1, 3, 4))}, facts={"folder": tmp_path})
     assert Capture(tape, "one").describe()["facts"] == {"folder": str(tmp_path)}
     tape.page().save(tmp_path / "page.html")
+
+
+def test_a_model_that_is_one_layer_has_a_name_to_see():
+    assert [layer["name"] for layer in Capture(calls("", "a"), "x").layers] == ["(model)", "a"]

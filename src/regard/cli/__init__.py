@@ -51,7 +51,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-train = typer.Typer(no_args_is_help=True, help="Train a model of a task: one command a task.")
+train = typer.Typer(no_args_is_help=True, help="Train a model: one command a task, listed by regard train --help.")
 app.add_typer(train, name="train", rich_help_panel="Train")
 
 plans.trains(train, "translation", translation.Plan, translation.train)
@@ -128,6 +128,8 @@ def root(
     Example:
 
         regard train translation --source a.de --target a.en --out runs/deen && regard translate runs/deen < in.de
+
+    New here? Run regard demo: it trains four small models in minutes and shows what they look at.
     """
 
 

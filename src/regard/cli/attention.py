@@ -35,8 +35,14 @@ def room(path: Path | None, most: int, *read: Path | str | None) -> int:
 
 def must_fit(path: Path | None, count: int, most: int) -> None:
     """Raise if there are more examples than the file holds."""
-    if path is not None and count > most:
-        raise ValueError(f"--attention holds at most {most} in {path.suffix}, got more; give it fewer")
+    if path is None or count <= most:
+        return
+    if path.suffix == PICTURE:
+        raise ValueError(
+            f"--attention {path.name} is a picture of one example, got more; give it one, or write --attention "
+            f"{path.stem}{TAPE}, which holds many and is shown by regard view"
+        )
+    raise ValueError(f"--attention {path.name} holds at most {most} examples, got more; give it fewer at a time")
 
 
 def must_be_of_one(path: Path | None, folders: Sequence[Path]) -> None:

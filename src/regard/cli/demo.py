@@ -49,7 +49,7 @@ def demo(
     cores. A demo that was stopped goes on where it was.
     """
     if steps is not None and steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+        raise ValueError(f"--steps must be at least 1, got {steps}; leave it out to train in full")
     began, chapters = time.monotonic(), []
     for name, chapter in CHAPTERS.items():
         said(f"\n{name}")

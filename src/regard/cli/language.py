@@ -18,7 +18,7 @@ from ..tasks.vocabulary import Vocabulary
 from ..train import Outcome
 from ..train.failures import disk_errors
 from ..train.schema import check_types
-from .attention import TAPE, draw, must_fit, room
+from .attention import TAPE, draw, room
 from .device import Device
 from .files import TextFile
 from .recipe import Training
@@ -78,7 +78,7 @@ def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mappin
 class Evaluation(TextFile):
     """What `regard evaluate` asks of a language model."""
 
-    overlap: Annotated[int | None, "the tokens each one sees at least (half of --length)"] = None
+    overlap: Annotated[int | None, "how many tokens before it each one sees at least (half of --length)"] = None
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """Perplexity a word, bits a character, loss a token."""
@@ -102,11 +102,13 @@ def generate(
     folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
     prompt: Annotated[str, typer.Option(help="what the text begins with")] = "",
     tokens: Annotated[int, typer.Option(help="how many tokens to write")] = 200,
-    samples: Annotated[int, typer.Option(help="how many texts")] = 1,
+    samples: Annotated[int, typer.Option(help="how many texts to write")] = 1,
     temperature: Annotated[float, typer.Option(help="below 1 for likelier text; 0 for the likeliest tokens")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="draw from so many of the likeliest tokens")] = None,
-    top_p: Annotated[float | None, typer.Option(help="draw from the likeliest tokens of this probability")] = None,
-    line: Annotated[bool, typer.Option("--line", help="end with the line")] = False,
+    top_p: Annotated[
+        float | None, typer.Option(help="draw from the likeliest tokens that make up this probability")
+    ] = None,
+    line: Annotated[bool, typer.Option("--line", help="end where the line ends")] = False,
     seed: Annotated[int, typer.Option(help="the same seed writes the same text")] = 0,
     attention: Annotated[
         Path | None,
@@ -121,12 +123,16 @@ def generate(
         regard generate runs/play --prompt "ROMEO:" --tokens 300 --temperature 0.8
 
         regard generate runs/play --prompt "ROMEO:" --tokens 60 --attention heads.png
+
+    A run is a folder that regard train language has written.
     """
     if samples < 1:
         raise ValueError(f"--samples must be 1 or more, got {samples}")
     if not 0 <= seed < 2**63:
         raise ValueError(f"--seed must be 0 or more and below 2^63, got {seed}")
-    must_fit(attention, samples, room(attention, 1, folder))
+    room(attention, 1, folder)
+    if attention is not None and samples > 1:
+        raise ValueError(f"--attention is of one text, got --samples {samples}; leave one of them out")
     model = LanguageModel.load(folder, device=device)
     if attention is not None and tokens > (left := model.room(prompt)):
         raise ValueError(

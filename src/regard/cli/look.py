@@ -15,14 +15,17 @@ from .screen import progress, said
 
 
 def look(
-    folder: Annotated[Path, typer.Argument(help="a run, or a Hugging Face folder", metavar="DIR")],
-    out: Annotated[Path, typer.Option(help="the capture to write, .safetensors")],
-    text: Annotated[Path | None, typer.Option(help="a file of text to read", metavar="FILE")] = None,
+    folder: Annotated[Path, typer.Argument(help="a run, or the folder of a Hugging Face model", metavar="DIR")],
+    out: Annotated[Path, typer.Option(help="the capture to write, a .safetensors file")],
+    text: Annotated[Path | None, typer.Option(help="a file with the text to read", metavar="FILE")] = None,
     target: Annotated[
-        Path | None, typer.Option(help="what it is to write: translations, a caption", metavar="FILE")
+        Path | None,
+        typer.Option(help="a file with what it is to write (its own words): translations, a caption", metavar="FILE"),
     ] = None,
     image: Annotated[Path | None, typer.Option(help="an image to see", metavar="FILE")] = None,
-    summarize: Annotated[bool, typer.Option("--summarize", help="store measures and maps; long texts want it")] = False,
+    summarize: Annotated[
+        bool, typer.Option("--summarize", help="measure every layer now, so that a long text opens at once")
+    ] = False,
     device: Device = None,
 ) -> None:
     """Capture every attention of a model while it reads a text or sees an image.
@@ -32,11 +35,13 @@ def look(
         regard look runs/deen --text in.de --out look.safetensors && regard view look.safetensors
 
         regard look ./bert-base-uncased --text essay.txt --summarize --out essay.safetensors
+
+    Give a text or an image. What is captured is shown by regard view.
     """
     from ..tasks.tapes import tape_of
 
     must_be_writable(out, folder, text, target, image, flag="--out", ends=(TAPE,))
-    tape = tape_of(folder, text=_read(text), target=_read(target), image=image, device=device)
+    tape = tape_of(folder, text=_read(text, "--text"), target=_read(target, "--target"), image=image, device=device)
     if summarize:
         with progress("measuring") as show:
             for n, key in enumerate(tape):
@@ -51,9 +56,13 @@ def view(
     captures: Annotated[
         list[Path], typer.Argument(help="a capture, or two to see side by side", metavar="CAPTURE", exists=True)
     ],
-    html: Annotated[Path | None, typer.Option(help="write one offline file instead", metavar="PAGE.html")] = None,
-    port: Annotated[int, typer.Option(help="0 takes one that is free", min=0, max=65535)] = 0,
-    host: Annotated[str, typer.Option(help="another address than this machine's own lets others in")] = "127.0.0.1",
+    html: Annotated[
+        Path | None, typer.Option(help="write one file to open or send, and serve nothing", metavar="PAGE.html")
+    ] = None,
+    port: Annotated[int, typer.Option(help="the port of the page; 0 takes one that is free", min=0, max=65535)] = 0,
+    host: Annotated[
+        str, typer.Option(help="the address of the page; another than this machine's own lets others in")
+    ] = "127.0.0.1",
     device: Annotated[
         str | None, typer.Option(help="where maps are computed: cuda makes long ones exact at once")
     ] = None,
@@ -68,6 +77,8 @@ def view(
         regard view before.safetensors after.safetensors --html difference.html
 
         regard view long.safetensors --device cuda
+
+    A capture is a file that regard look has written. Ctrl-C ends the viewer.
     """
     from .. import views
     from ..lens import Tape
@@ -88,10 +99,15 @@ def view(
     viewer.wait()
 
 
-def _read(path: Path | None) -> str | None:
+def _read(path: Path | None, flag: str) -> str | None:
     if path is None:
         return None
     try:
         return path.read_text("utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"{flag} must be a file with the text in it, and {str(path)!r} cannot be read ({error.strerror}); save the "
+            "text in a file and give its name"
+        ) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from None

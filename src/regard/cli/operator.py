@@ -29,11 +29,13 @@ def explain(
     shape: Annotated[str, typer.Option(help="of the queries: batch,heads,length,width", metavar="B,H,N,D")],
     keys: Annotated[int | None, typer.Option(help="the number of keys, where it is not that of queries")] = None,
     kv_heads: Annotated[int | None, typer.Option(help="the heads of keys and values, where they are fewer")] = None,
-    mask: Annotated[str | None, typer.Option(help="such as Causal() & Window(256)")] = None,
-    bias: Annotated[str | None, typer.Option(help="such as Alibi(8)")] = None,
-    score: Annotated[str | None, typer.Option(help="such as Dot(cap=30.0)")] = None,
-    normalize: Annotated[str | None, typer.Option(help="such as Entmax(1.5)")] = None,
-    dtype: Annotated[Literal["float32", "float64", "float16", "bfloat16"], typer.Option()] = "float32",
+    mask: Annotated[str | None, typer.Option(help="which keys a query may see, such as Causal() & Window(256)")] = None,
+    bias: Annotated[str | None, typer.Option(help="what is added to scores, such as Alibi(8)")] = None,
+    score: Annotated[str | None, typer.Option(help="how a query and a key are compared, such as Dot(cap=30.0)")] = None,
+    normalize: Annotated[str | None, typer.Option(help="what makes weights of scores, such as Entmax(1.5)")] = None,
+    dtype: Annotated[
+        Literal["float32", "float64", "float16", "bfloat16"], typer.Option(help="of queries, keys and values")
+    ] = "float32",
     device: Device = None,
 ) -> None:
     """Say which backend would run an attention, what it costs, and what the others object to.
@@ -41,6 +43,8 @@ def explain(
     Example:
 
         regard explain --shape 1,8,65536,64 --mask "Causal() & Window(256)"
+
+    Terms are written as in Python; the attention itself is not computed.
     """
     for name, size, least in (("--keys", keys, 0), ("--kv-heads", kv_heads, 1)):
         if size is not None and size < least:

@@ -40,7 +40,7 @@ class Training:
         Literal["linear", "exponential", "inverse-sigmoid"] | None, "scheduled sampling, for recurrent decoders"
     ] = None
     forcing_k: Annotated[
-        float | None, "steps of a linear one (10,000), or the k of the exponential (0.9999) or sigmoid (1,000)"
+        float | None, "its steps where it is linear (10,000), or k: exponential (0.9999), sigmoid (1,000)"
     ] = None
     precision: Annotated[Literal["auto", "float32", "bfloat16"], "auto is bfloat16 on a GPU"] = "auto"
     compile: Annotated[bool, "compile the model"] = False
@@ -57,6 +57,9 @@ class Training:
 
     def __post_init__(self) -> None:
         check_types(self)
+        for name in ("steps", "epochs"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}; leave it out for 10,000 steps")
         if self.average is not None and self.average < 2:
             raise ValueError(f"average must be at least 2 checkpoints, got {self.average}")
         if self.forcing is None and self.forcing_k is not None:

@@ -73,7 +73,7 @@ class Evaluation(SummaryFiles):
 
     beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 4
     max_length: Annotated[int | None, LENGTH] = None
-    no_repeat: Annotated[int | None, "write no so many tokens in a row twice"] = None
+    no_repeat: Annotated[int | None, "write no run of so many tokens twice"] = None
     rouge: Annotated[Words, "the words of ROUGE: English, stemmed, or those of any script"] = "english"
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
@@ -115,7 +115,7 @@ def summarize(
     penalty: Penalty = 0.6,
     min_length: Annotated[int, typer.Option(help="the fewest tokens of a summary")] = 0,
     max_length: MaxLength = None,
-    no_repeat: Annotated[int | None, typer.Option(help="write no so many tokens in a row twice, such as 3")] = None,
+    no_repeat: Annotated[int | None, typer.Option(help="write no run of so many tokens twice, such as 3")] = None,
     attention: Annotated[
         Path | None,
         typer.Option(help="what was looked at: a .png of one document, or a .safetensors for regard view"),

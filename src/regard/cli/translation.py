@@ -32,7 +32,7 @@ Layer = Annotated[
     int | None, typer.Option("--layer", help="align by this layer of a Transformer, from 0 (the one above the middle)")
 ]
 
-Head = Annotated[int | None, typer.Option("--head", help="of all heads, averaged, or of this one", min=0)]
+Head = Annotated[int | None, typer.Option("--head", help="align by this head, from 0 (the mean of all)", min=0)]
 Moment = Annotated[When, typer.Option("--when", help="align by the attention of words when written, or when read")]
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from . import huggingface
-from .labels import Tokens, TokensByLayer, listed
+from .labels import Tokens, TokensByLayer
+from .names import listed
 from .recorder import Recorder
 from .reduced import must_be_measures
 from .storage import Store

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..ops.demands import must_be_integers, must_be_number, must_be_tensor, must_count
 from ..ops.lazy import LIMIT, Weights
-from .measures import bands
+from .measures import bands, must_be_weights
 
 UNITS = 2**30  # whole numbers a capacity of 1 is cut into
 
@@ -256,6 +256,7 @@ def _square(stack: Iterable[Weights]) -> list[Weights]:
 
 
 def _four_dims(A: Weights) -> tuple[int, int, int, int]:
+    must_be_weights(A)
     if len(A.shape) != 4:
         raise ValueError(f"weights must have dims b h i j here, got {tuple(A.shape)}; write A.select(batch=...)")
     b, h, i, j = A.shape
@@ -333,7 +334,7 @@ def _projected(v: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
 def _per_head(name: str, v: Tensor, A: Weights) -> Tensor:
     """Values with a head for each of A's, in its dtype."""
     must_be_tensor(name, v)
-    b, h, _, j = A.shape
+    b, h, _, j = _four_dims(A)
     if v.ndim != 4 or v.shape[0] != b or v.shape[2] != j or not v.shape[1] or h % v.shape[1]:
         raise ValueError(f"{name} must have dims b={b}, heads that divide {h}, {j}, e; got shape {tuple(v.shape)}")
     return v.to(A.dtype).repeat_interleave(h // v.shape[1], 1)

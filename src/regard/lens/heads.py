@@ -2,7 +2,8 @@
 
 Seen are the layers of `regard.nn`, `nn.MultiheadAttention`, and every module that calls `attend` or
 `F.scaled_dot_product_attention`, Hugging Face models on their default implementation included. Layers go by their name
-in the model, `model.layers.3.self_attn`; a model that is itself one layer has the name "".
+in the model, `model.layers.3.self_attn`; a model that is itself one layer has the name "", and a tape shows it as
+"(model)".
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ..nn.core import Core
 from ..ops.operator import attend
+from .names import own_name
 from .statistic import SDPA
 from .watch import attends, layer_of
 
@@ -43,6 +45,7 @@ def ablate(model: nn.Module, heads: Mapping[str, Iterable[int]]) -> Iterator[Non
     A layer that was named but did not attend within the block raises at its end. Gradients pass, and are zero through
     an ablated head.
     """
+    heads = {own_name(name): ids for name, ids in heads.items()}
     _must_exist(model, heads)
     chosen = {layer_of(name, model.get_submodule(name)): sorted(set(ids)) for name, ids in heads.items()}
     met: set[str] = set()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar
+
+from .names import listed, matches
 
 K = TypeVar("K")
 Tokens = Sequence[str] | Sequence[Sequence[str]]  # of one text, or of each batch row
@@ -34,7 +35,7 @@ def tokens_by_layer(tokens: Tokens | TokensByLayer) -> list[Labels]:
 
 def meant_for(layer: str, labels: Sequence[Labels]) -> Labels | None:
     """The last labels whose pattern matches a layer."""
-    return next((x for x in reversed(labels) if fnmatchcase(layer, x.layers)), None)
+    return next((x for x in reversed(labels) if matches(layer, x.layers)), None)
 
 
 def fitting(texts: Sequence[list[str]], n: int, batch: int) -> list[str] | None:
@@ -67,11 +68,6 @@ def misplaced(
                 f"{_counted(labels.queries)} tokens were given, and {layers[own[0]]!r} has {i} queries and {j} keys; "
                 "set tape.tokens to one for each, special ones such as [CLS] too"
             )
-
-
-def listed(layers: Iterable[str]) -> str:
-    """Layers as they are told, each once; that of a model which is itself one layer is ''."""
-    return ", ".join(name or "''" for name in dict.fromkeys(layers)) or "none"
 
 
 def _fit(labels: Labels, shape: tuple[int, int]) -> bool:

@@ -39,6 +39,7 @@ def share(A: Weights, mask: Mask, *, queries: Bool[Tensor, "*b i"] | None = None
     Any mask asks a question: `Window(8)` how local a head is, `Diagonal()` how much it looks at itself, `Prefix(1)`
     how much it rests on the first token, `Dense(same_sentence)` whatever you can write down.
     """
+    must_be_weights(A)
     if not isinstance(mask, Mask):
         raise TypeError(f"mask must be a Mask term, got {type(mask).__name__}; write Window(8), or Dense(x)")
     call = A.call
@@ -91,6 +92,7 @@ def diagonality(A: Weights, *, queries: Bool[Tensor, "*b i"] | None = None) -> F
     1 for a head on that line, lower the further it strays: the area under the mass within each distance, Shim et al.
     2022's cumulative attention diagonality, here for unequal lengths too (speech, alignment).
     """
+    must_be_weights(A)
     _, _, i, j = A.call.shape
     steepness, reach = (j - 1) / max(i - 1, 1), max(j - 1, 1)
 
@@ -119,6 +121,7 @@ def sinks(A: Weights, *, threshold: float = 0.3, queries: Bool[Tensor, "*b i"] |
     >>> found.keys.nonzero().tolist(), round(found.share.item(), 2)
     ([[0, 0, 0]], 0.98)
     """
+    must_be_weights(A)
     must_be_number("threshold", threshold)
     n = A.shape[-2]
     if queries is None:
@@ -141,6 +144,8 @@ def similarity(A: Weights, B: Weights | None = None) -> Float[Tensor, "*b h h2"]
     tensor([[1.0000, 1.0000, 1.0000, 1.0000]])
     """
     B = A if B is None else B
+    must_be_weights(A)
+    must_be_weights(B, "B")
     if A.shape[:-3] != B.shape[:-3] or A.shape[-2:] != B.shape[-2:]:
         raise ValueError(
             f"A and B must share batch, queries and keys, got shapes {tuple(A.shape)} and {tuple(B.shape)}; "
@@ -160,6 +165,15 @@ def similarity(A: Weights, B: Weights | None = None) -> Float[Tensor, "*b h h2"]
     return torch.where(lengths > 0, inner / torch.where(lengths > 0, lengths, 1.0), 0.0)
 
 
+def must_be_weights(A: Weights, name: str = "A") -> None:
+    """Raise unless it is what one layer attended to, rather than a whole tape, or measures of it."""
+    if not isinstance(A, Weights):
+        raise TypeError(
+            f"{name} must be the Weights of one layer, got {type(A).__name__}; of a tape that keeps queries and keys "
+            "write tape[0], or go through tape.values()"
+        )
+
+
 def bands(A: Weights) -> Iterator[slice]:
     """The rows from top to bottom, as many at a time as may be held at once: `A[..., rows, :]`."""
     *lead, i, j = A.shape
@@ -168,6 +182,7 @@ def bands(A: Weights) -> Iterator[slice]:
 
 
 def _ids(A: Weights, tokens: Tensor) -> Tensor:
+    must_be_weights(A)
     must_be_tensor("tokens", tokens)
     must_be_integers("tokens", tokens, 1, 2)
     if tokens.shape[-1] != A.shape[-1]:

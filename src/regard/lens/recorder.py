@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
 from .copies import Copies
+from .names import matches
 from .reading import Reader
 from .record import Record, Seen
 from .reduced import Reduced, reduce
@@ -109,7 +109,7 @@ class Recorder:
             record.project(weight)
 
     def _see(self, name: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor]) -> Record | None:
-        if self.layers is not None and not any(fnmatchcase(name, pattern) for pattern in self.layers):
+        if self.layers is not None and not any(matches(name, pattern) for pattern in self.layers):
             self.passed_over.add(name)
             return None
         self._settle()

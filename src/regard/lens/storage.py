@@ -130,6 +130,13 @@ def version_of(x: Tensor) -> int | None:
 
 def _device(to: torch.device | str) -> torch.device:
     try:
-        return torch.device(to)
+        device = torch.device(to)
     except (RuntimeError, TypeError):
-        raise ValueError(f"to must be a device, or the Path of a folder, got {to!r}; write to=Path({to!r})") from None
+        raise ValueError(
+            f"to must be a device, or the Path of a folder, got {to!r}; write to='cpu' or to='cuda', or to=Path({to!r})"
+        ) from None
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ValueError(f"to={str(to)!r} is a device this machine does not have; write to='cpu'") from None
+    return device

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops.lazy import Weights
+from .names import shown_name
 from .recorder import Key
 from .reduced import ROWS, Reduced
 
@@ -24,7 +25,7 @@ def table(entries: Iterable[tuple[Key, Weights | Reduced]]) -> Any:
         b, h = A.shape[:2]
         for batch, head in ((batch, head) for batch in range(b) for head in range(h) if measures):
             numbers = {name: x[batch][head] for name, x in measures.items()}
-            rows.append({"layer": layer, "call": call, "batch": batch, "head": head, **numbers})
+            rows.append({"layer": shown_name(layer), "call": call, "batch": batch, "head": head, **numbers})
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
     return columns if find_spec("pandas") is None else import_module("pandas").DataFrame(columns)

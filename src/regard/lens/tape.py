@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +19,8 @@ import regard
 from ..ops.lazy import Summary, Weights
 from . import archive
 from .groups import Groups
-from .labels import Labels, Tokens, TokensByLayer, fitting, listed, meant_for, misplaced, tokens_by_layer
+from .labels import Labels, Tokens, TokensByLayer, fitting, meant_for, misplaced, tokens_by_layer
+from .names import listed, matches, own_name, shown_name
 from .overview import Overview
 from .pictures import Image, Picture, misfit, pictures
 from .record import Extras, Record
@@ -101,7 +101,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
 
     def __repr__(self) -> str:
         calls = Counter(name for name, _ in self)
-        shown = {key: key[0] if calls[key[0]] == 1 else f"{key[0]}, {key[1]}" for key in self}
+        shown = {key: shown_name(key[0]) + (f", {key[1]}" if calls[key[0]] > 1 else "") for key in self}
         width = max(map(len, shown.values()), default=0)
         counted = f"{len(calls)} layer{'s' * (len(calls) != 1)}" + (
             f", {len(self)} calls" if len(self) > len(calls) else ""
@@ -115,11 +115,11 @@ class Tape(Mapping[Key, Weights | Reduced]):
 
     def calls(self, layer: str) -> list[Weights | Reduced]:
         """Every call of a layer, in order."""
-        return [self[key] for key in self if key[0] == layer]
+        return [self[key] for key in self if key[0] == own_name(layer)]
 
     def select(self, pattern: str) -> Tape:
         """The tape of the layers whose names match, as file names do: `tape.select("decoder.*.self_attn")`."""
-        chosen = [key for key in self if fnmatchcase(key[0], pattern)]
+        chosen = [key for key in self if matches(key[0], pattern)]
         if not chosen:
             raise KeyError(f"no layer matches {pattern!r}; there are {listed(self.layers)}")
         extras = {key: self.extras(key) for key in chosen}
@@ -208,7 +208,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         """
         given = pictures(images, patches, special)
         self._pictures.append(Labels(layers, given, given))
-        shapes = {key[0]: self._shape(key) for key in self if fnmatchcase(key[0], layers)}
+        shapes = {key[0]: self._shape(key) for key in self if matches(key[0], layers)}
         if (told := misfit(given, shapes)) is not None:
             warnings.warn(told, stacklevel=2)
 
@@ -373,10 +373,10 @@ class Tape(Mapping[Key, Weights | Reduced]):
             if not -len(keys) <= key < len(keys):
                 raise IndexError(f"the tape has {len(keys)} entries, got index {key}")
             return keys[int(key)]
-        name = key[0] if isinstance(key, tuple) else key
-        calls = [known for known in self if known[0] == name]
-        if key in calls or (key == name and len(calls) == 1):
-            return key if isinstance(key, tuple) else calls[0]
+        name, *call = key if isinstance(key, tuple) else (key,)
+        calls = [known for known in self if name in (known[0], shown_name(known[0]))]
+        if len(meant := [known for known in calls if call in ([], [known[1]])]) == 1:
+            return meant[0]
         if calls:
             shown = ", ".join(f"tape[{name!r}, {call}]" for name, call in calls)
             times = "once" if len(calls) == 1 else f"{len(calls)} times"

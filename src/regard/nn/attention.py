@@ -18,6 +18,7 @@ from ..ops.operator import weights
 from ..ops.scores import Score
 from ..ops.term import Term
 from .core import Core
+from .elsewhere import tells_our_names
 from .learned import fill, slot
 from .linear import Linear
 from .memory import KeyValues, KVCache, look_back, reads_places
@@ -50,6 +51,7 @@ class Attention(nn.Module):
     many learned keys and values for every query to see.
     """
 
+    @tells_our_names
     def __init__(
         self,
         dim: int,

@@ -16,6 +16,7 @@ from ..ops.normalizers import Normalizer
 from ..ops.operator import weights
 from ..ops.scores import Dot, Score
 from .core import Core
+from .elsewhere import tells_our_names
 from .learned import fill, slot
 
 
@@ -36,6 +37,7 @@ class AttentionPool(nn.Module):
     padding gives zeros.
     """
 
+    @tells_our_names
     def __init__(
         self,
         dim: int,

@@ -15,6 +15,7 @@ from ..ops.lazy import Weights
 from ..ops.operator import weights
 from ..ops.scores import Dot, Score
 from .core import Core
+from .elsewhere import tells_our_names
 from .learned import fill, slot
 
 
@@ -56,6 +57,7 @@ class SelfAttention2d(nn.Module):
     torch.Size([1, 32, 14, 14])
     """
 
+    @tells_our_names
     def __init__(
         self,
         channels: int,

@@ -29,6 +29,7 @@ from .sizes import must_fit
 from .top import top, worthwhile
 from .tracing import forward_mode, outside_the_graph, transformed
 from .transposed import Transposed
+from .unstored import no_tensor
 
 MAP = 512  # cells a side, at most
 SUMMARY = frozenset(("entropy", "received", "max", "distance", "map"))
@@ -51,6 +52,7 @@ class Summary:
     statistic: Tensor | None  # b h i
 
 
+@no_tensor
 class Weights:
     """A = normalize(mask(score(q, k) + bias)), dims b h i j, rebuilt wherever it is asked for.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -218,7 +219,14 @@ class Global(Mask):
 
 @term
 class Rule(Mask):
-    """fn(b, h, i, j): any function written for FlexAttention. Tensors it closes over are its own affair."""
+    """fn(b, h, i, j): any function written for FlexAttention. Tensors it closes over are its own affair.
+
+    >>> print(Rule(lambda b, h, i, j: (j <= i) & (i - j != 2)).draw(4))
+    ■ · · ·
+    ■ ■ · ·
+    · ■ ■ ·
+    ■ · ■ ■
+    """
 
     fn: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -227,8 +235,32 @@ class Rule(Mask):
             raise TypeError(f"Rule takes a function of (b, h, i, j), got {type(self.fn).__name__}")
 
     def over(self, at: Place) -> Tensor:
-        seen = self.fn(at.b, at.h, at.i, at.j)
+        try:
+            seen = self.fn(at.b, at.h, at.i, at.j)
+        except (RuntimeError, TypeError) as error:
+            if (told := _misused(self.fn, error)) is None:
+                raise
+            raise TypeError(told) from error
         if not isinstance(seen, Tensor) or seen.dtype != torch.bool:
             kind = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__
             raise TypeError(f"Rule: the function must return a bool tensor, got {kind}; return a comparison")
         return seen
+
+
+def _misused(fn: Callable[..., Tensor], error: Exception) -> str | None:
+    """What is to be said where a rule failed because it was written for numbers, or for other arguments."""
+    if "Boolean value of Tensor" in str(error) or "data-dependent control flow" in str(error):
+        return (
+            "Rule: the function gets tensors, of which and, or, not and if ask for one truth; write &, | and ~ "
+            "instead, each comparison in parentheses, (j <= i) & (i - j < 4), and torch.where for if"
+        )
+    try:
+        inspect.signature(fn).bind(*"bhij")
+    except TypeError:
+        return (
+            "Rule: the function gets (b, h, i, j), the batch row, the head and the positions of query and key, "
+            f"and takes {inspect.signature(fn)}; write lambda b, h, i, j: ..."
+        )
+    except ValueError:  # of a function that is not written in Python
+        pass
+    return None

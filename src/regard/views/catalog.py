@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..lens.groups import Groups, sentences, words
+from ..lens.names import shown_name
 from ..lens.pictures import Picture
 from ..lens.recorder import Key
 from ..lens.reduced import Reduced
@@ -90,7 +91,7 @@ class Capture:
         b, h, i, j = A.shape
         texts = [self._texts(key, batch) for batch in range(b)]
         return {
-            "name": key[0],
+            "name": shown_name(key[0]),
             "call": key[1],
             "batch": b,
             "n_i": i,
