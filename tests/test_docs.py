@@ -191,6 +191,13 @@ def test_a_chapter_is_short_and_ends_with_an_exercise_that_is_answered(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lines_of_prose_are_at_most_120_columns(page):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf8"), flags=re.DOTALL | re.MULTILINE)
+    aside = ("|", "![", "    ")  # tables, pictures, options of the reference
+    assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith(aside)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_a_page_names_exist(page):
     text = page.read_text(encoding="utf8")
     for name in re.findall(r"\]\(((?!http)[^)#\s]+)(?:#[^)]*)?\)", text):

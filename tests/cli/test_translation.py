@@ -37,6 +37,14 @@ def test_no_input_is_no_output(translator):
     assert well("translate", translator).out == ""
 
 
+def test_blank_lines_stay_blank_and_in_their_place(translator, tmp_path):
+    links, lines = tmp_path / "links", "\nein Haus\n  \r\n"
+    printed = well("translate", translator, "--beam", 2, "--alignments", links, stdin=lines).lines
+    [found] = Translator.load(translator).translate(["ein Haus"], beam=2)
+    assert printed == ["", found.text, ""]
+    assert [bool(line) for line in links.read_text().split("\n")] == [False, bool(found.text), False, False]
+
+
 def test_n_best_lists_have_numbers_and_scores(translator):
     printed = well("translate", translator, "--beam", 3, "--nbest", 3, stdin="ein Haus\ndas\n").lines
     assert len(printed) == 6

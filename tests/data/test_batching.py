@@ -424,6 +424,11 @@ def test_settings_that_cannot_be_say_why(settings, message):
         Batches(examples(5), **settings)
 
 
+def test_a_source_without_examples_is_refused():
+    with pytest.raises(ValueError, match="the source has no examples; pass at least one"):
+        Batches([], rows=1)
+
+
 def test_a_source_that_can_be_read_once_only_is_refused():
     with pytest.raises(TypeError, match=r"source must give a new iterator for each epoch, got generator; pass a list"):
         Batches((one for one in examples(3)), rows=1)

@@ -54,7 +54,11 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
         write_ids([], TOKENIZER, tmp_path / "ids.npy")
     with pytest.raises(DataError, match=r"there is no text; expected at least one line"):
         ids_of([], TOKENIZER)
+    with pytest.raises(TypeError, match=r"texts must be many texts, got one; pass \[text\]"):
+        ids_of("one", TOKENIZER)
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match=r"nowhere/ids.npy: .*nowhere is no folder; make it first"):
+        write_ids(TEXTS, TOKENIZER, tmp_path / "nowhere" / "ids.npy")
 
 
 def test_files_that_are_no_rows_of_ids_are_refused(tmp_path):

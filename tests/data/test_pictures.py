@@ -175,6 +175,12 @@ def test_pixels_are_channels_first_between_0_and_1():
         pixels(image, channels=4)
 
 
+@pytest.mark.parametrize("image", [np.ones((4, 4, 3)), np.ones((4, 4, 4), np.uint8), np.ones(4, np.uint8)])
+def test_pixels_are_those_of_bytes(image):
+    with pytest.raises(ValueError, match=r"an image must be bytes \(height, width\[, 3\]\), got .*; read_image gives"):
+        pixels(image)
+
+
 def test_pixels_keep_the_middle():
     image = np.zeros((4, 12), np.uint8)
     image[:, 4:8] = 255

@@ -54,3 +54,6 @@ def test_targets_must_match_the_rows():
         score(Table(9, 0), torch.arange(1), [[0]], [[(1, 9)]])
     with pytest.raises(ValueError, match="targets must hold a list of candidates for each of the 3 rows, got 1"):
         score(Table(9, 0), torch.arange(3), PREFIX, [[(1,)]])
+    for one in ([1], [[1, 2]], torch.tensor([[1, 2]])):
+        with pytest.raises(TypeError, match=r"for each row, each a list of tokens \(.*\); write \[\[tokens\]\]"):
+            score(Table(9, 0), torch.arange(1), [[0]], one)

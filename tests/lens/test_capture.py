@@ -738,29 +738,38 @@ def test_a_tape_of_rules_and_padding_shows_them():
 
 
 class TestTokens:
-    def seen(self, tokens):
+    def seen(self, tokens, batch=1):
         model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 2).eval()
         with capture(model, tokens) as tape, torch.no_grad():
-            model(torch.randn(1, 5, 8))
+            model(torch.randn(batch, 5, 8))
         return tape
 
-    def test_those_that_fit_no_layer_are_warned_of_when_somebody_looks(self):
-        tape = self.seen(["a", "b"])
+    def test_those_that_fit_no_layer_are_warned_of_when_the_block_ends(self):
         with pytest.warns(UserWarning, match=r"2 tokens were given, and 'layers.0.self_attn' has 5 queries and 5 keys"):
-            assert tape.tokens_of(0) == (None, None)
+            tape = self.seen(["a", "b"])
         assert tape.tokens_of(0) == (None, None)  # and not again
 
     def test_a_pattern_that_matches_no_layer_is_warned_of(self):
-        tape = self.seen({"layer.0*": list("abcde")})
         with pytest.warns(UserWarning, match=r"given for 'layer.0\*', which matches no layer; there are layers.0"):
-            tape.page()
+            self.seen({"layer.0*": list("abcde")})
 
-    def test_those_that_are_set_later_are_warned_of_too(self):
-        tape = self.seen(list("abcde"))
+    def test_those_that_are_set_later_are_warned_of_at_once(self):
+        tape = self.seen(list("abcde"), batch=2)
         assert tape.tokens_of(0) == (list("abcde"), list("abcde"))
-        tape.tokens = [list("abc"), list("abcd")]
-        with pytest.warns(UserWarning, match="3 to 4 tokens were given"):
-            tape.tokens_of(1)
+        with pytest.warns(UserWarning, match="3 to 4 tokens were given, and"):
+            tape.tokens = [list("abc"), list("abcd")]
+
+    def test_texts_of_another_number_than_the_batch_are_warned_of(self):
+        told = "tokens of 3 texts were given, and 'layers.0.self_attn' has a batch of 2; set tape.tokens to those"
+        with pytest.warns(UserWarning, match=told):
+            self.seen([list("abcde")] * 3, batch=2)
+
+    def test_a_batch_row_whose_tokens_do_not_fit_is_named(self):
+        told = r"3 tokens were given for batch row 1, and 'layers.0.self_attn' has 5 queries .*\[CLS\] and padding too"
+        with pytest.warns(UserWarning, match=told):
+            tape = self.seen([list("abcde"), list("abc")], batch=2)
+        assert tape.tokens_of(0)[0] == list("abcde")
+        assert tape.tokens_of(0, batch=1) == (None, None)
 
     @pytest.mark.parametrize(
         ("tokens", "message"), [("abcde", "got the string 'abcde'"), (range(5), "must be strings")]

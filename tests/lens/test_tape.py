@@ -253,3 +253,20 @@ def test_a_table_has_every_measure_that_any_layer_has():
         found = Tape(entries).table()
         assert {"entropy", "received", "max", "distance"} <= set(found)
         assert sum(math.isnan(x) for x in found["received"]) == 2
+
+
+def test_groups_that_fit_no_layer_are_told_of_when_they_are_given(tape):
+    few = words(TEXT[:3])
+    told = r"groups 'few' of 3 queries and 3 keys were given, and 'b.0' has 7 and 7; give those of all tokens"
+    with pytest.warns(UserWarning, match=told):
+        tape.group("few", few, layers="b.*")
+    with pytest.warns(UserWarning, match=r"groups were given for 'c\*', which matches no layer; there are a, b.0, b.1"):
+        tape.group("words", words(TEXT), layers="c*")
+
+
+def test_pictures_of_another_number_than_the_batch_are_told_of(tape):
+    pixels = torch.zeros(4, 4, 3, dtype=torch.uint8)
+    with pytest.warns(UserWarning, match=f"3 pictures were given, and 'a' has a batch of {B}; give one for all"):
+        tape.picture([pixels] * 3, patches=(2, 3), special=1)
+    with pytest.warns(UserWarning, match="pictures were given for 'c', which matches no layer; there are a, b.0, b.1"):
+        tape.picture(pixels, patches=(2, 3), special=1, layers="c")

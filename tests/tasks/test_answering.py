@@ -120,7 +120,7 @@ def loop(answerer, asked):
 @torch.no_grad()
 def test_the_best_answers_are_those_of_all_spans_of_all_windows(folder):
     answerer = Answerer.load(folder)
-    asked = [QUESTIONS[0], Asking("What?", " ".join(one.context for one in QUESTIONS[:4])), Asking("", "red")]
+    asked = [QUESTIONS[0], Asking("What?", " ".join(one.context for one in QUESTIONS[:4])), Asking("Which?", "red")]
     for one, best in zip(asked, answerer.n_best(asked, n=6), strict=True):
         expected = loop(answerer, one)[:6]
         assert [found.score for found in best] == pytest.approx([score for _, score in expected], abs=1e-4)
@@ -132,6 +132,22 @@ def test_the_best_answers_are_those_of_all_spans_of_all_windows(folder):
 def test_a_document_without_words_holds_no_answer(folder):
     found = Answerer.load(folder).answer([Asking("What?", ""), Asking("What?", " \n")])
     assert [(one.text, one.score) for one in found] == [("", -math.inf)] * 2
+
+
+def test_a_question_is_no_tuple(folder):
+    answerer = Answerer.load(folder)
+    for ask in (answerer.answer, answerer.tape):
+        with pytest.raises(TypeError, match=r"a question and a context, got \('What\?', 'red'\); write Asking\("):
+            ask([("What?", "red")])
+
+
+def test_a_blank_question_has_no_answer_and_no_look(folder):
+    answerer = Answerer.load(folder)
+    found = answerer.n_best([Asking(" \t", QUESTIONS[0].context), QUESTIONS[0], Asking("", "red")], n=2)
+    assert [[(one.text, one.score) for one in best] for best in (found[0], found[2])] == [[("", -math.inf)]] * 2
+    assert found[1] == answerer.n_best(iter([QUESTIONS[0]]), n=2)[0]
+    with pytest.raises(ValueError, match="the question is blank, and no word of it looks anywhere; ask one"):
+        answerer.look(Asking(" ", "red"))
 
 
 def test_a_look_is_that_of_the_window_with_the_best_answer(folder):

@@ -240,3 +240,17 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):
 def test_a_tape_holds_so_many_and_no_more(folder):
     with pytest.raises(ValueError, match="a tape holds the attention of 1 to 500 images, got 0"):
         Describer.load(folder).tape([], [])
+
+
+def test_one_image_is_not_taken_for_many(folder):
+    with pytest.raises(TypeError, match=r"images must be many, got one of shape \(32, 32, 3\); pass \[image\]"):
+        Describer.load(folder).describe(np.zeros((32, 32, 3), np.uint8))
+
+
+def test_captions_of_another_number_than_the_images_are_counted(folder):
+    describer = Describer.load(folder)
+    for show in (describer.looks, describer.tape):
+        with pytest.raises(ValueError, match="captions must be one for each image, got 1 for 2 images"):
+            show(IMAGES[:2], ["blue"])
+        with pytest.raises(TypeError, match=r"captions must be many texts, got one; pass \[text\]"):
+            show(IMAGES[:2], "hi")

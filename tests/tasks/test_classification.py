@@ -438,6 +438,16 @@ def test_texts_that_were_taken_for_labels_are_told_of(tmp_path):
     assert not any("taken for labels" in line for line in usual.lines)
 
 
+def test_a_single_class_is_told_of(tmp_path):
+    class Praise(Reviews):
+        classes = ("good",)
+
+    told = Told()
+    texts = Praise([("all heart", "good")])
+    classification.train_texts(texts, out=tmp_path / "run", recipe=replace(RECIPE, steps=0), show=told)
+    assert "there is one class, good, and nothing to tell it from; give examples of another" in told.lines
+
+
 def test_a_classifier_of_other_classes_is_said_to_be_new(published, tmp_path):
     theirs(tmp_path / "three", "Bert", labels=3)
     for folder, why in ((tmp_path / "three", "that of .*three tells 3 apart"), (published[0], ".*bert has none")):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from regard.data import DataError, Pair, Tokenizer
+from regard.decode import Gnmt
 from regard.lens import Links
 from regard.models import Seq2SeqConfig, TransformerConfig
 from regard.tasks import Batching, PairVocabulary, aligning, metrics, runs, translation
@@ -73,6 +74,33 @@ def test_each_line_is_translated_as_if_it_were_alone(folder):
             [alone] = translator.n_best([line], n=beam, beam=beam)
             assert [one.text for one in alone] == [one.text for one in best]
             assert [one.score for one in alone] == pytest.approx([one.score for one in best], abs=1e-4)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_of_a_blank_line_comes_an_empty_one_and_no_model_is_asked(beam, folder, monkeypatch):
+    translator = Translator.load(folder)
+    [[alone]] = translator.n_best(["eins und zwei"], n=1, beam=beam)
+    found = translator.n_best(["", "eins und zwei", " \t\u3000"], n=beam, beam=beam)
+    assert [len(best) for best in found] == [1, beam, 1]
+    assert [(best[0].text, best[0].tokens, best[0].finished) for best in (found[0], found[2])] == [("", (), True)] * 2
+    assert found[1][0].text == alone.text
+    monkeypatch.setattr(translator, "_stepper", None)
+    assert [one.text for one in translator.translate(["", " "], beam=beam)] == ["", ""]
+    with pytest.raises(TypeError, match=r"a line must be text, got 3 \(int\)"):
+        translator.translate([3])
+
+
+def test_lines_may_be_read_once(folder):
+    translator = Translator.load(folder)
+    assert translator.translate(iter(["eins und zwei"])) == translator.translate(["eins und zwei"])
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_score_has_the_length_penalty_whatever_the_beam(beam, folder):
+    [one] = Translator.load(folder).translate(["drei und vier"], beam=beam, alpha=0.9)
+    assert one.score == pytest.approx(one.log_probability / Gnmt(0.9)(len(one.tokens)))
+    with pytest.raises(ValueError, match="Gnmt alpha must be from -50 to 50, got 99"):
+        Translator.load(folder).translate(["eins"], beam=beam, alpha=99)
 
 
 def test_n_best_are_sorted_and_the_first_is_the_best(folder):
@@ -203,6 +231,17 @@ def test_what_is_wrong_shows_before_anything_is_written(settings, message, tmp_p
 def test_no_pairs_at_all_are_an_error(tmp_path):
     with pytest.raises(DataError, match="there is no text to learn a vocabulary from"):
         translation.train([], out=tmp_path / "run")
+
+
+def test_a_pair_is_no_tuple(folder, tmp_path):
+    told = r"a pair must have a source and a target, got \('eins', 'one'\); write Pair\("
+    translator = Translator.load(folder)
+    with pytest.raises(TypeError, match=told):
+        translation.train([("eins", "one")], out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    for ask in (translator.score, translator.align, translator.tape, translator.evaluate):
+        with pytest.raises(TypeError, match=told):
+            ask([("eins", "one")])
 
 
 def test_pairs_come_again(tmp_path):

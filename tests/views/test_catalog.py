@@ -76,6 +76,15 @@ def test_another_memory_is_of_another_pass():
     assert stacks(again) == [[0], [], [2], []]
 
 
+def test_other_lengths_over_one_memory_are_of_other_passes():
+    torch.manual_seed(0)
+    memory, entries = torch.randn(1, 2, 4, 4), {}
+    for call, n in enumerate((5, 3, 5)):
+        q, k = torch.randn(2, 1, 2, n, 4)
+        entries |= {("s", call): weights(q, k), ("c", call): weights(q, memory)}
+    assert stacks(Tape(entries)) == [[0], [], [2], [], [4], []]
+
+
 def test_an_empty_tape_says_what_to_do_first():
     for show in (page, view):
         with pytest.raises(ValueError, match="the tape holds no layers: run the model inside `with capture"):

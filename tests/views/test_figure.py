@@ -316,8 +316,9 @@ def test_bad_arguments_are_named():
             draw([np.eye(3)])
     with pytest.raises(ValueError, match=r"a layer must be of one batch row, got \(2, 3, 5, 5\)"):
         grid([A])
-    with pytest.raises(ValueError, match="layers must hold 1 strings"):
-        grid([A.select(batch=0)], layers=["a", "b"])
+    for draw in (grid, by_layer):
+        with pytest.raises(ValueError, match="layers must hold 1 strings, one each, got 2"):
+            draw([None], layers=["a", "b"])  # before the layer is looked at
     with pytest.raises(ValueError, match="query must be from 0 to 4"):
         text(np.eye(5), WORDS, query=5)
     with pytest.raises(ValueError, match="a coloured text holds at most 5000 tokens, got 5001"):

@@ -111,6 +111,8 @@ class Batches:
             raise TypeError(f"source must give a new iterator for each epoch, got {type(source).__name__}; pass a list")
         pooled = tokens is not None or limit is not None or self._size is None
         self._pool = POOL if pooled and pool is None else pool
+        if self._size == 0:
+            raise ValueError("the source has no examples; pass at least one")
         if self._size is not None and self._size < self._ranks:
             raise ValueError(f"the source has {self._size} examples, fewer than ranks={self._ranks}")
         self.epoch = 0

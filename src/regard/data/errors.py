@@ -21,3 +21,9 @@ class DataError(ValueError):
         text = where + problem + (f"; {hint}" if hint else "")
         # Control characters of a hostile file must not reach the terminal, nor break the one line.
         super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
+
+
+def must_have_folder(path: Path) -> None:
+    """Raise unless the folder is there that a file is to be written into."""
+    if not path.parent.is_dir():
+        raise DataError(f"{path.parent} is no folder", file=path, hint="make it first")

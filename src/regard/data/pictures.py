@@ -118,6 +118,11 @@ def pixels(image: Array, *, size: int | None = None, channels: int = 3) -> Tenso
         raise ValueError(f"channels must be 1 or 3, got {channels}")
     if not isinstance(image, np.ndarray):
         raise TypeError(f"an image must be an array (height, width[, 3]), got {type(image).__name__}; see read_image")
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
+        raise ValueError(
+            f"an image must be bytes (height, width[, 3]), got {image.dtype} {image.shape}; read_image gives such, and "
+            "of numbers from 0 to 1 write (image * 255).astype('uint8')"
+        )
     grey = image.ndim == 2
     if size is not None and image.shape[:2] != (size, size):
         picture = ImageOps.fit(Image.fromarray(image), (size, size), Image.Resampling.BILINEAR)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import tokenizers as hf
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from .errors import DataError
+from .errors import DataError, must_have_folder
 from .text import must_be_many, must_be_text
-from .unknown import must_know_the_unknown, read, read_all
+from .unknown import must_know_the_unknown, read, read_all, show_the_unknown
 
 SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")
 # What others call them, the likeliest first.
@@ -61,6 +61,7 @@ class Tokenizer:
         must_know_the_unknown(inner)
         self.pad, self.bos, self.eos = self._must("pad", pad), self._must("bos", bos), self._must("eos", eos)
         self.unk = self._find("unk", unk)
+        show_the_unknown(inner, self.unk)
 
     @classmethod
     def words(
@@ -185,6 +186,7 @@ class Tokenizer:
     def save(self, path: str | Path) -> None:
         """Write `tokenizer.json`, whole or not at all."""
         path = Path(path)
+        must_have_folder(path)
         new = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
             new.write_text(self.to_json(), encoding="utf-8")
@@ -234,12 +236,12 @@ class Tokenizer:
         'ein <unk> Haus'
         """
         silent = {self.pad, self.bos, self.eos}
-        named = (self._inner.id_to_token(int(id)) for id in ids if int(id) not in silent)
+        named = (self._called(id) for id in ids if int(id) not in silent)
         return self.join([token for token in named if token is not None])
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """What each id is called: `['ein', 'ĠgrÃ¼n', '<eos>']`, bytes as byte-level BPE spells them."""
-        found = [self._inner.id_to_token(int(id)) for id in ids]
+        found = [self._called(id) for id in ids]
         return ["<none>" if token is None else token for token in found]
 
     def labels(self, ids: Iterable[int]) -> list[str]:
@@ -313,6 +315,9 @@ class Tokenizer:
     def _read(self, text: str) -> hf.Encoding:
         must_be_text(text)
         return read(self._inner, text)
+
+    def _called(self, id: int) -> str | None:
+        return self._inner.id_to_token(int(id)) if id >= 0 else None  # as of -100, what a loss passes over
 
     def _unknown_word(self) -> str | None:
         """What an unknown word is called where words carry the mark of the space before them, which it has lost."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tokenizers as hf
-from tokenizers import models
+from tokenizers import models, pre_tokenizers
 
 from .errors import DataError
 
@@ -18,6 +18,18 @@ def must_know_the_unknown(inner: hf.Tokenizer) -> None:
             f"the vocabulary lacks {model.unk_token!r}, its token for unknown words",
             hint="add it, or name another as unk_token of the model",
         )
+
+
+def show_the_unknown(inner: hf.Tokenizer, unk: int | None) -> None:
+    """Let byte pairs without a token for the unknown take `unk`, or fail at what they lack, in place of dropping it."""
+    model = inner.model
+    if isinstance(model, models.BPE) and model.unk_token is None and not _knows_all_bytes(inner):
+        model.unk_token = "<unk>" if unk is None else inner.id_to_token(unk)
+
+
+def _knows_all_bytes(inner: hf.Tokenizer) -> bool:
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return "ByteLevel" in repr(inner.pre_tokenizer) and all(inner.token_to_id(byte) is not None for byte in alphabet)
 
 
 def read(inner: hf.Tokenizer, text: str) -> hf.Encoding:

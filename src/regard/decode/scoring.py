@@ -27,16 +27,22 @@ def score(
         again = score(b, source, prefix, [[one.tokens for one in best] for best in found])
         ranked = [sorted(best, key=lambda one: -one.log_probability) for best in again]
 
-    Candidates are taken as they are: put the end behind those that should pay for it. The source is read once a row,
-    each candidate in a few steps of many tokens; their attention is that of a forced alignment.
+    Candidates are taken as they are: put the end behind those that should pay for it. They score their log-probability,
+    without a length penalty, which is the affair of a search. The source is read once a row, each candidate in a few
+    steps of many tokens; their attention is that of a forced alignment.
     """
     given = Prefix.of(prefix)
     if len(targets) != len(given.common):
         raise ValueError(
             f"targets must hold a list of candidates for each of the {len(given.common)} rows, got {len(targets)}"
         )
-    owners = [row for row, candidates in enumerate(targets) for _ in candidates]
-    chosen = [tuple(map(int, candidate)) for candidates in targets for candidate in candidates]
+    try:
+        owners = [row for row, candidates in enumerate(targets) for _ in candidates]
+        chosen = [tuple(map(int, candidate)) for candidates in targets for candidate in candidates]
+    except TypeError as error:
+        raise TypeError(
+            f"targets must hold a list of candidates for each row, each a list of tokens ({error}); write [[tokens]]"
+        ) from None
     if not chosen:
         return [[] for _ in targets]
     rest = [row[:late] for row, late in zip(given.rest.tolist(), given.late.tolist(), strict=True)]

@@ -100,6 +100,7 @@ def capture(
     _tell_flexed(watch)
     _tell_uncalled(watch)
     _tell_ended(recorder)
+    tape.tell_misplaced(stacklevel=4)
 
 
 def _must_be_watchable(model: nn.Module) -> None:

@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..ops.demands import must_be_integers, must_be_tensor, must_count
+from .names import shown_name
 
 STARTS = ("▁", "Ġ", " ")  # how tokenizers mark the first piece of a word
 ENDINGS = (".", "!", "?", "。", "！", "？", "…", "।", "؟")
@@ -120,6 +121,18 @@ def spans(n: int, named: Mapping[str, tuple[int, int]]) -> Groups:
             raise ValueError(f"span {name!r}, {(start, stop)}, overlaps one before it")
         ids[start:stop] = number
     return Groups(ids, (*named, *(["other"] if bool((ids == len(named)).any()) else [])))
+
+
+def misgrouped(name: str, queries: Groups, keys: Groups, shapes: Mapping[str, tuple[int, int, int]]) -> str | None:
+    """What is to be said of groups that fit no layer, by how many batch rows, queries and keys each has."""
+    given = queries.ids.numel(), keys.ids.numel()
+    if not shapes or any(given == shape[1:] for shape in shapes.values()):
+        return None
+    layer, (_, i, j) = next(iter(shapes.items()))
+    return (
+        f"groups {name!r} of {given[0]} queries and {given[1]} keys were given, and {shown_name(layer)!r} has {i} and "
+        f"{j}; give those of all tokens, tape.group({name!r}, queries, keys) where they differ"
+    )
 
 
 def _runs(tokens: Sequence[str], goes_on: Callable[[int], bool], label: Callable[[Sequence[str]], str]) -> Groups:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .names import listed, matches
+from .names import listed, matches, shown_name
 
 K = TypeVar("K")
 Tokens = Sequence[str] | Sequence[Sequence[str]]  # of one text, or of each batch row
@@ -50,30 +50,44 @@ def fitting(texts: Sequence[list[str]], n: int, batch: int) -> list[str] | None:
 
 
 def misplaced(
-    tokens: Sequence[Labels], layers: Mapping[K, str], shape: Callable[[K], tuple[int, int]]
+    tokens: Sequence[Labels], layers: Mapping[K, str], shape: Callable[[K], tuple[int, int, int]]
 ) -> Iterator[str]:
     """What is to be said of tokens that fit no layer they were given for, or were given for none there is.
 
-    `layers` are names by key, and `shape` tells how many queries and keys a layer has.
+    `layers` are names by key, and `shape` tells how many batch rows, queries and keys a layer has.
     """
     placed = {key: labels for key, name in layers.items() if (labels := meant_for(name, tokens)) is not None}
     if tokens and not placed:
-        patterns = ", ".join(repr(labels.layers) for labels in tokens)
-        yield f"tokens were given for {patterns}, which matches no layer; there are {listed(layers.values())}"
+        yield unplaced("tokens", (labels.layers for labels in tokens), layers.values())
     for labels in dict.fromkeys(placed.values()):
         own = [key for key, one in placed.items() if one is labels]
-        if not any(_fit(labels, shape(key)) for key in own):
-            i, j = shape(own[0])
+        shapes, texts = [shape(key) for key in own], max(labels.queries, labels.keys, key=len)
+        layer = shown_name(layers[own[0]])
+        b, i, j = shapes[0]
+        wrong = [row for row in range(len(texts)) if not any(_fit(labels, one, row) for one in shapes)]
+        if len(texts) > 1 and all(len(texts) != rows for rows, _, _ in shapes):
             yield (
-                f"{_counted(labels.queries)} tokens were given, and {layers[own[0]]!r} has {i} queries and {j} keys; "
-                "set tape.tokens to one for each, special ones such as [CLS] too"
+                f"tokens of {len(texts)} texts were given, and {layer!r} has a batch of {b}; set tape.tokens to those "
+                "of one text for all, or of one for each"
+            )
+        elif wrong:
+            all_wrong = len(wrong) == len(texts)
+            whose = "" if all_wrong else f" for batch row {wrong[0]}"
+            yield (
+                f"{_counted(texts if all_wrong else [texts[wrong[0]]])} tokens were given{whose}, and {layer!r} has "
+                f"{i} queries and {j} keys; set tape.tokens to one for each, special ones such as [CLS] and padding too"
             )
 
 
-def _fit(labels: Labels, shape: tuple[int, int]) -> bool:
-    """Are the tokens of any batch row those of an axis?"""
-    axes = zip((labels.queries, labels.keys), shape, strict=True)
-    return any(fitting(texts, n, batch) is not None for texts, n in axes for batch in range(len(texts)))
+def unplaced(what: str, patterns: Iterable[str], layers: Iterable[str]) -> str:
+    """What is to be said of what was given for no layer there is."""
+    return f"{what} were given for {', '.join(map(repr, patterns))}, which matches no layer; there are {listed(layers)}"
+
+
+def _fit(labels: Labels, shape: tuple[int, int, int], row: int) -> bool:
+    """Are the tokens of a batch row those of an axis?"""
+    axes = zip((labels.queries, labels.keys), shape[1:], strict=True)
+    return any(fitting(texts, n, row) is not None for texts, n in axes)
 
 
 def _counted(texts: Sequence[list[str]]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,17 @@ class Overview:
             thumbs = shrunk(kept["map"].float(), THUMB, axes)
         told = mean("entropy"), mean("distance"), mean("max"), sink, peak, peak_key, thumbs
         return Overview(*(x.cpu() for x in told))
+
+
+def joined(heads: Sequence[Summary], shape: torch.Size) -> Summary:
+    """The summary of a layer from those of its heads."""
+    found: dict[str, Any] = {}
+    for field in fields(Summary):
+        values = [getattr(head, field.name) for head in heads]
+        # Selected heads have their leading dims as one.
+        whole = None if values[0] is None else torch.cat(values, 1)
+        found[field.name] = None if whole is None else whole.unflatten(0, shape[:-3])
+    return Summary(**found)
 
 
 def shrunk(cells: Tensor, most: int, axes: Sequence[Axis] = ()) -> Tensor:

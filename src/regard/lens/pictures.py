@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops.demands import must_count
+from .names import shown_name
 
 Image = Tensor | npt.NDArray[Any]
 
@@ -48,11 +49,16 @@ def pictures(images: Image | Sequence[Image], patches: tuple[int, int], special:
     return [Picture(_pixels(image), *patches, special) for image in given]
 
 
-def misfit(given: Sequence[Picture], shapes: Mapping[str, tuple[int, int]]) -> str | None:
-    """What is to be said of pictures that fit no layer, by how many queries and keys each has."""
-    if not given or not shapes or any(given[0].tokens in shape for shape in shapes.values()):
+def misfit(given: Sequence[Picture], shapes: Mapping[str, tuple[int, int, int]]) -> str | None:
+    """What is to be said of pictures that fit no layer, by how many batch rows, queries and keys each has."""
+    if not given or not shapes:
         return None
-    layer, (i, j) = next(iter(shapes.items()))
+    name, (b, i, j) = next(iter(shapes.items()))
+    layer = shown_name(name)
+    if len(given) > 1 and all(len(given) != rows for rows, _, _ in shapes.values()):
+        return f"{len(given)} pictures were given, and {layer!r} has a batch of {b}; give one for all, or one for each"
+    if any(given[0].tokens in shape[1:] for shape in shapes.values()):
+        return None
     return (
         f"a picture of {given[0].tokens} tokens was given, {given[0].special} before {given[0].rows} x {given[0].cols} "
         f"patches, and {layer!r} has {i} queries and {j} keys; check patches and special"

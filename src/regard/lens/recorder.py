@@ -44,7 +44,7 @@ class Recorder:
         self._waiting: dict[str, Callable[[], Seen]] = {}  # calls of layers that nobody has looked at yet
         beside = self.layers, self.heads, self.keep, self.store.limit
         self._patient = beside == NOTHING and not (self.values or self.gradients) and self.store.in_place
-        self._open = True
+        self.is_open = True
         self._latest: dict[str, Key] = {}
         self._generated: set[Key] | None = None  # entries of the generation under way
         self._lineage: Tensor | None = None  # which rows batch rows may have been, if this pass goes on with another
@@ -141,7 +141,7 @@ class Recorder:
 
     def close(self) -> None:
         """Nothing more will be seen."""
-        self._open = False
+        self.is_open = False
         self._latest.clear()
         for entry in self._entries.values():
             if isinstance(entry, Record):
@@ -156,7 +156,7 @@ class Recorder:
             for name, call in waiting.items():
                 record = Record(name, call()._replace(version=0), self.store, heads=None, values=False)
                 self._entries[self._next(name)] = record
-                if not self._open:
+                if not self.is_open:
                     record.close()
 
     def _joined(self, name: str, seen: Seen) -> bool:

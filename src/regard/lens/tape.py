@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
@@ -18,16 +18,17 @@ import regard
 
 from ..ops.lazy import Summary, Weights
 from . import archive
-from .groups import Groups
-from .labels import Labels, Tokens, TokensByLayer, fitting, meant_for, misplaced, tokens_by_layer
+from .groups import Groups, misgrouped
+from .labels import Labels, Tokens, TokensByLayer, fitting, meant_for, misplaced, tokens_by_layer, unplaced
 from .names import listed, matches, own_name, shown_name
-from .overview import Overview
+from .overview import Overview, joined
 from .pictures import Image, Picture, misfit, pictures
 from .record import Extras, Record
 from .recorder import Key, Recorder
 from .reduced import Reduced
 from .table import table
 
+Shape = tuple[int, int, int]  # batch rows, queries, keys
 ENTRIES = 2**24  # of the matrices measured in one go
 
 
@@ -53,7 +54,6 @@ class Tape(Mapping[Key, Weights | Reduced]):
         self._stored: Mapping[Key, Weights | Reduced] = dict(entries)
         self._extras = dict(extras or {})
         self._tokens = list(tokens)
-        self._looked = False  # has anybody asked for tokens yet?
         self._groups = {name: list(labels) for name, labels in (groups or {}).items()}
         self._pictures = list(pictures)
         self.facts = dict(facts or {})
@@ -148,22 +148,23 @@ class Tape(Mapping[Key, Weights | Reduced]):
 
     @tokens.setter
     def tokens(self, tokens: Tokens | TokensByLayer | None) -> None:
-        self._tokens, self._looked = [] if tokens is None else tokens_by_layer(tokens), False
+        self._tokens = [] if tokens is None else tokens_by_layer(tokens)
+        if self._recorder is None or not self._recorder.is_open:
+            self.tell_misplaced(stacklevel=3)
+
+    def tell_misplaced(self, *, stacklevel: int) -> None:
+        """Warn of tokens that fit no layer."""
+        if self._tokens:
+            for told in misplaced(self._tokens, {key: key[0] for key in self}, self._shape):
+                warnings.warn(told, stacklevel=stacklevel)
 
     def tokens_of(self, key: str | int | Key, *, batch: int = 0) -> tuple[list[str] | None, list[str] | None]:
-        """The tokens of a layer's queries and of its keys in one batch row; None for an axis they do not fit.
-
-        Tokens that fit no layer at all are warned of, once.
-        """
+        """The tokens of a layer's queries and of its keys in one batch row; None for an axis they do not fit."""
         key = self._key(key)
-        if not self._looked:
-            self._looked = True
-            for told in misplaced(self._tokens, {one: one[0] for one in self}, self._shape):
-                warnings.warn(told, stacklevel=2)
         found = meant_for(key[0], self._tokens)
         if found is None:
             return None, None
-        i, j = self._shape(key)
+        _, i, j = self._shape(key)
         return fitting(found.queries, i, batch), fitting(found.keys, j, batch)
 
     def group(self, name: str, queries: Groups, keys: Groups | None = None, *, layers: str = "*") -> None:
@@ -173,6 +174,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             got = type(keys if isinstance(queries, Groups) else queries).__name__
             raise TypeError(f"groups must be Groups, got {got}; write tape.group({name!r}, words(tokens))")
         self._groups.setdefault(name, []).append(Labels(layers, queries, keys))
+        self._tell("groups", layers, lambda shapes: misgrouped(name, queries, keys, shapes))
 
     def group_names(self, key: str | int | Key) -> list[str]:
         """The names of the groups a layer was given."""
@@ -185,7 +187,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         found = meant_for(key[0], self._groups.get(name, []))
         if found is None:
             raise KeyError(f"{key[0]!r} has no groups {name!r}; give it some with tape.group({name!r}, ...)")
-        for groups, n, axis in zip((found.queries, found.keys), self._shape(key), ("queries", "keys"), strict=True):
+        for groups, n, axis in zip((found.queries, found.keys), self._shape(key)[1:], ("queries", "keys"), strict=True):
             if groups.ids.numel() != n:
                 raise ValueError(f"groups {name!r} are of {groups.ids.numel()} tokens, {key[0]!r} has {n} {axis}")
         return found.queries, found.keys
@@ -208,9 +210,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         """
         given = pictures(images, patches, special)
         self._pictures.append(Labels(layers, given, given))
-        shapes = {key[0]: self._shape(key) for key in self if matches(key[0], layers)}
-        if (told := misfit(given, shapes)) is not None:
-            warnings.warn(told, stacklevel=2)
+        self._tell("pictures", layers, lambda shapes: misfit(given, shapes))
 
     def pictures_of(self, key: str | int | Key, *, batch: int = 0) -> tuple[Picture | None, Picture | None]:
         """The pictures that a layer's queries and its keys are patches of; None where there is none."""
@@ -221,7 +221,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         if 1 < len(found.queries) <= batch:
             return None, None
         picture = found.queries[batch if len(found.queries) > 1 else 0]
-        i, j = (picture if picture.tokens == n else None for n in self._shape(key))
+        i, j = (picture if picture.tokens == n else None for n in self._shape(key)[1:])
         return i, j
 
     def summarize(self) -> None:
@@ -256,7 +256,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             some = A if step >= heads else A.select(heads=slice(first, first + step))
             parts.append(some.summary())
             yield min(first + step, heads) / heads
-        found = parts[0] if len(parts) == 1 else _joined(parts, A.shape)
+        found = parts[0] if len(parts) == 1 else joined(parts, A.shape)
         self._summaries[key] = found
         self._overviews.pop(key, None)
         if A.known_statistic is None and found.statistic is not None:
@@ -383,17 +383,17 @@ class Tape(Mapping[Key, Weights | Reduced]):
             raise KeyError(f"{name!r} was called {times}; write {shown}")
         raise KeyError(f"no layer {name!r} on the tape; there are {listed(self.layers)}")
 
-    def _shape(self, key: Key) -> tuple[int, int]:
-        i, j = self[key].shape[-2:]
-        return i, j
+    def _tell(self, what: str, pattern: str, misfit: Callable[[Mapping[str, Shape]], str | None]) -> None:
+        """Warn of what fits no layer, or was given for none there is."""
+        shapes = {key[0]: self._shape(key) for key in self if matches(key[0], pattern)}
+        told = misfit(shapes) if shapes or not len(self) else unplaced(what, [pattern], self.layers)
+        if told is not None:
+            warnings.warn(told, stacklevel=3)
 
-
-def _joined(heads: Sequence[Summary], shape: torch.Size) -> Summary:
-    """The summary of a layer from those of its heads."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(Summary):
-        values = [getattr(head, field.name) for head in heads]
-        # Selected heads have their leading dims as one.
-        whole = None if values[0] is None else torch.cat(values, 1)
-        found[field.name] = None if whole is None else whole.unflatten(0, shape[:-3])
-    return Summary(**found)
+    def _shape(self, key: Key) -> Shape:
+        """How many batch rows, queries and keys a layer has."""
+        entry = self._entries[key]
+        if isinstance(entry, Record):
+            return entry.batch, entry.rows, entry.keys
+        *lead, _, i, j = entry.shape
+        return math.prod(lead), i, j

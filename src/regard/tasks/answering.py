@@ -22,7 +22,7 @@ from .batching import TOO_LONG
 from .finding import Finder, Span
 from .metrics import Measured
 from .pretrained import encoder_of, places
-from .reading import Asked, Behind, Beside, Layout, Readings, Windows, longest_row
+from .reading import Asked, Behind, Beside, Layout, Readings, Windows, longest_row, must_be_asked
 from .spelling import ALPHABET, Spelling
 from .training import Setup, Start, run
 from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
@@ -244,14 +244,15 @@ class Answerer:
         """The n best answers to each question, best first.
 
         If the training has had questions without an answer, then to give none is an answer too, whose score is the
-        threshold: the higher, the fewer questions are answered.
+        threshold: the higher, the fewer questions are answered. To a blank question, none is the only answer.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")
         if math.isnan(threshold):
             raise ValueError("threshold must be a number, got NaN; 0 is that of training")
-        found = self._finder.spans(self.readings(asked), n, show)
-        return [self._ranked(one, spans, n, threshold) for one, spans in zip(asked, found, strict=True)]
+        must_be_asked(asked := list(asked))
+        found = iter(self._finder.spans(self.readings([one for one in asked if one.question.strip()]), n, show))
+        return [self._ranked(one, next(found) if one.question.strip() else {}, n, threshold) for one in asked]
 
     def evaluate(
         self, questions: Sequence[Question], *, threshold: float = 0.0, show: Shown | None = None
@@ -275,6 +276,8 @@ class Answerer:
 
         Heads are averaged. A Bert's is that of its last layer.
         """
+        if not asked.question.strip():
+            raise ValueError("the question is blank, and no word of it looks anywhere; ask one")
         readings = self.readings([asked])
         [number] = self._finder.windows(readings)
         window, first = readings.window(number), readings.place(number)
@@ -291,6 +294,7 @@ class Answerer:
 
     def readings(self, asked: Sequence[Asked], *, answers: Sequence[tuple[int, int] | None] | None = None) -> Readings:
         """Questions and documents as the model reads them."""
+        must_be_asked(asked)
         return Readings(
             asked,
             self.tokenizer,

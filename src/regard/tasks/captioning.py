@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from .. import decode
 from ..data import Tokenizer
-from ..decode import Ensemble, Gnmt, Hypothesis
+from ..data.text import must_be_many
+from ..decode import Ensemble, Hypothesis
 from ..lens import Tape, capture
 from ..models import Captioner, CaptionerConfig
 from ..nn.losses import shifted
@@ -27,7 +28,7 @@ from .seeing import Image, Seeing, Sight
 from .training import Setup, Start, run
 from .turns import Examples, Lengths, Seen, Turns, texts_of
 from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
-from .writer import Shown, Written, at_most, must_hold
+from .writer import Shown, Written, at_most, must_hold, searched
 
 TASK = "captioning"
 MOST = 500  # images on one tape
@@ -240,11 +241,7 @@ class Describer:
         }
         for rows, batch in self.sight.batches(images, self.device):
             prefix = torch.full((len(rows), 1), self.tokenizer.bos, device=self.device)
-            if beam == n == 1:
-                best = [[one] for one in decode.greedy(self._stepper, batch, prefix, **limits)]
-            else:
-                penalty = Gnmt(alpha)
-                best = decode.beam(self._stepper, batch, prefix, width=beam, n_best=n, length=penalty, **limits)
+            best = searched(self._stepper, batch, prefix, n=n, beam=beam, alpha=alpha, **limits)
             found += [[self._written(one) for one in hypotheses] for hypotheses in best]
             if show is not None:
                 show(len(found), len(images))
@@ -283,6 +280,7 @@ class Describer:
 
         A Transformer's is that of one `layer`, the one above the middle unless given.
         """
+        _must_pair(images, captions)
         found: list[Tensor] = []
         for image, caption in zip(images, captions, strict=True):
             maps = []
@@ -301,6 +299,7 @@ class Describer:
             raise ValueError(f"a tape is of one model, got {len(self.models)}; load one of them")
         if not 0 < len(images) <= MOST:
             raise ValueError(f"a tape holds the attention of 1 to {MOST} images, got {len(images)}")
+        _must_pair(images, captions)
         return self._watched(self.models[0], images, captions)
 
     def tokens(self, caption: str) -> list[str]:
@@ -329,6 +328,12 @@ class Describer:
 
     def _written(self, one: Hypothesis) -> Written:
         return Written.of(one, self.tokenizer.decode(one.tokens))
+
+
+def _must_pair(images: Sequence[Image], captions: Sequence[str]) -> None:
+    must_be_many(captions, "captions")
+    if len(images) != len(captions):
+        raise ValueError(f"captions must be one for each image, got {len(captions)} for {len(images)} images")
 
 
 def _places(sight: Sight, model: Any) -> int:

@@ -126,6 +126,7 @@ def train_texts(
         else:
             config, how = _config_of(begun), _texts_of(begun)
         _must_share(examples, config.classes)
+        _tell_of_one(config.classes, start.say)
         if 2 * len(config.classes) > max(len(examples), MANY):
             start.say(
                 f"{len(examples):,} texts are of {len(config.classes):,} classes; if texts were taken for labels, name "
@@ -180,6 +181,7 @@ def train_images(
         else:
             config = _config_of(begun)
         _must_share(examples, config.classes)
+        _tell_of_one(config.classes, start.say)
         if config.sight is None:
             raise ValueError("the run is one of texts, got images; name another folder")
         labels = [{"label": int(label)} for label in examples.labels]
@@ -362,6 +364,11 @@ def _must_share(examples: Examples, classes: Sequence[str]) -> None:
         raise ValueError(
             f"the classes must be those of the training, {known}, got {there}; pass classes= to the reader"
         )
+
+
+def _tell_of_one(classes: Sequence[str], say: Callable[[str], None]) -> None:
+    if len(classes) == 1:
+        say(f"there is one class, {classes[0]}, and nothing to tell it from; give examples of another")
 
 
 def _judge(valid: Examples, reads: Texts | Sight, config: Config) -> Callable[[nn.Module], dict[str, float]]:

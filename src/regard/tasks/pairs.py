@@ -24,6 +24,13 @@ class Paired(Protocol):
     def target(self) -> str: ...
 
 
+def must_be_pairs(pairs: Iterable[Paired]) -> None:
+    """Raise unless each has a source and a target, as a plain tuple has not."""
+    for pair in pairs:
+        if not (hasattr(pair, "source") and hasattr(pair, "target")):
+            raise TypeError(f"a pair must have a source and a target, got {pair!r}; write Pair(source, target)")
+
+
 class Draft(NamedTuple):
     """A source, what was written from it, and its tokens as they were chosen: of an unknown word, text tells less."""
 

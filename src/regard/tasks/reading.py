@@ -31,6 +31,13 @@ class Asked(Protocol):
     def context(self) -> str: ...
 
 
+def must_be_asked(asked: Sequence[Asked]) -> None:
+    """Raise unless each has a question and a context, as a plain tuple has not."""
+    for one in asked:
+        if not (hasattr(one, "question") and hasattr(one, "context")):
+            raise TypeError(f"each must have a question and a context, got {one!r}; write Asking(question, context)")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Windows:
     """How much is read at once. Windows overlap, so that an answer at the edge of one is whole in the next.

@@ -40,6 +40,8 @@ class Sight:
 
     def batches(self, images: Sequence[Image], device: torch.device) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
         """Every image once, in order: their numbers, and the batch on a device."""
+        if isinstance(images, np.ndarray) and images.ndim == 3 and images.shape[-1] == 3:
+            raise TypeError(f"images must be many, got one of shape {images.shape}; pass [image]")
         for first in range(0, len(images), ROWS):
             rows = list(range(first, min(first + ROWS, len(images))))
             yield rows, self.seen([images[row] for row in rows], device)

@@ -16,7 +16,7 @@ from ..train.schema import check_types, must_be_left
 from . import metrics, writing
 from .batching import Batching, Long
 from .metrics import Measured, Words
-from .pairs import Paired, Tokenizers
+from .pairs import Paired, Tokenizers, must_be_pairs
 from .vocabulary import Vocabulary, WordVocabulary
 from .writer import Network, Shown, Writer, Written, tokenizers_of
 
@@ -206,6 +206,7 @@ class Summarizer(Writer):
         show: Shown | None = None,
     ) -> dict[str, Measured]:
         """`rouge1`, `rouge2` and `rougeL` of summaries against the targets, and the `loss` of those a token."""
+        must_be_pairs(pairs)
         documents, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         found = self.summarize(documents, beam=beam, max_length=max_length, no_repeat=no_repeat, show=show)
         written = [one.text for one in found]

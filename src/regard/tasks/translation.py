@@ -20,7 +20,7 @@ from . import aligning, metrics, writing
 from .aligning import When
 from .batching import Batching
 from .metrics import Measured
-from .pairs import Paired, PairVocabulary, Tokenizers
+from .pairs import Paired, PairVocabulary, Tokenizers, must_be_pairs
 from .writer import Shown, Writer, Written
 
 TASK = "translation"
@@ -202,6 +202,7 @@ class Translator(Writer):
     ) -> dict[str, Measured]:
         """`bleu`, `chrf` and `exact` of translations against the targets, and the `loss` of those a token."""
         metrics.must_tokenize(tokenize)
+        must_be_pairs(pairs)
         sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         written = [one.text for one in self.translate(sources, beam=beam, max_length=max_length, show=show)]
         return {
@@ -250,6 +251,7 @@ class Translator(Writer):
         names = [aligning.layer_of(model, layer) for model in self.models]
         for model, name in zip(self.models, names, strict=True):
             aligning.must_have_head(model, name, head)
+        must_be_pairs(pairs)
         maps = [torch.empty(0, 0)] * len(pairs)
         for rows, batch in self._batches(self.tokenizers.encode(pairs), show):
             chosen = [pairs[row] for row in rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import decode
 from ..data import Pair
-from ..data.text import must_be_many
+from ..data.text import must_be_many, must_be_text
 from ..decode import Ensemble, Gnmt, Hypothesis
 from ..decode.demands import must_count
 from ..lens import Tape
@@ -22,7 +22,7 @@ from . import aligning, runs
 from .copying import Copying
 from .encoded import Encoded, in_batches
 from .metrics import Measured
-from .pairs import Draft, Paired, Tokenizers
+from .pairs import Draft, Paired, Tokenizers, must_be_pairs
 
 TOKENS = 4096  # of a batch
 MOST = 500  # pairs on one tape
@@ -46,7 +46,8 @@ class Config:
 class Written:
     """A line that was written, and what the writer thought of it; `finished` is False where it was cut off.
 
-    `tokens` are those it was written in, the end among them if it came; `pairs.Draft` takes them.
+    `score` is the log-probability divided by the length penalty, whatever the beam. `tokens` are those it was written
+    in, the end among them if it came; `pairs.Draft` takes them.
     """
 
     text: str
@@ -65,6 +66,9 @@ class Written:
             finished=found.finished,
             tokens=found.tokens,
         )
+
+
+NOTHING = Written(text="", score=0.0, log_probability=0.0, finished=True)  # what becomes of a blank line
 
 
 class Writer:
@@ -150,12 +154,16 @@ class Writer:
         """The n best for each line, best first; `alpha` is that of the length penalty of Wu et al. 2016.
 
         None is longer than `max_length` tokens, which is `at_most` unless given, and none has the same `no_repeat`
-        tokens in a row twice. None is shorter than `min_length`, unless `no_repeat` leaves nothing but the end.
+        tokens in a row twice. None is shorter than `min_length`, unless `no_repeat` leaves nothing but the end. Of a
+        blank line comes an empty one, and no model is asked.
         """
         must_be_many(lines, "lines")
         must_hold(beam, n)
-        lines = [self.read(line) for line in lines]
-        found: list[list[Written]] = [[] for _ in lines]
+        for line in (lines := list(lines)):
+            must_be_text(line, "a line")
+        places = [place for place, line in enumerate(lines) if line.strip()]
+        texts = [self.read(lines[place]) for place in places]
+        found = [[NOTHING] for _ in lines]
         limits: dict[str, Any] = {
             "end": self.tokenizers.target.eos,
             "max_length": at_most(self.longest, min_length=min_length, max_length=max_length),
@@ -163,15 +171,10 @@ class Writer:
             "no_repeat": no_repeat,
             "forbid": self.tokenizers.target.unwritten,
         }
-        for rows, batch in self._batches(self.tokenizers.sources(lines), show):
-            prefix = self._starts(len(rows))
-            if beam == n == 1:
-                best = [[one] for one in decode.greedy(self._stepper, batch, prefix, **limits)]
-            else:
-                penalty = Gnmt(alpha)
-                best = decode.beam(self._stepper, batch, prefix, width=beam, n_best=n, length=penalty, **limits)
+        for rows, batch in self._batches(self.tokenizers.sources(texts), show):
+            best = searched(self._stepper, batch, self._starts(len(rows)), n=n, beam=beam, alpha=alpha, **limits)
             for row, hypotheses in zip(rows, best, strict=True):
-                found[row] = [self._written(one, lines[row]) for one in hypotheses]
+                found[places[row]] = [self._written(one, texts[row]) for one in hypotheses]
         return found
 
     def score(self, pairs: Sequence[Paired], *, show: Shown | None = None) -> list[float]:
@@ -214,6 +217,7 @@ class Writer:
         return [self.read(source) != source for source in sources]
 
     def _cut(self, pairs: Sequence[Paired]) -> Sequence[Paired]:
+        must_be_pairs(pairs)
         return [
             pair._replace(source=self.read(pair.source))
             if isinstance(pair, Draft)
@@ -234,6 +238,17 @@ class Writer:
 
     def _written(self, one: Hypothesis, line: str) -> Written:
         return Written.of(one, self.tokenizers.text(one.tokens, line))
+
+
+def searched(
+    stepper: Any, source: Any, prefix: Tensor, *, n: int, beam: int, alpha: float, **limits: Any
+) -> list[list[Hypothesis]]:
+    """The n best of each row of the source; those of a beam of 1, which is greedy, score as all others do."""
+    length = Gnmt(alpha)
+    if beam > 1:
+        return decode.beam(stepper, source, prefix, width=beam, n_best=n, length=length, **limits)
+    found = decode.greedy(stepper, source, prefix, **limits)
+    return [[replace(one, score=one.log_probability / length(len(one.tokens)))] for one in found]
 
 
 def at_most(longest: int, *, min_length: int = 0, max_length: int | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from ..train import Outcome, Progress, Recipe
 from . import runs
 from .batching import Batching
 from .metrics import Measured
-from .pairs import Paired, Tokenizers
+from .pairs import Paired, Tokenizers, must_be_pairs
 from .training import Setup, Start, run
 from .writer import Config, Network, built, tokenizers_of
 
@@ -48,6 +49,7 @@ def train(
     """
 
     must_come_again(pairs, "pairs")
+    must_be_pairs(islice(pairs, 1))
 
     def prepare(start: Start) -> Setup:
         config: Config | None = None

@@ -80,11 +80,15 @@ class Capture:
         }
 
     def _asks_again(self, before: int, after: int) -> bool:
-        """Does a later call put other queries to the same keys, as layers that share their weights do to a memory?"""
+        """Does a later call put as many other queries to the same keys, as layers of the same weights do to a memory?
+
+        A decoder that is called once more over as many tokens looks no different, and counts as one of more layers.
+        """
         one, other = self.entry(before), self.entry(after)
         if not (isinstance(one, Weights) and isinstance(other, Weights)):
             return False
-        return _same(one.call.k, other.call.k) and not _same(one.call.q, other.call.q)
+        alike = one.shape == other.shape and _same(one.call.k, other.call.k)
+        return alike and not _same(one.call.q, other.call.q)
 
     def _layer(self, key: Key) -> dict[str, Any]:
         A = self.tape[key]

@@ -95,10 +95,8 @@ def grid(
 
     A layer is a `Weights` of one batch row, or a tensor or array of dims h i j.
     """
+    stack, names = _named(stack, layers, "layer {}")
     found = [heads(layer, SMALL) for layer in stack]
-    if not found:
-        raise ValueError("the stack holds no layers; pass a list of Weights, the first layer first")
-    names = [f"layer {n}" for n in range(len(found))] if layers is None else must_name("layers", layers, len(found))
     texts, families = shortened(names)
     beside, down, across = max(widths(texts, families)), len(found), max(len(layer) for layer, _ in found)
     figure = paper(beside + max(PITCH * across, 3.0) + BAR, PITCH * down + HEADED, arranged=False)
@@ -130,10 +128,8 @@ def by_layer(stack: Iterable[Matrix], *, layers: Sequence[str] | None = None, ti
 
     Both are means over batch rows and queries. A layer is a `Weights`, or a tensor or array of dims h i j.
     """
+    stack, names = _named(stack, layers, "{}")
     found = [entropy_and_distance(layer) for layer in stack]
-    if not found:
-        raise ValueError("the stack holds no layers; pass a list of Weights, the first layer first")
-    names = [str(n) for n in range(len(found))] if layers is None else must_name("layers", layers, len(found))
     names, families = shortened(names)
     turned = 90 if max(map(len, names)) > 3 else 0
     figure = paper(max(5.0, 0.35 * len(found) + 2.5), 4.4 + (max(widths(names, families)) if turned else 0.4))
@@ -279,6 +275,15 @@ def mask(mask: Mask | Tensor | npt.NDArray[Any], rows: int | None = None, cols: 
     frame(axes)
     entitle(figure, repr(mask) if isinstance(mask, Mask) else "")
     return figure
+
+
+def _named(stack: Iterable[Matrix], layers: Sequence[str] | None, unnamed: str) -> tuple[list[Matrix], list[str]]:
+    """The layers and their names, which are counted before anything is measured."""
+    stack = list(stack)
+    if not stack:
+        raise ValueError("the stack holds no layers; pass a list of Weights, the first layer first")
+    names = [unnamed.format(n) for n in range(len(stack))]
+    return stack, names if layers is None else must_name("layers", layers, len(stack))
 
 
 def _lines(texts: Sequence[str], tokens: Sequence[str], families: list[str]) -> list[list[tuple[int, float, float]]]:
