@@ -170,6 +170,13 @@ def test_the_likeliest_tokens_are_written_at_temperature_0(model):
     assert text == model._text([], ids[1:])
 
 
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("kept", [{"top_k": 0}, {"top_p": 1.5}])
+def test_no_tokens_to_draw_from_are_refused_at_every_temperature(temperature, kept, model):
+    with pytest.raises(ValueError, match=next(iter(kept))):
+        model.generate(tokens=2, temperature=temperature, **kept)
+
+
 def test_seeds_behind_the_last_are_the_first(model):
     last = 2**64 - 1
     assert len(model.generate("the", tokens=4 * model.length, samples=2, seed=last)) == 2

@@ -52,12 +52,7 @@ def sample(
     must_be_number("temperature", temperature)
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0, got {temperature}; for the likeliest tokens write greedy(...)")
-    if top_k is not None:
-        must_count("top_k", top_k, least=1)
-    if top_p is not None:
-        must_be_number("top_p", top_p)
-        if not 0 < top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+    must_keep_some(top_k, top_p)
     frontier = Frontier(stepper, source, prefix, limits)
     frontier.repeat(samples)
     streams = uniform(len(frontier.sentences), max_length, seed).to(frontier.sentences.device)
@@ -68,6 +63,16 @@ def sample(
 
     found = walk(frontier, pick)
     return [found[first : first + samples] for first in range(0, len(found), samples)]
+
+
+def must_keep_some(top_k: int | None, top_p: float | None) -> None:
+    """Raise unless some tokens are left to draw from."""
+    if top_k is not None:
+        must_count("top_k", top_k, least=1)
+    if top_p is not None:
+        must_be_number("top_p", top_p)
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
 
 
 def draw(logits: Tensor, u: Tensor, *, temperature: float = 1.0, top_k: int | None, top_p: float | None) -> Tensor:

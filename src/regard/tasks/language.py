@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset
 from ..data import Batches, Tokenizer, Windows, ids_of
 from ..data.text import lines_in, must_be_many, must_be_text, must_come_again
 from ..decode import greedy, sample
-from ..decode.sampling import SEEDS
+from ..decode.sampling import SEEDS, must_keep_some
 from ..lens import Tape, capture
 from ..models import Gpt, GptConfig
 from ..nn.losses import surprise
@@ -202,6 +202,7 @@ class LanguageModel:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if temperature < 0:
             raise ValueError(f"temperature must be 0, for the likeliest tokens, or above, got {temperature}")
+        must_keep_some(top_k, top_p)
         end = self.tokenizer.eos if until_line_end else None
         before, last = self._begun(prompt)
         written: list[tuple[int, ...]] = [()] * samples
