@@ -68,6 +68,12 @@ def a_t5(**settings):
     return transformers.T5ForConditionalGeneration(transformers.T5Config(**SMALL, **size, **settings))
 
 
+def a_vit():
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return transformers.ViTModel(transformers.ViTConfig(**size, image_size=8, patch_size=4))
+
+
 @pytest.fixture
 def texts(tmp_path):
     for name, text in (("text", "the cat"), ("target", "cat sat the\n")):
@@ -105,6 +111,38 @@ def test_a_text_for_which_a_model_has_no_positions_is_told(texts):
     done = run(*look)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "the text has 7 tokens, and the model reads at most 6; shorten it" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--image", "model holds no image processor that transformers can read: if its model reads text give --text"),
+        ("--text", "model holds no tokenizer that transformers can read: if its model sees images give --image"),
+    ],
+)
+@pytest.mark.parametrize("make", [a_bert, a_t5, a_vit])
+def test_a_folder_without_what_reads_or_sees_is_told(texts, flag, said, make):
+    make().save_pretrained(texts / "model")
+    Image.new("RGB", (8, 8)).save(texts / "image.png")
+    given = texts / {"--image": "image.png", "--text": "text.txt"}[flag]
+    done = run("look", texts / "model", flag, given, "--out", texts / "look.safetensors")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert said in done.err
+
+
+def test_a_model_that_is_told_no_length_writes_more_than_it_reads(texts):
+    transformers = pytest.importorskip("transformers")
+    bart = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    bart |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 0}
+    (texts / "text.txt").write_text("the cat sat " * 8)
+    look = ("--text", texts / "text.txt", "--out", texts / "look.safetensors")
+    for places, written in ((100, 1 + 24 * 3 // 2 + 10), (30, 30)):
+        config = transformers.BartConfig(**{**SMALL, "eos_token_id": None}, **bart, max_position_embeddings=places)
+        config.forced_eos_token_id = None
+        model = hugging_face(texts / f"of {places}", transformers.BartForConditionalGeneration(config))
+        done = run("look", model, *look)
+        assert (done.code, "max_length" in done.err) == (0, False), done.err
+        assert Tape.load(texts / "look.safetensors")["model.decoder.layers.0.self_attn"].shape[-1] == written
 
 
 def test_a_model_that_sees_and_reads_is_captured_as_it_sees(tmp_path):

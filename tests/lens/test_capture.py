@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from regard import Additive, Alibi, Causal, Dense, Padding, Rule, Window, attend, weights
-from regard.decode import beam, greedy
+from regard.decode import beam, greedy, score
 from regard.lens import Tape, capture
 from regard.models import Gpt, GptConfig, Transformer, TransformerConfig
 from regard.nn import Attention, BahdanauAttention, Core, EncoderBlock, FeedForward, KVCache, ShawBias, T5Bias
@@ -378,6 +378,29 @@ def test_a_beam_has_a_row_for_each_hypothesis_in_every_layer(lengths):
             for layer in layers:
                 rows = tape[layer].dense()[3 * sentence : 3 * sentence + 3]
                 assert (rows - alone[layer].dense()).abs().amax((1, 2, 3)).min() < 1e-6, layer
+
+
+def test_an_encoder_that_reads_its_source_again_is_a_second_call():
+    sizes = {"dim": 16, "heads": 2, "hidden": 16, "encoder_layers": 2, "decoder_layers": 1}
+    model = Transformer(TransformerConfig(source_vocabulary=20, target_vocabulary=20, start=2, **sizes)).eval()
+    source = {"source": torch.randint(4, 20, (2, 7))}
+    with capture(model) as tape:
+        for length in (3, 5):
+            greedy(model, source, [[2]] * 2, end=None, max_length=length)
+    for layer in ("encoder.blocks.0.attention", "encoder.blocks.1.attention"):
+        first, again = tape.calls(layer)
+        assert torch.equal(first.dense(), again.dense())
+    assert [A.shape[2] for A in tape.calls("decoder.blocks.0.cross")] == [3, 5]
+
+
+def test_a_memory_asked_by_as_many_queries_as_it_has_keys_is_asked_in_one_call(monkeypatch):
+    monkeypatch.setattr("regard.decode.prefix.POSITIONS", 4)  # tokens are read four at a time
+    sizes = {"dim": 16, "heads": 2, "hidden": 16, "encoder_layers": 1, "decoder_layers": 2}
+    model = Transformer(TransformerConfig(source_vocabulary=20, target_vocabulary=20, start=2, **sizes)).eval()
+    with capture(model) as tape:
+        score(model, {"source": torch.randint(4, 20, (1, 4))}, [[2]], [[torch.randint(4, 20, (12,)).tolist()]])
+    for layer in ("decoder.blocks.0.cross", "decoder.blocks.1.cross"):
+        assert [A.shape[2:] for A in tape.calls(layer)] == [(12, 4)]
 
 
 def test_texts_that_end_before_others_are_told():

@@ -272,6 +272,8 @@ def test_a_second_generation_from_the_same_source_is_a_second_call_too():
     with capture(model) as tape:
         for n in (3, 5):
             model.generate(zoo.ids(), max_new_tokens=n, do_sample=False)
+    first, again = tape.calls("model.encoder.layers.0.self_attn")
+    assert torch.equal(first.dense(), again.dense())
     assert [A.shape[2] for A in tape.calls("model.decoder.layers.0.encoder_attn")] == [3, 5]
     assert [A.shape[2] for A in tape.calls("model.decoder.layers.1.self_attn")] == [3, 5]
 

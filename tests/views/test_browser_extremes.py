@@ -175,3 +175,19 @@ def test_words_can_be_read_in_a_narrow_window(chromium, view):
         words = watched.page.locator("aside li .token").all()
         assert words
         assert all(word.bounding_box()["width"] > 50 for word in words)
+
+
+def test_what_the_toolbar_says_is_not_cut(chromium):
+    layers = ("encoder.layers.0.self_attn", "decoder.layers.11.encoder_attn")
+    tape = Tape({(layer, 0): weights(*torch.randn(2, 1, 2, 6, 8)) for layer in layers})
+    with shown(chromium, tape) as watched:
+        written = """one => {
+            const paper = document.createElement("canvas").getContext("2d");
+            paper.font = getComputedStyle(one).font;
+            return paper.measureText(one.placeholder ?? one.selectedOptions[0].text).width;
+        }"""
+        room = "one => one.clientWidth - 2 * parseFloat(getComputedStyle(one).paddingLeft)"
+        for view, name in (("overview", "filter"), ("map", "layer")):
+            watched.go(view=view, layer=1)
+            field = watched.page.locator(f"[data-control={name}]")
+            assert field.evaluate(written) < field.evaluate(room)

@@ -64,6 +64,27 @@ def test_names_of_layers_lie_beside_their_maps_and_apart():
     assert all(box.x1 < axes.bbox.x0 for box, axes in zip(found, firsts, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("names", "written"),
+    [
+        (NAMES, NAMES),
+        (
+            [f"model.vision_tower.vision_model.encoder.layers.{n}.self_attn" for n in range(3)]
+            + ["model.language_model.layers.0.self_attn"],
+            [*(f"vision_tower.vision_model.encoder.layers.{n}" for n in range(3)), "language_model.layers.0"],
+        ),
+        ([f"{'deep.' * 20}{n}.attention" for n in range(2)], ["0", "1"]),
+        (["deep." * 20 + "attention"] * 2, ["attention"] * 2),
+        (["deep." * 20 + "attention"], [("deep." * 20)[:47] + "…"]),
+    ],
+)
+def test_names_of_layers_are_shortened_to_what_tells_them_apart(names, written):
+    stack = [np.ones((2, 3, 3)) / 3] * len(names)
+    maps = [axes for axes in grid(stack, layers=names).axes if axes.images]
+    assert [axes.get_ylabel() for axes in maps if axes.get_ylabel()] == written
+    assert [label.get_text() for label in by_layer(stack, layers=names).axes[1].get_xticklabels()] == written
+
+
 def test_every_column_of_a_grid_is_named_where_it_begins():
     figure = grid([np.ones((heads, 3, 3)) / 3 for heads in (1, 3, 2, 4)])
     titles = [axes.get_title() for axes in figure.axes if axes.images]

@@ -166,10 +166,19 @@ class Record:
             return torch.eye(len(prints), dtype=torch.bool, device=prints.device)
         if lineage is None or lineage.shape != (len(prints), self.batch) or prints.shape[1] != self.keys:
             return None
+        if self._is_read_again(seen):
+            return None
         row, before = lineage.nonzero(as_tuple=True)
         parents = torch.zeros_like(lineage)
         parents[row, before] = (prints[row] == self.prints[before]).all(-1)
         return parents if bool(parents.any(1).all()) else None
+
+    def _is_read_again(self, seen: Seen) -> bool:
+        """Does a text that attends to itself come once more from its beginning, as that of an encoder does?"""
+        if not self.steps[0].rows == seen.q.shape[2] == self.keys > 1:
+            return False
+        q = seen.q if self.heads is None else seen.q[:, self.heads]
+        return torch.equal(self._parts["q"][0].get().to(q.device), q)
 
     def _handed_again(self, k: Tensor, prints: Tensor) -> bool:
         """Are these the keys it was handed, and nobody has written to them since?"""

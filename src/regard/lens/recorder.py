@@ -133,7 +133,7 @@ class Recorder:
     def generation(self) -> Iterator[None]:
         """Calls within are of one text that grows: without a cache, each longer pass replaces the one before."""
         self._settle()
-        self._generated = set()
+        self._generated, self._lineage = set(), None
         try:
             yield
         finally:

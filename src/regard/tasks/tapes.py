@@ -20,6 +20,7 @@ from ..lens import Tape, capture
 from ..train import own_device
 from . import captioning, classification, language, runs, translation
 from .seeing import Sight
+from .writer import at_most
 
 # What comes after the last layer and looks at nothing; models trained on masked words have none.
 POOLER = re.compile(r"(^|\.)pooler\.(?!.*att)")
@@ -155,7 +156,7 @@ def _hugging_face(
     model = _filled(kind, folder, here).eval().to(device)
     if image is not None:
         return _seen(transformers, model, folder, read_image(image), here)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **here)
+    tokenizer = _part(transformers.AutoTokenizer, "tokenizer", "sees images give --image", folder, here)
     encoded = tokenizer(text, return_tensors="pt").to(device)
     _must_be_read("text", encoded["input_ids"], model)
     source = _named(tokenizer, encoded["input_ids"][0])
@@ -165,7 +166,7 @@ def _hugging_face(
         return tape
     if target is None:
         with torch.no_grad():
-            written = model.generate(**encoded)
+            written = model.generate(**encoded, **_most_written(model, len(source)))
     else:
         written = _forced(model, tokenizer, target).to(device)
         _must_be_read("target", written, model)
@@ -192,6 +193,27 @@ def _filled(kind: Any, folder: Path, here: dict[str, Any]) -> Any:
             f"{folder} lacks {len(missing)} of the tensors of a {type(model).__name__}: {first}; get all its files"
         )
     return model
+
+
+def _part(kind: Any, what: str, otherwise: str, folder: Path, here: dict[str, Any]) -> Any:
+    """What makes numbers of a text or an image for the model of a folder."""
+    lacking = f"{folder} holds no {what} that transformers can read: if its model {otherwise}, else get all its files"
+    try:
+        part = kind.from_pretrained(folder, **here)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{lacking} ({error})") from None
+    if hasattr(part, "get_vocab") and len(part.get_vocab().keys() - set(part.all_special_tokens)) < 2:
+        raise ValueError(lacking)  # transformers makes one up, to which every word is unknown
+    return part
+
+
+def _most_written(model: Any, read: int) -> dict[str, int]:
+    """How many tokens a model may write where its folder does not say; transformers would end every text at 20."""
+    told = model.generation_config
+    if told.max_length is not None or told.max_new_tokens is not None:
+        return {}
+    places = _most_tokens(model)
+    return {"max_new_tokens": at_most(read) if places is None else min(at_most(read), places - 1)}
 
 
 def _forced(model: Any, tokenizer: Any, target: str) -> Tensor:
@@ -233,7 +255,8 @@ def _crossing(target: Sequence[str], source: Sequence[str]) -> dict[str, tuple[l
 
 def _seen(transformers: Any, model: Any, folder: Path, pixels: Any, here: dict[str, Any]) -> Tape:
     model = getattr(model, "vision_model", model)  # one that reads texts as well has a part that sees
-    processor = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False, **here)
+    fitted = {"use_fast": False, **here}
+    processor = _part(transformers.AutoImageProcessor, "image processor", "reads text give --text", folder, fitted)
     values = processor(pixels, return_tensors="pt")["pixel_values"]
     with capture(model) as tape, torch.no_grad():
         model(pixel_values=values.to(model.device))

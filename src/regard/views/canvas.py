@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from io import BytesIO
+from itertools import takewhile
 from textwrap import wrap
 from typing import Literal
 
@@ -28,7 +29,7 @@ ACCENT, DEEP = "#b73779", "#3b0f70"  # two of magma's own
 NO_NUMBER = "#9fb4c0"  # of a cell that holds NaN
 NAMED = 64  # tokens that can be read along an axis
 SIZE, TITLE = 10, 11  # points of type: of words, and of titles
-LONGEST = 24  # characters of one of them
+LONGEST, LAYER = 24, 48  # characters of a token, and of the name of a layer
 PART_OF_ESCAPE = re.compile(r"\\(u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?$")  # where a text is cut
 
 
@@ -185,11 +186,27 @@ def _label(axis: Axis, one: str, many: str, tokens: Sequence[str] | None, n: int
         axis.set_tick_params(length=0)
 
 
-def shortened(tokens: Sequence[str]) -> Shown:
+def shortened(tokens: Sequence[str], longest: int = LONGEST) -> Shown:
     """Tokens as they are written along an axis, of long ones the beginning."""
     texts, families = shown([*tokens, "…"])
-    texts = [x if len(x) <= LONGEST else PART_OF_ESCAPE.sub("", x[: LONGEST - 1]) + "…" for x in texts[:-1]]
+    texts = [x if len(x) <= longest else PART_OF_ESCAPE.sub("", x[: longest - 1]) + "…" for x in texts[:-1]]
     return Shown(texts, families)
+
+
+def shortened_layers(names: Sequence[str]) -> Shown:
+    """Names of layers, of long ones without the parts that all have in common: what is left tells them apart."""
+    if len(names) > 1 and max(map(len, names)) > LAYER:
+        parts = [name.split(".") for name in names]
+        most = min(map(len, parts)) - 1
+        head = _alike(part[:most] for part in parts)
+        tail = _alike(part[:head:-1] for part in parts)
+        names = [".".join(part[head : len(part) - tail]) for part in parts]
+    return shortened(names, LAYER)
+
+
+def _alike(lists: Iterable[list[str]]) -> int:
+    """How many words all begin with."""
+    return len(list(takewhile(lambda words: len(set(words)) == 1, zip(*lists, strict=False))))
 
 
 def frame(axes: Axes) -> None:

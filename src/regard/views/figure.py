@@ -39,6 +39,7 @@ from .canvas import (
     placed,
     room,
     shortened,
+    shortened_layers,
     widths,
 )
 from .glyphs import shown
@@ -97,7 +98,7 @@ def grid(
     """
     stack, names = _named(stack, layers, "layer {}")
     found = [heads(layer, SMALL) for layer in stack]
-    texts, families = shortened(names)
+    texts, families = shortened_layers(names)
     beside, down, across = max(widths(texts, families)), len(found), max(len(layer) for layer, _ in found)
     figure = paper(beside + max(PITCH * across, 3.0) + BAR, PITCH * down + HEADED, arranged=False)
     sizes = sorted({size for _, size in found})
@@ -130,7 +131,7 @@ def by_layer(stack: Iterable[Matrix], *, layers: Sequence[str] | None = None, ti
     """
     stack, names = _named(stack, layers, "{}")
     found = [entropy_and_distance(layer) for layer in stack]
-    names, families = shortened(names)
+    names, families = shortened_layers(names)
     turned = 90 if max(map(len, names)) > 3 else 0
     figure = paper(max(5.0, 0.35 * len(found) + 2.5), 4.4 + (max(widths(names, families)) if turned else 0.4))
     panels = figure.subplots(2, 1, sharex=True)
