@@ -53,6 +53,8 @@ class Rows:
 def _cut(ids: Tensor, half: int, rows: int) -> list[Tensor]:
     """Batches of so many rows, each two stretches one after the other; of shorter ones if there is too little text."""
     half = min(half, len(ids) // (2 * rows))
+    if not half:
+        raise ValueError(f"{len(ids)} tokens are too few for {rows} rows; give more text, or fewer --rows")
     pairs = ids[: len(ids) // (2 * half) * 2 * half].view(-1, 2, half)
     return [pairs[first : first + rows] for first in range(0, len(pairs) - rows + 1, rows)]
 

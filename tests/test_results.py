@@ -279,6 +279,17 @@ def test_the_best_validation_counts_where_lower_is_better_and_else_the_last(tmp_
     assert (validated(tmp_path, "loss"), validated(tmp_path, "accuracy")) == (2.0, 85.0)
 
 
+def test_most_batches_of_the_pretraining_are_short_with_as_many_tokens():
+    tokenizer = Tokenizer.words([" ".join(SOURCE)], specials=(pretraining.MASK,))
+    rows = pretraining.Rows([" ".join(SOURCE * 2000)], tokenizer, rows=2)
+    [long], [short] = {x.shape for x in rows.long}, {x.shape for x in rows.short}
+    assert (long, short) == ((2, 2, 180), (5, 2, 62))
+    assert abs(len(rows.short) - len(rows.long)) <= 0.2 * len(rows.long)  # so that a ninth of the long ones is a tenth
+    assert [rows.masked(pairs)["ids"].shape[1] for pairs in (rows.long[0], rows.short[0])] == [363, 127]
+    with pytest.raises(ValueError, match="too few for 9000 rows; give more text"):
+        pretraining.Rows(SOURCE, tokenizer, rows=9000)
+
+
 @pytest.mark.parametrize(("stop", "code"), [(None, 0), (2, 143)])
 def test_pretraining_leaves_its_best_weights_also_where_it_is_stopped(stop, code, tmp_path, monkeypatch):
     losses = itertools.count()
