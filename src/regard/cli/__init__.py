@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..train import Failure
 from ..train.failures import memory_errors
+from ..train.progress import printable
 from . import (
     answering,
     captioning,
@@ -134,7 +135,5 @@ def root(
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    line = " ".join(message.split())
-    printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
-    print(f"error: {printable}", file=sys.stderr, flush=True)
+    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
     sys.exit(code)

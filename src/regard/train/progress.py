@@ -57,7 +57,7 @@ class Lines:
 
     def say(self, line: str) -> None:
         """Print a line."""
-        print(_printable(line), file=self.file or sys.stderr, flush=True)
+        print(printable(line), file=self.file or sys.stderr, flush=True)
 
     def close(self) -> None:
         """Nothing is left open."""
@@ -82,7 +82,7 @@ class Bar:
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        self.bar.console.print(_printable(line), markup=False, highlight=False, soft_wrap=True)
+        self.bar.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -122,6 +122,6 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     """The line without what a terminal would obey: names of classes and files are the work of others."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
