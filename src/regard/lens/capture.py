@@ -20,8 +20,8 @@ from .tape import Tape
 from .watch import SCRIPTED, Watch, attends_aside
 
 SEEN = (
-    "seen are regard.attend, F.scaled_dot_product_attention, F.multi_head_attention_forward and the attention "
-    "interface of transformers"
+    "seen are regard.attend, F.scaled_dot_product_attention, F.multi_head_attention_forward, the attention interface "
+    "of transformers, and softmax(q @ k.mT) @ v as a model writes it out"
 )
 COMPILED = (
     "within a function that torch.compile made, where it may go unseen; let it run as it is written: "
@@ -181,6 +181,6 @@ def _must_have_seen(watch: Watch) -> None:
     if watch.compiled:
         raise ValueError(f"no attention of {kind} was seen: it ran {COMPILED}")
     raise ValueError(
-        f"no attention of {kind} was seen; {SEEN}. A model that multiplies queries and keys by itself can call "
-        "one of these, or show its own with regard.weights(q, k)"
+        f"no attention of {kind} was seen; {SEEN}. A model that attends in another way can call one of these, or show "
+        "its own with regard.weights(q, k)"
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, reduce
@@ -32,14 +33,17 @@ from ..nn.dropout import Dropout
 from ..ops.masks import Causal
 from ..ops.operator import attend
 from ..ops.tracing import transformed
+from .handwritten import Handwriting, Written, touches
+from .products import PRODUCTS
 from .projection import projection
-from .record import Record, Seen
+from .record import Record, Seen, seen_weights
 from .recorder import SLOTS, Recorder
 from .statistic import SDPA, attended
 
 ATTENTIONS = frozenset((attend, SDPA, F.multi_head_attention_forward))
 FLEX = frozenset((torch.ops.higher_order.flex_attention,))
 ATTENTIVE = frozenset((Core, nn.MultiheadAttention, nn.TransformerEncoderLayer))
+HEADS = ("num_heads", "n_heads", "n_head", "nhead", "nheads", "heads", "num_attention_heads", "h")  # what layers say
 KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")  # PyTorch's own, by name
 
 
@@ -51,6 +55,7 @@ class _Here(threading.local):
         self.silent = 0  # how many ask that nothing be seen now
         self.places: dict[tuple[int, int], int] = {}  # of the first query, by the queries and keys of the latest mask
         self.joining: tuple[Record, Tensor] | None = None  # whose heads, b h i e, want a projection
+        self.handwriting = Handwriting()
 
 
 class Watch(TorchFunctionMode):
@@ -130,7 +135,12 @@ class Watch(TorchFunctionMode):
             if (weight := projection(heads, func, args, kwargs)) is not None:
                 self.recorder.project(record, weight)
                 self.here.joining = None
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if (name := touches(func)) is not None:
+            written = self.here.handwriting.follow(name, args, kwargs, out, self._heads)
+            if written is not None:
+                self._written(written, out)
+        return out
 
     def see(self, layer: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> None:
         """Have an attention taken in, and find its projection; as `Recorder.see`."""
@@ -158,6 +168,7 @@ class Watch(TorchFunctionMode):
         if not is_compiling() and self._watches(module) and self.here.parts[-1:] == [module]:
             self.here.parts.pop()
             if not self.here.parts:
+                self.here.handwriting.clear()
                 self.__exit__(None, None, None)
 
     def _withdraw(self) -> None:
@@ -169,6 +180,7 @@ class Watch(TorchFunctionMode):
             for mode in reversed(later):
                 _push_mode(mode)
         self.here.parts.clear()
+        self.here.handwriting.clear()
 
     @property
     def _layer(self) -> str:
@@ -212,6 +224,33 @@ class Watch(TorchFunctionMode):
         with torch.no_grad():
             seen = self.recorder.reader.read(query, key, value, scale=scale, statistic=statistic, **place)
             self.see(self._layer, seen, out, lambda x: x.reshape(*seen.q.shape[:3], -1))
+
+    def _written(self, written: Written, out: Tensor) -> None:
+        """Take in an attention that a model has written out, as it tells itself."""
+        reader = self.recorder.reader
+        with torch.no_grad():
+            for told in written.told():
+                seen = reader.read(**told)
+                terms = {slot: getattr(seen, slot) for slot in (*SLOTS, "offset")}
+                if written.is_told_by(seen_weights(seen.q, seen.k, None, **terms)):
+                    self.see(self._layer, seen, out, written.heads)
+                    return
+        warnings.warn(
+            f"an attention of {self._layer!r} is not on the tape: its weights are not the softmax of its scores alone",
+            stacklevel=2,
+        )
+
+    def _heads(self, matrices: int) -> int | None:
+        """How many of so many matrices are the heads of one text, as the layer under way says, or the one around it."""
+        for part in self.here.parts[:-3:-1]:
+            between = self.names[id(self.here.parts[-1])][len(self.names[id(part)]) :]
+            if any(name.isdigit() for name in between.split(".")):  # one of several that are heads themselves
+                return None
+            for name in HEADS:
+                heads = getattr(part, name, None)
+                if isinstance(heads, int) and heads > 0 and matrices % heads == 0:
+                    return heads
+        return None
 
     def _multi_head(self, out: Tensor, call: inspect.BoundArguments) -> None:
         call.apply_defaults()
@@ -291,11 +330,11 @@ def _is_plain(kind: type) -> bool:
 
 @cache
 def _may_attend(kind: type) -> bool:
-    """May layers of this kind call an attention by themselves? Not those of a file of transformers that has none."""
+    """May layers of this kind attend by themselves? Few of transformers do: most ask its interface."""
     file = kind.__module__
     if kind in HOLDERS:
         return False
-    if not file.startswith("transformers."):
+    if not file.startswith("transformers.") or _multiplies(kind):
         return True
     try:
         source = inspect.getsource(sys.modules[file])
@@ -311,6 +350,13 @@ def attends(kind: type) -> bool:
         return True
     code = (inspect.unwrap(fn) for base in kind.__mro__ if base not in nn.Module.__mro__ for fn in vars(base).values())
     return any(_names_one(fn) for fn in code if inspect.isfunction(fn))
+
+
+def _multiplies(kind: type) -> bool:
+    """Does the code of a class name a softmax and a product, and not the interface that does both?"""
+    code = [inspect.unwrap(fn).__code__ for fn in vars(kind).values() if inspect.isfunction(fn)]
+    names = {name for each in code for name in each.co_names}
+    return "softmax" in names and not PRODUCTS.isdisjoint(names) and "ALL_ATTENTION_FUNCTIONS" not in names
 
 
 def _names_one(fn: Any) -> bool:

@@ -1,0 +1,125 @@
+"""Products of matrices by whatever function of PyTorch: what is multiplied, in one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+PRODUCTS = frozenset(("matmul", "__matmul__", "bmm", "mm", "baddbmm", "einsum"))
+
+
+class Product(NamedTuple):
+    """scale * left @ right.mT + added."""
+
+    left: Tensor  # *lead i d
+    right: Tensor  # *lead j d
+    scale: float = 1.0
+    added: Tensor | None = None  # broadcasts to *lead i j
+
+
+class Average(NamedTuple):
+    """Values that weights, *lead i j, were multiplied with."""
+
+    v: Tensor  # *lead j e
+    heads: Callable[[Tensor], Tensor]  # makes *lead i e of the output
+
+
+def product(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
+    """What a call multiplies, if it may be queries with keys: those are no parameters."""
+    if name == "einsum":
+        return _summed(args)
+    if name == "baddbmm":
+        start, left, right = _given(("input", "batch1", "batch2"), args, kwargs)
+        beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
+        return Product(left, right.mT, alpha, None if beta == 0 else start if beta == 1 else start * beta)
+    left, right = _given(_NAMES[name], args, kwargs)
+    return Product(left, right.mT) if _may_score(left, right) else None
+
+
+def average(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], weights: Tensor, *, flipped: bool
+) -> Average | None:
+    """The values a call averages by these weights, whose keys are in the last dim, `flipped` in the one before it."""
+    if name == "einsum":
+        return _averaged(args, weights, flipped)
+    if name == "baddbmm":
+        return None
+    left, right = _given(_NAMES[name], args, kwargs)
+    if left.ndim < 2 or right.ndim < 2:
+        return None
+    if left is weights and not flipped:
+        return Average(right, lambda out: out)
+    if right is weights and flipped:
+        return Average(left.mT, lambda out: out.mT)
+    return None
+
+
+_NAMES = {
+    "matmul": ("input", "other"),
+    "__matmul__": ("self", "other"),
+    "bmm": ("input", "mat2"),
+    "mm": ("input", "mat2"),
+}
+
+
+def _given(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    return [*args, *(kwargs[name] for name in names[len(args) :])][: len(names)]
+
+
+def _may_score(left: Tensor, right: Tensor) -> bool:
+    matrices = left.ndim >= 2 and right.ndim >= 2 and (right.ndim > 2 or left.ndim == 2)
+    return matrices and left.is_floating_point() and not isinstance(right, nn.Parameter)
+
+
+def _summed(args: Sequence[Any]) -> Product | None:
+    if (read := _equation(args)) is None:
+        return None
+    (a, x), (b, y), out = read
+    if len(out) < 2:
+        return None
+    lead, row, column = out[:-2], out[-2], out[-1]
+    if row in b and row not in a:  # of b: the operands in the order of rows and columns
+        (a, x), (b, y) = (b, y), (a, x)
+    over = [label for label in a if label in b and label not in out]
+    if not over or row not in a or row in b or column not in b or column in a or set(a + b) - {*out, *over}:
+        return None
+    return Product(_laid(x, a, lead, row, over), _laid(y, b, lead, column, over))
+
+
+def _averaged(args: Sequence[Any], weights: Tensor, flipped: bool) -> Average | None:
+    if (read := _equation(args)) is None:
+        return None
+    (a, x), (b, y), out = read
+    if y is weights:
+        (a, x), (b, y) = (b, y), (a, x)
+    if x is not weights or len(a) < 2:
+        return None
+    lead, (row, key) = a[:-2], (a[-1], a[-2]) if flipped else (a[-2], a[-1])
+    wide = [label for label in b if label not in a]
+    if key not in b or key in out or row in b or set(out) != {*lead, row, *wide}:
+        return None
+    return Average(_laid(y, b, lead, key, wide), lambda x: _laid(x, out, lead, row, wide))
+
+
+def _equation(args: Sequence[Any]) -> tuple[tuple[str, Tensor], tuple[str, Tensor], str] | None:
+    """Both operands of an einsum, each behind the names of its dims, and those of its output."""
+    text = args[0] if args else None
+    if not isinstance(text, str) or "..." in text or "->" not in text:
+        return None
+    operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
+    inputs, out = text.replace(" ", "").split("->")
+    names = inputs.split(",")
+    if len(operands) != 2 or len(names) != 2 or any(len(set(dims)) < len(dims) for dims in names):
+        return None
+    return (names[0], operands[0]), (names[1], operands[1]), out
+
+
+def _laid(x: Tensor, dims: str, lead: Sequence[str], one: str, wide: Sequence[str]) -> Tensor:
+    """The tensor with its dims in this order, those it has not as 1, and the last ones as one."""
+    held = [label for label in (*lead, one, *wide) if label in dims]
+    x = x.permute([dims.index(label) for label in held])
+    for at, label in enumerate(lead):
+        x = x if label in dims else x.unsqueeze(at)
+    return x.flatten(len(lead) + 1) if wide else x.unsqueeze(-1)

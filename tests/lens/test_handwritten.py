@@ -1,0 +1,450 @@
+"""Attention that models write out themselves, in the ways people write it."""
+
+import gc
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from regard.lens import capture, rollout
+from regard.lens.handwritten import Scores, Softmaxed
+from regard.ops.masks import Causal, Padding, Window
+
+B, H, N, D = 2, 3, 7, 4
+DIM = H * D
+
+
+class Layer(nn.Module):
+    """Projects, attends by a function, and remembers the weights, b h i j, that the function says it used."""
+
+    def __init__(self, attention, *, heads=H):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+        self.num_heads, self.attention, self.found = heads, attention, None
+
+    def forward(self, x, memory=None):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if memory is not None:
+            _, k, v = self.qkv(memory).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
+        mixed, self.found = self.attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def hidden(q, k):
+    """True where a key comes after the query."""
+    return torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+
+
+def nano_gpt(q, k, v):
+    att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+    att = F.softmax(att.masked_fill(hidden(q, k), float("-inf")), dim=-1)
+    return F.dropout(att, 0.1, training=False) @ v, att
+
+
+def annotated(q, k, v):
+    scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.size(-1))
+    scores = scores.masked_fill(~hidden(q, k) == 0, -1e9)
+    p_attn = scores.softmax(dim=-1)
+    return torch.matmul(p_attn, v), p_attn
+
+
+def additive_mask(q, k, v):
+    mask = torch.zeros(N, N).masked_fill(hidden(q, k), torch.finfo(q.dtype).min)
+    scores = torch.matmul(q, k.mT) / math.sqrt(D)
+    scores = scores + mask
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(weights, v), weights
+
+
+def in_place(q, k, v):
+    scores = torch.matmul(q, k.mT)
+    scores /= math.sqrt(D)
+    scores += 0.25
+    scores.masked_fill_(hidden(q, k), -1e4)
+    weights = torch.softmax(scores, -1)
+    return weights @ v, weights
+
+
+def by_index(q, k, v):
+    scores = q @ k.mT / math.sqrt(D)
+    scores[hidden(q, k).expand_as(scores)] = -torch.inf
+    weights = scores.softmax(-1)
+    return weights @ v, weights
+
+
+def chosen(q, k, v):
+    scores = 0.5 * (q @ k.mT)
+    weights = torch.where(hidden(q, k), torch.tensor(-1e30), scores).softmax(-1)
+    return weights @ v, weights
+
+
+def chosen_the_other_way(q, k, v):
+    scores = torch.where(~hidden(q, k), q @ k.mT * 0.5, -1e30)
+    weights = nn.Softmax(dim=-1)(scores)
+    return torch.nan_to_num(weights) @ v, weights
+
+
+def stable(q, k, v):
+    scores = q @ k.mT * 0.5
+    scores = scores.masked_fill(hidden(q, k), -torch.inf)
+    weights = (scores - scores.max(-1, keepdim=True).values).softmax(-1)
+    return weights.masked_fill(hidden(q, k), 0.0) @ v, weights
+
+
+def einsum(q, k, v):
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) * D**-0.5
+    weights = scores.masked_fill(hidden(q, k), -torch.finfo(scores.dtype).max).softmax(-1)
+    return torch.einsum("bhij,bhjd->bhid", weights, v), weights
+
+
+def einsum_by_tokens(q, k, v):
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    scores = torch.einsum("nqhd,nkhd->nhqk", [q, k]).masked_fill(torch.ones(N, N).triu(1) == 1, -1e20)
+    weights = torch.softmax(scores / D**0.5, dim=3)
+    return torch.einsum("nhql,nlhd->nqhd", [weights, v]).transpose(1, 2), weights
+
+
+def flat(q, k, v):
+    """Heads in the batch, and a mask over a view that has them apart."""
+    q, k, v = (t.reshape(B * H, -1, D) for t in (q, k, v))
+    scores = torch.bmm(q * D**-0.5, k.transpose(1, 2))
+    scores = scores.view(B, H, N, N) + torch.zeros(B, 1, N, N).masked_fill(hidden(q, k), -torch.inf)
+    weights = F.softmax(scores.view(B * H, N, N), dim=-1)
+    return torch.bmm(weights, v).view(B, H, N, D), weights.view(B, H, N, N)
+
+
+def flat_throughout(q, k, v):
+    """Heads in the batch, which the layer tells by `num_heads`."""
+    q, k, v = (t.reshape(B * H, -1, D) for t in (q, k, v))
+    scores = torch.baddbmm(torch.empty(B * H, N, N), q, k.mT, beta=0, alpha=D**-0.5)
+    weights = scores.masked_fill(hidden(q, k), -1e9).softmax(-1)
+    return (weights @ v).unflatten(0, (B, H)), weights.unflatten(0, (B, H))
+
+
+def keys_first(q, k, v):
+    scores = (k @ q.mT).masked_fill(hidden(q, k).mT, -torch.inf) * D**-0.5
+    weights = scores.softmax(-2)
+    return (v.mT @ weights).mT, weights.mT
+
+
+def values_first(q, k, v):
+    weights = (q @ k.mT * D**-0.5).masked_fill(hidden(q, k), -torch.inf).softmax(-1)
+    return (v.transpose(2, 3) @ weights.permute(0, 1, 3, 2)).mT, weights
+
+
+CAUSAL = (
+    nano_gpt,
+    annotated,
+    additive_mask,
+    in_place,
+    by_index,
+    chosen,
+    chosen_the_other_way,
+    stable,
+    einsum,
+    einsum_by_tokens,
+    flat,
+    flat_throughout,
+    keys_first,
+    values_first,
+)
+
+
+def watched(layer, *args, **options):
+    with capture(layer, **options) as tape, torch.no_grad():
+        layer(*args)
+    (name,) = tape
+    return tape, tape[name]
+
+
+def close(told, found):
+    torch.testing.assert_close(told[:], found, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", CAUSAL, ids=lambda f: f.__name__)
+def test_it_is_seen_in_terms(attention):
+    layer = Layer(attention).eval()
+    _, told = watched(layer, torch.randn(B, N, DIM))
+    close(told, layer.found)
+    assert told.call.mask == Causal()
+    assert told.call.bias is None
+    assert told.call.q.shape == (B, H, N, D)
+
+
+def attention(change):
+    """Attention whose scores a function changes between the product and the softmax."""
+
+    def attend(q, k, v):
+        weights = change(q @ k.mT * D**-0.5).softmax(-1)
+        return weights @ v, weights
+
+    return attend
+
+
+def distances(n=N):
+    return torch.arange(n)[:, None] - torch.arange(n)
+
+
+LENGTHS = torch.tensor([N, 4])
+PAD = torch.arange(N) >= LENGTHS[:, None]
+
+
+@pytest.mark.parametrize(
+    ("change", "mask", "bias"),
+    [
+        (lambda s: s, None, None),
+        (lambda s: s.masked_fill(PAD[:, None, None], -1e9), Padding((N, 4)), None),
+        (lambda s: s + PAD[:, None, None] * -3e38, Padding((N, 4)), None),
+        (lambda s: s.masked_fill(distances().abs() > 2, -torch.inf), Window(3), None),
+        (lambda s: s - 0.5 * distances().abs(), None, "Relative"),
+        (lambda s: s + torch.tensor([1.0, 2.0, 0.5]).view(-1, 1, 1) * -distances().abs(), None, "Relative"),
+        (lambda s: s * torch.tensor([1.0, 2.0, 0.5]).view(-1, 1, 1), None, None),
+        (lambda s: s / torch.tensor(0.7), None, None),
+        (lambda s: s.float().clone(), None, None),
+        (lambda s: torch.add(s, torch.arange(N) / 7.0, alpha=2), None, "Added"),
+        (lambda s: (s + 1) * 2 - torch.arange(N) / 7.0, None, "Added"),
+    ],
+)
+def test_masks_biases_and_temperatures_are_terms(change, mask, bias):
+    layer = Layer(attention(change)).eval()
+    _, told = watched(layer, torch.randn(B, N, DIM))
+    close(told, layer.found)
+    assert repr(told.call.mask) == repr(mask)
+    assert type(told.call.bias).__name__ == (bias or "NoneType")
+    assert bool(told.call.q.any())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        torch.tanh,
+        lambda s: s.clamp(-0.2, 0.2),
+        lambda s: s * (distances() > 0),
+        lambda s: s.relu_(),
+        lambda s: s.index_fill_(2, torch.tensor([1]), 0.0),
+        lambda s: s.view(-1).mul_(3.0).view_as(s),
+        lambda s: s.masked_fill(distances() > 2, 0.3),
+        lambda s: torch.einsum("bhij,hg->bgij", s, torch.eye(H).roll(1, 0)),
+    ],
+)
+def test_scores_that_are_more_than_a_product_are_kept_themselves(change):
+    layer = Layer(attention(change)).eval()
+    _, told = watched(layer, torch.randn(B, N, DIM))
+    close(told, layer.found)
+    assert "Added" in repr(told)
+
+
+def test_a_large_matrix_that_is_kept_is_told_of():
+    layer = Layer(attention(torch.tanh)).eval()
+    with pytest.warns(UserWarning, match=r"queries x keys, are held for it"):
+        watched(layer, torch.randn(1, 400, DIM))
+
+
+def test_another_text_is_attended_to():
+    layer = Layer(attention(lambda s: s)).eval()
+    _, told = watched(layer, torch.randn(B, N, DIM), torch.randn(B, 5, DIM))
+    close(told, layer.found)
+    assert told.shape == (B, H, N, 5)
+
+
+def test_numbers_that_change_only_some_rows_in_place_are_noticed():
+    """A few rows are compared with the model's own weights; what was written to is known without them."""
+
+    def change(scores):
+        scores.select(2, 1).zero_()
+        return scores
+
+    layer = Layer(attention(change)).eval()
+    _, told = watched(layer, torch.randn(B, 100, DIM))
+    close(told, layer.found)
+
+
+class Heads(nn.Module):
+    """A list of layers of one head each."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads = 2
+        self.heads = nn.ModuleList(Layer(self.one, heads=1) for _ in range(self.num_heads))
+
+    def one(self, q, k, v):
+        weights = (q[:, 0] @ k[:, 0].mT).softmax(-1)
+        return (weights @ v[:, 0])[:, None], weights[:, None]
+
+    def forward(self, x):
+        return sum(head(x) for head in self.heads)
+
+
+def test_heads_that_are_layers_of_their_own_are_not_taken_out_of_the_batch():
+    model = Heads().eval()
+    with capture(model) as tape, torch.no_grad():
+        model(torch.randn(4, N, DIM))
+    assert tape.layers == ["heads.0", "heads.1"]
+    for name, layer in zip(tape.layers, model.heads, strict=True):
+        assert tape[name].shape == (4, 1, N, N)
+        close(tape[name], layer.found)
+
+
+class Bahdanau(nn.Module):
+    """Additive attention of one query, as tutorials write it, over weights of some shape."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.w, self.u, self.v = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM), nn.Linear(DIM, 1)
+        self.shape, self.found = shape, None
+
+    def forward(self, query, memory):
+        energy = self.v(torch.tanh(self.w(query)[:, None] + self.u(memory)))  # b j 1
+        if self.shape == "b j 1":
+            weights = energy.softmax(1)
+            self.found = weights.mT[:, None]
+            return memory.mT @ weights
+        weights = F.softmax(energy.squeeze(-1), dim=1)
+        self.found = weights[:, None, None]
+        return weights.unsqueeze(1).bmm(memory)
+
+
+@pytest.mark.parametrize("shape", ["b j", "b j 1"])
+def test_scores_of_a_network_are_seen(shape):
+    model = Bahdanau(shape)
+    _, told = watched(model, torch.randn(B, DIM), torch.randn(B, N, DIM))
+    assert told.shape == (B, 1, 1, N)
+    close(told, model.found)
+
+
+def test_what_follows_the_softmax_and_changes_its_weights_is_told_of():
+    def halved(q, k, v):
+        weights = (q @ k.mT).softmax(-1)
+        return weights.masked_fill(distances() > 0, 0.0) @ v, weights
+
+    layer = Layer(halved).eval()
+    with (
+        pytest.warns(UserWarning, match="is not on the tape: its weights are not the softmax of its scores alone"),
+        pytest.raises(ValueError, match="no attention of Layer was seen"),
+    ):
+        watched(layer, torch.randn(B, N, DIM))
+
+
+class Router(nn.Module):
+    """A softmax that chooses, and a classifier's: neither averages anything."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.classes = nn.Linear(DIM, 4), nn.Linear(DIM, 9)
+
+    def forward(self, x):
+        weight, best = self.gate(x).softmax(-1).topk(2)
+        return (self.classes(x * weight.sum(-1, keepdim=True))).softmax(-1), best
+
+
+def test_a_softmax_that_averages_nothing_is_no_attention():
+    model = Router()
+    with pytest.raises(ValueError, match="no attention of Router was seen"), capture(model):
+        model(torch.randn(B, N, DIM))
+
+
+class Cached(nn.Module):
+    """Attends to all it has been shown so far."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.keys, self.values = nn.Linear(DIM, 3 * DIM), None, None
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (H, D)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        self.keys = k if self.keys is None else torch.cat((self.keys, k), 2)
+        self.values = v if self.values is None else torch.cat((self.values, v), 2)
+        scores = q @ self.keys.mT * D**-0.5
+        i, j = scores.shape[-2:]
+        return (
+            scores.masked_fill(torch.ones(i, j, dtype=torch.bool).triu(j - i + 1), -torch.inf).softmax(-1) @ self.values
+        )
+
+
+def test_rows_of_new_tokens_join_those_of_the_prompt():
+    model, x = Cached(), torch.randn(1, N, DIM)
+    with capture(model) as tape, torch.no_grad():
+        model(x[:, :4])
+        for n in range(4, N):
+            model(x[:, n : n + 1])
+    whole = Cached()
+    whole.load_state_dict(model.state_dict())
+    _, expected = watched(whole, x)
+    (name,) = tape
+    assert tape[name].shape == (1, H, N, N)
+    close(tape[name], expected[:])
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("attention", [nano_gpt, einsum, in_place], ids=lambda f: f.__name__)
+def test_outputs_and_gradients_are_those_of_the_model(attention, training):
+    layer, x = Layer(attention).train(training), torch.randn(B, N, DIM)
+
+    def run():
+        torch.manual_seed(0)
+        layer.zero_grad()
+        out = layer(x)
+        out.square().sum().backward()
+        return out, layer.qkv.weight.grad.clone()
+
+    expected = run()
+    with capture(layer, values=True, gradients=True) as tape:
+        out = run()
+    assert all(torch.equal(a, b) for a, b in zip(out, expected, strict=True))
+    (name,) = tape
+    extras = tape.extras(name)
+    assert extras.v.shape == extras.gradient.shape == (B, H, N, D)
+    assert torch.equal(extras.projection, layer.out.weight)
+
+
+@pytest.mark.parametrize("attention", [flat_throughout, einsum_by_tokens, values_first], ids=lambda f: f.__name__)
+def test_gradients_have_the_dims_of_the_heads(attention):
+    layer, x = Layer(attention).eval(), torch.randn(B, N, DIM)
+    with capture(layer, values=True, gradients=True) as tape:
+        layer(x).square().sum().backward()
+    plain = Layer(nano_gpt).eval()
+    plain.load_state_dict(layer.state_dict())
+    with capture(plain, values=True, gradients=True) as expected:
+        plain(x).square().sum().backward()
+    for name in ("v", "gradient"):
+        told, known = (getattr(each.extras(next(iter(each))), name) for each in (tape, expected))
+        torch.testing.assert_close(told, known)
+
+
+def test_measures_and_flow_are_those_of_the_weights():
+    model = nn.Sequential(Layer(nano_gpt), Layer(annotated)).eval()
+    with capture(model, keep=["entropy"]) as kept, torch.no_grad():
+        model(torch.randn(1, N, DIM))
+    with capture(model) as tape, torch.no_grad():
+        model(torch.randn(1, N, DIM))
+    assert kept.layers == tape.layers == ["0", "1"]
+    assert rollout(list(tape.values()), token=-1).shape[-1] == N
+
+
+@pytest.mark.parametrize("within", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_it_is_seen_in_other_modes(within):
+    layer = Layer(nano_gpt).eval()
+    with within():
+        _, told = watched(layer, torch.randn(B, N, DIM))
+        torch.testing.assert_close(told[:].float(), layer.found.float(), atol=0.02, rtol=0.02)
+    assert told.call.mask == Causal()
+
+
+class Probe(nn.Module):
+    """Counts what is held of the layers before it."""
+
+    def forward(self, x):
+        self.held = sum(type(each) in (Scores, Softmaxed) for each in gc.get_objects())
+        return x
+
+
+@pytest.mark.parametrize("attention", CAUSAL, ids=lambda f: f.__name__)
+def test_nothing_is_held_of_layers_that_are_done(attention):
+    model = nn.Sequential(layer := Layer(lambda q, k, v: (attention(q, k, v)[0], None)), Probe()).eval()
+    with capture(model), torch.no_grad():
+        model(torch.randn(B, N, DIM))
+    assert layer.found is None
+    assert not model[1].held
