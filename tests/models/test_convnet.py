@@ -74,14 +74,16 @@ def test_it_runs_channels_last_from_end_to_end(model):
 @torch.no_grad()
 def test_capture_sees_what_places_look_at():
     model, image = model_of("self"), torch.rand(2, 1, 13, 11, dtype=D)
-    layer, seen = model.features.stage2.attention, []
+    layer, seen = model.features.stage2[-1].attention, []
+    layer.query.weight *= 10  # so that places look at some more than at others
     layer.register_forward_pre_hook(lambda layer, args: seen.append(args[0]))
     with capture(model) as tape:
         model(image)
-    assert tape.layers == ["features.stage2.attention"]
-    A = tape["features.stage2.attention"][...]
+    (name,) = tape.layers
+    assert name == f"features.stage2.{len(model.features.stage2) - 1}.attention"
+    A = tape[name][...]
     q, k = (side(seen[0]).flatten(2).unflatten(1, (2, -1)) for side in (layer.query, layer.key))
-    expected = torch.einsum("bhdi,bhdj->bhij", q, k).softmax(-1)
+    expected = (torch.einsum("bhdi,bhdj->bhij", q, k) * q.shape[2] ** -0.5).softmax(-1)
     torch.testing.assert_close(A, expected)
     assert A.amax(-1).mean() > 1.5 / 42
 
@@ -92,7 +94,7 @@ def test_capture_sees_which_kernels_are_selected():
     with capture(model) as tape:
         model(torch.rand(2, 1, 13, 11, dtype=D))
     assert len(tape.layers) == 4  # one a block
-    A = tape["features.stage2.blocks.0.change.0"][...]
+    A = tape["features.stage2.0.first"][...]
     assert A.shape == (2, 12, 1, 2)
     torch.testing.assert_close(A.sum(-1), torch.ones(2, 12, 1, dtype=D))
 
@@ -202,7 +204,7 @@ def test_dropout_stands_in_every_block_and_acts_in_training_alone():
         ({"attention": "loud"}, "attention must be one of 'self', 'squeeze', 'cbam', 'selective', got 'loud'"),
         ({"widths": ()}, "widths must name the channels of at least one stage, got none"),
         ({"widths": (8, 0)}, "widths must be 1 or more, got 0"),
-        ({"widths": (8,), "attention": "self"}, r"attention='self' stands behind the stages .* got widths=\(8,\)"),
+        ({"widths": (8,), "attention": "self"}, r"attention='self' stands in the stages .* got widths=\(8,\)"),
         ({"classes": 0}, "classes must be 1 or more, got 0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ({"smoothing": -0.1}, "smoothing must be at least 0 and below 1, got -0.1"),

@@ -17,6 +17,7 @@ from ..nn import CBAM, SelectiveKernel, SelfAttention2d, SqueezeExcite
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
 from ..ops.demands import must_count
+from ..ops.scores import Dot
 from .demands import must_be_one_of, must_be_share, must_hold
 
 Looking = Literal["self", "squeeze", "cbam", "selective"]
@@ -34,8 +35,9 @@ class AttentionConvNetConfig:
 
     `attention` is `"squeeze"` (a gate for each channel) or `"cbam"` (for each channel, then for each place) at the end
     of every block, both with a `reduction`; `"selective"`, which mixes kernels of 3 and 5 in place of a block's first
-    convolution; `"self"`, where places look at each other in `heads`, after every stage but the first; or None.
-    `dropout` acts between the convolutions of a block, `smoothing` in training only.
+    convolution; `"self"`, where places look at each other in `heads` between the convolutions of a stage's last block,
+    in every stage but the first; or None. `dropout` acts between the convolutions of a block, `smoothing` in training
+    only.
     """
 
     classes: int
@@ -62,7 +64,7 @@ class AttentionConvNetConfig:
             must_be_one_of("attention", self.attention, Looking)
         if self.attention == "self" and len(self.widths) == 1:
             raise ValueError(
-                f"attention='self' stands behind the stages that halve the map, got widths={self.widths}; pass two"
+                f"attention='self' stands in the stages that halve the map, got widths={self.widths}; pass two"
             )
 
     @classmethod
@@ -102,8 +104,8 @@ class AttentionConvNet(nn.Module):
     ...     logits = model(image)
     >>> tape
     Tape(2 layers)
-    features.stage2.attention  Weights(2 x 4 x 196 x 196, score=Dot(scale=1.0))
-    features.stage3.attention  Weights(2 x 4 x 49 x 49, score=Dot(scale=1.0))
+    features.stage2.0.attention  Weights(2 x 4 x 196 x 196)
+    features.stage3.0.attention  Weights(2 x 4 x 49 x 49)
 
     Without its head it sees for another model: `Captioner(config, features=model.features)`.
     """
@@ -134,45 +136,54 @@ class AttentionConvNet(nn.Module):
         return cross_entropy(self(batch["image"]), batch["label"], smoothing=smoothing)
 
 
-class Stage(nn.Module):
-    """Residual blocks of one width, the first of which halves the map, and, with `"self"`, attention between places."""
+class Stage(nn.Sequential):
+    """Residual blocks of one width, the first of which halves the map, the last of which may have places look."""
 
     def __init__(self, config: AttentionConvNetConfig, before: int, after: int, *, first: bool) -> None:
-        super().__init__()
-        blocks = [ResidualBlock(config, before, after, stride=1 if first else 2)]
-        blocks += [ResidualBlock(config, after, after) for _ in range(config.depth - 1)]
-        self.blocks = nn.Sequential(*blocks)
         looks = config.attention == "self" and not first
-        self.attention = _between_places(after, config.heads) if looks else nn.Identity()
+        last = config.depth - 1
+        super().__init__(
+            *(
+                ResidualBlock(
+                    config,
+                    after if n else before,
+                    after,
+                    stride=1 if first or n else 2,
+                    looks=looks and n == last,
+                )
+                for n in range(config.depth)
+            )
+        )
 
     def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c_out y_out x_out"]:
         if x.is_cuda:  # there, convolutions are fastest where the channels of a place lie side by side
             x = x.contiguous(memory_format=torch.channels_last)
-        return self.attention(self.blocks(x))
+        return super().forward(x)
 
 
 class ResidualBlock(nn.Module):
-    """x + gate(conv(relu(norm(conv(relu(norm(x))))))): norms come first (Zagoruyko & Komodakis 2016, fig. 1d)."""
+    """x + gate(conv(look(relu(norm(conv(relu(norm(x)))))))): norms come first (Zagoruyko & Komodakis 2016, fig. 1d)."""
 
-    def __init__(self, config: AttentionConvNetConfig, before: int, after: int, *, stride: int = 1) -> None:
+    def __init__(
+        self, config: AttentionConvNetConfig, before: int, after: int, *, stride: int = 1, looks: bool = False
+    ) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm2d(before)
         selective = config.attention == "selective"
-        first = SelectiveKernel(before, after, stride=stride) if selective else _convolution(before, after, stride)
-        self.change = nn.Sequential(
-            first,
-            nn.BatchNorm2d(after),
-            nn.ReLU(),
-            Dropout(config.dropout),
-            _convolution(after, after),
-            _gate(config, after),
-        )
+        self.norm = nn.BatchNorm2d(before)
+        self.first = SelectiveKernel(before, after, stride=stride) if selective else _convolution(before, after, stride)
+        self.second_norm = nn.BatchNorm2d(after)
+        self.attention = _between_places(after, config.heads) if looks else nn.Identity()
+        self.dropout = Dropout(config.dropout)
+        self.second = _convolution(after, after)
+        self.gate = _gate(config, after)
         alike = before == after and stride == 1
         self.shortcut = None if alike else nn.Conv2d(before, after, 1, stride=stride, bias=False)
 
     def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c_out y_out x_out"]:
         normed = F.relu(self.norm(x))
-        return (x if self.shortcut is None else self.shortcut(normed)) + self.change(normed)
+        changed = self.attention(F.relu(self.second_norm(self.first(normed))))
+        changed = self.gate(self.second(self.dropout(changed)))
+        return (x if self.shortcut is None else self.shortcut(normed)) + changed
 
 
 def _gate(config: AttentionConvNetConfig, channels: int) -> nn.Module:
@@ -186,8 +197,8 @@ def _gate(config: AttentionConvNetConfig, channels: int) -> nn.Module:
 
 
 def _between_places(channels: int, heads: int) -> SelfAttention2d:
-    """An eighth of the channels, as published, rounded up to an even split over the heads."""
-    return SelfAttention2d(channels, heads=heads, width=-(-channels // (8 * heads)) * heads)
+    """An eighth of the channels, as published, rounded up to an even split over the heads; scores are scaled."""
+    return SelfAttention2d(channels, heads=heads, width=-(-channels // (8 * heads)) * heads, score=Dot())
 
 
 def _convolution(before: int, after: int, stride: int = 1) -> nn.Conv2d:
