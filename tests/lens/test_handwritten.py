@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.lens import capture, rollout
-from regard.lens.handwritten import Scores, Softmaxed
+from regard.lens.products import multiplies
+from regard.lens.scored import Scores, Softmaxed
 from regard.ops.masks import Causal, Padding, Window
 
 B, H, N, D = 2, 3, 7, 4
@@ -448,3 +449,270 @@ def test_nothing_is_held_of_layers_that_are_done(attention):
         model(torch.randn(B, N, DIM))
     assert layer.found is None
     assert not model[1].held
+
+
+def gated(q, k, v):
+    shown = (~hidden(q, k)).float()
+    scores = q @ k.mT * shown + -1e4 * (1 - shown)
+    weights = (scores / math.sqrt(D)).softmax(-1)
+    return weights @ v, weights
+
+
+def bounded(q, k, v):
+    least = torch.finfo(q.dtype).min
+    scores = q @ k.mT + torch.full((N, N), least).triu(1)
+    weights = torch.max(scores, torch.tensor(least)).clamp(min=-5e4, max=5e4).softmax(-1)
+    return weights @ v, weights
+
+
+def chosen_by_method(q, k, v):
+    weights = (q @ k.mT).where(~hidden(q, k), -1e30).softmax(-1)
+    return weights @ v, weights
+
+
+def chosen_by_name(q, k, v):
+    weights = torch.where(condition=hidden(q, k), input=torch.tensor(-1e30), other=q @ k.mT).softmax(-1)
+    return weights @ v, weights
+
+
+def hidden_by_a_number(q, k, v):
+    weights = (q @ k.mT - 65500.0 * hidden(q, k)).softmax(-1)
+    return weights @ v, weights
+
+
+def einsum_with_dots(q, k, v):
+    scores = torch.einsum("...id,...jd->...ij", q, k).masked_fill(hidden(q, k), -torch.inf)
+    weights = scores.softmax(-1)
+    return torch.einsum("b...ij,b...je->b...ie", weights, v), weights
+
+
+def heads_first(q, k, v):
+    scores = (q.transpose(0, 1) @ k.transpose(0, 1).mT).masked_fill(hidden(q, k), -torch.inf)
+    weights = scores.softmax(-1).permute(1, 0, 2, 3)
+    return weights @ v, weights
+
+
+def scores_turned(q, k, v):
+    scores = (k.transpose(0, 1) @ q.transpose(0, 1).mT).permute(dims=(1, 0, 3, 2)).masked_fill(hidden(q, k), -1e9)
+    weights = scores.softmax(-1)
+    return weights @ v, weights
+
+
+def summing_to_one_again(q, k, v):
+    weights = (q @ k.mT).masked_fill(hidden(q, k), -torch.inf).softmax(-1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    return weights @ v, weights
+
+
+MORE = (
+    gated,
+    bounded,
+    chosen_by_method,
+    chosen_by_name,
+    hidden_by_a_number,
+    einsum_with_dots,
+    heads_first,
+    scores_turned,
+    summing_to_one_again,
+)
+
+
+@pytest.mark.parametrize("attention", MORE, ids=lambda f: f.__name__)
+def test_it_is_seen_in_terms_too(attention):
+    test_it_is_seen_in_terms(attention)
+
+
+def added_to_one_text(q, k, v):
+    """Scores of one text, and a bias for each of several."""
+    weights = (q[:1] @ k[:1].mT + torch.arange(B).view(B, 1, 1, 1) * torch.eye(N)).softmax(-1)
+    return weights @ v, weights
+
+
+def hidden_in_one_text(q, k, v):
+    weights = (q[:1] @ k[:1].mT).masked_fill(hidden(q, k).expand(B, 1, N, N), -torch.inf).softmax(-1)
+    return weights @ v, weights
+
+
+def scaled_in_one_text(q, k, v):
+    weights = (q[:1] @ k[:1].mT * torch.arange(B).view(B, 1, 1, 1)).softmax(-1)
+    return weights @ v, weights
+
+
+def spread_over_keys(q, k, v):
+    weights = (q @ k[:, :, :1].mT + torch.arange(N)).softmax(-1)
+    return weights @ v, weights
+
+
+def gated_by_halves(q, k, v):
+    weights = (q @ k.mT * (~hidden(q, k) + 0.5)).softmax(-1)
+    return weights @ v, weights
+
+
+def gated_and_shown(q, k, v):
+    """Scores of 0 get weights like any other."""
+    weights = (q @ k.mT * ~hidden(q, k) + 0.25 * hidden(q, k)).softmax(-1)
+    return weights @ v, weights
+
+
+def bounded_within(q, k, v):
+    weights = (q @ k.mT).clamp(-0.25, 0.25).softmax(-1)
+    return weights @ v, weights
+
+
+def bounded_above(q, k, v):
+    weights = (q @ k.mT).clamp(max=0.0).softmax(-1)
+    return weights @ v, weights
+
+
+SPREAD = (added_to_one_text, hidden_in_one_text, scaled_in_one_text, spread_over_keys)
+
+
+@pytest.mark.parametrize("attention", [*SPREAD, gated_by_halves, gated_and_shown, bounded_within, bounded_above])
+def test_scores_that_are_no_terms_are_kept(attention):
+    layer = Layer(attention).eval()
+    _, told = watched(layer, torch.randn(B, N, DIM))
+    close(told, layer.found)
+    assert told.call.bias.tensors()[0].shape[2:] == (N, N)
+
+
+def test_whole_numbers_may_be_added():
+    def counted(q, k, v):
+        weights = (q @ k.mT + torch.arange(N).view(1, N) % 3).softmax(-1)
+        return weights @ v, weights
+
+    layer = Layer(counted).eval()
+    _, told = watched(layer, torch.randn(B, N, DIM))
+    close(told, layer.found)
+    assert told.call.bias.tensors()[0].shape == (1, 1, 1, N)
+
+
+def test_a_number_for_each_key_stays_one_beside_a_mask():
+    def alibi(q, k, v):
+        slopes = torch.linspace(0.1, 0.5, H)[:, None, None]
+        mask = torch.full((N, N), torch.finfo(q.dtype).min).triu(1)
+        weights = (q @ k.mT + slopes * torch.arange(N) + mask).softmax(-1)
+        return weights @ v, weights
+
+    layer = Layer(alibi).eval()
+    _, told = watched(layer, torch.randn(B, N, DIM))
+    close(told, layer.found)
+    assert told.call.mask == Causal()
+    assert told.call.bias.tensors()[0].shape == (1, H, 1, N)
+
+
+def test_heads_in_groups_are_heads():
+    def grouped(q, k, v):
+        q, k, v = q.unflatten(1, (2, 2)), k[:, ::2, None], v[:, ::2, None]  # b g h/g i d, and one key for a group
+        weights = (q @ k.mT).masked_fill(hidden(q, k), -torch.inf).softmax(-1)
+        return (weights @ v).flatten(1, 2), weights.flatten(1, 2)
+
+    layer = Layer(grouped, heads=4).eval()
+    _, told = watched(layer, torch.randn(B, N, DIM))
+    close(told, layer.found)
+    assert told.call.mask == Causal()
+    assert told.call.k.shape == (B, 2, N, 3)
+
+
+def test_heads_before_blocks_are_heads():
+    def local(q, k, v):
+        q, k, v = (t[:, :, :6].unflatten(2, (2, 3)) for t in (q, k, v))  # b h blocks i d
+        weights = (q @ k.mT).softmax(-1)
+        return (weights @ v).flatten(2, 3), weights.transpose(1, 2).flatten(0, 1)
+
+    layer = Layer(local).eval()
+    _, told = watched(layer, torch.randn(B, N, DIM))
+    assert told.shape == (B * 2, H, 3, 3)
+    close(told, layer.found)
+    tape, _ = watched(layer, torch.randn(B, N, DIM), values=True)
+    (name,) = tape
+    assert tape.extras(name).v.shape == (B * 2, H, 3, D)
+
+
+def aside_of_a_vmap(q, k, v):
+    torch.vmap(lambda q, k: (q @ k.mT).softmax(-1) @ k)(q, k)
+    return nano_gpt(q, k, v)
+
+
+def aside_of_a_gradient(q, k, v):
+    torch.func.grad(lambda q: ((q @ k.mT).softmax(-1) @ k).sum())(q)
+    return nano_gpt(q, k, v)
+
+
+def aside_of_nested_tensors(q, k, v):
+    texts = torch.nested.nested_tensor([q[0], q[1, :, :5]])
+    torch.matmul(torch.matmul(texts, texts.transpose(-1, -2)).softmax(-1), texts)
+    return nano_gpt(q, k, v)
+
+
+def aside_of_tensors_without_numbers(q, k, v):
+    shapes = q.to("meta")
+    (shapes @ shapes.mT).softmax(-1) @ shapes
+    return nano_gpt(q, k, v)
+
+
+def aside_of_vectors(q, k, v):
+    weights = q[0, 0, :, 0].softmax(0)
+    _ = weights.permute(0), weights.t(), (q @ k.mT).max().clamp(min=0.0) + torch.ones(N, N)
+    return nano_gpt(q, k, v)
+
+
+ASIDE = (
+    aside_of_vectors,
+    aside_of_a_vmap,
+    aside_of_a_gradient,
+    aside_of_nested_tensors,
+    aside_of_tensors_without_numbers,
+)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("attention", ASIDE, ids=lambda f: f.__name__)
+def test_what_holds_no_numbers_is_passed_over(attention):
+    test_it_is_seen_in_terms(attention)
+
+
+@pytest.mark.parametrize("rows", [slice(0, 0), slice(None)])
+def test_there_may_be_nothing_to_attend_to(rows):
+    def empty(q, k, v):
+        keys = slice(0, 0) if rows == slice(None) else slice(None)
+        weights = (q[:, :, rows] @ k[:, :, keys].mT).softmax(-1)
+        return weights @ v[:, :, keys], weights
+
+    layer = Layer(empty).eval()
+    _, told = watched(layer, torch.randn(B, N, DIM))
+    assert told.shape == layer.found.shape
+
+
+def test_weights_that_are_no_softmax_are_told_of():
+    def halved(q, k, v):
+        weights = (q @ k.mT).softmax(-1) * 0.5
+        return nano_gpt(q, k, weights @ v)
+
+    layer = Layer(halved).eval()
+    with pytest.warns(UserWarning, match="is not on the tape"):
+        _, told = watched(layer, torch.randn(B, N, DIM))
+    close(told, layer.found)
+
+
+class BySign(nn.Module):
+    def forward(self, q, k, v):
+        return nn.Softmax(-1)(q @ k.mT) @ v
+
+
+class ByParts(nn.Module):
+    def forward(self, q, k, v):
+        return self.matmul_qkv(self.softmax(self.matmul_qk(q, k)), v)
+
+
+class Inherits(BySign):
+    """A layer without code of its own."""
+
+
+class Scales(nn.Module):
+    def forward(self, q, k):
+        return q @ k.mT * self.softmax_scale
+
+
+@pytest.mark.parametrize(("kind", "does"), [(BySign, True), (ByParts, True), (Inherits, True), (Scales, False)])
+def test_code_tells_who_multiplies(kind, does):
+    assert multiplies(kind) is does

@@ -13,97 +13,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
-from math import isclose, prod
-from operator import add, or_
+from dataclasses import replace
+from math import inf, isclose, prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..ops.lazy import Weights
-from .products import PRODUCTS, Average, Product, average, product
+from .products import PRODUCTS, Average, average, has_numbers, product
+from .scored import HIDES, Scores, Softmaxed, led
 from .storage import version_of
 
-HIDES = -1e4  # a score filled with this or less gets no weight
 ROWS = 8  # of each matrix that are looked at, to see whether it was understood
 EXACT, ROUNDED = 1e-3, 0.05  # how far weights may be off, in float32 and in halves
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """What a tensor is: scale * q @ k.mT + added, but for what is hidden."""
-
-    q: Tensor  # *lead i d
-    k: Tensor  # *lead j d
-    lead: torch.Size
-    scale: float = 1.0
-    added: tuple[Tensor, ...] = ()  # each broadcasts to *lead i j
-    hidden: tuple[Tensor, ...] = ()  # each broadcasts too, True = hidden
-    finite: bool = True  # hidden by numbers, over which a row that sees nothing else spreads evenly?
-
-    @classmethod
-    def of(cls, found: Product) -> Scores:
-        lead = torch.broadcast_shapes(found.left.shape[:-2], found.right.shape[:-2])
-        return cls(found.left, found.right, lead, found.scale, () if found.added is None else (found.added,))
-
-    @property
-    def mT(self) -> Scores:
-        """The same with queries and keys in each other's place."""
-        return replace(self._mapped(lambda x: x.mT), q=self.k, k=self.q)
-
-    def times(self, factor: float | Tensor, lead: torch.Size) -> Scores:
-        """Multiplied, by a number or by one for each row, in a tensor whose batch dims are `lead`."""
-        if isinstance(factor, Tensor):
-            factor = led(_matrix(factor), lead, self.lead)
-            return replace(self, q=self.q * factor, added=tuple(x * factor for x in self.added))
-        return replace(self, scale=self.scale * factor, added=tuple(x * factor for x in self.added))
-
-    def plus(self, x: Tensor, lead: torch.Size) -> Scores:
-        """With numbers added; one for a whole row changes no weights."""
-        x = led(_matrix(x), lead, self.lead)
-        return self if x.shape[-1] == 1 < self.k.shape[-2] else replace(self, added=(*self.added, x))
-
-    def without(self, hidden: Tensor, lead: torch.Size, *, by: float) -> Scores:
-        """With some of them hidden."""
-        hides = (*self.hidden, led(_matrix(hidden), lead, self.lead))
-        return replace(self, hidden=hides, finite=self.finite and by > -torch.inf)
-
-    def led(self, lead: torch.Size) -> Scores:
-        """With other batch dims for the same matrices."""
-        if lead == self.lead:
-            return self
-        moved = self._mapped(lambda x: led(x, self.lead, lead))
-        return replace(moved, q=led(self.q, self.lead, lead), k=led(self.k, self.lead, lead), lead=lead)
-
-    def mask(self) -> Tensor | None:
-        """What is added and what is hidden, as one tensor of numbers."""
-        if not self.added and not self.hidden:
-            return None
-        total = reduce(add, self.added) if self.added else torch.zeros(1, 1, device=self.q.device)
-        if not self.hidden:
-            return total
-        total = total if total.is_floating_point() else total.float()
-        return torch.where(reduce(or_, self.hidden), torch.finfo(total.dtype).min if self.finite else -torch.inf, total)
-
-    def _mapped(self, fn: Callable[[Tensor], Tensor]) -> Scores:
-        return replace(self, added=tuple(map(fn, self.added)), hidden=tuple(map(fn, self.hidden)))
-
-
-@dataclass(frozen=True, eq=False)
-class Softmaxed:
-    """What a tensor is: the softmax of scores."""
-
-    scores: Scores | None  # None where they are more than a product
-    logits: Tensor  # as they were handed to the softmax, keys in the last dim
-    flipped: bool  # has the tensor its keys in the last dim but one?
-    found: Tensor | None = None  # what the softmax made of them, keys last; None where that is the tensor
-    seen: list[bool] = field(default_factory=list)  # was it multiplied with values?
-
-    def found_in(self, x: Tensor) -> Tensor:
-        """The weights that the softmax found, of which this is the tensor."""
-        return self.found if self.found is not None else x.mT if self.flipped else x
 
 
 class Written(NamedTuple):
@@ -121,14 +44,21 @@ class Written(NamedTuple):
 
         Batch dims may have been one for all heads; then the finest there were are taken.
         """
-        v, scores, shape = average.v, softmaxed.scores, (x.mT if softmaxed.flipped else x).shape
-        given, (i, j) = torch.broadcast_shapes(shape[:-2], v.shape[:-2]), shape[-2:]
+        shape = (x.mT if softmaxed.flipped else x).shape
+        softmaxed, h = replace(softmaxed, found=softmaxed.found_in(x)), heads(shape[:-2].numel())
+        given, (i, j) = torch.broadcast_shapes(shape[:-2], average.v.shape[:-2]), shape[-2:]
+        if given == shape[:-2] and (order := _heads_last(given, h)):
+            softmaxed, average = softmaxed.permuted(shape, order), average.permuted(given, order)
+            given = torch.Size(given[dim] for dim in order)
+            shape = torch.Size((*given, i, j))
+        v, scores = average.v, softmaxed.scores
         if scores is not None and prod(scores.lead) != prod(given):
             scores = None
         lead = scores.lead if scores is not None and len(scores.lead) > len(given) else given
-        if len(lead) == 1:
-            h = heads(lead[0]) or 1
-            lead = torch.Size((lead[0] // h, h))
+        if h and h in (prod(lead[n:]) for n in range(1, len(lead))):
+            lead = torch.Size((prod(lead) // h, h))
+        elif len(lead) == 1:
+            lead = torch.Size((-(-lead[0] // (h or 1)), h or 1))
         lead = torch.Size((prod(lead[:-1]), *lead[-1:])) if lead else torch.Size((1, 1))
         return cls(
             None if scores is None else scores.led(lead),
@@ -145,10 +75,12 @@ class Written(NamedTuple):
         if (scores := self.scores) is None:
             return [stored]
         scale = None if isclose(scores.scale, scores.q.shape[-1] ** -0.5, rel_tol=1e-6) else scores.scale
-        return [{"q": scores.q, "k": scores.k, "v": self.v, "mask": scores.mask(), "scale": scale}, stored]
+        return [{"q": scores.q, "k": scores.k, "v": self.v, "scale": scale, **scores.terms()}, stored]
 
     def is_told_by(self, weights: Weights) -> bool:
         """Are these the weights that the model found, as far as some rows tell? Those that see nothing say nothing."""
+        if not self.found.numel():
+            return True
         rows = torch.linspace(0, self.found.shape[2] - 1, ROWS, device=self.found.device).round().long().unique()
         told = weights[:, :, rows].float()
         found = self.found[:, :, rows, : told.shape[-1]].float().nan_to_num()
@@ -184,12 +116,13 @@ class Handwriting:
         """Forget all."""
         self._notes.clear()
 
-    def of(self, x: Tensor, *, written: bool = False) -> Scores | Softmaxed | None:
+    def of(self, x: Any, *, written: bool = False) -> Scores | Softmaxed | None:
         """What is known of a tensor, if nobody but the call that has just `written` to it has done so."""
         note = self._notes.get(id(x))
-        if note is None or note[0]() is not x:  # None, or an id that was another's
+        known = None if note is None else note[0]()
+        if note is None or known is None or known is not x:
             return None
-        version, times = version_of(x), note[1]
+        version, times = version_of(known), note[1]
         once = written and version is not None and times == version - 1
         return note[2] if times == version or once else None
 
@@ -215,7 +148,7 @@ class Handwriting:
                         return None
                     note.seen.append(True)
                     return Written.of(x, note, found, heads)
-        if (scored := product(name, args, kwargs)) is not None:
+        if has_numbers(out) and (scored := product(name, args, kwargs)) is not None:
             self._note(out, Scores.of(scored))
         return None
 
@@ -243,7 +176,16 @@ class _Call(NamedTuple):
     @property
     def lead(self) -> torch.Size:
         """The batch dims of what came of it."""
-        return (self.args[0] if self.out is None else self.out).shape[:-2]
+        return self.shape[:-2]
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of what came of it."""
+        return (self.args[0] if self.out is None else self.out).shape
+
+    def spreads(self, scores: Scores) -> bool:
+        """Has it made more of the scores than there were?"""
+        return self.shape.numel() != prod(scores.lead) * scores.q.shape[-2] * scores.k.shape[-2]
 
 
 Step = Callable[[_Call], "Scores | Softmaxed | None"]
@@ -251,16 +193,18 @@ Step = Callable[[_Call], "Scores | Softmaxed | None"]
 
 def _scaled(call: _Call) -> Scores | Softmaxed | None:
     factor, note = call.given(1, "other"), call.note()
-    if not isinstance(note, Scores) and call.name == "mul":  # a number times scores
+    if note is None and call.name == "mul":  # a number times scores
         factor, note = call.given(0), call.note(1)
-    if not isinstance(note, Scores) or "rounding_mode" in call.kwargs:
+    if isinstance(note, Softmaxed):
+        return _weighed(call, note)
+    if note is None or "rounding_mode" in call.kwargs or call.spreads(note):
         return None
     divides = call.name not in ("mul", "mul_", "multiply")
     if (number := _number(factor)) is not None:
         return note.times(1 / number if divides else number, call.lead) if number else None
     if isinstance(factor, Tensor) and factor.ndim and factor.shape[-1] == 1:
         return note.times(1 / factor if divides else factor, call.lead)
-    return None
+    return note.gated(factor, call.lead) if isinstance(factor, Tensor) and factor.ndim and not divides else None
 
 
 def _added(call: _Call) -> Scores | Softmaxed | None:
@@ -268,7 +212,7 @@ def _added(call: _Call) -> Scores | Softmaxed | None:
     takes = call.name in ("sub", "sub_", "subtract")
     if not isinstance(note, Scores) and not takes:
         other, note = call.given(0), call.note(1)
-    if not isinstance(note, Scores) or other is None:
+    if not isinstance(note, Scores) or other is None or call.spreads(note):
         return None
     if not isinstance(other, Tensor) or other.ndim == 0:
         return note
@@ -282,9 +226,11 @@ def _filled(call: _Call) -> Scores | Softmaxed | None:
 
 def _chosen(call: _Call) -> Scores | Softmaxed | None:
     shown, x, y = call.given(0, "condition"), call.given(1, "input"), call.given(2, "other")
-    if (note := call.note(1)) is not None:
+    if isinstance(x, Tensor) and x.dtype == torch.bool:  # of a tensor, x.where(shown, y)
+        shown, x = x, shown
+    if (note := call.notes.of(x)) is not None:
         return _hidden(call, note, ~shown, y)
-    return _hidden(call, call.note(2), shown, x)
+    return _hidden(call, call.notes.of(y), shown, x)
 
 
 def _hidden(call: _Call, note: Scores | Softmaxed | None, where: Any, value: Any) -> Scores | Softmaxed | None:
@@ -292,10 +238,24 @@ def _hidden(call: _Call, note: Scores | Softmaxed | None, where: Any, value: Any
     if note is None or number is None or not isinstance(where, Tensor) or where.dtype != torch.bool:
         return None
     if isinstance(note, Scores):
-        if call.name == "__setitem__" and where.ndim != len(call.lead) + 2:
+        if call.spreads(note) or (call.name == "__setitem__" and where.ndim != len(call.shape)):
             return None
         return note.without(where, call.lead, by=number) if number <= HIDES else None
-    return replace(note, found=None) if number == 0 else None
+    return _weighed(call, note) if number == 0 and call.name != "__setitem__" else None
+
+
+def _weighed(call: _Call, note: Softmaxed) -> Softmaxed | None:
+    """Other weights of the same scores: whether they are still the softmax of these will be seen."""
+    return replace(note, found=None) if call.out.numel() == note.logits.numel() else None
+
+
+def _bounded(call: _Call) -> Scores | Softmaxed | None:
+    """Scores may be kept within bounds that they do not reach."""
+    note, low, high = call.note(), call.given(1, "other", "min"), call.given(2, "max")
+    if not isinstance(note, Scores) or not isinstance(call.out, Tensor) or call.spreads(note):
+        return None
+    bounds = [inf if x is None else abs(number) if (number := _number(x)) else 0.0 for x in (low, high)]
+    return None if min(bounds) < -HIDES else note if low is None else replace(note, finite=True)
 
 
 def _same(call: _Call) -> Scores | Softmaxed | None:
@@ -325,33 +285,44 @@ def _reshaped(call: _Call) -> Scores | Softmaxed | None:
 
 
 def _turned(call: _Call) -> Scores | Softmaxed | None:
-    note, x = call.note(), call.args[0]
-    if note is None or not _swaps(call, x.ndim):
+    note = call.note()
+    if note is None or call.args[0].ndim < 2:
         return None
+    shape = call.args[0].shape
+    *lead, row, column = _order(call, len(shape))
+    if {row, column} != {len(shape) - 2, len(shape) - 1}:
+        return None
+    if lead != sorted(lead):
+        flipped = isinstance(note, Softmaxed) and note.flipped
+        note = note.permuted(call.args[0].mT.shape if flipped else shape, lead)
+    if row < column:
+        return note
     return note.mT if isinstance(note, Scores) else replace(note, flipped=not note.flipped)
 
 
-def _swaps(call: _Call, ndim: int) -> bool:
-    """Does a call swap the last two dims, and nothing else?"""
-    if call.name in ("mT", "adjoint"):
-        return True
-    if call.name in ("T", "t"):
-        return ndim == 2
+def _order(call: _Call, ndim: int) -> list[int]:
+    """The dims of a tensor in the order a call puts them in."""
+    order = list(range(ndim))
+    if call.name in ("mT", "T", "t"):
+        return [*order[:-2], *reversed(order[-2:])] if call.name == "mT" or ndim == 2 else order[::-1]
     dims = call.args[1] if len(call.args) == 2 and not isinstance(call.args[1], int) else call.args[1:]
-    dims = [dim % ndim for dim in (*dims, *(x for x in call.kwargs.values() if isinstance(x, int)))]
-    last = [ndim - 2, ndim - 1]
-    return dims == [*range(ndim - 2), *reversed(last)] if call.name == "permute" else sorted(dims) == last
+    dims = [*dims, *(x for value in call.kwargs.values() for x in ([value] if isinstance(value, int) else value))]
+    if call.name == "permute":
+        return [dim % ndim for dim in dims]
+    a, b = dims
+    order[a], order[b] = order[b], order[a]
+    return order
 
 
 def _softmax(call: _Call) -> Scores | Softmaxed | None:
     x, dim = call.given(0, "input"), call.given(1, "dim")
-    if not isinstance(dim, int) or not x.ndim:
+    if not isinstance(dim, int) or not has_numbers(x) or not x.ndim:
         return None
     behind = x.ndim - 1 - dim % x.ndim
     if behind > 1:
         return None
     scores = call.notes.of(x)
-    scores = scores if isinstance(scores, Scores) else None
+    scores = scores if isinstance(scores, Scores) and scores.zeroed is None else None
     if not behind:
         return Softmaxed(scores, x, flipped=False)
     return Softmaxed(None if scores is None else scores.mT, x.mT, flipped=True)
@@ -362,6 +333,7 @@ STEPS: dict[str, Step] = {
     **dict.fromkeys(("add", "add_", "sub", "sub_", "subtract"), _added),
     **dict.fromkeys(("masked_fill", "masked_fill_", "__setitem__"), _filled),
     "where": _chosen,
+    **dict.fromkeys(("max", "maximum", "clamp", "clamp_", "clip"), _bounded),
     **dict.fromkeys(("to", "float", "half", "bfloat16", "double", "type", "type_as", "contiguous", "clone"), _same),
     **dict.fromkeys(("dropout", "dropout_", "nan_to_num", "nan_to_num_"), _left),
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"), _reshaped),
@@ -387,15 +359,9 @@ def _number(x: Any) -> float | None:
     return float(x) if isinstance(x, (int, float)) or (isinstance(x, Tensor) and x.numel() == 1) else None
 
 
-def _matrix(x: Tensor) -> Tensor:
-    return x if x.ndim > 1 else x[None]
-
-
-def led(x: Tensor, given: torch.Size, lead: torch.Size) -> Tensor:
-    """A tensor that broadcasts to matrices with batch dims `given`, with others, `lead`, for the same matrices."""
-    if given == lead or x.ndim <= 2:
-        return x
-    last = x.shape[-2:]
-    if x.shape[:-2].numel() == 1:
-        return x.reshape(*(1 for _ in lead), *last)
-    return x.expand(*given, *last).reshape(*lead, *last)
+def _heads_last(lead: torch.Size, heads: int | None) -> list[int] | None:
+    """The order of batch dims that puts heads, which blocks of keys may come behind, last; None where they are."""
+    if heads in (None, *lead[-1:]) or heads not in lead[1:-1] or prod(lead[1:]) == heads:
+        return None
+    at = lead.index(heads, 1)
+    return [*(dim for dim in range(len(lead)) if dim != at), at]

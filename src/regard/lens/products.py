@@ -1,13 +1,23 @@
-"""Products of matrices by whatever function of PyTorch: what is multiplied, in one layout."""
+"""Products of matrices by whatever function of PyTorch: what is multiplied, in one layout, and who does it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dis
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
+from ..ops.tracing import transformed
+
 PRODUCTS = frozenset(("matmul", "__matmul__", "bmm", "mm", "baddbmm", "einsum"))
+
+WORDS = ("matmul", "bmm", "einsum")  # what the names of products have in them
+INTERFACE = "all_attention_functions"  # of transformers, in small letters
+DIGITS = "0123456789"  # what stands for the dims of "..." in an einsum, the last one for the last
 
 
 class Product(NamedTuple):
@@ -24,6 +34,11 @@ class Average(NamedTuple):
 
     v: Tensor  # *lead j e
     heads: Callable[[Tensor], Tensor]  # makes *lead i e of the output
+
+    def permuted(self, lead: torch.Size, order: Sequence[int]) -> Average:
+        """With its batch dims, `lead`, in another order."""
+        v = permuted(self.v.expand(*lead, *self.v.shape[-2:]), order)
+        return Average(v, lambda out: permuted(self.heads(out), order))
 
 
 def product(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
@@ -79,7 +94,7 @@ def _summed(args: Sequence[Any]) -> Product | None:
     (a, x), (b, y), out = read
     if len(out) < 2:
         return None
-    lead, row, column = out[:-2], out[-2], out[-1]
+    *lead, row, column = list(out)
     if row in b and row not in a:  # of b: the operands in the order of rows and columns
         (a, x), (b, y) = (b, y), (a, x)
     over = [label for label in a if label in b and label not in out]
@@ -96,7 +111,8 @@ def _averaged(args: Sequence[Any], weights: Tensor, flipped: bool) -> Average | 
         (a, x), (b, y) = (b, y), (a, x)
     if x is not weights or len(a) < 2:
         return None
-    lead, (row, key) = a[:-2], (a[-1], a[-2]) if flipped else (a[-2], a[-1])
+    *lead, row, key = list(a)
+    row, key = (key, row) if flipped else (row, key)
     wide = [label for label in b if label not in a]
     if key not in b or key in out or row in b or set(out) != {*lead, row, *wide}:
         return None
@@ -106,14 +122,24 @@ def _averaged(args: Sequence[Any], weights: Tensor, flipped: bool) -> Average | 
 def _equation(args: Sequence[Any]) -> tuple[tuple[str, Tensor], tuple[str, Tensor], str] | None:
     """Both operands of an einsum, each behind the names of its dims, and those of its output."""
     text = args[0] if args else None
-    if not isinstance(text, str) or "..." in text or "->" not in text:
+    if not isinstance(text, str) or "->" not in text:
         return None
     operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
     inputs, out = text.replace(" ", "").split("->")
     names = inputs.split(",")
-    if len(operands) != 2 or len(names) != 2 or any(len(set(dims)) < len(dims) for dims in names):
+    if len(operands) != 2 or len(names) != 2:
         return None
-    return (names[0], operands[0]), (names[1], operands[1]), out
+    more = [
+        x.ndim - len(dims.replace("...", "")) if "..." in dims else 0 for dims, x in zip(names, operands, strict=True)
+    ]
+    names = [dims.replace("...", DIGITS[-n:] if n else "") for dims, n in zip(names, more, strict=True)]
+    if any(len(set(dims)) < len(dims) for dims in names):
+        return None
+    return (
+        (names[0], operands[0]),
+        (names[1], operands[1]),
+        out.replace("...", DIGITS[-max(more) :] if max(more) else ""),
+    )
 
 
 def _laid(x: Tensor, dims: str, lead: Sequence[str], one: str, wide: Sequence[str]) -> Tensor:
@@ -123,3 +149,32 @@ def _laid(x: Tensor, dims: str, lead: Sequence[str], one: str, wide: Sequence[st
     for at, label in enumerate(lead):
         x = x if label in dims else x.unsqueeze(at)
     return x.flatten(len(lead) + 1) if wide else x.unsqueeze(-1)
+
+
+def permuted(x: Tensor, order: Sequence[int]) -> Tensor:
+    """Matrices with their batch dims in another order."""
+    return x.permute(*order, -2, -1)
+
+
+def has_numbers(x: Tensor) -> bool:
+    """Does a tensor hold the numbers it stands for? Not where it is nested, or within torch.vmap and its kin."""
+    return not (x.is_nested or x.is_meta or transformed())
+
+
+def multiplies(kind: type) -> bool:
+    """Does the code of a class name a softmax and a product, and not the interface that does both?"""
+    code = [fn.__code__ for fn in functions(kind)]
+    names = {name.lower() for each in code for name in each.co_names}
+    if INTERFACE in names or not any(name.endswith("softmax") for name in names):
+        return False
+    return any(word in name for name in names for word in WORDS) or any(map(_has_sign, code))
+
+
+def functions(kind: type) -> Iterator[Any]:
+    """The functions in the code of a class of modules, and of those it is made of."""
+    own = (fn for base in kind.__mro__ if base not in nn.Module.__mro__ for fn in vars(base).values())
+    return filter(inspect.isfunction, map(inspect.unwrap, own))
+
+
+def _has_sign(code: CodeType) -> bool:
+    return any(each.opname == "BINARY_OP" and each.argrepr in ("@", "@=") for each in dis.get_instructions(code))

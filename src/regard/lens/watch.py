@@ -34,7 +34,7 @@ from ..ops.masks import Causal
 from ..ops.operator import attend
 from ..ops.tracing import transformed
 from .handwritten import Handwriting, Written, touches
-from .products import PRODUCTS
+from .products import functions, multiplies
 from .projection import projection
 from .record import Record, Seen, seen_weights
 from .recorder import SLOTS, Recorder
@@ -334,7 +334,7 @@ def _may_attend(kind: type) -> bool:
     file = kind.__module__
     if kind in HOLDERS:
         return False
-    if not file.startswith("transformers.") or _multiplies(kind):
+    if not file.startswith("transformers.") or multiplies(kind):
         return True
     try:
         source = inspect.getsource(sys.modules[file])
@@ -348,15 +348,7 @@ def attends(kind: type) -> bool:
     """Does a layer of this kind call an attention by itself, as far as the names in its code tell?"""
     if kind in ATTENTIVE:
         return True
-    code = (inspect.unwrap(fn) for base in kind.__mro__ if base not in nn.Module.__mro__ for fn in vars(base).values())
-    return any(_names_one(fn) for fn in code if inspect.isfunction(fn))
-
-
-def _multiplies(kind: type) -> bool:
-    """Does the code of a class name a softmax and a product, and not the interface that does both?"""
-    code = [inspect.unwrap(fn).__code__ for fn in vars(kind).values() if inspect.isfunction(fn)]
-    names = {name for each in code for name in each.co_names}
-    return "softmax" in names and not PRODUCTS.isdisjoint(names) and "ALL_ATTENTION_FUNCTIONS" not in names
+    return any(map(_names_one, functions(kind)))
 
 
 def _names_one(fn: Any) -> bool:

@@ -1,0 +1,141 @@
+"""Scores as what they are made of: queries, keys, and what was done to their products; and the softmax of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from math import prod
+from operator import add, or_
+
+import torch
+from torch import Tensor
+
+from .products import Product, permuted
+
+HIDES = -1e4  # a score filled with this or less gets no weight
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What a tensor is: scale * q @ k.mT + added, but for what is hidden."""
+
+    q: Tensor  # *lead i d
+    k: Tensor  # *lead j d
+    lead: torch.Size
+    scale: float = 1.0
+    added: tuple[Tensor, ...] = ()  # each broadcasts to *lead i j
+    hidden: tuple[Tensor, ...] = ()  # each broadcasts too, True = hidden
+    finite: bool = True  # hidden by numbers, over which a row that sees nothing else spreads evenly?
+    zeroed: Tensor | None = None  # where they were multiplied by 0, until a number that is added hides them there
+
+    @classmethod
+    def of(cls, found: Product) -> Scores:
+        lead = torch.broadcast_shapes(found.left.shape[:-2], found.right.shape[:-2])
+        return cls(found.left, found.right, lead, found.scale, () if found.added is None else (found.added,))
+
+    @property
+    def mT(self) -> Scores:
+        """The same with queries and keys in each other's place."""
+        return replace(self._mapped(lambda x: x.mT), q=self.k, k=self.q)
+
+    def times(self, factor: float | Tensor, lead: torch.Size) -> Scores:
+        """Multiplied, by a number or by one for each row, in a tensor whose batch dims are `lead`."""
+        if isinstance(factor, Tensor):
+            factor = led(matrix(factor), lead, self.lead)
+            return replace(self, q=self.q * factor, added=tuple(x * factor for x in self.added))
+        return replace(self, scale=self.scale * factor, added=tuple(x * factor for x in self.added))
+
+    def plus(self, x: Tensor, lead: torch.Size) -> Scores:
+        """With numbers added; one for a whole row changes no weights."""
+        x = led(matrix(x if x.is_floating_point() else x.to(self.q.dtype)), lead, self.lead)
+        if self.zeroed is not None and bool((~self.zeroed | (x <= HIDES)).all()):
+            x = torch.where(self.zeroed, 0, x)
+            return replace(self, added=(*self.added, x), hidden=(*self.hidden, self.zeroed), zeroed=None)
+        return self if x.shape[-1] == 1 < self.k.shape[-2] else replace(self, added=(*self.added, x))
+
+    def gated(self, factor: Tensor, lead: torch.Size) -> Scores | None:
+        """Multiplied by a 1 or a 0 for each of them."""
+        factor = led(matrix(factor), lead, self.lead)
+        closed = factor == 0
+        return replace(self, zeroed=closed) if self.zeroed is None and bool((closed | (factor == 1)).all()) else None
+
+    def without(self, hidden: Tensor, lead: torch.Size, *, by: float) -> Scores:
+        """With some of them hidden."""
+        hides = (*self.hidden, led(matrix(hidden), lead, self.lead))
+        return replace(self, hidden=hides, finite=self.finite and by > -torch.inf)
+
+    def led(self, lead: torch.Size) -> Scores:
+        """With other batch dims for the same matrices."""
+        if lead == self.lead:
+            return self
+        moved = self._mapped(lambda x: led(x, self.lead, lead))
+        return replace(moved, q=led(self.q, self.lead, lead), k=led(self.k, self.lead, lead), lead=lead)
+
+    def terms(self) -> dict[str, Tensor]:
+        """What hides, with what is added there, as `mask`, and what is added besides as `bias`, both numbers."""
+        hiding = [x for x in self.added if bool((x <= HIDES).any())]
+        beside = [x for x in self.added if not any(x is other for other in hiding)]
+        mask, bias = self._hiding(hiding), reduce(add, beside) if beside else None
+        return {name: x for name, x in (("mask", mask), ("bias", bias)) if x is not None}
+
+    def permuted(self, shape: torch.Size, order: Sequence[int]) -> Scores:
+        """With its batch dims in another order, where it has a `shape` of *lead i j."""
+        lead = shape[:-2]
+
+        def moved(x: Tensor) -> Tensor:
+            return permuted(x.expand(*lead, *x.shape[-2:]), order)
+
+        scores = self.led(lead)._mapped(moved)
+        return replace(scores, q=moved(scores.q), k=moved(scores.k), lead=torch.Size(lead[dim] for dim in order))
+
+    def _hiding(self, added: Sequence[Tensor]) -> Tensor | None:
+        if not added and not self.hidden:
+            return None
+        total = reduce(add, added) if added else torch.zeros(1, 1, device=self.q.device)
+        least = torch.finfo(total.dtype).min
+        hidden = reduce(or_, (*self.hidden, *(x <= HIDES for x in added))) & (total > -torch.inf)
+        if not self.hidden and not bool((hidden & (total > least / 2)).any()):
+            return total
+        return torch.where(hidden, least if self.finite else -torch.inf, total)
+
+    def _mapped(self, fn: Callable[[Tensor], Tensor]) -> Scores:
+        zeroed = None if self.zeroed is None else fn(self.zeroed)
+        return replace(self, added=tuple(map(fn, self.added)), hidden=tuple(map(fn, self.hidden)), zeroed=zeroed)
+
+
+@dataclass(frozen=True, eq=False)
+class Softmaxed:
+    """What a tensor is: the softmax of scores."""
+
+    scores: Scores | None  # None where they are more than a product
+    logits: Tensor  # as they were handed to the softmax, keys in the last dim
+    flipped: bool  # has the tensor its keys in the last dim but one?
+    found: Tensor | None = None  # what the softmax made of them, keys last; None where that is the tensor
+    seen: list[bool] = field(default_factory=list)  # was it multiplied with values?
+
+    def found_in(self, x: Tensor) -> Tensor:
+        """The weights that the softmax found, keys last, where x is the tensor."""
+        return self.found if self.found is not None else x.mT if self.flipped else x
+
+    def permuted(self, shape: torch.Size, order: Sequence[int]) -> Softmaxed:
+        """With its batch dims in another order, where it has a `shape` of *lead i j."""
+        scores, lead = self.scores, shape[:-2]
+        kept = scores.permuted(shape, order) if scores is not None and prod(scores.lead) == prod(lead) else None
+        found = None if self.found is None else permuted(self.found.reshape(shape), order)
+        return replace(self, scores=kept, logits=permuted(self.logits.reshape(shape), order), found=found)
+
+
+def matrix(x: Tensor) -> Tensor:
+    """A tensor that broadcasts to matrices, with two dims at least."""
+    return x if x.ndim > 1 else x[None]
+
+
+def led(x: Tensor, given: torch.Size, lead: torch.Size) -> Tensor:
+    """A tensor that broadcasts to matrices with batch dims `given`, with others, `lead`, for the same matrices."""
+    if given == lead or x.ndim <= 2:
+        return x
+    last = x.shape[-2:]
+    if x.shape[:-2].numel() == 1:
+        return x.reshape(*(1 for _ in lead), *last)
+    return x.expand(*given, *last).reshape(*lead, *last)
