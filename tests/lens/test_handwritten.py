@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.lens import capture, rollout
-from regard.lens.products import multiplies
+from regard.lens.classes import multiplies
 from regard.lens.scored import Scores, Softmaxed
 from regard.ops.masks import Causal, Padding, Window
 

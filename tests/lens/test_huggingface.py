@@ -17,10 +17,11 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from regard import Causal, Dot, Padding, SinkSoftmax, Window, weights
 from regard.lens import capture
+from regard.lens.classes import may_attend
 from regard.lens.huggingface import _flash_mask
 from regard.lens.reading import Reader
 from regard.lens.storage import Store
-from regard.lens.watch import Watch, _may_attend
+from regard.lens.watch import Watch
 
 CLOSE = 1e-5
 SEQ2SEQ = (zoo.t5, zoo.marian, zoo.whisper)
@@ -342,9 +343,9 @@ def test_layers_of_transformers_run_without_a_mode(monkeypatch):
 
 def test_a_file_of_transformers_that_calls_the_kernel_itself_is_watched():
     for model in (hf.SamModel, hf.LlamaModel):  # which are imported here
-        assert _may_attend(model) == (model is hf.SamModel)
-    assert _may_attend(torch.nn.MultiheadAttention)
-    assert not _may_attend(torch.nn.ModuleList)
+        assert may_attend(model) == (model is hf.SamModel)
+    assert may_attend(torch.nn.MultiheadAttention)
+    assert not may_attend(torch.nn.ModuleList)
 
 
 def test_what_the_kernel_says_of_each_row_is_kept():
@@ -482,7 +483,7 @@ def test_tokens_drafted_ahead_leave_no_rows(drafted):
 def test_files_that_call_pytorch_s_multi_head_attention_are_watched():
     from transformers.models.wavlm.modeling_wavlm import WavLMAttention
 
-    assert _may_attend(WavLMAttention)
+    assert may_attend(WavLMAttention)
 
 
 @pytest.mark.parametrize("build", [zoo.bert, zoo.llama])

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from . import huggingface
+from .classes import attends_aside
 from .labels import Tokens, TokensByLayer
 from .names import listed
 from .recorder import Recorder
 from .reduced import must_be_measures
 from .storage import Store
 from .tape import Tape
-from .watch import SCRIPTED, Watch, attends_aside
+from .watch import SCRIPTED, Watch
 
 SEEN = (
     "seen are regard.attend, F.scaled_dot_product_attention, F.multi_head_attention_forward, the attention interface "

@@ -22,9 +22,10 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ..nn.core import Core
 from ..ops.operator import attend
+from .classes import attends
 from .names import own_name
 from .statistic import SDPA
-from .watch import attends, layer_of
+from .watch import layer_of
 
 SEEN = "seen are attend, nn.MultiheadAttention and F.scaled_dot_product_attention (attn_implementation='sdpa')"
 

@@ -1,11 +1,8 @@
-"""Products of matrices by whatever function of PyTorch: what is multiplied, in one layout, and who does it."""
+"""Products of matrices by whatever function of PyTorch: what is multiplied, in one layout."""
 
 from __future__ import annotations
 
-import dis
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +11,6 @@ from torch import Tensor, nn
 from ..ops.tracing import transformed
 
 PRODUCTS = frozenset(("matmul", "__matmul__", "bmm", "mm", "baddbmm", "einsum"))
-
-WORDS = ("matmul", "bmm", "einsum")  # what the names of products have in them
-INTERFACE = "all_attention_functions"  # of transformers, in small letters
 DIGITS = "0123456789"  # what stands for the dims of "..." in an einsum, the last one for the last
 
 
@@ -159,22 +153,3 @@ def permuted(x: Tensor, order: Sequence[int]) -> Tensor:
 def has_numbers(x: Tensor) -> bool:
     """Does a tensor hold the numbers it stands for? Not where it is nested, or within torch.vmap and its kin."""
     return not (x.is_nested or x.is_meta or transformed())
-
-
-def multiplies(kind: type) -> bool:
-    """Does the code of a class name a softmax and a product, and not the interface that does both?"""
-    code = [fn.__code__ for fn in functions(kind)]
-    names = {name.lower() for each in code for name in each.co_names}
-    if INTERFACE in names or not any(name.endswith("softmax") for name in names):
-        return False
-    return any(word in name for name in names for word in WORDS) or any(map(_has_sign, code))
-
-
-def functions(kind: type) -> Iterator[Any]:
-    """The functions in the code of a class of modules, and of those it is made of."""
-    own = (fn for base in kind.__mro__ if base not in nn.Module.__mro__ for fn in vars(base).values())
-    return filter(inspect.isfunction, map(inspect.unwrap, own))
-
-
-def _has_sign(code: CodeType) -> bool:
-    return any(each.opname == "BINARY_OP" and each.argrepr in ("@", "@=") for each in dis.get_instructions(code))

@@ -1,17 +1,17 @@
 """Watch: sees the attention functions while a model runs, and which of its layers calls them.
 
 A torch function mode sees every call of `attend`, `F.scaled_dot_product_attention` and
-`F.multi_head_attention_forward`; hooks say whose it is. While a mode is active `nn.TransformerEncoder` leaves its fused
-fast path, in which there would be nothing to see, for its plain one.
+`F.multi_head_attention_forward`, and the functions by which a model writes attention out; hooks say whose it is. While
+a mode is active `nn.TransformerEncoder` leaves its fused fast path, in which there would be nothing to see, for its
+plain one.
 
 A mode costs a few microseconds for every function of PyTorch, more than many of them take to launch. So it is active
-only within layers that may call one of these: those of transformers ask an interface instead, where they are seen.
+only within layers that may attend by themselves: most of transformers ask an interface instead, where they are seen.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -33,18 +33,15 @@ from ..nn.dropout import Dropout
 from ..ops.masks import Causal
 from ..ops.operator import attend
 from ..ops.tracing import transformed
+from .classes import ATTENTIONS, attends, may_attend
 from .handwritten import Handwriting, Written, touches
-from .products import functions, multiplies
 from .projection import projection
 from .record import Record, Seen, seen_weights
 from .recorder import SLOTS, Recorder
 from .statistic import SDPA, attended
 
-ATTENTIONS = frozenset((attend, SDPA, F.multi_head_attention_forward))
 FLEX = frozenset((torch.ops.higher_order.flex_attention,))
-ATTENTIVE = frozenset((Core, nn.MultiheadAttention, nn.TransformerEncoderLayer))
 HEADS = ("num_heads", "n_heads", "n_head", "nhead", "nheads", "heads", "num_attention_heads", "h")  # what layers say
-KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")  # PyTorch's own, by name
 
 
 class _Here(threading.local):
@@ -76,7 +73,7 @@ class Watch(TorchFunctionMode):
     def watching(self) -> Iterator[None]:
         """Watch the model within the block."""
         everywhere = self.recorder.values  # output projections are linear maps of any layer
-        kinds = {kind for kind in set(map(type, self.parts)) if everywhere or _may_attend(kind)}
+        kinds = {kind for kind in set(map(type, self.parts)) if everywhere or may_attend(kind)}
         attentive = {kind for kind in kinds if attends(kind)}
         hooks = [self.model.register_forward_pre_hook(self._note)]
         self._on = True
@@ -297,7 +294,6 @@ def layer_of(name: str, part: nn.Module) -> str:
 
 
 SCRIPTED = frozenset((RecursiveScriptModule, TracedModule, TopLevelTracedModule))
-HOLDERS = frozenset((nn.ModuleList, nn.ModuleDict))  # are never called
 BARE = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, Dropout))  # have no parts to look for
 
 
@@ -326,48 +322,6 @@ def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str]]:
 def _is_plain(kind: type) -> bool:
     """Is it PyTorch's own, in which, without parts, nothing attends?"""
     return kind.__module__.startswith("torch.nn.modules.")
-
-
-@cache
-def _may_attend(kind: type) -> bool:
-    """May layers of this kind attend by themselves? Few of transformers do: most ask its interface."""
-    file = kind.__module__
-    if kind in HOLDERS:
-        return False
-    if not file.startswith("transformers.") or multiplies(kind):
-        return True
-    try:
-        source = inspect.getsource(sys.modules[file])
-    except (OSError, KeyError):  # there is no source to look at
-        return True
-    return _calls_one(source, KERNELS)
-
-
-@cache
-def attends(kind: type) -> bool:
-    """Does a layer of this kind call an attention by itself, as far as the names in its code tell?"""
-    if kind in ATTENTIVE:
-        return True
-    return any(map(_names_one, functions(kind)))
-
-
-def _names_one(fn: Any) -> bool:
-    known = [fn.__globals__.get(name) for name in fn.__code__.co_names]
-    return not set(KERNELS).isdisjoint(fn.__code__.co_names) or any(x is one for x in known for one in ATTENTIONS)
-
-
-@cache
-def attends_aside(kind: type) -> bool:
-    """Does a class call an attention in a method other than `forward`, as far as its code can be read?"""
-    try:
-        others = [fn for name, fn in vars(kind).items() if inspect.isfunction(fn) and name != "forward"]
-        return any(_calls_one(inspect.getsource(fn), (*KERNELS, attend.__name__)) for fn in others)
-    except OSError:
-        return False
-
-
-def _calls_one(source: str, names: tuple[str, ...]) -> bool:
-    return any(f"{name}(" in source for name in names)
 
 
 def _projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
