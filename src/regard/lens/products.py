@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ..ops.tracing import transformed
 
 PRODUCTS = frozenset(("matmul", "__matmul__", "bmm", "mm", "baddbmm", "einsum"))
-DIGITS = "0123456789"  # what stands for the dims of "..." in an einsum, the last one for the last
+DIGITS = "0123456789"  # stand for the dims of `...` in an einsum
 
 
 class Product(NamedTuple):
@@ -28,11 +27,8 @@ class Average(NamedTuple):
 
     v: Tensor  # *lead j e
     heads: Callable[[Tensor], Tensor]  # makes *lead i e of the output
-
-    def permuted(self, lead: torch.Size, order: Sequence[int]) -> Average:
-        """With its batch dims, `lead`, in another order."""
-        v = permuted(self.v.expand(*lead, *self.v.shape[-2:]), order)
-        return Average(v, lambda out: permuted(self.heads(out), order))
+    weights: Callable[[Tensor], Tensor] = lambda x: x  # makes *lead i j of weights whose keys are in the last dim
+    summed: bool = False  # have they no dim of queries?
 
 
 def product(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
@@ -48,19 +44,19 @@ def product(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Produc
 
 
 def average(
-    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], weights: Tensor, *, flipped: bool
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], weights: Tensor, *, behind: int
 ) -> Average | None:
-    """The values a call averages by these weights, whose keys are in the last dim, `flipped` in the one before it."""
+    """The values a call averages by these weights, which have so many dims `behind` their keys."""
     if name == "einsum":
-        return _averaged(args, weights, flipped)
+        return _averaged(args, weights, behind)
     if name == "baddbmm":
         return None
     left, right = _given(_NAMES[name], args, kwargs)
     if left.ndim < 2 or right.ndim < 2:
         return None
-    if left is weights and not flipped:
+    if left is weights and behind == 0:
         return Average(right, lambda out: out)
-    if right is weights and flipped:
+    if right is weights and behind == 1:
         return Average(left.mT, lambda out: out.mT)
     return None
 
@@ -97,20 +93,30 @@ def _summed(args: Sequence[Any]) -> Product | None:
     return Product(_laid(x, a, lead, row, over), _laid(y, b, lead, column, over))
 
 
-def _averaged(args: Sequence[Any], weights: Tensor, flipped: bool) -> Average | None:
+def _averaged(args: Sequence[Any], weights: Tensor, behind: int) -> Average | None:
     if (read := _equation(args)) is None:
         return None
     (a, x), (b, y), out = read
     if y is weights:
         (a, x), (b, y) = (b, y), (a, x)
-    if x is not weights or len(a) < 2:
+    if x is not weights or len(a) < 2 or not out:
         return None
-    *lead, row, key = list(a)
-    row, key = (key, row) if flipped else (row, key)
-    wide = [label for label in b if label not in a]
-    if key not in b or key in out or row in b or set(out) != {*lead, row, *wide}:
+    key = a[-1 - behind]
+    rest = [label for label in a if label != key]
+    rows = rest[-1:] if rest[-1] not in b else [label for label in rest if label not in b]
+    lead, wide = [label for label in rest if label not in rows], [label for label in b if label not in a]
+    if key not in b or key in out or len(rows) > 1 or set(out) != {*rest, *wide}:
         return None
-    return Average(_laid(y, b, lead, key, wide), lambda x: _laid(x, out, lead, row, wide))
+    order = [rest.index(label) for label in (*lead, *rows)]
+
+    def laid(w: Tensor) -> Tensor:
+        w = w.permute(*order, -1)
+        return w if rows else w.unsqueeze(-2)
+
+    def heads(x: Tensor) -> Tensor:
+        return _laid(x if rows else x[..., None], out if rows else out + "?", lead, rows[0] if rows else "?", wide)
+
+    return Average(_laid(y, b, lead, key, wide), heads, laid, not rows)
 
 
 def _equation(args: Sequence[Any]) -> tuple[tuple[str, Tensor], tuple[str, Tensor], str] | None:
@@ -123,17 +129,14 @@ def _equation(args: Sequence[Any]) -> tuple[tuple[str, Tensor], tuple[str, Tenso
     names = inputs.split(",")
     if len(operands) != 2 or len(names) != 2:
         return None
-    more = [
-        x.ndim - len(dims.replace("...", "")) if "..." in dims else 0 for dims, x in zip(names, operands, strict=True)
-    ]
-    names = [dims.replace("...", DIGITS[-n:] if n else "") for dims, n in zip(names, more, strict=True)]
+    if "..." in text:
+        more = [x.ndim - len(dims.replace("...", "")) for x, dims in zip(operands, names, strict=True)]
+        most = max(more)
+        names = [dims.replace("...", DIGITS[most - n : most]) for dims, n in zip(names, more, strict=True)]
+        out = out.replace("...", DIGITS[:most])
     if any(len(set(dims)) < len(dims) for dims in names):
         return None
-    return (
-        (names[0], operands[0]),
-        (names[1], operands[1]),
-        out.replace("...", DIGITS[-max(more) :] if max(more) else ""),
-    )
+    return (names[0], operands[0]), (names[1], operands[1]), out
 
 
 def _laid(x: Tensor, dims: str, lead: Sequence[str], one: str, wide: Sequence[str]) -> Tensor:
@@ -143,11 +146,6 @@ def _laid(x: Tensor, dims: str, lead: Sequence[str], one: str, wide: Sequence[st
     for at, label in enumerate(lead):
         x = x if label in dims else x.unsqueeze(at)
     return x.flatten(len(lead) + 1) if wide else x.unsqueeze(-1)
-
-
-def permuted(x: Tensor, order: Sequence[int]) -> Tensor:
-    """Matrices with their batch dims in another order."""
-    return x.permute(*order, -2, -1)
 
 
 def has_numbers(x: Tensor) -> bool:

@@ -11,7 +11,8 @@ from operator import add, or_
 import torch
 from torch import Tensor
 
-from .products import Product, permuted
+from .layouts import Layout, both, led, matrix, permuted
+from .products import Product
 
 HIDES = -1e4  # a score filled with this or less gets no weight
 
@@ -31,7 +32,7 @@ class Scores:
 
     @classmethod
     def of(cls, found: Product) -> Scores:
-        lead = torch.broadcast_shapes(found.left.shape[:-2], found.right.shape[:-2])
+        lead = both(found.left.shape[:-2], found.right.shape[:-2])
         return cls(found.left, found.right, lead, found.scale, () if found.added is None else (found.added,))
 
     @property
@@ -72,6 +73,10 @@ class Scores:
         moved = self._mapped(lambda x: led(x, self.lead, lead))
         return replace(moved, q=led(self.q, self.lead, lead), k=led(self.k, self.lead, lead), lead=lead)
 
+    def laid(self, layout: Layout) -> Scores:
+        """With batch dims b h, to be told."""
+        return replace(self._mapped(layout.of_matrices), q=layout.of_matrices(self.q), k=layout.of_matrices(self.k))
+
     def terms(self) -> dict[str, Tensor]:
         """What hides, with what is added there, as `mask`, and what is added besides as `bias`, both numbers."""
         hiding = [x for x in self.added if bool((x <= HIDES).any())]
@@ -110,13 +115,18 @@ class Softmaxed:
 
     scores: Scores | None  # None where they are more than a product
     logits: Tensor  # as they were handed to the softmax, keys in the last dim
-    flipped: bool  # has the tensor its keys in the last dim but one?
+    behind: int  # how many dims the tensor has behind its keys
+    gate: bool = False  # are they features of a linear map, one for each of some experts?
     found: Tensor | None = None  # what the softmax made of them, keys last; None where that is the tensor
     seen: list[bool] = field(default_factory=list)  # was it multiplied with values?
 
     def found_in(self, x: Tensor) -> Tensor:
         """The weights that the softmax found, keys last, where x is the tensor."""
-        return self.found if self.found is not None else x.mT if self.flipped else x
+        return self.found if self.found is not None else self.keys_last(x)
+
+    def keys_last(self, x: Tensor) -> Tensor:
+        """The tensor with its keys in the last dim."""
+        return x.movedim(-1 - self.behind, -1) if self.behind else x
 
     def permuted(self, shape: torch.Size, order: Sequence[int]) -> Softmaxed:
         """With its batch dims in another order, where it has a `shape` of *lead i j."""
@@ -124,18 +134,3 @@ class Softmaxed:
         kept = scores.permuted(shape, order) if scores is not None and prod(scores.lead) == prod(lead) else None
         found = None if self.found is None else permuted(self.found.reshape(shape), order)
         return replace(self, scores=kept, logits=permuted(self.logits.reshape(shape), order), found=found)
-
-
-def matrix(x: Tensor) -> Tensor:
-    """A tensor that broadcasts to matrices, with two dims at least."""
-    return x if x.ndim > 1 else x[None]
-
-
-def led(x: Tensor, given: torch.Size, lead: torch.Size) -> Tensor:
-    """A tensor that broadcasts to matrices with batch dims `given`, with others, `lead`, for the same matrices."""
-    if given == lead or x.ndim <= 2:
-        return x
-    last = x.shape[-2:]
-    if x.shape[:-2].numel() == 1:
-        return x.reshape(*(1 for _ in lead), *last)
-    return x.expand(*given, *last).reshape(*lead, *last)

@@ -229,7 +229,7 @@ class Watch(TorchFunctionMode):
             for told in written.told():
                 seen = reader.read(**told)
                 terms = {slot: getattr(seen, slot) for slot in (*SLOTS, "offset")}
-                if written.is_told_by(seen_weights(seen.q, seen.k, None, **terms)):
+                if written.is_told_by(seen_weights(seen.q.detach(), seen.k.detach(), None, **terms)):
                     self.see(self._layer, seen, out, written.heads)
                     return
         warnings.warn(

@@ -1,0 +1,81 @@
+"""Layouts: which of the dims before matrices are the batch and which the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+FOLDING = frozenset(("view", "reshape", "flatten", "cat", "concat"))
+
+
+class Layout(NamedTuple):
+    """Makes b h i j of *lead i j."""
+
+    lead: torch.Size  # one dim, or several of which one are the heads
+    at: int  # which
+
+    @classmethod
+    def of(cls, lead: Sequence[int], heads: int | None, first: bool) -> Layout:
+        """The batch dims `lead` with `heads` among them, or within the only one: behind the texts, or `first`.
+
+        Where nobody says how many heads there are it is the last dim, or one head.
+        """
+        if len(lead) < 2:
+            all_, heads = prod(lead), heads or 1
+            return cls(torch.Size((heads, all_ // heads) if first else (all_ // heads, heads)), 0 if first else 1)
+        last = len(lead) - 1
+        if heads is None or lead[last] == heads:
+            return cls(torch.Size(lead), last)
+        for n in range(last):
+            if prod(lead[n:]) == heads:  # groups of heads
+                return cls(torch.Size((prod(lead[:n]), heads)), 1)
+        return cls(torch.Size(lead), list(lead).index(heads) if heads in lead else last)
+
+    def of_matrices(self, x: Tensor) -> Tensor:
+        """A tensor that broadcasts to *lead i j with dims that broadcast to b h i j."""
+        if x.ndim <= 2 or (len(self.lead) == 2 and self.at == 1):
+            return x
+        x = x[(None,) * (len(self.lead) + 2 - x.ndim)]
+        if len(self.lead) > 2 and x.shape[:-2].numel() > 1:
+            x = x.expand(*self.lead, *x.shape[-2:])
+        return x.movedim(self.at, -3).flatten(0, -4)
+
+
+def folds(args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> tuple[int, int] | None:
+    """The two batch dims that a call made one, the outer first; of parts it put behind each other the inner is 0."""
+    if out.ndim != 3 or not args:
+        return None
+    x = args[0]
+    if isinstance(x, Tensor):
+        return (x.shape[0], x.shape[1]) if x.ndim == 4 and x.shape[:2].numel() == len(out) else None
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    return (len(x), 0) if isinstance(x, (list, tuple)) and dim == 0 else None
+
+
+def both(left: torch.Size, right: torch.Size) -> torch.Size:
+    """The batch dims of two tensors together."""
+    return left if left == right else torch.broadcast_shapes(left, right)
+
+
+def led(x: Tensor, given: torch.Size, lead: torch.Size) -> Tensor:
+    """A tensor that broadcasts to matrices with batch dims `given`, with others, `lead`, for the same matrices."""
+    if given == lead or x.ndim <= 2:
+        return x
+    last = x.shape[-2:]
+    if x.shape[:-2].numel() == 1:
+        return x.reshape(*(1 for _ in lead), *last)
+    return x.expand(*given, *last).reshape(*lead, *last)
+
+
+def permuted(x: Tensor, order: Sequence[int]) -> Tensor:
+    """Matrices with their batch dims in another order."""
+    return x.permute(*order, -2, -1)
+
+
+def matrix(x: Tensor) -> Tensor:
+    """A tensor that broadcasts to matrices, with two dims at least."""
+    return x if x.ndim > 1 else x[None]
