@@ -169,6 +169,13 @@ def test_heads_before_the_batch_are_told_by_queries_and_keys():
     assert told.call.q.shape == (B, H, N, D)
 
 
+def test_as_many_texts_as_heads_are_not_taken_for_these():
+    layer, x = Layer(windows_behind_heads), torch.randn(H, N, DIM)
+    with capture(layer) as tape, torch.no_grad():
+        layer(x)
+    torch.testing.assert_close(tape[0][:], layer.found, atol=1e-6, rtol=1e-5)
+
+
 def test_groups_of_heads_are_heads():
     def attention(q, k, v):
         q = q.unflatten(-1, (H, 2, 2)).permute(0, 2, 3, 1, 4)  # b groups heads n d
@@ -253,6 +260,7 @@ def weights_written_through_a_view(q, k, v):
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode], ids=lambda f: f.__name__)
+@pytest.mark.filterwarnings("ignore:.*not all is on the tape")
 def test_what_was_written_to_is_not_taken_for_what_it_was(attention, context, monkeypatch):
     monkeypatch.setattr("regard.lens.handwritten.ROWS", 2)  # the row that changes is not one that is looked at
     check(Single(attention), context)
@@ -280,3 +288,34 @@ def test_scores_that_were_hidden_and_made_small_are_seen():
         return weights @ v, weights[:, None]
 
     check(Single(attention))
+
+
+def mixed_heads(q, k, v):
+    q, k, v = map(split, (q, k, v))
+    weights = torch.einsum("bhij,hg->bgij", (q @ k.mT).softmax(-1), torch.eye(H).roll(1, 0))
+    return weights @ v, weights
+
+
+def both_ways(q, k, v):
+    return pooled(q, k, v)[0] + mixed_heads(q, k, v)[0].mean((1, 2)).repeat(1, H), pooled(q, k, v)[1]
+
+
+class Beside(nn.Module):
+    """Two layers, of which one does something to its weights that is not followed."""
+
+    def __init__(self):
+        super().__init__()
+        self.known, self.other = Layer(ellipsis), Layer(both_ways)
+
+    def forward(self, x):
+        return self.known(x), self.other(x)
+
+
+def test_what_is_missing_is_told_of():
+    model, x = Beside(), torch.randn(B, N, DIM)
+    with pytest.warns(UserWarning, match="of other not all is on the tape"), capture(model) as tape, torch.no_grad():
+        model(x)
+    assert tape.layers == ["known", "other"]
+    with capture(model, layers="known") as tape, torch.no_grad():  # where a warning would be an error
+        model(x)
+    assert tape.layers == ["known"]

@@ -99,6 +99,7 @@ def capture(
     _must_have_seen(watch)
     _tell_compiled(watch)
     _tell_flexed(watch)
+    _tell_lost(watch)
     _tell_uncalled(watch)
     _tell_ended(recorder)
     tape.tell_misplaced(stacklevel=4)
@@ -153,6 +154,18 @@ def _tell_flexed(watch: Watch) -> None:
         warnings.warn(
             f"{kind} calls flex_attention, of which nothing is on the tape; let it call regard.attend(q, k, v, "
             "mask=...) instead",
+            stacklevel=4,
+        )
+
+
+def _tell_lost(watch: Watch) -> None:
+    if not watch.softmaxes:
+        return
+    lost = [layer for layer, averaged in watch.softmaxes if not averaged and watch.recorder.wants(layer)]
+    if lost:
+        warnings.warn(
+            f"of {listed(lost)} not all is on the tape: what became of a softmax of queries and keys there was not "
+            "understood. Let it be multiplied with values as it is, or call regard.attend(q, k, v)",
             stacklevel=4,
         )
 

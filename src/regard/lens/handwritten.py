@@ -94,18 +94,25 @@ class Handwriting:
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
     ) -> Written | None:
         """Take in one call, that has run, of a function that `touches` scores; return an attention that it ends."""
+        if not self._notes.held and name not in BEGINNING:
+            return None
         if name in PRODUCTS:
             with torch.no_grad():
                 return self._multiplied(name, args, kwargs, out, heads)
         if name == LINEAR:
             self._notes.features = weakref.ref(out)
             return None
-        if name in FOLDING and (fold := folds(args, kwargs, out)) is not None:
+        if name in FOLDING and out.ndim == 3 and (fold := folds(args, kwargs, out)) is not None:
             self._folds.append((weakref.ref(out), *fold))
-        if self._notes or name == SOFTMAX:
-            with torch.no_grad():
-                return self._changed(Call(self._notes, name, args, kwargs, out), heads)
-        return None
+        if not self._notes.held and name != SOFTMAX:
+            return None
+        with torch.no_grad():
+            return self._changed(Call(self._notes, name, args, kwargs, out), heads)
+
+    def is_averaged(self, x: Tensor) -> list[bool] | None:
+        """Of the softmax of a product, what will hold True once values have been averaged by it; None of others."""
+        note = self._notes.of(x)
+        return note.seen if isinstance(note, Softmaxed) and note.scores is not None else None
 
     def clear(self) -> None:
         """Forget all."""
@@ -130,7 +137,7 @@ class Handwriting:
     def _multiplied(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor, heads: Heads
     ) -> Written | None:
-        if self._notes:
+        if self._notes.held:
             given = args[1:] if name == "einsum" else (*args, *kwargs.values())
             given = given[0] if name == "einsum" and isinstance(given[0], (list, tuple)) else given
             for x in given:
@@ -161,7 +168,8 @@ class Handwriting:
 
 
 LINEAR, SUM = "linear", "sum"
-NAMES = PRODUCTS | STEPS.keys() | FOLDING | {LINEAR, SUM}
+BEGINNING = PRODUCTS | FOLDING | {LINEAR, SOFTMAX}  # matter even where there are no scores yet
+NAMES = BEGINNING | STEPS.keys() | {SUM}
 
 _TOUCHING: dict[Any, str | None] = {Tensor.mT.__get__: "mT", Tensor.T.__get__: "T"}  # type: ignore[attr-defined]
 

@@ -33,7 +33,7 @@ class Layout(NamedTuple):
         for n in range(last):
             if prod(lead[n:]) == heads:  # groups of heads
                 return cls(torch.Size((prod(lead[:n]), heads)), 1)
-        return cls(torch.Size(lead), list(lead).index(heads) if heads in lead else last)
+        return cls(torch.Size(lead), next((n for n in (*range(1, last), 0) if lead[n] == heads), last))
 
     def of_matrices(self, x: Tensor) -> Tensor:
         """A tensor that broadcasts to *lead i j with dims that broadcast to b h i j."""
@@ -47,11 +47,10 @@ class Layout(NamedTuple):
 
 def folds(args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> tuple[int, int] | None:
     """The two batch dims that a call made one, the outer first; of parts it put behind each other the inner is 0."""
-    if out.ndim != 3 or not args:
-        return None
-    x = args[0]
+    x = args[0] if args else None
     if isinstance(x, Tensor):
-        return (x.shape[0], x.shape[1]) if x.ndim == 4 and x.shape[:2].numel() == len(out) else None
+        folded = x.ndim == 4 and not x.is_nested and x.shape[:2].numel() == len(out)
+        return (x.shape[0], x.shape[1]) if folded else None
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     return (len(x), 0) if isinstance(x, (list, tuple)) and dim == 0 else None
 

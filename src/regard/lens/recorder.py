@@ -66,6 +66,10 @@ class Recorder:
         """Has nothing been seen?"""
         return not (self._entries or self._waiting)
 
+    def wants(self, name: str) -> bool:
+        """Is a layer of this name asked for?"""
+        return self.layers is None or any(matches(name, pattern) for pattern in self.layers)
+
     def may_wait(self, name: str, q: Tensor, k: Tensor) -> bool:
         """Is it enough to hold on to the queries and keys of this call until somebody looks?
 
@@ -109,7 +113,7 @@ class Recorder:
             record.project(weight)
 
     def _see(self, name: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor]) -> Record | None:
-        if self.layers is not None and not any(matches(name, pattern) for pattern in self.layers):
+        if not self.wants(name):
             self.passed_over.add(name)
             return None
         self._settle()

@@ -27,15 +27,12 @@ class Notes:
     """What is known of tensors, as long as they live and nobody writes to them."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, tuple[weakref.ref[Tensor], int | None, Note]] = {}
+        self.held: dict[int, tuple[weakref.ref[Tensor], int | None, Note]] = {}
         self.features: Callable[[], Tensor | None] = lambda: None  # what the latest linear map made
-
-    def __bool__(self) -> bool:
-        return bool(self._notes)
 
     def of(self, x: Any, *, written: bool = False) -> Note | None:
         """What is known of a tensor, if nobody but the call that has just `written` to it has done so."""
-        note = self._notes.get(id(x))
+        note = self.held.get(id(x))
         if note is None or (held := note[0]()) is None or held is not x:
             return None
         version, times = version_of(held), note[1]
@@ -47,23 +44,23 @@ class Notes:
         key = id(x)
 
         def forget(ref: weakref.ref[Tensor]) -> None:
-            if (note := self._notes.get(key)) is not None and note[0] is ref:
-                del self._notes[key]
+            if (note := self.held.get(key)) is not None and note[0] is ref:
+                del self.held[key]
 
-        self._notes[key] = weakref.ref(x, forget), version_of(x), what
+        self.held[key] = weakref.ref(x, forget), version_of(x), what
 
     def forget(self, x: Any) -> None:
         """Forget what a tensor was before it was written to, and views of it that do not count how often."""
-        self._notes.pop(id(x), None)
+        self.held.pop(id(x), None)
         if isinstance(x, Tensor) and x.is_inference():
             memory = x.untyped_storage().data_ptr()
-            for key, (ref, _, _) in list(self._notes.items()):
+            for key, (ref, _, _) in list(self.held.items()):
                 if (other := ref()) is None or other.untyped_storage().data_ptr() == memory:
-                    self._notes.pop(key, None)
+                    self.held.pop(key, None)
 
     def clear(self) -> None:
         """Forget all."""
-        self._notes.clear()
+        self.held.clear()
 
 
 class Call(NamedTuple):

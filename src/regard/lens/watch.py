@@ -39,6 +39,7 @@ from .projection import projection
 from .record import Record, Seen, seen_weights
 from .recorder import SLOTS, Recorder
 from .statistic import SDPA, attended
+from .strokes import SOFTMAX
 
 FLEX = frozenset((torch.ops.higher_order.flex_attention,))
 HEADS = ("num_heads", "n_heads", "n_head", "nhead", "nheads", "heads", "num_attention_heads", "h")  # what layers say
@@ -67,6 +68,7 @@ class Watch(TorchFunctionMode):
         self.compiled = False  # did any attend within a compiled function?
         self.flexed = False  # or by PyTorch's flex_attention, of which nothing is seen?
         self.here = _Here()
+        self.softmaxes: list[tuple[str, list[bool]]] = []  # of products: whose, and were values averaged by it?
         self._on = False
 
     @contextmanager
@@ -134,9 +136,12 @@ class Watch(TorchFunctionMode):
                 self.here.joining = None
         out = func(*args, **kwargs)
         if (name := touches(func)) is not None:
-            written = self.here.handwriting.follow(name, args, kwargs, out, self._heads)
+            handwriting = self.here.handwriting
+            written = handwriting.follow(name, args, kwargs, out, self._heads)
             if written is not None:
                 self._written(written, out)
+            elif name == SOFTMAX and (averaged := handwriting.is_averaged(out)) is not None:
+                self.softmaxes.append((self._layer, averaged))
         return out
 
     def see(self, layer: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> None:
@@ -176,8 +181,9 @@ class Watch(TorchFunctionMode):
                 later.append(mode)
             for mode in reversed(later):
                 _push_mode(mode)
-        self.here.parts.clear()
-        self.here.handwriting.clear()
+        if self.here.parts:
+            self.here.parts.clear()
+            self.here.handwriting.clear()
 
     @property
     def _layer(self) -> str:
