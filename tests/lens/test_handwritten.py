@@ -716,3 +716,160 @@ class Scales(nn.Module):
 @pytest.mark.parametrize(("kind", "does"), [(BySign, True), (ByParts, True), (Inherits, True), (Scales, False)])
 def test_code_tells_who_multiplies(kind, does):
     assert multiplies(kind) is does
+
+
+def faint(q, k, v, *, change):
+    """Attention so even that no weight is large, to which something is done after the softmax."""
+    weights = change((q @ k.mT * 0.02).softmax(-1))
+    return weights @ v, weights
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w * 0.1,
+        lambda w: w * torch.tensor([1.0, 0.4, 1.0])[:, None, None],
+        lambda w: w * (torch.arange(64) != 4)[:, None],  # a row that is not one of the few
+        lambda w: w.masked_fill((torch.arange(64) == 4)[:, None], 0.0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_changed_are_not_shown_as_they_were(change, dtype):
+    layer = Layer(lambda *qkv: faint(*qkv, change=lambda w: change(w).to(dtype))).to(dtype).eval()
+    with (
+        pytest.warns(UserWarning, match="is not on the tape: its weights are not the softmax"),
+        pytest.raises(ValueError, match="no attention of Layer was seen"),
+    ):
+        watched(layer, torch.randn(1, 64, DIM, dtype=dtype))
+
+
+def test_weights_that_are_left_as_they_were_are_shown():
+    """Among them rows that see nothing."""
+
+    def attend(q, k, v):
+        hidden = hidden_from_all_after(q.shape[-2] - 3)
+        weights = (q @ k.mT).masked_fill(hidden, -1e9).softmax(-1).masked_fill(hidden, 0.0)
+        return weights @ v, weights
+
+    def hidden_from_all_after(n):
+        return (torch.arange(N) >= n)[:, None] | (torch.arange(N) >= n)
+
+    layer = Layer(attend).eval()
+    _, told = watched(layer, torch.randn(B, N, DIM))
+    close(told, layer.found)
+
+
+def rewritten_bias(q, k, v):
+    bias = torch.zeros(64, 64)
+    scores = q @ k.mT / 4 + bias
+    bias[3:6, :10] = -1e9
+    return scores
+
+
+def rewritten_mask(q, k, v):
+    mask = torch.zeros(64, 64, dtype=torch.bool)
+    scores = (q @ k.mT / 4).masked_fill(mask, -1e9)
+    mask[3:6, :10] = True
+    return scores
+
+
+def rewritten_queries(q, k, v):
+    scores = q @ k.mT / 4
+    q[:, :, 3:6] = 0
+    return scores
+
+
+def added_to_a_buffer(q, k, v):
+    scores = torch.zeros(1, H, 64, 64)
+    scores += q @ k.mT
+    return scores
+
+
+def added_by_a_factor(q, k, v):
+    return torch.add(torch.arange(64.0) / 64, q @ k.mT, alpha=4.0)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [rewritten_bias, rewritten_mask, rewritten_queries, added_to_a_buffer, added_by_a_factor],
+    ids=lambda f: f.__name__,
+)
+def test_scores_are_what_they_were_when_they_were_found(scores):
+    def attend(q, k, v):
+        weights = scores(q.clone(), k, v).softmax(-1)
+        return weights @ v, weights
+
+    layer = Layer(attend).eval()
+    _, told = watched(layer, torch.randn(1, 64, DIM))
+    close(told, layer.found)
+
+
+def mapped(scores):
+    return torch.vmap(lambda x: (scores * x).sum())(torch.ones(2, N, N)).sum()
+
+
+def of_one_feature(scores):
+    return torch.einsum("bid,bjd->bij", torch.randn(2, 5, 1), torch.randn(2, 7, 16)).softmax(-1).sum()
+
+
+def complex_fill(scores):
+    z = torch.zeros(3, dtype=torch.complex64)
+    return z.masked_fill(z.real == 0, torch.tensor(1j)).real.sum()
+
+
+@pytest.mark.parametrize("beside", [mapped, of_one_feature, complex_fill], ids=lambda f: f.__name__)
+def test_what_else_is_computed_runs_as_without(beside):
+    def attend(q, k, v):
+        scores = q @ k.mT
+        weights = (scores * D**-0.5).softmax(-1)
+        return weights @ v + 0 * beside(scores), weights
+
+    layer = Layer(attend).eval()
+    _, told = watched(layer, torch.randn(B, N, DIM))
+    close(told, layer.found)
+
+
+class Plain(nn.Module):
+    """Attention to itself."""
+
+    def forward(self, x):
+        return torch.matmul(torch.softmax(torch.matmul(x, x.mT), -1), x)
+
+
+class PartlyCompiled(nn.Module):
+    """Two layers, of which the second runs compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain, self.compiled = Plain(), Plain()
+        self.__dict__["run"] = torch.compile(self.compiled, backend="aot_eager")
+
+    def forward(self, x):
+        return self.run(self.plain(x))
+
+
+def test_a_compiled_part_is_told_of():
+    with pytest.warns(UserWarning, match="ran within a function that torch.compile made"):
+        tape, _ = watched(PartlyCompiled().eval(), torch.randn(1, N, DIM))
+    assert tape.layers == ["plain"]
+
+
+def live_matrices(n):
+    return sum(type(x) is torch.Tensor and x.shape[-2:] == (n, n) for x in gc.get_objects())
+
+
+@pytest.mark.filterwarnings("ignore:a bias has no structure")
+def test_of_scores_that_are_reduced_at_once_nothing_is_held():
+    model = nn.Sequential(*(Layer(lambda q, k, v: (attention(torch.tanh)(q, k, v)[0], None)) for _ in range(3))).eval()
+    with capture(model, keep=["entropy"]) as tape, torch.no_grad():
+        model(torch.randn(1, 61, DIM))
+    assert len(tape) == 3
+    assert live_matrices(61) == 0
+
+
+def test_while_it_is_trained_logits_are_not_held():
+    """The weights are, by the backward pass to come; what led to them is not."""
+    model = nn.Sequential(*(Layer(lambda q, k, v: (nano_gpt(q, k, v)[0], None)) for _ in range(3)), Probe())
+    with capture(model):
+        model(torch.randn(1, N, DIM, requires_grad=True))
+    assert not model[-1].held

@@ -161,11 +161,11 @@ def _tell_flexed(watch: Watch) -> None:
 def _tell_lost(watch: Watch) -> None:
     if not watch.softmaxes:
         return
-    lost = [layer for layer, averaged in watch.softmaxes if not averaged and watch.recorder.wants(layer)]
+    lost = [layer for layer, each in watch.softmaxes.items() if not all(each) and watch.recorder.wants(layer)]
     if lost:
         warnings.warn(
-            f"of {listed(lost)} not all is on the tape: what became of a softmax of queries and keys there was not "
-            "understood. Let it be multiplied with values as it is, or call regard.attend(q, k, v)",
+            f"in {listed(lost)} a softmax of queries and keys led to something that is not understood, and is not on "
+            "the tape; if values are averaged by it, let them be multiplied as it is, or call regard.attend(q, k, v)",
             stacklevel=4,
         )
 

@@ -61,6 +61,7 @@ def attends_aside(kind: type) -> bool:
         return False
 
 
+@cache
 def multiplies(kind: type) -> bool:
     """Does the code of a class name a softmax and a product, and not the interface that does both?"""
     code = [fn.__code__ for fn in functions(kind)]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.lazy import Weights
+from ..ops.tracing import transformed
 from .layouts import FOLDING, Layout, both, folds, led
 from .products import PRODUCTS, Average, average, has_numbers, product
 from .scored import Scores, Softmaxed
@@ -28,7 +29,8 @@ from .strokes import SOFTMAX, STEPS, Call, Notes, writes
 from .sums import Weighed
 
 ROWS = 8  # of each matrix that are looked at, to see whether it was understood
-EXACT, ROUNDED = 1e-3, 0.05  # how far weights may be off, in float32 and in halves
+ENTRIES = 2**24  # of a matrix looked at at once, where all rows are
+EXACT, ROUNDED = 0.01, 0.1  # how far weights may be off, as a share of the largest of their row, in float32 and halves
 FOLDS = 8  # of the latest batch dims that were made one, that are remembered
 
 Heads = Callable[[int], int | None]  # how many of so many matrices are of one text, if somebody says
@@ -42,6 +44,7 @@ class Written(NamedTuple):
     found: Tensor  # b h i j: the weights as the model found them
     v: Tensor  # b h j e
     heads: Callable[[Tensor], Tensor]  # makes b h i e of the output, or of its gradient
+    reweighed: bool  # was something done to the weights after the softmax?
 
     @classmethod
     def of(cls, x: Tensor, softmaxed: Softmaxed, average: Average, heads: int | None, first: bool) -> Written:
@@ -52,7 +55,7 @@ class Written(NamedTuple):
         v, scores, shape = average.v, softmaxed.scores, softmaxed.keys_last(x).shape
         logits, found = (average.weights(y.reshape(shape)) for y in (softmaxed.logits, softmaxed.found_in(x)))
         given, (i, j) = both(logits.shape[:-2], v.shape[:-2]), logits.shape[-2:]
-        if scores is not None and prod(scores.lead) != prod(given):
+        if scores is not None and (prod(scores.lead) != prod(given) or not scores.are_as_they_were):
             scores = None
         layout = Layout.of(scores.lead if scores is not None and len(scores.lead) > len(given) else given, heads, first)
         return cls(
@@ -61,6 +64,7 @@ class Written(NamedTuple):
             layout.of_matrices(found.expand(*given, i, j).reshape(*layout.lead, i, j)),
             layout.of_matrices(led(v, given, layout.lead)),
             lambda out: layout.of_matrices(average.heads(out).reshape(*layout.lead, i, -1)),
+            softmaxed.reweighed,
         )
 
     def told(self) -> list[dict[str, Any]]:
@@ -73,18 +77,26 @@ class Written(NamedTuple):
         return [{"q": scores.q, "k": scores.k, "v": self.v, "scale": scale, **scores.terms()}, stored]
 
     def is_told_by(self, weights: Weights) -> bool:
-        """Are these the weights that the model found, as far as some rows tell? Those that see nothing say nothing."""
+        """Are these the weights that the model found? Some rows tell, or all, where it did something to them.
+
+        Rows that see nothing say nothing.
+        """
+        b, h, i, j = self.found.shape
         if not self.found.numel():
             return True
-        rows = torch.linspace(0, self.found.shape[2] - 1, ROWS, device=self.found.device).round().long().unique()
+        rows = torch.arange(i) if self.reweighed else torch.linspace(0, i - 1, ROWS).round().long().unique()
+        step = max(1, ENTRIES // (b * h * j))
+        return all(self._tells(weights, part.to(self.found.device)) for part in rows.split(step))
+
+    def _tells(self, weights: Weights, rows: Tensor) -> bool:
         told = weights[:, :, rows].float()
         found = self.found[:, :, rows, : told.shape[-1]].float().nan_to_num()
-        off = (told - found).abs().amax(-1) * (told.sum(-1) > 0)
-        return bool((off <= (EXACT if self.logits.dtype.itemsize > 2 else ROUNDED)).all())
+        off, largest = (told - found).abs().amax(-1), told.amax(-1)
+        return bool((off <= (EXACT if self.logits.dtype.itemsize > 2 else ROUNDED) * largest)[largest > 0].all())
 
 
 class Handwriting:
-    """Follows scores through the functions of PyTorch, and saves nothing for a backward pass."""
+    """Follows scores through the functions of PyTorch, outside of what autograd records."""
 
     def __init__(self) -> None:
         self._notes = Notes()
@@ -94,7 +106,7 @@ class Handwriting:
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
     ) -> Written | None:
         """Take in one call, that has run, of a function that `touches` scores; return an attention that it ends."""
-        if not self._notes.held and name not in BEGINNING:
+        if (not self._notes.held and name not in BEGINNING) or transformed():
             return None
         if name in PRODUCTS:
             with torch.no_grad():
@@ -131,7 +143,7 @@ class Handwriting:
         if writes(call.name):
             self._notes.forget(call.given(0))
         if what is not None:
-            self._notes.add(call.args[0] if call.out is None else call.out, what)
+            self._notes.add(call.result, what)
         return None
 
     def _multiplied(
@@ -162,6 +174,7 @@ class Handwriting:
         if note.gate and laid[-2] == 1 and (len(laid) > 3 or found.summed):
             return None
         note.seen.append(True)
+        self._notes.settle(note)
         count = heads(both(laid[:-2], found.v.shape[:-2]).numel())
         first = any(ref() is values and outer == count != inner for ref, outer, inner in self._folds)
         return Written.of(x, note, found, count, first)

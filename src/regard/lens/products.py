@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ..ops.tracing import transformed
-
 PRODUCTS = frozenset(("matmul", "__matmul__", "bmm", "mm", "baddbmm", "einsum"))
 DIGITS = "0123456789"  # stand for the dims of `...` in an einsum
 
@@ -90,7 +88,8 @@ def _summed(args: Sequence[Any]) -> Product | None:
     over = [label for label in a if label in b and label not in out]
     if not over or row not in a or row in b or column not in b or column in a or set(a + b) - {*out, *over}:
         return None
-    return Product(_laid(x, a, lead, row, over), _laid(y, b, lead, column, over))
+    left, right = _laid(x, a, lead, row, over), _laid(y, b, lead, column, over)
+    return Product(left, right) if left.shape[-1] == right.shape[-1] else None
 
 
 def _averaged(args: Sequence[Any], weights: Tensor, behind: int) -> Average | None:
@@ -149,5 +148,5 @@ def _laid(x: Tensor, dims: str, lead: Sequence[str], one: str, wide: Sequence[st
 
 
 def has_numbers(x: Tensor) -> bool:
-    """Does a tensor hold the numbers it stands for? Not where it is nested, or within torch.vmap and its kin."""
-    return not (x.is_nested or x.is_meta or transformed())
+    """Does a tensor hold the numbers it stands for?"""
+    return not (x.is_nested or x.is_meta)

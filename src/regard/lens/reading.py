@@ -36,8 +36,8 @@ LARGE = 2**20  # bytes of a mask worth a word
 class Reader:
     """Reads what kernels are handed, and remembers the masks."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, *, holds_biases: bool = True) -> None:
+        self._store, self._holds_biases = store, holds_biases
         self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._terms: dict[str, list[Term]] = {}
         self._known: set[int] = set()  # the ids of these
@@ -136,9 +136,10 @@ class Reader:
         for other in alike:
             if same(other, term):
                 return other
-        self._store.charge(sum(x.nbytes for x in term.tensors()), repr(term))
-        alike.append(term)
-        self._known.add(id(term))
+        if self._holds_biases or not isinstance(term, Bias):
+            self._store.charge(sum(x.nbytes for x in term.tensors()), repr(term))
+            alike.append(term)
+            self._known.add(id(term))
         for part in _parts(term):
             if isinstance(part, (Packed, Added)) and (size := sum(x.nbytes for x in part.tensors())) > LARGE:
                 kind = "mask" if isinstance(part, Packed) else "bias"

@@ -37,7 +37,7 @@ class Recorder:
     passed_over: set[str] = field(default_factory=set)  # layers that attended and were not asked for
 
     def __post_init__(self) -> None:
-        self.reader = Reader(self.store)
+        self.reader = Reader(self.store, holds_biases=self.keep is None)
         self._copies = Copies(self.store if self.keep is None else None)
         self._lock = threading.RLock()  # a model may run in several threads
         self._entries: dict[Key, Record | Reduced] = {}

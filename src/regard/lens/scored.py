@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .layouts import Layout, both, led, matrix, permuted
 from .products import Product
+from .storage import version_of
 
 HIDES = -1e4  # a score filled with this or less gets no weight
 
@@ -28,12 +29,20 @@ class Scores:
     added: tuple[Tensor, ...] = ()  # each broadcasts to *lead i j
     hidden: tuple[Tensor, ...] = ()  # each broadcasts too, True = hidden
     finite: bool = True  # hidden by numbers, over which a row that sees nothing else spreads evenly?
+    given: tuple[tuple[Tensor, int | None], ...] = ()  # what it was made of, and how often that had been written to
     zeroed: Tensor | None = None  # where they were multiplied by 0, until a number that is added hides them there
 
     @classmethod
     def of(cls, found: Product) -> Scores:
         lead = both(found.left.shape[:-2], found.right.shape[:-2])
-        return cls(found.left, found.right, lead, found.scale, () if found.added is None else (found.added,))
+        added = () if found.added is None else (found.added,)
+        given = tuple((x, version_of(x)) for x in (found.left, found.right, *added))
+        return cls(found.left, found.right, lead, found.scale, added, given=given)
+
+    @property
+    def are_as_they_were(self) -> bool:
+        """Has nobody written to what they were made of since?"""
+        return all(version_of(x) == version for x, version in self.given)
 
     @property
     def mT(self) -> Scores:
@@ -49,11 +58,14 @@ class Scores:
 
     def plus(self, x: Tensor, lead: torch.Size) -> Scores:
         """With numbers added; one for a whole row changes no weights."""
+        given = (*self.given, (x, version_of(x)))
         x = led(matrix(x if x.is_floating_point() else x.to(self.q.dtype)), lead, self.lead)
         if self.zeroed is not None and bool((~self.zeroed | (x <= HIDES)).all()):
             x = torch.where(self.zeroed, 0, x)
-            return replace(self, added=(*self.added, x), hidden=(*self.hidden, self.zeroed), zeroed=None)
-        return self if x.shape[-1] == 1 < self.k.shape[-2] else replace(self, added=(*self.added, x))
+            return replace(self, added=(*self.added, x), hidden=(*self.hidden, self.zeroed), zeroed=None, given=given)
+        if x.shape[-1] == 1 < self.k.shape[-2]:
+            return self
+        return replace(self, added=(*self.added, x), given=given)
 
     def gated(self, factor: Tensor, lead: torch.Size) -> Scores | None:
         """Multiplied by a 1 or a 0 for each of them."""
@@ -63,8 +75,8 @@ class Scores:
 
     def without(self, hidden: Tensor, lead: torch.Size, *, by: float) -> Scores:
         """With some of them hidden."""
-        hides = (*self.hidden, led(matrix(hidden), lead, self.lead))
-        return replace(self, hidden=hides, finite=self.finite and by > -torch.inf)
+        hides, given = (*self.hidden, led(matrix(hidden), lead, self.lead)), (*self.given, (hidden, version_of(hidden)))
+        return replace(self, hidden=hides, finite=self.finite and by > -torch.inf, given=given)
 
     def led(self, lead: torch.Size) -> Scores:
         """With other batch dims for the same matrices."""
@@ -118,6 +130,7 @@ class Softmaxed:
     behind: int  # how many dims the tensor has behind its keys
     gate: bool = False  # are they features of a linear map, one for each of some experts?
     found: Tensor | None = None  # what the softmax made of them, keys last; None where that is the tensor
+    reweighed: bool = False  # was something done to these after the softmax?
     seen: list[bool] = field(default_factory=list)  # was it multiplied with values?
 
     def found_in(self, x: Tensor) -> Tensor:

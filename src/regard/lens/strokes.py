@@ -58,9 +58,17 @@ class Notes:
                 if (other := ref()) is None or other.untyped_storage().data_ptr() == memory:
                     self.held.pop(key, None)
 
+    def settle(self, seen: Softmaxed) -> None:
+        """Forget a softmax that has been seen: whoever trains holds its tensors until the backward pass."""
+        for key, (_, _, note) in list(self.held.items()):
+            softmaxed = note.softmaxed if isinstance(note, Weighed) else note
+            if isinstance(softmaxed, Softmaxed) and softmaxed.seen is seen.seen:
+                del self.held[key]
+
     def clear(self) -> None:
         """Forget all."""
         self.held.clear()
+        self.features = lambda: None
 
 
 class Call(NamedTuple):
@@ -91,9 +99,14 @@ class Call(NamedTuple):
         return self.shape[:-2]
 
     @property
+    def result(self) -> Tensor:
+        """What came of it, where it wrote to what it was given."""
+        return self.args[0] if self.out is None else self.out
+
+    @property
     def shape(self) -> torch.Size:
         """The shape of what came of it."""
-        return (self.args[0] if self.out is None else self.out).shape
+        return self.result.shape
 
     def spreads(self, scores: Scores) -> bool:
         """Has it made more of the scores than there were?"""
@@ -128,14 +141,14 @@ def _scaled(call: Call) -> Note | None:
 
 def _added(call: Call) -> Scores | Softmaxed | None:
     other, note = call.given(1, "other"), call.note()
-    takes = call.name in ("sub", "sub_", "subtract")
-    if not isinstance(note, Scores) and not takes:
+    takes, alpha = call.name in ("sub", "sub_", "subtract"), call.kwargs.get("alpha", 1)
+    if not isinstance(note, Scores) and call.name == "add" and alpha == 1:  # add_ has written over the other
         other, note = call.given(0), call.note(1)
     if not isinstance(note, Scores) or other is None or call.spreads(note):
         return None
     if not isinstance(other, Tensor) or other.ndim == 0:
         return note
-    factor = call.kwargs.get("alpha", 1) * (-1 if takes else 1)
+    factor = -alpha if takes else alpha
     return note.plus(other if factor == 1 else other * factor, call.lead)
 
 
@@ -153,14 +166,9 @@ def _chosen(call: Call) -> Scores | Softmaxed | None:
 
 
 def _hidden(call: Call, note: Note | None, where: Any, value: Any) -> Scores | Softmaxed | None:
-    number = _number(value)
-    if (
-        note is None
-        or isinstance(note, Weighed)
-        or number is None
-        or not isinstance(where, Tensor)
-        or where.dtype != torch.bool
-    ):
+    if note is None or isinstance(note, Weighed) or not isinstance(where, Tensor) or where.dtype != torch.bool:
+        return None
+    if (number := _number(value)) is None:
         return None
     if isinstance(note, Scores):
         if call.spreads(note) or (call.name == "__setitem__" and where.ndim != len(call.shape)):
@@ -171,7 +179,7 @@ def _hidden(call: Call, note: Note | None, where: Any, value: Any) -> Scores | S
 
 def _weighed(call: Call, note: Softmaxed) -> Softmaxed | None:
     """Other weights of the same scores: whether they are still the softmax of these will be seen."""
-    return replace(note, found=None) if call.out.numel() == note.logits.numel() else None
+    return replace(note, found=None, reweighed=True) if call.out.numel() == note.logits.numel() else None
 
 
 def _bounded(call: Call) -> Scores | Softmaxed | None:
@@ -179,12 +187,14 @@ def _bounded(call: Call) -> Scores | Softmaxed | None:
     note, low, high = call.note(), call.given(1, "other", "min"), call.given(2, "max")
     if not isinstance(note, Scores) or not isinstance(call.out, Tensor) or call.spreads(note):
         return None
-    bounds = [inf if x is None else abs(number) if (number := _number(x)) else 0.0 for x in (low, high)]
-    return None if min(bounds) < -HIDES else note if low is None else replace(note, finite=True)
+    least, most = -inf if low is None else _number(low), inf if high is None else _number(high)
+    if least is None or most is None or least > HIDES or most < -HIDES:
+        return None
+    return note if low is None else replace(note, finite=True)
 
 
 def _same(call: Call) -> Scores | Softmaxed | None:
-    return call.note()
+    return call.note() if call.result.is_floating_point() else None
 
 
 def _left(call: Call) -> Scores | Softmaxed | None:
@@ -286,4 +296,6 @@ STEPS: dict[str, Step] = {
 
 def _number(x: Any) -> float | None:
     """A number, or the only one of a tensor."""
-    return float(x) if isinstance(x, (int, float)) or (isinstance(x, Tensor) and x.numel() == 1) else None
+    if isinstance(x, Tensor):
+        return float(x) if x.numel() == 1 and not x.is_complex() else None
+    return float(x) if isinstance(x, (int, float)) else None

@@ -33,7 +33,7 @@ from ..nn.dropout import Dropout
 from ..ops.masks import Causal
 from ..ops.operator import attend
 from ..ops.tracing import transformed
-from .classes import ATTENTIONS, attends, may_attend
+from .classes import ATTENTIONS, attends, may_attend, multiplies
 from .handwritten import Handwriting, Written, touches
 from .projection import projection
 from .record import Record, Seen, seen_weights
@@ -68,7 +68,7 @@ class Watch(TorchFunctionMode):
         self.compiled = False  # did any attend within a compiled function?
         self.flexed = False  # or by PyTorch's flex_attention, of which nothing is seen?
         self.here = _Here()
-        self.softmaxes: list[tuple[str, list[bool]]] = []  # of products: whose, and were values averaged by it?
+        self.softmaxes: dict[str, list[list[bool]]] = {}  # of products, by layer: were values averaged by them?
         self._on = False
 
     @contextmanager
@@ -76,7 +76,7 @@ class Watch(TorchFunctionMode):
         """Watch the model within the block."""
         everywhere = self.recorder.values  # output projections are linear maps of any layer
         kinds = {kind for kind in set(map(type, self.parts)) if everywhere or may_attend(kind)}
-        attentive = {kind for kind in kinds if attends(kind)}
+        attentive = {kind for kind in kinds if attends(kind) or multiplies(kind)}
         hooks = [self.model.register_forward_pre_hook(self._note)]
         self._on = True
         try:
@@ -141,7 +141,8 @@ class Watch(TorchFunctionMode):
             if written is not None:
                 self._written(written, out)
             elif name == SOFTMAX and (averaged := handwriting.is_averaged(out)) is not None:
-                self.softmaxes.append((self._layer, averaged))
+                open_ = [other for other in self.softmaxes.get(self._layer, ()) if not other]
+                self.softmaxes[self._layer] = [*open_, averaged]
         return out
 
     def see(self, layer: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> None:
