@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard.lens import capture, rollout
+from regard.lens import ablate, ablation_importance, capture, importance, rollout
 from regard.lens.classes import multiplies
 from regard.lens.scored import Scores, Softmaxed
 from regard.ops.masks import Causal, Padding, Window
@@ -873,3 +873,47 @@ def test_while_it_is_trained_logits_are_not_held():
     with capture(model):
         model(torch.randn(1, N, DIM, requires_grad=True))
     assert not model[-1].held
+
+
+def without(head, attention):
+    """The same attention with zeros for what a head fetched."""
+
+    def attend(q, k, v):
+        mixed, weights = attention(q, k, v)
+        return mixed * (torch.arange(H) != head).view(-1, 1, 1), weights
+
+    return attend
+
+
+@pytest.mark.parametrize("attention", CAUSAL, ids=lambda f: f.__name__)
+def test_heads_are_ablated(attention):
+    layer, other = (Layer(each).eval() for each in (attention, without(1, attention)))
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(B, N, DIM)
+    with ablate(layer, {"": [1]}):
+        out = layer(x)
+    torch.testing.assert_close(out, other(x))
+
+
+@pytest.mark.parametrize("attention", CAUSAL, ids=lambda f: f.__name__)
+def test_the_importance_of_heads_is_found(attention):
+    fetched = []
+
+    def attend(q, k, v):
+        mixed, weights = attention(q, k, v)
+        mixed.retain_grad()
+        fetched.append(mixed)
+        return mixed, weights
+
+    layer = Layer(attend).eval()
+    with importance(layer) as found:
+        layer(torch.randn(B, N, DIM)).square().sum().backward()
+    (mixed,) = fetched
+    torch.testing.assert_close(found[""], (mixed * mixed.grad).sum(-1).abs().sum((0, 2)).detach())
+
+
+def test_heads_of_a_model_that_says_nothing_of_them_are_counted():
+    model = nn.Sequential(Layer(nano_gpt), Layer(einsum)).eval()
+    x = torch.randn(B, N, DIM)
+    costs = ablation_importance(model, lambda: model(x).square().mean())
+    assert {name: cost.shape for name, cost in costs.items()} == {"0": (H,), "1": (H,)}

@@ -22,12 +22,17 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ..nn.core import Core
 from ..ops.operator import attend
-from .classes import attends
+from .classes import attends, multiplies
+from .handwritten import Handwriting, touches
+from .layouts import heads_said
 from .names import own_name
 from .statistic import SDPA
 from .watch import layer_of
 
-SEEN = "seen are attend, nn.MultiheadAttention and F.scaled_dot_product_attention (attn_implementation='sdpa')"
+SEEN = (
+    "seen are attend, nn.MultiheadAttention, F.scaled_dot_product_attention, "
+    "and softmax(q @ k.mT) @ v as a model writes it out"
+)
 
 
 @contextmanager
@@ -143,7 +148,7 @@ def ablation_importance(
 @contextmanager
 def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
     """Put the output of every attention of the model, `b h i e`, through `change(layer name, output)`."""
-    calls = _Calls({name: layer_of(name, module) for name, module in model.named_modules()}, change)
+    calls = _Calls(model, change)
     with ExitStack() as stack:
         for name, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(calls.entering(name)).remove)
@@ -153,10 +158,11 @@ def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Itera
 
 
 class _Here(threading.local):
-    """The modules that a thread is at, and whether the mode came with them."""
+    """The modules that a thread is at, and whether the mode came with them; and the scores they write out."""
 
     def __init__(self) -> None:
         self.under_way: list[tuple[str, bool]] = []
+        self.handwriting = Handwriting()
 
 
 class _Calls(TorchFunctionMode):
@@ -166,9 +172,11 @@ class _Calls(TorchFunctionMode):
     them. So modules bring it along where it is not.
     """
 
-    def __init__(self, layers: dict[str, str], change: Callable[[str, Tensor], Tensor]) -> None:
+    def __init__(self, model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> None:
         super().__init__()
-        self.layers, self.change = layers, change  # the layer each module belongs to, and what is done to its heads
+        self.modules = dict(model.named_modules())
+        self.layers = {name: layer_of(name, module) for name, module in self.modules.items()}
+        self.change = change  # what is done to the heads of a layer
         self.here = _Here()
 
     def entering(self, name: str) -> Callable[..., None]:
@@ -188,6 +196,7 @@ class _Calls(TorchFunctionMode):
         def leave(*_: Any) -> None:
             # One that failed before it was entered, in a hook of somebody else's, is left all the same.
             if self.here.under_way and self.here.under_way[-1][0] == name and self.here.under_way.pop()[1]:
+                self.here.handwriting.clear()
                 self.__exit__(None, None, None)
 
         return leave
@@ -204,7 +213,15 @@ class _Calls(TorchFunctionMode):
             return self.change(name, out[:, None])[:, 0] if out.ndim == 3 else self.change(name, out)
         if func is F.multi_head_attention_forward:
             return self._multi_head(name, MULTI_HEAD.bind(*args, **kwargs))
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if (step := touches(func)) is not None:
+            written = self.here.handwriting.follow(step, args, kwargs, out, self._heads)
+            if written is not None:
+                return written.put(out, self.change(name, written.heads(out)))
+        return out
+
+    def _heads(self, matrices: int) -> int | None:
+        return heads_said([(name, self.modules[name]) for name, _ in self.here.under_way], matrices)
 
     def _multi_head(self, name: str, call: inspect.BoundArguments) -> tuple[Tensor, Tensor | None]:
         weight, bias = call.arguments["out_proj_weight"], call.arguments["out_proj_bias"]
@@ -224,5 +241,5 @@ def _must_exist(model: nn.Module, names: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             kinds: dict[str, type] = {n: type(m) for n, m in known.items() if type(m) not in BESIDE}
-            some = [n for n, kind in kinds.items() if hasattr(known[n], "core") or attends(kind)]
+            some = [n for n, kind in kinds.items() if hasattr(known[n], "core") or attends(kind) or multiplies(kind)]
             raise ValueError(f"the model has no layer {name!r}; its attention layers are {some or list(known)[:20]}")

@@ -7,8 +7,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+HEADS = ("num_heads", "n_heads", "n_head", "nhead", "nheads", "heads", "num_attention_heads", "h")  # what layers say
 FOLDING = frozenset(("view", "reshape", "flatten", "cat", "concat"))
 
 
@@ -43,6 +44,22 @@ class Layout(NamedTuple):
         if len(self.lead) > 2 and x.shape[:-2].numel() > 1:
             x = x.expand(*self.lead, *x.shape[-2:])
         return x.movedim(self.at, -3).flatten(0, -4)
+
+
+def heads_said(parts: Sequence[tuple[str, nn.Module]], matrices: int) -> int | None:
+    """How many of so many matrices are heads of one text, as the layer under way says, or the one around it.
+
+    `parts` are all that are under way, the innermost last, with their names.
+    """
+    for name, part in parts[:-3:-1]:
+        between = parts[-1][0][len(name) :]
+        if any(step.isdigit() for step in between.split(".")):  # one of several that are heads themselves
+            return None
+        for attribute in HEADS:
+            heads = getattr(part, attribute, None)
+            if isinstance(heads, int) and heads > 0 and matrices % heads == 0:
+                return heads
+    return None
 
 
 def folds(args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> tuple[int, int] | None:

@@ -35,6 +35,7 @@ from ..ops.operator import attend
 from ..ops.tracing import transformed
 from .classes import ATTENTIONS, attends, may_attend, multiplies
 from .handwritten import Handwriting, Written, touches
+from .layouts import heads_said
 from .projection import projection
 from .record import Record, Seen, seen_weights
 from .recorder import SLOTS, Recorder
@@ -42,7 +43,6 @@ from .statistic import SDPA, attended
 from .strokes import SOFTMAX
 
 FLEX = frozenset((torch.ops.higher_order.flex_attention,))
-HEADS = ("num_heads", "n_heads", "n_head", "nhead", "nheads", "heads", "num_attention_heads", "h")  # what layers say
 
 
 class _Here(threading.local):
@@ -245,16 +245,7 @@ class Watch(TorchFunctionMode):
         )
 
     def _heads(self, matrices: int) -> int | None:
-        """How many of so many matrices are the heads of one text, as the layer under way says, or the one around it."""
-        for part in self.here.parts[:-3:-1]:
-            between = self.names[id(self.here.parts[-1])][len(self.names[id(part)]) :]
-            if any(name.isdigit() for name in between.split(".")):  # one of several that are heads themselves
-                return None
-            for name in HEADS:
-                heads = getattr(part, name, None)
-                if isinstance(heads, int) and heads > 0 and matrices % heads == 0:
-                    return heads
-        return None
+        return heads_said([(self.names[id(part)], part) for part in self.here.parts], matrices)
 
     def _multi_head(self, out: Tensor, call: inspect.BoundArguments) -> None:
         call.apply_defaults()
