@@ -917,3 +917,18 @@ def test_heads_of_a_model_that_says_nothing_of_them_are_counted():
     x = torch.randn(B, N, DIM)
     costs = ablation_importance(model, lambda: model(x).square().mean())
     assert {name: cost.shape for name, cost in costs.items()} == {"0": (H,), "1": (H,)}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_that_are_rounded_and_cast_up_are_known_by_queries_and_keys(dtype):
+    def attend(q, k, v):
+        scores = (q @ k.mT * D**-0.5).masked_fill(hidden(q, k), -torch.inf)
+        weights = scores.float().softmax(-1)
+        return weights.to(dtype) @ v, weights
+
+    layer = Layer(attend).to(dtype).eval()
+    _, told = watched(layer, 6 * torch.randn(B, 40, DIM, dtype=dtype))
+    assert told.call.mask == Causal()
+    assert told.call.bias is None
+    assert layer.found.max(-1).values.mean() > 0.3
+    torch.testing.assert_close(told[:].float(), layer.found, atol=0.1, rtol=0.1)

@@ -30,8 +30,11 @@ from .sums import Weighed
 
 ROWS = 8  # of each matrix that are looked at, to see whether it was understood
 ENTRIES = 2**24  # of a matrix looked at at once, where all rows are
-EXACT, ROUNDED = 0.01, 0.1  # how far weights may be off, as a share of the largest of their row, in float32 and halves
+EXACT, ROUNDED = 0.03, 0.1  # how far weights may be off, as a share of the largest of their row, in float32 and halves
 FOLDS = 8  # of the latest batch dims that were made one, that are remembered
+LINEAR, SUM = "linear", "sum"
+BEGINNING = PRODUCTS | FOLDING | {LINEAR, SOFTMAX}  # functions that matter even where there are no scores yet
+NAMES = BEGINNING | STEPS.keys() | {SUM}
 
 Heads = Callable[[int], int | None]  # how many of so many matrices are of one text, if somebody says
 
@@ -97,7 +100,8 @@ class Written(NamedTuple):
         told = weights[:, :, rows].float()
         found = self.found[:, :, rows, : told.shape[-1]].float().nan_to_num()
         off, largest = (told - found).abs().amax(-1), told.amax(-1)
-        return bool((off <= (EXACT if self.logits.dtype.itemsize > 2 else ROUNDED) * largest)[largest > 0].all())
+        halves = any(x.dtype.itemsize <= 2 for x in (self.logits, self.v))  # scores may be cast up before a softmax
+        return bool((off <= (ROUNDED if halves else EXACT) * largest)[largest > 0].all())
 
 
 class Handwriting:
@@ -184,10 +188,6 @@ class Handwriting:
         first = any(ref() is values and outer == count != inner for ref, outer, inner in self._folds)
         return Written.of(x, note, found, count, first)
 
-
-LINEAR, SUM = "linear", "sum"
-BEGINNING = PRODUCTS | FOLDING | {LINEAR, SOFTMAX}  # matter even where there are no scores yet
-NAMES = BEGINNING | STEPS.keys() | {SUM}
 
 _TOUCHING: dict[Any, str | None] = {Tensor.mT.__get__: "mT", Tensor.T.__get__: "T"}  # type: ignore[attr-defined]
 
