@@ -244,6 +244,15 @@ def test_a_large_matrix_that_is_kept_is_told_of():
         watched(layer, torch.randn(1, 400, DIM))
 
 
+def test_of_layers_that_are_not_asked_for_no_matrix_is_kept():
+    model, x = nn.Sequential(Layer(nano_gpt), Layer(attention(torch.tanh))).eval(), torch.randn(1, 400, DIM)
+    with capture(model, layers="0", budget="1MB") as tape, torch.no_grad():  # where a warning would be an error
+        model(x)
+    assert tape.layers == ["0"]
+    with pytest.raises(ValueError, match=r"no layer that attended matches .*; there were 0, 1"):
+        watched(model, x, layers="2")
+
+
 def test_another_text_is_attended_to():
     layer = Layer(attention(lambda s: s)).eval()
     _, told = watched(layer, torch.randn(B, N, DIM), torch.randn(B, 5, DIM))
@@ -323,7 +332,7 @@ def test_what_follows_the_softmax_and_changes_its_weights_is_told_of():
 
     layer = Layer(halved).eval()
     with (
-        pytest.warns(UserWarning, match="is not on the tape: its weights are not the softmax of its scores alone"),
+        pytest.warns(UserWarning, match="is not on the tape: its weights are not the softmax of its scores"),
         pytest.raises(ValueError, match="no attention of Layer was seen"),
     ):
         watched(layer, torch.randn(B, N, DIM))

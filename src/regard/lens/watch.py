@@ -36,6 +36,7 @@ from ..ops.tracing import transformed
 from .classes import ATTENTIONS, attends, may_attend, multiplies
 from .handwritten import Handwriting, Written, touches
 from .layouts import heads_said
+from .names import shown_name
 from .projection import projection
 from .record import Record, Seen, seen_weights
 from .recorder import SLOTS, Recorder
@@ -231,16 +232,19 @@ class Watch(TorchFunctionMode):
 
     def _written(self, written: Written, out: Tensor) -> None:
         """Take in an attention that a model has written out, as it tells itself."""
-        reader = self.recorder.reader
+        layer = self._layer
+        if not self.recorder.wants(layer):  # to understand it takes time, and may take its matrix
+            self.recorder.passed_over.add(layer)
+            return
         with torch.no_grad():
             for told in written.told():
-                seen = reader.read(**told)
+                seen = self.recorder.reader.read(**told)
                 terms = {slot: getattr(seen, slot) for slot in (*SLOTS, "offset")}
                 if written.is_told_by(seen_weights(seen.q.detach(), seen.k.detach(), None, **terms)):
-                    self.see(self._layer, seen, out, written.heads)
+                    self.see(layer, seen, out, written.heads)
                     return
         warnings.warn(
-            f"an attention of {self._layer!r} is not on the tape: its weights are not the softmax of its scores alone",
+            f"an attention of {shown_name(layer)} is not on the tape: its weights are not the softmax of its scores",
             stacklevel=2,
         )
 
