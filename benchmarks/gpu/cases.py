@@ -33,11 +33,11 @@ class Case:
 def cases() -> Iterator[Case]:
     for mask in (None, Causal()):
         yield Case(f"{kind(mask)}, N 16, host time", functools.partial(overhead, mask), 15, show="us")
-    for n in (4096, 16384, 65536):
+    for b, n in ((1, 4096), (4, 4096), (1, 16384), (1, 65536)):
         for d in (64, 128):
             for mask in (None, Causal()):
-                name = f"attend and summary, {kind(mask)}, N {n}, d {d}"
-                yield Case(name, functools.partial(summarized, n, d, mask), 1.8, cost=True)
+                name = f"attend and summary, {kind(mask)}, {f'{b} x {n}' if b > 1 else f'N {n}'}, d {d}"
+                yield Case(name, functools.partial(summarized, n, d, mask, b=b), 1.8, cost=True)
     # A length that falls on no tile, and whose last cells hold fewer entries than the others.
     yield Case(
         "attend and summary, causal, N 20011, d 128", functools.partial(summarized, 20011, 128, Causal()), cost=True
@@ -46,9 +46,10 @@ def cases() -> Iterator[Case]:
         for d in (64, 128):
             name = f"attend and {measure}, plain, N 16384, d {d}"
             yield Case(name, functools.partial(summarized, 16384, d, None, question), cost=True)
-    for mask in (None, Causal()):
-        name = f"attend and summary, {kind(mask)}, N 16384, d 128, against stored weights"
-        yield Case(name, functools.partial(against_stored, mask), 12)
+    for d in (64, 128):
+        for mask in (None, Causal()):
+            name = f"attend and summary, {kind(mask)}, N 16384, d {d}, against stored weights"
+            yield Case(name, functools.partial(against_stored, d, mask), 12)
     yield Case("attend and summary, causal, N 16384, d 128, memory", memory, 200, show="MB")
     for name, question in QUESTIONS.items():
         yield Case(f"{name}, causal, N 16384, d 128", functools.partial(asked, question))
@@ -151,9 +152,9 @@ MEASURES: dict[str, Callable[[Weights], object]] = {"entropy": Weights.entropy, 
 
 
 def summarized(
-    n: int, d: int, mask: Mask | None, measure: Callable[[Weights], object] = Weights.summary
+    n: int, d: int, mask: Mask | None, measure: Callable[[Weights], object] = Weights.summary, b: int = 1
 ) -> tuple[Call, dict[str, Call]]:
-    q, k, v = tensors(1, HEADS, n, d)
+    q, k, v = tensors(b, HEADS, n, d)
     causal = mask is not None
 
     def fused(kernel: SDPBackend) -> Tensor:
@@ -167,14 +168,14 @@ def summarized(
     return seen(q, k, v, mask, measure), peers
 
 
-def against_stored(mask: Mask | None) -> tuple[Call, dict[str, Call]]:
-    q, k, v = tensors(1, HEADS, 16384, 128)
+def against_stored(d: int, mask: Mask | None) -> tuple[Call, dict[str, Call]]:
+    q, k, v = tensors(1, HEADS, 16384, d)
     hidden = torch.ones(16384, 16384, dtype=torch.bool, device="cuda").triu(1) if mask is not None else None
     at = torch.arange(16384, device="cuda", dtype=torch.float32)
     gap = (at[:, None] - at).abs()
 
     def stored() -> object:
-        s = q @ k.mT * 128**-0.5
+        s = q @ k.mT * d**-0.5
         A = torch.softmax(s if hidden is None else s.masked_fill_(hidden, -torch.inf), -1)
         entropy, received = torch.special.entr(A).sum(-1, dtype=torch.float32), A.sum(-2, dtype=torch.float32)
         distance = torch.stack([(head * gap).sum(-1) for head in A[0]])

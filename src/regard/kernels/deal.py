@@ -63,7 +63,17 @@ def block_of(program, deal):
         if program >= deal.second * deal.to_second:
             program -= deal.second * deal.to_second
             block, of = block + deal.second, of * 0 + deal.to_rest
-    return block + program // of, program % of, of
+    portion = program * 0
+    if of > 1:
+        program, portion = divided(program, of)
+    return block + program, portion, of
+
+
+@gluon.jit
+def divided(x, y):
+    """How often y goes into x, and what is left; neither is negative, which takes half the instructions."""
+    times = (x.to(gl.uint32) // y.to(gl.uint32)).to(gl.int32)
+    return times, x - times * y
 
 
 @gluon.jit

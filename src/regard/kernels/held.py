@@ -35,6 +35,12 @@ def held_by_thread(x):
 
 
 @gluon.jit
+def as_tile(x):
+    """The same in its place again: `64 4 16 -> 64 64`."""
+    return x.reshape([64, 4, 8, 2]).permute([0, 2, 1, 3]).reshape([64, 64])
+
+
+@gluon.jit
 def first_of(x, N: gl.constexpr):
     """The first of each thread along the last dim, of N."""
     if N > 1:

@@ -7,8 +7,8 @@ apart, and of each every fourth pair of keys. Rows are dealt out so that those a
 of eight neighbours, two apart: what is asked of rows is summed over a thread's keys and put together once, at the end;
 what is asked of keys and bins is summed over its rows first and then over those of the warp (see `sums`), while the
 next tile is on.
-There is no pause between the tiles: hidden ones, those on the diagonal, those on either side of it, outwards, are one
-walk. So programs that start together are at different keys, and seldom add to the same.
+There is no pause between the tiles (see `walk`). Programs that start together are at different keys, and seldom add to
+the same.
 
     distance_i = sum_j A abs(i - j)     left of the diagonal i - j, right of it j - i; with i = first + x
 
@@ -31,10 +31,11 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from . import tiles
-from .deal import Deal, block_of, there_and_back
+from .deal import Deal, block_of, divided, there_and_back
 from .follow import wait_for_last
-from .held import add_products, both_rows, first_of, first_row, held_by_thread, larger, row_of, rows_on
+from .held import add_products, as_tile, both_rows, first_of, first_row, held_by_thread, larger, row_of, rows_on
 from .sums import SPACED, SWIZZLED, Cells, Sums, clear, is_whole, send
+from .walk import Run, tile_at, walk_over
 
 LOG2E: gl.constexpr = gl.constexpr(tiles.LOG2E.value)
 LN2: gl.constexpr = gl.constexpr(tiles.LN2.value)
@@ -45,6 +46,16 @@ PRODUCT: gl.constexpr = gl.constexpr(
 )
 BY_ROW: gl.constexpr = gl.constexpr(gl.SliceLayout(1, PRODUCT.value))
 BY_KEY: gl.constexpr = gl.constexpr(gl.SliceLayout(0, PRODUCT.value))
+# What is known of 64 rows in four lanes and two parts, one row a lane.
+BY_LANE: gl.constexpr = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1, 0], [0, 2, 0]],
+        lane_bases=[[8, 0, 0], [0, 0, 1], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        warp_bases=[[16, 0, 0], [32, 0, 0]],
+        block_bases=[],
+        shape=[64, 4, 2],
+    )
+)
 wait_for_all = getattr(gl, "barrier", None) or gl.thread_barrier  # its name in Triton 3.7, and in 3.6
 
 
@@ -64,27 +75,9 @@ class Sight(NamedTuple):
     place: Any
     first: Any  # the position of the first row
     low: Any
-    reach: Any  # the first key that none of them sees
+    reach: Any  # the first key that none of them sees, or None if they see all there are
     scale2: Any
     side: Any  # of the diagonal, that is the shorter one: 1 if it is on the right, or else -1
-
-
-class Run(NamedTuple):
-    """Tiles one after the other, as turns of a walk: from turn `begin` up to `end`, tile `step * turn + shift`."""
-
-    begin: Any
-    end: Any
-    shift: Any
-    step: Any  # 1 or, to the left, -1
-
-
-class Walk(NamedTuple):
-    """All tiles a program takes: those partly hidden, those that cross the diagonal, and the two sides of it."""
-
-    hiding: Any
-    crossing: Any
-    long: Any
-    short: Any
 
 
 class Outputs(NamedTuple):
@@ -104,18 +97,6 @@ class Measures(NamedTuple):
 
 
 @gluon.jit
-def _tile(walk, turn, KIND: gl.constexpr):
-    """Which tile is on at a turn, of this kind or of one that comes after."""
-    tile = turn * walk.short.step + walk.short.shift
-    if KIND != "short":
-        tile = gl.where(turn < walk.long.end, turn * walk.long.step + walk.long.shift, tile)
-    if KIND == "careful":
-        tile = gl.where(turn < walk.crossing.end, turn + walk.crossing.shift, tile)
-        tile = gl.where(turn < walk.hiding.end, turn + walk.hiding.shift, tile)
-    return tile
-
-
-@gluon.jit
 def _stage(keys, turn):
     """Where the tile of a turn is held, and whether it is there for the second time of two; turns are not negative."""
     turn = turn.to(gl.uint32)
@@ -123,12 +104,11 @@ def _stage(keys, turn):
 
 
 @gluon.jit
-def _fetch(keys, walk, turn, KIND: gl.constexpr):
+def _ask(keys, walk, turn, KIND: gl.constexpr):
     """Ask for the tile of a turn, if there is one."""
     stage, there = _stage(keys, turn)[0], turn < walk.short.end
     mbarrier.expect(keys.arrived.index(stage), 64 * keys.tiles.shape[2] * 2, pred=there)
-    wait_for_all()  # what was in its place has been read by every warp
-    at = [keys.row + _tile(walk, turn, KIND) * 64, keys.col]
+    at = [keys.row + tile_at(walk, turn, KIND) * 64, keys.col]
     tma.async_copy_global_to_shared(keys.all, at, keys.arrived.index(stage), keys.tiles.index(stage), pred=there)
 
 
@@ -165,25 +145,40 @@ def _gaps(part, start, first, KIND: gl.constexpr):
 @gluon.jit
 def _fold(s, lse2, measures, part, start, sight, out, KIND: gl.constexpr):
     """The measures of a part of the rows, with one tile more, and the sums over the rows of each thread."""
-    entropy, largest, distance = measures
     t = s * sight.scale2 - lse2.expand_dims(1)
     gap = _gaps(part, start, sight.first, KIND)
     if KIND == "careful":
         row = row_of(part, gl.arange(0, 64, layout=BY_ROW))
-        seen = gl.minimum(sight.first + row - sight.low + 1, sight.reach).expand_dims(1)
-        t = gl.where((start + gl.arange(0, 64, layout=BY_KEY)).expand_dims(0) < seen, t, NEVER)
+        if sight.reach is not None:
+            seen = gl.minimum(sight.first + row - sight.low + 1, sight.reach).expand_dims(1)
+            t = gl.where((start + gl.arange(0, 64, layout=BY_KEY)).expand_dims(0) < seen, t, NEVER)
         x = row.to(gl.float32).expand_dims(1)
         gap = gl.abs(gap - x) - x * sight.side
-    p = gl.exp2(t)
-    held = held_by_thread(p)
-    if out.entropy is not None:
-        entropy = add_products(entropy, held, held_by_thread(t), 16)
-    if out.largest is not None:
-        # Of numbers that are not negative the bits are ordered as they are.
-        largest = larger(largest, held.to(gl.int32, bitcast=True), 16)
-    if out.distance is not None:
-        distance = add_products(distance, held, held_by_thread(gap), 16)
-    return Measures(entropy, largest, distance), both_rows(p)
+    measures, p = _weigh(measures, held_by_thread(t), held_by_thread(gap), out, 16)
+    return measures, both_rows(as_tile(p))
+
+
+@gluon.jit
+def _weigh(measures, t, gap, out, N: gl.constexpr):
+    """The measures with N keys of each thread more, and A of them; half at a time, which spreads the exponentials."""
+    if N > 8:
+        t_low, t_high = gl.split(t.reshape([64, 4, N // 2, 2]))
+        gap_low, gap_high = gl.split(gap.reshape([64, 4, N // 2, 2]))
+        measures, p_low = _weigh(measures, t_low, gap_low, out, N // 2)
+        measures, p_high = _weigh(measures, t_high, gap_high, out, N // 2)
+        p = gl.join(p_low, p_high).reshape([64, 4, N])
+    else:
+        entropy, largest, distance = measures
+        p = gl.exp2(t)
+        if out.largest is not None:
+            # Of numbers that are not negative the bits are ordered as they are.
+            largest = larger(largest, p.to(gl.int32, bitcast=True), N)
+        if out.distance is not None:
+            distance = add_products(distance, p, gap, N)
+        if out.entropy is not None:
+            entropy = add_products(entropy, p, t, N)
+        measures = Measures(entropy, largest, distance)
+    return measures, p
 
 
 @gluon.jit
@@ -205,12 +200,13 @@ def _take(
     upper, lower = _turned(upper, side), _turned(lower, side)
     tile = run.begin * run.step + run.shift
     for turn in range(run.begin, run.end):
-        start = (_tile(walk, turn, KIND) if KIND == "careful" else tile) * 64
+        start = (tile_at(walk, turn, KIND) if KIND == "careful" else tile) * 64
         s = hopper.warpgroup_mma_wait(0, deps=[product])
         product = _product(queries, 1, keys, turn)
-        _fetch(keys, walk, turn + keys.tiles.shape[0] - 1, KIND)
-        send(Sums(stored, sums_of), sight.place, received, cells, HEIGHT, WIDTH)
+        wait_for_all()  # every warp has read what is in its place
+        _ask(keys, walk, turn + keys.tiles.shape[0] - 1, KIND)
         upper, of_upper = _fold(s, upper_lse2, upper, 0, start, sight, out, KIND)
+        send(Sums(stored, sums_of), sight.place, received, cells, HEIGHT, WIDTH)
         s = hopper.warpgroup_mma_wait(0, deps=[product])
         _await(keys, walk, turn + 1)
         product = _product(queries, 0, keys, turn + 1)
@@ -236,30 +232,31 @@ def _begin(Q, LSE, copied, place, part: gl.constexpr, q_i, n_i, d: gl.constexpr)
 
 
 @gluon.jit
-def _end(measures, lse2, sight, rest, part: gl.constexpr, bh, n_i, out):
-    """Add what is known of a part of the rows; `rest` is 1, as rows sum to, in one of the programs that share them."""
-    x = row_of(part, gl.arange(0, 64, layout=BY_ROW))
-    row = sight.place * 128 + x
-    at = bh.to(gl.int64) * n_i + row
-    if out.entropy is not None:
-        entropy = gl.convert_layout(gl.sum(measures.entropy, 1), BY_ROW) * -LN2
-        gl.atomic_add(out.entropy + at, entropy, mask=row < n_i, sem="relaxed")
-    if out.largest is not None:
-        most = gl.convert_layout(gl.max(measures.largest, 1), BY_ROW)
-        bits = out.largest.to(gl.pointer_type(gl.int32), bitcast=True)
-        gl.atomic_max(bits + at, most, mask=row < n_i, sem="relaxed")
-    if out.distance is not None:
-        x = gl.where(lse2 < -NEVER, x.to(gl.float32), 0.0) * sight.side * rest
-        distance = gl.convert_layout(gl.sum(measures.distance, 1), BY_ROW) + x
-        gl.atomic_add(out.distance + at, distance, mask=row < n_i, sem="relaxed")
+def _by_lane(upper, lower):
+    """Of both parts `64 4`, what four lanes hold of four rows, so that each has all of one: `64 4 2`."""
+    return gl.convert_layout(gl.join(upper, lower), BY_LANE)
 
 
 @gluon.jit
-def _run(begin, first, stop, since, until, step):
-    """Those of the tiles from `first` up to `stop` that are within the other two, from turn `begin` on."""
-    first = gl.minimum(gl.maximum(first, since), until)
-    stop = gl.minimum(gl.maximum(stop, since), until)
-    return Run(begin, begin + stop - first, gl.where(step > 0, first - begin, begin + stop - 1), step)
+def _end(upper, lower, upper_lse2, lower_lse2, sight, rest, bh, n_i, out):
+    """Add what is known of the rows; `rest` is 1, as rows sum to, in one of the programs that share them."""
+    by_part: gl.constexpr = gl.SliceLayout(1, BY_LANE)
+    n = gl.arange(0, 64, layout=gl.SliceLayout(1, by_part)).expand_dims(1)
+    x = row_of(gl.arange(0, 2, layout=gl.SliceLayout(0, by_part)).expand_dims(0), n)
+    row = sight.place * 128 + x
+    at = bh.to(gl.int64) * n_i + row
+    if out.entropy is not None:
+        entropy = gl.sum(_by_lane(upper.entropy, lower.entropy), 1) * -LN2
+        gl.atomic_add(out.entropy + at, entropy, mask=row < n_i, sem="relaxed")
+    if out.largest is not None:
+        most = gl.max(_by_lane(upper.largest, lower.largest), 1)
+        bits = out.largest.to(gl.pointer_type(gl.int32), bitcast=True)
+        gl.atomic_max(bits + at, most, mask=row < n_i, sem="relaxed")
+    if out.distance is not None:
+        sums_to_1 = gl.convert_layout(gl.join(upper_lse2, lower_lse2), by_part) < -NEVER
+        x = gl.where(sums_to_1, x.to(gl.float32), 0.0) * sight.side * rest
+        distance = gl.sum(_by_lane(upper.distance, lower.distance), 1) + x
+        gl.atomic_add(out.distance + at, distance, mask=row < n_i, sem="relaxed")
 
 
 @gluon.jit(do_not_specialize=["first", "to_first", "second", "to_second", "to_rest"])
@@ -274,6 +271,7 @@ def summarize(
     ROW_BIN: gl.constexpr,
     COL_BIN: gl.constexpr,
     BACKWARD: gl.constexpr,  # no query sees a key after it
+    HIDING: gl.constexpr,  # some query does not see all keys, or the last tile is not full
     ALL_AT_ONCE: gl.constexpr,  # every program has its place on a processor from the start
 ):  # fmt: skip
     """Each of the outputs that is not None, from q, k and the log-sum-exp of every row; zeros are added to.
@@ -282,25 +280,29 @@ def summarize(
 
     The first blocks of 128 rows have `to_first` programs each, `second` others `to_second`, and the rest `to_rest`.
     """
-    block, portion, of = block_of(gl.program_id(0), Deal(first, to_first, second, to_second, to_rest))
-    if BACKWARD:  # the last rows take longest, and go first; where nobody waits, long ones go with short ones
-        if ALL_AT_ONCE:
-            block = there_and_back(block, gl.num_programs(0), processors)
-        place = places - 1 - block // attentions
-        bh = block % attentions
-    else:
-        place = block % places
-        bh = block // places
-    b = bh // heads
-    h = bh % heads
-    swizzled: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, d], Q.dtype.element_ty)
-    copied = gl.allocate_shared_memory(Q.dtype.element_ty, [2, 64, d], swizzled)
-    tiles = gl.allocate_shared_memory(Q.dtype.element_ty, [STAGES, 64, d], swizzled)
-    stored = gl.allocate_shared_memory(gl.float32, [4, 8, 64], SPACED if SPACED_SUMS else SWIZZLED)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(STAGES):
         mbarrier.init(arrived.index(n), count=1)
     hopper.fence_async_shared()
+    block, portion, of = block_of(gl.program_id(0), Deal(first, to_first, second, to_second, to_rest))
+    if BACKWARD:  # the last rows take longest, and go first; where nobody waits, long ones go with short ones
+        if ALL_AT_ONCE:
+            block = there_and_back(block, gl.num_programs(0), processors)
+        from_end, bh = divided(block, attentions)
+        place = places - 1 - from_end
+    else:
+        bh, place = divided(block, places)
+    b, h = divided(bh, heads)
+    swizzled: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, d], Q.dtype.element_ty)
+    copied = gl.allocate_shared_memory(Q.dtype.element_ty, [2, 64, d], swizzled)
+    tiles = gl.allocate_shared_memory(Q.dtype.element_ty, [STAGES, 64, d], swizzled)
+    stored = gl.allocate_shared_memory(gl.float32, [4, 8, 64], SPACED if SPACED_SUMS else SWIZZLED)
+    Q += b.to(gl.int64) * q_b + h.to(gl.int64) * q_h
+    LSE += bh.to(gl.int64) * n_i
+    upper_lse2 = _begin(Q, LSE, copied, place, 0, q_i, n_i, d)
+    async_copy.commit_group()
+    lower_lse2 = _begin(Q, LSE, copied, place, 1, q_i, n_i, d)
+    async_copy.commit_group()
     keys = Keys(K, b * k_rows_b + h // KV_GROUP * k_rows_g, h // KV_GROUP * k_cols_g, tiles, arrived)
     if MAP is not None:
         MAP += bh.to(gl.int64) * rows * cols
@@ -311,40 +313,14 @@ def summarize(
     length = n_j
     if LENGTHS is not None:
         length = gl.minimum(n_j, gl.load(LENGTHS + b))
-    # Tiles up to the diagonal, those that cross it, others up to `full`, and those that are partly hidden.
     position = place * 128 + offset
-    last = gl.minimum(place * 128 + 128, n_i) - 1 + offset
     # Rows past the end see no more than the last: they are 0, and 0 times a key that is NaN would be NaN.
-    reach = gl.maximum(gl.minimum(last - low + 1, length), 0)
-    stop = (reach + 63) // 64
-    full = gl.minimum(gl.maximum(gl.minimum(position - low + 1, length), 0) // 64, stop)
-    crossing = gl.minimum(gl.maximum(position, 0) // 64, full)
-    crossed = gl.minimum(gl.maximum(gl.maximum(last, 0) // 64 + 1, crossing), full)
-    since, until = stop * portion // of, stop * (portion + 1) // of
-    # If there is but one side, that is on the left, and the longer one.
-    begin = place * 0
-    side = begin + 1.0
-    if not BACKWARD:
-        side = gl.where(crossing >= full - crossed, 1.0, -1.0)
-    on_left = side > 0
-    right = begin + 1
-    outward = gl.where(on_left, -right, right)
-    hiding = _run(begin, full, stop, since, until, right)
-    over = _run(hiding.end, crossing, crossed, since, until, right)
-    long = _run(over.end, gl.where(on_left, 0, crossed), gl.where(on_left, crossing, full), since, until, outward)
-    short = long
-    if not BACKWARD:
-        short = _run(long.end, gl.where(on_left, crossed, 0), gl.where(on_left, full, crossing), since, until, -outward)
-    walk = Walk(hiding, over, long, short)
-    sight = Sight(place, position, low, reach, scale * LOG2E, side)
+    last = gl.minimum(place * 128 + 128, n_i) - 1 + offset
+    walk, reach, side = walk_over(position, last, low, length, portion, of, HIDING, BACKWARD)
+    sight = Sight(place, position, low, reach if HIDING else None, scale * LOG2E, side)
+    begin = walk.hiding.begin
     for turn in gl.static_range(STAGES - 1):
-        _fetch(keys, walk, begin + turn, "careful")
-    Q += b.to(gl.int64) * q_b + h.to(gl.int64) * q_h
-    LSE += bh.to(gl.int64) * n_i
-    upper_lse2 = _begin(Q, LSE, copied, place, 0, q_i, n_i, d)
-    async_copy.commit_group()
-    lower_lse2 = _begin(Q, LSE, copied, place, 1, q_i, n_i, d)
-    async_copy.commit_group()
+        _ask(keys, walk, begin + turn, "careful")
     operand: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
     async_copy.wait_group(1)
     wait_for_all()
@@ -355,25 +331,25 @@ def summarize(
     wait_for_all()
     queries = (of_upper, copied.index(1).load(operand))
     wait_for_last()  # for the zeros
-    if MAP is not None and is_whole(ROW_BIN, COL_BIN):
-        clear(place, gl.where(portion == 0, stop * (64 // COL_BIN), cols), cells, ROW_BIN)
+    if HIDING and MAP is not None and is_whole(ROW_BIN, COL_BIN):
+        clear(place, gl.where(portion == 0, (reach + 63) // 64 * (64 // COL_BIN), cols), cells, ROW_BIN)
     nothing = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
     stored.store(both_rows(nothing))
-    sums = Sums(stored, _tile(walk, begin, "careful") * 64)
+    sums = Sums(stored, tile_at(walk, begin, "careful") * 64)
     zero = first_of(held_by_thread(nothing), 16)
     upper = Measures(zero, zero.to(gl.int32), zero)
     lower = upper
     product, sums, upper, lower = _take(
-        Run(begin, over.end, 0, right), 1.0, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
-        sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "careful",
+        Run(begin, walk.crossing.end, 0, 1), 1.0, walk, product, sums, upper, lower, queries, keys, upper_lse2,
+        lower_lse2, sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "careful",
     )  # fmt: skip
     product, sums, upper, lower = _take(
-        long, -side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
+        walk.long, -side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
         sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "long",
     )  # fmt: skip
     if not BACKWARD:
         product, sums, upper, lower = _take(
-            short, side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
+            walk.short, side, walk, product, sums, upper, lower, queries, keys, upper_lse2, lower_lse2,
             sight, out, RECEIVED, cells, ROW_BIN, COL_BIN, "short",
         )  # fmt: skip
     hopper.warpgroup_mma_wait(0, deps=[product])
@@ -381,5 +357,4 @@ def summarize(
         wait_for_all()
         send(sums, place, RECEIVED, cells, ROW_BIN, COL_BIN)
     rest = gl.where(portion == 0, 1.0, 0.0)
-    _end(upper, upper_lse2, sight, rest, 0, bh, n_i, out)
-    _end(lower, lower_lse2, sight, rest, 1, bh, n_i, out)
+    _end(upper, lower, upper_lse2, lower_lse2, sight, rest, bh, n_i, out)

@@ -23,7 +23,7 @@ from .hopper import summarize
 from .launch import launch
 from .reduce import Reduced
 from .sums import is_whole
-from .tiles import Pattern
+from .tiles import FAR, Pattern
 
 ROWS = 128  # of a program; the kernel writes this and the next number out
 COLS = 64  # of a tile of keys
@@ -115,6 +115,7 @@ def summary(
         ROW_BIN=height,
         COL_BIN=width,
         BACKWARD=pattern.low >= 0,
+        HIDING=pattern.low > -FAR or pattern.lengths is not None or n_j % COLS != 0,
         ALL_AT_ONCE=deal.first == blocks <= at_once,
         num_warps=4,
         maxnreg=cut.registers,

@@ -22,6 +22,16 @@ BESIDE = [
     [1, 0, 0], [2, 0, 0],  # and other warps
 ]  # fmt: skip
 SPACED: gl.constexpr = gl.constexpr(gl.PaddedSharedLayout([[64, 8]], BESIDE, [], [4, 8, 64]))
+# Halves of cells of 8 x 8, `4 warps, 4 rows of cells, 8 cells, 2 halves`, so that a thread has both of one.
+HALVES: gl.constexpr = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 0, 1]],
+        lane_bases=[[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 2, 0], [0, 0, 4, 0], [0, 2, 0, 0]],
+        warp_bases=[[1, 0, 0, 0], [2, 0, 0, 0]],
+        block_bases=[],
+        shape=[4, 4, 8, 2],
+    )
+)
 # Some rows of a map at once.
 CLEARED: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0]))
 
@@ -67,8 +77,12 @@ def send(sums, place, received, cells, HEIGHT: gl.constexpr, WIDTH: gl.constexpr
     if cells.all is not None:
         bins: gl.constexpr = 8 // of_bin
         cols: gl.constexpr = 64 // WIDTH if WIDTH < 64 else 1
-        total = gl.sum(taken.reshape([4, 8 // of, cols, 64 // cols]), 3)
-        total = gl.sum(total.reshape([4, bins, of_bin // of, cols]), 2) * cells.share
+        if HEIGHT == 8 and WIDTH == 8:  # threads hold halves of two cells, and swap one
+            halves = gl.sum(taken.reshape([4, 4, 16, 4]), 3).reshape([4, 4, 8, 2])
+            total = gl.sum(gl.convert_layout(halves, HALVES), 3) * cells.share
+        else:
+            total = gl.sum(taken.reshape([4, 8 // of, cols, 64 // cols]), 3)
+            total = gl.sum(total.reshape([4, bins, of_bin // of, cols]), 2) * cells.share
         by_row: gl.constexpr = gl.SliceLayout(2, total.type.layout)
         warp = gl.arange(0, 4, layout=gl.SliceLayout(1, by_row)).expand_dims(1)
         bin = gl.arange(0, bins, layout=gl.SliceLayout(0, by_row)).expand_dims(0)
