@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -20,6 +23,8 @@ from regard.kernels.tiles import Pattern
 from regard.ops import fused
 from regard.ops.bins import Axis
 from regard.ops.lazy import map_axes
+
+from . import compiled
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 NAMES = ("entropy", "received", "max", "distance", "map")
@@ -201,10 +206,23 @@ def test_without_queries_or_keys_there_is_nothing(n, m, monkeypatch):
         assert torch.equal(measure, torch.zeros(1, 2, n))
 
 
+@pytest.mark.parametrize("kind", compiled.KINDS)
+def test_it_can_be_compiled_for_any_call(kind):
+    """Apart from these tests, in which kernels are interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compiled", kind], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "_clear summarize\n"
+
+
 CASES = {
     "plain": ((1, 4, 2, 1024, 1024), (32, 32), {}, {}),
     "causal": ((2, 4, 1, 512, 512), (16, 64), {"mask": R.Causal()}, {}),
     "bins of 8": ((1, 2, 2, 1024, 1024), (128, 128), {"mask": R.Causal()}, {}),
+    "bins of 8, all seen": ((1, 2, 2, 1024, 1024), (128, 128), {}, {}),
+    "bins of 8, the last rows short": ((1, 2, 2, 1000, 1024), (125, 128), {}, {}),
     "bins of 8 and 128": ((1, 2, 2, 512, 512), (64, 4), {}, {}),
     "one bin": ((1, 2, 2, 512, 512), (1, 1), {"mask": R.Causal()}, {}),
     "half a tile": ((1, 2, 1, 96, 96), (6, 6), {"mask": R.Causal()}, {}),

@@ -72,7 +72,7 @@ def block_of(program, deal):
 @gluon.jit
 def divided(x, y):
     """How often y goes into x, and what is left; neither is negative, which takes half the instructions."""
-    times = (x.to(gl.uint32) // y.to(gl.uint32)).to(gl.int32)
+    times = (x.to(gl.uint32) // (x * 0 + y).to(gl.uint32)).to(gl.int32)  # y may be a 1 known beforehand
     return times, x - times * y
 
 
