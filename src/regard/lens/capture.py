@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from . import huggingface
+from . import flex, huggingface
 from .classes import attends_aside
 from .labels import Tokens, TokensByLayer
 from .names import listed
@@ -21,8 +21,8 @@ from .tape import Tape
 from .watch import SCRIPTED, Watch
 
 SEEN = (
-    "seen are regard.attend, F.scaled_dot_product_attention, F.multi_head_attention_forward, the attention interface "
-    "of transformers, and softmax(q @ k.mT) @ v as a model writes it out"
+    "seen are regard.attend, F.scaled_dot_product_attention, F.multi_head_attention_forward, flex_attention, the "
+    "attention interface of transformers, and softmax(q @ k.mT) @ v as a model writes it out"
 )
 COMPILED = (
     "within a function that torch.compile made, where it may go unseen; let it run as it is written: "
@@ -93,7 +93,7 @@ def capture(
     watch = Watch(model, recorder)
     _must_run_in_python(watch)
     tape = Tape.live(recorder, tokens, model)
-    with watch.watching(), huggingface.watching(watch):
+    with watch.watching(), huggingface.watching(watch), flex.watching(watch, watch.parts):
         yield tape
     recorder.close()
     _must_have_seen(watch)
@@ -152,8 +152,8 @@ def _tell_flexed(watch: Watch) -> None:
     if watch.flexed:
         kind = type(watch.model).__name__
         warnings.warn(
-            f"{kind} calls flex_attention, of which nothing is on the tape; let it call regard.attend(q, k, v, "
-            "mask=...) instead",
+            f"{kind} calls flex_attention within a function that torch.compile made, of which nothing is on the tape; "
+            "let flex_attention alone be compiled, torch.compile(flex_attention), and it is seen",
             stacklevel=4,
         )
 

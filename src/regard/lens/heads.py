@@ -1,9 +1,9 @@
 """Heads at work: switch some off, and ask which of them a loss depends on.
 
 Seen are the layers of `regard.nn`, `nn.MultiheadAttention`, and every module that calls `attend` or
-`F.scaled_dot_product_attention`, Hugging Face models on their default implementation included. Layers go by their name
-in the model, `model.layers.3.self_attn`; a model that is itself one layer has the name "", and a tape shows it as
-"(model)".
+`F.scaled_dot_product_attention` or `flex_attention`, Hugging Face models on their default implementation included.
+Layers go by their name in the model, `model.layers.3.self_attn`; a model that is itself one layer has the name "", and
+a tape shows it as "(model)".
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ..nn.core import Core
 from ..ops.operator import attend
+from . import flex
 from .classes import attends, multiplies
 from .handwritten import Handwriting, touches
 from .layouts import heads_said
@@ -30,7 +31,7 @@ from .statistic import SDPA
 from .watch import layer_of
 
 SEEN = (
-    "seen are attend, nn.MultiheadAttention, F.scaled_dot_product_attention, "
+    "seen are attend, nn.MultiheadAttention, F.scaled_dot_product_attention, flex_attention, "
     "and softmax(q @ k.mT) @ v as a model writes it out"
 )
 
@@ -154,6 +155,7 @@ def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Itera
             stack.callback(module.register_forward_pre_hook(calls.entering(name)).remove)
             stack.callback(module.register_forward_hook(calls.leaving(name), always_call=True).remove)
         stack.enter_context(calls)
+        stack.enter_context(flex.watching(calls, model.modules()))
         yield
 
 
@@ -219,6 +221,15 @@ class _Calls(TorchFunctionMode):
             if written is not None:
                 return written.put(out, self.change(name, written.heads(out)))
         return out
+
+    @property
+    def is_inside(self) -> bool:
+        """Is a layer of the model under way in this thread?"""
+        return bool(self.here.under_way)
+
+    def flexible(self, out: Tensor, told: Callable[[], dict[str, Any] | None]) -> Tensor:
+        """Take in a call of flex_attention."""
+        return self.change(self.layers[self.here.under_way[-1][0]], out)
 
     def _heads(self, matrices: int) -> int | None:
         return heads_said([(name, self.modules[name]) for name, _ in self.here.under_way], matrices)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, and_
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from ..ops.masks import Causal, Padding, Window
 from ..ops.normalizers import Normalizer
 from ..ops.scores import Dot
 from ..ops.term import Term
+from .mods import Mod, rows_of
 from .recognize import Packed, Rows, recognize, recognize_bias
 from .record import Seen, as_integers
 from .statistic import is_causal_bias
@@ -31,6 +32,13 @@ from .steps import same
 from .storage import Store
 
 LARGE = 2**20  # bytes of a mask worth a word
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """What a function says is added to the score at (b, h, i, j), -inf where it is hidden."""
+
+    at: Mod
 
 
 class Reader:
@@ -50,7 +58,7 @@ class Reader:
         k: Tensor,
         v: Tensor,
         *,
-        mask: Tensor | BlockMask | Mask | None = None,
+        mask: Tensor | BlockMask | Numbers | Mask | None = None,
         bias: Tensor | None = None,
         scale: float | None = None,
         cap: float | None = None,
@@ -114,7 +122,7 @@ class Reader:
             return seen
         return seen._replace(k=seen.k[:, :, :used], v=seen.v[:, :, :used], mask=shorter.mask)
 
-    def _found(self, tensor: Tensor | BlockMask, seen: Seen, lead: torch.Size) -> _Found:
+    def _found(self, tensor: Tensor | BlockMask | Numbers, seen: Seen, lead: torch.Size) -> _Found:
         """The terms of a tensor, looked at once for all layers it is handed to."""
         version = tensor._version if isinstance(tensor, Tensor) and not tensor.is_inference() else 0
         asked = version, seen.q.shape[2], seen.k.shape[2], seen.offset, len(lead)
@@ -159,15 +167,21 @@ class _Found(NamedTuple):
     offset: int | None = None
 
 
-def _terms_of(tensor: Tensor | BlockMask, seen: Seen, lead: torch.Size) -> _Found:
-    rows = _rows_of_function(tensor, seen) if isinstance(tensor, BlockMask) else _rows(tensor, lead, seen.k.shape[2])
+def _terms_of(tensor: Tensor | BlockMask | Numbers, seen: Seen, lead: torch.Size) -> _Found:
+    shape = (*seen.q.shape[:3], seen.k.shape[2])
+    if isinstance(tensor, Tensor):
+        rows, dtype = _rows(tensor, lead, seen.k.shape[2]), tensor.dtype
+    elif isinstance(tensor, BlockMask):
+        rows, dtype = rows_of(tensor.mask_mod, shape, seen.q.device), torch.bool
+    else:
+        rows, dtype = rows_of(tensor.at, shape, seen.q.device), torch.float32
     # One row for all queries does not tell where they stand.
     given = seen.offset if rows.shape[2] == seen.q.shape[2] else seen.place
-    if isinstance(tensor, BlockMask) or tensor.dtype == torch.bool:
+    if dtype == torch.bool:
         mask, offset = recognize(rows, offset=given)
         return _Found(mask, offset=seen.offset if offset == seen.place else offset)
     # Models hide by -inf or by the least number there is; both are a mask and no bias. What is no number hides nothing.
-    least = torch.finfo(tensor.dtype).min / 2
+    least = torch.finfo(dtype).min / 2
     shown = replace(rows, block=lambda start, stop: ~(rows.block(start, stop) <= least))
     mask, offset = recognize(shown, offset=given)
     _tell_even(rows, shown, offset)
@@ -207,20 +221,6 @@ def _rows(tensor: Tensor, lead: torch.Size, keys: int) -> Rows:
     x = x.expand(-1, -1, -1, keys) if x.shape[3] == 1 else x
     # One row for all queries stays one row.
     return Rows.of(x[:, :, :1] if x.shape[2] > 1 and x.stride(2) == 0 else x)
-
-
-def _rows_of_function(mask: BlockMask, seen: Seen) -> Rows:
-    """The rows of a FlexAttention mask, whose function says each entry."""
-    (b, h, i), j, device = seen.q.shape[:3], seen.k.shape[2], seen.q.device
-    index = [torch.arange(n, device=device).view([-1] + [1] * dims) for n, dims in ((b, 3), (h, 2), (j, 0))]
-
-    def block(start: int, stop: int) -> Tensor:
-        row = torch.arange(start, stop, device=device)[:, None]
-        value = mask.mask_mod(index[0], index[1], row, index[2])
-        return value[(None,) * (4 - value.ndim)].expand(-1, -1, stop - start, j)
-
-    shape = block(0, min(1, i)).shape
-    return Rows((shape[0], shape[1], i, j), block, device)
 
 
 def _zeroed(x: Tensor, least: float) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.jit._script import RecursiveScriptModule
 from torch.jit._trace import TopLevelTracedModule, TracedModule
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode
 
 from ..nn.core import Core
 from ..nn.dropout import Dropout
@@ -36,6 +36,7 @@ from ..ops.tracing import transformed
 from .classes import ATTENTIONS, attends, may_attend, multiplies
 from .handwritten import Handwriting, Written, touches
 from .layouts import heads_said
+from .modes import is_on, withdraw
 from .names import shown_name
 from .projection import projection
 from .record import Record, Seen, seen_weights
@@ -67,7 +68,7 @@ class Watch(TorchFunctionMode):
         self.ran = False
         self.called = False  # was the model itself, and not just parts of it?
         self.compiled = False  # did any attend within a compiled function?
-        self.flexed = False  # or by PyTorch's flex_attention, of which nothing is seen?
+        self.flexed = False  # or by flex_attention within one?
         self.here = _Here()
         self.softmaxes: dict[str, list[list[bool]]] = {}  # of products, by layer: were values averaged by them?
         self._on = False
@@ -175,14 +176,15 @@ class Watch(TorchFunctionMode):
                 self.here.handwriting.clear()
                 self.__exit__(None, None, None)
 
+    @property
+    def is_inside(self) -> bool:
+        """Is a part of the model under way in this thread, and of interest?"""
+        return self._on and bool(self.here.parts) and not self.here.silent
+
     def _withdraw(self) -> None:
         """Where somebody interrupts, PyTorch calls no hooks: parts are still under way, and this mode with them."""
-        if self.here.parts and self in _get_current_function_mode_stack():
-            later = []
-            while (mode := _pop_mode()) is not self:
-                later.append(mode)
-            for mode in reversed(later):
-                _push_mode(mode)
+        if self.here.parts and is_on(self):
+            withdraw(self)
         if self.here.parts:
             self.here.parts.clear()
             self.here.handwriting.clear()
@@ -229,6 +231,26 @@ class Watch(TorchFunctionMode):
         with torch.no_grad():
             seen = self.recorder.reader.read(query, key, value, scale=scale, statistic=statistic, **place)
             self.see(self._layer, seen, out, lambda x: x.reshape(*seen.q.shape[:3], -1))
+
+    def flexible(self, out: Tensor, told: Callable[[], dict[str, Any] | None]) -> Tensor:
+        """Take in a call of flex_attention, of which `told` finds what a reader is to be told, if it can be."""
+        layer = self._layer
+        if recomputing():
+            return out
+        if not self.recorder.wants(layer):
+            self.recorder.passed_over.add(layer)
+            return out
+        with self.quiet(), torch.no_grad():
+            call = told()
+            if call is not None:
+                self.see(layer, self.recorder.reader.read(**call), out)
+                return out
+        warnings.warn(
+            f"an attention of {shown_name(layer)} is not on the tape: its score_mod does more than add numbers to the "
+            "scores, or bound them by a tanh",
+            stacklevel=2,
+        )
+        return out
 
     def _written(self, written: Written, out: Tensor) -> None:
         """Take in an attention that a model has written out, as it tells itself."""
