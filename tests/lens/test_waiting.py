@@ -106,7 +106,7 @@ def test_a_captured_attention_takes_few_calls_of_the_host():
         plain(), watched()
         added[layers] = calls_of(watched) - calls_of(plain)
     assert added[2] - added[1] <= 60  # the walk that names the parts of a layer included
-    assert added[1] <= 220
+    assert added[1] <= 225
 
 
 @torch.no_grad()

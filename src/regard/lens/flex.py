@@ -14,8 +14,8 @@ import functools
 import inspect
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import CellType, CodeType, FunctionType
 from typing import Any, Protocol
 
@@ -53,13 +53,14 @@ class Watcher(Protocol):
         """Take in a call that has run; return its output, or what it is to be."""
 
 
-@contextmanager
-def watching(watch: Watcher, parts: Iterable[nn.Module]) -> Iterator[None]:
+def watching(watch: Watcher, parts: Collection[nn.Module]) -> AbstractContextManager[None]:
     """Show the calls of flex_attention within the block; nothing to do where no layer's code makes any."""
-    doors = list(_doors(parts))
-    if not doors:
-        yield
-        return
+    kinds = _that_may_call(frozenset(map(type, parts)))
+    return _exchanging(watch, [*_doors(parts, kinds)]) if kinds else NOTHING
+
+
+@contextmanager
+def _exchanging(watch: Watcher, doors: list[tuple[Any, Put]]) -> Iterator[None]:
     with _LOCK:
         _WATCHES.append(watch)
         for value, put in doors:
@@ -76,6 +77,7 @@ def watching(watch: Watcher, parts: Iterable[nn.Module]) -> Iterator[None]:
                 put(value)
 
 
+NOTHING = nullcontext()
 _LOCK = threading.Lock()
 _WATCHES: list[Watcher] = []
 _EXCHANGED: list[tuple[Any, Put]] = []  # what was where before anybody watched
@@ -147,17 +149,14 @@ def _shown(added: Mod, blocks: BlockMask | None) -> Mod:
     return lambda b, h, i, j: torch.where(blocks.mask_mod(b, h, i, j), added(b, h, i, j), -torch.inf)
 
 
-def _doors(parts: Iterable[nn.Module]) -> Iterator[tuple[Any, Put]]:
+def _doors(parts: Iterable[nn.Module], kinds: Collection[type]) -> Iterator[tuple[Any, Put]]:
     """Wherever the code of layers finds flex_attention, or something made of it: that, and what puts another there."""
     looked_at: set[Any] = set()
-    waiting: list[tuple[FunctionType, str]] = []  # functions, and the package of the layer whose code leads to them
     for part in parts:
-        kind: type = type(part)
-        if not kind.__module__.startswith(OTHERS):
+        if type(part) in kinds:
             yield from _held_by(vars(part), vars(part), looked_at)
-            if kind not in looked_at:
-                looked_at.add(kind)
-                waiting.extend((fn, _package(fn)) for fn in functions(kind))
+    # Functions, and the package of the layer whose code leads to them.
+    waiting = [(fn, _package(fn)) for kind in kinds for fn in functions(kind)]
     for fn, package in waiting:  # which grows meanwhile
         if fn in looked_at or _package(fn) != package:
             continue
@@ -172,6 +171,11 @@ def _doors(parts: Iterable[nn.Module]) -> Iterator[tuple[Any, Put]]:
             if _is_flex(value):
                 yield value, functools.partial(setattr, cell, "cell_contents")
         waiting.extend((other, package) for other in others if isinstance(other, FunctionType))
+
+
+@functools.cache
+def _that_may_call(kinds: frozenset[type]) -> frozenset[type]:
+    return frozenset(kind for kind in kinds if not kind.__module__.startswith(OTHERS))
 
 
 def _held_by(holder: dict[str, Any], names: Iterable[str], looked_at: set[Any]) -> Iterator[tuple[Any, Put]]:

@@ -155,7 +155,7 @@ def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Itera
             stack.callback(module.register_forward_pre_hook(calls.entering(name)).remove)
             stack.callback(module.register_forward_hook(calls.leaving(name), always_call=True).remove)
         stack.enter_context(calls)
-        stack.enter_context(flex.watching(calls, model.modules()))
+        stack.enter_context(flex.watching(calls, calls.modules.values()))
         yield
 
 
