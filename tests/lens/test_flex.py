@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
+from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.attention import flex_attention as flexible
-from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 import regard as R
 from regard import weights
@@ -288,3 +290,195 @@ def test_a_saved_tape_holds_its_terms(tmp_path):
     tape.save(tmp_path / "tape.safetensors")
     ((_, A),) = Tape.load(tmp_path / "tape.safetensors").items()
     torch.testing.assert_close(A @ v, out, rtol=1e-4, atol=1e-5)
+
+
+class OfClass(Layer):
+    flex = torch.compile(flex_attention, backend="eager")
+    still = staticmethod(flex)
+
+    def forward(self, q, k, v):
+        return OfClass.flex(q, k, v, **self.given)
+
+
+class Still(OfClass):
+    def forward(self, q, k, v):
+        return self.still(q, k, v, **self.given)
+
+
+class Kernel:
+    """One of several a model may choose from, and no layer."""
+
+    def __init__(self, call):
+        self.call = call
+
+    def run(self, *args, **kwargs):
+        return self.call(*args, **kwargs)
+
+
+KERNELS = {"flex": compiled}
+
+
+class Chosen(Layer):
+    def forward(self, q, k, v):
+        return KERNELS["flex"](q, k, v, **self.given)
+
+
+ELSEWHERE = ModuleType("elsewhere")  # as a file beside that of the model
+exec(
+    "from torch.nn.attention.flex_attention import flex_attention as own\n"
+    "def help(*args, **kwargs): return own(*args, **kwargs)",
+    vars(ELSEWHERE),
+)
+
+
+class Elsewhere(Layer):
+    def forward(self, q, k, v):
+        return ELSEWHERE.help(q, k, v, **self.given)
+
+
+class Run(Layer):
+    def forward(self, q, k, v):
+        return self.call.run(q, k, v, **self.given)
+
+
+ROUNDABOUT = {
+    "of the class": OfClass(),
+    "a static method": Still(),
+    "in a dict": Chosen(),
+    "of another file": Elsewhere(),
+    "a helper of another file": Held(ELSEWHERE.help),
+    "a helper with arguments fixed": Held(functools.partial(helper, scale=None)),
+    "of an object": Run(Kernel(compiled)),
+    "a method of an object": Held(Kernel(compiled).run),
+}
+
+
+@pytest.mark.parametrize("way", ROUNDABOUT)
+def test_it_is_seen_in_roundabout_ways(way):
+    layer = ROUNDABOUT[way]
+    before = [dict(vars(OfClass)), dict(KERNELS), dict(vars(ELSEWHERE)), dict(vars(layer))]
+    q, k, v = inputs()
+    A, out = looked(layer, q, k, v)
+    torch.testing.assert_close(A @ v, out)
+    assert [dict(vars(OfClass)), dict(KERNELS), dict(vars(ELSEWHERE)), dict(vars(layer))] == before
+
+
+@pytest.fixture
+def dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@torch.compile(backend="eager")
+def whole(*args, **kwargs):
+    return flex_attention(*args, **kwargs)
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_one_within_a_compiled_function_is_refused_with_its_reason():
+    layer, (q, k, v) = Held(whole), inputs()
+    told = pytest.raises(ValueError, match=r"it calls flex_attention within a function that torch\.compile made")
+    with torch.no_grad(), told, capture(layer):
+        layer(q, k, v)
+
+
+def both(score, b, h, i, j):
+    return capped(score, b, h, i, j) + TABLE[h] * (j - i)
+
+
+def low(score, b, h, i, j):
+    return score + TABLE.bfloat16()[h] * (i - j)
+
+
+def undefined_ahead(score, b, h, i, j):
+    return score + torch.log(1.0 + i - j)
+
+
+def shut(score, b, h, i, j):
+    return torch.where(j <= i, score, -1e9)
+
+
+@pytest.mark.parametrize("mod", [both, low, undefined_ahead, shut])
+def test_terms_together_of_less_precision_or_where_nobody_looks_are_read(mod):
+    q, k, v = inputs()
+    A, out = looked(Layer(score_mod=mod, block_mask=None if mod is shut else blocks()), q, k, v)
+    torch.testing.assert_close(A @ v, out, rtol=1e-4, atol=1e-5)
+
+
+def clamped(score, b, h, i, j):
+    return score.clamp(-10, 10)
+
+
+def one_row(score, b, h, i, j):
+    return torch.where(i == 3, 3 * score, score)
+
+
+@pytest.mark.parametrize("mod", [clamped, one_row])
+def test_one_that_only_seems_to_add_is_told_of(mod):
+    model = nn.ModuleDict({"one": Layer(score_mod=mod), "two": Layer()})
+    q, k, v = inputs(n=40, m=40)
+    with pytest.warns(UserWarning, match=r"one is not on the tape: its score_mod"), capture(model) as tape:
+        model["two"](model["one"](q, k, v), k, v)
+    assert list(tape) == [("two", 0)]
+
+
+def test_a_mask_whose_numbers_change_between_passes_is_read_anew():
+    lengths = torch.tensor([4])
+    layer, (q, k, v) = Compiled(block_mask=blocks(lambda b, h, i, j: j < lengths[0])), inputs()
+    with capture(layer) as tape:
+        for length in (4, 7):
+            lengths.fill_(length)
+            torch.testing.assert_close(layer(q, k, v), tape[-1] @ v)
+
+
+SIZE = 16
+
+
+def skipping(q, k, v, block_mask, call=flex_attention):
+    """As a fused kernel, which leaves out the blocks that are not listed; flex_attention on a CPU does not."""
+    return call(q, k, v, block_mask=blocks(lambda b, h, i, j: (j <= i) & (i // SIZE == j // SIZE), n=q.shape[2]))
+
+
+skipping._torchdynamo_orig_callable = flex_attention  # as if it were compiled
+
+
+@pytest.mark.parametrize("kernel", [skipping, compiled])
+def test_blocks_that_a_kernel_skips_are_hidden(kernel):
+    count, places = torch.ones(1, 1, 4, dtype=torch.int32), torch.arange(4, dtype=torch.int32).view(1, 1, 4, 1)
+    mask = BlockMask.from_kv_blocks(count, places.expand(1, 1, 4, 4).contiguous(), BLOCK_SIZE=SIZE, mask_mod=causal)
+    q, k, v = inputs(n=4 * SIZE, m=4 * SIZE)
+    A, out = looked(Held(kernel, block_mask=mask), q, k, v)
+    torch.testing.assert_close(A @ v, out)
+
+
+def test_a_copy_within_a_capture_is_as_the_model_was(tmp_path):
+    layer, (q, k, v) = Held(flex_attention), inputs()
+    with capture(layer):
+        layer(q, k, v)
+        copied = copy.deepcopy(layer)
+        torch.save(layer.call, tmp_path / "call.pt")
+    assert copied.call is flex_attention
+    assert torch.load(tmp_path / "call.pt", weights_only=False) is flex_attention
+
+
+def test_what_is_put_there_meanwhile_stays():
+    layer, (q, k, v) = Held(compiled), inputs()
+    with capture(layer):
+        layer(q, k, v)
+        layer.call = flex_attention
+    assert layer.call is flex_attention
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_one_that_is_compiled_within_a_capture_is_compiled_as_it_is():
+    class Late(Layer):
+        def forward(self, q, k, v):
+            self.call = self.call or torch.compile(flex_attention, backend="eager")
+            return self.call(q, k, v)
+
+    layer, (q, k, v) = Late(), inputs()
+    with pytest.raises(ValueError, match="it calls flex_attention within a function"), capture(layer):
+        layer(q, k, v)
+    A, out = looked(layer, q, k, v)
+    torch.testing.assert_close(A @ v, out)

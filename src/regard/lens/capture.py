@@ -28,6 +28,10 @@ COMPILED = (
     "within a function that torch.compile made, where it may go unseen; let it run as it is written: "
     "with torch.compiler.set_stance('force_eager'), capture(model)"
 )
+FLEXED = (
+    "within a function that torch.compile made, or that the code of its layers does not lead to, of which nothing is "
+    "on the tape; let flex_attention alone be compiled, once, flex = torch.compile(flex_attention), and a layer call it"
+)
 
 
 @contextmanager
@@ -151,11 +155,7 @@ def _tell_compiled(watch: Watch) -> None:
 def _tell_flexed(watch: Watch) -> None:
     if watch.flexed:
         kind = type(watch.model).__name__
-        warnings.warn(
-            f"{kind} calls flex_attention within a function that torch.compile made, of which nothing is on the tape; "
-            "let flex_attention alone be compiled, torch.compile(flex_attention), and it is seen",
-            stacklevel=4,
-        )
+        warnings.warn(f"{kind} calls flex_attention {FLEXED}", stacklevel=4)
 
 
 def _tell_lost(watch: Watch) -> None:
@@ -192,6 +192,8 @@ def _must_have_seen(watch: Watch) -> None:
         raise ValueError(f"no layer that attended matches layers={list(recorder.layers or ())}; there were {names}")
     if not watch.ran:
         raise ValueError(f"{kind} was not called within the block; call model(...), not model.forward(...)")
+    if watch.flexed:
+        raise ValueError(f"no attention of {kind} was seen: it calls flex_attention {FLEXED}")
     if watch.compiled:
         raise ValueError(f"no attention of {kind} was seen: it ran {COMPILED}")
     raise ValueError(

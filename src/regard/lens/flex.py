@@ -10,13 +10,15 @@ a mask and a bias are; one that bounds them by a tanh is a cap.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
+import pkgutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import CellType, CodeType, FunctionType
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -25,21 +27,18 @@ from torch.compiler import is_compiling
 from torch.nn.attention import flex_attention as module
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from .classes import functions
+from .doors import Door, doors, may_lead_somewhere
 from .modes import aside
-from .mods import Mod, rows_of
+from .mods import Mod, by_blocks, rows_of
 from .reading import Numbers
 from .watch import must_hold_numbers
 
-OTHERS = ("torch.", "transformers.", "regard.")  # whose layers do not call it, or by an interface that is watched
+NAME = f"{flex_attention.__module__}:{flex_attention.__name__}"
 SIGNATURE = inspect.signature(flex_attention)
 INLINED = "torch._dynamo.external_utils"  # where what is compiled, and is no function itself, is made one
-ROWS = 8  # of a score_mod that are looked at, to see what it does
-SCORES = (0.0, 1.7, -2.9)  # scores it is tried on
-LARGE = 1e6  # one that any cap has bounded
+LARGE = 1e3  # a score that any cap has bounded
+SCORES = (1.7, -2.9, LARGE, -LARGE)  # those a score_mod is tried on
 CLOSE = 1e-3  # how far a tanh may be off, as kernels approximate it
-
-Put = Callable[[Any], None]  # sets a value where it was found
 
 
 class Watcher(Protocol):
@@ -49,38 +48,41 @@ class Watcher(Protocol):
     def is_inside(self) -> bool:
         """Is such a layer under way in this thread?"""
 
-    def flexible(self, out: Tensor, told: Callable[[], dict[str, Any] | None]) -> Tensor:
+    def flexible(self, out: Tensor, told: Callable[[], list[dict[str, Any]]]) -> Tensor:
         """Take in a call that has run; return its output, or what it is to be."""
 
 
 def watching(watch: Watcher, parts: Collection[nn.Module]) -> AbstractContextManager[None]:
     """Show the calls of flex_attention within the block; nothing to do where no layer's code makes any."""
-    kinds = _that_may_call(frozenset(map(type, parts)))
-    return _exchanging(watch, [*_doors(parts, kinds)]) if kinds else NOTHING
+    return _exchanging(watch, parts) if may_lead_somewhere(frozenset(map(type, parts))) else NOTHING
 
 
 @contextmanager
-def _exchanging(watch: Watcher, doors: list[tuple[Any, Put]]) -> Iterator[None]:
-    with _LOCK:
-        _WATCHES.append(watch)
-        for value, put in doors:
+def _exchanging(watch: Watcher, parts: Iterable[nn.Module]) -> Iterator[None]:
+    with _LOCK:  # one at a time, for what is found may be exchanged already
+        found = list(doors(parts, _is_flex, module))
+        if found:
+            _WATCHES.append(watch)
+        for door, value in found:
             if not isinstance(value, _Seeing):  # as it is where somebody watches already
-                put(_Seeing(value))
-                _EXCHANGED.append((value, put))
+                door.put(_Seeing(value))
+                _EXCHANGED.append(door)
     try:
         yield
     finally:
         with _LOCK:
-            _WATCHES.remove(watch)
+            if found:
+                _WATCHES.remove(watch)
             while _EXCHANGED and not _WATCHES:
-                value, put = _EXCHANGED.pop()
-                put(value)
+                door = _EXCHANGED.pop()
+                if isinstance(there := door.get(), _Seeing):  # and nothing that was put there since
+                    door.put(there.func)
 
 
 NOTHING = nullcontext()
 _LOCK = threading.Lock()
 _WATCHES: list[Watcher] = []
-_EXCHANGED: list[tuple[Any, Put]] = []  # what was where before anybody watched
+_EXCHANGED: list[Door] = []
 
 
 class _Seeing:
@@ -88,9 +90,17 @@ class _Seeing:
 
     def __init__(self, called: Callable[..., Any]) -> None:
         self.func = called
+        self._torchdynamo_orig_callable = called  # what torch.compile takes instead
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of a watched model calls what the model called before."""
+        return copy.deepcopy(self.func, memo)
+
+    def __reduce__(self) -> Any:
+        return (pkgutil.resolve_name, (NAME,)) if self.func is flex_attention else (functools.partial, (self.func,))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        watches = [] if is_compiling() else [watch for watch in _WATCHES if watch.is_inside]
+        watches = [] if is_compiling() else [watch for watch in tuple(_WATCHES) if watch.is_inside]
         if not watches:
             return self.func(*args, **kwargs)
         must_hold_numbers(*args, **kwargs)
@@ -116,93 +126,60 @@ def _bound(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
     return given.arguments
 
 
-def told(given: dict[str, Any]) -> dict[str, Any] | None:
-    """What a `Reader` is to be told of a call; None if its score_mod does something that is no term."""
+def told(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a `Reader` is to be told of a call; nothing if its score_mod does something that is no term.
+
+    Fused kernels skip the blocks that a block mask leaves out, others ask its function about every pair: where that
+    makes a difference there are two answers, and the output tells which is true.
+    """
+    blocks: BlockMask | None = given["block_mask"]
+    if blocks is None:
+        ways: list[Mod | None] = [None]
+    else:
+        shape = (*given["query"].shape[:3], given["key"].shape[2])
+        fused, asked = by_blocks(blocks), blocks.mask_mod
+        one, other = (rows_of(mod, shape, given["query"].device) for mod in (fused, asked))
+        same = all(bool((part == other.block(start, start + part.shape[2])).all()) for start, part in one.blocks())
+        ways = [asked] if same else [fused, asked]
+    calls = [_told(given, mask) for mask in ways]
+    return [call for call in calls if call is not None]
+
+
+def _told(given: dict[str, Any], shown: Mod | None) -> dict[str, Any] | None:
+    """As `told`, where the pairs that are not hidden are these."""
     q, k, v, blocks = (given[name] for name in ("query", "key", "value", "block_mask"))
     call = {"q": q, "k": k, "v": v, "scale": given["scale"], "mask": blocks}
     score_mod: Callable[..., Tensor] | None = given["score_mod"]
-    if score_mod is None:
+    if score_mod is None and (shown is None or shown is blocks.mask_mod):
         return call
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32  # of scores, whatever is added
 
     def made_of(score: float) -> Mod:
-        return lambda b, h, i, j: score_mod(torch.tensor(score, device=q.device), b, h, i, j)
+        def pair(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            full = torch.full_like(j, score, dtype=dtype)
+            value = full if score_mod is None else score_mod(full, b, h, i, j)
+            return value if shown is None else torch.where(shown(b, h, i, j), value, -torch.inf)
 
-    def becomes(score: float) -> Tensor:
-        rows = rows_of(made_of(score), (*q.shape[:3], k.shape[2]), q.device)
-        some = torch.linspace(0, q.shape[2] - 1, min(ROWS, q.shape[2])).round().int().tolist()
-        return torch.cat([rows.block(row, row + 1) for row in some], 2)
+        return pair
 
-    found = {score: becomes(score) for score in SCORES}
-    if all(torch.allclose(found[score], found[0.0] + score, rtol=1e-5, atol=1e-5) for score in SCORES):
-        return {**call, "mask": Numbers(_shown(made_of(0.0), blocks))}
-    cap = float(becomes(LARGE).max())
-    bounded = [torch.full_like(found[score], cap * math.tanh(score / cap)) for score in SCORES] if cap > 0 else []
-    if bounded and all(map(functools.partial(torch.allclose, rtol=CLOSE, atol=CLOSE), found.values(), bounded)):
-        return {**call, "cap": cap}
-    return None
+    rows = {score: rows_of(made_of(score), (*q.shape[:3], k.shape[2]), q.device) for score in (0.0, *SCORES)}
 
+    def become(change: Callable[[float], float], close: float) -> bool:
+        """Is every score s made what is added to a score of 0, and change(s)?"""
+        return all(
+            torch.allclose(
+                rows[score].block(start, start + zero.shape[2]), zero + change(score), rtol=close, atol=close
+            )
+            for start, zero in rows[0.0].blocks()
+            for score in SCORES
+        )
 
-def _shown(added: Mod, blocks: BlockMask | None) -> Mod:
-    """What is added to the score of a pair, -inf where it is hidden."""
-    if blocks is None:
-        return added
-    return lambda b, h, i, j: torch.where(blocks.mask_mod(b, h, i, j), added(b, h, i, j), -torch.inf)
-
-
-def _doors(parts: Iterable[nn.Module], kinds: Collection[type]) -> Iterator[tuple[Any, Put]]:
-    """Wherever the code of layers finds flex_attention, or something made of it: that, and what puts another there."""
-    looked_at: set[Any] = set()
-    for part in parts:
-        if type(part) in kinds:
-            yield from _held_by(vars(part), vars(part), looked_at)
-    # Functions, and the package of the layer whose code leads to them.
-    waiting = [(fn, _package(fn)) for kind in kinds for fn in functions(kind)]
-    for fn, package in waiting:  # which grows meanwhile
-        if fn in looked_at or _package(fn) != package:
-            continue
-        looked_at.add(fn)
-        names = set(_names(fn.__code__))
-        yield from _held_by(fn.__globals__, names, looked_at)
-        if flex_attention.__name__ in names:  # it may be asked of its module
-            yield from _held_by(vars(module), (flex_attention.__name__,), looked_at)
-        others = [fn.__globals__.get(name) for name in names]
-        for cell in fn.__closure__ or ():
-            others.append(value := _inside(cell))
-            if _is_flex(value):
-                yield value, functools.partial(setattr, cell, "cell_contents")
-        waiting.extend((other, package) for other in others if isinstance(other, FunctionType))
-
-
-@functools.cache
-def _that_may_call(kinds: frozenset[type]) -> frozenset[type]:
-    return frozenset(kind for kind in kinds if not kind.__module__.startswith(OTHERS))
-
-
-def _held_by(holder: dict[str, Any], names: Iterable[str], looked_at: set[Any]) -> Iterator[tuple[Any, Put]]:
-    for name in names:
-        value = holder.get(name)
-        if isinstance(value, CALLED) and _is_flex(value) and (id(holder), name) not in looked_at:
-            looked_at.add((id(holder), name))
-            yield value, functools.partial(holder.__setitem__, name)
-
-
-def _package(fn: FunctionType) -> str:
-    return (fn.__module__ or "").partition(".")[0]
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Names in the code of a function, and of those within it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def _inside(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing yet
-        return None
+    call["mask"] = Numbers(made_of(0.0))
+    if become(lambda score: score, 1e-5):
+        return call
+    most = [rows[LARGE].block(start, start + zero.shape[2]) - zero for start, zero in rows[0.0].blocks()]
+    cap = max((float(x.nan_to_num(nan=0.0).max()) for x in most), default=0.0)
+    return {**call, "cap": cap} if cap > 0 and become(lambda score: cap * math.tanh(score / cap), CLOSE) else None
 
 
 def _is_flex(value: Any) -> bool:
@@ -216,10 +193,9 @@ def _made_of(value: Any) -> Any:
     """What a function calls that was compiled, has arguments fixed, or is watched; None of any other."""
     if isinstance(value, (functools.partial, _Seeing)):
         return value.func
+    if isinstance(value, staticmethod):
+        return value.__func__
     if not isinstance(value, FunctionType):
         return None
     inlined = value.__globals__.get("__name__") == INLINED
     return value.__dict__.get("__wrapped__" if inlined else "_torchdynamo_orig_callable")
-
-
-CALLED = (FunctionType, functools.partial, _Seeing)

@@ -227,7 +227,7 @@ class _Calls(TorchFunctionMode):
         """Is a layer of the model under way in this thread?"""
         return bool(self.here.under_way)
 
-    def flexible(self, out: Tensor, told: Callable[[], dict[str, Any] | None]) -> Tensor:
+    def flexible(self, out: Tensor, told: Callable[[], list[dict[str, Any]]]) -> Tensor:
         """Take in a call of flex_attention."""
         return self.change(self.layers[self.here.under_way[-1][0]], out)
 

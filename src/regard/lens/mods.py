@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from .recognize import Rows
 
@@ -31,6 +32,31 @@ def rows_of(mod: Mod, shape: tuple[int, int, int, int], device: torch.device) ->
 
     first = block(0, min(1, len(i)))
     return Rows((first.shape[0], first.shape[1], len(i), len(j)), block, device)
+
+
+def by_blocks(blocks: BlockMask) -> Mod:
+    """The pairs a fused kernel shows: all of the full blocks, of the others those its function shows."""
+    partial = _listed(blocks.kv_num_blocks, blocks.kv_indices)
+    full = None
+    if blocks.full_kv_num_blocks is not None and blocks.full_kv_indices is not None:
+        full = _listed(blocks.full_kv_num_blocks, blocks.full_kv_indices)
+    high, wide = blocks.BLOCK_SIZE
+
+    def at(which: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return which[b.clamp(max=which.shape[0] - 1), h.clamp(max=which.shape[1] - 1), i // high, j // wide]
+
+    def shown(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        some = at(partial, b, h, i, j) & blocks.mask_mod(b, h, i, j)
+        return some if full is None else some | at(full, b, h, i, j)
+
+    return shown
+
+
+def _listed(count: Tensor, places: Tensor) -> Tensor:
+    """Which columns of blocks each row of blocks lists, of as many as it counts."""
+    columns = places.shape[-1]
+    listed = torch.where(torch.arange(columns, device=count.device) < count[..., None], places, columns).long()
+    return torch.zeros(*count.shape, columns + 1, dtype=torch.bool, device=count.device).scatter(-1, listed, True)
 
 
 def _takes_all_at_once(mod: Mod, shape: tuple[int, int, int, int], device: torch.device) -> bool:

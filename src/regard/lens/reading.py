@@ -46,6 +46,7 @@ class Reader:
 
     def __init__(self, store: Store, *, holds_biases: bool = True) -> None:
         self._store, self._holds_biases = store, holds_biases
+        self.passes = 0  # of the model, as far as they have begun
         self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._terms: dict[str, list[Term]] = {}
         self._known: set[int] = set()  # the ids of these
@@ -124,7 +125,10 @@ class Reader:
 
     def _found(self, tensor: Tensor | BlockMask | Numbers, seen: Seen, lead: torch.Size) -> _Found:
         """The terms of a tensor, looked at once for all layers it is handed to."""
-        version = tensor._version if isinstance(tensor, Tensor) and not tensor.is_inference() else 0
+        if isinstance(tensor, BlockMask):  # its function may look up what changes from pass to pass
+            version: Any = self.passes, tensor.mask_mod
+        else:
+            version = tensor._version if isinstance(tensor, Tensor) and not tensor.is_inference() else 0
         asked = version, seen.q.shape[2], seen.k.shape[2], seen.offset, len(lead)
         prints = _prints(tensor) if isinstance(tensor, Tensor) and tensor.is_inference() else None
         known = self._read.get(tensor)

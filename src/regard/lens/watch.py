@@ -166,6 +166,7 @@ class Watch(TorchFunctionMode):
             self.ran = True
             self.here.parts.append(module)
             if len(self.here.parts) == 1:
+                self.recorder.reader.passes += 1
                 self.__enter__()
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
@@ -232,7 +233,7 @@ class Watch(TorchFunctionMode):
             seen = self.recorder.reader.read(query, key, value, scale=scale, statistic=statistic, **place)
             self.see(self._layer, seen, out, lambda x: x.reshape(*seen.q.shape[:3], -1))
 
-    def flexible(self, out: Tensor, told: Callable[[], dict[str, Any] | None]) -> Tensor:
+    def flexible(self, out: Tensor, told: Callable[[], list[dict[str, Any]]]) -> Tensor:
         """Take in a call of flex_attention, of which `told` finds what a reader is to be told, if it can be."""
         layer = self._layer
         if recomputing():
@@ -241,13 +242,15 @@ class Watch(TorchFunctionMode):
             self.recorder.passed_over.add(layer)
             return out
         with self.quiet(), torch.no_grad():
-            call = told()
-            if call is not None:
-                self.see(layer, self.recorder.reader.read(**call), out)
-                return out
+            calls = told()
+            for call in calls:
+                seen = self.recorder.reader.read(**call)
+                if len(calls) == 1 or _explains(seen, out):
+                    self.see(layer, seen, out)
+                    return out
         warnings.warn(
-            f"an attention of {shown_name(layer)} is not on the tape: its score_mod does more than add numbers to the "
-            "scores, or bound them by a tanh",
+            f"an attention of {shown_name(layer)} is not on the tape: its score_mod or its block mask does more than hide "
+            "pairs, add numbers to their scores, or bound these by a tanh",
             stacklevel=2,
         )
         return out
@@ -290,6 +293,14 @@ class Watch(TorchFunctionMode):
         self.here.joining = None
         if record is not None:
             self.recorder.project(record, weight)
+
+
+def _explains(seen: Seen, out: Tensor) -> bool:
+    """Is the output what these weights make of the values, as far as its precision tells?"""
+    terms = {slot: getattr(seen, slot) for slot in (*SLOTS, "offset")}
+    made = seen_weights(seen.q.detach(), seen.k.detach(), None, **terms) @ seen.v.detach()
+    close = 10 * torch.finfo(out.dtype).eps ** 0.75
+    return torch.allclose(made.to(out.dtype), out.detach(), rtol=close, atol=close)
 
 
 def must_hold_numbers(*args: Any, **kwargs: Any) -> None:
