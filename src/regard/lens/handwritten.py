@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import isclose, prod
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from .products import PRODUCTS, Average, average, has_numbers, product
 from .scored import Scores, Softmaxed
 from .strokes import SOFTMAX, STEPS, Call, Notes, writes
 from .sums import Weighed
+from .traces import Traces
 
 ROWS = 8  # of each matrix that are looked at, to see whether it was understood
 ENTRIES = 2**24  # of a matrix looked at at once, where all rows are
@@ -109,6 +111,7 @@ class Handwriting:
 
     def __init__(self) -> None:
         self._notes = Notes()
+        self.traces = Traces()
         self._folds: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=FOLDS)
 
     def follow(
@@ -131,13 +134,14 @@ class Handwriting:
             return self._changed(Call(self._notes, name, args, kwargs, out), heads)
 
     def is_averaged(self, x: Tensor) -> list[bool] | None:
-        """Of the softmax of a product, what will hold True once values have been averaged by it; None of others."""
+        """Of a softmax of queries and keys, what will hold True once values are averaged by it; None of others."""
         note = self._notes.of(x)
-        return note.seen if isinstance(note, Softmaxed) and note.scores is not None else None
+        return note.seen if isinstance(note, Softmaxed) and note.paired else None
 
     def clear(self) -> None:
         """Forget all."""
         self._notes.clear()
+        self.traces.clear()
         self._folds.clear()
 
     def _changed(self, call: Call, heads: Heads) -> Written | None:
@@ -151,9 +155,17 @@ class Handwriting:
         what = None if step is None else step(call)
         if writes(call.name):
             self._notes.forget(call.given(0))
+        if isinstance(what, Softmaxed) and call.name == SOFTMAX:
+            what = replace(what, paired=self._pairs(call, what))
         if what is not None:
             self._notes.add(call.result, what)
         return None
+
+    def _pairs(self, call: Call, softmaxed: Softmaxed) -> bool:
+        """Is it a softmax of queries and keys? Words there are, or classes, are no keys, but parameters."""
+        if softmaxed.scores is not None and not _is_parameter(softmaxed.scores.k):
+            return True
+        return self.traces.ends_in(call.given(0, "input"), call.given(1, "dim"))
 
     def _multiplied(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor, heads: Heads
@@ -168,6 +180,8 @@ class Handwriting:
                     return self._averaged(note, found, x, other, heads)
         if has_numbers(out) and (scored := product(name, args, kwargs)) is not None:
             self._notes.add(out, Scores.of(scored))
+            if not (_is_parameter(scored.left) or _is_parameter(scored.right)):
+                self.traces.begin(out)
         return None
 
     def _averaged(self, note: Softmaxed, found: Average, x: Tensor, values: Any, heads: Heads) -> Written | None:

@@ -77,7 +77,7 @@ def _may_score(left: Tensor, right: Tensor) -> bool:
 
 
 def _summed(args: Sequence[Any]) -> Product | None:
-    if (read := _equation(args)) is None:
+    if (read := equation(args)) is None:
         return None
     (a, x), (b, y), out = read
     if len(out) < 2:
@@ -93,7 +93,7 @@ def _summed(args: Sequence[Any]) -> Product | None:
 
 
 def _averaged(args: Sequence[Any], weights: Tensor, behind: int) -> Average | None:
-    if (read := _equation(args)) is None:
+    if (read := equation(args)) is None:
         return None
     (a, x), (b, y), out = read
     if y is weights:
@@ -118,7 +118,7 @@ def _averaged(args: Sequence[Any], weights: Tensor, behind: int) -> Average | No
     return Average(_laid(y, b, lead, key, wide), heads, laid, not rows)
 
 
-def _equation(args: Sequence[Any]) -> tuple[tuple[str, Tensor], tuple[str, Tensor], str] | None:
+def equation(args: Sequence[Any]) -> tuple[tuple[str, Tensor], tuple[str, Tensor], str] | None:
     """Both operands of an einsum, each behind the names of its dims, and those of its output."""
     text = args[0] if args else None
     if not isinstance(text, str) or "->" not in text:

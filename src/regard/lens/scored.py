@@ -128,6 +128,7 @@ class Softmaxed:
     scores: Scores | None  # None where they are more than a product
     logits: Tensor  # as they were handed to the softmax, keys in the last dim
     behind: int  # how many dims the tensor has behind its keys
+    paired: bool = False  # are they scores of queries and keys, whatever was done to them?
     gate: bool = False  # are they features of a linear map, one for each of some experts?
     found: Tensor | None = None  # what the softmax made of them, keys last; None where that is the tensor
     reweighed: bool = False  # was something done to these after the softmax?

@@ -137,8 +137,10 @@ class Watch(TorchFunctionMode):
                 self.recorder.project(record, weight)
                 self.here.joining = None
         out = func(*args, **kwargs)
-        if (name := touches(func)) is not None:
-            handwriting = self.here.handwriting
+        handwriting, name = self.here.handwriting, touches(func)
+        if handwriting.traces.held and name != SOFTMAX:
+            handwriting.traces.follow(func, args, kwargs, out)
+        if name is not None:
             written = handwriting.follow(name, args, kwargs, out, self._heads)
             if written is not None:
                 self._written(written, out)
@@ -249,8 +251,8 @@ class Watch(TorchFunctionMode):
                     self.see(layer, seen, out)
                     return out
         warnings.warn(
-            f"an attention of {shown_name(layer)} is not on the tape: its score_mod or its block mask does more than hide "
-            "pairs, add numbers to their scores, or bound these by a tanh",
+            f"an attention of {shown_name(layer)} is not on the tape: its score_mod or its block mask does more than "
+            "hide pairs, add numbers to their scores, or bound these by a tanh",
             stacklevel=2,
         )
         return out
