@@ -9,6 +9,9 @@ from regard.lens import capture
 
 B, H, N, D = 2, 3, 5, 4
 DIM = H * D
+in_each_mode = pytest.mark.parametrize(
+    "context", [torch.no_grad, torch.enable_grad, torch.inference_mode], ids=lambda f: f.__name__
+)
 LOST = "in other a softmax of queries and keys led to"
 
 
@@ -138,7 +141,7 @@ def written_to(layer, q, k, v):
     return weights.roll(1, 1) @ v, weights
 
 
-@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode], ids=lambda f: f.__name__)
+@in_each_mode
 @pytest.mark.parametrize(
     "attention",
     [
@@ -273,7 +276,7 @@ def of_means(m, x):
     return (x @ x.mT).mean(-1).softmax(-1)
 
 
-@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode], ids=lambda f: f.__name__)
+@in_each_mode
 @pytest.mark.parametrize(
     "function",
     [

@@ -102,7 +102,6 @@ def capture(
     recorder.close()
     _must_have_seen(watch)
     _tell_compiled(watch)
-    _tell_flexed(watch)
     _tell_lost(watch)
     _tell_uncalled(watch)
     _tell_ended(recorder)
@@ -147,14 +146,12 @@ def _tell_uncalled(watch: Watch) -> None:
 
 
 def _tell_compiled(watch: Watch) -> None:
+    if not (watch.compiled or watch.flexed):
+        return
+    kind = type(watch.model).__name__
     if watch.compiled:
-        kind = type(watch.model).__name__
         warnings.warn(f"an attention of {kind} ran {COMPILED}", stacklevel=4)
-
-
-def _tell_flexed(watch: Watch) -> None:
     if watch.flexed:
-        kind = type(watch.model).__name__
         warnings.warn(f"{kind} calls flex_attention {FLEXED}", stacklevel=4)
 
 

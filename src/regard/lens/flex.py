@@ -177,7 +177,7 @@ def _told(given: dict[str, Any], shown: Mod | None) -> dict[str, Any] | None:
     call["mask"] = Numbers(made_of(0.0))
     if become(lambda score: score, 1e-5):
         return call
-    most = [rows[LARGE].block(start, start + zero.shape[2]) - zero for start, zero in rows[0.0].blocks()]
+    most = (rows[LARGE].block(start, start + zero.shape[2]) - zero for start, zero in rows[0.0].blocks())
     cap = max((float(x.nan_to_num(nan=0.0).max()) for x in most), default=0.0)
     return {**call, "cap": cap} if cap > 0 and become(lambda score: cap * math.tanh(score / cap), CLOSE) else None
 

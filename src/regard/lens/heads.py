@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
 
 from ..nn.core import Core
 from ..ops.operator import attend
@@ -26,6 +26,7 @@ from . import flex
 from .classes import attends, multiplies
 from .handwritten import Handwriting, touches
 from .layouts import heads_said
+from .modes import is_on
 from .names import own_name
 from .statistic import SDPA
 from .watch import layer_of
@@ -185,7 +186,7 @@ class _Calls(TorchFunctionMode):
         """A hook for a module that begins."""
 
         def enter(*_: Any) -> None:
-            brought = self not in _get_current_function_mode_stack()
+            brought = not is_on(self)
             if brought:
                 self.__enter__()
             self.here.under_way.append((name, brought))

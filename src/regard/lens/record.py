@@ -43,6 +43,12 @@ class Seen(NamedTuple):
         """The position of the first query."""
         return self.k.shape[2] - self.q.shape[2] if self.offset is None else self.offset
 
+    @property
+    def weights(self) -> Weights:
+        """The matrix, outside of what autograd records."""
+        terms: Any = {slot: getattr(self, slot) for slot in ("score", "mask", "bias", "normalize", "offset")}
+        return seen_weights(self.q.detach(), self.k.detach(), None, **terms)
+
 
 @dataclass(frozen=True, eq=False)
 class Extras:

@@ -39,7 +39,7 @@ from .layouts import heads_said
 from .modes import is_on, withdraw
 from .names import shown_name
 from .projection import projection
-from .record import Record, Seen, seen_weights
+from .record import Record, Seen
 from .recorder import SLOTS, Recorder
 from .statistic import SDPA, attended
 from .strokes import SOFTMAX
@@ -78,13 +78,13 @@ class Watch(TorchFunctionMode):
         """Watch the model within the block."""
         everywhere = self.recorder.values  # output projections are linear maps of any layer
         kinds = {kind for kind in set(map(type, self.parts)) if everywhere or may_attend(kind)}
-        attentive = {kind for kind in kinds if attends(kind) or multiplies(kind)}
         hooks = [self.model.register_forward_pre_hook(self._note)]
         self._on = True
         try:
             for module in self.parts if kinds else ():
-                if type(module) in kinds and type(module) not in SCRIPTED:
-                    entering = self._enter_attention if type(module) in attentive else self._enter
+                kind: type = type(module)
+                if kind in kinds and kind not in SCRIPTED:
+                    entering = self._enter_attention if attends(kind) or multiplies(kind) else self._enter
                     hooks.append(module.register_forward_pre_hook(entering))
                     hooks.append(module.register_forward_hook(self._leave, always_call=True))
             yield
@@ -198,6 +198,14 @@ class Watch(TorchFunctionMode):
         part = self.here.parts[-1]
         return layer_of(self.names[id(part)], part)
 
+    @property
+    def _is_wanted(self) -> bool:
+        """Was the layer under way asked for? To understand one takes time, and may take its matrix."""
+        wanted = self.recorder.wants(self._layer)
+        if not wanted:
+            self.recorder.passed_over.add(self._layer)
+        return wanted
+
     def _watches(self, module: nn.Module) -> bool:
         """Is it a part of the model itself, and not of a copy of it?"""
         return self._on and id(module) in self.names
@@ -237,12 +245,9 @@ class Watch(TorchFunctionMode):
 
     def flexible(self, out: Tensor, told: Callable[[], list[dict[str, Any]]]) -> Tensor:
         """Take in a call of flex_attention, of which `told` finds what a reader is to be told, if it can be."""
+        if recomputing() or not self._is_wanted:
+            return out
         layer = self._layer
-        if recomputing():
-            return out
-        if not self.recorder.wants(layer):
-            self.recorder.passed_over.add(layer)
-            return out
         with self.quiet(), torch.no_grad():
             calls = told()
             for call in calls:
@@ -259,15 +264,13 @@ class Watch(TorchFunctionMode):
 
     def _written(self, written: Written, out: Tensor) -> None:
         """Take in an attention that a model has written out, as it tells itself."""
-        layer = self._layer
-        if not self.recorder.wants(layer):  # to understand it takes time, and may take its matrix
-            self.recorder.passed_over.add(layer)
+        if not self._is_wanted:
             return
+        layer = self._layer
         with torch.no_grad():
             for told in written.told():
                 seen = self.recorder.reader.read(**told)
-                terms = {slot: getattr(seen, slot) for slot in (*SLOTS, "offset")}
-                if written.is_told_by(seen_weights(seen.q.detach(), seen.k.detach(), None, **terms)):
+                if written.is_told_by(seen.weights):
                     self.see(layer, seen, out, written.heads)
                     return
         warnings.warn(
@@ -299,8 +302,7 @@ class Watch(TorchFunctionMode):
 
 def _explains(seen: Seen, out: Tensor) -> bool:
     """Is the output what these weights make of the values, as far as its precision tells?"""
-    terms = {slot: getattr(seen, slot) for slot in (*SLOTS, "offset")}
-    made = seen_weights(seen.q.detach(), seen.k.detach(), None, **terms) @ seen.v.detach()
+    made = seen.weights @ seen.v.detach()
     close = 10 * torch.finfo(out.dtype).eps ** 0.75
     return torch.allclose(made.to(out.dtype), out.detach(), rtol=close, atol=close)
 
