@@ -198,8 +198,7 @@ class Watch(TorchFunctionMode):
         part = self.here.parts[-1]
         return layer_of(self.names[id(part)], part)
 
-    @property
-    def _is_wanted(self) -> bool:
+    def _wants_this(self) -> bool:
         """Was the layer under way asked for? To understand one takes time, and may take its matrix."""
         wanted = self.recorder.wants(self._layer)
         if not wanted:
@@ -245,7 +244,7 @@ class Watch(TorchFunctionMode):
 
     def flexible(self, out: Tensor, told: Callable[[], list[dict[str, Any]]]) -> Tensor:
         """Take in a call of flex_attention, of which `told` finds what a reader is to be told, if it can be."""
-        if recomputing() or not self._is_wanted:
+        if recomputing() or not self._wants_this():
             return out
         layer = self._layer
         with self.quiet(), torch.no_grad():
@@ -264,7 +263,7 @@ class Watch(TorchFunctionMode):
 
     def _written(self, written: Written, out: Tensor) -> None:
         """Take in an attention that a model has written out, as it tells itself."""
-        if not self._is_wanted:
+        if not self._wants_this():
             return
         layer = self._layer
         with torch.no_grad():
