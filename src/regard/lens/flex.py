@@ -4,8 +4,7 @@ A compiled function shows nothing while it runs, so it is seen from where it is 
 layers finds under a name, in an attribute or in a closure, and is `flex_attention` or made of it, is exchanged for a
 function that calls it and shows what it was called with. The kernel that runs is the model's own.
 
-Its `mask_mod` and its `score_mod` become terms: a function that adds numbers to the scores, -inf among them, is read as
-a mask and a bias are; one that bounds them by a tanh is a cap.
+Its `mask_mod` and its `score_mod` become terms (see `meanings`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import math
 import pkgutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -21,24 +19,20 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from types import FunctionType
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.attention import flex_attention as module
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 from .doors import Door, doors, may_lead_somewhere
+from .meanings import meanings
 from .modes import aside
-from .mods import Mod, by_blocks, rows_of
-from .reading import Numbers
+from .reading import Reader
 from .watch import must_hold_numbers
 
 NAME = f"{flex_attention.__module__}:{flex_attention.__name__}"
 SIGNATURE = inspect.signature(flex_attention)
 INLINED = "torch._dynamo.external_utils"  # where what is compiled, and is no function itself, is made one
-LARGE = 1e3  # a score that any cap has bounded
-SCORES = (1.7, -2.9, LARGE, -LARGE)  # those a score_mod is tried on
-CLOSE = 1e-3  # how far a tanh may be off, as kernels approximate it
 
 
 class Watcher(Protocol):
@@ -48,7 +42,7 @@ class Watcher(Protocol):
     def is_inside(self) -> bool:
         """Is such a layer under way in this thread?"""
 
-    def flexible(self, out: Tensor, told: Callable[[], list[dict[str, Any]]]) -> Tensor:
+    def flexible(self, out: Tensor, told: Callable[[Reader], list[dict[str, Any]]]) -> Tensor:
         """Take in a call that has run; return its output, or what it is to be."""
 
 
@@ -108,7 +102,7 @@ class _Seeing:
             for watch in watches:  # a compiled function would be compiled anew for a mode
                 stack.enter_context(aside(watch))
             out = self.func(*args, **kwargs)
-        tell = functools.partial(told, _bound(self.func, args, kwargs))
+        tell = functools.partial(told, _bound(self.func, args, kwargs), _is_compiled(self.func))
         first, *others = (out,) if isinstance(out, Tensor) else out
         for watch in watches:
             first = watch.flexible(first, tell)
@@ -126,60 +120,13 @@ def _bound(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
     return given.arguments
 
 
-def told(given: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a `Reader` is to be told of a call; nothing if its score_mod does something that is no term.
-
-    Fused kernels skip the blocks that a block mask leaves out, others ask its function about every pair: where that
-    makes a difference there are two answers, and the output tells which is true.
-    """
-    blocks: BlockMask | None = given["block_mask"]
-    if blocks is None:
-        ways: list[Mod | None] = [None]
-    else:
-        shape = (*given["query"].shape[:3], given["key"].shape[2])
-        fused, asked = by_blocks(blocks), blocks.mask_mod
-        one, other = (rows_of(mod, shape, given["query"].device) for mod in (fused, asked))
-        same = all(bool((part == other.block(start, start + part.shape[2])).all()) for start, part in one.blocks())
-        ways = [asked] if same else [fused, asked]
-    calls = [_told(given, mask) for mask in ways]
-    return [call for call in calls if call is not None]
-
-
-def _told(given: dict[str, Any], shown: Mod | None) -> dict[str, Any] | None:
-    """As `told`, where the pairs that are not hidden are these."""
-    q, k, v, blocks = (given[name] for name in ("query", "key", "value", "block_mask"))
-    call = {"q": q, "k": k, "v": v, "scale": given["scale"], "mask": blocks}
-    score_mod: Callable[..., Tensor] | None = given["score_mod"]
-    if score_mod is None and (shown is None or shown is blocks.mask_mod):
-        return call
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32  # of scores, whatever is added
-
-    def made_of(score: float) -> Mod:
-        def pair(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            full = torch.full_like(j, score, dtype=dtype)
-            value = full if score_mod is None else score_mod(full, b, h, i, j)
-            return value if shown is None else torch.where(shown(b, h, i, j), value, -torch.inf)
-
-        return pair
-
-    rows = {score: rows_of(made_of(score), (*q.shape[:3], k.shape[2]), q.device) for score in (0.0, *SCORES)}
-
-    def become(change: Callable[[float], float], close: float) -> bool:
-        """Is every score s made what is added to a score of 0, and change(s)?"""
-        return all(
-            torch.allclose(
-                rows[score].block(start, start + zero.shape[2]), zero + change(score), rtol=close, atol=close
-            )
-            for start, zero in rows[0.0].blocks()
-            for score in SCORES
-        )
-
-    call["mask"] = Numbers(made_of(0.0))
-    if become(lambda score: score, 1e-5):
-        return call
-    most = (rows[LARGE].block(start, start + zero.shape[2]) - zero for start, zero in rows[0.0].blocks())
-    cap = max((float(x.nan_to_num(nan=0.0).max()) for x in most), default=0.0)
-    return {**call, "cap": cap} if cap > 0 and become(lambda score: cap * math.tanh(score / cap), CLOSE) else None
+def told(given: dict[str, Any], fused: bool, reader: Reader) -> list[dict[str, Any]]:
+    """What a reader is to be told of a call: one answer, several if its output must decide, or none if there is no
+    term for what its functions do."""
+    q, k, v, blocks, score_mod = (given[name] for name in ("query", "key", "value", "block_mask", "score_mod"))
+    asked = blocks, blocks and blocks.mask_mod, score_mod, (*q.shape[:3], k.shape[2]), q.dtype, q.device, fused
+    found = reader.in_this_pass(asked, lambda: meanings(blocks, score_mod, *asked[3:]))
+    return [{"q": q, "k": k, "v": v, "scale": given["scale"], **meaning} for meaning in found]
 
 
 def _is_flex(value: Any) -> bool:
@@ -187,6 +134,13 @@ def _is_flex(value: Any) -> bool:
     while value is not None and value is not flex_attention:
         value = _made_of(value)
     return value is flex_attention
+
+
+def _is_compiled(value: Any) -> bool:
+    """Is what is called, with some arguments fixed or not, compiled?"""
+    while isinstance(value, (functools.partial, staticmethod)):
+        value = _made_of(value)
+    return value is not flex_attention
 
 
 def _made_of(value: Any) -> Any:

@@ -28,6 +28,7 @@ from .handwritten import Handwriting, touches
 from .layouts import heads_said
 from .modes import is_on
 from .names import own_name
+from .reading import Reader
 from .statistic import SDPA
 from .watch import layer_of
 
@@ -228,7 +229,7 @@ class _Calls(TorchFunctionMode):
         """Is a layer of the model under way in this thread?"""
         return bool(self.here.under_way)
 
-    def flexible(self, out: Tensor, told: Callable[[], list[dict[str, Any]]]) -> Tensor:
+    def flexible(self, out: Tensor, told: Callable[[Reader], list[dict[str, Any]]]) -> Tensor:
         """Take in a call of flex_attention."""
         return self.change(self.layers[self.here.under_way[-1][0]], out)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from .recognize import Rows
 
@@ -22,7 +21,7 @@ ONE_BY_ONE = ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None
 def rows_of(mod: Mod, shape: tuple[int, int, int, int], device: torch.device) -> Rows:
     """What it says of each pair, `b|1 h|1 i j`, as rows."""
     b, h, i, j = (torch.arange(n, device=device) for n in shape)
-    at_once = _takes_all_at_once(mod, shape, device)
+    at_once = all_at_once(mod, shape, device) is not None
 
     def block(start: int, stop: int) -> Tensor:
         if not at_once:
@@ -34,40 +33,17 @@ def rows_of(mod: Mod, shape: tuple[int, int, int, int], device: torch.device) ->
     return Rows((first.shape[0], first.shape[1], len(i), len(j)), block, device)
 
 
-def by_blocks(blocks: BlockMask) -> Mod:
-    """The pairs a fused kernel shows: all of the full blocks, of the others those its function shows."""
-    partial = _listed(blocks.kv_num_blocks, blocks.kv_indices)
-    full = None
-    if blocks.full_kv_num_blocks is not None and blocks.full_kv_indices is not None:
-        full = _listed(blocks.full_kv_num_blocks, blocks.full_kv_indices)
-    high, wide = blocks.BLOCK_SIZE
-
-    def at(which: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return which[b.clamp(max=which.shape[0] - 1), h.clamp(max=which.shape[1] - 1), i // high, j // wide]
-
-    def shown(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        some = at(partial, b, h, i, j) & blocks.mask_mod(b, h, i, j)
-        return some if full is None else some | at(full, b, h, i, j)
-
-    return shown
-
-
-def _listed(count: Tensor, places: Tensor) -> Tensor:
-    """Which columns of blocks each row of blocks lists, of as many as it counts."""
-    columns = places.shape[-1]
-    listed = torch.where(torch.arange(columns, device=count.device) < count[..., None], places, columns).long()
-    return torch.zeros(*count.shape, columns + 1, dtype=torch.bool, device=count.device).scatter(-1, listed, True)
-
-
-def _takes_all_at_once(mod: Mod, shape: tuple[int, int, int, int], device: torch.device) -> bool:
+def all_at_once(mod: Mod, shape: tuple[int, int, int, int], device: torch.device) -> torch.Size | None:
+    """Which dims, `b|1 h|1 i|1 j|1`, it returns of some pairs if asked about all at once; None if it cannot be."""
     some = [torch.linspace(0, max(0, n - 1), min(ASKED, n), device=device).round().long() for n in shape]
     if not all(map(len, some)):
-        return True
+        return torch.Size((1, 1, 1, 1))
     truth = _one_by_one(mod)(*some)
     try:
-        return torch.equal(mod(*_spread(*some)).expand_as(truth), truth)
+        value = mod(*_spread(*some))
+        return value[(None,) * (4 - value.ndim)].shape if torch.equal(value.expand_as(truth), truth) else None
     except (IndexError, RuntimeError):  # shapes that do not go together
-        return False
+        return None
 
 
 def _spread(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

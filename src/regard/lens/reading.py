@@ -7,7 +7,7 @@ queries are taken once; the unwritten room of a static cache is left out.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, and_
@@ -29,7 +29,8 @@ from .recognize import Packed, Rows, recognize, recognize_bias
 from .record import Seen, as_integers
 from .statistic import is_causal_bias
 from .steps import same
-from .storage import Store
+from .storage import Store, version_of
+from .tiled import rows_of_blocks
 
 LARGE = 2**20  # bytes of a mask worth a word
 
@@ -46,7 +47,7 @@ class Reader:
 
     def __init__(self, store: Store, *, holds_biases: bool = True) -> None:
         self._store, self._holds_biases = store, holds_biases
-        self.passes = 0  # of the model, as far as they have begun
+        self._pass: dict[Any, Any] = {}
         self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._terms: dict[str, list[Term]] = {}
         self._known: set[int] = set()  # the ids of these
@@ -98,6 +99,17 @@ class Reader:
         found = self._found(bias if whole else bias[..., : seen.k.shape[2]], seen, lead)
         return seen._replace(bias=_all(add, seen.bias, found.bias))
 
+    def begin_pass(self) -> None:
+        """Forget what functions said: from now on they may look up other numbers."""
+        self._pass = {}
+
+    def in_this_pass(self, key: tuple[Any, ...], find: Callable[[], Any]) -> Any:
+        """What `find` found for a key in this pass of the model; of the key, objects stand for themselves."""
+        asked = tuple(x if isinstance(x, (str, int, tuple, torch.dtype, torch.device)) else id(x) for x in key)
+        if asked not in self._pass:
+            self._pass[asked] = key, find()  # which lives as long, so that no other object has its id
+        return self._pass[asked][1]
+
     def _once(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values without the copies that grouped queries were given.
 
@@ -125,12 +137,12 @@ class Reader:
 
     def _found(self, tensor: Tensor | BlockMask | Numbers, seen: Seen, lead: torch.Size) -> _Found:
         """The terms of a tensor, looked at once for all layers it is handed to."""
-        if isinstance(tensor, BlockMask):  # its function may look up what changes from pass to pass
-            version: Any = self.passes, tensor.mask_mod
-        else:
-            version = tensor._version if isinstance(tensor, Tensor) and not tensor.is_inference() else 0
-        asked = version, seen.q.shape[2], seen.k.shape[2], seen.offset, len(lead)
-        prints = _prints(tensor) if isinstance(tensor, Tensor) and tensor.is_inference() else None
+        if not isinstance(tensor, Tensor):
+            mod = tensor.mask_mod if isinstance(tensor, BlockMask) else tensor.at
+            key = tensor, mod, seen.q.shape[:3], seen.k.shape[2], seen.offset, len(lead)
+            return self.in_this_pass(key, lambda: self._shared(_terms_of(tensor, seen, lead)))
+        asked = version_of(tensor), seen.q.shape[2], seen.k.shape[2], seen.offset, len(lead)
+        prints = _prints(tensor) if tensor.is_inference() else None
         known = self._read.get(tensor)
         if known is None or known[0] != asked or (prints is not None and not torch.equal(known[1], prints)):
             known = asked, prints, self._shared(_terms_of(tensor, seen, lead))
@@ -176,7 +188,7 @@ def _terms_of(tensor: Tensor | BlockMask | Numbers, seen: Seen, lead: torch.Size
     if isinstance(tensor, Tensor):
         rows, dtype = _rows(tensor, lead, seen.k.shape[2]), tensor.dtype
     elif isinstance(tensor, BlockMask):
-        rows, dtype = rows_of(tensor.mask_mod, shape, seen.q.device), torch.bool
+        rows, dtype = rows_of_blocks(tensor, shape, seen.q.device), torch.bool
     else:
         rows, dtype = rows_of(tensor.at, shape, seen.q.device), torch.float32
     # One row for all queries does not tell where they stand.

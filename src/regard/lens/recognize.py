@@ -28,6 +28,21 @@ ENTRIES = 2**22  # of a mask looked at at once
 
 
 @dataclass(frozen=True, eq=False)
+class Edges:
+    """What the rows of a mask show at a glance."""
+
+    first: Tensor  # b i, the first key of each row
+    last: Tensor  # b i
+    some: Tensor  # b i, does the row see any?
+    keep: Tensor  # b j, does any row see the key?
+    everything: bool  # does every row see every key?
+
+    def distance(self, key: Tensor) -> Tensor:
+        """key - row, for the rows that see something."""
+        return (key - torch.arange(key.shape[1], device=key.device))[self.some]
+
+
+@dataclass(frozen=True, eq=False)
 class Rows:
     """A matrix over b h i j that comes a block of rows at a time; b and h may be 1 for all."""
 
@@ -61,6 +76,32 @@ class Rows:
         step = max(1, ENTRIES // max(1, b * h * j))
         for start in range(0, i, step):
             yield start, self.block(start, min(start + step, i))
+
+    def edges(self) -> Edges:
+        """Of booleans without heads, what they show at a glance."""
+        b, _, _, j = self.shape
+        keep = torch.zeros(b, j, dtype=torch.bool, device=self.device)
+        first, last, some = [], [], []
+        everything = True
+        for _, seen in self.blocks():
+            whole = seen[:, 0]
+            everything = everything and bool(whole.all())
+            keep |= whole.any(1)
+            some.append(whole.any(2))
+            first.append(whole.to(torch.uint8).argmax(2))
+            last.append(j - 1 - whole.flip(2).to(torch.uint8).argmax(2))
+        return Edges(torch.cat(first, 1), torch.cat(last, 1), torch.cat(some, 1), keep, everything)
+
+    def are_those_of(self, mask: Mask, offset: int) -> bool:
+        """Of booleans without heads, does the mask agree with every one?"""
+        b, _, _, j = self.shape
+        batch = torch.arange(b, device=self.device).view(-1, 1, 1, 1)
+        head, keys = torch.zeros_like(batch[:1]), torch.arange(j, device=self.device)
+        for start, seen in self.blocks():
+            row = torch.arange(start, start + seen.shape[2], device=self.device)[:, None]
+            if not torch.equal(mask.over(Point(batch, head, row, keys, offset)).expand_as(seen), seen):
+                return False
+        return True
 
 
 @term
@@ -115,15 +156,15 @@ def recognize(rows: Rows, *, offset: int | None = None) -> tuple[Mask | None, in
     given = j - i if offset is None else offset
     if not (i and j) or h > 1:
         return Packed.of(rows) if i and j else None, given
-    edges = _edges(rows)
+    edges = rows.edges()
     if edges.everything:
         return None, given
     padding = None if bool(edges.keep.all()) else _padding(edges.keep)
-    if padding is not None and _says(padding, given, rows):
+    if padding is not None and rows.are_those_of(padding, given):
         return padding, given
     for mask, at in _guesses(edges, rows, offset):
         for guess in (mask,) if padding is None else (mask, mask & padding):
-            if _says(guess, at, rows):
+            if rows.are_those_of(guess, at):
                 return guess, at
     return Packed.of(rows), given
 
@@ -142,37 +183,7 @@ def recognize_bias(rows: Rows, *, seen: Rows | None = None, offset: int) -> Bias
     return Added(torch.cat([part for _, part in rows.blocks()], 2))
 
 
-@dataclass(frozen=True, eq=False)
-class _Edges:
-    """What the rows of a mask show at a glance."""
-
-    first: Tensor  # b i, the first key of each row
-    last: Tensor  # b i
-    some: Tensor  # b i, does the row see any?
-    keep: Tensor  # b j, does any row see the key?
-    everything: bool  # does every row see every key?
-
-    def distance(self, key: Tensor) -> Tensor:
-        """key - row, for the rows that see something."""
-        return (key - torch.arange(key.shape[1], device=key.device))[self.some]
-
-
-def _edges(rows: Rows) -> _Edges:
-    b, _, _, j = rows.shape
-    keep = torch.zeros(b, j, dtype=torch.bool, device=rows.device)
-    first, last, some = [], [], []
-    everything = True
-    for _, seen in rows.blocks():
-        whole = seen[:, 0]
-        everything = everything and bool(whole.all())
-        keep |= whole.any(1)
-        some.append(whole.any(2))
-        first.append(whole.to(torch.uint8).argmax(2))
-        last.append(j - 1 - whole.flip(2).to(torch.uint8).argmax(2))
-    return _Edges(torch.cat(first, 1), torch.cat(last, 1), torch.cat(some, 1), keep, everything)
-
-
-def _guesses(edges: _Edges, rows: Rows, offset: int | None) -> Iterator[tuple[Mask, int]]:
+def _guesses(edges: Edges, rows: Rows, offset: int | None) -> Iterator[tuple[Mask, int]]:
     """Masks that could be it, but for padding, and where their first query stands; the plainest first."""
     _, _, i, j = rows.shape
     if not bool(edges.some.any()):
@@ -193,18 +204,6 @@ def _guesses(edges: _Edges, rows: Rows, offset: int | None) -> Iterator[tuple[Ma
         yield documents, 0
         ends = edges.last[:, 0] + 1
         yield Causal() | Prefix(int(ends[0]) if len(ends) == 1 else ends), 0
-
-
-def _says(mask: Mask, offset: int, rows: Rows) -> bool:
-    """Does the mask agree with every entry?"""
-    b, _, _, j = rows.shape
-    batch = torch.arange(b, device=rows.device).view(-1, 1, 1, 1)
-    head, keys = torch.zeros_like(batch[:1]), torch.arange(j, device=rows.device)
-    for start, seen in rows.blocks():
-        row = torch.arange(start, start + seen.shape[2], device=rows.device)[:, None]
-        if not torch.equal(mask.over(Point(batch, head, row, keys, offset)).expand_as(seen), seen):
-            return False
-    return True
 
 
 def _padding(keep: Tensor) -> Padding:

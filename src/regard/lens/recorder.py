@@ -147,6 +147,7 @@ class Recorder:
         """Nothing more will be seen."""
         self.is_open = False
         self._latest.clear()
+        self.reader.begin_pass()
         for entry in self._entries.values():
             if isinstance(entry, Record):
                 entry.close()

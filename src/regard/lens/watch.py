@@ -39,6 +39,7 @@ from .layouts import heads_said
 from .modes import is_on, withdraw
 from .names import shown_name
 from .projection import projection
+from .reading import Reader
 from .record import Record, Seen
 from .recorder import SLOTS, Recorder
 from .statistic import SDPA, attended
@@ -52,6 +53,7 @@ class _Here(threading.local):
 
     def __init__(self) -> None:
         self.parts: list[nn.Module] = []  # those under way that may call what is watched for
+        self.whole = False  # is a pass of the whole model under way?
         self.silent = 0  # how many ask that nothing be seen now
         self.places: dict[tuple[int, int], int] = {}  # of the first query, by the queries and keys of the latest mask
         self.joining: tuple[Record, Tensor] | None = None  # whose heads, b h i e, want a projection
@@ -78,7 +80,9 @@ class Watch(TorchFunctionMode):
         """Watch the model within the block."""
         everywhere = self.recorder.values  # output projections are linear maps of any layer
         kinds = {kind for kind in set(map(type, self.parts)) if everywhere or may_attend(kind)}
-        hooks = [self.model.register_forward_pre_hook(self._note)]
+        hooks = [self.model.register_forward_pre_hook(self._begin)]
+        if kinds:
+            hooks.append(self.model.register_forward_hook(self._end, always_call=True))
         self._on = True
         try:
             for module in self.parts if kinds else ():
@@ -154,8 +158,15 @@ class Watch(TorchFunctionMode):
         record = self.recorder.see(layer, seen, out, heads)
         self.here.joining = None if record is None else (record, heads(out.detach()))
 
-    def _note(self, module: nn.Module, args: Any) -> None:
+    def _begin(self, module: nn.Module, args: Any) -> None:
         self.ran = self.called = True
+        if not is_compiling():
+            self.here.whole = True
+            self.recorder.reader.begin_pass()
+
+    def _end(self, module: nn.Module, args: Any, out: Any) -> None:
+        if not is_compiling():
+            self.here.whole = False
 
     def _enter_attention(self, module: nn.Module, args: Any) -> None:
         self.compiled = self.compiled or is_compiling()
@@ -168,7 +179,8 @@ class Watch(TorchFunctionMode):
             self.ran = True
             self.here.parts.append(module)
             if len(self.here.parts) == 1:
-                self.recorder.reader.passes += 1
+                if not self.here.whole:
+                    self.recorder.reader.begin_pass()
                 self.__enter__()
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
@@ -242,13 +254,13 @@ class Watch(TorchFunctionMode):
             seen = self.recorder.reader.read(query, key, value, scale=scale, statistic=statistic, **place)
             self.see(self._layer, seen, out, lambda x: x.reshape(*seen.q.shape[:3], -1))
 
-    def flexible(self, out: Tensor, told: Callable[[], list[dict[str, Any]]]) -> Tensor:
+    def flexible(self, out: Tensor, told: Callable[[Reader], list[dict[str, Any]]]) -> Tensor:
         """Take in a call of flex_attention, of which `told` finds what a reader is to be told, if it can be."""
         if recomputing() or not self._wants_this():
             return out
         layer = self._layer
         with self.quiet(), torch.no_grad():
-            calls = told()
+            calls = told(self.recorder.reader)
             for call in calls:
                 seen = self.recorder.reader.read(**call)
                 if len(calls) == 1 or _explains(seen, out):
