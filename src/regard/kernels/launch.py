@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 MOST = 4096  # launches to remember
+PLAIN = frozenset((int, float, type(None)))  # are what they are, as most arguments
 TOLD = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)  # earlier ones have not been tried
 
 _known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
@@ -33,7 +34,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> Non
     if not (TOLD and isinstance(kernel, JITFunction)):
         kernel[grid](*given, **named)
         return
-    key = (id(kernel), torch.cuda.current_device(), *named.values(), *(_seen(x) for x in given))
+    seen = [x if type(x) in PLAIN else _seen(x) for x in given]
+    key = (id(kernel), torch.cuda.current_device(), *named.values(), *seen)
     known = _known.get(key)
     if known is not None:
         compiled, constants = known

@@ -102,10 +102,10 @@ class _Seeing:
             for watch in watches:  # a compiled function would be compiled anew for a mode
                 stack.enter_context(aside(watch))
             out = self.func(*args, **kwargs)
-        tell = functools.partial(told, _bound(self.func, args, kwargs), _is_compiled(self.func))
-        first, *others = (out,) if isinstance(out, Tensor) else out
-        for watch in watches:
-            first = watch.flexible(first, tell)
+            tell = functools.partial(told, _bound(self.func, args, kwargs), _is_compiled(self.func))
+            first, *others = (out,) if isinstance(out, Tensor) else out
+            for watch in watches:
+                first = watch.flexible(first, tell)
         return (first, *others) if others else first
 
 

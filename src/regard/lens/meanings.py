@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from .mods import Mod, rows_of
-from .reading import Numbers
-from .tiled import agree, by_blocks
+from .recognize import Rows
+from .tiled import by_blocks, tiled
 
 LARGE = 1e3  # a score that any cap has bounded
 SCORES = (1.7, -2.9, LARGE, -LARGE)  # those a score_mod is tried on
@@ -37,20 +37,25 @@ def meanings(
     makes a difference there are two ways, and the output of the call tells which is true. If it is `fused`, a few pairs
     of each tile are looked at for it, or else all.
     """
-    if blocks is None:
-        ways: list[Mod | None] = [None]
-    elif fused and agree(blocks, shape, device):
-        ways = [blocks.mask_mod]
-    else:
-        skipping, asked = by_blocks(blocks), blocks.mask_mod
-        one, other = (rows_of(mod, shape, device) for mod in (skipping, asked))
-        same = all(bool((part == other.block(start, start + part.shape[2])).all()) for start, part in one.blocks())
-        ways = [asked] if same else [skipping, asked]
-    if score_mod is None and len(ways) == 1:
-        return [{"mask": blocks}]
+    rows = None if blocks is None else _shown(blocks, shape, device, fused)
+    if score_mod is None and (blocks is None or rows is not None):
+        return [{"mask": rows}]
+    ways: list[Mod | None] = [None]
+    if blocks is not None:
+        ways = [blocks.mask_mod] if rows is not None else [by_blocks(blocks), blocks.mask_mod]
     scored = torch.float64 if dtype == torch.float64 else torch.float32  # whatever is added
     found = [_meaning(score_mod, shown, shape, scored, device) for shown in ways]
     return [meaning for meaning in found if meaning is not None]
+
+
+def _shown(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device, fused: bool) -> Rows | None:
+    """The pairs that a block mask shows; None where that depends on how it is read."""
+    by_tiles = tiled(blocks, shape, device)
+    if by_tiles is not None and fused:
+        return by_tiles
+    one, other = (rows_of(mod, shape, device) for mod in (by_blocks(blocks), blocks.mask_mod))
+    same = all(bool((part == other.block(start, start + part.shape[2])).all()) for start, part in one.blocks())
+    return (by_tiles or other) if same else None
 
 
 def _meaning(
@@ -82,7 +87,7 @@ def _meaning(
             for score in SCORES
         )
 
-    meaning = {"mask": Numbers(made_of(0.0))}
+    meaning: dict[str, Any] = {"mask": rows[0.0]}
     if become(lambda score: score, 1e-5):
         return meaning
     most = (rows[LARGE].block(start, start + zero.shape[2]) - zero for start, zero in rows[0.0].blocks())

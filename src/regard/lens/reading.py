@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from operator import add, and_
 from typing import Any, NamedTuple
@@ -24,7 +24,6 @@ from ..ops.masks import Causal, Padding, Window
 from ..ops.normalizers import Normalizer
 from ..ops.scores import Dot
 from ..ops.term import Term
-from .mods import Mod, rows_of
 from .recognize import Packed, Rows, recognize, recognize_bias
 from .record import Seen, as_integers
 from .statistic import is_causal_bias
@@ -33,13 +32,6 @@ from .storage import Store, version_of
 from .tiled import rows_of_blocks
 
 LARGE = 2**20  # bytes of a mask worth a word
-
-
-@dataclass(frozen=True, eq=False)
-class Numbers:
-    """What a function says is added to the score at (b, h, i, j), -inf where it is hidden."""
-
-    at: Mod
 
 
 class Reader:
@@ -60,7 +52,7 @@ class Reader:
         k: Tensor,
         v: Tensor,
         *,
-        mask: Tensor | BlockMask | Numbers | Mask | None = None,
+        mask: Tensor | BlockMask | Rows | Mask | None = None,
         bias: Tensor | None = None,
         scale: float | None = None,
         cap: float | None = None,
@@ -68,7 +60,7 @@ class Reader:
         offset: int | None = None,
         statistic: Tensor | None = None,
     ) -> Seen:
-        """One attention over tensors; `mask` is a term, booleans (True = may attend) or numbers to add.
+        """One attention over tensors; `mask` is a term, booleans (True = may attend) or numbers to add, in rows or not.
 
         `offset` is where the first query stands, if the caller knows; a mask that shows it is believed otherwise.
         `statistic` is what the kernel found for each row, if it told.
@@ -135,10 +127,10 @@ class Reader:
             return seen
         return seen._replace(k=seen.k[:, :, :used], v=seen.v[:, :, :used], mask=shorter.mask)
 
-    def _found(self, tensor: Tensor | BlockMask | Numbers, seen: Seen, lead: torch.Size) -> _Found:
+    def _found(self, tensor: Tensor | BlockMask | Rows, seen: Seen, lead: torch.Size) -> _Found:
         """The terms of a tensor, looked at once for all layers it is handed to."""
         if not isinstance(tensor, Tensor):
-            mod = tensor.mask_mod if isinstance(tensor, BlockMask) else tensor.at
+            mod = tensor.mask_mod if isinstance(tensor, BlockMask) else None
             key = tensor, mod, seen.q.shape[:3], seen.k.shape[2], seen.offset, len(lead)
             return self.in_this_pass(key, lambda: self._shared(_terms_of(tensor, seen, lead)))
         asked = version_of(tensor), seen.q.shape[2], seen.k.shape[2], seen.offset, len(lead)
@@ -183,14 +175,14 @@ class _Found(NamedTuple):
     offset: int | None = None
 
 
-def _terms_of(tensor: Tensor | BlockMask | Numbers, seen: Seen, lead: torch.Size) -> _Found:
-    shape = (*seen.q.shape[:3], seen.k.shape[2])
+def _terms_of(tensor: Tensor | BlockMask | Rows, seen: Seen, lead: torch.Size) -> _Found:
     if isinstance(tensor, Tensor):
-        rows, dtype = _rows(tensor, lead, seen.k.shape[2]), tensor.dtype
+        rows = _rows(tensor, lead, seen.k.shape[2])
     elif isinstance(tensor, BlockMask):
-        rows, dtype = rows_of_blocks(tensor, shape, seen.q.device), torch.bool
+        rows = rows_of_blocks(tensor, (*seen.q.shape[:3], seen.k.shape[2]), seen.q.device)
     else:
-        rows, dtype = rows_of(tensor.at, shape, seen.q.device), torch.float32
+        rows = tensor
+    dtype = rows.block(0, 0).dtype
     # One row for all queries does not tell where they stand.
     given = seen.offset if rows.shape[2] == seen.q.shape[2] else seen.place
     if dtype == torch.bool:

@@ -24,12 +24,7 @@ from .recognize import ENTRIES, Edges, Rows
 def rows_of_blocks(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> Rows:
     """The pairs that a block mask shows: by its tiles where its function says the same, or else by the function."""
     mod: Mod = blocks.mask_mod
-    return _tiled(blocks, shape, device) or rows_of(mod, shape, device)
-
-
-def agree(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> bool:
-    """Can it be read by tiles, and does its function say the same of some pairs of each tile it is not asked about?"""
-    return _tiled(blocks, shape, device) is not None
+    return tiled(blocks, shape, device) or rows_of(mod, shape, device)
 
 
 def by_blocks(blocks: BlockMask) -> Mod:
@@ -117,8 +112,11 @@ class Tiled(Rows):
         )
 
 
-def _tiled(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> Tiled | None:
-    """None where heads differ, where the function takes one pair at a time, and where it disagrees."""
+def tiled(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> Tiled | None:
+    """The pairs that its tiles show, if its function says the same of some pairs of each tile it is not asked about.
+
+    None where it does not, where heads differ, and where it takes one pair at a time.
+    """
     b, h, i, j = shape
     mod: Mod = blocks.mask_mod
     partial, full = _lists(blocks)

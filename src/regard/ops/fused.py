@@ -92,7 +92,7 @@ def _by_any_gpu(
         sums_to_one=isinstance(call.normalize, Softmax),
     )
     if isinstance(bins, Mesh) and bins.how == "mean" and found.map is not None:
-        return found._replace(map=found.map / bins.area)
+        found.map.div_(bins.area)
     return found
 
 
