@@ -338,6 +338,19 @@ def test_what_follows_the_softmax_and_changes_its_weights_is_told_of():
         watched(layer, torch.randn(B, N, DIM))
 
 
+@pytest.mark.parametrize("given", [{}, {"hard": True}, {"tau": 0.5, "dim": -1}])
+def test_weights_that_are_drawn_are_told_of(given):
+    def drawn(q, k, v):
+        weights = F.gumbel_softmax(q @ k.mT / 3, **given)
+        return weights @ v, weights
+
+    with (
+        pytest.warns(UserWarning, match="is not on the tape: its weights are not the softmax of its scores"),
+        pytest.raises(ValueError, match="no attention of Layer was seen"),
+    ):
+        watched(Layer(drawn).eval(), torch.randn(B, N, DIM))
+
+
 class Router(nn.Module):
     """A softmax that chooses, and a classifier's: neither averages anything."""
 

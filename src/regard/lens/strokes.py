@@ -266,8 +266,17 @@ def _order(call: Call, ndim: int) -> list[int]:
     return order
 
 
-def _softmax(call: Call) -> Scores | Softmaxed | None:
-    x, dim = call.given(0, "input"), call.given(1, "dim")
+def _softmax(call: Call) -> Softmaxed | None:
+    return _softmaxed(call, call.given(0, "input"), call.given(1, "dim"))
+
+
+def _drawn(call: Call) -> Softmaxed | None:
+    """Weights by a softmax of scores and of noise: no softmax of the scores, as will be seen."""
+    found = _softmaxed(call, call.given(0, "logits"), call.given(4, "dim", default=-1))
+    return None if found is None else replace(found, reweighed=True)
+
+
+def _softmaxed(call: Call, x: Any, dim: Any) -> Softmaxed | None:
     if not isinstance(dim, int) or not has_numbers(x) or not x.ndim:
         return None
     behind = x.ndim - 1 - dim % x.ndim
@@ -291,6 +300,7 @@ STEPS: dict[str, Step] = {
     **dict.fromkeys(("expand", "expand_as"), _expanded),
     **dict.fromkeys(("transpose", "swapaxes", "swapdims", "permute", "mT", "T", "t"), _turned),
     SOFTMAX: _softmax,
+    "gumbel_softmax": _drawn,
 }
 
 
