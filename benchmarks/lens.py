@@ -1,8 +1,9 @@
 """`python -m benchmarks.lens [--lengths N ...]`: what watching a model costs, in time and memory, on a GPU.
 
 A Llama-shaped model of transformers with random weights, in bfloat16: its plain fused pass; the same under `capture`,
-which keeps q and k; with a summary of every layer and head; and its eager pass with `output_attentions`. That the
-watched pass gives the same numbers, to the bit, and the right weights is checked first.
+which keeps q and k; with a summary of every layer and head; and its eager pass with `output_attentions`. Then the same
+model by flex_attention, plain and under `capture`. That the watched pass gives the same numbers, to the bit, and the
+right weights is checked first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import csv
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import date
 from importlib.metadata import version
 from typing import Any
@@ -51,7 +53,7 @@ def main() -> None:
             rows.append(row)
             bar = f"bar {row['bar']}, {row['met']}" if row["bar"] else ""
             times = f"{row['time']:>14}  x {row['ratio'] or '-':<6}"
-            print(f"{row['tokens']:>9} tokens  {row['case']:<30}{times}{row['peak_memory']:>10}  {bar}", flush=True)
+            print(f"{row['tokens']:>9} tokens  {row['case']:<34}{times}{row['peak_memory']:>10}  {bar}", flush=True)
     if device.type == "cuda" and tuple(arguments.lengths) == LENGTHS and arguments.hidden == HIDDEN:
         save(rows)
 
@@ -99,13 +101,20 @@ def eager(model: Any, ids: Tensor) -> Callable[[], Any]:
     """The pass of transformers that returns the weights."""
 
     def run() -> Any:
-        model.set_attn_implementation("eager")
-        try:
+        with by(model, "eager"):
             return model(input_ids=ids, use_cache=False, logits_to_keep=1, output_attentions=True).attentions
-        finally:
-            model.set_attn_implementation("sdpa")
 
     return run
+
+
+@contextmanager
+def by(model: Any, implementation: str) -> Iterator[None]:
+    """Let the model attend in another way within the block."""
+    model.set_attn_implementation(implementation)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation("sdpa")
 
 
 @torch.no_grad()
@@ -149,7 +158,24 @@ def measured(model: Any, n: int, device: torch.device) -> list[dict[str, object]
     plain = found["plain fused pass"]
     assert isinstance(plain, Measured)
     bars = {"capture, q and k": WATCHED} | ({"capture, summaries": SUMMARIZED} if n <= LONGEST else {})
-    return [row(name, n, value, plain, bars.get(name), peaks[name], repeats, device) for name, value in found.items()]
+    rows = [row(name, n, value, plain, bars.get(name), peaks[name], repeats, device) for name, value in found.items()]
+    return rows + (flexible(model, n, calls, repeats) if device.type == "cuda" else [])
+
+
+def flexible(model: Any, n: int, calls: dict[str, Callable[[], Any]], repeats: int) -> list[dict[str, object]]:
+    """The rows of the model by flex_attention, whose kernel is handed a block mask, over its own plain pass."""
+    chosen = {f"flex_attention, {name}": calls[name] for name in ("plain fused pass", "capture, q and k")}
+    device, taken = torch.device("cuda"), {name: list[float]() for name in chosen}
+    with by(model, "flex_attention"):
+        for call in 2 * list(chosen.values()):
+            timed(call, device)
+        for _ in range(repeats):
+            for name, call in chosen.items():
+                taken[name].append(timed(call, device))
+        peaks = {name: peak(call, device) for name, call in chosen.items()}
+    found = {name: Measured.of(times) for name, times in taken.items()}
+    plain = next(iter(found.values()))
+    return [row(name, n, value, plain, None, peaks[name], repeats, device) for name, value in found.items()]
 
 
 def stored(model: Any, ids: Tensor, device: torch.device) -> tuple[Measured | str, int | None]:
