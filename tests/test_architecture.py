@@ -38,6 +38,9 @@ LATER = (
     "sklearn",
     "sacrebleu",
     "rouge_score",
+    "flash_attn",
+    "flash_attn_interface",
+    "xformers",
 )
 
 

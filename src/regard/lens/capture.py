@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from . import flex, huggingface
+from . import huggingface, kernels
 from .classes import attends_aside
 from .labels import Tokens, TokensByLayer
 from .names import listed
@@ -22,7 +22,8 @@ from .watch import SCRIPTED, Watch
 
 SEEN = (
     "seen are regard.attend, F.scaled_dot_product_attention, F.multi_head_attention_forward, flex_attention, the "
-    "attention interface of transformers, and softmax(q @ k.mT) @ v as a model writes it out"
+    "attention interface of transformers, flash_attn and memory_efficient_attention of xformers where the code of a "
+    "layer calls them, and softmax(q @ k.mT) @ v as a model writes it out"
 )
 COMPILED = (
     "within a function that torch.compile made, where it may go unseen; let it run as it is written: "
@@ -97,7 +98,7 @@ def capture(
     watch = Watch(model, recorder)
     _must_run_in_python(watch)
     tape = Tape.live(recorder, tokens, model)
-    with watch.watching(), huggingface.watching(watch), flex.watching(watch, watch.parts):
+    with watch.watching(), huggingface.watching(watch), kernels.watching(watch, watch.parts):
         yield tape
     recorder.close()
     _must_have_seen(watch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -51,12 +51,14 @@ def may_lead_somewhere(kinds: frozenset[type]) -> bool:
     return any(_root(kind) not in OTHERS for kind in kinds)
 
 
-def doors(parts: Iterable[nn.Module], wanted: Callable[[Any], bool], home: ModuleType) -> Iterator[tuple[Door, Any]]:
-    """Wherever the code of layers finds something wanted: the place, and what is there; `home` is where it is from."""
+def doors(
+    parts: Iterable[nn.Module], wanted: Callable[[Any], bool], homes: Collection[ModuleType]
+) -> Iterator[tuple[Door, Any]]:
+    """Wherever the code of layers finds something wanted: the place, and what is there; `homes` is where it is from."""
     met: set[Any] = set()
     waiting: list[tuple[Any, int]] = [(part, 0) for part in parts if _root(type(part)) not in OTHERS]
     for thing, depth in waiting:  # which grows meanwhile
-        for door, value in _places(thing, home, met):
+        for door, value in _places(thing, homes, met):
             if type(value) in PLAIN:
                 continue
             if wanted(value):
@@ -71,10 +73,10 @@ def doors(parts: Iterable[nn.Module], wanted: Callable[[Any], bool], home: Modul
                     waiting.append((other, deeper))
 
 
-def _places(thing: Any, home: ModuleType, met: set[Any]) -> Iterator[tuple[Door, Any]]:
+def _places(thing: Any, homes: Collection[ModuleType], met: set[Any]) -> Iterator[tuple[Door, Any]]:
     """What code may find in a function, a class, an object, a dict or a list."""
     if isinstance(thing, FunctionType):
-        yield from _named(thing, home)
+        yield from _named(thing, homes)
     elif isinstance(thing, type):
         yield from ((Door(thing, name), value) for name, value in list(vars(thing).items()))
     elif isinstance(thing, list):
@@ -87,29 +89,30 @@ def _places(thing: Any, home: ModuleType, met: set[Any]) -> Iterator[tuple[Door,
         for base in type(thing).__mro__:
             if id(base) not in met and _root(base) not in FOREIGN:
                 met.add(id(base))
-                yield from _places(base, home, met)
+                yield from _places(base, homes, met)
 
 
-def _named(fn: FunctionType, home: ModuleType) -> Iterator[tuple[Door, Any]]:
+def _named(fn: FunctionType, homes: Collection[ModuleType]) -> Iterator[tuple[Door, Any]]:
     """What a function finds by names, in its closure, and as what it takes unless given."""
     names = _names(fn.__code__)
     modules = [sys.modules.get(name) for name in names]  # what it imports itself
-    for holder in (fn.__globals__, *_vars_of(modules, home)):
+    for holder in (fn.__globals__, *_vars_of(modules, homes)):
         holders = [holder]
         for each in holders:  # which grows meanwhile, by modules in modules
             found = [(name, each[name]) for name in names if name in each]
             yield from ((Door(each, name), value) for name, value in found)
-            holders += [x for x in _vars_of((value for _, value in found), home) if not any(x is y for y in holders)]
+            holders += [x for x in _vars_of((value for _, value in found), homes) if not any(x is y for y in holders)]
     # It may be imported within, or asked of its module by a longer name.
-    yield from ((Door(vars(home), name), vars(home)[name]) for name in names if name in vars(home))
+    for home in map(vars, homes):
+        yield from ((Door(home, name), home[name]) for name in names if name in home)
     for cell in fn.__closure__ or ():
         yield (door := Door(cell, "cell_contents")), door.get()
     yield from ((Door(fn.__kwdefaults__, name), value) for name, value in (fn.__kwdefaults__ or {}).items())
 
 
-def _vars_of(values: Iterable[Any], home: ModuleType) -> list[dict[str, Any]]:
+def _vars_of(values: Iterable[Any], homes: Collection[ModuleType]) -> list[dict[str, Any]]:
     modules = [x for x in values if isinstance(x, ModuleType)]
-    return [vars(x) for x in modules if x is home or x.__name__.partition(".")[0] not in FOREIGN]
+    return [vars(x) for x in modules if x in homes or x.__name__.partition(".")[0] not in FOREIGN]
 
 
 def _leads_to(value: Any) -> Iterator[Any]:

@@ -1,7 +1,8 @@
 """Heads at work: switch some off, and ask which of them a loss depends on.
 
-Seen are the layers of `regard.nn`, `nn.MultiheadAttention`, and every module that calls `attend` or
-`F.scaled_dot_product_attention` or `flex_attention`, Hugging Face models on their default implementation included.
+Seen are the layers of `regard.nn`, `nn.MultiheadAttention`, and every module that calls `attend`,
+`F.scaled_dot_product_attention`, `flex_attention`, a function of `flash_attn` or `memory_efficient_attention` of
+xformers, Hugging Face models on their default implementation included.
 Layers go by their name in the model, `model.layers.3.self_attn`; a model that is itself one layer has the name "", and
 a tape shows it as "(model)".
 """
@@ -12,6 +13,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,19 +24,19 @@ from torch.overrides import TorchFunctionMode
 
 from ..nn.core import Core
 from ..ops.operator import attend
-from . import flex
+from . import kernels
 from .classes import attends, multiplies
+from .exchange import Shown
 from .handwritten import Handwriting, touches
 from .layouts import heads_said
 from .modes import is_on
 from .names import own_name
-from .reading import Reader
 from .statistic import SDPA
 from .watch import layer_of
 
 SEEN = (
-    "seen are attend, nn.MultiheadAttention, F.scaled_dot_product_attention, flex_attention, "
-    "and softmax(q @ k.mT) @ v as a model writes it out"
+    "seen are attend, nn.MultiheadAttention, F.scaled_dot_product_attention, flex_attention, flash_attn, "
+    "memory_efficient_attention of xformers, and softmax(q @ k.mT) @ v as a model writes it out"
 )
 
 
@@ -157,7 +159,7 @@ def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Itera
             stack.callback(module.register_forward_pre_hook(calls.entering(name)).remove)
             stack.callback(module.register_forward_hook(calls.leaving(name), always_call=True).remove)
         stack.enter_context(calls)
-        stack.enter_context(flex.watching(calls, calls.modules.values()))
+        stack.enter_context(kernels.watching(calls, calls.modules.values()))
         yield
 
 
@@ -229,9 +231,9 @@ class _Calls(TorchFunctionMode):
         """Is a layer of the model under way in this thread?"""
         return bool(self.here.under_way)
 
-    def flexible(self, out: Tensor, told: Callable[[Reader], list[dict[str, Any]]]) -> Tensor:
-        """Take in a call of flex_attention."""
-        return self.change(self.layers[self.here.under_way[-1][0]], out)
+    def shown(self, call: Shown) -> Tensor:
+        """Take in a call of a kernel that runs outside of PyTorch's functions."""
+        return call.changed(partial(self.change, self.layers[self.here.under_way[-1][0]]))
 
     def _heads(self, matrices: int) -> int | None:
         return heads_said([(name, self.modules[name]) for name, _ in self.here.under_way], matrices)

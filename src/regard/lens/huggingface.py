@@ -24,7 +24,8 @@ from ..ops.tracing import followed
 from .reading import Reader
 from .record import Seen
 from .statistic import found_again, hear, is_short, tell, tell_no_more
-from .watch import Watch, must_hold_numbers, recomputing
+from .storage import must_hold_numbers
+from .watch import Watch, recomputing
 
 EAGER, CAUSAL = "eager", Causal()
 DRAFTS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")  # ask for tokens drafted ahead

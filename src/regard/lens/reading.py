@@ -53,17 +53,17 @@ class Reader:
         v: Tensor,
         *,
         mask: Tensor | BlockMask | Rows | Mask | None = None,
-        bias: Tensor | None = None,
+        bias: Tensor | Bias | None = None,
         scale: float | None = None,
         cap: float | None = None,
         normalize: Normalizer | None = None,
         offset: int | None = None,
         statistic: Tensor | None = None,
     ) -> Seen:
-        """One attention over tensors; `mask` is a term, booleans (True = may attend) or numbers to add, in rows or not.
+        """One attention over tensors; `mask` is a term, booleans (True = may attend) or numbers to add, `bias` too.
 
-        `offset` is where the first query stands, if the caller knows; a mask that shows it is believed otherwise.
-        `statistic` is what the kernel found for each row, if it told.
+        A mask may come in rows. `offset` is where the first query stands, if the caller knows; a mask that shows it is
+        believed otherwise. `statistic` is what the kernel found for each row, if it told.
         """
         if is_causal_bias(mask):  # whose numbers nobody has written down
             first = 0 if mask.variant.name == "UPPER_LEFT" else mask.seq_len_kv - mask.seq_len_q
@@ -87,6 +87,8 @@ class Reader:
         seen = self._without_room(seen)
         if bias is None:
             return seen
+        if isinstance(bias, Bias):
+            return seen._replace(bias=_all(add, seen.bias, self._one(bias)))
         whole = bias.shape[-1] == seen.k.shape[2]
         found = self._found(bias if whole else bias[..., : seen.k.shape[2]], seen, lead)
         return seen._replace(bias=_all(add, seen.bias, found.bias))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import tempfile
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from ..ops.sizes import parse_size
+from ..ops.tracing import transformed
 
 
 class Kept(Protocol):
@@ -116,6 +117,20 @@ def must_have_folder(path: Path) -> None:
     """Raise where there is no folder for a file to be written to."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is no folder; make it before {path.name} is saved there")
+
+
+def must_hold_numbers(*args: Any, **kwargs: Any) -> None:
+    """Raise where what an attention is called with cannot be kept: it stands for more, or for less, than it holds."""
+    if transformed():
+        raise RuntimeError(
+            "capture keeps numbers, and within torch.vmap, torch.func.grad and their kin tensors stand for others; "
+            "call the model outside of it, on a batch, and backward() for gradients"
+        )
+    if any(isinstance(x, Tensor) and x.is_nested for x in (*args, *kwargs.values())):
+        raise TypeError(
+            "capture takes batches of one length, got a nested tensor; pad it, x.to_padded_tensor(0.0), and hide the "
+            "padding with a mask"
+        )
 
 
 def is_own(x: Tensor) -> bool:

@@ -19,6 +19,7 @@ from ..ops.mask import Mask
 from ..ops.place import Block
 from ..ops.term import Term
 from .recognize import Packed, Rows
+from .texts import Sloped
 
 TERMS: dict[str, type[Term]] = {
     cls.__name__: cls
@@ -26,6 +27,7 @@ TERMS: dict[str, type[Term]] = {
         *(masks.Causal, masks.Window, masks.Dilated, masks.Diagonal, masks.Prefix, masks.Global, masks.Near),
         *(masks.Padding, masks.Documents, masks.Blocks, masks.Dense, mask.And, mask.Or, mask.Not, Packed),
         *(biases.Alibi, biases.Relative, biases.Logarithmic, biases.Clipped, biases.Gaussian, biases.Added, biases.Sum),
+        Sloped,
         *(scores.Dot, scores.Cosine, scores.Bilinear, scores.Additive, scores.Location, Until),
         *(normalizers.Softmax, normalizers.SinkSoftmax, normalizers.Sigmoid, normalizers.Sparsemax),
         *(normalizers.Entmax, normalizers.Hard, normalizers.Tapered),

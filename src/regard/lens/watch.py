@@ -32,17 +32,17 @@ from ..nn.core import Core
 from ..nn.dropout import Dropout
 from ..ops.masks import Causal
 from ..ops.operator import attend
-from ..ops.tracing import transformed
 from .classes import ATTENTIONS, attends, may_attend, multiplies
+from .exchange import Shown, Unread
 from .handwritten import Handwriting, Written, touches
 from .layouts import heads_said
 from .modes import is_on, withdraw
 from .names import shown_name
 from .projection import projection
-from .reading import Reader
 from .record import Record, Seen
 from .recorder import SLOTS, Recorder
 from .statistic import SDPA, attended
+from .storage import must_hold_numbers
 from .strokes import SOFTMAX
 
 FLEX = frozenset((torch.ops.higher_order.flex_attention,))
@@ -254,24 +254,23 @@ class Watch(TorchFunctionMode):
             seen = self.recorder.reader.read(query, key, value, scale=scale, statistic=statistic, **place)
             self.see(self._layer, seen, out, lambda x: x.reshape(*seen.q.shape[:3], -1))
 
-    def flexible(self, out: Tensor, told: Callable[[Reader], list[dict[str, Any]]]) -> Tensor:
-        """Take in a call of flex_attention, of which `told` finds what a reader is to be told, if it can be."""
+    def shown(self, call: Shown) -> Tensor:
+        """Take in a call of a kernel that runs outside of PyTorch's functions, if it can be told."""
         if recomputing() or not self._wants_this():
-            return out
-        layer = self._layer
+            return call.out
+        layer, why = self._layer, call.kernel.otherwise
         with self.quiet(), torch.no_grad():
-            calls = told(self.recorder.reader)
-            for call in calls:
-                seen = self.recorder.reader.read(**call)
-                if len(calls) == 1 or _explains(seen, out):
-                    self.see(layer, seen, out)
-                    return out
-        warnings.warn(
-            f"an attention of {shown_name(layer)} is not on the tape: its score_mod or its block mask does more than "
-            "hide pairs, add numbers to their scores, or bound these by a tanh",
-            stacklevel=2,
-        )
-        return out
+            try:
+                readings = call.readings(self.recorder.reader)
+            except Unread as reason:
+                readings, why = [], str(reason)
+            for told in readings:
+                seen = self.recorder.reader.read(**told)
+                if call.is_explained(seen, len(readings)):
+                    self.see(layer, seen, call.out, call.heads)
+                    return call.out
+        warnings.warn(f"an attention of {shown_name(layer)} is not on the tape: {why}", stacklevel=2)
+        return call.out
 
     def _written(self, written: Written, out: Tensor) -> None:
         """Take in an attention that a model has written out, as it tells itself."""
@@ -309,27 +308,6 @@ class Watch(TorchFunctionMode):
         self.here.joining = None
         if record is not None:
             self.recorder.project(record, weight)
-
-
-def _explains(seen: Seen, out: Tensor) -> bool:
-    """Is the output what these weights make of the values, as far as its precision tells?"""
-    made = seen.weights @ seen.v.detach()
-    close = 10 * torch.finfo(out.dtype).eps ** 0.75
-    return torch.allclose(made.to(out.dtype), out.detach(), rtol=close, atol=close)
-
-
-def must_hold_numbers(*args: Any, **kwargs: Any) -> None:
-    """Raise where what an attention is called with cannot be kept: it stands for more, or for less, than it holds."""
-    if transformed():
-        raise RuntimeError(
-            "capture keeps numbers, and within torch.vmap, torch.func.grad and their kin tensors stand for others; "
-            "call the model outside of it, on a batch, and backward() for gradients"
-        )
-    if any(isinstance(x, Tensor) and x.is_nested for x in (*args, *kwargs.values())):
-        raise TypeError(
-            "capture takes batches of one length, got a nested tensor; pad it, x.to_padded_tensor(0.0), and hide the "
-            "padding with a mask"
-        )
 
 
 def recomputing() -> bool:
