@@ -1,6 +1,7 @@
 """capture over plain PyTorch and our own layers: what it sees, what it keeps, what it says when it cannot."""
 
 import math
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -839,6 +840,40 @@ def test_a_model_that_runs_in_several_threads_is_seen_in_all():
     with capture(model) as tape, torch.no_grad(), ThreadPoolExecutor(4) as pool:
         list(pool.map(model, inputs))
     assert len(tape) == 3 * len(inputs)
+
+
+@pytest.mark.parametrize("kind", ["layers of our own", "PyTorch's"])
+def test_threads_that_watch_the_same_model_see_what_they_run_themselves(kind):
+    layer = nn.TransformerEncoderLayer(D, H, 32, batch_first=True)
+    model = Stack() if kind == "layers of our own" else nn.TransformerEncoder(layer, 2).eval()
+    together = threading.Barrier(4, timeout=60)
+
+    def look(n):
+        together.wait()
+        with capture(model) as tape, torch.no_grad():
+            for _ in range(3):
+                model(tokens(n, 1))
+        return len(tape), {A.shape[-1] for A in tape.values()}
+
+    with capture(model) as alone:
+        model(tokens(2, 1))
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(look, [2, 3, 4, 5])) == [(3 * len(alone), {n}) for n in (2, 3, 4, 5)]
+
+
+def test_one_that_watches_does_not_see_what_another_thread_watches():
+    model, other = Stack(), Stack()
+
+    def look():
+        with capture(model) as tape:
+            model(tokens(5, 1))
+            other(tokens(5, 1))
+        return tape
+
+    with capture(nn.ModuleList((model, other))) as outer, ThreadPoolExecutor(1) as pool:
+        inner = pool.submit(look).result()
+    assert [name for name, _ in inner] == [f"layers.{n}" for n in range(3)]
+    assert [name for name, _ in outer] == [f"1.layers.{n}" for n in range(3)]  # what nobody else looks at
 
 
 def test_a_copy_of_a_watched_model_runs_and_is_not_watched():

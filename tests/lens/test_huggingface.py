@@ -330,6 +330,34 @@ def test_two_threads_may_watch_two_models_at_once():
             assert_same(tape, [A[:, :, first : first + 1, : first + 1] for A in truth])
 
 
+@pytest.mark.parametrize("how", [{}, {"num_beams": 2}], ids=str)
+def test_threads_that_watch_the_same_model_write_side_by_side(how):
+    model, meet = zoo.made(zoo.llama), threading.Barrier(3, timeout=60)
+    asked = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0, **how}
+
+    def written(n):
+        meet.wait()
+        with torch.no_grad(), capture(model) as tape:
+            out = model.generate(zoo.ids(n=n), **asked)
+        return out[:, : None if how else -1], tape
+
+    with ThreadPoolExecutor(3) as pool:
+        for sequences, tape in pool.map(written, (3, 5, 8)):
+            assert len(tape) == model.config.num_hidden_layers
+            assert_same(tape, eager_weights(zoo.llama, input_ids=sequences))
+    assert "generate" not in vars(model)
+
+
+@pytest.mark.parametrize("how", [{}, {"num_beams": 2}], ids=str)
+def test_captures_within_captures_see_what_is_written(how):
+    model, ids = zoo.made(zoo.llama), zoo.ids(n=4)
+    asked = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0, **how}
+    with torch.no_grad(), capture(model) as outer, capture(model) as inner:
+        written = model.generate(ids, **asked)
+    for tape in (outer, inner):
+        assert_same(tape, eager_weights(zoo.llama, input_ids=written[:, : None if how else -1]))
+
+
 def test_layers_of_transformers_run_without_a_mode(monkeypatch):
     # It would cost microseconds for each of the hundred functions of PyTorch that a layer calls.
     met = []

@@ -65,7 +65,9 @@ def capture(
     runs: its outputs are the same to the bit. (`nn.TransformerEncoder` and `nn.MultiheadAttention` in evaluation leave
     their fused fast path, so there outputs agree to rounding, and at padding the plain path writes numbers where the
     fused one writes zeros.)
-    While a model generates with a cache, the rows of each new token join those of the prompt.
+    While a model generates with a cache, the rows of each new token join those of the prompt. What the model runs in
+    threads that are started within the block is seen too; of threads that capture the same model at once each sees what
+    it runs itself.
 
     `layers` are name patterns such as "decoder.*", `heads` numbers of heads to keep. `to` is a device to move what is
     kept to, or the `Path` of a folder to keep it in; `budget`, such as "2GB", bounds the memory it takes. `keep` names

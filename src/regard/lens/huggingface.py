@@ -59,6 +59,12 @@ _WATCHES: list[Watch] = []
 _ORIGINALS: dict[str, Any] = {}  # what the interfaces held before anybody watched
 
 
+def _watching(module: nn.Module) -> list[Watch]:
+    """Who is to see a call of the module, made in this thread."""
+    watches = tuple(_WATCHES)
+    return [x for x in watches if id(module) in x.names and not x.here.silent and x.concerns(module)]
+
+
 def _wrap(transformers: Any) -> None:
     attention, masks = transformers.AttentionInterface, transformers.AttentionMaskInterface
     _ORIGINALS.update(attention=attention.get_interface, masks=masks.__getitem__)
@@ -81,12 +87,11 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
 
         def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
             if followed():
-                for watch in tuple(_WATCHES):
-                    if id(module) in watch.names:
-                        must_hold_numbers(q, k, v)
-                        watch.compiled = True
+                for watch in _watching(module):
+                    must_hold_numbers(q, k, v)
+                    watch.compiled = True
                 return function(module, q, k, v, mask, *args, **kwargs)
-            watches = [watch for watch in tuple(_WATCHES) if not watch.here.silent and id(module) in watch.names]
+            watches = _watching(module)
             if not watches:
                 return function(module, q, k, v, mask, *args, **kwargs)
             if recomputing():
@@ -216,31 +221,43 @@ def _flash_mask(keep: Tensor | None, causal: bool, window: int | None) -> Any:
 def _generations(watch: Watch) -> Iterator[None]:
     """Let `model.generate` say that its passes belong together, and replay what was found by beams or from drafts."""
     writing = {kind for kind in set(map(type, watch.parts)) if hasattr(kind, "prepare_inputs_for_generation")}
-    with ExitStack() as stack:
-        for part in watch.parts if writing else ():
-            if type(part) in writing and "generate" not in vars(part):
-                vars(part)["generate"] = _generate(watch, part)
-                stack.callback(vars(part).pop, "generate")
+    parts = [part for part in watch.parts if type(part) in writing] if writing else []
+    with _LOCK:
+        for part in parts:
+            if "generate" not in vars(part):
+                vars(part)["generate"] = _Generate(part)
+    try:
         yield
+    finally:
+        others = [other for other in tuple(_WATCHES) if other is not watch]
+        for part in parts:
+            if isinstance(vars(part).get("generate"), _Generate) and not any(id(part) in x.names for x in others):
+                del vars(part)["generate"]
 
 
-def _generate(watch: Watch, model: Any) -> Callable[..., Any]:
-    original = model.generate
+class _Generate:
+    """`model.generate`, for everybody who watches the model."""
 
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        if not _is_found_late(model, kwargs):
-            with watch.recorder.generation():
-                return original(*args, **kwargs)
-        # Beams that are dropped, revived and reordered have no rows of their own, and drafts are read that are not
-        # kept: what was found in the end has its rows.
-        with watch.quiet(), _first_inputs(model) as first:
-            found = original(*args, **kwargs)
+    def __init__(self, model: Any) -> None:
+        self.model, self.original = model, model.generate
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        watches, model = _watching(self.model), self.model
+        with ExitStack() as stack:
+            if not _is_found_late(model, kwargs):
+                for watch in watches:
+                    stack.enter_context(watch.recorder.generation())
+                return self.original(*args, **kwargs)
+            # Beams that are dropped, revived and reordered have no rows of their own, and drafts are read that are not
+            # kept: what was found in the end has its rows.
+            for watch in watches:
+                stack.enter_context(watch.quiet())
+            first = stack.enter_context(_first_inputs(model))
+            found = self.original(*args, **kwargs)
         sequences = found if isinstance(found, Tensor) else found.sequences
         with torch.no_grad():
             model(**_inputs_again(model, sequences, args, kwargs, first))
         return found
-
-    return generate
 
 
 def _is_found_late(model: Any, kwargs: dict[str, Any]) -> bool:

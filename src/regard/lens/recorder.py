@@ -58,6 +58,8 @@ class Recorder:
     @property
     def ended(self) -> list[bool]:
         """Of each text that a layer began with, whether it has ended and is gone, in the layer where most are."""
+        if not self._entries:
+            return []
         records = [entry for entry in self._entries.values() if isinstance(entry, Record)]
         return max((record.ended.tolist() for record in records), key=sum, default=[])
 

@@ -16,8 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, reduce
-from operator import add, or_
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,6 +36,7 @@ from .exchange import Shown, Unread
 from .handwritten import Handwriting, Written, touches
 from .layouts import heads_said
 from .modes import is_on, withdraw
+from .multihead import hidden, projected
 from .names import shown_name
 from .projection import projection
 from .record import Record, Seen
@@ -60,8 +60,22 @@ class _Here(threading.local):
         self.handwriting = Handwriting()
 
 
+class _Opened(threading.local):
+    """The watches that a thread has opened."""
+
+    def __init__(self) -> None:
+        self.watches: list[Watch] = []
+
+
+_OPENED = _Opened()
+
+
 class Watch(TorchFunctionMode):
-    """Hands every attention of a model to a recorder."""
+    """Hands every attention of a model to a recorder.
+
+    A model may run in threads that somebody starts within the block, and is seen there; but where several threads watch
+    the same model, each sees what it runs itself.
+    """
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         super().__init__()
@@ -84,6 +98,8 @@ class Watch(TorchFunctionMode):
         if kinds:
             hooks.append(self.model.register_forward_hook(self._end, always_call=True))
         self._on = True
+        opened = _OPENED.watches
+        opened.append(self)
         try:
             for module in self.parts if kinds else ():
                 kind: type = type(module)
@@ -94,6 +110,7 @@ class Watch(TorchFunctionMode):
             yield
         finally:
             self._on = False
+            opened.remove(self)
             for hook in hooks:
                 hook.remove()
             self._withdraw()
@@ -159,9 +176,10 @@ class Watch(TorchFunctionMode):
         self.here.joining = None if record is None else (record, heads(out.detach()))
 
     def _begin(self, module: nn.Module, args: Any) -> None:
-        self.ran = self.called = True
-        if not is_compiling():
-            self.here.whole = True
+        if is_compiling():
+            self.ran = self.called = True
+        elif self.concerns(module):
+            self.ran = self.called = self.here.whole = True
             self.recorder.reader.begin_pass()
 
     def _end(self, module: nn.Module, args: Any, out: Any) -> None:
@@ -219,7 +237,12 @@ class Watch(TorchFunctionMode):
 
     def _watches(self, module: nn.Module) -> bool:
         """Is it a part of the model itself, and not of a copy of it?"""
-        return self._on and id(module) in self.names
+        return self._on and id(module) in self.names and self.concerns(module)
+
+    def concerns(self, module: nn.Module) -> bool:
+        """Does it matter here if this thread calls the module? Not if it has it watched by somebody else alone."""
+        watches = _OPENED.watches
+        return self in watches or not any(id(module) in other.names for other in watches)
 
     def _attention(
         self,
@@ -302,8 +325,8 @@ class Watch(TorchFunctionMode):
             return joined.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
 
         with torch.no_grad():
-            q, k, v = _projected(given)
-            seen = self.recorder.reader.read(q, k, v, mask=_hidden(given, k.shape[2]))
+            q, k, v = projected(given)
+            seen = self.recorder.reader.read(q, k, v, mask=hidden(given, k.shape[2]))
             record = self.recorder.see(self._layer, seen, out, of_heads)
         self.here.joining = None
         if record is not None:
@@ -350,39 +373,3 @@ def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str]]:
 def _is_plain(kind: type) -> bool:
     """Is it PyTorch's own, in which, without parts, nothing attends?"""
     return kind.__module__.startswith("torch.nn.modules.")
-
-
-def _projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """b h i d, as `F.multi_head_attention_forward` makes them of its arguments."""
-    inputs = [given[name] if given[name].ndim == 3 else given[name][:, None] for name in ("query", "key", "value")]
-    if given["use_separate_proj_weight"]:
-        weights = [given[f"{x}_proj_weight"] for x in "qkv"]
-    else:
-        weights = given["in_proj_weight"].chunk(3)
-    biases = [None] * 3 if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)
-    q, k, v = (F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True))  # i b (h d)
-    if given["bias_k"] is not None:
-        k, v = (torch.cat((x, given[f"bias_{s}"].expand(1, x.shape[1], -1))) for s, x in (("k", k), ("v", v)))
-    q, k, v = (x.unflatten(-1, (given["num_heads"], -1)).permute(1, 2, 0, 3) for x in (q, k, v))
-    static = [given[f"static_{s}"] for s in "kv"]
-    k, v = (x if fixed is None else fixed.unflatten(0, (len(q), -1)) for x, fixed in zip((k, v), static, strict=True))
-    return (q, F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))) if given["add_zero_attn"] else (q, k, v)
-
-
-def _hidden(given: dict[str, Any], keys: int) -> Tensor | None:
-    """The masks of `F.multi_head_attention_forward` as one that `read` takes, b|1 h|1 i|1 j; added keys are seen."""
-    attention, padding = given["attn_mask"], given["key_padding_mask"]
-    parts = []
-    if attention is not None:
-        attention = attention if attention.ndim == 3 else attention[None]
-        parts.append(attention.unflatten(0, (-1, given["num_heads"])) if len(attention) > 1 else attention[None])
-    if padding is not None:
-        parts.append((padding if padding.ndim == 2 else padding[None])[:, None, None])
-    if not parts:
-        return None
-    if all(x.dtype == torch.bool for x in parts):  # True = hidden, in this one place of PyTorch
-        seen = ~reduce(or_, parts)
-        return F.pad(seen, (0, keys - seen.shape[-1]), value=True)
-    added = [x if x.is_floating_point() else torch.where(x, -torch.inf, 0.0) for x in parts]
-    total = reduce(add, added)
-    return F.pad(total, (0, keys - total.shape[-1]))
