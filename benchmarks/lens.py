@@ -146,7 +146,7 @@ def measured(model: Any, n: int, device: torch.device) -> list[dict[str, object]
     for call in calls.values():  # kernels are compiled the first time
         timed(call, device)
     slowest = max(timed(call, device) for call in calls.values())
-    repeats = max(3, min(20, int(SECONDS / len(calls) / slowest)))
+    repeats = max(3, min(100, int(SECONDS / len(calls) / slowest)))
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():

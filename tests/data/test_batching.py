@@ -455,6 +455,7 @@ def test_a_stream_with_fewer_examples_than_ranks_says_so():
         ),
         ([{"a": [1, 2]}, {"a": 3}], ValueError, "give the field 'a' as many dims in every example, got 1 and 0"),
         ([{"a": 3}, {"a": [1, 2]}], ValueError, "give the field 'a' as many dims in every example, got 0 and 1"),
+        ([[1, 2]], TypeError, r"encode must give fields by name, got list; write {'ids': \.\.\.}"),
         ([{"a": "text"}], TypeError, "encode must give numbers, got str in the field 'a'"),
     ],
 )

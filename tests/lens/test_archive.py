@@ -1,6 +1,7 @@
 """Tapes in files: the same answers afterwards, and nothing believed that is not what was written."""
 
 import json
+import re
 import struct
 
 import pytest
@@ -373,6 +374,12 @@ def test_of_the_format_before_everything_but_summaries_is_read(tape, tmp_path):
 def test_a_tape_is_not_saved_where_there_is_no_folder(tape, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none is no folder; make it before tape\.safetensors"):
         tape.save(tmp_path / "none" / "tape.safetensors")
+
+
+def test_a_tape_is_not_saved_over_a_folder(tape, tmp_path):
+    with pytest.raises(IsADirectoryError, match=rf"{re.escape(str(tmp_path))} is a folder; name a file in it$"):
+        tape.save(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_measures_alone_are_read_from_the_format_before(tmp_path):

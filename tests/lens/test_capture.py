@@ -723,7 +723,7 @@ def test_what_cannot_be_seen_or_done_is_said(model, run, asked, message):
 def test_a_head_that_is_not_there_is_named():
     model = Layer()
     with (
-        pytest.raises(IndexError, match=r"heads must be from 0 to 3 in '', got heads=\[4\]"),
+        pytest.raises(IndexError, match=r"heads must be from 0 to 3 in '\(model\)', got heads=\[4\]"),
         capture(model, heads=[4]),
     ):
         model(tokens())

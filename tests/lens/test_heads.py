@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -84,7 +85,7 @@ def silenced(model, projection, heads, x):
 
 
 @every_layer
-@pytest.mark.parametrize("heads", [[0], [2, 1], [0, 1, 2, 3], [-1], []])
+@pytest.mark.parametrize("heads", [[0], [2, 1], [0, 1, 2, 3], [3], []])
 def test_an_ablated_head_adds_nothing(kind, heads):
     model, name, projection = build(kind)
     x = torch.randn(2, 5, DIM, dtype=torch.float64)
@@ -334,3 +335,42 @@ def test_a_model_that_is_one_layer_is_ablated_as_a_tape_shows_it():
         shown = model(x)
     with ablate(model, {"": [1]}):
         assert torch.equal(model(x), shown)
+
+
+@pytest.mark.parametrize(
+    ("heads", "error", "message"),
+    [
+        ("all", TypeError, r"heads of '\(model\)' must be a list of their numbers, as in \[0, 3\], got 'all'"),
+        (3, TypeError, "must be a list of their numbers, as in .*, got 3; write \\[3\\]"),
+        ([1.5], TypeError, r"heads of '\(model\)' must be whole numbers, got 1.5"),
+        (torch.tensor(3), TypeError, "must be a list of their numbers, as in .*, got 3; write"),
+        (torch.tensor([True, False]), TypeError, "must be whole numbers, got True"),
+        ([0, -1], IndexError, r"heads of '\(model\)' must be from 0 to 3, got \[-1, 0\]"),
+        ([4], IndexError, "must be from 0 to 3, got"),
+    ],
+)
+def test_heads_that_are_no_numbers_of_heads_are_refused(heads, error, message):
+    model, x = Attention(DIM, HEADS), torch.randn(2, 5, DIM)
+    with pytest.raises(error, match=message), ablate(model, {"": heads}):
+        model(x)
+
+
+@pytest.mark.parametrize("kind", [tuple, iter, np.array, torch.tensor])
+def test_numbers_of_heads_may_come_in_any_list(kind):
+    model, x = Attention(DIM, HEADS), torch.randn(2, 5, DIM)
+    with ablate(model, {"": [1, 3]}):
+        right = model(x)
+    with ablate(model, {"": kind([3, 1, 1])}):
+        assert torch.equal(model(x), right)
+
+
+def test_a_model_that_is_one_layer_is_told_of_as_a_tape_shows_it():
+    model, x = Attention(DIM, HEADS), torch.randn(2, 5, DIM)
+    with pytest.raises(ValueError, match=r"its attention layers are \['\(model\)'\]"), ablate(model, {"a": [0]}):
+        pass
+    with pytest.raises(RuntimeError, match=r"no attention was seen in \['\(model\)'\]"), ablate(model, {"": [0]}):
+        pass
+    with pytest.raises(RuntimeError, match=r"in \['core'\]; the layers that attended are \['\(model\)'\]"):
+        ablation_importance(model, lambda: model(x).sum(), ["core"])
+    shown = ablation_importance(model, lambda: model(x).sum(), ["(model)"])
+    close(shown, ablation_importance(model, lambda: model(x).sum()))

@@ -1,6 +1,8 @@
 """Tape: how it is asked, labelled and put in tables."""
 
+import copy
 import math
+import pickle
 import sys
 from types import SimpleNamespace
 
@@ -270,3 +272,41 @@ def test_pictures_of_another_number_than_the_batch_are_told_of(tape):
         tape.picture([pixels] * 3, patches=(2, 3), special=1)
     with pytest.warns(UserWarning, match="pictures were given for 'c', which matches no layer; there are a, b.0, b.1"):
         tape.picture(pixels, patches=(2, 3), special=1, layers="c")
+
+
+def test_a_model_that_is_one_layer_is_told_of_as_it_is_shown():
+    model, x = Attention(D, H), torch.randn(1, N, D)
+    with capture(model) as tape:
+        model(x)
+        model(x)
+    with pytest.raises(KeyError, match=r"write tape\['\(model\)', 0\], tape\['\(model\)', 1\]"):
+        tape[""]
+    with pytest.raises(KeyError, match=r"'\(model\)' has no groups 'words'"):
+        tape.groups_of(0, "words")
+    with pytest.warns(UserWarning, match="of 3 queries"):
+        tape.group("words", spans(3, {"first": (0, 2)}))
+    with pytest.raises(ValueError, match=r"'\(model\)' has 7 queries"):
+        tape.groups_of(0, "words")
+    for keep, what in ((None, "q"), (["entropy"], "entropy")):
+        with pytest.raises(MemoryError, match=rf"^\(model\): {what}"), capture(model, keep=keep, budget="1KB"):
+            model(torch.randn(9, 50, D))
+    with pytest.raises(IndexError, match=r"from 0 to 3 in '\(model\)'"), capture(model, heads=[4]):
+        model(x)
+    with (
+        pytest.raises(ValueError, match=r"the output of '\(model\)' does not"),
+        torch.no_grad(),
+        capture(model, gradients=True),
+    ):
+        model(x)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_tape_of_a_capture_says_how_it_is_copied(copied, tape, tmp_path):
+    written = r"a tape cannot be copied or pickled .*; write tape\.save\(path\), and regard\.lens\.Tape\.load\(path\)"
+    with pytest.raises(TypeError, match=written):
+        copied(tape)
+    assert copy.copy(tape)["b.1"] is tape["b.1"]
+    tape.save(tmp_path / "tape.safetensors")
+    loaded = Tape.load(tmp_path / "tape.safetensors")
+    for again in (copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))):
+        assert torch.equal(again["b.1"].dense(), tape["b.1"].dense())

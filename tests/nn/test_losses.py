@@ -91,3 +91,20 @@ def test_targets_are_whole_numbers_of_any_kind(dtype):
     assert torch.equal(surprise(logits, targets.to(dtype), counted=counted), right)
     with pytest.raises(TypeError, match="targets must hold whole numbers, got"):
         surprise(logits, targets.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, D])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("held", [math.nan, math.inf, -math.inf])
+def test_what_is_not_counted_may_hold_anything(held, smoothing, dtype):
+    logits, targets = torch.randn(2, 3, 7, dtype=dtype), torch.tensor([[1, 2, 9], [3, -100, 0]])
+    counted = torch.tensor([[True, True, False], [True, False, True]])
+    odd = logits.masked_fill(~counted[..., None], held).requires_grad_()
+    plain = logits.requires_grad_()
+    loss = cross_entropy(odd, targets, counted=counted, smoothing=smoothing)
+    right = cross_entropy(plain, targets, counted=counted, smoothing=smoothing)
+    loss.sum.backward()
+    right.sum.backward()
+    assert torch.equal(loss.sum, right.sum)
+    assert torch.equal(odd.grad, plain.grad)
+    assert not odd.grad[~counted].any()

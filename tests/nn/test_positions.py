@@ -199,6 +199,12 @@ def test_bad_positions_are_refused(make, message):
         make()
 
 
+@pytest.mark.parametrize("positions", [torch.rand(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.rand(0)])
+def test_learned_positions_must_be_whole_numbers(positions):
+    with pytest.raises(TypeError, match=f"positions must be whole numbers, got {positions.dtype}; write torch.arange"):
+        LearnedPositions(50, 4)(positions)
+
+
 def test_positions_must_be_whole_numbers():
     with pytest.raises(TypeError, match=re.escape("positions must be whole numbers, got torch.float32")):
         Sinusoidal(8)(torch.rand(3))

@@ -476,6 +476,12 @@ def test_gpu_run_trains_in_bfloat16_and_resumes(scratch):
         ({"recipe": Recipe(steps=2, patience=1)}, ValueError, "patience and Plateau wait for evaluations; give data"),
         ({"recipe": Recipe(steps=2, rate=Plateau(1.0))}, ValueError, "patience and Plateau wait for evaluations"),
         ({"evaluate": lambda model: {"los": 1.0}}, ValueError, "evaluate gave no 'loss', the metric to watch; did you"),
+        (
+            {"evaluate": lambda model: 1.0},
+            TypeError,
+            "evaluate must return numbers by name, got float; write return {'l",
+        ),
+        ({"evaluate": lambda model: None}, TypeError, "got NoneType; write return {'loss': ...}, the metric to watch"),
         ({"files": {"training.json": ""}}, ValueError, "files must have plain names other than model.safetensors"),
         ({"files": {"../config.json": ""}}, ValueError, "got '../config.json'"),
     ],
@@ -519,6 +525,30 @@ def test_model_without_parameters_to_train_is_refused(scratch):
     model = Plain().requires_grad_(False)
     with pytest.raises(ValueError, match="model must have parameters that require a gradient"):
         train(scratch, model, Shuffled(data()), Recipe(steps=1))
+
+
+def test_model_without_parameters_is_refused(scratch):
+    class Bare(nn.Module):
+        def loss(self, batch):
+            return torch.zeros(())
+
+    with pytest.raises(ValueError, match="model must have parameters to train, got Bare without any"):
+        train(scratch, Bare(), Shuffled(data()), Recipe(steps=1))
+
+
+@pytest.mark.parametrize("recipe", [Recipe(steps=9), Recipe(epochs=1), Recipe(steps=9, accumulate=3)])
+def test_epoch_in_which_nothing_counts_is_refused(scratch, recipe):
+    nothing = [torch.zeros(2, 5, dtype=torch.long), torch.zeros(0, 5, dtype=torch.long)]
+    with pytest.raises(ValueError, match="batches must hold something to learn from, got an epoch of 2 in which no"):
+        train(scratch / "nothing", Plain(), Shuffled(nothing), recipe)
+    train(scratch / "little", Plain(), Shuffled([*nothing, data(1)[0]]), recipe)
+
+
+def test_epoch_resumed_among_batches_in_which_nothing_counts_goes_on(scratch):
+    batches = [data(1)[0], *[torch.zeros(1, 5, dtype=torch.long)] * 3]
+    train(scratch, Plain(), InOrder(batches), Recipe(steps=2))
+    outcome, _ = train(scratch, Plain(), InOrder(batches), Recipe(epochs=1), resume=True)
+    assert outcome.step == 4
 
 
 def test_same_seed_gives_the_same_run(scratch, uninterrupted):

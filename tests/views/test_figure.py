@@ -10,9 +10,12 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from torch import nn
 
 from regard import Causal, Global, Window, weights
+from regard.lens import capture
 from regard.lens.alignment import Links
+from regard.nn import Attention
 from regard.views import alignment, by_layer, caption, grid, heatmap, image, mask, text
 from regard.views.canvas import ink_on
 
@@ -147,6 +150,21 @@ def test_by_layer_shows_entropy_and_distance_of_each_head():
         close(ours.lines[-1].get_ydata(), theirs.lines[-1].get_ydata(), atol=1e-5)
 
 
+def test_a_tape_is_drawn_with_the_names_of_its_layers():
+    model = nn.ModuleList([Attention(8, heads=2), Attention(8, heads=2)])
+    with torch.no_grad(), capture(model) as tape:
+        x = model[1](model[0](torch.randn(1, 5, 8)))
+    panels = [axes for axes in grid(tape).axes if axes.images]
+    assert [axes.get_ylabel() for axes in panels] == ["0", "", "1", ""]
+    close(shown_values(panels[3]), tape["1"].dense()[0, 1], atol=1e-6)
+    assert [axes.get_ylabel() for axes in grid(tape, layers=["a", "b"]).axes if axes.images] == ["a", "", "b", ""]
+    with torch.no_grad(), capture(model[0]) as tape:
+        model[0](x)
+        model[0](x)
+    figure = by_layer(tape)
+    assert labels(figure.axes[1].xaxis) == ["(model), 0", "(model), 1"]
+
+
 @pytest.mark.parametrize("query", [None, 3, -1])
 def test_text_is_coloured_by_what_each_token_receives(query):
     A = one_head(mask=Causal())
@@ -175,6 +193,15 @@ def test_text_runs_in_lines_that_do_not_overlap_and_breaks_at_line_feeds():
     assert boxes[-1][1] == 0
     assert axes.texts[60].get_text() == "end\\n"
     assert max(right for _, _, right in boxes) <= 7.5
+
+
+@pytest.mark.parametrize("letter", ["x", "W", "上", "\x1b"])
+def test_a_token_as_wide_as_the_page_is_shortened(letter):
+    figure = text(np.ones((2, 5)) / 5, ["a", "b", letter * 130, "c", "x" * 40])
+    assert figure.get_figwidth() < 9
+    assert [t.get_text()[-1] for t in figure.axes[0].texts] == ["a", "b", "…", "c", "x"]
+    assert figure.axes[0].texts[-1].get_text() == "x" * 40
+    written(figure)
 
 
 @pytest.mark.parametrize("keys", [12, 13])

@@ -234,6 +234,11 @@ def test_a_page_saved_where_no_folder_is_names_the_folder(printed, tmp_path):
         printed.save(tmp_path / "nodir" / "x.html")
 
 
+def test_a_page_is_not_saved_over_a_folder(printed, tmp_path):
+    with pytest.raises(IsADirectoryError, match=rf"{re.escape(str(tmp_path))} is a folder; name a file in it$"):
+        printed.save(tmp_path)
+
+
 def test_notebooks_show_it_in_a_frame_that_reaches_nothing(printed):
     shown = printed._repr_html_()
     source = re.fullmatch(r'<iframe sandbox="([^"]*)" style="[^"]*" srcdoc="([^"]*)"></iframe>', shown, re.DOTALL)

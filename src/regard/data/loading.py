@@ -108,6 +108,8 @@ def joined(pieces: list[Chunk]) -> Chunk:
 
 def encoded(values: Mapping[str, Any]) -> Example:
     """Fields as arrays: whole numbers as int64, Python floats as float32, the rest as it is."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"encode must give fields by name, got {type(values).__name__}; write {{'ids': ...}}")
     if "index" in values:
         raise ValueError("encode must not name a field 'index': batches carry the numbers of their examples there")
     fields = {}

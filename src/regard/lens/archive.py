@@ -24,6 +24,7 @@ from torch import Tensor
 from ..ops.lazy import Summary, Weights, map_axes
 from ..ops.operator import weights
 from .groups import Groups
+from .names import shown_name
 from .overview import Overview
 from .pictures import Picture
 from .record import Extras, seen_weights
@@ -183,7 +184,7 @@ def _entry(
         return {**named, "shape": list(A.shape), "measures": measures}
     call = A.call
     if call.batch_ids is not None or call.row_ids is not None:
-        raise ValueError(f"{key[0]!r} holds selected rows; save the tape it was selected from")
+        raise ValueError(f"{shown_name(key[0])!r} holds selected rows; save the tape it was selected from")
     tensors = {"q": call.q, "k": call.k, "statistic": A.known_statistic}
     tensors |= {field.name: getattr(extras, field.name) for field in dataclasses.fields(Extras)}
     return {

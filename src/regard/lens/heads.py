@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from .exchange import Shown
 from .handwritten import Handwriting, touches
 from .layouts import heads_said
 from .modes import is_on
-from .names import own_name
+from .names import own_name, shown_name
 from .statistic import SDPA
 from .watch import layer_of
 
@@ -58,7 +59,7 @@ def ablate(model: nn.Module, heads: Mapping[str, Iterable[int]]) -> Iterator[Non
     """
     heads = {own_name(name): ids for name, ids in heads.items()}
     _must_exist(model, heads)
-    chosen = {layer_of(name, model.get_submodule(name)): sorted(set(ids)) for name, ids in heads.items()}
+    chosen = {layer_of(name, model.get_submodule(name)): _numbers(name, ids) for name, ids in heads.items()}
     met: set[str] = set()
 
     def silence(name: str, out: Tensor) -> Tensor:
@@ -66,15 +67,15 @@ def ablate(model: nn.Module, heads: Mapping[str, Iterable[int]]) -> Iterator[Non
             return out
         met.add(name)
         n, ids = out.shape[-3], chosen[name]
-        if ids and not -n <= ids[0] <= ids[-1] < n:
-            raise IndexError(f"heads of {name!r} must be from 0 to {n - 1}, got {ids}")
+        if ids and not 0 <= ids[0] <= ids[-1] < n:
+            raise IndexError(f"heads of {shown_name(name)!r} must be from 0 to {n - 1}, got {ids}")
         keep = torch.ones(n, dtype=torch.bool, device=out.device)
         keep[ids] = False
         return torch.where(keep[:, None, None], out, 0.0)
 
     with _through(model, silence):
         yield
-    if missed := [name for name in chosen if name not in met]:
+    if missed := [shown_name(name) for name in chosen if name not in met]:
         raise RuntimeError(f"no attention was seen in {missed} while ablating; {SEEN}")
 
 
@@ -138,10 +139,12 @@ def ablation_importance(
     with torch.no_grad():
         with _through(model, count):
             whole = float(loss())
-        if missed := [name for name in layers or () if name not in heads]:
-            raise RuntimeError(f"no attention was seen in {missed}; the layers that attended are {list(heads)}; {SEEN}")
+        layers = list(heads) if layers is None else [own_name(name) for name in layers]
+        if missed := [shown_name(name) for name in layers if name not in heads]:
+            attended = [shown_name(name) for name in heads]
+            raise RuntimeError(f"no attention was seen in {missed}; the layers that attended are {attended}; {SEEN}")
         costs: dict[str, Tensor] = {}
-        for name in heads if layers is None else layers:
+        for name in layers:
             without = []
             for head in range(heads[name]):
                 with ablate(model, {name: [head]}):
@@ -257,4 +260,19 @@ def _must_exist(model: nn.Module, names: Iterable[str]) -> None:
         if name not in known:
             kinds: dict[str, type] = {n: type(m) for n, m in known.items() if type(m) not in BESIDE}
             some = [n for n, kind in kinds.items() if hasattr(known[n], "core") or attends(kind) or multiplies(kind)]
-            raise ValueError(f"the model has no layer {name!r}; its attention layers are {some or list(known)[:20]}")
+            there = [shown_name(n) for n in some or list(known)[:20]]
+            raise ValueError(f"the model has no layer {name!r}; its attention layers are {there}")
+
+
+def _numbers(name: str, heads: object) -> list[int]:
+    """The numbers of the heads of a layer, in order and each once."""
+    of = f"heads of {shown_name(name)!r} must be"
+    heads = heads.tolist() if isinstance(heads, Tensor) else heads
+    if isinstance(heads, str) or not isinstance(heads, Iterable):
+        hint = f"; write [{heads}]" if type(heads) is int else ""
+        raise TypeError(f"{of} a list of their numbers, as in [0, 3], got {heads!r}{hint}")
+    ids = list(heads)
+    for head in ids:
+        if isinstance(head, bool) or not isinstance(head, Integral):
+            raise TypeError(f"{of} whole numbers, got {head!r}")
+    return sorted({int(head) for head in ids})

@@ -5,6 +5,7 @@ A model that is itself one layer has the name "", where there would be nothing t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
@@ -14,6 +15,13 @@ WHOLE = "(model)"
 def shown_name(layer: str) -> str:
     """The name a layer is shown by."""
     return layer or WHOLE
+
+
+def shown_calls(keys: Iterable[tuple[str, int]]) -> list[str]:
+    """The names that calls are shown by, numbered where their layer has several."""
+    keys = list(keys)
+    calls = Counter(layer for layer, _ in keys)
+    return [shown_name(layer) + (f", {call}" if calls[layer] > 1 else "") for layer, call in keys]
 
 
 def own_name(layer: str) -> str:

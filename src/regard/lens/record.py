@@ -19,6 +19,7 @@ from ..ops.lazy import Weights
 from ..ops.mask import Mask
 from ..ops.normalizers import Normalizer, Softmax
 from ..ops.scores import Dot, Score
+from .names import shown_name
 from .statistic import holds
 from .steps import Matrix, Memo, Step, Terms, joined, looks_back_only, moved
 from .storage import Held, Kept, Store
@@ -142,7 +143,7 @@ class Record:
         if self.store.in_place:
             self._projection = Held(weight)
         elif self._projection is None:
-            self._projection = self.store.put(weight, f"{self.name}: projection")
+            self._projection = self.store.put(weight, f"{shown_name(self.name)}: projection")
 
     def descend(self, gradient: Tensor) -> None:
         """Note the gradient of the heads' output."""
@@ -156,7 +157,7 @@ class Record:
                 whole = self._whole(name)
                 for part in parts:
                     self.store.drop(part)
-                self._parts[name] = [self.store.put(whole, f"{self.name}: {name}")]
+                self._parts[name] = [self.store.put(whole, f"{shown_name(self.name)}: {name}")]
 
     def forget(self) -> None:
         """Give everything back."""
@@ -210,7 +211,7 @@ class Record:
         for name, x in kept.items():
             parts = self._parts.setdefault(name, [])
             if not parts or x.shape[2]:
-                parts.append(self.store.put(x, f"{self.name}: {name}", seen.version))
+                parts.append(self.store.put(x, f"{shown_name(self.name)}: {name}", seen.version))
         self.steps.append(Step(i, keys, first, seen.mask, seen.bias, j - i if seen.offset is None else seen.offset))
 
     def _move(self, parents: Tensor) -> None:
@@ -227,7 +228,7 @@ class Record:
             moved = [part.get()[rows] for part in parts]
             for part in parts:
                 self.store.drop(part)
-            self._parts[name] = [self.store.put(x, f"{self.name}: {name}") for x in moved]
+            self._parts[name] = [self.store.put(x, f"{shown_name(self.name)}: {name}") for x in moved]
 
     def _terms(self, q: Tensor, memo: Memo) -> Terms:
         """The mask, the bias and the first position of all rows together."""

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from .copies import Copies
-from .names import matches
+from .names import matches, shown_name
 from .reading import Reader
 from .record import Record, Seen
 from .reduced import Reduced, reduce
@@ -48,6 +49,12 @@ class Recorder:
         self._latest: dict[str, Key] = {}
         self._generated: set[Key] | None = None  # entries of the generation under way
         self._lineage: Tensor | None = None  # which rows batch rows may have been, if this pass goes on with another
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "a tape cannot be copied or pickled as it was captured; write tape.save(path), and "
+            "regard.lens.Tape.load(path) for another of the same"
+        )
 
     @property
     def entries(self) -> dict[Key, Record | Reduced]:
@@ -121,11 +128,12 @@ class Recorder:
         self._settle()
         seen = _cast(seen)
         if self.heads is not None and not set(self.heads) <= set(range(seen.q.shape[1])):
-            raise IndexError(f"heads must be from 0 to {seen.q.shape[1] - 1} in {name!r}, got heads={self.heads}")
+            most = seen.q.shape[1] - 1
+            raise IndexError(f"heads must be from 0 to {most} in {shown_name(name)!r}, got heads={self.heads}")
         if self.keep is not None:
             record = Record(name, seen, Store(), heads=self.heads, values=False)
             key = self._next(name)
-            self._entries[key] = reduce(record.weights({}), self.keep, self.store, name)
+            self._entries[key] = reduce(record.weights({}), self.keep, self.store, shown_name(name))
         elif not self._joined(name, seen):
             key = self._next(name, seen)
             record = Record(name, seen, self.store, heads=self.heads, values=self.values)
@@ -204,9 +212,9 @@ def _cast(seen: Seen) -> Seen:
 def _keep_gradient(record: Record, out: Tensor, heads: Callable[[Tensor], Tensor]) -> None:
     if not out.requires_grad:
         raise ValueError(
-            f"gradients=True needs a forward pass that records them, and the output of {record.name!r} does not; "
-            "run the model without torch.no_grad(), on inputs or parameters that require gradients, and where it "
-            "computes layers again in its backward pass with use_reentrant=False"
+            "gradients=True needs a forward pass that records them, and the output of "
+            f"{shown_name(record.name)!r} does not; run the model without torch.no_grad(), on inputs or parameters "
+            "that require gradients, and where it computes layers again in its backward pass with use_reentrant=False"
         )
 
     def keep(grad: Tensor) -> None:

@@ -61,7 +61,8 @@ def holds(q: Tensor, k: Tensor) -> bool:
 
 def is_short(q: Tensor, k: Tensor) -> bool:
     """Is the statistic found again, if somebody looks, in the time that asking the kernel for it takes the host?"""
-    return q.shape[:-1].numel() * k.shape[-2] <= (SHORT_ON_GPU if q.is_cuda else SHORT)
+    b, h, i, _ = q.shape
+    return b * h * i * k.shape[2] <= (SHORT_ON_GPU if q.is_cuda else SHORT)
 
 
 def found_again(q: Tensor, k: Tensor, *, is_causal: bool, scale: float | None) -> Tensor | None:

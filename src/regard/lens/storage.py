@@ -114,7 +114,9 @@ class Filed:
 
 
 def must_have_folder(path: Path) -> None:
-    """Raise where there is no folder for a file to be written to."""
+    """Raise where there is no folder for a file to be written to, or one in its place."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is no folder; make it before {path.name} is saved there")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral
@@ -20,7 +19,7 @@ from ..ops.lazy import Summary, Weights
 from . import archive
 from .groups import Groups, misgrouped
 from .labels import Labels, Tokens, TokensByLayer, fitting, meant_for, misplaced, tokens_by_layer, unplaced
-from .names import listed, matches, own_name, shown_name
+from .names import listed, matches, own_name, shown_calls, shown_name
 from .overview import Overview, joined
 from .pictures import Image, Picture, misfit, pictures
 from .record import Extras, Record
@@ -100,13 +99,11 @@ class Tape(Mapping[Key, Weights | Reduced]):
         return len(self._entries)
 
     def __repr__(self) -> str:
-        calls = Counter(name for name, _ in self)
-        shown = {key: shown_name(key[0]) + (f", {key[1]}" if calls[key[0]] > 1 else "") for key in self}
-        width = max(map(len, shown.values()), default=0)
-        counted = f"{len(calls)} layer{'s' * (len(calls) != 1)}" + (
-            f", {len(self)} calls" if len(self) > len(calls) else ""
-        )
-        return "\n".join([f"Tape({counted})", *(f"{shown[key]:{width}}  {self[key]!r}" for key in self)])
+        shown, layers = shown_calls(self), len(self.layers)
+        width = max(map(len, shown), default=0)
+        counted = f"{layers} layer{'s' * (layers != 1)}" + (f", {len(self)} calls" if len(self) > layers else "")
+        lines = (f"{name:{width}}  {A!r}" for name, A in zip(shown, self.values(), strict=True))
+        return "\n".join([f"Tape({counted})", *lines])
 
     @property
     def layers(self) -> list[str]:
@@ -186,10 +183,12 @@ class Tape(Mapping[Key, Weights | Reduced]):
         key = self._key(key)
         found = meant_for(key[0], self._groups.get(name, []))
         if found is None:
-            raise KeyError(f"{key[0]!r} has no groups {name!r}; give it some with tape.group({name!r}, ...)")
+            layer = shown_name(key[0])
+            raise KeyError(f"{layer!r} has no groups {name!r}; give it some with tape.group({name!r}, ...)")
         for groups, n, axis in zip((found.queries, found.keys), self._shape(key)[1:], ("queries", "keys"), strict=True):
             if groups.ids.numel() != n:
-                raise ValueError(f"groups {name!r} are of {groups.ids.numel()} tokens, {key[0]!r} has {n} {axis}")
+                layer, given = shown_name(key[0]), groups.ids.numel()
+                raise ValueError(f"groups {name!r} are of {given} tokens, {layer!r} has {n} {axis}")
         return found.queries, found.keys
 
     def mass(self, key: str | int | Key, name: str) -> Tensor:
@@ -378,9 +377,9 @@ class Tape(Mapping[Key, Weights | Reduced]):
         if len(meant := [known for known in calls if call in ([], [known[1]])]) == 1:
             return meant[0]
         if calls:
-            shown = ", ".join(f"tape[{name!r}, {call}]" for name, call in calls)
+            shown = ", ".join(f"tape[{shown_name(layer)!r}, {call}]" for layer, call in calls)
             times = "once" if len(calls) == 1 else f"{len(calls)} times"
-            raise KeyError(f"{name!r} was called {times}; write {shown}")
+            raise KeyError(f"{shown_name(calls[0][0])!r} was called {times}; write {shown}")
         raise KeyError(f"no layer {name!r} on the tape; there are {listed(self.layers)}")
 
     def _tell(self, what: str, pattern: str, misfit: Callable[[Mapping[str, Shape]], str | None]) -> None:

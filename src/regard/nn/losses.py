@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -62,7 +63,11 @@ def surprise(
             f"{tuple(targets.shape)}"
         )
     must_be_integers("targets", targets, targets.ndim)
-    labels = targets.long() if counted is None else targets.long().masked_fill(~counted, IGNORED)
+    labels = targets.long()
+    if counted is not None:
+        labels = labels.masked_fill(~counted, IGNORED)
+        if torch.is_grad_enabled():  # the slope of a softmax of NaN is NaN, be it times 0
+            logits = logits.masked_fill(~counted[..., None], 0.0)
     each = F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
         labels.flatten(),

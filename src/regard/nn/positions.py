@@ -76,6 +76,7 @@ class LearnedPositions(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
+        _must_be_whole(positions)
         if readable(positions) and positions.numel():
             low, high = (int(x) for x in positions.aminmax())
             if low < 0 or high >= self.count:
@@ -192,6 +193,10 @@ def _frequencies(
 
 
 def _angles(positions: Tensor, frequencies: Tensor) -> Tensor:
+    _must_be_whole(positions)
+    return positions[..., None].to(frequencies.dtype) * frequencies
+
+
+def _must_be_whole(positions: Tensor) -> None:
     if positions.is_floating_point() or positions.dtype == torch.bool:
         raise TypeError(f"positions must be whole numbers, got {positions.dtype}; write torch.arange(n)")
-    return positions[..., None].to(frequencies.dtype) * frequencies

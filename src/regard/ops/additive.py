@@ -65,6 +65,8 @@ class AdditiveScores(torch.autograd.Function):
 
 def _half_gaps(q: Tensor, k: Tensor) -> Iterator[tuple[tuple[slice, slice, slice], Tensor]]:
     """R = (1 - tanh(q_i + k_j)) / 2, piece by piece, n i j d."""
+    if not q.shape[:2].numel():
+        return
     low, high = q.amin(1, keepdim=True), q.amax(1, keepdim=True)
     near = bool((high - low).max() <= 2 * REACH)
     if near:

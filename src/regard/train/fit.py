@@ -114,6 +114,7 @@ def fit(
         saver.save(state)  # before the first step: a disk that cannot be written to should not cost an hour
         log = Log(run, state, recipe, shown, board if group.leads else None, epoch=_length(batches, recipe), unit=unit)
         left, last = iter(batches), None
+        counted = state.batch > 0  # of what went before in this epoch, nothing is known
         model.train()
 
         while True:
@@ -158,11 +159,17 @@ def fit(
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=not recipe.graphs)
                 state.step, state.batch = state.step + 1, state.batch + most
+                counted = counted or step.count > 0
                 log.training(state, step.sum, step.count, step.norm, rate)
             elif state.batch == 0:
                 raise ValueError("batches must hold at least one batch an epoch, got an epoch without any")
             if most < recipe.accumulate:
-                state.epoch, state.batch, left = state.epoch + 1, 0, iter(batches)
+                if not counted:
+                    raise ValueError(
+                        f"batches must hold something to learn from, got an epoch of {state.batch} in which no loss "
+                        "counted an item; look for empty batches, or for targets that are all padding"
+                    )
+                state.epoch, state.batch, left, counted = state.epoch + 1, 0, iter(batches), False
 
 
 def _evaluated(
@@ -182,13 +189,23 @@ def _evaluated(
             randomness.untouched(),
             signals.at_once() if alone else nullcontext(),
         ):
-            metrics = {name: float(value) for name, value in evaluate(model).items()}
+            metrics = _numbers(evaluate(model), recipe)
     finally:
         for module, mode in modes.items():
             module.training = mode
     if recipe.metric not in metrics:
         raise ValueError(f"evaluate gave no {recipe.metric!r}, the metric to watch; {unknown(recipe.metric, metrics)}")
     return dict(zip(metrics, group.same(list(metrics.values())), strict=True))
+
+
+def _numbers(found: object, recipe: Recipe) -> dict[str, float]:
+    """What an evaluation returned, in Python numbers."""
+    if not isinstance(found, Mapping):
+        raise TypeError(
+            f"evaluate must return numbers by name, got {type(found).__name__}; "
+            f"write return {{{recipe.metric!r}: ...}}, the metric to watch among them"
+        )
+    return {name: float(value) for name, value in found.items()}
 
 
 def _owed(state: State, recipe: Recipe, last: bool) -> bool:
@@ -309,6 +326,8 @@ def _outcome(run: Path, state: State, recipe: Recipe, reason: str) -> Outcome:
 def _check(model: nn.Module, batches: Epochs, recipe: Recipe, evaluate: object, files: Mapping[str, str]) -> None:
     if not callable(getattr(model, "loss", None)):
         raise TypeError(f"model must have a method loss(batch), got {type(model).__name__} without one")
+    if next(model.parameters(), None) is None:
+        raise ValueError(f"model must have parameters to train, got {type(model).__name__} without any")
     if not isinstance(batches, Epochs):
         raise TypeError(
             f"batches must have __iter__, state and restore, got {type(batches).__name__}; wrap a list in Shuffled(...)"

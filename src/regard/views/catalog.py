@@ -45,7 +45,8 @@ class Capture:
         self._groups: list[tuple[str, int, Callable[[], Groups]]] = []
         for key in self.keys:
             if len(tape[key].shape) != 4:
-                raise ValueError(f"{key[0]!r} must have dims b h i j to be shown, got {tuple(tape[key].shape)}")
+                name, got = shown_name(key[0]), tuple(tape[key].shape)
+                raise ValueError(f"{name!r} must have dims b h i j to be shown, got {got}")
         self.layers = [self._layer(key) for key in self.keys]  # what is told of each layer
         passes = _passes([name for name, _ in self.keys], self._asks_again)
         for layer, stack in zip(self.layers, _stacks(self.layers, passes), strict=True):

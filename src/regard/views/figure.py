@@ -19,6 +19,8 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from ..lens.alignment import Links
+from ..lens.names import shown_calls
+from ..lens.tape import Tape
 from ..ops.demands import must_count
 from ..ops.mask import Mask
 from .canvas import (
@@ -50,6 +52,7 @@ SMALL = 128  # a side of one map among many
 TOKENS = 5000  # of a coloured text
 PITCH, GAP, HEADED, BAR = 1.1, 0.1, 0.3, 0.9  # a grid: inches from map to map, between, above, and for the scale
 PAGE, LINE = 7.5, 0.28  # a coloured text: inches across, inches a line
+WIDEST = 48  # characters of one of its tokens: of the widest, as many fit a line
 SIDE, BETWEEN = 1.6, 1.6  # a pair of sentences: inches of either at least, and between them
 
 
@@ -90,11 +93,11 @@ def heatmap(
 
 
 def grid(
-    stack: Iterable[Matrix], *, layers: Sequence[str] | None = None, scale: Scale = "sqrt", title: str = ""
+    stack: Tape | Iterable[Matrix], *, layers: Sequence[str] | None = None, scale: Scale = "sqrt", title: str = ""
 ) -> Figure:
     """Every head of every layer: a row a layer, the first on top, a column a head, one scale for all.
 
-    A layer is a `Weights` of one batch row, or a tensor or array of dims h i j.
+    A layer is a `Weights` of one batch row, or a tensor or array of dims h i j; a tape names its layers.
     """
     stack, names = _named(stack, layers, "layer {}")
     found = [heads(layer, SMALL) for layer in stack]
@@ -124,10 +127,11 @@ def grid(
     return figure
 
 
-def by_layer(stack: Iterable[Matrix], *, layers: Sequence[str] | None = None, title: str = "") -> Figure:
+def by_layer(stack: Tape | Iterable[Matrix], *, layers: Sequence[str] | None = None, title: str = "") -> Figure:
     """Entropy and mean distance layer by layer: a dot a head, a line through their means.
 
-    Both are means over batch rows and queries. A layer is a `Weights`, or a tensor or array of dims h i j.
+    Both are means over batch rows and queries. A layer is a `Weights`, or a tensor or array of dims h i j; a tape names
+    its layers.
     """
     stack, names = _named(stack, layers, "{}")
     found = [entropy_and_distance(layer) for layer in stack]
@@ -155,7 +159,8 @@ def text(
 ) -> Figure:
     """The text, each token coloured by the attention it receives: from the mean query, or from one `query`.
 
-    `tokens` are those of the keys. Where the queries are the same tokens, the one that asks is framed.
+    `tokens` are those of the keys, and of one too long for a line the beginning is written. Where the queries are the
+    same tokens, the one that asks is framed.
     """
     i, j = shape(A)
     tokens = must_name("tokens", tokens, j)
@@ -163,7 +168,7 @@ def text(
         raise ValueError(f"a coloured text holds at most {TOKENS} tokens, got {j}; show a part, or use heatmap")
     values = received(A) if query is None else row(A, query)
     asking = query % i if query is not None and i == j else None
-    texts, families = shown(tokens)
+    texts, families = shortened(tokens, WIDEST)
     lines = _lines(texts, tokens, families)
     across = max(left + width for line in lines for _, left, width in line)
     figure = paper(across + 1.2, max(LINE * len(lines), 1.2) + 0.6)
@@ -278,13 +283,15 @@ def mask(mask: Mask | Tensor | npt.NDArray[Any], rows: int | None = None, cols: 
     return figure
 
 
-def _named(stack: Iterable[Matrix], layers: Sequence[str] | None, unnamed: str) -> tuple[list[Matrix], list[str]]:
+def _named(stack: Tape | Iterable[Matrix], layers: Sequence[str] | None, unnamed: str) -> tuple[list[Any], list[str]]:
     """The layers and their names, which are counted before anything is measured."""
-    stack = list(stack)
-    if not stack:
+    if isinstance(stack, Tape) and layers is None:
+        layers = shown_calls(stack)
+    found = list(stack.values() if isinstance(stack, Tape) else stack)
+    if not found:
         raise ValueError("the stack holds no layers; pass a list of Weights, the first layer first")
-    names = [unnamed.format(n) for n in range(len(stack))]
-    return stack, names if layers is None else must_name("layers", layers, len(stack))
+    names = [unnamed.format(n) for n in range(len(found))]
+    return found, names if layers is None else must_name("layers", layers, len(found))
 
 
 def _lines(texts: Sequence[str], tokens: Sequence[str], families: list[str]) -> list[list[tuple[int, float, float]]]:
