@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from regard import Causal, weights
+from regard import Causal, Padding, Prefix, Window, weights
 from regard.lens import Tape
 from regard.views import Page, page
 from regard.views.frames import COARSE, error, parsed
+from regard.views.sheet import Head
 
 INSIDE = page.__globals__  # of the module, whose name the function has
 
@@ -158,6 +159,47 @@ def test_long_inputs_come_as_cells_and_strongest_links(squeezed):
     best = A[1].T.topk(8)
     assert np.allclose(links["received_weight"], best.values.numpy(), rtol=0.0295, atol=4.3e-7)
     assert links["received"][5].tolist() == best.indices[5].tolist()
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [Causal() & Window(20), Causal() & (Window(9) | Prefix(3)), ~Prefix(397), Prefix(2), Padding((0,)), Causal()],
+    ids=repr,
+)
+def test_links_are_the_strongest_of_all_whatever_a_mask_hides(squeezed, mask):
+    torch.manual_seed(0)
+    q, k = 2 * torch.randn(2, 1, 1, 400, 8)
+    A = weights(q, k, mask=mask)
+    truth = A.dense()[0, 0]
+    _, links = parsed(resources(Tape({("a", 0): A}).page())["links?capture=0&layer=0&batch=0&head=0"])
+    for name, of in (("given", truth), ("received", truth.T)):
+        best = of.topk(8)
+        assert np.allclose(links[f"{name}_weight"], best.values.numpy(), rtol=0.0295, atol=4.3e-7)
+        seen = best.values.numpy() > 0
+        assert (links[name][seen] == best.indices.numpy()[seen]).all()
+        assert (np.sort(links[name])[:, 1:] != np.sort(links[name])[:, :-1]).all()
+
+
+def test_a_window_over_twice_the_text_takes_twice_the_work(monkeypatch):
+    found, asked = [], []
+    block, over = Head.block, Window.over
+    monkeypatch.setattr(Head, "block", lambda *args: _counted(block(*args), found))
+    monkeypatch.setattr(Window, "over", lambda *args: _counted(over(*args), asked))
+    took = []
+    for n in (2048, 4096):
+        q, k = torch.randn(2, 1, 1, n, 4)
+        tape = Tape({("a", 0): weights(q, k, mask=Causal() & Window(64))})
+        found.clear()
+        asked.clear()
+        assert any(name.startswith("links?") for name in resources(tape.page()))
+        took.append((sum(found), sum(asked)))
+        assert max(took[-1]) < 5 * n * 512  # three maps and links both ways
+    assert all(more < 2.2 * once for once, more in zip(*took, strict=True))
+
+
+def _counted(x, counts):
+    counts.append(x.numel())
+    return x
 
 
 def test_strongest_links_are_ranked_among_numbers(squeezed):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard import Causal, weights
+from regard import Causal, Padding, Prefix, Window, weights
 from regard.ops.bins import Axis, area
 from regard.views import pyramid
 from regard.views.pyramid import TILE, Span, aligned, exact, finer, from_map, levels, preview, span
@@ -74,6 +74,23 @@ def test_cells_are_means_and_largest_entries(monkeypatch, n_i, n_j, step):
         mean, peak = by_hand(A[:high, :wide], level)
         assert (cells.mean - mean).abs().max() < 1e-6
         assert (cells.max - peak).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [Causal() & Window(20), Causal() & (Window(9) | Prefix(3)), ~Prefix(690), Padding((5,)), Padding((0,))],
+    ids=repr,
+)
+def test_what_a_mask_hides_is_zero_in_every_cell(mask):
+    sheet, A = head(900, 700, mask=mask)
+    for level in (1, 2, 4, 6, 8, 9):
+        for row, col in ((0, 0), (1, 1), (1, 0)):
+            rows, cols = span(900, level, row), span(700, level, col)
+            if rows.cells and cols.cells:
+                *_, cells = exact(sheet, rows, cols)
+                mean, peak = by_hand(A[rows.start : rows.stop, cols.start : cols.stop], level)
+                assert (cells.mean - mean).abs().max() < 1e-6
+                assert (cells.max - peak).abs().max() < 1e-6
 
 
 def test_inner_tiles_begin_where_the_one_before_ends():

@@ -31,7 +31,7 @@ from regard import (
 )
 from regard import Gaussian as Bell
 from regard.views import sheet
-from regard.views.sheet import Difference, Head, Together
+from regard.views.sheet import Difference, Head, Together, runs
 
 B, H, I, J, D = 2, 4, 37, 51, 8
 
@@ -87,6 +87,36 @@ def test_a_rectangle_is_that_part_of_the_matrix(terms, summarized):
         assert (one.block(rows, cols) - truth[1, 3, rows, cols]).abs().max() < 4e-6
     rows = torch.tensor([3, 36, 0, 11])
     assert (one.block(rows, slice(2, 49)) - truth[1, 3, rows, 2:49]).abs().max() < 4e-6
+
+
+@pytest.mark.parametrize("size", [1, 8, 64])
+@pytest.mark.parametrize("terms", CASES.values(), ids=CASES.keys())
+def test_what_is_not_seen_is_zero(terms, size):
+    A = weights(some(B, H, I, D), some(B, 2, J, D).roll(1, 0), **terms)
+    one = Head(A, 1, 3)
+    for rows, cols in ((slice(0, I), slice(0, J)), (slice(5, 30), slice(7, 50)), (slice(4, 4), slice(0, J))):
+        part = A.dense()[1, 3, rows, cols]
+        tiles = one.seen(rows, cols, size)
+        assert tiles.shape == tuple(-(-n // size) for n in part.shape)
+        seen = tiles.repeat_interleave(size, 0).repeat_interleave(size, 1)[: part.shape[0], : part.shape[1]]
+        assert not part[~seen].any()
+
+
+def test_tiles_are_seen_where_one_of_several_sees_them():
+    q, k = some(1, 2, I, D), some(1, 2, J, D).roll(1, 0)
+    whole = slice(0, I), slice(0, J)
+    mask = Dense(torch.stack([torch.arange(J) < 9, torch.arange(J) >= 40])[:, None].expand(2, I, J))
+    left, right = (Head(weights(q, k, mask=mask), 0, head) for head in range(2))
+    assert left.seen(*whole, 8).any(0).tolist() == [True] * 2 + [False] * 5
+    assert right.seen(*whole, 8).any(0).tolist() == [False] * 5 + [True] * 2
+    for both in (Together([left, right], "mean"), Difference(left, right)):
+        assert both.seen(*whole, 8).any(0).tolist() == [True] * 2 + [False] * 3 + [True] * 2
+
+
+def test_runs_are_cut_where_nothing_is_seen():
+    assert runs(torch.tensor([False, True, True, False, True]), 3, 22, 4) == [slice(7, 15), slice(19, 22)]
+    assert runs(torch.ones(3).bool(), 0, 9, 4) == [slice(0, 9)]
+    assert runs(torch.zeros(3).bool(), 0, 9, 4) == runs(torch.zeros(0).bool(), 0, 0, 4) == []
 
 
 def _double(term):

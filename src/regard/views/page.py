@@ -30,9 +30,9 @@ from .answers import Answers, strongest
 from .catalog import Capture
 from .frames import COARSE, Coded, coarse, error, frame, linear, plain
 from .library import Chosen, Library, Which
-from .pyramid import TILE, Cells, span
+from .pyramid import STEP, TILE, Cells, span
 from .server import bundled
-from .sheet import Sheet
+from .sheet import Sheet, runs
 from .work import Desk
 
 CELLS = 3_000_000  # of all maps of a page
@@ -226,13 +226,20 @@ def _links(sheet: Sheet, given: int, received: int) -> bytes:
 def _strongest(sheet: Sheet, count: int, axis: int) -> tuple[Tensor, Tensor]:
     """For each query (axis 0) or key (axis 1), whom its largest weights are with, and these: `n count` twice."""
     n, across = sheet.shape[axis], slice(0, sheet.shape[1 - axis])
-    step = max(1, 2**22 // max(across.stop, 1))
+    step = max(1, min(STEP[0], 2**22 // max(across.stop, 1)))
     found = []
     for start in range(0, n, step):
         some = slice(start, min(start + step, n))
-        block = sheet.block(some, across) if axis == 0 else sheet.block(across, some).T
-        found.append(strongest(block, count))
-    return torch.cat([x.indices for x in found]).cpu(), torch.cat([x.values for x in found]).clamp(min=0).float().cpu()
+        seen = sheet.seen(*((some, across) if axis == 0 else (across, some))).any(axis)
+        if not seen[:-1].any():  # the last part may be too short for as many
+            seen[:1] = True
+        parts = runs(seen, across.start, across.stop)
+        blocks = [sheet.block(some, part) if axis == 0 else sheet.block(part, some).T for part in parts]
+        best = strongest(torch.cat(blocks, 1), count)
+        ids = torch.cat([torch.arange(part.start, part.stop, device=sheet.device) for part in parts])
+        found.append((ids[best.indices], best.values))
+    whom, weight = (torch.cat(x).cpu() for x in zip(*found, strict=True))
+    return whom, weight.clamp(min=0).float()
 
 
 def _cells(n_i: int, n_j: int, level: int) -> int:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..lens.overview import resampled
-from .sheet import Sheet, Stored
+from .sheet import CELLS, Sheet, Stored, runs
 
 TILE = 256  # cells a side
-STEP = 1024, 4096  # rows and columns of the weights held at once
+STEP = 256, 4096  # rows and columns of the weights held at once
 ON_GPU = 8192, 8192  # as many where a GPU finds them
 SAMPLED = 2**23  # weights a preview may take
 
@@ -64,21 +64,27 @@ def span(n: int, level: int, tile: int) -> Span:
 
 
 def exact(sheet: Sheet, rows: Span, cols: Span) -> Iterator[Cells | None]:
-    """The cells of a tile from every entry of it; yields None after each step and the cells at the end."""
+    """The cells of a tile from every entry that may be seen; yields None after each step and the cells at the end."""
     high, wide = rows.cells, cols.cells
     sums = torch.zeros(high, wide)
     most, least = torch.zeros(high, wide), torch.zeros(high, wide)
     high_step, wide_step = STEP if sheet.device.type == "cpu" else ON_GPU
     down, across = _step(high_step, rows.size), max(wide_step, cols.size)
+    whole = max(CELLS, cols.size)  # columns that are left out together: whole cells
     wanted = ("sum", "amax", "amin") if sheet.signed else ("sum", "amax")
     for top in range(rows.start, rows.stop, down):
-        parts = []
-        for left in range(cols.start, cols.stop, across):
-            block = sheet.block(slice(top, min(top + down, rows.stop)), slice(left, min(left + across, cols.stop)))
-            parts.append([_pooled(_pooled(block, 0, rows.size, how), 1, cols.size, how) for how in wanted])
-            yield None
+        some = slice(top, min(top + down, rows.stop))
+        strip = torch.zeros(len(wanted), -(-(some.stop - top) // rows.size), wide, device=sheet.device)
+        for part in runs(sheet.seen(some, slice(cols.start, cols.stop), whole).any(0), cols.start, cols.stop, whole):
+            for left in range(part.start, part.stop, across):
+                block = sheet.block(some, slice(left, min(left + across, part.stop)))
+                x = (left - cols.start) // cols.size
+                for found, how in zip(strip, wanted, strict=True):
+                    cells = _pooled(_pooled(block, 0, rows.size, how), 1, cols.size, how)
+                    found[:, x : x + cells.shape[1]] = cells
+                yield None
         # A strip at a time, so that a device is waited for once and not at every block.
-        total, tall, *deep = (torch.cat(strip, 1).float().cpu() for strip in zip(*parts, strict=True))
+        total, tall, *deep = strip.cpu()
         y = (top - rows.start) // rows.size
         at = slice(y, y + len(total))
         sums[at] += total

@@ -21,7 +21,7 @@ from ..ops.mask import Mask
 from ..ops.place import Block
 from ..ops.scores import Additive, Location, Score, kept
 
-CELLS = 512  # keys of a part that may be left out where a mask hides it, or taken without a look where it shows all
+CELLS = 128  # neighbours that are left out where a mask hides them all, or taken without a look where it shows all
 
 
 class Sheet(Protocol):
@@ -43,6 +43,10 @@ class Sheet(Protocol):
         """The entries where these rows and columns cross."""
         ...
 
+    def seen(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+        """Which tiles of a block, `size` a side, may hold anything but 0: one flag for each, on the host."""
+        ...
+
     def work(self, rows: slice | Tensor, cols: slice) -> int:
         """How many weights such a block takes, those included that only the statistic of its rows takes."""
         ...
@@ -58,6 +62,17 @@ class Stored(NamedTuple):
     map: Tensor
     axes: tuple[Axis, Axis]
     exact: bool
+
+
+def runs(seen: Tensor, first: int, stop: int, size: int = CELLS) -> list[slice]:
+    """The parts of an axis from first to stop that are seen, one flag for each `size` of it; neighbours are one part.
+
+    >>> runs(torch.tensor([True, True, False, True]), 10, 17, size=2)
+    [slice(10, 14, None), slice(16, 17, None)]
+    """
+    edges = torch.nn.functional.pad(seen.int(), (1, 1)).diff()
+    pairs = zip((edges > 0).nonzero().flatten().tolist(), (edges < 0).nonzero().flatten().tolist(), strict=True)
+    return [slice(first + a * size, min(first + b * size, stop)) for a, b in pairs]
 
 
 def together(maps: Tensor, axes: tuple[Axis, Axis], how: Literal["mean", "max"]) -> Stored:
@@ -119,6 +134,13 @@ class Head:
             at = slice(part.start - cols.start, part.stop - cols.start)
             out[:, at] = self._weigh(replace(place, cols=part), statistic, masked)
         return out
+
+    def seen(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+        high, wide = (-(-(x.stop - x.start) // size) for x in (rows, cols))
+        if self._call.mask is None:
+            return torch.ones(high, wide, dtype=torch.bool)
+        some, _ = self._call.mask.tiles(Grid(_part(self._outline, rows, cols), size, size))
+        return some.expand(1, 1, high, wide)[0, 0].cpu()
 
     def _needs_statistic(self) -> bool:
         empty = _part(self._whole, slice(0, 0), slice(0, 0))
@@ -196,6 +218,9 @@ class Together:
     def work(self, rows: slice | Tensor, cols: slice) -> int:
         return sum(head.work(rows, cols) for head in self.heads)
 
+    def seen(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+        return torch.stack([head.seen(rows, cols, size) for head in self.heads]).any(0)
+
     def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
         total = self.heads[0].block(rows, cols)
         for head in self.heads[1:]:
@@ -229,6 +254,9 @@ class Difference:
 
     def work(self, rows: slice | Tensor, cols: slice) -> int:
         return self.left.work(rows, cols) + self.right.work(rows, cols)
+
+    def seen(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+        return self.left.seen(rows, cols, size) | self.right.seen(rows, cols, size)
 
     def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
         return self.left.block(rows, cols) - self.right.block(rows, cols).to(self.device)
