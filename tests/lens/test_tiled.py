@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 import regard as R
 from regard.lens import capture
+from regard.lens import tiled as tiled_masks
 from regard.lens.mods import rows_of
 from regard.lens.recognize import Rows, recognize
 from regard.lens.tiled import Tiled, by_blocks, rows_of_blocks
@@ -97,6 +98,28 @@ def test_tiles_tell_what_pairs_tell(mod, n, m):
     assert repr(recognize(tiled)) == repr(recognize(plain))
     if mod in KNOWN and n == m > 24:
         assert recognize(tiled) == (KNOWN[mod], 0)
+
+
+@pytest.mark.parametrize("mod", [window, padded, prefix])
+def test_some_tiles_at_a_time_tell_the_same(mod, monkeypatch):
+    shape, cpu = (3, 2, 90, 90), torch.device("cpu")
+    whole = rows_of_blocks(blocks(mod, 90, 90), shape, cpu).edges()
+    monkeypatch.setattr(tiled_masks, "ENTRIES", 2 * SIZE * SIZE)
+    parts = rows_of_blocks(blocks(mod, 90, 90), shape, cpu)
+    assert isinstance(parts, Tiled)
+    for name in ("first", "last", "some", "keep"):
+        assert torch.equal(getattr(parts.edges(), name), getattr(whole, name))
+    mask, offset = recognize(parts)
+    assert parts.are_those_of(mask, offset)
+    assert not parts.are_those_of(R.Window(2), offset)
+
+
+def test_a_list_that_errs_in_the_last_tiles_is_found_out(monkeypatch):
+    monkeypatch.setattr(tiled_masks, "ENTRIES", 1)
+    mask = blocks(causal, 64, 64)
+    assert isinstance(rows_of_blocks(mask, (1, 1, 64, 64), torch.device("cpu")), Tiled)
+    mask.full_kv_num_blocks[..., -1] -= 1
+    assert type(rows_of_blocks(mask, (1, 1, 64, 64), torch.device("cpu"))) is Rows
 
 
 @pytest.mark.parametrize("mod", MODS)

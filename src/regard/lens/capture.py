@@ -69,6 +69,8 @@ def capture(
     threads that are started within the block is seen too; of threads that capture the same model at once each sees what
     it runs itself.
 
+    `tokens` are those of a text, a list of them for each batch row, or by pattern of layers, with pairs for queries and
+    keys of different texts: {"decoder.*.cross": (words, source)}.
     `layers` are name patterns such as "decoder.*", `heads` numbers of heads to keep. `to` is a device to move what is
     kept to, or the `Path` of a folder to keep it in; `budget`, such as "2GB", bounds the memory it takes. `keep` names
     measures to reduce to at once, "entropy", "received", "max", "distance" or "pool:512", after which nothing else is

@@ -143,14 +143,21 @@ def tiled(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.dev
 def _asked(rows: Tiled) -> bool:
     """Does the function say of the corners and the middle of each full and each empty tile what the lists say?"""
     b, _, i, j = rows.shape
-    of_row, of_key = (torch.tensor([0, n // 2, n - 1], device=rows.device) for n in rows.size)
-    row, key = ((torch.arange(n, device=rows.device) * of)[:, None] + at for n, of, at in (
-        (rows.full.shape[1], rows.size[0], of_row), (rows.full.shape[2], rows.size[1], of_key),
-    ))  # fmt: skip
-    batch = torch.arange(b, device=rows.device).view(-1, 1, 1, 1, 1)
-    row, key = row.clamp(max=i - 1).view(-1, 1, 3, 1), key.clamp(max=j - 1).view(1, -1, 1, 3)
-    said = rows.mod(batch, torch.zeros_like(batch), row, key)
-    return bool((rows.partial[..., None, None] | (said == rows.full[..., None, None])).all())
+    row, key = (_corners(n, size, rows.device) for n, size in zip((i, j), rows.size, strict=True))
+    key, batch = key.view(1, -1, 1, 3), torch.arange(b, device=rows.device).view(-1, 1, 1, 1, 1)
+    step = max(1, ENTRIES // (b * 3 * key.numel()))
+    for at in range(0, len(row), step):
+        said = rows.mod(batch, torch.zeros_like(batch), row[at : at + step].view(-1, 1, 3, 1), key)
+        partial, full = (x[:, at : at + step, :, None, None] for x in (rows.partial, rows.full))
+        if not bool((partial | (said == full)).all()):
+            return False
+    return True
+
+
+def _corners(n: int, size: int, device: torch.device) -> Tensor:
+    """The first, the middle and the last place of each tile along a side of n."""
+    first = torch.arange(0, n, size, device=device)[:, None]
+    return (first + torch.tensor([0, size // 2, size - 1], device=device)).clamp(max=n - 1)
 
 
 def _lists(blocks: BlockMask) -> tuple[Tensor, Tensor]:
