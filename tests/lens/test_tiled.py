@@ -167,6 +167,15 @@ def test_where_lists_and_function_differ_the_function_is_asked_about_every_pair(
     assert not torch.equal(rows.block(0, 64), skipping)
 
 
+class Held(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def forward(self, x, mask):
+        return self.call(x, x, x, block_mask=mask)
+
+
 class Layer(nn.Module):
     def forward(self, x, mask):
         return compiled(x, x, x, block_mask=mask)
@@ -224,3 +233,20 @@ def test_layers_called_one_by_one_are_each_read_anew():
         ("layers.0", 1): R.Padding((7,)),
     }
     torch.testing.assert_close(tape["layers.0", 1] @ x, out)
+
+
+@torch.no_grad()
+def test_one_that_takes_a_pair_at_a_time_is_read():
+    table = torch.rand(2, 20, 20) < 0.5
+    table |= torch.eye(20).bool()
+    mask = create_block_mask(lambda b, h, i, j: table[b][i, j], 2, None, 20, 20, device="cpu", BLOCK_SIZE=SIZE)
+    x = torch.randn(2, 2, 20, 8)
+
+    def attended(q, k, v, block_mask):
+        return F.scaled_dot_product_attention(q, k, v, table[:, None])
+
+    attended._torchdynamo_orig_callable = flex_attention
+    layer = Held(attended)
+    with capture(layer) as tape:
+        out = layer(x, mask)
+    torch.testing.assert_close(tape[0] @ x, out)

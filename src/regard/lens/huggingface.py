@@ -44,12 +44,16 @@ def watching(watch: Watch) -> Iterator[None]:
         if not _WATCHES:
             _wrap(transformers)
         _WATCHES.append(watch)
+        writing = _let_tell_generations(watch.parts)
     try:
-        with _generations(watch):
-            yield
+        yield
     finally:
         with _LOCK:
             _WATCHES.remove(watch)
+            for part in writing:
+                mine = isinstance(vars(part).get("generate"), _Generate)
+                if mine and not any(id(part) in other.names for other in _WATCHES):
+                    del vars(part)["generate"]
             if not _WATCHES:
                 _unwrap(transformers)
 
@@ -217,26 +221,18 @@ def _flash_mask(keep: Tensor | None, causal: bool, window: int | None) -> Any:
     return mask
 
 
-@contextmanager
-def _generations(watch: Watch) -> Iterator[None]:
-    """Let `model.generate` say that its passes belong together, and replay what was found by beams or from drafts."""
-    writing = {kind for kind in set(map(type, watch.parts)) if hasattr(kind, "prepare_inputs_for_generation")}
-    parts = [part for part in watch.parts if type(part) in writing] if writing else []
-    with _LOCK:
-        for part in parts:
-            if "generate" not in vars(part):
-                vars(part)["generate"] = _Generate(part)
-    try:
-        yield
-    finally:
-        others = [other for other in tuple(_WATCHES) if other is not watch]
-        for part in parts:
-            if isinstance(vars(part).get("generate"), _Generate) and not any(id(part) in x.names for x in others):
-                del vars(part)["generate"]
+def _let_tell_generations(parts: list[nn.Module]) -> list[nn.Module]:
+    """Let `generate` of those that have it say that its passes belong together; return them."""
+    kinds = {kind for kind in set(map(type, parts)) if hasattr(kind, "prepare_inputs_for_generation")}
+    writing = [part for part in parts if type(part) in kinds] if kinds else []
+    for part in writing:
+        if "generate" not in vars(part):
+            vars(part)["generate"] = _Generate(part)
+    return writing
 
 
 class _Generate:
-    """`model.generate`, for everybody who watches the model."""
+    """`model.generate`, for everybody who watches the model; what was found by beams or from drafts is replayed."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.original = model, model.generate

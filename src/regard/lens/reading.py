@@ -39,7 +39,7 @@ class Reader:
 
     def __init__(self, store: Store, *, holds_biases: bool = True) -> None:
         self._store, self._holds_biases = store, holds_biases
-        self._pass: dict[Any, Any] = {}
+        self._pass: dict[Any, Any] = {}  # what functions said in this pass of the model
         self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._terms: dict[str, list[Term]] = {}
         self._known: set[int] = set()  # the ids of these
@@ -184,7 +184,7 @@ def _terms_of(tensor: Tensor | BlockMask | Rows, seen: Seen, lead: torch.Size) -
         rows = rows_of_blocks(tensor, (*seen.q.shape[:3], seen.k.shape[2]), seen.q.device)
     else:
         rows = tensor
-    dtype = rows.block(0, 0).dtype
+    dtype = rows.block(0, min(1, rows.shape[2])).dtype
     # One row for all queries does not tell where they stand.
     given = seen.offset if rows.shape[2] == seen.q.shape[2] else seen.place
     if dtype == torch.bool:
