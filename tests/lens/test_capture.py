@@ -729,8 +729,8 @@ def test_a_head_that_is_not_there_is_named():
         model(tokens())
 
 
-@pytest.mark.parametrize("heads", [3, "01"])
-def test_one_head_is_not_many(heads):
+@pytest.mark.parametrize("heads", [3, "01", [1.5], [True], ["0"], torch.tensor([0.5]), torch.tensor(1)])
+def test_heads_are_whole_numbers_and_many(heads):
     with pytest.raises(TypeError, match=r"numbers of heads, as in heads=\[0, 3\], got"), capture(Layer(), heads=heads):
         pass
 

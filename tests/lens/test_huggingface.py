@@ -495,6 +495,30 @@ def test_layers_of_transformers_are_seen_outside_of_their_model():
     assert [name for name, _ in tape] == ["0.attention.self", "1.attention.self"]
 
 
+class Named(torch.nn.Module):
+    """A layer that gives its attention interface some arguments by name."""
+
+    is_causal = False
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names = names
+
+    def forward(self, q, k, v):
+        find = hf.modeling_utils.ALL_ATTENTION_FUNCTIONS.get_interface
+        given = {"query": q, "key": k, "value": v, "attention_mask": None}
+        first = [given[name] for name in given if name not in self.names]
+        return find("sdpa", None)(self, *first, **{name: given[name] for name in self.names}, scaling=0.5)[0]
+
+
+@pytest.mark.parametrize("names", [(), ("attention_mask",), ("query", "key", "value", "attention_mask")], ids=len)
+def test_layers_may_give_arguments_by_name(names):
+    layer, (q, k, v) = Named(*names), torch.randn(3, 2, 4, 5, 8)
+    with capture(torch.nn.Sequential(zoo.made(zoo.bert), layer)) as tape:
+        assert torch.equal(layer(q, k, v), Named()(q, k, v))
+    assert (tape["1"].dense() - weights(q, k, score=Dot(0.5)).dense()).abs().max() < CLOSE
+
+
 @pytest.mark.parametrize("drafted", ["lookup", "assistant"])
 def test_tokens_drafted_ahead_leave_no_rows(drafted):
     model, prompt = zoo.made(zoo.llama), zoo.ids(1, 9).repeat(1, 2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import huggingface, kernels
 from .classes import attends_aside
@@ -87,14 +89,12 @@ def capture(
     layers = [layers] if isinstance(layers, str) else layers
     if layers is not None and not all(isinstance(pattern, str) for pattern in layers):
         raise TypeError(f"layers must be name patterns such as 'encoder.*', got {list(layers)!r}")
-    if isinstance(heads, (int, str)):
-        raise TypeError(f"heads must be numbers of heads, as in heads=[0, 3], got {heads!r}")
-    if heads is not None and not len(heads):
-        raise ValueError("heads must name at least one head, got heads=[]; write heads=[0], or leave it out for all")
+    if heads is not None:
+        heads = _numbers(heads)
     recorder = Recorder(
         store=Store(to, budget),
         layers=layers,
-        heads=None if heads is None else [int(head) for head in heads],
+        heads=heads,
         keep=keep,
         values=values,
         gradients=gradients,
@@ -125,6 +125,17 @@ def _must_be_watchable(model: nn.Module) -> None:
             "a compiled model calls its attention by other names; capture the model itself, model._orig_mod, and call "
             "that within the block"
         )
+
+
+def _numbers(heads: object) -> list[int]:
+    """Numbers of heads as they were given."""
+    given = heads.tolist() if isinstance(heads, Tensor) else heads
+    numbers: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [None]
+    if any(isinstance(head, bool) or not isinstance(head, Integral) for head in numbers):
+        raise TypeError(f"heads must be numbers of heads, as in heads=[0, 3], got {heads!r}")
+    if not numbers:
+        raise ValueError("heads must name at least one head, got heads=[]; write heads=[0], or leave it out for all")
+    return [int(head) for head in numbers]
 
 
 def _must_run_in_python(watch: Watch) -> None:

@@ -89,7 +89,11 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
     def get_interface(self: Any, attn_implementation: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
         function = find(self, attn_implementation, default)
 
-        def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
+        # Layers give some of these by name, and the names are those of transformers.
+        def attend(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            q, k, v, mask = query, key, value, attention_mask
             if followed():
                 for watch in _watching(module):
                     must_hold_numbers(q, k, v)
