@@ -1,5 +1,7 @@
 """Attention that is not understood is told of, whatever was done to its scores; a softmax of anything else is not."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -298,3 +300,47 @@ def of_means(m, x):
 )
 def test_a_softmax_of_anything_else_is_not_told_of(function, context):
     assert seen(Other(function), context).layers == ["known"]  # where a warning would be an error
+
+
+class Beads(nn.Module):
+    """Of each token and the next, scores side by side, and weights put where they belong: it is not understood."""
+
+    def forward(self, x):
+        near = torch.stack((torch.arange(N), torch.arange(N).roll(-1)), -1).expand(B, N, 2)
+        both = x[torch.arange(B)[:, None, None], near]
+        scores = torch.stack([(x[:, :, None] @ both[:, :, n, :, None]).flatten(1) for n in range(2)], -1)
+        return torch.zeros(B, N, N).scatter(-1, near, scores.softmax(-1)) @ x
+
+
+class BeadsAttention(Beads):
+    """The same, by a name that tells."""
+
+
+class GatedAttention(nn.Module):
+    """Attends by a part of it, and has a softmax of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.core, self.gate = Layer(plain), nn.Linear(DIM, DIM)
+
+    def forward(self, x):
+        return self.core(x).transpose(1, 2).flatten(2) * self.gate(x @ torch.eye(DIM)).softmax(-1)
+
+
+@in_each_mode
+def test_a_layer_that_is_an_attention_by_its_name_is_told_of(context):
+    with pytest.warns(UserWarning, match="nothing of other is on the tape: it has a softmax, of scores that are not"):
+        assert seen(BeadsAttention(), context).layers == ["known"]
+
+
+@pytest.mark.parametrize("layers", [["known"], ["*"]], ids=str)
+def test_a_layer_that_is_not_asked_for_is_not_told_of(layers):
+    model = Beside(BeadsAttention()).eval()
+    told = pytest.warns(UserWarning, match="nothing of other") if layers == ["*"] else nullcontext()
+    with told, capture(model, layers=layers):
+        model(torch.randn(B, N, DIM))
+
+
+@pytest.mark.parametrize("kind", [Beads, GatedAttention])
+def test_other_layers_with_a_softmax_are_not_told_of(kind):
+    assert "known" in seen(kind()).layers  # where a warning would be an error

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import huggingface, kernels
 from .classes import attends_aside
 from .labels import Tokens, TokensByLayer
-from .names import listed
+from .names import listed, within
 from .recorder import Recorder
 from .reduced import must_be_measures
 from .storage import Store
@@ -172,9 +172,17 @@ def _tell_compiled(watch: Watch) -> None:
 
 
 def _tell_lost(watch: Watch) -> None:
-    if not watch.softmaxes:
-        return
-    lost = [layer for layer, each in watch.softmaxes.items() if not all(each) and watch.recorder.wants(layer)]
+    wants = watch.recorder.wants
+    lost = [layer for layer, each in watch.softmaxes.items() if not all(each) and wants(layer)]
+    if watch.unclear:
+        known = [*lost, *(layer for layer, _ in watch.recorder.entries)]
+        unclear = [layer for layer in watch.unclear if wants(layer) and not any(within(layer, one) for one in known)]
+        if unclear:
+            warnings.warn(
+                f"nothing of {listed(sorted(unclear))} is on the tape: it has a softmax, of scores that are not "
+                "understood; let them be q @ k.mT, or call regard.attend(q, k, v)",
+                stacklevel=4,
+            )
     if lost:
         warnings.warn(
             f"in {listed(lost)} a softmax of queries and keys led to something that is not understood, and is not on "

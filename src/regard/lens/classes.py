@@ -24,6 +24,7 @@ ATTENTIONS = frozenset((attend, SDPA, F.multi_head_attention_forward))
 ATTENTIVE = frozenset((Core, nn.MultiheadAttention, nn.TransformerEncoderLayer))
 KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")  # PyTorch's own, by name
 WORDS = ("matmul", "bmm", "einsum")  # what the names of products have in them
+NAMED = ("attention", "attn")  # what the names of layers that attend have in them
 INTERFACE = "all_attention_functions"  # of transformers, in small letters
 HOLDERS = frozenset((nn.ModuleList, nn.ModuleDict))  # are never called
 
@@ -69,6 +70,12 @@ def multiplies(kind: type) -> bool:
     if INTERFACE in names or not any(name.endswith("softmax") for name in names):
         return False
     return any(word in name for name in names for word in WORDS) or any(map(_has_sign, code))
+
+
+@cache
+def is_an_attention(kind: type) -> bool:
+    """Is a class an attention by its name, and by what its code multiplies?"""
+    return any(word in kind.__name__.lower() for word in NAMED) and multiplies(kind)
 
 
 def functions(kind: type) -> Iterator[Any]:

@@ -34,6 +34,11 @@ def matches(layer: str, pattern: str) -> bool:
     return fnmatchcase(layer, own_name(pattern))
 
 
+def within(layer: str, part: str) -> bool:
+    """Is it the layer itself, or a part of it?"""
+    return part == layer or not layer or part.startswith(f"{layer}.")
+
+
 def listed(layers: Iterable[str]) -> str:
     """Layers as they are told, each once."""
     return ", ".join(shown_name(layer) for layer in dict.fromkeys(layers)) or "none"

@@ -31,7 +31,7 @@ from ..nn.core import Core
 from ..nn.dropout import Dropout
 from ..ops.masks import Causal
 from ..ops.operator import attend
-from .classes import ATTENTIONS, attends, may_attend, multiplies
+from .classes import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
 from .exchange import Shown, Unread
 from .handwritten import Handwriting, Written, touches
 from .layouts import heads_said
@@ -87,6 +87,7 @@ class Watch(TorchFunctionMode):
         self.flexed = False  # or by flex_attention within one?
         self.here = _Here()
         self.softmaxes: dict[str, list[list[bool]]] = {}  # of products, by layer: were values averaged by them?
+        self.unclear: set[str] = set()  # layers with a softmax of something else, that are attentions by their names
         self._on = False
 
     @contextmanager
@@ -165,10 +166,18 @@ class Watch(TorchFunctionMode):
             written = handwriting.follow(name, args, kwargs, out, self._heads)
             if written is not None:
                 self._written(written, out)
-            elif name == SOFTMAX and (averaged := handwriting.is_averaged(out)) is not None:
-                open_ = [other for other in self.softmaxes.get(self._layer, ()) if not other]
-                self.softmaxes[self._layer] = [*open_, averaged]
+            elif name == SOFTMAX:
+                self._softmaxed(handwriting.is_averaged(out))
         return out
+
+    def _softmaxed(self, averaged: list[bool] | None) -> None:
+        """Remember a softmax of queries and keys, or of something else where a layer should attend."""
+        kind: type = type(self.here.parts[-1])
+        if averaged is not None:
+            open_ = [other for other in self.softmaxes.get(self._layer, ()) if not other]
+            self.softmaxes[self._layer] = [*open_, averaged]
+        elif is_an_attention(kind):
+            self.unclear.add(self._layer)
 
     def see(self, layer: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> None:
         """Have an attention taken in, and find its projection; as `Recorder.see`."""
