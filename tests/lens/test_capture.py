@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard import Additive, Alibi, Causal, Dense, Padding, Rule, Window, attend, weights
 from regard.decode import beam, greedy, score
-from regard.lens import Tape, capture
+from regard.lens import Tape, ablate, capture
 from regard.models import Gpt, GptConfig, Transformer, TransformerConfig
 from regard.nn import Attention, BahdanauAttention, Core, EncoderBlock, FeedForward, KVCache, ShawBias, T5Bias
 
@@ -142,6 +142,47 @@ def test_tensors_of_three_and_five_dims_are_seen():
             model(x)
         truth = (x @ x.mT / 2).masked_fill(~lower(7, 7), -torch.inf).softmax(-1).reshape(-1, *tape[0].shape[1:])
         assert_close(tape[0], truth.double())
+
+
+class Folded(nn.Module):
+    """Calls the kernel with heads within the batch, or before windows, as a subclass lays them out."""
+
+    num_heads = H
+
+    def forward(self, x, mask=None):
+        q, k, v = self.laid(x.unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4))  # 3 of b h n d
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class InBatch(Folded):
+    def laid(self, x):
+        return x.flatten(1, 2)
+
+
+class BeforeWindows(Folded):
+    def laid(self, x):
+        return x.unflatten(3, (3, -1))  # windows of 3 tokens
+
+
+@pytest.mark.parametrize("kind", [InBatch, BeforeWindows])
+@pytest.mark.parametrize("masked", [False, True])
+def test_heads_are_where_a_layer_lays_them(kind, masked):
+    x, model = torch.randn(B, 9, 3 * H * 4), kind()
+    q, k, _ = model.laid(x.unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4))
+    sees = torch.rand(*q.shape[:-2], q.shape[-2], q.shape[-2]) < 0.7
+    mask = sees | torch.eye(q.shape[-2], dtype=torch.bool) if masked else None
+    with torch.no_grad(), capture(model, values=True) as tape:
+        out = model(x, mask)
+    scores = q @ k.mT / 2
+    truth = (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1)
+    truth = truth.unflatten(0, (B, H)) if kind is InBatch else truth.transpose(1, 2).flatten(0, 1)
+    assert tape[0].shape[1] == H
+    assert_close(tape[0], truth.double())
+    with torch.no_grad(), ablate(model, {"": [1]}):
+        heads = model(x, mask)
+    heads, before = (y.unflatten(0, (B, H)) if kind is InBatch else y for y in (heads, out))
+    assert not heads[:, 1].any()
+    assert torch.equal(heads[:, [0, 2, 3]], before[:, [0, 2, 3]])
 
 
 MULTI = [

@@ -72,11 +72,6 @@ class Written(NamedTuple):
             softmaxed.reweighed,
         )
 
-    def put(self, out: Tensor, heads: Tensor) -> Tensor:
-        """An output with other numbers for its heads, b h i e."""
-        at = self.heads(torch.arange(out.numel(), device=out.device).view(out.shape))
-        return out.flatten().scatter(0, at.flatten(), heads.flatten()).view(out.shape)
-
     def told(self) -> list[dict[str, Any]]:
         """What a `Reader` is to be told, the plainest first: by queries and keys, or by scores and queries of zeros."""
         q = self.v.new_zeros(()).expand(*self.logits.shape[:3], self.v.shape[-1])

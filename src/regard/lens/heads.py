@@ -29,7 +29,7 @@ from . import kernels
 from .classes import attends, multiplies
 from .exchange import Shown
 from .handwritten import Handwriting, touches
-from .layouts import heads_said
+from .layouts import heads_said, laid_out, put
 from .modes import is_on
 from .names import own_name, shown_name
 from .statistic import SDPA
@@ -218,15 +218,18 @@ class _Calls(TorchFunctionMode):
         if func is attend:
             return self.change(name, func(*args, **kwargs))
         if func is SDPA:
-            out = func(*args, **kwargs)  # b i e: a batch without heads
-            return self.change(name, out[:, None])[:, 0] if out.ndim == 3 else self.change(name, out)
+            out = func(*args, **kwargs)
+            if out.ndim == 4:
+                return self.change(name, out)
+            laid = laid_out(out.shape[:-2], self._heads(out.shape[:-2].numel()))
+            return put(out, self.change(name, laid(out)), laid)
         if func is F.multi_head_attention_forward:
             return self._multi_head(name, MULTI_HEAD.bind(*args, **kwargs))
         out = func(*args, **kwargs)
         if (step := touches(func)) is not None:
             written = self.here.handwriting.follow(step, args, kwargs, out, self._heads)
             if written is not None:
-                return written.put(out, self.change(name, written.heads(out)))
+                return put(out, self.change(name, written.heads(out)), written.heads)
         return out
 
     @property

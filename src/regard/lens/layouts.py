@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -44,6 +44,21 @@ class Layout(NamedTuple):
         if len(self.lead) > 2 and x.shape[:-2].numel() > 1:
             x = x.expand(*self.lead, *x.shape[-2:])
         return x.movedim(self.at, -3).flatten(0, -4)
+
+
+def laid_out(given: torch.Size, heads: int | None) -> Callable[[Tensor], Tensor]:
+    """What makes b h i e of tensors for a kernel with other batch dims, among or within which somebody says heads are.
+
+    Where nobody says they are the last dim, or there is one head: a kernel takes a batch without heads.
+    """
+    layout = Layout.of(given, heads, first=False)
+    return lambda x: layout.of_matrices(led(x, given, layout.lead)) if x.ndim > 2 else x[None, None]
+
+
+def put(out: Tensor, heads: Tensor, laid: Callable[[Tensor], Tensor]) -> Tensor:
+    """An output with other numbers for its heads, b h i e, which `laid` makes of it."""
+    at = laid(torch.arange(out.numel(), device=out.device).view(out.shape))
+    return out.flatten().scatter(0, at.flatten(), heads.flatten()).view(out.shape)
 
 
 def heads_said(parts: Sequence[tuple[str, nn.Module]], matrices: int) -> int | None:

@@ -34,7 +34,7 @@ from ..ops.operator import attend
 from .classes import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
 from .exchange import Shown, Unread
 from .handwritten import Handwriting, Written, touches
-from .layouts import heads_said
+from .layouts import heads_said, laid_out
 from .modes import is_on, withdraw
 from .multihead import hidden, projected
 from .names import shown_name
@@ -280,11 +280,18 @@ class Watch(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> None:
-        # PyTorch counts causal from the top left: its first query stands at position 0, whatever the lengths.
-        place: dict[str, Any] = {"mask": Causal(), "offset": 0} if is_causal else {"mask": attn_mask}
+        # Among other dims than `b h` a layer says where its heads are, unless keys have fewer of them.
+        given, laid = out.shape[:-2], None
+        if out.ndim != 4 and not enable_gqa:
+            laid = laid_out(given, self._heads(given.numel()))
         with torch.no_grad():
+            if laid is not None:
+                query, key, value = map(laid, (query, key, value))
+                attn_mask = attn_mask if attn_mask is None or attn_mask.ndim < 3 else laid(attn_mask)
+            # PyTorch counts causal from the top left: its first query stands at position 0, whatever the lengths.
+            place: dict[str, Any] = {"mask": Causal(), "offset": 0} if is_causal else {"mask": attn_mask}
             seen = self.recorder.reader.read(query, key, value, scale=scale, statistic=statistic, **place)
-            self.see(self._layer, seen, out, lambda x: x.reshape(*seen.q.shape[:3], -1))
+            self.see(self._layer, seen, out, laid or (lambda x: x.reshape(*seen.q.shape[:3], -1)))
 
     def shown(self, call: Shown) -> Tensor:
         """Take in a call of a kernel that runs outside of PyTorch's functions, if it can be told."""
