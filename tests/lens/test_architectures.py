@@ -22,7 +22,7 @@ SIZES = {
     16: "projection_dim kv_lora_rank q_lora_rank num_mel_bins",
     8: "head_dim d_kv patch_size qk_rope_head_dim qk_nope_head_dim v_head_dim",
     4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads num_experts "
-    "num_local_experts n_routed_experts moe_num_experts",
+    "num_local_experts n_routed_experts moe_num_experts rotary_dim",
     2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers "
     "num_decoder_layers depth num_key_value_heads num_kv_heads num_experts_per_tok moe_k type_vocab_size eos_token_id",
     99: "vocab_size",
@@ -69,6 +69,8 @@ def small(kind):
             given[name] = [1] * len(value)
     if "layer_types" in vars(kind()):
         given["layer_types"] = None
+    if "kv_lora_rank" in given:  # keys are made of latents, one for each head
+        given["num_key_value_heads"] = SMALL["num_attention_heads"]
     return kind(**given)
 
 

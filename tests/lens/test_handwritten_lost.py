@@ -121,11 +121,6 @@ def largest(layer, q, k, v):
     return weights @ v, weights
 
 
-def with_a_sink(layer, q, k, v):
-    weights = torch.cat((q @ k.mT, torch.zeros(B, H, N, 1)), -1).softmax(-1)
-    return weights[..., :-1] @ v, weights
-
-
 def head_by_head(layer, q, k, v):
     weights = torch.stack([torch.tanh(scores).softmax(-1) for scores in (q @ k.mT).unbind(1)[1:]], 1)
     return weights @ v[:, 1:], weights
@@ -158,7 +153,6 @@ def written_to(layer, q, k, v):
         one_or_the_other,
         in_order,
         largest,
-        with_a_sink,
         head_by_head,
         shifted,
         written_to,
@@ -344,3 +338,18 @@ def test_a_layer_that_is_not_asked_for_is_not_told_of(layers):
 @pytest.mark.parametrize("kind", [Beads, GatedAttention])
 def test_other_layers_with_a_softmax_are_not_told_of(kind):
     assert "known" in seen(kind()).layers  # where a warning would be an error
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (lambda: Layer(talking), "in [(]model[)] a softmax of queries and keys led to"),
+        (BeadsAttention, "of scores that"),
+    ],
+    ids=["talking", "beads"],
+)
+def test_a_model_of_which_nothing_is_understood_is_refused_with_a_reason(kind, told):
+    model = kind()
+    refused = pytest.raises(ValueError, match=f"no attention of {type(model).__name__} was seen: .*{told}")
+    with torch.no_grad(), refused, capture(model):
+        model(torch.randn(B, N, DIM))

@@ -172,23 +172,28 @@ def _tell_compiled(watch: Watch) -> None:
 
 
 def _tell_lost(watch: Watch) -> None:
-    wants = watch.recorder.wants
+    for what in _lost(watch):
+        warnings.warn(what, stacklevel=4)
+
+
+def _lost(watch: Watch) -> list[str]:
+    """What is to be said of attention that was not understood."""
+    wants, said = watch.recorder.wants, []
     lost = [layer for layer, each in watch.softmaxes.items() if not all(each) and wants(layer)]
     if watch.unclear:
         known = [*lost, *(layer for layer, _ in watch.recorder.entries)]
         unclear = [layer for layer in watch.unclear if wants(layer) and not any(within(layer, one) for one in known)]
         if unclear:
-            warnings.warn(
+            said.append(
                 f"nothing of {listed(sorted(unclear))} is on the tape: it has a softmax, of scores that are not "
-                "understood; let them be q @ k.mT, or call regard.attend(q, k, v)",
-                stacklevel=4,
+                "understood; let them be q @ k.mT, or call regard.attend(q, k, v)"
             )
     if lost:
-        warnings.warn(
+        said.append(
             f"in {listed(lost)} a softmax of queries and keys led to something that is not understood, and is not on "
-            "the tape; if values are averaged by it, let them be multiplied as it is, or call regard.attend(q, k, v)",
-            stacklevel=4,
+            "the tape; if values are averaged by it, let them be multiplied as it is, or call regard.attend(q, k, v)"
         )
+    return said
 
 
 def _tell_ended(recorder: Recorder) -> None:
@@ -217,6 +222,8 @@ def _must_have_seen(watch: Watch) -> None:
         raise ValueError(f"no attention of {kind} was seen: it calls flex_attention {FLEXED}")
     if watch.compiled:
         raise ValueError(f"no attention of {kind} was seen: it ran {COMPILED}")
+    if lost := _lost(watch):
+        raise ValueError(f"no attention of {kind} was seen: {'; '.join(lost)}")
     raise ValueError(
         f"no attention of {kind} was seen; {SEEN}. A model that attends in another way can call one of these, or show "
         "its own with regard.weights(q, k)"

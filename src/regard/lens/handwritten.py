@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.lazy import Weights
+from ..ops.normalizers import SinkSoftmax
 from ..ops.tracing import transformed
 from .layouts import FOLDING, Layout, both, folds, led
 from .products import PRODUCTS, Average, average, has_numbers, product
@@ -50,6 +51,7 @@ class Written(NamedTuple):
     v: Tensor  # b h j e
     heads: Callable[[Tensor], Tensor]  # makes b h i e of the output, or of its gradient
     reweighed: bool  # was something done to the weights after the softmax?
+    sink: Tensor | None = None  # h: one more logit, of which nothing is read
 
     @classmethod
     def of(cls, x: Tensor, softmaxed: Softmaxed, average: Average, heads: int | None, first: bool) -> Written:
@@ -63,23 +65,30 @@ class Written(NamedTuple):
         if scores is not None and (prod(scores.lead) != prod(given) or not scores.are_as_they_were):
             scores = None
         layout = Layout.of(scores.lead if scores is not None and len(scores.lead) > len(given) else given, heads, first)
+
+        def laid(y: Tensor) -> Tensor:
+            return layout.of_matrices(y.expand(*given, i, j).reshape(*layout.lead, i, j))
+
         return cls(
             None if scores is None else scores.led(layout.lead).laid(layout),
-            layout.of_matrices(logits.expand(*given, i, j).reshape(*layout.lead, i, j)),
-            layout.of_matrices(found.expand(*given, i, j).reshape(*layout.lead, i, j)),
+            laid(logits),
+            laid(found),
             layout.of_matrices(led(v, given, layout.lead)),
             lambda out: layout.of_matrices(average.heads(out).reshape(*layout.lead, i, -1)),
             softmaxed.reweighed,
+            None if softmaxed.sink is None else _by_head(laid(average.weights(softmaxed.sink.reshape(shape)))),
         )
 
     def told(self) -> list[dict[str, Any]]:
         """What a `Reader` is to be told, the plainest first: by queries and keys, or by scores and queries of zeros."""
         q = self.v.new_zeros(()).expand(*self.logits.shape[:3], self.v.shape[-1])
-        stored = {"q": q, "k": self.v, "v": self.v, "mask": self.logits}
+        by = None if self.sink is None else SinkSoftmax(self.sink)
+        stored = {"q": q, "k": self.v, "v": self.v, "mask": self.logits, "normalize": by}
         if (scores := self.scores) is None:
             return [stored]
         scale = None if isclose(scores.scale, scores.q.shape[-1] ** -0.5, rel_tol=1e-6) else scores.scale
-        return [{"q": scores.q, "k": scores.k, "v": self.v, "scale": scale, **scores.terms()}, stored]
+        plain = {"q": scores.q, "k": scores.k, "v": self.v, "scale": scale, "normalize": by}
+        return [{**plain, **scores.terms()}, stored]
 
     def is_told_by(self, weights: Weights) -> bool:
         """Are these the weights that the model found? Some rows tell, or all, where it did something to them.
@@ -208,6 +217,12 @@ def touches(func: Any) -> str | None:
     except KeyError:
         name = getattr(func, "__name__", "")
         return _TOUCHING.setdefault(func, name if name in NAMES or writes(name) else None)
+
+
+def _by_head(sink: Tensor) -> Tensor | None:
+    """One number a head, of b h i j that are to be the same in all rows of one."""
+    first = sink[:1, :, :1, :1]
+    return first.flatten().clone() if bool((sink[..., :1] == first).all()) else None
 
 
 def _is_parameter(x: Tensor) -> bool:

@@ -122,6 +122,32 @@ class Scores:
 
 
 @dataclass(frozen=True, eq=False)
+class Sunk:
+    """What a tensor is: scores and one more column, the first or the last, of logits that nothing is read by."""
+
+    scores: Scores
+    column: Tensor  # as it was, *lead i 1
+    last: bool
+    shifted: bool = False  # was something added to whole rows since?
+
+    @classmethod
+    def of(cls, scores: Scores, x: Tensor, *, last: bool) -> Sunk:
+        """Scores in a tensor x."""
+        return cls(scores, (x[..., -1:] if last else x[..., :1]).clone(), last)
+
+    def keys(self, x: Tensor) -> Tensor:
+        """Of such a tensor what belongs to keys."""
+        return x[..., :-1] if self.last else x[..., 1:]
+
+    def softmaxed(self, x: Tensor) -> Softmaxed:
+        """The softmax of such a tensor, with all that it is of as it was before rows were shifted."""
+        logits = self.keys(x)
+        if self.shifted:
+            logits = logits + (self.column - (x[..., -1:] if self.last else x[..., :1]))
+        return Softmaxed(self.scores, logits, 0, sink=self.column.expand_as(logits), sunk=self)
+
+
+@dataclass(frozen=True, eq=False)
 class Softmaxed:
     """What a tensor is: the softmax of scores."""
 
@@ -132,6 +158,8 @@ class Softmaxed:
     gate: bool = False  # are they features of a linear map, one for each of some experts?
     found: Tensor | None = None  # what the softmax made of them, keys last; None where that is the tensor
     reweighed: bool = False  # was something done to these after the softmax?
+    sink: Tensor | None = None  # a logit of each row besides, as often as there are keys
+    sunk: Sunk | None = None  # how the weight of that logit stands beside the others, as long as it does
     seen: list[bool] = field(default_factory=list)  # was it multiplied with values?
 
     def found_in(self, x: Tensor) -> Tensor:
@@ -146,5 +174,5 @@ class Softmaxed:
         """With its batch dims in another order, where it has a `shape` of *lead i j."""
         scores, lead = self.scores, shape[:-2]
         kept = scores.permuted(shape, order) if scores is not None and prod(scores.lead) == prod(lead) else None
-        found = None if self.found is None else permuted(self.found.reshape(shape), order)
-        return replace(self, scores=kept, logits=permuted(self.logits.reshape(shape), order), found=found)
+        found, sink = (None if x is None else permuted(x.reshape(shape), order) for x in (self.found, self.sink))
+        return replace(self, scores=kept, logits=permuted(self.logits.reshape(shape), order), found=found, sink=sink)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .products import has_numbers
-from .scored import HIDES, Scores, Softmaxed
+from .scored import HIDES, Scores, Softmaxed, Sunk
 from .storage import version_of
 from .sums import Weighed
 
@@ -20,7 +20,7 @@ FADES = 1e-2  # scores that are hidden by a number and made smaller than this ma
 
 SOFTMAX = "softmax"
 
-Note = Scores | Softmaxed | Weighed
+Note = Scores | Sunk | Softmaxed | Weighed
 
 
 class Notes:
@@ -85,7 +85,7 @@ class Call(NamedTuple):
         note = self.notes.of(x := self.given(at), written=self.name.endswith("_"))
         if isinstance(note, Softmaxed) and x is not self.out:
             return replace(note, found=note.found_in(x))
-        return None if isinstance(note, Weighed) else note
+        return note if isinstance(note, (Scores, Softmaxed)) else None
 
     def given(self, at: int, *names: str, default: Any = None) -> Any:
         """An argument by its place or by one of its names."""
@@ -139,9 +139,12 @@ def _scaled(call: Call) -> Note | None:
     return note.gated(factor, call.lead) if isinstance(factor, Tensor) and factor.ndim and not divides else None
 
 
-def _added(call: Call) -> Scores | Softmaxed | None:
+def _added(call: Call) -> Note | None:
     other, note = call.given(1, "other"), call.note()
     takes, alpha = call.name in ("sub", "sub_", "subtract"), call.kwargs.get("alpha", 1)
+    if isinstance(sunk := call.notes.of(call.given(0), written=call.name.endswith("_")), Sunk):  # one number a row
+        by_row = isinstance(other, Tensor) and other.ndim and other.shape[-1] == 1
+        return replace(sunk, shifted=True) if by_row else None
     if not isinstance(note, Scores) and call.name == "add" and alpha == 1:  # add_ has written over the other
         other, note = call.given(0), call.note(1)
     if not isinstance(note, Scores) or other is None or call.spreads(note):
@@ -166,7 +169,7 @@ def _chosen(call: Call) -> Scores | Softmaxed | None:
 
 
 def _hidden(call: Call, note: Note | None, where: Any, value: Any) -> Scores | Softmaxed | None:
-    if note is None or isinstance(note, Weighed) or not isinstance(where, Tensor) or where.dtype != torch.bool:
+    if not isinstance(note, (Scores, Softmaxed)) or not isinstance(where, Tensor) or where.dtype != torch.bool:
         return None
     if (number := _number(value)) is None:
         return None
@@ -193,8 +196,30 @@ def _bounded(call: Call) -> Scores | Softmaxed | None:
     return note if low is None else replace(note, finite=True)
 
 
-def _same(call: Call) -> Scores | Softmaxed | None:
+def _same(call: Call) -> Note | None:
+    if isinstance(sunk := call.notes.of(call.given(0)), Sunk):
+        return sunk if call.result.is_floating_point() else None
     return call.note() if call.result.is_floating_point() else None
+
+
+def _joined(call: Call) -> Sunk | None:
+    """Scores beside one more column of logits."""
+    parts, dim = call.given(0, "tensors"), call.given(1, "dim", "axis", default=0)
+    if not isinstance(parts, (list, tuple)) or len(parts) != 2 or dim not in (-1, call.out.ndim - 1):
+        return None
+    for last, (x, other) in enumerate((reversed(parts), parts)):
+        if isinstance(note := call.notes.of(x), Scores) and other.shape == (*x.shape[:-1], 1):
+            return Sunk.of(note, call.out, last=bool(last)) if note.zeroed is None else None
+    return None
+
+
+def _padded(call: Call) -> Sunk | None:
+    """The same by one number for all of the column."""
+    note, pad = call.notes.of(call.given(0, "input")), tuple(call.given(1, "pad"))
+    plain = call.given(2, "mode", default="constant") == "constant" and pad in ((0, 1), (1, 0))
+    if not plain or not isinstance(note, Scores) or note.zeroed is not None:
+        return None
+    return Sunk.of(note, call.out, last=pad == (0, 1))
 
 
 def _left(call: Call) -> Scores | Softmaxed | None:
@@ -205,7 +230,7 @@ def _left(call: Call) -> Scores | Softmaxed | None:
 
 def _reshaped(call: Call) -> Scores | Softmaxed | None:
     note, before, after = call.note(), call.args[0].shape if call.args else (), call.out.shape
-    if note is None:
+    if note is None or (isinstance(note, Softmaxed) and note.sunk is not None and before[-2:] != after[-2:]):
         return None
     if isinstance(note, Softmaxed) and note.behind:
         if after == (*before, 1) or before == (*after, 1):
@@ -222,9 +247,13 @@ def _reshaped(call: Call) -> Scores | Softmaxed | None:
 
 
 def _indexed(call: Call) -> Scores | Softmaxed | None:
-    """By nothing but `:`, `...` and `None`, which is a reshape."""
+    """By nothing but `:`, `...` and `None`, which is a reshape; or such that weights are left without their sink."""
     index = call.given(1)
     index = index if isinstance(index, tuple) else (index,)
+    if isinstance(note := call.note(), Softmaxed) and (sunk := note.sunk) is not None and note.found is not None:
+        left = sunk.keys(call.args[0])
+        same = left.shape == call.out.shape and left.data_ptr() == call.out.data_ptr()
+        return replace(note, found=sunk.keys(note.found), sunk=None) if same else None
     plain = all(x is None or x is Ellipsis or (isinstance(x, slice) and x == slice(None)) for x in index)
     return _reshaped(call) if plain else None
 
@@ -238,7 +267,9 @@ def _expanded(call: Call) -> Scores | Softmaxed | None:
 
 def _turned(call: Call) -> Scores | Softmaxed | None:
     note = call.note()
-    if note is None or call.args[0].ndim < 2 or (isinstance(note, Softmaxed) and note.behind > 1):
+    if note is None or call.args[0].ndim < 2:
+        return None
+    if isinstance(note, Softmaxed) and (note.behind > 1 or note.sunk is not None):
         return None
     shape = call.args[0].shape
     *lead, row, column = _order(call, len(shape))
@@ -281,6 +312,8 @@ def _softmaxed(call: Call, x: Any, dim: Any) -> Softmaxed | None:
         return None
     behind = x.ndim - 1 - dim % x.ndim
     scores = call.notes.of(x)
+    if isinstance(scores, Sunk):
+        return None if behind else scores.softmaxed(x)
     scores = scores if isinstance(scores, Scores) and scores.zeroed is None and behind < 2 else None
     if behind:
         return Softmaxed(None if scores is None else scores.mT, x.movedim(dim, -1), behind)
@@ -297,6 +330,8 @@ STEPS: dict[str, Step] = {
     **dict.fromkeys(("dropout", "dropout_", "nan_to_num", "nan_to_num_"), _left),
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"), _reshaped),
     "__getitem__": _indexed,
+    **dict.fromkeys(("cat", "concat", "concatenate"), _joined),
+    "pad": _padded,
     **dict.fromkeys(("expand", "expand_as"), _expanded),
     **dict.fromkeys(("transpose", "swapaxes", "swapdims", "permute", "mT", "T", "t"), _turned),
     SOFTMAX: _softmax,
