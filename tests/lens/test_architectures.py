@@ -32,28 +32,29 @@ SIZES = {
 }
 SMALL = {name: size for size, names in SIZES.items() for name in names.split()}
 NAMES = """
-afmoe aimv2_vision_model albert apertus arcee aria aria_text audioflamingo3 aya_vision bart beam beit bert
+afmoe aimv2_vision_model albert apertus arcee aria aria_text audioflamingo3 axk2 aya_vision bart beam beit bert
 bert-generation bigbird_pegasus biogpt bitnet blenderbot blenderbot-small bloom camembert canine
-chinese_clip_vision_model clip_text_model clip_vision_model cohere cohere2 cohere2_moe cohere2_vision convbert
-cosmos3_omni ctrl cwm data2vec-audio data2vec-text data2vec-vision deberta deberta-v2 deepseek_v4 deepseek_vl
-deepseek_vl_hybrid deit diffllama dinov2 dinov2_with_registers dinov3_vit distilbert doge dpr dpt electra
-embedding_gemma2 embedding_gemma2_text ernie ernie4_5 ernie4_5_moe eurobert exaone4 exaone4_5 exaone_moe falcon
-flex_olmo flint fsmt fuyu gemma gemma2 gemma3 gemma3_text gemma4_unified gemma4_unified_text git glm glm4 glm4_moe
-glmasr glpn got_ocr2 gpt2 gpt_bigcode gpt_neox gpt_neox_japanese gpt_oss granite granite_speech granite_speech_plus
-granitemoe granitemoeshared gte helium higgs_audio_v2 hrm_text hubert hy_v3 hy_v4 hyperclovax hyperclovax_vision_v2
-ibert idefics2 idefics3 idefics3_vision ijepa imagegpt inkling_mm_model inkling_text internvl jais2 jetmoe
-jina_embeddings_v3 kolibri1 kosmos-2.5 laguna layoutlm lfm2 lfm2_vl lighton_ocr llama llama4 llama4_text llava
-llava_next llava_next_video llava_onevision m2m_100 marian markuplm mbart megatron-bert mellum mimo_v2_flash
-minimax_m2 minimax_m3_vl minimax_m3_vl_text ministral3 mistral mistral3 mixtral mlcd mlcd_vision_model mllama
-mobilebert modernbert modernbert-decoder modernvbert molmo2_text moonshine moshi moss_transcribe_diarize mpnet mpt mt5
-muse_glimmer_text muse_spark_text musicflamingo mvp nanochat nllb-moe nomic_bert nystromformer olmo olmo2 olmo3
-olmo_hybrid olmoe openai-gpt openai_privacy_filter opt ovis2 pegasus persimmon phi phi3 phi4_multimodal phimoe pixio
-pixtral plbart pvt qianfan_ocr qwen2 qwen2_audio qwen2_moe qwen3 qwen3_asr qwen3_moe qwen3_omni_moe_thinker qwen3_vl
-qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text radio rembert roberta roberta-prelayernorm roc_bert roformer
-sam3_vision_model sam3_vit_model sapiens2 seed_oss segformer sew sew-d siglip_vision_model smollm3 smolvlm
-smolvlm_vision solar_open splinter stablelm starcoder2 switch_transformers t5 t5gemma tapas tipsv2_text_model
-tipsv2_vision_model ultrabert ultravbert umt5 unispeech unispeech-sat vaultgemma video_llama_3 video_llava vipllava
-visual_bert vit vit_msn vitdet voxtral wav2vec2 wav2vec2-conformer xglm xlm-roberta xlm-roberta-xl xlnet
+chinese_clip_vision_model clip_text_model clip_vision_model codegen cohere cohere2 cohere2_moe cohere2_vision convbert
+cosmos3_omni ctrl cwm data2vec-audio data2vec-text data2vec-vision deberta deberta-v2 deepseek_v3 deepseek_v32
+deepseek_v4 deepseek_vl deepseek_vl_hybrid deit diffllama dinov2 dinov2_with_registers dinov3_vit distilbert doge dpr
+dpt electra embedding_gemma2 embedding_gemma2_text ernie ernie4_5 ernie4_5_moe eurobert exaone4 exaone4_5 exaone_moe
+falcon flex_olmo flint fsmt fuyu gemma gemma2 gemma3 gemma3_text gemma4_unified gemma4_unified_text git glm glm4
+glm4_moe glm4_moe_lite glm_moe_dsa glmasr glpn got_ocr2 gpt2 gpt_bigcode gpt_neox gpt_neox_japanese gpt_oss gptj
+granite granite_speech granite_speech_plus granitemoe granitemoeshared gte helium higgs_audio_v2 hrm_text hubert hy_v3
+hy_v4 hyperclovax hyperclovax_vision_v2 ibert idefics2 idefics3 idefics3_vision ijepa imagegpt inkling_mm_model
+inkling_text internvl jais2 jetmoe jina_embeddings_v3 kimi_k25 kolibri1 kosmos-2.5 laguna layoutlm lfm2 lfm2_vl
+lighton_ocr llama llama4 llama4_text llava llava_next llava_next_video llava_onevision m2m_100 marian markuplm mbart
+megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2 minimax_m3_vl minimax_m3_vl_text ministral3 mistral mistral3
+mistral_large4 mistral_large4_text mixtral mlcd mlcd_vision_model mllama mobilebert modernbert modernbert-decoder
+modernvbert molmo2_text moonshine moshi moss_transcribe_diarize mpnet mpt mt5 muse_glimmer_text muse_spark_text
+musicflamingo mvp nanochat nllb-moe nomic_bert nystromformer olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt
+openai_privacy_filter opt ovis2 pegasus persimmon phi phi3 phi4_multimodal phimoe pixio pixtral plbart pvt qianfan_ocr
+qwen2 qwen2_audio qwen2_moe qwen3 qwen3_asr qwen3_moe qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text
+qwen3_vl_text radio rembert roberta roberta-prelayernorm roc_bert roformer sam3_vision_model sam3_vit_model sapiens2
+seed_oss segformer sew sew-d siglip_vision_model smollm3 smolvlm smolvlm_vision solar_open splinter stablelm
+starcoder2 switch_transformers t5 t5gemma tapas tipsv2_text_model tipsv2_vision_model ultrabert ultravbert umt5
+unispeech unispeech-sat vaultgemma video_llama_3 video_llava vipllava visual_bert vit vit_msn vitdet voxtral wav2vec2
+wav2vec2-conformer xglm xlm-roberta xlm-roberta-xl xlnet youtu
 """.split()  # noqa: SIM905
 
 
