@@ -172,12 +172,13 @@ class Watch(TorchFunctionMode):
 
     def _softmaxed(self, averaged: list[bool] | None) -> None:
         """Remember a softmax of queries and keys, or of something else where a layer should attend."""
-        kind: type = type(self.here.parts[-1])
         if averaged is not None:
             open_ = [other for other in self.softmaxes.get(self._layer, ()) if not other]
             self.softmaxes[self._layer] = [*open_, averaged]
-        elif is_an_attention(kind):
-            self.unclear.add(self._layer)
+        elif self.here.parts:
+            kind: type = type(self.here.parts[-1])
+            if is_an_attention(kind):
+                self.unclear.add(self._layer)
 
     def see(self, layer: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> None:
         """Have an attention taken in, and find its projection; as `Recorder.see`."""
