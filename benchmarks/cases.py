@@ -213,8 +213,8 @@ TRAINING = [
 TABLES = {"backends": BACKENDS, "operator": OPERATOR, "decoding": DECODING, "training": TRAINING}
 WRITERS = ("seq2seq", "transformer")
 TESTS = {  # what must be green before a table is measured: files, and the tests in them
-    "backends": (["tests/test_conformance.py", "tests/ops/test_lazy.py"], CONFORMANCE),
-    "operator": (["tests/test_conformance.py", "tests/ops/test_lazy.py"], CONFORMANCE),
+    "backends": (["tests/test_conformance.py", "tests/ops/test_weights.py"], CONFORMANCE),
+    "operator": (["tests/test_conformance.py", "tests/ops/test_weights.py"], CONFORMANCE),
     "decoding": (["tests/models/test_gpt.py", "tests/models/test_pretrained.py"], "generate"),
     "training": (
         ["tests/train/test_fit.py", "tests/models/test_seq2seq.py", "tests/models/test_transformer.py"],

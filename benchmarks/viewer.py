@@ -23,9 +23,9 @@ import torch
 
 from regard import Causal, Summary, Weights, weights
 from regard.lens import Tape
-from regard.lens.overview import Overview
-from regard.views.frames import parsed
-from regard.views.pyramid import TILE
+from regard.lens.tape.overview import Overview
+from regard.views.viewer.pyramid import TILE
+from regard.views.viewer.wire_format import parsed
 
 from .__main__ import COMMIT, RESULTS, machine
 from .measure import Measured

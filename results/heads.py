@@ -17,8 +17,8 @@ from torch import Tensor
 
 from regard.data import Pair, parallel
 from regard.lens import Links, alignment_score, argmax_links, mutual_links, read_pharaoh
-from regard.tasks.aligning import cross_layers
 from regard.tasks.translation import Translator
+from regard.tasks.word_alignment import cross_layers
 
 Maps = Sequence[Tensor]  # of each sentence pair, target source
 

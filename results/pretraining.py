@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.data import Lines, Tokenizer, ids_of, questions
 from regard.models import Bert, BertConfig, BertPretraining, mask_words, pretrained
-from regard.tasks.seeing import Changed
+from regard.tasks.image_inputs import Changed
 from regard.train import Shuffled, Stopped, find, load, own_device
 
 from .script import falling, parser, train

@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from regard.models import Gpt, GptConfig
 from regard.train import Group, own_device
-from regard.train.graphs import Replayed
+from regard.train.cuda_graphs import Replayed
 
 WARM = 5
 LENGTH, VOCABULARY = 256, 8000

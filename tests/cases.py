@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-from oracle import Case, Row, Shape
 from torch import Tensor
 
 import regard as R
+from tests.oracle import Case, Row, Shape
 
 D = torch.float64
 

@@ -36,6 +36,6 @@ def poisoned():
 def small_blocks(monkeypatch):
     """Blocks so small that short sequences are cut into many, and nothing is too small to be cut."""
     monkeypatch.setattr("regard.ops.backends.sdpa.SMALL", 0)
-    monkeypatch.setattr("regard.ops.problem.ROWS", 16)
-    monkeypatch.setattr("regard.ops.problem.COLS", 8)
-    monkeypatch.setattr("regard.ops.problem.ENTRIES", 2**10)
+    monkeypatch.setattr("regard.ops.blocks.prepared_call.ROWS", 16)
+    monkeypatch.setattr("regard.ops.blocks.prepared_call.COLS", 8)
+    monkeypatch.setattr("regard.ops.blocks.prepared_call.ENTRIES", 2**10)

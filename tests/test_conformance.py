@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import oracle
 import pytest
 import torch
-from backends import attend_on
-from cases import BIASES, CASES, EMPTY, MASKS, NORMALIZERS, SCORES, SHAPES
-from oracle import Case, Shape
 from torch import Tensor
 
 import regard
+import tests.oracle as oracle
+from tests.backends import attend_on
+from tests.cases import BIASES, CASES, EMPTY, MASKS, NORMALIZERS, SCORES, SHAPES
+from tests.oracle import Case, Shape
 
 BACKENDS = ["sdpa", "tiled", "reference"]  # flex has no backward on the CPU: it has a test of its own here
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backends import attend_on, flex_on_the_cpu
 from torch import Tensor
 
 from regard import (
@@ -31,6 +30,7 @@ from regard import (
     weights,
 )
 from regard.ops.dispatch import BACKENDS
+from tests.backends import attend_on, flex_on_the_cpu
 
 pytestmark = [pytest.mark.parametrize("backend", BACKENDS), pytest.mark.usefixtures("small_blocks")]
 

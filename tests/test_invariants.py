@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from backends import flex_on_the_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import regard as R
 from regard import attend, weights
-from regard.ops import problem
+from regard.ops.blocks import prepared_call as problem
 from regard.ops.call import Call
 from regard.ops.dispatch import BACKENDS
+from tests.backends import flex_on_the_cpu
 
 D = torch.float64
 LENGTHS = st.integers(0, 13) | st.sampled_from([63, 129])

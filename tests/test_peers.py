@@ -37,8 +37,8 @@ from regard import (
     attend,
     weights,
 )
-from regard.ops.biases import Bias
-from regard.ops.mask import Mask
+from regard.ops.terms.biases import Bias
+from regard.ops.terms.masks.mask_algebra import Mask
 
 B, H, G, I, J, D, E = 2, 4, 2, 7, 13, 8, 5
 BACKENDS = ("tiled", "reference")

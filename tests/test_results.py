@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from commands import SOURCE, TARGET
 from PIL import Image
 from torch import nn
 from typer.main import get_command
@@ -28,6 +27,7 @@ from results.lengths import by_length
 from results.recipe import Measure, Recipe, Step, recipes
 from results.runner import Runner, found, in_order
 from results.validation import validated
+from tests.cli.commands import SOURCE, TARGET
 
 RECIPES = recipes()
 TINY = Recipe(

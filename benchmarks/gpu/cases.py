@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from regard import Additive, Causal, Weights, Window, attend, weights
-from regard.ops.masks import Mask
+from regard.ops.terms.masks import Mask
 
 Call = Callable[[], object]
 HEADS = 16

@@ -7,9 +7,9 @@ normalize.
 from importlib import import_module
 from types import ModuleType
 
-from .ops.biases import Added, Alibi, Gaussian, Relative
-from .ops.lazy import Summary, Weights
-from .ops.masks import (
+from .ops.operator import attend, explain, weights
+from .ops.terms.biases import Added, Alibi, Gaussian, Relative
+from .ops.terms.masks import (
     Blocks,
     Causal,
     Dense,
@@ -23,10 +23,10 @@ from .ops.masks import (
     Rule,
     Window,
 )
-from .ops.normalizers import Entmax, Hard, Sigmoid, SinkSoftmax, Softmax, Sparsemax, Tapered
-from .ops.operator import attend, explain, weights
-from .ops.parse import parse
-from .ops.scores import Additive, Bilinear, Cosine, Dot, Location
+from .ops.terms.normalizers import Entmax, Hard, Sigmoid, SinkSoftmax, Softmax, Sparsemax, Tapered
+from .ops.terms.parse import parse
+from .ops.terms.scores import Additive, Bilinear, Cosine, Dot, Location
+from .ops.weights import Summary, Weights
 
 __version__ = "0.1.0"
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import HEADLINES, NEWS, SMALL, SOURCE, SQUAD, TARGET, TEXTS, well
-from drawn import draw
+
+from tests.cli.commands import HEADLINES, NEWS, SMALL, SOURCE, SQUAD, TARGET, TEXTS, well
+from tests.cli.tiny_datasets import draw
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from commands import SMALL, TEXTS, run, well
 from matplotlib.image import imread
 
 from regard.data import questions
 from regard.lens import Tape
 from regard.tasks.answering import Answerer, Asking
+from tests.cli.commands import SMALL, TEXTS, run, well
 
 BRIDGE = TEXTS[1][0]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from commands import SMALL, run, well
 from matplotlib.image import imread
 
 from regard.data import captions_tsv, read_image
 from regard.lens import Tape
 from regard.tasks.captioning import Describer
+from tests.cli.commands import SMALL, run, well
 
 
 def test_images_have_a_caption_each(captioner, files):

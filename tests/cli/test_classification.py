@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from commands import SMALL, run, well
-from drawn import REVIEWS
 from matplotlib.image import imread
 
 from regard.data import labelled_tsv, npz_images, read_image
 from regard.lens import Tape
 from regard.tasks.classification import Classifier
+from tests.cli.commands import SMALL, run, well
+from tests.cli.tiny_datasets import REVIEWS
 
 DIGITS = ("--images", "{files}/digits.npz")
 

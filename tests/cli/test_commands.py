@@ -12,12 +12,12 @@ from typing import Annotated
 import pytest
 import torch
 import typer
-from commands import SMALL, run, well
 
 import regard
 from regard import cli
 from regard.cli.runs import EVALUATIONS, question, shared
 from regard.train import CheckpointError, NonFiniteError, ResourceError, checkpoint
+from tests.cli.commands import SMALL, run, well
 
 TRAINED = [("train", command.name) for command in cli.train.registered_commands]
 USED = [(command.name or command.callback.__name__,) for command in cli.app.registered_commands]
@@ -123,7 +123,7 @@ def test_explain_does_not_go_by_what_memory_held_before(monkeypatch):
 
 
 def test_benchmarks_are_those_of_a_clone(monkeypatch, tmp_path):
-    monkeypatch.setattr("regard.cli.operator.CLONE", tmp_path)
+    monkeypatch.setattr("regard.cli.explain.CLONE", tmp_path)
     assert run("bench") == (
         2,
         "",

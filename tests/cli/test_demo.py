@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from commands import run, well
 from matplotlib.image import imread
 
 from regard.cli import gallery
 from regard.cli.gallery import Chapter, Example
+from tests.cli.commands import run, well
 
 NAMES = ("dates-rnn", "dates-transformer", "digits", "shapes")
 BARS = {"dates-rnn": 95, "dates-transformer": 95, "digits": 97, "shapes": 95}

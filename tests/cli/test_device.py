@@ -7,8 +7,9 @@ from string import Formatter
 
 import pytest
 import torch
-from commands import SMALL, run, well
-from test_commands import TRAINED, USED
+
+from tests.cli.commands import SMALL, run, well
+from tests.cli.test_commands import TRAINED, USED
 
 WITHOUT = {"average", "bench"}  # run no model
 FEW = " ".join(map(str, SMALL))

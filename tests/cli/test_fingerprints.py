@@ -6,10 +6,10 @@ import json
 import shutil
 
 import pytest
-from commands import SMALL, run, well
 
 from regard.cli import fingerprints
 from regard.cli.fingerprints import digest
+from tests.cli.commands import SMALL, run, well
 
 KEPT = "error: a resumed run keeps its data, and this is not what it began with: "
 ANEW = "; give it the same, or name another folder by --out to train anew\n"

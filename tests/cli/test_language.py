@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-from commands import SMALL, TARGET, run, well
 
 from regard.lens import Tape
 from regard.tasks.language import LanguageModel
+from tests.cli.commands import SMALL, TARGET, run, well
 
 
 def test_a_text_goes_on_from_its_prompt(writer):

@@ -8,11 +8,11 @@ import sys
 import urllib.request
 
 import pytest
-from commands import run
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from regard.lens import Tape
+from tests.cli.commands import run
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ import sys
 from string import Formatter
 
 import pytest
-from commands import run
+
+from tests.cli.commands import run
 
 BAD = {
     "empty.txt": b"",

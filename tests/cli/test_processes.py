@@ -10,9 +10,9 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from commands import SMALL, SOURCE, well
 
 from regard.train import checkpoint
+from tests.cli.commands import SMALL, SOURCE, well
 
 REGARD = [sys.executable, "-m", "regard"]
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}

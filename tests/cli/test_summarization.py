@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from commands import HEADLINES, NEWS, SMALL, well
 from matplotlib.image import imread
 
 from regard.data import Pair
 from regard.lens import Tape
 from regard.tasks.summarization import Summarizer
+from tests.cli.commands import HEADLINES, NEWS, SMALL, well
 
 LINES = "".join(f"{line}\n" for line in NEWS)
 PAIRS = [Pair(*both) for both in zip(NEWS, HEADLINES, strict=True)]

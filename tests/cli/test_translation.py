@@ -8,15 +8,15 @@ import os
 import re
 
 import pytest
-from commands import SMALL, SOURCE, TARGET, run, well
 from matplotlib.image import imread
 
 from regard.data import Pair
 from regard.lens import Links, Tape, alignment_score
 from regard.models import Seq2Seq, Transformer
-from regard.tasks import aligning
+from regard.tasks import word_alignment as aligning
 from regard.tasks.pairs import Draft
 from regard.tasks.translation import Translator
+from tests.cli.commands import SMALL, SOURCE, TARGET, run, well
 
 LINES = "".join(f"{line}\n" for line in SOURCE)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from steppers import Recurrent
 
 from regard.decode import average
+from tests.decode.steppers import Recurrent
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
-from steppers import Cached, D, Recurrent, Table
 
 from regard.decode import Coverage, Gnmt, beam, greedy
 from regard.decode.beam import Pool
-from regard.decode.divisors import Divisors
+from regard.decode.length_penalty import Divisors
+from tests.decode.steppers import Cached, D, Recurrent, Table
 
 LENGTHS = [None, Gnmt(0.6), Gnmt(1.5), Gnmt(-1.0), float]
 

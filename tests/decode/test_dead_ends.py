@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-from steppers import Table
 
 from regard.decode import Ensemble, beam, greedy, sample
+from tests.decode.steppers import Table
 
 INF, NAN = math.inf, math.nan
 SEARCHES = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from steppers import Recurrent, Table, flat
 
 from regard.decode import Ensemble, beam, greedy, sample, score
+from tests.decode.steppers import Recurrent, Table, flat
 
 SOURCE, PREFIX, LIMITS = torch.arange(5), [[0], [1, 2], [3], [4], [5]], {"end": 8, "max_length": 9}
 

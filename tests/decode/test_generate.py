@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from generated import END, LENGTHS, NEW, PAD, PROMPTS, VOCABULARY, cut, gpt, prompts
 from torch import Tensor
 
 from regard.decode import beam, greedy, sample, score
+from tests.decode.tiny_generators import END, LENGTHS, NEW, PAD, PROMPTS, VOCABULARY, cut, gpt, prompts
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from steppers import Cached, Recurrent, Table, flat
 
 from regard.decode import beam, greedy, sample
+from tests.decode.steppers import Cached, Recurrent, Table, flat
 
 SEARCHES = {
     "greedy": lambda *data, **limits: [[one] for one in greedy(*data, **limits)],

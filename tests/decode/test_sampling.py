@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from steppers import D, Table
 
 from regard.decode import greedy, sample
 from regard.decode.sampling import draw, uniform
+from tests.decode.steppers import D, Table
 
 LIMITS = {"end": 8, "max_length": 10}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from steppers import Cached, Recurrent, Table, flat
 
 from regard.decode import beam, greedy, score
+from tests.decode.steppers import Cached, Recurrent, Table, flat
 
 PREFIX = [[1], [2, 5, 3], [4, 4]]
 TARGETS = [[(1, 2, 8), (), (3,)], [], [(0, 0, 0, 0, 0), (7, 8)]]

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import CASES, MASKS
-from oracle import Case, Shape
-from test_conformance import FORWARD, GRADIENT, _largest, close, cotangent, judged
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard as R
 from regard import attend, weights
-from regard.ops.backends import flex, kernels
+from regard.ops.backends import flex
+from regard.ops.backends import torch_kernels as kernels
 from regard.ops.call import Call
 from regard.ops.dispatch import BACKENDS, choose
+from tests.cases import CASES, MASKS
+from tests.oracle import Case, Shape
+from tests.test_conformance import FORWARD, GRADIENT, _largest, close, cotangent, judged
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton, which comes with the development extras on Linux")
 
-from regard.kernels import reduce
+from regard.kernels.summary import generic as reduce
 from regard.ops.backends import triton
 
 

@@ -126,7 +126,7 @@ def test_a_mask_without_structure_is_packed_and_large_ones_are_announced(monkeyp
         layer(x, attn_mask=mask)
     assert repr(tape[0]._call.mask) == "Packed(uint8[2, 1, 9, 2], 9)"
     assert_close(tape[0], by_hand(layer, x, mask=mask))
-    monkeypatch.setattr("regard.lens.reading.LARGE", 8)
+    monkeypatch.setattr("regard.lens.terms.interpret.LARGE", 8)
     with torch.no_grad(), pytest.warns(UserWarning, match="queries x keys, are held"), capture(layer):
         layer(x, attn_mask=mask)
 

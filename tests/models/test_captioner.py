@@ -5,7 +5,11 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from writers import (
+
+from regard.decode import greedy
+from regard.models import captioner
+from regard.models.captioner import Captioner, CaptionerConfig
+from tests.models.generator_checks import (
     END,
     START,
     D,
@@ -18,10 +22,6 @@ from writers import (
     trained,
     wrong_batches_are_refused,
 )
-
-from regard.decode import greedy
-from regard.models import captioner
-from regard.models.captioner import Captioner, CaptionerConfig
 
 VOCABULARY, B, M, SIDE = 19, 4, 6, 13
 KINDS = {

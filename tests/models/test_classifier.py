@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from kept import keeps_its_config_and_its_weights
-from writers import D, trained
 
 from regard.lens import capture
 from regard.models import Bert, BertConfig, TextClassifier, TextClassifierConfig
+from tests.models.generator_checks import D, trained
+from tests.models.save_and_reload import keeps_its_config_and_its_weights
 
 VOCABULARY, LETTERS, B, N, C = 23, 13, 5, 9, 6
 LENGTHS = torch.tensor([9, 4, 1, 6, 9])

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kept import keeps_its_config_and_its_weights
 from torch import nn
-from writers import D, trained
 
 from regard.lens import capture
 from regard.models import AttentionConvNet, AttentionConvNetConfig, Captioner, CaptionerConfig
 from regard.nn import CBAM, SelectiveKernel, SqueezeExcite
+from tests.models.generator_checks import D, trained
+from tests.models.save_and_reload import keeps_its_config_and_its_weights
 
 KINDS = [None, "self", "squeeze", "cbam", "selective"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from generated import END, LENGTHS, NEW, VOCABULARY, cut, gpt, prompts
 
 from regard.decode import beam, greedy, score
 from regard.models import Gpt, GptConfig
 from regard.models.pretrained import load
+from tests.decode.tiny_generators import END, LENGTHS, NEW, VOCABULARY, cut, gpt, prompts
 
 D = torch.float64
 KINDS = {

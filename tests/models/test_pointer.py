@@ -2,8 +2,12 @@
 
 import pytest
 import torch
-from kept import keeps_its_config_and_its_weights
-from writers import (
+
+from regard.decode import Ensemble, beam, greedy, score
+from regard.lens import capture
+from regard.models.pointer import Pointer, PointerConfig
+from regard.models.seq2seq import repeated
+from tests.models.generator_checks import (
     END,
     START,
     B,
@@ -15,11 +19,7 @@ from writers import (
     trained,
     wrong_batches_are_refused,
 )
-
-from regard.decode import Ensemble, beam, greedy, score
-from regard.lens import capture
-from regard.models.pointer import Pointer, PointerConfig
-from regard.models.seq2seq import repeated
+from tests.models.save_and_reload import keeps_its_config_and_its_weights
 
 VOCABULARY, UNKNOWN, N, EXTRA = 19, 1, 9, 4
 LENGTHS = torch.tensor([9, 4, 1, 6, 9])

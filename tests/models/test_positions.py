@@ -10,7 +10,7 @@ import torch
 from regard.models import Transformer, TransformerConfig
 from regard.models.positions import Positions, added_positions, relative_positions
 from regard.nn import LearnedPositions, Rotary, ShawBias, Sinusoidal, T5Bias
-from regard.ops.biases import Alibi
+from regard.ops.terms.biases import Alibi
 
 ADDED = {"sinusoidal": Sinusoidal, "sinusoidal_halves": Sinusoidal, "learned": LearnedPositions}
 COMPARED = {"rotary": Rotary, "t5": T5Bias, "shaw": ShawBias, "alibi": Alibi}

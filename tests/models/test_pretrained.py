@@ -13,16 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from regard.decode import beam, greedy
-from regard.models import (
-    Bert,
-    BertClassifier,
-    BertConfig,
-    Gpt,
-    GptConfig,
-    ViT,
-    ViTClassifier,
-    ViTConfig,
-)
+from regard.models import Bert, BertClassifier, BertConfig, Gpt, GptConfig, ViT, ViTClassifier, ViTConfig
 from regard.models.pretrained import load, save
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

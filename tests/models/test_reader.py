@@ -4,14 +4,14 @@ import math
 
 import pytest
 import torch
-from kept import keeps_its_config_and_its_weights
 from torch import nn
-from writers import D, trained
 
 from regard import Padding
 from regard.lens import capture
 from regard.models import Reader, ReaderConfig
 from regard.models.reader import Trilinear, WholeDropout
+from tests.models.generator_checks import D, trained
+from tests.models.save_and_reload import keeps_its_config_and_its_weights
 
 VOCABULARY, LETTERS, B, N, M, C = 23, 13, 5, 11, 6, 4
 DOCUMENTS, QUESTIONS = torch.tensor([11, 4, 1, 6, 9]), torch.tensor([3, 6, 2, 1, 6])

@@ -2,7 +2,12 @@
 
 import pytest
 import torch
-from writers import (
+
+from regard import Sparsemax
+from regard.decode import greedy
+from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from regard.nn import BahdanauAttention
+from tests.models.generator_checks import (
     END,
     SOURCES,
     START,
@@ -30,11 +35,6 @@ from writers import (
     wrong_batches_are_refused,
     wrong_sources_are_refused,
 )
-
-from regard import Sparsemax
-from regard.decode import greedy
-from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from regard.nn import BahdanauAttention
 
 KINDS = {
     "none": {"attention": None},

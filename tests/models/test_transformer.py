@@ -3,7 +3,12 @@
 import pytest
 import torch
 from torch import nn
-from writers import (
+
+from regard import Dense, Global, Window
+from regard.decode import beam
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn import Attention
+from tests.models.generator_checks import (
     END,
     SOURCES,
     START,
@@ -32,11 +37,6 @@ from writers import (
     wrong_batches_are_refused,
     wrong_sources_are_refused,
 )
-
-from regard import Dense, Global, Window
-from regard.decode import beam
-from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn import Attention
 
 DIM, HEADS = 12, 3
 KINDS = {

@@ -10,7 +10,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from catalogue import MUTANTS, Mutant
+
+from tests.mutants.catalogue import MUTANTS, Mutant
 
 pytestmark = pytest.mark.mutants
 
@@ -25,11 +26,11 @@ COMPARISONS = (
     "test_conformance.py",
     "test_invariants.py::test_every_pair_of_backends_agrees",
     "test_invariants.py::test_huge_scores",
-    "ops/test_lazy.py::TestAgainstTheMatrix",
-    "ops/test_lazy.py::test_the_gradient_is_that_of_the_reference",
-    "ops/test_lazy.py::test_blocks_of_the_usual_size",
-    "ops/test_lazy.py::TestStatistic::test_it_is_that_of_the_reference",
-    "ops/test_lazy.py::TestStatistic::test_a_row_that_sees_no_key",
+    "ops/test_weights.py::TestAgainstTheMatrix",
+    "ops/test_weights.py::test_the_gradient_is_that_of_the_reference",
+    "ops/test_weights.py::test_blocks_of_the_usual_size",
+    "ops/test_weights.py::TestStatistic::test_it_is_that_of_the_reference",
+    "ops/test_weights.py::TestStatistic::test_a_row_that_sees_no_key",
     "ops/test_indexing.py::test_an_index",
     "ops/test_indexing.py::test_any_index",
     "ops/test_indexing.py::test_every_term",
@@ -45,9 +46,9 @@ def copy(tmp_path: Path) -> Path:
 
 def run(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     """The outcome of those tests over that copy of the library."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "guard", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.mutants.import_guard", "-p", "no:cacheprovider"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "REGARD_"))}
-    path = os.pathsep.join(map(str, (copy, HERE)))
+    path = os.pathsep.join(map(str, (copy, ROOT)))
     env = clean | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "REGARD_COPY": str(copy)}
     tests = tuple(f"tests/{test}" for test in tests)
     return subprocess.run([*command, *tests], cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
@@ -55,7 +56,7 @@ def run(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.bug.replace(" ", "-"))
 def test_a_seeded_bug_turns_its_test_red(mutant: Mutant, copy: Path):
-    file = copy / "regard" / "ops" / mutant.file
+    file = copy / "regard" / mutant.file
     text = file.read_text(encoding="utf8")
     assert text.count(mutant.old) == 1, f"no longer applies: {mutant.file} must hold once\n{mutant.old}"
     file.write_text(text.replace(mutant.old, mutant.new), encoding="utf8")

@@ -6,15 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from backends import attend_on, flex_on_the_cpu
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard as R
 from regard import attend, explain
 from regard.ops import dispatch
-from regard.ops.backends import blocks, flex, kernels, reference, sdpa, tiled, triton
+from regard.ops.backends import flex, reference, sdpa, tiled, triton
+from regard.ops.backends import sdpa_blocks as blocks
+from regard.ops.backends import torch_kernels as kernels
 from regard.ops.call import Call
 from regard.ops.dispatch import choose, cost, order
+from tests.backends import attend_on, flex_on_the_cpu
 
 
 def qkv(n=40, m=None, heads=4, shared=None, d=8):

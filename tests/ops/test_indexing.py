@@ -29,7 +29,7 @@ from regard import (
     Window,
     weights,
 )
-from regard.ops import problem
+from regard.ops.blocks import prepared_call as problem
 
 B, H, G, I, J, D = 2, 4, 2, 23, 31, 8
 close = torch.testing.assert_close

@@ -14,7 +14,7 @@ from regard.data import Answer, DataError, Question, Tokenizer
 from regard.models import Bert, BertConfig, BertReader, BertTagger, Gpt, GptConfig, ReaderConfig, save
 from regard.tasks import answering
 from regard.tasks.answering import Answerer, Asking, Model
-from regard.tasks.reading import Windows
+from regard.tasks.document_windows import Windows
 from regard.tasks.vocabulary import Vocabulary, WordVocabulary
 from regard.train import CheckpointError, Constant, Linear, Recipe, Silence, checkpoint
 

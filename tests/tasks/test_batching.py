@@ -6,7 +6,7 @@ import pytest
 
 from regard.data import DataError
 from regard.tasks import Batching
-from regard.tasks.encoded import Encoded
+from regard.tasks.encoded_dataset import Encoded
 from regard.train import Group
 
 

@@ -13,9 +13,9 @@ from regard.data import Captioned, DataError, Tokenizer, captions_tsv
 from regard.decode import score
 from regard.models import CaptionerConfig
 from regard.tasks import captioning, metrics
+from regard.tasks.caption_inputs import Lengths, Turns, texts_of
 from regard.tasks.captioning import Describer, Model
-from regard.tasks.seeing import Seeing, Sight
-from regard.tasks.turns import Lengths, Turns, texts_of
+from regard.tasks.image_inputs import Seeing, Sight
 from regard.tasks.vocabulary import WordVocabulary
 from regard.train import Constant, Linear, Recipe, Silence, checkpoint
 

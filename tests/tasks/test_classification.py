@@ -26,10 +26,12 @@ from regard.models import (
     ViTConfig,
     pretrained,
 )
-from regard.tasks import Batching, classification, looking, runs
+from regard.tasks import Batching, classification
+from regard.tasks import attention_maps as looking
+from regard.tasks import run_folder as runs
 from regard.tasks.classification import Classifier
 from regard.tasks.classifiers import Model
-from regard.tasks.seeing import Seeing, Sight
+from regard.tasks.image_inputs import Seeing, Sight
 from regard.train import Constant, Linear, Recipe, Silence, checkpoint
 
 RECIPE = Recipe(steps=4, rate=Constant(3e-3), save_every=2, log_every=1)

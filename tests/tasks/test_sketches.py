@@ -6,8 +6,8 @@ import pytest
 
 from regard.data import Tokenizer
 from regard.tasks import answering, captioning, classifiers, summarization, translation
+from regard.tasks.image_inputs import Sight
 from regard.tasks.pairs import PairVocabulary
-from regard.tasks.seeing import Sight
 from regard.tasks.vocabulary import Vocabulary, WordVocabulary
 
 WORDS = Tokenizer.words(["ein Haus"])

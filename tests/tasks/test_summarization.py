@@ -13,7 +13,7 @@ from regard import decode
 from regard.data import Pair
 from regard.models import PointerConfig, Seq2SeqConfig, TransformerConfig
 from regard.tasks import summarization
-from regard.tasks.copying import Copying
+from regard.tasks.copy_vocabulary import Copying
 from regard.tasks.summarization import LongBatching, Model, Summarizer
 from regard.tasks.vocabulary import Vocabulary, WordVocabulary
 from regard.train import Constant, Linear, Recipe, Silence, checkpoint

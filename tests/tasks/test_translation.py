@@ -13,7 +13,9 @@ from regard.data import DataError, Pair, Tokenizer
 from regard.decode import Gnmt
 from regard.lens import Links
 from regard.models import Seq2SeqConfig, TransformerConfig
-from regard.tasks import Batching, PairVocabulary, aligning, metrics, runs, translation
+from regard.tasks import Batching, PairVocabulary, metrics, translation
+from regard.tasks import run_folder as runs
+from regard.tasks import word_alignment as aligning
 from regard.tasks.pairs import Draft, Tokenizers
 from regard.tasks.translation import Model, Translator
 from regard.train import CheckpointError, Constant, Linear, Recipe, Silence, checkpoint

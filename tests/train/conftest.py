@@ -5,7 +5,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from small_run import Nursery, remains, small
+
+from tests.train.small_run import Nursery, remains, small
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from small_run import Small, data
 from torch import nn
 
 from regard.train import Constant, NonFiniteError, Recipe, Shuffled, Silence, Stopped, fit, joined
+from tests.train.small_run import Small, data
 
 RECIPE = Recipe(steps=11, rate=Constant(0.05), weight_decay=0.01, log_every=1, save_every=4, evaluate_every=5)
 

@@ -18,17 +18,7 @@ import torch
 from torch import nn
 
 from regard.nn import cross_entropy
-from regard.train import (
-    Failure,
-    Linear,
-    Plateau,
-    Recipe,
-    Shuffled,
-    Silence,
-    Stopped,
-    fit,
-    saving,
-)
+from regard.train import Failure, Linear, Plateau, Recipe, Shuffled, Silence, Stopped, fit, saving
 
 RECIPE = Recipe(
     steps=24,
@@ -129,9 +119,9 @@ def forgetful_read(path):
 READ = saving.read
 DROPS = {
     "nothing": ("regard.train.saving.read", READ),
-    "python": ("regard.train.randomness.random.setstate", lambda state: None),
-    "numpy": ("regard.train.randomness.np.random.set_state", lambda state: None),
-    "torch": ("regard.train.randomness.torch.set_rng_state", lambda state: None),
+    "python": ("regard.train.rng.random.setstate", lambda state: None),
+    "numpy": ("regard.train.rng.np.random.set_state", lambda state: None),
+    "torch": ("regard.train.rng.torch.set_rng_state", lambda state: None),
     "optimizer": ("regard.train.saving.put_moments", lambda *given, **named: None),
     "position": ("regard.train.batches.Shuffled.restore", lambda self, state: None),
     "schedule": ("regard.train.saving.read", forgetful_read),

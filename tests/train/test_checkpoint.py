@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_run import FILES, RECIPE, Small, data, evaluate, remains, small
 from torch import nn
 
 from regard.train import CheckpointError, ResourceError, Shuffled, Silence, checkpoint, find, fit, load, saving
+from tests.train.small_run import FILES, RECIPE, Small, data, evaluate, remains, small
 
 FIVE = ("config.json", "model.safetensors", "tokenizer.json", "training.json", "training.safetensors")
 ALL = (*FIVE, "manifest.sha256")

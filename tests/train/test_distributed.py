@@ -7,10 +7,10 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import distributed_run
 import pytest
 import torch
 
+import tests.train.distributed_run as distributed_run
 from regard.train import Group, checkpoint, joined, own_device
 
 

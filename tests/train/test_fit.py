@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_run import FILES, RECIPE, VOCABULARY, Small, data, remains, small
 from torch import nn
 
 from regard.nn import Loss
@@ -25,6 +24,7 @@ from regard.train import (
     Silence,
     fit,
 )
+from tests.train.small_run import FILES, RECIPE, VOCABULARY, Small, data, remains, small
 
 D = torch.float64
 

@@ -5,7 +5,8 @@ import re
 import signal
 
 import pytest
-from small_run import DROPS, RECIPE, remains
+
+from tests.train.small_run import DROPS, RECIPE, remains
 
 EVENTS, SAVING = 26_000, 9_000  # calls and returns of a whole run within the library, and within its saves, about
 

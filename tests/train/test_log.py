@@ -8,11 +8,11 @@ import types
 from dataclasses import replace
 
 import pytest
-from small_run import RECIPE, small
 
 from regard.train import Bar, Lines, Report
 from regard.train.log import Board, Table
 from regard.train.progress import fitting
+from tests.train.small_run import RECIPE, small
 
 REPORT = Report(step=7, epoch=1, steps=20, loss=2.34567, rate=1e-3, speed=12345.6, unit="tokens", left=3725.0)
 

@@ -6,16 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from regard.train import (
-    Constant,
-    Cosine,
-    Exponential,
-    InverseSigmoid,
-    InverseSquareRoot,
-    Linear,
-    Plateau,
-    Recipe,
-)
+from regard.train import Constant, Cosine, Exponential, InverseSigmoid, InverseSquareRoot, Linear, Plateau, Recipe
 
 RECIPES = [
     Recipe(steps=1),

@@ -5,15 +5,7 @@ import math
 import pytest
 import torch
 
-from regard.train import (
-    Constant,
-    Cosine,
-    Exponential,
-    InverseSigmoid,
-    InverseSquareRoot,
-    Linear,
-    Plateau,
-)
+from regard.train import Constant, Cosine, Exponential, InverseSigmoid, InverseSquareRoot, Linear, Plateau
 
 STEPS = range(1, 60)
 

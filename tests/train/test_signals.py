@@ -6,11 +6,11 @@ import threading
 import time
 
 import pytest
-import small_run
-from small_run import Shuffled, Silence, Small, remains
 
+import tests.train.small_run as small_run
 from regard.train import Stopped, fit
 from regard.train.signals import Interruption, Signals
+from tests.train.small_run import Shuffled, Silence, Small, remains
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -5,15 +5,15 @@ import json
 
 import pytest
 import torch
-from views.browser import ARGUMENTS, CHROMIUM
 
 from regard import Alibi, Causal, Padding, SinkSoftmax, weights
 from regard.lens import Tape
-from regard.lens.reduced import Reduced
-from regard.lens.storage import Held
-from regard.views.catalog import Capture
-from regard.views.frames import parsed
-from regard.views.server import Viewer
+from regard.lens.recording.reduced import Reduced
+from regard.lens.recording.store import Held
+from regard.views.viewer.describe import Capture
+from regard.views.viewer.server import Viewer
+from regard.views.viewer.wire_format import parsed
+from tests.views.browser import ARGUMENTS, CHROMIUM
 
 SOURCE = ["<script>alert(1)</script>", "\u202eevil", "日本", "\x00", "🙂", "it", "##s", "'\"&", "."]
 TARGET = ["le", "▁chat", "\ud800", "</title>", "fin"]

@@ -19,20 +19,10 @@ from .. import __version__
 from ..train import Failure
 from ..train.failures import memory_errors
 from ..train.progress import printable
-from . import (
-    answering,
-    captioning,
-    classification,
-    demo,
-    language,
-    look,
-    operator,
-    plans,
-    runs,
-    summarization,
-    translation,
-)
-from .screen import said
+from . import answering, captioning, classification, demo, language, look, runs, summarization, translation
+from . import explain as operator
+from . import train_command as plans
+from .terminal import said
 
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer has it by no public name
 

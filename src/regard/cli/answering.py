@@ -16,17 +16,17 @@ import regard
 from ..data import Lines
 from ..tasks import answering
 from ..tasks.answering import Answerer, Asking, Model
-from ..tasks.reading import Asked, Windows
+from ..tasks.document_windows import Asked, Windows
 from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
 from ..train import checkpoint as checkpoints
+from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
-from ..train.schema import check_types
-from .attention import TAPE, draw, must_fit, room
+from .attention_output import TAPE, draw, must_fit, room
 from .device import Device
 from .files import QuestionFile, must_be_writable
-from .recipe import Training
-from .screen import chunks_of_input, progress, ranked, said
+from .terminal import chunks_of_input, progress, ranked, said
+from .training_flags import Training
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..tasks import runs
+from ..tasks import run_folder as runs
 from ..train import average
 from ..train import checkpoint as checkpoints
 from . import fingerprints
-from .screen import said
+from .terminal import said
 
 RECORDS = ("plan.json", fingerprints.FILE)  # a run that is resumed may be told to train otherwise
 

@@ -13,18 +13,18 @@ import regard
 
 from ..data import Captions, captions_json, captions_tsv, read_image
 from ..tasks import captioning
+from ..tasks.caption_inputs import Lengths
 from ..tasks.captioning import Describer, Model
-from ..tasks.seeing import Image, Seeing
-from ..tasks.turns import Lengths
+from ..tasks.image_inputs import Image, Seeing
 from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
+from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
-from ..train.schema import check_types
-from .attention import TAPE, draw, must_fit, room
+from .attention_output import TAPE, draw, must_fit, room
+from .decoding_flags import LENGTH, Beam, MaxLength, Search
 from .device import Device
-from .recipe import Training
-from .screen import one_line, progress
-from .search import LENGTH, Beam, MaxLength, Search
+from .terminal import one_line, progress
+from .training_flags import Training
 
 
 @dataclass(frozen=True, kw_only=True)

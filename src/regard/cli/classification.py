@@ -29,17 +29,17 @@ from ..tasks import classification
 from ..tasks.batching import Batching
 from ..tasks.classification import Classified, Classifier, Inputs
 from ..tasks.classifiers import Model
-from ..tasks.seeing import Seeing
-from ..tasks.texts import Texts
+from ..tasks.image_inputs import Seeing
+from ..tasks.text_inputs import Texts
 from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
+from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
-from ..train.schema import check_types
 from .answering import Pretrained
-from .attention import TAPE, draw, must_fit, room
+from .attention_output import TAPE, draw, must_fit, room
 from .device import Device
-from .recipe import Training
-from .screen import chunks_of_input, progress, tell_long
+from .terminal import chunks_of_input, progress, tell_long
+from .training_flags import Training
 
 RECORD = {10: 3073, 100: 3074}  # bytes of an image of CIFAR-10 and of CIFAR-100
 

@@ -14,19 +14,19 @@ import regard
 
 from ..data import Captioned, Dates, Generated, Pair, Scenes, digits
 from ..lens import Tape
-from ..ops.lazy import Weights
+from ..ops.weights import Weights
 from ..tasks import Batching, PairVocabulary, captioning, classification, translation
-from ..tasks.aligning import layer_of
 from ..tasks.captioning import Describer
 from ..tasks.classification import Classifier
 from ..tasks.classifiers import Model as ClassifierModel
-from ..tasks.seeing import Seeing
+from ..tasks.image_inputs import Seeing
 from ..tasks.translation import Translator
+from ..tasks.word_alignment import layer_of
 from ..train import Cosine, Recipe
 from . import gallery
 from .device import Device
 from .gallery import Chapter, Example
-from .screen import said
+from .terminal import said
 
 DATES, SCENES = 40_000, 20_000  # to train on
 TESTED = 500  # of each, never seen

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 from ..data import Lines, Pair, Question, Rows, pairs_jsonl, pairs_tsv, parallel, questions
-from ..lens.archive import is_tape
-from ..train.schema import check_types
+from ..lens.tape.archive import is_tape
+from ..train.dataclass_json import check_types
 
 SHOWN = (".png", ".html", ".htm")  # what is looked at, and by no model read
 

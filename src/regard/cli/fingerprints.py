@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..data.pictures import ENDINGS
-from ..tasks import runs
+from ..data.image_files import ENDINGS
+from ..tasks import run_folder as runs
 from ..train import saving
 from .flags import flags_of
 

@@ -16,13 +16,13 @@ from ..tasks import language
 from ..tasks.language import LanguageModel, Model
 from ..tasks.vocabulary import Vocabulary
 from ..train import Outcome
+from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
-from ..train.schema import check_types
-from .attention import TAPE, draw, room
+from .attention_output import TAPE, draw, room
 from .device import Device
 from .files import TextFile
-from .recipe import Training
-from .screen import progress
+from .terminal import progress
+from .training_flags import Training
 
 
 @dataclass(frozen=True, kw_only=True)

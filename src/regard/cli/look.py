@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from ..train.failures import disk_errors
-from .attention import TAPE
+from .attention_output import TAPE
 from .device import Device
 from .files import must_be_writable
-from .screen import progress, said
+from .terminal import progress, said
 
 
 def look(
@@ -38,7 +38,7 @@ def look(
 
     Give a text or an image. What is captured is shown by regard view.
     """
-    from ..tasks.tapes import tape_of
+    from ..tasks.look import tape_of
 
     must_be_writable(out, folder, text, target, image, flag="--out", ends=(TAPE,))
     tape = tape_of(folder, text=_read(text, "--text"), target=_read(target, "--target"), image=image, device=device)

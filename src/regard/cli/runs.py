@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..tasks import runs
-from ..train.schema import from_json
+from ..tasks import run_folder as runs
+from ..train.dataclass_json import from_json
 from . import answering, captioning, classification, language, summarization, translation
 from .averaging import mean_of
 from .device import Device

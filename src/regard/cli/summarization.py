@@ -12,18 +12,18 @@ import typer
 from ..data import Pair
 from ..tasks import summarization
 from ..tasks.metrics import Words
+from ..tasks.seq2seq_task import MOST
 from ..tasks.summarization import LongBatching, Model, Summarizer
 from ..tasks.vocabulary import WordVocabulary
-from ..tasks.writer import MOST
 from ..train import Outcome
 from ..train.failures import disk_errors
-from .attention import must_be_of_one, room, save_pairs
+from .attention_output import must_be_of_one, room, save_pairs
+from .decoding_flags import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
 from .device import Device
 from .files import SummaryFiles
-from .recipe import Training
-from .screen import progress, tell_long
-from .search import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
-from .writing import Runs, write_lines
+from .stdin_lines import Runs, write_lines
+from .terminal import progress, tell_long
+from .training_flags import Training
 
 
 @dataclass(frozen=True, kw_only=True)

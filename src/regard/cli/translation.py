@@ -12,21 +12,21 @@ import typer
 from ..data import DataError, Lines
 from ..lens import Links, alignment_score
 from ..tasks import translation
-from ..tasks.aligning import When
 from ..tasks.batching import Batching
 from ..tasks.pairs import PairVocabulary
+from ..tasks.seq2seq_task import MOST
 from ..tasks.translation import Model, Translator
-from ..tasks.writer import MOST
+from ..tasks.word_alignment import When
 from ..train import Outcome
 from ..train import checkpoint as checkpoints
 from ..train.failures import disk_errors
-from .attention import must_be_of_one, room, save_pairs
+from .attention_output import must_be_of_one, room, save_pairs
+from .decoding_flags import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
 from .device import Device
 from .files import PairFiles, must_be_writable
-from .recipe import Training
-from .screen import progress, said
-from .search import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
-from .writing import Runs, write_lines
+from .stdin_lines import Runs, write_lines
+from .terminal import progress, said
+from .training_flags import Training
 
 Layer = Annotated[
     int | None, typer.Option("--layer", help="align by this layer of a Transformer, from 0 (the one above the middle)")

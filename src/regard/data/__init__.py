@@ -7,15 +7,15 @@ from .dates import Dated, Dates
 from .digits import digits
 from .errors import DataError
 from .generated import Generated
+from .image_files import Pictures, pixels, read_image
 from .images import ImageFolder, Images, Picture, cifar10, cifar100, idx_images, npz_images
-from .labelled import Labelled, LabelledText, labelled, labelled_tsv
+from .labelled_text import Labelled, LabelledText, labelled, labelled_tsv
 from .language import Windows, ids_of, read_ids, write_ids
 from .lines import Lines
 from .pairs import Pair, pairs_jsonl, pairs_tsv, parallel
-from .pictures import Pictures, pixels, read_image
 from .report import Report
-from .rows import Rows, Stream
 from .shapes import Scene, Scenes, Shape
+from .tabular import Rows, Stream
 from .tokenizers import Span, Tokenizer
 from .toys import Arithmetic, Copy, Recall, Reverse, Sort
 

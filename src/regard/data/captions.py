@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import DataError
+from .image_files import Array, Pictures
 from .lines import Lines
-from .pictures import Array, Pictures
 from .text import must_be_text
 from .trees import read_json
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from .errors import DataError
+from .image_files import Array, Pictures
 from .lines import Lines, at_most, opened, unpacked
-from .pictures import Array, Pictures
 from .text import must_be_classes
 
 LARGEST = 2**33

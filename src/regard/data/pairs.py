@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .lines import Lines
-from .rows import Columns, Fields, Rows, columns
+from .tabular import Columns, Fields, Rows, columns
 
 
 class Pair(NamedTuple):

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from .errors import DataError, must_have_folder
 from .text import must_be_many, must_be_text
-from .unknown import must_know_the_unknown, read, read_all, show_the_unknown
+from .unknown_tokens import must_know_the_unknown, read, read_all, show_the_unknown
 
 SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")
 # What others call them, the likeliest first.

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .demands import must_count
-from .divisors import Divisors
+from .constraints import Limits
+from .decode_checks import must_count
 from .frontier import Frontier
 from .hypothesis import Hypothesis
-from .limits import Limits
+from .length_penalty import Divisors
 from .penalties import Coverage
 from .prefix import Tokens
 from .stepper import Stepper
-from .top import top
+from .topk import top
 
 
 @torch.no_grad()

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .demands import must_be_tokens
+from .backpointers import Step, Trace
+from .constraints import Limits
+from .decode_checks import must_be_tokens
 from .hypothesis import Hypothesis
-from .limits import Limits
 from .prefix import Prefix, Tokens
 from .stepper import Stepper, advance, attention_of
-from .trace import Step, Trace
 
 
 class Frontier:

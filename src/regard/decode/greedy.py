@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .constraints import Limits
 from .frontier import Frontier
 from .hypothesis import Hypothesis
-from .limits import Limits
 from .prefix import Tokens
 from .stepper import Stepper
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .demands import must_be_number
+from .decode_checks import must_be_number
 
 FLOOR = 1e-9  # a source position never attended to costs beta * log(FLOOR), not everything
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .demands import must_be_number, must_count
+from .constraints import Limits
+from .decode_checks import must_be_number, must_count
 from .frontier import Frontier
 from .greedy import walk
 from .hypothesis import Hypothesis
-from .limits import Limits
 from .prefix import Tokens
 from .stepper import Stepper
-from .top import top
+from .topk import top
 
 SEEDS = 2**64  # the first comes behind the last
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .demands import must_be_tokens
+from .backpointers import join
+from .decode_checks import must_be_tokens
 from .hypothesis import Hypothesis
 from .prefix import Prefix, Tokens, pieces
 from .stepper import Stepper, advance, attention_of
-from .trace import join
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import launch
+from .launch_cache import launch
 from .tiles import LOG2E, power_of_two
 
 LONGEST = 4096  # numbers of a row that are held at once

@@ -1,6 +1,7 @@
 """The lens: capture what any model attends to, at any length; measure it, follow it, align by it."""
 
-from .alignment import (
+from .analysis.ablation import ablate, ablation_importance, importance
+from .analysis.alignment import (
     AlignmentScore,
     Links,
     alignment_score,
@@ -11,8 +12,7 @@ from .alignment import (
     word_weights,
     write_pharaoh,
 )
-from .capture import capture
-from .flow import (
+from .analysis.flow import (
     attention_flow,
     gradient_attention,
     norm_attention,
@@ -21,9 +21,7 @@ from .flow import (
     rollout_matrix,
     value_norms,
 )
-from .groups import Groups, lines, patches, sentences, spans, words
-from .heads import ablate, ablation_importance, importance
-from .measures import (
+from .analysis.head_measures import (
     Sinks,
     diagonality,
     duplicate_token,
@@ -34,9 +32,11 @@ from .measures import (
     similarity,
     sinks,
 )
-from .record import Extras
-from .reduced import Reduced
-from .tape import Tape
+from .capture import capture
+from .recording.record import Extras
+from .recording.reduced import Reduced
+from .tape.groups import Groups, lines, patches, sentences, spans, words
+from .tape.tape import Tape
 
 __all__ = [
     "AlignmentScore",

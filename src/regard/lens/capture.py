@@ -12,15 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import huggingface, kernels
-from .classes import attends_aside
-from .labels import Tokens, TokensByLayer
-from .names import listed, within
-from .recorder import Recorder
-from .reduced import must_be_measures
-from .storage import Store
-from .tape import Tape
-from .watch import SCRIPTED, Watch
+from .interception import known_kernels as kernels
+from .interception import transformers as huggingface
+from .interception.function_mode import SCRIPTED, Watch
+from .interception.module_scan import attends_aside
+from .layer_names import listed, within
+from .recording.recorder import Recorder
+from .recording.reduced import must_be_measures
+from .recording.store import Store
+from .tape.annotations import Tokens, TokensByLayer
+from .tape.tape import Tape
 
 SEEN = (
     "seen are regard.attend, F.scaled_dot_product_attention, F.multi_head_attention_forward, flex_attention, the "

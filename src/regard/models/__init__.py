@@ -6,13 +6,13 @@ from .captioner import Captioner, CaptionerConfig
 from .classifier import TextClassifier, TextClassifierConfig
 from .convnet import AttentionConvNet, AttentionConvNetConfig
 from .gpt import Gpt, GptConfig
-from .masking import mask_words
+from .masked_lm import mask_words
 from .pointer import Pointer, PointerConfig
 from .pretrained import load, save
 from .reader import Reader, ReaderConfig
+from .rope_scaling import Stretch
 from .seq2seq import Seq2Seq, Seq2SeqConfig
-from .spans import best_spans, top_spans
-from .stretch import Stretch
+from .span_scores import best_spans, top_spans
 from .transformer import Transformer, TransformerConfig
 from .vit import ViT, ViTClassifier, ViTConfig
 

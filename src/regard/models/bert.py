@@ -11,13 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..checks import must_count
 from ..nn import Attention, EncoderBlock, FeedForward, LearnedPositions, PostNorm, TokenEmbedding, positions_of
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
-from ..ops.demands import must_count
 from .activations import Name as Activation
 from .activations import activation
-from .demands import (
+from .initialization import initialize
+from .model_checks import (
     must_be_eps,
     must_be_flag,
     must_be_model,
@@ -27,7 +28,6 @@ from .demands import (
     must_be_token,
     must_hold,
 )
-from .initial import initialize
 from .padding import Padded, keep_of
 
 

@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..checks import must_count
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
-from ..ops.demands import must_count
 from .activations import Name as Activation
 from .activations import activation
 from .bert import Bert, Pool
-from .demands import must_be_model, must_hold
-from .initial import initialize
+from .initialization import initialize
+from .model_checks import must_be_model, must_hold
 from .padding import Padded, keep_of
 
 

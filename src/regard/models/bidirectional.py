@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from .padding import must_be_lengths
-from .recurrent import CELLS, Cell, run
+from .recurrent_decoder import CELLS, Cell, run
 
 
 class Bidirectional(nn.Module):

@@ -13,13 +13,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
+from ..checks import must_be_number, must_count
 from ..nn import BahdanauAttention, Sinusoidal
 from ..nn.losses import Loss, shifted, surprise
-from ..ops.demands import must_be_number, must_count
-from .demands import must_be_flag, must_be_one_of, must_be_share, must_be_token, must_hold
+from .decoder_state import Watched
+from .model_checks import must_be_flag, must_be_one_of, must_be_share, must_be_token, must_hold
 from .padding import counted_targets
-from .recurrent import Cell, RecurrentDecoder, RecurrentState
-from .stepping import Watched
+from .recurrent_decoder import Cell, RecurrentDecoder, RecurrentState
 from .transformer import TransformerConfig, decoder_of
 
 Looking = Literal["soft", "hard", "transformer"]

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..checks import must_be_number, must_count
 from ..nn import AttentionPool
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, surprise
-from ..ops.demands import must_be_number, must_count
 from .bidirectional import Bidirectional
-from .demands import must_be_flag, must_be_one_of, must_be_share, must_be_token, must_hold
-from .recurrent import Cell
-from .words import Words
+from .model_checks import must_be_flag, must_be_one_of, must_be_share, must_be_token, must_hold
+from .recurrent_decoder import Cell
+from .word_encoder import Words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..checks import must_count
 from ..nn import CBAM, SelectiveKernel, SelfAttention2d, SqueezeExcite
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
-from ..ops.demands import must_count
-from ..ops.scores import Dot
-from .demands import must_be_one_of, must_be_share, must_hold
+from ..ops.terms.scores import Dot
+from .model_checks import must_be_one_of, must_be_share, must_hold
 
 Looking = Literal["self", "squeeze", "cbam", "selective"]
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ..checks import must_be_letters, must_count
 from ..nn import (
     Attention,
     EncoderBlock,
@@ -24,19 +25,18 @@ from ..nn import (
     positions_of,
 )
 from ..nn.dropout import Dropout
+from ..nn.fast_decode import Plain, Step
 from ..nn.linear import Linear, linear
 from ..nn.losses import Loss, cross_entropy
-from ..nn.plain import Plain, Step
-from ..ops.demands import must_be_letters, must_count
-from ..ops.masks import Causal, Padding, Window
+from ..ops.terms.masks import Causal, Padding, Window
 from .activations import Name as Activation
 from .activations import activation
-from .demands import must_be_eps, must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_hold
-from .initial import initialize, initialize_residual
+from .decoder_state import CachedState, Watched, step, watched
+from .initialization import initialize, initialize_residual
+from .model_checks import must_be_eps, must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_hold
 from .norms import NormName, norm_of
 from .padding import Padded, counted_of, keep_of
-from .stepping import CachedState, Watched, step, watched
-from .stretch import Stretch
+from .rope_scaling import Stretch
 
 Positions = Literal["learned", "rotary"]
 

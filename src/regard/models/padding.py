@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from ..ops.demands import must_be_integers, must_be_tensor
-from ..ops.tracing import readable
-from .demands import must_be_rows
+from ..checks import must_be_integers, must_be_tensor
+from ..ops.torch_state import readable
+from .model_checks import must_be_rows
 
 Padded = Bool[Tensor, "b n"] | Int[Tensor, " b"]
 

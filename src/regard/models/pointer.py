@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nn.losses import Loss, shifted
-from .demands import must_be_token, must_hold
+from .model_checks import must_be_token, must_hold
 from .padding import counted_of, counted_targets
-from .recurrent import RecurrentState, true_or_own
+from .recurrent_decoder import RecurrentState, true_or_own
 from .seq2seq import Seq2Seq, Seq2SeqConfig, repeated
 
 POINTING = ("bahdanau", "dot", "general", "concat", "location")  # those whose weights sum to 1 at every step

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import nn
 
 from ..nn import LearnedPositions, Rotary, ShawBias, Sinusoidal, T5Bias
-from ..ops.biases import Alibi
+from ..ops.terms.biases import Alibi
 
 Positions = Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "t5", "shaw", "alibi", "none"]
 

@@ -11,19 +11,19 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ..checks import must_count
 from ..nn import Attention, Core
 from ..nn.embeddings import Highway
 from ..nn.losses import Loss, cross_entropy
-from ..ops.demands import must_count
-from ..ops.mask import Mask
-from ..ops.masks import Padding
-from ..ops.scores import Dot
+from ..ops.terms.masks import Padding
+from ..ops.terms.masks.mask_algebra import Mask
+from ..ops.terms.scores import Dot
 from .bidirectional import Bidirectional
-from .demands import must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold
+from .model_checks import must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold
 from .padding import counted_of
-from .recurrent import Cell
-from .spans import best_spans
-from .words import Words, spelled
+from .recurrent_decoder import Cell
+from .span_scores import best_spans
+from .word_encoder import Words, spelled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ..checks import must_be_number, must_count
 from ..nn import BahdanauAttention, Coverage, LocalAttention, LocationScore, LuongAttention, TokenEmbedding
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, shifted, surprise
-from ..ops.demands import must_be_number, must_count
-from .demands import must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
+from .model_checks import must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
 from .padding import counted_targets, must_be_lengths
-from .recurrent import CELLS, Cell, RecurrentDecoder, RecurrentState, run
+from .recurrent_decoder import CELLS, Cell, RecurrentDecoder, RecurrentState, run
 
 Looking = Literal["bahdanau", "dot", "general", "concat", "location", "local_monotonic", "local_predictive"]
 How = Literal["concatenate", "gate", "dot"]

@@ -10,22 +10,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..checks import must_be_number, must_count
 from ..nn import Attention, DecoderBlock, EncoderBlock, FeedForward, PostNorm, PreNorm, SegmentMemory, TokenEmbedding
+from ..nn.cache import by_distance
 from ..nn.dropout import Dropout
 from ..nn.linear import Linear
 from ..nn.losses import Loss, cross_entropy, shifted
-from ..nn.memory import by_distance
-from ..ops.demands import must_be_number, must_count
-from ..ops.mask import Mask
-from ..ops.masks import Causal
-from ..ops.parse import parse
+from ..ops.terms.masks import Causal
+from ..ops.terms.masks.mask_algebra import Mask
+from ..ops.terms.parse import parse
 from .activations import Name as Activation
 from .activations import activation
-from .decoder import DecoderState, TransformerDecoder
-from .demands import must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
+from .decoder_state import Watched
+from .model_checks import must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
 from .padding import counted_of, must_be_lengths
 from .positions import Positions, added_positions, relative_positions
-from .stepping import Watched
+from .transformer_decoder import DecoderState, TransformerDecoder
 
 Order = Literal["pre", "post"]
 Tied = Literal["none", "output", "all"]

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..checks import must_be_letters, must_count
 from ..nn import Attention, EncoderBlock, FeedForward, PatchEmbedding
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
-from ..ops.demands import must_be_letters, must_count
 from .activations import Name as Activation
 from .activations import activation
-from .demands import must_be_eps, must_be_model, must_be_one_of, must_be_share, must_hold
-from .initial import initialize, spread
+from .initialization import initialize, spread
+from .model_checks import must_be_eps, must_be_model, must_be_one_of, must_be_share, must_hold
 
 Pooling = Literal["class", "mean"]
 

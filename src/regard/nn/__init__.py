@@ -2,6 +2,7 @@
 
 from .attention import Attention
 from .blocks import DecoderBlock, EncoderBlock
+from .cache import KeyValues, KVCache, SegmentMemory
 from .core import Core
 from .embeddings import (
     CharacterEmbedding,
@@ -13,10 +14,10 @@ from .embeddings import (
     TokenEmbedding,
 )
 from .feedforward import FeedForward, GatedFeedForward
-from .learned import LearnedCosine, LearnedDot, LearnedSink
-from .local import LocalAttention
+from .learned_terms import LearnedCosine, LearnedDot, LearnedSink
+from .local_recurrent import LocalAttention
 from .losses import Loss, cross_entropy
-from .memory import KeyValues, KVCache, SegmentMemory
+from .memory_slots import MemorySlots
 from .modulate import Modulate
 from .norms import PostNorm, PreNorm, RMSNorm
 from .pooling import AttentionPool
@@ -31,7 +32,6 @@ from .recurrent import (
     LuongAttention,
     Memory,
 )
-from .slots import MemorySlots
 from .vision import CBAM, PatchEmbedding, SelectiveKernel, SelfAttention2d, SqueezeExcite
 
 __all__ = [

@@ -8,24 +8,24 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..ops.biases import Bias
-from ..ops.demands import must_be_letters, must_be_tensor, must_count
-from ..ops.lazy import Weights
-from ..ops.mask import Mask
-from ..ops.masks import Padding
-from ..ops.normalizers import Normalizer, SinkSoftmax
+from ..checks import must_be_letters, must_be_tensor, must_count
 from ..ops.operator import weights
-from ..ops.scores import Score
-from ..ops.term import Term
+from ..ops.terms.biases import Bias
+from ..ops.terms.masks import Padding
+from ..ops.terms.masks.mask_algebra import Mask
+from ..ops.terms.normalizers import Normalizer, SinkSoftmax
+from ..ops.terms.scores import Score
+from ..ops.terms.term import Term
+from ..ops.weights import Weights
+from .argument_hints import tells_our_names
+from .cache import KeyValues, KVCache, look_back, reads_places
 from .core import Core
-from .elsewhere import tells_our_names
-from .learned import fill, slot
+from .learned_terms import fill, slot
 from .linear import Linear
-from .memory import KeyValues, KVCache, look_back, reads_places
-from .multihead import objections, pairs
+from .memory_slots import MemorySlots, tapered_until, until
 from .norms import Norm
 from .positions import Rotary
-from .slots import MemorySlots, tapered_until, until
+from .torch_interop import objections, pairs
 
 
 class Attention(nn.Module):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..ops.mask import Mask
+from ..ops.terms.masks.mask_algebra import Mask
 from .attention import Attention
-from .memory import KeyValues, KVCache, SegmentMemory
+from .cache import KeyValues, KVCache, SegmentMemory
 from .norms import Norm, PreNorm, Residual
 
 

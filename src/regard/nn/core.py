@@ -5,12 +5,12 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..ops.biases import Bias
-from ..ops.demands import must_be_share
-from ..ops.mask import Mask
-from ..ops.normalizers import Normalizer
+from ..checks import must_be_share
 from ..ops.operator import attend
-from ..ops.scores import Score
+from ..ops.terms.biases import Bias
+from ..ops.terms.masks.mask_algebra import Mask
+from ..ops.terms.normalizers import Normalizer
+from ..ops.terms.scores import Score
 
 
 class Core(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..ops.tracing import followed
+from ..ops.torch_state import followed
 
 SIDES = 2**16
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..ops.tracing import readable
+from ..ops.torch_state import readable
 from .dropout import Dropout
 
 KIM = MappingProxyType({1: 25, 2: 50, 3: 75, 4: 100, 5: 125, 6: 150})

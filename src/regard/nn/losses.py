@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..ops.demands import must_be_integers
+from ..checks import must_be_integers
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..ops.biases import Relative
-from ..ops.demands import must_be_number, must_count
-from ..ops.tracing import followed, readable
+from ..checks import must_be_number, must_count
+from ..ops.terms.biases import Relative
+from ..ops.torch_state import followed, readable
 
 TABLED = 256  # positions whose sines are kept, for decoding to come upon them one at a time
 

@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..ops.lazy import Weights
-from ..ops.masks import Padding
-from ..ops.normalizers import Normalizer
 from ..ops.operator import weights
-from ..ops.scores import Additive, Bilinear, Dot, Location, Score
+from ..ops.terms.masks import Padding
+from ..ops.terms.normalizers import Normalizer
+from ..ops.terms.scores import Additive, Bilinear, Dot, Location, Score
+from ..ops.weights import Weights
 from .core import Core
-from .learned import fill, slot
+from .learned_terms import fill, slot
 
 
 class BahdanauAttention(nn.Module):

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..ops.demands import must_count
-from ..ops.lazy import Weights
+from ..checks import must_count
 from ..ops.operator import weights
-from ..ops.scores import Dot, Score
+from ..ops.terms.scores import Dot, Score
+from ..ops.weights import Weights
+from .argument_hints import tells_our_names
 from .core import Core
-from .elsewhere import tells_our_names
-from .learned import fill, slot
+from .learned_terms import fill, slot
 
 
 class PatchEmbedding(nn.Module):

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .biases import Bias
-from .demands import must_be_share
-from .mask import Mask
-from .normalizers import Normalizer, Softmax
-from .place import Block, Selector
-from .scores import Dot, Score
-from .tracing import readable
+from ..checks import must_be_share
+from .terms.biases import Bias
+from .terms.coordinates import Block, Selector
+from .terms.masks.mask_algebra import Mask
+from .terms.normalizers import Normalizer, Softmax
+from .terms.scores import Dot, Score
+from .torch_state import readable
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -8,11 +8,11 @@ from types import ModuleType
 import torch
 
 from .backends import flex, reference, sdpa, tiled, triton
+from .blocks.mask_layout import TILE
 from .call import Call
-from .grid import Grid
-from .layout import TILE
-from .masks import Causal
-from .scores import Additive
+from .terms.mask_tiles import Grid
+from .terms.masks import Causal
+from .terms.scores import Additive
 
 BACKENDS: dict[str, ModuleType] = {backend.name: backend for backend in (sdpa, flex, triton, tiled, reference)}
 SHORT = 2**18  # entries up to which compiling FlexAttention for a kind of call takes longer than it will ever save

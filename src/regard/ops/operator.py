@@ -10,12 +10,12 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from . import dispatch
 from .backends import sdpa
-from .biases import Bias
 from .call import Call, no_autocast
-from .lazy import Weights
-from .mask import Mask
-from .normalizers import Normalizer
-from .scores import Score
+from .terms.biases import Bias
+from .terms.masks.mask_algebra import Mask
+from .terms.normalizers import Normalizer
+from .terms.scores import Score
+from .weights import Weights
 
 
 def attend(

@@ -16,17 +16,18 @@ from ..data import Batches, DataError, Question, Tokenizer
 from ..lens import Tape
 from ..models import Bert, BertConfig, BertReader, Reader, ReaderConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
-from ..train.schema import check_types, must_be_left
-from . import runs, squad
+from ..train.dataclass_json import check_types, must_be_left
+from . import run_folder as runs
+from . import squad
 from .batching import TOO_LONG
-from .finding import Finder, Span
+from .character_inputs import ALPHABET, Spelling
+from .document_windows import Asked, Behind, Beside, Layout, Readings, Windows, longest_row, must_be_asked
 from .metrics import Measured
 from .pretrained import encoder_of, places
-from .reading import Asked, Behind, Beside, Layout, Readings, Windows, longest_row, must_be_asked
-from .spelling import ALPHABET, Spelling
-from .training import Setup, Start, run
+from .seq2seq_task import Shown
+from .setup import Setup, Start, run
+from .span_search import Finder, Span
 from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
-from .writer import Shown
 
 TASK = "answering"
 CHARACTERS = 200  # different ones that words are spelled with, the most frequent

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from ..data import Batches, DataError
 from ..data.padding import padded
 from ..train import Group
-from ..train.schema import check_types
-from .encoded import Encoded
+from ..train.dataclass_json import check_types
+from .encoded_dataset import Encoded
 
 Long = Literal["drop", "truncate", "error"]
 # What to do where examples are too long, and one must not be, or all would be dropped.

@@ -19,16 +19,18 @@ from ..decode import Ensemble, Hypothesis
 from ..lens import Tape, capture
 from ..models import Captioner, CaptionerConfig
 from ..nn.losses import shifted
-from ..ops.lazy import Weights
+from ..ops.weights import Weights
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
-from ..train.schema import check_types, must_be_left
-from . import aligning, metrics, runs
+from ..train.dataclass_json import check_types, must_be_left
+from . import metrics
+from . import run_folder as runs
+from . import word_alignment as aligning
+from .caption_inputs import Examples, Lengths, Seen, Turns, texts_of
+from .image_inputs import Image, Seeing, Sight
 from .metrics import Measured
-from .seeing import Image, Seeing, Sight
-from .training import Setup, Start, run
-from .turns import Examples, Lengths, Seen, Turns, texts_of
+from .seq2seq_task import Shown, Written, at_most, must_hold, searched
+from .setup import Setup, Start, run
 from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
-from .writer import Shown, Written, at_most, must_hold, searched
 
 TASK = "captioning"
 MOST = 500  # images on one tape

@@ -17,18 +17,19 @@ from ..lens import Tape
 from ..models import BertClassifier, BertConfig
 from ..models.activations import Name as Activation
 from ..train import Epochs, InverseSquareRoot, Outcome, Progress, Recipe, own_device
-from . import looking, runs
+from . import attention_maps as looking
+from . import run_folder as runs
 from .batching import Batching
 from .classifiers import Model, Network, built
 from .confusion import Confusion
-from .encoded import Encoded
+from .encoded_dataset import Encoded
+from .image_inputs import Changed, Seeing, Sight
 from .metrics import Measured
 from .pretrained import encoder_of, names_of, numbers_of, places
-from .seeing import Changed, Seeing, Sight
-from .texts import Texts
-from .training import Setup, Start, run
+from .seq2seq_task import Shown
+from .setup import Setup, Start, run
+from .text_inputs import Texts
 from .vocabulary import Vocabulary, WordVocabulary
-from .writer import Shown
 
 TASK = "classification"
 MOST = 500  # examples on one tape

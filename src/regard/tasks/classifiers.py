@@ -22,8 +22,8 @@ from ..models import (
     ViTConfig,
 )
 from ..models.activations import Name as Activation
-from ..train.schema import check_types, must_be_left
-from .seeing import Sight
+from ..train.dataclass_json import check_types, must_be_left
+from .image_inputs import Sight
 
 TEXTS, IMAGES = ("rnn", "pool", "bert"), ("convnet", "vit")
 TextNetwork = TextClassifierConfig | BertConfig

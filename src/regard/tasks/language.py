@@ -20,13 +20,13 @@ from ..lens import Tape, capture
 from ..models import Gpt, GptConfig
 from ..nn.losses import surprise
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
-from ..train.schema import check_types
-from . import runs
-from .encoded import Encoded, in_batches
+from ..train.dataclass_json import check_types
+from . import run_folder as runs
+from .encoded_dataset import Encoded, in_batches
 from .metrics import Measured
-from .training import Setup, Start, run
+from .seq2seq_task import Shown
+from .setup import Setup, Start, run
 from .vocabulary import TOKENIZER, Vocabulary
-from .writer import Shown
 
 TASK = "language"
 LOGITS = 2**25  # held at once while text is judged

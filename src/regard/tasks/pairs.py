@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol
 
 from ..data import Tokenizer
-from . import runs
-from .encoded import Encoded
+from . import run_folder as runs
+from .encoded_dataset import Encoded
 from .vocabulary import TOKENIZER, Vocabulary
 
 SOURCE, TARGET = "tokenizer.source.json", "tokenizer.target.json"  # where the sides share none

@@ -12,13 +12,14 @@ import torch
 from ..data import Tokenizer
 from ..models import PointerConfig, Seq2SeqConfig, TransformerConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe
-from ..train.schema import check_types, must_be_left
-from . import metrics, writing
+from ..train.dataclass_json import check_types, must_be_left
+from . import metrics
+from . import seq2seq_training as writing
 from .batching import Batching, Long
 from .metrics import Measured, Words
 from .pairs import Paired, Tokenizers, must_be_pairs
+from .seq2seq_task import Network, Shown, Writer, Written, tokenizers_of
 from .vocabulary import Vocabulary, WordVocabulary
-from .writer import Network, Shown, Writer, Written, tokenizers_of
 
 TASK = "summarization"
 Sketch = Callable[[Tokenizer], Network]

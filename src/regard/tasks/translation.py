@@ -15,13 +15,15 @@ from ..data import Pair, Tokenizer
 from ..lens import Links, argmax_links, mutual_links
 from ..models import Seq2SeqConfig, TransformerConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe
-from ..train.schema import check_types, must_be_left
-from . import aligning, metrics, writing
-from .aligning import When
+from ..train.dataclass_json import check_types, must_be_left
+from . import metrics
+from . import seq2seq_training as writing
+from . import word_alignment as aligning
 from .batching import Batching
 from .metrics import Measured
 from .pairs import Paired, PairVocabulary, Tokenizers, must_be_pairs
-from .writer import Shown, Writer, Written
+from .seq2seq_task import Shown, Writer, Written
+from .word_alignment import When
 
 TASK = "translation"
 Kind = Literal[

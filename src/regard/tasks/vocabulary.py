@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..data import Tokenizer
-from ..train.schema import check_types, must_be_left
+from ..train.dataclass_json import check_types, must_be_left
 
 TOKENIZER = "tokenizer.json"  # what it is called in a folder
 Kind = Literal["bpe", "wordpiece", "word", "char"]

@@ -6,10 +6,10 @@ from .checkpoint import find, load
 from .distributed import Group, joined, own_device
 from .failures import CheckpointError, Failure, NonFiniteError, ResourceError, Stopped
 from .fit import Outcome, fit
-from .forcing import Exponential, InverseSigmoid, Linear
 from .losses import Summed
 from .progress import Bar, Lines, Progress, Report, Silence
 from .recipe import Recipe
+from .scheduled_sampling import Exponential, InverseSigmoid, Linear
 from .schedules import Constant, Cosine, InverseSquareRoot, Plateau
 
 __all__ = [

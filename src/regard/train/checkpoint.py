@@ -19,8 +19,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from .dataclass_json import unknown
 from .failures import CheckpointError, disk_errors
-from .schema import unknown
 
 MANIFEST = "manifest.sha256"
 MODEL = "model.safetensors"

@@ -14,19 +14,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import checkpoint, progress, randomness, saving
+from . import checkpoint, progress, saving
+from . import rng as randomness
 from .batches import Epochs, moved
+from .cuda_graphs import Replayed
+from .dataclass_json import unknown
 from .distributed import Group, joined, spread
 from .failures import CheckpointError, NonFiniteError, Stopped, memory_errors
-from .finite import first_non_finite
 from .gradient import Objective, Step, forward_and_backward, mean_gradient
-from .graphs import Replayed
 from .log import Board, Log
+from .nonfinite import first_non_finite
 from .optimizer import adamw, set_rate
 from .recipe import Recipe
 from .saving import Saver
 from .schedules import Plateau
-from .schema import unknown
 from .signals import Interruption, Signals
 from .state import State
 

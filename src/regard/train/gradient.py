@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .batches import moved
+from .cuda_graphs import Pass
 from .distributed import Group, exchanging
-from .graphs import Pass
 from .losses import Summed
 from .optimizer import scale, whole
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .forcing import Forcing
+from .dataclass_json import check_types, from_json, to_json
+from .scheduled_sampling import Forcing
 from .schedules import Constant, Schedule
-from .schema import check_types, from_json, to_json
 
 STEADY = Constant(1e-3)
 

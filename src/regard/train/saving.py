@@ -11,13 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from . import checkpoint, randomness
+from . import checkpoint
+from . import rng as randomness
 from .batches import Epochs
+from .dataclass_json import from_json, to_json
 from .distributed import Group
 from .failures import CheckpointError
 from .optimizer import moments, put_moments, whole
 from .recipe import Recipe
-from .schema import from_json, to_json
 from .state import State
 
 NUMBERS, TENSORS = "training.json", "training.safetensors"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
-from .schema import check_types
+from .dataclass_json import check_types
 
 
 @dataclass(frozen=True)

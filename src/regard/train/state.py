@@ -6,8 +6,8 @@ import math
 import sys
 from dataclasses import dataclass
 
+from .dataclass_json import check_types
 from .recipe import Recipe
-from .schema import check_types
 
 WORST = sys.float_info.max  # stands for what is no number, or infinite: JSON has neither
 

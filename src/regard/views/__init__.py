@@ -4,9 +4,9 @@ Figures are matplotlib `Figure` values, returned and never shown. `view` and `se
 and `page` is the same as one offline file.
 """
 
-from .figure import alignment, by_layer, caption, grid, heatmap, image, mask, text
-from .page import Page, page
-from .server import Viewer, serve, view
+from .export import Page, page
+from .figures.figures import alignment, by_layer, caption, grid, heatmap, image, mask, text
+from .viewer.server import Viewer, serve, view
 
 __all__ = [
     "Page",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..gpt import Gpt, GptConfig
-from ..stretch import Stretch
+from ..rope_scaling import Stretch
 from .architecture import Architecture, Head, Theirs, layers
 from .fields import Fields
 

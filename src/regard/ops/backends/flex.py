@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..biases import Mod
+from ..blocks.mask_layout import TILE, layout, remembered, skeleton
 from ..call import Call
-from ..layout import TILE, layout, remembered, skeleton
-from ..normalizers import SinkSoftmax, Softmax
-from ..scores import Bilinear, Cosine, Dot
-from ..tracing import forward_mode, outside_the_graph, transformed
-from .kernels import cap, product
+from ..terms.biases import Mod
+from ..terms.normalizers import SinkSoftmax, Softmax
+from ..terms.scores import Bilinear, Cosine, Dot
+from ..torch_state import forward_mode, outside_the_graph, transformed
+from .torch_kernels import cap, product
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

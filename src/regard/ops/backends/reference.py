@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..blocks.prepared_call import Problem, prepare
 from ..call import Call
-from ..problem import Problem, prepare
-from ..scores import grouped_product
+from ..terms.scores import grouped_product
 
 name = "reference"
 

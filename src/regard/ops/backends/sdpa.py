@@ -15,17 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..blocks.mask_layout import remembered
+from ..blocks.prepared_call import clean, minus_infinity_where_not
 from ..call import FLOATS, Call
-from ..layout import remembered
-from ..mask import And, Mask, conjuncts
-from ..masks import Causal, Padding
-from ..normalizers import Softmax
-from ..place import Point
-from ..problem import clean, minus_infinity_where_not
-from ..scores import Bilinear, Cosine, Dot
-from ..tracing import followed, forward_mode, readable
-from .blocks import by_blocks
-from .kernels import choice, fused, product, surely_fused
+from ..terms.coordinates import Point
+from ..terms.masks import Causal, Padding
+from ..terms.masks.mask_algebra import And, Mask, conjuncts
+from ..terms.normalizers import Softmax
+from ..terms.scores import Bilinear, Cosine, Dot
+from ..torch_state import followed, forward_mode, readable
+from .sdpa_blocks import by_blocks
+from .torch_kernels import choice, fused, product, surely_fused
 
 name = "sdpa"
 DEVICES = ("cpu", "cuda")

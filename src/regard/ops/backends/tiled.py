@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..blocks.prepared_call import prepare
+from ..blocks.products import product
+from ..blocks.reduction import evaluate
 from ..call import Call
-from ..problem import prepare
-from ..products import product
-from ..rows import evaluate
-from ..tracing import outside_the_graph, transformed
+from ..torch_state import outside_the_graph, transformed
 
 name = "tiled"
 

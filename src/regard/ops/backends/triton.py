@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..blocks.prepared_call import Problem, prepare
+from ..blocks.products import product
+from ..blocks.reduction import Once, evaluate
 from ..call import Call
-from ..normalizers import Softmax
-from ..problem import Problem, prepare
-from ..products import product
-from ..rows import Once, evaluate
-from ..scores import Additive, grouped_product
-from ..tracing import followed, forward_mode, must_be_one, outside_the_graph, transformed
+from ..terms.normalizers import Softmax
+from ..terms.scores import Additive, grouped_product
+from ..torch_state import followed, forward_mode, must_be_one, outside_the_graph, transformed
 
 name = "triton"
 DEVICES = ("cuda",)  # on the CPU Triton interprets a kernel: good for tests alone
@@ -68,7 +68,7 @@ class AtOnce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        from ...kernels.additive import scored
+        from ...kernels.additive.additive_scores import scored
         from ...kernels.softmax import softmax
 
         s, at_hand = scored(q, k, u)
@@ -79,7 +79,7 @@ class AtOnce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, ...]:
-        from ...kernels.additive import AtHand, gradients
+        from ...kernels.additive.additive_scores import AtHand, gradients
         from ...kernels.softmax import slope
 
         must_be_one(grad)

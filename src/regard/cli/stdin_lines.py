@@ -1,0 +1,42 @@
+"""Standard input through a writer, line by line: what `translate` and `summarize` have in common."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..tasks.pairs import Draft
+from ..tasks.seq2seq_task import MOST, Writer
+from .attention_output import must_fit, room
+from .decoding_flags import Search
+from .terminal import chunks_of_input, one_line, progress, ranked, tell_long
+
+Runs = Annotated[list[Path], typer.Argument(help="a run, or several that decode as one", metavar="DIR")]
+
+
+def write_lines(
+    writer: Writer, search: Search, *, doing: str, what: str, attention: Path | None, keep: bool
+) -> list[Draft]:
+    """Print what becomes of each line, as soon as many are done; lines with their best, where these are to be kept."""
+    most = room(attention, MOST)
+    number, unfinished, long, pairs = 0, 0, 0, []
+    with progress(doing) as show:
+        for lines in chunks_of_input():
+            must_fit(attention, number + len(lines), most)
+            found = writer.n_best(lines, **search.settings, show=show)
+            for best in found:
+                print(*ranked(number, [(one_line(one.text), one.score) for one in best], search.nbest), sep="\n")
+                number += 1
+            sys.stdout.flush()
+            unfinished += sum(not best[0].finished for best in found)
+            long += sum(writer.too_long(lines))
+            if keep:
+                pairs += [
+                    Draft(line, one_line(best[0].text), best[0].tokens) for line, best in zip(lines, found, strict=True)
+                ]
+    search.tell_cut(what, unfinished, number, longest=writer.longest)
+    tell_long("documents", long, number, writer.limit)
+    return pairs

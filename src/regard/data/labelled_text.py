@@ -1,0 +1,79 @@
+"""Labelled text: a class for every line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .lines import Lines
+from .tabular import Columns, Rows, columns
+from .text import must_be_classes
+
+
+class Labelled(NamedTuple):
+    """A text and the number of its class."""
+
+    text: str
+    label: int
+
+
+class LabelledText:
+    """Texts with their classes: `len`, index, iteration, and `classes`, the names in order.
+
+    >>> path = getfixture("tmp_path") / "reviews.tsv"
+    >>> _ = path.write_text("label\\tsentence\\nbad\\tno wit\\ngood\\tall heart\\n")
+    >>> train = labelled_tsv(path, text="sentence", label="label")
+    >>> train.classes, train[1]
+    (('bad', 'good'), Labelled(text='all heart', label=1))
+
+    Without `classes` they are the labels found, sorted. Hand the training set's to the test set, so that both count
+    alike; a label not among them is then an error that names its line.
+    """
+
+    def __init__(self, rows: Rows[tuple[str, str]], *, classes: Sequence[str] | None = None) -> None:
+        self._rows = rows
+        names = [name for _, name in rows]
+        self.classes = tuple(sorted(set(names)) if classes is None else classes)
+        must_be_classes(classes)
+        number = {name: n for n, name in enumerate(self.classes)}
+        for n, name in enumerate(names):
+            if name not in number:
+                known = ", ".join(self.classes[:8]) + (", ..." if len(self.classes) > 8 else "")
+                raise rows.error(n, f"unknown label {name!r}", hint=f"expected one of {known}")
+        self.labels: np.ndarray[Any, np.dtype[np.int64]] = np.array([number[name] for name in names], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Labelled:
+        return Labelled(self._rows[number][0], int(self.labels[number]))
+
+    def __iter__(self) -> Iterator[Labelled]:
+        for (text, _), label in zip(self._rows, self.labels.tolist(), strict=True):
+            yield Labelled(text, label)
+
+    def where(self, number: int) -> str:
+        """The file and line of an example."""
+        return self._rows.where(number)
+
+
+def labelled_tsv(
+    path: str | Path, *, text: int | str = 1, label: int | str = 0, classes: Sequence[str] | None = None
+) -> LabelledText:
+    """Two columns of a tab-separated file, by number, or by name where the first line names them."""
+    file, places, header = columns(path, text, label)
+    return LabelledText(Rows(file, parse=Columns(places, _named), header=header), classes=classes)
+
+
+def labelled(texts: str | Path, labels: str | Path, *, classes: Sequence[str] | None = None) -> LabelledText:
+    """Two files that match line by line: texts, and the label of each."""
+    return LabelledText(Rows(Lines(texts), Lines(labels), parse=_named), classes=classes)
+
+
+def _named(text: str, label: str) -> tuple[str, str]:
+    if not label.strip():
+        raise ValueError("the label is empty; expected the name of a class")
+    return text, label.strip()

@@ -1,0 +1,111 @@
+"""Limits: what may be chosen next, and when a hypothesis is over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .decode_checks import must_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The bounds every search keeps: what ends a hypothesis, its length, n-grams and tokens not to choose."""
+
+    ends: tuple[int, ...]
+    max_length: int
+    min_length: int
+    no_repeat: int | None
+    forbid: tuple[int, ...]
+
+    @staticmethod
+    def of(
+        *,
+        end: int | Sequence[int] | None,
+        max_length: int,
+        min_length: int,
+        no_repeat: int | None,
+        forbid: Sequence[int],
+    ) -> Limits:
+        """The limits as users write them, validated."""
+        ends = () if end is None else tuple(end) if isinstance(end, Sequence) else (end,)
+        for token in ends:
+            must_count("end", token)
+        must_count("max_length", max_length, least=1)
+        must_count("min_length", min_length)
+        if no_repeat is not None:
+            must_count("no_repeat", no_repeat, least=1)
+        if min_length > max_length:
+            raise ValueError(
+                f"min_length must be at most max_length, got min_length={min_length} and max_length={max_length}"
+            )
+        for token in forbid:
+            must_count("forbid", token)
+            if token in ends:
+                raise ValueError(f"forbid must leave the end to be chosen, got {token} in both")
+        return Limits(
+            ends=ends, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=tuple(forbid)
+        )
+
+    def check(self, vocabulary: int) -> None:
+        """Raise unless a vocabulary of this size has all tokens named, and one that may be chosen."""
+        for name, tokens in (("end", self.ends), ("forbid", self.forbid)):
+            for token in tokens:
+                if token >= vocabulary:
+                    raise ValueError(f"{name} must be within the vocabulary of {vocabulary}, got {token}")
+        if len({*self.ends, *self.forbid}) == vocabulary and self.forbid:
+            raise ValueError(f"forbid must leave a token to choose, got all but the end of {vocabulary}")
+        if len({*self.ends}) == vocabulary and self.min_length:
+            raise ValueError(
+                f"end must leave a token to choose before min_length={self.min_length}, got all of {vocabulary}; pass "
+                "fewer or min_length=0"
+            )
+
+    def are_ends(self, tokens: Tensor) -> Tensor:
+        """Which of the tokens end a hypothesis."""
+        if len(self.ends) == 1:
+            return tokens == self.ends[0]
+        return torch.isin(tokens, torch.tensor(self.ends, dtype=tokens.dtype, device=tokens.device))
+
+    @property
+    def allow_all(self) -> bool:
+        """May any token be chosen at any time?"""
+        return self.no_repeat is None and not self.forbid and not (self.ends and self.min_length)
+
+    def allow(self, logits: Tensor, lengths: Tensor, history: Tensor) -> Tensor:
+        """The logits with -inf where a token may not follow; the ones given are not modified.
+
+        `lengths` says how many tokens each row has chosen, `history` everything it has read. An end is never a
+        repetition, and where nothing else is left it may come before its time.
+        """
+        allowed, ends = logits, list(self.ends)
+        if self.no_repeat is not None:
+            allowed = without_repeats(logits, history, self.no_repeat)
+            if self.ends:
+                allowed[:, ends] = logits[:, ends]
+        if self.forbid:
+            allowed = allowed.clone() if allowed is logits else allowed
+            allowed[:, list(self.forbid)] = -math.inf
+        if self.ends and self.min_length and bool((early := lengths < self.min_length).any()):
+            allowed = allowed.clone() if allowed is logits else allowed
+            allowed[:, ends] = allowed[:, ends].masked_fill(early[:, None], -math.inf)
+        if self.no_repeat is None or not self.ends:
+            return allowed
+        if bool((stuck := (allowed.amax(-1) == -math.inf) & (lengths >= 0)).any()):
+            allowed[:, ends] = torch.where(stuck[:, None], logits[:, ends], allowed[:, ends])
+        return allowed
+
+
+def without_repeats(logits: Tensor, history: Tensor, n: int) -> Tensor:
+    """The logits with -inf for each token that would complete an n-gram the row has already read."""
+    if history.shape[1] < n:
+        return logits.clone()
+    grams = history.unfold(1, n, 1)  # rows grams n
+    tail = history[:, history.shape[1] - n + 1 :]
+    seen = (grams[..., :-1] == tail[:, None]).all(-1)
+    bound = torch.where(seen, -math.inf, math.inf).to(logits.dtype)
+    return logits.scatter_reduce(1, grams[..., -1], bound, "amin")

@@ -1,0 +1,1 @@
+"""Triton kernels for additive (Bahdanau) scores and their gradients."""

@@ -1,0 +1,1 @@
+"""Analysis: head measures, attention flow, word alignment and ablation."""

@@ -1,0 +1,348 @@
+"""Attention followed through the layers: how much of the input reaches a token at the top.
+
+A stack is a sequence of `Weights` of self-attention, the bottom layer first. For one token everything is a row vector
+carried down through products with the lazy matrices, so any length costs memory linear in it.
+
+Attention is not explanation: high weights need not mean that a token mattered, and quite different weights can give the
+same output (Jain & Wallace 2019; Wiegreffe & Pinter 2019). Test what these maps suggest by ablation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...checks import must_be_integers, must_be_number, must_be_tensor, must_count
+from ...ops.weights import LIMIT, Weights
+from .head_measures import bands, must_be_weights
+
+UNITS = 2**30  # whole numbers a capacity of 1 is cut into
+
+
+@torch.no_grad()
+def rollout(
+    stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] | None = -1, residual: float = 0.5
+) -> Float[Tensor, "b n"]:
+    """Row `token` of W_L ... W_1, W = (1 - residual) mean_h A + residual I, rows made to sum to 1: where the token at
+    the top of the stack comes from (Abnar & Zuidema 2020, sec. 3, with residual 1/2). With None, the mean of all rows:
+    where the mean of all tokens comes from.
+
+    >>> import torch
+    >>> from regard import Causal, weights
+    >>> q, k = torch.randn(2, 4, 1, 8, 500, 16)  # four layers
+    >>> stack = [weights(q[n], k[n], mask=Causal()) for n in range(4)]
+    >>> rollout(stack, token=100).shape, rollout(stack, token=100)[0, 101:].sum().item()
+    (torch.Size([1, 500]), 0.0)
+
+    Two passes over the matrix a layer, memory O(n). Caveat: heads are averaged, values and feed-forward layers ignored,
+    and in deep stacks rollout evens out over the tokens that can be reached.
+    """
+    *_, r = descent(stack, token=token, residual=residual)
+    return r
+
+
+@torch.no_grad()
+def descent(
+    stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] | None = -1, residual: float = 0.5
+) -> Iterator[Float[Tensor, "b n"]]:
+    """The rollout of a token on its way: itself at the top, then what it comes from below each layer.
+
+    With None, of all tokens alike.
+    """
+    layers = _square(stack)
+    r = _start(layers[-1], token)
+    yield r
+    for A in reversed(layers):
+        r = torch.where(r == 0, 0.0, r / _row_sums(A, residual))
+        r = residual * r + (1 - residual) * _through(A, r)
+        yield r
+
+
+@torch.no_grad()
+def rollout_matrix(stack: Iterable[Weights], *, residual: float = 0.5, limit: str = LIMIT) -> Float[Tensor, "b n n"]:
+    """W_L ... W_1: the rollout of every token, while a dense layer takes no more memory than `limit`."""
+    layers = _square(stack)
+    result = None
+    for A in layers:
+        W = _mixed(A, residual, limit)
+        result = W if result is None else product(W, result)
+    assert result is not None
+    return result
+
+
+@torch.no_grad()
+def relevance(
+    stack: Iterable[Weights],
+    values: Iterable[Float[Tensor, "b g n e"]],
+    gradients: Iterable[Float[Tensor, "b h n e"]],
+    *,
+    token: int | Int[Tensor, " b"] = -1,
+) -> Float[Tensor, "b n"]:
+    """Row `token` of (I + E_L) ... (I + E_1), E = mean_h max(A * dL/dA, 0) (Chefer et al. 2021, eq. 5 and 6).
+
+    `values` are the v of each layer and `gradients` dL/dout of each layer's out = A @ v, L what is to be explained, say
+    the logit of a class; then (dL/dA)_ij = dL/dout_i . v_j, which is rebuilt a few rows at a time and never stored.
+    Caveat: only positive evidence is kept, and what flows past attention is taken to stay with its token.
+    """
+    layers = _square(stack)
+    r = _start(layers[-1], token)
+    for A, v, grad in reversed(list(zip(layers, values, gradients, strict=True))):
+        v, grad = _per_head("values", v, A), _must_be_output("gradients", grad, A)
+        carried = r.clone()
+        for rows in bands(A):
+            if bool(r[:, rows].any()):
+                E = (A[..., rows, :] * (grad[:, :, rows] @ v.mT)).clamp(min=0).mean(1)
+                carried += product(r[:, None, rows], E).squeeze(1)
+        r = carried
+    return r
+
+
+@torch.no_grad()
+def gradient_attention(
+    A: Weights, v: Float[Tensor, "b g j e"], gradient: Float[Tensor, "b h i e"]
+) -> Float[Tensor, "b h j"]:
+    """sum_i (A * dL/dA)_ij = v_j . (A.T @ dL/dout)_j: what each key, through each head, adds to L to first order.
+
+    `gradient` is dL/dout of out = A @ v. Signed: keys that speak against L are negative. Its sum over keys is
+    out . dL/dout, from which `importance` is made. Caveat: a first-order statement about this one layer.
+    """
+    v = _per_head("v", v, A)
+    return (v * (A.T @ _must_be_output("gradient", gradient, A))).sum(-1)
+
+
+@torch.no_grad()
+def value_norms(v: Float[Tensor, "b g j e"], output: Float[Tensor, "dim he"]) -> Float[Tensor, "b h j"]:
+    """abs(v_j W_h): the length of what each head would write into the residual stream for each key.
+
+    `output` is the weight of the output projection as `nn.Linear` holds it, dim x (heads * e); of its columns each
+    head has its e. `A.received() * value_norms(v, output)` then weighs what each key receives, by head, and
+    `A[..., t, :] * value_norms(v, output)` what query t gives (Kobayashi et al. 2020).
+    """
+    values, W = _projected(v, output)
+    squares = torch.einsum("c h e, c h a -> h e a", W, W)
+    return ((values @ squares) * values).sum(-1).clamp(min=0).sqrt()
+
+
+@torch.no_grad()
+def norm_attention(
+    A: Weights, v: Float[Tensor, "b g j e"], output: Float[Tensor, "dim he"], *, token: int | Int[Tensor, " b"] = -1
+) -> Float[Tensor, "b j"]:
+    """abs(sum_h A_tj v_j W_h): the length of what query t takes from each key, all heads together (Kobayashi et al.
+    2020).
+
+    Heads that pull apart cancel, and a key with a large weight but a small value counts little, as attention sinks
+    do. O(j h^2) memory. Caveat: the residual and norms around the layer are left out.
+    """
+    b, _, i, _ = _four_dims(A)
+    gram = _gram(v, output)  # b j h h
+    if gram.shape[1] != A.shape[-1] or gram.shape[2] != A.shape[1]:
+        raise ValueError(
+            f"v and output must belong to weights of {A.shape[1]} heads and {A.shape[-1]} keys, "
+            f"got {gram.shape[2]} heads and {gram.shape[1]} keys"
+        )
+    t = _tokens(token, b, i, A.device)
+    row = torch.cat([A.select(batch=n)[..., int(t[n]), :] for n in range(b)])  # b h j
+    row = row.mT.to(gram.dtype)
+    return torch.einsum("b j h, b j h f, b j f -> b j", row, gram, row).clamp(min=0).sqrt()
+
+
+@torch.no_grad()
+def attention_flow(
+    stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] = -1, residual: float = 0.5, edges: int = 200_000
+) -> Float[Tensor, "b n"]:
+    """The most that can flow from `token` at the top down to each input token, the layers W of `rollout` being pipes of
+    those capacities (Abnar & Zuidema 2020, sec. 3).
+
+    One maximum-flow problem for each input token, over at most `edges` weights above 0 in all layers; past that it
+    raises. Weights are rounded to multiples of 2**-30, so that a flow is exact to that times the pipes it is cut at.
+    Caveat: pipes are treated as if one token's flow could use them alone, so the flows do not add up to 1.
+    """
+    must_count("edges", edges, least=1)
+    layers = _square(stack)
+    b, _, n, _ = layers[0].shape
+    if (dense := len(layers) * n * n) > edges and (kept := _visible(layers, edges)) > edges:
+        raise ValueError(
+            f"attention flow is for networks of at most edges={edges}, got {kept} or more of {dense} weights above 0; "
+            "use rollout(stack, token=...), which has no limit, or raise edges"
+        )
+    tops = _tokens(token, b, n, layers[0].device).tolist()
+    mixed = torch.stack([_mixed(A, residual, LIMIT) for A in layers], 1).double().cpu().numpy()  # b layers n n
+    unknown = [math.nan] * n
+    reached = [_reached(W, top) for W, top in zip(mixed, tops, strict=True)]
+    flows = [_flows(W, top) if np.isfinite(W).all() else unknown for W, top in zip(reached, tops, strict=True)]
+    return torch.tensor(flows, dtype=layers[0].dtype, device=layers[0].device).view(b, n)
+
+
+def product(r: Tensor, X: Tensor) -> Tensor:
+    """r @ X, in which rows of X that r does not reach count for nothing, whatever they hold.
+
+    >>> product(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.25, 0.75], [torch.nan, torch.nan]]))
+    tensor([[0.2500, 0.7500]])
+    """
+    missing = X.isnan()
+    if not bool(missing.any()):
+        return r @ X
+    unknown = (r != 0).to(X.dtype) @ missing.to(X.dtype) > 0
+    return (r @ X.masked_fill(missing, 0.0)).masked_fill(unknown, torch.nan)
+
+
+def _through(A: Weights, r: Tensor) -> Tensor:
+    """r @ mean_h A, `b n`; where that is no number, again a few rows at a time, of which only those reached count."""
+    found = (r[:, None, None] @ A).mean(1).squeeze(1)
+    if bool(found.isfinite().all()):
+        return found
+    parts = [product(r[:, None, rows], A[..., rows, :].mean(1)) for rows in bands(A)]
+    return torch.cat(parts, 1).sum(1)
+
+
+def _reached(layers: npt.NDArray[np.float64], top: int) -> npt.NDArray[np.float64]:
+    """The layers with zeros in the rows that nothing from this token at the top comes to."""
+    found, at = np.zeros_like(layers), np.array([top])
+    for level in reversed(range(len(layers))):
+        found[level, at] = layers[level, at]
+        at = found[level].any(0).nonzero()[0]
+    return found
+
+
+def _flows(layers: npt.NDArray[np.float64], top: int) -> list[float]:
+    """The maximum flow from a token at the top to each at the bottom, node `level * n + token` standing for a token."""
+    from scipy.sparse import coo_array  # type: ignore[import-untyped]
+    from scipy.sparse.csgraph import maximum_flow  # type: ignore[import-untyped]
+
+    depth, n, _ = layers.shape
+    level, i, j = layers.nonzero()
+    capacity = np.rint(layers[level, i, j] * UNITS).astype(np.int32)
+    nodes = ((level + 1) * n + i, level * n + j)
+    pipes = coo_array((capacity, nodes), shape=((depth + 1) * n, (depth + 1) * n)).tocsr()
+    return [maximum_flow(pipes, depth * n + top, bottom).flow_value / UNITS for bottom in range(n)]
+
+
+def _visible(layers: Sequence[Weights], enough: int) -> int:
+    """How many weights of the mean over heads, with the diagonal, are above 0; counted until there are enough."""
+    found = 0
+    for A in layers:
+        for rows in bands(A):
+            seen = (A[..., rows, :] > 0).any(1)
+            seen[:, range(rows.stop - rows.start), range(rows.start, rows.stop)] = True
+            found += int(seen.sum((-2, -1)).max()) if seen.numel() else 0
+            if found > enough:
+                return found
+    return found
+
+
+def _square(stack: Iterable[Weights]) -> list[Weights]:
+    layers = list(stack)
+    if not layers:
+        raise ValueError("the stack holds no layers; pass a list of Weights, the bottom layer first")
+    for A in layers:
+        if not isinstance(A, Weights):
+            raise TypeError(
+                f"a stack is a list of Weights, the bottom layer first, got {type(A).__name__}; of a tape that keeps "
+                "queries and keys write tape.values()"
+            )
+        b, _, i, j = _four_dims(A)
+        if i != j or (b, i) != (layers[0].shape[0], layers[0].shape[2]):
+            raise ValueError(
+                "a stack is self-attention over the same tokens, n queries and n keys in each layer, "
+                f"got {[tuple(A.shape) for A in layers]}"
+            )
+    return layers
+
+
+def _four_dims(A: Weights) -> tuple[int, int, int, int]:
+    must_be_weights(A)
+    if len(A.shape) != 4:
+        raise ValueError(f"weights must have dims b h i j here, got {tuple(A.shape)}; write A.select(batch=...)")
+    b, h, i, j = A.shape
+    return b, h, i, j
+
+
+def _start(A: Weights, token: int | Tensor | None) -> Tensor:
+    """A row of zeros with a 1 at the token, `b n`; with None, the mean of all such."""
+    b, n = A.shape[0], A.shape[2]
+    if token is None:
+        return torch.full((b, n), 1 / max(n, 1), dtype=A.dtype, device=A.device)
+    r = torch.zeros(b, n, dtype=A.dtype, device=A.device)
+    return r.scatter_(1, _tokens(token, b, n, A.device)[:, None], 1.0)
+
+
+def _tokens(token: int | Tensor, b: int, n: int, device: torch.device) -> Tensor:
+    """The token of each batch row, counted from 0."""
+    if isinstance(token, Tensor):
+        must_be_integers("token", token, 0, 1)
+        if token.ndim and len(token) != b:
+            raise ValueError(f"token must hold one for each of the {b} batch rows, got {len(token)}")
+    else:
+        must_count("token", token, least=-n)
+    ids = torch.as_tensor(token, device=device).long().expand(b)
+    if not bool(((ids >= -n) & (ids < n)).all()):
+        raise ValueError(f"token must be from 0 to {n - 1}, or negative from the end, got {ids.tolist()}")
+    return ids.remainder(max(n, 1))
+
+
+def _row_sums(A: Weights, residual: float) -> Tensor:
+    """What the rows of (1 - residual) mean_h A + residual I sum to, `b n`; 1 where they are empty."""
+    must_be_number("residual", residual)
+    if not 0 <= residual <= 1:
+        raise ValueError(f"residual must be from 0 to 1, got {residual}")
+    ones = torch.ones(1, 1, A.shape[-1], 1, dtype=A.dtype, device=A.device)
+    sums = residual + (1 - residual) * (A @ ones).mean(1).squeeze(-1)
+    return torch.where(sums > 0, sums, 1.0)
+
+
+def _mixed(A: Weights, residual: float, limit: str) -> Tensor:
+    """(1 - residual) mean_h A + residual I, rows made to sum to 1, dense: `b n n`."""
+    W = (1 - residual) * A.dense(limit).mean(1)
+    W.diagonal(dim1=-2, dim2=-1).add_(residual)
+    return W / _row_sums(A, residual)[..., None]
+
+
+def _gram(v: Tensor, output: Tensor) -> Tensor:
+    """<v_j W_h, v_j W_f> for each key and pair of heads, `b j h f`."""
+    values, W = _projected(v, output)
+    b, h, j, _ = values.shape
+    gram = values.new_empty(b, j, h, h)
+    for n in range(h):
+        pulled = torch.einsum("b j e, c e, c f a -> b f j a", values[:, n], W[:, n], W)
+        gram[:, :, n] = (pulled * values).sum(-1).mT
+    return gram
+
+
+def _projected(v: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+    """Values `b h j e` and the output projection by head, `dim h e`."""
+    for name, x, dims in (("v", v, 4), ("output", output, 2)):
+        must_be_tensor(name, x)
+        if x.ndim != dims:
+            raise ValueError(f"{name} must have {dims} dims, got shape {tuple(x.shape)}")
+    g, e = v.shape[1], v.shape[3]
+    if output.shape[1] % (g * e):
+        raise ValueError(
+            f"output must have a multiple of {g} heads x {e} columns, dim x (heads * e), got {tuple(output.shape)}; "
+            "pass the weight of the output projection, nn.Linear(heads * e, dim).weight"
+        )
+    dtype = torch.promote_types(torch.promote_types(v.dtype, output.dtype), torch.float32)
+    W = output.to(dtype).unflatten(1, (-1, e))
+    return v.to(dtype).repeat_interleave(W.shape[1] // g, 1), W
+
+
+def _per_head(name: str, v: Tensor, A: Weights) -> Tensor:
+    """Values with a head for each of A's, in its dtype."""
+    must_be_tensor(name, v)
+    b, h, _, j = _four_dims(A)
+    if v.ndim != 4 or v.shape[0] != b or v.shape[2] != j or not v.shape[1] or h % v.shape[1]:
+        raise ValueError(f"{name} must have dims b={b}, heads that divide {h}, {j}, e; got shape {tuple(v.shape)}")
+    return v.to(A.dtype).repeat_interleave(h // v.shape[1], 1)
+
+
+def _must_be_output(name: str, grad: Tensor, A: Weights) -> Tensor:
+    must_be_tensor(name, grad)
+    if grad.ndim != 4 or grad.shape[:3] != A.shape[:3]:
+        b, h, i, _ = A.shape
+        raise ValueError(f"{name} must have dims b={b}, h={h}, i={i}, e, those of A @ v; got shape {tuple(grad.shape)}")
+    return grad.to(A.dtype)

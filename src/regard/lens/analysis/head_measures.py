@@ -1,0 +1,220 @@
+"""What a head does, as one number: where its attention falls, whom it copies, which other head it resembles.
+
+Each takes a `Weights` and gives a number for each batch row and head, `b h`, the mean over queries, in memory linear
+in the sequence. `queries`, a bool `(i,)` or `(b, i)`, says which queries count: leave out those of padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...checks import must_be_integers, must_be_number, must_be_tensor
+from ...ops.blocks.prepared_call import Problem
+from ...ops.blocks.reduction import Reduction
+from ...ops.call import Sizes
+from ...ops.terms.coordinates import Block
+from ...ops.terms.masks import Causal, Diagonal, Documents, Window
+from ...ops.terms.masks.mask_algebra import Mask
+from ...ops.weights import Weights
+
+ENTRIES = 2**21  # of the matrix held at once
+
+
+def share(A: Weights, mask: Mask, *, queries: Bool[Tensor, "*b i"] | None = None) -> Float[Tensor, "*b h"]:
+    """mean_i sum_j A_ij mask_ij: the attention that falls where a mask is True.
+
+    >>> import torch
+    >>> from regard import Causal, Window, weights
+    >>> q, k = torch.randn(2, 1, 4, 300, 16)
+    >>> A = weights(q, k, mask=Causal())
+    >>> share(A, Window(8)).shape, round(share(A, Causal())[0, 0].item(), 3)
+    (torch.Size([1, 4]), 1.0)
+
+    Any mask asks a question: `Window(8)` how local a head is, `Diagonal()` how much it looks at itself, `Prefix(1)`
+    how much it rests on the first token, `Dense(same_sentence)` whatever you can write down.
+    """
+    must_be_weights(A)
+    if not isinstance(mask, Mask):
+        raise TypeError(f"mask must be a Mask term, got {type(mask).__name__}; write Window(8), or Dense(x)")
+    call = A.call
+    b, h, i, j = call.shape
+    mask.check(Sizes(b, h, call.k.shape[1], i, j, call.q.shape[3], call.k.shape[3], readable=True))
+    mask = mask.map_tensors(lambda x: x.to(A.device))
+
+    def value(problem: Problem, block: Block, part: Tensor, x: Tensor | None) -> Tensor:
+        # Of weights that were selected, the mask numbers batch rows and heads as they stand now.
+        return (part * mask.over(replace(block, batch_ids=None, head_ids=None))).sum(-1)
+
+    return _mean(A._reduce(Reduction(value, "rows")), queries)
+
+
+def locality(A: Weights, width: int, *, queries: Bool[Tensor, "*b i"] | None = None) -> Float[Tensor, "*b h"]:
+    """The attention to keys with abs(i - j) < width: `share(A, Window(width))`."""
+    return share(A, Window(width), queries=queries)
+
+
+def previous_token(A: Weights, *, queries: Bool[Tensor, "*b i"] | None = None) -> Float[Tensor, "*b h"]:
+    """mean_i A[i, i - 1]: the attention to the token before."""
+    return share(A, Window(before=1, after=0) & ~Diagonal(), queries=queries)
+
+
+def duplicate_token(
+    A: Weights, tokens: Int[Tensor, "*b n"], *, queries: Bool[Tensor, "*b i"] | None = None
+) -> Float[Tensor, "*b h"]:
+    """The attention to earlier occurrences of the query's own token; `tokens` are the ids of the keys."""
+    tokens = _ids(A, tokens)
+    return share(A, Documents(_asking(A, tokens), tokens) & Causal() & ~Diagonal(), queries=queries)
+
+
+def induction(
+    A: Weights, tokens: Int[Tensor, "*b n"], *, queries: Bool[Tensor, "*b i"] | None = None
+) -> Float[Tensor, "*b h"]:
+    """The attention to tokens that followed an earlier occurrence of the query's own (Olsson et al. 2022).
+
+    In "A B ... A" the second A looks at B. A head that does so on repeated random tokens can copy in context.
+    """
+    tokens = _ids(A, tokens)
+    nothing = tokens[..., :1] * 0 + tokens.min() - 1 if tokens.numel() else tokens  # stands before the first token
+    return share(
+        A, Documents(_asking(A, tokens), torch.cat([nothing, tokens[..., :-1]], -1)) & Causal(), queries=queries
+    )
+
+
+def diagonality(A: Weights, *, queries: Bool[Tensor, "*b i"] | None = None) -> Float[Tensor, "*b h"]:
+    """mean_i sum_j A_ij (1 - abs(c_i - j) / (n_j - 1)), c the line from the first query and key to the last of both.
+
+    1 for a head on that line, lower the further it strays: the area under the mass within each distance, Shim et al.
+    2022's cumulative attention diagonality, here for unequal lengths too (speech, alignment).
+    """
+    must_be_weights(A)
+    _, _, i, j = A.call.shape
+    steepness, reach = (j - 1) / max(i - 1, 1), max(j - 1, 1)
+
+    def value(problem: Problem, block: Block, part: Tensor, x: Tensor | None) -> Tensor:
+        away = (block.row.to(part.dtype) * steepness - block.j).abs() / reach
+        return (part * (1 - away)).sum(-1)
+
+    return _mean(A._reduce(Reduction(value, "rows")), queries)
+
+
+class Sinks(NamedTuple):
+    """Which keys are sinks, `b h j`, and the share of the attention that goes to them, `b h`."""
+
+    keys: Tensor
+    share: Tensor
+
+
+def sinks(A: Weights, *, threshold: float = 0.3, queries: Bool[Tensor, "*b i"] | None = None) -> Sinks:
+    """Keys that receive more than `threshold` of the attention of the mean query (Gu et al. 2025 take 0.3).
+
+    >>> import torch
+    >>> from regard import weights
+    >>> q, k = torch.ones(1, 1, 50, 4), torch.zeros(1, 1, 50, 4)
+    >>> k[0, 0, 0] = 4.0  # everybody looks at the first token
+    >>> found = sinks(weights(q, k))
+    >>> found.keys.nonzero().tolist(), round(found.share.item(), 2)
+    ([[0, 0, 0]], 0.98)
+    """
+    must_be_weights(A)
+    must_be_number("threshold", threshold)
+    n = A.shape[-2]
+    if queries is None:
+        mean = A.received() / max(n, 1)
+    else:
+        counts = _counted(queries, n).to(A.device)
+        total = A.T @ counts.to(A.dtype)[..., None, :, None]
+        mean = total.squeeze(-1) / counts.sum(-1).clamp(min=1)[..., None, None]
+    keys = mean > threshold
+    return Sinks(keys, torch.where(keys, mean, 0.0).sum(-1))
+
+
+def similarity(A: Weights, B: Weights | None = None) -> Float[Tensor, "*b h h2"]:
+    """<A_h, B_h2> / (|A_h| |B_h2|): the cosine of each pair of heads as matrices, those of A itself unless B is given.
+
+    >>> import torch
+    >>> from regard import weights
+    >>> q, k = torch.randn(2, 1, 4, 100, 16)
+    >>> similarity(weights(q, k)).diagonal(dim1=-2, dim2=-1)
+    tensor([[1.0000, 1.0000, 1.0000, 1.0000]])
+    """
+    B = A if B is None else B
+    must_be_weights(A)
+    must_be_weights(B, "B")
+    if A.shape[:-3] != B.shape[:-3] or A.shape[-2:] != B.shape[-2:]:
+        raise ValueError(
+            f"A and B must share batch, queries and keys, got shapes {tuple(A.shape)} and {tuple(B.shape)}; "
+            "compare layers over the same tokens"
+        )
+    dtype = torch.promote_types(A.dtype, B.dtype)
+    inner = torch.zeros(*A.shape[:-2], B.shape[-3], dtype=dtype, device=A.device)
+    squares = [torch.zeros(X.shape[:-2], dtype=dtype, device=A.device) for X in (A, B)]
+    with torch.no_grad():
+        for rows in bands(A):
+            ours = A[..., rows, :].flatten(-2).to(dtype)
+            theirs = ours if B is A else B[..., rows, :].flatten(-2).to(dtype)
+            inner += ours @ theirs.mT
+            for square, part in zip(squares, (ours, theirs), strict=True):
+                square += part.square().sum(-1)
+    lengths = squares[0].sqrt()[..., :, None] * squares[1].sqrt()[..., None, :]
+    return torch.where(lengths > 0, inner / torch.where(lengths > 0, lengths, 1.0), 0.0)
+
+
+def must_be_weights(A: Weights, name: str = "A") -> None:
+    """Raise unless it is what one layer attended to, rather than a whole tape, or measures of it."""
+    if not isinstance(A, Weights):
+        raise TypeError(
+            f"{name} must be the Weights of one layer, got {type(A).__name__}; of a tape that keeps queries and keys "
+            "write tape[0], or go through tape.values()"
+        )
+
+
+def bands(A: Weights) -> Iterator[slice]:
+    """The rows from top to bottom, as many at a time as may be held at once: `A[..., rows, :]`."""
+    *lead, i, j = A.shape
+    step = max(1, ENTRIES // max(1, torch.Size(lead).numel() * j))
+    return (slice(start, min(start + step, i)) for start in range(0, i, step))
+
+
+def _ids(A: Weights, tokens: Tensor) -> Tensor:
+    must_be_weights(A)
+    must_be_tensor("tokens", tokens)
+    must_be_integers("tokens", tokens, 1, 2)
+    if tokens.shape[-1] != A.shape[-1]:
+        raise ValueError(f"tokens must hold one id for each of the {A.shape[-1]} keys, got shape {tuple(tokens.shape)}")
+    return tokens.to(A.device).long()
+
+
+def _asking(A: Weights, tokens: Tensor) -> Tensor:
+    """The ids of the queries, which stand among the keys."""
+    first, (*_, i, j) = A.call.offset, A.shape
+    if not 0 <= first <= j - i:
+        raise ValueError(
+            f"queries must be among the tokens of the keys, got {i} queries from position {first} and {j} keys; "
+            "token measures are for self-attention"
+        )
+    return tokens[..., first : first + i]
+
+
+def _mean(per_query: Tensor, queries: Tensor | None) -> Tensor:
+    """`b h i -> b h`, over the queries that count."""
+    if queries is None:
+        return per_query.sum(-1) / max(per_query.shape[-1], 1)
+    counts = _counted(queries, per_query.shape[-1]).to(per_query.device)
+    total = torch.where(counts[..., None, :], per_query, 0.0).sum(-1)
+    return total / counts.sum(-1).clamp(min=1)[..., None]
+
+
+def _counted(queries: Tensor, n: int) -> Tensor:
+    must_be_tensor("queries", queries)
+    if queries.dtype != torch.bool or queries.shape[-1:] != (n,):
+        raise ValueError(
+            f"queries must be bool with one entry for each of the {n}, True = counts, "
+            f"got {queries.dtype} of shape {tuple(queries.shape)}"
+        )
+    return queries

@@ -1,0 +1,1 @@
+"""Eager attention: recognize softmax(q @ k.mT) @ v where a model writes it out."""

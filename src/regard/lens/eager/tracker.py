@@ -1,0 +1,230 @@
+"""Attention that a model writes out itself: a product, a softmax and a product, seen as one.
+
+    scores = (q @ k.mT / d**0.5).masked_fill(hidden, -inf)
+    out = dropout(scores.softmax(-1)) @ v
+
+Of scores it is remembered what they are the product of, what they were multiplied by, and what was added to them or
+hidden in them, so that a tape holds q, k and terms as of any other attention. Where something else was done to them
+they are kept themselves, queries by keys, as the model did. Either way rows of the weights that the model has found
+tell whether it was understood.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import isclose, prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...ops.terms.normalizers import SinkSoftmax
+from ...ops.torch_state import transformed
+from ...ops.weights import Weights
+from .head_layout import FOLDING, Layout, both, folds, led
+from .matmul import PRODUCTS, Average, average, has_numbers, product
+from .op_rules import SOFTMAX, STEPS, Call, Notes, writes
+from .provenance import Traces
+from .symbolic_scores import Scores, Softmaxed
+from .weighted_sum import Weighed
+
+ROWS = 8  # of each matrix that are looked at, to see whether it was understood
+ENTRIES = 2**24  # of a matrix looked at at once, where all rows are
+EXACT, ROUNDED = 0.03, 0.1  # how far weights may be off, as a share of the largest of their row, in float32 and halves
+FOLDS = 8  # of the latest batch dims that were made one, that are remembered
+LINEAR, SUM = "linear", "sum"
+BEGINNING = PRODUCTS | FOLDING | {LINEAR, SOFTMAX}  # functions that matter even where there are no scores yet
+NAMES = BEGINNING | STEPS.keys() | {SUM}
+
+Heads = Callable[[int], int | None]  # how many of so many matrices are of one text, if somebody says
+
+
+class Written(NamedTuple):
+    """One attention that was written out."""
+
+    scores: Scores | None
+    logits: Tensor  # b h i j
+    found: Tensor  # b h i j: the weights as the model found them
+    v: Tensor  # b h j e
+    heads: Callable[[Tensor], Tensor]  # makes b h i e of the output, or of its gradient
+    reweighed: bool  # was something done to the weights after the softmax?
+    sink: Tensor | None = None  # h: one more logit, of which nothing is read
+
+    @classmethod
+    def of(cls, x: Tensor, softmaxed: Softmaxed, average: Average, heads: int | None, first: bool) -> Written:
+        """The attention by a softmax, of which x is the tensor, with values; `heads` may be in the batch, and `first`.
+
+        Batch dims may have been one for all heads; then the finest there were are taken.
+        """
+        v, scores, shape = average.v, softmaxed.scores, softmaxed.keys_last(x).shape
+        logits, found = (average.weights(y.reshape(shape)) for y in (softmaxed.logits, softmaxed.found_in(x)))
+        given, (i, j) = both(logits.shape[:-2], v.shape[:-2]), logits.shape[-2:]
+        if scores is not None and (prod(scores.lead) != prod(given) or not scores.are_as_they_were):
+            scores = None
+        layout = Layout.of(scores.lead if scores is not None and len(scores.lead) > len(given) else given, heads, first)
+
+        def laid(y: Tensor) -> Tensor:
+            return layout.of_matrices(y.expand(*given, i, j).reshape(*layout.lead, i, j))
+
+        return cls(
+            None if scores is None else scores.led(layout.lead).laid(layout),
+            laid(logits),
+            laid(found),
+            layout.of_matrices(led(v, given, layout.lead)),
+            lambda out: layout.of_matrices(average.heads(out).reshape(*layout.lead, i, -1)),
+            softmaxed.reweighed,
+            None if softmaxed.sink is None else _by_head(laid(average.weights(softmaxed.sink.reshape(shape)))),
+        )
+
+    def told(self) -> list[dict[str, Any]]:
+        """What a `Reader` is to be told, the plainest first: by queries and keys, or by scores and queries of zeros."""
+        q = self.v.new_zeros(()).expand(*self.logits.shape[:3], self.v.shape[-1])
+        by = None if self.sink is None else SinkSoftmax(self.sink)
+        stored = {"q": q, "k": self.v, "v": self.v, "mask": self.logits, "normalize": by}
+        if (scores := self.scores) is None:
+            return [stored]
+        scale = None if isclose(scores.scale, scores.q.shape[-1] ** -0.5, rel_tol=1e-6) else scores.scale
+        plain = {"q": scores.q, "k": scores.k, "v": self.v, "scale": scale, "normalize": by}
+        return [{**plain, **scores.terms()}, stored]
+
+    def is_told_by(self, weights: Weights) -> bool:
+        """Are these the weights that the model found? Some rows tell, or all, where it did something to them.
+
+        Rows that see nothing say nothing.
+        """
+        b, h, i, j = self.found.shape
+        if not self.found.numel():
+            return True
+        rows = torch.arange(i) if self.reweighed else torch.linspace(0, i - 1, ROWS).round().long().unique()
+        step = max(1, ENTRIES // (b * h * j))
+        return all(self._tells(weights, part.to(self.found.device)) for part in rows.split(step))
+
+    def _tells(self, weights: Weights, rows: Tensor) -> bool:
+        told = weights[:, :, rows].float()
+        found = self.found[:, :, rows, : told.shape[-1]].float().nan_to_num()
+        off, largest = (told - found).abs().amax(-1), told.amax(-1)
+        halves = any(x.dtype.itemsize <= 2 for x in (self.logits, self.v))  # scores may be cast up before a softmax
+        return bool((off <= (ROUNDED if halves else EXACT) * largest)[largest > 0].all())
+
+
+class Handwriting:
+    """Follows scores through the functions of PyTorch, outside of what autograd records."""
+
+    def __init__(self) -> None:
+        self._notes = Notes()
+        self.traces = Traces()
+        self._folds: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=FOLDS)
+
+    def follow(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
+    ) -> Written | None:
+        """Take in one call, that has run, of a function that `touches` scores; return an attention that it ends."""
+        if (not self._notes.held and name not in BEGINNING) or transformed():
+            return None
+        if name in PRODUCTS:
+            with torch.no_grad():
+                return self._multiplied(name, args, kwargs, out, heads)
+        if name == LINEAR:
+            self._notes.features = weakref.ref(out)
+            return None
+        if name in FOLDING and out.ndim == 3 and (fold := folds(args, kwargs, out)) is not None:
+            self._folds.append((weakref.ref(out), *fold))
+        if not self._notes.held and name != SOFTMAX:
+            return None
+        with torch.no_grad():
+            return self._changed(Call(self._notes, name, args, kwargs, out), heads)
+
+    def is_averaged(self, x: Tensor) -> list[bool] | None:
+        """Of a softmax of queries and keys, what will hold True once values are averaged by it; None of others."""
+        note = self._notes.of(x)
+        return note.seen if isinstance(note, Softmaxed) and note.paired else None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._notes.clear()
+        self.traces.clear()
+        self._folds.clear()
+
+    def _changed(self, call: Call, heads: Heads) -> Written | None:
+        """Take in what was done to scores, or to weights: where these have been multiplied, their sum is an average."""
+        if call.name == SUM:
+            note = self._notes.of(call.given(0))
+            if isinstance(note, Weighed) and (found := note.average(call.args, call.kwargs)) is not None:
+                return self._averaged(note.softmaxed, found, note.weights, None, heads)
+            return None
+        step = STEPS.get(call.name)
+        what = None if step is None else step(call)
+        if writes(call.name):
+            self._notes.forget(call.given(0))
+        if isinstance(what, Softmaxed) and call.name == SOFTMAX:
+            what = replace(what, paired=self._pairs(call, what))
+        if what is not None:
+            self._notes.add(call.result, what)
+        return None
+
+    def _pairs(self, call: Call, softmaxed: Softmaxed) -> bool:
+        """Is it a softmax of queries and keys? Words there are, or classes, are no keys, but parameters."""
+        if softmaxed.scores is not None and not _is_parameter(softmaxed.scores.k):
+            return True
+        return self.traces.ends_in(call.given(0, "input"), call.given(1, "dim"))
+
+    def _multiplied(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor, heads: Heads
+    ) -> Written | None:
+        if self._notes.held:
+            given = args[1:] if name == "einsum" else (*args, *kwargs.values())
+            given = given[0] if name == "einsum" and isinstance(given[0], (list, tuple)) else given
+            for x in given:
+                note = self._notes.of(x)
+                if isinstance(note, Softmaxed) and (found := average(name, args, kwargs, x, behind=note.behind)):
+                    other = next((y for y in given if y is not x), None)
+                    return self._averaged(note, found, x, other, heads)
+        if has_numbers(out) and (scored := product(name, args, kwargs)) is not None:
+            self._notes.add(out, Scores.of(scored))
+            if not (_is_parameter(scored.left) or _is_parameter(scored.right)):
+                self.traces.begin(out)
+        return None
+
+    def _averaged(self, note: Softmaxed, found: Average, x: Tensor, values: Any, heads: Heads) -> Written | None:
+        """The attention that is whole with an average by weights x, unless it is none, or has been seen.
+
+        It is seen by its first values; those of relative positions come after. An average of experts is none, nor one
+        of parameters, such as the words there are.
+        """
+        shape = note.keys_last(x).shape
+        if note.seen or shape.numel() != note.logits.numel() or _is_parameter(found.v):
+            return None
+        laid = found.weights(note.logits.reshape(shape)).shape
+        if note.gate and laid[-2] == 1 and (len(laid) > 3 or found.summed):
+            return None
+        note.seen.append(True)
+        self._notes.settle(note)
+        count = heads(both(laid[:-2], found.v.shape[:-2]).numel())
+        first = any(ref() is values and outer == count != inner for ref, outer, inner in self._folds)
+        return Written.of(x, note, found, count, first)
+
+
+_TOUCHING: dict[Any, str | None] = {Tensor.mT.__get__: "mT", Tensor.T.__get__: "T"}  # type: ignore[attr-defined]
+
+
+def touches(func: Any) -> str | None:
+    """The name of a function that may be a step of an attention, or writes to what it is given; None for others."""
+    try:
+        return _TOUCHING[func]
+    except KeyError:
+        name = getattr(func, "__name__", "")
+        return _TOUCHING.setdefault(func, name if name in NAMES or writes(name) else None)
+
+
+def _by_head(sink: Tensor) -> Tensor | None:
+    """One number a head, of b h i j that are to be the same in all rows of one."""
+    first = sink[:1, :, :1, :1]
+    return first.flatten().clone() if bool((sink[..., :1] == first).all()) else None
+
+
+def _is_parameter(x: Tensor) -> bool:
+    """Is it a parameter, or a view of one?"""
+    return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)

@@ -1,0 +1,1 @@
+"""Interception: see the attention calls of a running model, whichever function computes them."""

@@ -1,0 +1,1 @@
+"""Recording: what a capture keeps of each attention call, and where."""

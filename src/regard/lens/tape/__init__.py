@@ -1,0 +1,1 @@
+"""The tape: recorded attention by layer, its labels, summaries and file format."""

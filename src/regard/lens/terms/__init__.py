@@ -1,0 +1,1 @@
+"""Terms: read a kernel's arguments as score, mask, bias and normalizer."""

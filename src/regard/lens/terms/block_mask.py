@@ -1,0 +1,176 @@
+"""Block masks of FlexAttention, read tile by tile as a fused kernel reads them.
+
+Such a mask lists the tiles of the matrix that are full and those its function is asked about; what it does not list is
+empty. Of one over N tokens that is causal, N / 128 tiles tell everything: to ask about every pair would take many times
+as long as the attention itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from ...ops.terms.coordinates import Block, Point
+from ...ops.terms.mask_tiles import Grid
+from ...ops.terms.masks.mask_algebra import Mask
+from .flex_mod_probe import Mod, all_at_once, rows_of
+from .infer_mask import ENTRIES, Edges, Rows
+
+
+def rows_of_blocks(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> Rows:
+    """The pairs that a block mask shows: by its tiles where its function says the same, or else by the function."""
+    mod: Mod = blocks.mask_mod
+    return tiled(blocks, shape, device) or rows_of(mod, shape, device)
+
+
+def by_blocks(blocks: BlockMask) -> Mod:
+    """The pairs a fused kernel shows, as a function: all of the full tiles, of others those its function shows."""
+    partial, full = _lists(blocks)
+    high, wide = blocks.BLOCK_SIZE
+
+    def at(which: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return which[b.clamp(max=which.shape[0] - 1), h.clamp(max=which.shape[1] - 1), i // high, j // wide]
+
+    def shown(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (at(partial, b, h, i, j) & blocks.mask_mod(b, h, i, j)) | at(full, b, h, i, j)
+
+    return shown
+
+
+@dataclass(frozen=True, eq=False)
+class Tiled(Rows):
+    """Rows of booleans, the same for all heads, of which most tiles are known to be full or empty."""
+
+    mod: Mod  # of the others
+    partial: Tensor  # b rows cols of tiles: those it is asked about
+    full: Tensor
+    size: tuple[int, int]
+
+    def merged(self) -> Rows:
+        return self
+
+    def edges(self) -> Edges:
+        i, j = self.shape[2:]
+        high, wide = self.size
+        column = torch.arange(self.full.shape[2], device=self.device) * wide
+        first = torch.where(self.full, column, j).amin(2).repeat_interleave(high, 1)[:, :i].contiguous()
+        last = torch.where(self.full, (column + wide).clamp(max=j) - 1, -1).amax(2).repeat_interleave(high, 1)[:, :i]
+        last, keep = last.contiguous(), self.full.any(1).repeat_interleave(wide, 1)[:, :j].contiguous()
+        everything = bool((self.full | self.partial).all())
+        for tile, seen in self._looked_into(self.partial.nonzero()):
+            row, key = self._places(tile)
+            everything = everything and bool((seen | (row >= i) | (key >= j)).all())
+            row, key = (row + tile[:, :1, None] * i).squeeze(2), (key + tile[:, :1, None] * j).squeeze(1)
+            some = seen.any(2)
+            begin = tile[:, 2, None] * wide
+            values = seen.to(torch.uint8)
+            first.view(-1).scatter_reduce_(0, row[some], (begin + values.argmax(2))[some], "amin")
+            end = begin + wide - 1 - values.flip(2).argmax(2)
+            last.view(-1).scatter_reduce_(0, row[some], end[some], "amax")
+            keep.view(-1)[key[seen.any(1)]] = True
+        some = last >= 0
+        return Edges(torch.where(some, first, 0), torch.where(some, last, j - 1), some, keep, everything)
+
+    def are_those_of(self, mask: Mask, offset: int) -> bool:
+        b, _, i, j = self.shape
+        whole = Block(
+            slice(0, b), slice(0, 1), slice(0, i), slice(0, j), 1, offset, self.device, torch.float32,
+            torch.empty(0, device=self.device),
+        )  # fmt: skip
+        some, full = (x.expand(b, 1, *self.full.shape[1:])[:, 0] for x in mask.tiles(Grid(whole, *self.size)))
+        empty = ~(self.full | self.partial)
+        if bool(((self.full & ~some) | (empty & full)).any()):
+            return False
+        for tile, seen in self._looked_into((~((self.full & full) | (empty & ~some))).nonzero()):
+            row, key = self._places(tile)
+            batch = tile[:, 0, None, None]
+            said = mask.over(Point(batch, torch.zeros_like(batch), row.clamp(max=i - 1), key.clamp(max=j - 1), offset))
+            if not torch.equal(said & (row < i) & (key < j), seen):
+                return False
+        return True
+
+    def _looked_into(self, tiles: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some tiles at a time, `t 3`, and which pairs of each are shown, `t rows keys`; none is past the end."""
+        i, j = self.shape[2:]
+        for tile in tiles.split(max(1, ENTRIES // (self.size[0] * self.size[1]))):
+            row, key = self._places(tile)
+            batch = tile[:, 0, None, None]
+            shown = self.mod(batch, torch.zeros_like(batch), row.clamp(max=i - 1), key.clamp(max=j - 1))
+            partial, full = (x[tuple(tile.T)][:, None, None] for x in (self.partial, self.full))
+            yield tile, ((partial & shown) | full) & (row < i) & (key < j)
+
+    def _places(self, tile: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows and the keys of tiles, `t rows 1` and `t 1 keys`."""
+        row, key = (torch.arange(n, device=self.device) for n in self.size)
+        return (
+            (tile[:, 1, None] * self.size[0] + row).unsqueeze(2),
+            (tile[:, 2, None] * self.size[1] + key).unsqueeze(1),
+        )
+
+
+def tiled(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> Tiled | None:
+    """The pairs that its tiles show, if its function says the same of some pairs of each tile it is not asked about.
+
+    None where it does not, where heads differ, and where it takes one pair at a time.
+    """
+    b, h, i, j = shape
+    mod: Mod = blocks.mask_mod
+    partial, full = _lists(blocks)
+    size = blocks.BLOCK_SIZE
+    tiles = [-(-n // of) for n, of in zip((i, j), size, strict=True)]
+    if not (b * h * i * j and partial.shape[0] in (1, b) and partial.shape[1] == 1):
+        return None
+    if partial.shape[2] < tiles[0] or partial.shape[3] < tiles[1]:
+        return None
+    alike = all_at_once(mod, shape, device)
+    if alike is None or alike[1] > 1 or alike[0] > partial.shape[0]:
+        return None
+    partial, full = (x[:, 0, : tiles[0], : tiles[1]] for x in (partial, full))
+
+    def block(start: int, stop: int) -> Tensor:
+        rows = torch.arange(start, stop, device=device)[:, None]
+        batch = torch.arange(len(partial), device=device)[:, None, None, None]
+        return by_blocks(blocks)(batch, torch.zeros_like(batch), rows, torch.arange(j, device=device))
+
+    found = Tiled((len(partial), 1, i, j), block, device, mod, partial, full, size)
+    return found if _asked(found) else None
+
+
+def _asked(rows: Tiled) -> bool:
+    """Does the function say of the corners and the middle of each full and each empty tile what the lists say?"""
+    b, _, i, j = rows.shape
+    row, key = (_corners(n, size, rows.device) for n, size in zip((i, j), rows.size, strict=True))
+    key, batch = key.view(1, -1, 1, 3), torch.arange(b, device=rows.device).view(-1, 1, 1, 1, 1)
+    step = max(1, ENTRIES // (b * 3 * key.numel()))
+    for at in range(0, len(row), step):
+        said = rows.mod(batch, torch.zeros_like(batch), row[at : at + step].view(-1, 1, 3, 1), key)
+        partial, full = (x[:, at : at + step, :, None, None] for x in (rows.partial, rows.full))
+        if not bool((partial | (said == full)).all()):
+            return False
+    return True
+
+
+def _corners(n: int, size: int, device: torch.device) -> Tensor:
+    """The first, the middle and the last place of each tile along a side of n."""
+    first = torch.arange(0, n, size, device=device)[:, None]
+    return (first + torch.tensor([0, size // 2, size - 1], device=device)).clamp(max=n - 1)
+
+
+def _lists(blocks: BlockMask) -> tuple[Tensor, Tensor]:
+    """Which tiles it is asked about, and which are full, `b h rows cols`."""
+    partial = _listed(blocks.kv_num_blocks, blocks.kv_indices)
+    if blocks.full_kv_num_blocks is None or blocks.full_kv_indices is None:
+        return partial, torch.zeros_like(partial)
+    return partial, _listed(blocks.full_kv_num_blocks, blocks.full_kv_indices)
+
+
+def _listed(count: Tensor, places: Tensor) -> Tensor:
+    """Which columns of tiles each row of tiles lists, of as many as it counts."""
+    columns = places.shape[-1]
+    listed = torch.where(torch.arange(columns, device=count.device) < count[..., None], places, columns).long()
+    tiles = torch.zeros(*count.shape, columns + 1, dtype=torch.bool, device=count.device)
+    return tiles.scatter(-1, listed, True)[..., :columns]

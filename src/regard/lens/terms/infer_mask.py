@@ -1,0 +1,239 @@
+"""From a mask spelled out in a tensor back to the terms it was made from.
+
+Models hand their kernels (b, 1, N, N) masks of what was causal, windowed, padded or packed. `recognize` reads the
+numbers once, guesses the structure from the first and last key of each row, and believes the guess only where every
+entry agrees. What has no structure it knows is packed, eight keys to a byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...checks import must_be_tensor, must_broadcast, must_count
+from ...ops.terms.biases import Added, Bias, Clipped, Relative
+from ...ops.terms.coordinates import Place, Point, look_up
+from ...ops.terms.masks import Causal, Documents, Padding, Prefix, Window
+from ...ops.terms.masks.mask_algebra import Mask
+from ...ops.terms.term import term
+
+if TYPE_CHECKING:
+    from ...ops.call import Sizes
+
+ENTRIES = 2**22  # of a mask looked at at once
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """What the rows of a mask show at a glance."""
+
+    first: Tensor  # b i, the first key of each row
+    last: Tensor  # b i
+    some: Tensor  # b i, does the row see any?
+    keep: Tensor  # b j, does any row see the key?
+    everything: bool  # does every row see every key?
+
+    def distance(self, key: Tensor) -> Tensor:
+        """key - row, for the rows that see something."""
+        return (key - torch.arange(key.shape[1], device=key.device))[self.some]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A matrix over b h i j that comes a block of rows at a time; b and h may be 1 for all."""
+
+    shape: tuple[int, int, int, int]
+    block: Callable[[int, int], Tensor]
+    device: torch.device
+
+    @classmethod
+    def of(cls, x: Tensor) -> Rows:
+        """The rows of a tensor of four dims."""
+        for dim in (0, 1):
+            x = x.narrow(dim, 0, 1) if x.shape[dim] > 1 and x.stride(dim) == 0 else x
+        b, h, i, j = x.shape
+        return cls((b, h, i, j), lambda start, stop: x[:, :, start:stop], x.device)
+
+    def merged(self) -> Rows:
+        """The same with batch rows, and heads, that are all alike as one."""
+        b, h, i, j = self.shape
+        one_b = b > 1 and all(torch.equal(part, part[:1].expand_as(part)) for _, part in self.blocks())
+        one_h = h > 1 and all(torch.equal(part, part[:, :1].expand_as(part)) for _, part in self.blocks())
+        batch, heads = slice(0, 1 if one_b else b), slice(0, 1 if one_h else h)
+
+        def block(start: int, stop: int) -> Tensor:
+            return self.block(start, stop)[batch, heads]
+
+        return Rows((batch.stop, heads.stop, i, j), block, self.device)
+
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """Each block after the number of its first row."""
+        b, h, i, j = self.shape
+        step = max(1, ENTRIES // max(1, b * h * j))
+        for start in range(0, i, step):
+            yield start, self.block(start, min(start + step, i))
+
+    def edges(self) -> Edges:
+        """Of booleans without heads, what they show at a glance."""
+        b, _, _, j = self.shape
+        keep = torch.zeros(b, j, dtype=torch.bool, device=self.device)
+        first, last, some = [], [], []
+        everything = True
+        for _, seen in self.blocks():
+            whole = seen[:, 0]
+            everything = everything and bool(whole.all())
+            keep |= whole.any(1)
+            some.append(whole.any(2))
+            first.append(whole.to(torch.uint8).argmax(2))
+            last.append(j - 1 - whole.flip(2).to(torch.uint8).argmax(2))
+        return Edges(torch.cat(first, 1), torch.cat(last, 1), torch.cat(some, 1), keep, everything)
+
+    def are_those_of(self, mask: Mask, offset: int) -> bool:
+        """Of booleans without heads, does the mask agree with every one?"""
+        b, _, _, j = self.shape
+        batch = torch.arange(b, device=self.device).view(-1, 1, 1, 1)
+        head, keys = torch.zeros_like(batch[:1]), torch.arange(j, device=self.device)
+        for start, seen in self.blocks():
+            row = torch.arange(start, start + seen.shape[2], device=self.device)[:, None]
+            if not torch.equal(mask.over(Point(batch, head, row, keys, offset)).expand_as(seen), seen):
+                return False
+        return True
+
+
+@term
+class Packed(Mask):
+    """keep[..., row, j], eight keys to a byte: any pattern at an eighth of the memory of `Dense`."""
+
+    bits: Tensor  # b|1 h|1 i bytes
+    keys: int
+
+    @classmethod
+    def of(cls, rows: Rows) -> Packed:
+        """The bits of a mask."""
+        b, h, i, j = rows.shape
+        bits = torch.zeros(b, h, i, -(-j // 8), dtype=torch.uint8, device=rows.device)
+        value = 2 ** torch.arange(8, dtype=torch.uint8, device=rows.device)
+        for start, seen in rows.blocks():
+            bytes_ = torch.nn.functional.pad(seen.to(torch.uint8), (0, -j % 8)).unflatten(-1, (-1, 8))
+            bits[:, :, start : start + seen.shape[2]] = (bytes_ * value).sum(-1, dtype=torch.uint8)
+        return cls(bits, j)
+
+    def __post_init__(self) -> None:
+        must_be_tensor("Packed bits", self.bits)
+        if self.bits.dtype != torch.uint8 or self.bits.ndim != 4:
+            shape = tuple(self.bits.shape)
+            raise TypeError(f"Packed bits must be uint8 with dims b h i bytes, got {self.bits.dtype} of shape {shape}")
+        must_count("Packed keys", self.keys)
+
+    def check(self, sizes: Sizes) -> None:
+        if self.keys != sizes.j:
+            raise ValueError(f"Packed must have a bit for each of the keys, got {self.keys} for j={sizes.j}")
+        dims = {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j/8": -(-sizes.j // 8)}
+        must_broadcast("Packed bits", self.bits, dims)
+
+    def over(self, at: Place) -> Tensor:
+        return (look_up(self.bits, at.b, at.h, at.row, at.j // 8) >> (at.j % 8).to(torch.uint8)) & 1 == 1
+
+    def _drawn(self) -> tuple[int, int]:
+        return min(self.bits.shape[2], 32), min(self.keys, 32)
+
+
+def recognize(rows: Rows, *, offset: int | None = None) -> tuple[Mask | None, int]:
+    """The term a boolean mask spells out, None where it hides nothing, and the position of its first query.
+
+    >>> keep = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril().triu(-2)
+    >>> recognize(Rows.of(keep))
+    (Causal() & Window(3), 0)
+
+    `offset` is where the first query stands, if somebody knows; a mask that looks no further than its own place tells.
+    """
+    rows = rows.merged()
+    _, h, i, j = rows.shape
+    given = j - i if offset is None else offset
+    if not (i and j) or h > 1:
+        return Packed.of(rows) if i and j else None, given
+    edges = rows.edges()
+    if edges.everything:
+        return None, given
+    padding = None if bool(edges.keep.all()) else _padding(edges.keep)
+    if padding is not None and rows.are_those_of(padding, given):
+        return padding, given
+    for mask, at in _guesses(edges, rows, offset):
+        for guess in (mask,) if padding is None else (mask, mask & padding):
+            if rows.are_those_of(guess, at):
+                return guess, at
+    return Packed.of(rows), given
+
+
+def recognize_bias(rows: Rows, *, seen: Rows | None = None, offset: int) -> Bias | None:
+    """The term that numbers added to the scores spell out: one for each distance where they allow it.
+
+    Where `seen` is False the numbers do not matter. None where all that matter are 0.
+    """
+    rows = rows.merged()
+    b, _, i, j = rows.shape
+    if not any(bool(part.any()) for _, part in rows.blocks()):
+        return None
+    if b == 1 and i > 1 and j > 1 and (relative := _by_distance(rows, seen, offset)) is not None:
+        return relative
+    return Added(torch.cat([part for _, part in rows.blocks()], 2))
+
+
+def _guesses(edges: Edges, rows: Rows, offset: int | None) -> Iterator[tuple[Mask, int]]:
+    """Masks that could be it, but for padding, and where their first query stands; the plainest first."""
+    _, _, i, j = rows.shape
+    if not bool(edges.some.any()):
+        return
+    given = j - i if offset is None else offset
+    ahead, behind = int(edges.distance(edges.last).max()), int(edges.distance(edges.first).min())
+    # Keys past the last query's place are room of a static cache, and then the diagonal says where queries stand.
+    if ahead == given or (offset is None and 0 <= ahead < given):
+        yield Causal(), ahead
+        yield Causal() & Window(ahead - behind + 1), ahead
+    before, after = given - behind, ahead - given
+    if before >= 0 and after >= 0:
+        yield Window(before + 1) if before == after else Window(before=before, after=after), given
+    if i == j and given == 0:
+        ids = torch.where(edges.some, edges.first, -1)
+        documents = Documents(ids[0] if len(ids) == 1 else ids)
+        yield Causal() & documents, 0
+        yield documents, 0
+        ends = edges.last[:, 0] + 1
+        yield Causal() | Prefix(int(ends[0]) if len(ends) == 1 else ends), 0
+
+
+def _padding(keep: Tensor) -> Padding:
+    """Lengths where padding is on the right, else which keys are real."""
+    lengths = keep.sum(1)
+    right = torch.equal(keep, torch.arange(keep.shape[1], device=keep.device) < lengths[:, None])
+    return Padding(tuple(lengths.tolist())) if right else Padding(keep)
+
+
+def _by_distance(rows: Rows, seen: Rows | None, offset: int) -> Relative | None:
+    """One number for each head and distance, if the numbers are a function of these."""
+    _, h, i, j = rows.shape
+    reach = max(abs(i - 1 + offset), abs(j - 1 - offset))
+    table: Tensor | None = None
+    keys = torch.arange(j, device=rows.device)
+
+    def parts() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for start, values in rows.blocks():
+            n = values.shape[2]
+            row = torch.arange(start, start + n, device=rows.device)[:, None]
+            shown = None if seen is None else seen.block(start, start + n)
+            matters = torch.ones(1, 1, n, j, dtype=torch.bool, device=rows.device) if shown is None else shown
+            # Of several batch rows and heads that share a number, one that sees the entry is enough to know it.
+            yield values[0], matters.any(0).any(0), keys - row - offset + reach
+
+    for values, matters, bucket in parts():
+        table = values.new_zeros(h, 2 * reach + 1) if table is None else table
+        table[:, bucket[matters]] = values[:, matters]
+    assert table is not None
+    for values, matters, bucket in parts():
+        if not torch.equal(table[:, bucket[matters]], values[:, matters]):
+            return None
+    return Relative(Clipped(reach), table=table)

@@ -1,0 +1,319 @@
+"""Reader: from the tensors a kernel is handed to an attention in terms.
+
+Masks become terms once and are shared by every layer that is handed the same one; keys that were repeated for grouped
+queries are taken once; the unwritten room of a static cache is left out.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import reduce
+from operator import add, and_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ...ops.terms.biases import Added, Bias, Sum
+from ...ops.terms.masks import Causal, Padding, Window
+from ...ops.terms.masks.mask_algebra import And, Mask
+from ...ops.terms.normalizers import Normalizer
+from ...ops.terms.scores import Dot
+from ...ops.terms.term import Term
+from ..interception.sdpa import is_causal_bias
+from ..recording.generation import same
+from ..recording.record import Seen, as_integers
+from ..recording.store import Store, version_of
+from .block_mask import rows_of_blocks
+from .infer_mask import Packed, Rows, recognize, recognize_bias
+
+LARGE = 2**20  # bytes of a mask worth a word
+
+
+class Reader:
+    """Reads what kernels are handed, and remembers the masks."""
+
+    def __init__(self, store: Store, *, holds_biases: bool = True) -> None:
+        self._store, self._holds_biases = store, holds_biases
+        self._pass: dict[Any, Any] = {}  # what functions said in this pass of the model
+        self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._terms: dict[str, list[Term]] = {}
+        self._known: set[int] = set()  # the ids of these
+        self._copies: dict[tuple[int, int], int] = {}  # how often layers of so many heads and such a width repeat keys
+        self._shorter: dict[tuple[int, int], _Found | None] = {}  # known masks, by id, over the keys in use
+
+    def read(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | BlockMask | Rows | Mask | None = None,
+        bias: Tensor | Bias | None = None,
+        scale: float | None = None,
+        cap: float | None = None,
+        normalize: Normalizer | None = None,
+        offset: int | None = None,
+        statistic: Tensor | None = None,
+    ) -> Seen:
+        """One attention over tensors; `mask` is a term, booleans (True = may attend) or numbers to add, `bias` too.
+
+        A mask may come in rows. `offset` is where the first query stands, if the caller knows; a mask that shows it is
+        believed otherwise. `statistic` is what the kernel found for each row, if it told.
+        """
+        if is_causal_bias(mask):  # whose numbers nobody has written down
+            first = 0 if mask.variant.name == "UPPER_LEFT" else mask.seq_len_kv - mask.seq_len_q
+            mask, offset = Causal(), first
+        lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
+        if not (q.ndim == k.ndim == v.ndim == 4):
+            q, k, v = _four(q, lead), _four(k, lead), _four(v, lead)
+        if not (len(q) == len(k) == len(v) and q.shape[1] >= k.shape[1] == v.shape[1]):
+            q, k, v = _alike(q, k, v)
+        _, heads, _, width = q.shape
+        if k.shape[1] == heads:
+            k, v = self._once(k, v)
+        plain = scale is None or scale == width**-0.5
+        score = None if plain and cap is None else Dot(scale=None if plain else scale, cap=cap)
+        if mask is None or isinstance(mask, Mask):
+            seen = Seen(q, k, v, score, self._one(mask), None, normalize, offset, statistic)
+        else:
+            seen = Seen(q, k, v, score, None, None, normalize, offset, statistic)
+            found = self._found(mask, seen, lead)
+            seen = seen._replace(mask=found.mask, bias=found.bias, offset=found.offset)
+        seen = self._without_room(seen)
+        if bias is None:
+            return seen
+        if isinstance(bias, Bias):
+            return seen._replace(bias=_all(add, seen.bias, self._one(bias)))
+        whole = bias.shape[-1] == seen.k.shape[2]
+        found = self._found(bias if whole else bias[..., : seen.k.shape[2]], seen, lead)
+        return seen._replace(bias=_all(add, seen.bias, found.bias))
+
+    def begin_pass(self) -> None:
+        """Forget what functions said: from now on they may look up other numbers."""
+        self._pass = {}
+
+    def in_this_pass(self, key: tuple[Any, ...], find: Callable[[], Any]) -> Any:
+        """What `find` found for a key in this pass of the model; of the key, objects stand for themselves."""
+        asked = tuple(x if isinstance(x, (str, int, tuple, torch.dtype, torch.device)) else id(x) for x in key)
+        if asked not in self._pass:
+            self._pass[asked] = key, find()  # which lives as long, so that no other object has its id
+        return self._pass[asked][1]
+
+    def _once(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values without the copies that grouped queries were given.
+
+        Layers of a model are alike: where one was looked at and has none, others like it are not, for a look makes the
+        host wait for the device; where one has, the others are looked at for as many, once.
+        """
+        kind = k.shape[1], k.shape[3]
+        times = self._copies.get(kind)
+        if times != 1 and (times is None or not _repeats(k, v, times)):
+            times = self._copies[kind] = _copies(k, v)
+        return (k, v) if times == 1 else (k[:, ::times], v[:, ::times])
+
+    def _without_room(self, seen: Seen) -> Seen:
+        """The call without keys behind the last query that its mask hides from all."""
+        if seen.offset is None or (used := seen.offset + seen.q.shape[2]) >= seen.k.shape[2] or seen.bias is not None:
+            return seen
+        asked = id(seen.mask), used
+        if asked not in self._shorter:
+            found = _shortened(seen, used)
+            self._shorter[asked] = None if found is None else self._shared(found)
+        shorter = self._shorter[asked]
+        if shorter is None:
+            return seen
+        return seen._replace(k=seen.k[:, :, :used], v=seen.v[:, :, :used], mask=shorter.mask)
+
+    def _found(self, tensor: Tensor | BlockMask | Rows, seen: Seen, lead: torch.Size) -> _Found:
+        """The terms of a tensor, looked at once for all layers it is handed to."""
+        if not isinstance(tensor, Tensor):
+            mod = tensor.mask_mod if isinstance(tensor, BlockMask) else None
+            key = tensor, mod, seen.q.shape[:3], seen.k.shape[2], seen.offset, len(lead)
+            return self.in_this_pass(key, lambda: self._shared(_terms_of(tensor, seen, lead)))
+        asked = version_of(tensor), seen.q.shape[2], seen.k.shape[2], seen.offset, len(lead)
+        prints = _prints(tensor) if tensor.is_inference() else None
+        known = self._read.get(tensor)
+        if known is None or known[0] != asked or (prints is not None and not torch.equal(known[1], prints)):
+            known = asked, prints, self._shared(_terms_of(tensor, seen, lead))
+            self._read[tensor] = known
+        return known[2]
+
+    def _shared(self, found: _Found) -> _Found:
+        return found._replace(mask=self._one(found.mask), bias=self._one(found.bias))
+
+    def _one(self, term: Any) -> Any:
+        """The term itself, or one seen before that says the same."""
+        if term is None or id(term) in self._known:
+            return term
+        alike = self._terms.setdefault(repr(term), [])
+        for other in alike:
+            if same(other, term):
+                return other
+        if self._holds_biases or not isinstance(term, Bias):
+            self._store.charge(sum(x.nbytes for x in term.tensors()), repr(term))
+            alike.append(term)
+            self._known.add(id(term))
+        for part in _parts(term):
+            if isinstance(part, (Packed, Added)) and (size := sum(x.nbytes for x in part.tensors())) > LARGE:
+                kind = "mask" if isinstance(part, Packed) else "bias"
+                warnings.warn(
+                    f"a {kind} has no structure that regard knows: {size / 1e6:.3g} MB, queries x keys, are held for "
+                    f"it, {part!r}",
+                    stacklevel=2,
+                )
+        return term
+
+
+class _Found(NamedTuple):
+    """What a tensor turned out to be."""
+
+    mask: Mask | None
+    bias: Bias | None = None
+    offset: int | None = None
+
+
+def _terms_of(tensor: Tensor | BlockMask | Rows, seen: Seen, lead: torch.Size) -> _Found:
+    if isinstance(tensor, Tensor):
+        rows = _rows(tensor, lead, seen.k.shape[2])
+    elif isinstance(tensor, BlockMask):
+        rows = rows_of_blocks(tensor, (*seen.q.shape[:3], seen.k.shape[2]), seen.q.device)
+    else:
+        rows = tensor
+    dtype = rows.block(0, min(1, rows.shape[2])).dtype
+    # One row for all queries does not tell where they stand.
+    given = seen.offset if rows.shape[2] == seen.q.shape[2] else seen.place
+    if dtype == torch.bool:
+        mask, offset = recognize(rows, offset=given)
+        return _Found(mask, offset=seen.offset if offset == seen.place else offset)
+    # Models hide by -inf or by the least number there is; both are a mask and no bias. What is no number hides nothing.
+    least = torch.finfo(dtype).min / 2
+    shown = replace(rows, block=lambda start, stop: ~(rows.block(start, stop) <= least))
+    mask, offset = recognize(shown, offset=given)
+    _tell_even(rows, shown, offset)
+    numbers = replace(rows, block=lambda start, stop: _zeroed(rows.block(start, stop), least))
+    bias = recognize_bias(numbers, seen=shown, offset=offset)
+    return _Found(mask, bias, seen.offset if offset == seen.place else offset)
+
+
+def _tell_even(rows: Rows, shown: Rows, place: int) -> None:
+    """Warn of rows that hide every key by finite numbers, which a softmax spreads evenly: as terms they see nothing.
+
+    Those of padding, whose own key nobody sees, are of no interest.
+    """
+    b, _, i, j = shown.shape
+    blind = torch.zeros(b, i, dtype=torch.bool, device=shown.device)
+    keep = torch.zeros(b, j, dtype=torch.bool, device=shown.device)
+    for start, seen in shown.blocks():
+        keep |= seen.flatten(1, 2).any(1)
+        nothing = ~seen.any(-1)
+        if bool(nothing.any()):
+            stop = start + seen.shape[2]
+            blind[:, start:stop] = (nothing & (rows.block(start, stop) > -torch.inf).any(-1)).any(1)
+    if j and bool(blind.any()):
+        own = (torch.arange(i, device=shown.device) + place).clamp(0, j - 1)
+        told = (blind & keep[:, own]).any(0).nonzero().flatten().tolist()
+        if told:
+            warnings.warn(
+                f"a mask hides all {j} keys from {len(told)} row{'s' * (len(told) > 1)}, row {told[0]} the first, by "
+                "finite numbers, over which the model spreads evenly; here they are shown as zeros. Hide keys by a "
+                "boolean mask, or let such rows see one",
+                stacklevel=2,
+            )
+
+
+def _rows(tensor: Tensor, lead: torch.Size, keys: int) -> Rows:
+    x = _four(tensor, lead) if tensor.ndim > 2 else tensor[None, None]
+    x = x.expand(-1, -1, -1, keys) if x.shape[3] == 1 else x
+    # One row for all queries stays one row.
+    return Rows.of(x[:, :, :1] if x.shape[2] > 1 and x.stride(2) == 0 else x)
+
+
+def _zeroed(x: Tensor, least: float) -> Tensor:
+    return torch.where(x <= least, 0.0, x)
+
+
+def _prints(tensor: Tensor) -> Tensor:
+    """What tells a tensor that does not count its changes from what it was: the sums of its rows and columns."""
+    x = as_integers(tensor)
+    return torch.cat([x.sum(dim, dtype=torch.int64).flatten() for dim in range(-min(x.ndim, 2), 0)])
+
+
+def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with as many batch rows, where a kernel takes one for all, and heads likewise."""
+    b, g = max(map(len, (q, k, v))), max(k.shape[1], v.shape[1])
+    q = q.expand(b, g if q.shape[1] == 1 else -1, -1, -1)
+    k, v = (x.expand(b, g if x.shape[1] == 1 else -1, -1, -1) for x in (k, v))
+    return q, k, v
+
+
+def _four(x: Tensor, lead: torch.Size) -> Tensor:
+    """A tensor of a call whose batch dims are `lead` with dims b h i d: batch dims as one, no heads as one head."""
+    if len(lead) == 1:
+        return x if x.ndim == 4 else x[(None,) * (4 - x.ndim)]
+    if not lead:  # b i d: kernels take a batch without heads
+        return x[:, None] if x.ndim == 3 else x[(None,) * (4 - x.ndim)]
+    x = x[(None,) * (len(lead) + 3 - x.ndim)]
+    return x.expand(*lead, *x.shape[-3:]).flatten(0, -4)
+
+
+def _copies(k: Tensor, v: Tensor) -> int:
+    """How often each key head and its values stand side by side."""
+    heads = k.shape[1]
+    # One look at the first two heads tells most models that there are no copies.
+    if heads == 1 or not torch.equal(k[:, 0, :1], k[:, 1, :1]):
+        return 1
+    return next((n for n in range(heads, 1, -1) if heads % n == 0 and _repeats(k, v, n)), 1)
+
+
+def _repeats(k: Tensor, v: Tensor, times: int) -> bool:
+    """Does every key head, and its values, stand there so many times, side by side?"""
+    if v.shape[1] != k.shape[1]:
+        return False
+    same = [(x.unflatten(1, (-1, times)) == x[:, ::times, None]).all() for x in (k, v)]
+    return bool(same[0] & same[1])
+
+
+def _shortened(seen: Seen, used: int) -> _Found | None:
+    """The mask over the keys in use, if it hides all others from every query."""
+    parts: list[Any] = list(_parts(seen.mask))
+    hidden = any(isinstance(x, Causal) or (isinstance(x, Padding) and _ends(x, seen, used)) for x in parts)
+    if not hidden or not all(isinstance(x, (Causal, Window, Padding)) for x in parts):
+        return None
+    return _Found(_all(and_, *(_narrow(x, seen, used) for x in parts)))
+
+
+def _ends(padding: Padding, seen: Seen, used: int) -> bool:
+    return not bool(_keep(padding, seen)[:, used:].any())
+
+
+def _keep(padding: Padding, seen: Seen) -> Tensor:
+    keys = padding.keys if isinstance(padding.keys, Tensor) else torch.tensor(padding.keys, device=seen.k.device)
+    return keys if keys.dtype == torch.bool else torch.arange(seen.k.shape[2], device=keys.device) < keys[:, None]
+
+
+def _narrow(part: Mask, seen: Seen, used: int) -> Mask | None:
+    if not isinstance(part, Padding):
+        return part
+    keep = _keep(part, seen)[:, :used]
+    return None if bool(keep.all()) else Padding(keep)
+
+
+def _parts(term: Term | None) -> Iterator[Term]:
+    """The terms that are joined by `&` or `+`."""
+    if term is None:
+        return
+    if isinstance(term, (And, Sum)):
+        yield from _parts(term.left)
+        yield from _parts(term.right)
+    else:
+        yield term
+
+
+def _all(join: Any, *terms: Any) -> Any:
+    given = [term for term in terms if term is not None]
+    return reduce(join, given) if given else None

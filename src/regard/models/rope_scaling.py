@@ -1,0 +1,38 @@
+"""Stretch: rotary positions for a longer context than a model was first trained on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..checks import must_be_number, must_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Rotary frequencies for a context longer than the one first trained on, as Llama 3.1 has them.
+
+    A frequency that turns less than `low` times within `original` positions is divided by `factor`, one that turns
+    more than `high` times stays, and those between are blended.
+    """
+
+    factor: float
+    low: float = 1.0
+    high: float = 4.0
+    original: int = 8192
+
+    def __post_init__(self) -> None:
+        must_be_number("factor", self.factor, above=0)
+        must_be_number("low", self.low)
+        must_be_number("high", self.high)
+        must_count("original", self.original, least=1)
+        if not 0 < self.low < self.high:
+            raise ValueError(f"low and high must be 0 < low < high, got low={self.low} and high={self.high}")
+
+    def __call__(self, frequencies: Float[Tensor, " pairs"]) -> Float[Tensor, " pairs"]:
+        turns = frequencies * (self.original / (2 * math.pi))
+        whole = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies * (whole + (1 - whole) / self.factor)

@@ -1,0 +1,153 @@
+"""TransformerDecoder: the half of a Transformer that writes, to all targets at once or a step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..nn import DecoderBlock, KeyValues, KVCache
+from ..nn.fast_decode import Plain, Step, has_hooks
+from ..nn.linear import linear
+from .decoder_state import CachedState, Watched, step, watched
+from .model_checks import must_be_rows
+
+
+class TransformerDecoder(nn.Module):
+    """Blocks between an input, from tokens to vectors, and an output, from vectors to logits.
+
+    `input(tokens, first=n)` embeds tokens of which the first stands at position n. Without `out`, the table of
+    `input.embedding` is read backwards. A step gives what the whole pass gives, over states that something else has
+    made:
+
+    >>> from regard.models.transformer import TransformerConfig, decoder_of
+    >>> decoder = decoder_of(TransformerConfig(source_vocabulary=9, target_vocabulary=9, start=2, dim=16)).eval()
+    >>> inputs, states = torch.randint(9, (2, 5)), torch.randn(2, 7, 16)
+    >>> with torch.no_grad():
+    ...     logits, state = decoder.step(inputs, decoder.start(states))
+    >>> torch.allclose(logits, decoder(inputs, states), atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        input: nn.Module,
+        blocks: Sequence[DecoderBlock],
+        *,
+        norm: nn.Module,
+        out: nn.Module | None = None,
+        bias: nn.Parameter | None = None,
+    ) -> None:
+        super().__init__()
+        self.input: Any = input
+        self.blocks: Any = nn.ModuleList(blocks)
+        self.norm = norm
+        self.out = out
+        self.bias = bias
+
+    def forward(
+        self, inputs: Int[Tensor, "b m"], states: Float[Tensor, "b n dim"], lengths: Int[Tensor, " b"] | None = None
+    ) -> Float[Tensor, "b m vocabulary"]:
+        """The logits of what follows each of the inputs; lengths say how many states of each row are real."""
+        must_be_rows("inputs", inputs)
+        x = self.input(inputs)
+        for block in self.blocks:
+            x = block(x, states, context_padding=lengths)
+        return self.logits(x)
+
+    def logits(self, x: Float[Tensor, "b m dim"]) -> Float[Tensor, "b m vocabulary"]:
+        """From what leaves the last block to the words."""
+        x = self.norm(x)
+        if self.out is None:
+            return linear(x, self.input.embedding.table.weight, self.bias)
+        logits: Tensor = self.out(x)
+        return logits if self.bias is None else logits + self.bias
+
+    def start(self, states: Float[Tensor, "b n dim"], lengths: Int[Tensor, " b"] | None = None) -> DecoderState:
+        """The state before the first token; the keys and values of the source are projected here, once for all."""
+        source = tuple(block.remember(states, context_padding=lengths) for block in self.blocks)
+        caches = tuple(block.attention.new_cache() for block in self.blocks)
+        return DecoderState(source=source, caches=caches, plain=Plain(self.blocks))
+
+    def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
+        return step(tokens, state, advance=self._advance, advance_plainly=self._advance_plainly, logits=self.logits)
+
+    def read(self, tokens: Int[Tensor, "rows n"], state: DecoderState) -> DecoderState:
+        """The state after tokens that are given: a step without logits."""
+        return self._advance(tokens, state)[1]
+
+    def watched(self, stepper: Any, names: Sequence[str]) -> Watched:
+        """A stepper that steps by this decoder, and shows the attention named; every cross where none is."""
+        known = [f"{kind}.{n}" for kind in ("cross", "self") for n in range(len(self.blocks))]
+        return watched(stepper, names or known[: len(self.blocks)], known=known)
+
+    def _advance(self, tokens: Tensor, state: DecoderState) -> tuple[Float[Tensor, "rows n dim"], DecoderState]:
+        caches = tuple(cache.fork() for cache in state.caches)  # the state given stays as it is
+        x = self.input(tokens, first=caches[0].length)
+        seen: dict[str, Tensor] = {}
+        for n, cache in enumerate(caches):
+            x = self._through(n, x, state, cache, seen)
+        return x, replace(state, caches=caches, attention=seen)
+
+    def _advance_plainly(
+        self, tokens: Int[Tensor, " rows"], state: DecoderState, blocks: Sequence[Step]
+    ) -> tuple[Float[Tensor, "rows dim"], DecoderState]:
+        """The same for one token a row, through blocks that are plain."""
+        caches = tuple(cache.fork() for cache in state.caches)
+        x = self.input(tokens, first=caches[0].length)
+        for block, cache, source in zip(blocks, caches, state.source, strict=True):
+            x = block(x, cache, source)
+        return x, replace(state, caches=caches)
+
+    def _through(self, n: int, x: Tensor, state: DecoderState, cache: KVCache, seen: dict[str, Tensor]) -> Tensor:
+        """Block n, with the hypotheses of one source as queries side by side, so that its keys are there once."""
+        block, source = self.blocks[n], state.source[n]
+
+        def attention(x: Tensor) -> Tensor:
+            if f"self.{n}" in state.watch:
+                seen[f"self.{n}"] = block.attention.weights(x, cache=cache)[...]
+            return block.attention(x, cache=cache)
+
+        def cross(x: Tensor) -> Tensor:
+            asked = x.reshape(source.k.shape[0], state.each * x.shape[1], x.shape[2])
+            if f"cross.{n}" in state.watch:
+                A = block.cross.weights(asked, source)[...]
+                seen[f"cross.{n}"] = A.unflatten(2, (state.each, x.shape[1])).transpose(1, 2).flatten(0, 1)
+            if state.each > 1 and has_hooks(block.cross):  # whoever watches sees a row for each hypothesis
+                rows = torch.arange(len(x), device=x.device).div(state.each, rounding_mode="floor")
+                return block.cross(x, source.select(rows))
+            return block.cross(asked, source).view_as(x)
+
+        x = block.around_attention(x, attention)
+        x = block.around_cross(x, cross)
+        return block.around_feedforward(x, block.feedforward)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DecoderState(CachedState):
+    """What a decoder has read, one row a hypothesis; those of one source stand side by side, `each` to a source."""
+
+    source: tuple[KeyValues, ...]  # of each block
+    each: int = 1
+
+    @property
+    def rows(self) -> int:
+        """How many hypotheses there are."""
+        return self.each * len(self.source[0].k)
+
+    def select(self, rows: Int[Tensor, " chosen"]) -> DecoderState:
+        """The state of these rows, in this order, repeats allowed."""
+        owners = rows.div(self.each, rounding_mode="floor")
+        sources, counts = owners.unique_consecutive(return_counts=True)
+        even = len(counts) > 0 and bool((counts == counts[0]).all())
+        sources, each = (sources, int(counts[0])) if even else (owners, 1)
+        source = self.source
+        if not torch.equal(sources, torch.arange(len(source[0].k), device=rows.device)):
+            source = tuple(one.select(sources) for one in source)
+        caches = tuple(cache.select(rows) for cache in self.caches)
+        return replace(self, source=source, caches=caches, each=each, attention={})

@@ -1,0 +1,96 @@
+"""Words: vectors of words, by what they are, how they are spelled and what stands around them."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..nn import CharacterEmbedding, TokenEmbedding
+from .model_checks import must_be_rows
+
+WIDTHS = (2, 3, 4, 5)  # of the stretches of characters that filters look for
+
+
+class Words(nn.Module):
+    """[table[word]; cnn(its characters); its state in an encoder]: one of them, or several side by side.
+
+    >>> words = Words(1000, 64, characters=100, character_dim=32)
+    >>> ids, characters = torch.tensor([[5, 7]]), torch.randint(1, 100, (1, 2, 9))
+    >>> words(ids, characters).shape
+    torch.Size([1, 2, 96])
+
+    Characters are (b, n, c), filled up with 0 behind each word, or the same in one row (b, n * c), which is how a batch
+    of `regard.data` pads them:
+
+    >>> torch.equal(words(ids, characters.flatten(1)), words(ids, characters))
+    True
+
+    An encoder, with states of `encoder_dim`, is called as `encoder(ids, padding=lengths)`, as a `Bert` is. Unless it is
+    `tuned` it learns nothing, and stays in evaluation mode.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int | None,
+        dim: int,
+        *,
+        characters: int | None = None,
+        character_dim: int = 64,
+        encoder: nn.Module | None = None,
+        encoder_dim: int | None = None,
+        tuned: bool = True,
+        padding: int | None = 0,
+    ) -> None:
+        super().__init__()
+        if (encoder is None) != (encoder_dim is None):
+            raise ValueError(
+                "an encoder and encoder_dim, the width of its states, come together, got "
+                f"encoder_dim={encoder_dim} and {'no encoder' if encoder is None else type(encoder).__name__}"
+            )
+        self.table = None if vocabulary is None else TokenEmbedding(vocabulary, dim, padding=padding)
+        filters = dict.fromkeys(WIDTHS, character_dim)
+        self.spelling = None if characters is None else CharacterEmbedding(characters, character_dim, filters=filters)
+        self.encoder = encoder if encoder is None or tuned else encoder.requires_grad_(False)
+        self.tuned = tuned
+        widths = ((self.table, dim), (self.spelling, character_dim), (encoder, encoder_dim or 0))
+        self.width = sum(width for part, width in widths if part is not None)
+        self.train()
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b n"],
+        characters: Int[Tensor, "b *n c"] | None = None,
+        lengths: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b n width"]:
+        must_be_rows("ids", ids)
+        found = [] if self.table is None else [self.table(ids)]
+        if self.spelling is not None:
+            if characters is None:
+                raise ValueError("characters must be given: this model reads how words are spelled; pass (b, n, c)")
+            found.append(self.spelling(spelled(characters, ids)))
+        elif characters is not None:
+            raise ValueError("characters must be None: this model reads no spelling; build it with characters=...")
+        if self.encoder is not None:
+            found.append(self.encoder(ids, padding=lengths))
+        return torch.cat(found, -1)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode, but not for an encoder that does not learn."""
+        super().train(mode)
+        if self.encoder is not None and not self.tuned:
+            self.encoder.eval()
+        return self
+
+
+def spelled(characters: Int[Tensor, "b *n c"], ids: Int[Tensor, "b n"]) -> Int[Tensor, "b n c"]:
+    """The characters of each word, given so or in one row."""
+    b, n = ids.shape
+    fits = characters.shape[:2] == ids.shape if characters.ndim == 3 else characters.ndim == 2 and len(characters) == b
+    if not fits or characters.shape[1] % max(n, 1):
+        raise ValueError(
+            f"characters must be (b, n, c), or (b, n * c), for ids {(b, n)}, got shape {tuple(characters.shape)}"
+        )
+    return characters.reshape(b, n, -1)

@@ -1,0 +1,104 @@
+"""PyTorch's fused kernel on the CPU over blocks of rows, each with its part of the mask and the bias as a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..blocks.prepared_call import Piece, Problem, minus_infinity_where_not, pieces, prepare
+from ..blocks.reduction import BLANK, Once, saveable
+from ..call import Call
+from ..terms.coordinates import Block, give_back, pick
+from ..torch_state import must_be_one, outside_the_graph
+
+INF = float("inf")
+aten = torch.ops.aten
+
+
+@outside_the_graph
+def by_blocks(call: Call) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of each row, `b h i 1`."""
+    assert call.v is not None
+    problem = prepare(call)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (problem.q, problem.k, call.v.to(call.dtype)))
+    out, lse = Fused.apply(problem, q, k, v)
+    return out.to(call.v.dtype), lse
+
+
+class Fused(torch.autograd.Function):
+    """softmax(q k^T + tile) v over the parts of a problem; b h i d, b g j d, b g j d -> b h i d and b h i 1."""
+
+    @staticmethod
+    def forward(ctx: Any, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.zeros_like(q)
+        lse = q.new_full((*q.shape[:3], 1), -INF)
+        for block, added in _parts(problem):
+            rows, keys = _indices(block, k)
+            part, total = aten._scaled_dot_product_flash_attention_for_cpu.default(
+                q[rows], pick(k, keys), pick(v, keys), attn_mask=added, scale=1.0
+            )
+            out[rows] = part
+            # The kernel calls the sum of an empty row 1.
+            empty = False if added is None else (added == -INF).all(-1)
+            lse[rows] = torch.where(torch.as_tensor(empty), -INF, total)[..., None]
+        ctx.problem = problem.map_tensors(lambda _: BLANK)
+        ctx.save_for_backward(q, k, v, out, lse, *(saveable(x.detach()) for x in problem.tensors()))
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        must_be_one(grad)
+        q, k, v, out, lse, *kept = ctx.saved_tensors
+        queue = iter(kept)
+        problem = ctx.problem.map_tensors(lambda _: next(queue))
+        grad = grad.contiguous()
+        grads = [torch.zeros_like(x) for x in (q, k, v)]
+        with torch.no_grad():
+            for block, added in _parts(problem):
+                rows, keys = _indices(block, k)
+                # A row that sees nothing has no weights to differentiate; 0 keeps the kernel from -inf - -inf.
+                total = torch.where(lse[rows] == -INF, 0.0, lse[rows]).squeeze(-1)
+                parts = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+                    grad[rows],
+                    q[rows],
+                    pick(k, keys),
+                    pick(v, keys),
+                    out[rows],
+                    total,
+                    0.0,
+                    False,
+                    attn_mask=added,
+                    scale=1.0,
+                )
+                for total_grad, index, part in zip(grads, (rows, keys, keys), parts, strict=True):
+                    give_back(total_grad, index, part)
+        if torch.is_grad_enabled():
+            grads = [Once.apply(g, grad, q, k, v) for g in grads]
+        return None, *grads
+
+
+def _parts(problem: Problem) -> Iterator[tuple[Block, Tensor | None]]:
+    """Blocks, and what is added to their scores."""
+    return ((piece.block, _added(problem, piece)) for piece in pieces(problem))
+
+
+def _added(problem: Problem, piece: Piece) -> Tensor | None:
+    """The bias of a block, -inf where the mask hides: b h|1 i j."""
+    block = piece.block
+    added = None if problem.bias is None else problem.bias.over(block)
+    if problem.mask is not None and piece.masked is not None:
+        hidden = minus_infinity_where_not(problem.mask.over(block), problem.q.dtype)
+        added = hidden if added is None else added + hidden
+    if added is None:
+        return None
+    added = added[(None,) * (4 - added.ndim)]
+    return added.expand(block.b.numel(), -1, block.row.numel(), block.j.numel())
+
+
+def _indices(block: Block, k: Tensor) -> tuple[Any, Any]:
+    rows = block.batch, block.heads, block.rows
+    return rows, (block.batch, block.shared(k.shape[1]), block.cols)

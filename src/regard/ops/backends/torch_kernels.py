@@ -1,0 +1,131 @@
+"""PyTorch's fused attention kernels, called by their private names because only those return the log-sum-exp.
+
+softmax(q k^T * scale + added) v and the log-sum-exp of each row, whichever kernel it is; the shapes in which they hand
+the second over differ, and end here. All are differentiable once, grouped heads as they are.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..call import Call
+from ..terms.scores import Dot
+
+
+class Kernel(IntEnum):
+    """The kernels `torch._fused_sdp_choice` chooses from; math stores the matrix."""
+
+    ERROR = -1
+    MATH = 0
+    FLASH = 1
+    EFFICIENT = 2
+    CUDNN = 3
+
+    @property
+    def fused(self) -> bool:
+        """Does it keep the matrix out of memory?"""
+        return self > Kernel.MATH
+
+
+def fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    added: Tensor | None,
+    causal: bool,
+    dropout: float,
+    kernel: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`b h i d, b g j d, b g j d -> b h i d` and `b h i`; `causal` counts from the top left.
+
+    `kernel` is PyTorch's choice for these tensors, if it was asked already. Compiled for a GPU there is no log-sum-exp:
+    the compiler chooses the kernel.
+    """
+    if q.is_cpu:
+        if kernel is None and not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # the kernel overlooks gaps in the last dim
+        out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, is_causal=causal, attn_mask=added, scale=scale
+        )
+        return out, lse
+    added = _aligned(added, q)
+    if torch.compiler.is_compiling():
+        grouped = q.shape[1] != k.shape[1]
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=added, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
+        return out, None
+    i, d = q.shape[2:]
+    match choice(q, k, v, added=added, causal=causal, dropout=dropout) if kernel is None else kernel:
+        case Kernel.FLASH:
+            if d % 8:
+                q, k, v = (F.pad(x, (0, -d % 8)) for x in (q, k, v))
+            out, lse, *_ = torch._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)
+            return out[..., :d] if d % 8 else out, lse
+        case Kernel.EFFICIENT:
+            out, lse, *_ = torch._scaled_dot_product_efficient_attention(
+                q, k, v, added, True, dropout, causal, scale=scale
+            )
+        case Kernel.CUDNN:
+            out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
+                q, k, v, added, True, dropout, causal, False, scale=scale
+            )
+        case other:
+            raise RuntimeError(f"PyTorch takes {Kernel(other).name} for q {tuple(q.shape)} {q.dtype}, no fused kernel")
+    return out, lse.flatten(2)[..., :i]  # b h i-rounded-up of efficient, b h i 1 of cuDNN
+
+
+def choice(q: Tensor, k: Tensor, v: Tensor, *, added: Tensor | None, causal: bool, dropout: float) -> Kernel:
+    """The kernel PyTorch takes for these tensors on a GPU."""
+    grouped = q.shape[1] != k.shape[1]
+    return Kernel(torch._fused_sdp_choice(q, k, v, _aligned(added, q), dropout, causal, enable_gqa=grouped))
+
+
+def surely_fused(q: Tensor) -> bool:
+    """Is there a fused kernel for q on a GPU, and keys and values like it, square under a causal mask?
+
+    For most calls what PyTorch would choose is known, and in a short call asking costs nearly as much as all else.
+    """
+    d = q.shape[-1]
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    return half and d <= 128 and d % 8 == 0 and torch.backends.cuda.flash_sdp_enabled() and _has_flash(q.get_device())
+
+
+@cache
+def _has_flash(device: int) -> bool:
+    """Was PyTorch built with its flash kernel, and for this GPU?"""
+    built = torch.version.hip is None and torch.backends.cuda.is_flash_attention_available()
+    return built and (8, 0) <= torch.cuda.get_device_capability(device) <= (12, 1)
+
+
+def product(call: Call) -> tuple[Tensor, Tensor, float]:
+    """q and k such that the score is their product times a positive number, in the dtype the kernels take."""
+    match call.score:
+        case Dot(scale=scale) if not isinstance(scale, Tensor):
+            number = call.q.shape[-1] ** -0.5 if scale is None else float(scale)
+            if number > 0:
+                return call.q, call.k, number
+            # The kernels take the largest product for the largest score; to turn a sign rounds nothing.
+            return (-call.q, call.k, -number) if number < 0 else (call.q * 0, call.k, 1.0)
+    q, k = call.score.prepare(call.q.to(call.dtype), call.k.to(call.dtype), call.head_ids)
+    return (q, k, 1.0) if q.is_cpu else (q.to(call.q.dtype), k.to(call.q.dtype), 1.0)
+
+
+def cap(call: Call) -> float | None:
+    """Where scores level off, if they do."""
+    return call.score.cap if isinstance(call.score, Dot) else None
+
+
+def _aligned(added: Tensor | None, q: Tensor) -> Tensor | None:
+    """The same numbers over b h i j, rows starting at addresses the kernels take."""
+    if added is None:
+        return None
+    j = added.shape[-1]
+    return F.pad(added, (0, -j % 16))[..., :j].expand(*q.shape[:3], j)

@@ -1,0 +1,213 @@
+"""What can be asked of the weights without storing them: each a reduction over blocks of rows.
+
+Those made by `evaluate` are differentiable once; the walks at the end of the file gather numbers, not gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..terms.coordinates import Block
+from ..terms.normalizers import SinkSoftmax, Softmax
+from .prepared_call import Piece, Problem, pieces
+from .reduction import Reduction, normalized, nothing_seen, scores, weigh
+
+How = Literal["mean", "sum", "max"]
+
+
+def entropy() -> Reduction:
+    """-sum_j A log A, in nats: `b h i`."""
+    return Reduction(lambda problem, block, A, x: _entropy(A), "rows", measure="entropy")
+
+
+def received() -> Reduction:
+    """sum_i A: `b h j`."""
+    return Reduction(lambda problem, block, A, x: A.sum(-2), "keys", measure="received")
+
+
+def largest() -> Reduction:
+    """max_j A: `b h i`."""
+    return Reduction(lambda problem, block, A, x: A.amax(-1) if A.shape[-1] else A.sum(-1), "rows", measure="max")
+
+
+def distance() -> Reduction:
+    """sum_j A abs(i - j): `b h i`."""
+    return Reduction(lambda problem, block, A, x: (A * (block.i - block.j).abs()).sum(-1), "rows", measure="distance")
+
+
+def statistic() -> Reduction:
+    """That of the rows: `b h i`."""
+    return Reduction(None, "rows")
+
+
+def columns(ids: Tensor, n_j: int) -> Reduction:
+    """Whole columns of A: `b h i ids`."""
+
+    def value(problem: Problem, block: Block, A: Tensor, x: Tensor | None) -> Tensor:
+        # Keys the block leaves out have weight 0: they are read from one more column, of zeros.
+        place = torch.full((n_j,), A.shape[-1], device=A.device)
+        place[block.cols] = torch.arange(A.shape[-1], device=A.device)
+        return F.pad(A, (0, 1))[..., place[ids]]
+
+    return Reduction(value, "rows", (ids.numel(),))
+
+
+def known_columns(problem: Problem, ids: Tensor) -> Tensor:
+    """The same columns where the row statistic is known, without a gradient: only those keys are scored."""
+    b, h, i, _ = problem.shape
+    parts = []
+    step = max(1, 2**20 // max(1, b * h * ids.numel()))
+    for start in range(0, i, step):
+        block = problem.block(slice(0, b), slice(0, h), slice(start, min(start + step, i)), ids)
+        parts.append(weigh(problem, Piece(block, slice(0, ids.numel())))[0])
+    return torch.cat(parts, 2) if parts else problem.q.new_zeros(b, h, 0, ids.numel())
+
+
+def _entropy(A: Tensor) -> Tensor:
+    return -(A * torch.where(A > 0, A, 1.0).log()).sum(-1)
+
+
+def fold(
+    problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Entropy, received mass, maximum, distance and the map of bin sums, in one pass, and the row statistic."""
+    b, h, i, j = problem.shape
+    shapes = {"entropy": (i,), "received": (j,), "max": (i,), "distance": (i,), "map": (rows, cols)}
+    found = {name: problem.q.new_zeros(b, h, *shape) for name, shape in shapes.items()}
+    statistic = nothing_seen(problem) if problem.statistic is None else problem.statistic.clone()
+    for piece in pieces(problem):
+        block = piece.block
+        at = block.batch, block.heads, block.rows
+        s = scores(problem, piece)
+        if problem.statistic is not None and isinstance(problem.normalize, (Softmax, SinkSoftmax)):
+            log = s.sub_(_finite(problem.statistic[at]))
+            A = log.exp()
+            entropies = _entropy_by_logs(A, log, hidden=piece.masked is not None or problem.bias is not None)
+        else:
+            A, rows_statistic = normalized(problem, block, s)
+            entropies = _entropy_of(problem, A, s, rows_statistic)
+            if statistic is not None and rows_statistic is not None:
+                statistic[at] = rows_statistic
+        found["max"][at] = A.amax(-1)
+        found["entropy"][at] = entropies
+        found["distance"][at] = _mean_distance(A, block)
+        by_bin, bins = _sum_rows(A, row_bins[:, block.rows])
+        found["received"][block.batch, block.heads].index_add_(2, block.j, by_bin.sum(2))
+        _add_columns(found["map"][block.batch, block.heads], by_bin, bins, col_bins[:, block.j])
+    return found, statistic
+
+
+def bin_sums(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
+    """The sum of A over each pair of a row bin and a column bin, bins given as ids `1 i` or `b i`: `b h rows cols`."""
+    b, h, _, _ = problem.shape
+    sums = torch.zeros(b, h, rows, cols, dtype=problem.q.dtype, device=problem.q.device)
+    for piece in pieces(problem):
+        block = piece.block
+        A, _ = weigh(problem, piece)
+        for one, row_ids, col_ids in _per_batch(row_bins, col_bins, block):
+            by_bin, bins = _sum_rows(A[one], row_ids)
+            _add_columns(sums[block.batch, block.heads][one], by_bin, bins, col_ids)
+    return sums
+
+
+def bin_maxima(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
+    """The largest entry of A in each pair of bins: `b h rows cols`."""
+    b, h, _, _ = problem.shape
+    maxima = torch.zeros(b, h, rows, cols, dtype=problem.q.dtype, device=problem.q.device)
+    for piece in pieces(problem):
+        block = piece.block
+        A, _ = weigh(problem, piece)
+        ids = row_bins[0, block.rows]
+        for row_bin in ids.unique().tolist():
+            tallest = A[:, :, ids == row_bin].amax(2)
+            into = maxima[block.batch, block.heads, row_bin]
+            into.scatter_reduce_(2, col_bins[0, block.j].expand_as(tallest), tallest, "amax")
+    return maxima
+
+
+def top(problem: Problem, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest entries of each row and their keys: `b h i k` twice."""
+    b, h, i, j = problem.shape
+    values = torch.zeros(b, h, i, k, dtype=problem.q.dtype, device=problem.q.device)
+    # Rows that see nothing: k keys of weight 0.
+    indices = torch.arange(k, device=problem.q.device).expand(b, h, i, k).clone()
+    for piece in pieces(problem):
+        block = piece.block
+        A, _ = weigh(problem, piece)
+        ids = block.j
+        if ids.numel() < k:
+            unseen = torch.ones(j, dtype=torch.bool, device=A.device)
+            unseen[block.cols] = False
+            more = unseen.nonzero().squeeze(-1)[: k - ids.numel()]
+            A, ids = F.pad(A, (0, more.numel())), torch.cat([ids, more])
+        best = A.topk(k, -1)
+        at = block.batch, block.heads, block.rows
+        values[at], indices[at] = best.values, ids[best.indices]
+    return values, indices
+
+
+def _entropy_of(problem: Problem, A: Tensor, s: Tensor, statistic: Tensor | None) -> Tensor:
+    """The entropy of each row; spends the scores, which nobody needs after it."""
+    if not isinstance(problem.normalize, (Softmax, SinkSoftmax)) or statistic is None:
+        return _entropy(A)
+    return _entropy_by_logs(A, s.sub_(_finite(statistic)), hidden=True)
+
+
+def _entropy_by_logs(A: Tensor, log: Tensor, hidden: bool) -> Tensor:
+    """-sum A log A with log A known, and spent; hidden entries are lifted off -inf, where 0 * -inf would be NaN."""
+    log = log.clamp_(min=torch.finfo(log.dtype).min / 2) if hidden else log
+    return -log.mul_(A).sum(-1)
+
+
+def _finite(lse: Tensor) -> Tensor:
+    return torch.where(lse == -math.inf, 0.0, lse)
+
+
+def _mean_distance(A: Tensor, block: Block) -> Tensor:
+    """sum_j A abs(i - j): linear in j on either side of the block's rows, entry by entry only among them."""
+    i, j = block.i.view(-1), block.j
+    if isinstance(block.cols, Tensor) or block.row_ids is not None:
+        return (A * (block.i - j).abs()).sum(-1)
+    n, first = j.numel(), block.rows.start + block.offset
+    left = min(max(first - block.cols.start, 0), n)
+    right = min(max(first + i.numel() - block.cols.start, left), n)
+    total = (A[..., left:right] * (block.i - j[left:right]).abs()).sum(-1)
+    for part, sign in ((slice(0, left), 1), (slice(right, None), -1)):
+        # Counted from the block's first row, so that the difference of large positions loses nothing.
+        offset = (j[part] - i[0]).to(A.dtype)
+        line = torch.stack([torch.ones_like(offset), offset], -1)
+        mass, moment = (A[..., part] @ line).unbind(-1)
+        total = total + sign * (mass * (i - i[0]) - moment)
+    return total
+
+
+def _sum_rows(A: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Add up the rows of each bin: `b h i j, 1 i -> b h bins j`, and which bins they are."""
+    bins, place, counts = ids[0].unique(return_inverse=True, return_counts=True)
+    size = A.shape[2] // bins.numel()
+    if bool((counts == size).all()) and bool((place[1:] >= place[:-1]).all()):
+        return A.unflatten(2, (-1, size)).sum(3), bins
+    return A.new_zeros(*A.shape[:2], bins.numel(), A.shape[3]).index_add_(2, place, A), bins
+
+
+def _add_columns(sums: Tensor, by_bin: Tensor, bins: Tensor, col_ids: Tensor) -> None:
+    """sums[:, :, bins, col_ids] += by_bin."""
+    b, h, n, _ = by_bin.shape
+    part = by_bin.new_zeros(b, h, n, sums.shape[-1])
+    part.scatter_add_(3, col_ids[0].expand_as(by_bin), by_bin)
+    sums.index_add_(2, bins, part)
+
+
+def _per_batch(row_bins: Tensor, col_bins: Tensor, block: Block) -> list[tuple[slice, Tensor, Tensor]]:
+    """The ids of a block's rows and keys, once for all its batch rows or once for each."""
+    rows, cols = row_bins[:, block.rows], col_bins[:, block.j]
+    if rows.shape[0] == cols.shape[0] == 1:
+        return [(slice(None), rows, cols)]
+    n = block.batch.stop - block.batch.start
+    rows, cols = (x[block.batch] if x.shape[0] > 1 else x.expand(n, -1) for x in (rows, cols))
+    return [(slice(m, m + 1), rows[m : m + 1], cols[m : m + 1]) for m in range(n)]

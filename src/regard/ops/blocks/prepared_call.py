@@ -1,0 +1,320 @@
+"""Problem: one attention after its work per token, and its matrix cut into blocks of rows.
+
+A block is some rows against every key they can see. Because it holds whole rows, any normalizer can run on it, and
+because empty tiles are left out of it, a sparse mask costs what it shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..call import Call
+from ..terms.biases import Bias
+from ..terms.coordinates import Block, Selector, pick
+from ..terms.mask_tiles import Grid
+from ..terms.masks.mask_algebra import Mask
+from ..terms.normalizers import Normalizer
+from ..terms.scores import Additive, Score, kept
+from ..torch_state import followed
+
+Flags = npt.NDArray[np.bool_]
+
+ROWS = 192  # rows of a block
+COLS = 64  # keys of a tile that can be skipped
+ENTRIES = 2**21  # scores a block holds at once
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """q and k as the score prepared them, the other terms as they are, and what is known of the rows so far."""
+
+    q: Tensor  # b h i d
+    k: Tensor  # b g j d
+    raw: Tensor  # b h i d, the query as it was given
+    g: int  # the heads that keys and values share
+    score: Score
+    mask: Mask | None
+    bias: Bias | None
+    normalize: Normalizer
+    offset: int
+    batch_ids: Tensor | None
+    head_ids: Tensor | None
+    row_ids: Tensor | None
+    garbage: Tensor | None = None  # b j, keys that hold NaN, Inf or the like; None where every tensor is clean
+    statistic: Tensor | None = None  # b h i 1
+    dense: bool = False  # one block for the whole, as the reference asks
+    kernel: bool = False  # additive scores by our kernel
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """b h i j."""
+        return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor a block may take from."""
+        terms = (self.score, self.mask, self.bias, self.normalize)
+        return [self.q, self.k, self.raw, *(x for term in terms if term is not None for x in term.tensors())]
+
+    def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> Problem:
+        """The same problem over other tensors, visited in the order of `tensors()`."""
+        return replace(
+            self,
+            q=fn(self.q),
+            k=fn(self.k),
+            raw=fn(self.raw),
+            score=self.score.map_tensors(fn),
+            mask=None if self.mask is None else self.mask.map_tensors(fn),
+            bias=None if self.bias is None else self.bias.map_tensors(fn),
+            normalize=self.normalize.map_tensors(fn),
+        )
+
+    def block(self, batch: slice, heads: slice, rows: slice, cols: Selector) -> Block:
+        """The block of those batch rows, heads, rows and keys."""
+        return Block(
+            batch,
+            heads,
+            rows,
+            cols,
+            n_h=self.shape[1],
+            offset=self.offset,
+            device=self.q.device,
+            dtype=self.q.dtype,
+            q=self.raw,
+            batch_ids=self.batch_ids,
+            head_ids=self.head_ids,
+            row_ids=self.row_ids,
+        )
+
+    def whole(self) -> Block:
+        """The matrix as a single block."""
+        return self.block(*(slice(0, n) for n in self.shape))
+
+
+def prepare(call: Call, statistic: Tensor | None = None) -> Problem:
+    """Do the work per token, in the dtype of accumulation."""
+    score = call.score
+    if isinstance(score, Additive) and call.head_ids is not None:
+        score = Additive(kept(score.u, 2, call.head_ids))
+    problem = Problem(
+        call.q.to(call.dtype),
+        call.k.to(call.dtype),
+        call.q,
+        g=call.k.shape[1],
+        score=score,
+        mask=call.mask,
+        bias=call.bias,
+        normalize=call.normalize,
+        offset=call.offset,
+        batch_ids=call.batch_ids,
+        head_ids=call.head_ids,
+        row_ids=call.row_ids,
+        # Where a compiler or torch.func follows along, no number can be looked at.
+        garbage=None if call.mask is None or followed() or clean(call) else _garbage(call),
+        statistic=statistic,
+        dense=call.backend == "reference",
+    )
+    q, k = (problem.q, problem.k) if problem.garbage is None else _zero_unseen(problem)
+    q, k = call.score.prepare(q, k, call.head_ids)
+    return replace(problem, q=q, k=k)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A block of a plan, and the part of its keys where the mask must be looked at entry by entry."""
+
+    block: Block
+    masked: slice | None
+
+
+def pieces(problem: Problem) -> Iterator[Piece]:
+    """The blocks that cover every visible entry of the matrix, in a fixed order."""
+    b, h, i, j = problem.shape
+    if not (b and h and i and j):
+        return
+    if problem.dense:
+        whole = Piece(problem.whole(), None if problem.mask is None else slice(0, j))
+        yield from [whole] if problem.garbage is None else _unmixed(problem, whole)
+        return
+    most, entries = (ROWS, ENTRIES) if problem.q.is_cpu else (8 * ROWS, 32 * ENTRIES)  # it takes more to fill a GPU
+    rows = min(i, most, max(16, entries // j))
+    for start, some, full in _row_tiles(problem, rows):
+        widest = int(some.any((0, 1)).sum()) * COLS
+        if not widest:
+            continue
+        fit = max(1, entries // (rows * min(widest, j)))
+        for batch, heads in _shares(b, h, problem.g, fit):
+            seen = np.any(_within(some, batch, heads), axis=(0, 1)), np.all(_within(full, batch, heads), axis=(0, 1))
+            keys = _keys(*seen, problem)
+            if keys is not None:
+                cols, masked = keys
+                block = problem.block(batch, heads, slice(start, min(start + rows, i)), cols)
+                piece = Piece(block, None if problem.mask is None else masked)
+                yield from [piece] if problem.garbage is None else _unmixed(problem, piece)
+
+
+def biased_and_masked(problem: Problem, piece: Piece, s: Tensor) -> Tensor:
+    """Scores with the bias added and hidden entries at -inf."""
+    block = piece.block
+    if problem.bias is not None:
+        s = s + problem.bias.over(block)
+    if problem.mask is None or piece.masked is None:
+        return s
+    if problem.garbage is not None:
+        return torch.where(problem.mask.over(block), s, -math.inf)
+    # Behind autograd's back: adding a constant changes no gradient, and no score here is kept for one.
+    seen = problem.mask.over(_narrow(block, piece.masked))
+    s.detach()[..., piece.masked] += minus_infinity_where_not(seen, s.dtype)
+    return s
+
+
+def minus_infinity_where_not(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where True, -inf where False: far cheaper to add than a masked fill."""
+    return 1 - seen.to(dtype).reciprocal()  # 1 - 1/1 is 0, 1 - 1/0 is -inf
+
+
+def taken(problem: Problem, block: Block, x: Tensor, index: tuple[slice, slice, Selector]) -> Tensor:
+    """A block's part of keys or values; where garbage may be about, those no row of the block sees read as 0."""
+    x = block.take(x, index)
+    if problem.garbage is None:
+        return x
+    seen = _visibility(problem, block).any(-2)
+    seen = seen.unflatten(1, (x.shape[1], -1)).any(2)
+    return torch.where(seen[..., None], x, 0.0)
+
+
+def clean(call: Call) -> bool:
+    """True unless some tensor holds NaN, Inf or numbers so large that a product may overflow.
+
+    Where a mask hides such a number, it must change nothing, and plain arithmetic would let it through.
+    """
+    biases = [] if call.bias is None else [x for x in call.bias.tensors() if x.is_floating_point()]
+    values = [] if call.v is None else [call.v]
+    return all(_tame(x) for x in (call.q, call.k, *values)) and all(_tame_above(x) for x in biases)
+
+
+def _tame(x: Tensor) -> bool:
+    """True unless the tensor holds NaN, Inf or the like: its norm is no less than its largest entry."""
+    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.promote_types(x.dtype, torch.float32))) < _limit(x)
+
+
+def _tame_above(x: Tensor) -> bool:
+    # -inf in a bias hides, and does so safely.
+    return not x.numel() or bool(x.detach().amax() < _limit(x))
+
+
+def _limit(x: Tensor) -> float:
+    return torch.finfo(torch.promote_types(x.dtype, torch.float32)).max ** 0.5 / 16
+
+
+def _garbage(call: Call) -> Tensor:
+    """Which keys hold what `clean` objects to in any head or feature, `b j`."""
+    values = [] if call.v is None else [call.v]
+    bad = [~(x.detach().abs() < _limit(x)).all(-1).all(1) for x in (call.k, *values)]
+    return bad[0] if len(bad) == 1 else bad[0] | bad[1]
+
+
+def _zero_unseen(problem: Problem) -> tuple[Tensor, Tensor]:
+    """q and k with queries that see no key, and keys that no query sees, set to 0."""
+    b, h, i, j = problem.shape
+    rows = torch.zeros(b, h, i, dtype=torch.bool, device=problem.q.device)
+    keys = torch.zeros(b, j, dtype=torch.bool, device=problem.q.device)
+    for piece in pieces(replace(problem, garbage=None)):
+        block = piece.block
+        seen = _visibility(problem, block)
+        rows[block.batch, block.heads, block.rows] = seen.any(-1)
+        keys[block.batch, block.cols] |= seen.any(-2).any(1)
+    return torch.where(rows[..., None], problem.q, 0.0), torch.where(keys[:, None, :, None], problem.k, 0.0)
+
+
+def _row_tiles(problem: Problem, rows: int) -> Iterator[tuple[int, Flags, Flags]]:
+    """For each row tile: its first row, and which key tiles have some or all entries visible, b|1 h|1 tiles."""
+    _, _, i, j = problem.shape
+    cols = -(-j // COLS)
+    if problem.mask is None:
+        everything = np.ones((1, 1, cols), dtype=bool)
+        yield from ((start, everything, everything) for start in range(0, i, rows))
+        return
+    whole = problem.whole()
+    stride = rows * max(1, ENTRIES // cols)
+    for first in range(0, i, stride):
+        last = min(first + stride, i)
+        tiles = problem.mask.tiles(Grid(replace(whole, rows=slice(first, last)), rows, COLS))
+        count = -(-(last - first) // rows)
+        some, full = (x.expand(*x.shape[:2], count, cols).cpu().numpy() for x in tiles)
+        yield from ((first + n * rows, some[:, :, n], full[:, :, n]) for n in range(count))
+
+
+def _shares(b: int, h: int, g: int, fit: int) -> Iterator[tuple[slice, slice]]:
+    """Batch rows and heads, about `fit` of them at a time: whole groups that share a key head, or even parts of one."""
+    group = h // g
+    if fit >= h:
+        batch, heads = fit // h, h
+    elif fit >= group:
+        batch, heads = 1, fit // group * group
+    else:
+        batch, heads = 1, max(n for n in range(1, group + 1) if group % n == 0 and n <= fit)
+    for b0 in range(0, b, batch):
+        for h0 in range(0, h, heads):
+            yield slice(b0, min(b0 + batch, b)), slice(h0, min(h0 + heads, h))
+
+
+def _within(flags: Flags, batch: slice, heads: slice) -> Flags:
+    return flags[batch if flags.shape[0] > 1 else slice(None), heads if flags.shape[1] > 1 else slice(None)]
+
+
+def _keys(some: Flags, full: Flags, problem: Problem) -> tuple[Selector, slice | None] | None:
+    """The keys of the visible tiles, and which of them need the mask entry by entry; None where there are none."""
+    j = problem.k.shape[2]
+    tiles = np.flatnonzero(some)
+    if not tiles.size:
+        return None
+    first, last = int(tiles[0]), int(tiles[-1])
+    if last - first + 1 > tiles.size:
+        scattered = (tiles[:, None] * COLS + np.arange(COLS)).ravel()
+        scattered = scattered[scattered < j]
+        return torch.from_numpy(scattered).to(problem.q.device), slice(0, scattered.size)
+    cols = slice(first * COLS, min((last + 1) * COLS, j))
+    part = np.flatnonzero(~full[first : last + 1])
+    if not part.size:
+        return cols, None
+    return cols, slice(int(part[0]) * COLS, min((int(part[-1]) + 1) * COLS, cols.stop - cols.start))
+
+
+def _narrow(block: Block, part: slice) -> Block:
+    if isinstance(block.cols, Tensor):
+        return replace(block, cols=block.cols[part])
+    return replace(block, cols=slice(block.cols.start + part.start, block.cols.start + part.stop))
+
+
+def _visibility(problem: Problem, block: Block) -> Tensor:
+    assert problem.mask is not None
+    n_j = block.j.numel()
+    shape = (block.b.numel(), block.h.numel(), block.row.numel(), n_j)
+    return problem.mask.over(replace(block, take=pick)).expand(shape)
+
+
+def _unmixed(problem: Problem, piece: Piece) -> Iterator[Piece]:
+    """Split a block until each garbage key in it is seen by all the rows that share it, or by none of them."""
+    block = piece.block
+    assert problem.garbage is not None
+    garbage = problem.garbage[block.batch][:, block.cols]
+    seen = _visibility(problem, block)
+    mixed = (seen.any(-2).any(1) & ~seen.all(-2).all(1) & garbage).any()
+    rows, heads = block.rows, block.heads
+    if not bool(mixed) or block.row.numel() == block.h.numel() == 1:
+        yield Piece(block, slice(0, block.j.numel()))
+        return
+    if block.h.numel() > 1:
+        parts = [replace(block, heads=slice(n, n + 1)) for n in range(heads.start, heads.stop)]
+    else:
+        middle = (rows.start + rows.stop) // 2
+        parts = [replace(block, rows=slice(rows.start, middle)), replace(block, rows=slice(middle, rows.stop))]
+    for part in parts:
+        yield from _unmixed(problem, Piece(part, piece.masked))

@@ -1,0 +1,1 @@
+"""Reductions of the attention matrix by Triton kernels."""

@@ -1,0 +1,288 @@
+"""Reductions of the weights by one kernel, from q, k and the row statistic, where there is one for the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..backends import triton
+from ..backends.torch_kernels import cap, product
+from ..blocks.measures import How
+from ..blocks.pool_bins import Axis, area
+from ..blocks.reduction import Once, saveable
+from ..call import Call
+from ..terms.normalizers import SinkSoftmax, Softmax
+from ..terms.scores import Bilinear, Cosine, Dot, Location
+from ..torch_state import followed, forward_mode, must_be_one
+from .kernel_terms import Tiling, banded, expressible, kernel_bias, pattern
+
+if TYPE_CHECKING:
+    from ...kernels.summary.bins import Bins
+    from ...kernels.summary.generic import Config, Reduced
+    from ...kernels.tiles import Pattern
+
+    Binning = Callable[[Config], Bins]  # bins as a cut of the matrix takes them
+
+
+EVERY = slice(None)
+MAP = frozenset(("map",))
+
+
+def objections(call: Call) -> list[str]:
+    """What keeps the kernel from reducing the weights of a call."""
+    found = triton.unavailable(call)
+    if not isinstance(call.score, (Dot, Cosine, Bilinear, Location)):
+        found.append(f"{type(call.score).__name__} is no product of queries and keys")
+    if not isinstance(call.normalize, (Softmax, SinkSoftmax)):
+        found.append(f"the kernel is softmax, not {type(call.normalize).__name__}")
+    if call.bias is not None and not expressible(call.bias):
+        found.append(f"the kernel has no {type(call.bias).__name__}")
+    if call.k.shape[-1] > 256:
+        found.append(f"the kernel takes widths up to 256, got {call.k.shape[-1]}")
+    if any(ids is not None for ids in (call.batch_ids, call.head_ids, call.row_ids)):
+        found.append("it takes whole problems, not selections of rows and heads")
+    if followed():
+        found.append("it is launched uncompiled")
+    if forward_mode():
+        found.append("it has no derivative in forward mode")
+    return found
+
+
+def reduced(
+    call: Call, statistic: Tensor, want: frozenset[str], bins: Binning | None = None, batch: slice = EVERY
+) -> dict[str, Tensor]:
+    """Any of "entropy", "received", "max", "distance", and of bins "map", "peaks", from the row statistic `b h i 1`.
+
+    A map holds sums, or what a `Mesh` asks for.
+    """
+    q, k, scale = product(call)
+    lse = statistic.squeeze(-1).to(torch.float32)
+    problem = (q, k, lse) if batch is EVERY else (q[batch], k[batch], lse[batch])
+    asked = {"want": want, "scale": scale, "offset": call.offset}
+    band = _band_for_hopper(call, q, want, bins)
+    if band is None:
+        found = _by_any_gpu(call, problem, asked, bins, batch)
+    else:
+        found = _by_hopper(problem, asked, band.of(batch), bins)
+    return {name: value for name, value in found._asdict().items() if value is not None}
+
+
+def _by_any_gpu(
+    call: Call, problem: tuple[Tensor, Tensor, Tensor], asked: dict[str, Any], bins: Binning | None, batch: slice
+) -> Reduced:
+    from ...kernels.summary import generic as reduce
+
+    q = problem[0]
+    cut = reduce.config(q.shape[-1], q.dtype)
+    binned = None if bins is None else bins(cut)
+    dealt = binned.dealt if binned is not None and call.shape[2] else None
+    found = reduce.reduce(
+        *problem,
+        **asked,
+        cut=cut,
+        cap=cap(call),
+        pattern=pattern(call, Tiling(cut.rows, cut.cols, dealt)).of(batch),
+        bias=kernel_bias(call).of(batch),
+        bins=binned,
+        sums_to_one=isinstance(call.normalize, Softmax),
+    )
+    if isinstance(bins, Mesh) and bins.how == "mean" and found.map is not None:
+        found.map.div_(bins.area)
+    return found
+
+
+def _by_hopper(
+    problem: tuple[Tensor, Tensor, Tensor], asked: dict[str, Any], band: Pattern, bins: Binning | None
+) -> Reduced:
+    from ...kernels.summary.hopper_launcher import summary
+
+    if not isinstance(bins, Mesh):
+        return summary(*problem, **asked, pattern=band)
+    high, wide = bins.rows.size or 1, bins.cols.size or 1  # they have one, or the kernel would not take them
+    share = 1 / (high * wide) if bins.how == "mean" else 1.0
+    found = summary(*problem, **asked, pattern=band, shape=bins.shape, sizes=(high, wide), share=share)
+    if bins.how == "mean" and found.map is not None:  # of fewer entries, where the last bins hold fewer
+        if bins.rows.last < high:
+            found.map[..., -1, :] *= high / max(1, bins.rows.last)
+        if bins.cols.last < wide:
+            found.map[..., -1] *= wide / max(1, bins.cols.last)
+    return found
+
+
+def _band_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning | None) -> Pattern | None:
+    """The mask, if the call is one of the commonest, for which there is a kernel laid out for Hopper GPUs."""
+    if not (
+        is_hopper(q.device)
+        and isinstance(call.normalize, Softmax)
+        and call.bias is None
+        and cap(call) is None
+        and "peaks" not in want
+        and (bins is None or isinstance(bins, Mesh))
+        and not torch.are_deterministic_algorithms_enabled()
+    ):
+        return None
+    from ...kernels.summary.hopper_launcher import fits
+    from ...kernels.tiles import FAR
+
+    sizes = None if bins is None else (bins.rows.size, bins.cols.size)
+    band = banded(call) if fits(q, sizes) else None
+    return None if band is None or band.high < FAR else band
+
+
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Is it a GPU of compute capability 9, and Triton's dialect for it one that has been tried?"""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    import triton
+
+    return triton.__version__.startswith(("3.6.", "3.7."))
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Queries and keys in bins, and what is asked of each pair of bins."""
+
+    rows: Axis
+    cols: Axis
+    device: torch.device
+    how: How = "mean"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many bins there are."""
+        return self.rows.count, self.cols.count
+
+    @property
+    def ids(self) -> tuple[Tensor, Tensor]:
+        """The bin of each query, and of each key: `1 i`, `1 j`."""
+        return self.rows.ids(self.device), self.cols.ids(self.device)
+
+    @property
+    def area(self) -> Tensor | int:
+        """How many entries each pair holds."""
+        return area(self.rows, self.cols, self.device)
+
+    def __call__(self, cut: Config) -> Bins:
+        """The bins, as this cut takes them."""
+        return _binned(self, cut)
+
+
+@lru_cache(maxsize=16)
+def _binned(mesh: Mesh, cut: Config) -> Bins:
+    from ...kernels.summary.bins import binned
+
+    with torch.inference_mode(False):
+        rows, cols = (ids[0].to(torch.int32) for ids in mesh.ids)
+        sizes = (mesh.rows.size, mesh.cols.size) if mesh.rows.size and mesh.cols.size else None
+        return binned(rows, cols, mesh.shape, cut, sizes, parted=mesh.how == "max")
+
+
+def group_sums(call: Call, statistic: Tensor, query_groups: Tensor, key_groups: Tensor, rows: int, cols: int) -> Tensor:
+    """The sum of A over each pair of groups, given by their ids `1 i` or `b i`: `b h rows cols`."""
+    from ...kernels.summary.bins import binned
+
+    def sums(queries: Tensor, keys: Tensor, batch: slice) -> Tensor:
+        ids = queries.to(torch.int32), keys.to(torch.int32)
+        return reduced(call, statistic, MAP, lambda cut: binned(*ids, (rows, cols), cut, None), batch)["map"]
+
+    if query_groups.shape[0] == key_groups.shape[0] == 1:
+        return sums(query_groups[0], key_groups[0], EVERY)
+    # A kernel deals out the same rows for every batch row: groups of their own take a launch each.
+    b = call.shape[0]
+    each = zip(query_groups.expand(b, -1), key_groups.expand(b, -1), strict=True)
+    return torch.cat([sums(queries, keys, slice(m, m + 1)) for m, (queries, keys) in enumerate(each)])
+
+
+def transposed_product(call: Call, statistic: Tensor, x: Tensor) -> Tensor:
+    """A.T @ x from the row statistic `b h i 1`: `b 1|g|h i e -> b h j e`, features in parts as wide as a tile."""
+    from ...kernels.weighted_products import by_keys
+
+    q, k, scale = product(call)
+    lse = statistic.squeeze(-1).to(torch.float32)
+    parts = [by_keys(q, k, lse, part, **_setting(call, q, part, scale, keys=True)) for part in x.split(WIDEST, dim=-1)]
+    return torch.cat(parts, -1) if parts else x.new_zeros(*call.shape[:2], call.shape[3], 0, dtype=torch.float32)
+
+
+def differentiable(call: Call, measure: str) -> bool:
+    """Does the kernel know the gradient of this measure for all that needs one?"""
+    beside = [x for term in (call.bias, call.normalize) if term is not None for x in term.tensors()]
+    return (
+        measure in ("entropy", "received")
+        and isinstance(call.normalize, Softmax)
+        and cap(call) is None
+        and not any(x.requires_grad for x in beside)
+    )
+
+
+def differentiated(call: Call, statistic: Tensor, measure: str) -> Tensor:
+    """Entropy or received mass, with its gradient for q and k."""
+    q, k, scale = product(call)
+    value: Tensor = Measured.apply(Setting(call, scale, measure), statistic.detach(), q, k)
+    return value
+
+
+WIDEST = 256
+
+
+class Setting(NamedTuple):
+    """What a measure is taken of, beside the tensors."""
+
+    call: Call
+    scale: float
+    measure: str
+
+
+class Measured(torch.autograd.Function):
+    """Entropy or received mass by one kernel; their gradients by two products with W = dL/ds."""
+
+    @staticmethod
+    def forward(ctx: Any, setting: Setting, statistic: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        value = reduced(setting.call, statistic, frozenset((setting.measure,)))[setting.measure]
+        ctx.setting = setting
+        needed = (value.clone(),) if setting.measure == "entropy" else ()  # the value itself may be written to
+        # Terms stay whole, with the tiles they remember; their tensors are saved so that a change in place is refused.
+        terms = (term for term in (setting.call.mask, setting.call.bias) if term is not None)
+        held = [saveable(x.detach()) for term in terms for x in term.tensors()]
+        ctx.save_for_backward(statistic, q, k, *needed, *held)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from ...kernels.weighted_products import Tilt, by_keys, by_rows
+
+        must_be_one(grad)
+        (call, scale, measure), (statistic, q, k, *needed) = ctx.setting, ctx.saved_tensors
+        with torch.no_grad():
+            lse, grad = statistic.squeeze(-1).to(torch.float32), grad.to(torch.float32)
+            nothing_row, nothing_key = lse.new_zeros(lse.shape), lse.new_zeros(*lse.shape[:2], k.shape[2])
+            if measure == "entropy":
+                tilt = Tilt(nothing_key, grad * needed[0], grad)
+            else:
+                mean = by_rows(q, k, lse, grad[..., None], **_setting(call, q, grad[..., None], scale))
+                tilt = Tilt(grad, mean.squeeze(-1), nothing_row)
+            dq = scale * by_rows(q, k, lse, k, **_setting(call, q, k, scale), tilt=tilt)
+            dk = scale * by_keys(q, k, lse, q, **_setting(call, q, q, scale, keys=True), tilt=tilt)
+            dk = dk.unflatten(1, (k.shape[1], -1)).sum(2)
+            grads = dq.to(q.dtype), dk.to(k.dtype)
+        if torch.is_grad_enabled():
+            return None, None, *(Once.apply(x, grad, q, k) for x in grads)
+        return None, None, *grads
+
+
+def _setting(call: Call, q: Tensor, x: Tensor, scale: float, keys: bool = False) -> dict[str, Any]:
+    from ...kernels.weighted_products import config
+
+    cut = config(q.shape[-1], x.shape[-1], torch.promote_types(q.dtype, x.dtype))
+    return {
+        "scale": scale,
+        "offset": call.offset,
+        "cap": cap(call),
+        "pattern": pattern(call, Tiling(cut.rows, cut.cols, by_keys=keys)),
+        "bias": kernel_bias(call),
+    }

@@ -1,0 +1,171 @@
+"""Masks and biases as our kernels take them: a band of diagonals, lengths, lists of tiles; slopes, a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..blocks.mask_layout import remembered
+from ..call import Call
+from ..terms.biases import Added, Alibi, Bias, Relative
+from ..terms.coordinates import Point
+from ..terms.mask_tiles import Grid
+from ..terms.masks import Causal, Diagonal, Padding, Rule, Window
+from ..terms.masks.mask_algebra import Mask, conjuncts
+
+if TYPE_CHECKING:
+    from ...kernels.tiles import Bias as KernelBias
+    from ...kernels.tiles import Lists, Pattern
+
+CHUNK = 2**24  # entries of a mask looked at one by one at a time
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a kernel cuts the matrix, in which order it deals out rows (None: as they are), and what it walks."""
+
+    rows: int
+    cols: int
+    dealt: Tensor | None = None
+    by_keys: bool = False
+
+
+def expressible(bias: Bias) -> bool:
+    """Can the kernels add it?"""
+    return isinstance(bias, (Alibi, Added)) or (isinstance(bias, Relative) and bias.table is not None)
+
+
+def kernel_bias(call: Call) -> KernelBias:
+    """The bias of a call."""
+    from ...kernels.tiles import Bias as KernelBias
+
+    _, h, n_i, n_j = call.shape
+    match call.bias:
+        case Alibi() as bias:
+            return KernelBias(slopes=bias._tensor(call.q.device, torch.float32).contiguous())
+        case Added(values=values):
+            return KernelBias(values=values[(None,) * (4 - values.ndim)])
+        case Relative() as bias:
+            # A number a distance: walked forward along rows and backward along keys.
+            heads = torch.arange(h, device=call.q.device)[:, None]
+            gaps = torch.arange(1 - n_j, n_i, device=call.q.device) + call.offset
+            line = bias.over(Point(heads * 0, heads, gaps.clamp(min=0), (-gaps).clamp(min=0)))
+            line = line.expand(h, -1).contiguous()
+            return KernelBias(values=line, origin=n_j - 1, steps=(0, line.stride(0), 1, -1))
+    return KernelBias()
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a mask says of a band of diagonals and of lengths; `rest` must be looked at tile by tile."""
+
+    low: int
+    high: int
+    lengths: Tensor | None
+    rest: bool
+
+
+def banded(call: Call) -> Pattern | None:
+    """The mask of a call, if a band of diagonals and lengths are all it is."""
+    from ...kernels.tiles import Pattern
+
+    read = _read(call)
+    return None if read.rest else Pattern(read.low, read.high, read.lengths)
+
+
+def pattern(call: Call, tiling: Tiling) -> Pattern:
+    """The mask of a call; lists of tiles are remembered."""
+    from ...kernels.tiles import Pattern
+
+    band = banded(call)
+    if band is not None:
+        return band
+    assert call.mask is not None
+    mask = call.mask
+    if _changes(mask):
+        return Pattern(lists=_lists(mask, call, tiling))
+    # An order of rows is known by its tensor: two orders may be as long.
+    key = (call.shape, call.offset, call.q.device, tiling.rows, tiling.cols, tiling.dealt, tiling.by_keys)
+    return Pattern(lists=remembered(mask, key, lambda: _lists(mask, call, tiling)))
+
+
+def _read(call: Call) -> _Read:
+    from ...kernels.tiles import FAR
+
+    low, high, rest = -FAR, FAR, False
+    lengths: Tensor | None = None
+    for term in conjuncts(call.mask):
+        match term:
+            case Causal():
+                low = max(low, 0)
+            case Window():
+                before, after = term.reach
+                low, high = max(low, -after), min(high, before)
+            case Diagonal():
+                low, high = max(low, 0), min(high, 0)
+            case Padding() if not (isinstance(term.keys, Tensor) and term.keys.dtype == torch.bool):
+                here = torch.as_tensor(term.keys, device=call.q.device).to(torch.int32).expand(call.shape[0])
+                lengths = here.contiguous() if lengths is None else torch.minimum(lengths, here)
+            case _:
+                rest = True
+    return _Read(low, high, lengths, rest)
+
+
+def _changes(mask: Mask) -> bool:
+    """A rule may read what changes between calls."""
+    parts = (getattr(mask, name) for name in mask.__dataclass_fields__)
+    return isinstance(mask, Rule) or any(_changes(part) for part in parts if isinstance(part, Mask))
+
+
+def _lists(mask: Mask, call: Call, tiling: Tiling) -> Lists:
+    """The tiles a mask leaves: those with every entry visible, and the others, by rows as they are dealt out."""
+    from ...kernels.tiles import Lists
+
+    _, _, n_i, n_j = call.shape
+    rows, cols = tiling.rows, tiling.cols
+    dealt = torch.arange(-(-n_i // rows) * rows, device=call.q.device)
+    dealt = dealt if tiling.dealt is None else tiling.dealt.long()
+    block = replace(call.whole(), rows=slice(0, dealt.numel()), row_ids=dealt.clamp(max=n_i - 1))
+    grid = Grid(block, rows, cols)
+    shape = dealt.numel() // rows, -(-n_j // cols)
+    some, full = (x.expand(*x.shape[:2], *shape) for x in mask.tiles(grid))
+    # Where distances change sign, and at the ragged end, entries are looked at one by one.
+    crossing = (grid.distance.low <= 0) & (grid.distance.high >= 0)
+    ragged = torch.arange(shape[1], device=dealt.device) >= n_j // cols
+    full = some & full & ~crossing & ~ragged
+    part = some & ~full
+    bits = _bits(mask, call, part, dealt, tiling)
+    where = part.flatten().cumsum(0).view(part.shape).to(torch.int32) - 1
+    if tiling.by_keys:
+        part, full, where = part.mT.contiguous(), full.mT.contiguous(), where.mT
+    part_counts, part_tiles = _ordered(part)
+    full_counts, full_tiles = _ordered(full)
+    return Lists(full_counts, full_tiles, part_counts, part_tiles, where.gather(-1, part_tiles.long()), bits)
+
+
+def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """How many tiles each row of tiles holds, and which, those first."""
+    counts = tiles.sum(-1, dtype=torch.int32)
+    return counts, tiles.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+
+
+def _bits(mask: Mask, call: Call, part: Tensor, dealt: Tensor, tiling: Tiling) -> Tensor:
+    """The entries of each partly visible tile: n rows cols/32, a bit each."""
+    from ...kernels.tiles import pack
+
+    _, _, n_i, n_j = call.shape
+    rows, cols = tiling.rows, tiling.cols
+    b, h, r, c = part.nonzero(as_tuple=True)
+    packed = [torch.zeros(0, rows, cols // 32, dtype=torch.int32, device=part.device)]
+    bound = mask.lifted(call.q.device, call.dtype).bind(call.q, call.k, call.offset)
+    step = max(1, CHUNK // (rows * cols))
+    for start in range(0, b.numel(), step):
+        at = slice(start, start + step)
+        row = dealt.view(-1, rows)[r[at]][:, :, None]
+        col = (c[at, None] * cols + torch.arange(cols, device=part.device))[:, None, :]
+        seen = bound(b[at, None, None], h[at, None, None], row.clamp(max=n_i - 1), col.clamp(max=n_j - 1))
+        packed.append(pack(seen & (row < n_i) & (col < n_j)))
+    return torch.cat(packed)

@@ -1,0 +1,81 @@
+"""The k largest weights of each row, from the largest of each run of keys.
+
+An entry among the k largest lies in one of the k runs with the largest maxima: were it in another, each of those k
+would hold one as large. So one pass of the kernel finds the maxima, a strip of rows at a time, and then k runs a row
+are looked at entry by entry.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backends.torch_kernels import cap, product
+from ..call import Call
+from .kernel_terms import Tiling, kernel_bias, pattern
+
+
+def worthwhile(call: Call, k: int) -> bool:
+    """Are k runs of keys fewer than there are?"""
+    from ...kernels.summary.generic import config
+
+    return k * config(call.k.shape[-1], call.q.dtype).run < call.shape[3]
+
+
+def top(call: Call, statistic: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Values and keys, `b h i k` each, from the row statistic `b h i 1`."""
+    from ...kernels.summary import generic as reduce
+    from ...kernels.topk_scores import run_scores
+
+    q, keys, scale = product(call)
+    b, h, i, j = call.shape
+    cut = reduce.config(q.shape[-1], q.dtype)
+    lse = statistic.to(torch.float32)
+    size = 4 * -(-j // cut.run) + ENTRY * k * cut.run  # bytes a row
+    values = torch.empty(b, h, i, k, device=q.device, dtype=torch.float32)
+    indices = torch.empty(b, h, i, k, dtype=torch.long, device=q.device)
+    maxima = reduce.run_maxima(
+        q,
+        keys,
+        lse.squeeze(-1),
+        scale=scale,
+        offset=call.offset,
+        cut=cut,
+        cap=cap(call),
+        pattern=pattern(call, Tiling(cut.rows, cut.cols)),
+        bias=kernel_bias(call),
+        strip=ROOM // max(1, b * h * size),
+    )
+    for rows, largest in maxima:
+        runs = largest.topk(min(k, largest.shape[-1]), sorted=False).indices
+        chosen = (runs[..., None] * cut.run + torch.arange(cut.run, device=q.device)).flatten(-2)
+        s = run_scores(q[:, :, rows], keys, runs, cut.run) * scale
+        best = _weights(call, s, lse[:, :, rows], rows, chosen).topk(k)
+        values[:, :, rows], indices[:, :, rows] = best.values, chosen.gather(-1, best.indices)
+    return values, indices
+
+
+ROOM = 2**27  # bytes of a strip of rows
+ENTRY = 32  # of an entry that is looked at: its key twice, its score, its weight, whether it is seen
+
+
+def _weights(call: Call, s: Tensor, lse: Tensor, rows: slice, j: Tensor) -> Tensor:
+    """The weights of chosen keys, `b h rows chosen`, from their products; below 0 past the last key."""
+    b, h, _, n_j = call.shape
+    device = s.device
+    inside = j < n_j
+    at = (
+        torch.arange(b, device=device)[:, None, None, None],
+        torch.arange(h, device=device)[:, None, None],
+        torch.arange(rows.start, rows.stop, device=device)[:, None],
+        j.clamp(max=n_j - 1),
+    )
+    most = cap(call)
+    s = s if most is None else torch.tanh(s / most) * most
+    if call.bias is not None:
+        s = s + call.bias.lifted(device, call.dtype).bind(call.q, call.k, call.offset)(*at)
+    seen = lse != -torch.inf
+    if call.mask is not None:
+        seen = seen & call.mask.lifted(device, call.dtype).bind(call.q, call.k, call.offset)(*at)
+    A = torch.where(seen, (s - lse).exp(), 0.0)
+    return torch.where(inside, A, -1.0)

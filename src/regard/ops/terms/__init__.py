@@ -1,0 +1,1 @@
+"""The terms that fill the four slots of attention: score, mask, bias and normalizer."""

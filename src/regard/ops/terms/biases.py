@@ -1,0 +1,303 @@
+"""Biases: numbers added to the scores, as functions of `(b, h, i, j)`, summed by `+`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...checks import must_be_number, must_be_tensor, must_broadcast, must_count
+from .coordinates import Block, Place, Point, look_up
+from .term import Term, term
+
+if TYPE_CHECKING:
+    from ..call import Sizes
+
+Mod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Bias(Term):
+    """A number for each `(b, h, i, j)`, added to the score."""
+
+    def over(self, at: Place) -> Tensor:
+        """The bias at a point or over a block."""
+        raise NotImplementedError
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return self.over(Point(b, h, i, j))
+
+    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:
+        """The bias as a function of `(b, h, row, j)`, rows standing at positions `row + offset`."""
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return lambda b, h, i, j: self.over(Point(b, h, i, j, offset, dtype))
+
+    def __add__(self, other: Bias) -> Bias:
+        return Sum(self, other) if isinstance(other, Bias) else NotImplemented
+
+
+@term
+class Alibi(Bias):
+    """-slope[h] * abs(i - j): attention with linear biases (Press et al. 2022), slopes falling geometrically.
+
+    Name the number of heads for the paper's slopes, or pass `slopes`, one per head, learnable if you like.
+
+    >>> Alibi(heads=2)(*(torch.tensor(x) for x in (0, 0, 5, 3)))
+    tensor(-0.1250)
+    """
+
+    heads: int | None = None
+    slopes: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if (self.heads is None) == (self.slopes is None):
+            raise ValueError(
+                "Alibi takes the number of heads or a tensor of slopes, exactly one of them, "
+                f"got {'neither' if self.heads is None else 'both'}; write Alibi(8) or Alibi(slopes=x)"
+            )
+        if self.slopes is not None:
+            must_be_tensor("Alibi slopes", self.slopes)
+            if self.slopes.ndim != 1:
+                raise ValueError(f"Alibi slopes must have dims (h,), got shape {tuple(self.slopes.shape)}")
+        else:
+            must_count("Alibi heads", self.heads, least=1)
+
+    def check(self, sizes: Sizes) -> None:
+        n = self.heads if self.slopes is None else self.slopes.numel()
+        if n != sizes.h:
+            raise ValueError(f"Alibi must have one slope per head, got {n} for h={sizes.h} heads")
+
+    def over(self, at: Place) -> Tensor:
+        return -at.cut(self._tensor(at.device, at.dtype), "h").to(at.dtype) * (at.i - at.j).abs()
+
+    def lifted(self, device: torch.device, dtype: torch.dtype) -> Alibi:
+        return Alibi(slopes=self._tensor(device, dtype))
+
+    def _tensor(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        if self.slopes is not None:
+            return self.slopes
+        assert self.heads is not None
+        return torch.tensor(_slopes(self.heads), dtype=dtype).to(device, non_blocking=True)
+
+
+def _slopes(heads: int) -> list[float]:
+    """2^(-8/n), 2^(-16/n), ... for a power of two; otherwise those of the power below, filled from the one above."""
+    below = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (h + 1) / below) for h in range(below)]
+    return slopes + [2.0 ** (-4.0 * (2 * h + 1) / below) for h in range(heads - below)]
+
+
+@term
+class Relative(Bias):
+    """A learned number, or a learned key, for each bucket of the distance j - i.
+
+    `Relative.t5(table)` adds `table[h, bucket(j - i)]` (Raffel et al. 2020); `Relative.shaw(keys)` adds
+    `q_i . keys[clip(j - i)] * scale` (Shaw et al. 2018, eq. 5), in memory linear in the sequence.
+
+    >>> Relative.t5(torch.zeros(8, 32)), Relative.shaw(torch.zeros(17, 64))
+    (Relative(Logarithmic(32), table=float32[8, 32]), Relative(Clipped(8), keys=float32[17, 64]))
+    """
+
+    buckets: Logarithmic | Clipped
+    table: Tensor | None = None
+    keys: Tensor | None = None
+    scale: float | None = None
+
+    @classmethod
+    def t5(cls, table: Tensor, max_distance: int = 128, bidirectional: bool = True) -> Relative:
+        """One number per head and logarithmic bucket: `table` has dims (h, buckets)."""
+        must_be_tensor("Relative.t5 table", table)
+        if table.ndim != 2:
+            raise ValueError(f"Relative.t5 table must have dims (h, buckets), got shape {tuple(table.shape)}")
+        return cls(Logarithmic(table.shape[-1], max_distance, bidirectional), table=table)
+
+    @classmethod
+    def shaw(cls, keys: Tensor, scale: float | None = None) -> Relative:
+        """One key per distance from -n to n: `keys` has dims (2n + 1, d) or (h, 2n + 1, d); scale 1/sqrt(d)."""
+        must_be_tensor("Relative.shaw keys", keys)
+        if keys.ndim not in (2, 3) or keys.shape[-2] % 2 == 0:
+            raise ValueError(
+                f"Relative.shaw keys must have dims (2n + 1, d) or (h, 2n + 1, d), got shape {tuple(keys.shape)}"
+            )
+        return cls(Clipped(keys.shape[-2] // 2), keys=keys, scale=scale)
+
+    def __post_init__(self) -> None:
+        if (self.table is None) == (self.keys is None):
+            raise ValueError(
+                "Relative takes a table of numbers or of keys, exactly one of them; "
+                "write Relative.t5(table) or Relative.shaw(keys)"
+            )
+        rows = self.table.shape[-1] if self.table is not None else self.keys.shape[-2] if self.keys is not None else 0
+        if rows != self.buckets.count:
+            raise ValueError(f"Relative needs one entry for each of the {self.buckets.count} buckets, got {rows}")
+
+    def check(self, sizes: Sizes) -> None:
+        if self.table is not None:
+            must_broadcast("Relative table", self.table, {"h": sizes.h, "bucket": None})
+        elif self.keys is not None:
+            if self.keys.shape[-1] != sizes.d:
+                raise ValueError(f"Relative keys must have the query's width d={sizes.d}, got {self.keys.shape[-1]}")
+            must_broadcast("Relative keys", self.keys, {"h": sizes.h, "2n + 1": None, "d": None})
+
+    def over(self, at: Place) -> Tensor:
+        bucket = self.buckets.of(at.j - at.i)
+        if self.table is not None:
+            # Over a block the gradient of the table is a sum of many, so it is kept in the dtype of the block.
+            table = at.leaf(self.table).to(at.dtype) if isinstance(at, Block) else self.table
+            return look_up(table, at.h, bucket).to(at.dtype)
+        if not isinstance(at, Block):
+            raise TypeError("Relative.shaw reads the query; call bind(q, k, offset) and use what it returns")
+        table = self._scores(at.queries(), at)
+        local = torch.arange(table.shape[-2], device=at.device)[:, None]
+        batch, heads = (torch.arange(n, device=at.device) for n in table.shape[:2])
+        return table[batch[:, None, None, None], heads[:, None, None], local, bucket]
+
+    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        if self.keys is not None:
+            table = q.to(dtype) @ self.keys.to(dtype).mT * self._scale(q.shape[-1])
+        elif self.table is not None and self.table.requires_grad and torch.is_grad_enabled():
+            # A copy a query: a kernel that adds up the gradient entry by entry adds few to each, PyTorch the copies.
+            rows = self.table.to(dtype).unsqueeze(-2)
+            table = rows.expand(*rows.shape[:-2], q.shape[2], -1).contiguous()
+        else:
+            return super().bind(q, k, offset)
+        return lambda b, h, i, j: look_up(table, b, h, i, self.buckets.of(j - (i + offset)))
+
+    def _scores(self, q: Tensor, at: Block) -> Tensor:
+        assert self.keys is not None
+        if self.keys.ndim == 2:
+            keys = at.leaf(self.keys)
+        else:
+            keys = at.take(self.keys, (at.selector("h") if self.keys.shape[0] > 1 else slice(None),))
+        return q @ keys.to(q.dtype).mT * self._scale(q.shape[-1])
+
+    def _scale(self, d: int) -> float:
+        return d**-0.5 if self.scale is None else self.scale
+
+
+@term
+class Logarithmic(Term):
+    """Buckets of T5: exact for short distances, logarithmic up to `max_distance`, then all the same."""
+
+    count: int
+    max_distance: int = 128
+    bidirectional: bool = True
+
+    def __post_init__(self) -> None:
+        sides = 2 if self.bidirectional else 1
+        must_count("the number of buckets", self.count, least=2 * sides)
+        exact = self.count // sides // 2
+        if self.max_distance <= exact:
+            raise ValueError(f"max_distance must be above the {exact} exact buckets, got {self.max_distance}")
+
+    def of(self, distance: Tensor) -> Tensor:
+        """The bucket of each distance j - i."""
+        count = self.count // 2 if self.bidirectional else self.count
+        base = (distance > 0).long() * count if self.bidirectional else torch.zeros_like(distance)
+        far = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
+        exact = count // 2
+        growth = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        logarithmic = (exact + (growth * (count - exact)).long()).clamp(max=count - 1)
+        return base + torch.where(far < exact, far, logarithmic)
+
+
+@term
+class Clipped(Term):
+    """Buckets of Shaw: one per distance from -reach to reach, farther ones counted as the farthest."""
+
+    reach: int
+
+    @property
+    def count(self) -> int:
+        """How many buckets there are."""
+        return 2 * self.reach + 1
+
+    def of(self, distance: Tensor) -> Tensor:
+        """The bucket of each distance j - i."""
+        return distance.clamp(-self.reach, self.reach) + self.reach
+
+
+@term
+class Gaussian(Bias):
+    """-(j - center[b, h, row])^2 / (2 sigma^2): nearness to a centre of each query's own, broadcastable to b h i.
+
+    As a bias it renormalizes with the softmax. As a taper, `Tapered(Softmax(), Gaussian(center, sigma))`, it
+    multiplies the finished weights by its exponential: Luong's local-p (Luong et al. 2015, eq. 10).
+    """
+
+    center: Tensor
+    sigma: float | Tensor
+
+    def __post_init__(self) -> None:
+        must_be_tensor("Gaussian center", self.center)
+        if not isinstance(self.sigma, Tensor):
+            must_be_number("Gaussian sigma", self.sigma, above=0)
+
+    def check(self, sizes: Sizes) -> None:
+        axes = {"b": sizes.b, "h": sizes.h, "i": sizes.i}
+        must_broadcast("Gaussian center", self.center, axes)
+        if isinstance(self.sigma, Tensor):
+            must_broadcast("Gaussian sigma", self.sigma, axes)
+
+    def over(self, at: Place) -> Tensor:
+        sigma = at.cut(self.sigma, "bhi").to(at.dtype) if isinstance(self.sigma, Tensor) else self.sigma
+        return -((at.j - at.cut(self.center, "bhi").to(at.dtype)) ** 2) / (2 * sigma**2)
+
+
+@term
+class Added(Bias):
+    """values[..., row, j]: any numbers, spelled out in a tensor broadcastable to b h i j. -inf hides an entry."""
+
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        must_be_tensor("Added values", self.values)
+        if not self.values.is_floating_point():
+            raise TypeError(
+                f"Added values must be floating point, got {self.values.dtype}; "
+                "a mask, True = may attend, goes in as mask=Dense(keep)"
+            )
+        if not 2 <= self.values.ndim <= 4:
+            raise ValueError(f"Added values must have 2 to 4 dims (b h i j), got shape {tuple(self.values.shape)}")
+
+    def check(self, sizes: Sizes) -> None:
+        must_broadcast("Added values", self.values, {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j": sizes.j})
+        if sizes.readable and not self.values.requires_grad and _looks_like_a_mask(self.values):
+            raise ValueError(
+                "Added values are all 0 or 1: a 0/1 mask would be added, not applied; "
+                "write mask=Dense(values.bool()), or values * 1.0001 if you do mean to add it"
+            )
+
+    def over(self, at: Place) -> Tensor:
+        return at.cut(self.values, "bhij").to(at.dtype)
+
+
+def _looks_like_a_mask(values: Tensor) -> bool:
+    sample = values.detach()
+    return bool((sample == 1).any()) and bool(((sample == 0) | (sample == 1)).all()) and bool((sample == 0).any())
+
+
+@term
+class Sum(Bias):
+    """left + right."""
+
+    left: Bias
+    right: Bias
+
+    def check(self, sizes: Sizes) -> None:
+        self.left.check(sizes)
+        self.right.check(sizes)
+
+    def over(self, at: Place) -> Tensor:
+        return self.left.over(at) + self.right.over(at)
+
+    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:
+        left, right = self.left.bind(q, k, offset), self.right.bind(q, k, offset)
+        return lambda b, h, i, j: left(b, h, i, j) + right(b, h, i, j)
+
+    def __repr__(self) -> str:
+        right = f"({self.right!r})" if isinstance(self.right, Sum) else repr(self.right)
+        return f"{self.left!r} + {right}"

@@ -1,0 +1,28 @@
+"""Masks: who may look at whom, as an algebra of small terms.
+
+A mask is a callable over `(b, h, i, j)` that is True where the query at i may attend to the key at j, so it is a
+FlexAttention `mask_mod` as it stands. Masks combine by `&`, `|` and `~`, print as a picture, and know without
+looking at single entries which tiles of the matrix are empty and which are full.
+"""
+
+from __future__ import annotations
+
+from .mask_algebra import Mask
+from .position_masks import Causal, Diagonal, Dilated, Global, Prefix, Rule, Window
+from .tensor_masks import Blocks, Dense, Documents, Near, Padding
+
+__all__ = [
+    "Blocks",
+    "Causal",
+    "Dense",
+    "Diagonal",
+    "Dilated",
+    "Documents",
+    "Global",
+    "Mask",
+    "Near",
+    "Padding",
+    "Prefix",
+    "Rule",
+    "Window",
+]

@@ -1,0 +1,183 @@
+"""The algebra of masks: what a mask is, and `&`, `|` and `~` of masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..coordinates import Place, Point
+from ..term import Term, term
+
+if TYPE_CHECKING:
+    from ...call import Sizes
+    from ..mask_tiles import Grid
+
+
+class Tiles(NamedTuple):
+    """What is known of each tile, broadcastable over b h rows cols: `some` entry may be visible; `full`: all are."""
+
+    some: Tensor
+    full: Tensor
+
+
+class Span(NamedTuple):
+    """The smallest and largest value within each tile."""
+
+    low: Tensor
+    high: Tensor
+
+    def between(self, low: float, high: float) -> Tiles:
+        """Where the values may lie from low to high, and where all do."""
+        # Written so that NaN counts as "may be visible": what cannot be compared must be looked at.
+        some = ~((self.high < low) | (self.low > high))
+        return Tiles(some, (self.low >= low) & (self.high <= high))
+
+
+class Mask(Term):
+    """A predicate over `(b, h, i, j)`: True where the query at i may attend to the key at j."""
+
+    def over(self, at: Place) -> Tensor:
+        """The mask at a point or over a block."""
+        raise NotImplementedError
+
+    def tiles(self, grid: Grid) -> Tiles:
+        """What the structure of the mask says about whole tiles; by default nothing."""
+        some = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=grid.device)
+        return Tiles(some, ~some)
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return self.over(Point(b, h, i, j))
+
+    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The mask as a function of `(b, h, row, j)`, rows standing at positions `row + offset`."""
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return lambda b, h, i, j: self.over(Point(b, h, i, j, offset, dtype))
+
+    def draw(self, rows: int | None = None, cols: int | None = None) -> str:
+        """The pattern of the first batch row and head, one line a query.
+
+        >>> from regard import Causal
+        >>> print(Causal().draw(3))
+        ■ · ·
+        ■ ■ ·
+        ■ ■ ■
+        """
+        n_i, n_j = self._drawn()
+        n_i, n_j = rows or n_i, cols or rows or n_j
+        zero = torch.zeros((), dtype=torch.long)
+        at = Point(zero, zero, torch.arange(n_i)[:, None], torch.arange(n_j), offset=n_j - n_i)
+        seen = self.map_tensors(Tensor.cpu).over(at).expand(n_i, n_j)
+        return "\n".join(" ".join("■" if x else "·" for x in row) for row in seen.tolist())
+
+    def _drawn(self) -> tuple[int, int]:
+        return 12, 12
+
+    def __and__(self, other: Mask) -> Mask:
+        return And(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __or__(self, other: Mask) -> Mask:
+        return Or(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a mask is neither true nor false; combine masks with & | ~, not with and, or, not")
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.draw()}"
+
+
+@term
+class And(Mask):
+    """left & right: visible to both."""
+
+    left: Mask
+    right: Mask
+
+    def check(self, sizes: Sizes) -> None:
+        self.left.check(sizes)
+        self.right.check(sizes)
+
+    def over(self, at: Place) -> Tensor:
+        return self.left.over(at) & self.right.over(at)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        left, right = self.left.tiles(grid), self.right.tiles(grid)
+        return Tiles(left.some & right.some, left.full & right.full)
+
+    def __repr__(self) -> str:
+        return f"{_inside(self.left, Or)} & {_inside(self.right, Or, And)}"
+
+    def _drawn(self) -> tuple[int, int]:
+        return _common_size(self.left, self.right)
+
+
+@term
+class Or(Mask):
+    """left | right: visible to either."""
+
+    left: Mask
+    right: Mask
+
+    def check(self, sizes: Sizes) -> None:
+        self.left.check(sizes)
+        self.right.check(sizes)
+
+    def over(self, at: Place) -> Tensor:
+        return self.left.over(at) | self.right.over(at)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        left, right = self.left.tiles(grid), self.right.tiles(grid)
+        return Tiles(left.some | right.some, left.full | right.full)
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} | {_inside(self.right, Or)}"
+
+    def _drawn(self) -> tuple[int, int]:
+        return _common_size(self.left, self.right)
+
+
+@term
+class Not(Mask):
+    """~mask: visible where the mask hides."""
+
+    mask: Mask
+
+    def check(self, sizes: Sizes) -> None:
+        self.mask.check(sizes)
+
+    def over(self, at: Place) -> Tensor:
+        return ~self.mask.over(at)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        some, full = self.mask.tiles(grid)
+        return Tiles(~full, ~some)
+
+    def __repr__(self) -> str:
+        return f"~{_inside(self.mask, And, Or)}"
+
+    def _drawn(self) -> tuple[int, int]:
+        return self.mask._drawn()
+
+
+def conjuncts(mask: Mask | None) -> Iterator[Mask]:
+    """The masks whose `&` this is."""
+    if isinstance(mask, And):
+        yield from conjuncts(mask.left)
+        yield from conjuncts(mask.right)
+    elif mask is not None:
+        yield mask
+
+
+def _inside(mask: Mask, *looser: type[Mask]) -> str:
+    return f"({mask!r})" if isinstance(mask, looser) else repr(mask)
+
+
+def _common_size(left: Mask, right: Mask) -> tuple[int, int]:
+    # A mask that holds tensors knows its size; one that does not takes any.
+    sized = [mask._drawn() for mask in (left, right) if mask.tensors()] or [left._drawn()]
+    return min(n for n, _ in sized), min(n for _, n in sized)

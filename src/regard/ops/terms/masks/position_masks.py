@@ -1,0 +1,266 @@
+"""Masks that compare positions: the query at i and the key at j, wherever the tokens came from."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ....checks import must_be_integers, must_broadcast, must_count
+from ..coordinates import Place
+from ..term import term
+from .mask_algebra import Mask, Tiles
+
+if TYPE_CHECKING:
+    from ...call import Sizes
+    from ..mask_tiles import Grid
+
+
+@term
+class Causal(Mask):
+    """j <= i: nobody looks ahead. With fewer queries than keys the last query still sees the last key.
+
+    >>> print(Causal().draw(4))
+    ■ · · ·
+    ■ ■ · ·
+    ■ ■ ■ ·
+    ■ ■ ■ ■
+    """
+
+    def over(self, at: Place) -> Tensor:
+        return at.j <= at.i
+
+    def tiles(self, grid: Grid) -> Tiles:
+        return Tiles(grid.j.low <= grid.i.high, grid.j.high <= grid.i.low)
+
+
+@term
+class Window(Mask):
+    """abs(i - j) < width; or, with `before` and `after`, i - before <= j <= i + after.
+
+    >>> print(Window(2).draw(4))
+    ■ ■ · ·
+    ■ ■ ■ ·
+    · ■ ■ ■
+    · · ■ ■
+    >>> print(Window(before=2, after=0).draw(4))
+    ■ · · ·
+    ■ ■ · ·
+    ■ ■ ■ ·
+    · ■ ■ ■
+    """
+
+    width: int | None = None
+    before: int | None = None
+    after: int | None = None
+
+    def __post_init__(self) -> None:
+        sides = (self.before, self.after)
+        if (self.width is None) == (sides == (None, None)) or (None in sides and sides != (None, None)):
+            raise ValueError(
+                f"Window takes a width, or both before and after, got width={self.width}, "
+                f"before={self.before}, after={self.after}; write Window(4) or Window(before=3, after=0)"
+            )
+        if self.width is not None:
+            must_count("Window width", self.width, least=1)
+        else:
+            must_count("Window before", self.before)
+            must_count("Window after", self.after)
+
+    def __repr__(self) -> str:
+        return f"Window({self.width})" if self.width is not None else super().__repr__()
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How many keys before and after its own position a query sees."""
+        if self.width is not None:
+            return self.width - 1, self.width - 1
+        return self.before or 0, self.after or 0
+
+    def over(self, at: Place) -> Tensor:
+        before, after = self.reach
+        distance = at.i - at.j
+        return (distance <= before) & (distance >= -after)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        before, after = self.reach
+        return grid.distance.between(-after, before)
+
+
+@term
+class Dilated(Mask):
+    """abs(i - j) < width * step and (i - j) % step == 0: a window that sees every step-th key.
+
+    >>> print(Dilated(2, 2).draw(5))
+    ■ · ■ · ·
+    · ■ · ■ ·
+    ■ · ■ · ■
+    · ■ · ■ ·
+    · · ■ · ■
+    """
+
+    width: int
+    step: int
+
+    def __post_init__(self) -> None:
+        must_count("Dilated width", self.width, least=1)
+        must_count("Dilated step", self.step, least=1)
+        must_count("Dilated width * step", self.width * self.step)
+
+    def over(self, at: Place) -> Tensor:
+        distance = at.i - at.j
+        return (distance.abs() < self.width * self.step) & (distance % self.step == 0)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        reach = self.width * self.step - 1
+        some, full = grid.distance.between(-reach, reach)
+        return Tiles(some, full if self.step == 1 else torch.zeros_like(full))
+
+
+@term
+class Diagonal(Mask):
+    """i == j: each query sees itself; `~Diagonal()` forbids just that."""
+
+    def over(self, at: Place) -> Tensor:
+        return at.i == at.j
+
+    def tiles(self, grid: Grid) -> Tiles:
+        return grid.distance.between(0, 0)
+
+
+@term
+class Prefix(Mask):
+    """j < n, with n a number or one per batch row. A prefix language model is `Causal() | Prefix(n)`.
+
+    >>> print((Causal() | Prefix(2)).draw(4))
+    ■ ■ · ·
+    ■ ■ · ·
+    ■ ■ ■ ·
+    ■ ■ ■ ■
+    """
+
+    n: int | Tensor
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n, Tensor):
+            must_be_integers("Prefix n", self.n, 0, 1)
+        else:
+            must_count("Prefix n", self.n)
+
+    def check(self, sizes: Sizes) -> None:
+        if isinstance(self.n, Tensor):
+            must_broadcast("Prefix n", self.n, {"b": sizes.b})
+
+    def over(self, at: Place) -> Tensor:
+        return at.j < (at.cut(self.n, "b") if isinstance(self.n, Tensor) else self.n)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        n = grid.span(self.n, "b").low if isinstance(self.n, Tensor) else self.n
+        return Tiles(grid.j.low < n, grid.j.high < n)
+
+
+@term
+class Global(Mask):
+    """i or j is among the tokens (how many from the start, or their positions): whole rows and whole columns.
+
+    A tensor of positions may have one row per batch row. Longformer's pattern is `Window(w) | Global(tokens)`.
+
+    >>> print((Window(1) | Global((1,))).draw(4))
+    ■ ■ · ·
+    ■ ■ ■ ■
+    · ■ ■ ·
+    · ■ · ■
+    """
+
+    tokens: int | tuple[int, ...] | Tensor
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tokens, Tensor):
+            must_be_integers("Global tokens", self.tokens, 1, 2)
+        elif isinstance(self.tokens, (tuple, list, range)):
+            for token in self.tokens:
+                must_count("Global tokens", token)
+            object.__setattr__(self, "tokens", tuple(int(token) for token in self.tokens))
+        else:
+            must_count("Global tokens", self.tokens)
+            object.__setattr__(self, "tokens", int(self.tokens))
+
+    def check(self, sizes: Sizes) -> None:
+        if isinstance(self.tokens, Tensor):
+            must_broadcast("Global tokens", self.tokens, {"b": sizes.b, "tokens": None})
+
+    def over(self, at: Place) -> Tensor:
+        if isinstance(self.tokens, int):
+            return ((at.i >= 0) & (at.i < self.tokens)) | (at.j < self.tokens)
+        chosen = torch.zeros_like(at.i + at.j, dtype=torch.bool)
+        for token in self._each(lambda column: at.cut(column, "b")):
+            chosen = chosen | (at.i == token) | (at.j == token)
+        return chosen
+
+    def tiles(self, grid: Grid) -> Tiles:
+        if isinstance(self.tokens, int):
+            rows, cols = grid.i.between(0, self.tokens - 1), grid.j.between(0, self.tokens - 1)
+            return Tiles(rows.some | cols.some, rows.full | cols.full)
+        some = torch.zeros_like(grid.i.low + grid.j.low, dtype=torch.bool)
+        for token in self._each(lambda column: grid.span(column, "b").low):
+            for low, high in (grid.i, grid.j):
+                some = some | ((low <= token) & (token <= high))
+        return Tiles(some, torch.zeros_like(some))
+
+    def _each(self, cut: Callable[[Tensor], Tensor]) -> list[int] | list[Tensor]:
+        if isinstance(self.tokens, Tensor):
+            return [cut(column) for column in self.tokens.unbind(-1)]
+        assert isinstance(self.tokens, tuple)
+        return list(self.tokens)
+
+
+@term
+class Rule(Mask):
+    """fn(b, h, i, j): any function written for FlexAttention. Tensors it closes over are its own affair.
+
+    >>> print(Rule(lambda b, h, i, j: (j <= i) & (i - j != 2)).draw(4))
+    ■ · · ·
+    ■ ■ · ·
+    · ■ ■ ·
+    ■ · ■ ■
+    """
+
+    fn: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"Rule takes a function of (b, h, i, j), got {type(self.fn).__name__}")
+
+    def over(self, at: Place) -> Tensor:
+        try:
+            seen = self.fn(at.b, at.h, at.i, at.j)
+        except (RuntimeError, TypeError) as error:
+            if (told := _misused(self.fn, error)) is None:
+                raise
+            raise TypeError(told) from error
+        if not isinstance(seen, Tensor) or seen.dtype != torch.bool:
+            kind = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__
+            raise TypeError(f"Rule: the function must return a bool tensor, got {kind}; return a comparison")
+        return seen
+
+
+def _misused(fn: Callable[..., Tensor], error: Exception) -> str | None:
+    """What is to be said where a rule failed because it was written for numbers, or for other arguments."""
+    if "Boolean value of Tensor" in str(error) or "data-dependent control flow" in str(error):
+        return (
+            "Rule: the function gets tensors, of which and, or, not and if ask for one truth; write &, | and ~ "
+            "instead, each comparison in parentheses, (j <= i) & (i - j < 4), and torch.where for if"
+        )
+    try:
+        inspect.signature(fn).bind(*"bhij")
+    except TypeError:
+        return (
+            "Rule: the function gets (b, h, i, j), the batch row, the head and the positions of query and key, "
+            f"and takes {inspect.signature(fn)}; write lambda b, h, i, j: ..."
+        )
+    except ValueError:  # of a function that is not written in Python
+        pass
+    return None

@@ -1,0 +1,226 @@
+"""Masks that read a tensor: lengths, ids, centres, layouts, one entry for a key or for a query row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ....checks import must_be_bool, must_be_integers, must_be_number, must_be_tensor, must_broadcast, must_count
+from ..coordinates import Place, look_up
+from ..term import term
+from .mask_algebra import Mask, Span, Tiles
+
+if TYPE_CHECKING:
+    from ...call import Sizes
+    from ..mask_tiles import Grid
+
+
+@term
+class Near(Mask):
+    """abs(j - center[b, h, row]) <= radius: keys around a centre of each query's own, broadcastable to b h i."""
+
+    center: Tensor
+    radius: float
+
+    def __post_init__(self) -> None:
+        must_be_tensor("Near center", self.center)
+        must_be_number("Near radius", self.radius)
+        if self.radius < 0:
+            raise ValueError(f"Near radius must be 0 or more, got {self.radius}")
+
+    def check(self, sizes: Sizes) -> None:
+        must_broadcast("Near center", self.center, {"b": sizes.b, "h": sizes.h, "i": sizes.i})
+
+    def lifted(self, device: torch.device, dtype: torch.dtype) -> Near:
+        return Near(self.center.detach(), self.radius)
+
+    def over(self, at: Place) -> Tensor:
+        return (at.j - _exact(at.cut(self.center, "bhi"))).abs() <= self.radius
+
+    def tiles(self, grid: Grid) -> Tiles:
+        center = grid.span(_exact(self.center), "bhi")
+        return Span(grid.j.low - center.high, grid.j.high - center.low).between(-self.radius, self.radius)
+
+    def _drawn(self) -> tuple[int, int]:
+        n = self.center.shape[-1] if self.center.ndim else 12
+        return _small(n if n > 1 else 12, n if n > 1 else 12)
+
+
+@term
+class Padding(Mask):
+    """j < lengths[b], or keep[b, j]: hides padding keys, and keys only.
+
+    `Padding(lengths)` takes a tuple or a tensor of whole numbers, `Padding(keep)` a bool tensor, True = a real key.
+    """
+
+    keys: tuple[int, ...] | Tensor
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keys, (tuple, list)):
+            for length in self.keys:
+                must_count("Padding lengths", length)
+            object.__setattr__(self, "keys", tuple(int(length) for length in self.keys))
+        else:
+            must_be_tensor("Padding", self.keys, hint="Padding(torch.tensor([3, 5]))")
+            if self.keys.ndim == 2 and self.keys.dtype != torch.bool:
+                raise TypeError(
+                    f"Padding keep must be bool, True = a real key, got {self.keys.dtype} of shape "
+                    f"{tuple(self.keys.shape)}; write Padding(keep.bool())"
+                )
+            if self.keys.ndim != 2 and self.keys.dtype == torch.bool:
+                raise ValueError(f"Padding keep must have dims (b, j), got shape {tuple(self.keys.shape)}")
+            if self.keys.dtype != torch.bool:
+                must_be_integers("Padding lengths", self.keys, 1)
+
+    def check(self, sizes: Sizes) -> None:
+        if isinstance(self.keys, Tensor) and self.keys.dtype == torch.bool:
+            must_broadcast("Padding keep", self.keys, {"b": sizes.b, "j": sizes.j})
+            return
+        n = self.keys.shape[0] if isinstance(self.keys, Tensor) else len(self.keys)
+        if n not in (1, sizes.b):
+            raise ValueError(f"Padding lengths must hold one length per batch row, got {n} for b={sizes.b}")
+        if n and sizes.readable:
+            least, most = (int(x) for x in torch.as_tensor(self.keys).aminmax())
+            if most > sizes.j or least < 0:
+                wrong = most if most > sizes.j else least
+                raise ValueError(f"Padding lengths must be from 0 to the number of keys j={sizes.j}, got {wrong}")
+
+    def lifted(self, device: torch.device, dtype: torch.dtype) -> Padding:
+        return Padding(self._tensor(device))
+
+    def over(self, at: Place) -> Tensor:
+        keys = self._tensor(at.device)
+        return at.cut(keys, "bj") if keys.dtype == torch.bool else at.j < at.cut(keys, "b")
+
+    def tiles(self, grid: Grid) -> Tiles:
+        keys = self._tensor(grid.device)
+        if keys.dtype == torch.bool:
+            return _all_or_any(grid.span(keys, "bj"))
+        length = grid.span(keys, "b").low
+        return Tiles(grid.j.low < length, grid.j.high < length)
+
+    def _tensor(self, device: torch.device) -> Tensor:
+        return self.keys if isinstance(self.keys, Tensor) else torch.tensor(self.keys, device=device)
+
+    def _drawn(self) -> tuple[int, int]:
+        keys = self._tensor(torch.device("cpu"))
+        n = keys.shape[-1] if keys.dtype == torch.bool else int(keys.max()) + 2 if keys.numel() else 1
+        return _small(n, n)
+
+
+@term
+class Documents(Mask):
+    """query_ids[row] == key_ids[j]: tokens packed into one sequence see their own document only.
+
+    Ids have dims (i,) or (b, i); one argument serves where queries and keys are the same tokens.
+
+    >>> print(Documents(torch.tensor([0, 0, 1, 1])).draw(4))
+    ■ ■ · ·
+    ■ ■ · ·
+    · · ■ ■
+    · · ■ ■
+    """
+
+    query_ids: Tensor
+    key_ids: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, ids in (("query_ids", self.query_ids), ("key_ids", self.key_ids)):
+            if ids is not None:
+                must_be_tensor(f"Documents {name}", ids)
+                must_be_integers(f"Documents {name}", ids, 1, 2)
+
+    def check(self, sizes: Sizes) -> None:
+        if self.key_ids is None and sizes.i != sizes.j:
+            raise ValueError(
+                f"Documents needs key_ids where queries and keys differ, got i={sizes.i} and j={sizes.j}; "
+                "write Documents(query_ids, key_ids)"
+            )
+        must_broadcast("Documents query_ids", self.query_ids, {"b": sizes.b, "i": sizes.i})
+        must_broadcast("Documents key_ids", self._keys, {"b": sizes.b, "j": sizes.j})
+
+    def over(self, at: Place) -> Tensor:
+        return at.cut(self.query_ids, "bi") == at.cut(self._keys, "bj")
+
+    def tiles(self, grid: Grid) -> Tiles:
+        query, key = grid.span(self.query_ids, "bi"), grid.span(self._keys, "bj")
+        some = (query.low <= key.high) & (key.low <= query.high)
+        one = (query.low == query.high) & (key.low == key.high)
+        return Tiles(some, one & (query.low == key.low))
+
+    @property
+    def _keys(self) -> Tensor:
+        return self.query_ids if self.key_ids is None else self.key_ids
+
+    def _drawn(self) -> tuple[int, int]:
+        return _small(self.query_ids.shape[-1], self._keys.shape[-1])
+
+
+@term
+class Blocks(Mask):
+    """layout[..., row // size, j // size]: a block-sparse pattern, layout a bool tensor broadcastable over b h.
+
+    >>> print(Blocks(torch.eye(2, dtype=torch.bool), 2).draw(4))
+    ■ ■ · ·
+    ■ ■ · ·
+    · · ■ ■
+    · · ■ ■
+    """
+
+    layout: Tensor
+    size: int
+
+    def __post_init__(self) -> None:
+        must_be_bool("Blocks layout", self.layout)
+        must_count("Blocks size", self.size, least=1)
+
+    def check(self, sizes: Sizes) -> None:
+        rows, cols = -(-sizes.i // self.size), -(-sizes.j // self.size)
+        must_broadcast("Blocks layout", self.layout, {"b": sizes.b, "h": sizes.h, "i/size": rows, "j/size": cols})
+
+    def over(self, at: Place) -> Tensor:
+        return look_up(self.layout, at.b, at.h, at.row // self.size, at.j // self.size)
+
+    def tiles(self, grid: Grid) -> Tiles:
+        count, area = grid.count(self.layout, self.size)
+        return Tiles(count > 0, count == area)
+
+    def _drawn(self) -> tuple[int, int]:
+        return _small(self.layout.shape[-2] * self.size, self.layout.shape[-1] * self.size)
+
+
+@term
+class Dense(Mask):
+    """keep[..., row, j]: any pattern, spelled out in a bool tensor, True = may attend; as large as you make it."""
+
+    keep: Tensor
+
+    def __post_init__(self) -> None:
+        must_be_bool("Dense keep", self.keep)
+
+    def check(self, sizes: Sizes) -> None:
+        must_broadcast("Dense keep", self.keep, {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j": sizes.j})
+
+    def over(self, at: Place) -> Tensor:
+        return at.cut(self.keep, "bhij")
+
+    def tiles(self, grid: Grid) -> Tiles:
+        return _all_or_any(grid.span(self.keep, "bhij"))
+
+    def _drawn(self) -> tuple[int, int]:
+        return _small(*self.keep.shape[-2:])
+
+
+def _exact(center: Tensor) -> Tensor:
+    # Half precision cannot tell one position from the next.
+    return center.to(torch.promote_types(center.dtype, torch.float32))
+
+
+def _all_or_any(keep: Span) -> Tiles:
+    return Tiles(keep.high.bool(), keep.low.bool())
+
+
+def _small(rows: int, cols: int) -> tuple[int, int]:
+    return min(max(rows, 1), 24), min(max(cols, 1), 24)

@@ -1,0 +1,302 @@
+"""Normalizers: from a row of scores to a row of weights.
+
+Each is a row statistic plus an elementwise map, `A = map(s, statistic(s))`, so any tile of A can be rebuilt from
+its scores and one number a row. Hidden entries come in as -inf and leave as exactly 0; a row of nothing but -inf
+gives zeros, forward and backward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...checks import must_be_number, must_broadcast
+from ..torch_state import forward_mode
+from .biases import Bias
+from .coordinates import Place
+from .term import Term, term
+
+if TYPE_CHECKING:
+    from ..call import Sizes
+
+INF = float("inf")
+NAN = -2  # in place of a key, where a score of the row is not a number
+
+
+class Normalizer(Term):
+    """A row statistic and an elementwise map."""
+
+    def statistic(self, s: Tensor, at: Place) -> Tensor | None:
+        """One number for each row of scores, `b h i j -> b h i 1`; None where the map needs none."""
+        return None
+
+    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+        """The weights of any entries of those rows."""
+        raise NotImplementedError
+
+    def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor | None]:
+        """The weights of whole rows and their statistic, in one go."""
+        statistic = self.statistic(s, at)
+        return self.map(s, statistic, at), statistic
+
+
+@term
+class Softmax(Normalizer):
+    """exp(s - lse), lse = log sum exp(s)."""
+
+    def statistic(self, s: Tensor, at: Place) -> Tensor:
+        return self.weigh(s, at)[1]
+
+    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+        assert statistic is not None
+        return (s - torch.where(statistic == -INF, 0.0, statistic)).exp_()
+
+    def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor]:
+        return SafeSoftmax.apply(s)
+
+
+@term
+class SinkSoftmax(Normalizer):
+    """Softmax with one more logit in the denominator, so that a head may attend to nothing.
+
+    The sink is a number or a tensor, one for all heads or one per head; `SinkSoftmax(0.0)` is softmax-off-by-one.
+    """
+
+    sink: float | Tensor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sink, Tensor):
+            must_be_number("SinkSoftmax sink", self.sink)
+
+    def check(self, sizes: Sizes) -> None:
+        _one_or_per_head("SinkSoftmax sink", self.sink, sizes)
+
+    def statistic(self, s: Tensor, at: Place) -> Tensor:
+        sink = _per_head(self.sink, at)
+        top = _top(s, sink)
+        total = (s - top).exp().sum(-1, keepdim=True) + (sink - top).exp()
+        return torch.where(total == 0, -INF, top + total.clamp(min=1).log())
+
+    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+        assert statistic is not None
+        return (s - torch.where(statistic == -INF, 0.0, statistic)).exp_()
+
+
+@term
+class Sigmoid(Normalizer):
+    """1 / (1 + exp(-(s + bias))): each entry for itself, no row statistic. -log(n) is a good bias for n keys."""
+
+    bias: float | Tensor = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bias, Tensor):
+            must_be_number("Sigmoid bias", self.bias)
+
+    def check(self, sizes: Sizes) -> None:
+        _one_or_per_head("Sigmoid bias", self.bias, sizes)
+
+    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+        return torch.sigmoid(s + _per_head(self.bias, at))
+
+
+@term
+class Entmax(Normalizer):
+    """max((alpha - 1) (s - tau), 0) ^ (1 / (alpha - 1)), tau such that the row sums to 1 (Peters et al. 2019).
+
+    alpha between 1 (softmax, excluded) and 2 (sparsemax): the higher, the more weights are exactly 0.
+    """
+
+    alpha: float = 1.5
+
+    def __post_init__(self) -> None:
+        must_be_number("Entmax alpha", self.alpha)
+        if not 1 < self.alpha <= 2:
+            raise ValueError(f"Entmax alpha must be above 1 and at most 2, got {self.alpha}; 1 is Softmax()")
+
+    def statistic(self, s: Tensor, at: Place) -> Tensor:
+        return self.weigh(s, at)[1]
+
+    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+        assert statistic is not None
+        return self._power((s - statistic) * (self.alpha - 1))
+
+    def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor]:
+        # In coordinates where the largest score is 0, so that large scores cost no precision.
+        top = _top(s)
+        z = (s - top) * (self.alpha - 1)
+        threshold = self._threshold(z)
+        return self._power(z - threshold), threshold / (self.alpha - 1) + top
+
+    def _threshold(self, z: Tensor) -> Tensor:
+        return Threshold.apply(z, 1 / (self.alpha - 1))
+
+    def _power(self, z: Tensor) -> Tensor:
+        over = z.clamp(min=0)
+        return over if self.alpha == 2 else over ** (1 / (self.alpha - 1))
+
+
+@term
+class Sparsemax(Normalizer):
+    """max(s - tau, 0), tau such that the row sums to 1 (Martins and Astudillo 2016): Euclidean projection."""
+
+    def statistic(self, s: Tensor, at: Place) -> Tensor:
+        return Entmax(2.0).statistic(s, at)
+
+    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+        return Entmax(2.0).map(s, statistic, at)
+
+    def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor]:
+        return Entmax(2.0).weigh(s, at)
+
+
+@term
+class Hard(Normalizer):
+    """1 at the first largest score, 0 elsewhere. Gradients pass straight through, as if it were softmax."""
+
+    def statistic(self, s: Tensor, at: Place) -> Tensor:
+        s = s.detach()
+        top = s.amax(-1, keepdim=True) if s.shape[-1] else _top(s)
+        if not s.shape[-1]:
+            return torch.full_like(top, -1, dtype=torch.long)
+        none = torch.iinfo(torch.long).max
+        first = torch.where((s == top) & (s > -INF), at.j, none).amin(-1, keepdim=True)
+        return torch.where(first == none, -1, first).masked_fill(top.isnan(), NAN)
+
+    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+        assert statistic is not None
+        chosen = torch.eq(at.j, statistic).to(s.dtype).expand_as(s)
+        return chosen.masked_fill(statistic == NAN, torch.nan)
+
+    def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor]:
+        statistic = self.statistic(s, at)
+        hard = self.map(s, statistic, at)
+        if s.requires_grad or forward_mode():
+            soft, _ = Softmax().weigh(s, at)
+            hard = hard + (soft - soft.detach())
+        return hard, statistic
+
+
+@term
+class Tapered(Normalizer):
+    """inner(s) * exp(taper): finished weights times a taper like `Gaussian(center, sigma)`; rows sum to at most 1."""
+
+    inner: Normalizer
+    taper: Bias
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Normalizer) or not isinstance(self.taper, Bias):
+            raise TypeError(
+                f"Tapered takes a normalizer and a bias, got {self.inner!r} and {self.taper!r}; "
+                "write Tapered(Softmax(), Gaussian(center, sigma))"
+            )
+
+    def check(self, sizes: Sizes) -> None:
+        self.inner.check(sizes)
+        self.taper.check(sizes)
+
+    def statistic(self, s: Tensor, at: Place) -> Tensor | None:
+        return self.inner.statistic(s, at)
+
+    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+        return self.inner.map(s, statistic, at) * self.taper.over(at).exp()
+
+    def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor | None]:
+        inner, statistic = self.inner.weigh(s, at)
+        return inner * self.taper.over(at).exp(), statistic
+
+
+class SafeSoftmax(torch.autograd.Function):
+    """Softmax and log-sum-exp of each row; a row of nothing but -inf gives zeros and -inf."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(s: Tensor) -> tuple[Tensor, Tensor]:
+        top = _top(s)
+        e = (s - top).exp_()
+        total = e.sum(-1, keepdim=True)
+        # The largest term is exp(0): a row that sees a key sums to at least 1, and clamping spares an empty one.
+        floor = total.clamp(min=1)
+        return e.div_(floor), torch.where(total == 0, -INF, top + floor.log())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(output[0])
+        ctx.save_for_forward(output[0])
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, Tensor]:
+        (A,) = ctx.saved_tensors
+        t = A * tangent
+        mean = t.sum(-1, keepdim=True)
+        return t - A * mean, mean
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> Tensor:
+        (A,) = ctx.saved_tensors
+        g = A * grad
+        return g - A * (g.sum(-1, keepdim=True) - grad_lse)
+
+
+class Threshold(torch.autograd.Function):
+    """tau with sum(max(z - tau, 0)^p) = 1 for rows whose largest z is 0; p >= 1."""
+
+    @staticmethod
+    def forward(z: Tensor, p: float) -> Tensor:
+        # The sum is convex and falling in tau: Newton from the left climbs to the root and never passes it.
+        tau = z.new_full((*z.shape[:-1], 1), -1.0)
+        for _ in range(64):
+            over = (z - tau).clamp(min=0)
+            slope = p * (over ** (p - 1) * (over > 0)).sum(-1, keepdim=True)
+            step = ((over**p).sum(-1, keepdim=True) - 1) / slope.clamp(min=1e-30)
+            following = torch.maximum(tau, tau + step)
+            # An exported program cannot look at numbers: it takes every step, and those after the root change nothing.
+            if not torch.compiler.is_exporting() and bool((following == tau).all()):
+                break
+            tau = following
+        return tau
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        z, ctx.p = inputs
+        ctx.save_for_backward(z, output)
+        ctx.save_for_forward(z, output)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int, None], z: Tensor, p: float) -> tuple[Tensor, int]:
+        # Rows are solved each for itself, so one more dim in front of them is nothing new.
+        return Threshold.apply(z.movedim(dims[0], 0), p), 0
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return (_slope(ctx) * tangent).sum(-1, keepdim=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * _slope(ctx), None
+
+
+def _slope(ctx: Any) -> Tensor:
+    """d tau / d z of a row."""
+    z, tau = ctx.saved_tensors
+    over = (z - tau).clamp(min=0)
+    share = torch.where(over > 0, over, 1.0) ** (ctx.p - 1) * (over > 0)
+    return share / share.sum(-1, keepdim=True).clamp(min=1e-30)
+
+
+def _top(s: Tensor, sink: Tensor | None = None) -> Tensor:
+    """The largest score of each row or its sink, 0 for a row without one. A shift by it changes no gradient."""
+    top = s.detach().amax(-1, keepdim=True) if s.shape[-1] else s.new_full((*s.shape[:-1], 1), -INF)
+    top = top if sink is None else torch.maximum(top, sink.detach())
+    return torch.where(top == -INF, 0.0, top)
+
+
+def _per_head(x: float | Tensor, at: Place) -> Tensor:
+    return at.cut(x, "h").to(at.dtype) if isinstance(x, Tensor) else torch.full((), x, dtype=at.dtype, device=at.device)
+
+
+def _one_or_per_head(name: str, x: float | Tensor, sizes: Sizes) -> None:
+    if isinstance(x, Tensor):
+        must_broadcast(name, x, {"h": sizes.h})

@@ -1,0 +1,198 @@
+"""Scores: how well a query and a key agree.
+
+A score does its work per token once, in `prepare`, and its work per pair in `tile`. For every score but the additive
+one the second is a plain matrix product, whatever the first was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...checks import must_be_number, must_be_tensor, must_broadcast
+from .term import Term, term
+
+if TYPE_CHECKING:
+    from ..call import Sizes
+
+
+class Score(Term):
+    """A number for each pair of a query and a key."""
+
+    def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The work per token: what `tile` takes in place of q and k. `heads` names the heads kept, None all."""
+        return q, k
+
+    def tile(self, q: Tensor, k: Tensor) -> Tensor:
+        """The work per pair, `b h i d, b g j d -> b h i j`, on prepared tensors."""
+        return grouped_product(q, k.mT)
+
+    def check(self, sizes: Sizes) -> None:
+        _same_width(self, sizes)
+
+
+@term
+class Dot(Score):
+    """q_i . k_j * scale, scale 1/sqrt(d) unless given (Vaswani et al. 2017, eq. 1).
+
+    A tensor scale, one number or one per head, is a learnable inverse temperature. `cap` bounds the score softly:
+    cap * tanh(score / cap).
+    """
+
+    scale: float | Tensor | None = None
+    cap: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale is not None and not isinstance(self.scale, Tensor):
+            must_be_number("Dot scale", self.scale)
+        if self.cap is not None:
+            must_be_number("Dot cap", self.cap, above=0)
+
+    def check(self, sizes: Sizes) -> None:
+        _same_width(self, sizes)
+        _per_head_fits("Dot scale", self.scale, sizes)
+
+    def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
+        scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        return q * _per_head(scale, heads, q), k
+
+    def tile(self, q: Tensor, k: Tensor) -> Tensor:
+        s = grouped_product(q, k.mT)
+        return s if self.cap is None else torch.tanh(s / self.cap) * self.cap
+
+
+@term
+class Cosine(Score):
+    """cos(q_i, k_j) / temperature, the temperature a number, or a tensor: one, or one per head."""
+
+    temperature: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.temperature, Tensor):
+            must_be_number("Cosine temperature", self.temperature, above=0)
+
+    def check(self, sizes: Sizes) -> None:
+        _same_width(self, sizes)
+        _per_head_fits("Cosine temperature", self.temperature, sizes)
+
+    def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
+        return F.normalize(q, dim=-1) / _per_head(self.temperature, heads, q), F.normalize(k, dim=-1)
+
+
+@term
+class Bilinear(Score):
+    """q_i . w . k_j: Luong's general score (2015, section 3.1).
+
+    w has dims (d_q, d_k) or (h, d_q, d_k); the widths of queries and keys may differ.
+    """
+
+    w: Tensor
+
+    def __post_init__(self) -> None:
+        must_be_tensor("Bilinear w", self.w)
+        if self.w.ndim not in (2, 3):
+            raise ValueError(f"Bilinear w must have dims (d_q, d_k) or (h, d_q, d_k), got shape {tuple(self.w.shape)}")
+
+    def check(self, sizes: Sizes) -> None:
+        want = (sizes.d, sizes.k_width)
+        if tuple(self.w.shape[-2:]) != want:
+            raise ValueError(f"Bilinear w must map query width to key width {want}, got {tuple(self.w.shape[-2:])}")
+        must_broadcast("Bilinear w", self.w, {"h": sizes.h, "d_q": None, "d_k": None})
+
+    def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
+        return q @ kept(self.w, 3, heads).to(q.dtype), k
+
+
+@term
+class Additive(Score):
+    """u . tanh(q_i + k_j): Bahdanau's score (2015, appendix A.1.2). u has dims (d,) or (h, d).
+
+    Project queries and keys to the width of u before the call: `q = query @ W`, `k = key @ U`. The tiled backend
+    takes a tanh for each pair only where the queries of a block lie more than 30 apart; else an exponential a token.
+    """
+
+    u: Tensor
+
+    def __post_init__(self) -> None:
+        must_be_tensor("Additive u", self.u)
+        if self.u.ndim not in (1, 2):
+            raise ValueError(f"Additive u must have dims (d,) or (h, d), got shape {tuple(self.u.shape)}")
+
+    def check(self, sizes: Sizes) -> None:
+        _same_width(self, sizes)
+        if self.u.shape[-1] != sizes.d:
+            raise ValueError(f"Additive u must have the query's width d={sizes.d}, got {self.u.shape[-1]}")
+        must_broadcast("Additive u", self.u, {"h": sizes.h, "d": None})
+
+    def tile(self, q: Tensor, k: Tensor) -> Tensor:
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1) if q.shape[1] != k.shape[1] else k
+        u = self.u.to(q.dtype)
+        u = u[:, None, None] if u.ndim == 2 else u
+        return (torch.tanh(q[..., :, None, :] + k[..., None, :, :]) * u).sum(-1)
+
+
+@term
+class Location(Score):
+    """q_i . w_j: Luong's location score (2015, eq. 8), from the query and the key's place alone.
+
+    w has dims (n, d) or (h, n, d), a row for each place a key may stand at.
+    """
+
+    w: Tensor
+
+    def __post_init__(self) -> None:
+        must_be_tensor("Location w", self.w)
+        if self.w.ndim not in (2, 3):
+            raise ValueError(f"Location w must have dims (n, d) or (h, n, d), got shape {tuple(self.w.shape)}")
+
+    def check(self, sizes: Sizes) -> None:
+        if self.w.shape[-1] != sizes.d:
+            raise ValueError(f"Location w must have the query's width d={sizes.d}, got {self.w.shape[-1]}")
+        if self.w.shape[-2] < sizes.j:
+            raise ValueError(
+                f"Location w has {self.w.shape[-2]} rows but there are {sizes.j} keys; give w at least {sizes.j} rows"
+            )
+        must_broadcast("Location w", self.w, {"h": sizes.h, "n": None, "d": None})
+
+    def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
+        w = kept(self.w, 3, heads)[..., : k.shape[2], :].to(q.dtype)
+        return q, w.expand(q.shape[0], w.shape[0] if w.ndim == 3 else 1, -1, -1)
+
+
+def grouped_product(x: Tensor, y: Tensor) -> Tensor:
+    """`b h i n, b g n m -> b h i m`, head n taking y's head n * g // h, without repeating y."""
+    b, h, i, n = x.shape
+    g = y.shape[1]
+    if g == h:
+        return x @ y
+    if torch.compiler.is_exporting():  # which cannot prove that the shapes below agree whatever the length
+        return (x.unflatten(1, (g, h // g)) @ y[:, :, None]).flatten(1, 2)
+    return (x.reshape(b, g, h // g * i, n) @ y).view(b, h, i, y.shape[-1])
+
+
+def kept(x: Tensor, dims: int, heads: Tensor | None) -> Tensor:
+    """The kept heads of a tensor whose first of `dims` dims, where it has that many, is heads."""
+    return x if heads is None or x.ndim < dims or x.shape[0] == 1 else x[heads]
+
+
+def _per_head(x: float | Tensor, heads: Tensor | None, q: Tensor) -> float | Tensor:
+    if not isinstance(x, Tensor):
+        return x
+    x = x.to(q.dtype)
+    return kept(x, 1, heads)[:, None, None] if x.ndim else x
+
+
+def _same_width(score: Score, sizes: Sizes) -> None:
+    if sizes.d != sizes.k_width:
+        raise ValueError(
+            f"q and k must have the same width for {type(score).__name__}, got d={sizes.d} and {sizes.k_width}; "
+            "project one of them, or use score=Bilinear(w)"
+        )
+
+
+def _per_head_fits(name: str, x: object, sizes: Sizes) -> None:
+    if isinstance(x, Tensor):
+        must_broadcast(name, x, {"h": sizes.h})

@@ -1,0 +1,109 @@
+"""What every term is: a small frozen value whose `repr` is its source."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import numbers
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..call import Sizes
+
+T = TypeVar("T")
+TermT = TypeVar("TermT", bound="Term")
+
+
+@dataclass_transform(frozen_default=True)
+def term(cls: type[T]) -> type[T]:
+    """Make a class a term: frozen fields, and equality and `repr` as `Term` defines them."""
+    return dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Term:
+    """A frozen value that fills one slot of the equation.
+
+    Made from Python numbers, terms compare and hash by value and `repr` rebuilds them. A term that holds a
+    tensor compares by identity, and its `repr` shows dtype and shape.
+
+    >>> from regard import Window
+    >>> Window(4) == Window(4), repr(Window(4))
+    (True, 'Window(4)')
+    """
+
+    def check(self, sizes: Sizes) -> None:
+        """Raise `ValueError` if this term cannot serve an attention of these sizes."""
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor the term holds, those of nested terms included."""
+        found: list[Tensor] = []
+        for value in self._values():
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif isinstance(value, Term):
+                found.extend(value.tensors())
+        return found
+
+    def map_tensors(self: TermT, fn: Callable[[Tensor], Tensor]) -> TermT:
+        """The same term over other tensors."""
+        if not self.tensors():
+            return self
+        other = copy.copy(self)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                object.__setattr__(other, field.name, fn(value))
+            elif isinstance(value, Term):
+                object.__setattr__(other, field.name, value.map_tensors(fn))
+        return other
+
+    def lifted(self: TermT, device: torch.device, dtype: torch.dtype) -> TermT:
+        """The same term with its lists of numbers as tensors, for kernels that cannot make any."""
+        nested = {name: x for name in self.__dataclass_fields__ if isinstance(x := getattr(self, name), Term)}
+        return (
+            dataclasses.replace(self, **{name: x.lifted(device, dtype) for name, x in nested.items()})
+            if nested
+            else self
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Term) or type(self) is not type(other) or self.tensors() or other.tensors():
+            return False
+        return self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return id(self) if self.tensors() else hash((type(self), *self._values()))
+
+    def __repr__(self) -> str:
+        shown = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            required = field.default is dataclasses.MISSING
+            if required:
+                shown.append(_source(value))
+            elif isinstance(value, Tensor) or value != field.default:
+                shown.append(f"{field.name}={_source(value)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
+
+
+def _source(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+    if isinstance(value, Term):
+        return repr(value)
+    if callable(value):
+        return getattr(value, "__name__", type(value).__name__)
+    if isinstance(value, numbers.Number) and not isinstance(value, bool):
+        # A NumPy number prints as one; its source is the plain number.
+        return repr(int(value) if isinstance(value, numbers.Integral) else float(value))  # type: ignore[arg-type]
+    return repr(value)

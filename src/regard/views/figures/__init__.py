@@ -1,0 +1,1 @@
+"""Figures: attention drawn with matplotlib."""

@@ -1,0 +1,117 @@
+"""What a figure reads: a `Weights`, tensor or array as numbers, pooled where there are too many to be seen."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...ops.weights import Weights
+
+Numbers = npt.NDArray[np.float64]
+Matrix = Weights | Tensor | npt.NDArray[Any]
+
+
+def cells(A: Matrix, most: int) -> Numbers:
+    """The matrix as an array of at most so many cells a side, each the mean of its entries."""
+    i, j = shape(A)
+    rows, cols = min(i, most), min(j, most)
+    return numbers(A.pool(rows, cols)).reshape(rows, cols) if isinstance(A, Weights) else _pooled(numbers(A), most)
+
+
+def heads(layer: Matrix, most: int) -> tuple[Numbers, tuple[int, int]]:
+    """The cells of every head of a layer, and queries and keys: of a `Weights` of one batch row, or of dims h i j."""
+    if isinstance(layer, Weights):
+        if layer.shape[:-3].numel() != 1:
+            raise ValueError(f"a layer must be of one batch row, got {tuple(layer.shape)}; write A.select(batch=0)")
+        h, i, j = _must_hold_heads(layer)
+        return numbers(layer.pool(min(i, most), min(j, most))).reshape(h, min(i, most), min(j, most)), (i, j)
+    dense = _layer(layer)
+    return _pooled(dense, most), (dense.shape[1], dense.shape[2])
+
+
+def entropy_and_distance(layer: Matrix) -> tuple[Numbers, Numbers]:
+    """Both for each head of a layer, means over batch rows and queries."""
+    if isinstance(layer, Weights):
+        n, *_ = _must_hold_heads(layer)
+        found = layer.summary()
+        entropy, distance = (numbers(x).mean(-1).reshape(-1, n).mean(0) for x in (found.entropy, found.distance))
+        return entropy, distance
+    A = _layer(layer)
+    i, j = A.shape[1:]
+    away = np.abs(np.arange(i)[:, None] + j - i - np.arange(j))
+    entropy, distance = -(A * np.log(np.where(A > 0, A, 1.0))).sum(-1), (A * away).sum(-1)
+    return entropy.mean(-1), distance.mean(-1)
+
+
+def row(A: Matrix, query: int) -> Numbers:
+    """What one query gives to each key; it may be counted from the end."""
+    i, _ = shape(A)
+    try:
+        query = index(query)
+    except TypeError:
+        raise TypeError(f"query must be a whole number, got {query!r}") from None
+    if not -i <= query < i:
+        raise ValueError(f"query must be from 0 to {i - 1}, or negative from the end, got {query}")
+    return numbers(A[..., query, :]).reshape(-1)
+
+
+def received(A: Matrix) -> Numbers:
+    """What each key receives from the mean query."""
+    i, j = shape(A)
+    total = numbers(A.received()).reshape(j) if isinstance(A, Weights) else numbers(A).sum(0)
+    return total / i
+
+
+def shape(A: Matrix) -> tuple[int, int]:
+    """Queries and keys of one matrix; several raise."""
+    if not isinstance(A, Weights | Tensor | np.ndarray):
+        raise TypeError(f"A must be a Weights, or a 2-D tensor or array, got {type(A).__name__}")
+    *lead, i, j = (1, 1, *A.shape)[-max(len(A.shape), 2) :]
+    if len(A.shape) < 2 or (lead and (not isinstance(A, Weights) or torch.Size(lead).numel() != 1)):
+        hint = "A.select(batch=0, heads=0)" if isinstance(A, Weights) else "A[0, 0], or A.mean(...)"
+        raise ValueError(f"A must be one matrix of queries by keys, got shape {tuple(A.shape)}; write {hint}")
+    if not (i and j):
+        raise ValueError(f"A must have queries and keys to show, got shape {tuple(A.shape)}")
+    return i, j
+
+
+def numbers(x: Tensor | npt.NDArray[Any]) -> Numbers:
+    """A tensor or array as float64."""
+    is_complex = x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x)
+    if is_complex:
+        raise TypeError(f"A must hold real numbers, got {x.dtype}; write A.real or abs(A)")
+    if isinstance(x, Tensor):
+        return x.detach().to("cpu", torch.float64).numpy()
+    return np.asarray(x, dtype=np.float64)
+
+
+def _layer(layer: Tensor | npt.NDArray[Any]) -> Numbers:
+    if not isinstance(layer, Tensor | np.ndarray) or len(layer.shape) != 3:
+        got = tuple(layer.shape) if hasattr(layer, "shape") else type(layer).__name__
+        raise ValueError(f"a layer must be a Weights, or a tensor or array of dims h i j, got {got}")
+    _must_hold_heads(layer)
+    return numbers(layer)
+
+
+def _must_hold_heads(layer: Matrix) -> tuple[int, int, int]:
+    h, i, j = layer.shape[-3:]
+    if 0 in layer.shape:
+        raise ValueError(
+            f"a layer must have batch rows, heads, queries and keys to show, got shape {tuple(layer.shape)}"
+        )
+    return h, i, j
+
+
+def _pooled(dense: Numbers, most: int) -> Numbers:
+    """Means over bins of the last two axes, as `Weights.pool` has them: entry r falls in bin r * bins // n."""
+    for axis in (-2, -1):
+        n, bins = dense.shape[axis], min(dense.shape[axis], most)
+        starts = -(-np.arange(bins) * n // bins)
+        sizes = np.diff(np.append(starts, n))
+        dense = np.add.reduceat(dense, starts, axis) / (sizes[:, None] if axis == -2 else sizes)
+    return dense

@@ -1,0 +1,1 @@
+"""The viewer: a local web server with a zoomable map of attention."""

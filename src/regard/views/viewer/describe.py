@@ -1,0 +1,253 @@
+"""Catalog: what a capture holds, for an app to find its way: layers, texts, groups of tokens, pictures."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...lens.layer_names import shown_name
+from ...lens.recording.generation import looks_back_only
+from ...lens.recording.recorder import Key
+from ...lens.recording.reduced import Reduced
+from ...lens.tape.groups import Groups, sentences, words
+from ...lens.tape.image_patches import Picture
+from ...lens.tape.tape import Tape
+from ...ops.weights import Weights
+from .pyramid import levels
+
+SPLITS: dict[str, Callable[[list[str]], Groups]] = {"words": words, "sentences": sentences}
+Pair = tuple[int | None, int | None]  # of the queries and of the keys
+
+
+class Capture:
+    """A tape under a name, its layers, texts, groups and pictures by number."""
+
+    def __init__(self, tape: Tape, name: str) -> None:
+        if not isinstance(tape, Tape):
+            hint = "for a file write tape.page().save('looked.html')"
+            if isinstance(tape, str | Path) and Path(tape).suffix != ".html":
+                hint = "of a file write Tape.load(path) or serve(path)"
+            raise TypeError(f"what is shown is a tape, got {type(tape).__name__}; {hint}")
+        self.tape, self.name = tape, name
+        self.keys: list[Key] = list(tape)
+        if not self.keys:
+            raise ValueError("the tape holds no layers: run the model inside `with capture(model) as tape:`, then look")
+        self.texts: list[list[str]] = []
+        self.pictures: list[Picture] = []
+        self._split: dict[tuple[str, int], int] = {}
+        self._groups: list[tuple[str, int, Callable[[], Groups]]] = []
+        for key in self.keys:
+            if len(tape[key].shape) != 4:
+                name, got = shown_name(key[0]), tuple(tape[key].shape)
+                raise ValueError(f"{name!r} must have dims b h i j to be shown, got {got}")
+        self.layers = [self._layer(key) for key in self.keys]  # what is told of each layer
+        passes = _passes([name for name, _ in self.keys], self._asks_again)
+        for layer, stack in zip(self.layers, _stacks(self.layers, passes), strict=True):
+            layer["stack"] = stack
+
+    def entry(self, layer: int) -> Weights | Reduced:
+        """The weights of a layer, or what was kept of them."""
+        return self.tape[self.keys[layer]]
+
+    def group(self, number: int) -> Groups:
+        """Groups by number; words and sentences are found when first asked for."""
+        name, n, make = self._groups[number]
+        found = make()
+        self._groups[number] = name, n, lambda: found
+        return found
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        return len(self._groups)
+
+    def describe(self) -> dict[str, Any]:
+        """What is told of the capture."""
+        return {
+            "name": self.name,
+            "facts": {name: str(value) for name, value in self.tape.facts.items()},
+            "batch": max(layer["batch"] for layer in self.layers),
+            "layers": self.layers,
+            "texts": [{"n": len(text)} for text in self.texts],
+            "groups": [{"name": name, "n": n} for name, n, _ in self._groups],
+            "pictures": [_shape(picture) for picture in self.pictures],
+        }
+
+    def _asks_again(self, before: int, after: int) -> bool:
+        """Does a later call put as many other queries to the same keys, as layers of the same weights do to a memory?
+
+        A decoder that is called once more over as many tokens looks no different, and counts as one of more layers.
+        """
+        one, other = self.entry(before), self.entry(after)
+        if not (isinstance(one, Weights) and isinstance(other, Weights)):
+            return False
+        alike = one.shape == other.shape and _same(one.call.k, other.call.k)
+        return alike and not _same(one.call.q, other.call.q)
+
+    def _layer(self, key: Key) -> dict[str, Any]:
+        A = self.tape[key]
+        b, h, i, j = A.shape
+        texts = [self._texts(key, batch) for batch in range(b)]
+        return {
+            "name": shown_name(key[0]),
+            "call": key[1],
+            "batch": b,
+            "n_i": i,
+            "n_j": j,
+            **_terms(A, h),
+            "self": self._among(A, texts[0] if texts else (None, None)),
+            "levels": levels(i, j),
+            "finest": _finest(A),
+            "top": None,
+            "texts": texts,
+            "groups": self._all_groups(key, texts),
+            "picture": [self._pictures(key, batch) for batch in range(b)],
+        }
+
+    def _texts(self, key: Key, batch: int) -> Pair:
+        queries, keys = self.tape.tokens_of(key, batch=batch)
+        return self._text(queries), self._text(keys)
+
+    def _text(self, tokens: list[str] | None) -> int | None:
+        if tokens is None:
+            return None
+        if tokens not in self.texts:
+            self.texts.append(tokens)
+        return self.texts.index(tokens)
+
+    def _all_groups(self, key: Key, texts: list[Pair]) -> dict[str, list[Pair]]:
+        found: dict[str, list[Pair]] = {}
+        for name in self.tape.group_names(key):
+            with suppress(ValueError):  # groups were given of another number of tokens
+                queries, keys = self.tape.groups_of(key, name)
+                found[name] = [(self._group(name, queries), self._group(name, keys)) for _ in texts]
+        for name in SPLITS:
+            if name not in found and any(text is not None for pair in texts for text in pair):
+                found[name] = [(self._split_of(name, i), self._split_of(name, j)) for i, j in texts]
+        return found
+
+    def _group(self, name: str, groups: Groups) -> int:
+        for number, (known, _, make) in enumerate(self._groups):
+            if known == name and make() is groups:
+                return number
+        self._groups.append((name, groups.ids.numel(), lambda: groups))
+        return len(self._groups) - 1
+
+    def _split_of(self, name: str, text: int | None) -> int | None:
+        if text is None:
+            return None
+        if (name, text) not in self._split:
+            self._split[name, text] = len(self._groups)
+            tokens = self.texts[text]
+            self._groups.append((name, len(tokens), lambda: SPLITS[name](tokens)))
+        return self._split[name, text]
+
+    def _pictures(self, key: Key, batch: int) -> Pair:
+        queries, keys = self.tape.pictures_of(key, batch=batch)
+        return self._picture(queries), self._picture(keys)
+
+    def _picture(self, picture: Picture | None) -> int | None:
+        if picture is None:
+            return None
+        if picture not in self.pictures:
+            self.pictures.append(picture)
+        return self.pictures.index(picture)
+
+    def _among(self, A: Weights | Reduced, texts: Pair) -> bool:
+        """Do the queries stand among the keys? By their texts where these are known, else by mask and shape."""
+        i, j = A.shape[-2:]
+        first = A.call.offset if isinstance(A, Weights) else j - i
+        queries, keys = texts
+        if queries is not None and keys is not None:
+            return self.texts[keys][max(first, 0) :][:i] == self.texts[queries]
+        if (queries is None) != (keys is None):
+            return False
+        return i == j or (isinstance(A, Weights) and looks_back_only(A.call.mask))
+
+
+def _terms(A: Weights | Reduced, heads: int) -> dict[str, Any]:
+    """Which heads, where the first query stands, and the terms in words."""
+    if isinstance(A, Reduced):
+        slots = dict.fromkeys(("score", "mask", "bias", "normalize"))
+        offset = A.shape[-1] - A.shape[-2]
+        return {"kind": "measures", "heads": list(range(heads)), "offset": offset, "causal": False, **slots}
+    call = A.call
+    terms = {slot: getattr(call, slot) for slot in ("score", "mask", "bias", "normalize")}
+    return {
+        "kind": "weights",
+        "heads": list(range(heads)) if call.head_ids is None else call.head_ids.tolist(),
+        "offset": call.offset,
+        "causal": looks_back_only(call.mask),
+        **{slot: None if term is None else repr(term) for slot, term in terms.items()},
+    }
+
+
+def _stacks(layers: list[dict[str, Any]], passes: list[int]) -> list[list[int]]:
+    """For each layer those a token flows through from its output down, of its own pass and over the same tokens.
+
+    There are none where queries and keys are not the same tokens, or where only measures were kept.
+    """
+    fields = ("self", "kind", "batch", "n_i", "n_j", "texts")
+    found: list[list[int]] = []
+    for at, top in enumerate(layers):
+        flows = top["self"] and top["kind"] == "weights" and top["n_i"] == top["n_j"]
+        below = range(bisect_left(passes, passes[at]), at + 1) if flows else ()
+        found.append([n for n in below if all(layers[n][field] == top[field] for field in fields)])
+    return found
+
+
+def _passes(names: list[str], asks_again: Callable[[int, int], bool]) -> list[int]:
+    """Which pass of the model each call is of: another begins where a name comes again after a different one.
+
+    Calls that put new questions to one memory begin none, nor does what comes again after nothing but such.
+
+    >>> _passes(["a", "b", "a", "b"], lambda before, after: False)
+    [0, 0, 1, 1]
+    >>> _passes(["own", "cross", "own", "cross"], lambda before, after: after == 3)
+    [0, 0, 0, 0]
+    """
+    places: dict[str, list[int]] = {}
+    for n, name in enumerate(names):
+        places.setdefault(name, []).append(n)
+    before = {later: n for calls in places.values() for n, later in pairwise(calls)}
+    after = {n: later for later, n in before.items()}
+
+    def remembers(n: int) -> bool:
+        return (n in before and asks_again(before[n], n)) or (n in after and asks_again(n, after[n]))
+
+    found: list[int] = []
+    seen: set[str] = set()
+    for n, name in enumerate(names):
+        again = name in seen and name != names[n - 1]
+        if again and (asks_again(before[n], n) or all(map(remembers, range(before[n] + 1, n)))):
+            again = False
+        seen = {name} if again else seen | {name}
+        found.append(found[-1] + again if found else 0)
+    return found
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    return (x.dtype, x.device) == (y.dtype, y.device) and torch.equal(x, y)
+
+
+def _finest(A: Weights | Reduced) -> int:
+    """The finest level there is: of single weights, or where only a map was kept, of cells no smaller than its."""
+    if isinstance(A, Weights):
+        return 0
+    if not A.maps:
+        return levels(*A.shape[-2:])
+    sizes = torch.tensor([A.shape[-2:]]) / torch.tensor([list(A[name].shape[-2:]) for name in A.maps])
+    return min(levels(*A.shape[-2:]) - 1, int(sizes.amax(1).amin().log2().ceil().clamp(min=0)))
+
+
+def _shape(picture: Picture) -> dict[str, int]:
+    height, width = picture.pixels.shape[:2]
+    grid = {"rows": picture.rows, "cols": picture.cols, "special": picture.special}
+    return {"width": width, "height": height, **grid}

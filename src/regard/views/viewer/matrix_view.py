@@ -1,0 +1,288 @@
+"""Sheet: one matrix of a capture, or of several heads together, of which any rectangle can be had exactly.
+
+A rectangle comes from its rows of q, its columns of k and the statistic of its rows, whatever lies around it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ...ops.blocks.additive_blocks import additive_scores
+from ...ops.blocks.pool_bins import Axis
+from ...ops.terms.coordinates import Block
+from ...ops.terms.mask_tiles import Grid
+from ...ops.terms.masks.mask_algebra import Mask
+from ...ops.terms.scores import Additive, Location, Score, kept
+from ...ops.weights import Weights, map_axes
+
+CELLS = 128  # neighbours that are left out where a mask hides them all, or taken without a look where it shows all
+
+
+class Sheet(Protocol):
+    """A matrix of queries by keys."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def device(self) -> torch.device:
+        """Where its entries are computed."""
+        ...
+
+    @property
+    def signed(self) -> bool:
+        """May its entries be below 0?"""
+        ...
+
+    def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
+        """The entries where these rows and columns cross."""
+        ...
+
+    def seen(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+        """Which tiles of a block, `size` a side, may hold anything but 0: one flag for each, on the host."""
+        ...
+
+    def work(self, rows: slice | Tensor, cols: slice) -> int:
+        """How many weights such a block takes, those included that only the statistic of its rows takes."""
+        ...
+
+    def stored(self) -> Stored | None:
+        """A map of the whole, where one was kept."""
+        ...
+
+
+class Stored(NamedTuple):
+    """A map of the whole, its bins, and whether it is the mean of each or merely near it."""
+
+    map: Tensor
+    axes: tuple[Axis, Axis]
+    exact: bool
+
+
+def runs(seen: Tensor, first: int, stop: int, size: int = CELLS) -> list[slice]:
+    """The parts of an axis from first to stop that are seen, one flag for each `size` of it; neighbours are one part.
+
+    >>> runs(torch.tensor([True, True, False, True]), 10, 17, size=2)
+    [slice(10, 14, None), slice(16, 17, None)]
+    """
+    edges = torch.nn.functional.pad(seen.int(), (1, 1)).diff()
+    pairs = zip((edges > 0).nonzero().flatten().tolist(), (edges < 0).nonzero().flatten().tolist(), strict=True)
+    return [slice(first + a * size, min(first + b * size, stop)) for a, b in pairs]
+
+
+def together(maps: Tensor, axes: tuple[Axis, Axis], how: Literal["mean", "max"]) -> Stored:
+    """The maps of several heads, `h rows cols`, as one; the largest mean is not quite the mean of the largest."""
+    return Stored(maps.mean(0), axes, True) if how == "mean" else Stored(maps.amax(0), axes, False)
+
+
+class Head:
+    """The weights of one head of one batch row; `fetch` is told of the rows and columns about to be read."""
+
+    signed = False
+
+    def __init__(
+        self,
+        A: Weights,
+        batch: int,
+        head: int,
+        map: Tensor | None = None,
+        fetch: Callable[[slice | Tensor, slice], None] | None = None,
+    ) -> None:
+        self._call, self._batch, self._head, self._map, self._fetch = A.call, batch, head, map, fetch
+        self._whole = replace(A.call.whole(), batch=slice(batch, batch + 1), heads=slice(head, head + 1))
+        self._outline = _outline(self._whole, A.call.mask)
+        self._number = self._whole.h.flatten()  # that the head has among all there were
+        self._statistic = None if A.known_statistic is None else A.known_statistic[batch, head]  # i 1
+        self._known: Tensor | None = None  # which rows have their statistic, where it was not kept
+        if A.known_statistic is None and self._needs_statistic():
+            self._known = torch.zeros(self.shape[0], dtype=torch.bool)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._call.shape[2:]
+
+    @property
+    def device(self) -> torch.device:
+        return self._call.q.device
+
+    def work(self, rows: slice | Tensor, cols: slice) -> int:
+        ids = torch.arange(self.shape[0])[rows]
+        unknown = 0 if self._known is None else int((~self._known[ids]).sum())
+        return len(ids) * (cols.stop - cols.start) + unknown * self.shape[1]
+
+    def stored(self) -> Stored | None:
+        return None if self._map is None else Stored(self._map, map_axes(*self.shape), True)
+
+    @torch.no_grad()
+    def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
+        parts = self._visible(_part(self._outline, rows, cols))
+        if parts and self._fetch is not None:
+            self._fetch(rows, slice(parts[0][0].start, parts[-1][0].stop))
+        place = _part(self._whole, rows, cols)
+        if isinstance(rows, Tensor):
+            place = replace(place, q=self._call.q[:, :, place.row_ids])
+        statistic = self._statistic_of(rows) if parts else None
+        if parts == [(cols, False)]:
+            return self._weigh(place, statistic, masked=False)
+        out = torch.zeros(len(place.row), cols.stop - cols.start, dtype=place.dtype, device=place.device)
+        for part, masked in parts:
+            at = slice(part.start - cols.start, part.stop - cols.start)
+            out[:, at] = self._weigh(replace(place, cols=part), statistic, masked)
+        return out
+
+    def seen(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+        high, wide = (-(-(x.stop - x.start) // size) for x in (rows, cols))
+        if self._call.mask is None:
+            return torch.ones(high, wide, dtype=torch.bool)
+        some, _ = self._call.mask.tiles(Grid(_part(self._outline, rows, cols), size, size))
+        return some.expand(1, 1, high, wide)[0, 0].cpu()
+
+    def _needs_statistic(self) -> bool:
+        empty = _part(self._whole, slice(0, 0), slice(0, 0))
+        nothing = torch.empty(1, 1, 0, 0, dtype=empty.dtype, device=empty.device)
+        return self._call.normalize.statistic(nothing, empty) is not None
+
+    def _statistic_of(self, rows: slice | Tensor) -> Tensor | None:
+        """The statistic of some rows, `rows 1`, found now where it was not kept; None where none is needed."""
+        if self._known is not None:
+            ids = torch.arange(self.shape[0])[rows]
+            missing = ids[~self._known[ids]]
+            if len(missing):
+                if self._fetch is not None:
+                    self._fetch(missing, slice(0, self.shape[1]))
+                one = slice(self._batch, self._batch + 1), slice(self._head, self._head + 1)
+                found = Weights(self._call.select(*one, missing.to(self._call.q.device))).statistic
+                assert found is not None
+                if self._statistic is None:
+                    self._statistic = found.new_zeros(self.shape[0], 1)
+                self._statistic[missing] = found[0, 0, :, None]
+                self._known[missing] = True
+        return None if self._statistic is None else self._statistic[rows]
+
+    def _visible(self, place: Block) -> list[tuple[slice, bool]]:
+        """The keys of a rectangle with anything to see, and whether the mask must be looked at entry by entry."""
+        assert isinstance(place.cols, slice)
+        first, stop = place.cols.start, place.cols.stop
+        if self._call.mask is None:
+            return [(place.cols, False)]
+        n = -(-(stop - first) // CELLS)
+        tiles = self._call.mask.tiles(Grid(place, max(1, len(place.row)), CELLS))
+        some, full = (x.expand(1, 1, 1, n).flatten().tolist() for x in tiles)
+        parts: list[tuple[slice, bool]] = []
+        for m in (m for m in range(n) if some[m]):
+            cols = slice(first + m * CELLS, min(first + (m + 1) * CELLS, stop))
+            if parts and parts[-1][0].stop == cols.start and parts[-1][1] != full[m]:
+                parts[-1] = slice(parts[-1][0].start, cols.stop), parts[-1][1]
+            else:
+                parts.append((cols, not full[m]))
+        return parts
+
+    def _weigh(self, place: Block, statistic: Tensor | None, masked: bool) -> Tensor:
+        call = self._call
+        q = place.q[place.batch, place.heads, place.rows].to(call.dtype)
+        k = call.k[place.batch, place.shared(call.k.shape[1]), place.cols].to(call.dtype)
+        score = _score_of(call.score, place)
+        q, k = score.prepare(q, k, self._number)
+        mask = call.mask.over(place) if masked and call.mask is not None else None
+        if isinstance(score, Additive):
+            s = additive_scores(q, k, kept(score.u, 2, self._number).to(q.dtype))
+        else:
+            s = score.tile(q, k)
+        s = s if call.bias is None else s + call.bias.over(place)
+        s = s if mask is None else torch.where(mask, s, -math.inf)
+        return call.normalize.map(s, None if statistic is None else statistic[None, None], place)[0, 0]
+
+
+@dataclass(frozen=True)
+class Together:
+    """The mean, or the largest, of each entry over the heads of a layer."""
+
+    heads: list[Head]
+    how: Literal["mean", "max"]
+
+    signed = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.heads[0].shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.heads[0].device
+
+    def work(self, rows: slice | Tensor, cols: slice) -> int:
+        return sum(head.work(rows, cols) for head in self.heads)
+
+    def seen(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+        return torch.stack([head.seen(rows, cols, size) for head in self.heads]).any(0)
+
+    def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
+        total = self.heads[0].block(rows, cols)
+        for head in self.heads[1:]:
+            part = head.block(rows, cols)
+            total = total.add_(part) if self.how == "mean" else torch.maximum(total, part)
+        return total.div_(len(self.heads)) if self.how == "mean" else total
+
+    def stored(self) -> Stored | None:
+        found = [stored for head in self.heads if (stored := head.stored()) is not None]
+        if len(found) < len(self.heads):
+            return None
+        return together(torch.stack([stored.map for stored in found]), found[0].axes, self.how)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One matrix less another."""
+
+    left: Sheet
+    right: Sheet
+
+    signed = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.left.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.left.device
+
+    def work(self, rows: slice | Tensor, cols: slice) -> int:
+        return self.left.work(rows, cols) + self.right.work(rows, cols)
+
+    def seen(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+        return self.left.seen(rows, cols, size) | self.right.seen(rows, cols, size)
+
+    def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
+        return self.left.block(rows, cols) - self.right.block(rows, cols).to(self.device)
+
+    def stored(self) -> Stored | None:
+        left, right = self.left.stored(), self.right.stored()
+        if left is None or right is None or left.axes != right.axes:
+            return None
+        return Stored(left.map - right.map, left.axes, left.exact and right.exact)
+
+
+def _score_of(score: Score, place: Block) -> Score:
+    """The score for the keys of a rectangle: only one that is about their places is another."""
+    return Location(score.w[..., place.cols, :]) if isinstance(score, Location) else score
+
+
+def _outline(whole: Block, mask: Mask | None) -> Block:
+    """The same for a mask to say which parts of it are hidden: on the host, which waits for no device to tell it."""
+    if mask is None or mask.tensors():
+        return whole
+    batch_ids, head_ids = (None if x is None else x.cpu() for x in (whole.batch_ids, whole.head_ids))
+    return replace(whole, device=torch.device("cpu"), batch_ids=batch_ids, head_ids=head_ids)
+
+
+def _part(whole: Block, rows: slice | Tensor, cols: slice) -> Block:
+    """A rectangle as terms see it."""
+    if isinstance(rows, slice):
+        return replace(whole, rows=rows, cols=cols)
+    return replace(whole, rows=slice(0, len(rows)), cols=cols, row_ids=rows.to(whole.device))

@@ -1,0 +1,90 @@
+"""Launches on a driver that launches nothing: a kernel is given by us what it is given by Triton.
+
+Run by itself, for kernels that are compiled: `python -m tests.kernels.fake_launches`.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+GIVEN: list[tuple[object, ...]] = []
+ARGUMENTS = 9  # before them: the grid, the stream, the function and what profilers are told
+
+
+class Utils:
+    """A GPU large enough, that has loaded everything."""
+
+    def load_binary(self, name, kernel, shared, device):
+        return 1, 2, 32, 0, 1024
+
+    def get_device_properties(self, device):
+        return {"max_shared_mem": 232448}
+
+
+class Driver:
+    """Keeps what is launched."""
+
+    utils = Utils()
+
+    def launcher_cls(self, src, metadata):
+        return lambda *given: GIVEN.append((src.fn.__name__, *given[:3], *given[ARGUMENTS:]))
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+
+def kinds(launched):
+    return [(x.dtype, x.shape) if isinstance(x, Tensor) else tiled(x) for x in launched]
+
+
+def tiled(x):
+    return (x.shape, x.strides, x.block_shape) if hasattr(x, "block_shape") else x
+
+
+def main():
+    """Launch twice, and compare."""
+    driver.set_active(Driver())
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
+
+    from regard.kernels.additive.additive_scores import additive_scores
+    from regard.kernels.launch_cache import _known
+    from regard.kernels.softmax import softmax
+    from regard.kernels.summary.generic import config, reduce
+    from regard.kernels.summary.hopper_launcher import summary
+    from regard.kernels.tiles import FAR, Pattern
+    from regard.kernels.weighted_products import by_rows
+
+    q, k = (torch.randn(1, 2, 32, 16, requires_grad=True) for _ in range(2))
+    half, lse = (q.detach().half(), k.detach().half()), torch.zeros(1, 2, 32)
+    wide, wide_lse = torch.randn(2, 1, 2, 256, 64, dtype=torch.bfloat16), torch.zeros(1, 2, 256)
+    rounds = []
+    for _ in range(2):
+        s = additive_scores(q, k, torch.ones(16))
+        s.backward(torch.ones_like(s))
+        softmax(s.detach(), torch.float32)
+        want = frozenset({"entropy", "received", "max", "distance"})
+        reduce(*half, lse, want=want, scale=0.25, offset=0, cut=config(16, torch.float16))
+        by_rows(*half, lse, half[1], scale=0.25, offset=0)
+        for low in (0, -FAR):
+            mapped = {"want": want | {"map"}, "shape": (32, 32), "sizes": (8, 8)}
+            summary(*wide, wide_lse, scale=0.25, offset=0, pattern=Pattern(low=low), **mapped)
+        rounds.append([kinds(one) for one in GIVEN])
+        GIVEN.clear()
+    assert rounds[0] == rounds[1]
+    print(len(_known), "remembered:", ", ".join(one[0] for one in rounds[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""A launch that comes again goes to the kernel that was compiled for its like, with the arguments it has now."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from regard.kernels import launch_cache as launch
+
+
+class Compiled:
+    """Keeps what it is launched with."""
+
+    def __init__(self):
+        self.launched = []
+
+    def __getitem__(self, grid):
+        return lambda *arguments: self.launched.append((grid, arguments))
+
+
+class Kernel:
+    """Stands for a compiled function: each launch compiles."""
+
+    arg_names = ("X", "n", "bias", "WIDTH", "CAP")
+
+    def __init__(self):
+        self.made = []
+
+    def __getitem__(self, grid):
+        def run(*given, **named):
+            self.made.append(Compiled())
+            return self.made[-1]
+
+        return run
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    monkeypatch.setattr(launch, "JITFunction", Kernel)
+    monkeypatch.setattr(launch, "TOLD", True)
+    monkeypatch.setattr(launch, "_known", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return Kernel()
+
+
+def test_the_second_time_it_goes_to_the_kernel_of_the_first(kernel):
+    x, y = torch.zeros(8), torch.ones(8)
+    launch.launch(kernel, (3,), x, 8, None, CAP=None, WIDTH=16, num_warps=4)
+    launch.launch(kernel, (5, 2), y, 8, None, CAP=None, WIDTH=16, num_warps=4)
+    [compiled] = kernel.made
+    [(grid, (given, *rest))] = compiled.launched
+    assert grid == (5, 2, 1)
+    assert given is y
+    assert rest == [8, None, 16, None]  # constants in the order of the signature
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ((torch.zeros(8, dtype=torch.float64), 8, None), {}),
+        ((torch.zeros(9)[1:], 8, None), {}),  # off its 16 bytes
+        ((torch.zeros(8), 9, None), {}),
+        ((torch.zeros(8), 8, torch.zeros(1)), {}),
+        ((torch.zeros(8), 8, None), {"WIDTH": 32}),
+        ((torch.zeros(8), 8, None), {"CAP": 5.0}),
+        ((torch.zeros(8), 8, None), {"num_warps": 8}),
+    ],
+)
+def test_anything_else_is_looked_up_by_triton(kernel, given, named):
+    usual = {"CAP": None, "WIDTH": 16, "num_warps": 4}
+    launch.launch(kernel, (3,), torch.zeros(8), 8, None, **usual)
+    launch.launch(kernel, (3,), *given, **(usual | named))
+    assert len(kernel.made) == 2
+
+
+def test_another_device_is_looked_up_by_triton(kernel, monkeypatch):
+    for device in (0, 1):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
+        launch.launch(kernel, (3,), torch.zeros(8), 8, None, WIDTH=16, CAP=None)
+    assert len(kernel.made) == 2
+
+
+def test_it_runs_where_its_tensors_are(kernel, monkeypatch):
+    class Elsewhere(torch.Tensor):
+        device = torch.device("cuda", 1)
+
+    entered = []
+
+    @contextmanager
+    def entering(device):
+        entered.append(device.index)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: device.index)
+        yield
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    monkeypatch.setattr(torch.cuda, "device", entering)
+    for x in (torch.zeros(8), torch.zeros(8).as_subclass(Elsewhere), torch.zeros(8)):
+        launch.launch(kernel, (3,), x, 8, None, WIDTH=16, CAP=None)
+    assert entered == [1]
+    assert len(kernel.made) == 2
+
+
+def test_no_more_is_remembered_than_is_said(kernel, monkeypatch):
+    monkeypatch.setattr(launch, "MOST", 4)
+    for n in range(11):
+        launch.launch(kernel, (3,), torch.zeros(8), n, None, WIDTH=16, CAP=None)
+    assert len(kernel.made) == 11
+    assert len(launch._known) <= 4
+
+
+def test_an_interpreted_kernel_is_launched_as_it_is(kernel, monkeypatch):
+    monkeypatch.setattr(launch, "TOLD", False)
+    for _ in range(2):
+        launch.launch(kernel, (3,), torch.zeros(8), 8, None, WIDTH=16, CAP=None)
+    assert len(kernel.made) == 2
+
+
+def test_a_compiled_kernel_is_given_what_triton_gives_it():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.fake_launches"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        "10 remembered: _prepare, _scores, _moments, _moments, _softmax, _reduce, _gather, "
+        "_clear, summarize, _clear, summarize\n"
+    )

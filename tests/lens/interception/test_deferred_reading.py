@@ -1,0 +1,245 @@
+"""A plain pass of a fast model waits for nothing: what it attended to is read when somebody looks."""
+
+import sys
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface
+
+from regard import Causal, weights
+from regard.lens import capture
+from regard.lens.interception import sdpa as statistic
+from regard.lens.recording.record import Seen
+from regard.lens.recording.recorder import Recorder
+from regard.lens.recording.store import Store
+from regard.lens.terms.interpret import Reader
+from regard.models import Gpt, GptConfig
+from tests.lens.tiny_transformers import llama, t5
+
+WAITS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.nonzero.default")
+
+
+class Launched(TorchDispatchMode):
+    """Counts the operations that run, each of which costs the host of a GPU microseconds."""
+
+    def __init__(self):
+        super().__init__()
+        self.each = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.each[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Waits(Launched):
+    """Counts what makes a host wait for its device."""
+
+    @property
+    def count(self):
+        return sum(self.each[name] for name in WAITS)
+
+
+@torch.no_grad()
+def test_a_plain_pass_is_read_when_somebody_looks_and_never_makes_a_device_wait(monkeypatch):
+    model, ids = llama(), torch.arange(14).view(2, 7)
+    read, inside = Reader.read, []
+    monkeypatch.setattr(Reader, "read", lambda *args, **kwargs: inside.append(1) or read(*args, **kwargs))
+    with Waits() as plain:
+        expected = model(ids, use_cache=False).logits
+    with Waits() as watched, capture(model) as tape:
+        out = model(ids, use_cache=False).logits
+    assert torch.equal(out, expected)
+    assert watched.count == plain.count
+    assert not inside
+    assert [A.call.mask for A in tape.values()] == [Causal()] * 2
+    assert len(inside) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("short", "added"),
+    [pytest.param(2**13, {}, id="short"), pytest.param(0, {"aten._fused_sdp_choice.default": 2}, id="long")],
+)
+def test_a_captured_pass_launches_what_the_plain_one_does(monkeypatch, short, added):
+    monkeypatch.setattr(statistic, "SHORT", short)
+    model, ids = llama(), torch.arange(14).view(2, 7)
+    with Launched() as plain:
+        model(ids, use_cache=False)
+    with Launched() as watched, capture(model) as tape:
+        model(ids, use_cache=False)
+    assert watched.each - plain.each == added
+    assert plain.each - watched.each == {}
+    for A in tape.values():
+        told = A.known_statistic.squeeze(-1)
+        assert (told - weights(A.call.q, A.call.k, mask=Causal()).lse).abs().max() < 1e-5
+
+
+def calls_of(run):
+    """How many functions, of Python and of C, are called."""
+    count, before = Counter(), sys.getprofile()
+    sys.setprofile(lambda frame, event, arg: count.update((event,)))
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return count["call"] + count["c_call"]
+
+
+@torch.no_grad()
+def test_a_captured_attention_takes_few_calls_of_the_host():
+    added = {}
+    for layers in (1, 2):
+        model, ids = llama(), torch.arange(7)[None]
+        del model.model.layers[layers:]
+        model.config.num_hidden_layers = layers
+
+        def plain(model=model, ids=ids):
+            model(ids, use_cache=False)
+
+        def watched(model=model, plain=plain):
+            with capture(model):
+                plain()
+
+        plain(), watched()
+        added[layers] = calls_of(watched) - calls_of(plain)
+    assert added[2] - added[1] <= 60  # the walk that names the parts of a layer included
+    assert added[1] <= 225
+
+
+@torch.no_grad()
+def test_of_a_model_that_asks_an_interface_only_the_whole_is_hooked():
+    model = llama()
+    with capture(model):
+        model(torch.arange(7)[None], use_cache=False)
+        hooked = [module for module in model.modules() if module._forward_pre_hooks or module._forward_hooks]
+    assert hooked == [model]
+
+
+@torch.no_grad()
+def test_a_layer_that_writes_to_its_queries_raises_when_it_is_asked_for():
+    model = llama()
+
+    def scaled(module, q, k, v, mask, **kwargs):
+        return q.mul_(0.5).transpose(1, 2), None
+
+    AttentionInterface.register("scaled", scaled)
+    model.config._attn_implementation = "scaled"
+    try:
+        with capture(model) as tape:
+            model(torch.arange(7)[None], use_cache=False)
+    finally:
+        del AttentionInterface._global_mapping["scaled"]
+    with pytest.raises(RuntimeError, match="was changed in place"):
+        tape[0].dense()
+
+
+@torch.no_grad()
+def test_calls_keep_their_order_whether_they_waited_or_not():
+    model, ids = llama(), torch.arange(7)[None]
+    keep = torch.ones_like(ids).index_fill(1, torch.tensor([0]), 0)
+    with capture(model) as tape:
+        model(ids, use_cache=False)
+        model(ids[:, :5], use_cache=False)
+        model(ids, attention_mask=keep, use_cache=False)
+    first, second = tape.layers
+    assert list(tape) == [(first, 0), (second, 0), (first, 1), (second, 1), (first, 2), (second, 2)]
+    assert [A.shape[-1] for A in tape.calls(first)] == [7, 5, 7]
+
+
+@torch.no_grad()
+def test_a_pass_that_waits_is_not_part_of_the_generation_after_it():
+    model, ids = llama().eval(), torch.arange(3, 8)[None]
+    with capture(model) as tape:
+        model(ids[:, :4], use_cache=False)
+        model.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False, use_cache=False)
+    assert [A.shape[-1] for A in tape.calls(tape.layers[0])] == [4, 7]
+
+
+@torch.no_grad()
+def test_a_bias_of_queries_by_keys_is_not_held_while_it_waits(monkeypatch):
+    later = []
+    monkeypatch.setattr(Recorder, "see_later", lambda self, name, call: later.append(name))
+    model = t5()
+    with capture(model):
+        model(input_ids=torch.arange(3, 8)[None], decoder_input_ids=torch.arange(3, 6)[None], use_cache=False)
+    assert not any("SelfAttention" in name for name in later)
+
+
+def tensors():
+    return torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
+
+
+def test_what_is_written_to_while_it_waits_raises_when_it_is_asked_for():
+    recorder = Recorder(store=Store())
+    for name in ("good", "bad"):
+        q, k = tensors()
+        assert recorder.may_wait(name, q, k)
+        recorder.see_later(name, lambda q=q, k=k: recorder.reader.read(q, k, k))
+    k.add_(1)
+    assert recorder.entries["good", 0].weights({}).shape == (1, 2, 5, 5)
+    with pytest.raises(RuntimeError, match=r"shape \(1, 2, 5, 4\) was changed in place"):
+        recorder.entries["bad", 0].weights({})
+
+
+def test_only_whole_plain_tensors_of_a_first_call_wait():
+    recorder, (q, k) = Recorder(store=Store()), tensors()
+    assert recorder.may_wait("x", q, k)
+    assert not recorder.may_wait("x", q[:, :1], k)
+    assert not recorder.may_wait("x", q.clone().requires_grad_(), k)
+    assert not recorder.may_wait("x", q, k.clone().zero_())
+    with torch.inference_mode():
+        assert not recorder.may_wait("x", q + 1, k)
+    with torch.autocast("cpu"):
+        assert not recorder.may_wait("x", q, k)
+    with recorder.generation():
+        assert not recorder.may_wait("x", q, k)
+    recorder.see("x", Seen(q, k, k), q)
+    assert not recorder.may_wait("x", q, k)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param({"layers": ["x"]}, id="layers"),
+        pytest.param({"heads": [0]}, id="heads"),
+        pytest.param({"keep": ["entropy"]}, id="measures"),
+        pytest.param({"values": True}, id="values"),
+        pytest.param({"gradients": True}, id="gradients"),
+        pytest.param({"store": Store(budget="1GB")}, id="budget"),
+        pytest.param({"store": Store("cpu")}, id="device"),
+    ],
+)
+def test_nothing_waits_where_more_or_less_is_asked_for(asked):
+    assert not Recorder(**{"store": Store(), **asked}).may_wait("x", *tensors())
+
+
+class Repeating(nn.Module):
+    """Layers that repeat their keys for grouped queries, as many models do."""
+
+    def forward(self, q, k, v):
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_of_keys_that_are_repeated_one_look_a_layer_is_enough():
+    model = nn.ModuleList(Repeating() for _ in range(3))
+    calls = [(torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)) for _ in model]
+    model.forward = lambda calls: [layer(*call) for layer, call in zip(model, calls, strict=True)]
+    with torch.no_grad(), capture(model) as tape, Waits() as waits:
+        model(calls)
+    assert [A.call.k.shape[1] for A in tape.values()] == [2, 2, 2]
+    assert waits.count == 5  # two heads, four times, twice, then once for each other layer
+
+
+def test_layers_that_cannot_attend_are_left_alone():
+    model = Gpt(GptConfig(vocabulary=9, dim=8, depth=2, heads=2))
+    with capture(model) as tape:
+        coins = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+        assert coins
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in coins)
+        model(torch.tensor([[1, 2, 3]]))
+    assert len(tape) == 2

@@ -1,0 +1,384 @@
+"""Watch: which layer calls an attention, whatever else happens while it does."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+from torch.overrides import _get_current_function_mode_stack
+
+import tests.lens.tiny_transformers as zoo
+from regard.lens import ablate, capture
+from regard.nn import Attention
+from regard.nn.core import Core
+
+D, H = 16, 2
+
+
+def refuse(*_: object) -> None:
+    raise LookupError("a hook of the user's own")
+
+
+class Careful(nn.Module):
+    """Goes on with a second layer where the first fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Attention(D, H), Attention(D, H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return self.first(x)
+        except LookupError:
+            return self.second(x)
+
+
+def look(model):
+    return capture(model)
+
+
+def silence(model):
+    return ablate(model, {"second": [0]})
+
+
+@pytest.mark.parametrize("watch", [look, silence])
+def test_a_hook_that_raises_says_so_itself(watch):
+    model = Careful()
+    model.second.register_forward_pre_hook(refuse)
+    model.first.register_forward_pre_hook(refuse)
+    with pytest.raises(LookupError, match="of the user's own"), watch(model):
+        model(torch.randn(1, 5, D))
+
+
+def test_a_layer_that_failed_before_it_began_ends_no_other():
+    model = Careful()
+    model.first.register_forward_pre_hook(refuse)
+    with capture(model) as tape:
+        model(torch.randn(1, 5, D))
+    assert tape.layers == ["second"]
+    with ablate(model, {"second": [0, 1]}):
+        assert torch.equal(model(torch.zeros(1, 5, D)), model.second.out.bias.expand(1, 5, D))
+
+
+class Interrupted(nn.Module):
+    """Somebody loses patience in the middle of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.patience = Attention(D, H), True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        if not self.patience:
+            raise KeyboardInterrupt
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_after_an_interrupt_nothing_is_watched_any_more(values):
+    model, x = Interrupted(), torch.randn(1, 3, D)
+    model.patience = False
+    with pytest.raises(KeyboardInterrupt), capture(model, values=values) as outer, capture(model) as inner:
+        model(x)
+    assert _get_current_function_mode_stack() == []
+    F.scaled_dot_product_attention(x, x, x)
+    model.patience = True
+    assert len(outer) == len(inner) == 1
+    with capture(model) as tape:
+        model(x)
+    assert list(tape) == [("layer", 0), ("", 0)]
+
+
+class Named(nn.Module):
+    """Parts whose names are those of parts of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = nn.MultiheadAttention(D, H, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
+        return self.core(x, x, x)[0]
+
+
+def test_a_part_of_the_users_own_keeps_its_name():
+    model, x = nn.Sequential(Named(), Attention(D, H)), torch.randn(1, 3, D)
+    with capture(model) as tape:
+        model(x)
+    assert list(tape) == [("0", 0), ("0.core", 0), ("1", 0)]
+    cores = nn.ModuleList([Core(), Core()])
+    model[0].cores = cores
+    model[0].register_forward_pre_hook(lambda _, args: [core(*[args[0][:, None]] * 3) for core in cores] and None)
+    with capture(model) as tape:
+        model(x)
+    assert list(tape) == [("0.cores.0", 0), ("0.cores.1", 0), ("0", 0), ("0.core", 0), ("1", 0)]
+    with capture(model, layers="0.core") as tape:
+        model(x)
+    assert tape[0].shape == (1, H, 3, 3)
+    with ablate(model, {"0": [0]}):  # its own, not that of the part
+        without = model(x)
+    torch.testing.assert_close(without, model[1](model[0].core(x, x, x)[0]))
+
+
+class Aside(nn.Module):
+    """Attends in a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Attention(D, H)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x) + self.layer(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x)
+
+
+def test_what_a_method_attends_to_beside_forward_is_told():
+    model, x = Aside(), torch.randn(1, 3, D)
+    with pytest.warns(UserWarning, match="Aside was not called within the block, only parts of it"), capture(model):
+        model.encode(x)
+    with capture(model) as tape:
+        model(x)
+    assert list(tape) == [("", 0), ("layer", 0)]
+
+
+class Joined(nn.Module):
+    """Attention by hand; what is made of its heads is each test's own."""
+
+    def __init__(self, then) -> None:
+        super().__init__()
+        self.out, self.other, self.norm = nn.Linear(D, D), nn.Linear(D, D), nn.LayerNorm(D)
+        self.then = then
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unflatten(-1, (H, -1)).transpose(1, 2)
+        return self.then(self, F.scaled_dot_product_attention(q, q, q), x)
+
+
+def side_by_side(heads: Tensor) -> Tensor:
+    return heads.transpose(1, 2).flatten(2)
+
+
+PROJECTED = {
+    "batch first": lambda m, heads, x: m.out(side_by_side(heads)),
+    "batch second": lambda m, heads, x: m.out(heads.permute(2, 0, 1, 3).flatten(2)),
+    "batch and tokens as one": lambda m, heads, x: m.out(side_by_side(heads).flatten(0, 1)),
+    "after another": lambda m, heads, x: m.other(x) * m.out(side_by_side(heads)),
+    "by keyword": lambda m, heads, x: F.linear(side_by_side(heads), weight=m.out.weight),
+    "as a product": lambda m, heads, x: torch.addmm(m.out.bias, side_by_side(heads)[0], m.out.weight.mT),
+    "in another precision": lambda m, heads, x: F.linear(side_by_side(heads).bfloat16(), m.out.weight.bfloat16()),
+}
+UNPROJECTED = {
+    "next layer": lambda m, heads, x: m.out(m.norm(x + side_by_side(heads))),
+    "gated": lambda m, heads, x: m.out(side_by_side(heads) * x.sigmoid()),
+    "heads interleaved": lambda m, heads, x: m.out(heads.permute(0, 2, 3, 1).flatten(2)),
+}
+
+
+@pytest.mark.parametrize("then", PROJECTED.values(), ids=PROJECTED)
+def test_the_projection_is_the_linear_map_that_takes_the_heads(then):
+    model = Joined(then)
+    with torch.no_grad(), capture(model, values=True) as tape:
+        model(torch.randn(1, 5, D))
+    assert torch.equal(tape.extras(0).projection.float(), model.out.weight.to(tape.extras(0).projection.dtype).float())
+
+
+@pytest.mark.parametrize("then", UNPROJECTED.values(), ids=UNPROJECTED)
+def test_a_linear_map_of_something_else_is_no_projection(then):
+    model = Joined(then)
+    with torch.no_grad(), capture(model, values=True) as tape:
+        model(torch.randn(1, 5, D))
+    assert tape.extras(0).projection is None
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_projection_may_belong_to_another_module(implementation):
+    model = zoo.made(zoo.bert, implementation)
+    with torch.no_grad(), capture(model, values=True) as tape:
+        model(zoo.ids())
+    for n, layer in enumerate(model.encoder.layer):
+        assert torch.equal(tape.extras(n).projection, layer.attention.output.dense.weight)
+
+
+def test_each_thread_finds_its_own_projections():
+    meet = threading.Barrier(2, timeout=20)
+
+    def together(m, heads, x):
+        meet.wait()
+        return m.out(side_by_side(heads))
+
+    model = nn.ModuleList([Joined(together), Joined(together)])
+    with torch.no_grad(), capture(model, values=True) as tape, ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda layer: layer(torch.randn(1, 5, D)), model))
+    for n, layer in enumerate(model):
+        assert torch.equal(tape.extras(str(n)).projection, layer.out.weight)
+
+
+class Compiled(nn.Module):
+    """A layer that is seen, and one within a compiled function."""
+
+    def __init__(self, then) -> None:
+        super().__init__()
+        self.first, self.second = Attention(D, H), Attention(D, H)
+        self.then = torch.compile(lambda x: then(self, x), backend="aot_eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self.first(x))
+
+
+def by_the_kernel(model: Compiled, x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
+
+
+def by_a_layer(model: Compiled, x: Tensor) -> Tensor:
+    return model.second(x)
+
+
+def without_attention(model: Compiled, x: Tensor) -> Tensor:
+    return F.gelu(model.second.out(x)) * x.shape[1]
+
+
+def at_lengths(model: nn.Module) -> None:
+    for n in (5, 7, 9):  # from the second on, a compiler leaves the length open
+        with torch.no_grad():
+            model(torch.randn(1, n, D))
+
+
+@pytest.fixture
+def dynamo():
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("then", [by_the_kernel, by_a_layer])
+def test_attention_within_a_compiled_function_is_told(then):
+    model = Compiled(then)
+    message = r"an attention of Compiled ran within a function that torch.compile made.*set_stance\('force_eager'\)"
+    with pytest.warns(UserWarning, match=message), capture(model) as tape:
+        at_lengths(model)
+    assert list(tape) == [("first", n) for n in range(3)]
+    with torch.compiler.set_stance("force_eager"), capture(model) as tape:
+        at_lengths(model)
+    assert len(tape) == 6
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_a_model_whose_attention_is_all_compiled_is_refused():
+    model = Compiled(by_the_kernel)
+    model.first = nn.Identity()
+    with pytest.raises(ValueError, match=r"no attention of Compiled was seen.*force_eager"), capture(model):
+        at_lengths(model)
+
+
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("values", [False, True])
+def test_a_compiled_function_without_attention_runs_as_it_did(values):
+    model = Compiled(without_attention)
+    with capture(model, values=values) as tape:
+        at_lengths(model)
+    assert len(tape) == 3
+
+
+class Bare(nn.Module):
+    """Calls the kernel by itself."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return by_the_kernel(self, x) if x.shape[1] < 3 else sdpa(x[:, None], x[:, None], x[:, None])[:, 0]
+
+
+def own_layer() -> nn.Module:
+    return Attention(D, H)
+
+
+def encoder_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(D, H, D, batch_first=True).eval()
+
+
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("build", [Bare, own_layer, encoder_layer])
+def test_a_layer_that_is_called_compiled_beside_others_is_told(build):
+    model, x = nn.Sequential(Attention(D, H), build()), torch.randn(1, 5, D)
+    fast = torch.compile(model[1], backend="aot_eager")
+    message = "an attention of Sequential ran within a function that torch.compile made"
+    with torch.no_grad(), pytest.warns(UserWarning, match=message), capture(model) as tape:
+        fast(model[0](x))
+    assert list(tape) == [("0", 0)]
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_a_layer_without_attention_may_be_called_compiled():
+    model, x = nn.Sequential(Attention(D, H), nn.Sequential(nn.Linear(D, D), nn.GELU())), torch.randn(1, 5, D)
+    fast = torch.compile(model[1], backend="aot_eager")
+    with torch.no_grad(), capture(model) as tape:
+        fast(model[0](x))
+    assert list(tape) == [("0", 0)]
+
+
+@torch.compile(backend="eager")
+def flexed(x, y):
+    return flex_attention(x, y, y)
+
+
+class Flexed(nn.Module):
+    """One layer that is seen, and one that is not."""
+
+    def forward(self, x):
+        x = x[:, None]
+        return flexed(F.scaled_dot_product_attention(x, x, x), x)
+
+
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
+def test_attention_that_cannot_be_seen_beside_one_that_can_is_told():
+    model, x = Flexed(), torch.randn(1, 16, 16)
+    for _ in range(2):  # compiled, and as it was compiled
+        told = pytest.warns(UserWarning, match="Flexed calls flex_attention within a function that torch.compile made")
+        with told, torch.no_grad(), capture(model) as tape:
+            model(x)
+        assert len(tape) == 1
+
+
+def under_vmap(model: nn.Module, x: Tensor) -> None:
+    torch.vmap(model)(x[None])
+
+
+def under_grad(model: nn.Module, x: Tensor) -> None:
+    torch.func.grad(lambda y: model(y).sum())(x)
+
+
+@pytest.mark.parametrize("run", [under_vmap, under_grad])
+@pytest.mark.parametrize("model", [Attention(D, H), Joined(PROJECTED["batch first"])], ids=["ours", "by hand"])
+def test_transforms_of_functions_are_refused(run, model):
+    with pytest.raises(RuntimeError, match=r"capture keeps numbers, .*torch.vmap.*outside of it"), capture(model):
+        run(model, torch.randn(1, 5, D))
+
+
+def test_transforms_around_models_of_transformers_are_refused():
+    model = zoo.made(zoo.llama)
+    embedded = model.get_input_embeddings()(zoo.ids(1)).detach()
+    with pytest.raises(RuntimeError, match="capture keeps numbers"), capture(model):
+        torch.func.grad(lambda x: model(inputs_embeds=x, use_cache=False).logits.sum())(embedded)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_nested_tensors_are_refused(layout):
+    x = torch.nested.nested_tensor([torch.randn(5, D), torch.randn(3, D)], layout=layout)
+    kernel = Joined(PROJECTED["batch first"])
+    encoder = nn.TransformerEncoderLayer(D, H, 8, batch_first=True).eval()
+    for model in (kernel, encoder) if layout == torch.jagged else (encoder,):
+        with (
+            torch.no_grad(),
+            pytest.raises(TypeError, match=r"got a nested tensor; pad.*to_padded_tensor"),
+            capture(model),
+        ):
+            model(x)

@@ -1,0 +1,155 @@
+"""The row statistic that PyTorch's kernels find on their way: the same output to the bit, and the log-sum-exp."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+from regard.lens.interception.sdpa import _EAR, SDPA, attended, hear, tell, tell_no_more
+
+
+def tensors(h=4, g=4, i=9, j=9, d=6, dtype=torch.float32):
+    return torch.randn(2, h, i, d, dtype=dtype), *torch.randn(2, 2, g, j, d, dtype=dtype)
+
+
+CALLS = [
+    pytest.param({}, {}, id="plain"),
+    pytest.param({"i": 1}, {}, id="one row"),
+    pytest.param({"i": 5, "j": 7}, {"is_causal": True}, id="causal from the top left"),
+    pytest.param({"d": 7}, {"scale": 0.3}, id="scale"),
+    pytest.param({"g": 2}, {"enable_gqa": True, "is_causal": True}, id="grouped"),
+    pytest.param({"dtype": torch.float64}, {}, id="double"),
+    pytest.param({"dtype": torch.bfloat16}, {"is_causal": True}, id="half"),
+]
+
+
+@pytest.mark.parametrize(("made", "asked"), CALLS)
+def test_output_is_pytorchs_to_the_bit_and_the_statistic_is_the_log_sum_exp(made, asked):
+    q, k, v = tensors(**made)
+    out, lse = attended(q, k, v, **asked)
+    assert torch.equal(out, F.scaled_dot_product_attention(q, k, v, **asked))
+    s = q.double() @ k.double().repeat_interleave(4 // k.shape[1], 1).mT * asked.get("scale", q.shape[-1] ** -0.5)
+    if "is_causal" in asked:
+        s = s.masked_fill(~torch.ones(s.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    assert lse.shape == q.shape[:3]
+    assert (lse - s.logsumexp(-1)).abs().max() < (1e-3 if q.dtype == torch.bfloat16 else 1e-5)
+
+
+def test_gradients_are_those_of_the_function():
+    leaves = [x.requires_grad_() for x in tensors()]
+    expected = torch.autograd.grad(F.scaled_dot_product_attention(*leaves, is_causal=True).square().sum(), leaves)
+    out, lse = attended(*leaves, is_causal=True)
+    assert not lse.requires_grad
+    assert all(map(torch.equal, torch.autograd.grad(out.square().sum(), leaves), expected))
+
+
+@pytest.mark.parametrize(
+    ("made", "asked"),
+    [
+        ({}, {"attn_mask": torch.ones(9, 9, dtype=torch.bool).tril()}),
+        ({}, {"dropout_p": 0.5}),
+        ({"j": 0}, {}),
+        ({"i": 0}, {}),
+    ],
+)
+def test_there_is_none_where_the_kernel_is_another(made, asked):
+    q, k, v = tensors(**made)
+    torch.manual_seed(0)
+    expected = F.scaled_dot_product_attention(q, k, v, **asked)
+    torch.manual_seed(0)
+    out, lse = attended(q, k, v, **asked)
+    assert lse is None
+    assert torch.equal(out, expected)
+
+
+def test_there_is_none_for_three_dims_gaps_and_autocast():
+    q, k, v = tensors()
+    assert attended(q[0], k[0], v[0])[1] is None
+    assert attended(q[..., ::2], k[..., ::2], v[..., ::2])[1] is None
+    with torch.autocast("cpu", torch.bfloat16):
+        out, lse = attended(q, k, v)
+    assert lse is None
+    assert out.dtype == torch.bfloat16
+
+
+def test_wrong_calls_raise_as_they_do():
+    q, k, v = tensors(g=2)
+    with pytest.raises(RuntimeError):
+        attended(q, k, v)
+
+
+@pytest.fixture
+def telling():
+    tell()
+    yield
+    tell_no_more()
+    assert F.scaled_dot_product_attention is SDPA
+
+
+def test_the_statistic_of_a_single_call_is_heard(telling):
+    q, k, v = tensors()
+    out, statistic = hear(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+    assert torch.equal(out, SDPA(q, k, v, is_causal=True))
+    assert torch.equal(statistic, attended(q, k, v, is_causal=True)[1])
+    assert hear(lambda: [F.scaled_dot_product_attention(q, k, v) for _ in range(2)])[1] is None
+    assert hear(lambda: hear(F.scaled_dot_product_attention, q, k, v))[1] is None
+
+
+def test_whoever_does_not_listen_gets_the_plain_function(telling):
+    q, k, v = tensors()
+
+    def elsewhere():
+        thread = threading.Thread(target=F.scaled_dot_product_attention, args=(q, k, v))
+        thread.start()
+        thread.join()
+
+    assert hear(elsewhere) == (None, None)
+    assert torch.equal(F.scaled_dot_product_attention(q, k, v), SDPA(q, k, v))
+
+
+@pytest.mark.parametrize("mask", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize("listens", [False, True])
+def test_masks_that_know_the_function_by_its_name_do_their_work(telling, mask, listens):
+    q, k, v = tensors(i=5, j=7)
+    keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    keep = keep.tril(k.shape[2] - q.shape[2] if mask is causal_lower_right else 0)
+    given = {"attn_mask": mask(*keep.shape)}
+    if listens:
+        out, _ = hear(F.scaled_dot_product_attention, q, k, v, **given)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, **given)
+    assert type(out) is torch.Tensor
+    assert torch.allclose(out, SDPA(q, k, v, attn_mask=keep), atol=1e-6)
+
+
+def test_nothing_is_heard_after_a_function_has_failed(telling):
+    q, k, v = tensors(g=2)
+    with pytest.raises(RuntimeError):
+        hear(F.scaled_dot_product_attention, q, k, v)
+    assert _EAR.found is None
+
+
+def test_a_function_somebody_put_in_its_place_stays(monkeypatch):
+    monkeypatch.setattr(F, "scaled_dot_product_attention", other := lambda q, k, v: q)
+    tell()
+    assert F.scaled_dot_product_attention is other
+    tell_no_more()
+    assert F.scaled_dot_product_attention is other
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("asked", [{}, {"is_causal": True}])
+@pytest.mark.parametrize(("g", "d"), [(8, 64), (2, 128)])
+def test_kernels_of_a_gpu_give_the_same_bits_and_tell_the_statistic(g, d, asked, learned):
+    q, k, v = (x.bfloat16().cuda().requires_grad_(learned) for x in tensors(h=8, g=g, i=1000, j=1000, d=d))
+    asked = {**asked, "enable_gqa": g < 8}
+    out, lse = attended(q, k, v, **asked)
+    assert torch.equal(out, F.scaled_dot_product_attention(q, k, v, **asked))
+    s = q.double() @ k.double().repeat_interleave(8 // g, 1).mT * d**-0.5
+    if "is_causal" in asked:
+        s = s.masked_fill(~torch.ones_like(s, dtype=torch.bool).tril(), -torch.inf)
+    assert (lse - s.logsumexp(-1)).abs().max() < 1e-4

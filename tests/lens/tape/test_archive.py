@@ -1,0 +1,409 @@
+"""Tapes in files: the same answers afterwards, and nothing believed that is not what was written."""
+
+import json
+import re
+import struct
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from regard import (
+    Added,
+    Additive,
+    Alibi,
+    Bilinear,
+    Blocks,
+    Causal,
+    Cosine,
+    Dense,
+    Diagonal,
+    Dilated,
+    Documents,
+    Dot,
+    Entmax,
+    Gaussian,
+    Global,
+    Hard,
+    Location,
+    Near,
+    Padding,
+    Prefix,
+    Relative,
+    Rule,
+    Sigmoid,
+    SinkSoftmax,
+    Softmax,
+    Sparsemax,
+    Tapered,
+    Window,
+    weights,
+)
+from regard.lens import Tape, capture, words
+from regard.lens.recording.reduced import Reduced
+from regard.lens.tape import archive
+from regard.lens.tape.term_json import TERMS
+from regard.lens.terms.infer_mask import Packed
+from regard.nn import Attention, T5Bias
+
+B, H, I, J, D = 2, 4, 5, 7, 8
+TEXT = ["na", "##ïve", "\u202eevil", "<script>", "日本", "\x00", "🙂"]
+
+
+def some(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+CASES = [
+    {"mask": Causal() & Window(3) | ~Diagonal() & Prefix(2)},
+    {"mask": Dilated(2, 3) | Global((0, 3)) | Window(before=1, after=2)},
+    {"mask": Padding((4, 7)) & Prefix(torch.tensor([3, 6])) & Global(torch.tensor([[0, 2], [1, 5]]))},
+    {"mask": Padding(some(B, J) > -1) & Near(some(B, H, I), 2.5)},
+    {"mask": Documents(torch.arange(I) // 2, torch.arange(J) // 2)},
+    {"mask": Blocks(some(3, 4) > -0.5, 2) & Dense(some(B, 1, I, J) > -1)},
+    {"bias": Alibi(H) + Relative.t5(some(H, 32)), "normalize": SinkSoftmax(0.5)},
+    {"bias": Alibi(slopes=some(H)) + Relative.shaw(some(5, D)), "normalize": SinkSoftmax(some(H))},
+    {"bias": Gaussian(some(B, H, I), 2.0) + Added(some(1, H, I, J)), "score": Dot(scale=some(H), cap=3.0)},
+    {"score": Cosine(0.5), "normalize": Sparsemax()},
+    {"score": Additive(some(D)), "normalize": Entmax(1.25)},
+    {"score": Bilinear(some(D, D)), "normalize": Sigmoid(-1.0)},
+    {"score": Location(some(J, D)), "normalize": Hard()},
+    {"normalize": Tapered(Softmax(), Gaussian(some(B, H, I), 1.5)), "offset": 1},
+    {"mask": Causal(), "offset": 0},
+]
+
+
+@pytest.mark.parametrize("terms", CASES, ids=[str(n) for n in range(len(CASES))])
+def test_every_term_survives(terms, tmp_path):
+    A = weights(some(B, H, I, D), some(B, 2, J, D).roll(1, 0), **terms)
+    Tape({("x", 0): A}).save(tmp_path / "tape.safetensors")
+    again = Tape.load(tmp_path / "tape.safetensors")["x"]
+    assert repr(again) == repr(A)
+    assert torch.equal(again.dense(), A.dense())
+    assert torch.equal(again.distance(), A.distance())
+
+
+def test_every_term_of_the_library_can_be_named():
+    import regard
+
+    public = [getattr(regard, name) for name in regard.__all__]
+    terms = {x.__name__ for x in public if isinstance(x, type) and issubclass(x, regard.ops.terms.term.Term)}
+    assert terms - TERMS.keys() == {"Rule"}
+
+
+@pytest.fixture
+def tape():
+    torch.manual_seed(0)
+    make = {"mask": Causal(), "bias": T5Bias(H)}
+    model = nn.Sequential(Attention(16, H, kv_heads=2, slots=1, **make), Attention(16, H, **make))
+    x = torch.randn(B, 7, 16)
+    with capture(model, TEXT, values=True, gradients=True) as tape:
+        model(x).square().mean().backward()
+    tape.group("words", words(TEXT))
+    return tape
+
+
+def test_a_tape_answers_the_same_after_a_file(tape, tmp_path):
+    for A in tape.values():
+        A.summary()  # the row statistic it finds is saved too
+    tape.save(tmp_path / "tape.safetensors")
+    again = Tape.load(tmp_path / "tape.safetensors")
+    assert list(again) == list(tape)
+    for key in tape:
+        A, truth = again[key], tape[key]
+        assert A._statistic is not None
+        for name in ("entropy", "received", "max", "distance", "map", "statistic"):
+            assert (getattr(A.summary(), name) - getattr(truth.summary(), name)).abs().max() < 1e-6
+        assert torch.equal(A.topk(2).indices, truth.topk(2).indices)
+        assert (A[0, 1] - truth[0, 1]).abs().max() < 1e-6
+        for name in ("v", "projection", "gradient"):
+            assert torch.equal(getattr(again.extras(key), name), getattr(tape.extras(key), name))
+    assert again.tokens_of("1") == tape.tokens_of("1") == (TEXT, TEXT)
+    assert (again.mass("1", "words") - tape.mass("1", "words")).abs().max() < 1e-6
+    assert again.facts == tape.facts
+
+
+def test_a_loaded_tape_can_be_saved_again(tape, tmp_path):
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    tape.save(first)
+    Tape.load(first).save(second)
+    assert header(first) == header(second)
+
+
+def test_what_layers_share_is_stored_once(tmp_path):
+    mask, path = Padding(some(B, J) > 0), tmp_path / "tape.safetensors"
+    q, k = some(B, H, I, D), some(B, 2, J, D).roll(1, 0)
+    Tape({(str(n), 0): weights(q, k, mask=mask) for n in range(3)}).save(path)
+    assert len(safetensors.torch.load_file(path)) == 3
+
+
+def test_rules_are_saved_as_the_bits_they_come_to(tmp_path):
+    q, k = some(B, H, I, D), some(B, 2, J, D).roll(1, 0)
+    A = weights(q, k, mask=Causal() & Rule(lambda b, h, i, j: (i + j + h) % 3 < 2))
+    Tape({("x", 0): A}).save(tmp_path / "tape.safetensors")
+    again = Tape.load(tmp_path / "tape.safetensors")["x"]
+    assert isinstance(again._call.mask, Packed)
+    assert torch.equal(again.dense(), A.dense())
+
+
+def test_chosen_heads_survive(tmp_path):
+    model, x = Attention(16, H, bias=Alibi(H)), torch.randn(B, 7, 16)
+    with torch.no_grad(), capture(model, heads=[3, 1]) as tape:
+        model(x)
+    tape.save(tmp_path / "tape.safetensors")
+    again = Tape.load(tmp_path / "tape.safetensors")
+    assert torch.equal(again[0].dense(), model.weights(x).dense()[:, [3, 1]])
+
+
+def test_reduced_tapes_survive(tmp_path):
+    model, x = Attention(16, H), torch.randn(B, 70, 16)
+    with torch.no_grad(), capture(model, keep=["entropy", "received", "pool:8"]) as tape:
+        model(x)
+    tape.save(tmp_path / "tape.safetensors")
+    again = Tape.load(tmp_path / "tape.safetensors")
+    assert repr(again) == repr(tape)
+    for name in ("entropy", "received", "pool:8"):
+        assert torch.equal(again[0][name], tape[0][name])
+
+
+def test_a_failed_save_leaves_the_file_before_it(tape, tmp_path, monkeypatch):
+    path = tmp_path / "tape.safetensors"
+    tape.save(path)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(archive.safetensors.torch, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        tape.save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_half_a_character_comes_back(tape, tmp_path):
+    text = ["a", "\ud83d", "\ude00", "é", "\\ud83d", "\x00", "g"]  # as tokenizers by bytes of UTF-16 cut it
+    tape.tokens = text
+    tape.facts["note"] = "\udcff"
+    tape.save(tmp_path / "tape.safetensors")
+    again = Tape.load(tmp_path / "tape.safetensors")
+    assert again.tokens_of(0)[0] == text
+    assert again.facts["note"] == "\udcff"
+
+
+def test_what_cannot_be_saved_is_named(tmp_path):
+    from regard.ops.terms.biases import Bias
+    from regard.ops.terms.term import term
+
+    @term
+    class Mine(Bias):
+        def over(self, at):
+            return at.i * 0.0
+
+    q, k = some(B, H, I, D), some(B, 2, J, D).roll(1, 0)
+    with pytest.raises(ValueError, match=r"Mine\(\) cannot be saved: Mine is not a term a file can name"):
+        Tape({("x", 0): weights(q, k, bias=Mine())}).save(tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="holds selected rows"):
+        Tape({("x", 0): weights(q, k).select(batch=[1])}).save(tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="a tape holds up to 9; save fewer"):
+        Tape({("x", 0): weights(q, k)}, facts={"notes": "x" * 10_000_000}).save(tmp_path / "x.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def header(path):
+    raw = path.read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    return json.loads(raw[8 : 8 + size]), raw[8 + size :]
+
+
+def rewritten(path, change):
+    """The file again after `change(description, tensors)`, with a digest that fits."""
+    tensors = safetensors.torch.load_file(path)
+    described = json.loads(header(path)[0]["__metadata__"][archive.NAME])
+    described = change(described, tensors) or described
+    text = described if isinstance(described, str) else json.dumps(described)
+    safetensors.torch.save_file(tensors, path, archive.sealed(text, tensors))
+
+
+def test_captures_of_the_first_layout_are_refused_with_the_next_step(tape, tmp_path):
+    path = tmp_path / "old.safetensors"
+    tape.save(path)
+    tensors, text = safetensors.torch.load_file(path), header(path)[0]["__metadata__"][archive.NAME]
+    safetensors.torch.save_file(tensors, path, {archive.NAME: text, "sha256": "0" * 64})
+    for read in (Tape.load, Tape.open):
+        with pytest.raises(
+            ValueError, match=r"old.safetensors .* of format 1, and .*; make it again: capture\(model\)"
+        ):
+            read(path)
+
+
+def entry(change):
+    def apply(described, tensors):
+        change(described["entries"][0], tensors)
+
+    return apply
+
+
+HOSTILE = [
+    ("text that is no JSON", lambda d, t: "{", "is no tape that can be read"),
+    ("not an object", lambda d, t: "[]", "must have the fields format, entries"),
+    ("newer format", lambda d, t: {**d, "format": 4}, "it is of format 4, and .* reads 3; upgrade regard"),
+    ("older format", lambda d, t: {**d, "format": 1}, "it is of format 1, and .* reads 3; make it again"),
+    ("no format", lambda d, t: {k: v for k, v in d.items() if k != "format"}, "of format None.*make it again"),
+    ("unknown field", lambda d, t: {**d, "code": "import os"}, "must have the fields format, entries.*code"),
+    ("unknown term", entry(lambda e, t: e["terms"].update(mask={"term": "os.system"})), "unknown term 'os.system'"),
+    ("term in a wrong slot", entry(lambda e, t: e["terms"].update(mask=e["terms"]["score"])), "mask must be a Mask"),
+    (
+        "unknown term field",
+        entry(lambda e, t: e["terms"]["score"].update(extra=1)),
+        "Dot must have the fields scale, cap",
+    ),
+    ("wrong term value", entry(lambda e, t: e["terms"]["score"].update(cap="x")), "Dot cap must be a number"),
+    ("missing tensor", entry(lambda e, t: e["tensors"].update(q="t99")), "'t99' is named but not there"),
+    ("unknown tensor", entry(lambda e, t: e["tensors"].update(w="t0")), "unknown tensors w"),
+    ("unhashable name", entry(lambda e, t: e["tensors"].update(q=[1])), "is no tape that can be read"),
+    ("no queries", entry(lambda e, t: e["tensors"].pop("q")), "'q'"),
+    (
+        "integer queries",
+        entry(lambda e, t: t.update({e["tensors"]["q"]: torch.zeros(2, 4, 7, 4, dtype=torch.long)})),
+        "q must be float",
+    ),
+    ("flat queries", entry(lambda e, t: t.update({e["tensors"]["q"]: torch.zeros(7)})), "q must have dims"),
+    ("wrong heads", entry(lambda e, t: t.update({e["tensors"]["q"]: torch.zeros(2, 3, 7, 4)})), "must be a multiple"),
+    ("wrong width", entry(lambda e, t: t.update({e["tensors"]["q"]: torch.zeros(2, 4, 7, 5)})), "width"),
+    (
+        "wrong statistic",
+        entry(lambda e, t: e["tensors"].update(statistic=e["tensors"]["q"])),
+        "the statistic must have shape",
+    ),
+    ("offset of another kind", entry(lambda e, t: e.update(offset=1.5)), "expected a whole number, got 1.5"),
+    ("negative call", entry(lambda e, t: e.update(call=-1)), "whole number of at least 0, got -1"),
+    ("heads of another kind", entry(lambda e, t: e.update(heads=["a"])), "expected a whole number"),
+    ("heads past the table", entry(lambda e, t: e.update(heads=[0, 1, 2, 9])), "is no tape that can be read"),
+    (
+        "tokens of another kind",
+        lambda d, t: {**d, "tokens": [["*", "text", "text"]]},
+        "tokens must be lists of strings",
+    ),
+    (
+        "groups past their labels",
+        lambda d, t: d["groups"]["words"][0][1].update(labels=[]),
+        "from 0 to the number of labels",
+    ),
+    ("unknown measure", lambda d, t: {**d, "entries": [reduced(d, "mean")]}, "unknown measure 'mean'"),
+    ("measure of a wrong shape", lambda d, t: {**d, "entries": [reduced(d, "entropy")]}, "entropy must have shape"),
+]
+
+
+def reduced(described, name):
+    first = described["entries"][0]
+    return {"layer": "x", "call": 0, "shape": [2, 4, 7, 7], "measures": {name: first["tensors"]["q"]}}
+
+
+@pytest.mark.parametrize(("change", "message"), [x[1:] for x in HOSTILE], ids=[x[0] for x in HOSTILE])
+def test_hostile_files_are_refused_with_their_name(tape, tmp_path, change, message):
+    path = tmp_path / "tape.safetensors"
+    tape.save(path)
+    rewritten(path, change)
+    with pytest.raises(ValueError, match=message) as caught:
+        Tape.load(path)
+    assert str(path) in str(caught.value)
+
+
+def broken(tape, path, raw):
+    tape.save(path)
+    path.write_bytes(raw(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (lambda x: b"", "is no safetensors file"),
+        (lambda x: x[:5], "is no safetensors file"),
+        (
+            lambda x: b"The cat sat on the mat.",
+            "is no capture, for it is no safetensors file; regard look and tape.save",
+        ),
+        (lambda x: x[:-1], "is no safetensors file"),
+        (lambda x: x + b"\x00", "is no safetensors file"),
+        (lambda x: struct.pack("<Q", 2**40) + x[8:], "has a header of 1099511627776 bytes; at most 10000000"),
+        (lambda x: struct.pack("<Q", 3) + x[8:], "is no safetensors file"),
+        (lambda x: x[:8] + b"\xff" * 40 + x[48:], "is no safetensors file"),
+        (lambda x: x[:-1] + bytes([x[-1] ^ 1]), "is damaged: it is not what was written"),
+    ],
+)
+def test_damaged_files_are_refused(tape, tmp_path, raw, message):
+    path = tmp_path / "tape.safetensors"
+    broken(tape, path, raw)
+    with pytest.raises(ValueError, match=message):
+        Tape.load(path)
+
+
+def test_no_changed_byte_gets_through(tape, tmp_path):
+    path = tmp_path / "tape.safetensors"
+    tape.save(path)
+    whole, generator = path.read_bytes(), torch.Generator().manual_seed(0)
+    for at in torch.randint(len(whole), (150,), generator=generator).tolist():
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x11]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match=r"safetensors"):
+            Tape.load(path)
+
+
+def test_other_safetensors_files_are_no_tapes(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"x": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match="is a safetensors file but no tape"):
+        Tape.load(path)
+    with pytest.raises(FileNotFoundError):
+        Tape.load(tmp_path / "nothing.safetensors")
+
+
+def test_of_the_format_before_everything_but_summaries_is_read(tape, tmp_path):
+    path = tmp_path / "before.safetensors"
+    tape.summarize()
+    tape.save(path)
+    rewritten(path, lambda described, tensors: {**described, "format": 2})
+    found = Tape.load(path)
+    for key in tape:
+        if not isinstance(tape[key], Reduced):
+            assert not found.summarized(key)
+            torch.testing.assert_close(found[key].dense(), tape[key].dense())
+            torch.testing.assert_close(found.summary(key).map, tape.summary(key).map)
+
+
+def test_a_tape_is_not_saved_where_there_is_no_folder(tape, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none is no folder; make it before tape\.safetensors"):
+        tape.save(tmp_path / "none" / "tape.safetensors")
+
+
+def test_a_tape_is_not_saved_over_a_folder(tape, tmp_path):
+    with pytest.raises(IsADirectoryError, match=rf"{re.escape(str(tmp_path))} is a folder; name a file in it$"):
+        tape.save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_measures_alone_are_read_from_the_format_before(tmp_path):
+    model, path = Attention(8, heads=2), tmp_path / "reduced.safetensors"
+    with capture(model, keep=["entropy", "pool:4"]) as tape:
+        model(torch.randn(1, 6, 8))
+    tape.save(path)
+    rewritten(path, lambda described, tensors: {**described, "format": 2})
+    found = Tape.load(path)
+    assert found[0].kept == ("entropy", "pool:4")
+    assert torch.equal(found[0].entropy(), tape[0].entropy())
+
+
+@pytest.mark.parametrize(
+    ("q", "k"),
+    [
+        pytest.param(lambda x: x, lambda x: x[:], id="the same numbers"),
+        pytest.param(lambda x: x, lambda x: x.view(2, 2, 8, 3).transpose(2, 3), id="the same memory"),
+        pytest.param(lambda x: x[:, :1], lambda x: x[:, 1:], id="parts of it"),
+    ],
+)
+def test_queries_and_keys_may_share_memory(q, k, tmp_path):
+    x = torch.randn(2, 2, 3, 8)
+    tape = Tape({("a", 0): weights(q(x), k(x))})
+    tape.save(tmp_path / "tape.safetensors")
+    torch.testing.assert_close(Tape.load(tmp_path / "tape.safetensors")[0].dense(), tape[0].dense())

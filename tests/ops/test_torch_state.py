@@ -1,0 +1,373 @@
+"""attend under torch.compile, torch.export, torch.func and autocast."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch.autograd import forward_ad
+
+import regard as R
+from regard import attend, weights
+from regard.ops.call import Call
+from regard.ops.dispatch import BACKENDS
+from regard.ops.fused import kernel_reductions as fused
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch's own decompositions
+LENGTHS = (16, 17, 33, 64, 100, 129, 7, 250, 31, 300)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def plain(q, k, v, lengths):
+    return attend(q, k, v)
+
+
+def causal(q, k, v, lengths):
+    return attend(q, k, v, mask=R.Causal())
+
+
+def padded(q, k, v, lengths):
+    return attend(q, k, v, mask=R.Padding(lengths))
+
+
+def kept(q, k, v, lengths):
+    return attend(q, k, v, mask=R.Padding(torch.arange(k.shape[2]) < lengths[:, None]))
+
+
+def causal_and_padded(q, k, v, lengths):
+    return attend(q, k, v, mask=R.Causal() & R.Padding(lengths))
+
+
+TRACEABLE = [plain, causal, padded, kept, causal_and_padded]
+
+
+def tensors(n, grad=False):
+    q, k, v = (torch.randn(2, h, n, 16).requires_grad_(grad) for h in (4, 2, 2))
+    return q, k, v, torch.tensor([n, n // 2])
+
+
+@pytest.mark.parametrize("fn", TRACEABLE)
+def test_compiles_without_a_graph_break_and_at_most_twice_over_ten_lengths(fn):
+    counter = CompileCounter()
+    compiled = torch.compile(fn, fullgraph=True, backend=counter)
+    for n in LENGTHS:
+        given = tensors(n)
+        torch.testing.assert_close(compiled(*given), fn(*given))
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("fn", TRACEABLE)
+def test_compiles_without_a_graph_break_where_every_number_is_open(fn):
+    given = tensors(17)
+    compiled = torch.compile(fn, fullgraph=True, backend="eager", dynamic=True)
+    torch.testing.assert_close(compiled(*given), fn(*given))
+
+
+@pytest.mark.parametrize("fn", [causal, causal_and_padded])
+def test_compiled_gradients_are_the_eager_ones(fn):
+    compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
+    for n in (20, 33):
+        given = tensors(n, grad=True)
+        pairs = (torch.autograd.grad(f(*given).sin().sum(), given[:3]) for f in (compiled, fn))
+        for ours, want in zip(*pairs, strict=True):
+            torch.testing.assert_close(ours, want)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_inductor_compiles_a_causal_call():
+    given = tensors(40)
+    torch.testing.assert_close(torch.compile(causal, fullgraph=True)(*given), causal(*given))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"mask": R.Window(5)},
+        {"mask": R.Causal() & R.Documents(torch.arange(40) // 9)},
+        {"score": R.Additive(torch.ones(16))},
+        {"normalize": R.Sparsemax()},
+        {"dropout": 0.0, "bias": R.Alibi(4)},
+    ],
+    ids=str,
+)
+def test_other_calls_break_the_graph_and_stay_right(terms):
+    def fn(q, k, v):
+        return attend(q * 2, k, v, **terms) + 1
+
+    q, k, v, _ = tensors(40)
+    torch.testing.assert_close(torch.compile(fn, backend="eager")(q, k, v), fn(q, k, v))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="the tiles its mask leaves empty"):
+        torch.compile(fn, backend="eager", fullgraph=True)(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [lambda A: A.entropy(), lambda A: A.topk(2).values, lambda A: A.pool(3, 3), lambda A: A.summary().received],
+    ids=["entropy", "topk", "pool", "summary"],
+)
+def test_measures_are_taken_outside_the_graph_where_hidden_garbage_is_seen(measured):
+    q, k = torch.randn(2, 1, 2, 9, 4)
+    k[:, :, -1] = torch.nan
+    counter = CompileCounter()
+    compiled = torch.compile(lambda q: measured(weights(q * 2, k, mask=R.Causal())), backend=counter)
+    torch.testing.assert_close(compiled(q), measured(weights(q * 2, k, mask=R.Causal())), equal_nan=True)
+    assert counter.frame_count <= 2
+
+
+def test_dropout_breaks_the_graph_on_the_cpu():
+    q, k, v, _ = tensors(40)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="the tiles its mask leaves empty"):
+        torch.compile(lambda: attend(q, k, v, dropout=0.5), backend="eager", fullgraph=True)()
+
+
+class Module(torch.nn.Module):
+    def __init__(self, fn):
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, q, k, v, lengths):
+        return self.fn(q, k, v, lengths)
+
+
+@pytest.mark.parametrize("fn", TRACEABLE)
+@pytest.mark.parametrize("strict", [False, True])
+def test_exports_with_the_length_left_open(fn, strict):
+    n = torch.export.Dim("n", min=2, max=4096)
+    program = torch.export.export(Module(fn), tensors(50), dynamic_shapes=({2: n}, {2: n}, {2: n}, None), strict=strict)
+    given = tensors(77)
+    torch.testing.assert_close(program.module()(*given), fn(*given))
+
+
+@pytest.mark.parametrize("fn", TRACEABLE)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_is_a_loop_and_functional_gradients_are_autograd_s(fn):
+    given = [torch.stack([x, x.flip(0)]) for x in tensors(20)]
+    out = torch.func.vmap(fn)(*given)
+    torch.testing.assert_close(out, torch.stack([fn(*(x[n] for x in given)) for n in range(2)]))
+    q, k, v, lengths = tensors(20)
+    grad = torch.func.grad(lambda q: fn(q, k, v, lengths).sin().sum())(q)
+    q.requires_grad_()
+    torch.testing.assert_close(grad, torch.autograd.grad(fn(q, k, v, lengths).sin().sum(), q)[0])
+
+
+def test_what_torch_func_cannot_follow_is_refused():
+    q, k, v, _ = tensors(100)
+
+    def fn(q):
+        return attend(q, k, v, mask=R.Window(5)).sum()
+
+    for transformed, given in ((torch.func.vmap(fn), q[None]), (torch.func.grad(fn), q)):
+        with pytest.raises(ValueError, match=r"torch.func cannot follow.*pass backend='reference'"):
+            transformed(given)
+
+
+@pytest.mark.parametrize("terms", [{"mask": R.Window(5)}, {"normalize": R.Sparsemax()}], ids=str)
+def test_a_batch_of_gradients_is_refused_by_blocks_and_served_by_the_reference(terms):
+    q, k, v, _ = tensors(100, grad=True)
+    many = torch.randn(3, *q.shape)
+    for fn in (lambda: attend(q, k, v, **terms), lambda: weights(q, k, **terms) @ v):
+        with pytest.raises(RuntimeError, match=r"one gradient at a time.*is_grads_batched.*backend='reference'"):
+            torch.autograd.grad(fn(), q, many, is_grads_batched=True)
+    out = attend(q, k, v, **terms, backend="reference")
+    (got,) = torch.autograd.grad(out, q, many, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(out, q, one, retain_graph=True)[0] for one in many]
+    torch.testing.assert_close(got, torch.stack(each))
+
+
+def test_the_reference_serves_torch_func():
+    q, k, v = torch.randn(3, 2, 1, 2, 30, 8)
+    mask = R.Window(5)
+    out = torch.func.vmap(lambda q, k, v: attend(q, k, v, mask=mask, backend="reference"))(q, k, v)
+    torch.testing.assert_close(out, torch.stack([attend(*x, mask=mask) for x in zip(q, k, v, strict=True)]))
+
+
+@pytest.mark.parametrize("fn", TRACEABLE)
+def test_autocast_inside_a_compiled_function(fn):
+    given = tensors(40)
+    compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, want = compiled(*given), fn(*given)
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, want)
+
+
+@pytest.mark.parametrize("measure", ["entropy", "received", "distance"])
+def test_measures_say_that_torch_func_cannot_follow_them(measure):
+    q, k = torch.randn(2, 1, 2, 5, 4)
+    for transform, given in ((torch.func.vmap, q[None]), (torch.func.grad, q)):
+        with pytest.raises(ValueError, match=r"torch.func cannot follow.*backend='reference'"):
+            transform(lambda q: getattr(weights(q, k), measure)().sum())(given)
+
+
+@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
+@pytest.mark.parametrize(
+    "gathered",
+    [
+        lambda A: A.topk(2).values,
+        lambda A: A.pool(2, 3),
+        lambda A: A.pool(2, 3, how="max"),
+        lambda A: A.mass(torch.arange(5) // 2, torch.arange(5) // 3),
+        lambda A: A.summary().map,
+    ],
+    ids=["topk", "pool", "maxima", "mass", "summary"],
+)
+def test_what_is_gathered_says_that_torch_func_cannot_follow_it(gathered, backend):
+    q, k = torch.randn(2, 1, 2, 5, 4)
+    for transform, given in ((torch.func.vmap, q[None]), (torch.func.grad, q)):
+        with pytest.raises(ValueError, match=r"torch.func cannot follow.*backend='reference'\)\.dense\(\)"):
+            transform(lambda q: gathered(weights(q, k, mask=R.Causal(), backend=backend)).sum())(given)
+
+
+@pytest.mark.parametrize("name", ["lse", "statistic"])
+def test_the_statistic_follows_torch_func_on_the_reference_alone(name):
+    q, k = torch.randn(2, 3, 1, 2, 5, 4)
+
+    def statistic(q, k, backend=None):
+        return getattr(weights(q, k, mask=R.Causal(), backend=backend), name)
+
+    got = torch.vmap(lambda q, k: statistic(q, k, "reference"))(q, k)
+    torch.testing.assert_close(got, torch.stack([statistic(*one) for one in zip(q, k, strict=True)]))
+    with pytest.raises(ValueError, match=r"torch.func cannot follow.*backend='reference'"):
+        torch.vmap(statistic)(q, k)
+
+
+def test_forward_mode_is_refused_by_kernels_and_served_by_the_reference():
+    q, k, v, tangent = torch.randn(4, 1, 2, 6, 4, dtype=torch.float64)
+
+    def out(q, backend="reference"):
+        return attend(q, k, v, mask=R.Causal(), backend=backend)
+
+    def lse(q):
+        return weights(q, k, mask=R.Causal(), backend="reference").lse
+
+    with pytest.raises(ValueError, match=r"no derivative in forward mode.*pass backend='reference'"):
+        torch.func.jvp(lambda q: out(q, None), (q,), (tangent,))
+    _, got = torch.func.jvp(out, (q,), (tangent,))
+    torch.testing.assert_close(got, (out(q + 1e-6 * tangent) - out(q - 1e-6 * tangent)) / 2e-6, atol=1e-7, rtol=1e-6)
+    for fn in (out, lse):
+        torch.testing.assert_close(torch.func.jacfwd(fn)(q), torch.func.jacrev(fn)(q))
+
+
+def test_hard_passes_straight_through_in_forward_mode_too():
+    q, k, v = torch.randn(3, 1, 2, 6, 4, dtype=torch.float64)
+
+    def out(q):
+        return attend(q, k, v, normalize=R.Hard(), backend="reference")
+
+    forward, backward = torch.func.jacfwd(out)(q), torch.func.jacrev(out)(q)
+    assert backward.abs().max() > 0
+    torch.testing.assert_close(forward, backward)
+
+
+def pushed(fn, q, tangent):
+    """The tangent of fn(q), outside of torch.func."""
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(fn(forward_ad.make_dual(q, tangent))).tangent
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [{}, {"mask": R.Causal()}, {"mask": R.Window(5)}, {"mask": R.Padding(torch.tensor([5]))}, {"bias": R.Alibi(4)}],
+    ids=str,
+)
+@pytest.mark.parametrize("n", [6, 100])
+def test_forward_mode_outside_of_torch_func_gives_the_tangents_of_the_definition(terms, n):
+    q, k, v, tangent = torch.randn(4, 1, 4, n, 4, dtype=torch.float64)
+    _, want = torch.func.jvp(lambda q: attend(q, k, v, **terms, backend="reference"), (q,), (tangent,))
+    torch.testing.assert_close(pushed(lambda q: attend(q, k, v, **terms), q, tangent), want)
+    torch.testing.assert_close(pushed(lambda q: weights(q, k, **terms) @ v, q, tangent), want)
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [lambda A: A.lse, lambda A: A.entropy(), lambda A: A[0, 1, :3], lambda A: A.received(), lambda A: A.max()],
+    ids=["lse", "entropy", "tile", "received", "max"],
+)
+def test_what_a_product_kept_takes_no_part_in_forward_mode(measured):
+    q, k, v, tangent = torch.randn(4, 1, 2, 6, 4, dtype=torch.float64)
+
+    def after_a_product(q):
+        A = weights(q, k, mask=R.Causal())
+        A @ v
+        return measured(A)
+
+    _, want = torch.func.jvp(lambda q: measured(weights(q, k, mask=R.Causal(), backend="reference")), (q,), (tangent,))
+    torch.testing.assert_close(pushed(after_a_product, q, tangent), want)
+
+
+def test_every_kernel_objects_to_forward_mode():
+    call = Call.of(*torch.randn(3, 1, 2, 6, 4))
+    with forward_ad.dual_level():
+        for objections in (fused.objections, *(BACKENDS[name].objections for name in ("sdpa", "flex", "triton"))):
+            assert any("forward mode" in found for found in objections(call))
+
+
+@pytest.mark.parametrize("terms", [{}, {"score": R.Additive(torch.ones(4))}], ids=["gradients too", "additive"])
+def test_forward_mode_that_blocks_cannot_follow_is_refused(terms):
+    q, k, v, tangent = torch.randn(4, 1, 2, 6, 4)
+    q.requires_grad_(not terms)
+    for fn in (lambda q: attend(q, k, v, **terms), lambda q: weights(q, k, **terms).entropy()):
+        with pytest.raises(NotImplementedError, match=r"no derivative in forward mode.*backend='reference'"):
+            pushed(fn, q, tangent)
+
+
+@pytest.mark.parametrize("normalize", [R.Sparsemax(), R.Entmax(1.3), R.Entmax(1.5)], ids=repr)
+def test_sparse_normalizers_serve_every_transform_on_the_reference(normalize):
+    q, k, v = torch.randn(3, 3, 1, 2, 6, 4, dtype=torch.float64)
+
+    def out(q, k=k[0], v=v[0]):
+        return attend(q, k, v, mask=R.Causal(), normalize=normalize, backend="reference")
+
+    loop = torch.stack([out(*one) for one in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(out)(q, k, v), loop)
+    torch.testing.assert_close(torch.func.vmap(out, in_dims=(1, 1, 1))(*(x.transpose(0, 1) for x in (q, k, v))), loop)
+    forward, backward = torch.func.jacfwd(out)(q[0]), torch.func.jacrev(out)(q[0])
+    assert backward.abs().max() > 0
+    torch.testing.assert_close(forward, backward)
+
+    def scalar(q):
+        return out(q).sin().sum()
+
+    torch.testing.assert_close(
+        torch.func.hessian(scalar)(q[0]), torch.func.jacrev(torch.func.jacrev(scalar))(q[0]), atol=1e-9, rtol=1e-6
+    )
+    each = torch.stack([torch.func.grad(scalar)(one) for one in q])
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(scalar))(q), each)
+    assert torch.autograd.gradcheck(out, q[0].requires_grad_(), check_forward_ad=True)
+
+
+@pytest.mark.parametrize("mask", [R.Window(3), R.Causal() & R.Dilated(2, step=2)])
+def test_what_has_to_be_planned_is_exported_by_the_reference_alone(mask):
+    given = tensors(9)
+    planned = Module(lambda q, k, v, lengths: attend(q, k, v, mask=mask))
+    with pytest.raises(ValueError, match=r"cannot be exported: .* by backend='reference', of a layer by layer.core"):
+        torch.export.export(planned, given)
+    stored = Module(lambda q, k, v, lengths: attend(q, k, v, mask=mask, backend="reference"))
+    torch.testing.assert_close(torch.export.export(stored, given).module()(*given), planned(*given))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"normalize": R.Sparsemax()},
+        {"normalize": R.Entmax(1.3)},
+        {"score": R.Additive(torch.linspace(-1, 1, 16))},
+        {"bias": R.Alibi(4)},
+    ],
+    ids=str,
+)
+def test_the_reference_exports_every_term_with_the_length_left_open(terms):
+    def fn(q, k, v, lengths):
+        return attend(q, k, v, mask=R.Causal() & R.Padding(lengths), **terms, backend="reference")
+
+    n = torch.export.Dim("n", min=2, max=4096)
+    program = torch.export.export(Module(fn), tensors(9), dynamic_shapes=({2: n}, {2: n}, {2: n}, None))
+    given = tensors(33)
+    torch.testing.assert_close(program.module()(*given), fn(*given))

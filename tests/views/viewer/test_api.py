@@ -1,0 +1,397 @@
+"""Answers: every question, equal to what the tape says; and for every wrong question what to ask instead."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from regard import Causal, weights
+from regard.lens import Tape, rollout, sinks, word_weights, words
+from regard.lens.recording.reduced import Reduced
+from regard.lens.recording.store import Held
+from regard.views.viewer import api as module
+from regard.views.viewer import captures as library
+from regard.views.viewer.api import Answers
+from regard.views.viewer.captures import Chosen, Pending, Refused
+from regard.views.viewer.describe import Capture
+from regard.views.viewer.routes import RESOURCES, understood
+from regard.views.viewer.wire_format import parsed
+from regard.views.viewer.worker import Desk
+
+
+@pytest.fixture
+def desk():
+    desk = Desk()
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def asked(tape, desk):
+    return Answers([Capture(tape, "first"), Capture(tape, "second")], desk)
+
+
+def close(x, truth, tolerance=1e-5):
+    return bool(np.abs(x - np.asarray(truth)).max() <= tolerance)
+
+
+def settled(ask):
+    """The answer once it is there and exact."""
+    for _ in range(500):
+        try:
+            header, arrays = parsed(ask())
+        except Pending:
+            header = None
+        if header is not None and header["state"] == "exact":
+            return header, arrays
+        torch.randn(200, 200).sum()
+    raise AssertionError("never exact")
+
+
+def test_the_session_says_what_there_is(asked):
+    session = json.loads(asked.session())
+    assert [capture["name"] for capture in session["captures"]] == ["first", "second"]
+    layers = {layer["name"]: layer for layer in session["captures"][0]["layers"]}
+    own, cross, encoder, measured = (
+        layers[name] for name in ("decoder.0.own", "decoder.0.cross", "encoder.0", "measured")
+    )
+    assert (own["causal"], own["self"], own["mask"], own["normalize"]) == (True, True, "Causal()", "SinkSoftmax(0.5)")
+    assert (cross["causal"], cross["self"], cross["n_i"], cross["n_j"], cross["offset"]) == (False, False, 5, 9, 4)
+    assert encoder["texts"] == [[0, 0], [0, 0]]
+    assert cross["texts"][0] == [own["texts"][0][0], encoder["texts"][0][1]]
+    assert encoder["picture"][0] == [0, 0]
+    assert cross["picture"][0] == [None, None]
+    assert encoder["groups"].keys() == {"words", "sentences"}
+    assert (measured["kind"], measured["finest"], measured["levels"], measured["texts"][0]) == (
+        "measures",
+        0,
+        1,
+        [None, None],
+    )
+    assert session["captures"][0]["pictures"] == [{"width": 8, "height": 8, "rows": 2, "cols": 4, "special": 1}]
+
+
+def test_texts_come_as_they_are_hostile_or_not(asked, tape):
+    for number in range(2):
+        assert json.loads(asked.text(0, number))["tokens"] in (
+            tape.tokens_of("encoder.0")[0],
+            tape.tokens_of("decoder.0.own")[0],
+        )
+
+
+def test_groups_are_those_given_or_found(desk):
+    q, k = torch.randn(2, 1, 2, 4, 8)
+    tape = Tape({("a", 0): weights(q, k), ("b", 0): weights(q[:, :, :3], k[:, :, :3])})
+    tape.tokens = ["na", "##ive", "one", "."]
+    given = words(["x", "y", "##z", "w"])
+    tape.group("words", given)
+    capture = Capture(tape, "x")
+    found = json.loads(Answers([capture], desk).group(0, capture.layers[0]["groups"]["words"][0][0]))
+    assert found == {"ids": given.ids.tolist(), "labels": list(given.labels)}
+    sentences = json.loads(Answers([capture], desk).group(0, capture.layers[0]["groups"]["sentences"][0][1]))
+    assert sentences["ids"] == [0, 0, 0, 0]
+    assert "words" in capture.layers[1]["groups"]  # those given are of four tokens: found anew for three
+
+
+def test_pictures_are_png(asked):
+    assert asked.picture(0, 0).startswith(b"\x89PNG")
+
+
+def test_overviews_are_means_and_peaks(asked, tape):
+    header, arrays = parsed(asked.overview(0, 1, 1))
+    A = tape["encoder.1"]
+    assert header["state"] == "exact"
+    assert close(arrays["entropy"], A.entropy()[1].mean(-1))
+    assert close(arrays["distance"], A.distance()[1].mean(-1))
+    assert close(arrays["max"], A.max()[1].mean(-1))
+    assert close(arrays["sink"], sinks(A).share[1])
+    share = A.received()[1] / 9
+    assert close(arrays["peak"], share.amax(-1))
+    assert arrays["peak_key"].tolist() == share.argmax(-1).tolist()
+    assert arrays["thumbs"].shape == (4, 9, 9)
+    assert np.allclose(arrays["thumbs"], A.dense()[1], rtol=0.03, atol=5e-7)
+
+
+def test_overviews_of_measures_say_what_was_kept(asked, tape):
+    _, arrays = parsed(asked.overview(0, 4, 0))
+    assert close(arrays["entropy"], tape["measured"]["entropy"][0].mean(-1))
+    assert np.isnan(arrays["distance"]).all()
+    assert arrays["thumbs"].shape == (4, 8, 8)
+
+
+def test_measures_are_means_over_cells(asked, tape):
+    A = tape["decoder.0.cross"]
+    _, arrays = parsed(asked.measures(0, 3, 1, 2, 0))
+    assert close(arrays["entropy"], A.entropy()[1, 2])
+    assert close(arrays["received"], A.received()[1, 2])
+    _, arrays = parsed(asked.measures(0, 3, 1, "mean", 2))
+    received = A.received()[1].mean(0)
+    assert close(arrays["received"], [received[:4].mean(), received[4:8].mean(), received[8]])
+    assert arrays["max"].shape == (2,)
+    _, arrays = parsed(asked.measures(0, 4, 0, 0, 0))
+    assert arrays.keys() == {"entropy"}
+
+
+@pytest.mark.parametrize("head", [2, "mean", "max"])
+def test_tiles_at_the_bottom_are_the_weights(asked, tape, head):
+    A = tape["encoder.0"].dense()[1]
+    truth = A[2] if head == 2 else getattr(A, "a" + head if head == "max" else head)(0)
+    header, arrays = parsed(asked.tile(0, 0, 1, head, None, 0, 0, 0))
+    assert header["state"] == "exact"
+    assert close(arrays["weight"], truth, 1e-6)
+
+
+def test_differences_of_heads_and_captures(asked, tape):
+    A, B = tape["encoder.0"].dense(), tape["encoder.1"].dense()
+    _, arrays = parsed(asked.tile(0, 0, 0, 1, Chosen(1, 1, 1, "mean"), 0, 0, 0))
+    assert close(arrays["weight"], A[0, 1] - B[1].mean(0), 1e-6)
+    _, arrays = parsed(asked.tile(0, 0, 0, 1, Chosen(1, 0, 0, 1), 0, 0, 0))
+    assert not arrays["weight"].any()
+
+
+def test_tiles_of_stored_maps(asked, tape):
+    header, arrays = parsed(asked.tile(0, 4, 1, 3, None, 0, 0, 0))
+    assert header["state"] == "preview"
+    assert header["retry"] is None
+    assert arrays["mean"].shape == (60, 40)
+    total = tape["measured"]["pool:8"][1, 3].mean()
+    assert abs(arrays["mean"].mean() - total) < 0.05 * total
+    maps = tape["measured"]["pool:8"][1]
+    for head, truth in (("mean", maps.mean(0)), ("max", maps.amax(0))):
+        _, arrays = parsed(asked.tile(0, 4, 1, head, None, 0, 0, 0))
+        assert np.allclose(arrays["mean"][::10, ::5][0, :4], truth[0, :4], rtol=0.001)
+
+
+def test_tiles_finer_than_what_was_kept_are_refused(desk):
+    measures = {"pool:64": Held(torch.rand(1, 1, 64, 64))}
+    asked = Answers([Capture(Tape({("x", 0): Reduced(torch.Size((1, 1, 1024, 1024)), measures)}), "x")], desk)
+    told = json.loads(asked.session())["captures"][0]["layers"][0]
+    assert (told["levels"], told["finest"]) == (3, 2)
+    assert parsed(asked.tile(0, 0, 0, 0, None, 2, 0, 0))[1]["mean"].shape == (256, 256)
+    with pytest.raises(Refused, match="only a coarser map was kept"):
+        asked.tile(0, 0, 0, 0, None, 1, 0, 0)
+    bare = {"entropy": Held(torch.rand(1, 1, 9))}
+    asked = Answers([Capture(Tape({("x", 0): Reduced(torch.Size((1, 1, 9, 9)), bare)}), "x")], desk)
+    with pytest.raises(Refused, match="only a coarser map was kept"):
+        asked.tile(0, 0, 0, 0, None, 0, 0, 0)
+
+
+@pytest.fixture
+def long(desk):
+    """A capture long enough that coarse tiles take a while, at the limits it is given here."""
+    torch.manual_seed(1)
+    q, k = torch.randn(2, 1, 2, 1100, 8)
+    tape = Tape({("a", 0): weights(q, k, mask=Causal()), ("b", 0): weights(k, q)})
+    return tape, Answers([Capture(tape, "long")], desk)
+
+
+def test_a_coarse_tile_is_a_preview_first_and_exact_soon(long, monkeypatch):
+    tape, asked = long
+    monkeypatch.setattr(library, "AT_ONCE", 1000)
+    header, arrays = parsed(asked.tile(0, 0, 0, 1, None, 2, 0, 0))
+    assert (header["state"], header["retry"]) == ("preview", 0.4)
+    header, exact = settled(lambda: asked.tile(0, 0, 0, 1, None, 2, 0, 0))
+    dense = tape["a"].dense()[0, 1, :1024, :1024].unflatten(0, (-1, 4)).unflatten(2, (-1, 4))
+    assert np.allclose(exact["mean"], dense.mean((1, 3)), rtol=1e-3, atol=1e-9)
+    assert np.allclose(exact["max"], dense.amax((1, 3)), rtol=1e-3, atol=1e-9)
+    assert arrays["mean"].shape == exact["mean"].shape == (256, 256)
+    assert np.corrcoef(arrays["mean"].ravel(), exact["mean"].ravel())[0, 1] > 0.5
+
+
+def test_a_map_that_fits_is_exact_at_once(long, monkeypatch):
+    _, asked = long
+    q, k = torch.randn(2, 1, 1, 1024, 8)
+    tape = Tape({("a", 0): weights(q, k)})
+    tape.summarize()
+    asked.library.captures.append(Capture(tape, "fits"))
+    monkeypatch.setattr(library, "AT_ONCE", 1000)
+    header, arrays = parsed(asked.tile(1, 0, 0, 0, None, 2, 0, 0))
+    assert header["state"] == "exact"
+    assert arrays.keys() == {"mean"}
+    truth = tape["a"].pool(256, 256)[0, 0]
+    assert np.allclose(arrays["mean"], truth, rtol=1e-3)
+
+
+def test_summaries_that_take_a_while_are_pending(long, monkeypatch):
+    tape, asked = long
+    monkeypatch.setattr(library, "AT_ONCE", 200_000)
+    with pytest.raises(Pending):
+        asked.overview(0, 0, 0)
+    header, arrays = settled(lambda: asked.overview(0, 0, 0))
+    assert close(arrays["entropy"], tape["a"].entropy()[0].mean(-1))
+    assert header["retry"] is None
+
+
+def test_captures_too_long_to_measure_are_sampled_and_say_so(long, monkeypatch):
+    tape, asked = long
+    monkeypatch.setattr(library, "AT_ONCE", 1000)
+    header, arrays = parsed(asked.overview(0, 1, 0))
+    assert header["state"] == "preview"
+    assert close(arrays["entropy"], tape["b"].entropy()[0].mean(-1), 0.5)
+    with pytest.raises(Refused, match="takes too long without a summary") as caught:
+        asked.measures(0, 1, 0, 0, 0)
+    assert caught.value.status == 409
+    assert "tape.summarize()" in caught.value.hint
+
+
+@pytest.mark.parametrize("head", [1, "mean"])
+def test_a_token_gives_and_receives(asked, tape, head):
+    A = tape["encoder.0"].dense()[1]
+    A = A[1] if head == 1 else A.mean(0)
+    _, arrays = parsed(asked.token(0, 0, 1, head, "query", 3, 3, 4))
+    assert close(arrays["weight"], A[3], 1e-6)
+    best = A[3].topk(4)
+    assert arrays["top"].tolist() == best.indices.tolist()
+    assert close(arrays["top_weight"], best.values, 1e-6)
+    _, arrays = parsed(asked.token(0, 0, 1, head, "key", 2, 4, 99))
+    assert close(arrays["weight"], A[:, 2:5].sum(1), 1e-6)
+    assert len(arrays["top"]) == 9
+    _, arrays = parsed(asked.token(0, 0, 1, head, "query", 2, 4, 99))
+    assert close(arrays["weight"], A[2:5].mean(0), 1e-6)
+    assert len(arrays["top"]) == 7  # two keys are padding and have no weight
+
+
+def test_links_are_ranked_among_numbers(desk):
+    q, k = torch.randn(2, 1, 1, 6, 4)
+    q[..., 2, :] = torch.nan
+    A = weights(q, k)
+    asked = Answers([Capture(Tape({("a", 0): A}), "x")], desk)
+    _, arrays = parsed(asked.token(0, 0, 0, 0, "key", 1, 1, 6))
+    assert np.isnan(arrays["weight"][2])
+    assert arrays["top"].tolist() == A.dense()[0, 0, :, 1].nan_to_num(-1).argsort(descending=True)[:5].tolist()
+
+
+def test_long_strips_come_in_parts(long, monkeypatch):
+    tape, asked = long
+    monkeypatch.setattr(module, "CHUNK", 100)
+    A = tape["a"].dense()[0, 1]
+    assert close(parsed(asked.token(0, 0, 0, 1, "query", 5, 8, 3))[1]["weight"], A[5:9].mean(0), 1e-6)
+    assert close(parsed(asked.token(0, 0, 0, 1, "key", 5, 8, 3))[1]["weight"], A[:, 5:9].sum(1), 1e-6)
+
+
+def test_strips_that_take_a_while_are_pending(long, monkeypatch):
+    tape, asked = long
+    monkeypatch.setattr(module, "AT_ONCE", 100)
+    with pytest.raises(Pending):
+        asked.token(0, 0, 0, 0, "key", 7, 7, 3)
+    _, arrays = settled(lambda: asked.token(0, 0, 0, 0, "key", 7, 7, 3))
+    assert close(arrays["weight"], tape["a"].dense()[0, 0, :, 7], 1e-6)
+
+
+def test_blocks_are_of_all_heads(asked, tape):
+    _, arrays = parsed(asked.block(0, 3, 1, 1, 4, 2, 7))
+    assert close(arrays["weight"], tape["decoder.0.cross"].dense()[1, :, 1:5, 2:9], 1e-6)
+
+
+def test_flow_is_rollout_layer_by_layer(asked, tape):
+    header, arrays = parsed(asked.flow(0, 1, 1, 4))
+    stack = [tape["encoder.0"], tape["encoder.1"]]
+    assert header["layers"] == [0, 1]
+    assert close(arrays["rollout"][0], rollout(stack, token=4)[1])
+    assert close(arrays["rollout"][1], rollout(stack[1:], token=4)[1])
+    assert arrays["rollout"][2].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0]
+    header, arrays = parsed(asked.flow(0, 0, 0, 4))
+    assert header["layers"] == [0]
+
+
+def test_flow_of_long_captures_is_a_preview_of_pooled_maps(long, monkeypatch):
+    tape, asked = long
+    tape.summarize()
+    monkeypatch.setattr(module, "AT_ONCE", 1000)
+    header, arrays = parsed(asked.flow(0, 1, 0, 700))
+    assert (header["state"], header["level"]) == ("preview", 3)
+    assert np.allclose(arrays["rollout"].sum(1), 1, atol=1e-4)
+    exact_header, exact = settled(lambda: asked.flow(0, 1, 0, 700))
+    assert exact_header["level"] == 0
+    cells = np.add.reduceat(exact["rollout"], np.arange(0, 1100, 8), axis=1)
+    assert np.abs(arrays["rollout"][0] - cells[0]).sum() < 0.5
+    assert close(exact["rollout"][0], rollout(list(tape.values()), token=700)[0])
+
+
+def test_the_preview_of_a_flow_leaves_out_what_nobody_reaches():
+    maps = [torch.tensor([[0.5, 0.0], [0.25, 0.25]]) for _ in range(2)]
+    spoilt = [maps[0], torch.tensor([[0.5, 0.0], [torch.nan, torch.nan]])]
+    assert torch.equal(module.rollout_of_maps(spoilt, 0, 1, 4), module.rollout_of_maps(maps, 0, 1, 4))
+    assert module.rollout_of_maps(spoilt, 1, 1, 4)[0].isnan().any()
+
+
+def test_alignments_are_between_words(asked, tape):
+    header, arrays = parsed(asked.alignment(0, 3, 0, "mean"))
+    source, target = (words(tokens) for tokens in reversed(tape.tokens_of("decoder.0.cross")))
+    A = tape["decoder.0.cross"].select(batch=0)
+    truth = word_weights(A, target.ids.tolist(), source.ids.tolist()).mean(0)
+    assert close(arrays["weight"], truth)
+    assert header["source"] == list(source.labels)
+    assert sorted(header["links"], key=lambda link: link[1]) == [[s, t] for t, s in enumerate(truth.argmax(1).tolist())]
+    assert {tuple(link) for link in header["mutual"]} <= {tuple(link) for link in header["links"]}
+
+
+WRONG = [
+    ("text", "capture=2&text=0", "capture must be from 0 to 1, got 2"),
+    ("text", "capture=0&text=9", "text must be from 0 to 1, got 9"),
+    ("group", "capture=0&group=99", "group must be from 0 to"),
+    ("picture", "capture=0&picture=1", "picture must be from 0 to 0, got 1"),
+    ("overview", "capture=0&layer=9&batch=0", "layer must be from 0 to 4, got 9"),
+    ("overview", "capture=0&layer=0&batch=2", "batch must be from 0 to 1, got 2"),
+    ("measures", "capture=0&layer=0&batch=0&head=4&level=0", "head must be from 0 to 3, got 4"),
+    ("measures", "capture=0&layer=0&batch=0&head=0&level=40", "level must be from 0 to"),
+    ("tile", "capture=0&layer=0&batch=0&head=0&minus=none&level=1&row=0&col=0", "level must be from 0 to 0, got 1"),
+    ("tile", "capture=0&layer=0&batch=0&head=0&minus=none&level=0&row=1&col=0", "row and col must be of 1 by 1 tiles"),
+    ("tile", "capture=0&layer=0&batch=0&head=0&minus=0.3.0.0&level=0&row=0&col=0", "matrices of one shape"),
+    ("tile", "capture=0&layer=0&batch=0&head=0&minus=0.4.0.0&level=0&row=0&col=0", "matrices of one shape"),
+    ("tile", "capture=0&layer=0&batch=0&head=9&minus=none&level=0&row=0&col=0", "head must be from 0 to 3, got 9"),
+    ("token", "capture=0&layer=0&batch=0&head=0&axis=query&first=9&last=9&top=1", "last must be from 0 to 8"),
+    ("token", "capture=0&layer=0&batch=0&head=0&axis=query&first=5&last=4&top=1", "first and last must be at most"),
+    ("token", "capture=0&layer=0&batch=0&head=0&axis=query&first=1&last=4&top=257", "top must be at most 256"),
+    ("token", "capture=0&layer=4&batch=0&head=0&axis=query&first=1&last=4&top=2", "only measures were kept"),
+    ("block", "capture=0&layer=0&batch=0&row=0&rows=0&col=0&cols=1", "rows must be 1 to 128 within 9, got 0 from 0"),
+    ("block", "capture=0&layer=0&batch=0&row=0&rows=1&col=5&cols=5", "cols must be 1 to 128 within 9, got 5 from 5"),
+    ("flow", "capture=0&layer=3&batch=0&token=1", "layer 3 is no self-attention"),
+    ("flow", "capture=0&layer=0&batch=0&token=9", "token must be from 0 to 8"),
+    ("alignment", "capture=0&layer=0&batch=0&head=0", "an alignment is of two texts"),
+    # what cannot be read at all
+    ("session", "x=1", "session takes no parameters"),
+    ("text", "", "text takes capture, text, each once"),
+    ("text", "capture=0", "text takes capture, text, each once"),
+    ("text", "capture=0&text=0&text=0", "text takes capture, text, each once"),
+    ("text", "capture=0&text=0&path=/etc/passwd", "text takes capture, text, each once"),
+    ("text", "capture=0&text", "the query cannot be read"),
+    ("text", "&".join(f"x{n}=1" for n in range(99)), "the query cannot be read"),
+    *[
+        ("text", f"capture=0&text={value}", "text must be a whole number of up to nine digits")
+        for value in ("", "-1", "+1", "01", "1.0", "1e3", "0x1", " 1", "9" * 10, "٣", "one", "NaN", "../0", "0%00")
+    ],
+    ("measures", "capture=0&layer=0&batch=0&head=median&level=0", "head must be the number of a head, mean or max"),
+    ("token", "capture=0&layer=0&batch=0&head=0&axis=both&first=0&last=0&top=1", "axis must be query or key"),
+    *[
+        ("tile", f"capture=0&layer=0&batch=0&head=0&minus={value}&level=0&row=0&col=0", "minus must be")
+        for value in ("", "0", "0.0.0", "0.0.0.0.0", "0.0.0.x", "-1.0.0.0", "None")
+    ],
+]
+
+
+@pytest.mark.parametrize(("name", "query", "message"), WRONG)
+def test_wrong_questions_are_answered_with_what_to_ask(asked, name, query, message):
+    with pytest.raises(Refused) as caught:
+        RESOURCES[name].answer(asked, **understood(name, query))
+    assert message in caught.value.error
+    assert caught.value.status == 400
+    assert caught.value.hint
+
+
+def test_layers_of_other_dims_are_refused():
+    q, k = torch.randn(2, 1, 2, 3, 4, 8)
+    with pytest.raises(ValueError, match="'a' must have dims b h i j to be shown"):
+        Capture(Tape({("a", 0): weights(q, k)}), "x")
+
+
+def test_empty_layers_do_not_stop_the_others(desk):
+    q, k = torch.randn(2, 1, 2, 4, 8)
+    tape = Tape({("none", 0): weights(q[:, :, :0], k), ("some", 0): weights(q, k)})
+    asked = Answers([Capture(tape, "x")], desk)
+    assert json.loads(asked.session())["captures"][0]["layers"][0]["n_i"] == 0
+    assert parsed(asked.overview(0, 0, 0))[1]["entropy"].shape == (2,)
+    with pytest.raises(Refused, match="row and col must be of 0 by 1 tiles"):
+        asked.tile(0, 0, 0, 0, None, 0, 0, 0)
+    assert parsed(asked.tile(0, 1, 0, 0, None, 0, 0, 0))[1]["weight"].shape == (4, 4)
