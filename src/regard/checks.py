@@ -1,33 +1,34 @@
-"""What terms demand of the numbers and tensors they are made of: checks that raise with the next step."""
+"""Argument checks that every room shares: each raises with the name, the expectation, the value and the next step."""
 
 from __future__ import annotations
 
 import math
 import numbers
 from collections.abc import Mapping
+from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def must_count(name: str, value: object, least: int = 0) -> None:
-    """Raise unless `value` is a whole number of at least `least`."""
+def check_int(name: str, value: object, least: int = 0, below: int = 2**63) -> None:
+    """Raise unless `value` is a whole number of at least `least` and below `below`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__})")
     if value < least:
         raise ValueError(f"{name} must be {least} or more, got {value}")
-    if int(value) >= 2**63:
-        raise ValueError(f"{name} must be below 2**63, got a larger number")
+    if int(value) >= below:
+        raise ValueError(f"{name} must be below 2^{below.bit_length() - 1}, got a larger number")
 
 
-def must_be_within(name: str, value: object, most: int, what: str) -> None:
+def check_within(name: str, value: object, most: int, what: str) -> None:
     """Raise unless `value` is a whole number from 1 to `most`, the number of `what`."""
-    must_count(name, value, least=-(2**63))
+    check_int(name, value, least=-(2**63))
     if not 1 <= int(value) <= most:  # type: ignore[call-overload]
         raise ValueError(f"{name} must be from 1 to the number of {what} {most}, got {value}")
 
 
-def must_be_number(name: str, value: object, above: float = -math.inf) -> None:
+def check_number(name: str, value: object, above: float = -math.inf) -> None:
     """Raise unless `value` is a finite number above `above`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
@@ -41,14 +42,14 @@ def must_be_number(name: str, value: object, above: float = -math.inf) -> None:
         raise ValueError(f"{name} must be above {above:g}, got {value}")
 
 
-def must_be_share(name: str, value: float) -> None:
+def check_probability(name: str, value: float) -> None:
     """Raise unless `value` is at least 0 and below 1."""
-    must_be_number(name, value)
+    check_number(name, value)
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
 
 
-def must_be_letters(name: str, value: object, known: str) -> None:
+def check_letters(name: str, value: object, known: str) -> None:
     """Raise unless `value` is some of the letters of `known`, in their order."""
     if not isinstance(value, str) or not set(value) <= set(known):
         raise ValueError(f"{name} must be some of the letters {known!r}, got {value!r}")
@@ -56,15 +57,15 @@ def must_be_letters(name: str, value: object, known: str) -> None:
         raise ValueError(f"{name} must have letters in the order of {known!r}, got {value!r}; write {ordered!r}")
 
 
-def must_be_tensor(name: str, value: object, hint: str = "torch.as_tensor(...)") -> None:
+def check_tensor(name: str, value: object, hint: str = "torch.as_tensor(...)") -> None:
     """Raise unless `value` is a tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}; write {hint}")
 
 
-def must_be_bool(name: str, value: object) -> None:
+def check_bool_mask(name: str, value: object) -> None:
     """Raise unless `value` is a bool tensor of 2 to 4 dims."""
-    must_be_tensor(name, value)
+    check_tensor(name, value)
     assert isinstance(value, Tensor)
     if value.dtype != torch.bool:
         raise TypeError(
@@ -75,7 +76,7 @@ def must_be_bool(name: str, value: object) -> None:
         raise ValueError(f"{name} must have 2 to 4 dims (b h i j, aligned right), got shape {tuple(value.shape)}")
 
 
-def must_be_integers(name: str, value: Tensor, *dims: int) -> None:
+def check_integer_tensor(name: str, value: Tensor, *dims: int) -> None:
     """Raise unless `value` is a tensor of whole numbers with one of these numbers of dims."""
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must hold whole numbers, got {value.dtype}; write x.long()")
@@ -84,7 +85,7 @@ def must_be_integers(name: str, value: Tensor, *dims: int) -> None:
         raise ValueError(f"{name} must have {allowed} dims, got shape {tuple(value.shape)}")
 
 
-def must_broadcast(name: str, x: Tensor, sizes: Mapping[str, int | None]) -> None:
+def check_broadcast(name: str, x: Tensor, sizes: Mapping[str, int | None]) -> None:
     """Raise unless the dims of `x`, aligned right to the letters, are 1 or the size named; None takes any size."""
     letters = list(sizes)
     if x.ndim > len(letters):
@@ -95,6 +96,80 @@ def must_broadcast(name: str, x: Tensor, sizes: Mapping[str, int | None]) -> Non
                 f"{name} must broadcast to ({_named(sizes)}), got shape {tuple(x.shape)}: "
                 f"its dim '{letter}' is {size}; pass 1 or {sizes[letter]} there"
             )
+
+
+def check_choice(name: str, value: object, known: Any) -> None:
+    """Raise unless `value` is among those of a `Literal`."""
+    if value not in get_args(known):
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(known)))}, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def check_keys(batch: object, *names: str) -> None:
+    """Raise unless `batch` has a tensor of each of these names."""
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"a batch must be a mapping from names to tensors, got {type(batch).__name__}; "
+            f"pass {{{', '.join(f'{name!r}: ...' for name in names)}}}"
+        )
+    missing = [name for name in names if name not in batch]
+    if missing:
+        raise ValueError(
+            f"the batch must hold {', '.join(map(repr, names))}, got {', '.join(map(repr, batch)) or 'nothing'}; "
+            f"add {', '.join(map(repr, missing))}"
+        )
+
+
+def check_token_rows(name: str, ids: Tensor) -> None:
+    """Raise unless `ids` have dims b n."""
+    if ids.ndim != 2:
+        hint = f"{name}[None]" if ids.ndim == 1 else f"{name}.view(b, n)"
+        raise ValueError(f"{name} must have dims b n, got shape {tuple(ids.shape)}; write {hint}")
+
+
+def check_token_id(name: str, value: int, vocabulary: int) -> None:
+    """Raise unless `value` is a token of a vocabulary of that size."""
+    check_int(name, value)
+    if value >= vocabulary:
+        raise ValueError(f"{name} must be a token of the vocabulary of {vocabulary}, got {value}")
+
+
+def check_token_ids(name: str, tokens: Tensor, vocabulary: int) -> None:
+    """Raise unless all tokens are of a vocabulary of that size; on the CPU, where looking costs little."""
+    if tokens.device.type == "cpu" and tokens.numel():
+        low, high = (int(x) for x in tokens.aminmax())
+        if low < 0 or high >= vocabulary:
+            raise ValueError(
+                f"{name} must be within the vocabulary of {vocabulary}, got {low if low < 0 else high}; "
+                "pass tokens the model knows"
+            )
+
+
+def check_eps(value: float) -> None:
+    """Raise unless a norm may add `value` to a variance."""
+    check_number("eps", value)
+    if value < 0:
+        raise ValueError(f"eps must be 0 or more, got {value}")
+
+
+def check_tied_vocabularies(tied: str, source_vocabulary: int, target_vocabulary: int) -> None:
+    """Raise unless two vocabularies are as `tied` needs them."""
+    if tied == "all" and source_vocabulary != target_vocabulary:
+        raise ValueError(
+            f"tied='all' needs one vocabulary for both sides, got source_vocabulary={source_vocabulary} and "
+            f"target_vocabulary={target_vocabulary}; pass tied='output'"
+        )
+
+
+def check_submodel(name: str, value: object, kind: str, inside: str) -> None:
+    """Raise unless `value` is a module, such as the `kind` that stands `inside` another."""
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{name} must be a {kind}, got {type(value).__name__}; write {inside}({kind}(config), ...)")
 
 
 def _named(sizes: Mapping[str, int | None]) -> str:

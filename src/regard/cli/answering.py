@@ -22,9 +22,9 @@ from ..train import Outcome
 from ..train import checkpoint as checkpoints
 from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
-from .attention_output import TAPE, draw, must_fit, room
+from .attention_output import TAPE, check_fits, draw, room
 from .device import Device
-from .files import QuestionFile, must_be_writable
+from .files import QuestionFile, check_writable
 from .terminal import chunks_of_input, progress, ranked, said
 from .training_flags import Training
 
@@ -155,7 +155,7 @@ def answer(
     if data is not None:
         if question or nbest != 1:
             raise ValueError("--data has questions of its own, with one answer each; leave out --question and --nbest")
-        must_be_writable(out, folder, data)
+        check_writable(out, folder, data)
         _answer_all(folder, QuestionFile(data=data), out, threshold, attention, device)
         return
     if out is not None:
@@ -163,7 +163,7 @@ def answer(
     text = _text(document)
     answerer, number, seen = Answerer.load(folder, device=device), 0, []
     for some in _questions(question):
-        must_fit(attention, number + len(some), most)
+        check_fits(attention, number + len(some), most)
         asked = [Asking(one, text) for one in some]
         with progress("answering") as show:
             found = answerer.n_best(asked, n=nbest, threshold=threshold, show=show)
@@ -180,7 +180,7 @@ def _answer_all(
     folder: Path, file: QuestionFile, out: Path | None, threshold: float, attention: Path | None, device: str | None
 ) -> None:
     questions = file.read()
-    must_fit(attention, len(questions), room(attention, answering.MOST))
+    check_fits(attention, len(questions), room(attention, answering.MOST))
     answerer = Answerer.load(folder, device=device)
     with progress("answering") as show:
         found = answerer.answer(questions, threshold=threshold, show=show)

@@ -16,7 +16,7 @@ from ..tasks.pairs import Paired
 from ..tasks.seq2seq_task import Writer
 from ..tasks.word_alignment import layer_of
 from ..train.checkpoint import write_bytes
-from .files import must_be_writable
+from .files import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,11 +29,11 @@ def room(path: Path | None, most: int, *read: Path | str | None) -> int:
 
     It must be none of the files and folders that are `read`.
     """
-    must_be_writable(path, *read, flag="--attention", ends=(PICTURE, TAPE))
+    check_writable(path, *read, flag="--attention", ends=(PICTURE, TAPE))
     return 1 if path is not None and path.suffix == PICTURE else most
 
 
-def must_fit(path: Path | None, count: int, most: int) -> None:
+def check_fits(path: Path | None, count: int, most: int) -> None:
     """Raise if there are more examples than the file holds."""
     if path is None or count <= most:
         return
@@ -45,7 +45,7 @@ def must_fit(path: Path | None, count: int, most: int) -> None:
     raise ValueError(f"--attention {path.name} holds at most {most} examples, got more; give it fewer at a time")
 
 
-def must_be_of_one(path: Path | None, folders: Sequence[Path]) -> None:
+def check_single_input(path: Path | None, folders: Sequence[Path]) -> None:
     """Raise if several models would have to share the file."""
     if path is not None and len(folders) > 1:
         raise ValueError(f"--attention is that of one model, got {len(folders)} folders; name one")

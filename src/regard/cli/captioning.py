@@ -20,7 +20,7 @@ from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
 from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
-from .attention_output import TAPE, draw, must_fit, room
+from .attention_output import TAPE, check_fits, draw, room
 from .decoding_flags import LENGTH, Beam, MaxLength, Search
 from .device import Device
 from .terminal import one_line, progress
@@ -141,7 +141,7 @@ def caption(
         regard caption runs/captions rex.jpg --beam 5 --attention rex.png
     """
     search = Search(beam=beam, nbest=nbest, max_length=max_length)
-    must_fit(attention, len(images), room(attention, captioning.MOST, folder, *images))
+    check_fits(attention, len(images), room(attention, captioning.MOST, folder, *images))
     describer = Describer.load(folder, device=device)
     pictures = [read_image(path) for path in images]
     with progress("describing") as show:

@@ -36,7 +36,7 @@ from ..train import Outcome
 from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
 from .answering import Pretrained
-from .attention_output import TAPE, draw, must_fit, room
+from .attention_output import TAPE, check_fits, draw, room
 from .device import Device
 from .terminal import chunks_of_input, progress, tell_long
 from .training_flags import Training
@@ -204,7 +204,7 @@ def classify(
     number = long = 0
     with progress("classifying") as show:
         for some in chunks_of_input() if reads else [[read_image(path) for path in images or []]]:
-            must_fit(attention, len(seen) + len(some), most)
+            check_fits(attention, len(seen) + len(some), most)
             answers = classifier.classify(some, show=show)
             for n, one in enumerate(answers):
                 likely = "\t".join(f"{name}\t{p:.4f}" for name, p in list(one.probabilities.items())[:top])

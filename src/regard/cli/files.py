@@ -102,7 +102,7 @@ class QuestionFile:
         return questions(self.data)
 
 
-def must_be_writable(path: Path | None, *read: Path | str | None, flag: str = "", ends: Sequence[str] = ()) -> None:
+def check_writable(path: Path | None, *read: Path | str | None, flag: str = "", ends: Sequence[str] = ()) -> None:
     """Raise unless a file could be written there, before the work that it is to hold.
 
     It must be none of what is `read`: files, standard input, and folders with all they hold, but for pictures, pages

@@ -33,7 +33,7 @@ def fingerprints(plan: Any) -> Prints:
     return {section: _prints(section, group) for section, group in groups.items() if group is not None}
 
 
-def must_match(checkpoint: Path, plan: Any, now: Prints, *, say: Callable[[str], None]) -> None:
+def check_matches(checkpoint: Path, plan: Any, now: Prints, *, say: Callable[[str], None]) -> None:
     """Raise unless a run goes on with the training data it began with; other data to validate by is only told.
 
     Scores are not compared across it, so the best checkpoint is sought anew (`fit`). A checkpoint that has no

@@ -10,7 +10,7 @@ import typer
 from ..train.failures import disk_errors
 from .attention_output import TAPE
 from .device import Device
-from .files import must_be_writable
+from .files import check_writable
 from .terminal import progress, said
 
 
@@ -40,7 +40,7 @@ def look(
     """
     from ..tasks.look import tape_of
 
-    must_be_writable(out, folder, text, target, image, flag="--out", ends=(TAPE,))
+    check_writable(out, folder, text, target, image, flag="--out", ends=(TAPE,))
     tape = tape_of(folder, text=_read(text, "--text"), target=_read(target, "--target"), image=image, device=device)
     if summarize:
         with progress("measuring") as show:
@@ -88,7 +88,7 @@ def view(
     if html is not None:
         if device is not None:
             raise ValueError("--device is where the viewer computes maps, and --html opens none; leave one of them out")
-        must_be_writable(html, *captures, flag="--html", ends=(".html", ".htm"))
+        check_writable(html, *captures, flag="--html", ends=(".html", ".htm"))
         tapes = [Tape.load(path) for path in captures]
         with disk_errors(html, then="try again"):
             views.page(*tapes, name=[path.stem for path in captures]).save(html)

@@ -10,7 +10,7 @@ import typer
 
 from ..tasks.pairs import Draft
 from ..tasks.seq2seq_task import MOST, Writer
-from .attention_output import must_fit, room
+from .attention_output import check_fits, room
 from .decoding_flags import Search
 from .terminal import chunks_of_input, one_line, progress, ranked, tell_long
 
@@ -25,7 +25,7 @@ def write_lines(
     number, unfinished, long, pairs = 0, 0, 0, []
     with progress(doing) as show:
         for lines in chunks_of_input():
-            must_fit(attention, number + len(lines), most)
+            check_fits(attention, number + len(lines), most)
             found = writer.n_best(lines, **search.settings, show=show)
             for best in found:
                 print(*ranked(number, [(one_line(one.text), one.score) for one in best], search.nbest), sep="\n")

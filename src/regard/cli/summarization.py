@@ -17,7 +17,7 @@ from ..tasks.summarization import LongBatching, Model, Summarizer
 from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
 from ..train.failures import disk_errors
-from .attention_output import must_be_of_one, room, save_pairs
+from .attention_output import check_single_input, room, save_pairs
 from .decoding_flags import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
 from .device import Device
 from .files import SummaryFiles
@@ -136,7 +136,7 @@ def summarize(
         beam=beam, nbest=nbest, penalty=penalty, min_length=min_length, max_length=max_length, no_repeat=no_repeat
     )
     room(attention, MOST, *folders)
-    must_be_of_one(attention, folders)
+    check_single_input(attention, folders)
     summarizer = Summarizer.load(*folders, device=device)
     pairs = write_lines(
         summarizer,

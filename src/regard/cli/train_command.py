@@ -62,7 +62,7 @@ def trains(
         made = planned(plan, saved, {} if config is None else read(config, plan), given, source=config)
         prints = fingerprints.fingerprints(made)
         if begun is not None:
-            fingerprints.must_match(begun, made, prints, say=said if leads() else lambda line: None)
+            fingerprints.check_matches(begun, made, prints, say=said if leads() else lambda line: None)
         outcome = run(made, out, resume, device, {FILE: _text(written(made)), fingerprints.FILE: _text(prints)})
         if leads():
             print(outcome.best if made.training.average is None else averaged(out, last=made.training.average))

@@ -20,10 +20,10 @@ from ..tasks.word_alignment import When
 from ..train import Outcome
 from ..train import checkpoint as checkpoints
 from ..train.failures import disk_errors
-from .attention_output import must_be_of_one, room, save_pairs
+from .attention_output import check_single_input, room, save_pairs
 from .decoding_flags import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
 from .device import Device
-from .files import PairFiles, must_be_writable
+from .files import PairFiles, check_writable
 from .stdin_lines import Runs, write_lines
 from .terminal import progress, said
 from .training_flags import Training
@@ -130,9 +130,9 @@ def translate(
         regard translate runs/deen runs/deen2 --beam 8 --alignments out.align < in.de > out.en
     """
     search = Search(beam=beam, nbest=nbest, penalty=penalty, max_length=max_length)
-    must_be_writable(alignments, *folders)
+    check_writable(alignments, *folders)
     room(attention, MOST, *folders)
-    must_be_of_one(attention, folders)
+    check_single_input(attention, folders)
     translator = Translator.load(*folders, device=device)
     watched = alignments is not None or attention is not None
     if not watched and (layer is not None or head is not None):

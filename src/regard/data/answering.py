@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import DataError
-from .text import must_be_text
+from .text import check_text
 from .trees import read_json
 
 
@@ -86,7 +86,7 @@ class _Node:
         if not isinstance(value, str):
             raise self.error(f"expected text in {key!r}, got {'nothing' if value is None else type(value).__name__}")
         try:
-            must_be_text(value, repr(key))
+            check_text(value, repr(key))
         except ValueError as error:
             raise self.error(str(error)) from error
         return value

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .errors import DataError
 from .image_files import Array, Pictures
 from .lines import Lines
-from .text import must_be_text
+from .text import check_text
 from .trees import read_json
 
 
@@ -90,7 +90,7 @@ def captions_json(path: str | Path, images: str | Path) -> Captions:
             if not isinstance(name, str) or not isinstance(caption, str):
                 raise DataError(f"{place}: expected the text of a name and of a caption", file=path)
             try:
-                must_be_text(caption, "a caption")
+                check_text(caption, "a caption")
             except ValueError as error:
                 raise DataError(f"{place}: {error}", file=path) from error
             found.add(pictures, name, caption, place=f"{place}: ")

@@ -23,7 +23,7 @@ class DataError(ValueError):
         super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
 
 
-def must_have_folder(path: Path) -> None:
+def check_parent_folder(path: Path) -> None:
     """Raise unless the folder is there that a file is to be written into."""
     if not path.parent.is_dir():
         raise DataError(f"{path.parent} is no folder", file=path, hint="make it first")

@@ -14,7 +14,7 @@ from numpy.lib import format as npy
 from .errors import DataError
 from .image_files import Array, Pictures
 from .lines import Lines, at_most, opened, unpacked
-from .text import must_be_classes
+from .text import check_class_names
 
 LARGEST = 2**33
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -45,7 +45,7 @@ class Images:
         if int(self.labels.min()) < 0 or int(self.labels.max()) >= count:
             raise ValueError(f"labels must lie in 0 to {count - 1}, got {self.labels.min()} to {self.labels.max()}")
         self.classes = tuple(classes) if classes is not None else tuple(str(n) for n in range(count))
-        must_be_classes(classes)
+        check_class_names(classes)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -73,7 +73,7 @@ class ImageFolder:
                 raise DataError(f"the image {name!r} lies in no class", file=root, hint="put it into a folder")
         found = [name.split("/")[0] for name in self.names]
         self.classes = tuple(sorted(set(found)) if classes is None else classes)
-        must_be_classes(classes)
+        check_class_names(classes)
         unknown = sorted(set(found) - set(self.classes))
         if unknown:
             raise DataError(f"unknown class {unknown[0]!r}", file=root, hint=f"expected {', '.join(self.classes[:8])}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from .lines import Lines
 from .tabular import Columns, Rows, columns
-from .text import must_be_classes
+from .text import check_class_names
 
 
 class Labelled(NamedTuple):
@@ -37,7 +37,7 @@ class LabelledText:
         self._rows = rows
         names = [name for _, name in rows]
         self.classes = tuple(sorted(set(names)) if classes is None else classes)
-        must_be_classes(classes)
+        check_class_names(classes)
         number = {name: n for n, name in enumerate(self.classes)}
         for n, name in enumerate(names):
             if name not in number:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from .errors import DataError, must_have_folder
-from .text import must_be_many
+from .errors import DataError, check_parent_folder
+from .text import check_not_a_string
 from .tokenizers import Tokenizer
 
 Ids = np.ndarray[Any, np.dtype[Any]]
@@ -62,7 +62,7 @@ def write_ids(texts: Iterable[str], tokenizer: Tokenizer, path: str | Path, *, e
     The file appears whole or not at all.
     """
     path, width = Path(path), _width(tokenizer)
-    must_have_folder(path)
+    check_parent_folder(path)
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         with new.open("wb") as file:
@@ -100,7 +100,7 @@ def _width(tokenizer: Tokenizer) -> np.dtype[Any]:
 
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer, eos: bool) -> Iterator[Ids]:
-    must_be_many(texts)
+    check_not_a_string(texts)
     rest = iter(texts)
     while some := list(islice(rest, AT_ONCE)):
         for ids in tokenizer.encode_all(some, eos=eos):

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from .errors import DataError
 from .lines import Lines
-from .text import must_be_text
+from .text import check_text
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -138,7 +138,7 @@ class Fields(Generic[T]):
                 raise ValueError(
                     f"expected text in the field {name!r}; the line has {', '.join(record) or 'no fields'}"
                 )
-            must_be_text(record[name], f"the field {name!r}")
+            check_text(record[name], f"the field {name!r}")
         return self.make(*(record[name] for name in self.names))
 
 

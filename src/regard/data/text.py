@@ -9,7 +9,7 @@ from collections.abc import Sequence
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def must_be_text(text: object, name: str = "text") -> None:
+def check_text(text: object, name: str = "text") -> None:
     """Raise unless it is a text of whole characters: half of one, a lone surrogate, has no bytes in UTF-8.
 
     Python makes one of each byte of an argument or a file name that is not UTF-8, JSON of an escape such as \\ud800.
@@ -23,21 +23,21 @@ def must_be_text(text: object, name: str = "text") -> None:
         )
 
 
-def must_be_many(texts: object, name: str = "texts") -> None:
+def check_not_a_string(texts: object, name: str = "texts") -> None:
     """Raise if it is one text, which would be taken for its characters."""
     if isinstance(texts, str):
         raise TypeError(f"{name} must be many texts, got one; pass [text]")
 
 
-def must_come_again(texts: object, name: str = "texts") -> None:
+def check_reiterable(texts: object, name: str = "texts") -> None:
     """Raise if it can be read only once, as a generator can: a vocabulary is learned from it before it is encoded."""
     if iter(texts) is texts:  # type: ignore[call-overload]
         raise TypeError(f"{name} must come again each time they are read, got a {type(texts).__name__}; pass a list")
 
 
-def must_be_classes(classes: Sequence[str] | None) -> None:
+def check_class_names(classes: Sequence[str] | None) -> None:
     """Raise if it is one text, or if two classes share a name; None are those found."""
-    must_be_many(classes, "classes")
+    check_not_a_string(classes, "classes")
     if twice := [name for name, count in Counter(classes).items() if count > 1]:
         raise ValueError(f"classes must have a name each, got {twice[0]!r} more than once; name it once")
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import tokenizers as hf
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from .errors import DataError, must_have_folder
-from .text import must_be_many, must_be_text
-from .unknown_tokens import must_know_the_unknown, read, read_all, show_the_unknown
+from .errors import DataError, check_parent_folder
+from .text import check_not_a_string, check_text
+from .unknown_tokens import check_unknown_token, read, read_all, show_the_unknown
 
 SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")
 # What others call them, the likeliest first.
@@ -58,7 +58,7 @@ class Tokenizer:
         eos: str | None = None,
     ) -> None:
         self._inner = _plain(inner)
-        must_know_the_unknown(inner)
+        check_unknown_token(inner)
         self.pad, self.bos, self.eos = self._must("pad", pad), self._must("bos", bos), self._must("eos", eos)
         self.unk = self._find("unk", unk)
         show_the_unknown(inner, self.unk)
@@ -104,7 +104,7 @@ class Tokenizer:
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        _must_be_size(size)
+        _check_size(size)
         if size < len(alphabet) + len(SPECIALS) + len(specials):
             least = len(alphabet) + len(SPECIALS) + len(specials)
             raise ValueError(f"size must leave room for the 256 bytes and the specials, at least {least}, got {size}")
@@ -186,7 +186,7 @@ class Tokenizer:
     def save(self, path: str | Path) -> None:
         """Write `tokenizer.json`, whole or not at all."""
         path = Path(path)
-        must_have_folder(path)
+        check_parent_folder(path)
         new = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
             new.write_text(self.to_json(), encoding="utf-8")
@@ -218,9 +218,9 @@ class Tokenizer:
 
     def encode_all(self, texts: Sequence[str], *, bos: bool = False, eos: bool = False) -> list[list[int]]:
         """The ids of many texts at once, on all cores."""
-        must_be_many(texts)
+        check_not_a_string(texts)
         for text in (texts := list(texts)):
-            must_be_text(text)
+            check_text(text)
         return [[self.bos] * bos + one.ids + [self.eos] * eos for one in read_all(self._inner, texts)]
 
     def spans(self, text: str) -> list[Span]:
@@ -288,10 +288,10 @@ class Tokenizer:
         everything = [*SPECIALS, *specials]
         if len(set(everything)) != len(everything):
             raise ValueError(f"specials must differ from each other and from {', '.join(SPECIALS)}, got {specials}")
-        _must_be_size(size)
+        _check_size(size)
         if size <= len(everything):
             raise ValueError(f"size must be more than {len(everything)}, the tokens it begins with, got {size}")
-        must_be_many(texts)
+        check_not_a_string(texts)
         trainer = trainer(vocab_size=size, special_tokens=everything, show_progress=False, **options)
         inner.train_from_iterator(_some(texts), trainer)
         return cls(_renumbered(inner, everything) if isinstance(inner.model, models.WordLevel) else inner)
@@ -313,7 +313,7 @@ class Tokenizer:
         return next((id for id in ids if id is not None), None)
 
     def _read(self, text: str) -> hf.Encoding:
-        must_be_text(text)
+        check_text(text)
         return read(self._inner, text)
 
     def _called(self, id: int) -> str | None:
@@ -328,7 +328,7 @@ class Tokenizer:
         return {role: getattr(self, role) for role in KNOWN}
 
 
-def _must_be_size(size: object) -> None:
+def _check_size(size: object) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size > MOST:
         raise ValueError(f"size must be a whole number, at most {MOST:,}, got {size!r}")
 
@@ -345,7 +345,7 @@ def _some(texts: Iterable[str]) -> Iterator[str]:
     """The texts as they are; an error at the end if they say nothing."""
     empty = True
     for text in texts:
-        must_be_text(text)
+        check_text(text)
         empty = empty and not text.strip()
         yield text
     if empty:
@@ -356,7 +356,7 @@ def _letters_inside(inner: hf.Tokenizer, texts: Iterable[str]) -> list[str]:
     """Every letter that stands in a word other than first."""
     found: set[str] = set()
     for text in texts:
-        must_be_text(text)
+        check_text(text)
         for word, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(text)):
             found.update(word[1:])
     return sorted(found)

@@ -10,7 +10,7 @@ from tokenizers import models, pre_tokenizers
 from .errors import DataError
 
 
-def must_know_the_unknown(inner: hf.Tokenizer) -> None:
+def check_unknown_token(inner: hf.Tokenizer) -> None:
     """Raise if the first word that a vocabulary of words or word pieces lacks would be an error."""
     model = inner.model
     if isinstance(model, models.WordLevel | models.WordPiece) and model.token_to_id(model.unk_token) is None:

@@ -25,7 +25,7 @@ def average(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     count = 0
     for count, checkpoint in enumerate(checkpoints, 1):
         if count > 1:
-            _must_match(checkpoint, last, count)
+            _check_matches(checkpoint, last, count)
         for name, x in checkpoint.items():
             if x.is_floating_point() or x.is_complex():
                 wide = x.to(torch.complex128 if x.is_complex() else torch.float64)
@@ -36,7 +36,7 @@ def average(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: (sums[name] / count).to(x.dtype) if name in sums else x.clone() for name, x in last.items()}
 
 
-def _must_match(checkpoint: Mapping[str, Tensor], last: Mapping[str, Tensor], number: int) -> None:
+def _check_matches(checkpoint: Mapping[str, Tensor], last: Mapping[str, Tensor], number: int) -> None:
     if odd := checkpoint.keys() ^ last.keys():
         raise ValueError(
             f"checkpoints must hold the same tensors, got {sorted(odd)[:3]} in only one of numbers {number - 1} and "

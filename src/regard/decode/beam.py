@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import check_int
 from .constraints import Limits
-from .decode_checks import must_count
 from .frontier import Frontier
 from .hypothesis import Hypothesis
 from .length_penalty import Divisors
@@ -55,8 +55,8 @@ def beam(
     is dropped; a row of which nothing is left is an error.
     """
     limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=forbid)
-    must_count("width", width, least=1)
-    must_count("n_best", n_best, least=1)
+    check_int("width", width, least=1)
+    check_int("n_best", n_best, least=1)
     if n_best > width:
         raise ValueError(f"n_best must be at most width, got n_best={n_best} and width={width}")
     frontier = Frontier(stepper, source, prefix, limits)

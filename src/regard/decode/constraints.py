@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .decode_checks import must_count
+from ..checks import check_int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +34,17 @@ class Limits:
         """The limits as users write them, validated."""
         ends = () if end is None else tuple(end) if isinstance(end, Sequence) else (end,)
         for token in ends:
-            must_count("end", token)
-        must_count("max_length", max_length, least=1)
-        must_count("min_length", min_length)
+            check_int("end", token)
+        check_int("max_length", max_length, least=1)
+        check_int("min_length", min_length)
         if no_repeat is not None:
-            must_count("no_repeat", no_repeat, least=1)
+            check_int("no_repeat", no_repeat, least=1)
         if min_length > max_length:
             raise ValueError(
                 f"min_length must be at most max_length, got min_length={min_length} and max_length={max_length}"
             )
         for token in forbid:
-            must_count("forbid", token)
+            check_int("forbid", token)
             if token in ends:
                 raise ValueError(f"forbid must leave the end to be chosen, got {token} in both")
         return Limits(

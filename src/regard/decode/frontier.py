@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import check_token_ids
 from .backpointers import Step, Trace
 from .constraints import Limits
-from .decode_checks import must_be_tokens
 from .hypothesis import Hypothesis
 from .prefix import Prefix, Tokens
 from .stepper import Stepper, advance, attention_of
@@ -134,7 +134,7 @@ class Frontier:
                 f"{tuple(logits.shape)}; prefix must have a row for each row of the source"
             )
         self._vocabulary = logits.shape[1]
-        must_be_tokens("prefix", self._rest, self._vocabulary)
+        check_token_ids("prefix", self._rest, self._vocabulary)
         self.limits.check(self._vocabulary)
 
 

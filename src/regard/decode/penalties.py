@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .decode_checks import must_be_number
+from ..checks import check_number
 
 FLOOR = 1e-9  # a source position never attended to costs beta * log(FLOOR), not everything
 
@@ -25,7 +25,7 @@ class Gnmt:
     alpha: float
 
     def __post_init__(self) -> None:
-        must_be_number("Gnmt alpha", self.alpha)
+        check_number("Gnmt alpha", self.alpha)
         if abs(self.alpha) > ALPHA:
             raise ValueError(f"Gnmt alpha must be from -{ALPHA} to {ALPHA}, got {self.alpha}; 0.6 is usual")
 
@@ -46,7 +46,7 @@ class Coverage:
     keep: Tensor | None = None
 
     def __post_init__(self) -> None:
-        must_be_number("Coverage beta", self.beta)
+        check_number("Coverage beta", self.beta)
         if self.beta < 0:
             raise ValueError(f"Coverage beta must be 0 or more, got {self.beta}")
         if self.keep is not None and (self.keep.dtype != torch.bool or self.keep.ndim != 2):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import check_int, check_number
 from .constraints import Limits
-from .decode_checks import must_be_number, must_count
 from .frontier import Frontier
 from .greedy import walk
 from .hypothesis import Hypothesis
@@ -45,14 +45,12 @@ def sample(
     of `greedy`; scores are log-probabilities under the model itself, at temperature 1 and over all tokens.
     """
     limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=forbid)
-    must_count("seed", seed)
-    if seed >= SEEDS:
-        raise ValueError(f"seed must be below 2^64, got {seed}")
-    must_count("samples", samples, least=1)
-    must_be_number("temperature", temperature)
+    check_int("seed", seed, below=SEEDS)
+    check_int("samples", samples, least=1)
+    check_number("temperature", temperature)
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0, got {temperature}; for the likeliest tokens write greedy(...)")
-    must_keep_some(top_k, top_p)
+    check_keeps_some(top_k, top_p)
     frontier = Frontier(stepper, source, prefix, limits)
     frontier.repeat(samples)
     streams = uniform(len(frontier.sentences), max_length, seed).to(frontier.sentences.device)
@@ -65,12 +63,12 @@ def sample(
     return [found[first : first + samples] for first in range(0, len(found), samples)]
 
 
-def must_keep_some(top_k: int | None, top_p: float | None) -> None:
+def check_keeps_some(top_k: int | None, top_p: float | None) -> None:
     """Raise unless some tokens are left to draw from."""
     if top_k is not None:
-        must_count("top_k", top_k, least=1)
+        check_int("top_k", top_k, least=1)
     if top_p is not None:
-        must_be_number("top_p", top_p)
+        check_number("top_p", top_p)
         if not 0 < top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import check_token_ids
 from .backpointers import join
-from .decode_checks import must_be_tokens
 from .hypothesis import Hypothesis
 from .prefix import Prefix, Tokens, pieces
 from .stepper import Stepper, advance, attention_of
@@ -76,7 +76,7 @@ def _read(stepper: Stepper, tokens: Tensor, state: Any) -> tuple[Tensor, dict[st
     gains, attention = [torch.empty(len(tokens), 0, dtype=torch.float64, device=tokens.device)], []
     for inputs, outputs in zip(pieces(tokens[:, :-1]), pieces(tokens[:, 1:]), strict=True):
         logits, state = advance(stepper, inputs, state)
-        must_be_tokens("targets", outputs, logits.shape[-1])
+        check_token_ids("targets", outputs, logits.shape[-1])
         gains.append((logits.gather(2, outputs[..., None])[..., 0] - logits.logsumexp(-1)).double())
         attention.append(attention_of(state))
     names = attention[0] if attention else ()

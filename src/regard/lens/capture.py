@@ -18,7 +18,7 @@ from .interception.function_mode import SCRIPTED, Watch
 from .interception.module_scan import attends_aside
 from .layer_names import listed, within
 from .recording.recorder import Recorder
-from .recording.reduced import must_be_measures
+from .recording.reduced import check_measures
 from .recording.store import Store
 from .tape.annotations import Tokens, TokensByLayer
 from .tape.tape import Tape
@@ -80,9 +80,9 @@ def capture(
     kept; steps of a generation then stay apart. `values` also keeps values and output projections, `gradients` the
     gradient of each output once backward has run: both under `tape.extras(layer)`.
     """
-    _must_be_watchable(model)
+    _check_capturable(model)
     if keep is not None:
-        must_be_measures(keep)
+        check_measures(keep)
         if values or gradients:
             raise ValueError(
                 "keep=[...] reduces to measures at once; values and gradients are kept beside queries and keys"
@@ -101,12 +101,12 @@ def capture(
         gradients=gradients,
     )
     watch = Watch(model, recorder)
-    _must_run_in_python(watch)
+    _check_not_compiled(watch)
     tape = Tape.live(recorder, tokens, model)
     with watch.watching(), huggingface.watching(watch), kernels.watching(watch, watch.parts):
         yield tape
     recorder.close()
-    _must_have_seen(watch)
+    _check_recorded(watch)
     _tell_compiled(watch)
     _tell_lost(watch)
     _tell_uncalled(watch)
@@ -114,7 +114,7 @@ def capture(
     tape.tell_misplaced(stacklevel=4)
 
 
-def _must_be_watchable(model: nn.Module) -> None:
+def _check_capturable(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
@@ -139,7 +139,7 @@ def _numbers(heads: object) -> list[int]:
     return [int(head) for head in numbers]
 
 
-def _must_run_in_python(watch: Watch) -> None:
+def _check_not_compiled(watch: Watch) -> None:
     for part in watch.parts:
         if type(part) in SCRIPTED:
             name = watch.names[id(part)]
@@ -209,7 +209,7 @@ def _tell_ended(recorder: Recorder) -> None:
         )
 
 
-def _must_have_seen(watch: Watch) -> None:
+def _check_recorded(watch: Watch) -> None:
     recorder = watch.recorder
     if not recorder.is_empty:
         return

@@ -11,23 +11,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..checks import must_count
+from ..checks import (
+    check_choice,
+    check_eps,
+    check_flag,
+    check_int,
+    check_keys,
+    check_probability,
+    check_submodel,
+    check_token_id,
+    check_token_rows,
+)
 from ..nn import Attention, EncoderBlock, FeedForward, LearnedPositions, PostNorm, TokenEmbedding, positions_of
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
 from .activations import Name as Activation
 from .activations import activation
 from .initialization import initialize
-from .model_checks import (
-    must_be_eps,
-    must_be_flag,
-    must_be_model,
-    must_be_one_of,
-    must_be_rows,
-    must_be_share,
-    must_be_token,
-    must_hold,
-)
 from .padding import Padded, keep_of
 
 
@@ -60,16 +60,16 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "length", "dim", "depth", "heads", "hidden"):
-            must_count(name, getattr(self, name), least=1)
+            check_int(name, getattr(self, name), least=1)
         for name in ("types", "first"):
-            must_count(name, getattr(self, name))
-        must_be_one_of("activation", self.activation, Activation)
+            check_int(name, getattr(self, name))
+        check_choice("activation", self.activation, Activation)
         for name in ("dropout", "attention_dropout"):
-            must_be_share(name, getattr(self, name))
-        must_be_flag("pooler", self.pooler)
-        must_be_eps(self.eps)
+            check_probability(name, getattr(self, name))
+        check_flag("pooler", self.pooler)
+        check_eps(self.eps)
         if self.padding is not None:
-            must_be_token("padding", self.padding, self.vocabulary)
+            check_token_id("padding", self.padding, self.vocabulary)
 
     @classmethod
     def tiny(cls, *, vocabulary: int = 30522) -> Self:
@@ -134,7 +134,7 @@ class Bert(nn.Module):
         *,
         padding: Padded | None = None,
     ) -> Float[Tensor, "b n dim"]:
-        must_be_rows("ids", ids)
+        check_token_rows("ids", ids)
         keep = None if padding is None else keep_of(padding, ids)
         positions = torch.arange(ids.shape[1], device=ids.device) if keep is None else positions_of(keep)
         x = self.words(ids) + self.positions(positions + self.config.first)
@@ -182,7 +182,7 @@ class BertPretraining(nn.Module):
 
     def __init__(self, bert: Bert, *, next_sentence: bool = True) -> None:
         super().__init__()
-        must_be_model("bert", bert, "Bert", "BertPretraining")
+        check_submodel("bert", bert, "Bert", "BertPretraining")
         if next_sentence and bert.pool is None:
             raise ValueError("next_sentence=True reads bert.pool, which this Bert has not; build it with pooler=True")
         config = bert.config
@@ -217,7 +217,7 @@ class BertPretraining(nn.Module):
 
         As published, the mean over the words plus the mean over the pairs; the words are what is counted.
         """
-        must_hold(batch, "ids", "targets")
+        check_keys(batch, "ids", "targets")
         targets, padding = batch["targets"], batch.get("ids_lengths")
         hidden = self.bert(batch["ids"], batch.get("types"), padding=padding)
         asked = targets >= 0

@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..checks import must_count
+from ..checks import check_int, check_keys, check_submodel
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
 from .activations import Name as Activation
 from .activations import activation
 from .bert import Bert, Pool
 from .initialization import initialize
-from .model_checks import must_be_model, must_hold
 from .padding import Padded, keep_of
 
 
@@ -31,8 +30,8 @@ class BertClassifier(nn.Module):
 
     def __init__(self, bert: Bert, *, classes: int, pooler: Activation | None = None) -> None:
         super().__init__()
-        must_be_model("bert", bert, "Bert", "BertClassifier")
-        must_count("classes", classes, least=1)
+        check_submodel("bert", bert, "Bert", "BertClassifier")
+        check_int("classes", classes, least=1)
         self.bert = bert
         self.pooler: Activation = pooler or "tanh"
         own = pooler is not None or bert.pool is None
@@ -50,7 +49,7 @@ class BertClassifier(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Over `label` (b,)."""
-        must_hold(batch, "ids", "label")
+        check_keys(batch, "ids", "label")
         logits = self(batch["ids"], batch.get("types"), padding=batch.get("ids_lengths"))
         return cross_entropy(logits, batch["label"])
 
@@ -65,8 +64,8 @@ class BertTagger(nn.Module):
 
     def __init__(self, bert: Bert, *, tags: int) -> None:
         super().__init__()
-        must_be_model("bert", bert, "Bert", "BertTagger")
-        must_count("tags", tags, least=1)
+        check_submodel("bert", bert, "Bert", "BertTagger")
+        check_int("tags", tags, least=1)
         self.bert = bert
         self.dropout = Dropout(bert.config.dropout)
         self.tags = nn.Linear(bert.config.dim, tags)
@@ -79,7 +78,7 @@ class BertTagger(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Over `tags` (b, n) of real tokens; one below 0 does not count, such as that of a later piece of a word."""
-        must_hold(batch, "ids", "tags")
+        check_keys(batch, "ids", "tags")
         tags, lengths = batch["tags"], batch.get("ids_lengths")
         logits = self(batch["ids"], batch.get("types"), padding=lengths)
         counted = tags >= 0 if lengths is None else (tags >= 0) & keep_of(lengths, tags, name="ids_lengths")
@@ -99,7 +98,7 @@ class BertReader(nn.Module):
 
     def __init__(self, bert: Bert) -> None:
         super().__init__()
-        must_be_model("bert", bert, "Bert", "BertReader")
+        check_submodel("bert", bert, "Bert", "BertReader")
         self.bert = bert
         self.span = nn.Linear(bert.config.dim, 2)
         initialize(self.span)
@@ -116,7 +115,7 @@ class BertReader(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """The mean over `start` (b,) and `end` (b,); both are 0, or below 0 and not counted, if there is none."""
-        must_hold(batch, "ids", "start", "end")
+        check_keys(batch, "ids", "start", "end")
         logits = self(batch["ids"], batch.get("types"), padding=batch.get("ids_lengths"))
         start, end = (
             cross_entropy(x, batch[name], counted=batch[name] >= 0)

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .padding import must_be_lengths
+from .padding import check_lengths
 from .recurrent_decoder import CELLS, Cell, run
 
 
@@ -35,7 +35,7 @@ class Bidirectional(nn.Module):
         if lengths is None:
             return run(self.cell, x)[0]
         lengths, n = lengths.cpu(), x.shape[1]
-        must_be_lengths("lengths", lengths, x)
+        check_lengths("lengths", lengths, x)
         # A packed row must have a token. One with none reads a token of padding, which is for the reader to hide.
         packed = pack_padded_sequence(x, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
         return pad_packed_sequence(run(self.cell, packed)[0], batch_first=True, total_length=n)[0]

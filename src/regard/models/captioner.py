@@ -13,11 +13,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from ..checks import must_be_number, must_count
+from ..checks import check_choice, check_flag, check_int, check_keys, check_number, check_probability, check_token_id
 from ..nn import BahdanauAttention, Sinusoidal
 from ..nn.losses import Loss, shifted, surprise
 from .decoder_state import Watched
-from .model_checks import must_be_flag, must_be_one_of, must_be_share, must_be_token, must_hold
 from .padding import counted_targets
 from .recurrent_decoder import Cell, RecurrentDecoder, RecurrentState
 from .transformer import TransformerConfig, decoder_of
@@ -57,21 +56,21 @@ class CaptionerConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "channels", "dim", "hidden", "layers", "heads"):
-            must_count(name, getattr(self, name), least=1)
+            check_int(name, getattr(self, name), least=1)
         for name, known in (("attention", Looking), ("cell", Cell)):
-            must_be_one_of(name, getattr(self, name), known)
+            check_choice(name, getattr(self, name), known)
         for name in ("doubly", "reinforce", "entropy"):
-            must_be_number(name, getattr(self, name))
+            check_number(name, getattr(self, name))
         for name in ("dropout", "smoothing"):
-            must_be_share(name, getattr(self, name))
-        must_be_token("start", self.start, self.vocabulary)
-        must_be_flag("tied", self.tied)
+            check_probability(name, getattr(self, name))
+        check_token_id("start", self.start, self.vocabulary)
+        check_flag("tied", self.tied)
         if not isinstance(self.widths, Sequence):
             raise TypeError(f"widths must name the channels of each stage, got {self.widths!r}; pass (32, 64, 128)")
         if not self.widths:
             raise ValueError("widths must name the channels of at least one stage, got none; pass (32, 64, 128)")
         for width in self.widths:
-            must_count("widths", width, least=1)
+            check_int("widths", width, least=1)
         if self.dim % 2:
             raise ValueError(f"dim must be even, half for the row and half for the column of a place, got {self.dim}")
 
@@ -115,7 +114,7 @@ class Captioner(nn.Module):
         mean of both, and draws are rewarded for what they gain over the first; rewards have a gradient and leave the
         number as it is.
         """
-        must_hold(batch, "image", "target")
+        check_keys(batch, "image", "target")
         target, counted = counted_targets(batch)
         inputs = shifted(target, start=self.config.start)
         places = self.places(self.features(batch["image"]))
@@ -135,7 +134,7 @@ class Captioner(nn.Module):
 
     def start(self, batch: Mapping[str, Tensor]) -> Any:
         """The state before the first word, from `image`."""
-        must_hold(batch, "image")
+        check_keys(batch, "image")
         places = self.places(self.features(batch["image"]))
         return self.decoder.start(places) if self.config.attention == "transformer" else self._start(places)
 

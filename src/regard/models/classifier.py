@@ -10,12 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..checks import must_be_number, must_count
+from ..checks import check_choice, check_flag, check_int, check_keys, check_number, check_probability, check_token_id
 from ..nn import AttentionPool
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, surprise
 from .bidirectional import Bidirectional
-from .model_checks import must_be_flag, must_be_one_of, must_be_share, must_be_token, must_hold
 from .recurrent_decoder import Cell
 from .word_encoder import Words
 
@@ -54,20 +53,20 @@ class TextClassifierConfig:
 
     def __post_init__(self) -> None:
         for name in ("classes", "dim", "character_dim", "hidden", "queries", "heads", "score"):
-            must_count(name, getattr(self, name), least=1)
-        must_count("layers", self.layers)
+            check_int(name, getattr(self, name), least=1)
+        check_int("layers", self.layers)
         given = [name for name in ("vocabulary", "characters", "encoder_dim") if getattr(self, name) is not None]
         if not given:
             raise ValueError("nothing stands for a word; pass vocabulary, characters, encoder_dim or several of them")
         for name in given:
-            must_count(name, getattr(self, name), least=1)
-        must_be_one_of("cell", self.cell, Cell)
+            check_int(name, getattr(self, name), least=1)
+        check_choice("cell", self.cell, Cell)
         for name in ("dropout", "smoothing"):
-            must_be_share(name, getattr(self, name))
-        must_be_flag("tuned", self.tuned)
-        must_be_number("apart", self.apart)
+            check_probability(name, getattr(self, name))
+        check_flag("tuned", self.tuned)
+        check_number("apart", self.apart)
         if self.vocabulary is not None and self.padding is not None:
-            must_be_token("padding", self.padding, self.vocabulary)
+            check_token_id("padding", self.padding, self.vocabulary)
 
     @classmethod
     def pooled(cls, *, classes: int, vocabulary: int) -> Self:
@@ -144,7 +143,7 @@ class TextClassifier(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Over `label` (b,), from `ids`, `ids_lengths` where rows are padded, and `characters` where these are read."""
-        must_hold(batch, "ids", "label")
+        check_keys(batch, "ids", "label")
         lengths, config = batch.get("ids_lengths"), self.config
         x = self.states(batch["ids"], batch.get("characters"), lengths=lengths)
         smoothing = config.smoothing if self.training else 0.0

@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..checks import must_count
+from ..checks import check_choice, check_int, check_keys, check_probability
 from ..nn import CBAM, SelectiveKernel, SelfAttention2d, SqueezeExcite
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
 from ..ops.terms.scores import Dot
-from .model_checks import must_be_one_of, must_be_share, must_hold
 
 Looking = Literal["self", "squeeze", "cbam", "selective"]
 
@@ -53,15 +52,15 @@ class AttentionConvNetConfig:
 
     def __post_init__(self) -> None:
         for name in ("classes", "channels", "stem", "depth", "heads", "reduction"):
-            must_count(name, getattr(self, name), least=1)
+            check_int(name, getattr(self, name), least=1)
         for width in self.widths:
-            must_count("widths", width, least=1)
+            check_int("widths", width, least=1)
         for name in ("dropout", "smoothing"):
-            must_be_share(name, getattr(self, name))
+            check_probability(name, getattr(self, name))
         if not self.widths:
             raise ValueError("widths must name the channels of at least one stage, got none; pass (64, 128, 256)")
         if self.attention is not None:
-            must_be_one_of("attention", self.attention, Looking)
+            check_choice("attention", self.attention, Looking)
         if self.attention == "self" and len(self.widths) == 1:
             raise ValueError(
                 f"attention='self' stands in the stages that halve the map, got widths={self.widths}; pass two"
@@ -132,7 +131,7 @@ class AttentionConvNet(nn.Module):
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Over `label` (b,), from `image` (b, c, y, x)."""
         smoothing = self.config.smoothing if self.training else 0.0
-        must_hold(batch, "image", "label")
+        check_keys(batch, "image", "label")
         return cross_entropy(self(batch["image"]), batch["label"], smoothing=smoothing)
 
 

@@ -11,7 +11,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..checks import must_be_letters, must_count
+from ..checks import (
+    check_choice,
+    check_eps,
+    check_flag,
+    check_int,
+    check_keys,
+    check_letters,
+    check_probability,
+    check_token_rows,
+)
 from ..nn import (
     Attention,
     EncoderBlock,
@@ -33,7 +42,6 @@ from .activations import Name as Activation
 from .activations import activation
 from .decoder_state import CachedState, Watched, step, watched
 from .initialization import initialize, initialize_residual
-from .model_checks import must_be_eps, must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_hold
 from .norms import NormName, norm_of
 from .padding import Padded, counted_of, keep_of
 from .rope_scaling import Stretch
@@ -78,18 +86,18 @@ class GptConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "length", "dim", "depth", "heads"):
-            must_count(name, getattr(self, name), least=1)
+            check_int(name, getattr(self, name), least=1)
         for name in ("kv_heads", "head_dim", "hidden", "window"):
             if (value := getattr(self, name)) is not None:
-                must_count(name, value, least=1)
+                check_int(name, value, least=1)
         for name, known in (("activation", Activation), ("norm", NormName), ("positions", Positions)):
-            must_be_one_of(name, getattr(self, name), known)
+            check_choice(name, getattr(self, name), known)
         for name in ("gated", "qk_norm", "tied"):
-            must_be_flag(name, getattr(self, name))
+            check_flag(name, getattr(self, name))
         for name in ("dropout", "attention_dropout"):
-            must_be_share(name, getattr(self, name))
-        must_be_letters("biased", self.biased, "qkvof")
-        must_be_eps(self.eps)
+            check_probability(name, getattr(self, name))
+        check_letters("biased", self.biased, "qkvof")
+        check_eps(self.eps)
         pair = 2 * self.heads
         if self.positions == "rotary" and self.head_dim is None and self.dim % pair:
             raise ValueError(
@@ -191,7 +199,7 @@ class Gpt(nn.Module):
 
     def hidden(self, ids: Int[Tensor, "b n"], *, padding: Padded | None = None) -> Float[Tensor, "b n dim"]:
         """The states of the last layer, normalized: what `logits` reads."""
-        must_be_rows("ids", ids)
+        check_token_rows("ids", ids)
         return self._read(ids, None if padding is None else keep_of(padding, ids))[0]
 
     def logits(self, hidden: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b vocabulary"]:
@@ -200,9 +208,9 @@ class Gpt(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """-log p of each token of `ids` (b, n) but the first, given those before it; up to `ids_lengths` if there."""
-        must_hold(batch, "ids")
+        check_keys(batch, "ids")
         ids, lengths = batch["ids"], batch.get("ids_lengths")
-        must_be_rows("ids", ids)
+        check_token_rows("ids", ids)
         # What stands behind a text is read after all of it: hiding it would change nothing.
         counted = None if lengths is None else counted_of(lengths, ids, name="ids_lengths")[:, 1:]
         return cross_entropy(self(ids[:, :-1]), ids[:, 1:], counted=counted)
@@ -213,7 +221,7 @@ class Gpt(nn.Module):
         rows, keep = None, None
         if source is not None:
             ids, padding = source if isinstance(source, tuple) else (source, None)
-            must_be_rows("source", ids)
+            check_token_rows("source", ids)
             keep = None if padding is None else keep_of(padding, ids)
             # A prompt of one token leaves a row of padding alone.
             if keep is not None and not bool((keep[:, -1:] | ~keep.any(1, keepdim=True)).all()):

@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from ..checks import must_be_integers, must_be_tensor
+from ..checks import check_integer_tensor, check_tensor, check_token_rows
 from ..ops.torch_state import readable
-from .model_checks import must_be_rows
 
 Padded = Bool[Tensor, "b n"] | Int[Tensor, " b"]
 
@@ -21,7 +20,7 @@ def keep_of(padding: Padded, ids: Int[Tensor, "b n"], *, name: str = "padding") 
     >>> keep_of(torch.tensor([3, 1]), torch.zeros(2, 3, dtype=torch.long)).tolist()
     [[True, True, True], [True, False, False]]
     """
-    must_be_tensor(name, padding, hint="torch.tensor([3, 5])")
+    check_tensor(name, padding, hint="torch.tensor([3, 5])")
     if padding.dtype == torch.bool and padding.shape == ids.shape:
         return padding
     if padding.dtype == torch.bool or padding.ndim != 1:
@@ -34,28 +33,28 @@ def keep_of(padding: Padded, ids: Int[Tensor, "b n"], *, name: str = "padding") 
 
 def counted_of(lengths: Int[Tensor, " b"], ids: Int[Tensor, "b n"], *, name: str) -> Bool[Tensor, "b n"]:
     """The same where it is lengths alone that are meant."""
-    must_be_lengths(name, lengths, ids)
+    check_lengths(name, lengths, ids)
     return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
 
 
 def counted_targets(batch: Mapping[str, Tensor]) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
     """The `target` of a batch, and which of its tokens `target_lengths`, if there, say are real."""
     target, lengths = batch["target"], batch.get("target_lengths")
-    must_be_rows("target", target)
+    check_token_rows("target", target)
     if lengths is None:
         return target, torch.ones_like(target, dtype=torch.bool)
     return target, counted_of(lengths, target, name="target_lengths")
 
 
-def must_be_lengths(name: str, lengths: Int[Tensor, " b"], x: Shaped[Tensor, "b n *dim"]) -> None:
+def check_lengths(name: str, lengths: Int[Tensor, " b"], x: Shaped[Tensor, "b n *dim"]) -> None:
     """Raise unless `lengths` say of each row of x how many of its tokens are real; numbers are looked at on the CPU."""
-    must_be_tensor(name, lengths, hint="torch.tensor([3, 5])")
+    check_tensor(name, lengths, hint="torch.tensor([3, 5])")
     if lengths.dtype == torch.bool:
         raise TypeError(
             f"{name} must say how many tokens of each row are real, the padding behind them, got torch.bool "
             f"{tuple(lengths.shape)}; write keep.sum(1) of a keep that is padded so"
         )
-    must_be_integers(name, lengths, 1)
+    check_integer_tensor(name, lengths, 1)
     b, n = x.shape[:2]
     if len(lengths) != b:
         raise ValueError(f"{name} must be one a row, from 0 to {n}, for {b} rows, got {len(lengths)} of them")

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..checks import check_keys, check_token_id
 from ..nn.losses import Loss, shifted
-from .model_checks import must_be_token, must_hold
 from .padding import counted_of, counted_targets
 from .recurrent_decoder import RecurrentState, true_or_own
 from .seq2seq import Seq2Seq, Seq2SeqConfig, repeated
@@ -30,7 +30,7 @@ class PointerConfig(Seq2SeqConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        must_be_token("unknown", self.unknown, self.target_vocabulary)
+        check_token_id("unknown", self.unknown, self.target_vocabulary)
         if self.source_vocabulary != self.target_vocabulary:
             raise ValueError(
                 f"words are copied within one vocabulary, got source_vocabulary={self.source_vocabulary} and "
@@ -100,7 +100,7 @@ class Pointer(nn.Module):
         """
         if not 0 <= forcing <= 1:
             raise ValueError(f"forcing must be a probability, got {forcing}")
-        must_hold(batch, "source", "copies", "target")
+        check_keys(batch, "source", "copies", "target")
         target, counted = counted_targets(batch)
         state = self.start(batch)
         there = (target[:, :, None] == state.copies[:, None]).any(-1)
@@ -114,7 +114,7 @@ class Pointer(nn.Module):
 
     def start(self, batch: Mapping[str, Tensor]) -> PointerState:
         """The state before the first token, from `source`, `copies` and, where rows are padded, `source_lengths`."""
-        must_hold(batch, "source", "copies")
+        check_keys(batch, "source", "copies")
         return self._start(batch["source"], batch["copies"], batch.get("source_lengths"))
 
     def step(

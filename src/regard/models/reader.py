@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..checks import must_count
+from ..checks import check_choice, check_int, check_keys, check_probability, check_token_id, check_token_rows
 from ..nn import Attention, Core
 from ..nn.embeddings import Highway
 from ..nn.losses import Loss, cross_entropy
@@ -19,7 +19,6 @@ from ..ops.terms.masks import Padding
 from ..ops.terms.masks.mask_algebra import Mask
 from ..ops.terms.scores import Dot
 from .bidirectional import Bidirectional
-from .model_checks import must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold
 from .padding import counted_of
 from .recurrent_decoder import Cell
 from .span_scores import best_spans
@@ -47,13 +46,13 @@ class ReaderConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "dim", "character_dim", "hidden", "heads"):
-            must_count(name, getattr(self, name), least=1)
+            check_int(name, getattr(self, name), least=1)
         if self.characters is not None:
-            must_count("characters", self.characters, least=1)
-        must_be_one_of("cell", self.cell, Cell)
-        must_be_share("dropout", self.dropout)
+            check_int("characters", self.characters, least=1)
+        check_choice("cell", self.cell, Cell)
+        check_probability("dropout", self.dropout)
         if self.padding is not None:
-            must_be_token("padding", self.padding, self.vocabulary)
+            check_token_id("padding", self.padding, self.vocabulary)
         if self.hidden % 2 or self.hidden % self.heads:
             raise ValueError(
                 "hidden must be even, half for each direction, and a multiple of heads, "
@@ -151,7 +150,7 @@ class Reader(nn.Module):
         From `document` and `question`, with `_lengths` where rows are padded and `_characters` where these are read.
         Where a question may have no answer, let every document begin with a word of its own, and point there.
         """
-        must_hold(batch, "document", "question", "start", "end")
+        check_keys(batch, "document", "question", "start", "end")
         start, end = (
             cross_entropy(x, batch[name], counted=batch[name] >= 0)
             for x, name in zip(self._read(batch), ("start", "end"), strict=True)
@@ -160,7 +159,7 @@ class Reader(nn.Module):
 
     def answer(self, batch: Mapping[str, Tensor], *, longest: int | None = 17) -> Int[Tensor, "b 2"]:
         """The first and the last word of the best answer, of at most `longest` words; from what `loss` reads."""
-        must_hold(batch, "document", "question")
+        check_keys(batch, "document", "question")
         lengths, document = batch.get("document_lengths"), batch["document"]
         among = None if lengths is None else counted_of(lengths, document, name="document_lengths")
         return best_spans(*self._read(batch), among=among, longest=longest)
@@ -191,7 +190,7 @@ class Text(NamedTuple):
     @classmethod
     def of(cls, name: str, ids: Tensor, characters: Tensor | None, lengths: Tensor | None) -> Text:
         """From characters as they were given, and lengths on the device of the ids."""
-        must_be_rows(name, ids)
+        check_token_rows(name, ids)
         characters = None if characters is None else spelled(characters, ids)
         if lengths is None:
             return cls(ids, characters, None, None, None)

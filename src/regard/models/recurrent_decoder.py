@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from ..checks import check_token_rows
 from ..nn import LocalAttention, Memory, Modulate, TokenEmbedding
 from ..nn.dropout import Dropout
 from ..ops.weights import Weights
-from .model_checks import must_be_rows
 
 Cell = Literal["gru", "lstm"]
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
@@ -105,7 +105,7 @@ class RecurrentDecoder(nn.Module):
         it: 1 is teacher forcing, 0 lets the decoder read itself alone. Where steps do not need each other, what is
         likeliest is found by a pass of its own, with its own dropout.
         """
-        must_be_rows("inputs", inputs)
+        check_token_rows("inputs", inputs)
         if self.stepwise:
             logits, state, _ = self._one_by_one(inputs, state, forcing)
             return logits, state

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from ..checks import must_be_number, must_count
+from ..checks import check_int, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +25,10 @@ class Stretch:
     original: int = 8192
 
     def __post_init__(self) -> None:
-        must_be_number("factor", self.factor, above=0)
-        must_be_number("low", self.low)
-        must_be_number("high", self.high)
-        must_count("original", self.original, least=1)
+        check_number("factor", self.factor, above=0)
+        check_number("low", self.low)
+        check_number("high", self.high)
+        check_int("original", self.original, least=1)
         if not 0 < self.low < self.high:
             raise ValueError(f"low and high must be 0 < low < high, got low={self.low} and high={self.high}")
 

@@ -11,12 +11,21 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from ..checks import must_be_number, must_count
+from ..checks import (
+    check_choice,
+    check_flag,
+    check_int,
+    check_keys,
+    check_number,
+    check_probability,
+    check_tied_vocabularies,
+    check_token_id,
+    check_token_rows,
+)
 from ..nn import BahdanauAttention, Coverage, LocalAttention, LocationScore, LuongAttention, TokenEmbedding
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, shifted, surprise
-from .model_checks import must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
-from .padding import counted_targets, must_be_lengths
+from .padding import check_lengths, counted_targets
 from .recurrent_decoder import CELLS, Cell, RecurrentDecoder, RecurrentState, run
 
 Looking = Literal["bahdanau", "dot", "general", "concat", "location", "local_monotonic", "local_predictive"]
@@ -57,20 +66,20 @@ class Seq2SeqConfig:
 
     def __post_init__(self) -> None:
         for name in ("source_vocabulary", "target_vocabulary", "dim", "hidden", "layers", "places"):
-            must_count(name, getattr(self, name), least=1)
+            check_int(name, getattr(self, name), least=1)
         for name, known in (("cell", Cell), ("modulate", How), ("tied", Tied)):
-            must_be_one_of(name, getattr(self, name), known)
+            check_choice(name, getattr(self, name), known)
         for name in ("dropout", "smoothing"):
-            must_be_share(name, getattr(self, name))
-        must_be_token("start", self.start, self.target_vocabulary)
+            check_probability(name, getattr(self, name))
+        check_token_id("start", self.start, self.target_vocabulary)
         for name in ("bidirectional", "feed"):
-            must_be_flag(name, getattr(self, name))
-        must_be_number("radius", self.radius, above=0)
+            check_flag(name, getattr(self, name))
+        check_number("radius", self.radius, above=0)
         if self.coverage is not None:
-            must_be_number("coverage", self.coverage)
-        must_tie(self.tied, self.source_vocabulary, self.target_vocabulary)
+            check_number("coverage", self.coverage)
+        check_tied_vocabularies(self.tied, self.source_vocabulary, self.target_vocabulary)
         if self.attention is not None:
-            must_be_one_of("attention", self.attention, Looking)
+            check_choice("attention", self.attention, Looking)
         if self.bidirectional and self.hidden % 2:
             raise ValueError(f"hidden must be even, half for each direction, got {self.hidden}")
         if self.coverage is not None and self.attention != "bahdanau":
@@ -140,7 +149,7 @@ class Seq2Seq(nn.Module):
         """
         if not 0 <= forcing <= 1:
             raise ValueError(f"forcing must be a probability, got {forcing}")
-        must_hold(batch, "source", "target")
+        check_keys(batch, "source", "target")
         target, counted = counted_targets(batch)
         state = self._start(batch["source"], batch.get("source_lengths"))
         logits, state = self.decoder(shifted(target, start=self.config.start), state, forcing=forcing)
@@ -152,7 +161,7 @@ class Seq2Seq(nn.Module):
 
     def start(self, batch: Mapping[str, Tensor]) -> RecurrentState:
         """The state before the first token, from `source` and, where rows are padded, `source_lengths`."""
-        must_hold(batch, "source")
+        check_keys(batch, "source")
         return self._start(batch["source"], batch.get("source_lengths"))
 
     def step(
@@ -189,12 +198,12 @@ class RecurrentEncoder(nn.Module):
         self, source: Int[Tensor, "b n"], lengths: Int[Tensor, " b"] | None = None
     ) -> tuple[Float[Tensor, "b n hidden"], tuple[Float[Tensor, "layers b hidden"], ...]]:
         """The states, and tanh(W [forward; backward]) of the last ones of each layer (and cell, in an LSTM)."""
-        must_be_rows("source", source)
+        check_token_rows("source", source)
         x = self.dropout(self.embedding(source))
         if lengths is None:
             states, last = run(self.cell, x)
         else:
-            must_be_lengths("source_lengths", lengths, source)
+            check_lengths("source_lengths", lengths, source)
             # A packed row must have a token. One with none reads a token of padding, and attention sees none of it.
             packed = pack_padded_sequence(x, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
             packed, last = run(self.cell, packed)

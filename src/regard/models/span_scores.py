@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..checks import must_count
+from ..checks import check_int
 from ..ops.torch_state import followed
 
 
@@ -46,7 +46,7 @@ def top_spans(
     >>> scores.tolist(), spans.tolist()
     ([[3.0, 3.0]], [[[1, 1], [2, 2]]])
     """
-    must_count("k", k, least=1)
+    check_int("k", k, least=1)
     scores = _scores(start, end, among, longest).flatten(1)
     if k > scores.shape[1]:
         scores = torch.nn.functional.pad(scores, (0, k - scores.shape[1]), value=-torch.inf)
@@ -59,7 +59,7 @@ def _scores(start: Tensor, end: Tensor, among: Tensor | None, longest: int | Non
     n = start.shape[1]
     allowed = torch.ones(n, n, dtype=torch.bool, device=start.device).triu()
     if longest is not None:
-        must_count("longest", longest, least=1)
+        check_int("longest", longest, least=1)
         allowed = allowed.tril(longest - 1)
     if among is not None:
         allowed = allowed & among[:, :, None] & among[:, None, :]

@@ -10,7 +10,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..checks import must_be_number, must_count
+from ..checks import (
+    check_choice,
+    check_flag,
+    check_int,
+    check_keys,
+    check_number,
+    check_probability,
+    check_tied_vocabularies,
+    check_token_id,
+    check_token_rows,
+)
 from ..nn import Attention, DecoderBlock, EncoderBlock, FeedForward, PostNorm, PreNorm, SegmentMemory, TokenEmbedding
 from ..nn.cache import by_distance
 from ..nn.dropout import Dropout
@@ -22,8 +32,7 @@ from ..ops.terms.parse import parse
 from .activations import Name as Activation
 from .activations import activation
 from .decoder_state import Watched
-from .model_checks import must_be_flag, must_be_one_of, must_be_rows, must_be_share, must_be_token, must_hold, must_tie
-from .padding import counted_of, must_be_lengths
+from .padding import check_lengths, counted_of
 from .positions import Positions, added_positions, relative_positions
 from .transformer_decoder import DecoderState, TransformerDecoder
 
@@ -74,23 +83,23 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in ("source_vocabulary", "target_vocabulary", "dim", "heads", "hidden", "decoder_layers", "longest"):
-            must_count(name, getattr(self, name), least=1)
+            check_int(name, getattr(self, name), least=1)
         for name in ("kv_heads", "segment"):
             if (value := getattr(self, name)) is not None:
-                must_count(name, value, least=1)
+                check_int(name, value, least=1)
         for name in ("encoder_layers", "memory", "reach"):
-            must_count(name, getattr(self, name))
+            check_int(name, getattr(self, name))
         for name, known in (("norm", Order), ("positions", Positions), ("activation", Activation), ("tied", Tied)):
-            must_be_one_of(name, getattr(self, name), known)
+            check_choice(name, getattr(self, name), known)
         for name in ("dropout", "attention_dropout", "smoothing"):
-            must_be_share(name, getattr(self, name))
+            check_probability(name, getattr(self, name))
         for name in ("embedding_norm", "output_bias"):
-            must_be_flag(name, getattr(self, name))
-        must_be_number("rotary_base", self.rotary_base, above=0)
+            check_flag(name, getattr(self, name))
+        check_number("rotary_base", self.rotary_base, above=0)
         if self.embedding_scale is not None:
-            must_be_number("embedding_scale", self.embedding_scale)
-        must_be_token("start", self.start, self.target_vocabulary)
-        must_tie(self.tied, self.source_vocabulary, self.target_vocabulary)
+            check_number("embedding_scale", self.embedding_scale)
+        check_token_id("start", self.start, self.target_vocabulary)
+        check_tied_vocabularies(self.tied, self.source_vocabulary, self.target_vocabulary)
         mask = _encoder_mask(self)
         if self.memory and self.segment is None:
             raise ValueError(f"memory is of earlier segments, got memory={self.memory} and no segment; pass segment=")
@@ -160,9 +169,9 @@ class Transformer(nn.Module):
 
         `source_lengths` and `target_lengths` say how many tokens of each row are real; all, where they are absent.
         """
-        must_hold(batch, "source", "target")
+        check_keys(batch, "source", "target")
         target, lengths = batch["target"], batch.get("target_lengths")
-        must_be_rows("target", target)
+        check_token_rows("target", target)
         inputs = shifted(target, start=self.config.start)
         logits = self(batch["source"], inputs, source_lengths=batch.get("source_lengths"))
         return cross_entropy(
@@ -174,11 +183,11 @@ class Transformer(nn.Module):
 
     def start(self, batch: Mapping[str, Tensor]) -> DecoderState:
         """The state before the first token, from `source` and, where rows are padded, `source_lengths`."""
-        must_hold(batch, "source")
+        check_keys(batch, "source")
         source, lengths = batch["source"], batch.get("source_lengths")
         if lengths is not None:
-            must_be_rows("source", source)
-            must_be_lengths("source_lengths", lengths, source)
+            check_token_rows("source", source)
+            check_lengths("source_lengths", lengths, source)
             if bool((lengths == source.shape[1]).all()):
                 lengths = None  # nothing to hide, and attention without a mask is faster
         return self.decoder.start(self.encoder(source, lengths), lengths)
@@ -210,10 +219,10 @@ class TransformerEncoder(nn.Module):
         self.norm = _final_norm(config)
 
     def forward(self, source: Int[Tensor, "b n"], lengths: Int[Tensor, " b"] | None = None) -> Float[Tensor, "b n dim"]:
-        must_be_rows("source", source)
+        check_token_rows("source", source)
         if lengths is not None:
             # Positions are those of tokens from the first column on: a keep would be read as another source.
-            must_be_lengths("source_lengths", lengths, source)
+            check_lengths("source_lengths", lengths, source)
         x = self.input(source)
         if self.segment is None:
             for block in self.blocks:

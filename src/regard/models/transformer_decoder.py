@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..checks import check_token_rows
 from ..nn import DecoderBlock, KeyValues, KVCache
 from ..nn.fast_decode import Plain, Step, has_hooks
 from ..nn.linear import linear
 from .decoder_state import CachedState, Watched, step, watched
-from .model_checks import must_be_rows
 
 
 class TransformerDecoder(nn.Module):
@@ -53,7 +53,7 @@ class TransformerDecoder(nn.Module):
         self, inputs: Int[Tensor, "b m"], states: Float[Tensor, "b n dim"], lengths: Int[Tensor, " b"] | None = None
     ) -> Float[Tensor, "b m vocabulary"]:
         """The logits of what follows each of the inputs; lengths say how many states of each row are real."""
-        must_be_rows("inputs", inputs)
+        check_token_rows("inputs", inputs)
         x = self.input(inputs)
         for block in self.blocks:
             x = block(x, states, context_padding=lengths)

@@ -13,14 +13,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..checks import must_be_letters, must_count
+from ..checks import check_choice, check_eps, check_int, check_keys, check_letters, check_probability, check_submodel
 from ..nn import Attention, EncoderBlock, FeedForward, PatchEmbedding
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
 from .activations import Name as Activation
 from .activations import activation
 from .initialization import initialize, spread
-from .model_checks import must_be_eps, must_be_model, must_be_one_of, must_be_share, must_hold
 
 Pooling = Literal["class", "mean"]
 
@@ -53,7 +52,7 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         for name in ("channels", "dim", "depth", "heads", "hidden"):
-            must_count(name, getattr(self, name), least=1)
+            check_int(name, getattr(self, name), least=1)
         for name in ("image", "patch"):
             given = getattr(self, name)
             if not isinstance(given, int) and not (isinstance(given, Sequence) and len(given) == 2):
@@ -61,13 +60,13 @@ class ViTConfig:
                     f"{name} must be one number of pixels, or height and width, got {given!r}; pass (8, 12)"
                 )
             for size in _pair(getattr(self, name)):
-                must_count(name, size, least=1)
+                check_int(name, size, least=1)
         for name, known in (("activation", Activation), ("pool", Pooling)):
-            must_be_one_of(name, getattr(self, name), known)
+            check_choice(name, getattr(self, name), known)
         for name in ("dropout", "attention_dropout"):
-            must_be_share(name, getattr(self, name))
-        must_be_letters("biased", self.biased, "qkvo")
-        must_be_eps(self.eps)
+            check_probability(name, getattr(self, name))
+        check_letters("biased", self.biased, "qkvo")
+        check_eps(self.eps)
         if any(size % patch for size, patch in zip(_pair(self.image), _pair(self.patch), strict=True)):
             raise ValueError(f"image must divide into patches, got image={self.image} and patch={self.patch}")
 
@@ -166,8 +165,8 @@ class ViTClassifier(nn.Module):
 
     def __init__(self, vit: ViT, *, classes: int) -> None:
         super().__init__()
-        must_be_model("vit", vit, "ViT", "ViTClassifier")
-        must_count("classes", classes, least=1)
+        check_submodel("vit", vit, "ViT", "ViTClassifier")
+        check_int("classes", classes, least=1)
         self.vit = vit
         self.classes = nn.Linear(vit.config.dim, classes)
         initialize(self.classes, std=spread(vit.config.dim))
@@ -177,7 +176,7 @@ class ViTClassifier(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Over `label` (b,), from `image` (b, c, y, x)."""
-        must_hold(batch, "image", "label")
+        check_keys(batch, "image", "label")
         return cross_entropy(self(batch["image"]), batch["label"])
 
 

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..checks import check_token_rows
 from ..nn import CharacterEmbedding, TokenEmbedding
-from .model_checks import must_be_rows
 
 WIDTHS = (2, 3, 4, 5)  # of the stretches of characters that filters look for
 
@@ -65,7 +65,7 @@ class Words(nn.Module):
         characters: Int[Tensor, "b *n c"] | None = None,
         lengths: Int[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "b n width"]:
-        must_be_rows("ids", ids)
+        check_token_rows("ids", ids)
         found = [] if self.table is None else [self.table(ids)]
         if self.spelling is not None:
             if characters is None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..checks import must_be_letters, must_be_tensor, must_count
+from ..checks import check_int, check_letters, check_tensor
 from ..ops.operator import weights
 from ..ops.terms.biases import Bias
 from ..ops.terms.masks import Padding
@@ -73,15 +73,15 @@ class Attention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        must_count("dim", dim, least=1)
-        must_count("heads", heads, least=1)
+        check_int("dim", dim, least=1)
+        check_int("heads", heads, least=1)
         self.dim, self.heads, self.kv_heads = dim, heads, heads if kv_heads is None else kv_heads
         self.head_dim = _even_split(dim, heads) if head_dim is None else head_dim
         self.value_dim = self.head_dim if value_dim is None else value_dim
         for name, width in (("head_dim", self.head_dim), ("value_dim", self.value_dim)):
-            must_count(name, width, least=1)
-        _must_group(self.heads, self.kv_heads)
-        must_be_letters("biased", biased, "qkvo")
+            check_int(name, width, least=1)
+        _check_kv_heads(self.heads, self.kv_heads)
+        check_letters("biased", biased, "qkvo")
         self.query = Linear(dim, heads * self.head_dim, bias="q" in biased)
         self.key = Linear(key_width or dim, self.kv_heads * self.head_dim, bias="k" in biased)
         self.value = Linear(value_width or key_width or dim, self.kv_heads * self.value_dim, bias="v" in biased)
@@ -230,7 +230,7 @@ class Attention(nn.Module):
         self, x: Tensor, context: Tensor | KeyValues | None, positions: Tensor | None, cache: KVCache | None
     ) -> tuple[Tensor, Tensor]:
         """b h i d and, of the new keys, b g j d: projected, normalized, turned."""
-        _must_be_tokens("x", x, self.query.in_features)
+        _check_tokens("x", x, self.query.in_features)
         if cache is not None and context is not None:
             raise ValueError(
                 "a cache is for self-attention; for another sequence write layer(x, layer.remember(context))"
@@ -248,7 +248,7 @@ class Attention(nn.Module):
         return q, self.rotary.turned(k, *turns)
 
     def _keys(self, context: Tensor) -> Tensor:
-        _must_be_tokens("context", context, self.key.in_features)
+        _check_tokens("context", context, self.key.in_features)
         k = _split(self.key(context), self.kv_heads)
         return k if self.key_norm is None else self.key_norm(k)
 
@@ -260,7 +260,7 @@ class Attention(nn.Module):
                 )
             return context.v
         values = values if values is not None else context if context is not None else x
-        _must_be_tokens("values", values, self.value.in_features)
+        _check_tokens("values", values, self.value.in_features)
         return _split(self.value(values), self.kv_heads)
 
     def _terms(
@@ -271,7 +271,7 @@ class Attention(nn.Module):
         mask, bias, j = _both(fill(self.mask), mask), fill(self.bias), past + new
         score, normalize = fill(self.score), fill(self.normalize)
         if cache is not None and cache.window is not None:
-            _must_remember(cache, mask, score, bias, normalize)
+            _check_cache(cache, mask, score, bias, normalize)
         if key_padding is not None:
             mask = _both(mask, _padding(key_padding, j, before + new))
         terms = {"score": score, "mask": mask, "bias": bias, "normalize": normalize}
@@ -290,7 +290,7 @@ def _both(layer: Mask | None, call: Mask | None) -> Mask | None:
     return layer if call is None else call if layer is None else layer & call
 
 
-def _must_remember(cache: KVCache, mask: Mask | None, *others: Term | None) -> None:
+def _check_cache(cache: KVCache, mask: Mask | None, *others: Term | None) -> None:
     reach = look_back(mask)
     if reach is None or cache.window is None or reach >= cache.window:
         raise ValueError(
@@ -310,7 +310,7 @@ def _padding_of(key_padding: Tensor | None, context: Tensor | KeyValues | None) 
 
 def _padding(key_padding: Tensor, j: int, seen: int) -> Padding:
     """The padding of the last j of the keys seen so far."""
-    must_be_tensor("key_padding", key_padding, hint="torch.tensor([3, 5])")
+    check_tensor("key_padding", key_padding, hint="torch.tensor([3, 5])")
     if key_padding.dtype != torch.bool:
         given = seen == j or key_padding.is_floating_point()  # which `Padding` refuses
         return Padding(key_padding if given else (key_padding.long() - (seen - j)).clamp(min=0))
@@ -339,7 +339,7 @@ def _split(x: Tensor, heads: int) -> Tensor:
     return x.view(b, n, heads, width // heads).transpose(1, 2)
 
 
-def _must_be_tokens(name: str, x: Tensor, width: int) -> None:
+def _check_tokens(name: str, x: Tensor, width: int) -> None:
     if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != width:
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"{name} must have dims b n {width}, batch first, got {got}")
@@ -353,8 +353,8 @@ def _even_split(dim: int, heads: int) -> int:
     return dim // heads
 
 
-def _must_group(heads: int, kv_heads: int) -> None:
-    must_count("kv_heads", kv_heads, least=1)
+def _check_kv_heads(heads: int, kv_heads: int) -> None:
+    check_int("kv_heads", kv_heads, least=1)
     if heads % kv_heads:
         raise ValueError(
             f"heads must be a multiple of kv_heads, got heads={heads} and kv_heads={kv_heads}; "

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..checks import must_count
+from ..checks import check_int
 from ..ops.terms.biases import Alibi, Bias, Relative, Sum
 from ..ops.terms.masks import Causal, Diagonal, Dilated, Padding, Window
 from ..ops.terms.masks.mask_algebra import And, Mask, Not, Or
@@ -37,7 +37,7 @@ class KVCache:
 
     def __init__(self, *, window: int | None = None) -> None:
         if window is not None:
-            must_count("window", window, least=1)
+            check_int("window", window, least=1)
         self.window = window
         self.length = 0  # tokens seen, hence the position of the next
         self._room: _Room | None = None
@@ -54,7 +54,7 @@ class KVCache:
         """Add the keys and values of the next tokens; all that their queries may see, old ones first."""
         if self._room is not None:
             for name, new, old in zip("kv", (k, v), self._room.read(0, 0), strict=True):
-                _must_fit(name, new, old)
+                _check_fits(name, new, old)
         if k.dtype != v.dtype:
             raise ValueError(f"k and v must have the same dtype, got {k.dtype} and {v.dtype}; write v.to(k.dtype)")
         return self.extend(torch.cat((k, v), -1), k.shape[3])
@@ -67,7 +67,7 @@ class KVCache:
             raise ValueError("a cache keeps no gradients, got keys that require them; decode under torch.no_grad()")
         n, kept, room = both.shape[2], self.kept, self._room
         if room is not None:
-            _must_fit("keys and values", both, room.both)
+            _check_fits("keys and values", both, room.both)
         if room is None or room.written != self._end or self._end + n > room.both.shape[2]:
             room = self._move(both, d)
         room.write(self._end, both)
@@ -80,7 +80,7 @@ class KVCache:
         if self._room is None:
             return k
         past, _ = self._room.read(self._end - self.kept, self.kept)
-        _must_fit("k", k, past)
+        _check_fits("k", k, past)
         return torch.cat((past, k), 2)
 
     def select(self, rows: Int[Tensor, " rows"]) -> KVCache:
@@ -151,7 +151,7 @@ class _Room:
         return other
 
 
-def _must_fit(name: str, new: Tensor, old: Tensor) -> None:
+def _check_fits(name: str, new: Tensor, old: Tensor) -> None:
     (b, g, _, d), (new_b, new_g, _, new_d) = old.shape, new.shape
     if b != new_b or g != new_g or d != new_d or old.dtype != new.dtype:
         raise ValueError(
@@ -191,7 +191,7 @@ class SegmentMemory:
     """
 
     def __init__(self, length: int) -> None:
-        must_count("length", length)
+        check_int("length", length)
         self.length = length
         self.states: Float[Tensor, "b m dim"] | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..checks import must_be_share
+from ..checks import check_probability
 from ..ops.operator import attend
 from ..ops.terms.biases import Bias
 from ..ops.terms.masks.mask_algebra import Mask
@@ -22,7 +22,7 @@ class Core(nn.Module):
 
     def __init__(self, *, dropout: float = 0.0, backend: str | None = None) -> None:
         super().__init__()
-        must_be_share("dropout", dropout)
+        check_probability("dropout", dropout)
         self.dropout, self.backend = dropout, backend
 
     def forward(

@@ -134,7 +134,7 @@ class Settled:
 
     def _self_attention(self, layer: Attention) -> Step:
         """Attention of a token to all that its cache holds, itself included."""
-        must_be_plain(layer)
+        check_supported(layer)
         if not isinstance(layer.mask, Mask) or not all(isinstance(x, (Causal, Window)) for x in conjuncts(layer.mask)):
             raise NotPlain  # the last token need not see all that its cache keeps
         query, out, kernel = self._query_key_value(layer), linear(layer.out), kernel_of(layer)
@@ -189,7 +189,7 @@ class NotPlain(Exception):
     """A block has something in it that a plain step knows nothing of."""
 
 
-def must_be_plain(layer: nn.Module) -> None:
+def check_supported(layer: nn.Module) -> None:
     """Raise unless it is scaled dot products and softmax, over tokens alone."""
     if not (
         type(layer) is Attention
@@ -204,7 +204,7 @@ def must_be_plain(layer: nn.Module) -> None:
 
 def cross_attention(layer: Attention) -> Step:
     """Attention of a token to a source, several rows side by side to each."""
-    must_be_plain(layer)
+    check_supported(layer)
     if layer.mask is not None or layer.rotary is not None:
         raise NotPlain
     query, out, kernel = linear(layer.query), linear(layer.out), kernel_of(layer)

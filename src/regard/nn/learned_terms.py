@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..checks import must_be_number, must_count
+from ..checks import check_int, check_number
 from ..ops.terms.normalizers import SinkSoftmax
 from ..ops.terms.scores import Cosine, Dot
 from ..ops.terms.term import Term
@@ -47,7 +47,7 @@ class LearnedSink(nn.Module):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        must_count("heads", heads, least=1)
+        check_int("heads", heads, least=1)
         self.sink = nn.Parameter(torch.zeros(heads))
 
     def forward(self) -> SinkSoftmax:
@@ -75,6 +75,6 @@ def fill(value: TermT | nn.Module | None) -> Any:
 
 
 def _log_per_head(name: str, heads: int, value: float) -> nn.Parameter:
-    must_count("heads", heads, least=1)
-    must_be_number(name, value, above=0)
+    check_int("heads", heads, least=1)
+    check_number(name, value, above=0)
     return nn.Parameter(torch.full((heads,), math.log(value)))

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..checks import must_be_number
+from ..checks import check_number
 from ..ops.operator import weights
 from ..ops.terms.biases import Gaussian
 from ..ops.terms.masks import Near
@@ -47,7 +47,7 @@ class LocalAttention(nn.Module):
         score: str | StepScore = "general",
     ) -> None:
         super().__init__()
-        must_be_number("radius", radius, above=0)
+        check_number("radius", radius, above=0)
         if isinstance(center, str) and center not in CENTERS:
             raise ValueError(f"center must be one of {', '.join(CENTERS)}, or a module, got {center!r}")
         self.radius = radius

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..checks import must_be_integers
+from ..checks import check_integer_tensor
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def surprise(
             f"logits must have one more dim than targets, the classes, got {tuple(logits.shape)} and "
             f"{tuple(targets.shape)}"
         )
-    must_be_integers("targets", targets, targets.ndim)
+    check_integer_tensor("targets", targets, targets.ndim)
     labels = targets.long()
     if counted is not None:
         labels = labels.masked_fill(~counted, IGNORED)

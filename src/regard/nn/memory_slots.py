@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..checks import must_count
+from ..checks import check_int
 from ..ops.terms.biases import Added, Bias, Mod, Sum
 from ..ops.terms.coordinates import Place
 from ..ops.terms.masks import Blocks, Dense, Documents, Padding, Prefix, Rule
@@ -34,7 +34,7 @@ class MemorySlots(nn.Module):
 
     def __init__(self, slots: int, heads: int, head_dim: int, *, value_dim: int | None = None) -> None:
         super().__init__()
-        must_count("slots", slots, least=1)
+        check_int("slots", slots, least=1)
         self.slots = slots
         self.keys = nn.Parameter(torch.empty(heads, slots, head_dim))
         self.values = nn.Parameter(torch.empty(heads, slots, value_dim or head_dim))

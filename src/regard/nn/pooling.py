@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..checks import must_count
+from ..checks import check_int
 from ..ops.operator import weights
 from ..ops.terms.masks import Padding
 from ..ops.terms.normalizers import Normalizer
@@ -49,9 +49,9 @@ class AttentionPool(nn.Module):
         normalize: Normalizer | nn.Module | None = None,
     ) -> None:
         super().__init__()
-        must_count("heads", heads, least=1)
+        check_int("heads", heads, least=1)
         if queries is not None:
-            must_count("queries", queries, least=1)
+            check_int("queries", queries, least=1)
         width = dim if hidden is None else hidden
         for name, size in (("dim", dim), ("hidden", width)):
             if size % heads:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..checks import must_be_number, must_count
+from ..checks import check_int, check_number
 from ..ops.terms.biases import Relative
 from ..ops.torch_state import followed, readable
 
@@ -35,7 +35,7 @@ class Sinusoidal(nn.Module):
         self, dim: int, *, base: float = 10_000.0, layout: Literal["interleaved", "halves"] = "interleaved"
     ) -> None:
         super().__init__()
-        must_count("dim", dim, least=1)
+        check_int("dim", dim, least=1)
         if layout not in ("interleaved", "halves"):
             raise ValueError(f"layout must be 'interleaved' or 'halves', got {layout!r}")
         self.dim, self.base, self.layout = dim, base, layout
@@ -70,13 +70,13 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, count: int, dim: int) -> None:
         super().__init__()
-        must_count("count", count, least=1)
+        check_int("count", count, least=1)
         self.count = count
         self.weight = nn.Parameter(torch.empty(count, dim))
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
-        _must_be_whole(positions)
+        _check_integer(positions)
         if readable(positions) and positions.numel():
             low, high = (int(x) for x in positions.aminmax())
             if low < 0 or high >= self.count:
@@ -107,8 +107,8 @@ class Rotary(nn.Module):
         self, width: int, *, base: float = 10_000.0, scaling: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         super().__init__()
-        must_count("width", width, least=2)
-        must_be_number("base", base, above=0)
+        check_int("width", width, least=2)
+        check_number("base", base, above=0)
         if width % 2:
             raise ValueError(f"width must be even, features turn in pairs, got {width}; pass {width - 1}")
         self.width, self.base, self.scaling = width, base, scaling
@@ -165,7 +165,7 @@ class ShawBias(nn.Module):
 
     def __init__(self, head_dim: int, *, reach: int) -> None:
         super().__init__()
-        must_count("reach", reach)
+        check_int("reach", reach)
         self.keys = nn.Parameter(torch.empty(2 * reach + 1, head_dim))
         nn.init.xavier_uniform_(self.keys)
 
@@ -193,10 +193,10 @@ def _frequencies(
 
 
 def _angles(positions: Tensor, frequencies: Tensor) -> Tensor:
-    _must_be_whole(positions)
+    _check_integer(positions)
     return positions[..., None].to(frequencies.dtype) * frequencies
 
 
-def _must_be_whole(positions: Tensor) -> None:
+def _check_integer(positions: Tensor) -> None:
     if positions.is_floating_point() or positions.dtype == torch.bool:
         raise TypeError(f"positions must be whole numbers, got {positions.dtype}; write torch.arange(n)")

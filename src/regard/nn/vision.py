@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..checks import must_count
+from ..checks import check_int
 from ..ops.operator import weights
 from ..ops.terms.scores import Dot, Score
 from ..ops.weights import Weights
@@ -68,7 +68,7 @@ class SelfAttention2d(nn.Module):
         score: Score | nn.Module | None = None,
     ) -> None:
         super().__init__()
-        must_count("heads", heads, least=1)
+        check_int("heads", heads, least=1)
         width = max(channels // 8, 1) if width is None else width
         if width % heads:
             raise ValueError(
@@ -127,7 +127,7 @@ class SqueezeExcite(nn.Module):
 
     def gates(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c"]:
         """How much of each channel passes, from 0 to 1."""
-        _must_have_channels(x, self.squeeze.in_features)
+        _check_channels(x, self.squeeze.in_features)
         return torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean((2, 3))))))
 
 
@@ -156,7 +156,7 @@ class CBAM(nn.Module):
 
     def channel_gates(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c"]:
         """How much of each channel passes, from 0 to 1."""
-        _must_have_channels(x, self.squeeze.in_features)
+        _check_channels(x, self.squeeze.in_features)
         mean, largest = (self.excite(F.relu(self.squeeze(pooled))) for pooled in (x.mean((2, 3)), x.amax((2, 3))))
         return torch.sigmoid(mean + largest)
 
@@ -219,7 +219,7 @@ class SelectiveKernel(nn.Module):
         return z[:, None, None].expand(-1, k.shape[1], -1, -1), k, {"score": Dot(scale=1.0)}
 
 
-def _must_have_channels(x: Tensor, channels: int) -> None:
+def _check_channels(x: Tensor, channels: int) -> None:
     if x.ndim != 4 or x.shape[1] != channels:
         raise ValueError(f"x must have dims b c y x with c={channels} channels, got shape {tuple(x.shape)}")
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import must_be_share
+from ..checks import check_probability
 from .terms.biases import Bias
 from .terms.coordinates import Block, Selector
 from .terms.masks.mask_algebra import Mask
@@ -242,7 +242,7 @@ def _called(value: Any) -> str:
 
 
 def _is_share(dropout: float) -> float:
-    must_be_share("dropout", dropout)
+    check_probability("dropout", dropout)
     return float(dropout)
 
 

@@ -22,7 +22,7 @@ def parse_size(text: str) -> int:
     raise ValueError(f"a size must be a number with KB, MB, GB or TB, such as '1GB', got {text!r}")
 
 
-def must_fit(what: str, n: int, dtype: torch.dtype, limit: str = LIMIT) -> None:
+def check_fits(what: str, n: int, dtype: torch.dtype, limit: str = LIMIT) -> None:
     """Raise if n numbers take more memory than the limit."""
     need = n * dtype.itemsize
     if need > parse_size(limit):

@@ -32,7 +32,7 @@ def no_tangents(ctx: Any, *tangents: Tensor | None) -> NoReturn:
     )
 
 
-def must_be_one(grad: Tensor) -> None:
+def check_single_gradient(grad: Tensor) -> None:
     """Refuse many gradients that autograd hands to a backward as one, with the next step."""
     if torch._C._functorch.is_legacy_batchedtensor(grad):
         raise RuntimeError(

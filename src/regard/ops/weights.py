@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import must_be_within
+from ..checks import check_within
 from . import dispatch
 from .backends import reference
 from .backends.triton import prepared
@@ -26,7 +26,7 @@ from .fused import kernel_reductions as fused
 from .fused.topk_entries import top, worthwhile
 from .indexing import chosen_ids, split
 from .memory_limit import LIMIT as LIMIT
-from .memory_limit import must_fit
+from .memory_limit import check_fits
 from .terms.coordinates import pick
 from .terms.normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
 from .torch_state import forward_mode, outside_the_graph, transformed
@@ -146,7 +146,7 @@ class Weights:
         n = 1
         for axis in ids:
             n *= axis.numel()
-        must_fit("this part of the matrix", n, self.dtype)
+        check_fits("this part of the matrix", n, self.dtype)
         *lead, heads, rows, cols = ids
         flat = torch.arange(self._call.shape[0], device=self.device).view(self._call.lead)
         batch = pick(flat, tuple(lead)).reshape(-1) if lead else flat.view(-1)
@@ -187,8 +187,8 @@ class Weights:
     def topk(self, k: int) -> torch.return_types.topk:
         """The k largest weights of each query and their keys: `b h i k` twice, as `values` and `indices`."""
         n = self._call.shape[3]
-        must_be_within("k", k, n, "keys")
-        must_fit("this many weights and their keys", 2 * k * self._call.q.shape[:3].numel(), self.dtype)
+        check_within("k", k, n, "keys")
+        check_fits("this many weights and their keys", 2 * k * self._call.q.shape[:3].numel(), self.dtype)
         with self._numbers():
             if self._has_kernel() and worthwhile(self._call, k):
                 values, indices = top(self._call, self._fused_statistic(), k)
@@ -201,10 +201,10 @@ class Weights:
         """A map of any resolution: `b h rows cols`, query r in row r * rows // i; hidden entries count as 0."""
         b, h, i, j = self._call.shape
         for name, count, n, axis in (("rows", rows, i, "queries"), ("cols", cols, j, "keys")):
-            must_be_within(name, count, n, axis)
+            check_within(name, count, n, axis)
         if how not in ("mean", "sum", "max"):
             raise ValueError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
-        must_fit("this map", b * h * rows * cols, self.dtype)
+        check_fits("this map", b * h * rows * cols, self.dtype)
         mesh = fused.Mesh(Axis.even(i, rows), Axis.even(j, cols), self.device, how)
         with self._numbers():
             if self._has_kernel():
@@ -226,7 +226,7 @@ class Weights:
         query_groups = groups("query_groups", query_groups, b, i, self.device)
         key_groups = groups("key_groups", key_groups, b, j, self.device)
         rows, cols = (int(x.max()) + 1 if x.numel() else 0 for x in (query_groups, key_groups))
-        must_fit("the mass between these groups", b * h * rows * cols, self.dtype)
+        check_fits("the mass between these groups", b * h * rows * cols, self.dtype)
         with self._numbers():
             if self._has_kernel() and rows and cols:
                 statistic = self._fused_statistic()
@@ -267,7 +267,7 @@ class Weights:
         n = 1
         for size in self.shape:
             n *= size
-        must_fit("the dense matrix", n, self.dtype, limit)
+        check_fits("the dense matrix", n, self.dtype, limit)
         b, h, i, j = self._call.shape
         part = self._tile(*(torch.arange(n, device=self.device) for n in (b, h, i, j)))
         return self._restore(part)

@@ -16,12 +16,12 @@ from ..data import Batches, DataError, Question, Tokenizer
 from ..lens import Tape
 from ..models import Bert, BertConfig, BertReader, Reader, ReaderConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
-from ..train.dataclass_json import check_types, must_be_left
+from ..train.dataclass_json import check_left_at_default, check_types
 from . import run_folder as runs
 from . import squad
 from .batching import TOO_LONG
 from .character_inputs import ALPHABET, Spelling
-from .document_windows import Asked, Behind, Beside, Layout, Readings, Windows, longest_row, must_be_asked
+from .document_windows import Asked, Behind, Beside, Layout, Readings, Windows, check_questions, longest_row
 from .metrics import Measured
 from .pretrained import encoder_of, places
 from .seq2seq_task import Shown
@@ -57,9 +57,9 @@ class Model:
     def __post_init__(self) -> None:
         check_types(self)
         if self.kind == "bert":
-            must_be_left(self, "spelling", "cell", whose="a reader", got="kind='bert'")
+            check_left_at_default(self, "spelling", "cell", whose="a reader", got="kind='bert'")
         else:
-            must_be_left(self, "depth", whose="a Bert", got="kind='reader'")
+            check_left_at_default(self, "depth", whose="a Bert", got="kind='reader'")
 
     def __call__(self, tokenizer: Tokenizer) -> Network:
         """The config for this vocabulary."""
@@ -251,7 +251,7 @@ class Answerer:
             raise ValueError(f"n must be at least 1, got {n}")
         if math.isnan(threshold):
             raise ValueError("threshold must be a number, got NaN; 0 is that of training")
-        must_be_asked(asked := list(asked))
+        check_questions(asked := list(asked))
         found = iter(self._finder.spans(self.readings([one for one in asked if one.question.strip()]), n, show))
         return [self._ranked(one, next(found) if one.question.strip() else {}, n, threshold) for one in asked]
 
@@ -295,7 +295,7 @@ class Answerer:
 
     def readings(self, asked: Sequence[Asked], *, answers: Sequence[tuple[int, int] | None] | None = None) -> Readings:
         """Questions and documents as the model reads them."""
-        must_be_asked(asked)
+        check_questions(asked)
         return Readings(
             asked,
             self.tokenizer,

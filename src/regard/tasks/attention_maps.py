@@ -60,7 +60,7 @@ def watched(model: nn.Module, batch: Batch, tokens: Sequence[Sequence[str]] | No
     return tape
 
 
-def must_look(model: nn.Module) -> None:
+def check_attends(model: nn.Module) -> None:
     """Raise if there are no places or tokens that attention is spread over."""
     if isinstance(model, AttentionConvNet) and model.config.attention != "self":
         raise ValueError(

@@ -14,21 +14,21 @@ from torch import Tensor, nn
 
 from .. import decode
 from ..data import Tokenizer
-from ..data.text import must_be_many
+from ..data.text import check_not_a_string
 from ..decode import Ensemble, Hypothesis
 from ..lens import Tape, capture
 from ..models import Captioner, CaptionerConfig
 from ..nn.losses import shifted
 from ..ops.weights import Weights
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
-from ..train.dataclass_json import check_types, must_be_left
+from ..train.dataclass_json import check_left_at_default, check_types
 from . import metrics
 from . import run_folder as runs
 from . import word_alignment as aligning
 from .caption_inputs import Examples, Lengths, Seen, Turns, texts_of
 from .image_inputs import Image, Seeing, Sight
 from .metrics import Measured
-from .seq2seq_task import Shown, Written, at_most, must_hold, searched
+from .seq2seq_task import Shown, Written, at_most, check_keys, searched
 from .setup import Setup, Start, run
 from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
 
@@ -66,11 +66,11 @@ class Model:
             raise ValueError(f"stages must be at least 1, got {self.stages}")
         got = "a Transformer" if self.kind == "transformer" else f"{self.kind} attention"
         if self.kind != "soft":
-            must_be_left(self, "doubly", whose="soft attention", got=got)
+            check_left_at_default(self, "doubly", whose="soft attention", got=got)
         if self.kind != "hard":
-            must_be_left(self, "reinforce", "entropy", whose="hard attention", got=got)
+            check_left_at_default(self, "reinforce", "entropy", whose="hard attention", got=got)
         if self.kind != "transformer":
-            must_be_left(self, "heads", whose="a Transformer", got=got)
+            check_left_at_default(self, "heads", whose="a Transformer", got=got)
 
     def __call__(self, tokenizer: Tokenizer, sight: Sight) -> CaptionerConfig:
         """The config for this vocabulary and these images."""
@@ -234,7 +234,7 @@ class Describer:
 
         None is longer than `max_length` tokens, which is `writer.at_most` unless given.
         """
-        must_hold(beam, n)
+        check_keys(beam, n)
         found: list[list[Written]] = []
         limits: dict[str, Any] = {
             "end": self.tokenizer.eos,
@@ -282,7 +282,7 @@ class Describer:
 
         A Transformer's is that of one `layer`, the one above the middle unless given.
         """
-        _must_pair(images, captions)
+        _check_paired(images, captions)
         found: list[Tensor] = []
         for image, caption in zip(images, captions, strict=True):
             maps = []
@@ -301,7 +301,7 @@ class Describer:
             raise ValueError(f"a tape is of one model, got {len(self.models)}; load one of them")
         if not 0 < len(images) <= MOST:
             raise ValueError(f"a tape holds the attention of 1 to {MOST} images, got {len(images)}")
-        _must_pair(images, captions)
+        _check_paired(images, captions)
         return self._watched(self.models[0], images, captions)
 
     def tokens(self, caption: str) -> list[str]:
@@ -332,8 +332,8 @@ class Describer:
         return Written.of(one, self.tokenizer.decode(one.tokens))
 
 
-def _must_pair(images: Sequence[Image], captions: Sequence[str]) -> None:
-    must_be_many(captions, "captions")
+def _check_paired(images: Sequence[Image], captions: Sequence[str]) -> None:
+    check_not_a_string(captions, "captions")
     if len(images) != len(captions):
         raise ValueError(f"captions must be one for each image, got {len(captions)} for {len(images)} images")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..data import Tokenizer
-from ..data.text import must_be_many
+from ..data.text import check_not_a_string
 from ..lens import Tape
 from ..models import BertClassifier, BertConfig
 from ..models.activations import Name as Activation
@@ -126,7 +126,7 @@ def train_texts(
             how = Texts(words, letters, isinstance(network, BertConfig), batching.limit)
         else:
             config, how = _config_of(begun), _texts_of(begun)
-        _must_share(examples, config.classes)
+        _check_shared_classes(examples, config.classes)
         _tell_of_one(config.classes, start.say)
         if 2 * len(config.classes) > max(len(examples), MANY):
             start.say(
@@ -181,7 +181,7 @@ def train_images(
             config = Config(model=network, classes=tuple(examples.classes), limit=None, sight=sight)
         else:
             config = _config_of(begun)
-        _must_share(examples, config.classes)
+        _check_shared_classes(examples, config.classes)
         _tell_of_one(config.classes, start.say)
         if config.sight is None:
             raise ValueError("the run is one of texts, got images; name another folder")
@@ -229,7 +229,7 @@ class Classifier:
 
     def classify(self, examples: Sequence[Any], *, show: Shown | None = None) -> list[Classified]:
         """The class of each text or image."""
-        must_be_many(examples, "examples")
+        check_not_a_string(examples, "examples")
         found = []
         for row in self._logits(examples, show).softmax(-1):
             values, order = row.sort(descending=True, stable=True)
@@ -240,7 +240,7 @@ class Classifier:
 
     def evaluate(self, examples: Examples, *, show: Shown | None = None) -> dict[str, Any]:
         """`accuracy`, `f1` and `loss` against the labels, and their `confusion`."""
-        _must_share(examples, self.classes)
+        _check_shared_classes(examples, self.classes)
         logits = self._logits(Inputs(examples, "image" if isinstance(self.reads, Sight) else "text"), show)
         labels = torch.as_tensor(examples.labels)
         confusion = Confusion.of(labels.tolist(), logits.argmax(-1).tolist(), self.classes)
@@ -254,8 +254,8 @@ class Classifier:
 
     def looks(self, examples: Sequence[Any]) -> list[Tensor]:
         """What each token of a text, `n`, or place of an image, `y x`, counted for; see `looking.looks`."""
-        must_be_many(examples, "examples")
-        looking.must_look(self.model)
+        check_not_a_string(examples, "examples")
+        looking.check_attends(self.model)
         found = [torch.empty(0)] * len(examples)
         for rows, batch in self.reads.batches(examples, self.device):
             for row, look in zip(rows, looking.looks(self.model, batch), strict=True):
@@ -264,8 +264,8 @@ class Classifier:
 
     def tape(self, examples: Sequence[Any]) -> Tape:
         """Every attention of the model over these, a batch row each, to be measured, saved and viewed."""
-        must_be_many(examples, "examples")
-        looking.must_look(self.model)
+        check_not_a_string(examples, "examples")
+        looking.check_attends(self.model)
         if not 0 < len(examples) <= MOST:
             raise ValueError(f"a tape holds the attention of 1 to {MOST} examples, got {len(examples)}")
         if isinstance(self.reads, Sight):
@@ -274,7 +274,7 @@ class Classifier:
 
     def too_long(self, examples: Sequence[Any]) -> list[bool]:
         """Of each text, whether its end is not read; an image is seen whole."""
-        must_be_many(examples, "examples")
+        check_not_a_string(examples, "examples")
         return self.reads.too_long(examples) if isinstance(self.reads, Texts) else [False] * len(examples)
 
     def _logits(self, examples: Any, show: Shown | None) -> Tensor:
@@ -308,7 +308,7 @@ def _setup(
     if recipe.forcing is not None:
         raise ValueError("forcing feeds a recurrent decoder its own words, got a classifier; leave it out")
     if valid is not None:
-        _must_share(valid, config.classes)
+        _check_shared_classes(valid, config.classes)
     kept = reads.files() if isinstance(reads, Texts) else {}
     return Setup(
         model=_built(config),
@@ -357,7 +357,7 @@ def _texts_of(checkpoint: Path) -> Texts:
     return Texts.load(checkpoint, start=isinstance(config.model, BertConfig), limit=config.limit, end=config.end)
 
 
-def _must_share(examples: Examples, classes: Sequence[str]) -> None:
+def _check_shared_classes(examples: Examples, classes: Sequence[str]) -> None:
     if not len(examples):
         raise ValueError("expected at least one labelled example, got none")
     if tuple(examples.classes) != tuple(classes):

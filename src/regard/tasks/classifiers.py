@@ -22,7 +22,7 @@ from ..models import (
     ViTConfig,
 )
 from ..models.activations import Name as Activation
-from ..train.dataclass_json import check_types, must_be_left
+from ..train.dataclass_json import check_left_at_default, check_types
 from .image_inputs import Sight
 
 TEXTS, IMAGES = ("rnn", "pool", "bert"), ("convnet", "vit")
@@ -72,12 +72,12 @@ class Model:
 
     def texts(self, words: Tokenizer, letters: Tokenizer | None, *, classes: int, limit: int) -> TextNetwork:
         """The config for texts of these tokens, at most `limit` of them."""
-        self._must_be(TEXTS, "texts")
-        must_be_left(self, "attention", "patch", whose="models of images", got="texts")
+        self._check_model(TEXTS, "texts")
+        check_left_at_default(self, "attention", "patch", whose="models of images", got="texts")
         if self.kind == "pool":
-            must_be_left(self, "depth", whose="models with layers", got="kind='pool'")
+            check_left_at_default(self, "depth", whose="models with layers", got="kind='pool'")
         if self.kind == "bert":
-            must_be_left(self, "queries", whose="an rnn or a pool", got="kind='bert'")
+            check_left_at_default(self, "queries", whose="an rnn or a pool", got="kind='bert'")
         if self.kind == "bert":
             return BertConfig(
                 vocabulary=len(words),
@@ -107,12 +107,12 @@ class Model:
 
     def images(self, sight: Sight, *, classes: int) -> ImageNetwork:
         """The config for images seen so."""
-        self._must_be(IMAGES, "images")
-        must_be_left(self, "queries", "spelling", whose="models of texts", got="images")
+        self._check_model(IMAGES, "images")
+        check_left_at_default(self, "queries", "spelling", whose="models of texts", got="images")
         if self.kind == "vit":
-            must_be_left(self, "attention", whose="a convnet", got="kind='vit'")
+            check_left_at_default(self, "attention", whose="a convnet", got="kind='vit'")
         else:
-            must_be_left(self, "patch", whose="a vit", got="a convnet")
+            check_left_at_default(self, "patch", whose="a vit", got="a convnet")
         if self.kind == "vit":
             eighth = max(1, sight.size // 8)
             patch = self.patch or max(n for n in range(1, eighth + 1) if sight.size % n == 0)
@@ -139,7 +139,7 @@ class Model:
             smoothing=self.smoothing,
         )
 
-    def _must_be(self, kinds: tuple[str, ...], what: str) -> None:
+    def _check_model(self, kinds: tuple[str, ...], what: str) -> None:
         if self.kind is not None and self.kind not in kinds:
             raise ValueError(f"kind must be {' or '.join(kinds)} for {what}, got {self.kind!r}")
 

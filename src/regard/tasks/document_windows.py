@@ -31,7 +31,7 @@ class Asked(Protocol):
     def context(self) -> str: ...
 
 
-def must_be_asked(asked: Sequence[Asked]) -> None:
+def check_questions(asked: Sequence[Asked]) -> None:
     """Raise unless each has a question and a context, as a plain tuple has not."""
     for one in asked:
         if not (hasattr(one, "question") and hasattr(one, "context")):

@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import ConcatDataset
 
 from ..data import Batches, Tokenizer, Windows, ids_of
-from ..data.text import lines_in, must_be_many, must_be_text, must_come_again
+from ..data.text import check_not_a_string, check_reiterable, check_text, lines_in
 from ..decode import greedy, sample
-from ..decode.sampling import SEEDS, must_keep_some
+from ..decode.sampling import SEEDS, check_keeps_some
 from ..lens import Tape, capture
 from ..models import Gpt, GptConfig
 from ..nn.losses import surprise
@@ -128,8 +128,8 @@ def train(
     as in `translation.train`.
     """
 
-    must_come_again(lines, "lines")
-    must_be_many(valid, "valid")
+    check_reiterable(lines, "lines")
+    check_not_a_string(valid, "valid")
 
     def prepare(start: Start) -> Setup:
         begun = start.checkpoint
@@ -196,13 +196,13 @@ class LanguageModel:
         A temperature of 0 takes the likeliest token each time. Beyond the model's length it goes on from the latter
         half of what it sees.
         """
-        must_be_text(prompt)
+        check_text(prompt)
         for name, value in (("tokens", tokens), ("samples", samples)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if temperature < 0:
             raise ValueError(f"temperature must be 0, for the likeliest tokens, or above, got {temperature}")
-        must_keep_some(top_k, top_p)
+        check_keeps_some(top_k, top_p)
         end = self.tokenizer.eos if until_line_end else None
         before, last = self._begun(prompt)
         written: list[tuple[int, ...]] = [()] * samples
@@ -235,7 +235,7 @@ class LanguageModel:
 
     def score(self, lines: Sequence[str], *, show: Shown | None = None) -> list[float]:
         """log p of each line, its end included, as if it stood at the start of a text."""
-        must_be_many(lines, "lines")
+        check_not_a_string(lines, "lines")
         rows = [np.array([self.tokenizer.eos, *ids]) for ids in self.tokenizer.encode_all(lines, eos=True)]
         return [-cost for cost in self._costs(rows, self.length // 2, show)]
 
@@ -258,7 +258,7 @@ class LanguageModel:
         unknown tokens where another has none. Each token but those at the very start sees at least `overlap` tokens
         before it, half the model's length unless given.
         """
-        must_be_many(lines, "lines")
+        check_not_a_string(lines, "lines")
         lines = list(lines)
         overlap = self.length // 2 if overlap is None else overlap
         if not 0 <= overlap < self.length:

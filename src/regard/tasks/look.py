@@ -75,14 +75,14 @@ def _translation(
 def _language(
     folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
 ) -> Tape:
-    _must_not_be_forced("a language model", target)
+    _check_not_forced("a language model", target)
     return language.LanguageModel.load(folder, device=device).tape("\n".join(_lines("a language model", text)))
 
 
 def _classification(
     folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
 ) -> Tape:
-    _must_not_be_forced("a classifier", target)
+    _check_not_forced("a classifier", target)
     classifier = classification.Classifier.load(folder, device=device)
     if isinstance(classifier.reads, Sight):
         if image is None:
@@ -121,7 +121,7 @@ def _lines(who: str, text: str | None) -> list[str]:
     return lines_in(text)
 
 
-def _must_not_be_forced(who: str, target: str | None) -> None:
+def _check_not_forced(who: str, target: str | None) -> None:
     if target is not None:
         raise ValueError(f"{who} writes no text beside what it reads; leave out --target")
 
@@ -152,14 +152,14 @@ def _hugging_face(
     transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(folder, **here)
     if not config.is_encoder_decoder:
-        _must_not_be_forced(f"a model of type {config.model_type}", target)
+        _check_not_forced(f"a model of type {config.model_type}", target)
     kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModel
     model = _filled(kind, folder, here).eval().to(device)
     if image is not None:
         return _seen(transformers, model, folder, read_image(image), here)
     tokenizer = _part(transformers.AutoTokenizer, "tokenizer", "sees images give --image", folder, here)
     encoded = tokenizer(text, return_tensors="pt").to(device)
-    _must_be_read("text", encoded["input_ids"], model)
+    _check_is_read("text", encoded["input_ids"], model)
     source = _named(tokenizer, encoded["input_ids"][0])
     if not config.is_encoder_decoder:
         with capture(model, source) as tape, torch.no_grad():
@@ -170,7 +170,7 @@ def _hugging_face(
             written = model.generate(**encoded, **_most_written(model, len(source)))
     else:
         written = _forced(model, tokenizer, target).to(device)
-        _must_be_read("target", written, model)
+        _check_is_read("target", written, model)
     names = _named(tokenizer, written[0])
     with capture(model, {"*": source, "*decoder*": names, **_crossing(names, source)}) as tape, torch.no_grad():
         model(**encoded, decoder_input_ids=written)
@@ -228,7 +228,7 @@ def _forced(model: Any, tokenizer: Any, target: str) -> Tensor:
     return torch.cat([torch.full_like(ids[:, :1], start), ids], 1)
 
 
-def _must_be_read(what: str, ids: Tensor, model: Any) -> None:
+def _check_is_read(what: str, ids: Tensor, model: Any) -> None:
     limit, n = _most_tokens(model), ids.shape[1]
     if limit is not None and n > limit:
         raise ValueError(f"the {what} has {n} tokens, and the model reads at most {limit}; shorten it")

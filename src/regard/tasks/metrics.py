@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
-from ..data.text import must_be_many
+from ..data.text import check_not_a_string
 from ..train.progress import number
 
 # sacreBLEU and above all rouge-score, with all of SciPy behind it, are imported where a text is measured.
@@ -37,12 +37,12 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str 
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    must_tokenize(tokenize)
+    check_tokenizable(tokenize)
     # What sacreBLEU says of text that looks tokenized, it would say again at each validation.
     return _measured(BLEU(tokenize=tokenize, force=True), hypotheses, references)
 
 
-def must_tokenize(tokenize: str) -> None:
+def check_tokenizable(tokenize: str) -> None:
     """Raise unless `bleu` knows the tokenizer: to be asked before the work that it is to measure."""
     if tokenize not in TOKENIZERS:
         raise ValueError(f"tokenize must be one of {', '.join(TOKENIZERS)}, got {tokenize!r}")
@@ -57,7 +57,7 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Measured:
 
 def exact(hypotheses: Sequence[str], references: Sequence[str]) -> Measured:
     """The percentage of lines that are the reference, spaces at the ends aside."""
-    _must_match(hypotheses, references)
+    _check_matches(hypotheses, references)
     same = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
     return Measured(100 * same / len(references), "lines")
 
@@ -70,7 +70,7 @@ def bleu_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]],
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    _must_match_many(hypotheses, references)
+    _check_all_match(hypotheses, references)
     most = max(map(len, references))
     # A corpus of references each; where an image has fewer than another, sacreBLEU takes None.
     streams = [[some[n] if n < len(some) else None for some in references] for n in range(most)]
@@ -81,7 +81,7 @@ def bleu_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]],
 
 def exact_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Measured:
     """The percentage of lines that are one of their references, spaces at the ends aside."""
-    _must_match_many(hypotheses, references)
+    _check_all_match(hypotheses, references)
     same = sum(h.strip() in [r.strip() for r in some] for h, some in zip(hypotheses, references, strict=True))
     return Measured(100 * same / len(references), "lines")
 
@@ -103,7 +103,7 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str], *, words: Words 
     """
     from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
-    _must_match(hypotheses, references)
+    _check_matches(hypotheses, references)
     if words not in ("english", "unicode"):
         raise ValueError(f"words must be 'english' or 'unicode', got {words!r}")
     names, english = ("rouge1", "rouge2", "rougeL"), words == "english"
@@ -132,22 +132,22 @@ def _in_word(letter: str) -> bool:
 
 
 def _measured(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Measured:
-    _must_match(hypotheses, references)
+    _check_matches(hypotheses, references)
     value = metric.corpus_score(list(hypotheses), [list(references)]).score
     return Measured(value, str(metric.get_signature()))
 
 
-def _must_match_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    _must_match(hypotheses, references)
+def _check_all_match(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    _check_matches(hypotheses, references)
     for n, some in enumerate(references):
-        must_be_many(some, "the references of each hypothesis")
+        check_not_a_string(some, "the references of each hypothesis")
         if not some:
             raise ValueError(f"each hypothesis needs a reference, got none for number {n}; leave it out")
 
 
-def _must_match(hypotheses: Sequence[str], references: Sequence[Any]) -> None:
-    must_be_many(hypotheses, "hypotheses")
-    must_be_many(references, "references")
+def _check_matches(hypotheses: Sequence[str], references: Sequence[Any]) -> None:
+    check_not_a_string(hypotheses, "hypotheses")
+    check_not_a_string(references, "references")
     if len(hypotheses) != len(references) or not references:
         raise ValueError(
             f"metrics need a reference for each of one or more hypotheses, got {len(hypotheses)} hypotheses and "

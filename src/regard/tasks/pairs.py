@@ -24,7 +24,7 @@ class Paired(Protocol):
     def target(self) -> str: ...
 
 
-def must_be_pairs(pairs: Iterable[Paired]) -> None:
+def check_pairs(pairs: Iterable[Paired]) -> None:
     """Raise unless each has a source and a target, as a plain tuple has not."""
     for pair in pairs:
         if not (hasattr(pair, "source") and hasattr(pair, "target")):

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import decode
+from ..checks import check_int
 from ..data import Pair
-from ..data.text import must_be_many, must_be_text
+from ..data.text import check_not_a_string, check_text
 from ..decode import Ensemble, Gnmt, Hypothesis
-from ..decode.decode_checks import must_count
 from ..lens import Tape
 from ..models import Pointer, PointerConfig, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 from ..train import own_device
@@ -23,7 +23,7 @@ from . import word_alignment as aligning
 from .copy_vocabulary import Copying
 from .encoded_dataset import Encoded, in_batches
 from .metrics import Measured
-from .pairs import Draft, Paired, Tokenizers, must_be_pairs
+from .pairs import Draft, Paired, Tokenizers, check_pairs
 
 TOKENS = 4096  # of a batch
 MOST = 500  # pairs on one tape
@@ -158,10 +158,10 @@ class Writer:
         tokens in a row twice. None is shorter than `min_length`, unless `no_repeat` leaves nothing but the end. Of a
         blank line comes an empty one, and no model is asked.
         """
-        must_be_many(lines, "lines")
-        must_hold(beam, n)
+        check_not_a_string(lines, "lines")
+        check_keys(beam, n)
         for line in (lines := list(lines)):
-            must_be_text(line, "a line")
+            check_text(line, "a line")
         places = [place for place, line in enumerate(lines) if line.strip()]
         texts = [self.read(lines[place]) for place in places]
         found = [[NOTHING] for _ in lines]
@@ -214,11 +214,11 @@ class Writer:
 
     def too_long(self, sources: Sequence[str]) -> list[bool]:
         """Of each source, whether its end is not read."""
-        must_be_many(sources, "sources")
+        check_not_a_string(sources, "sources")
         return [self.read(source) != source for source in sources]
 
     def _cut(self, pairs: Sequence[Paired]) -> Sequence[Paired]:
-        must_be_pairs(pairs)
+        check_pairs(pairs)
         return [
             pair._replace(source=self.read(pair.source))
             if isinstance(pair, Draft)
@@ -261,10 +261,10 @@ def at_most(longest: int, *, min_length: int = 0, max_length: int | None = None)
     return max(longest * 3 // 2 + 10, min_length) if max_length is None else max_length
 
 
-def must_hold(beam: int, n: int) -> None:
+def check_keys(beam: int, n: int) -> None:
     """Raise unless a beam can find the n best."""
-    must_count("beam", beam, least=1)
-    must_count("n", n, least=1)
+    check_int("beam", beam, least=1)
+    check_int("n", n, least=1)
     if n > beam:
         raise ValueError(f"n must be at most beam, got n={n} and beam={beam}; pass beam={n} or more")
 

@@ -10,13 +10,13 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from ..data.text import must_come_again
+from ..data.text import check_reiterable
 from ..models import TransformerConfig
 from ..train import Outcome, Progress, Recipe
 from . import run_folder as runs
 from .batching import Batching
 from .metrics import Measured
-from .pairs import Paired, Tokenizers, must_be_pairs
+from .pairs import Paired, Tokenizers, check_pairs
 from .seq2seq_task import Config, Network, built, tokenizers_of
 from .setup import Setup, Start, run
 
@@ -48,8 +48,8 @@ def train(
     `limit` is how many tokens of a source are read later, where training has cut them.
     """
 
-    must_come_again(pairs, "pairs")
-    must_be_pairs(islice(pairs, 1))
+    check_reiterable(pairs, "pairs")
+    check_pairs(islice(pairs, 1))
 
     def prepare(start: Start) -> Setup:
         config: Config | None = None

@@ -12,12 +12,12 @@ import torch
 from ..data import Tokenizer
 from ..models import PointerConfig, Seq2SeqConfig, TransformerConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe
-from ..train.dataclass_json import check_types, must_be_left
+from ..train.dataclass_json import check_left_at_default, check_types
 from . import metrics
 from . import seq2seq_training as writing
 from .batching import Batching, Long
 from .metrics import Measured, Words
-from .pairs import Paired, Tokenizers, must_be_pairs
+from .pairs import Paired, Tokenizers, check_pairs
 from .seq2seq_task import Network, Shown, Writer, Written, tokenizers_of
 from .vocabulary import Vocabulary, WordVocabulary
 
@@ -51,9 +51,9 @@ class Model:
     def __post_init__(self) -> None:
         check_types(self)
         if self.kind == "transformer":
-            must_be_left(self, "coverage", "cell", whose="recurrent models", got="a Transformer")
+            check_left_at_default(self, "coverage", "cell", whose="recurrent models", got="a Transformer")
         else:
-            must_be_left(self, "heads", whose="a Transformer", got=f"kind={self.kind!r}")
+            check_left_at_default(self, "heads", whose="a Transformer", got=f"kind={self.kind!r}")
         if self.kind != "transformer" and (self.encoder_mask, self.segment, self.memory) != (None, None, 0):
             raise ValueError(
                 f"encoder_mask, segment and memory are of a Transformer's encoder, got kind={self.kind!r}; leave them "
@@ -207,7 +207,7 @@ class Summarizer(Writer):
         show: Shown | None = None,
     ) -> dict[str, Measured]:
         """`rouge1`, `rouge2` and `rougeL` of summaries against the targets, and the `loss` of those a token."""
-        must_be_pairs(pairs)
+        check_pairs(pairs)
         documents, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         found = self.summarize(documents, beam=beam, max_length=max_length, no_repeat=no_repeat, show=show)
         written = [one.text for one in found]

@@ -15,13 +15,13 @@ from ..data import Pair, Tokenizer
 from ..lens import Links, argmax_links, mutual_links
 from ..models import Seq2SeqConfig, TransformerConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe
-from ..train.dataclass_json import check_types, must_be_left
+from ..train.dataclass_json import check_left_at_default, check_types
 from . import metrics
 from . import seq2seq_training as writing
 from . import word_alignment as aligning
 from .batching import Batching
 from .metrics import Measured
-from .pairs import Paired, PairVocabulary, Tokenizers, must_be_pairs
+from .pairs import Paired, PairVocabulary, Tokenizers, check_pairs
 from .seq2seq_task import Shown, Writer, Written
 from .word_alignment import When
 
@@ -69,9 +69,9 @@ class Model:
     def __post_init__(self) -> None:
         check_types(self)
         if self.kind == "transformer":
-            must_be_left(self, "cell", whose="recurrent models", got="a Transformer")
+            check_left_at_default(self, "cell", whose="recurrent models", got="a Transformer")
         else:
-            must_be_left(self, "heads", whose="a Transformer", got=f"kind={self.kind!r}")
+            check_left_at_default(self, "heads", whose="a Transformer", got=f"kind={self.kind!r}")
 
     def __call__(self, source: Tokenizer, target: Tokenizer) -> Network:
         """The config for these vocabularies."""
@@ -203,8 +203,8 @@ class Translator(Writer):
         show: Shown | None = None,
     ) -> dict[str, Measured]:
         """`bleu`, `chrf` and `exact` of translations against the targets, and the `loss` of those a token."""
-        metrics.must_tokenize(tokenize)
-        must_be_pairs(pairs)
+        metrics.check_tokenizable(tokenize)
+        check_pairs(pairs)
         sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         written = [one.text for one in self.translate(sources, beam=beam, max_length=max_length, show=show)]
         return {
@@ -252,8 +252,8 @@ class Translator(Writer):
         """
         names = [aligning.layer_of(model, layer) for model in self.models]
         for model, name in zip(self.models, names, strict=True):
-            aligning.must_have_head(model, name, head)
-        must_be_pairs(pairs)
+            aligning.check_head(model, name, head)
+        check_pairs(pairs)
         maps = [torch.empty(0, 0)] * len(pairs)
         for rows, batch in self._batches(self.tokenizers.encode(pairs), show):
             chosen = [pairs[row] for row in rows]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..data import Tokenizer
-from ..train.dataclass_json import check_types, must_be_left
+from ..train.dataclass_json import check_left_at_default, check_types
 
 TOKENIZER = "tokenizer.json"  # what it is called in a folder
 Kind = Literal["bpe", "wordpiece", "word", "char"]
@@ -31,9 +31,9 @@ class Vocabulary:
         check_types(self)
         if self.load is not None:
             names = ("kind", "size", "split", "joint")
-            must_be_left(self, *names, whose="a vocabulary that is learned", got=f"load={self.load!r}")
+            check_left_at_default(self, *names, whose="a vocabulary that is learned", got=f"load={self.load!r}")
         elif self.kind != "word":
-            must_be_left(self, "split", whose="words", got=f"kind={self.kind!r}")
+            check_left_at_default(self, "split", whose="words", got=f"kind={self.kind!r}")
 
     def learn(self, texts: Iterable[str]) -> Tokenizer:
         """The tokenizer of these texts, which are read once or twice."""

@@ -82,7 +82,7 @@ def layer_of(model: nn.Module, layer: int | None = None) -> str:
     return names[len(names) // 2 if layer is None else layer]
 
 
-def must_have_head(model: nn.Module, layer: str, head: int | None) -> None:
+def check_head(model: nn.Module, layer: str, head: int | None) -> None:
     """Raise unless the layer has a head of that number; None is all of them."""
     heads = getattr(model.get_submodule(layer), "heads", 1)
     if head is not None and not 0 <= head < heads:

@@ -25,7 +25,7 @@ def average(folders: Sequence[str | Path], out: str | Path, *, records: Collecti
         checkpoint.verify(path)
     files = _files(paths[-1])
     for path in paths[:-1]:
-        _must_match(path, _files(path), paths[-1], files, records)
+        _check_matches(path, _files(path), paths[-1], files, records)
     mean = checkpoint.read_tensors(paths[-1])
     dtypes = {name: x.dtype for name, x in mean.items() if x.is_floating_point()}
     mean |= {name: mean[name].double() for name in dtypes}
@@ -49,7 +49,7 @@ def _files(path: Path) -> dict[str, str]:
     return {name: checkpoint.read_text(path, name) for name in names if name not in saving.OWN}
 
 
-def _must_match(
+def _check_matches(
     path: Path, files: Mapping[str, str], last: Path, theirs: Mapping[str, str], records: Collection[str]
 ) -> None:
     for name in sorted((files.keys() | theirs.keys()) - set(records)):

@@ -44,7 +44,7 @@ def check_types(instance: Any) -> None:
             raise TypeError(f"{field.name} must be {_words(hints[field.name])}, got {value!r}")
 
 
-def must_be_left(instance: Any, *names: str, whose: str, got: str) -> None:
+def check_left_at_default(instance: Any, *names: str, whose: str, got: str) -> None:
     """Raise if one of these fields, which mean nothing here, has been given another value than its own."""
     for field in dataclasses.fields(instance):
         if field.name in names and getattr(instance, field.name) != field.default:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..lens.recording.store import must_have_folder
+from ..lens.recording.store import check_parent_folder
 from ..lens.tape.tape import Tape
 from ..ops.weights import Weights
 from .viewer import pyramid
@@ -54,7 +54,7 @@ class Page:
     def save(self, path: str | Path) -> None:
         """Write the page, whole or not at all."""
         path = Path(path)
-        must_have_folder(path)
+        check_parent_folder(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
         try:
             with temporary.open("wb") as file:

@@ -20,7 +20,7 @@ def boxes(figure, texts):
     return [text.get_window_extent(figure.canvas.get_renderer()) for text in texts]
 
 
-def must_hold(figure, *more):
+def check_keys(figure, *more):
     """All that is written on the paper itself is within it."""
     for box in boxes(figure, [*figure.texts, *more]):
         assert box.x0 >= 0
@@ -42,7 +42,7 @@ def must_hold(figure, *more):
 )
 def test_long_titles_are_written_in_lines(draw):
     figure = draw()
-    must_hold(figure)
+    check_keys(figure)
     assert max(text.get_text().count("\n") for text in figure.texts) >= 1
     plain = heatmap(np.eye(3)).axes[0].get_position()
     assert figure.axes[0].get_position().width > 0.5 * plain.width
@@ -58,7 +58,7 @@ def test_names_of_layers_lie_beside_their_maps_and_apart():
     firsts = [axes for axes in figure.axes if axes.get_ylabel() and axes.images]
     labels = [axes.yaxis.label for axes in firsts]
     assert [label.get_rotation() for label in labels] == [0] * 4
-    must_hold(figure, *labels)
+    check_keys(figure, *labels)
     found = boxes(figure, labels)
     assert all(above.y0 > below.y1 for above, below in pairwise(found))
     assert all(box.x1 < axes.bbox.x0 for box, axes in zip(found, firsts, strict=True))
@@ -104,7 +104,7 @@ def test_panels_keep_their_height_under_long_names():
     for one in (figure, plain):
         one.savefig(io.BytesIO())
     assert figure.axes[0].bbox.height > 0.9 * plain.axes[0].bbox.height
-    must_hold(figure, *figure.axes[1].get_xticklabels())
+    check_keys(figure, *figure.axes[1].get_xticklabels())
 
 
 def test_a_layer_without_batch_rows_is_refused():

@@ -58,7 +58,7 @@ def ablate(model: nn.Module, heads: Mapping[str, Iterable[int]]) -> Iterator[Non
     an ablated head.
     """
     heads = {own_name(name): ids for name, ids in heads.items()}
-    _must_exist(model, heads)
+    _check_layers_exist(model, heads)
     chosen = {layer_of(name, model.get_submodule(name)): _numbers(name, ids) for name, ids in heads.items()}
     met: set[str] = set()
 
@@ -257,7 +257,7 @@ MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 BESIDE = (Core, nn.TransformerEncoderLayer)  # within a layer of ours, and around one of PyTorch's
 
 
-def _must_exist(model: nn.Module, names: Iterable[str]) -> None:
+def _check_layers_exist(model: nn.Module, names: Iterable[str]) -> None:
     known = dict(model.named_modules())
     for name in names:
         if name not in known:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...ops.weights import Weights
-from .head_measures import must_be_weights
+from .head_measures import check_weights
 
 Link = tuple[int, int]
 LINK = re.compile(r"(\d+)([-p?])(\d+)", re.ASCII)
@@ -109,7 +109,7 @@ def word_weights(
     Each argument says which word each token belongs to (`word_ids()` of a Hugging Face tokenizer); words no token
     belongs to have weight 0. One head of the result, `[3]`, or `.mean(0)` of some goes to `argmax_links`.
     """
-    must_be_weights(A)
+    check_weights(A)
     if A.shape[:-3].numel() != 1:
         raise ValueError(f"word weights are of one sentence pair, got shape {tuple(A.shape)}; write A.select(batch=0)")
     targets, t = _groups("target_words", target_words, A.shape[-2])

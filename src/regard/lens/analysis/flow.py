@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...checks import must_be_integers, must_be_number, must_be_tensor, must_count
+from ...checks import check_int, check_integer_tensor, check_number, check_tensor
 from ...ops.weights import LIMIT, Weights
-from .head_measures import bands, must_be_weights
+from .head_measures import bands, check_weights
 
 UNITS = 2**30  # whole numbers a capacity of 1 is cut into
 
@@ -93,7 +93,7 @@ def relevance(
     layers = _square(stack)
     r = _start(layers[-1], token)
     for A, v, grad in reversed(list(zip(layers, values, gradients, strict=True))):
-        v, grad = _per_head("values", v, A), _must_be_output("gradients", grad, A)
+        v, grad = _per_head("values", v, A), _check_is_output("gradients", grad, A)
         carried = r.clone()
         for rows in bands(A):
             if bool(r[:, rows].any()):
@@ -113,7 +113,7 @@ def gradient_attention(
     out . dL/dout, from which `importance` is made. Caveat: a first-order statement about this one layer.
     """
     v = _per_head("v", v, A)
-    return (v * (A.T @ _must_be_output("gradient", gradient, A))).sum(-1)
+    return (v * (A.T @ _check_is_output("gradient", gradient, A))).sum(-1)
 
 
 @torch.no_grad()
@@ -163,7 +163,7 @@ def attention_flow(
     raises. Weights are rounded to multiples of 2**-30, so that a flow is exact to that times the pipes it is cut at.
     Caveat: pipes are treated as if one token's flow could use them alone, so the flows do not add up to 1.
     """
-    must_count("edges", edges, least=1)
+    check_int("edges", edges, least=1)
     layers = _square(stack)
     b, _, n, _ = layers[0].shape
     if (dense := len(layers) * n * n) > edges and (kept := _visible(layers, edges)) > edges:
@@ -256,7 +256,7 @@ def _square(stack: Iterable[Weights]) -> list[Weights]:
 
 
 def _four_dims(A: Weights) -> tuple[int, int, int, int]:
-    must_be_weights(A)
+    check_weights(A)
     if len(A.shape) != 4:
         raise ValueError(f"weights must have dims b h i j here, got {tuple(A.shape)}; write A.select(batch=...)")
     b, h, i, j = A.shape
@@ -275,11 +275,11 @@ def _start(A: Weights, token: int | Tensor | None) -> Tensor:
 def _tokens(token: int | Tensor, b: int, n: int, device: torch.device) -> Tensor:
     """The token of each batch row, counted from 0."""
     if isinstance(token, Tensor):
-        must_be_integers("token", token, 0, 1)
+        check_integer_tensor("token", token, 0, 1)
         if token.ndim and len(token) != b:
             raise ValueError(f"token must hold one for each of the {b} batch rows, got {len(token)}")
     else:
-        must_count("token", token, least=-n)
+        check_int("token", token, least=-n)
     ids = torch.as_tensor(token, device=device).long().expand(b)
     if not bool(((ids >= -n) & (ids < n)).all()):
         raise ValueError(f"token must be from 0 to {n - 1}, or negative from the end, got {ids.tolist()}")
@@ -288,7 +288,7 @@ def _tokens(token: int | Tensor, b: int, n: int, device: torch.device) -> Tensor
 
 def _row_sums(A: Weights, residual: float) -> Tensor:
     """What the rows of (1 - residual) mean_h A + residual I sum to, `b n`; 1 where they are empty."""
-    must_be_number("residual", residual)
+    check_number("residual", residual)
     if not 0 <= residual <= 1:
         raise ValueError(f"residual must be from 0 to 1, got {residual}")
     ones = torch.ones(1, 1, A.shape[-1], 1, dtype=A.dtype, device=A.device)
@@ -317,7 +317,7 @@ def _gram(v: Tensor, output: Tensor) -> Tensor:
 def _projected(v: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
     """Values `b h j e` and the output projection by head, `dim h e`."""
     for name, x, dims in (("v", v, 4), ("output", output, 2)):
-        must_be_tensor(name, x)
+        check_tensor(name, x)
         if x.ndim != dims:
             raise ValueError(f"{name} must have {dims} dims, got shape {tuple(x.shape)}")
     g, e = v.shape[1], v.shape[3]
@@ -333,15 +333,15 @@ def _projected(v: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
 
 def _per_head(name: str, v: Tensor, A: Weights) -> Tensor:
     """Values with a head for each of A's, in its dtype."""
-    must_be_tensor(name, v)
+    check_tensor(name, v)
     b, h, _, j = _four_dims(A)
     if v.ndim != 4 or v.shape[0] != b or v.shape[2] != j or not v.shape[1] or h % v.shape[1]:
         raise ValueError(f"{name} must have dims b={b}, heads that divide {h}, {j}, e; got shape {tuple(v.shape)}")
     return v.to(A.dtype).repeat_interleave(h // v.shape[1], 1)
 
 
-def _must_be_output(name: str, grad: Tensor, A: Weights) -> Tensor:
-    must_be_tensor(name, grad)
+def _check_is_output(name: str, grad: Tensor, A: Weights) -> Tensor:
+    check_tensor(name, grad)
     if grad.ndim != 4 or grad.shape[:3] != A.shape[:3]:
         b, h, i, _ = A.shape
         raise ValueError(f"{name} must have dims b={b}, h={h}, i={i}, e, those of A @ v; got shape {tuple(grad.shape)}")

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...checks import must_be_integers, must_be_number, must_be_tensor
+from ...checks import check_integer_tensor, check_number, check_tensor
 from ...ops.blocks.prepared_call import Problem
 from ...ops.blocks.reduction import Reduction
 from ...ops.call import Sizes
@@ -39,7 +39,7 @@ def share(A: Weights, mask: Mask, *, queries: Bool[Tensor, "*b i"] | None = None
     Any mask asks a question: `Window(8)` how local a head is, `Diagonal()` how much it looks at itself, `Prefix(1)`
     how much it rests on the first token, `Dense(same_sentence)` whatever you can write down.
     """
-    must_be_weights(A)
+    check_weights(A)
     if not isinstance(mask, Mask):
         raise TypeError(f"mask must be a Mask term, got {type(mask).__name__}; write Window(8), or Dense(x)")
     call = A.call
@@ -92,7 +92,7 @@ def diagonality(A: Weights, *, queries: Bool[Tensor, "*b i"] | None = None) -> F
     1 for a head on that line, lower the further it strays: the area under the mass within each distance, Shim et al.
     2022's cumulative attention diagonality, here for unequal lengths too (speech, alignment).
     """
-    must_be_weights(A)
+    check_weights(A)
     _, _, i, j = A.call.shape
     steepness, reach = (j - 1) / max(i - 1, 1), max(j - 1, 1)
 
@@ -121,8 +121,8 @@ def sinks(A: Weights, *, threshold: float = 0.3, queries: Bool[Tensor, "*b i"] |
     >>> found.keys.nonzero().tolist(), round(found.share.item(), 2)
     ([[0, 0, 0]], 0.98)
     """
-    must_be_weights(A)
-    must_be_number("threshold", threshold)
+    check_weights(A)
+    check_number("threshold", threshold)
     n = A.shape[-2]
     if queries is None:
         mean = A.received() / max(n, 1)
@@ -144,8 +144,8 @@ def similarity(A: Weights, B: Weights | None = None) -> Float[Tensor, "*b h h2"]
     tensor([[1.0000, 1.0000, 1.0000, 1.0000]])
     """
     B = A if B is None else B
-    must_be_weights(A)
-    must_be_weights(B, "B")
+    check_weights(A)
+    check_weights(B, "B")
     if A.shape[:-3] != B.shape[:-3] or A.shape[-2:] != B.shape[-2:]:
         raise ValueError(
             f"A and B must share batch, queries and keys, got shapes {tuple(A.shape)} and {tuple(B.shape)}; "
@@ -165,7 +165,7 @@ def similarity(A: Weights, B: Weights | None = None) -> Float[Tensor, "*b h h2"]
     return torch.where(lengths > 0, inner / torch.where(lengths > 0, lengths, 1.0), 0.0)
 
 
-def must_be_weights(A: Weights, name: str = "A") -> None:
+def check_weights(A: Weights, name: str = "A") -> None:
     """Raise unless it is what one layer attended to, rather than a whole tape, or measures of it."""
     if not isinstance(A, Weights):
         raise TypeError(
@@ -182,9 +182,9 @@ def bands(A: Weights) -> Iterator[slice]:
 
 
 def _ids(A: Weights, tokens: Tensor) -> Tensor:
-    must_be_weights(A)
-    must_be_tensor("tokens", tokens)
-    must_be_integers("tokens", tokens, 1, 2)
+    check_weights(A)
+    check_tensor("tokens", tokens)
+    check_integer_tensor("tokens", tokens, 1, 2)
     if tokens.shape[-1] != A.shape[-1]:
         raise ValueError(f"tokens must hold one id for each of the {A.shape[-1]} keys, got shape {tuple(tokens.shape)}")
     return tokens.to(A.device).long()
@@ -211,7 +211,7 @@ def _mean(per_query: Tensor, queries: Tensor | None) -> Tensor:
 
 
 def _counted(queries: Tensor, n: int) -> Tensor:
-    must_be_tensor("queries", queries)
+    check_tensor("queries", queries)
     if queries.dtype != torch.bool or queries.shape[-1:] != (n,):
         raise ValueError(
             f"queries must be bool with one entry for each of the {n}, True = counts, "

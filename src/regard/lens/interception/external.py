@@ -46,7 +46,7 @@ def imported(
     ]
 
 
-def must_be_numbers(name: str, *tensors: Tensor) -> None:
+def check_plain_numbers(name: str, *tensors: Tensor) -> None:
     """Raise `Unread` of tensors that are scaled elsewhere, or stand for others."""
     if kinds := {x.dtype for x in tensors if not x.is_floating_point() or x.dtype.itemsize == 1}:
         raise Unread(f"it calls {name} with numbers of {', '.join(map(str, kinds))}, which are not understood")

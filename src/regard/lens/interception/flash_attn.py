@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..terms.varlen import Texts, told_of
-from .external import BY_TOKEN, imported, must_be_numbers
+from .external import BY_TOKEN, check_plain_numbers, imported
 from .patching import Kernel, Layout, Unread
 
 HOMES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface")
@@ -47,7 +47,7 @@ def told(name: str, given: dict[str, Any]) -> list[dict[str, Any]]:
     if others := [x for x, value in given.items() if x not in known and not _is_absent(value)]:
         raise Unread(f"it calls {name} with {', '.join(others)}, which is not understood")
     q, k, v, texts = _cached(name, given) if name == CACHED else _tokens(name, given)
-    must_be_numbers(name, q, k, v)
+    check_plain_numbers(name, q, k, v)
     before, after = (None if x is None or x < 0 else int(x) for x in given.get("window_size") or (None, None))
     call = told_of(
         q,

@@ -37,7 +37,7 @@ from ..eager.tracker import Handwriting, Written, touches
 from ..layer_names import shown_name
 from ..recording.record import Record, Seen
 from ..recording.recorder import SLOTS, Recorder
-from ..recording.store import must_hold_numbers
+from ..recording.store import check_holds_numbers
 from .mode_stack import is_on, withdraw
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
 from .output_projection import projection
@@ -140,7 +140,7 @@ class Watch(TorchFunctionMode):
         if recomputing():  # as before, so that it saves for its own backward pass what was saved before
             return attended(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
         if func in ATTENTIONS:
-            must_hold_numbers(*args, **kwargs)
+            check_holds_numbers(*args, **kwargs)
         if func is attend:
             out = func(*args, **kwargs)
             self._attention(out, *args, **kwargs)
@@ -203,7 +203,7 @@ class Watch(TorchFunctionMode):
     def _enter(self, module: nn.Module, args: Any) -> None:
         if not is_compiling() and self._watches(module):
             if type(module) is nn.MultiheadAttention:  # which takes nested tensors only where nobody watches
-                must_hold_numbers(*args)
+                check_holds_numbers(*args)
             self.ran = True
             self.here.parts.append(module)
             if len(self.here.parts) == 1:

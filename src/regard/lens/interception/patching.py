@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ..recording.record import Seen
-from ..recording.store import must_hold_numbers
+from ..recording.store import check_holds_numbers
 from ..terms.interpret import Reader
 from .call_sites import Door, doors
 from .mode_stack import aside
@@ -173,7 +173,7 @@ class _Seeing:
         watches = [] if unseen else [watch for watch in tuple(_WATCHES) if watch.is_inside]
         if not watches:
             return self.func(*args, **kwargs)
-        must_hold_numbers(*args, **kwargs)
+        check_holds_numbers(*args, **kwargs)
         with ExitStack() as stack:
             for watch in watches:  # a compiled function would be compiled anew for a mode
                 stack.enter_context(aside(watch))

@@ -22,7 +22,7 @@ from ...ops.terms.masks import Causal, Padding, Window
 from ...ops.terms.normalizers import SinkSoftmax
 from ...ops.torch_state import followed
 from ..recording.record import Seen
-from ..recording.store import must_hold_numbers
+from ..recording.store import check_holds_numbers
 from ..terms.interpret import Reader
 from .function_mode import Watch, recomputing
 from .sdpa import found_again, hear, is_short, tell, tell_no_more
@@ -96,7 +96,7 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
             q, k, v, mask = query, key, value, attention_mask
             if followed():
                 for watch in _watching(module):
-                    must_hold_numbers(q, k, v)
+                    check_holds_numbers(q, k, v)
                     watch.compiled = True
                 return function(module, q, k, v, mask, *args, **kwargs)
             watches = _watching(module)

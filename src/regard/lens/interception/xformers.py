@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..terms.varlen import Texts, told_of
-from .external import BY_TOKEN, imported, must_be_numbers
+from .external import BY_TOKEN, check_plain_numbers, imported
 from .patching import Kernel, Layout, Unread
 
 HOMES = ("xformers.ops", "xformers.ops.fmha")
@@ -58,7 +58,7 @@ def told(name: str, given: dict[str, Any]) -> list[dict[str, Any]]:
     if name == PART:
         raise Unread(f"it calls {name}, whose output is merged with that of others")
     q, k, v = (given[x] for x in ("query", "key", "value"))
-    must_be_numbers(name, q, k, v)
+    check_plain_numbers(name, q, k, v)
     q, k, v = (_layout(x).heads(x) for x in (q, k, v))
     bias, scale = given["attn_bias"], given["scale"]
     if isinstance(bias, Tensor):

@@ -104,7 +104,7 @@ def _even(shape: torch.Size, name: str) -> tuple[Axis, Axis]:
     return rows, cols
 
 
-def must_be_measures(keep: Sequence[str]) -> None:
+def check_measures(keep: Sequence[str]) -> None:
     """Raise unless each name is a measure that can be kept."""
     if isinstance(keep, str):
         raise TypeError(f"keep must be a list of measures, got the string {keep!r}; write keep=[{keep!r}]")

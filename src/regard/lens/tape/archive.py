@@ -27,11 +27,11 @@ from ..layer_names import shown_name
 from ..recording.record import Extras, seen_weights
 from ..recording.recorder import Key
 from ..recording.reduced import ROWS, Reduced
-from ..recording.store import Held, must_have_folder
+from ..recording.store import Held, check_parent_folder
 from .groups import Groups
 from .image_patches import Picture
 from .overview import Overview
-from .term_json import Box, must_have, read, saveable, tensor_of, written
+from .term_json import Box, check_fields, read, saveable, tensor_of, written
 
 FORMAT = 3
 EVEN_MAPS = 2  # the format whose summaries had other cells: they are left out, and made again when somebody asks
@@ -66,7 +66,7 @@ def save(
     summaries: Mapping[Key, tuple[Summary, Overview]],
 ) -> None:
     """Write a tape under a temporary name, force it to the disk, rename it."""
-    must_have_folder(path)
+    check_parent_folder(path)
     box = Box()
     described = [_entry(key, A, extras, summaries.get(key), box) for key, (A, extras) in entries.items()]
     text = json.dumps(
@@ -116,7 +116,7 @@ def mapped(path: Path) -> Found:
         described = json.loads(text)
         if isinstance(described, dict) and described.get("format") not in (EVEN_MAPS, FORMAT):
             raise ValueError(_other_format(described.get("format")))
-        must_have("the tape", described, "format entries tokens groups pictures facts")
+        check_fields("the tape", described, "format entries tokens groups pictures facts")
         if described["format"] == EVEN_MAPS:
             for entry in described["entries"]:
                 if isinstance(entry, dict) and "summary" in entry:
@@ -206,14 +206,14 @@ def _rebuilt(
     entry: Any, tensors: Mapping[str, Tensor]
 ) -> tuple[Key, Weights | Reduced, Extras, tuple[Summary, Overview] | None]:
     if isinstance(entry, dict) and "measures" in entry:
-        must_have("an entry", entry, "layer call shape measures")
+        check_fields("an entry", entry, "layer call shape measures")
         measures = {name: Held(tensor_of(at, tensors)) for name, at in entry["measures"].items()}
         shape = torch.Size(_whole(n) for n in entry["shape"])
         for name, kept in measures.items():
             _fits(name, kept.get(), shape)
         return _key(entry), Reduced(shape, measures), Extras(), None
-    must_have("an entry", entry, "layer call heads offset tensors terms summary")
-    must_have("the terms", entry["terms"], " ".join(SLOTS))
+    check_fields("an entry", entry, "layer call heads offset tensors terms summary")
+    check_fields("the terms", entry["terms"], " ".join(SLOTS))
     named = {name: tensor_of(at, tensors) for name, at in entry["tensors"].items()}
     extras = Extras(**{field.name: named.pop(field.name, None) for field in dataclasses.fields(Extras)})
     q, k, statistic = named.pop("q"), named.pop("k"), named.pop("statistic", None)
@@ -236,7 +236,7 @@ def _rebuilt(
 
 
 def _summarized(written: Any, A: Weights, tensors: Mapping[str, Tensor]) -> tuple[Summary, Overview]:
-    must_have("a summary", written, " ".join((*ROWS, "map", *(f"overview.{name}" for name in OVERVIEW))))
+    check_fields("a summary", written, " ".join((*ROWS, "map", *(f"overview.{name}" for name in OVERVIEW))))
     found = {name: tensor_of(at, tensors) for name, at in written.items()}
     for name in (*ROWS, "map"):
         _fits(name, found[name], A.shape)
@@ -258,7 +258,7 @@ def _groups(groups: Groups, box: Box) -> dict[str, Any]:
 
 
 def _regrouped(written: Any, tensors: Mapping[str, Tensor]) -> Groups:
-    must_have("groups", written, "ids labels")
+    check_fields("groups", written, "ids labels")
     return Groups(tensor_of(written["ids"], tensors), tuple(str(label) for label in written["labels"]))
 
 
@@ -268,7 +268,7 @@ def _picture(picture: Picture, box: Box) -> dict[str, Any]:
 
 
 def _redrawn(written: Any, tensors: Mapping[str, Tensor]) -> Picture:
-    must_have("a picture", written, "pixels rows cols special")
+    check_fields("a picture", written, "pixels rows cols special")
     return Picture(**{**written, "pixels": tensor_of(written["pixels"], tensors)})
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ...checks import must_be_integers, must_be_tensor, must_count
+from ...checks import check_int, check_integer_tensor, check_tensor
 from ..layer_names import shown_name
 
 STARTS = ("▁", "Ġ", " ")  # how tokenizers mark the first piece of a word
@@ -30,8 +30,8 @@ class Groups:
     labels: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        must_be_tensor("Groups ids", self.ids)
-        must_be_integers("Groups ids", self.ids, 1)
+        check_tensor("Groups ids", self.ids)
+        check_integer_tensor("Groups ids", self.ids, 1)
         object.__setattr__(self, "labels", tuple(self.labels))
         if self.ids.numel() and not 0 <= int(self.ids.min()) <= int(self.ids.max()) < len(self.labels):
             raise ValueError(
@@ -99,7 +99,7 @@ def patches(rows: int, cols: int, *, special: int = 1, size: int = 1) -> Groups:
     ('special', '0,0', '0,1', '1,0', '1,1')
     """
     for name, value, least in (("rows", rows, 1), ("cols", cols, 1), ("special", special, 0), ("size", size, 1)):
-        must_count(name, value, least)
+        check_int(name, value, least)
     across, down = -(-cols // size), -(-rows // size)
     square = (torch.arange(rows) // size)[:, None] * across + torch.arange(cols) // size
     first = 1 if special else 0

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...checks import must_count
+from ...checks import check_int
 from ..layer_names import shown_name
 
 Image = Tensor | npt.NDArray[Any]
@@ -28,7 +28,7 @@ class Picture:
 
     def __post_init__(self) -> None:
         for name, value, least in (("rows", self.rows, 1), ("cols", self.cols, 1), ("special", self.special, 0)):
-            must_count(name, value, least)
+            check_int(name, value, least)
             object.__setattr__(self, name, int(value))
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 3 or self.pixels.shape[-1] != 3:
             raise ValueError(f"pixels must be uint8 y x 3, got {self.pixels.dtype} of {tuple(self.pixels.shape)}")

@@ -83,7 +83,7 @@ def read(source: Any, tensors: Mapping[str, Tensor]) -> Any:
     name = fields.pop("term", None)
     if name not in TERMS:
         raise ValueError(f"unknown term {name!r}; known are {', '.join(TERMS)}")
-    must_have(name, fields, " ".join(field.name for field in dataclasses.fields(TERMS[name])))
+    check_fields(name, fields, " ".join(field.name for field in dataclasses.fields(TERMS[name])))
     return TERMS[name](**{field: read(value, tensors) for field, value in fields.items()})
 
 
@@ -115,7 +115,7 @@ def tensor_of(name: Any, tensors: Mapping[str, Tensor]) -> Tensor:
     return tensors[name]
 
 
-def must_have(what: str, given: Any, expected: str) -> None:
+def check_fields(what: str, given: Any, expected: str) -> None:
     """Raise unless an object has exactly these fields, named in one string."""
     if not isinstance(given, dict) or given.keys() != set(expected.split()):
         got = ", ".join(map(str, given)) if isinstance(given, dict) else type(given).__name__

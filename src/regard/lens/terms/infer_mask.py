@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...checks import must_be_tensor, must_broadcast, must_count
+from ...checks import check_broadcast, check_int, check_tensor
 from ...ops.terms.biases import Added, Bias, Clipped, Relative
 from ...ops.terms.coordinates import Place, Point, look_up
 from ...ops.terms.masks import Causal, Documents, Padding, Prefix, Window
@@ -123,17 +123,17 @@ class Packed(Mask):
         return cls(bits, j)
 
     def __post_init__(self) -> None:
-        must_be_tensor("Packed bits", self.bits)
+        check_tensor("Packed bits", self.bits)
         if self.bits.dtype != torch.uint8 or self.bits.ndim != 4:
             shape = tuple(self.bits.shape)
             raise TypeError(f"Packed bits must be uint8 with dims b h i bytes, got {self.bits.dtype} of shape {shape}")
-        must_count("Packed keys", self.keys)
+        check_int("Packed keys", self.keys)
 
     def check(self, sizes: Sizes) -> None:
         if self.keys != sizes.j:
             raise ValueError(f"Packed must have a bit for each of the keys, got {self.keys} for j={sizes.j}")
         dims = {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j/8": -(-sizes.j // 8)}
-        must_broadcast("Packed bits", self.bits, dims)
+        check_broadcast("Packed bits", self.bits, dims)
 
     def over(self, at: Place) -> Tensor:
         return (look_up(self.bits, at.b, at.h, at.row, at.j // 8) >> (at.j % 8).to(torch.uint8)) & 1 == 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...checks import must_be_tensor, must_broadcast
+from ...checks import check_broadcast, check_tensor
 from ...ops.terms.biases import Alibi, Bias
 from ...ops.terms.coordinates import Place
 from ...ops.terms.masks import Causal, Documents, Near, Padding, Window
@@ -32,12 +32,12 @@ class Sloped(Bias):
     center: Tensor
 
     def __post_init__(self) -> None:
-        must_be_tensor("Sloped slopes", self.slopes)
-        must_be_tensor("Sloped center", self.center)
+        check_tensor("Sloped slopes", self.slopes)
+        check_tensor("Sloped center", self.center)
 
     def check(self, sizes: Sizes) -> None:
         for name, x in (("slopes", self.slopes), ("center", self.center)):
-            must_broadcast(f"Sloped {name}", x, {"b": sizes.b, "h": sizes.h, "i": sizes.i})
+            check_broadcast(f"Sloped {name}", x, {"b": sizes.b, "h": sizes.h, "i": sizes.i})
 
     def over(self, at: Place) -> Tensor:
         slopes, center = at.cut(self.slopes, "bhi"), at.cut(self.center, "bhi")

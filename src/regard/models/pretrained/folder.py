@@ -176,7 +176,7 @@ def _check(places: Mapping[str, Place], held: Mapping[str, Stored], architecture
     for name, place in places.items():
         if name not in held:
             raise ValueError(f"{folder} holds no tensor {name!r}, which its {CONFIG} asks for")
-        tensors.must_be_floats(held[name])
+        tensors.check_floating_point(held[name])
         if held[name].shape != place.shape:
             one = held[name]
             raise ValueError(f"{one.file}: {one.name} must have shape {place.shape} by {CONFIG}, got {one.shape}")
@@ -194,7 +194,7 @@ def _check_ties(ties: Mapping[str, str], held: Mapping[str, Stored], architectur
         if name not in held:
             continue
         one, other = held[name], held[of]
-        tensors.must_be_floats(one)
+        tensors.check_floating_point(one)
         if one.shape == other.shape:
             x, y = (x for _, x in tensors.read([one, other]))
             if bool((x == y).all()):

@@ -53,7 +53,7 @@ def read(wanted: list[Stored]) -> Iterator[tuple[Stored, Tensor]]:
                     yield one, opened.get_tensor(one.name)
 
 
-def must_be_floats(one: Stored) -> None:
+def check_floating_point(one: Stored) -> None:
     """Raise unless a tensor holds floating-point numbers as models compute with them."""
     if one.dtype not in FLOATS:
         raise ValueError(f"{one.file}: {one.name} must be of {', '.join(FLOATS)}, got {one.dtype}")

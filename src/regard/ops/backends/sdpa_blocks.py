@@ -12,7 +12,7 @@ from ..blocks.prepared_call import Piece, Problem, minus_infinity_where_not, pie
 from ..blocks.reduction import BLANK, Once, saveable
 from ..call import Call
 from ..terms.coordinates import Block, give_back, pick
-from ..torch_state import must_be_one, outside_the_graph
+from ..torch_state import check_single_gradient, outside_the_graph
 
 INF = float("inf")
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        must_be_one(grad)
+        check_single_gradient(grad)
         q, k, v, out, lse, *kept = ctx.saved_tensors
         queue = iter(kept)
         problem = ctx.problem.map_tensors(lambda _: next(queue))

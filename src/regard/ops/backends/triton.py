@@ -16,7 +16,7 @@ from ..blocks.reduction import Once, evaluate
 from ..call import Call
 from ..terms.normalizers import Softmax
 from ..terms.scores import Additive, grouped_product
-from ..torch_state import followed, forward_mode, must_be_one, outside_the_graph, transformed
+from ..torch_state import check_single_gradient, followed, forward_mode, outside_the_graph, transformed
 
 name = "triton"
 DEVICES = ("cuda",)  # on the CPU Triton interprets a kernel: good for tests alone
@@ -82,7 +82,7 @@ class AtOnce(torch.autograd.Function):
         from ...kernels.additive.additive_scores import AtHand, gradients
         from ...kernels.softmax import slope
 
-        must_be_one(grad)
+        check_single_gradient(grad)
         A, v, *at_hand = ctx.saved_tensors
         b, h, i, j = A.shape
         with torch.no_grad():

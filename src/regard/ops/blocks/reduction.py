@@ -17,7 +17,7 @@ from torch import Tensor
 from ..call import no_autocast
 from ..terms.coordinates import Block, Selector, give_back, pick
 from ..terms.scores import Additive
-from ..torch_state import forward_mode, must_be_one, no_tangents
+from ..torch_state import check_single_gradient, forward_mode, no_tangents
 from .additive_blocks import additive_scores
 from .prepared_call import Piece, Problem, biased_and_masked, pieces, taken
 
@@ -111,7 +111,7 @@ class ByRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        must_be_one(grad)
+        check_single_gradient(grad)
         saved = list(ctx.saved_tensors)
         with torch.no_grad(), no_autocast(grad.device):
             grads = ByRows._backward(ctx, grad, saved)

@@ -18,7 +18,7 @@ from ..blocks.reduction import Once, saveable
 from ..call import Call
 from ..terms.normalizers import SinkSoftmax, Softmax
 from ..terms.scores import Bilinear, Cosine, Dot, Location
-from ..torch_state import followed, forward_mode, must_be_one
+from ..torch_state import check_single_gradient, followed, forward_mode
 from .kernel_terms import Tiling, banded, expressible, kernel_bias, pattern
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class Measured(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         from ...kernels.weighted_products import Tilt, by_keys, by_rows
 
-        must_be_one(grad)
+        check_single_gradient(grad)
         (call, scale, measure), (statistic, q, k, *needed) = ctx.setting, ctx.saved_tensors
         with torch.no_grad():
             lse, grad = statistic.squeeze(-1).to(torch.float32), grad.to(torch.float32)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...checks import must_be_number, must_be_tensor, must_broadcast, must_count
+from ...checks import check_broadcast, check_int, check_number, check_tensor
 from .coordinates import Block, Place, Point, look_up
 from .term import Term, term
 
@@ -58,11 +58,11 @@ class Alibi(Bias):
                 f"got {'neither' if self.heads is None else 'both'}; write Alibi(8) or Alibi(slopes=x)"
             )
         if self.slopes is not None:
-            must_be_tensor("Alibi slopes", self.slopes)
+            check_tensor("Alibi slopes", self.slopes)
             if self.slopes.ndim != 1:
                 raise ValueError(f"Alibi slopes must have dims (h,), got shape {tuple(self.slopes.shape)}")
         else:
-            must_count("Alibi heads", self.heads, least=1)
+            check_int("Alibi heads", self.heads, least=1)
 
     def check(self, sizes: Sizes) -> None:
         n = self.heads if self.slopes is None else self.slopes.numel()
@@ -108,7 +108,7 @@ class Relative(Bias):
     @classmethod
     def t5(cls, table: Tensor, max_distance: int = 128, bidirectional: bool = True) -> Relative:
         """One number per head and logarithmic bucket: `table` has dims (h, buckets)."""
-        must_be_tensor("Relative.t5 table", table)
+        check_tensor("Relative.t5 table", table)
         if table.ndim != 2:
             raise ValueError(f"Relative.t5 table must have dims (h, buckets), got shape {tuple(table.shape)}")
         return cls(Logarithmic(table.shape[-1], max_distance, bidirectional), table=table)
@@ -116,7 +116,7 @@ class Relative(Bias):
     @classmethod
     def shaw(cls, keys: Tensor, scale: float | None = None) -> Relative:
         """One key per distance from -n to n: `keys` has dims (2n + 1, d) or (h, 2n + 1, d); scale 1/sqrt(d)."""
-        must_be_tensor("Relative.shaw keys", keys)
+        check_tensor("Relative.shaw keys", keys)
         if keys.ndim not in (2, 3) or keys.shape[-2] % 2 == 0:
             raise ValueError(
                 f"Relative.shaw keys must have dims (2n + 1, d) or (h, 2n + 1, d), got shape {tuple(keys.shape)}"
@@ -135,11 +135,11 @@ class Relative(Bias):
 
     def check(self, sizes: Sizes) -> None:
         if self.table is not None:
-            must_broadcast("Relative table", self.table, {"h": sizes.h, "bucket": None})
+            check_broadcast("Relative table", self.table, {"h": sizes.h, "bucket": None})
         elif self.keys is not None:
             if self.keys.shape[-1] != sizes.d:
                 raise ValueError(f"Relative keys must have the query's width d={sizes.d}, got {self.keys.shape[-1]}")
-            must_broadcast("Relative keys", self.keys, {"h": sizes.h, "2n + 1": None, "d": None})
+            check_broadcast("Relative keys", self.keys, {"h": sizes.h, "2n + 1": None, "d": None})
 
     def over(self, at: Place) -> Tensor:
         bucket = self.buckets.of(at.j - at.i)
@@ -188,7 +188,7 @@ class Logarithmic(Term):
 
     def __post_init__(self) -> None:
         sides = 2 if self.bidirectional else 1
-        must_count("the number of buckets", self.count, least=2 * sides)
+        check_int("the number of buckets", self.count, least=2 * sides)
         exact = self.count // sides // 2
         if self.max_distance <= exact:
             raise ValueError(f"max_distance must be above the {exact} exact buckets, got {self.max_distance}")
@@ -232,15 +232,15 @@ class Gaussian(Bias):
     sigma: float | Tensor
 
     def __post_init__(self) -> None:
-        must_be_tensor("Gaussian center", self.center)
+        check_tensor("Gaussian center", self.center)
         if not isinstance(self.sigma, Tensor):
-            must_be_number("Gaussian sigma", self.sigma, above=0)
+            check_number("Gaussian sigma", self.sigma, above=0)
 
     def check(self, sizes: Sizes) -> None:
         axes = {"b": sizes.b, "h": sizes.h, "i": sizes.i}
-        must_broadcast("Gaussian center", self.center, axes)
+        check_broadcast("Gaussian center", self.center, axes)
         if isinstance(self.sigma, Tensor):
-            must_broadcast("Gaussian sigma", self.sigma, axes)
+            check_broadcast("Gaussian sigma", self.sigma, axes)
 
     def over(self, at: Place) -> Tensor:
         sigma = at.cut(self.sigma, "bhi").to(at.dtype) if isinstance(self.sigma, Tensor) else self.sigma
@@ -254,7 +254,7 @@ class Added(Bias):
     values: Tensor
 
     def __post_init__(self) -> None:
-        must_be_tensor("Added values", self.values)
+        check_tensor("Added values", self.values)
         if not self.values.is_floating_point():
             raise TypeError(
                 f"Added values must be floating point, got {self.values.dtype}; "
@@ -264,7 +264,7 @@ class Added(Bias):
             raise ValueError(f"Added values must have 2 to 4 dims (b h i j), got shape {tuple(self.values.shape)}")
 
     def check(self, sizes: Sizes) -> None:
-        must_broadcast("Added values", self.values, {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j": sizes.j})
+        check_broadcast("Added values", self.values, {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j": sizes.j})
         if sizes.readable and not self.values.requires_grad and _looks_like_a_mask(self.values):
             raise ValueError(
                 "Added values are all 0 or 1: a 0/1 mask would be added, not applied; "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...checks import must_be_number, must_broadcast
+from ...checks import check_broadcast, check_number
 from ..torch_state import forward_mode
 from .biases import Bias
 from .coordinates import Place
@@ -68,7 +68,7 @@ class SinkSoftmax(Normalizer):
 
     def __post_init__(self) -> None:
         if not isinstance(self.sink, Tensor):
-            must_be_number("SinkSoftmax sink", self.sink)
+            check_number("SinkSoftmax sink", self.sink)
 
     def check(self, sizes: Sizes) -> None:
         _one_or_per_head("SinkSoftmax sink", self.sink, sizes)
@@ -92,7 +92,7 @@ class Sigmoid(Normalizer):
 
     def __post_init__(self) -> None:
         if not isinstance(self.bias, Tensor):
-            must_be_number("Sigmoid bias", self.bias)
+            check_number("Sigmoid bias", self.bias)
 
     def check(self, sizes: Sizes) -> None:
         _one_or_per_head("Sigmoid bias", self.bias, sizes)
@@ -111,7 +111,7 @@ class Entmax(Normalizer):
     alpha: float = 1.5
 
     def __post_init__(self) -> None:
-        must_be_number("Entmax alpha", self.alpha)
+        check_number("Entmax alpha", self.alpha)
         if not 1 < self.alpha <= 2:
             raise ValueError(f"Entmax alpha must be above 1 and at most 2, got {self.alpha}; 1 is Softmax()")
 
@@ -299,4 +299,4 @@ def _per_head(x: float | Tensor, at: Place) -> Tensor:
 
 def _one_or_per_head(name: str, x: float | Tensor, sizes: Sizes) -> None:
     if isinstance(x, Tensor):
-        must_broadcast(name, x, {"h": sizes.h})
+        check_broadcast(name, x, {"h": sizes.h})

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...checks import must_be_number, must_be_tensor, must_broadcast
+from ...checks import check_broadcast, check_number, check_tensor
 from .term import Term, term
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class Dot(Score):
 
     def __post_init__(self) -> None:
         if self.scale is not None and not isinstance(self.scale, Tensor):
-            must_be_number("Dot scale", self.scale)
+            check_number("Dot scale", self.scale)
         if self.cap is not None:
-            must_be_number("Dot cap", self.cap, above=0)
+            check_number("Dot cap", self.cap, above=0)
 
     def check(self, sizes: Sizes) -> None:
         _same_width(self, sizes)
@@ -72,7 +72,7 @@ class Cosine(Score):
 
     def __post_init__(self) -> None:
         if not isinstance(self.temperature, Tensor):
-            must_be_number("Cosine temperature", self.temperature, above=0)
+            check_number("Cosine temperature", self.temperature, above=0)
 
     def check(self, sizes: Sizes) -> None:
         _same_width(self, sizes)
@@ -92,7 +92,7 @@ class Bilinear(Score):
     w: Tensor
 
     def __post_init__(self) -> None:
-        must_be_tensor("Bilinear w", self.w)
+        check_tensor("Bilinear w", self.w)
         if self.w.ndim not in (2, 3):
             raise ValueError(f"Bilinear w must have dims (d_q, d_k) or (h, d_q, d_k), got shape {tuple(self.w.shape)}")
 
@@ -100,7 +100,7 @@ class Bilinear(Score):
         want = (sizes.d, sizes.k_width)
         if tuple(self.w.shape[-2:]) != want:
             raise ValueError(f"Bilinear w must map query width to key width {want}, got {tuple(self.w.shape[-2:])}")
-        must_broadcast("Bilinear w", self.w, {"h": sizes.h, "d_q": None, "d_k": None})
+        check_broadcast("Bilinear w", self.w, {"h": sizes.h, "d_q": None, "d_k": None})
 
     def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
         return q @ kept(self.w, 3, heads).to(q.dtype), k
@@ -117,7 +117,7 @@ class Additive(Score):
     u: Tensor
 
     def __post_init__(self) -> None:
-        must_be_tensor("Additive u", self.u)
+        check_tensor("Additive u", self.u)
         if self.u.ndim not in (1, 2):
             raise ValueError(f"Additive u must have dims (d,) or (h, d), got shape {tuple(self.u.shape)}")
 
@@ -125,7 +125,7 @@ class Additive(Score):
         _same_width(self, sizes)
         if self.u.shape[-1] != sizes.d:
             raise ValueError(f"Additive u must have the query's width d={sizes.d}, got {self.u.shape[-1]}")
-        must_broadcast("Additive u", self.u, {"h": sizes.h, "d": None})
+        check_broadcast("Additive u", self.u, {"h": sizes.h, "d": None})
 
     def tile(self, q: Tensor, k: Tensor) -> Tensor:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1) if q.shape[1] != k.shape[1] else k
@@ -144,7 +144,7 @@ class Location(Score):
     w: Tensor
 
     def __post_init__(self) -> None:
-        must_be_tensor("Location w", self.w)
+        check_tensor("Location w", self.w)
         if self.w.ndim not in (2, 3):
             raise ValueError(f"Location w must have dims (n, d) or (h, n, d), got shape {tuple(self.w.shape)}")
 
@@ -155,7 +155,7 @@ class Location(Score):
             raise ValueError(
                 f"Location w has {self.w.shape[-2]} rows but there are {sizes.j} keys; give w at least {sizes.j} rows"
             )
-        must_broadcast("Location w", self.w, {"h": sizes.h, "n": None, "d": None})
+        check_broadcast("Location w", self.w, {"h": sizes.h, "n": None, "d": None})
 
     def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
         w = kept(self.w, 3, heads)[..., : k.shape[2], :].to(q.dtype)
@@ -195,4 +195,4 @@ def _same_width(score: Score, sizes: Sizes) -> None:
 
 def _per_head_fits(name: str, x: object, sizes: Sizes) -> None:
     if isinstance(x, Tensor):
-        must_broadcast(name, x, {"h": sizes.h})
+        check_broadcast(name, x, {"h": sizes.h})

@@ -214,7 +214,7 @@ def frame(axes: Axes) -> None:
     axes.spines[:].set(color=HAIR, linewidth=0.8)
 
 
-def must_name(name: str, texts: Sequence[str], n: int) -> list[str]:
+def check_labels(name: str, texts: Sequence[str], n: int) -> list[str]:
     """As many texts as there are things to name."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"{name} must be a list of strings, got {type(texts).__name__}")

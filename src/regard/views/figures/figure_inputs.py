@@ -28,7 +28,7 @@ def heads(layer: Matrix, most: int) -> tuple[Numbers, tuple[int, int]]:
     if isinstance(layer, Weights):
         if layer.shape[:-3].numel() != 1:
             raise ValueError(f"a layer must be of one batch row, got {tuple(layer.shape)}; write A.select(batch=0)")
-        h, i, j = _must_hold_heads(layer)
+        h, i, j = _check_heads(layer)
         return numbers(layer.pool(min(i, most), min(j, most))).reshape(h, min(i, most), min(j, most)), (i, j)
     dense = _layer(layer)
     return _pooled(dense, most), (dense.shape[1], dense.shape[2])
@@ -37,7 +37,7 @@ def heads(layer: Matrix, most: int) -> tuple[Numbers, tuple[int, int]]:
 def entropy_and_distance(layer: Matrix) -> tuple[Numbers, Numbers]:
     """Both for each head of a layer, means over batch rows and queries."""
     if isinstance(layer, Weights):
-        n, *_ = _must_hold_heads(layer)
+        n, *_ = _check_heads(layer)
         found = layer.summary()
         entropy, distance = (numbers(x).mean(-1).reshape(-1, n).mean(0) for x in (found.entropy, found.distance))
         return entropy, distance
@@ -94,11 +94,11 @@ def _layer(layer: Tensor | npt.NDArray[Any]) -> Numbers:
     if not isinstance(layer, Tensor | np.ndarray) or len(layer.shape) != 3:
         got = tuple(layer.shape) if hasattr(layer, "shape") else type(layer).__name__
         raise ValueError(f"a layer must be a Weights, or a tensor or array of dims h i j, got {got}")
-    _must_hold_heads(layer)
+    _check_heads(layer)
     return numbers(layer)
 
 
-def _must_hold_heads(layer: Matrix) -> tuple[int, int, int]:
+def _check_heads(layer: Matrix) -> tuple[int, int, int]:
     h, i, j = layer.shape[-3:]
     if 0 in layer.shape:
         raise ValueError(

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from ...checks import must_count
+from ...checks import check_int
 from ...lens.analysis.alignment import Links
 from ...lens.layer_names import shown_calls
 from ...lens.tape.tape import Tape
@@ -30,13 +30,13 @@ from .canvas import (
     SIZE,
     Colours,
     Scale,
+    check_labels,
     entitle,
     footnote,
     frame,
     ink_on,
     label_columns,
     label_rows,
-    must_name,
     paper,
     placed,
     room,
@@ -77,7 +77,7 @@ def heatmap(
     i, j = shape(A)
     keys = queries if keys is None and i == j else keys
     queries, keys = (
-        None if x is None else must_name(name, x, n) for name, x, n in (("queries", queries, i), ("keys", keys, j))
+        None if x is None else check_labels(name, x, n) for name, x, n in (("queries", queries, i), ("keys", keys, j))
     )
     values = cells(A, CELLS)
     high, wide = (min(max(0.24 * n, 2.0), 7.0) for n in values.shape)
@@ -163,7 +163,7 @@ def text(
     same tokens, the one that asks is framed.
     """
     i, j = shape(A)
-    tokens = must_name("tokens", tokens, j)
+    tokens = check_labels("tokens", tokens, j)
     if j > TOKENS:
         raise ValueError(f"a coloured text holds at most {TOKENS} tokens, got {j}; show a part, or use heatmap")
     values = received(A) if query is None else row(A, query)
@@ -215,7 +215,7 @@ def caption(
     A has a row for each word. Pictures and patches as for `image`; one scale for all words.
     """
     i, j = shape(A)
-    words = must_name("words", words, i)
+    words = check_labels("words", words, i)
     given = _on_grid(cells(A, max(i, j)), patches)
     return _panels(given, _pixels(picture), words, plain=True)
 
@@ -226,7 +226,7 @@ def alignment(links: Links | Matrix, source: Sequence[str], target: Sequence[str
     A matrix of attention, target by source, draws every pair as dark as its weight. Of long words the beginning is
     written, and the figure is as wide as the words need.
     """
-    source, target = must_name("source", source, len(source)), must_name("target", target, len(target))
+    source, target = check_labels("source", source, len(source)), check_labels("target", target, len(target))
     texts, families = shortened([*source, *target])
     rows = max(len(source), len(target), 1)
     inches = widths(texts, families)
@@ -254,7 +254,7 @@ def mask(mask: Mask | Tensor | npt.NDArray[Any], rows: int | None = None, cols: 
     """
     for name, count in (("rows", rows), ("cols", cols)):
         if count is not None:
-            must_count(name, count, least=1)
+            check_int(name, count, least=1)
     if isinstance(mask, Mask):
         seen = np.array([[cell == "■" for cell in line.split()] for line in mask.draw(rows, cols).splitlines()])
     else:
@@ -291,7 +291,7 @@ def _named(stack: Tape | Iterable[Matrix], layers: Sequence[str] | None, unnamed
     if not found:
         raise ValueError("the stack holds no layers; pass a list of Weights, the first layer first")
     names = [unnamed.format(n) for n in range(len(found))]
-    return found, names if layers is None else must_name("layers", layers, len(found))
+    return found, names if layers is None else check_labels("layers", layers, len(found))
 
 
 def _lines(texts: Sequence[str], tokens: Sequence[str], families: list[str]) -> list[list[tuple[int, float, float]]]:
@@ -322,7 +322,7 @@ def _on_grid(given: Numbers, patches: tuple[int, int] | None) -> Numbers:
         raise TypeError(f"patches must be (rows, columns), got {patches!r}")
     y, x = patches
     for count in patches:
-        must_count("patches", count, least=1)
+        check_int("patches", count, least=1)
     if y * x > n:
         raise ValueError(f"patches must be (rows, columns) of at most {n} keys in all, got {patches}")
     return given[:, n - y * x :].reshape(-1, y, x)

@@ -26,8 +26,8 @@ from .captures import (
     Refused,
     Which,
     at_once,
-    must_be_alike,
-    must_be_below,
+    check_below,
+    check_same_kind,
     one_of,
     unsummarized,
 )
@@ -63,7 +63,7 @@ class Answers:
     def group(self, capture: int, group: int) -> bytes:
         """Which group each token is in, and what the groups are called."""
         found = self.library.capture(capture)
-        must_be_below("group", group, found.groups)
+        check_below("group", group, found.groups)
         groups = found.group(group)
         return _json({"ids": groups.ids.tolist(), "labels": list(groups.labels)})
 
@@ -98,7 +98,7 @@ class Answers:
         """Entropy, max and distance of cells of queries, received of cells of keys."""
         A = self.library.entry(*chosen[:3])
         self.library.heads(A, chosen.head)
-        must_be_below("level", level, pyramid.levels(*A.shape[-2:]) + 8)
+        check_below("level", level, pyramid.levels(*A.shape[-2:]) + 8)
         if isinstance(A, Reduced):
             kept = {name: A[name] for name in ROWS if name in A.kept}
         else:
@@ -127,7 +127,7 @@ class Answers:
             return known
         A = self.library.entry(capture, layer, batch)
         n_i, n_j = A.shape[-2:]
-        must_be_below("level", level, pyramid.levels(n_i, n_j))
+        check_below("level", level, pyramid.levels(n_i, n_j))
         rows, cols = span(n_i, level, row), span(n_j, level, col)
         if not (rows.cells and cols.cells):
             across, down = (-(-n // (TILE << level)) for n in (n_j, n_i))
@@ -158,7 +158,7 @@ class Answers:
         """What some queries give, on the mean, or some keys receive, in sum; and the strongest links."""
         sheet = self.library.sheet(Chosen(capture, layer, batch, head))
         n_i, n_j = sheet.shape
-        must_be_below("last", last, n_i if axis == "query" else n_j)
+        check_below("last", last, n_i if axis == "query" else n_j)
         if not first <= last < first + 512:
             raise Refused(400, f"first and last must be at most 512 tokens, got {first} and {last}", "ask for fewer")
         if not 0 <= top <= 256:
@@ -197,7 +197,7 @@ class Answers:
         n, numbers = A.shape[-1], self.library.captures[capture].layers[layer]["stack"]
         if not numbers:
             raise Refused(400, f"layer {layer} is no self-attention over all its tokens", "choose another layer")
-        must_be_below("token", token, n)
+        check_below("token", token, n)
         key = "flow", capture, layer, batch, token
         known = self._shelf.get(key)
         if known is not None:
@@ -253,7 +253,7 @@ class Answers:
         found, exact = [], True
         n_i, n_j = self.library.entry(*chosen[:3]).shape[-2:]
         for one in (chosen,) if minus is None else (chosen, minus):
-            must_be_alike((n_i, n_j), tuple(self.library.entry(*one[:3]).shape[-2:]))
+            check_same_kind((n_i, n_j), tuple(self.library.entry(*one[:3]).shape[-2:]))
             if rows.size < 1 << self.library.captures[one.capture].layers[one.layer]["finest"]:
                 raise Refused(400, "of this layer only a coarser map was kept", "stay above the layer's finest level")
             stored = self.library.map(one)

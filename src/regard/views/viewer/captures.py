@@ -69,9 +69,9 @@ class Library:
     def entry(self, capture: int, layer: int, batch: int) -> Weights | Reduced:
         """The weights of a layer that has such a batch row, or what was kept of them."""
         of = self.capture(capture)
-        must_be_below("layer", layer, len(of.keys))
+        check_below("layer", layer, len(of.keys))
         A = of.entry(layer)
-        must_be_below("batch", batch, A.shape[0])
+        check_below("batch", batch, A.shape[0])
         return A
 
     def weights(self, capture: int, layer: int, batch: int) -> Weights:
@@ -84,7 +84,7 @@ class Library:
     def heads(self, A: Weights | Reduced, head: Which) -> list[int]:
         """The heads that are meant."""
         if isinstance(head, int):
-            must_be_below("head", head, A.shape[1])
+            check_below("head", head, A.shape[1])
             return [head]
         return list(range(A.shape[1]))
 
@@ -96,7 +96,7 @@ class Library:
         if minus is None:
             return sheet
         other = self.sheet(minus)
-        must_be_alike(sheet.shape, other.shape)
+        check_same_kind(sheet.shape, other.shape)
         return Difference(sheet, other)
 
     def map(self, chosen: Chosen) -> Stored:
@@ -174,18 +174,18 @@ def unsummarized() -> Refused:
 
 def one_of(name: str, values: Sequence[Any], number: int) -> Any:
     """A value by number."""
-    must_be_below(name, number, len(values))
+    check_below(name, number, len(values))
     return values[number]
 
 
-def must_be_below(name: str, value: int, n: int) -> None:
+def check_below(name: str, value: int, n: int) -> None:
     """Refuse a number that names nothing."""
     if not 0 <= value < n:
         between = f"from 0 to {n - 1}" if n else "of something, and there is none"
         raise Refused(400, f"{name} must be {between}, got {value}", "the session lists what there is")
 
 
-def must_be_alike(ours: tuple[int, ...], theirs: tuple[int, ...]) -> None:
+def check_same_kind(ours: tuple[int, ...], theirs: tuple[int, ...]) -> None:
     """Refuse the difference of matrices of different shapes."""
     if ours != theirs:
         raise Refused(400, f"a difference is of matrices of one shape, got {ours} and {theirs}", "choose another")

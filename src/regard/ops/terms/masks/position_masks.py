@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ....checks import must_be_integers, must_broadcast, must_count
+from ....checks import check_broadcast, check_int, check_integer_tensor
 from ..coordinates import Place
 from ..term import term
 from .mask_algebra import Mask, Tiles
@@ -65,10 +65,10 @@ class Window(Mask):
                 f"before={self.before}, after={self.after}; write Window(4) or Window(before=3, after=0)"
             )
         if self.width is not None:
-            must_count("Window width", self.width, least=1)
+            check_int("Window width", self.width, least=1)
         else:
-            must_count("Window before", self.before)
-            must_count("Window after", self.after)
+            check_int("Window before", self.before)
+            check_int("Window after", self.after)
 
     def __repr__(self) -> str:
         return f"Window({self.width})" if self.width is not None else super().__repr__()
@@ -106,9 +106,9 @@ class Dilated(Mask):
     step: int
 
     def __post_init__(self) -> None:
-        must_count("Dilated width", self.width, least=1)
-        must_count("Dilated step", self.step, least=1)
-        must_count("Dilated width * step", self.width * self.step)
+        check_int("Dilated width", self.width, least=1)
+        check_int("Dilated step", self.step, least=1)
+        check_int("Dilated width * step", self.width * self.step)
 
     def over(self, at: Place) -> Tensor:
         distance = at.i - at.j
@@ -146,13 +146,13 @@ class Prefix(Mask):
 
     def __post_init__(self) -> None:
         if isinstance(self.n, Tensor):
-            must_be_integers("Prefix n", self.n, 0, 1)
+            check_integer_tensor("Prefix n", self.n, 0, 1)
         else:
-            must_count("Prefix n", self.n)
+            check_int("Prefix n", self.n)
 
     def check(self, sizes: Sizes) -> None:
         if isinstance(self.n, Tensor):
-            must_broadcast("Prefix n", self.n, {"b": sizes.b})
+            check_broadcast("Prefix n", self.n, {"b": sizes.b})
 
     def over(self, at: Place) -> Tensor:
         return at.j < (at.cut(self.n, "b") if isinstance(self.n, Tensor) else self.n)
@@ -179,18 +179,18 @@ class Global(Mask):
 
     def __post_init__(self) -> None:
         if isinstance(self.tokens, Tensor):
-            must_be_integers("Global tokens", self.tokens, 1, 2)
+            check_integer_tensor("Global tokens", self.tokens, 1, 2)
         elif isinstance(self.tokens, (tuple, list, range)):
             for token in self.tokens:
-                must_count("Global tokens", token)
+                check_int("Global tokens", token)
             object.__setattr__(self, "tokens", tuple(int(token) for token in self.tokens))
         else:
-            must_count("Global tokens", self.tokens)
+            check_int("Global tokens", self.tokens)
             object.__setattr__(self, "tokens", int(self.tokens))
 
     def check(self, sizes: Sizes) -> None:
         if isinstance(self.tokens, Tensor):
-            must_broadcast("Global tokens", self.tokens, {"b": sizes.b, "tokens": None})
+            check_broadcast("Global tokens", self.tokens, {"b": sizes.b, "tokens": None})
 
     def over(self, at: Place) -> Tensor:
         if isinstance(self.tokens, int):

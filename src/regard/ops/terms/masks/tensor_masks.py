@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ....checks import must_be_bool, must_be_integers, must_be_number, must_be_tensor, must_broadcast, must_count
+from ....checks import check_bool_mask, check_broadcast, check_int, check_integer_tensor, check_number, check_tensor
 from ..coordinates import Place, look_up
 from ..term import term
 from .mask_algebra import Mask, Span, Tiles
@@ -25,13 +25,13 @@ class Near(Mask):
     radius: float
 
     def __post_init__(self) -> None:
-        must_be_tensor("Near center", self.center)
-        must_be_number("Near radius", self.radius)
+        check_tensor("Near center", self.center)
+        check_number("Near radius", self.radius)
         if self.radius < 0:
             raise ValueError(f"Near radius must be 0 or more, got {self.radius}")
 
     def check(self, sizes: Sizes) -> None:
-        must_broadcast("Near center", self.center, {"b": sizes.b, "h": sizes.h, "i": sizes.i})
+        check_broadcast("Near center", self.center, {"b": sizes.b, "h": sizes.h, "i": sizes.i})
 
     def lifted(self, device: torch.device, dtype: torch.dtype) -> Near:
         return Near(self.center.detach(), self.radius)
@@ -60,10 +60,10 @@ class Padding(Mask):
     def __post_init__(self) -> None:
         if isinstance(self.keys, (tuple, list)):
             for length in self.keys:
-                must_count("Padding lengths", length)
+                check_int("Padding lengths", length)
             object.__setattr__(self, "keys", tuple(int(length) for length in self.keys))
         else:
-            must_be_tensor("Padding", self.keys, hint="Padding(torch.tensor([3, 5]))")
+            check_tensor("Padding", self.keys, hint="Padding(torch.tensor([3, 5]))")
             if self.keys.ndim == 2 and self.keys.dtype != torch.bool:
                 raise TypeError(
                     f"Padding keep must be bool, True = a real key, got {self.keys.dtype} of shape "
@@ -72,11 +72,11 @@ class Padding(Mask):
             if self.keys.ndim != 2 and self.keys.dtype == torch.bool:
                 raise ValueError(f"Padding keep must have dims (b, j), got shape {tuple(self.keys.shape)}")
             if self.keys.dtype != torch.bool:
-                must_be_integers("Padding lengths", self.keys, 1)
+                check_integer_tensor("Padding lengths", self.keys, 1)
 
     def check(self, sizes: Sizes) -> None:
         if isinstance(self.keys, Tensor) and self.keys.dtype == torch.bool:
-            must_broadcast("Padding keep", self.keys, {"b": sizes.b, "j": sizes.j})
+            check_broadcast("Padding keep", self.keys, {"b": sizes.b, "j": sizes.j})
             return
         n = self.keys.shape[0] if isinstance(self.keys, Tensor) else len(self.keys)
         if n not in (1, sizes.b):
@@ -129,8 +129,8 @@ class Documents(Mask):
     def __post_init__(self) -> None:
         for name, ids in (("query_ids", self.query_ids), ("key_ids", self.key_ids)):
             if ids is not None:
-                must_be_tensor(f"Documents {name}", ids)
-                must_be_integers(f"Documents {name}", ids, 1, 2)
+                check_tensor(f"Documents {name}", ids)
+                check_integer_tensor(f"Documents {name}", ids, 1, 2)
 
     def check(self, sizes: Sizes) -> None:
         if self.key_ids is None and sizes.i != sizes.j:
@@ -138,8 +138,8 @@ class Documents(Mask):
                 f"Documents needs key_ids where queries and keys differ, got i={sizes.i} and j={sizes.j}; "
                 "write Documents(query_ids, key_ids)"
             )
-        must_broadcast("Documents query_ids", self.query_ids, {"b": sizes.b, "i": sizes.i})
-        must_broadcast("Documents key_ids", self._keys, {"b": sizes.b, "j": sizes.j})
+        check_broadcast("Documents query_ids", self.query_ids, {"b": sizes.b, "i": sizes.i})
+        check_broadcast("Documents key_ids", self._keys, {"b": sizes.b, "j": sizes.j})
 
     def over(self, at: Place) -> Tensor:
         return at.cut(self.query_ids, "bi") == at.cut(self._keys, "bj")
@@ -173,12 +173,12 @@ class Blocks(Mask):
     size: int
 
     def __post_init__(self) -> None:
-        must_be_bool("Blocks layout", self.layout)
-        must_count("Blocks size", self.size, least=1)
+        check_bool_mask("Blocks layout", self.layout)
+        check_int("Blocks size", self.size, least=1)
 
     def check(self, sizes: Sizes) -> None:
         rows, cols = -(-sizes.i // self.size), -(-sizes.j // self.size)
-        must_broadcast("Blocks layout", self.layout, {"b": sizes.b, "h": sizes.h, "i/size": rows, "j/size": cols})
+        check_broadcast("Blocks layout", self.layout, {"b": sizes.b, "h": sizes.h, "i/size": rows, "j/size": cols})
 
     def over(self, at: Place) -> Tensor:
         return look_up(self.layout, at.b, at.h, at.row // self.size, at.j // self.size)
@@ -198,10 +198,10 @@ class Dense(Mask):
     keep: Tensor
 
     def __post_init__(self) -> None:
-        must_be_bool("Dense keep", self.keep)
+        check_bool_mask("Dense keep", self.keep)
 
     def check(self, sizes: Sizes) -> None:
-        must_broadcast("Dense keep", self.keep, {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j": sizes.j})
+        check_broadcast("Dense keep", self.keep, {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j": sizes.j})
 
     def over(self, at: Place) -> Tensor:
         return at.cut(self.keep, "bhij")
