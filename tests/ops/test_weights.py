@@ -422,7 +422,7 @@ class TestDtype:
     def test_half_inputs_are_accumulated_in_float32(self, name, dtype):
         A = build(name, i=40, j=50, dtype=dtype)
         same = {x: x.detach().double() for x in A._call.tensors() if x.is_floating_point()}
-        terms = {slot: getattr(A._call, slot) for slot in ("score", "mask", "bias", "normalize")}
+        terms = A._call.slots
         exact = {slot: term.map_tensors(lambda x: same.get(x, x)) for slot, term in terms.items() if term is not None}
         wide = weights(same[A._call.q], same[A._call.k], offset=A._call.offset, **exact)
         close(A.entropy().double(), wide.entropy(), atol=2e-5, rtol=2e-5)
@@ -501,8 +501,8 @@ def test_the_gradient_is_that_of_finite_differences(name, method, monkeypatch):
 
     def function(*tensors: Tensor) -> Tensor:
         new = dict(zip(inputs, tensors, strict=True))
-        terms = {x: getattr(call, x) for x in ("score", "mask", "bias", "normalize")}
-        terms = {x: term.map_tensors(lambda old: new.get(old, old)) for x, term in terms.items() if term is not None}
+        slots = call.slots.items()
+        terms = {x: term.map_tensors(lambda old: new.get(old, old)) for x, term in slots if term is not None}
         return DIFFERENTIABLE[method](weights(new[call.q], new[call.k], offset=call.offset, **terms))
 
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)

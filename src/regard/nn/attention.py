@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ..checks import check_int, check_letters, check_tensor
+from ..ops.call import SLOTS
 from ..ops.operator import weights
 from ..ops.terms.biases import Bias
 from ..ops.terms.masks import Padding
@@ -223,7 +224,7 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         shown = [f"{self.dim}, heads={self.heads}"]
         shown += [f"kv_heads={self.kv_heads}"] if self.kv_heads != self.heads else []
-        terms = {name: getattr(self, name) for name in ("score", "mask", "bias", "normalize")}
+        terms = {name: getattr(self, name) for name in SLOTS}
         return ", ".join(shown + [f"{name}={term!r}" for name, term in terms.items() if isinstance(term, Term)])
 
     def _queries_and_keys(

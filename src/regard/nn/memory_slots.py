@@ -20,7 +20,7 @@ from ..ops.terms.normalizers import Normalizer, Tapered
 from ..ops.terms.term import term
 
 if TYPE_CHECKING:
-    from ..ops.call import Sizes
+    from ..ops.shape import Sizes
 
 Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

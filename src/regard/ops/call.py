@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..checks import check_probability
+from .shape import Sizes
 from .terms.biases import Bias
 from .terms.coordinates import Block, Selector
 from .terms.masks.mask_algebra import Mask
@@ -18,19 +19,7 @@ from .terms.scores import Dot, Score
 from .torch_state import readable
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-class Sizes(NamedTuple):
-    """The letters of one attention, for terms to check themselves against."""
-
-    b: int
-    h: int
-    g: int
-    i: int
-    j: int
-    d: int
-    k_width: int
-    readable: bool  # may values be read here without stopping a device or breaking a graph?
+SLOTS = ("score", "mask", "bias", "normalize")  # the four terms of an attention, in the order of the equation
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +100,20 @@ class Call:
         return b, h, i, self.k.shape[2]
 
     @property
+    def slots(self) -> dict[str, Any]:
+        """The four terms by name; None for a slot that is empty. `Call.of` and `attend` take them as keywords."""
+        return {name: getattr(self, name) for name in SLOTS}
+
+    @property
     def terms(self) -> tuple[Score | Mask | Bias | Normalizer, ...]:
         """The terms that fill the four slots."""
         slots = (self.score, self.mask, self.bias, self.normalize)
         return tuple(term for term in slots if term is not None)
+
+    @property
+    def is_selection(self) -> bool:
+        """True if this call holds some batch rows, heads or query rows of a larger one."""
+        return any(ids is not None for ids in (self.batch_ids, self.head_ids, self.row_ids))
 
     def tensors(self) -> list[Tensor]:
         """Every tensor the weights depend on."""
@@ -223,8 +222,7 @@ def _is_term(name: str, value: Any, kind: type) -> Any:
 
 
 def _next_step(name: str, value: Any) -> str:
-    slots = {"score": Score, "mask": Mask, "bias": Bias, "normalize": Normalizer}
-    for slot, kind in slots.items():
+    for slot, kind in zip(SLOTS, (Score, Mask, Bias, Normalizer), strict=True):
         if isinstance(value, kind):
             return f"write {slot}={value!r}"
         if isinstance(value, type) and issubclass(value, kind):
@@ -233,7 +231,7 @@ def _next_step(name: str, value: Any) -> str:
         return "write mask=Dense(x)" if value.dtype == torch.bool else "write bias=Added(x), or mask=Dense(x.bool())"
     if callable(value) and name == "mask":
         return "write mask=Rule(fn)"
-    examples = {"score": "Dot()", "mask": "Causal()", "bias": "Alibi(8)", "normalize": "Softmax()"}
+    examples = dict(zip(SLOTS, ("Dot()", "Causal()", "Alibi(8)", "Softmax()"), strict=True))
     return f"write {name}={examples[name]}"
 
 

@@ -62,11 +62,7 @@ def table(call: Call) -> str:
     lines = [
         f"attend {b} x {h} x {i} x {j}, d = {call.q.shape[-1]}, {call.q.dtype}, {call.q.device}".replace("torch.", "")
     ]
-    lines += [
-        f"  {name:<10} {term!r}"
-        for name in ("score", "mask", "bias", "normalize")
-        if (term := getattr(call, name)) is not None
-    ]
+    lines += [f"  {name:<10} {term!r}" for name, term in call.slots.items() if term is not None]
     lines.append(f"  {'cost':<10} {cost(call)}")
     for backend in BACKENDS.values():
         found = "; ".join(backend.objections(call))

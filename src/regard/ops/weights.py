@@ -107,10 +107,9 @@ class Weights:
         return Transposed(self)
 
     def __repr__(self) -> str:
-        call = self._call
+        slots = self._call.slots.items()
         shown = [" x ".join(map(str, self.shape))]
-        slots = {"score": call.score, "mask": call.mask, "bias": call.bias, "normalize": call.normalize}
-        shown += [f"{name}={term!r}" for name, term in slots.items() if term is not None and repr(term) not in PLAIN]
+        shown += [f"{name}={term!r}" for name, term in slots if term is not None and repr(term) not in PLAIN]
         return f"Weights({', '.join(shown)})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:

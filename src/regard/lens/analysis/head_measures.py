@@ -17,7 +17,7 @@ from torch import Tensor
 from ...checks import check_integer_tensor, check_number, check_tensor
 from ...ops.blocks.prepared_call import Problem
 from ...ops.blocks.reduction import Reduction
-from ...ops.call import Sizes
+from ...ops.shape import Sizes
 from ...ops.terms.coordinates import Block
 from ...ops.terms.masks import Causal, Diagonal, Documents, Window
 from ...ops.terms.masks.mask_algebra import Mask

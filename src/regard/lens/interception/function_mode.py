@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...nn.core import Core
 from ...nn.dropout import Dropout
+from ...ops.call import SLOTS
 from ...ops.operator import attend
 from ...ops.terms.masks import Causal
 from ..eager.head_layout import heads_said, laid_out
@@ -36,7 +37,7 @@ from ..eager.op_rules import SOFTMAX
 from ..eager.tracker import Handwriting, Written, touches
 from ..layer_names import shown_name
 from ..recording.record import Record, Seen
-from ..recording.recorder import SLOTS, Recorder
+from ..recording.recorder import Recorder
 from ..recording.store import check_holds_numbers
 from .mode_stack import is_on, withdraw
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies

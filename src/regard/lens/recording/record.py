@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...ops.call import Call
+from ...ops.call import SLOTS, Call
 from ...ops.terms.biases import Bias
 from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.terms.normalizers import Normalizer, Softmax
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
     @property
     def weights(self) -> Weights:
         """The matrix, outside of what autograd records."""
-        terms: Any = {slot: getattr(self, slot) for slot in ("score", "mask", "bias", "normalize", "offset")}
+        terms: Any = {slot: getattr(self, slot) for slot in (*SLOTS, "offset")}
         return seen_weights(self.q.detach(), self.k.detach(), None, **terms)
 
 

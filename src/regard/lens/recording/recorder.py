@@ -21,7 +21,6 @@ from .store import Store, is_own
 
 Key = tuple[str, int]
 NOTHING = None, None, None, None
-SLOTS = ("score", "mask", "bias", "normalize")
 
 
 @dataclass(eq=False, kw_only=True)

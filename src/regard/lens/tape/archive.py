@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ...ops.call import SLOTS
 from ...ops.operator import weights
 from ...ops.weights import Summary, Weights, map_axes
 from ..layer_names import shown_name
@@ -37,7 +38,6 @@ FORMAT = 3
 EVEN_MAPS = 2  # the format whose summaries had other cells: they are left out, and made again when somebody asks
 NAME = "regard.tape"
 LARGEST_HEADER = 10_000_000
-SLOTS = ("score", "mask", "bias", "normalize")
 OVERVIEW = tuple(field.name for field in dataclasses.fields(Overview))
 CHUNK = 2**22  # bytes of a tensor digested between two looks at what else there is to do
 

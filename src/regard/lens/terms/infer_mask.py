@@ -22,7 +22,7 @@ from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.terms.term import term
 
 if TYPE_CHECKING:
-    from ...ops.call import Sizes
+    from ...ops.shape import Sizes
 
 ENTRIES = 2**22  # of a mask looked at at once
 

@@ -21,7 +21,7 @@ from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.terms.term import term
 
 if TYPE_CHECKING:
-    from ...ops.call import Sizes
+    from ...ops.shape import Sizes
 
 
 @term

@@ -62,7 +62,7 @@ def objections(call: Call) -> list[str]:
         found.append("there is nothing to attend to")
     if call.shape[0] * call.shape[1] > MOST:
         found.append(f"a GPU takes at most {MOST} pairs of a batch row and a head at once")
-    if any(ids is not None for ids in (call.batch_ids, call.head_ids, call.row_ids)):
+    if call.is_selection:
         found.append("it takes whole problems, not selections of rows and heads")
     if transformed():
         found.append("torch.func cannot follow it")

@@ -59,7 +59,7 @@ def _small(call: Call) -> bool:
     """May the scores be kept, and are they all there is to it?"""
     b, h, i, j = call.shape
     plain = call.mask is None and call.bias is None and type(call.normalize) is Softmax and not call.dropout
-    chosen = any(ids is not None for ids in (call.batch_ids, call.head_ids, call.row_ids))
+    chosen = call.is_selection
     return plain and not chosen and 0 < b * h * i * j <= WHOLE
 
 

@@ -44,7 +44,7 @@ def objections(call: Call) -> list[str]:
         found.append(f"the kernel has no {type(call.bias).__name__}")
     if call.k.shape[-1] > 256:
         found.append(f"the kernel takes widths up to 256, got {call.k.shape[-1]}")
-    if any(ids is not None for ids in (call.batch_ids, call.head_ids, call.row_ids)):
+    if call.is_selection:
         found.append("it takes whole problems, not selections of rows and heads")
     if followed():
         found.append("it is launched uncompiled")

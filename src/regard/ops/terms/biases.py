@@ -14,7 +14,7 @@ from .coordinates import Block, Place, Point, look_up
 from .term import Term, term
 
 if TYPE_CHECKING:
-    from ..call import Sizes
+    from ..shape import Sizes
 
 Mod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

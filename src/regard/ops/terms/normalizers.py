@@ -19,7 +19,7 @@ from .coordinates import Place
 from .term import Term, term
 
 if TYPE_CHECKING:
-    from ..call import Sizes
+    from ..shape import Sizes
 
 INF = float("inf")
 NAN = -2  # in place of a key, where a score of the row is not a number

@@ -16,7 +16,7 @@ from ...checks import check_broadcast, check_number, check_tensor
 from .term import Term, term
 
 if TYPE_CHECKING:
-    from ..call import Sizes
+    from ..shape import Sizes
 
 
 class Score(Term):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..call import Sizes
+    from ..shape import Sizes
 
 T = TypeVar("T")
 TermT = TypeVar("TermT", bound="Term")

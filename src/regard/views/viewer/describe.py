@@ -19,6 +19,7 @@ from ...lens.recording.reduced import Reduced
 from ...lens.tape.groups import Groups, sentences, words
 from ...lens.tape.image_patches import Picture
 from ...lens.tape.tape import Tape
+from ...ops.call import SLOTS
 from ...ops.weights import Weights
 from .pyramid import levels
 
@@ -175,17 +176,16 @@ class Capture:
 def _terms(A: Weights | Reduced, heads: int) -> dict[str, Any]:
     """Which heads, where the first query stands, and the terms in words."""
     if isinstance(A, Reduced):
-        slots = dict.fromkeys(("score", "mask", "bias", "normalize"))
+        slots = dict.fromkeys(SLOTS)
         offset = A.shape[-1] - A.shape[-2]
         return {"kind": "measures", "heads": list(range(heads)), "offset": offset, "causal": False, **slots}
     call = A.call
-    terms = {slot: getattr(call, slot) for slot in ("score", "mask", "bias", "normalize")}
     return {
         "kind": "weights",
         "heads": list(range(heads)) if call.head_ids is None else call.head_ids.tolist(),
         "offset": call.offset,
         "causal": looks_back_only(call.mask),
-        **{slot: None if term is None else repr(term) for slot, term in terms.items()},
+        **{slot: None if term is None else repr(term) for slot, term in call.slots.items()},
     }
 
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from ...lens.recording.generation import moved
+from ...ops.call import SLOTS
 from ...ops.terms.term import Term
 from ...ops.weights import Weights
 from .matrix_view import Head
 from .row_strip import Strip
 
 ROOM = 2 * 2**30  # bytes of heads and terms on a device
-SLOTS = ("score", "mask", "bias", "normalize")
 
 
 class Staged(NamedTuple):

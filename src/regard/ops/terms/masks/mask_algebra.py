@@ -12,7 +12,7 @@ from ..coordinates import Place, Point
 from ..term import Term, term
 
 if TYPE_CHECKING:
-    from ...call import Sizes
+    from ...shape import Sizes
     from ..mask_tiles import Grid
 
 

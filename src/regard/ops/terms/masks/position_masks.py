@@ -15,7 +15,7 @@ from ..term import term
 from .mask_algebra import Mask, Tiles
 
 if TYPE_CHECKING:
-    from ...call import Sizes
+    from ...shape import Sizes
     from ..mask_tiles import Grid
 
 

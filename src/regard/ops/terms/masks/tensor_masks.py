@@ -13,7 +13,7 @@ from ..term import term
 from .mask_algebra import Mask, Span, Tiles
 
 if TYPE_CHECKING:
-    from ...call import Sizes
+    from ...shape import Sizes
     from ..mask_tiles import Grid
 
 
