@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from regard import Causal, weights
 from regard.lens import capture
 from regard.lens.interception import sdpa as statistic
-from regard.lens.recording.record import Seen
+from regard.lens.recording.observed import ObservedAttention
 from regard.lens.recording.recorder import Recorder
 from regard.lens.recording.store import Store
 from regard.lens.terms.interpret import Reader
@@ -197,7 +197,7 @@ def test_only_whole_plain_tensors_of_a_first_call_wait():
         assert not recorder.may_wait("x", q, k)
     with recorder.generation():
         assert not recorder.may_wait("x", q, k)
-    recorder.see("x", Seen(q, k, k), q)
+    recorder.see("x", ObservedAttention(q, k, k), q)
     assert not recorder.may_wait("x", q, k)
 
 

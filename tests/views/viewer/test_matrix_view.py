@@ -132,11 +132,11 @@ def test_hidden_garbage_changes_nothing():
 
 
 def test_chosen_heads_keep_their_numbers():
-    from regard.lens.recording.record import seen_weights
+    from regard.lens.recording.observed import weights_of_observed
 
     q, k = some(B, H, I, D), some(B, H, J, D).roll(1, 0)
     terms = {"score": Additive(some(H, D)), "mask": Dense(some(B, H, I, J) > 0), "bias": Alibi(H), "normalize": None}
-    A = seen_weights(q[:, [3, 1]], k[:, [3, 1]], [3, 1], **terms, offset=J - I)
+    A = weights_of_observed(q[:, [3, 1]], k[:, [3, 1]], [3, 1], **terms, offset=J - I)
     truth = weights(q, k, score=terms["score"], mask=terms["mask"], bias=terms["bias"]).dense()
     for head, number in enumerate((3, 1)):
         assert (Head(A, 0, head).block(slice(0, I), slice(0, J)) - truth[0, number]).abs().max() < 4e-6

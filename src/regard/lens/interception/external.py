@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..recording.record import Seen
+from ..recording.observed import ObservedAttention
 from ..terms.interpret import Reader
 from .output_check import explains
 from .patching import Kernel, Layout, Unread, itself
@@ -66,5 +66,5 @@ def _told(
         raise Unread(f"the arguments of {name} are not those that are known: {error}") from error
 
 
-def _is_explained(seen: Seen, out: Tensor, readings: int) -> bool:
+def _is_explained(seen: ObservedAttention, out: Tensor, readings: int) -> bool:
     return explains(seen, out, rows=ROWS)

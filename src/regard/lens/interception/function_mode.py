@@ -36,7 +36,8 @@ from ..eager.head_layout import heads_said, laid_out
 from ..eager.op_rules import SOFTMAX
 from ..eager.tracker import Handwriting, Written, touches
 from ..layer_names import shown_name
-from ..recording.record import Record, Seen
+from ..recording.observed import ObservedAttention
+from ..recording.record import Record
 from ..recording.recorder import Recorder
 from ..recording.store import check_holds_numbers
 from .mode_stack import is_on, withdraw
@@ -181,7 +182,9 @@ class Watch(TorchFunctionMode):
             if is_an_attention(kind):
                 self.unclear.add(self._layer)
 
-    def see(self, layer: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+    def see(
+        self, layer: str, seen: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> None:
         """Have an attention taken in, and find its projection; as `Recorder.see`."""
         record = self.recorder.see(layer, seen, out, heads)
         self.here.joining = None if record is None else (record, heads(out.detach()))
@@ -267,7 +270,7 @@ class Watch(TorchFunctionMode):
         **terms: Any,
     ) -> None:
         with torch.no_grad():
-            self.see(self._layer, self.recorder.own(Seen(q, k, v, **terms), *SLOTS), out)
+            self.see(self._layer, self.recorder.own(ObservedAttention(q, k, v, **terms), *SLOTS), out)
 
     def _dot_product(
         self,

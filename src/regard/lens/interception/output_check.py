@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ...ops.weights import Weights
-from ..recording.record import Seen
+from ..recording.observed import ObservedAttention
 
 LEAST = 2**-9  # of the length of a row: kernels may multiply float32 in TF32
 ROUNDED = 4  # units of the last place of the output
 
 
-def explains(seen: Seen, out: Tensor, *, rows: int | None = None) -> bool:
+def explains(seen: ObservedAttention, out: Tensor, *, rows: int | None = None) -> bool:
     """Is the output, b h i e, what these weights make of the values, as far as its precision tells?
 
     Where `rows` are given, that many are looked at, the first and the last among them.

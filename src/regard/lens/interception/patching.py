@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from ..recording.record import Seen
+from ..recording.observed import ObservedAttention
 from ..recording.store import check_holds_numbers
 from ..terms.interpret import Reader
 from .call_sites import Door, doors
@@ -52,7 +52,8 @@ class Kernel:
     # What a reader may be told, or `Unread`, of its arguments, and of whether it was compiled.
     told: Callable[[dict[str, Any], bool, Reader], list[dict[str, Any]]]
     layout: Callable[[Tensor], Layout]  # of its output
-    explained: Callable[[Seen, Tensor, int], bool]  # by one of so many readings: is this, b h i e, what it returned?
+    # Whether the kernel's output, b h i e, agrees with this reading of its arguments, one of n readings.
+    explained: Callable[[ObservedAttention, Tensor, int], bool]
     otherwise: str  # what is said where no reading is that
     dropout: str | None = None  # the argument that says how much is dropped
 
@@ -71,7 +72,7 @@ class Shown:
         """What a reader may be told of it; raises `Unread` where there is nothing it could be."""
         return self.kernel.told(dict(self.given.arguments), self.compiled, reader)
 
-    def is_explained(self, seen: Seen, readings: int) -> bool:
+    def is_explained(self, seen: ObservedAttention, readings: int) -> bool:
         """Does the kernel return what these weights make of the values? They are one of so many readings."""
         whole = self._undropped()
         return self.kernel.explained(seen, self.kernel.layout(whole).heads(whole), readings)

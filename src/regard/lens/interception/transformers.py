@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...ops.terms.masks import Causal, Padding, Window
 from ...ops.terms.normalizers import SinkSoftmax
 from ...ops.torch_state import followed
-from ..recording.record import Seen
+from ..recording.observed import ObservedAttention
 from ..recording.store import check_holds_numbers
 from ..terms.interpret import Reader
 from .function_mode import Watch, recomputing
@@ -168,7 +168,7 @@ def _read_later(
     k: Tensor,
     statistic: Tensor | None,
     given: dict[str, Any],
-) -> Seen:
+) -> ObservedAttention:
     """A call without a mask that waited; if it was short, its kernel has not been asked for the statistic yet."""
     if implementation == "sdpa" and is_short(q, k):
         statistic = found_again(q, k, is_causal=_is_causal(module, q, given), scale=given.get("scaling"))
@@ -187,7 +187,7 @@ def _read(
     place: int | None,
     statistic: Tensor | None,
     given: dict[str, Any],
-) -> Seen:
+) -> ObservedAttention:
     """The call in terms, as each implementation means its arguments."""
     causal = _is_causal(module, q, given)
     if "flash" in implementation:

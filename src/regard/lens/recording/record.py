@@ -8,47 +8,17 @@ copies them, writes them in place, forgets old ones or moves its batch rows abou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...ops.call import SLOTS, Call
-from ...ops.terms.biases import Bias
-from ...ops.terms.masks.mask_algebra import Mask
-from ...ops.terms.normalizers import Normalizer, Softmax
-from ...ops.terms.scores import Dot, Score
 from ...ops.weights import Weights
 from ..interception.sdpa import holds
 from ..layer_names import shown_name
 from .generation import Matrix, Memo, Step, Terms, joined, looks_back_only, moved
+from .observed import ObservedAttention, weights_of_observed
 from .store import Held, Kept, Store
-
-
-class Seen(NamedTuple):
-    """One attention as a model called it: dims as everywhere, terms in the slots they fill."""
-
-    q: Tensor  # b h i d
-    k: Tensor  # b g j d
-    v: Tensor  # b g j e
-    score: Score | None = None
-    mask: Mask | None = None
-    bias: Bias | None = None
-    normalize: Normalizer | None = None
-    offset: int | None = None  # where the first query stands among these keys
-    statistic: Tensor | None = None  # b h i, if the kernel told
-    version: int | None = None  # how often q and k had been written to, if it was some time ago
-
-    @property
-    def place(self) -> int:
-        """The position of the first query."""
-        return self.k.shape[2] - self.q.shape[2] if self.offset is None else self.offset
-
-    @property
-    def weights(self) -> Weights:
-        """The matrix, outside of what autograd records."""
-        terms: Any = {slot: getattr(self, slot) for slot in (*SLOTS, "offset")}
-        return seen_weights(self.q.detach(), self.k.detach(), None, **terms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +33,9 @@ class Extras:
 class Record:
     """The attention of one layer over one text, and its row of a tape."""
 
-    def __init__(self, name: str, seen: Seen, store: Store, *, heads: list[int] | None, values: bool) -> None:
+    def __init__(
+        self, name: str, seen: ObservedAttention, store: Store, *, heads: list[int] | None, values: bool
+    ) -> None:
         self.name, self.store, self.heads, self.values = name, store, heads, values
         self.score, self.normalize = seen.score, seen.normalize
         self.batch, self.of_heads, i, _ = seen.q.shape
@@ -94,7 +66,7 @@ class Record:
             self._prints = checksums(self._whole("k"))
         return self._prints
 
-    def follow(self, seen: Seen, lineage: Tensor | None) -> Tensor | None:
+    def follow(self, seen: ObservedAttention, lineage: Tensor | None) -> Tensor | None:
         """Take a later call in if it goes on where this ends; else None.
 
         Then it returns which of the batch rows before each of its rows may have been, `b before`: one, or several with
@@ -106,7 +78,7 @@ class Record:
             self._move(parents)
             self._add(seen, past=j, first=0)
             return parents
-        for past in dict.fromkeys((seen.place, total)):
+        for past in dict.fromkeys((seen.first_position, total)):
             if not 0 < past <= min(total, j - i):
                 continue
             parents = _parents(prints[:, :past], self.prints[:, total - past :])
@@ -128,7 +100,7 @@ class Record:
         statistic = self._whole("statistic") if "statistic" in self._parts else None
         if statistic is not None and (statistic.shape[2] != self.rows or not holds(q, k)):
             statistic = None  # not every step's kernel told, or not the truth
-        return seen_weights(q, k, self.heads, **terms, statistic=statistic)
+        return weights_of_observed(q, k, self.heads, **terms, statistic=statistic)
 
     def extras(self) -> Extras:
         """What was kept beside the weights."""
@@ -167,7 +139,7 @@ class Record:
         if self._projection is not None and not self.store.in_place:
             self.store.drop(self._projection)
 
-    def _same_keys(self, seen: Seen, prints: Tensor, lineage: Tensor | None) -> Tensor | None:
+    def _same_keys(self, seen: ObservedAttention, prints: Tensor, lineage: Tensor | None) -> Tensor | None:
         """Which rows these may have been, if the keys are of another sequence that is attended to step by step."""
         if lineage is None and seen.q.shape[2] == 1 and self._handed_again(seen.k, prints):
             return torch.eye(len(prints), dtype=torch.bool, device=prints.device)
@@ -180,7 +152,7 @@ class Record:
         parents[row, before] = (prints[row] == self.prints[before]).all(-1)
         return parents if bool(parents.any(1).all()) else None
 
-    def _is_read_again(self, seen: Seen) -> bool:
+    def _is_read_again(self, seen: ObservedAttention) -> bool:
         """Does a text that attends to itself come once more from its beginning, as that of an encoder does?"""
         if not self.steps[0].rows == seen.q.shape[2] == self.keys > 1:
             return False
@@ -195,7 +167,7 @@ class Record:
             return True
         return self._written != 0 and torch.equal(prints, self.prints)  # else they were not copied, and are gone
 
-    def _add(self, seen: Seen, *, past: int, first: int) -> None:
+    def _add(self, seen: ObservedAttention, *, past: int, first: int) -> None:
         i, j = seen.q.shape[2], seen.k.shape[2]
         keys = past + i if 0 < past < j else j
         new = slice(past, keys)
@@ -245,38 +217,6 @@ class Record:
     def _whole(self, name: str) -> Tensor:
         parts = [part.get() for part in self._parts[name]]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-
-
-def seen_weights(
-    q: Tensor,
-    k: Tensor,
-    heads: list[int] | None,
-    *,
-    score: Score | None,
-    mask: Mask | None,
-    bias: Bias | None,
-    normalize: Normalizer | None,
-    offset: int | None,
-    statistic: Tensor | None = None,
-) -> Weights:
-    """The weights of an attention that has run, so that nothing is left to check.
-
-    If they are of some `heads`, q and k are those of these, and the terms number all heads there were.
-    """
-    call = Call(
-        q,
-        k,
-        None,
-        score=score or Dot(),
-        mask=mask,
-        bias=bias,
-        normalize=normalize or Softmax(),
-        dropout=0.0,
-        offset=k.shape[2] - q.shape[2] if offset is None else offset,
-        lead=(q.shape[0],),
-        head_ids=None if heads is None else torch.tensor(heads, device=q.device),
-    )
-    return Weights(call, None if statistic is None else statistic[..., None])
 
 
 def checksums(k: Tensor) -> Tensor:

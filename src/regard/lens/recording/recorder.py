@@ -14,7 +14,8 @@ from torch import Tensor
 from ..layer_names import matches, shown_name
 from ..terms.interpret import Reader
 from .generation import Memo, looks_back_only
-from .record import Record, Seen
+from .observed import ObservedAttention
+from .record import Record
 from .reduced import Reduced, reduce
 from .snapshots import Copies
 from .store import Store, is_own
@@ -41,7 +42,7 @@ class Recorder:
         self._copies = Copies(self.store if self.keep is None else None)
         self._lock = threading.RLock()  # a model may run in several threads
         self._entries: dict[Key, Record | Reduced] = {}
-        self._waiting: dict[str, Callable[[], Seen]] = {}  # calls of layers that nobody has looked at yet
+        self._waiting: dict[str, Callable[[], ObservedAttention]] = {}  # calls of layers that nobody has looked at yet
         beside = self.layers, self.heads, self.keep, self.store.limit
         self._patient = beside == NOTHING and not (self.values or self.gradients) and self.store.in_place
         self.is_open = True
@@ -93,14 +94,16 @@ class Recorder:
             and is_own(k)
         )
 
-    def see_later(self, name: str, call: Callable[[], Seen]) -> None:
+    def see_later(self, name: str, call: Callable[[], ObservedAttention]) -> None:
         """Take in one attention of a layer that may wait: a short pass takes no longer than its Python."""
         with self._lock:
             if name in self._waiting:  # another thread was faster
                 self._settle()
             self._waiting[name] = call
 
-    def see(self, name: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x) -> Record | None:
+    def see(
+        self, name: str, seen: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> Record | None:
         """Take in one attention of a layer; `heads` makes b h i e of the gradient of its output `out`.
 
         To be called where no gradients are recorded, with terms that have none. Returns what has begun with it and
@@ -109,7 +112,7 @@ class Recorder:
         with self._lock:
             return self._see(name, seen, out, heads)
 
-    def own(self, seen: Seen, *slots: str) -> Seen:
+    def own(self, seen: ObservedAttention, *slots: str) -> ObservedAttention:
         """The call with terms of our own in these slots, without gradients: others may write to theirs."""
         terms = {name: term for name in slots if (term := getattr(seen, name)) is not None}
         with self._lock:
@@ -120,7 +123,7 @@ class Recorder:
         with self._lock:
             record.project(weight)
 
-    def _see(self, name: str, seen: Seen, out: Tensor, heads: Callable[[Tensor], Tensor]) -> Record | None:
+    def _see(self, name: str, seen: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor]) -> Record | None:
         if not self.wants(name):
             self.passed_over.add(name)
             return None
@@ -173,7 +176,7 @@ class Recorder:
                 if not self.is_open:
                     record.close()
 
-    def _joined(self, name: str, seen: Seen) -> bool:
+    def _joined(self, name: str, seen: ObservedAttention) -> bool:
         """Let the layer's latest record go on with this call, if it does."""
         latest = self._entries[self._latest[name]] if name in self._latest else None
         parents = latest.follow(seen, self._lineage) if isinstance(latest, Record) else None
@@ -183,7 +186,7 @@ class Recorder:
             self._lineage = None
         return parents is not None
 
-    def _next(self, name: str, seen: Seen | None = None) -> Key:
+    def _next(self, name: str, seen: ObservedAttention | None = None) -> Key:
         """The key of a new entry; that of an entry it replaces where a text is written without a cache."""
         key = self._latest.get(name, (name, -1))
         if self._generated is None:
@@ -199,7 +202,7 @@ class Recorder:
         return key
 
 
-def _cast(seen: Seen) -> Seen:
+def _cast(seen: ObservedAttention) -> ObservedAttention:
     """Queries and keys as the kernel sees them under autocast."""
     device = seen.q.device.type
     if not torch.is_autocast_enabled(device) or seen.q.dtype == torch.float64:

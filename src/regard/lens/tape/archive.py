@@ -25,7 +25,8 @@ from ...ops.call import SLOTS
 from ...ops.operator import weights
 from ...ops.weights import Summary, Weights, map_axes
 from ..layer_names import shown_name
-from ..recording.record import Extras, seen_weights
+from ..recording.observed import weights_of_observed
+from ..recording.record import Extras
 from ..recording.recorder import Key
 from ..recording.reduced import ROWS, Reduced
 from ..recording.store import Held, check_parent_folder
@@ -224,9 +225,9 @@ def _rebuilt(
         A = weights(q, k, **terms, offset=_whole(entry["offset"], least=None))
     else:
         heads = [_whole(head) for head in entry["heads"]]
-        A = seen_weights(q, k, heads, **terms, offset=_whole(entry["offset"], least=None))
+        A = weights_of_observed(q, k, heads, **terms, offset=_whole(entry["offset"], least=None))
         # Terms that number more or fewer heads raise here.
-        seen_weights(q[:, :, :1], k[:, :, :1], heads, **terms, offset=entry["offset"])[..., :1, :1]
+        weights_of_observed(q[:, :, :1], k[:, :, :1], heads, **terms, offset=entry["offset"])[..., :1, :1]
     if statistic is not None and statistic.shape != (*q.shape[:3], 1):
         raise ValueError(f"the statistic must have shape {(*q.shape[:3], 1)}, got {tuple(statistic.shape)}")
     if statistic is not None:

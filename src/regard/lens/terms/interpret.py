@@ -26,7 +26,8 @@ from ...ops.terms.scores import Dot
 from ...ops.terms.term import Term
 from ..interception.sdpa import is_causal_bias
 from ..recording.generation import same
-from ..recording.record import Seen, as_integers
+from ..recording.observed import ObservedAttention
+from ..recording.record import as_integers
 from ..recording.store import Store, version_of
 from .block_mask import rows_of_blocks
 from .infer_mask import Packed, Rows, recognize, recognize_bias
@@ -59,7 +60,7 @@ class Reader:
         normalize: Normalizer | None = None,
         offset: int | None = None,
         statistic: Tensor | None = None,
-    ) -> Seen:
+    ) -> ObservedAttention:
         """One attention over tensors; `mask` is a term, booleans (True = may attend) or numbers to add, `bias` too.
 
         A mask may come in rows. `offset` is where the first query stands, if the caller knows; a mask that shows it is
@@ -79,9 +80,9 @@ class Reader:
         plain = scale is None or scale == width**-0.5
         score = None if plain and cap is None else Dot(scale=None if plain else scale, cap=cap)
         if mask is None or isinstance(mask, Mask):
-            seen = Seen(q, k, v, score, self._one(mask), None, normalize, offset, statistic)
+            seen = ObservedAttention(q, k, v, score, self._one(mask), None, normalize, offset, statistic)
         else:
-            seen = Seen(q, k, v, score, None, None, normalize, offset, statistic)
+            seen = ObservedAttention(q, k, v, score, None, None, normalize, offset, statistic)
             found = self._found(mask, seen, lead)
             seen = seen._replace(mask=found.mask, bias=found.bias, offset=found.offset)
         seen = self._without_room(seen)
@@ -116,7 +117,7 @@ class Reader:
             times = self._copies[kind] = _copies(k, v)
         return (k, v) if times == 1 else (k[:, ::times], v[:, ::times])
 
-    def _without_room(self, seen: Seen) -> Seen:
+    def _without_room(self, seen: ObservedAttention) -> ObservedAttention:
         """The call without keys behind the last query that its mask hides from all."""
         if seen.offset is None or (used := seen.offset + seen.q.shape[2]) >= seen.k.shape[2] or seen.bias is not None:
             return seen
@@ -129,7 +130,7 @@ class Reader:
             return seen
         return seen._replace(k=seen.k[:, :, :used], v=seen.v[:, :, :used], mask=shorter.mask)
 
-    def _found(self, tensor: Tensor | BlockMask | Rows, seen: Seen, lead: torch.Size) -> _Found:
+    def _found(self, tensor: Tensor | BlockMask | Rows, seen: ObservedAttention, lead: torch.Size) -> _Found:
         """The terms of a tensor, looked at once for all layers it is handed to."""
         if not isinstance(tensor, Tensor):
             mod = tensor.mask_mod if isinstance(tensor, BlockMask) else None
@@ -177,7 +178,7 @@ class _Found(NamedTuple):
     offset: int | None = None
 
 
-def _terms_of(tensor: Tensor | BlockMask | Rows, seen: Seen, lead: torch.Size) -> _Found:
+def _terms_of(tensor: Tensor | BlockMask | Rows, seen: ObservedAttention, lead: torch.Size) -> _Found:
     if isinstance(tensor, Tensor):
         rows = _rows(tensor, lead, seen.k.shape[2])
     elif isinstance(tensor, BlockMask):
@@ -186,10 +187,10 @@ def _terms_of(tensor: Tensor | BlockMask | Rows, seen: Seen, lead: torch.Size) -
         rows = tensor
     dtype = rows.block(0, min(1, rows.shape[2])).dtype
     # One row for all queries does not tell where they stand.
-    given = seen.offset if rows.shape[2] == seen.q.shape[2] else seen.place
+    given = seen.offset if rows.shape[2] == seen.q.shape[2] else seen.first_position
     if dtype == torch.bool:
         mask, offset = recognize(rows, offset=given)
-        return _Found(mask, offset=seen.offset if offset == seen.place else offset)
+        return _Found(mask, offset=seen.offset if offset == seen.first_position else offset)
     # Models hide by -inf or by the least number there is; both are a mask and no bias. What is no number hides nothing.
     least = torch.finfo(dtype).min / 2
     shown = replace(rows, block=lambda start, stop: ~(rows.block(start, stop) <= least))
@@ -197,7 +198,7 @@ def _terms_of(tensor: Tensor | BlockMask | Rows, seen: Seen, lead: torch.Size) -
     _tell_even(rows, shown, offset)
     numbers = replace(rows, block=lambda start, stop: _zeroed(rows.block(start, stop), least))
     bias = recognize_bias(numbers, seen=shown, offset=offset)
-    return _Found(mask, bias, seen.offset if offset == seen.place else offset)
+    return _Found(mask, bias, seen.offset if offset == seen.first_position else offset)
 
 
 def _tell_even(rows: Rows, shown: Rows, place: int) -> None:
@@ -278,7 +279,7 @@ def _repeats(k: Tensor, v: Tensor, times: int) -> bool:
     return bool(same[0] & same[1])
 
 
-def _shortened(seen: Seen, used: int) -> _Found | None:
+def _shortened(seen: ObservedAttention, used: int) -> _Found | None:
     """The mask over the keys in use, if it hides all others from every query."""
     parts: list[Any] = list(_parts(seen.mask))
     hidden = any(isinstance(x, Causal) or (isinstance(x, Padding) and _ends(x, seen, used)) for x in parts)
@@ -287,16 +288,16 @@ def _shortened(seen: Seen, used: int) -> _Found | None:
     return _Found(_all(and_, *(_narrow(x, seen, used) for x in parts)))
 
 
-def _ends(padding: Padding, seen: Seen, used: int) -> bool:
+def _ends(padding: Padding, seen: ObservedAttention, used: int) -> bool:
     return not bool(_keep(padding, seen)[:, used:].any())
 
 
-def _keep(padding: Padding, seen: Seen) -> Tensor:
+def _keep(padding: Padding, seen: ObservedAttention) -> Tensor:
     keys = padding.keys if isinstance(padding.keys, Tensor) else torch.tensor(padding.keys, device=seen.k.device)
     return keys if keys.dtype == torch.bool else torch.arange(seen.k.shape[2], device=keys.device) < keys[:, None]
 
 
-def _narrow(part: Mask, seen: Seen, used: int) -> Mask | None:
+def _narrow(part: Mask, seen: ObservedAttention, used: int) -> Mask | None:
     if not isinstance(part, Padding):
         return part
     keep = _keep(part, seen)[:, :used]
