@@ -1,6 +1,6 @@
-"""The Transformer block by block: one storey written out, and the three houses that are built of it.
+"""The Transformer block by block: one block written out, and the three models built from it.
 
-Writes 08_influence.png, which inputs each output depends on, and 08_norms.png, the gradients of 24 storeys.
+Writes 08_influence.png, which inputs each output depends on, and 08_norms.png, the gradients of 24 blocks.
 """
 
 import sys
@@ -19,7 +19,7 @@ b, n, dim, heads, depth = 2, 12, 64, 4, 24
 plt.style.use(Path(__file__).with_name("book.mplstyle"))
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
 
-# A storey: attention carries between tokens, the feed-forward works on each token alone, and both add to a stream.
+# A block: attention exchanges information between tokens, the feed-forward acts on each alone, both add to a stream.
 
 attention, feedforward = Attention(dim, heads, mask=Causal()), FeedForward(dim, 4 * dim)
 block = EncoderBlock(attention, feedforward, residual=PreNorm)
@@ -37,7 +37,7 @@ print(f"written out and the block differ by {(stream - block(x)).abs().max():.1e
 for part in (attention, feedforward):
     print(f"{type(part).__name__:12}{sum(p.numel() for p in part.parameters()):,} parameters")
 
-# Three houses: everyone sees everyone; the past alone; the past and all of another sequence.
+# Three models: every token sees every token; the past alone; the past and all of another sequence.
 
 
 def influence(model: nn.Module, embeddings: list[nn.Module], *ids: Tensor) -> Tensor:
@@ -69,17 +69,17 @@ for panel, (name, map_) in zip(panels, maps.items(), strict=True):
     panel.set(title=name, xlabel="input", ylabel="output", xticks=[], yticks=[], frame_on=False)
 figure.savefig(folder / "08_influence.png")
 
-# Norms before or after: what the first gradient looks like in each of 24 storeys.
+# Norms before or after: what the first gradient looks like in each of 24 blocks.
 
 figure, panel = plt.subplots(figsize=(6, 2.8))
 for residual in (PreNorm, PostNorm):
     torch.manual_seed(0)
     blocks = [EncoderBlock(Attention(dim, heads), FeedForward(dim, 4 * dim), residual=residual) for _ in range(depth)]
-    tower = nn.Sequential(*blocks, nn.LayerNorm(dim) if residual is PreNorm else nn.Identity(), nn.Linear(dim, 50))
-    nn.functional.cross_entropy(tower(x).flatten(0, 1), torch.randint(50, (b * n,))).backward()
+    stack = nn.Sequential(*blocks, nn.LayerNorm(dim) if residual is PreNorm else nn.Identity(), nn.Linear(dim, 50))
+    nn.functional.cross_entropy(stack(x).flatten(0, 1), torch.randint(50, (b * n,))).backward()
     norms = [float(one.feedforward.down.weight.grad.norm()) for one in blocks]
-    print(f"{residual.__name__:9} gradient of the first storey {norms[0]:.3f}, of the last {norms[-1]:.3f}")
+    print(f"{residual.__name__:9} gradient of the first block {norms[0]:.3f}, of the last {norms[-1]:.3f}")
     panel.plot(range(1, depth + 1), norms, marker="o", label=residual.__name__)
-panel.set(xlabel="storey", ylabel="norm of the gradient", ylim=(0, None))
+panel.set(xlabel="block", ylabel="norm of the gradient", ylim=(0, None))
 panel.legend()
 figure.savefig(folder / "08_norms.png")

@@ -42,18 +42,18 @@ def test_rotary_scores_of_equal_tokens_are_toeplitz_and_weights_are_not():
 # Chapter 8
 
 
-def test_a_tower_of_windows_reaches_two_tokens_further_a_storey():
+def test_a_stack_of_windows_reaches_two_tokens_further_per_block():
     torch.manual_seed(0)
     n, w = 12, 3
-    for storeys in range(1, 7):
-        tower = torch.nn.Sequential(
-            *(EncoderBlock(Attention(16, 2, mask=Causal() & Window(w)), FeedForward(16, 32)) for _ in range(storeys))
+    for blocks in range(1, 7):
+        stack = torch.nn.Sequential(
+            *(EncoderBlock(Attention(16, 2, mask=Causal() & Window(w)), FeedForward(16, 32)) for _ in range(blocks))
         )
         x = torch.randn(1, n, 16, requires_grad=True)
-        (gradient,) = torch.autograd.grad((tower(x)[0, -1] * torch.randn(16)).sum(), x)
+        (gradient,) = torch.autograd.grad((stack(x)[0, -1] * torch.randn(16)).sum(), x)
         seen = (gradient[0] != 0).any(-1)
         # The feed-forward works on each token alone, and adds nothing to this.
-        assert seen.tolist() == [n - 1 - j <= storeys * (w - 1) for j in range(n)]
+        assert seen.tolist() == [n - 1 - j <= blocks * (w - 1) for j in range(n)]
     assert math.ceil((n - 1) / (w - 1)) == 6
 
 
