@@ -182,8 +182,8 @@ BLOCKS = [
     Mutant(
         "a bound mask without the offset",
         "ops/terms/coordinates.py",
-        "return self.row + self.offset\n\n    def cut(",
-        "return self.row\n\n    def cut(",
+        "return self.row + self.offset\n\n    def slice_of(",
+        "return self.row\n\n    def slice_of(",
         "ops/terms/masks/test_masks.py::test_bound_mask_is_its_predicate_at_every_offset",
     ),
     Mutant(
@@ -266,7 +266,7 @@ BLOCKS = [
     Mutant(
         "received counts the last block only",
         "ops/blocks/reduction.py",
-        "        give_back(result, index, value)",
+        "        add_entries(result, index, value)",
         "        result[index] = value",
         "ops/blocks/test_measures.py::test_even_weights_have_the_measures_of_their_closed_form",
     ),
@@ -325,8 +325,8 @@ MASKS = [
     Mutant(
         "padding lets its first key through",
         "ops/terms/masks/tensor_masks.py",
-        'else at.j < at.cut(keys, "b")',
-        'else at.j <= at.cut(keys, "b")',
+        'else at.j < at.slice_of(keys, "b")',
+        'else at.j <= at.slice_of(keys, "b")',
         "test_invariants.py::test_masking_keys_at_the_end_equals_removing_them",
     ),
     Mutant(
@@ -339,8 +339,8 @@ MASKS = [
     Mutant(
         "a prefix one key too long",
         "ops/terms/masks/position_masks.py",
-        "return at.j < (at.cut(self.n",
-        "return at.j <= (at.cut(self.n",
+        "return at.j < (at.slice_of(self.n",
+        "return at.j <= (at.slice_of(self.n",
         "ops/terms/masks/test_masks.py::test_mask_called_at_points_is_its_predicate",
     ),
     Mutant(
@@ -359,7 +359,7 @@ MASKS = [
     ),
     Mutant(
         "one centre that is NaN hides its whole tile",
-        "ops/terms/masks/mask_algebra.py",
+        "ops/terms/mask_tiles.py",
         "some = ~((self.high < low) | (self.low > high))",
         "some = (self.high >= low) & (self.low <= high)",
         "ops/terms/masks/test_masks.py::test_a_centre_that_is_nan_hides_its_own_row_only",
@@ -883,7 +883,7 @@ BACKENDS = [
     Mutant(
         "blocks overwrite each other's gradients of a key",
         "ops/backends/sdpa_blocks.py",
-        "give_back(total_grad, index, part)",
+        "add_entries(total_grad, index, part)",
         "total_grad[index] = part",
         "ops/test_dispatch.py::test_how_it_is_cut_changes_no_gradient",
     ),

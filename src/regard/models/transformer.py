@@ -22,13 +22,13 @@ from ..checks import (
     check_token_rows,
 )
 from ..nn import Attention, DecoderBlock, EncoderBlock, FeedForward, PostNorm, PreNorm, SegmentMemory, TokenEmbedding
-from ..nn.cache import by_distance
 from ..nn.dropout import Dropout
 from ..nn.linear import Linear
 from ..nn.losses import Loss, cross_entropy, shifted
 from ..ops.terms.masks import Causal
 from ..ops.terms.masks.mask_algebra import Mask
 from ..ops.terms.parse import parse
+from ..ops.terms.reach import depends_on_distance_only
 from .activations import Name as Activation
 from .activations import activation
 from .decoder_state import Watched
@@ -103,7 +103,7 @@ class TransformerConfig:
         mask = _encoder_mask(self)
         if self.memory and self.segment is None:
             raise ValueError(f"memory is of earlier segments, got memory={self.memory} and no segment; pass segment=")
-        if self.memory and mask is not None and not by_distance(mask):
+        if self.memory and mask is not None and not depends_on_distance_only(mask):
             raise ValueError(
                 f"encoder_mask must go by distance where segments have a memory, got {self.encoder_mask!r} and "
                 f"memory={self.memory}: the first keys are other tokens in each segment; write 'Window(128)', "

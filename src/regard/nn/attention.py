@@ -15,11 +15,12 @@ from ..ops.terms.biases import Bias
 from ..ops.terms.masks import Padding
 from ..ops.terms.masks.mask_algebra import Mask
 from ..ops.terms.normalizers import Normalizer, SinkSoftmax
+from ..ops.terms.reach import look_back, reads_key_positions
 from ..ops.terms.scores import Score
 from ..ops.terms.term import Term
 from ..ops.weights import Weights
 from .argument_hints import tells_our_names
-from .cache import KeyValues, KVCache, look_back, reads_places
+from .cache import KeyValues, KVCache
 from .core import Core
 from .learned_terms import fill, slot
 from .linear import Linear
@@ -166,7 +167,7 @@ class Attention(nn.Module):
     def new_cache(self) -> KVCache:
         """An empty cache for this layer, one that forgets what a windowed mask can no longer see."""
         reach = look_back(fill(self.mask))
-        if reach is None or any(reads_places(fill(term)) for term in (self.score, self.bias, self.normalize)):
+        if reach is None or any(reads_key_positions(fill(term)) for term in (self.score, self.bias, self.normalize)):
             return KVCache()
         return KVCache(window=reach + 1)
 
@@ -298,7 +299,7 @@ def _check_cache(cache: KVCache, mask: Mask | None, *others: Term | None) -> Non
             f"{cache!r} forgets keys that mask={mask!r} may still see; pass cache=KVCache(), which forgets none"
         )
     for term in others:
-        if reads_places(term):
+        if reads_key_positions(term):
             raise ValueError(
                 f"{cache!r} forgets keys, and with them the place of the others, which {term!r} goes by; "
                 "pass cache=KVCache(), which forgets none"

@@ -14,12 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..checks import check_int
-from ..ops.terms.biases import Alibi, Bias, Relative, Sum
-from ..ops.terms.masks import Causal, Diagonal, Dilated, Padding, Window
-from ..ops.terms.masks.mask_algebra import And, Mask, Not, Or
-from ..ops.terms.normalizers import Tapered
-from ..ops.terms.scores import Location
-from ..ops.terms.term import Term
+from ..ops.terms.masks import Padding
 
 
 class KVCache:
@@ -211,49 +206,3 @@ class SegmentMemory:
         other = SegmentMemory(self.length)
         other.states = None if self.states is None else self.states.index_select(0, rows)
         return other
-
-
-def reads_places(term: Term | None) -> bool:
-    """Does it go by where a key stands, which is lost on a cache that forgets, and not just by how far it is?"""
-    match term:
-        case Sum():
-            return reads_places(term.left) or reads_places(term.right)
-        case Tapered():
-            return reads_places(term.inner) or reads_places(term.taper)
-        case Bias():
-            return not isinstance(term, (Alibi, Relative))
-        case _:
-            return isinstance(term, Location)
-
-
-def look_back(mask: Mask | None) -> int | None:
-    """How many keys before its own a query may see; None without a bound, or where more than the distance decides."""
-    return _reach(mask) if mask is not None and by_distance(mask) else None
-
-
-def by_distance(mask: Mask) -> bool:
-    """Does nothing but how far a key lies before or after a query decide whether it is seen?"""
-    match mask:
-        case And() | Or():
-            return by_distance(mask.left) and by_distance(mask.right)
-        case Not():
-            return by_distance(mask.mask)
-        case _:
-            return isinstance(mask, (Causal, Window, Dilated, Diagonal))
-
-
-def _reach(mask: Mask) -> int | None:
-    match mask:
-        case Window():
-            return mask.reach[0]
-        case Dilated():
-            return (mask.width - 1) * mask.step
-        case Diagonal():
-            return 0
-        case And() | Or():
-            bounds = [n for n in (_reach(mask.left), _reach(mask.right)) if n is not None]
-            if isinstance(mask, And):
-                return min(bounds, default=None)
-            return max(bounds) if len(bounds) == 2 else None
-        case _:
-            return None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..checks import check_int
 from ..ops.terms.biases import Added, Bias, Mod, Sum
-from ..ops.terms.coordinates import Place
+from ..ops.terms.coordinates import Coordinates
 from ..ops.terms.masks import Blocks, Dense, Documents, Padding, Prefix, Rule
 from ..ops.terms.masks.mask_algebra import And, Mask, Not, Or
 from ..ops.terms.normalizers import Normalizer, Tapered
@@ -133,7 +133,7 @@ class Until(Bias):
     def check(self, sizes: Sizes) -> None:
         self.bias.check(sizes)
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         return torch.where(at.j < self.n, self.bias.over(at), 0.0)
 
     def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:

@@ -27,7 +27,7 @@ from .fused.topk_entries import top, worthwhile
 from .indexing import chosen_ids, split
 from .memory_limit import LIMIT as LIMIT
 from .memory_limit import check_fits
-from .terms.coordinates import pick
+from .terms.coordinates import take_entries
 from .terms.normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
 from .torch_state import forward_mode, outside_the_graph, transformed
 from .transposed_weights import Transposed
@@ -148,7 +148,7 @@ class Weights:
         check_fits("this part of the matrix", n, self.dtype)
         *lead, heads, rows, cols = ids
         flat = torch.arange(self._call.shape[0], device=self.device).view(self._call.lead)
-        batch = pick(flat, tuple(lead)).reshape(-1) if lead else flat.view(-1)
+        batch = take_entries(flat, tuple(lead)).reshape(-1) if lead else flat.view(-1)
         part = self._tile(batch, heads, rows, cols)
         return part.view(*(axis.numel() for axis in ids))[rest]
 
@@ -379,7 +379,7 @@ class Weights:
         known = self._statistic
         if known is not None and not self._differentiated() and call.backend != "reference":
             with self._numbers():
-                problem = prepared(call, pick(known, (batch, heads, rows)))
+                problem = prepared(call, take_entries(known, (batch, heads, rows)))
                 if problem.garbage is None:
                     return measures.known_columns(problem, cols)
         part = Weights(call)._reduce(measures.columns(cols, call.shape[3]))

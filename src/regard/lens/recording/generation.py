@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...nn.cache import look_back
 from ...ops.terms.biases import Alibi, Bias, Relative, Sum
 from ...ops.terms.coordinates import Point
 from ...ops.terms.masks import Causal, Padding
 from ...ops.terms.masks.mask_algebra import And, Mask
+from ...ops.terms.reach import look_back
 from ...ops.terms.term import Term
 from ..terms.infer_mask import Rows, recognize, recognize_bias
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...checks import check_broadcast, check_int, check_tensor
 from ...ops.terms.biases import Added, Bias, Clipped, Relative
-from ...ops.terms.coordinates import Place, Point, look_up
+from ...ops.terms.coordinates import Coordinates, Point, look_up
 from ...ops.terms.masks import Causal, Documents, Padding, Prefix, Window
 from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.terms.term import term
@@ -135,10 +135,10 @@ class Packed(Mask):
         dims = {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j/8": -(-sizes.j // 8)}
         check_broadcast("Packed bits", self.bits, dims)
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         return (look_up(self.bits, at.b, at.h, at.row, at.j // 8) >> (at.j % 8).to(torch.uint8)) & 1 == 1
 
-    def _drawn(self) -> tuple[int, int]:
+    def _drawing_size(self) -> tuple[int, int]:
         return min(self.bits.shape[2], 32), min(self.keys, 32)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...checks import check_broadcast, check_tensor
 from ...ops.terms.biases import Alibi, Bias
-from ...ops.terms.coordinates import Place
+from ...ops.terms.coordinates import Coordinates
 from ...ops.terms.masks import Causal, Documents, Near, Padding, Window
 from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.terms.term import term
@@ -39,8 +39,8 @@ class Sloped(Bias):
         for name, x in (("slopes", self.slopes), ("center", self.center)):
             check_broadcast(f"Sloped {name}", x, {"b": sizes.b, "h": sizes.h, "i": sizes.i})
 
-    def over(self, at: Place) -> Tensor:
-        slopes, center = at.cut(self.slopes, "bhi"), at.cut(self.center, "bhi")
+    def over(self, at: Coordinates) -> Tensor:
+        slopes, center = at.slice_of(self.slopes, "bhi"), at.slice_of(self.center, "bhi")
         return -slopes.to(at.dtype) * (at.j - center.to(at.dtype)).abs()
 
 

@@ -105,7 +105,7 @@ def _score_mod(call: Call, offset: int | Tensor) -> Callable[..., Tensor] | None
     most = cap(call)
     bias: Mod | None = None
     if call.bias is not None:
-        bias = call.bias.lifted(call.q.device, call.dtype).bind(call.q, call.k, offset)
+        bias = call.bias.with_tensors(call.q.device, call.dtype).bind(call.q, call.k, offset)
     if most is None and bias is None:
         return None
 
@@ -132,7 +132,7 @@ def _tiles(call: Call, offset: int | Tensor) -> tuple[BlockMask, Tensor | None]:
 
     tiles, seen = remembered(mask, (call.shape, call.offset, call.q.device), make)
     tiles = copy.copy(tiles)
-    tiles.mask_mod = mask.lifted(call.q.device, call.dtype).bind(call.q, call.k, offset)
+    tiles.mask_mod = mask.with_tensors(call.q.device, call.dtype).bind(call.q, call.k, offset)
     return tiles, seen
 
 

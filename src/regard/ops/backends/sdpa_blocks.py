@@ -11,7 +11,7 @@ from torch import Tensor
 from ..blocks.prepared_call import Piece, Problem, minus_infinity_where_not, pieces, prepare
 from ..blocks.reduction import BLANK, Once, saveable
 from ..call import Call
-from ..terms.coordinates import Block, give_back, pick
+from ..terms.coordinates import Block, add_entries, take_entries
 from ..torch_state import check_single_gradient, outside_the_graph
 
 INF = float("inf")
@@ -38,7 +38,7 @@ class Fused(torch.autograd.Function):
         for block, added in _parts(problem):
             rows, keys = _indices(block, k)
             part, total = aten._scaled_dot_product_flash_attention_for_cpu.default(
-                q[rows], pick(k, keys), pick(v, keys), attn_mask=added, scale=1.0
+                q[rows], take_entries(k, keys), take_entries(v, keys), attn_mask=added, scale=1.0
             )
             out[rows] = part
             # The kernel calls the sum of an empty row 1.
@@ -65,8 +65,8 @@ class Fused(torch.autograd.Function):
                 parts = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
                     grad[rows],
                     q[rows],
-                    pick(k, keys),
-                    pick(v, keys),
+                    take_entries(k, keys),
+                    take_entries(v, keys),
                     out[rows],
                     total,
                     0.0,
@@ -75,7 +75,7 @@ class Fused(torch.autograd.Function):
                     scale=1.0,
                 )
                 for total_grad, index, part in zip(grads, (rows, keys, keys), parts, strict=True):
-                    give_back(total_grad, index, part)
+                    add_entries(total_grad, index, part)
         if torch.is_grad_enabled():
             grads = [Once.apply(g, grad, q, k, v) for g in grads]
         return None, *grads
@@ -101,4 +101,4 @@ def _added(problem: Problem, piece: Piece) -> Tensor | None:
 
 def _indices(block: Block, k: Tensor) -> tuple[Any, Any]:
     rows = block.batch, block.heads, block.rows
-    return rows, (block.batch, block.shared(k.shape[1]), block.cols)
+    return rows, (block.batch, block.head_slice(k.shape[1]), block.cols)

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ..call import Call
 from ..terms.biases import Bias
-from ..terms.coordinates import Block, Selector, pick
+from ..terms.coordinates import Block, Selector, take_entries
 from ..terms.mask_tiles import Grid
 from ..terms.masks.mask_algebra import Mask
 from ..terms.normalizers import Normalizer
-from ..terms.scores import Additive, Score, kept
+from ..terms.scores import Additive, Score, select_heads
 from ..torch_state import followed
 
 Flags = npt.NDArray[np.bool_]
@@ -101,7 +101,7 @@ def prepare(call: Call, statistic: Tensor | None = None) -> Problem:
     """Do the work per token, in the dtype of accumulation."""
     score = call.score
     if isinstance(score, Additive) and call.head_ids is not None:
-        score = Additive(kept(score.u, 2, call.head_ids))
+        score = Additive(select_heads(score.u, 2, call.head_ids))
     problem = Problem(
         call.q.to(call.dtype),
         call.k.to(call.dtype),
@@ -297,7 +297,7 @@ def _visibility(problem: Problem, block: Block) -> Tensor:
     assert problem.mask is not None
     n_j = block.j.numel()
     shape = (block.b.numel(), block.h.numel(), block.row.numel(), n_j)
-    return problem.mask.over(replace(block, take=pick)).expand(shape)
+    return problem.mask.over(replace(block, take=take_entries)).expand(shape)
 
 
 def _unmixed(problem: Problem, piece: Piece) -> Iterator[Piece]:

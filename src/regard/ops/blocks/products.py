@@ -20,7 +20,7 @@ def product(x: Tensor, dropout: float = 0.0) -> Reduction:
         assert x is not None
         if dropout:
             A = A * _keep(A, dropout, seed, block)
-        part = taken(problem, block, x, (block.batch, block.shared(x.shape[1]), block.cols))
+        part = taken(problem, block, x, (block.batch, block.head_slice(x.shape[1]), block.cols))
         return grouped_product(A, part.to(A.dtype))
 
     return Reduction(value, "rows", (x.shape[-1],), x)
@@ -31,7 +31,7 @@ def transposed_product(x: Tensor) -> Reduction:
 
     def value(problem: Problem, block: Block, A: Tensor, x: Tensor | None) -> Tensor:
         assert x is not None
-        part = block.take(x, (block.batch, block.shared(x.shape[1]), block.rows)).to(A.dtype)
+        part = block.take(x, (block.batch, block.head_slice(x.shape[1]), block.rows)).to(A.dtype)
         part = part.repeat_interleave(A.shape[1] // part.shape[1], 1) if part.shape[1] != A.shape[1] else part
         return A.mT @ part
 

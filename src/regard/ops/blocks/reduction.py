@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..call import no_autocast
-from ..terms.coordinates import Block, Selector, give_back, pick
+from ..terms.coordinates import Block, Selector, add_entries, take_entries
 from ..terms.scores import Additive
 from ..torch_state import check_single_gradient, forward_mode, no_tangents
 from .additive_blocks import additive_scores
@@ -77,9 +77,9 @@ def scores(problem: Problem, piece: Piece) -> Tensor:
     """The scores of a block, hidden entries -inf."""
     block, score = piece.block, problem.score
     q = block.take(problem.q, (block.batch, block.heads, block.rows))
-    k = taken(problem, block, problem.k, (block.batch, block.shared(problem.k.shape[1]), block.cols))
+    k = taken(problem, block, problem.k, (block.batch, block.head_slice(problem.k.shape[1]), block.cols))
     if isinstance(score, Additive):
-        u = block.take(score.u, (block.shared(score.u.shape[0]),) if score.u.ndim == 2 else ())
+        u = block.take(score.u, (block.head_slice(score.u.shape[0]),) if score.u.ndim == 2 else ())
         s = _additive(problem)(q, k, u.to(q.dtype))
     else:
         s = score.tile(q, k)
@@ -184,7 +184,7 @@ def _place(result: Tensor, reduction: Reduction, block: Block, value: Tensor) ->
     if reduction.along == "rows":
         result[index] = value
     else:
-        give_back(result, index, value)
+        add_entries(result, index, value)
 
 
 def _where(reduction: Reduction, block: Block) -> tuple[Selector, ...]:
@@ -203,7 +203,7 @@ def _pull_back(
     leaves: list[tuple[int, tuple[Selector, ...], Tensor]] = []
 
     def take(x: Tensor, index: tuple[Selector, ...]) -> Tensor:
-        part = pick(x, index)
+        part = take_entries(x, index)
         if id(x) in needed:
             part = part.detach().requires_grad_()
             leaves.append((id(x), index, part))
@@ -211,7 +211,7 @@ def _pull_back(
 
     block = replace(piece.block, take=take)
     value = reduction.of(problem, block, *weigh(problem, Piece(block, piece.masked)))
-    cotangent = pick(grad, _where(reduction, block)).to(value.dtype)
+    cotangent = take_entries(grad, _where(reduction, block)).to(value.dtype)
     if not value.requires_grad:
         return
     grads = torch.autograd.grad(value, [leaf for _, _, leaf in leaves], cotangent, allow_unused=True)
@@ -221,4 +221,4 @@ def _pull_back(
             x = needed[key]
             if key not in totals:
                 totals[key] = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, problem.q.dtype))
-            give_back(totals[key], index, g.to(totals[key].dtype))
+            add_entries(totals[key], index, g.to(totals[key].dtype))

@@ -160,7 +160,7 @@ def _bits(mask: Mask, call: Call, part: Tensor, dealt: Tensor, tiling: Tiling) -
     rows, cols = tiling.rows, tiling.cols
     b, h, r, c = part.nonzero(as_tuple=True)
     packed = [torch.zeros(0, rows, cols // 32, dtype=torch.int32, device=part.device)]
-    bound = mask.lifted(call.q.device, call.dtype).bind(call.q, call.k, call.offset)
+    bound = mask.with_tensors(call.q.device, call.dtype).bind(call.q, call.k, call.offset)
     step = max(1, CHUNK // (rows * cols))
     for start in range(0, b.numel(), step):
         at = slice(start, start + step)

@@ -73,9 +73,9 @@ def _weights(call: Call, s: Tensor, lse: Tensor, rows: slice, j: Tensor) -> Tens
     most = cap(call)
     s = s if most is None else torch.tanh(s / most) * most
     if call.bias is not None:
-        s = s + call.bias.lifted(device, call.dtype).bind(call.q, call.k, call.offset)(*at)
+        s = s + call.bias.with_tensors(device, call.dtype).bind(call.q, call.k, call.offset)(*at)
     seen = lse != -torch.inf
     if call.mask is not None:
-        seen = seen & call.mask.lifted(device, call.dtype).bind(call.q, call.k, call.offset)(*at)
+        seen = seen & call.mask.with_tensors(device, call.dtype).bind(call.q, call.k, call.offset)(*at)
     A = torch.where(seen, (s - lse).exp(), 0.0)
     return torch.where(inside, A, -1.0)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...checks import check_broadcast, check_int, check_number, check_tensor
-from .coordinates import Block, Place, Point, look_up
+from ..shape import Sizes
+from .coordinates import Block, Coordinates, Point, look_up
 from .term import Term, term
-
-if TYPE_CHECKING:
-    from ..shape import Sizes
 
 Mod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -22,7 +19,7 @@ Mod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class Bias(Term):
     """A number for each `(b, h, i, j)`, added to the score."""
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         """The bias at a point or over a block."""
         raise NotImplementedError
 
@@ -69,10 +66,10 @@ class Alibi(Bias):
         if n != sizes.h:
             raise ValueError(f"Alibi must have one slope per head, got {n} for h={sizes.h} heads")
 
-    def over(self, at: Place) -> Tensor:
-        return -at.cut(self._tensor(at.device, at.dtype), "h").to(at.dtype) * (at.i - at.j).abs()
+    def over(self, at: Coordinates) -> Tensor:
+        return -at.slice_of(self._tensor(at.device, at.dtype), "h").to(at.dtype) * (at.i - at.j).abs()
 
-    def lifted(self, device: torch.device, dtype: torch.dtype) -> Alibi:
+    def with_tensors(self, device: torch.device, dtype: torch.dtype) -> Alibi:
         return Alibi(slopes=self._tensor(device, dtype))
 
     def _tensor(self, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -141,7 +138,7 @@ class Relative(Bias):
                 raise ValueError(f"Relative keys must have the query's width d={sizes.d}, got {self.keys.shape[-1]}")
             check_broadcast("Relative keys", self.keys, {"h": sizes.h, "2n + 1": None, "d": None})
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         bucket = self.buckets.of(at.j - at.i)
         if self.table is not None:
             # Over a block the gradient of the table is a sum of many, so it is kept in the dtype of the block.
@@ -242,9 +239,9 @@ class Gaussian(Bias):
         if isinstance(self.sigma, Tensor):
             check_broadcast("Gaussian sigma", self.sigma, axes)
 
-    def over(self, at: Place) -> Tensor:
-        sigma = at.cut(self.sigma, "bhi").to(at.dtype) if isinstance(self.sigma, Tensor) else self.sigma
-        return -((at.j - at.cut(self.center, "bhi").to(at.dtype)) ** 2) / (2 * sigma**2)
+    def over(self, at: Coordinates) -> Tensor:
+        sigma = at.slice_of(self.sigma, "bhi").to(at.dtype) if isinstance(self.sigma, Tensor) else self.sigma
+        return -((at.j - at.slice_of(self.center, "bhi").to(at.dtype)) ** 2) / (2 * sigma**2)
 
 
 @term
@@ -271,8 +268,8 @@ class Added(Bias):
                 "write mask=Dense(values.bool()), or values * 1.0001 if you do mean to add it"
             )
 
-    def over(self, at: Place) -> Tensor:
-        return at.cut(self.values, "bhij").to(at.dtype)
+    def over(self, at: Coordinates) -> Tensor:
+        return at.slice_of(self.values, "bhij").to(at.dtype)
 
 
 def _looks_like_a_mask(values: Tensor) -> bool:
@@ -291,7 +288,7 @@ class Sum(Bias):
         self.left.check(sizes)
         self.right.check(sizes)
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         return self.left.over(at) + self.right.over(at)
 
     def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:

@@ -1,10 +1,9 @@
-"""Where a term is evaluated: at single points, or over a block of rows and keys.
+"""The coordinates at which a term is evaluated: single points, or a block of rows and keys.
 
-A term says once what it is, in `over(at)`, through its coordinates and one verb: `at.b, at.h, at.row, at.i, at.j`
-(batch, head, query row, query position, key position) and `at.cut(tensor, "bhi")`, the entries of a tensor laid out
-along those axes.
-`Point` gathers them one by one (FlexAttention, scattered indices); `Block` cuts them by slices, and hands each cut
-out as a leaf, so that gradients of a block flow back to the slice they came from.
+A term is written once, in `over(at)`, with coordinates (`at.b, at.h, at.row, at.i, at.j`: batch row, head, query row,
+query position, key position) and `at.slice_of(tensor, "bhi")`, the entries of a tensor whose dims are those axes.
+`Point` gathers the entries one by one (FlexAttention, scattered indices). `Block` slices them and makes each slice an
+autograd leaf, so that the gradient of a block flows back to the slice it was computed from.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ Selector = slice | Tensor
 AXES = "bhij"
 
 
-class Place(Protocol):
-    """Anything a term can be evaluated at."""
+class Coordinates(Protocol):
+    """The coordinates of some entries of the matrix, as every `over(at)` receives them."""
 
     @property
     def device(self) -> torch.device: ...
@@ -37,7 +36,7 @@ class Place(Protocol):
     def i(self) -> Tensor: ...
     @property
     def j(self) -> Tensor: ...
-    def cut(self, tensor: Tensor, axes: str) -> Tensor: ...
+    def slice_of(self, tensor: Tensor, axes: str) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,12 @@ class Point:
     def i(self) -> Tensor:
         return self.row + self.offset
 
-    def cut(self, tensor: Tensor, axes: str) -> Tensor:
-        at = {"b": self.b, "h": self.h, "i": self.row, "j": self.j}
-        return look_up(tensor, *(at[axis] for axis in axes))
+    def slice_of(self, tensor: Tensor, axes: str) -> Tensor:
+        """The entries of a tensor with dims `axes` at these points."""
+        index = {"b": self.b, "h": self.h, "i": self.row, "j": self.j}
+        return look_up(tensor, *(index[axis] for axis in axes))
+
+    cut = slice_of  # the name of this method in terms that were written for earlier versions
 
 
 def look_up(table: Tensor, *index: Tensor) -> Tensor:
@@ -73,14 +75,14 @@ def look_up(table: Tensor, *index: Tensor) -> Tensor:
     return table[tuple(x * 0 if n == 1 else x for x, n in zip(index, table.shape, strict=True))]
 
 
-def pick(tensor: Tensor, index: tuple[Selector, ...]) -> Tensor:
-    """`tensor[index]`, several index tensors meaning the outer product of their axes."""
+def take_entries(tensor: Tensor, index: tuple[Selector, ...]) -> Tensor:
+    """`tensor[index]`, where several index tensors select the outer product of their axes, like `numpy.ix_`."""
     scattered = sum(isinstance(x, Tensor) for x in index)
     return tensor[index] if scattered < 2 else tensor[_outer(tensor, index)]
 
 
-def give_back(total: Tensor, index: tuple[Selector, ...], part: Tensor) -> None:
-    """The adjoint of `pick`: add `part` to `total` where `pick` took it from."""
+def add_entries(total: Tensor, index: tuple[Selector, ...], part: Tensor) -> None:
+    """Add `part` to `total` at `index`: the adjoint of `take_entries`."""
     if any(isinstance(x, Tensor) for x in index):
         total.index_put_(_outer(total, index), part, accumulate=True)
     else:
@@ -89,11 +91,15 @@ def give_back(total: Tensor, index: tuple[Selector, ...], part: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of rows against the keys they can see, for some of the `n_h` heads and some batch rows.
+    """A block of query rows against the keys they can see, for some batch rows and some of the `n_h` heads.
 
-    `batch`, `heads`, `rows` cut the tensors of the problem; the `*_ids`, where a selection was made, say which
-    original batch row, head and query row each of them is, because terms are written in original numbers. `q` is the
-    query as the caller gave it, for biases that read it.
+    *Basics.* `batch`, `heads`, `rows` and `cols` slice the tensors of the call: the block has the scores of the queries
+    `q[batch, heads, rows]` and the keys `k[batch, head_slice(g), cols]`.
+
+    *Details.* After `Call.select` the tensors hold only the selected batch rows, heads and query rows, but terms are
+    written in original numbers: `batch_ids[n]`, `head_ids[n]` and `row_ids[n]` are the original numbers of entry n,
+    None if nothing was selected on that axis. `q` is the query as the user passed it, for biases that read it.
+    `take` reads every slice of a tensor; a backward pass replaces it to make each slice an autograd leaf.
     """
 
     batch: slice
@@ -108,7 +114,7 @@ class Block:
     batch_ids: Tensor | None = None
     head_ids: Tensor | None = None
     row_ids: Tensor | None = None
-    take: Callable[[Tensor, tuple[Selector, ...]], Tensor] = field(default=pick)
+    take: Callable[[Tensor, tuple[Selector, ...]], Tensor] = field(default=take_entries)
 
     @property
     def b(self) -> Tensor:
@@ -130,8 +136,8 @@ class Block:
     def j(self) -> Tensor:
         return self._ids("j")
 
-    def cut(self, tensor: Tensor, axes: str) -> Tensor:
-        """The block's entries of a tensor laid out along `axes`, shaped to broadcast over b h i j."""
+    def slice_of(self, tensor: Tensor, axes: str) -> Tensor:
+        """The block's entries of a tensor with dims `axes`, shaped to broadcast over b h i j."""
         axes = axes[len(axes) - tensor.ndim :]
         sizes = zip(axes, tensor.shape, strict=True)
         part = self.take(tensor, tuple(slice(None) if n == 1 else self.selector(a) for a, n in sizes))
@@ -140,12 +146,14 @@ class Block:
             shape[AXES.index(axis)] = n
         return part.reshape(shape)
 
+    cut = slice_of  # the name of this method in terms that were written for earlier versions
+
     def leaf(self, tensor: Tensor) -> Tensor:
-        """All of a tensor, as a leaf of this block."""
+        """The whole tensor, as an autograd leaf of this block."""
         return self.take(tensor, ())
 
-    def shared(self, n: int) -> slice:
-        """The block's heads of a tensor that has n heads for all `n_h`."""
+    def head_slice(self, n: int) -> slice:
+        """The slice of n heads that the block's heads share, for a tensor with n heads for all `n_h`."""
         return slice(self.heads.start * n // self.n_h, -(-self.heads.stop * n // self.n_h))
 
     def queries(self) -> Tensor:
@@ -153,7 +161,7 @@ class Block:
         return self.take(self.q, (self.batch, self.heads, self.rows)).to(self.dtype)
 
     def selector(self, axis: str) -> Selector:
-        """What the block takes of an axis, in original numbers."""
+        """The slice or index tensor of the block along an axis, in original numbers."""
         match axis:
             case "b":
                 return self.batch if self.batch_ids is None else self.batch_ids[self.batch]

@@ -7,19 +7,17 @@ gives zeros, forward and backward.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...checks import check_broadcast, check_number
+from ..shape import Sizes
 from ..torch_state import forward_mode
 from .biases import Bias
-from .coordinates import Place
+from .coordinates import Coordinates
 from .term import Term, term
-
-if TYPE_CHECKING:
-    from ..shape import Sizes
 
 INF = float("inf")
 NAN = -2  # in place of a key, where a score of the row is not a number
@@ -28,15 +26,15 @@ NAN = -2  # in place of a key, where a score of the row is not a number
 class Normalizer(Term):
     """A row statistic and an elementwise map."""
 
-    def statistic(self, s: Tensor, at: Place) -> Tensor | None:
+    def statistic(self, s: Tensor, at: Coordinates) -> Tensor | None:
         """One number for each row of scores, `b h i j -> b h i 1`; None where the map needs none."""
         return None
 
-    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+    def map(self, s: Tensor, statistic: Tensor | None, at: Coordinates) -> Tensor:
         """The weights of any entries of those rows."""
         raise NotImplementedError
 
-    def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor | None]:
+    def weigh(self, s: Tensor, at: Coordinates) -> tuple[Tensor, Tensor | None]:
         """The weights of whole rows and their statistic, in one go."""
         statistic = self.statistic(s, at)
         return self.map(s, statistic, at), statistic
@@ -46,14 +44,14 @@ class Normalizer(Term):
 class Softmax(Normalizer):
     """exp(s - lse), lse = log sum exp(s)."""
 
-    def statistic(self, s: Tensor, at: Place) -> Tensor:
+    def statistic(self, s: Tensor, at: Coordinates) -> Tensor:
         return self.weigh(s, at)[1]
 
-    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+    def map(self, s: Tensor, statistic: Tensor | None, at: Coordinates) -> Tensor:
         assert statistic is not None
         return (s - torch.where(statistic == -INF, 0.0, statistic)).exp_()
 
-    def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor]:
+    def weigh(self, s: Tensor, at: Coordinates) -> tuple[Tensor, Tensor]:
         return SafeSoftmax.apply(s)
 
 
@@ -73,13 +71,13 @@ class SinkSoftmax(Normalizer):
     def check(self, sizes: Sizes) -> None:
         _one_or_per_head("SinkSoftmax sink", self.sink, sizes)
 
-    def statistic(self, s: Tensor, at: Place) -> Tensor:
+    def statistic(self, s: Tensor, at: Coordinates) -> Tensor:
         sink = _per_head(self.sink, at)
         top = _top(s, sink)
         total = (s - top).exp().sum(-1, keepdim=True) + (sink - top).exp()
         return torch.where(total == 0, -INF, top + total.clamp(min=1).log())
 
-    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+    def map(self, s: Tensor, statistic: Tensor | None, at: Coordinates) -> Tensor:
         assert statistic is not None
         return (s - torch.where(statistic == -INF, 0.0, statistic)).exp_()
 
@@ -97,7 +95,7 @@ class Sigmoid(Normalizer):
     def check(self, sizes: Sizes) -> None:
         _one_or_per_head("Sigmoid bias", self.bias, sizes)
 
-    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+    def map(self, s: Tensor, statistic: Tensor | None, at: Coordinates) -> Tensor:
         return torch.sigmoid(s + _per_head(self.bias, at))
 
 
@@ -115,14 +113,14 @@ class Entmax(Normalizer):
         if not 1 < self.alpha <= 2:
             raise ValueError(f"Entmax alpha must be above 1 and at most 2, got {self.alpha}; 1 is Softmax()")
 
-    def statistic(self, s: Tensor, at: Place) -> Tensor:
+    def statistic(self, s: Tensor, at: Coordinates) -> Tensor:
         return self.weigh(s, at)[1]
 
-    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+    def map(self, s: Tensor, statistic: Tensor | None, at: Coordinates) -> Tensor:
         assert statistic is not None
         return self._power((s - statistic) * (self.alpha - 1))
 
-    def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor]:
+    def weigh(self, s: Tensor, at: Coordinates) -> tuple[Tensor, Tensor]:
         # In coordinates where the largest score is 0, so that large scores cost no precision.
         top = _top(s)
         z = (s - top) * (self.alpha - 1)
@@ -141,13 +139,13 @@ class Entmax(Normalizer):
 class Sparsemax(Normalizer):
     """max(s - tau, 0), tau such that the row sums to 1 (Martins and Astudillo 2016): Euclidean projection."""
 
-    def statistic(self, s: Tensor, at: Place) -> Tensor:
+    def statistic(self, s: Tensor, at: Coordinates) -> Tensor:
         return Entmax(2.0).statistic(s, at)
 
-    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+    def map(self, s: Tensor, statistic: Tensor | None, at: Coordinates) -> Tensor:
         return Entmax(2.0).map(s, statistic, at)
 
-    def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor]:
+    def weigh(self, s: Tensor, at: Coordinates) -> tuple[Tensor, Tensor]:
         return Entmax(2.0).weigh(s, at)
 
 
@@ -155,7 +153,7 @@ class Sparsemax(Normalizer):
 class Hard(Normalizer):
     """1 at the first largest score, 0 elsewhere. Gradients pass straight through, as if it were softmax."""
 
-    def statistic(self, s: Tensor, at: Place) -> Tensor:
+    def statistic(self, s: Tensor, at: Coordinates) -> Tensor:
         s = s.detach()
         top = s.amax(-1, keepdim=True) if s.shape[-1] else _top(s)
         if not s.shape[-1]:
@@ -164,12 +162,12 @@ class Hard(Normalizer):
         first = torch.where((s == top) & (s > -INF), at.j, none).amin(-1, keepdim=True)
         return torch.where(first == none, -1, first).masked_fill(top.isnan(), NAN)
 
-    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+    def map(self, s: Tensor, statistic: Tensor | None, at: Coordinates) -> Tensor:
         assert statistic is not None
         chosen = torch.eq(at.j, statistic).to(s.dtype).expand_as(s)
         return chosen.masked_fill(statistic == NAN, torch.nan)
 
-    def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor]:
+    def weigh(self, s: Tensor, at: Coordinates) -> tuple[Tensor, Tensor]:
         statistic = self.statistic(s, at)
         hard = self.map(s, statistic, at)
         if s.requires_grad or forward_mode():
@@ -196,13 +194,13 @@ class Tapered(Normalizer):
         self.inner.check(sizes)
         self.taper.check(sizes)
 
-    def statistic(self, s: Tensor, at: Place) -> Tensor | None:
+    def statistic(self, s: Tensor, at: Coordinates) -> Tensor | None:
         return self.inner.statistic(s, at)
 
-    def map(self, s: Tensor, statistic: Tensor | None, at: Place) -> Tensor:
+    def map(self, s: Tensor, statistic: Tensor | None, at: Coordinates) -> Tensor:
         return self.inner.map(s, statistic, at) * self.taper.over(at).exp()
 
-    def weigh(self, s: Tensor, at: Place) -> tuple[Tensor, Tensor | None]:
+    def weigh(self, s: Tensor, at: Coordinates) -> tuple[Tensor, Tensor | None]:
         inner, statistic = self.inner.weigh(s, at)
         return inner * self.taper.over(at).exp(), statistic
 
@@ -293,8 +291,12 @@ def _top(s: Tensor, sink: Tensor | None = None) -> Tensor:
     return torch.where(top == -INF, 0.0, top)
 
 
-def _per_head(x: float | Tensor, at: Place) -> Tensor:
-    return at.cut(x, "h").to(at.dtype) if isinstance(x, Tensor) else torch.full((), x, dtype=at.dtype, device=at.device)
+def _per_head(x: float | Tensor, at: Coordinates) -> Tensor:
+    return (
+        at.slice_of(x, "h").to(at.dtype)
+        if isinstance(x, Tensor)
+        else torch.full((), x, dtype=at.dtype, device=at.device)
+    )
 
 
 def _one_or_per_head(name: str, x: float | Tensor, sizes: Sizes) -> None:

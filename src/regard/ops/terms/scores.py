@@ -6,17 +6,13 @@ one the second is a plain matrix product, whatever the first was.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...checks import check_broadcast, check_number, check_tensor
+from ..shape import Sizes
 from .term import Term, term
-
-if TYPE_CHECKING:
-    from ..shape import Sizes
 
 
 class Score(Term):
@@ -103,7 +99,7 @@ class Bilinear(Score):
         check_broadcast("Bilinear w", self.w, {"h": sizes.h, "d_q": None, "d_k": None})
 
     def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
-        return q @ kept(self.w, 3, heads).to(q.dtype), k
+        return q @ select_heads(self.w, 3, heads).to(q.dtype), k
 
 
 @term
@@ -158,7 +154,7 @@ class Location(Score):
         check_broadcast("Location w", self.w, {"h": sizes.h, "n": None, "d": None})
 
     def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
-        w = kept(self.w, 3, heads)[..., : k.shape[2], :].to(q.dtype)
+        w = select_heads(self.w, 3, heads)[..., : k.shape[2], :].to(q.dtype)
         return q, w.expand(q.shape[0], w.shape[0] if w.ndim == 3 else 1, -1, -1)
 
 
@@ -173,7 +169,7 @@ def grouped_product(x: Tensor, y: Tensor) -> Tensor:
     return (x.reshape(b, g, h // g * i, n) @ y).view(b, h, i, y.shape[-1])
 
 
-def kept(x: Tensor, dims: int, heads: Tensor | None) -> Tensor:
+def select_heads(x: Tensor, dims: int, heads: Tensor | None) -> Tensor:
     """The kept heads of a tensor whose first of `dims` dims, where it has that many, is heads."""
     return x if heads is None or x.ndim < dims or x.shape[0] == 1 else x[heads]
 
@@ -182,7 +178,7 @@ def _per_head(x: float | Tensor, heads: Tensor | None, q: Tensor) -> float | Ten
     if not isinstance(x, Tensor):
         return x
     x = x.to(q.dtype)
-    return kept(x, 1, heads)[:, None, None] if x.ndim else x
+    return select_heads(x, 1, heads)[:, None, None] if x.ndim else x
 
 
 def _same_width(score: Score, sizes: Sizes) -> None:

@@ -6,13 +6,12 @@ import copy
 import dataclasses
 import numbers
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ..shape import Sizes
+from ..shape import Sizes
 
 T = TypeVar("T")
 TermT = TypeVar("TermT", bound="Term")
@@ -62,11 +61,11 @@ class Term:
                 object.__setattr__(other, field.name, value.map_tensors(fn))
         return other
 
-    def lifted(self: TermT, device: torch.device, dtype: torch.dtype) -> TermT:
+    def with_tensors(self: TermT, device: torch.device, dtype: torch.dtype) -> TermT:
         """The same term with its lists of numbers as tensors, for kernels that cannot make any."""
         nested = {name: x for name in self.__dataclass_fields__ if isinstance(x := getattr(self, name), Term)}
         return (
-            dataclasses.replace(self, **{name: x.lifted(device, dtype) for name, x in nested.items()})
+            dataclasses.replace(self, **{name: x.with_tensors(device, dtype) for name, x in nested.items()})
             if nested
             else self
         )

@@ -18,7 +18,7 @@ from ...ops.blocks.pool_bins import Axis
 from ...ops.terms.coordinates import Block
 from ...ops.terms.mask_tiles import Grid
 from ...ops.terms.masks.mask_algebra import Mask
-from ...ops.terms.scores import Additive, Location, Score, kept
+from ...ops.terms.scores import Additive, Location, Score, select_heads
 from ...ops.weights import Weights, map_axes
 
 CELLS = 128  # neighbours that are left out where a mask hides them all, or taken without a look where it shows all
@@ -185,12 +185,12 @@ class Head:
     def _weigh(self, place: Block, statistic: Tensor | None, masked: bool) -> Tensor:
         call = self._call
         q = place.q[place.batch, place.heads, place.rows].to(call.dtype)
-        k = call.k[place.batch, place.shared(call.k.shape[1]), place.cols].to(call.dtype)
+        k = call.k[place.batch, place.head_slice(call.k.shape[1]), place.cols].to(call.dtype)
         score = _score_of(call.score, place)
         q, k = score.prepare(q, k, self._number)
         mask = call.mask.over(place) if masked and call.mask is not None else None
         if isinstance(score, Additive):
-            s = additive_scores(q, k, kept(score.u, 2, self._number).to(q.dtype))
+            s = additive_scores(q, k, select_heads(score.u, 2, self._number).to(q.dtype))
         else:
             s = score.tile(q, k)
         s = s if call.bias is None else s + call.bias.over(place)

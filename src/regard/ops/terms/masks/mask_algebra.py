@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..coordinates import Place, Point
+from ...shape import Sizes
+from ..coordinates import Coordinates, Point
+from ..mask_tiles import Grid, Tiles
 from ..term import Term, term
-
-if TYPE_CHECKING:
-    from ...shape import Sizes
-    from ..mask_tiles import Grid
-
-
-class Tiles(NamedTuple):
-    """What is known of each tile, broadcastable over b h rows cols: `some` entry may be visible; `full`: all are."""
-
-    some: Tensor
-    full: Tensor
-
-
-class Span(NamedTuple):
-    """The smallest and largest value within each tile."""
-
-    low: Tensor
-    high: Tensor
-
-    def between(self, low: float, high: float) -> Tiles:
-        """Where the values may lie from low to high, and where all do."""
-        # Written so that NaN counts as "may be visible": what cannot be compared must be looked at.
-        some = ~((self.high < low) | (self.low > high))
-        return Tiles(some, (self.low >= low) & (self.high <= high))
 
 
 class Mask(Term):
     """A predicate over `(b, h, i, j)`: True where the query at i may attend to the key at j."""
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         """The mask at a point or over a block."""
         raise NotImplementedError
 
@@ -65,14 +42,14 @@ class Mask(Term):
         ■ ■ ·
         ■ ■ ■
         """
-        n_i, n_j = self._drawn()
+        n_i, n_j = self._drawing_size()
         n_i, n_j = rows or n_i, cols or rows or n_j
         zero = torch.zeros((), dtype=torch.long)
         at = Point(zero, zero, torch.arange(n_i)[:, None], torch.arange(n_j), offset=n_j - n_i)
         seen = self.map_tensors(Tensor.cpu).over(at).expand(n_i, n_j)
         return "\n".join(" ".join("■" if x else "·" for x in row) for row in seen.tolist())
 
-    def _drawn(self) -> tuple[int, int]:
+    def _drawing_size(self) -> tuple[int, int]:
         return 12, 12
 
     def __and__(self, other: Mask) -> Mask:
@@ -102,7 +79,7 @@ class And(Mask):
         self.left.check(sizes)
         self.right.check(sizes)
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         return self.left.over(at) & self.right.over(at)
 
     def tiles(self, grid: Grid) -> Tiles:
@@ -112,7 +89,7 @@ class And(Mask):
     def __repr__(self) -> str:
         return f"{_inside(self.left, Or)} & {_inside(self.right, Or, And)}"
 
-    def _drawn(self) -> tuple[int, int]:
+    def _drawing_size(self) -> tuple[int, int]:
         return _common_size(self.left, self.right)
 
 
@@ -127,7 +104,7 @@ class Or(Mask):
         self.left.check(sizes)
         self.right.check(sizes)
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         return self.left.over(at) | self.right.over(at)
 
     def tiles(self, grid: Grid) -> Tiles:
@@ -137,7 +114,7 @@ class Or(Mask):
     def __repr__(self) -> str:
         return f"{self.left!r} | {_inside(self.right, Or)}"
 
-    def _drawn(self) -> tuple[int, int]:
+    def _drawing_size(self) -> tuple[int, int]:
         return _common_size(self.left, self.right)
 
 
@@ -150,7 +127,7 @@ class Not(Mask):
     def check(self, sizes: Sizes) -> None:
         self.mask.check(sizes)
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         return ~self.mask.over(at)
 
     def tiles(self, grid: Grid) -> Tiles:
@@ -160,8 +137,8 @@ class Not(Mask):
     def __repr__(self) -> str:
         return f"~{_inside(self.mask, And, Or)}"
 
-    def _drawn(self) -> tuple[int, int]:
-        return self.mask._drawn()
+    def _drawing_size(self) -> tuple[int, int]:
+        return self.mask._drawing_size()
 
 
 def conjuncts(mask: Mask | None) -> Iterator[Mask]:
@@ -179,5 +156,5 @@ def _inside(mask: Mask, *looser: type[Mask]) -> str:
 
 def _common_size(left: Mask, right: Mask) -> tuple[int, int]:
     # A mask that holds tensors knows its size; one that does not takes any.
-    sized = [mask._drawn() for mask in (left, right) if mask.tensors()] or [left._drawn()]
+    sized = [mask._drawing_size() for mask in (left, right) if mask.tensors()] or [left._drawing_size()]
     return min(n for n, _ in sized), min(n for _, n in sized)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ....checks import check_broadcast, check_int, check_integer_tensor
-from ..coordinates import Place
+from ...shape import Sizes
+from ..coordinates import Coordinates
+from ..mask_tiles import Grid, Tiles
 from ..term import term
-from .mask_algebra import Mask, Tiles
-
-if TYPE_CHECKING:
-    from ...shape import Sizes
-    from ..mask_tiles import Grid
+from .mask_algebra import Mask
 
 
 @term
@@ -30,7 +27,7 @@ class Causal(Mask):
     ■ ■ ■ ■
     """
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         return at.j <= at.i
 
     def tiles(self, grid: Grid) -> Tiles:
@@ -80,7 +77,7 @@ class Window(Mask):
             return self.width - 1, self.width - 1
         return self.before or 0, self.after or 0
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         before, after = self.reach
         distance = at.i - at.j
         return (distance <= before) & (distance >= -after)
@@ -110,7 +107,7 @@ class Dilated(Mask):
         check_int("Dilated step", self.step, least=1)
         check_int("Dilated width * step", self.width * self.step)
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         distance = at.i - at.j
         return (distance.abs() < self.width * self.step) & (distance % self.step == 0)
 
@@ -124,7 +121,7 @@ class Dilated(Mask):
 class Diagonal(Mask):
     """i == j: each query sees itself; `~Diagonal()` forbids just that."""
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         return at.i == at.j
 
     def tiles(self, grid: Grid) -> Tiles:
@@ -154,8 +151,8 @@ class Prefix(Mask):
         if isinstance(self.n, Tensor):
             check_broadcast("Prefix n", self.n, {"b": sizes.b})
 
-    def over(self, at: Place) -> Tensor:
-        return at.j < (at.cut(self.n, "b") if isinstance(self.n, Tensor) else self.n)
+    def over(self, at: Coordinates) -> Tensor:
+        return at.j < (at.slice_of(self.n, "b") if isinstance(self.n, Tensor) else self.n)
 
     def tiles(self, grid: Grid) -> Tiles:
         n = grid.span(self.n, "b").low if isinstance(self.n, Tensor) else self.n
@@ -192,11 +189,11 @@ class Global(Mask):
         if isinstance(self.tokens, Tensor):
             check_broadcast("Global tokens", self.tokens, {"b": sizes.b, "tokens": None})
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         if isinstance(self.tokens, int):
             return ((at.i >= 0) & (at.i < self.tokens)) | (at.j < self.tokens)
         chosen = torch.zeros_like(at.i + at.j, dtype=torch.bool)
-        for token in self._each(lambda column: at.cut(column, "b")):
+        for token in self._each(lambda column: at.slice_of(column, "b")):
             chosen = chosen | (at.i == token) | (at.j == token)
         return chosen
 
@@ -234,7 +231,7 @@ class Rule(Mask):
         if not callable(self.fn):
             raise TypeError(f"Rule takes a function of (b, h, i, j), got {type(self.fn).__name__}")
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         try:
             seen = self.fn(at.b, at.h, at.i, at.j)
         except (RuntimeError, TypeError) as error:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from ....checks import check_bool_mask, check_broadcast, check_int, check_integer_tensor, check_number, check_tensor
-from ..coordinates import Place, look_up
+from ...shape import Sizes
+from ..coordinates import Coordinates, look_up
+from ..mask_tiles import Grid, Span, Tiles
 from ..term import term
-from .mask_algebra import Mask, Span, Tiles
-
-if TYPE_CHECKING:
-    from ...shape import Sizes
-    from ..mask_tiles import Grid
+from .mask_algebra import Mask
 
 
 @term
@@ -33,17 +29,17 @@ class Near(Mask):
     def check(self, sizes: Sizes) -> None:
         check_broadcast("Near center", self.center, {"b": sizes.b, "h": sizes.h, "i": sizes.i})
 
-    def lifted(self, device: torch.device, dtype: torch.dtype) -> Near:
+    def with_tensors(self, device: torch.device, dtype: torch.dtype) -> Near:
         return Near(self.center.detach(), self.radius)
 
-    def over(self, at: Place) -> Tensor:
-        return (at.j - _exact(at.cut(self.center, "bhi"))).abs() <= self.radius
+    def over(self, at: Coordinates) -> Tensor:
+        return (at.j - _exact(at.slice_of(self.center, "bhi"))).abs() <= self.radius
 
     def tiles(self, grid: Grid) -> Tiles:
         center = grid.span(_exact(self.center), "bhi")
         return Span(grid.j.low - center.high, grid.j.high - center.low).between(-self.radius, self.radius)
 
-    def _drawn(self) -> tuple[int, int]:
+    def _drawing_size(self) -> tuple[int, int]:
         n = self.center.shape[-1] if self.center.ndim else 12
         return _small(n if n > 1 else 12, n if n > 1 else 12)
 
@@ -87,12 +83,12 @@ class Padding(Mask):
                 wrong = most if most > sizes.j else least
                 raise ValueError(f"Padding lengths must be from 0 to the number of keys j={sizes.j}, got {wrong}")
 
-    def lifted(self, device: torch.device, dtype: torch.dtype) -> Padding:
+    def with_tensors(self, device: torch.device, dtype: torch.dtype) -> Padding:
         return Padding(self._tensor(device))
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         keys = self._tensor(at.device)
-        return at.cut(keys, "bj") if keys.dtype == torch.bool else at.j < at.cut(keys, "b")
+        return at.slice_of(keys, "bj") if keys.dtype == torch.bool else at.j < at.slice_of(keys, "b")
 
     def tiles(self, grid: Grid) -> Tiles:
         keys = self._tensor(grid.device)
@@ -104,7 +100,7 @@ class Padding(Mask):
     def _tensor(self, device: torch.device) -> Tensor:
         return self.keys if isinstance(self.keys, Tensor) else torch.tensor(self.keys, device=device)
 
-    def _drawn(self) -> tuple[int, int]:
+    def _drawing_size(self) -> tuple[int, int]:
         keys = self._tensor(torch.device("cpu"))
         n = keys.shape[-1] if keys.dtype == torch.bool else int(keys.max()) + 2 if keys.numel() else 1
         return _small(n, n)
@@ -141,8 +137,8 @@ class Documents(Mask):
         check_broadcast("Documents query_ids", self.query_ids, {"b": sizes.b, "i": sizes.i})
         check_broadcast("Documents key_ids", self._keys, {"b": sizes.b, "j": sizes.j})
 
-    def over(self, at: Place) -> Tensor:
-        return at.cut(self.query_ids, "bi") == at.cut(self._keys, "bj")
+    def over(self, at: Coordinates) -> Tensor:
+        return at.slice_of(self.query_ids, "bi") == at.slice_of(self._keys, "bj")
 
     def tiles(self, grid: Grid) -> Tiles:
         query, key = grid.span(self.query_ids, "bi"), grid.span(self._keys, "bj")
@@ -154,7 +150,7 @@ class Documents(Mask):
     def _keys(self) -> Tensor:
         return self.query_ids if self.key_ids is None else self.key_ids
 
-    def _drawn(self) -> tuple[int, int]:
+    def _drawing_size(self) -> tuple[int, int]:
         return _small(self.query_ids.shape[-1], self._keys.shape[-1])
 
 
@@ -180,14 +176,14 @@ class Blocks(Mask):
         rows, cols = -(-sizes.i // self.size), -(-sizes.j // self.size)
         check_broadcast("Blocks layout", self.layout, {"b": sizes.b, "h": sizes.h, "i/size": rows, "j/size": cols})
 
-    def over(self, at: Place) -> Tensor:
+    def over(self, at: Coordinates) -> Tensor:
         return look_up(self.layout, at.b, at.h, at.row // self.size, at.j // self.size)
 
     def tiles(self, grid: Grid) -> Tiles:
         count, area = grid.count(self.layout, self.size)
         return Tiles(count > 0, count == area)
 
-    def _drawn(self) -> tuple[int, int]:
+    def _drawing_size(self) -> tuple[int, int]:
         return _small(self.layout.shape[-2] * self.size, self.layout.shape[-1] * self.size)
 
 
@@ -203,13 +199,13 @@ class Dense(Mask):
     def check(self, sizes: Sizes) -> None:
         check_broadcast("Dense keep", self.keep, {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j": sizes.j})
 
-    def over(self, at: Place) -> Tensor:
-        return at.cut(self.keep, "bhij")
+    def over(self, at: Coordinates) -> Tensor:
+        return at.slice_of(self.keep, "bhij")
 
     def tiles(self, grid: Grid) -> Tiles:
         return _all_or_any(grid.span(self.keep, "bhij"))
 
-    def _drawn(self) -> tuple[int, int]:
+    def _drawing_size(self) -> tuple[int, int]:
         return _small(*self.keep.shape[-2:])
 
 
