@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.lens import ablate, ablation_importance, capture, importance, rollout
-from regard.lens.eager.symbolic_scores import Scores, Softmaxed
+from regard.lens.eager.symbolic_scores import Scores, SoftmaxOutput
 from regard.lens.interception.module_scan import multiplies
 from regard.ops.terms.masks import Causal, Padding, Window
 
@@ -460,7 +460,7 @@ class Probe(nn.Module):
     """Counts what is held of the layers before it."""
 
     def forward(self, x):
-        self.held = sum(type(each) in (Scores, Softmaxed) for each in gc.get_objects())
+        self.held = sum(type(each) in (Scores, SoftmaxOutput) for each in gc.get_objects())
         return x
 
 

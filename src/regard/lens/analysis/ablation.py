@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...nn.core import Core
 from ...ops.operator import attend
-from ..eager.head_layout import heads_said, laid_out, put
+from ..eager.head_layout import head_count, replace_heads, to_heads_function
 from ..eager.tracker import Handwriting, touches
 from ..interception import known_kernels as kernels
 from ..interception.function_mode import layer_of
@@ -221,15 +221,15 @@ class _Calls(TorchFunctionMode):
             out = func(*args, **kwargs)
             if out.ndim == 4:
                 return self.change(name, out)
-            laid = laid_out(out.shape[:-2], self._heads(out.shape[:-2].numel()))
-            return put(out, self.change(name, laid(out)), laid)
+            laid = to_heads_function(out.shape[:-2], self._heads(out.shape[:-2].numel()))
+            return replace_heads(out, self.change(name, laid(out)), laid)
         if func is F.multi_head_attention_forward:
             return self._multi_head(name, MULTI_HEAD.bind(*args, **kwargs))
         out = func(*args, **kwargs)
         if (step := touches(func)) is not None:
             written = self.here.handwriting.follow(step, args, kwargs, out, self._heads)
             if written is not None:
-                return put(out, self.change(name, written.heads(out)), written.heads)
+                return replace_heads(out, self.change(name, written.heads(out)), written.heads)
         return out
 
     @property
@@ -242,7 +242,7 @@ class _Calls(TorchFunctionMode):
         return call.changed(partial(self.change, self.layers[self.here.under_way[-1][0]]))
 
     def _heads(self, matrices: int) -> int | None:
-        return heads_said([(name, self.modules[name]) for name, _ in self.here.under_way], matrices)
+        return head_count([(name, self.modules[name]) for name, _ in self.here.under_way], matrices)
 
     def _multi_head(self, name: str, call: inspect.BoundArguments) -> tuple[Tensor, Tensor | None]:
         weight, bias = call.arguments["out_proj_weight"], call.arguments["out_proj_bias"]

@@ -9,18 +9,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-HEADS = ("num_heads", "n_heads", "n_head", "nhead", "nheads", "heads", "num_attention_heads", "h")  # what layers say
-FOLDING = frozenset(("view", "reshape", "flatten", "cat", "concat"))
+HEAD_COUNT_NAMES = (
+    "num_heads",
+    "n_heads",
+    "n_head",
+    "nhead",
+    "nheads",
+    "heads",
+    "num_attention_heads",
+    "h",
+)  # what layers say
+MERGING_NAMES = frozenset(("view", "reshape", "flatten", "cat", "concat"))
 
 
-class Layout(NamedTuple):
+class HeadLayout(NamedTuple):
     """Makes b h i j of *lead i j."""
 
     lead: torch.Size  # one dim, or several of which one are the heads
     at: int  # which
 
     @classmethod
-    def of(cls, lead: Sequence[int], heads: int | None, first: bool) -> Layout:
+    def of(cls, lead: Sequence[int], heads: int | None, first: bool) -> HeadLayout:
         """The batch dims `lead` with `heads` among them, or within the only one: behind the texts, or `first`.
 
         Where nobody says how many heads there are it is the last dim, or one head.
@@ -46,22 +55,22 @@ class Layout(NamedTuple):
         return x.movedim(self.at, -3).flatten(0, -4)
 
 
-def laid_out(given: torch.Size, heads: int | None) -> Callable[[Tensor], Tensor]:
+def to_heads_function(given: torch.Size, heads: int | None) -> Callable[[Tensor], Tensor]:
     """What makes b h i e of tensors for a kernel with other batch dims, among or within which somebody says heads are.
 
     Where nobody says they are the last dim, or there is one head: a kernel takes a batch without heads.
     """
-    layout = Layout.of(given, heads, first=False)
-    return lambda x: layout.of_matrices(led(x, given, layout.lead)) if x.ndim > 2 else x[None, None]
+    layout = HeadLayout.of(given, heads, first=False)
+    return lambda x: layout.of_matrices(with_batch_dims(x, given, layout.lead)) if x.ndim > 2 else x[None, None]
 
 
-def put(out: Tensor, heads: Tensor, laid: Callable[[Tensor], Tensor]) -> Tensor:
+def replace_heads(out: Tensor, heads: Tensor, laid: Callable[[Tensor], Tensor]) -> Tensor:
     """An output with other numbers for its heads, b h i e, which `laid` makes of it."""
     at = laid(torch.arange(out.numel(), device=out.device).view(out.shape))
     return out.flatten().scatter(0, at.flatten(), heads.flatten()).view(out.shape)
 
 
-def heads_said(parts: Sequence[tuple[str, nn.Module]], matrices: int) -> int | None:
+def head_count(parts: Sequence[tuple[str, nn.Module]], matrices: int) -> int | None:
     """How many of so many matrices are heads of one text, as the layer under way says, or the one around it.
 
     `parts` are all that are under way, the innermost last, with their names.
@@ -70,14 +79,14 @@ def heads_said(parts: Sequence[tuple[str, nn.Module]], matrices: int) -> int | N
         between = parts[-1][0][len(name) :]
         if any(step.isdigit() for step in between.split(".")):  # one of several that are heads themselves
             return None
-        for attribute in HEADS:
+        for attribute in HEAD_COUNT_NAMES:
             heads = getattr(part, attribute, None)
             if isinstance(heads, int) and heads > 0 and matrices % heads == 0:
                 return heads
     return None
 
 
-def folds(args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> tuple[int, int] | None:
+def merged_batch_dims(args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> tuple[int, int] | None:
     """The two batch dims that a call made one, the outer first; of parts it put behind each other the inner is 0."""
     x = args[0] if args else None
     if isinstance(x, Tensor):
@@ -87,12 +96,12 @@ def folds(args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> tuple[
     return (len(x), 0) if isinstance(x, (list, tuple)) and dim == 0 else None
 
 
-def both(left: torch.Size, right: torch.Size) -> torch.Size:
+def common_batch_dims(left: torch.Size, right: torch.Size) -> torch.Size:
     """The batch dims of two tensors together."""
     return left if left == right else torch.broadcast_shapes(left, right)
 
 
-def led(x: Tensor, given: torch.Size, lead: torch.Size) -> Tensor:
+def with_batch_dims(x: Tensor, given: torch.Size, lead: torch.Size) -> Tensor:
     """A tensor that broadcasts to matrices with batch dims `given`, with others, `lead`, for the same matrices."""
     if given == lead or x.ndim <= 2:
         return x
@@ -102,11 +111,11 @@ def led(x: Tensor, given: torch.Size, lead: torch.Size) -> Tensor:
     return x.expand(*given, *last).reshape(*lead, *last)
 
 
-def permuted(x: Tensor, order: Sequence[int]) -> Tensor:
+def permute_batch_dims(x: Tensor, order: Sequence[int]) -> Tensor:
     """Matrices with their batch dims in another order."""
     return x.permute(*order, -2, -1)
 
 
-def matrix(x: Tensor) -> Tensor:
+def as_matrix(x: Tensor) -> Tensor:
     """A tensor that broadcasts to matrices, with two dims at least."""
     return x if x.ndim > 1 else x[None]

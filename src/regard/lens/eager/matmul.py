@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-PRODUCTS = frozenset(("matmul", "__matmul__", "bmm", "mm", "baddbmm", "einsum"))
+MATMUL_NAMES = frozenset(("matmul", "__matmul__", "bmm", "mm", "baddbmm", "einsum"))
 DIGITS = "0123456789"  # stand for the dims of `...` in an einsum
 
 
-class Product(NamedTuple):
+class MatrixProduct(NamedTuple):
     """scale * left @ right.mT + added."""
 
     left: Tensor  # *lead i d
@@ -29,19 +29,19 @@ class Average(NamedTuple):
     summed: bool = False  # have they no dim of queries?
 
 
-def product(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
+def parse_product(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MatrixProduct | None:
     """What a call multiplies, if it may be queries with keys: those are no parameters."""
     if name == "einsum":
         return _summed(args)
     if name == "baddbmm":
         start, left, right = _given(("input", "batch1", "batch2"), args, kwargs)
         beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-        return Product(left, right.mT, alpha, None if beta == 0 else start if beta == 1 else start * beta)
+        return MatrixProduct(left, right.mT, alpha, None if beta == 0 else start if beta == 1 else start * beta)
     left, right = _given(_NAMES[name], args, kwargs)
-    return Product(left, right.mT) if _may_score(left, right) else None
+    return MatrixProduct(left, right.mT) if _may_score(left, right) else None
 
 
-def average(
+def parse_average(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any], weights: Tensor, *, behind: int
 ) -> Average | None:
     """The values a call averages by these weights, which have so many dims `behind` their keys."""
@@ -76,7 +76,7 @@ def _may_score(left: Tensor, right: Tensor) -> bool:
     return matrices and left.is_floating_point() and not isinstance(right, nn.Parameter)
 
 
-def _summed(args: Sequence[Any]) -> Product | None:
+def _summed(args: Sequence[Any]) -> MatrixProduct | None:
     if (read := equation(args)) is None:
         return None
     (a, x), (b, y), out = read
@@ -89,7 +89,7 @@ def _summed(args: Sequence[Any]) -> Product | None:
     if not over or row not in a or row in b or column not in b or column in a or set(a + b) - {*out, *over}:
         return None
     left, right = _laid(x, a, lead, row, over), _laid(y, b, lead, column, over)
-    return Product(left, right) if left.shape[-1] == right.shape[-1] else None
+    return MatrixProduct(left, right) if left.shape[-1] == right.shape[-1] else None
 
 
 def _averaged(args: Sequence[Any], weights: Tensor, behind: int) -> Average | None:
@@ -147,6 +147,6 @@ def _laid(x: Tensor, dims: str, lead: Sequence[str], one: str, wide: Sequence[st
     return x.flatten(len(lead) + 1) if wide else x.unsqueeze(-1)
 
 
-def has_numbers(x: Tensor) -> bool:
+def has_data(x: Tensor) -> bool:
     """Does a tensor hold the numbers it stands for?"""
     return not (x.is_nested or x.is_meta)

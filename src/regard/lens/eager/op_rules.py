@@ -12,82 +12,81 @@ import torch
 from torch import Tensor
 
 from ..recording.store import version_of
-from .matmul import has_numbers
-from .symbolic_scores import HIDES, Scores, Softmaxed, Sunk
-from .weighted_sum import Weighed
+from .matmul import has_data
+from .symbolic_scores import MAX_HIDDEN_SCORE, Scores, ScoresWithSink, SoftmaxOutput, WeightedValues
 
 FADES = 1e-2  # scores that are hidden by a number and made smaller than this may be seen again
 
 SOFTMAX = "softmax"
 
-Note = Scores | Sunk | Softmaxed | Weighed
+SymbolicValue = Scores | ScoresWithSink | SoftmaxOutput | WeightedValues
 
 
-class Notes:
+class SymbolicTensors:
     """What is known of tensors, as long as they live and nobody writes to them."""
 
     def __init__(self) -> None:
-        self.held: dict[int, tuple[weakref.ref[Tensor], int | None, Note]] = {}
-        self.features: Callable[[], Tensor | None] = lambda: None  # what the latest linear map made
+        self.entries: dict[int, tuple[weakref.ref[Tensor], int | None, SymbolicValue]] = {}
+        self.linear_output: Callable[[], Tensor | None] = lambda: None  # what the latest linear map made
 
-    def of(self, x: Any, *, written: bool = False) -> Note | None:
+    def get(self, x: Any, *, written: bool = False) -> SymbolicValue | None:
         """What is known of a tensor, if nobody but the call that has just `written` to it has done so."""
-        note = self.held.get(id(x))
+        note = self.entries.get(id(x))
         if note is None or (held := note[0]()) is None or held is not x:
             return None
         version, times = version_of(held), note[1]
         once = written and version is not None and times == version - 1
         return note[2] if times == version or once else None
 
-    def add(self, x: Tensor, what: Note) -> None:
-        """Note what a tensor is."""
+    def add(self, x: Tensor, what: SymbolicValue) -> None:
+        """SymbolicValue what a tensor is."""
         key = id(x)
 
         def forget(ref: weakref.ref[Tensor]) -> None:
-            if (note := self.held.get(key)) is not None and note[0] is ref:
-                del self.held[key]
+            if (note := self.entries.get(key)) is not None and note[0] is ref:
+                del self.entries[key]
 
-        self.held[key] = weakref.ref(x, forget), version_of(x), what
+        self.entries[key] = weakref.ref(x, forget), version_of(x), what
 
     def forget(self, x: Any) -> None:
         """Forget what a tensor was before it was written to, and views of it that do not count how often."""
-        self.held.pop(id(x), None)
+        self.entries.pop(id(x), None)
         if isinstance(x, Tensor) and x.is_inference():
             memory = x.untyped_storage().data_ptr()
-            for key, (ref, _, _) in list(self.held.items()):
+            for key, (ref, _, _) in list(self.entries.items()):
                 if (other := ref()) is None or other.untyped_storage().data_ptr() == memory:
-                    self.held.pop(key, None)
+                    self.entries.pop(key, None)
 
-    def settle(self, seen: Softmaxed) -> None:
+    def forget_softmax(self, seen: SoftmaxOutput) -> None:
         """Forget a softmax that has been seen: whoever trains holds its tensors until the backward pass."""
-        for key, (_, _, note) in list(self.held.items()):
-            softmaxed = note.softmaxed if isinstance(note, Weighed) else note
-            if isinstance(softmaxed, Softmaxed) and softmaxed.seen is seen.seen:
-                del self.held[key]
+        for key, (_, _, note) in list(self.entries.items()):
+            softmaxed = note.softmaxed if isinstance(note, WeightedValues) else note
+            if isinstance(softmaxed, SoftmaxOutput) and softmaxed.averaged is seen.averaged:
+                del self.entries[key]
 
     def clear(self) -> None:
         """Forget all."""
-        self.held.clear()
-        self.features = lambda: None
+        self.entries.clear()
+        self.linear_output = lambda: None
 
 
-class Call(NamedTuple):
+class OpCall(NamedTuple):
     """One call, that has run, of a function that may have been handed scores, or weights."""
 
-    notes: Notes
+    symbolic: SymbolicTensors
     name: str
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     out: Any
 
-    def note(self, at: int = 0) -> Scores | Softmaxed | None:
+    def note(self, at: int = 0) -> Scores | SoftmaxOutput | None:
         """What is known of an argument."""
-        note = self.notes.of(x := self.given(at), written=self.name.endswith("_"))
-        if isinstance(note, Softmaxed) and x is not self.out:
-            return replace(note, found=note.found_in(x))
-        return note if isinstance(note, (Scores, Softmaxed)) else None
+        note = self.symbolic.get(x := self.argument(at), written=self.name.endswith("_"))
+        if isinstance(note, SoftmaxOutput) and x is not self.out:
+            return replace(note, found=note.weights_in(x))
+        return note if isinstance(note, (Scores, SoftmaxOutput)) else None
 
-    def given(self, at: int, *names: str, default: Any = None) -> Any:
+    def argument(self, at: int, *names: str, default: Any = None) -> Any:
         """An argument by its place or by one of its names."""
         if len(self.args) > at:
             return self.args[at]
@@ -113,20 +112,20 @@ class Call(NamedTuple):
         return self.shape.numel() != prod(scores.lead) * scores.q.shape[-2] * scores.k.shape[-2]
 
 
-def writes(name: str) -> bool:
+def is_in_place(name: str) -> bool:
     """Does a function of this name change the tensor it is given?"""
     return name == "__setitem__" or (name.endswith("_") and not name.startswith("_"))
 
 
-Step = Callable[[Call], "Note | None"]
+OpRule = Callable[[OpCall], "SymbolicValue | None"]
 
 
-def _scaled(call: Call) -> Note | None:
-    factor, note, x = call.given(1, "other"), call.note(), call.given(0)
+def _scaled(call: OpCall) -> SymbolicValue | None:
+    factor, note, x = call.argument(1, "other"), call.note(), call.argument(0)
     if note is None and call.name in ("mul", "multiply"):  # a number times scores, or values times weights
         factor, note, x = x, call.note(1), factor
-    if isinstance(note, Softmaxed):
-        weighed = Weighed.of(note, x, factor) if call.name in ("mul", "multiply") else None
+    if isinstance(note, SoftmaxOutput):
+        weighed = WeightedValues.of(note, x, factor) if call.name in ("mul", "multiply") else None
         return _weighed(call, note) if weighed is None else weighed
     if note is None or "rounding_mode" in call.kwargs or call.spreads(note):
         return None
@@ -139,14 +138,16 @@ def _scaled(call: Call) -> Note | None:
     return note.gated(factor, call.lead) if isinstance(factor, Tensor) and factor.ndim and not divides else None
 
 
-def _added(call: Call) -> Note | None:
-    other, note = call.given(1, "other"), call.note()
+def _added(call: OpCall) -> SymbolicValue | None:
+    other, note = call.argument(1, "other"), call.note()
     takes, alpha = call.name in ("sub", "sub_", "subtract"), call.kwargs.get("alpha", 1)
-    if isinstance(sunk := call.notes.of(call.given(0), written=call.name.endswith("_")), Sunk):  # one number a row
+    if isinstance(
+        sunk := call.symbolic.get(call.argument(0), written=call.name.endswith("_")), ScoresWithSink
+    ):  # one number a row
         by_row = isinstance(other, Tensor) and other.ndim and other.shape[-1] == 1
         return replace(sunk, shifted=True) if by_row else None
     if not isinstance(note, Scores) and call.name == "add" and alpha == 1:  # add_ has written over the other
-        other, note = call.given(0), call.note(1)
+        other, note = call.argument(0), call.note(1)
     if not isinstance(note, Scores) or other is None or call.spreads(note):
         return None
     if not isinstance(other, Tensor) or other.ndim == 0:
@@ -155,90 +156,90 @@ def _added(call: Call) -> Note | None:
     return note.plus(other if factor == 1 else other * factor, call.lead)
 
 
-def _filled(call: Call) -> Scores | Softmaxed | None:
-    return _hidden(call, call.note(), call.given(1, "mask"), call.given(2, "value"))
+def _filled(call: OpCall) -> Scores | SoftmaxOutput | None:
+    return _hidden(call, call.note(), call.argument(1, "mask"), call.argument(2, "value"))
 
 
-def _chosen(call: Call) -> Scores | Softmaxed | None:
-    shown, x, y = call.given(0, "condition"), call.given(1, "input"), call.given(2, "other")
+def _chosen(call: OpCall) -> Scores | SoftmaxOutput | None:
+    shown, x, y = call.argument(0, "condition"), call.argument(1, "input"), call.argument(2, "other")
     if isinstance(x, Tensor) and x.dtype == torch.bool:  # of a tensor, x.where(shown, y)
         shown, x = x, shown
-    if (note := call.notes.of(x)) is not None:
+    if (note := call.symbolic.get(x)) is not None:
         return _hidden(call, note, ~shown, y)
-    return _hidden(call, call.notes.of(y), shown, x)
+    return _hidden(call, call.symbolic.get(y), shown, x)
 
 
-def _hidden(call: Call, note: Note | None, where: Any, value: Any) -> Scores | Softmaxed | None:
-    if not isinstance(note, (Scores, Softmaxed)) or not isinstance(where, Tensor) or where.dtype != torch.bool:
+def _hidden(call: OpCall, note: SymbolicValue | None, where: Any, value: Any) -> Scores | SoftmaxOutput | None:
+    if not isinstance(note, (Scores, SoftmaxOutput)) or not isinstance(where, Tensor) or where.dtype != torch.bool:
         return None
     if (number := _number(value)) is None:
         return None
     if isinstance(note, Scores):
         if call.spreads(note) or (call.name == "__setitem__" and where.ndim != len(call.shape)):
             return None
-        return note.without(where, call.lead, by=number) if number <= HIDES else None
+        return note.without(where, call.lead, by=number) if number <= MAX_HIDDEN_SCORE else None
     return _weighed(call, note) if number == 0 and call.name != "__setitem__" else None
 
 
-def _weighed(call: Call, note: Softmaxed) -> Softmaxed | None:
+def _weighed(call: OpCall, note: SoftmaxOutput) -> SoftmaxOutput | None:
     """Other weights of the same scores: whether they are still the softmax of these will be seen."""
     return replace(note, found=None, reweighed=True) if call.out.numel() == note.logits.numel() else None
 
 
-def _bounded(call: Call) -> Scores | Softmaxed | None:
+def _bounded(call: OpCall) -> Scores | SoftmaxOutput | None:
     """Scores may be kept within bounds that they do not reach."""
-    note, low, high = call.note(), call.given(1, "other", "min"), call.given(2, "max")
+    note, low, high = call.note(), call.argument(1, "other", "min"), call.argument(2, "max")
     if not isinstance(note, Scores) or not isinstance(call.out, Tensor) or call.spreads(note):
         return None
     least, most = -inf if low is None else _number(low), inf if high is None else _number(high)
-    if least is None or most is None or least > HIDES or most < -HIDES:
+    if least is None or most is None or least > MAX_HIDDEN_SCORE or most < -MAX_HIDDEN_SCORE:
         return None
     return note if low is None else replace(note, finite=True)
 
 
-def _same(call: Call) -> Note | None:
-    if isinstance(sunk := call.notes.of(call.given(0)), Sunk):
+def _same(call: OpCall) -> SymbolicValue | None:
+    if isinstance(sunk := call.symbolic.get(call.argument(0)), ScoresWithSink):
         return sunk if call.result.is_floating_point() else None
     return call.note() if call.result.is_floating_point() else None
 
 
-def _joined(call: Call) -> Sunk | None:
+def _joined(call: OpCall) -> ScoresWithSink | None:
     """Scores beside one more column of logits."""
-    parts, dim = call.given(0, "tensors"), call.given(1, "dim", "axis", default=0)
+    parts, dim = call.argument(0, "tensors"), call.argument(1, "dim", "axis", default=0)
     if not isinstance(parts, (list, tuple)) or len(parts) != 2 or dim not in (-1, call.out.ndim - 1):
         return None
     for last, (x, other) in enumerate((reversed(parts), parts)):
-        if isinstance(note := call.notes.of(x), Scores) and other.shape == (*x.shape[:-1], 1):
-            return Sunk.of(note, call.out, last=bool(last)) if note.zeroed is None else None
+        if isinstance(note := call.symbolic.get(x), Scores) and other.shape == (*x.shape[:-1], 1):
+            return ScoresWithSink.of(note, call.out, last=bool(last)) if note.zeroed is None else None
     return None
 
 
-def _padded(call: Call) -> Sunk | None:
+def _padded(call: OpCall) -> ScoresWithSink | None:
     """The same by one number for all of the column."""
-    note, pad = call.notes.of(call.given(0, "input")), tuple(call.given(1, "pad"))
-    plain = call.given(2, "mode", default="constant") == "constant" and pad in ((0, 1), (1, 0))
+    note, pad = call.symbolic.get(call.argument(0, "input")), tuple(call.argument(1, "pad"))
+    plain = call.argument(2, "mode", default="constant") == "constant" and pad in ((0, 1), (1, 0))
     if not plain or not isinstance(note, Scores) or note.zeroed is not None:
         return None
-    return Sunk.of(note, call.out, last=pad == (0, 1))
+    return ScoresWithSink.of(note, call.out, last=pad == (0, 1))
 
 
-def _left(call: Call) -> Scores | Softmaxed | None:
+def _left(call: OpCall) -> Scores | SoftmaxOutput | None:
     """What may be done to weights and is no part of them."""
     note = call.note()
-    return note if isinstance(note, Softmaxed) else None
+    return note if isinstance(note, SoftmaxOutput) else None
 
 
-def _reshaped(call: Call) -> Scores | Softmaxed | None:
+def _reshaped(call: OpCall) -> Scores | SoftmaxOutput | None:
     note, before, after = call.note(), call.args[0].shape if call.args else (), call.out.shape
-    if note is None or (isinstance(note, Softmaxed) and note.sunk is not None and before[-2:] != after[-2:]):
+    if note is None or (isinstance(note, SoftmaxOutput) and note.sunk is not None and before[-2:] != after[-2:]):
         return None
-    if isinstance(note, Softmaxed) and note.behind:
+    if isinstance(note, SoftmaxOutput) and note.behind:
         if after == (*before, 1) or before == (*after, 1):
             return replace(note, behind=note.behind + len(after) - len(before))
         return note if note.behind == 1 and before[-2:] == after[-2:] else None
     if before[-2:] == after[-2:]:
         finer = isinstance(note, Scores) and len(after) - 2 > len(note.lead) and prod(note.lead) == prod(after[:-2])
-        return note.led(after[:-2]) if isinstance(note, Scores) and finer else note
+        return note.with_batch_dims(after[:-2]) if isinstance(note, Scores) and finer else note
     if isinstance(note, Scores):
         return None
     if after == (*before, 1):
@@ -246,11 +247,11 @@ def _reshaped(call: Call) -> Scores | Softmaxed | None:
     return note if before[-1:] == after[-1:] else None
 
 
-def _indexed(call: Call) -> Scores | Softmaxed | None:
+def _indexed(call: OpCall) -> Scores | SoftmaxOutput | None:
     """By nothing but `:`, `...` and `None`, which is a reshape; or such that weights are left without their sink."""
-    index = call.given(1)
+    index = call.argument(1)
     index = index if isinstance(index, tuple) else (index,)
-    if isinstance(note := call.note(), Softmaxed) and (sunk := note.sunk) is not None and note.found is not None:
+    if isinstance(note := call.note(), SoftmaxOutput) and (sunk := note.sunk) is not None and note.found is not None:
         left = sunk.keys(call.args[0])
         same = left.shape == call.out.shape and left.data_ptr() == call.out.data_ptr()
         return replace(note, found=sunk.keys(note.found), sunk=None) if same else None
@@ -258,32 +259,32 @@ def _indexed(call: Call) -> Scores | Softmaxed | None:
     return _reshaped(call) if plain else None
 
 
-def _expanded(call: Call) -> Scores | Softmaxed | None:
+def _expanded(call: OpCall) -> Scores | SoftmaxOutput | None:
     """Weights as often as values have features."""
     note = call.note()
-    wide = isinstance(note, Softmaxed) and note.behind and call.args[0].shape[:-1] == call.out.shape[:-1]
+    wide = isinstance(note, SoftmaxOutput) and note.behind and call.args[0].shape[:-1] == call.out.shape[:-1]
     return note if wide else None
 
 
-def _turned(call: Call) -> Scores | Softmaxed | None:
+def _turned(call: OpCall) -> Scores | SoftmaxOutput | None:
     note = call.note()
     if note is None or call.args[0].ndim < 2:
         return None
-    if isinstance(note, Softmaxed) and (note.behind > 1 or note.sunk is not None):
+    if isinstance(note, SoftmaxOutput) and (note.behind > 1 or note.sunk is not None):
         return None
     shape = call.args[0].shape
     *lead, row, column = _order(call, len(shape))
     if {row, column} != {len(shape) - 2, len(shape) - 1}:
         return None
     if lead != sorted(lead):
-        flipped = isinstance(note, Softmaxed) and note.behind
-        note = note.permuted(call.args[0].mT.shape if flipped else shape, lead)
+        flipped = isinstance(note, SoftmaxOutput) and note.behind
+        note = note.permute_batch_dims(call.args[0].mT.shape if flipped else shape, lead)
     if row < column:
         return note
     return note.mT if isinstance(note, Scores) else replace(note, behind=1 - note.behind)
 
 
-def _order(call: Call, ndim: int) -> list[int]:
+def _order(call: OpCall, ndim: int) -> list[int]:
     """The dims of a tensor in the order a call puts them in."""
     order = list(range(ndim))
     if call.name in ("mT", "T", "t"):
@@ -297,30 +298,30 @@ def _order(call: Call, ndim: int) -> list[int]:
     return order
 
 
-def _softmax(call: Call) -> Softmaxed | None:
-    return _softmaxed(call, call.given(0, "input"), call.given(1, "dim"))
+def _softmax(call: OpCall) -> SoftmaxOutput | None:
+    return _softmaxed(call, call.argument(0, "input"), call.argument(1, "dim"))
 
 
-def _drawn(call: Call) -> Softmaxed | None:
+def _drawn(call: OpCall) -> SoftmaxOutput | None:
     """Weights by a softmax of scores and of noise: no softmax of the scores, as will be seen."""
-    found = _softmaxed(call, call.given(0, "logits"), call.given(4, "dim", default=-1))
+    found = _softmaxed(call, call.argument(0, "logits"), call.argument(4, "dim", default=-1))
     return None if found is None else replace(found, reweighed=True)
 
 
-def _softmaxed(call: Call, x: Any, dim: Any) -> Softmaxed | None:
-    if not isinstance(dim, int) or not has_numbers(x) or not x.ndim:
+def _softmaxed(call: OpCall, x: Any, dim: Any) -> SoftmaxOutput | None:
+    if not isinstance(dim, int) or not has_data(x) or not x.ndim:
         return None
     behind = x.ndim - 1 - dim % x.ndim
-    scores = call.notes.of(x)
-    if isinstance(scores, Sunk):
+    scores = call.symbolic.get(x)
+    if isinstance(scores, ScoresWithSink):
         return None if behind else scores.softmaxed(x)
     scores = scores if isinstance(scores, Scores) and scores.zeroed is None and behind < 2 else None
     if behind:
-        return Softmaxed(None if scores is None else scores.mT, x.movedim(dim, -1), behind)
-    return Softmaxed(scores, x, 0, gate=call.notes.features() is x)
+        return SoftmaxOutput(None if scores is None else scores.mT, x.movedim(dim, -1), behind)
+    return SoftmaxOutput(scores, x, 0, is_gate=call.symbolic.linear_output() is x)
 
 
-STEPS: dict[str, Step] = {
+OP_RULES: dict[str, OpRule] = {
     **dict.fromkeys(("mul", "mul_", "multiply", "div", "div_", "divide", "true_divide"), _scaled),
     **dict.fromkeys(("add", "add_", "sub", "sub_", "subtract"), _added),
     **dict.fromkeys(("masked_fill", "masked_fill_", "__setitem__"), _filled),

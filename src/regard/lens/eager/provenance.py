@@ -1,4 +1,4 @@
-"""Traces: which tensors come of products of queries and keys, whatever has been done to these since.
+"""Provenance: which tensors come of products of queries and keys, whatever has been done to these since.
 
 A softmax of scores that heads were mixed in, or that a convolution went over, is one of queries and keys still, and
 where it leads nowhere that is understood somebody should say so. What was done is not looked at, but sizes are: a trace
@@ -14,15 +14,15 @@ from typing import Any
 
 from torch import Tensor
 
-from .matmul import PRODUCTS, equation
+from .matmul import MATMUL_NAMES, equation
 
 FEATURES = {"linear": -1, "conv1d": -2, "conv2d": -3, "conv3d": -4}  # the dims that these take for features
-FACTORS = PRODUCTS - {"einsum", "baddbmm"}
+FACTORS = MATMUL_NAMES - {"einsum", "baddbmm"}
 
 Pair = tuple[int, int]  # how many queries and keys, or keys and queries
 
 
-class Traces:
+class Provenance:
     """The tensors that come of products, as long as they live."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Traces:
                     self._lead(x.shape, pair, args[0] if out is None else out)
                 return
 
-    def ends_in(self, x: Tensor, dim: int) -> bool:
+    def is_attention_softmax(self, x: Tensor, dim: int) -> bool:
         """Is a softmax of x over a dim one of queries and keys?"""
         pair = self._of(x)
         if pair is None or x.shape[dim] not in pair:

@@ -24,20 +24,19 @@ from torch import Tensor, nn
 from ...ops.terms.normalizers import SinkSoftmax
 from ...ops.torch_state import transformed
 from ...ops.weights import Weights
-from .head_layout import FOLDING, Layout, both, folds, led
-from .matmul import PRODUCTS, Average, average, has_numbers, product
-from .op_rules import SOFTMAX, STEPS, Call, Notes, writes
-from .provenance import Traces
-from .symbolic_scores import Scores, Softmaxed
-from .weighted_sum import Weighed
+from .head_layout import MERGING_NAMES, HeadLayout, common_batch_dims, merged_batch_dims, with_batch_dims
+from .matmul import MATMUL_NAMES, Average, has_data, parse_average, parse_product
+from .op_rules import OP_RULES, SOFTMAX, OpCall, SymbolicTensors, is_in_place
+from .provenance import Provenance
+from .symbolic_scores import Scores, SoftmaxOutput, WeightedValues
 
 ROWS = 8  # of each matrix that are looked at, to see whether it was understood
 ENTRIES = 2**24  # of a matrix looked at at once, where all rows are
 EXACT, ROUNDED = 0.03, 0.1  # how far weights may be off, as a share of the largest of their row, in float32 and halves
 FOLDS = 8  # of the latest batch dims that were made one, that are remembered
 LINEAR, SUM = "linear", "sum"
-BEGINNING = PRODUCTS | FOLDING | {LINEAR, SOFTMAX}  # functions that matter even where there are no scores yet
-NAMES = BEGINNING | STEPS.keys() | {SUM}
+BEGINNING = MATMUL_NAMES | MERGING_NAMES | {LINEAR, SOFTMAX}  # functions that matter even where there are no scores yet
+NAMES = BEGINNING | OP_RULES.keys() | {SUM}
 
 Heads = Callable[[int], int | None]  # how many of so many matrices are of one text, if somebody says
 
@@ -54,26 +53,28 @@ class Written(NamedTuple):
     sink: Tensor | None = None  # h: one more logit, of which nothing is read
 
     @classmethod
-    def of(cls, x: Tensor, softmaxed: Softmaxed, average: Average, heads: int | None, first: bool) -> Written:
+    def of(cls, x: Tensor, softmaxed: SoftmaxOutput, average: Average, heads: int | None, first: bool) -> Written:
         """The attention by a softmax, of which x is the tensor, with values; `heads` may be in the batch, and `first`.
 
         Batch dims may have been one for all heads; then the finest there were are taken.
         """
         v, scores, shape = average.v, softmaxed.scores, softmaxed.keys_last(x).shape
-        logits, found = (average.weights(y.reshape(shape)) for y in (softmaxed.logits, softmaxed.found_in(x)))
-        given, (i, j) = both(logits.shape[:-2], v.shape[:-2]), logits.shape[-2:]
-        if scores is not None and (prod(scores.lead) != prod(given) or not scores.are_as_they_were):
+        logits, found = (average.weights(y.reshape(shape)) for y in (softmaxed.logits, softmaxed.weights_in(x)))
+        given, (i, j) = common_batch_dims(logits.shape[:-2], v.shape[:-2]), logits.shape[-2:]
+        if scores is not None and (prod(scores.lead) != prod(given) or not scores.inputs_are_unmodified):
             scores = None
-        layout = Layout.of(scores.lead if scores is not None and len(scores.lead) > len(given) else given, heads, first)
+        layout = HeadLayout.of(
+            scores.lead if scores is not None and len(scores.lead) > len(given) else given, heads, first
+        )
 
         def laid(y: Tensor) -> Tensor:
             return layout.of_matrices(y.expand(*given, i, j).reshape(*layout.lead, i, j))
 
         return cls(
-            None if scores is None else scores.led(layout.lead).laid(layout),
+            None if scores is None else scores.with_batch_dims(layout.lead).in_layout(layout),
             laid(logits),
             laid(found),
-            layout.of_matrices(led(v, given, layout.lead)),
+            layout.of_matrices(with_batch_dims(v, given, layout.lead)),
             lambda out: layout.of_matrices(average.heads(out).reshape(*layout.lead, i, -1)),
             softmaxed.reweighed,
             None if softmaxed.sink is None else _by_head(laid(average.weights(softmaxed.sink.reshape(shape)))),
@@ -88,7 +89,7 @@ class Written(NamedTuple):
             return [stored]
         scale = None if isclose(scores.scale, scores.q.shape[-1] ** -0.5, rel_tol=1e-6) else scores.scale
         plain = {"q": scores.q, "k": scores.k, "v": self.v, "scale": scale, "normalize": by}
-        return [{**plain, **scores.terms()}, stored]
+        return [{**plain, **scores.mask_and_bias()}, stored]
 
     def is_told_by(self, weights: Weights) -> bool:
         """Are these the weights that the model found? Some rows tell, or all, where it did something to them.
@@ -114,95 +115,97 @@ class Handwriting:
     """Follows scores through the functions of PyTorch, outside of what autograd records."""
 
     def __init__(self) -> None:
-        self._notes = Notes()
-        self.traces = Traces()
+        self._symbolic = SymbolicTensors()
+        self.traces = Provenance()
         self._folds: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=FOLDS)
 
     def follow(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
     ) -> Written | None:
         """Take in one call, that has run, of a function that `touches` scores; return an attention that it ends."""
-        if (not self._notes.held and name not in BEGINNING) or transformed():
+        if (not self._symbolic.entries and name not in BEGINNING) or transformed():
             return None
-        if name in PRODUCTS:
+        if name in MATMUL_NAMES:
             with torch.no_grad():
                 return self._multiplied(name, args, kwargs, out, heads)
         if name == LINEAR:
-            self._notes.features = weakref.ref(out)
+            self._symbolic.linear_output = weakref.ref(out)
             return None
-        if name in FOLDING and out.ndim == 3 and (fold := folds(args, kwargs, out)) is not None:
+        if name in MERGING_NAMES and out.ndim == 3 and (fold := merged_batch_dims(args, kwargs, out)) is not None:
             self._folds.append((weakref.ref(out), *fold))
-        if not self._notes.held and name != SOFTMAX:
+        if not self._symbolic.entries and name != SOFTMAX:
             return None
         with torch.no_grad():
-            return self._changed(Call(self._notes, name, args, kwargs, out), heads)
+            return self._changed(OpCall(self._symbolic, name, args, kwargs, out), heads)
 
     def is_averaged(self, x: Tensor) -> list[bool] | None:
         """Of a softmax of queries and keys, what will hold True once values are averaged by it; None of others."""
-        note = self._notes.of(x)
-        return note.seen if isinstance(note, Softmaxed) and note.paired else None
+        note = self._symbolic.get(x)
+        return note.averaged if isinstance(note, SoftmaxOutput) and note.is_attention else None
 
     def clear(self) -> None:
         """Forget all."""
-        self._notes.clear()
+        self._symbolic.clear()
         self.traces.clear()
         self._folds.clear()
 
-    def _changed(self, call: Call, heads: Heads) -> Written | None:
+    def _changed(self, call: OpCall, heads: Heads) -> Written | None:
         """Take in what was done to scores, or to weights: where these have been multiplied, their sum is an average."""
         if call.name == SUM:
-            note = self._notes.of(call.given(0))
-            if isinstance(note, Weighed) and (found := note.average(call.args, call.kwargs)) is not None:
+            note = self._symbolic.get(call.argument(0))
+            if isinstance(note, WeightedValues) and (found := note.average(call.args, call.kwargs)) is not None:
                 return self._averaged(note.softmaxed, found, note.weights, None, heads)
             return None
-        step = STEPS.get(call.name)
+        step = OP_RULES.get(call.name)
         what = None if step is None else step(call)
-        if writes(call.name):
-            self._notes.forget(call.given(0))
-        if isinstance(what, Softmaxed) and call.name == SOFTMAX:
-            what = replace(what, paired=self._pairs(call, what))
+        if is_in_place(call.name):
+            self._symbolic.forget(call.argument(0))
+        if isinstance(what, SoftmaxOutput) and call.name == SOFTMAX:
+            what = replace(what, is_attention=self._pairs(call, what))
         if what is not None:
-            self._notes.add(call.result, what)
+            self._symbolic.add(call.result, what)
         return None
 
-    def _pairs(self, call: Call, softmaxed: Softmaxed) -> bool:
+    def _pairs(self, call: OpCall, softmaxed: SoftmaxOutput) -> bool:
         """Is it a softmax of queries and keys? Words there are, or classes, are no keys, but parameters."""
         if softmaxed.scores is not None and not _is_parameter(softmaxed.scores.k):
             return True
-        return self.traces.ends_in(call.given(0, "input"), call.given(1, "dim"))
+        return self.traces.is_attention_softmax(call.argument(0, "input"), call.argument(1, "dim"))
 
     def _multiplied(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor, heads: Heads
     ) -> Written | None:
-        if self._notes.held:
+        if self._symbolic.entries:
             given = args[1:] if name == "einsum" else (*args, *kwargs.values())
             given = given[0] if name == "einsum" and isinstance(given[0], (list, tuple)) else given
             for x in given:
-                note = self._notes.of(x)
-                if isinstance(note, Softmaxed) and (found := average(name, args, kwargs, x, behind=note.behind)):
+                note = self._symbolic.get(x)
+                if isinstance(note, SoftmaxOutput) and (
+                    found := parse_average(name, args, kwargs, x, behind=note.behind)
+                ):
                     other = next((y for y in given if y is not x), None)
                     return self._averaged(note, found, x, other, heads)
-        if has_numbers(out) and (scored := product(name, args, kwargs)) is not None:
-            self._notes.add(out, Scores.of(scored))
+        if has_data(out) and (scored := parse_product(name, args, kwargs)) is not None:
+            self._symbolic.add(out, Scores.of(scored))
             if not (_is_parameter(scored.left) or _is_parameter(scored.right)):
                 self.traces.begin(out)
         return None
 
-    def _averaged(self, note: Softmaxed, found: Average, x: Tensor, values: Any, heads: Heads) -> Written | None:
+    def _averaged(self, note: SoftmaxOutput, found: Average, x: Tensor, values: Any, heads: Heads) -> Written | None:
         """The attention that is whole with an average by weights x, unless it is none, or has been seen.
 
         It is seen by its first values; those of relative positions come after. An average of experts is none, nor one
         of parameters, such as the words there are.
         """
         shape = note.keys_last(x).shape
-        if note.seen or shape.numel() != note.logits.numel() or _is_parameter(found.v):
+        if note.averaged or shape.numel() != note.logits.numel() or _is_parameter(found.v):
             return None
         laid = found.weights(note.logits.reshape(shape)).shape
-        if note.gate and laid[-2] == 1 and (len(laid) > 3 or found.summed):
+        if note.is_gate and laid[-2] == 1 and (len(laid) > 3 or found.summed):
             return None
-        note.seen.append(True)
-        self._notes.settle(note)
-        count = heads(both(laid[:-2], found.v.shape[:-2]).numel())
+        note.averaged.append(True)
+        self._symbolic.forget_softmax(note)
+        count = heads(common_batch_dims(laid[:-2], found.v.shape[:-2]).numel())
         first = any(ref() is values and outer == count != inner for ref, outer, inner in self._folds)
         return Written.of(x, note, found, count, first)
 
@@ -216,7 +219,7 @@ def touches(func: Any) -> str | None:
         return _TOUCHING[func]
     except KeyError:
         name = getattr(func, "__name__", "")
-        return _TOUCHING.setdefault(func, name if name in NAMES or writes(name) else None)
+        return _TOUCHING.setdefault(func, name if name in NAMES or is_in_place(name) else None)
 
 
 def _by_head(sink: Tensor) -> Tensor | None:

@@ -32,7 +32,7 @@ from ...nn.dropout import Dropout
 from ...ops.call import SLOTS
 from ...ops.operator import attend
 from ...ops.terms.masks import Causal
-from ..eager.head_layout import heads_said, laid_out
+from ..eager.head_layout import head_count, to_heads_function
 from ..eager.op_rules import SOFTMAX
 from ..eager.tracker import Handwriting, Written, touches
 from ..layer_names import shown_name
@@ -288,7 +288,7 @@ class Watch(TorchFunctionMode):
         # Among other dims than `b h` a layer says where its heads are, unless keys have fewer of them.
         given, laid = out.shape[:-2], None
         if out.ndim != 4 and not enable_gqa:
-            laid = laid_out(given, self._heads(given.numel()))
+            laid = to_heads_function(given, self._heads(given.numel()))
         with torch.no_grad():
             if laid is not None:
                 query, key, value = map(laid, (query, key, value))
@@ -333,7 +333,7 @@ class Watch(TorchFunctionMode):
         )
 
     def _heads(self, matrices: int) -> int | None:
-        return heads_said([(self.names[id(part)], part) for part in self.here.parts], matrices)
+        return head_count([(self.names[id(part)], part) for part in self.here.parts], matrices)
 
     def _multi_head(self, out: Tensor, call: inspect.BoundArguments) -> None:
         call.apply_defaults()
