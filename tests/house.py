@@ -29,15 +29,18 @@ ROOMS = {
 }
 # Words that end like participles and are nouns, adjectives, or verbs as they are.
 NOT_PARTICIPLES = set(
-    "embed feed need seed speed shed shred exceed proceed succeed spread read red bed hundred fused unfused weighted "
-    "gated linked nested shared tied sorted reversed nonfinite blocked masked given even seven open listen token then "
-    "when often between children screen green hidden unseen attention left right split set put cut let hit "
-    "sketch patched".split()
+    """
+    embed feed need seed speed shed shred exceed proceed succeed spread read red bed hundred fused unfused weighted
+    gated linked nested shared tied sorted reversed nonfinite blocked masked given even seven open listen token then
+    when often between children screen green hidden unseen attention left right split set put cut let hit sketch patched
+    """.split()  # noqa: SIM905
 )
 IRREGULAR = set(
-    "told led laid kept moved held made found seen shown said heard drawn written known taken given gone done begun "
-    "built bound brought bought caught chosen cut felt got hidden left lent lost meant met paid read sent set sold spent "
-    "split stood sunk taught thought thrown understood won worn woven".split()
+    """
+    told led laid kept moved held made found seen shown said heard drawn written known taken given gone done begun built
+    bound brought bought caught chosen cut felt got hidden left lent lost meant met paid read sent set sold spent split
+    stood sunk taught thought thrown understood won worn woven
+    """.split()  # noqa: SIM905
 )
 
 
@@ -101,14 +104,14 @@ def participle_functions(root: Path) -> list[str]:
     for path in sources(root):
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and is_participle(node.name):
-                if not any("property" in ast.unparse(d) for d in node.decorator_list):
-                    found.append(f"{path.relative_to(root / 'src' / 'regard')}:{node.lineno}: {node.name}")
+                place = f"{path.relative_to(root / 'src' / 'regard')}:{node.lineno}: {node.name}"
+                found += [] if any("property" in ast.unparse(x) for x in node.decorator_list) else [place]
     return found
 
 
 def is_participle(name: str) -> bool:
     word = name.strip("_")
-    return "_" not in word and word not in NOT_PARTICIPLES and (word in IRREGULAR or len(word) > 4 and word[-2:] == "ed")
+    return "_" not in word and word not in NOT_PARTICIPLES and (word in IRREGULAR or word[3:].endswith("ed"))
 
 
 def untested_files(root: Path) -> list[Path]:
@@ -130,7 +133,7 @@ def circles(root: Path, *, type_checking: bool = True) -> list[list[str]]:
     modules = {module_name(path, root): path for path in sources(root) if path.stem != "__init__"}
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
-        nodes = [node for node in top_level(tree(path), type_checking=type_checking)]
+        nodes = list(top_level(tree(path), type_checking=type_checking))
         named = {each for node in nodes for each in import_names(path, root, node)}
         graph[name] = (named & modules.keys()) - {name}
     return sorted(sorted(part) for part in strongly_connected(graph) if len(part) > 1)
@@ -177,9 +180,8 @@ def upward_imports(root: Path) -> list[str]:
             rooms = {name.split(".")[1] for name in names if name.startswith("regard.")}
             found += [f"{where}:{node.lineno}: {name}" for name in sorted(rooms & above)]
         for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                if node.value.id == "regard" and node.attr in above:
-                    found.append(f"{where}:{node.lineno}: {ast.unparse(node)}")
+            if isinstance(node, ast.Attribute) and node.attr in above and ast.unparse(node.value) == "regard":
+                found.append(f"{where}:{node.lineno}: {ast.unparse(node)}")
     return found
 
 
