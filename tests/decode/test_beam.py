@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from regard.decode import Coverage, Gnmt, beam, greedy
-from regard.decode.beam import Pool
-from regard.decode.length_penalty import Divisors
+from regard.decode.beam import FinishedHypotheses
+from regard.decode.penalties import LengthDivisors
 from tests.decode.steppers import Cached, D, Recurrent, Table
 
 LENGTHS = [None, Gnmt(0.6), Gnmt(1.5), Gnmt(-1.0), float]
@@ -235,7 +235,7 @@ def test_gnmt_is_equation_14():
 
 
 def test_the_pool_keeps_the_best_of_all_steps():
-    pool = Pool(1, 2, torch.device("cpu"))
+    pool = FinishedHypotheses(1, 2, torch.device("cpu"))
     for step, scores in enumerate([[-3.0, -math.inf], [-1.0, -5.0], [-2.0, -4.0]]):
         assert pool.worst.item() == [-math.inf, -math.inf, -3.0][step]
         pool.add(torch.tensor([scores], dtype=D), torch.arange(2)[None], step)
@@ -293,7 +293,7 @@ def test_penalties_say_what_they_cannot_do(make, error, message):
 @pytest.mark.parametrize("last", [1, 2, 7, 20])
 def test_divisors_are_those_of_a_table_of_all_lengths(length, last):
     values = [1.0] + [1.0 if length is None else float(length(n)) for n in range(1, last + 1)]
-    divisors = Divisors(length, last, torch.device("cpu"))
+    divisors = LengthDivisors(length, last, torch.device("cpu"))
     for n in range(last + 1):
         divisors.extend(n + 1)
         assert divisors.at(torch.tensor([n])).item() == values[n]

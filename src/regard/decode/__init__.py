@@ -5,13 +5,14 @@ from .beam import beam
 from .ensemble import Ensemble
 from .greedy import greedy
 from .hypothesis import Hypothesis
-from .penalties import Coverage, Gnmt
+from .penalties import Coverage, CoveragePenalty, Gnmt
 from .sampling import sample
 from .scoring import score
 from .stepper import State, Stepper
 
 __all__ = [
     "Coverage",
+    "CoveragePenalty",
     "Ensemble",
     "Gnmt",
     "Hypothesis",

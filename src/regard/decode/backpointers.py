@@ -12,7 +12,7 @@ from .hypothesis import Hypothesis
 
 
 @dataclass
-class Step:
+class SearchStep:
     """The candidates of one step; `kept` are those that became the rows of the next."""
 
     parents: Tensor  # the row each candidate extends
@@ -26,9 +26,9 @@ class Trace:
     """A tree of choices, stored as written: nothing is reordered until a path is asked for."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[SearchStep] = []
 
-    def add(self, step: Step) -> None:
+    def add(self, step: SearchStep) -> None:
         """Record the candidates of the next step."""
         self.steps.append(step)
 

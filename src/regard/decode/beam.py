@@ -13,8 +13,7 @@ from ..checks import check_int
 from .constraints import Limits
 from .frontier import Frontier
 from .hypothesis import Hypothesis
-from .length_penalty import Divisors
-from .penalties import Coverage
+from .penalties import CoveragePenalty, LengthDivisors
 from .prefix import Tokens
 from .stepper import Stepper
 from .topk import top
@@ -32,7 +31,7 @@ def beam(
     min_length: int = 0,
     n_best: int = 1,
     length: Callable[[int], float] | None = None,
-    coverage: Coverage | None = None,
+    coverage: CoveragePenalty | None = None,
     no_repeat: int | None = None,
     forbid: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
@@ -61,10 +60,10 @@ def beam(
         raise ValueError(f"n_best must be at most width, got n_best={n_best} and width={width}")
     frontier = Frontier(stepper, source, prefix, limits)
     rows = frontier.sentences
-    divisors = Divisors(length, max_length, rows.device)
+    divisors = LengthDivisors(length, max_length, rows.device)
     # As many spare candidates as could end, so that a full beam goes on. A beam of one has no one to stand in.
     spare = width * len(limits.ends) if width > 1 else 0
-    pool = Pool(len(rows), n_best, rows.device)
+    pool = FinishedHypotheses(len(rows), n_best, rows.device)
     totals = torch.zeros(len(rows), 1, dtype=torch.float64, device=rows.device)  # sentences lanes
     covered = torch.zeros(len(rows), 1, dtype=torch.float64, device=rows.device)  # rows source
     while totals.numel():
@@ -101,7 +100,7 @@ def beam(
     return pool.hypotheses(frontier)
 
 
-class Pool:
+class FinishedHypotheses:
     """The n best hypotheses that are over, for each sentence still searched; best first."""
 
     def __init__(self, sentences: int, n: int, device: torch.device) -> None:

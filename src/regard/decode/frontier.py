@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..checks import check_token_ids
-from .backpointers import Step, Trace
+from .backpointers import SearchStep, Trace
 from .constraints import Limits
 from .hypothesis import Hypothesis
-from .prefix import Prefix, Tokens
+from .prefix import TargetPrefix, Tokens
 from .stepper import Stepper, advance, attention_of
 
 
@@ -23,7 +23,7 @@ class Frontier:
     """
 
     def __init__(self, stepper: Stepper, source: Any, prefix: Tokens, limits: Limits) -> None:
-        given = Prefix.of(prefix)
+        given = TargetPrefix.of(prefix)
         self.limits = limits
         self.trace = Trace()
         self.attention: dict[str, Tensor] = {}
@@ -64,7 +64,7 @@ class Frontier:
             over = over & (self.lengths[parents] >= 0)
         if self.step + 1 >= self.limits.max_length:
             over = over | (self.lengths[parents] + 1 >= self.limits.max_length)
-        self.trace.add(Step(parents, tokens, gains, self.attention))
+        self.trace.add(SearchStep(parents, tokens, gains, self.attention))
         return over
 
     def keep(self, candidates: Tensor) -> None:

@@ -17,7 +17,7 @@ Tokens = Tensor | Sequence[Tensor] | Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Prefix:
+class TargetPrefix:
     """Rows of given tokens: `common`, as many as every row has, and `rest`, what the longer rows have beyond it."""
 
     common: Tensor  # b n
@@ -25,19 +25,19 @@ class Prefix:
     late: Tensor  # b, how many of `rest` each row has
 
     @staticmethod
-    def of(prefix: Tokens) -> Prefix:
+    def of(prefix: Tokens) -> TargetPrefix:
         """The prefix as users write it: a tensor `(b, n)`, or b sequences of their own lengths."""
         rows = _rows(prefix)
         if not rows:
             nothing = torch.empty(0, 1, dtype=torch.long)
-            return Prefix(nothing, nothing, nothing[:, 0])
+            return TargetPrefix(nothing, nothing, nothing[:, 0])
         n = min(map(len, rows))
         if n == 0:
             raise ValueError(
                 f"prefix must give each row a token to start from, got none for row {[*map(len, rows)].index(0)}; "
                 "write prefix=[[start]] * b"
             )
-        return Prefix(
+        return TargetPrefix(
             torch.stack([row[:n] for row in rows]),
             torch.nn.utils.rnn.pad_sequence([row[n:] for row in rows], batch_first=True),
             torch.tensor([len(row) - n for row in rows], device=rows[0].device),

@@ -50,7 +50,7 @@ def sample(
     check_number("temperature", temperature)
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0, got {temperature}; for the likeliest tokens write greedy(...)")
-    check_keeps_some(top_k, top_p)
+    check_top_k_and_top_p(top_k, top_p)
     frontier = Frontier(stepper, source, prefix, limits)
     frontier.repeat(samples)
     streams = uniform(len(frontier.sentences), max_length, seed).to(frontier.sentences.device)
@@ -63,7 +63,7 @@ def sample(
     return [found[first : first + samples] for first in range(0, len(found), samples)]
 
 
-def check_keeps_some(top_k: int | None, top_p: float | None) -> None:
+def check_top_k_and_top_p(top_k: int | None, top_p: float | None) -> None:
     """Raise unless some tokens are left to draw from."""
     if top_k is not None:
         check_int("top_k", top_k, least=1)

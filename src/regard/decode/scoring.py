@@ -11,7 +11,7 @@ from torch import Tensor
 from ..checks import check_token_ids
 from .backpointers import join
 from .hypothesis import Hypothesis
-from .prefix import Prefix, Tokens, pieces
+from .prefix import TargetPrefix, Tokens, pieces
 from .stepper import Stepper, advance, attention_of
 
 
@@ -31,7 +31,7 @@ def score(
     without a length penalty, which is the affair of a search. The source is read once a row, each candidate in a few
     steps of many tokens; their attention is that of a forced alignment.
     """
-    given = Prefix.of(prefix)
+    given = TargetPrefix.of(prefix)
     if len(targets) != len(given.common):
         raise ValueError(
             f"targets must hold a list of candidates for each of the {len(given.common)} rows, got {len(targets)}"

@@ -15,10 +15,10 @@ from torch.utils.data import ConcatDataset
 from ..data import Batches, Tokenizer, Windows, ids_of
 from ..data.text import check_not_a_string, check_reiterable, check_text, lines_in
 from ..decode import greedy, sample
-from ..decode.sampling import SEEDS, check_keeps_some
+from ..decode.sampling import SEEDS, check_top_k_and_top_p
 from ..lens import Tape, capture
 from ..models import Gpt, GptConfig
-from ..nn.losses import surprise
+from ..nn.losses import cross_entropy_per_target
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.dataclass_json import check_types
 from . import run_folder as runs
@@ -202,7 +202,7 @@ class LanguageModel:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if temperature < 0:
             raise ValueError(f"temperature must be 0, for the likeliest tokens, or above, got {temperature}")
-        check_keeps_some(top_k, top_p)
+        check_top_k_and_top_p(top_k, top_p)
         end = self.tokenizer.eos if until_line_end else None
         before, last = self._begun(prompt)
         written: list[tuple[int, ...]] = [()] * samples
@@ -290,7 +290,7 @@ class LanguageModel:
             first = torch.tensor([firsts[one] for one in chosen], device=self.device)
             counted = (places >= first[:, None]) & (places < batch["ids_lengths"][:, None] - 1)
             with torch.no_grad():
-                each = surprise(self.model(read).float(), foretold, counted=counted)
+                each = cross_entropy_per_target(self.model(read).float(), foretold, counted=counted)
             for one, cost in zip(chosen, each.double().sum(1).tolist(), strict=True):
                 costs[owners[one]] += cost
             done += len(chosen)
