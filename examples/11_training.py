@@ -12,7 +12,7 @@ import torch
 
 from regard.decode import Ensemble, average, beam, greedy, score
 from regard.models import Transformer, TransformerConfig
-from regard.nn.losses import shifted
+from regard.nn.losses import shift_right
 from regard.train import Cosine, Recipe, Shuffled, Silence, fit
 
 plt.style.use(Path(__file__).with_name("book.mplstyle"))
@@ -52,7 +52,7 @@ figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.2))
 alone = greedy(members[0], **asked)
 said = {"fed itself": torch.tensor([(*one.tokens, *[0] * 7)[:7] for one in alone])}  # b 7
 for name, model in {"smoothed": smoothed, "plain": members[0]}.items():
-    logits = model(data["source"], shifted(target, start=START)).detach()  # b 7 words
+    logits = model(data["source"], shift_right(target, start=START)).detach()  # b 7 words
     sure, said["fed the truth"] = logits.softmax(-1).max(-1)  # b 7 twice
     known = torch.tensor([one.log_probability for [one] in score(model, data, prefix, target[:, None].tolist())])  # b
     print(f"{name}: loss {-known.mean() / 7:.3f}, sure {sure.mean():.1%}", end=", ")

@@ -96,7 +96,7 @@ def test_attention_of_the_transformer_follows_the_hypotheses_of_a_beam():
 
 
 def test_places_differ_by_row_and_column():
-    places = captioner.Places(6, 8)(torch.zeros(1, 6, 3, 4))
+    places = captioner.GridTokens(6, 8)(torch.zeros(1, 6, 3, 4))
     assert torch.unique(places[0], dim=0).shape == (12, 8)
     grid = places.unflatten(1, (3, 4))[0]
     torch.testing.assert_close(grid[:, 0, :4], grid[:, 3, :4])
@@ -141,7 +141,7 @@ def test_what_stands_in_the_padding_changes_nothing(model):
 def test_places_are_drawn_by_their_chances():
     torch.manual_seed(0)
     chances = torch.tensor([0.5, 0.0, 0.3, 0.2])
-    shares = captioner.drawn(chances.expand(20_000, 4)).bincount(minlength=4) / 20_000
+    shares = captioner.draw_positions(chances.expand(20_000, 4)).bincount(minlength=4) / 20_000
     torch.testing.assert_close(shares, chances, atol=0.015, rtol=0)
     assert shares[1] == 0
 

@@ -6,7 +6,7 @@ import torch
 from regard.decode import Ensemble, beam, greedy, score
 from regard.lens import capture
 from regard.models.pointer import Pointer, PointerConfig
-from regard.models.seq2seq import repeated
+from regard.models.seq2seq import coverage_overlap
 from tests.models.generator_checks import (
     END,
     START,
@@ -136,7 +136,7 @@ def test_the_loss_is_that_of_all_log_probabilities(model):
             row = row_of(batch, n)
             state = model.start(row)
             _, state = model.step(begun(row["target"]), state)
-            expected = expected + repeated(state.attention["source"][:, 0]).sum()
+            expected = expected + coverage_overlap(state.attention["source"][:, 0]).sum()
     torch.testing.assert_close(loss.sum, expected)
     assert loss.count == batch["target_lengths"].sum()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.models.word_encoder import Words, spelled
+from regard.models.word_encoder import WordEncoder, characters_per_word
 
 
 class Encoder(nn.Module):
@@ -25,7 +25,7 @@ CHARACTERS = torch.randint(1, 11, (2, 3, 4))
 
 
 def test_what_stands_for_a_word_stands_side_by_side():
-    words = Words(20, 4, characters=11, character_dim=6, encoder=Encoder(), encoder_dim=3).eval()
+    words = WordEncoder(20, 4, characters=11, character_dim=6, encoder=Encoder(), encoder_dim=3).eval()
     out = words(IDS, CHARACTERS)
     assert out.shape == (2, 3, words.width)
     parts = words.table(IDS), words.spelling(CHARACTERS), words.encoder(IDS)
@@ -34,18 +34,18 @@ def test_what_stands_for_a_word_stands_side_by_side():
 
 
 def test_each_may_stand_alone():
-    assert torch.equal(Words(20, 4)(IDS)[0, 2], torch.zeros(4))
-    assert Words(None, 4, characters=11, character_dim=6)(IDS, CHARACTERS).shape == (2, 3, 6)
-    assert Words(None, 4, encoder=Encoder(), encoder_dim=3)(IDS).shape == (2, 3, 3)
+    assert torch.equal(WordEncoder(20, 4)(IDS)[0, 2], torch.zeros(4))
+    assert WordEncoder(None, 4, characters=11, character_dim=6)(IDS, CHARACTERS).shape == (2, 3, 6)
+    assert WordEncoder(None, 4, encoder=Encoder(), encoder_dim=3)(IDS).shape == (2, 3, 3)
 
 
 def test_characters_in_one_row_are_those_of_each_word():
-    assert torch.equal(spelled(CHARACTERS.flatten(1), IDS), CHARACTERS)
-    assert torch.equal(spelled(CHARACTERS, IDS), CHARACTERS)
+    assert torch.equal(characters_per_word(CHARACTERS.flatten(1), IDS), CHARACTERS)
+    assert torch.equal(characters_per_word(CHARACTERS, IDS), CHARACTERS)
 
 
 def test_an_encoder_that_is_not_tuned_neither_learns_nor_drops():
-    words = Words(20, 4, encoder=Encoder(), encoder_dim=3, tuned=False)
+    words = WordEncoder(20, 4, encoder=Encoder(), encoder_dim=3, tuned=False)
     assert words.training
     assert not words.train().encoder.training
     assert torch.equal(words(IDS), words(IDS))
@@ -55,7 +55,7 @@ def test_an_encoder_that_is_not_tuned_neither_learns_nor_drops():
 
 
 def test_an_encoder_that_is_tuned_learns_and_knows_of_padding():
-    words, lengths = Words(None, 4, encoder=Encoder(), encoder_dim=3), torch.tensor([2, 3])
+    words, lengths = WordEncoder(None, 4, encoder=Encoder(), encoder_dim=3), torch.tensor([2, 3])
     words(IDS, lengths=lengths).sum().backward()
     assert words.encoder.training
     assert words.encoder.table.weight.grad is not None
@@ -75,7 +75,7 @@ def test_an_encoder_that_is_tuned_learns_and_knows_of_padding():
 )
 def test_characters_are_those_of_the_words(options, characters, message):
     with pytest.raises(ValueError, match=message):
-        Words(20, 4, **options)(IDS, characters)
+        WordEncoder(20, 4, **options)(IDS, characters)
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_characters_are_those_of_the_words(options, characters, message):
 )
 def test_an_encoder_comes_with_its_width(options, got):
     with pytest.raises(ValueError, match=f"an encoder and encoder_dim, .* come together, got {got}"):
-        Words(20, 4, **options)
+        WordEncoder(20, 4, **options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.nn import Loss, cross_entropy
-from regard.nn.losses import surprise
+from regard.nn.losses import cross_entropy_per_target
 
 D = torch.float64
 
@@ -87,10 +87,10 @@ def test_bad_calls_are_answered():
 def test_targets_are_whole_numbers_of_any_kind(dtype):
     logits, targets = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
     counted = torch.tensor([[True] * 5, [True, True, False, False, False]])
-    right = surprise(logits, targets, counted=counted)
-    assert torch.equal(surprise(logits, targets.to(dtype), counted=counted), right)
+    right = cross_entropy_per_target(logits, targets, counted=counted)
+    assert torch.equal(cross_entropy_per_target(logits, targets.to(dtype), counted=counted), right)
     with pytest.raises(TypeError, match="targets must hold whole numbers, got"):
-        surprise(logits, targets.float())
+        cross_entropy_per_target(logits, targets.float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, D])

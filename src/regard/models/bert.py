@@ -25,9 +25,8 @@ from ..checks import (
 from ..nn import Attention, EncoderBlock, FeedForward, LearnedPositions, PostNorm, TokenEmbedding, positions_of
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
-from .activations import Name as Activation
-from .activations import activation
 from .initialization import initialize
+from .named_choices import Activation, activation_named
 from .padding import Padded, keep_of
 
 
@@ -124,7 +123,7 @@ class Bert(nn.Module):
         self.norm = nn.LayerNorm(config.dim, eps=config.eps)
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
-        self.pool = Pool(config.dim) if config.pooler else None
+        self.pool = FirstTokenPool(config.dim) if config.pooler else None
         initialize(self)
 
     def forward(
@@ -148,8 +147,8 @@ class Bert(nn.Module):
         return x
 
 
-class Pool(nn.Module):
-    """activation(W x_0 + b): the first real token for the whole sequence."""
+class FirstTokenPool(nn.Module):
+    """activation(W x_0 + b): the first real token stands for the whole sequence."""
 
     def __init__(self, dim: int, *, activation: Callable[[Tensor], Tensor] = torch.tanh) -> None:
         super().__init__()
@@ -188,7 +187,7 @@ class BertPretraining(nn.Module):
         config = bert.config
         self.bert = bert
         self.dense = nn.Linear(config.dim, config.dim)
-        self.activation = activation(config.activation)
+        self.activation = activation_named(config.activation)
         self.norm = nn.LayerNorm(config.dim, eps=config.eps)
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
         self.next = nn.Linear(config.dim, 2) if next_sentence else None
@@ -244,6 +243,6 @@ def _captured(x: Tensor) -> bool:
 
 def _block(config: BertConfig) -> EncoderBlock:
     attention = Attention(config.dim, config.heads, dropout=config.attention_dropout)
-    feedforward = FeedForward(config.dim, config.hidden, activation=activation(config.activation))
+    feedforward = FeedForward(config.dim, config.hidden, activation=activation_named(config.activation))
     norm = partial(nn.LayerNorm, eps=config.eps)
     return EncoderBlock(attention, feedforward, residual=PostNorm, norm=norm, dropout=config.dropout)

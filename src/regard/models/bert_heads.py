@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from ..checks import check_int, check_keys, check_submodel
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
-from .activations import Name as Activation
-from .activations import activation
-from .bert import Bert, Pool
+from .bert import Bert, FirstTokenPool
 from .initialization import initialize
+from .named_choices import Activation, activation_named
 from .padding import Padded, keep_of
 
 
@@ -35,7 +34,7 @@ class BertClassifier(nn.Module):
         self.bert = bert
         self.pooler: Activation = pooler or "tanh"
         own = pooler is not None or bert.pool is None
-        self.pool = Pool(bert.config.dim, activation=activation(self.pooler)) if own else None
+        self.pool = FirstTokenPool(bert.config.dim, activation=activation_named(self.pooler)) if own else None
         self.dropout = Dropout(bert.config.dropout)
         self.classes = nn.Linear(bert.config.dim, classes)
         initialize(self.classes)

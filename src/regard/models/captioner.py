@@ -15,7 +15,7 @@ from torch.distributions import Categorical
 
 from ..checks import check_choice, check_flag, check_int, check_keys, check_number, check_probability, check_token_id
 from ..nn import BahdanauAttention, Sinusoidal
-from ..nn.losses import Loss, shifted, surprise
+from ..nn.losses import Loss, cross_entropy_per_target, shift_right
 from .decoder_state import Watched
 from .padding import counted_targets
 from .recurrent_decoder import Cell, RecurrentDecoder, RecurrentState
@@ -97,7 +97,7 @@ class Captioner(nn.Module):
         super().__init__()
         self.config = config
         self.features = grid_features(config.channels, config.widths) if features is None else features
-        self.places = Places(config.widths[-1], config.dim)
+        self.places = GridTokens(config.widths[-1], config.dim)
         self.decoder: Any = _decoder(config)
         kinds = 0 if config.attention == "transformer" else 2 if config.cell == "lstm" else 1
         self.first = nn.ModuleList(nn.Linear(config.dim, config.layers * config.hidden) for _ in range(kinds))
@@ -116,9 +116,9 @@ class Captioner(nn.Module):
         """
         check_keys(batch, "image", "target")
         target, counted = counted_targets(batch)
-        inputs = shifted(target, start=self.config.start)
+        inputs = shift_right(target, start=self.config.start)
         places = self.places(self.features(batch["image"]))
-        cost = partial(surprise, targets=target, counted=counted)
+        cost = partial(cross_entropy_per_target, targets=target, counted=counted)
         smoothing = self.config.smoothing if self.training else 0.0
         if self.config.attention == "hard" and self.training:
             (by_mean, by_draw), draws = self._twice(inputs, places)
@@ -177,7 +177,7 @@ class Captioner(nn.Module):
             h, state = self.decoder.read(tokens, state)
             first, second = h.chunk(2)
             chances = Categorical(probs=attention.weights(second, memory)[:, 0, 0], validate_args=False)
-            place = drawn(chances.probs)
+            place = draw_positions(chances.probs)
             contexts = torch.cat((attention(first, memory), memory.values[rows, place][:, None]))
             some, state = self.decoder.write(h, contexts, state)
             logits.append(some)
@@ -197,7 +197,7 @@ class Captioner(nn.Module):
         return price - price.detach()
 
 
-def drawn(chances: Float[Tensor, "b n"]) -> Int[Tensor, " b"]:
+def draw_positions(chances: Float[Tensor, "b n"]) -> Int[Tensor, " b"]:
     """One of n by its chance: the first to come, if each comes at that rate.
 
     `torch.multinomial` waits for the device, to see that chances are chances.
@@ -213,7 +213,7 @@ class Draw(NamedTuple):
     entropy: Float[Tensor, " b"]  # of the weights it was drawn by
 
 
-class Places(nn.Module):
+class GridTokens(nn.Module):
     """A grid as a sequence of places, row by row: features and, in sines and cosines, the row and the column."""
 
     def __init__(self, channels: int, dim: int) -> None:
@@ -230,10 +230,12 @@ class Places(nn.Module):
 
 def grid_features(channels: int, widths: tuple[int, ...]) -> nn.Sequential:
     """A small residual network: one stage for each width, each halving the sides of its map."""
-    return nn.Sequential(*(Stage(before, after) for before, after in zip((channels, *widths), widths, strict=False)))
+    return nn.Sequential(
+        *(HalvingStage(before, after) for before, after in zip((channels, *widths), widths, strict=False))
+    )
 
 
-class Stage(nn.Module):
+class HalvingStage(nn.Module):
     """A convolution of stride 2, and one around which its result passes."""
 
     def __init__(self, before: int, after: int) -> None:

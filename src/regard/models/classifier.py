@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from ..checks import check_choice, check_flag, check_int, check_keys, check_number, check_probability, check_token_id
 from ..nn import AttentionPool
 from ..nn.dropout import Dropout
-from ..nn.losses import Loss, surprise
+from ..nn.losses import Loss, cross_entropy_per_target
 from .bidirectional import Bidirectional
 from .recurrent_decoder import Cell
-from .word_encoder import Words
+from .word_encoder import WordEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class TextClassifier(nn.Module):
     def __init__(self, config: TextClassifierConfig, *, encoder: nn.Module | None = None) -> None:
         super().__init__()
         self.config = config
-        self.words = Words(
+        self.words = WordEncoder(
             config.vocabulary,
             config.dim,
             characters=config.characters,
@@ -127,7 +127,7 @@ class TextClassifier(nn.Module):
         *,
         lengths: Int[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "b classes"]:
-        """The logits; characters as `Words` takes them."""
+        """The logits; characters as `WordEncoder` takes them."""
         return self._classified(self.states(ids, characters, lengths=lengths), lengths)
 
     def states(
@@ -147,7 +147,7 @@ class TextClassifier(nn.Module):
         lengths, config = batch.get("ids_lengths"), self.config
         x = self.states(batch["ids"], batch.get("characters"), lengths=lengths)
         smoothing = config.smoothing if self.training else 0.0
-        each = surprise(self._classified(x, lengths), batch["label"], smoothing=smoothing)
+        each = cross_entropy_per_target(self._classified(x, lengths), batch["label"], smoothing=smoothing)
         if config.apart:
             each = each + config.apart * sameness(self.pool.weights(x, lengths)[...])
         return Loss(each.sum(), len(each))

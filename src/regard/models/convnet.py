@@ -116,7 +116,7 @@ class AttentionConvNet(nn.Module):
         parts: OrderedDict[str, nn.Module] = OrderedDict()
         parts["stem"] = _convolution(config.channels, config.stem)
         for n, (before, after) in enumerate(pairwise(widths)):
-            parts[f"stage{n + 1}"] = Stage(config, before, after, first=n == 0)
+            parts[f"stage{n + 1}"] = ResidualStage(config, before, after, first=n == 0)
         parts["norm"], parts["relu"] = nn.BatchNorm2d(widths[-1]), nn.ReLU()
         self.features = nn.Sequential(parts)
         self.classes = nn.Linear(widths[-1], config.classes)
@@ -135,7 +135,7 @@ class AttentionConvNet(nn.Module):
         return cross_entropy(self(batch["image"]), batch["label"], smoothing=smoothing)
 
 
-class Stage(nn.Sequential):
+class ResidualStage(nn.Sequential):
     """Residual blocks of one width, the first of which halves the map, the last of which may have places look."""
 
     def __init__(self, config: AttentionConvNetConfig, before: int, after: int, *, first: bool) -> None:

@@ -38,11 +38,9 @@ from ..nn.fast_decode import Plain, Step
 from ..nn.linear import Linear, linear
 from ..nn.losses import Loss, cross_entropy
 from ..ops.terms.masks import Causal, Padding, Window
-from .activations import Name as Activation
-from .activations import activation
 from .decoder_state import CachedState, Watched, step, watched
 from .initialization import initialize, initialize_residual
-from .norms import NormName, norm_of
+from .named_choices import Activation, NormName, activation_named, norm_named
 from .padding import Padded, counted_of, keep_of
 from .rope_scaling import Stretch
 
@@ -189,7 +187,7 @@ class Gpt(nn.Module):
         self.positions = LearnedPositions(config.length, config.dim) if config.positions == "learned" else None
         self.dropout = Dropout(config.dropout)
         self.blocks = cast(Sequence[EncoderBlock], nn.ModuleList(_block(config) for _ in range(config.depth)))
-        self.norm = norm_of(config.norm, eps=config.eps)(config.dim)
+        self.norm = norm_named(config.norm, eps=config.eps)(config.dim)
         self.head = None if config.tied else Linear(config.dim, config.vocabulary, bias=False)
         initialize(self)
         initialize_residual(self.blocks)
@@ -322,7 +320,7 @@ def _block(config: GptConfig) -> EncoderBlock:
     assert sizes.head_dim is not None
     assert sizes.hidden is not None
     rotary = Rotary(sizes.head_dim, base=config.base, scaling=config.stretch) if config.positions == "rotary" else None
-    norm = norm_of(config.norm, eps=config.eps)
+    norm = norm_named(config.norm, eps=config.eps)
     attention = Attention(
         config.dim,
         config.heads,
@@ -335,5 +333,7 @@ def _block(config: GptConfig) -> EncoderBlock:
         dropout=config.attention_dropout,
     )
     kind = GatedFeedForward if config.gated else FeedForward
-    feedforward = kind(config.dim, sizes.hidden, activation=activation(config.activation), bias="f" in config.biased)
+    feedforward = kind(
+        config.dim, sizes.hidden, activation=activation_named(config.activation), bias="f" in config.biased
+    )
     return EncoderBlock(attention, feedforward, norm=norm, dropout=config.dropout)

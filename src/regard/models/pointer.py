@@ -12,10 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..checks import check_keys, check_token_id
-from ..nn.losses import Loss, shifted
+from ..nn.losses import Loss, shift_right
 from .padding import counted_of, counted_targets
-from .recurrent_decoder import RecurrentState, true_or_own
-from .seq2seq import Seq2Seq, Seq2SeqConfig, repeated
+from .recurrent_decoder import RecurrentState, choose_fed_tokens
+from .seq2seq import Seq2Seq, Seq2SeqConfig, coverage_overlap
 
 POINTING = ("bahdanau", "dot", "general", "concat", "location")  # those whose weights sum to 1 at every step
 
@@ -105,11 +105,11 @@ class Pointer(nn.Module):
         state = self.start(batch)
         there = (target[:, :, None] == state.copies[:, None]).any(-1)
         target = target.masked_fill((target >= self.config.target_vocabulary) & ~there, self.config.unknown)
-        inputs = shifted(target, start=self.config.start)
+        inputs = shift_right(target, start=self.config.start)
         mixture, _ = self._write(inputs, state.inner, state.copies, state.words, forcing)
         each = -mixture.log_p_of(target)
         if self.config.coverage is not None:
-            each = each + self.config.coverage * repeated(mixture.A)
+            each = each + self.config.coverage * coverage_overlap(mixture.A)
         return Loss(each.masked_fill(~counted, 0).sum(), counted.sum())
 
     def start(self, batch: Mapping[str, Tensor]) -> PointerState:
@@ -158,7 +158,7 @@ class Pointer(nn.Module):
         read: list[Tensor] = []
         for tokens in inputs.split(1, 1):
             if parts and forcing < 1:
-                tokens = true_or_own(tokens, parts[-1].log_p(words).argmax(-1), forcing)
+                tokens = choose_fed_tokens(tokens, parts[-1].log_p(words).argmax(-1), forcing)
             part, state = self._advance(tokens, state, copies)
             parts.append(part)
             read.append(tokens)

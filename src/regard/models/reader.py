@@ -22,7 +22,7 @@ from .bidirectional import Bidirectional
 from .padding import counted_of
 from .recurrent_decoder import Cell
 from .span_scores import best_spans
-from .word_encoder import Words, spelled
+from .word_encoder import WordEncoder, characters_per_word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Reader(nn.Module):
         super().__init__()
         self.config = config
         hidden = config.hidden
-        self.words = Words(
+        self.words = WordEncoder(
             config.vocabulary,
             config.dim,
             characters=config.characters,
@@ -128,10 +128,10 @@ class Reader(nn.Module):
     ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n"]]:
         """The logits of each word as the first and as the last of the answer; -inf for padding.
 
-        Characters are those of each word, as `Words` takes them.
+        Characters are those of each word, as `WordEncoder` takes them.
         """
-        text = Text.of("document", document, document_characters, document_lengths)
-        asked = Text.of("question", question, question_characters, question_lengths)
+        text = PaddedText.of("document", document, document_characters, document_lengths)
+        asked = PaddedText.of("question", question, question_characters, question_lengths)
         words = (self.words(side.ids, side.characters) for side in (text, asked))
         x, y = self._encoded(text, asked, *words)
         x = self.both(x, y, mask=text.mask, other_mask=asked.mask)
@@ -168,7 +168,7 @@ class Reader(nn.Module):
         names = ("document_characters", "question_characters", "document_lengths", "question_lengths")
         return self(batch["document"], batch["question"], **{name: batch.get(name) for name in names})
 
-    def _encoded(self, text: Text, asked: Text, *words: Float[Tensor, "b _ width"]) -> list[Tensor]:
+    def _encoded(self, text: PaddedText, asked: PaddedText, *words: Float[Tensor, "b _ width"]) -> list[Tensor]:
         """Both sides read from both ends, each word marked where the other side has it too."""
         states = []
         for side, x, marks in zip((text, asked), words, _matches(text, asked), strict=True):
@@ -178,7 +178,7 @@ class Reader(nn.Module):
         return states
 
 
-class Text(NamedTuple):
+class PaddedText(NamedTuple):
     """The words of a document or a question, and which of them are real."""
 
     ids: Int[Tensor, "b n"]
@@ -188,17 +188,17 @@ class Text(NamedTuple):
     mask: Padding | None
 
     @classmethod
-    def of(cls, name: str, ids: Tensor, characters: Tensor | None, lengths: Tensor | None) -> Text:
+    def of(cls, name: str, ids: Tensor, characters: Tensor | None, lengths: Tensor | None) -> PaddedText:
         """From characters as they were given, and lengths on the device of the ids."""
         check_token_rows(name, ids)
-        characters = None if characters is None else spelled(characters, ids)
+        characters = None if characters is None else characters_per_word(characters, ids)
         if lengths is None:
             return cls(ids, characters, None, None, None)
         keep = counted_of(lengths, ids, name=f"{name}_lengths")
         return cls(ids, characters, lengths.cpu(), keep, Padding(lengths))
 
 
-def _matches(text: Text, asked: Text) -> tuple[Bool[Tensor, "b n marks"], Bool[Tensor, "b m marks"]]:
+def _matches(text: PaddedText, asked: PaddedText) -> tuple[Bool[Tensor, "b n marks"], Bool[Tensor, "b m marks"]]:
     """Of each word, whether the other side has it too; and whether spelled the same, where spelling is read."""
     same = [text.ids[:, :, None] == asked.ids[:, None]]
     x, y = text.characters, asked.characters

@@ -159,7 +159,7 @@ class RecurrentDecoder(nn.Module):
         seen: list[Weights] = []
         for tokens in inputs.split(1, 1):
             if logits and forcing < 1:
-                tokens = true_or_own(tokens, logits[-1].argmax(-1), forcing)
+                tokens = choose_fed_tokens(tokens, logits[-1].argmax(-1), forcing)
             some, state = self._advance(tokens, state)
             logits.append(some)
             read.append(tokens)
@@ -175,7 +175,7 @@ class RecurrentDecoder(nn.Module):
         return self.write(h, context, replace(state, memory=memory, seen=(A,)))
 
 
-def true_or_own(tokens: Int[Tensor, "b t"], own: Int[Tensor, "b t"], forcing: float) -> Int[Tensor, "b t"]:
+def choose_fed_tokens(tokens: Int[Tensor, "b t"], own: Int[Tensor, "b t"], forcing: float) -> Int[Tensor, "b t"]:
     """Each token with probability `forcing`, and otherwise what the model would have written there."""
     return torch.where(torch.rand(own.shape, device=own.device) < forcing, tokens, own)
 

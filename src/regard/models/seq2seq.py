@@ -24,7 +24,7 @@ from ..checks import (
 )
 from ..nn import BahdanauAttention, Coverage, LocalAttention, LocationScore, LuongAttention, TokenEmbedding
 from ..nn.dropout import Dropout
-from ..nn.losses import Loss, shifted, surprise
+from ..nn.losses import Loss, cross_entropy_per_target, shift_right
 from .padding import check_lengths, counted_targets
 from .recurrent_decoder import CELLS, Cell, RecurrentDecoder, RecurrentState, run
 
@@ -152,11 +152,11 @@ class Seq2Seq(nn.Module):
         check_keys(batch, "source", "target")
         target, counted = counted_targets(batch)
         state = self._start(batch["source"], batch.get("source_lengths"))
-        logits, state = self.decoder(shifted(target, start=self.config.start), state, forcing=forcing)
+        logits, state = self.decoder(shift_right(target, start=self.config.start), state, forcing=forcing)
         smoothing = self.config.smoothing if self.training else 0.0
-        each = surprise(logits, target, counted=counted, smoothing=smoothing)
+        each = cross_entropy_per_target(logits, target, counted=counted, smoothing=smoothing)
         if self.config.coverage is not None:
-            each = each + self.config.coverage * repeated(state.weights()[:, 0]) * counted
+            each = each + self.config.coverage * coverage_overlap(state.weights()[:, 0]) * counted
         return Loss(each.sum(), counted.sum())
 
     def start(self, batch: Mapping[str, Tensor]) -> RecurrentState:
@@ -214,7 +214,7 @@ class RecurrentEncoder(nn.Module):
         )
 
 
-def repeated(A: Float[Tensor, "b t n"]) -> Float[Tensor, "b t"]:
+def coverage_overlap(A: Float[Tensor, "b t n"]) -> Float[Tensor, "b t"]:
     """sum_j min(A_tj, sum of A_sj over s < t): what each step looks at again (See et al. 2017, eq. 12)."""
     return torch.minimum(A, A.cumsum(1) - A).sum(-1)
 

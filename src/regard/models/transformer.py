@@ -24,16 +24,14 @@ from ..checks import (
 from ..nn import Attention, DecoderBlock, EncoderBlock, FeedForward, PostNorm, PreNorm, SegmentMemory, TokenEmbedding
 from ..nn.dropout import Dropout
 from ..nn.linear import Linear
-from ..nn.losses import Loss, cross_entropy, shifted
+from ..nn.losses import Loss, cross_entropy, shift_right
 from ..ops.terms.masks import Causal
 from ..ops.terms.masks.mask_algebra import Mask
 from ..ops.terms.parse import parse
 from ..ops.terms.reach import depends_on_distance_only
-from .activations import Name as Activation
-from .activations import activation
 from .decoder_state import Watched
+from .named_choices import Activation, Positions, activation_named, added_positions, relative_positions
 from .padding import check_lengths, counted_of
-from .positions import Positions, added_positions, relative_positions
 from .transformer_decoder import DecoderState, TransformerDecoder
 
 Order = Literal["pre", "post"]
@@ -172,7 +170,7 @@ class Transformer(nn.Module):
         check_keys(batch, "source", "target")
         target, lengths = batch["target"], batch.get("target_lengths")
         check_token_rows("target", target)
-        inputs = shifted(target, start=self.config.start)
+        inputs = shift_right(target, start=self.config.start)
         logits = self(batch["source"], inputs, source_lengths=batch.get("source_lengths"))
         return cross_entropy(
             logits,
@@ -311,7 +309,7 @@ def _encoder_mask(config: TransformerConfig) -> Mask | None:
 
 
 def _feedforward(config: TransformerConfig) -> FeedForward:
-    return FeedForward(config.dim, config.hidden, activation=activation(config.activation))
+    return FeedForward(config.dim, config.hidden, activation=activation_named(config.activation))
 
 
 def _around(config: TransformerConfig) -> dict[str, Any]:

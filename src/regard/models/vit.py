@@ -17,9 +17,8 @@ from ..checks import check_choice, check_eps, check_int, check_keys, check_lette
 from ..nn import Attention, EncoderBlock, FeedForward, PatchEmbedding
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
-from .activations import Name as Activation
-from .activations import activation
 from .initialization import initialize, spread
+from .named_choices import Activation, activation_named
 
 Pooling = Literal["class", "mean"]
 
@@ -186,5 +185,5 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 def _block(config: ViTConfig) -> EncoderBlock:
     attention = Attention(config.dim, config.heads, biased=config.biased, dropout=config.attention_dropout)
-    feedforward = FeedForward(config.dim, config.hidden, activation=activation(config.activation))
+    feedforward = FeedForward(config.dim, config.hidden, activation=activation_named(config.activation))
     return EncoderBlock(attention, feedforward, norm=partial(nn.LayerNorm, eps=config.eps), dropout=config.dropout)

@@ -14,10 +14,10 @@ from ..nn import CharacterEmbedding, TokenEmbedding
 WIDTHS = (2, 3, 4, 5)  # of the stretches of characters that filters look for
 
 
-class Words(nn.Module):
+class WordEncoder(nn.Module):
     """[table[word]; cnn(its characters); its state in an encoder]: one of them, or several side by side.
 
-    >>> words = Words(1000, 64, characters=100, character_dim=32)
+    >>> words = WordEncoder(1000, 64, characters=100, character_dim=32)
     >>> ids, characters = torch.tensor([[5, 7]]), torch.randint(1, 100, (1, 2, 9))
     >>> words(ids, characters).shape
     torch.Size([1, 2, 96])
@@ -70,7 +70,7 @@ class Words(nn.Module):
         if self.spelling is not None:
             if characters is None:
                 raise ValueError("characters must be given: this model reads how words are spelled; pass (b, n, c)")
-            found.append(self.spelling(spelled(characters, ids)))
+            found.append(self.spelling(characters_per_word(characters, ids)))
         elif characters is not None:
             raise ValueError("characters must be None: this model reads no spelling; build it with characters=...")
         if self.encoder is not None:
@@ -85,7 +85,7 @@ class Words(nn.Module):
         return self
 
 
-def spelled(characters: Int[Tensor, "b *n c"], ids: Int[Tensor, "b n"]) -> Int[Tensor, "b n c"]:
+def characters_per_word(characters: Int[Tensor, "b *n c"], ids: Int[Tensor, "b n"]) -> Int[Tensor, "b n c"]:
     """The characters of each word, given so or in one row."""
     b, n = ids.shape
     fits = characters.shape[:2] == ids.shape if characters.ndim == 3 else characters.ndim == 2 and len(characters) == b

@@ -18,7 +18,7 @@ OURS = {
 }
 
 
-def tells_our_names(init: Callable[P, None]) -> Callable[P, None]:
+def with_argument_hints(init: Callable[P, None]) -> Callable[P, None]:
     """The `__init__` of a layer, which tells whoever makes one by PyTorch's names what to write."""
 
     @wraps(init)

@@ -19,7 +19,7 @@ from ..ops.terms.reach import look_back, reads_key_positions
 from ..ops.terms.scores import Score
 from ..ops.terms.term import Term
 from ..ops.weights import Weights
-from .argument_hints import tells_our_names
+from .argument_hints import with_argument_hints
 from .cache import KeyValues, KVCache
 from .core import Core
 from .learned_terms import fill, slot
@@ -53,7 +53,7 @@ class Attention(nn.Module):
     many learned keys and values for every query to see.
     """
 
-    @tells_our_names
+    @with_argument_hints
     def __init__(
         self,
         dim: int,

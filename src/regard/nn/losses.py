@@ -43,11 +43,11 @@ def cross_entropy(
     p is 1 - smoothing on the target plus smoothing / classes everywhere (Szegedy et al. 2016, section 7). What is
     not counted adds nothing to the sum, to its smoothed part or to the gradient, whatever it holds.
     """
-    each = surprise(logits, targets, counted=counted, smoothing=smoothing)
+    each = cross_entropy_per_target(logits, targets, counted=counted, smoothing=smoothing)
     return Loss(each.sum(), targets.numel() if counted is None else counted.sum())
 
 
-def surprise(
+def cross_entropy_per_target(
     logits: Float[Tensor, "*items classes"],
     targets: Int[Tensor, "*items"],
     *,
@@ -78,7 +78,7 @@ def surprise(
     return each.view(targets.shape)
 
 
-def shifted(target: Int[Tensor, "b n"], *, start: int) -> Int[Tensor, "b n"]:
+def shift_right(target: Int[Tensor, "b n"], *, start: int) -> Int[Tensor, "b n"]:
     """What a decoder reads to write the target: the start, then all of the target but its last token."""
     return F.pad(target, (1, 0), value=start)[:, :-1]
 

@@ -43,7 +43,7 @@ class Concatenate(nn.Module):
         return torch.tanh(self.mix(torch.cat((context, h), -1)))
 
 
-class Gate(nn.Module):
+class ContextGate(nn.Module):
     """(1 - z) * h + z * V c, z = sigmoid(W [c; h] + b)."""
 
     def __init__(self, dim: int, context_dim: int) -> None:
@@ -56,7 +56,7 @@ class Gate(nn.Module):
         return (1 - z) * h + z * self.value(context)
 
 
-class Product(nn.Module):
+class ContextScale(nn.Module):
     """h * W c."""
 
     def __init__(self, dim: int, context_dim: int) -> None:
@@ -67,4 +67,4 @@ class Product(nn.Module):
         return h * self.scale(context)
 
 
-WAYS = {"concatenate": Concatenate, "gate": Gate, "dot": Product}
+WAYS = {"concatenate": Concatenate, "gate": ContextGate, "dot": ContextScale}

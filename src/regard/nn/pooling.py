@@ -15,7 +15,7 @@ from ..ops.terms.masks import Padding
 from ..ops.terms.normalizers import Normalizer
 from ..ops.terms.scores import Dot, Score
 from ..ops.weights import Weights
-from .argument_hints import tells_our_names
+from .argument_hints import with_argument_hints
 from .core import Core
 from .learned_terms import fill, slot
 
@@ -37,7 +37,7 @@ class AttentionPool(nn.Module):
     padding gives zeros.
     """
 
-    @tells_our_names
+    @with_argument_hints
     def __init__(
         self,
         dim: int,

@@ -14,7 +14,7 @@ from ..checks import check_int
 from ..ops.operator import weights
 from ..ops.terms.scores import Dot, Score
 from ..ops.weights import Weights
-from .argument_hints import tells_our_names
+from .argument_hints import with_argument_hints
 from .core import Core
 from .learned_terms import fill, slot
 
@@ -57,7 +57,7 @@ class SelfAttention2d(nn.Module):
     torch.Size([1, 32, 14, 14])
     """
 
-    @tells_our_names
+    @with_argument_hints
     def __init__(
         self,
         channels: int,

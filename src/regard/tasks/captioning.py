@@ -18,7 +18,7 @@ from ..data.text import check_not_a_string
 from ..decode import Ensemble, Hypothesis
 from ..lens import Tape, capture
 from ..models import Captioner, CaptionerConfig
-from ..nn.losses import shifted
+from ..nn.losses import shift_right
 from ..ops.weights import Weights
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.dataclass_json import check_left_at_default, check_types
@@ -315,7 +315,7 @@ class Describer:
         target = torch.full((len(rows), max(map(len, rows))), self.tokenizer.pad, device=self.device)
         for place, row in zip(target, rows, strict=True):
             place[: len(row)] = torch.tensor(row)
-        inputs = shifted(target, start=model.config.start)
+        inputs = shift_right(target, start=model.config.start)
         heard, written = ([self.tokenizer.labels(row) for row in x.tolist()] for x in (inputs, target))
         crossing = aligning.cross_layers(model)
         n = _places(self.sight, model)

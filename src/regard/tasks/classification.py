@@ -15,7 +15,7 @@ from ..data import Tokenizer
 from ..data.text import check_not_a_string
 from ..lens import Tape
 from ..models import BertClassifier, BertConfig
-from ..models.activations import Name as Activation
+from ..models.named_choices import Activation
 from ..train import Epochs, InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from . import attention_maps as looking
 from . import run_folder as runs

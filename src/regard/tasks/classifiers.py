@@ -21,7 +21,7 @@ from ..models import (
     ViTClassifier,
     ViTConfig,
 )
-from ..models.activations import Name as Activation
+from ..models.named_choices import Activation
 from ..train.dataclass_json import check_left_at_default, check_types
 from .image_inputs import Sight
 

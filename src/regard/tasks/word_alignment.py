@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..data import Tokenizer
 from ..lens import Tape, capture
-from ..nn.losses import shifted
+from ..nn.losses import shift_right
 from ..ops.weights import Weights
 from .pairs import Draft, Paired, Tokenizers
 
@@ -132,7 +132,7 @@ def _written(tokenizers: Tokenizers, pair: Paired) -> list[int | None]:
 
 
 def _inputs(model: Any, batch: Batch) -> Tensor:
-    return shifted(batch["target"], start=model.config.start)
+    return shift_right(batch["target"], start=model.config.start)
 
 
 def _read(batch: Batch) -> Tensor:

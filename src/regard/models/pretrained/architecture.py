@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 
 from torch import nn
 
-from ..activations import Name as Activation
-from .fields import Fields
+from ..named_choices import Activation
+from .fields import ConfigFields
 
 ACTIVATIONS: Mapping[str, Any] = {
     "gelu": "gelu",
@@ -26,7 +26,7 @@ ACTIVATIONS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Theirs:
+class TensorLocation:
     """Where one of our modules is among their tensors.
 
     It may be the n-th `part` along the rows of one, a `transposed` matrix, behind `skip` rows that mean nothing, or
@@ -41,7 +41,7 @@ class Theirs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class ModelHead:
     """A model of theirs by the end of its class name: ours of a kind, built from a config and a number of classes.
 
     The classes are the rows of our module `counted`. A model of the kind fits if its attributes are as `wanted`.
@@ -73,17 +73,17 @@ class Architecture:
     prefix: str
     root: str
     fields: Mapping[str, str | tuple[str, Any]]
-    names: Mapping[str, str | Theirs]
-    heads: Mapping[str, Head]
+    names: Mapping[str, str | TensorLocation]
+    heads: Mapping[str, ModelHead]
     given: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
-    read: Callable[[Fields, dict[str, Any], Collection[str]], dict[str, Any]] = lambda fields, ours, held: {}
+    read: Callable[[ConfigFields, dict[str, Any], Collection[str]], dict[str, Any]] = lambda fields, ours, held: {}
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
 
-    def config_of(self, fields: Fields, held: Collection[str]) -> Any:
+    def config_of(self, fields: ConfigFields, held: Collection[str]) -> Any:
         """Our config, from the fields of theirs and the names of the tensors there are."""
         for name, values in {"is_encoder_decoder": (False,), **self.fixed}.items():
             fields.must(name, *values)
@@ -100,7 +100,7 @@ class Architecture:
             return self.config(**ours)
 
     @staticmethod
-    def _value(fields: Fields, name: str, hint: Any, default: Any) -> Any:
+    def _value(fields: ConfigFields, name: str, hint: Any, default: Any) -> Any:
         """A field of theirs, of the kind that ours is."""
         if hint is int:
             return fields.count(name, default=default, least=0)
@@ -125,15 +125,15 @@ class Architecture:
 
     def lost(self, config: Any, held: Collection[str]) -> list[str]:
         """What of our config theirs cannot say: the fields that do not come back from `fields_of`."""
-        again = _spelled_out(self.config_of(Fields(self.fields_of(config), Path("config.json")), held))
+        again = _spelled_out(self.config_of(ConfigFields(self.fields_of(config), Path("config.json")), held))
         names = (f.name for f in dataclasses.fields(config) if f.name not in self.alone)
         ours = _spelled_out(config)
         return [f"{name}={getattr(ours, name)!r}" for name in names if getattr(ours, name) != getattr(again, name)]
 
-    def theirs(self, ours: str, layer: str) -> Theirs | None:
+    def locate(self, ours: str, layer: str) -> TensorLocation | None:
         """Where a module or parameter of ours is, of this layer if its name has `{n}`; None if nowhere."""
         found = self.names.get(ours)
-        found = Theirs(found) if isinstance(found, str) else found
+        found = TensorLocation(found) if isinstance(found, str) else found
         return None if found is None else replace(found, name=found.name.replace("{n}", layer))
 
 
@@ -142,7 +142,7 @@ def _spelled_out(config: Any) -> Any:
     return config.spelled_out() if hasattr(config, "spelled_out") else config
 
 
-def layers(ours: str, theirs: str, parts: Mapping[str, str | Theirs]) -> dict[str, str | Theirs]:
+def layers(ours: str, theirs: str, parts: Mapping[str, str | TensorLocation]) -> dict[str, str | TensorLocation]:
     """The names of one layer, as those of every layer."""
-    found = {name: Theirs(part) if isinstance(part, str) else part for name, part in parts.items()}
+    found = {name: TensorLocation(part) if isinstance(part, str) else part for name, part in parts.items()}
     return {f"{ours}.{name}": replace(part, name=f"{theirs}.{part.name}") for name, part in found.items()}

@@ -8,17 +8,17 @@ from typing import Any
 
 from ..gpt import Gpt, GptConfig
 from ..rope_scaling import Stretch
-from .architecture import Architecture, Head, Theirs, layers
-from .fields import Fields
+from .architecture import Architecture, ModelHead, TensorLocation, layers
+from .fields import ConfigFields
 
-GPT2_LAYER: Mapping[str, str | Theirs] = {
-    "attention.query": Theirs("attn.c_attn", part=0, transposed=True),
-    "attention.key": Theirs("attn.c_attn", part=1, transposed=True),
-    "attention.value": Theirs("attn.c_attn", part=2, transposed=True),
-    "attention.out": Theirs("attn.c_proj", transposed=True),
+GPT2_LAYER: Mapping[str, str | TensorLocation] = {
+    "attention.query": TensorLocation("attn.c_attn", part=0, transposed=True),
+    "attention.key": TensorLocation("attn.c_attn", part=1, transposed=True),
+    "attention.value": TensorLocation("attn.c_attn", part=2, transposed=True),
+    "attention.out": TensorLocation("attn.c_proj", transposed=True),
     "around_attention.norm": "ln_1",
-    "feedforward.up": Theirs("mlp.c_fc", transposed=True),
-    "feedforward.down": Theirs("mlp.c_proj", transposed=True),
+    "feedforward.up": TensorLocation("mlp.c_fc", transposed=True),
+    "feedforward.down": TensorLocation("mlp.c_proj", transposed=True),
     "around_feedforward.norm": "ln_2",
 }
 LLAMA_LAYER = {
@@ -42,16 +42,16 @@ STRETCH = {
 }
 
 
-def _gpt(table: str) -> Head:
-    return Head(kind=Gpt, build=lambda config, _: Gpt(config), ties={"lm_head.weight": f"{table}.weight"})
+def _gpt(table: str) -> ModelHead:
+    return ModelHead(kind=Gpt, build=lambda config, _: Gpt(config), ties={"lm_head.weight": f"{table}.weight"})
 
 
-def _read_gpt2(fields: Fields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
+def _read_gpt2(fields: ConfigFields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
     fields.must("embd_pdrop", ours["dropout"])
     return {}
 
 
-def _read_llama(fields: Fields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
+def _read_llama(fields: ConfigFields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
     """Rotary positions, as transformers writes them since version 5 or as it did before, and sizes it may leave out."""
     place = "rope_parameters" if fields.within("rope_parameters") is not None else "rope_scaling"
     base = fields.number("rope_theta", default=10_000.0)
@@ -74,12 +74,12 @@ def _write_llama(config: GptConfig) -> dict[str, Any]:
     return {"rope_parameters": rope, "bos_token_id": None, "eos_token_id": None}
 
 
-def _read_qwen(fields: Fields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
+def _read_qwen(fields: ConfigFields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
     fields.must("layer_types", None, ["full_attention"] * ours["depth"])
     return _read_llama(fields, ours, held)
 
 
-def _read_biases(fields: Fields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
+def _read_biases(fields: ConfigFields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
     biased = ("qkvo" if fields.flag("attention_bias", default=False) else "") + (
         "f" if fields.flag("mlp_bias", default=False) else ""
     )

@@ -6,15 +6,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..activations import Name as Activation
 from ..bert import Bert, BertConfig, BertPretraining
 from ..bert_heads import BertClassifier, BertReader, BertTagger
+from ..named_choices import Activation
 from ..vit import ViT, ViTClassifier, ViTConfig
-from .architecture import Architecture, Head, Theirs, layers
-from .fields import Fields
+from .architecture import Architecture, ModelHead, TensorLocation, layers
+from .fields import ConfigFields
 
 
-def _bert_names(prefix: str) -> dict[str, str | Theirs]:
+def _bert_names(prefix: str) -> dict[str, str | TensorLocation]:
     return {
         "bert.words.table": f"{prefix}.embeddings.word_embeddings",
         "bert.positions": f"{prefix}.embeddings.position_embeddings",
@@ -27,25 +27,25 @@ def _bert_names(prefix: str) -> dict[str, str | Theirs]:
     }
 
 
-def _bert_heads(pooler: Activation | None, ties: Mapping[str, str]) -> dict[str, Head]:
+def _bert_heads(pooler: Activation | None, ties: Mapping[str, str]) -> dict[str, ModelHead]:
     return {
-        "Model": Head(kind=Bert, build=lambda config, _: Bert(config)),
-        "ForMaskedLM": Head(
+        "Model": ModelHead(kind=Bert, build=lambda config, _: Bert(config)),
+        "ForMaskedLM": ModelHead(
             kind=BertPretraining,
             build=lambda config, _: BertPretraining(Bert(config), next_sentence=False),
             wanted={"next": None},
             ties=ties,
         ),
-        "ForSequenceClassification": Head(
+        "ForSequenceClassification": ModelHead(
             kind=BertClassifier,
             build=lambda config, n: BertClassifier(Bert(config), classes=n, pooler=pooler),
             counted="classes",
             wanted={"pooler": pooler or "tanh"},
         ),
-        "ForTokenClassification": Head(
+        "ForTokenClassification": ModelHead(
             kind=BertTagger, build=lambda config, n: BertTagger(Bert(config), tags=n), counted="tags"
         ),
-        "ForQuestionAnswering": Head(kind=BertReader, build=lambda config, _: BertReader(Bert(config))),
+        "ForQuestionAnswering": ModelHead(kind=BertReader, build=lambda config, _: BertReader(Bert(config))),
     }
 
 
@@ -94,13 +94,13 @@ BERT_FIELDS: Mapping[str, str | tuple[str, Any]] = {
 }
 
 
-def _read_bert(fields: Fields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
+def _read_bert(fields: ConfigFields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
     if not ours["types"]:
         raise fields.error("type_vocab_size", "a whole number from 1", 0)
     return {"first": 0, "pooler": "bert.pooler.dense.weight" in held}
 
 
-def _read_roberta(fields: Fields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
+def _read_roberta(fields: ConfigFields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
     """Positions begin behind the id of padding."""
     if ours["padding"] is None:
         raise fields.error("pad_token_id", "a whole number from 0", None)
@@ -136,7 +136,7 @@ BERT = Architecture(
     },
     heads=_bert_heads(None, BERT_TIES)
     | {
-        "ForPreTraining": Head(
+        "ForPreTraining": ModelHead(
             kind=BertPretraining, build=lambda config, _: BertPretraining(Bert(config)), ties=BERT_TIES
         )
     },
@@ -206,7 +206,7 @@ VIT_LAYER = {
 }
 
 
-def _read_vit(fields: Fields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
+def _read_vit(fields: ConfigFields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
     biased = "qkvo" if fields.flag("qkv_bias", default=True) else "o"
     return {"image": fields.size("image_size"), "patch": fields.size("patch_size"), "biased": biased}
 
@@ -248,8 +248,8 @@ VIT = Architecture(
         "classes": "classifier",
     },
     heads={
-        "Model": Head(kind=ViT, build=lambda config, _: ViT(config)),
-        "ForImageClassification": Head(
+        "Model": ModelHead(kind=ViT, build=lambda config, _: ViT(config)),
+        "ForImageClassification": ModelHead(
             kind=ViTClassifier, build=lambda config, n: ViTClassifier(ViT(config), classes=n), counted="classes"
         ),
     },

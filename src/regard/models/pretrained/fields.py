@@ -1,4 +1,4 @@
-"""Fields: the config.json of a folder from others, read with a closed schema."""
+"""ConfigFields: the config.json of a folder from others, read with a closed schema."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIXED: Mapping[str, Any] = {
 }
 
 
-class Fields:
+class ConfigFields:
     """The fields of a config, each asked for by name and kind; what nobody asked for is an error in the end."""
 
     def __init__(self, data: Mapping[str, Any], path: Path) -> None:

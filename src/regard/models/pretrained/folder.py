@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from . import tensors
-from .architecture import Architecture, Head, Theirs
+from .architecture import Architecture, ModelHead, TensorLocation
 from .decoders import GPT2, LLAMA, MISTRAL, QWEN2, QWEN3
 from .encoders import BERT, DISTILBERT, ROBERTA, VIT
-from .fields import Fields
-from .tensors import WEIGHTS, Stored
+from .fields import ConfigFields
+from .tensors import WEIGHTS, StoredTensor
 from .translators import BART, MARIAN
 
 CONFIG = "config.json"
@@ -51,7 +51,7 @@ def load(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> nn.Module
     `tokenizers` reads the `tokenizer.json` beside them.
     """
     folder = Path(folder)
-    fields = Fields.of(folder / CONFIG)
+    fields = ConfigFields.of(folder / CONFIG)
     architecture = fields.one_of("model_type", ARCHITECTURES)
     held = _canonical(tensors.stored(folder), architecture)
     config = architecture.config_of(fields, held)
@@ -111,12 +111,12 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorMapping:
     """One tensor of theirs, and the parameters of ours that are in it, one after the other along its rows."""
 
     ours: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]  # of each of ours
-    how: Theirs
+    how: TensorLocation
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ class Place:
         return self.how.transposed and len(self.shapes[0]) == 2
 
     def apart(self, x: Tensor) -> dict[str, Tensor]:
-        """Theirs as ours."""
+        """Split a tensor of theirs into parameters of ours."""
         x = x[0] if self.how.lead else x.T if self.turned else x
         parts = x[self.how.skip :].split([shape[0] for shape in self.shapes])
         return {
@@ -143,9 +143,9 @@ class Place:
         return (x[None] if self.how.lead else x.T if self.turned else x).contiguous()
 
 
-def _places(model: nn.Module, architecture: Architecture) -> dict[str, Place]:
+def _places(model: nn.Module, architecture: Architecture) -> dict[str, TensorMapping]:
     """Their tensors by name, for every parameter of a model of ours."""
-    groups: dict[str, dict[int, tuple[str, Theirs]]] = {}
+    groups: dict[str, dict[int, tuple[str, TensorLocation]]] = {}
     parameters = dict(model.named_parameters())
     for ours in parameters:
         name = ours if _has_head(model, architecture) else f"{architecture.root}.{ours}"
@@ -155,7 +155,7 @@ def _places(model: nn.Module, architecture: Architecture) -> dict[str, Place]:
         layer = "" if number is None else number.group()
         name = LAYER.sub("{n}", name, count=1)
         stem, _, leaf = name.rpartition(".")
-        whole, part = architecture.theirs(name, layer), architecture.theirs(stem, layer)
+        whole, part = architecture.locate(name, layer), architecture.locate(stem, layer)
         theirs = whole if whole is not None else part and replace(part, name=f"{part.name}.{leaf}")
         if theirs is None:
             raise ValueError(f"there is no place for {ours}")
@@ -167,11 +167,13 @@ def _places(model: nn.Module, architecture: Architecture) -> dict[str, Place]:
     for name, parts in groups.items():
         ordered = tuple(parts[part][0] for part in sorted(parts))
         shapes = tuple(tuple(parameters[ours].shape) for ours in ordered)
-        places[name] = Place(ordered, shapes, parts[min(parts)][1])
+        places[name] = TensorMapping(ordered, shapes, parts[min(parts)][1])
     return places
 
 
-def _check(places: Mapping[str, Place], held: Mapping[str, Stored], architecture: Architecture, folder: Path) -> None:
+def _check(
+    places: Mapping[str, TensorMapping], held: Mapping[str, StoredTensor], architecture: Architecture, folder: Path
+) -> None:
     """Every tensor is there, of its shape, and no other is that would change the model."""
     for name, place in places.items():
         if name not in held:
@@ -180,7 +182,7 @@ def _check(places: Mapping[str, Place], held: Mapping[str, Stored], architecture
         if held[name].shape != place.shape:
             one = held[name]
             raise ValueError(f"{one.file}: {one.name} must have shape {place.shape} by {CONFIG}, got {one.shape}")
-    heads = {theirs.name for ours in architecture.names if (theirs := architecture.theirs(ours, "{n}"))}
+    heads = {theirs.name for ours in architecture.names if (theirs := architecture.locate(ours, "{n}"))}
     for name, one in held.items():
         stem = name.rpartition(".")[0]
         known = name in places or name in heads or stem in heads or stem in architecture.spare
@@ -188,7 +190,7 @@ def _check(places: Mapping[str, Place], held: Mapping[str, Stored], architecture
             raise ValueError(f"{one.file} holds {one.name!r}, which a model of its {CONFIG} has no place for")
 
 
-def _check_ties(ties: Mapping[str, str], held: Mapping[str, Stored], architecture: Architecture) -> None:
+def _check_ties(ties: Mapping[str, str], held: Mapping[str, StoredTensor], architecture: Architecture) -> None:
     """What a file holds twice is twice the same: transformers computes with both where they differ, ours with one."""
     for name, of in ties.items():
         if name not in held:
@@ -208,10 +210,10 @@ def _check_ties(ties: Mapping[str, str], held: Mapping[str, Stored], architectur
         )
 
 
-def _canonical(held: Mapping[str, Stored], architecture: Architecture) -> dict[str, Stored]:
+def _canonical(held: Mapping[str, StoredTensor], architecture: Architecture) -> dict[str, StoredTensor]:
     """By the names a model with a head has, whether the folder is of one or not, and old names of norms as new ones."""
     bare = not any(name.startswith(f"{architecture.prefix}.") for name in held)
-    heads = {theirs.name for ours in architecture.names if (theirs := architecture.theirs(ours, "{n}"))}
+    heads = {theirs.name for ours in architecture.names if (theirs := architecture.locate(ours, "{n}"))}
     found = {}
     for name, one in held.items():
         name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
@@ -221,7 +223,7 @@ def _canonical(held: Mapping[str, Stored], architecture: Architecture) -> dict[s
     return found
 
 
-def _head(fields: Fields, architecture: Architecture) -> Head:
+def _head(fields: ConfigFields, architecture: Architecture) -> ModelHead:
     """Which model of the architecture the folder holds, by the class it names."""
     named = fields.any("architectures")
     title = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
@@ -232,11 +234,13 @@ def _head(fields: Fields, architecture: Architecture) -> Head:
     return head
 
 
-def _classes(head: Head, architecture: Architecture, held: Mapping[str, Stored], fields: Fields) -> int:
+def _classes(
+    head: ModelHead, architecture: Architecture, held: Mapping[str, StoredTensor], fields: ConfigFields
+) -> int:
     """How many classes the head tells apart: rows of its tensor, since configs leave it out where it is 2."""
     if head.counted is None:
         return 0
-    theirs = architecture.theirs(head.counted, "")
+    theirs = architecture.locate(head.counted, "")
     one = held.get(f"{theirs.name}.weight") if theirs is not None else None
     if one is None or not one.shape:
         raise ValueError(f"{fields.path.parent} holds no tensor '{theirs and theirs.name}.weight'")
@@ -257,7 +261,7 @@ def _config(model: nn.Module) -> Any:
     raise ValueError(f"model must be one that transformers has too, got {type(model).__name__}")
 
 
-def _expressed(model: nn.Module) -> tuple[str, Architecture, str, dict[str, Place]]:
+def _expressed(model: nn.Module) -> tuple[str, Architecture, str, dict[str, TensorMapping]]:
     """The architecture and head that say all a model is; where none does, what the nearest cannot say."""
     config, objections = _config(model), []
     for kind, architecture in ARCHITECTURES.items():

@@ -18,7 +18,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor that is in a file, by its name there."""
 
     file: Path
@@ -27,9 +27,9 @@ class Stored:
     dtype: str
 
 
-def stored(folder: Path) -> dict[str, Stored]:
+def stored(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the folder by name; nothing but headers is read."""
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for file in _files(folder):
         _check_header(file)
         try:
@@ -38,13 +38,13 @@ def stored(folder: Path) -> dict[str, Stored]:
                     if name in found:
                         raise ValueError(f"{file} and {found[name].file} both hold {name!r}")
                     part = opened.get_slice(name)
-                    found[name] = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
+                    found[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file} is damaged: {error}") from None
     return found
 
 
-def read(wanted: list[Stored]) -> Iterator[tuple[Stored, Tensor]]:
+def read(wanted: list[StoredTensor]) -> Iterator[tuple[StoredTensor, Tensor]]:
     """Each of the tensors, a file at a time."""
     for file in dict.fromkeys(one.file for one in wanted):
         with safe_open(file, "pt") as opened:
@@ -53,7 +53,7 @@ def read(wanted: list[Stored]) -> Iterator[tuple[Stored, Tensor]]:
                     yield one, opened.get_tensor(one.name)
 
 
-def check_floating_point(one: Stored) -> None:
+def check_floating_point(one: StoredTensor) -> None:
     """Raise unless a tensor holds floating-point numbers as models compute with them."""
     if one.dtype not in FLOATS:
         raise ValueError(f"{one.file}: {one.name} must be of {', '.join(FLOATS)}, got {one.dtype}")

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..transformer import Transformer, TransformerConfig
-from .architecture import Architecture, Head, Theirs, layers
-from .fields import Fields
+from .architecture import Architecture, ModelHead, TensorLocation, layers
+from .fields import ConfigFields
 
 LAYER = {
     "attention.query": "self_attn.q_proj",
@@ -27,9 +27,9 @@ CROSS = {
     "cross.out": "encoder_attn.out_proj",
     "around_cross.norm": "encoder_attn_layer_norm",
 }
-NAMES: Mapping[str, str | Theirs] = {
+NAMES: Mapping[str, str | TensorLocation] = {
     "encoder.input.embedding.table": "model.shared",
-    "decoder.bias": Theirs("final_logits_bias", lead=True),
+    "decoder.bias": TensorLocation("final_logits_bias", lead=True),
     **layers("encoder.blocks.{n}", "model.encoder.layers.{n}", LAYER),
     **layers("decoder.blocks.{n}", "model.decoder.layers.{n}", LAYER | CROSS),
 }
@@ -38,10 +38,10 @@ TIES = {
     f"{name}.weight": "model.shared.weight"
     for name in ("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens")
 }
-_TRANSFORMER = Head(kind=Transformer, build=lambda config, _: Transformer(config), ties=TIES)
+_TRANSFORMER = ModelHead(kind=Transformer, build=lambda config, _: Transformer(config), ties=TIES)
 
 
-def _read(fields: Fields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
+def _read(fields: ConfigFields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
     fields.must("decoder_vocab_size", None, ours["source_vocabulary"])
     return {
         "target_vocabulary": ours["source_vocabulary"],
@@ -119,8 +119,8 @@ BART = replace(
     names={
         **NAMES,
         # Their positions begin behind two rows that nothing reads.
-        "encoder.input.positions": Theirs("model.encoder.embed_positions", skip=2),
-        "decoder.input.positions": Theirs("model.decoder.embed_positions", skip=2),
+        "encoder.input.positions": TensorLocation("model.encoder.embed_positions", skip=2),
+        "decoder.input.positions": TensorLocation("model.decoder.embed_positions", skip=2),
         "encoder.input.norm": "model.encoder.layernorm_embedding",
         "decoder.input.norm": "model.decoder.layernorm_embedding",
     },

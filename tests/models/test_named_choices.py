@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.models import Transformer, TransformerConfig
-from regard.models.positions import Positions, added_positions, relative_positions
+from regard.models.named_choices import Positions, added_positions, relative_positions
 from regard.nn import LearnedPositions, Rotary, ShawBias, Sinusoidal, T5Bias
 from regard.ops.terms.biases import Alibi
 
