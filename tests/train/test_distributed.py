@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import tests.train.distributed_run as distributed_run
 from regard.train import Group, checkpoint, joined, own_device
+from tests.train import distributed_run
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +21,8 @@ def pair(tmp_path_factory):
     """Everything the two processes saw; they are started once, as a user would."""
     out = tmp_path_factory.mktemp("pair")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = [str(Path(__file__).with_name("distributed_run.py")), str(out)]
-    run = subprocess.run([*command, *script], capture_output=True, text=True, timeout=300)
+    module = ["--module", distributed_run.__name__, str(out)]
+    run = subprocess.run([*command, *module], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     return out, [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(2)]
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-import tests.train.small_run as small_run
 from regard.train import Stopped, fit
 from regard.train.signals import Interruption, Signals
+from tests.train import small_run
 from tests.train.small_run import Shuffled, Silence, Small, remains
 
 
