@@ -35,7 +35,7 @@ def poisoned():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks so small that short sequences are cut into many, and nothing is too small to be cut."""
-    monkeypatch.setattr("regard.ops.backends.sdpa.SMALL", 0)
-    monkeypatch.setattr("regard.ops.blocks.prepared_call.ROWS", 16)
-    monkeypatch.setattr("regard.ops.blocks.prepared_call.COLS", 8)
-    monkeypatch.setattr("regard.ops.blocks.prepared_call.ENTRIES", 2**10)
+    monkeypatch.setattr("regard.ops.backends.sdpa.MAX_TILE_ENTRIES", 0)
+    monkeypatch.setattr("regard.ops.blocks.prepared_call.ROWS_PER_BLOCK", 16)
+    monkeypatch.setattr("regard.ops.blocks.prepared_call.KEYS_PER_TILE", 8)
+    monkeypatch.setattr("regard.ops.blocks.prepared_call.SCORES_PER_BLOCK", 2**10)

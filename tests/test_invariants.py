@@ -14,7 +14,7 @@ from torch import Tensor
 
 import regard as R
 from regard import attend, weights
-from regard.ops.blocks import prepared_call as problem
+from regard.ops.blocks import prepared_call
 from regard.ops.call import Call
 from regard.ops.dispatch import BACKENDS
 from tests.backends import flex_on_the_cpu
@@ -326,8 +326,8 @@ def test_inputs_are_not_modified_and_nothing_is_remembered(world):
 def test_tile_size_does_not_matter(world, sizes):
     out = world.attend()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in zip(("ROWS", "COLS", "ENTRIES"), sizes, strict=True):
-            patch.setattr(problem, name, value)
+        for name, value in zip(("ROWS_PER_BLOCK", "KEYS_PER_TILE", "SCORES_PER_BLOCK"), sizes, strict=True):
+            patch.setattr(prepared_call, name, value)
         assert close(world.attend(), out)
 
 

@@ -67,9 +67,9 @@ def test_every_kernel_hands_over_the_log_sum_exp_of_each_row(kernel, causal, dty
     for n, d in ((33, 64), (130, 128), (257, 64)):
         q, k, v = (torch.randn(2, 4, n, d, device="cuda", dtype=dtype) for _ in range(3))
         with sdpa_kernel(getattr(SDPBackend, kernel)):
-            chosen = kernels.choice(q, k, v, added=None, causal=causal, dropout=0.0)
+            chosen = kernels.choose_kernel(q, k, v, added=None, causal=causal, dropout=0.0)
             assert chosen.name == kernel.removesuffix("_ATTENTION")
-            out, lse = kernels.fused(q, k, v, scale=d**-0.5, added=None, causal=causal, dropout=0.0)
+            out, lse = kernels.run_fused(q, k, v, scale=d**-0.5, added=None, causal=causal, dropout=0.0)
         mask = R.Causal() if causal else None
         A = weights(q.double(), k.double(), mask=mask)
         assert lse.shape == (2, 4, n)

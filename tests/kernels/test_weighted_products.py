@@ -29,7 +29,7 @@ def test_the_transposed_product_is_that_of_the_dense_matrix(terms, small_tiles):
 
 
 def test_wide_factors_are_taken_in_parts(small_tiles, monkeypatch):
-    monkeypatch.setattr("regard.ops.fused.kernel_reductions.WIDEST", 4)
+    monkeypatch.setattr("regard.ops.fused.kernel_reductions.MAX_PRODUCT_WIDTH", 4)
     q, k = torch.randn(1, 1, 9, 8, device=small_tiles), torch.randn(1, 1, 12, 8, device=small_tiles)
     x = torch.randn(1, 1, 9, 10, device=small_tiles)
     A, exact = judged(q, k, {})

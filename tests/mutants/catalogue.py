@@ -105,8 +105,8 @@ BLOCKS = [
     Mutant(
         "NaN in a hidden key times a weight of 0",
         "ops/blocks/prepared_call.py",
-        "clean(call) else _garbage(call)",
-        "clean(call) else None",
+        "None if may_skip_scan else _find_nonfinite_keys(call)",
+        "None",
         "test_conventions.py::test_nan_in_the_future_leaves_the_past_alone",
     ),
     Mutant(
@@ -119,15 +119,15 @@ BLOCKS = [
     Mutant(
         "huge finite numbers count as clean",
         "ops/blocks/prepared_call.py",
-        "dtype=torch.promote_types(x.dtype, torch.float32))) < _limit(x)",
-        "dtype=torch.float64)) < math.inf",
+        "return float(norm) < _largest_safe_value(x)",
+        "return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float64)) < math.inf",
         "test_conventions.py::test_huge_finite_garbage_in_hidden_keys_changes_nothing",
     ),
     Mutant(
         "a query that sees nothing keeps its NaN",
         "ops/blocks/prepared_call.py",
-        "return torch.where(rows[..., None], problem.q, 0.0), ",
-        "return problem.q, ",
+        "return torch.where(rows[..., None], prepared.q, 0.0), ",
+        "return prepared.q, ",
         "test_conventions.py::test_nan_in_a_query_that_sees_nothing_reaches_nobody",
     ),
     Mutant(
@@ -140,22 +140,22 @@ BLOCKS = [
     Mutant(
         "the last tile that needs its mask taken as full",
         "ops/blocks/prepared_call.py",
-        "slice(int(part[0]) * COLS, min((int(part[-1]) + 1) * COLS,",
-        "slice(int(part[0]) * COLS, min(int(part[-1]) * COLS,",
+        "slice(int(part[0]) * KEYS_PER_TILE, min((int(part[-1]) + 1) * KEYS_PER_TILE,",
+        "slice(int(part[0]) * KEYS_PER_TILE, min(int(part[-1]) * KEYS_PER_TILE,",
         "test_conventions.py::test_no_label_leaks_through_composed_masks",
     ),
     Mutant(
         "a tile skipped because one batch row cannot see it",
         "ops/blocks/prepared_call.py",
-        "seen = np.any(_within(some, batch, heads), axis=(0, 1))",
-        "seen = np.all(_within(some, batch, heads), axis=(0, 1))",
+        "any_visible = np.any(_flags_of(some, batch, heads), axis=(0, 1))",
+        "any_visible = np.all(_flags_of(some, batch, heads), axis=(0, 1))",
         "ops/blocks/test_prepared_call.py::test_rows_of_one_block_see_what_their_own_mask_shows",
     ),
     Mutant(
         "a tile taken as full because one batch row sees it whole",
         "ops/blocks/prepared_call.py",
-        "np.all(_within(full, batch, heads), axis=(0, 1))",
-        "np.any(_within(full, batch, heads), axis=(0, 1))",
+        "np.all(_flags_of(full, batch, heads), axis=(0, 1))",
+        "np.any(_flags_of(full, batch, heads), axis=(0, 1))",
         "ops/blocks/test_prepared_call.py::test_rows_of_one_block_see_what_their_own_mask_shows",
     ),
     Mutant(
@@ -224,14 +224,14 @@ BLOCKS = [
     Mutant(
         "a detached statistic used while gradients are on",
         "ops/blocks/reduction.py",
-        "if learns or forward_mode():",
-        "if forward_mode():",
+        "if learns or in_forward_mode():",
+        "if in_forward_mode():",
         "ops/blocks/test_reduction.py::test_a_statistic_that_is_known_already_changes_no_gradient",
     ),
     Mutant(
         "a detached statistic used in forward mode",
         "ops/blocks/reduction.py",
-        "if learns or forward_mode():",
+        "if learns or in_forward_mode():",
         "if learns:",
         "ops/test_torch_state.py::test_what_a_product_kept_takes_no_part_in_forward_mode",
     ),
@@ -245,14 +245,14 @@ BLOCKS = [
     Mutant(
         "a second derivative that is silently wrong",
         "ops/blocks/reduction.py",
-        "grads = [None if g is None else Once.apply(g, grad, *saved) for g in grads]",
+        "grads = [None if g is None else DifferentiableOnce.apply(g, grad, *saved) for g in grads]",
         "grads = list(grads)",
         "ops/test_weights.py::test_a_second_derivative_raises_on_tiled_and_exists_on_the_reference",
     ),
     Mutant(
         "gradients summed in half precision",
         "ops/blocks/reduction.py",
-        "dtype=torch.promote_types(x.dtype, problem.q.dtype)",
+        "dtype=torch.promote_types(x.dtype, prepared.q.dtype)",
         "dtype=x.dtype",
         "ops/blocks/test_reduction.py::test_the_gradient_of_a_half_precision_factor_is_summed_in_float32",
     ),
@@ -848,8 +848,8 @@ BACKENDS = [
     Mutant(
         "the definition masks by a finite minimum",
         "ops/backends/reference.py",
-        's = torch.where(problem.mask.over(at), s, float("-inf"))',
-        "s = torch.where(problem.mask.over(at), s, torch.finfo(s.dtype).min)",
+        's = torch.where(prepared.mask.over(at), s, float("-inf"))',
+        "s = torch.where(prepared.mask.over(at), s, torch.finfo(s.dtype).min)",
         "test_conventions.py::test_fully_masked_row_gives_zeros_and_zero_gradients",
     ),
     Mutant(

@@ -31,7 +31,7 @@ def qkv(n=40, m=None, heads=4, shared=None, d=8):
 def calls(monkeypatch):
     """How often the shortcut, the single call and the blocks were taken."""
     taken = []
-    for module, name in ((kernels, "fused"), (blocks, "by_blocks")):
+    for module, name in ((kernels, "run_fused"), (blocks, "run_blocks")):
         real = getattr(module, name)
 
         def counted(*args, real=real, name=name, **kwargs):
@@ -60,7 +60,7 @@ SINGLE = {
 def test_plain_causal_and_padded_calls_are_one_call_of_the_kernel(mask, shared, calls):
     leaves = [x.double().requires_grad_() for x in qkv(shared=shared)]
     out = attend(*leaves, mask=mask, backend="sdpa")
-    assert calls == ["fused"]
+    assert calls == ["run_fused"]
     want = attend(*leaves, mask=mask, backend="reference")
     torch.testing.assert_close(out, want)
     grads = (torch.autograd.grad(x.sin().sum(), leaves) for x in (out, want))
@@ -86,21 +86,21 @@ def test_one_query_sees_every_key_under_causal(calls):
     torch.testing.assert_close(attend(q, k, v, mask=R.Causal(), backend="sdpa"), attend(q, k, v, backend="reference"))
     earlier = attend(q, k, v, mask=R.Causal(), offset=20, backend="sdpa")
     torch.testing.assert_close(earlier, attend(q, k[:, :, :21], v[:, :, :21], backend="reference"))
-    assert calls == ["fused", "fused"]
+    assert calls == ["run_fused", "run_fused"]
 
 
 def test_unequal_lengths_are_aligned_bottom_right_not_as_pytorch_does(calls):
     q, k, v = qkv(60, 90, d=64)
     want = attend(q, k, v, mask=R.Causal(), backend="reference")
     torch.testing.assert_close(attend(q, k, v, mask=R.Causal(), backend="sdpa"), want)
-    assert calls == ["by_blocks"]
+    assert calls == ["run_blocks"]
 
 
 def test_small_problems_are_one_call_with_the_mask_made_whole(calls):
     q, k, v = qkv(20)
     terms = {"mask": R.Window(3) | R.Global(1), "bias": R.Alibi(4)}
     torch.testing.assert_close(attend(q, k, v, **terms), attend(q, k, v, **terms, backend="reference"))
-    assert calls == ["fused"]
+    assert calls == ["run_fused"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -112,7 +112,7 @@ def test_small_problems_in_half_precision_do_not_round_the_bias(scale, shift, dt
     if shift < -1e8:  # in float32 all scores are the same
         exact = given[2].double().mean(2, keepdim=True)
     ours, theirs = (attend(*given, bias=bias, backend=name) for name in (None, "reference"))
-    assert calls == ["fused"]
+    assert calls == ["run_fused"]
     assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max()
 
 
@@ -121,7 +121,7 @@ def test_large_masked_problems_go_block_by_block(calls):
     torch.testing.assert_close(
         attend(q, k, v, mask=R.Window(3)), attend(q, k, v, mask=R.Window(3), backend="reference")
     )
-    assert calls == ["by_blocks"]
+    assert calls == ["run_blocks"]
 
 
 SHORT = {
@@ -149,7 +149,7 @@ SHORT = {
 
 @pytest.mark.parametrize(("tensors", "mask", "taken"), SHORT.values(), ids=SHORT)
 def test_the_shortcut_takes_plain_and_causal_calls_of_well_made_tensors(tensors, mask, taken):
-    out = sdpa.at_once(*tensors, mask)
+    out = sdpa.attend_directly(*tensors, mask)
     assert (out is not None) == taken
     if taken:
         torch.testing.assert_close(out, attend(*tensors, mask=mask, backend="reference"))
@@ -157,9 +157,9 @@ def test_the_shortcut_takes_plain_and_causal_calls_of_well_made_tensors(tensors,
 
 def test_the_shortcut_takes_the_usual_offset_and_no_other():
     q, k, v = qkv(1, 30)
-    assert sdpa.at_once(q, k, v, R.Causal(), 29) is not None
+    assert sdpa.attend_directly(q, k, v, R.Causal(), 29) is not None
     for offset in (28, True, 29.0, "29"):
-        assert sdpa.at_once(q, k, v, R.Causal(), offset) is None
+        assert sdpa.attend_directly(q, k, v, R.Causal(), offset) is None
 
 
 def test_lengths_changed_in_place_are_read_again():
@@ -173,8 +173,8 @@ def test_lengths_changed_in_place_are_read_again():
 
 def test_the_shortcut_leaves_autocast_and_other_devices_alone():
     with torch.autocast("cpu", torch.bfloat16):
-        assert sdpa.at_once(*qkv(), None) is None
-    assert sdpa.at_once(*(x.to("meta") for x in qkv()), None) is None
+        assert sdpa.attend_directly(*qkv(), None) is None
+    assert sdpa.attend_directly(*(x.to("meta") for x in qkv()), None) is None
 
 
 @pytest.mark.parametrize(
@@ -191,11 +191,11 @@ def test_the_shortcut_leaves_autocast_and_other_devices_alone():
 def test_where_the_flash_kernel_is_certain_pytorch_is_not_asked(d, dtype, sure, monkeypatch):
     monkeypatch.setattr(kernels, "_has_flash", lambda device: True)
     q = torch.zeros(1, 1, 4, d, dtype=dtype)
-    assert kernels.surely_fused(q) == sure
+    assert kernels.is_surely_fused(q) == sure
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        assert not kernels.surely_fused(q)
+        assert not kernels.is_surely_fused(q)
     monkeypatch.setattr(kernels, "_has_flash", lambda device: False)
-    assert not kernels.surely_fused(q)
+    assert not kernels.is_surely_fused(q)
 
 
 @pytest.mark.gpu
@@ -207,8 +207,8 @@ def test_what_is_taken_for_certain_is_what_pytorch_answers(n, d, dtype):
     for causal in (False, True):
         for grad in (False, True):
             q, k, v = (torch.randn(2, 3, n, d, device="cuda", dtype=dtype, requires_grad=grad) for _ in range(3))
-            assert kernels.surely_fused(q)
-            assert kernels.choice(q, k, v, added=None, causal=causal, dropout=0.0).fused
+            assert kernels.is_surely_fused(q)
+            assert kernels.choose_kernel(q, k, v, added=None, causal=causal, dropout=0.0).is_fused
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_row_that_sees_nothing_within_a_block_has_an_lse_of_minus_infinity(cal
     keep = torch.ones(40, 40, dtype=torch.bool)
     keep[[3, 20]] = False
     out, lse = sdpa.run(Call.of(*qkv(), mask=R.Dense(keep)))
-    assert calls == ["by_blocks"]
+    assert calls == ["run_blocks"]
     assert torch.equal((lse == -torch.inf)[0, 0, :, 0].nonzero().flatten(), torch.tensor([3, 20]))
     assert (out[:, :, [3, 20]] == 0).all()
 
@@ -305,7 +305,7 @@ def test_a_term_changed_before_the_backward_is_refused_by_blocks(name, calls):
     v.requires_grad_()
     tensor = given.clone()
     out = attend(q, k, v, **terms(tensor), backend="sdpa")
-    assert calls == ["by_blocks"]
+    assert calls == ["run_blocks"]
     tensor.fill_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
@@ -390,7 +390,7 @@ def test_more_heads_than_a_grid_takes_are_an_objection_of_flex():
 
 def test_a_missing_triton_is_an_objection_that_says_what_to_install(monkeypatch):
     monkeypatch.setattr(triton, "DEVICES", ("cpu",))
-    monkeypatch.setattr(triton, "installed", lambda: False)
+    monkeypatch.setattr(triton, "is_installed", lambda: False)
     call = Call.of(*qkv(), score=R.Additive(torch.ones(8)))
     assert triton.objections(call) == ["Triton is not installed; pip install triton"]
 

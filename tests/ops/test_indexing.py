@@ -29,7 +29,7 @@ from regard import (
     Window,
     weights,
 )
-from regard.ops.blocks import prepared_call as problem
+from regard.ops.blocks import prepared_call
 
 B, H, G, I, J, D = 2, 4, 2, 23, 31, 8
 close = torch.testing.assert_close
@@ -67,8 +67,8 @@ every_term = pytest.mark.parametrize("name", TERMS)
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks():
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("ROWS", 8), ("COLS", 4), ("ENTRIES", 2**9)):
-            patch.setattr(problem, name, value)
+        for name, value in (("ROWS_PER_BLOCK", 8), ("KEYS_PER_TILE", 4), ("SCORES_PER_BLOCK", 2**9)):
+            patch.setattr(prepared_call, name, value)
         yield
 
 

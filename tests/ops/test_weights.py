@@ -41,10 +41,10 @@ from regard import (
     weights,
 )
 from regard.ops import weights as lazy
-from regard.ops.blocks import prepared_call as problem
+from regard.ops.blocks import prepared_call
 
 B, H, G, I, J, D = 2, 4, 2, 70, 100, 8
-BLOCKS = {name: getattr(problem, name) for name in ("ROWS", "COLS", "ENTRIES")}
+BLOCKS = {name: getattr(prepared_call, name) for name in ("ROWS_PER_BLOCK", "KEYS_PER_TILE", "SCORES_PER_BLOCK")}
 HALF = (torch.float16, torch.bfloat16)
 close = torch.testing.assert_close
 
@@ -108,8 +108,8 @@ def small_blocks(monkeypatch):
 
 
 def cut(monkeypatch, rows: int, cols: int, entries: int) -> None:
-    for name, value in (("ROWS", rows), ("COLS", cols), ("ENTRIES", entries)):
-        monkeypatch.setattr(problem, name, value)
+    for name, value in (("ROWS_PER_BLOCK", rows), ("KEYS_PER_TILE", cols), ("SCORES_PER_BLOCK", entries)):
+        monkeypatch.setattr(prepared_call, name, value)
 
 
 def build(name: str, backend: str | None = None, **sizes) -> Weights:

@@ -45,7 +45,7 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_waits_for_no_value(name, monkeypatch):
     monkeypatch.setattr(triton, "DEVICES", ("cuda", "cpu"))
-    monkeypatch.setattr(padding, "readable", lambda x: False)  # as those on a GPU are
+    monkeypatch.setattr(padding, "can_read_values", lambda x: False)  # as those on a GPU are
     for kernels in (additive, moments, softmax):  # what they write does not matter
         monkeypatch.setattr(kernels, "launch", lambda *given, **named: None)
     model, batch = MODELS[name]()

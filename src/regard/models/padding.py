@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from ..checks import check_integer_tensor, check_tensor, check_token_rows
-from ..ops.torch_state import readable
+from ..ops.torch_state import can_read_values
 
 Padded = Bool[Tensor, "b n"] | Int[Tensor, " b"]
 
@@ -58,7 +58,7 @@ def check_lengths(name: str, lengths: Int[Tensor, " b"], x: Shaped[Tensor, "b n 
     b, n = x.shape[:2]
     if len(lengths) != b:
         raise ValueError(f"{name} must be one a row, from 0 to {n}, for {b} rows, got {len(lengths)} of them")
-    if b and readable(lengths):
+    if b and can_read_values(lengths):
         least, most = (int(x) for x in lengths.aminmax())
         if least < 0 or most > n:
             wrong = least if least < 0 else most

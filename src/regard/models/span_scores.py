@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..checks import check_int
-from ..ops.torch_state import followed
+from ..ops.torch_state import is_traced
 
 
 def best_spans(
@@ -23,7 +23,7 @@ def best_spans(
     [[1, 1]]
     """
     scores = _scores(start, end, among, longest).flatten(1)
-    if not followed() and (none := (scores == -torch.inf).all(1)).any():
+    if not is_traced() and (none := (scores == -torch.inf).all(1)).any():
         raise ValueError(
             f"every row must have a token for a span, got none in row {int(none.int().argmax())}: among, or logits of "
             "-inf, leave it out; drop such rows, or take top_spans, which gives them -inf"

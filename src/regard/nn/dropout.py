@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..ops.torch_state import followed
+from ..ops.torch_state import is_traced
 
 SIDES = 2**16
 
@@ -27,7 +27,7 @@ class Dropout(nn.Dropout):
         zeros = round(self.p * SIDES)
         if not self.training or zeros == 0:
             return x
-        if zeros == SIDES or x.device.type != "cpu" or torch.backends.mkl.is_available() or followed():
+        if zeros == SIDES or x.device.type != "cpu" or torch.backends.mkl.is_available() or is_traced():
             return super().forward(x)
         bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
         coins = bits[: x.numel()].float().ge_(zeros - SIDES // 2).mul_(SIDES / (SIDES - zeros))

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..ops.torch_state import readable
+from ..ops.torch_state import can_read_values
 from .dropout import Dropout
 
 KIM = MappingProxyType({1: 25, 2: 50, 3: 75, 4: 100, 5: 125, 6: 150})
@@ -47,7 +47,7 @@ class TokenEmbedding(nn.Module):
         try:
             x: Tensor = self.table(ids)
         except IndexError:  # PyTorch's, who looks at every id anyway
-            if not readable(ids):
+            if not can_read_values(ids):
                 raise
             low, high = (int(x) for x in ids.aminmax())
             raise ValueError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..checks import check_int, check_number
 from ..ops.terms.biases import Relative
-from ..ops.torch_state import followed, readable
+from ..ops.torch_state import can_read_values, is_traced
 
 TABLED = 256  # positions whose sines are kept, for decoding to come upon them one at a time
 
@@ -48,7 +48,7 @@ class Sinusoidal(nn.Module):
 
     def _one(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
         """A single position, as in each step of decoding: out of a table of the first few."""
-        if followed() or not 0 <= int(positions) < TABLED:
+        if is_traced() or not 0 <= int(positions) < TABLED:
             return self._all(positions)
         if self._table is None:
             with torch.inference_mode(False):
@@ -77,7 +77,7 @@ class LearnedPositions(nn.Module):
 
     def forward(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
         _check_integer(positions)
-        if readable(positions) and positions.numel():
+        if can_read_values(positions) and positions.numel():
             low, high = (int(x) for x in positions.aminmax())
             if low < 0 or high >= self.count:
                 raise ValueError(

@@ -16,7 +16,7 @@ from .terms.coordinates import Block, Selector
 from .terms.masks.mask_algebra import Mask
 from .terms.normalizers import Normalizer, Softmax
 from .terms.scores import Dot, Score
-from .torch_state import readable
+from .torch_state import can_read_values
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SLOTS = ("score", "mask", "bias", "normalize")  # the four terms of an attention, in the order of the equation
@@ -176,7 +176,7 @@ class Call:
                 raise ValueError(f"v must have as many heads as k, got {self.v.shape[1]} and g={g}")
             if self.v.shape[2] != j:
                 raise ValueError(f"v must have as many positions as k, got {self.v.shape[2]} and j={j}")
-        sizes = Sizes(b, h, g, i, j, d, self.k.shape[3], readable(self.q))
+        sizes = Sizes(b, h, g, i, j, d, self.k.shape[3], can_read_values(self.q))
         for term in self.terms:
             for x in term.tensors():
                 if x.device != self.q.device:

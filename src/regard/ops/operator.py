@@ -55,7 +55,7 @@ def attend(
     if v is None:
         raise TypeError("v must be a tensor of dims b g j e, got None; for the weights alone write weights(q, k)")
     if score is None and bias is None and normalize is None and backend is None and dropout == 0:
-        out = sdpa.at_once(q, k, v, mask, offset)
+        out = sdpa.attend_directly(q, k, v, mask, offset)
         if out is not None:
             return out
     call = Call.of(

@@ -14,17 +14,17 @@ F = TypeVar("F", bound=Callable[..., object])
 REASON = "regard plans this attention by the tiles its mask leaves empty; plain, causal and padded calls need no plan"
 
 
-def transformed() -> bool:
+def in_functorch() -> bool:
     """True inside vmap, grad and their kin, where tensors stand for more than they hold."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def forward_mode() -> bool:
+def in_forward_mode() -> bool:
     """True inside a `dual_level`, which jvp, jacfwd and their kin open too: tensors may carry tangents."""
     return forward_ad._current_level >= 0 and not torch.compiler.is_compiling()
 
 
-def no_tangents(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+def refuse_jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
     """The `jvp` of a function that has none, with the next step."""
     raise NotImplementedError(
         "blocks have no derivative in forward mode beside gradients, nor for additive scores; "
@@ -41,17 +41,17 @@ def check_single_gradient(grad: Tensor) -> None:
         )
 
 
-def followed() -> bool:
+def is_traced() -> bool:
     """True where a compiler or a transform follows along, and no number can be looked at."""
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def readable(x: Tensor) -> bool:
+def can_read_values(x: Tensor) -> bool:
     """True where numbers can be read, and without stopping a device."""
-    return x.device.type == "cpu" and not followed()
+    return x.device.type == "cpu" and not is_traced()
 
 
-def outside_the_graph(fn: F) -> F:
+def run_uncompiled(fn: F) -> F:
     """Under torch.compile, run eagerly: the work depends on which tiles a mask leaves empty.
 
     PyTorch's compiler, and Triton with it, are imported by `disable`: not before somebody compiles.

@@ -14,13 +14,13 @@ from torch import Tensor
 from ..checks import check_within
 from . import dispatch
 from .backends import reference
-from .backends.triton import prepared
+from .backends.triton import prepare_with_kernel
 from .blocks import measures
 from .blocks.measures import How
 from .blocks.pool_bins import Axis, groups
-from .blocks.prepared_call import Problem
+from .blocks.prepared_call import PreparedCall
 from .blocks.products import factor
-from .blocks.reduction import Reduction, evaluate, nothing_seen
+from .blocks.reduction import Reduction, empty_row_statistic, evaluate
 from .call import Call, no_autocast
 from .fused import kernel_reductions as fused
 from .fused.topk_entries import top, worthwhile
@@ -29,7 +29,7 @@ from .memory_limit import LIMIT as LIMIT
 from .memory_limit import check_fits
 from .terms.coordinates import take_entries
 from .terms.normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
-from .torch_state import forward_mode, outside_the_graph, transformed
+from .torch_state import in_forward_mode, in_functorch, run_uncompiled
 from .transposed_weights import Transposed
 from .weights_hints import no_tensor
 
@@ -182,7 +182,7 @@ class Weights:
         """How far each query looks, sum_j A abs(i - j): `b h i`."""
         return self._reduce(measures.distance())
 
-    @outside_the_graph
+    @run_uncompiled
     def topk(self, k: int) -> torch.return_types.topk:
         """The k largest weights of each query and their keys: `b h i k` twice, as `values` and `indices`."""
         n = self._call.shape[3]
@@ -195,7 +195,7 @@ class Weights:
                 values, indices = measures.top(self._walked(), k)
         return torch.return_types.topk((self._restore(values), self._restore(indices)))
 
-    @outside_the_graph
+    @run_uncompiled
     def pool(self, rows: int, cols: int, how: How = "mean") -> Tensor:
         """A map of any resolution: `b h rows cols`, query r in row r * rows // i; hidden entries count as 0."""
         b, h, i, j = self._call.shape
@@ -215,7 +215,7 @@ class Weights:
                 found = found / mesh.area if how == "mean" else found
         return self._restore(found)
 
-    @outside_the_graph
+    @run_uncompiled
     def mass(self, query_groups: Tensor, key_groups: Tensor) -> Tensor:
         """Attention between groups of tokens, say sentences: summed over a group's keys, averaged over its queries.
 
@@ -242,7 +242,7 @@ class Weights:
         """
         return self.summary_in(*map_axes(*self._call.shape[2:]))
 
-    @outside_the_graph
+    @run_uncompiled
     def summary_in(self, rows: Axis, cols: Axis) -> Summary:
         """The same with a map in other bins."""
         mesh = fused.Mesh(rows, cols, self.device)
@@ -277,7 +277,7 @@ class Weights:
         self._guard()
         if self._statistic is None:
             with self._numbers():
-                if nothing_seen(self._problem()) is not None:
+                if empty_row_statistic(self._prepared()) is not None:
                     self._reduce(measures.statistic())
         return None if self._statistic is None else self._restore(self._statistic.squeeze(-1))
 
@@ -300,24 +300,24 @@ class Weights:
         with torch.no_grad(), no_autocast(self.device):
             yield
 
-    def _problem(self) -> Problem:
+    def _prepared(self) -> PreparedCall:
         self._guard()
         with no_autocast(self.device):
-            return prepared(self._call, self._statistic)
+            return prepare_with_kernel(self._call, self._statistic)
 
-    def _walked(self) -> Problem:
-        """The problem, for what is gathered block by block."""
-        if transformed():
+    def _walked(self) -> PreparedCall:
+        """The prepared, for what is gathered block by block."""
+        if in_functorch():
             raise ValueError(
                 "topk, pool, mass and summary are gathered block by block, in place, which torch.func cannot follow; "
                 "take them of weights(..., backend='reference').dense(), or outside of vmap, grad and their kin"
             )
-        return self._problem()
+        return self._prepared()
 
-    @outside_the_graph
+    @run_uncompiled
     def _by_blocks(self, reduction: Reduction) -> tuple[Tensor, Tensor | None]:
         with no_autocast(self.device):
-            return evaluate(self._problem(), reduction)
+            return evaluate(self._prepared(), reduction)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._call, self._statistic)
@@ -328,16 +328,16 @@ class Weights:
     def _reduce(self, reduction: Reduction) -> Tensor:
         if reduction.measure is not None and self._has_kernel(reduction.measure):
             return self._restore(self._measured(reduction.measure))
-        if transformed() and self._call.backend != "reference":
+        if in_functorch() and self._call.backend != "reference":
             raise ValueError(
                 "measures are taken block by block, in place, which torch.func cannot follow; "
                 "pass weights(..., backend='reference') to store the matrix"
             )
         if self._call.backend == "reference":
-            problem = self._problem()
+            prepared = self._prepared()
             with no_autocast(self.device):
-                A, statistic = reference.weigh(problem)
-                value = reduction.of(problem, problem.whole(), A, statistic)
+                A, statistic = reference.weigh(prepared)
+                value = reduction.of(prepared, prepared.whole(), A, statistic)
         else:
             value, statistic = self._by_blocks(reduction)
         if self._statistic is None and statistic is not None:
@@ -345,7 +345,7 @@ class Weights:
         return self._restore(value)
 
     def _differentiated(self) -> bool:
-        return forward_mode() or (torch.is_grad_enabled() and any(x.requires_grad for x in self._call.tensors()))
+        return in_forward_mode() or (torch.is_grad_enabled() and any(x.requires_grad for x in self._call.tensors()))
 
     def _has_kernel(self, measure: str | None = None) -> bool:
         """Is there a kernel for this call, and, where a measure is to be differentiated, for its gradient?"""
@@ -360,7 +360,7 @@ class Weights:
             return self._by_kernel(frozenset((measure,)))[measure]
 
     def _by_kernel(self, want: frozenset[str], bins: fused.Binning | None = None) -> dict[str, Tensor]:
-        return fused.reduced(self._call, self._fused_statistic(), want, bins)
+        return fused.reduce_by_kernel(self._call, self._fused_statistic(), want, bins)
 
     def _fused_statistic(self) -> Tensor:
         """The row statistic `b h i 1`, by a fused product where none has been taken yet."""
@@ -379,9 +379,9 @@ class Weights:
         known = self._statistic
         if known is not None and not self._differentiated() and call.backend != "reference":
             with self._numbers():
-                problem = prepared(call, take_entries(known, (batch, heads, rows)))
-                if problem.garbage is None:
-                    return measures.known_columns(problem, cols)
+                prepared = prepare_with_kernel(call, take_entries(known, (batch, heads, rows)))
+                if prepared.nonfinite_keys is None:
+                    return measures.known_columns(prepared, cols)
         part = Weights(call)._reduce(measures.columns(cols, call.shape[3]))
         return part.reshape(batch.numel(), heads.numel(), rows.numel(), cols.numel())
 

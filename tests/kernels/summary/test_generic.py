@@ -194,7 +194,7 @@ def test_groups_may_differ_between_batch_rows(terms, device, monkeypatch):
 @pytest.mark.usefixtures("no_walk")
 @pytest.mark.parametrize("terms", [*FEW.values(), *(TERMS[name] for name in ("dense", "alibi", "cap", "t5"))])
 def test_the_largest_weights_are_found_where_runs_of_keys_have_theirs(terms, device, monkeypatch):
-    monkeypatch.setattr("regard.ops.fused.topk_entries.ROOM", 1)
+    monkeypatch.setattr("regard.ops.fused.topk_entries.STRIP_BYTES", 1)
     q, k = torch.randn(2, 2, 19, 16, device=device), torch.randn(2, 1, 40, 16, device=device)
     A, exact = judged(q, k, terms)
     B = exact.dense()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import Causal, Diagonal, Dot, Weights, Window, weights
-from regard.ops.blocks import prepared_call as problem
+from regard.ops.blocks import prepared_call
 
 B, H, I, J = 2, 3, 50, 70
 close = torch.testing.assert_close
@@ -12,8 +12,8 @@ close = torch.testing.assert_close
 
 @pytest.fixture(autouse=True)
 def many_blocks(monkeypatch):
-    for name, value in (("ROWS", 16), ("COLS", 8), ("ENTRIES", 2**10)):
-        monkeypatch.setattr(problem, name, value)
+    for name, value in (("ROWS_PER_BLOCK", 16), ("KEYS_PER_TILE", 8), ("SCORES_PER_BLOCK", 2**10)):
+        monkeypatch.setattr(prepared_call, name, value)
 
 
 def even(offset: int, **terms) -> Weights:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import Blocks, Global, Near, Padding, Window, weights
-from regard.ops.blocks import prepared_call as problem
+from regard.ops.blocks import prepared_call
 
 B, H, N = 3, 2, 40
 LAYOUT = torch.zeros(B, H, 5, 5, dtype=torch.bool)
@@ -13,8 +13,8 @@ LAYOUT[0, 1], LAYOUT[1, 0], LAYOUT[2, :, :, 2] = True, torch.eye(5, dtype=torch.
 
 @pytest.fixture(autouse=True)
 def small_tiles_in_large_blocks(monkeypatch):
-    monkeypatch.setattr(problem, "ROWS", 16)
-    monkeypatch.setattr(problem, "COLS", 8)
+    monkeypatch.setattr(prepared_call, "ROWS_PER_BLOCK", 16)
+    monkeypatch.setattr(prepared_call, "KEYS_PER_TILE", 8)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def small_tiles_in_large_blocks(monkeypatch):
 def test_rows_of_one_block_see_what_their_own_mask_shows(mask):
     q, k = torch.randn(2, B, H, N, 4)
     A = weights(q, k, mask=mask)
-    blocks = [piece.block for piece in problem.pieces(problem.prepare(A._call))]
+    blocks = [piece.block for piece in prepared_call.planned_blocks(prepared_call.prepare(A._call))]
     assert all(block.batch == slice(0, B) and block.heads == slice(0, H) for block in blocks)
     seen = mask(*torch.meshgrid(*map(torch.arange, (B, H, N, N)), indexing="ij"))
     assert torch.equal(A.dense() > 0, seen)

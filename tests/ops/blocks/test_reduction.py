@@ -5,15 +5,15 @@ import torch
 
 import regard as R
 from regard import Causal, Entmax, Global, SinkSoftmax, Softmax, Sparsemax, Weights, Window, attend, weights
-from regard.ops.blocks import prepared_call as problem
+from regard.ops.blocks import prepared_call
 
 close = torch.testing.assert_close
 
 
 @pytest.fixture(autouse=True)
 def many_blocks(monkeypatch):
-    for name, value in (("ROWS", 4), ("COLS", 4), ("ENTRIES", 2**6)):
-        monkeypatch.setattr(problem, name, value)
+    for name, value in (("ROWS_PER_BLOCK", 4), ("KEYS_PER_TILE", 4), ("SCORES_PER_BLOCK", 2**6)):
+        monkeypatch.setattr(prepared_call, name, value)
 
 
 ASKED = {

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...checks import check_integer_tensor, check_number, check_tensor
-from ...ops.blocks.prepared_call import Problem
+from ...ops.blocks.prepared_call import PreparedCall
 from ...ops.blocks.reduction import Reduction
 from ...ops.shape import Sizes
 from ...ops.terms.coordinates import Block
@@ -47,7 +47,7 @@ def share(A: Weights, mask: Mask, *, queries: Bool[Tensor, "*b i"] | None = None
     mask.check(Sizes(b, h, call.k.shape[1], i, j, call.q.shape[3], call.k.shape[3], readable=True))
     mask = mask.map_tensors(lambda x: x.to(A.device))
 
-    def value(problem: Problem, block: Block, part: Tensor, x: Tensor | None) -> Tensor:
+    def value(prepared: PreparedCall, block: Block, part: Tensor, x: Tensor | None) -> Tensor:
         # Of weights that were selected, the mask numbers batch rows and heads as they stand now.
         return (part * mask.over(replace(block, batch_ids=None, head_ids=None))).sum(-1)
 
@@ -96,7 +96,7 @@ def diagonality(A: Weights, *, queries: Bool[Tensor, "*b i"] | None = None) -> F
     _, _, i, j = A.call.shape
     steepness, reach = (j - 1) / max(i - 1, 1), max(j - 1, 1)
 
-    def value(problem: Problem, block: Block, part: Tensor, x: Tensor | None) -> Tensor:
+    def value(prepared: PreparedCall, block: Block, part: Tensor, x: Tensor | None) -> Tensor:
         away = (block.row.to(part.dtype) * steepness - block.j).abs() / reach
         return (part * (1 - away)).sum(-1)
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ...ops.terms.normalizers import SinkSoftmax
-from ...ops.torch_state import transformed
+from ...ops.torch_state import in_functorch
 from ...ops.weights import Weights
 from .head_layout import MERGING_NAMES, HeadLayout, common_batch_dims, merged_batch_dims, with_batch_dims
 from .matmul import MATMUL_NAMES, Average, has_data, parse_average, parse_product
@@ -123,7 +123,7 @@ class Handwriting:
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
     ) -> Written | None:
         """Take in one call, that has run, of a function that `touches` scores; return an attention that it ends."""
-        if (not self._symbolic.entries and name not in BEGINNING) or transformed():
+        if (not self._symbolic.entries and name not in BEGINNING) or in_functorch():
             return None
         if name in MATMUL_NAMES:
             with torch.no_grad():

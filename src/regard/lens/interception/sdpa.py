@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function
 
-from ...ops.backends.torch_kernels import Kernel, fused
-from ...ops.torch_state import followed
+from ...ops.backends.torch_kernels import SdpaKernel, run_fused
+from ...ops.torch_state import is_traced
 
 SHORT, SHORT_ON_GPU = 2**13, 2**26  # entries of all matrices of an attention
 SDPA = torch._C._nn.scaled_dot_product_attention  # PyTorch's own, whatever its name in `F` stands for
@@ -139,10 +139,10 @@ def _by_kernel(
         return None
     # The question the function itself asks, so that the answer is the kernel it takes.
     kernel = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
-    if kernel <= Kernel.MATH:
+    if kernel <= SdpaKernel.MATH:
         return None
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    return fused(q, k, v, scale=scale, added=None, causal=causal, dropout=0.0, kernel=kernel)
+    return run_fused(q, k, v, scale=scale, added=None, causal=causal, dropout=0.0, kernel=kernel)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -151,5 +151,5 @@ def _plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
         not has_torch_function((q, k, v))
         and not torch._C._is_any_autocast_enabled()
         and (q.is_cuda or q.is_cpu)
-        and not followed()
+        and not is_traced()
     )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...ops.terms.masks import Causal, Padding, Window
 from ...ops.terms.normalizers import SinkSoftmax
-from ...ops.torch_state import followed
+from ...ops.torch_state import is_traced
 from ..recording.observed import ObservedAttention
 from ..recording.store import check_holds_numbers
 from ..terms.interpret import Reader
@@ -94,7 +94,7 @@ def _seeing(find: Callable[..., Any]) -> Callable[..., Any]:
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
         ) -> Any:
             q, k, v, mask = query, key, value, attention_mask
-            if followed():
+            if is_traced():
                 for watch in _watching(module):
                     check_holds_numbers(q, k, v)
                     watch.compiled = True
@@ -149,7 +149,7 @@ def _placing(find: Callable[..., Any]) -> Callable[..., Any]:
 
         def make(*args: Any, **kwargs: Any) -> Any:
             mask = function(*args, **kwargs)
-            if mask is not None and "q_offset" in kwargs and not followed():
+            if mask is not None and "q_offset" in kwargs and not is_traced():
                 size = int(kwargs["q_length"]), int(kwargs["kv_length"])
                 for watch in tuple(_WATCHES):  # whose model it is for nobody says, but in which thread it runs
                     watch.here.places[size] = int(kwargs["q_offset"]) - int(kwargs.get("kv_offset", 0))

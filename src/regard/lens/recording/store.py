@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...ops.memory_limit import parse_size
-from ...ops.torch_state import transformed
+from ...ops.torch_state import in_functorch
 
 
 class Kept(Protocol):
@@ -123,7 +123,7 @@ def check_parent_folder(path: Path) -> None:
 
 def check_holds_numbers(*args: Any, **kwargs: Any) -> None:
     """Raise where what an attention is called with cannot be kept: it stands for more, or for less, than it holds."""
-    if transformed():
+    if in_functorch():
         raise RuntimeError(
             "capture keeps numbers, and within torch.vmap, torch.func.grad and their kin tensors stand for others; "
             "call the model outside of it, on a batch, and backward() for gradients"

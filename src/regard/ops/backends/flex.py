@@ -22,8 +22,8 @@ from ..call import Call
 from ..terms.biases import Mod
 from ..terms.normalizers import SinkSoftmax, Softmax
 from ..terms.scores import Bilinear, Cosine, Dot
-from ..torch_state import forward_mode, outside_the_graph, transformed
-from .torch_kernels import cap, product
+from ..torch_state import in_forward_mode, in_functorch, run_uncompiled
+from .torch_kernels import scaled_product_inputs, score_cap
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -64,9 +64,9 @@ def objections(call: Call) -> list[str]:
         found.append(f"a GPU takes at most {MOST} pairs of a batch row and a head at once")
     if call.is_selection:
         found.append("it takes whole problems, not selections of rows and heads")
-    if transformed():
+    if in_functorch():
         found.append("torch.func cannot follow it")
-    if forward_mode():
+    if in_forward_mode():
         found.append("its kernels have no derivative in forward mode")
     return found
 
@@ -74,7 +74,7 @@ def objections(call: Call) -> list[str]:
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and, where it is asked for, the row statistic, `b h i 1`."""
     assert call.v is not None
-    q, k, scale = product(call)
+    q, k, scale = scaled_product_inputs(call)
     v = call.v
     # 0, as it nearly always is, is built into the kernel; others share one, which reads them. (Filled on the device:
     # a copy would wait for it.)
@@ -102,7 +102,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _score_mod(call: Call, offset: int | Tensor) -> Callable[..., Tensor] | None:
-    most = cap(call)
+    most = score_cap(call)
     bias: Mod | None = None
     if call.bias is not None:
         bias = call.bias.with_tensors(call.q.device, call.dtype).bind(call.q, call.k, offset)
@@ -116,7 +116,7 @@ def _score_mod(call: Call, offset: int | Tensor) -> Callable[..., Tensor] | None
     return mod
 
 
-@outside_the_graph
+@run_uncompiled
 def _tiles(call: Call, offset: int | Tensor) -> tuple[BlockMask, Tensor | None]:
     """The block mask of a call, and the keys that anyone sees, where those are not all."""
     from torch.nn.attention.flex_attention import BlockMask
@@ -145,7 +145,7 @@ def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
 def _attention(call: Call, told: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
         return _uncompiled
-    kind = skeleton(call.mask), skeleton(call.bias), cap(call), call.offset == 0, told
+    kind = skeleton(call.mask), skeleton(call.bias), score_cap(call), call.offset == 0, told
     return _compiled((*kind, call.shape[2:] if all(map(_is_a_context, call.shape[2:])) else None))
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..blocks.prepared_call import Problem, prepare
+from ..blocks.prepared_call import PreparedCall, prepare
 from ..call import Call
 from ..terms.scores import grouped_product
 
@@ -25,43 +25,43 @@ def objections(call: Call) -> list[str]:
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the row statistic, `b h i 1`."""
     assert call.v is not None
-    problem = prepare(call)
-    A, statistic = weigh(problem)
+    prepared = prepare(call)
+    A, statistic = weigh(prepared)
     A = F.dropout(A, call.dropout)
     v = call.v.to(A.dtype)
-    if problem.garbage is None:
+    if prepared.nonfinite_keys is None:
         out = grouped_product(A, v)
     else:
-        out = torch.einsum("b h i j, b h i j e -> b h i e", A, _own(problem, v))
+        out = torch.einsum("b h i j, b h i j e -> b h i e", A, _own(prepared, v))
     return out.to(call.v.dtype), statistic
 
 
-def weigh(problem: Problem) -> tuple[Tensor, Tensor | None]:
+def weigh(prepared: PreparedCall) -> tuple[Tensor, Tensor | None]:
     """All weights, `b h i j`, and the row statistic."""
-    at = problem.whole()
-    s = _scores(problem)
-    if problem.bias is not None:
-        s = s + problem.bias.over(at)
-    if problem.mask is not None:
-        s = torch.where(problem.mask.over(at), s, float("-inf"))
-    return problem.normalize.weigh(s, at)
+    at = prepared.whole()
+    s = _scores(prepared)
+    if prepared.bias is not None:
+        s = s + prepared.bias.over(at)
+    if prepared.mask is not None:
+        s = torch.where(prepared.mask.over(at), s, float("-inf"))
+    return prepared.normalize.weigh(s, at)
 
 
-def _scores(problem: Problem) -> Tensor:
-    if problem.garbage is None:
-        return problem.score.tile(problem.q, problem.k)
-    b, h, i, j = problem.shape
-    own = _own(problem, problem.k)
-    rows = [problem.score.tile(problem.q[:, :, [r]], own[:, :, r]) for r in range(i)]
+def _scores(prepared: PreparedCall) -> Tensor:
+    if prepared.nonfinite_keys is None:
+        return prepared.score.tile(prepared.q, prepared.k)
+    b, h, i, j = prepared.shape
+    own = _own(prepared, prepared.k)
+    rows = [prepared.score.tile(prepared.q[:, :, [r]], own[:, :, r]) for r in range(i)]
     return torch.cat([own.new_zeros(b, h, 0, j), *rows], 2)
 
 
-def _own(problem: Problem, x: Tensor) -> Tensor:
+def _own(prepared: PreparedCall, x: Tensor) -> Tensor:
     """`b g j d -> b h i j d`: keys or values as each query sees them, the hidden ones zeroed.
 
     What hidden keys hold, NaN included, then reaches neither a value nor a gradient.
     """
-    assert problem.mask is not None
-    visible = problem.mask.over(problem.whole()).expand(problem.shape)
+    assert prepared.mask is not None
+    visible = prepared.mask.over(prepared.whole()).expand(prepared.shape)
     x = x.repeat_interleave(visible.shape[1] // x.shape[1], 1)
     return torch.where(visible[..., None], x[:, :, None], 0.0)

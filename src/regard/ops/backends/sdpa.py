@@ -16,29 +16,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..blocks.mask_layout import remembered
-from ..blocks.prepared_call import clean, minus_infinity_where_not
+from ..blocks.prepared_call import additive_mask, all_values_finite
 from ..call import FLOATS, Call
 from ..terms.coordinates import Point
 from ..terms.masks import Causal, Padding
 from ..terms.masks.mask_algebra import And, Mask, conjuncts
 from ..terms.normalizers import Softmax
 from ..terms.scores import Bilinear, Cosine, Dot
-from ..torch_state import followed, forward_mode, readable
-from .sdpa_blocks import by_blocks
-from .torch_kernels import choice, fused, product, surely_fused
+from ..torch_state import can_read_values, in_forward_mode, is_traced
+from .sdpa_blocks import run_blocks
+from .torch_kernels import choose_kernel, is_surely_fused, run_fused, scaled_product_inputs
 
 name = "sdpa"
 DEVICES = ("cpu", "cuda")
 INF = float("inf")
-SMALL = 2**15  # entries of a mask that is made whole sooner than planned
+MAX_TILE_ENTRIES = 2**15  # entries of a mask that is made whole sooner than planned
 
 
-def at_once(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: int | None = None) -> Tensor | None:
+def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: int | None = None) -> Tensor | None:
     """Plain or causal attention of well-made tensors; None for any other call.
 
     A shortcut past `Call`: for short sequences, decoding above all, what surrounds the kernel costs more than it.
     """
-    if not (type(q) is type(k) is type(v) is Tensor) or followed() or forward_mode():
+    if not (type(q) is type(k) is type(v) is Tensor) or is_traced() or in_forward_mode():
         return None
     cuda, dtype, rows, keys = q.is_cuda, q.dtype, q.shape, k.shape
     if not (dtype == k.dtype == v.dtype) or not (q.device == k.device == v.device) or dtype not in FLOATS:
@@ -56,12 +56,16 @@ def at_once(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: int | No
     if offset is not None and (type(offset) is not int or offset != j - i):
         return None
     nearer = h == g and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
-    if cuda and not (nearer and surely_fused(q)) and not choice(q, k, v, added=None, causal=causal, dropout=0.0).fused:
+    if (
+        cuda
+        and not (nearer and is_surely_fused(q))
+        and not choose_kernel(q, k, v, added=None, causal=causal, dropout=0.0).is_fused
+    ):
         return None
     if nearer:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # the same kernel, nearer at hand
     else:
-        out, _ = fused(q, k, v, scale=d**-0.5, added=None, causal=causal, dropout=0.0)
+        out, _ = run_fused(q, k, v, scale=d**-0.5, added=None, causal=causal, dropout=0.0)
     if q.is_cuda or not causal:
         return out
     # What a hidden key holds may leak into the output, and from k and v into their gradients.
@@ -86,21 +90,23 @@ def objections(call: Call) -> list[str]:
         found.append("with dropout PyTorch stores the matrix")
     if call.v.shape[1] != call.k.shape[1] or call.v.shape[-1] != call.k.shape[-1]:
         found.append("with values of other heads or another width than keys PyTorch stores the matrix")
-    if forward_mode():
+    if in_forward_mode():
         found.append("its kernels have no derivative in forward mode")
     if found:
         return found
-    form = single(call)
-    if form is None and not readable(call.q):
+    form = plan_single_call(call)
+    if form is None and not can_read_values(call.q):
         return ["beyond plain, causal and padded calls it plans blocks, on the CPU and uncompiled"]
     if call.q.device.type == "cuda" and not torch.compiler.is_compiling():
         assert form is not None
         added = None if form.keys is None else call.q.new_zeros(1, 1, 1, call.shape[3])
-        kernel = choice(call.q, call.k, call.v, added=added, causal=form.causal, dropout=call.dropout)
-        return [] if kernel.fused else [f"PyTorch has no fused kernel for {call.q.dtype} of width {call.q.shape[-1]}"]
+        kernel = choose_kernel(call.q, call.k, call.v, added=added, causal=form.causal, dropout=call.dropout)
+        return (
+            [] if kernel.is_fused else [f"PyTorch has no fused kernel for {call.q.dtype} of width {call.q.shape[-1]}"]
+        )
     # Keys that no query sees are set to 0; what else a mask hides must be harmless.
     harmless = call.mask is None or (form is not None and form.keys is not None and not form.causal)
-    if not harmless and readable(call.q) and not clean(call):
+    if not harmless and can_read_values(call.q) and not all_values_finite(call):
         return ["hidden keys that hold NaN, Inf or huge numbers would leak through the kernel"]
     return []
 
@@ -108,10 +114,10 @@ def objections(call: Call) -> list[str]:
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the log-sum-exp of each row, `b h i 1`."""
     assert call.v is not None
-    form = single(call)
+    form = plan_single_call(call)
     if form is None:
-        return by_blocks(call)
-    q, k, scale = product(call)
+        return run_blocks(call)
+    q, k, scale = scaled_product_inputs(call)
     if call.bias is not None:  # its numbers may be finer, and larger, than half precision can tell
         q, k = q.to(call.dtype), k.to(call.dtype)
     v = call.v.to(q.dtype)
@@ -119,18 +125,18 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     if form.keys is not None:
         seen, empty, added = _hiding(call, form.keys, form.causal, q.dtype)
         q = q if empty is None else torch.where(empty, 0.0, q)
-        if not (readable(call.q) and clean(call)):
+        if not (can_read_values(call.q) and all_values_finite(call)):
             k, v = torch.where(seen.mT, k, 0.0), torch.where(seen.mT, v, 0.0)
     elif form.tile:
         added = _tile(call, q.dtype)
         empty = (added == -INF).all(-1, keepdim=True)
-    out, lse = fused(q, k, v, scale=scale, added=added, causal=form.causal, dropout=call.dropout)
+    out, lse = run_fused(q, k, v, scale=scale, added=added, causal=form.causal, dropout=call.dropout)
     if empty is not None and lse is not None:
         lse = torch.where(empty[..., 0], -INF, lse)  # the kernel calls the sum of an empty row 1
     return out.to(call.v.dtype), None if lse is None else lse[..., None]
 
 
-class Single(NamedTuple):
+class SingleCall(NamedTuple):
     """How one call of a kernel serves the whole attention."""
 
     causal: bool = False  # by the kernel's own mask
@@ -138,7 +144,7 @@ class Single(NamedTuple):
     tile: bool = False  # by adding the bias and the mask, made whole
 
 
-def single(call: Call) -> Single | None:
+def plan_single_call(call: Call) -> SingleCall | None:
     """The one call of a kernel that does it all, if there is one."""
     b, h, i, j = call.shape
     if not (b and i and j):
@@ -150,10 +156,10 @@ def single(call: Call) -> Single | None:
         if all(isinstance(term, (Causal, Padding)) for term in terms) and not (causal and call.row_ids is not None):
             keys = reduce(And, padding) if padding else None
             if not causal or (i == 1 and call.offset >= j - 1):
-                return Single(keys=keys)
+                return SingleCall(keys=keys)
             if i == j and call.offset == 0:  # where PyTorch's top left is our bottom right
-                return Single(causal=True, keys=keys)
-    return Single(tile=True) if readable(call.q) and b * h * i * j <= SMALL else None
+                return SingleCall(causal=True, keys=keys)
+    return SingleCall(tile=True) if can_read_values(call.q) and b * h * i * j <= MAX_TILE_ENTRIES else None
 
 
 def _hiding(call: Call, keys: Mask, causal: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -169,10 +175,10 @@ def _hiding(call: Call, keys: Mask, causal: bool, dtype: torch.dtype) -> tuple[T
         zero = torch.zeros((), dtype=torch.long, device=device)
         seen = keys.over(Point(batch.view(-1, 1, 1, 1), zero, zero, torch.arange(j, device=device)))
         empty = (seen.cumsum(-1) == 0).mT if causal else ~seen.any(-1, keepdim=True)
-        some = not readable(seen) or bool(empty.any())
-        return seen, empty if some else None, minus_infinity_where_not(seen, dtype)
+        some = not can_read_values(seen) or bool(empty.any())
+        return seen, empty if some else None, additive_mask(seen, dtype)
 
-    if followed() or call.batch_ids is not None:
+    if is_traced() or call.batch_ids is not None:
         return make()
     return remembered(keys, (call.shape, causal, dtype, call.q.device), make)
 
@@ -182,6 +188,6 @@ def _tile(call: Call, dtype: torch.dtype) -> Tensor:
     block = call.whole()
     added = torch.zeros((), dtype=dtype) if call.bias is None else call.bias.over(block).to(dtype)
     if call.mask is not None:
-        added = added + minus_infinity_where_not(call.mask.over(block), dtype)
+        added = added + additive_mask(call.mask.over(block), dtype)
     added = added[(None,) * (4 - added.ndim)]
     return added.expand(-1, -1, *call.shape[2:])

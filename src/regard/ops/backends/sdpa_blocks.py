@@ -8,34 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..blocks.prepared_call import Piece, Problem, minus_infinity_where_not, pieces, prepare
-from ..blocks.reduction import BLANK, Once, saveable
+from ..blocks.prepared_call import PlannedBlock, PreparedCall, additive_mask, planned_blocks, prepare
+from ..blocks.reduction import PLACEHOLDER, DifferentiableOnce, clone_if_inference
 from ..call import Call
 from ..terms.coordinates import Block, add_entries, take_entries
-from ..torch_state import check_single_gradient, outside_the_graph
+from ..torch_state import check_single_gradient, run_uncompiled
 
 INF = float("inf")
 aten = torch.ops.aten
 
 
-@outside_the_graph
-def by_blocks(call: Call) -> tuple[Tensor, Tensor]:
+@run_uncompiled
+def run_blocks(call: Call) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp of each row, `b h i 1`."""
     assert call.v is not None
-    problem = prepare(call)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (problem.q, problem.k, call.v.to(call.dtype)))
-    out, lse = Fused.apply(problem, q, k, v)
+    prepared = prepare(call)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (prepared.q, prepared.k, call.v.to(call.dtype)))
+    out, lse = BlockwiseSdpa.apply(prepared, q, k, v)
     return out.to(call.v.dtype), lse
 
 
-class Fused(torch.autograd.Function):
+class BlockwiseSdpa(torch.autograd.Function):
     """softmax(q k^T + tile) v over the parts of a problem; b h i d, b g j d, b g j d -> b h i d and b h i 1."""
 
     @staticmethod
-    def forward(ctx: Any, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, prepared: PreparedCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out = torch.zeros_like(q)
         lse = q.new_full((*q.shape[:3], 1), -INF)
-        for block, added in _parts(problem):
+        for block, added in _parts(prepared):
             rows, keys = _indices(block, k)
             part, total = aten._scaled_dot_product_flash_attention_for_cpu.default(
                 q[rows], take_entries(k, keys), take_entries(v, keys), attn_mask=added, scale=1.0
@@ -44,8 +44,8 @@ class Fused(torch.autograd.Function):
             # The kernel calls the sum of an empty row 1.
             empty = False if added is None else (added == -INF).all(-1)
             lse[rows] = torch.where(torch.as_tensor(empty), -INF, total)[..., None]
-        ctx.problem = problem.map_tensors(lambda _: BLANK)
-        ctx.save_for_backward(q, k, v, out, lse, *(saveable(x.detach()) for x in problem.tensors()))
+        ctx.prepared = prepared.map_tensors(lambda _: PLACEHOLDER)
+        ctx.save_for_backward(q, k, v, out, lse, *(clone_if_inference(x.detach()) for x in prepared.tensors()))
         ctx.mark_non_differentiable(lse)
         return out, lse
 
@@ -54,11 +54,11 @@ class Fused(torch.autograd.Function):
         check_single_gradient(grad)
         q, k, v, out, lse, *kept = ctx.saved_tensors
         queue = iter(kept)
-        problem = ctx.problem.map_tensors(lambda _: next(queue))
+        prepared = ctx.prepared.map_tensors(lambda _: next(queue))
         grad = grad.contiguous()
         grads = [torch.zeros_like(x) for x in (q, k, v)]
         with torch.no_grad():
-            for block, added in _parts(problem):
+            for block, added in _parts(prepared):
                 rows, keys = _indices(block, k)
                 # A row that sees nothing has no weights to differentiate; 0 keeps the kernel from -inf - -inf.
                 total = torch.where(lse[rows] == -INF, 0.0, lse[rows]).squeeze(-1)
@@ -77,21 +77,21 @@ class Fused(torch.autograd.Function):
                 for total_grad, index, part in zip(grads, (rows, keys, keys), parts, strict=True):
                     add_entries(total_grad, index, part)
         if torch.is_grad_enabled():
-            grads = [Once.apply(g, grad, q, k, v) for g in grads]
+            grads = [DifferentiableOnce.apply(g, grad, q, k, v) for g in grads]
         return None, *grads
 
 
-def _parts(problem: Problem) -> Iterator[tuple[Block, Tensor | None]]:
+def _parts(prepared: PreparedCall) -> Iterator[tuple[Block, Tensor | None]]:
     """Blocks, and what is added to their scores."""
-    return ((piece.block, _added(problem, piece)) for piece in pieces(problem))
+    return ((planned.block, _added(prepared, planned)) for planned in planned_blocks(prepared))
 
 
-def _added(problem: Problem, piece: Piece) -> Tensor | None:
+def _added(prepared: PreparedCall, planned: PlannedBlock) -> Tensor | None:
     """The bias of a block, -inf where the mask hides: b h|1 i j."""
-    block = piece.block
-    added = None if problem.bias is None else problem.bias.over(block)
-    if problem.mask is not None and piece.masked is not None:
-        hidden = minus_infinity_where_not(problem.mask.over(block), problem.q.dtype)
+    block = planned.block
+    added = None if prepared.bias is None else prepared.bias.over(block)
+    if prepared.mask is not None and planned.masked is not None:
+        hidden = additive_mask(prepared.mask.over(block), prepared.q.dtype)
         added = hidden if added is None else added + hidden
     if added is None:
         return None

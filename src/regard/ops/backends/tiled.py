@@ -11,17 +11,17 @@ from ..blocks.prepared_call import prepare
 from ..blocks.products import product
 from ..blocks.reduction import evaluate
 from ..call import Call
-from ..torch_state import outside_the_graph, transformed
+from ..torch_state import in_functorch, run_uncompiled
 
 name = "tiled"
 
 
 def objections(call: Call) -> list[str]:
     """What keeps this backend from running the call."""
-    return ["it works block by block, in place, which torch.func cannot follow"] if transformed() else []
+    return ["it works block by block, in place, which torch.func cannot follow"] if in_functorch() else []
 
 
-@outside_the_graph
+@run_uncompiled
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the row statistic, `b h i 1`."""
     assert call.v is not None

@@ -17,7 +17,7 @@ from ..call import Call
 from ..terms.scores import Dot
 
 
-class Kernel(IntEnum):
+class SdpaKernel(IntEnum):
     """The kernels `torch._fused_sdp_choice` chooses from; math stores the matrix."""
 
     ERROR = -1
@@ -27,12 +27,12 @@ class Kernel(IntEnum):
     CUDNN = 3
 
     @property
-    def fused(self) -> bool:
+    def is_fused(self) -> bool:
         """Does it keep the matrix out of memory?"""
-        return self > Kernel.MATH
+        return self > SdpaKernel.MATH
 
 
-def fused(
+def run_fused(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -45,8 +45,8 @@ def fused(
 ) -> tuple[Tensor, Tensor | None]:
     """`b h i d, b g j d, b g j d -> b h i d` and `b h i`; `causal` counts from the top left.
 
-    `kernel` is PyTorch's choice for these tensors, if it was asked already. Compiled for a GPU there is no log-sum-exp:
-    the compiler chooses the kernel.
+    `kernel` is PyTorch's choice for these tensors, if the caller knows it. Compiled for a GPU, the compiler chooses
+    the kernel and there is no log-sum-exp.
     """
     if q.is_cpu:
         if kernel is None and not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
@@ -55,7 +55,7 @@ def fused(
             q, k, v, is_causal=causal, attn_mask=added, scale=scale
         )
         return out, lse
-    added = _aligned(added, q)
+    added = _align_rows(added, q)
     if torch.compiler.is_compiling():
         grouped = q.shape[1] != k.shape[1]
         out = F.scaled_dot_product_attention(
@@ -63,32 +63,34 @@ def fused(
         )
         return out, None
     i, d = q.shape[2:]
-    match choice(q, k, v, added=added, causal=causal, dropout=dropout) if kernel is None else kernel:
-        case Kernel.FLASH:
+    match choose_kernel(q, k, v, added=added, causal=causal, dropout=dropout) if kernel is None else kernel:
+        case SdpaKernel.FLASH:
             if d % 8:
                 q, k, v = (F.pad(x, (0, -d % 8)) for x in (q, k, v))
             out, lse, *_ = torch._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)
             return out[..., :d] if d % 8 else out, lse
-        case Kernel.EFFICIENT:
+        case SdpaKernel.EFFICIENT:
             out, lse, *_ = torch._scaled_dot_product_efficient_attention(
                 q, k, v, added, True, dropout, causal, scale=scale
             )
-        case Kernel.CUDNN:
+        case SdpaKernel.CUDNN:
             out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
                 q, k, v, added, True, dropout, causal, False, scale=scale
             )
         case other:
-            raise RuntimeError(f"PyTorch takes {Kernel(other).name} for q {tuple(q.shape)} {q.dtype}, no fused kernel")
+            raise RuntimeError(
+                f"PyTorch takes {SdpaKernel(other).name} for q {tuple(q.shape)} {q.dtype}, no fused kernel"
+            )
     return out, lse.flatten(2)[..., :i]  # b h i-rounded-up of efficient, b h i 1 of cuDNN
 
 
-def choice(q: Tensor, k: Tensor, v: Tensor, *, added: Tensor | None, causal: bool, dropout: float) -> Kernel:
+def choose_kernel(q: Tensor, k: Tensor, v: Tensor, *, added: Tensor | None, causal: bool, dropout: float) -> SdpaKernel:
     """The kernel PyTorch takes for these tensors on a GPU."""
     grouped = q.shape[1] != k.shape[1]
-    return Kernel(torch._fused_sdp_choice(q, k, v, _aligned(added, q), dropout, causal, enable_gqa=grouped))
+    return SdpaKernel(torch._fused_sdp_choice(q, k, v, _align_rows(added, q), dropout, causal, enable_gqa=grouped))
 
 
-def surely_fused(q: Tensor) -> bool:
+def is_surely_fused(q: Tensor) -> bool:
     """Is there a fused kernel for q on a GPU, and keys and values like it, square under a causal mask?
 
     For most calls what PyTorch would choose is known, and in a short call asking costs nearly as much as all else.
@@ -105,7 +107,7 @@ def _has_flash(device: int) -> bool:
     return built and (8, 0) <= torch.cuda.get_device_capability(device) <= (12, 1)
 
 
-def product(call: Call) -> tuple[Tensor, Tensor, float]:
+def scaled_product_inputs(call: Call) -> tuple[Tensor, Tensor, float]:
     """q and k such that the score is their product times a positive number, in the dtype the kernels take."""
     match call.score:
         case Dot(scale=scale) if not isinstance(scale, Tensor):
@@ -118,12 +120,12 @@ def product(call: Call) -> tuple[Tensor, Tensor, float]:
     return (q, k, 1.0) if q.is_cpu else (q.to(call.q.dtype), k.to(call.q.dtype), 1.0)
 
 
-def cap(call: Call) -> float | None:
+def score_cap(call: Call) -> float | None:
     """Where scores level off, if they do."""
     return call.score.cap if isinstance(call.score, Dot) else None
 
 
-def _aligned(added: Tensor | None, q: Tensor) -> Tensor | None:
+def _align_rows(added: Tensor | None, q: Tensor) -> Tensor | None:
     """The same numbers over b h i j, rows starting at addresses the kernels take."""
     if added is None:
         return None

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..blocks.prepared_call import Problem, prepare
+from ..blocks.prepared_call import PreparedCall, prepare
 from ..blocks.products import product
-from ..blocks.reduction import Once, evaluate
+from ..blocks.reduction import DifferentiableOnce, evaluate
 from ..call import Call
 from ..terms.normalizers import Softmax
 from ..terms.scores import Additive, grouped_product
-from ..torch_state import check_single_gradient, followed, forward_mode, outside_the_graph, transformed
+from ..torch_state import check_single_gradient, in_forward_mode, in_functorch, is_traced, run_uncompiled
 
 name = "triton"
 DEVICES = ("cuda",)  # on the CPU Triton interprets a kernel: good for tests alone
@@ -24,46 +24,46 @@ DEVICES = ("cuda",)  # on the CPU Triton interprets a kernel: good for tests alo
 
 def objections(call: Call) -> list[str]:
     """What keeps this backend from running the call."""
-    found = unavailable(call)
+    found = kernel_objections(call)
     if not isinstance(call.score, Additive):
         found.append("it is for additive scores; for products PyTorch's kernels are as fast")
-    if transformed():
+    if in_functorch():
         found.append("it works block by block, in place, which torch.func cannot follow")
-    if forward_mode():
+    if in_forward_mode():
         found.append("its kernels have no derivative in forward mode")
     return found
 
 
-@outside_the_graph
+@run_uncompiled
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the row statistic, `b h i 1`."""
     assert call.v is not None
-    if _small(call):
+    if _can_store_scores(call):
         assert isinstance(call.score, Additive)
-        out, statistic = AtOnce.apply(call.q, call.k, call.v, call.score.u)
+        out, statistic = StoredAdditiveAttention.apply(call.q, call.k, call.v, call.score.u)
         return out, statistic
-    out, statistic = evaluate(prepared(call), product(call.v, call.dropout))
+    out, statistic = evaluate(prepare_with_kernel(call), product(call.v, call.dropout))
     return out.to(call.v.dtype), statistic
 
 
-def prepared(call: Call, statistic: Tensor | None = None) -> Problem:
+def prepare_with_kernel(call: Call, statistic: Tensor | None = None) -> PreparedCall:
     """The work per token, with additive scores by our kernel where it can make them."""
-    kernel = isinstance(call.score, Additive) and call.backend in (None, name) and not (followed() or objections(call))
+    kernel = isinstance(call.score, Additive) and call.backend in (None, name) and not (is_traced() or objections(call))
     return replace(prepare(call, statistic), kernel=kernel)
 
 
-WHOLE = 2**24  # scores that are kept at once; more are cut into blocks
+MAX_STORED_SCORES = 2**24  # scores that are kept at once; more are cut into blocks
 
 
-def _small(call: Call) -> bool:
+def _can_store_scores(call: Call) -> bool:
     """May the scores be kept, and are they all there is to it?"""
     b, h, i, j = call.shape
     plain = call.mask is None and call.bias is None and type(call.normalize) is Softmax and not call.dropout
     chosen = call.is_selection
-    return plain and not chosen and 0 < b * h * i * j <= WHOLE
+    return plain and not chosen and 0 < b * h * i * j <= MAX_STORED_SCORES
 
 
-class AtOnce(torch.autograd.Function):
+class StoredAdditiveAttention(torch.autograd.Function):
     """softmax(u . tanh(q + k)) v with the weights kept for the backward: few launches where the matrix is small."""
 
     @staticmethod
@@ -93,16 +93,16 @@ class AtOnce(torch.autograd.Function):
         grads = dq, dk, dv, du
         if torch.is_grad_enabled():
             # Somebody means to differentiate these gradients; let them hear that it cannot be done here.
-            return tuple(Once.apply(x, grad, A, v, *at_hand[:3]) for x in grads)
+            return tuple(DifferentiableOnce.apply(x, grad, A, v, *at_hand[:3]) for x in grads)
         return grads
 
 
-def unavailable(call: Call) -> list[str]:
+def kernel_objections(call: Call) -> list[str]:
     """What keeps any of our kernels from these tensors."""
     found = []
     if call.q.device.type not in DEVICES:
         found.append(f"it is compiled for GPUs, and q is on {call.q.device}")
-    elif not installed():
+    elif not is_installed():
         found.append("Triton is not installed; pip install triton")
     if call.q.dtype == torch.float64:
         found.append("its arithmetic is float32")
@@ -110,6 +110,6 @@ def unavailable(call: Call) -> list[str]:
 
 
 @cache
-def installed() -> bool:
+def is_installed() -> bool:
     """Is there a Triton?"""
     return find_spec("triton") is not None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..torch_state import no_tangents
+from ..torch_state import refuse_jvp
 
 REACH = 15.0  # exp(2 * REACH) and its inverse are far inside float32
 ENTRIES = 2**19  # pairs x features of a piece: two megabytes of float32
@@ -37,7 +37,7 @@ def additive_scores(q: Tensor, k: Tensor, u: Tensor) -> Tensor:
 class AdditiveScores(torch.autograd.Function):
     """n i d, n j d, n d -> n i j."""
 
-    jvp = staticmethod(no_tangents)
+    jvp = staticmethod(refuse_jvp)
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, u: Tensor) -> Tensor:

@@ -14,30 +14,30 @@ from torch import Tensor
 
 from ..terms.coordinates import Block
 from ..terms.normalizers import SinkSoftmax, Softmax
-from .prepared_call import Piece, Problem, pieces
-from .reduction import Reduction, normalized, nothing_seen, scores, weigh
+from .prepared_call import PlannedBlock, PreparedCall, planned_blocks
+from .reduction import Reduction, empty_row_statistic, normalized, scores, weigh
 
 How = Literal["mean", "sum", "max"]
 
 
 def entropy() -> Reduction:
     """-sum_j A log A, in nats: `b h i`."""
-    return Reduction(lambda problem, block, A, x: _entropy(A), "rows", measure="entropy")
+    return Reduction(lambda prepared, block, A, x: _entropy(A), "rows", measure="entropy")
 
 
 def received() -> Reduction:
     """sum_i A: `b h j`."""
-    return Reduction(lambda problem, block, A, x: A.sum(-2), "keys", measure="received")
+    return Reduction(lambda prepared, block, A, x: A.sum(-2), "keys", measure="received")
 
 
 def largest() -> Reduction:
     """max_j A: `b h i`."""
-    return Reduction(lambda problem, block, A, x: A.amax(-1) if A.shape[-1] else A.sum(-1), "rows", measure="max")
+    return Reduction(lambda prepared, block, A, x: A.amax(-1) if A.shape[-1] else A.sum(-1), "rows", measure="max")
 
 
 def distance() -> Reduction:
     """sum_j A abs(i - j): `b h i`."""
-    return Reduction(lambda problem, block, A, x: (A * (block.i - block.j).abs()).sum(-1), "rows", measure="distance")
+    return Reduction(lambda prepared, block, A, x: (A * (block.i - block.j).abs()).sum(-1), "rows", measure="distance")
 
 
 def statistic() -> Reduction:
@@ -48,7 +48,7 @@ def statistic() -> Reduction:
 def columns(ids: Tensor, n_j: int) -> Reduction:
     """Whole columns of A: `b h i ids`."""
 
-    def value(problem: Problem, block: Block, A: Tensor, x: Tensor | None) -> Tensor:
+    def value(prepared: PreparedCall, block: Block, A: Tensor, x: Tensor | None) -> Tensor:
         # Keys the block leaves out have weight 0: they are read from one more column, of zeros.
         place = torch.full((n_j,), A.shape[-1], device=A.device)
         place[block.cols] = torch.arange(A.shape[-1], device=A.device)
@@ -57,15 +57,15 @@ def columns(ids: Tensor, n_j: int) -> Reduction:
     return Reduction(value, "rows", (ids.numel(),))
 
 
-def known_columns(problem: Problem, ids: Tensor) -> Tensor:
+def known_columns(prepared: PreparedCall, ids: Tensor) -> Tensor:
     """The same columns where the row statistic is known, without a gradient: only those keys are scored."""
-    b, h, i, _ = problem.shape
+    b, h, i, _ = prepared.shape
     parts = []
     step = max(1, 2**20 // max(1, b * h * ids.numel()))
     for start in range(0, i, step):
-        block = problem.block(slice(0, b), slice(0, h), slice(start, min(start + step, i)), ids)
-        parts.append(weigh(problem, Piece(block, slice(0, ids.numel())))[0])
-    return torch.cat(parts, 2) if parts else problem.q.new_zeros(b, h, 0, ids.numel())
+        block = prepared.block(slice(0, b), slice(0, h), slice(start, min(start + step, i)), ids)
+        parts.append(weigh(prepared, PlannedBlock(block, slice(0, ids.numel())))[0])
+    return torch.cat(parts, 2) if parts else prepared.q.new_zeros(b, h, 0, ids.numel())
 
 
 def _entropy(A: Tensor) -> Tensor:
@@ -73,24 +73,24 @@ def _entropy(A: Tensor) -> Tensor:
 
 
 def fold(
-    problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int
+    prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Entropy, received mass, maximum, distance and the map of bin sums, in one pass, and the row statistic."""
-    b, h, i, j = problem.shape
+    b, h, i, j = prepared.shape
     shapes = {"entropy": (i,), "received": (j,), "max": (i,), "distance": (i,), "map": (rows, cols)}
-    found = {name: problem.q.new_zeros(b, h, *shape) for name, shape in shapes.items()}
-    statistic = nothing_seen(problem) if problem.statistic is None else problem.statistic.clone()
-    for piece in pieces(problem):
-        block = piece.block
+    found = {name: prepared.q.new_zeros(b, h, *shape) for name, shape in shapes.items()}
+    statistic = empty_row_statistic(prepared) if prepared.statistic is None else prepared.statistic.clone()
+    for planned in planned_blocks(prepared):
+        block = planned.block
         at = block.batch, block.heads, block.rows
-        s = scores(problem, piece)
-        if problem.statistic is not None and isinstance(problem.normalize, (Softmax, SinkSoftmax)):
-            log = s.sub_(_finite(problem.statistic[at]))
+        s = scores(prepared, planned)
+        if prepared.statistic is not None and isinstance(prepared.normalize, (Softmax, SinkSoftmax)):
+            log = s.sub_(_finite(prepared.statistic[at]))
             A = log.exp()
-            entropies = _entropy_by_logs(A, log, hidden=piece.masked is not None or problem.bias is not None)
+            entropies = _entropy_by_logs(A, log, hidden=planned.masked is not None or prepared.bias is not None)
         else:
-            A, rows_statistic = normalized(problem, block, s)
-            entropies = _entropy_of(problem, A, s, rows_statistic)
+            A, rows_statistic = normalized(prepared, block, s)
+            entropies = _entropy_of(prepared, A, s, rows_statistic)
             if statistic is not None and rows_statistic is not None:
                 statistic[at] = rows_statistic
         found["max"][at] = A.amax(-1)
@@ -102,26 +102,26 @@ def fold(
     return found, statistic
 
 
-def bin_sums(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
+def bin_sums(prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
     """The sum of A over each pair of a row bin and a column bin, bins given as ids `1 i` or `b i`: `b h rows cols`."""
-    b, h, _, _ = problem.shape
-    sums = torch.zeros(b, h, rows, cols, dtype=problem.q.dtype, device=problem.q.device)
-    for piece in pieces(problem):
-        block = piece.block
-        A, _ = weigh(problem, piece)
+    b, h, _, _ = prepared.shape
+    sums = torch.zeros(b, h, rows, cols, dtype=prepared.q.dtype, device=prepared.q.device)
+    for planned in planned_blocks(prepared):
+        block = planned.block
+        A, _ = weigh(prepared, planned)
         for one, row_ids, col_ids in _per_batch(row_bins, col_bins, block):
             by_bin, bins = _sum_rows(A[one], row_ids)
             _add_columns(sums[block.batch, block.heads][one], by_bin, bins, col_ids)
     return sums
 
 
-def bin_maxima(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
+def bin_maxima(prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
     """The largest entry of A in each pair of bins: `b h rows cols`."""
-    b, h, _, _ = problem.shape
-    maxima = torch.zeros(b, h, rows, cols, dtype=problem.q.dtype, device=problem.q.device)
-    for piece in pieces(problem):
-        block = piece.block
-        A, _ = weigh(problem, piece)
+    b, h, _, _ = prepared.shape
+    maxima = torch.zeros(b, h, rows, cols, dtype=prepared.q.dtype, device=prepared.q.device)
+    for planned in planned_blocks(prepared):
+        block = planned.block
+        A, _ = weigh(prepared, planned)
         ids = row_bins[0, block.rows]
         for row_bin in ids.unique().tolist():
             tallest = A[:, :, ids == row_bin].amax(2)
@@ -130,15 +130,15 @@ def bin_maxima(problem: Problem, row_bins: Tensor, col_bins: Tensor, rows: int, 
     return maxima
 
 
-def top(problem: Problem, k: int) -> tuple[Tensor, Tensor]:
+def top(prepared: PreparedCall, k: int) -> tuple[Tensor, Tensor]:
     """The k largest entries of each row and their keys: `b h i k` twice."""
-    b, h, i, j = problem.shape
-    values = torch.zeros(b, h, i, k, dtype=problem.q.dtype, device=problem.q.device)
+    b, h, i, j = prepared.shape
+    values = torch.zeros(b, h, i, k, dtype=prepared.q.dtype, device=prepared.q.device)
     # Rows that see nothing: k keys of weight 0.
-    indices = torch.arange(k, device=problem.q.device).expand(b, h, i, k).clone()
-    for piece in pieces(problem):
-        block = piece.block
-        A, _ = weigh(problem, piece)
+    indices = torch.arange(k, device=prepared.q.device).expand(b, h, i, k).clone()
+    for planned in planned_blocks(prepared):
+        block = planned.block
+        A, _ = weigh(prepared, planned)
         ids = block.j
         if ids.numel() < k:
             unseen = torch.ones(j, dtype=torch.bool, device=A.device)
@@ -151,9 +151,9 @@ def top(problem: Problem, k: int) -> tuple[Tensor, Tensor]:
     return values, indices
 
 
-def _entropy_of(problem: Problem, A: Tensor, s: Tensor, statistic: Tensor | None) -> Tensor:
+def _entropy_of(prepared: PreparedCall, A: Tensor, s: Tensor, statistic: Tensor | None) -> Tensor:
     """The entropy of each row; spends the scores, which nobody needs after it."""
-    if not isinstance(problem.normalize, (Softmax, SinkSoftmax)) or statistic is None:
+    if not isinstance(prepared.normalize, (Softmax, SinkSoftmax)) or statistic is None:
         return _entropy(A)
     return _entropy_by_logs(A, s.sub_(_finite(statistic)), hidden=True)
 

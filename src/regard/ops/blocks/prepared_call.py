@@ -1,4 +1,4 @@
-"""Problem: one attention after its work per token, and its matrix cut into blocks of rows.
+"""PreparedCall: one attention after its work per token, and its matrix cut into blocks of rows.
 
 A block is some rows against every key they can see. Because it holds whole rows, any normalizer can run on it, and
 because empty tiles are left out of it, a sparse mask costs what it shows.
@@ -22,17 +22,17 @@ from ..terms.mask_tiles import Grid
 from ..terms.masks.mask_algebra import Mask
 from ..terms.normalizers import Normalizer
 from ..terms.scores import Additive, Score, select_heads
-from ..torch_state import followed
+from ..torch_state import is_traced
 
 Flags = npt.NDArray[np.bool_]
 
-ROWS = 192  # rows of a block
-COLS = 64  # keys of a tile that can be skipped
-ENTRIES = 2**21  # scores a block holds at once
+ROWS_PER_BLOCK = 192  # rows of a block
+KEYS_PER_TILE = 64  # keys of a tile that can be skipped
+SCORES_PER_BLOCK = 2**21  # scores a block holds at once
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class PreparedCall:
     """q and k as the score prepared them, the other terms as they are, and what is known of the rows so far."""
 
     q: Tensor  # b h i d
@@ -47,7 +47,7 @@ class Problem:
     batch_ids: Tensor | None
     head_ids: Tensor | None
     row_ids: Tensor | None
-    garbage: Tensor | None = None  # b j, keys that hold NaN, Inf or the like; None where every tensor is clean
+    nonfinite_keys: Tensor | None = None  # b j, keys that hold NaN, Inf or huge numbers; None if there are none
     statistic: Tensor | None = None  # b h i 1
     dense: bool = False  # one block for the whole, as the reference asks
     kernel: bool = False  # additive scores by our kernel
@@ -62,7 +62,7 @@ class Problem:
         terms = (self.score, self.mask, self.bias, self.normalize)
         return [self.q, self.k, self.raw, *(x for term in terms if term is not None for x in term.tensors())]
 
-    def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> Problem:
+    def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> PreparedCall:
         """The same problem over other tensors, visited in the order of `tensors()`."""
         return replace(
             self,
@@ -97,12 +97,14 @@ class Problem:
         return self.block(*(slice(0, n) for n in self.shape))
 
 
-def prepare(call: Call, statistic: Tensor | None = None) -> Problem:
+def prepare(call: Call, statistic: Tensor | None = None) -> PreparedCall:
     """Do the work per token, in the dtype of accumulation."""
     score = call.score
     if isinstance(score, Additive) and call.head_ids is not None:
         score = Additive(select_heads(score.u, 2, call.head_ids))
-    problem = Problem(
+    # A hidden key must change nothing, NaN included. While PyTorch traces, values cannot be read.
+    may_skip_scan = call.mask is None or is_traced() or all_values_finite(call)
+    prepared = PreparedCall(
         call.q.to(call.dtype),
         call.k.to(call.dtype),
         call.q,
@@ -115,143 +117,144 @@ def prepare(call: Call, statistic: Tensor | None = None) -> Problem:
         batch_ids=call.batch_ids,
         head_ids=call.head_ids,
         row_ids=call.row_ids,
-        # Where a compiler or torch.func follows along, no number can be looked at.
-        garbage=None if call.mask is None or followed() or clean(call) else _garbage(call),
+        nonfinite_keys=None if may_skip_scan else _find_nonfinite_keys(call),
         statistic=statistic,
         dense=call.backend == "reference",
     )
-    q, k = (problem.q, problem.k) if problem.garbage is None else _zero_unseen(problem)
+    q, k = (prepared.q, prepared.k) if prepared.nonfinite_keys is None else _zero_hidden_tokens(prepared)
     q, k = call.score.prepare(q, k, call.head_ids)
-    return replace(problem, q=q, k=k)
+    return replace(prepared, q=q, k=k)
 
 
 @dataclass(frozen=True)
-class Piece:
+class PlannedBlock:
     """A block of a plan, and the part of its keys where the mask must be looked at entry by entry."""
 
     block: Block
     masked: slice | None
 
 
-def pieces(problem: Problem) -> Iterator[Piece]:
+def planned_blocks(prepared: PreparedCall) -> Iterator[PlannedBlock]:
     """The blocks that cover every visible entry of the matrix, in a fixed order."""
-    b, h, i, j = problem.shape
+    b, h, i, j = prepared.shape
     if not (b and h and i and j):
         return
-    if problem.dense:
-        whole = Piece(problem.whole(), None if problem.mask is None else slice(0, j))
-        yield from [whole] if problem.garbage is None else _unmixed(problem, whole)
+    if prepared.dense:
+        whole = PlannedBlock(prepared.whole(), None if prepared.mask is None else slice(0, j))
+        yield from [whole] if prepared.nonfinite_keys is None else _split_until_uniform(prepared, whole)
         return
-    most, entries = (ROWS, ENTRIES) if problem.q.is_cpu else (8 * ROWS, 32 * ENTRIES)  # it takes more to fill a GPU
-    rows = min(i, most, max(16, entries // j))
-    for start, some, full in _row_tiles(problem, rows):
-        widest = int(some.any((0, 1)).sum()) * COLS
+    entries = SCORES_PER_BLOCK if prepared.q.is_cpu else 32 * SCORES_PER_BLOCK  # a GPU needs larger blocks to be busy
+    rows = min(i, ROWS_PER_BLOCK if prepared.q.is_cpu else 8 * ROWS_PER_BLOCK, max(16, entries // j))
+    for start, some, full in _row_tiles(prepared, rows):
+        widest = int(some.any((0, 1)).sum()) * KEYS_PER_TILE
         if not widest:
             continue
         fit = max(1, entries // (rows * min(widest, j)))
-        for batch, heads in _shares(b, h, problem.g, fit):
-            seen = np.any(_within(some, batch, heads), axis=(0, 1)), np.all(_within(full, batch, heads), axis=(0, 1))
-            keys = _keys(*seen, problem)
+        for batch, heads in _batch_and_head_slices(b, h, prepared.g, fit):
+            any_visible = np.any(_flags_of(some, batch, heads), axis=(0, 1))
+            all_visible = np.all(_flags_of(full, batch, heads), axis=(0, 1))
+            keys = _visible_keys(any_visible, all_visible, prepared)
             if keys is not None:
                 cols, masked = keys
-                block = problem.block(batch, heads, slice(start, min(start + rows, i)), cols)
-                piece = Piece(block, None if problem.mask is None else masked)
-                yield from [piece] if problem.garbage is None else _unmixed(problem, piece)
+                block = prepared.block(batch, heads, slice(start, min(start + rows, i)), cols)
+                planned = PlannedBlock(block, None if prepared.mask is None else masked)
+                yield from [planned] if prepared.nonfinite_keys is None else _split_until_uniform(prepared, planned)
 
 
-def biased_and_masked(problem: Problem, piece: Piece, s: Tensor) -> Tensor:
+def add_bias_and_mask(prepared: PreparedCall, planned: PlannedBlock, s: Tensor) -> Tensor:
     """Scores with the bias added and hidden entries at -inf."""
-    block = piece.block
-    if problem.bias is not None:
-        s = s + problem.bias.over(block)
-    if problem.mask is None or piece.masked is None:
+    block = planned.block
+    if prepared.bias is not None:
+        s = s + prepared.bias.over(block)
+    if prepared.mask is None or planned.masked is None:
         return s
-    if problem.garbage is not None:
-        return torch.where(problem.mask.over(block), s, -math.inf)
+    if prepared.nonfinite_keys is not None:
+        return torch.where(prepared.mask.over(block), s, -math.inf)
     # Behind autograd's back: adding a constant changes no gradient, and no score here is kept for one.
-    seen = problem.mask.over(_narrow(block, piece.masked))
-    s.detach()[..., piece.masked] += minus_infinity_where_not(seen, s.dtype)
+    seen = prepared.mask.over(_narrow_keys(block, planned.masked))
+    s.detach()[..., planned.masked] += additive_mask(seen, s.dtype)
     return s
 
 
-def minus_infinity_where_not(seen: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where True, -inf where False: far cheaper to add than a masked fill."""
     return 1 - seen.to(dtype).reciprocal()  # 1 - 1/1 is 0, 1 - 1/0 is -inf
 
 
-def taken(problem: Problem, block: Block, x: Tensor, index: tuple[slice, slice, Selector]) -> Tensor:
+def take_visible(prepared: PreparedCall, block: Block, x: Tensor, index: tuple[slice, slice, Selector]) -> Tensor:
     """A block's part of keys or values; where garbage may be about, those no row of the block sees read as 0."""
     x = block.take(x, index)
-    if problem.garbage is None:
+    if prepared.nonfinite_keys is None:
         return x
-    seen = _visibility(problem, block).any(-2)
+    seen = _visibility(prepared, block).any(-2)
     seen = seen.unflatten(1, (x.shape[1], -1)).any(2)
     return torch.where(seen[..., None], x, 0.0)
 
 
-def clean(call: Call) -> bool:
+def all_values_finite(call: Call) -> bool:
     """True unless some tensor holds NaN, Inf or numbers so large that a product may overflow.
 
     Where a mask hides such a number, it must change nothing, and plain arithmetic would let it through.
     """
     biases = [] if call.bias is None else [x for x in call.bias.tensors() if x.is_floating_point()]
     values = [] if call.v is None else [call.v]
-    return all(_tame(x) for x in (call.q, call.k, *values)) and all(_tame_above(x) for x in biases)
+    return all(_is_safe(x) for x in (call.q, call.k, *values)) and all(_is_safe_above(x) for x in biases)
 
 
-def _tame(x: Tensor) -> bool:
+def _is_safe(x: Tensor) -> bool:
     """True unless the tensor holds NaN, Inf or the like: its norm is no less than its largest entry."""
-    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.promote_types(x.dtype, torch.float32))) < _limit(x)
+    norm = torch.linalg.vector_norm(x.detach(), dtype=torch.promote_types(x.dtype, torch.float32))
+    return float(norm) < _largest_safe_value(x)
 
 
-def _tame_above(x: Tensor) -> bool:
+def _is_safe_above(x: Tensor) -> bool:
     # -inf in a bias hides, and does so safely.
-    return not x.numel() or bool(x.detach().amax() < _limit(x))
+    return not x.numel() or bool(x.detach().amax() < _largest_safe_value(x))
 
 
-def _limit(x: Tensor) -> float:
+def _largest_safe_value(x: Tensor) -> float:
     return torch.finfo(torch.promote_types(x.dtype, torch.float32)).max ** 0.5 / 16
 
 
-def _garbage(call: Call) -> Tensor:
-    """Which keys hold what `clean` objects to in any head or feature, `b j`."""
+def _find_nonfinite_keys(call: Call) -> Tensor:
+    """Which keys hold what `all_values_finite` objects to in any head or feature, `b j`."""
     values = [] if call.v is None else [call.v]
-    bad = [~(x.detach().abs() < _limit(x)).all(-1).all(1) for x in (call.k, *values)]
+    bad = [~(x.detach().abs() < _largest_safe_value(x)).all(-1).all(1) for x in (call.k, *values)]
     return bad[0] if len(bad) == 1 else bad[0] | bad[1]
 
 
-def _zero_unseen(problem: Problem) -> tuple[Tensor, Tensor]:
+def _zero_hidden_tokens(prepared: PreparedCall) -> tuple[Tensor, Tensor]:
     """q and k with queries that see no key, and keys that no query sees, set to 0."""
-    b, h, i, j = problem.shape
-    rows = torch.zeros(b, h, i, dtype=torch.bool, device=problem.q.device)
-    keys = torch.zeros(b, j, dtype=torch.bool, device=problem.q.device)
-    for piece in pieces(replace(problem, garbage=None)):
-        block = piece.block
-        seen = _visibility(problem, block)
+    b, h, i, j = prepared.shape
+    rows = torch.zeros(b, h, i, dtype=torch.bool, device=prepared.q.device)
+    keys = torch.zeros(b, j, dtype=torch.bool, device=prepared.q.device)
+    for planned in planned_blocks(replace(prepared, nonfinite_keys=None)):
+        block = planned.block
+        seen = _visibility(prepared, block)
         rows[block.batch, block.heads, block.rows] = seen.any(-1)
         keys[block.batch, block.cols] |= seen.any(-2).any(1)
-    return torch.where(rows[..., None], problem.q, 0.0), torch.where(keys[:, None, :, None], problem.k, 0.0)
+    return torch.where(rows[..., None], prepared.q, 0.0), torch.where(keys[:, None, :, None], prepared.k, 0.0)
 
 
-def _row_tiles(problem: Problem, rows: int) -> Iterator[tuple[int, Flags, Flags]]:
+def _row_tiles(prepared: PreparedCall, rows: int) -> Iterator[tuple[int, Flags, Flags]]:
     """For each row tile: its first row, and which key tiles have some or all entries visible, b|1 h|1 tiles."""
-    _, _, i, j = problem.shape
-    cols = -(-j // COLS)
-    if problem.mask is None:
+    _, _, i, j = prepared.shape
+    cols = -(-j // KEYS_PER_TILE)
+    if prepared.mask is None:
         everything = np.ones((1, 1, cols), dtype=bool)
         yield from ((start, everything, everything) for start in range(0, i, rows))
         return
-    whole = problem.whole()
-    stride = rows * max(1, ENTRIES // cols)
+    whole = prepared.whole()
+    stride = rows * max(1, SCORES_PER_BLOCK // cols)
     for first in range(0, i, stride):
         last = min(first + stride, i)
-        tiles = problem.mask.tiles(Grid(replace(whole, rows=slice(first, last)), rows, COLS))
+        tiles = prepared.mask.tiles(Grid(replace(whole, rows=slice(first, last)), rows, KEYS_PER_TILE))
         count = -(-(last - first) // rows)
         some, full = (x.expand(*x.shape[:2], count, cols).cpu().numpy() for x in tiles)
         yield from ((first + n * rows, some[:, :, n], full[:, :, n]) for n in range(count))
 
 
-def _shares(b: int, h: int, g: int, fit: int) -> Iterator[tuple[slice, slice]]:
+def _batch_and_head_slices(b: int, h: int, g: int, fit: int) -> Iterator[tuple[slice, slice]]:
     """Batch rows and heads, about `fit` of them at a time: whole groups that share a key head, or even parts of one."""
     group = h // g
     if fit >= h:
@@ -265,51 +268,51 @@ def _shares(b: int, h: int, g: int, fit: int) -> Iterator[tuple[slice, slice]]:
             yield slice(b0, min(b0 + batch, b)), slice(h0, min(h0 + heads, h))
 
 
-def _within(flags: Flags, batch: slice, heads: slice) -> Flags:
+def _flags_of(flags: Flags, batch: slice, heads: slice) -> Flags:
     return flags[batch if flags.shape[0] > 1 else slice(None), heads if flags.shape[1] > 1 else slice(None)]
 
 
-def _keys(some: Flags, full: Flags, problem: Problem) -> tuple[Selector, slice | None] | None:
+def _visible_keys(some: Flags, full: Flags, prepared: PreparedCall) -> tuple[Selector, slice | None] | None:
     """The keys of the visible tiles, and which of them need the mask entry by entry; None where there are none."""
-    j = problem.k.shape[2]
+    j = prepared.k.shape[2]
     tiles = np.flatnonzero(some)
     if not tiles.size:
         return None
     first, last = int(tiles[0]), int(tiles[-1])
     if last - first + 1 > tiles.size:
-        scattered = (tiles[:, None] * COLS + np.arange(COLS)).ravel()
+        scattered = (tiles[:, None] * KEYS_PER_TILE + np.arange(KEYS_PER_TILE)).ravel()
         scattered = scattered[scattered < j]
-        return torch.from_numpy(scattered).to(problem.q.device), slice(0, scattered.size)
-    cols = slice(first * COLS, min((last + 1) * COLS, j))
+        return torch.from_numpy(scattered).to(prepared.q.device), slice(0, scattered.size)
+    cols = slice(first * KEYS_PER_TILE, min((last + 1) * KEYS_PER_TILE, j))
     part = np.flatnonzero(~full[first : last + 1])
     if not part.size:
         return cols, None
-    return cols, slice(int(part[0]) * COLS, min((int(part[-1]) + 1) * COLS, cols.stop - cols.start))
+    return cols, slice(int(part[0]) * KEYS_PER_TILE, min((int(part[-1]) + 1) * KEYS_PER_TILE, cols.stop - cols.start))
 
 
-def _narrow(block: Block, part: slice) -> Block:
+def _narrow_keys(block: Block, part: slice) -> Block:
     if isinstance(block.cols, Tensor):
         return replace(block, cols=block.cols[part])
     return replace(block, cols=slice(block.cols.start + part.start, block.cols.start + part.stop))
 
 
-def _visibility(problem: Problem, block: Block) -> Tensor:
-    assert problem.mask is not None
+def _visibility(prepared: PreparedCall, block: Block) -> Tensor:
+    assert prepared.mask is not None
     n_j = block.j.numel()
     shape = (block.b.numel(), block.h.numel(), block.row.numel(), n_j)
-    return problem.mask.over(replace(block, take=take_entries)).expand(shape)
+    return prepared.mask.over(replace(block, take=take_entries)).expand(shape)
 
 
-def _unmixed(problem: Problem, piece: Piece) -> Iterator[Piece]:
+def _split_until_uniform(prepared: PreparedCall, planned: PlannedBlock) -> Iterator[PlannedBlock]:
     """Split a block until each garbage key in it is seen by all the rows that share it, or by none of them."""
-    block = piece.block
-    assert problem.garbage is not None
-    garbage = problem.garbage[block.batch][:, block.cols]
-    seen = _visibility(problem, block)
+    block = planned.block
+    assert prepared.nonfinite_keys is not None
+    garbage = prepared.nonfinite_keys[block.batch][:, block.cols]
+    seen = _visibility(prepared, block)
     mixed = (seen.any(-2).any(1) & ~seen.all(-2).all(1) & garbage).any()
     rows, heads = block.rows, block.heads
     if not bool(mixed) or block.row.numel() == block.h.numel() == 1:
-        yield Piece(block, slice(0, block.j.numel()))
+        yield PlannedBlock(block, slice(0, block.j.numel()))
         return
     if block.h.numel() > 1:
         parts = [replace(block, heads=slice(n, n + 1)) for n in range(heads.start, heads.stop)]
@@ -317,4 +320,4 @@ def _unmixed(problem: Problem, piece: Piece) -> Iterator[Piece]:
         middle = (rows.start + rows.stop) // 2
         parts = [replace(block, rows=slice(rows.start, middle)), replace(block, rows=slice(middle, rows.stop))]
     for part in parts:
-        yield from _unmixed(problem, Piece(part, piece.masked))
+        yield from _split_until_uniform(prepared, PlannedBlock(part, planned.masked))

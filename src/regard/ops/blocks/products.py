@@ -8,7 +8,7 @@ from torch import Tensor
 from ..call import Call
 from ..terms.coordinates import Block
 from ..terms.scores import grouped_product
-from .prepared_call import Problem, taken
+from .prepared_call import PreparedCall, take_visible
 from .reduction import Reduction
 
 
@@ -16,11 +16,11 @@ def product(x: Tensor, dropout: float = 0.0) -> Reduction:
     """dropout(A) @ x, x with g, h or 1 heads: `b h i j, b g j e -> b h i e`."""
     seed = int(torch.randint(2**62, ())) if dropout else 0
 
-    def value(problem: Problem, block: Block, A: Tensor, x: Tensor | None) -> Tensor:
+    def value(prepared: PreparedCall, block: Block, A: Tensor, x: Tensor | None) -> Tensor:
         assert x is not None
         if dropout:
             A = A * _keep(A, dropout, seed, block)
-        part = taken(problem, block, x, (block.batch, block.head_slice(x.shape[1]), block.cols))
+        part = take_visible(prepared, block, x, (block.batch, block.head_slice(x.shape[1]), block.cols))
         return grouped_product(A, part.to(A.dtype))
 
     return Reduction(value, "rows", (x.shape[-1],), x)
@@ -29,7 +29,7 @@ def product(x: Tensor, dropout: float = 0.0) -> Reduction:
 def transposed_product(x: Tensor) -> Reduction:
     """A.T @ x, x with g, h or 1 heads: `b h i j, b g i e -> b h j e`."""
 
-    def value(problem: Problem, block: Block, A: Tensor, x: Tensor | None) -> Tensor:
+    def value(prepared: PreparedCall, block: Block, A: Tensor, x: Tensor | None) -> Tensor:
         assert x is not None
         part = block.take(x, (block.batch, block.head_slice(x.shape[1]), block.rows)).to(A.dtype)
         part = part.repeat_interleave(A.shape[1] // part.shape[1], 1) if part.shape[1] != A.shape[1] else part

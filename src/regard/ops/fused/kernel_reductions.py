@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from ..backends import triton
-from ..backends.torch_kernels import cap, product
+from ..backends.torch_kernels import scaled_product_inputs, score_cap
 from ..blocks.measures import How
 from ..blocks.pool_bins import Axis, area
-from ..blocks.reduction import Once, saveable
+from ..blocks.reduction import DifferentiableOnce, clone_if_inference
 from ..call import Call
 from ..terms.normalizers import SinkSoftmax, Softmax
 from ..terms.scores import Bilinear, Cosine, Dot, Location
-from ..torch_state import check_single_gradient, followed, forward_mode
+from ..torch_state import check_single_gradient, in_forward_mode, is_traced
 from .kernel_terms import Tiling, banded, expressible, kernel_bias, pattern
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     Binning = Callable[[Config], Bins]  # bins as a cut of the matrix takes them
 
 
-EVERY = slice(None)
+ALL_BATCH_ROWS = slice(None)
 MAP = frozenset(("map",))
 
 
 def objections(call: Call) -> list[str]:
     """What keeps the kernel from reducing the weights of a call."""
-    found = triton.unavailable(call)
+    found = triton.kernel_objections(call)
     if not isinstance(call.score, (Dot, Cosine, Bilinear, Location)):
         found.append(f"{type(call.score).__name__} is no product of queries and keys")
     if not isinstance(call.normalize, (Softmax, SinkSoftmax)):
@@ -46,46 +46,46 @@ def objections(call: Call) -> list[str]:
         found.append(f"the kernel takes widths up to 256, got {call.k.shape[-1]}")
     if call.is_selection:
         found.append("it takes whole problems, not selections of rows and heads")
-    if followed():
+    if is_traced():
         found.append("it is launched uncompiled")
-    if forward_mode():
+    if in_forward_mode():
         found.append("it has no derivative in forward mode")
     return found
 
 
-def reduced(
-    call: Call, statistic: Tensor, want: frozenset[str], bins: Binning | None = None, batch: slice = EVERY
+def reduce_by_kernel(
+    call: Call, statistic: Tensor, want: frozenset[str], bins: Binning | None = None, batch: slice = ALL_BATCH_ROWS
 ) -> dict[str, Tensor]:
     """Any of "entropy", "received", "max", "distance", and of bins "map", "peaks", from the row statistic `b h i 1`.
 
     A map holds sums, or what a `Mesh` asks for.
     """
-    q, k, scale = product(call)
+    q, k, scale = scaled_product_inputs(call)
     lse = statistic.squeeze(-1).to(torch.float32)
-    problem = (q, k, lse) if batch is EVERY else (q[batch], k[batch], lse[batch])
+    inputs = (q, k, lse) if batch is ALL_BATCH_ROWS else (q[batch], k[batch], lse[batch])
     asked = {"want": want, "scale": scale, "offset": call.offset}
     band = _band_for_hopper(call, q, want, bins)
     if band is None:
-        found = _by_any_gpu(call, problem, asked, bins, batch)
+        found = _by_any_gpu(call, inputs, asked, bins, batch)
     else:
-        found = _by_hopper(problem, asked, band.of(batch), bins)
+        found = _by_hopper(inputs, asked, band.of(batch), bins)
     return {name: value for name, value in found._asdict().items() if value is not None}
 
 
 def _by_any_gpu(
-    call: Call, problem: tuple[Tensor, Tensor, Tensor], asked: dict[str, Any], bins: Binning | None, batch: slice
+    call: Call, inputs: tuple[Tensor, Tensor, Tensor], asked: dict[str, Any], bins: Binning | None, batch: slice
 ) -> Reduced:
     from ...kernels.summary import generic as reduce
 
-    q = problem[0]
+    q = inputs[0]
     cut = reduce.config(q.shape[-1], q.dtype)
     binned = None if bins is None else bins(cut)
     dealt = binned.dealt if binned is not None and call.shape[2] else None
     found = reduce.reduce(
-        *problem,
+        *inputs,
         **asked,
         cut=cut,
-        cap=cap(call),
+        cap=score_cap(call),
         pattern=pattern(call, Tiling(cut.rows, cut.cols, dealt)).of(batch),
         bias=kernel_bias(call).of(batch),
         bins=binned,
@@ -97,15 +97,15 @@ def _by_any_gpu(
 
 
 def _by_hopper(
-    problem: tuple[Tensor, Tensor, Tensor], asked: dict[str, Any], band: Pattern, bins: Binning | None
+    inputs: tuple[Tensor, Tensor, Tensor], asked: dict[str, Any], band: Pattern, bins: Binning | None
 ) -> Reduced:
     from ...kernels.summary.hopper_launcher import summary
 
     if not isinstance(bins, Mesh):
-        return summary(*problem, **asked, pattern=band)
+        return summary(*inputs, **asked, pattern=band)
     high, wide = bins.rows.size or 1, bins.cols.size or 1  # they have one, or the kernel would not take them
     share = 1 / (high * wide) if bins.how == "mean" else 1.0
-    found = summary(*problem, **asked, pattern=band, shape=bins.shape, sizes=(high, wide), share=share)
+    found = summary(*inputs, **asked, pattern=band, shape=bins.shape, sizes=(high, wide), share=share)
     if bins.how == "mean" and found.map is not None:  # of fewer entries, where the last bins hold fewer
         if bins.rows.last < high:
             found.map[..., -1, :] *= high / max(1, bins.rows.last)
@@ -120,7 +120,7 @@ def _band_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning 
         is_hopper(q.device)
         and isinstance(call.normalize, Softmax)
         and call.bias is None
-        and cap(call) is None
+        and score_cap(call) is None
         and "peaks" not in want
         and (bins is None or isinstance(bins, Mesh))
         and not torch.are_deterministic_algorithms_enabled()
@@ -189,10 +189,10 @@ def group_sums(call: Call, statistic: Tensor, query_groups: Tensor, key_groups: 
 
     def sums(queries: Tensor, keys: Tensor, batch: slice) -> Tensor:
         ids = queries.to(torch.int32), keys.to(torch.int32)
-        return reduced(call, statistic, MAP, lambda cut: binned(*ids, (rows, cols), cut, None), batch)["map"]
+        return reduce_by_kernel(call, statistic, MAP, lambda cut: binned(*ids, (rows, cols), cut, None), batch)["map"]
 
     if query_groups.shape[0] == key_groups.shape[0] == 1:
-        return sums(query_groups[0], key_groups[0], EVERY)
+        return sums(query_groups[0], key_groups[0], ALL_BATCH_ROWS)
     # A kernel deals out the same rows for every batch row: groups of their own take a launch each.
     b = call.shape[0]
     each = zip(query_groups.expand(b, -1), key_groups.expand(b, -1), strict=True)
@@ -203,9 +203,12 @@ def transposed_product(call: Call, statistic: Tensor, x: Tensor) -> Tensor:
     """A.T @ x from the row statistic `b h i 1`: `b 1|g|h i e -> b h j e`, features in parts as wide as a tile."""
     from ...kernels.weighted_products import by_keys
 
-    q, k, scale = product(call)
+    q, k, scale = scaled_product_inputs(call)
     lse = statistic.squeeze(-1).to(torch.float32)
-    parts = [by_keys(q, k, lse, part, **_setting(call, q, part, scale, keys=True)) for part in x.split(WIDEST, dim=-1)]
+    parts = [
+        by_keys(q, k, lse, part, **_product_arguments(call, q, part, scale, keys=True))
+        for part in x.split(MAX_PRODUCT_WIDTH, dim=-1)
+    ]
     return torch.cat(parts, -1) if parts else x.new_zeros(*call.shape[:2], call.shape[3], 0, dtype=torch.float32)
 
 
@@ -215,22 +218,22 @@ def differentiable(call: Call, measure: str) -> bool:
     return (
         measure in ("entropy", "received")
         and isinstance(call.normalize, Softmax)
-        and cap(call) is None
+        and score_cap(call) is None
         and not any(x.requires_grad for x in beside)
     )
 
 
 def differentiated(call: Call, statistic: Tensor, measure: str) -> Tensor:
     """Entropy or received mass, with its gradient for q and k."""
-    q, k, scale = product(call)
-    value: Tensor = Measured.apply(Setting(call, scale, measure), statistic.detach(), q, k)
+    q, k, scale = scaled_product_inputs(call)
+    value: Tensor = KernelMeasure.apply(MeasureSettings(call, scale, measure), statistic.detach(), q, k)
     return value
 
 
-WIDEST = 256
+MAX_PRODUCT_WIDTH = 256
 
 
-class Setting(NamedTuple):
+class MeasureSettings(NamedTuple):
     """What a measure is taken of, beside the tensors."""
 
     call: Call
@@ -238,17 +241,17 @@ class Setting(NamedTuple):
     measure: str
 
 
-class Measured(torch.autograd.Function):
+class KernelMeasure(torch.autograd.Function):
     """Entropy or received mass by one kernel; their gradients by two products with W = dL/ds."""
 
     @staticmethod
-    def forward(ctx: Any, setting: Setting, statistic: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        value = reduced(setting.call, statistic, frozenset((setting.measure,)))[setting.measure]
+    def forward(ctx: Any, setting: MeasureSettings, statistic: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        value = reduce_by_kernel(setting.call, statistic, frozenset((setting.measure,)))[setting.measure]
         ctx.setting = setting
         needed = (value.clone(),) if setting.measure == "entropy" else ()  # the value itself may be written to
         # Terms stay whole, with the tiles they remember; their tensors are saved so that a change in place is refused.
         terms = (term for term in (setting.call.mask, setting.call.bias) if term is not None)
-        held = [saveable(x.detach()) for term in terms for x in term.tensors()]
+        held = [clone_if_inference(x.detach()) for term in terms for x in term.tensors()]
         ctx.save_for_backward(statistic, q, k, *needed, *held)
         return value
 
@@ -264,25 +267,25 @@ class Measured(torch.autograd.Function):
             if measure == "entropy":
                 tilt = Tilt(nothing_key, grad * needed[0], grad)
             else:
-                mean = by_rows(q, k, lse, grad[..., None], **_setting(call, q, grad[..., None], scale))
+                mean = by_rows(q, k, lse, grad[..., None], **_product_arguments(call, q, grad[..., None], scale))
                 tilt = Tilt(grad, mean.squeeze(-1), nothing_row)
-            dq = scale * by_rows(q, k, lse, k, **_setting(call, q, k, scale), tilt=tilt)
-            dk = scale * by_keys(q, k, lse, q, **_setting(call, q, q, scale, keys=True), tilt=tilt)
+            dq = scale * by_rows(q, k, lse, k, **_product_arguments(call, q, k, scale), tilt=tilt)
+            dk = scale * by_keys(q, k, lse, q, **_product_arguments(call, q, q, scale, keys=True), tilt=tilt)
             dk = dk.unflatten(1, (k.shape[1], -1)).sum(2)
             grads = dq.to(q.dtype), dk.to(k.dtype)
         if torch.is_grad_enabled():
-            return None, None, *(Once.apply(x, grad, q, k) for x in grads)
+            return None, None, *(DifferentiableOnce.apply(x, grad, q, k) for x in grads)
         return None, None, *grads
 
 
-def _setting(call: Call, q: Tensor, x: Tensor, scale: float, keys: bool = False) -> dict[str, Any]:
+def _product_arguments(call: Call, q: Tensor, x: Tensor, scale: float, keys: bool = False) -> dict[str, Any]:
     from ...kernels.weighted_products import config
 
     cut = config(q.shape[-1], x.shape[-1], torch.promote_types(q.dtype, x.dtype))
     return {
         "scale": scale,
         "offset": call.offset,
-        "cap": cap(call),
+        "cap": score_cap(call),
         "pattern": pattern(call, Tiling(cut.rows, cut.cols, by_keys=keys)),
         "bias": kernel_bias(call),
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends.torch_kernels import cap, product
+from ..backends.torch_kernels import scaled_product_inputs, score_cap
 from ..call import Call
 from .kernel_terms import Tiling, kernel_bias, pattern
 
@@ -27,11 +27,11 @@ def top(call: Call, statistic: Tensor, k: int) -> tuple[Tensor, Tensor]:
     from ...kernels.summary import generic as reduce
     from ...kernels.topk_scores import run_scores
 
-    q, keys, scale = product(call)
+    q, keys, scale = scaled_product_inputs(call)
     b, h, i, j = call.shape
     cut = reduce.config(q.shape[-1], q.dtype)
     lse = statistic.to(torch.float32)
-    size = 4 * -(-j // cut.run) + ENTRY * k * cut.run  # bytes a row
+    size = 4 * -(-j // cut.run) + BYTES_PER_ENTRY * k * cut.run  # bytes a row
     values = torch.empty(b, h, i, k, device=q.device, dtype=torch.float32)
     indices = torch.empty(b, h, i, k, dtype=torch.long, device=q.device)
     maxima = reduce.run_maxima(
@@ -41,10 +41,10 @@ def top(call: Call, statistic: Tensor, k: int) -> tuple[Tensor, Tensor]:
         scale=scale,
         offset=call.offset,
         cut=cut,
-        cap=cap(call),
+        cap=score_cap(call),
         pattern=pattern(call, Tiling(cut.rows, cut.cols)),
         bias=kernel_bias(call),
-        strip=ROOM // max(1, b * h * size),
+        strip=STRIP_BYTES // max(1, b * h * size),
     )
     for rows, largest in maxima:
         runs = largest.topk(min(k, largest.shape[-1]), sorted=False).indices
@@ -55,8 +55,8 @@ def top(call: Call, statistic: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, indices
 
 
-ROOM = 2**27  # bytes of a strip of rows
-ENTRY = 32  # of an entry that is looked at: its key twice, its score, its weight, whether it is seen
+STRIP_BYTES = 2**27  # bytes of a strip of rows
+BYTES_PER_ENTRY = 32  # of an entry that is looked at: its key twice, its score, its weight, whether it is seen
 
 
 def _weights(call: Call, s: Tensor, lse: Tensor, rows: slice, j: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def _weights(call: Call, s: Tensor, lse: Tensor, rows: slice, j: Tensor) -> Tens
         torch.arange(rows.start, rows.stop, device=device)[:, None],
         j.clamp(max=n_j - 1),
     )
-    most = cap(call)
+    most = score_cap(call)
     s = s if most is None else torch.tanh(s / most) * most
     if call.bias is not None:
         s = s + call.bias.with_tensors(device, call.dtype).bind(call.q, call.k, call.offset)(*at)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...checks import check_broadcast, check_number
 from ..shape import Sizes
-from ..torch_state import forward_mode
+from ..torch_state import in_forward_mode
 from .biases import Bias
 from .coordinates import Coordinates
 from .term import Term, term
@@ -170,7 +170,7 @@ class Hard(Normalizer):
     def weigh(self, s: Tensor, at: Coordinates) -> tuple[Tensor, Tensor]:
         statistic = self.statistic(s, at)
         hard = self.map(s, statistic, at)
-        if s.requires_grad or forward_mode():
+        if s.requires_grad or in_forward_mode():
             soft, _ = Softmax().weigh(s, at)
             hard = hard + (soft - soft.detach())
         return hard, statistic

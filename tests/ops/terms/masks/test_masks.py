@@ -157,8 +157,8 @@ def test_weights_are_zero_exactly_where_the_predicate_hides(mask, rule, offset):
 
 @pytest.mark.parametrize(("mask", "rule", "offset"), cases(OFFSETS))
 def test_weights_are_zero_exactly_where_the_predicate_hides_in_many_tiles(mask, rule, offset, monkeypatch):
-    monkeypatch.setattr("regard.ops.blocks.prepared_call.ROWS", 2)
-    monkeypatch.setattr("regard.ops.blocks.prepared_call.COLS", 5)
+    monkeypatch.setattr("regard.ops.blocks.prepared_call.ROWS_PER_BLOCK", 2)
+    monkeypatch.setattr("regard.ops.blocks.prepared_call.KEYS_PER_TILE", 5)
     assert torch.equal(weights(Q, K, mask=mask, offset=offset).dense() > 0, plain(rule, offset))
 
 
