@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.data import Lines, Tokenizer, ids_of, questions
 from regard.models import Bert, BertConfig, BertPretraining, mask_words, pretrained
-from regard.tasks.image_inputs import Changed
+from regard.tasks.image_inputs import MappedBatches
 from regard.train import Shuffled, Stopped, find, load, own_device
 
 from .script import falling, parser, train
@@ -85,7 +85,7 @@ def main() -> None:
         losses = [model.loss({name: x.to(own_device()) for name, x in batch.items()}) for batch in kept]
         return {"loss": sum(float(one.sum) for one in losses) / sum(float(one.count) for one in losses)}
 
-    batches = Changed(Shuffled(rows.short + rows.long[::EACH]), rows.masked)
+    batches = MappedBatches(Shuffled(rows.short + rows.long[::EACH]), rows.masked)
     rate = falling(given, 5e-4)
     try:
         train(given, model, batches, evaluate, rate=rate, evaluate_every=1000)

@@ -15,7 +15,7 @@ import typer
 
 import regard
 from regard import cli
-from regard.cli.runs import EVALUATIONS, question, shared
+from regard.cli.runs import EVALUATIONS, shared_flags, task_settings
 from regard.train import CheckpointError, NonFiniteError, ResourceError, checkpoint
 from tests.cli.commands import SMALL, run, well
 
@@ -123,7 +123,7 @@ def test_explain_does_not_go_by_what_memory_held_before(monkeypatch):
 
 
 def test_benchmarks_are_those_of_a_clone(monkeypatch, tmp_path):
-    monkeypatch.setattr("regard.cli.explain.CLONE", tmp_path)
+    monkeypatch.setattr("regard.cli.explain.REPOSITORY", tmp_path)
     assert run("bench") == (
         2,
         "",
@@ -222,11 +222,11 @@ def test_the_best_checkpoint_is_chosen_by_the_metric_named(files, tmp_path):
 
 def test_a_task_that_cannot_be_asked_is_named(translator):
     with pytest.raises(ValueError, match=r"is of the task 'translation', expected 'painting' or 'music'"):
-        question({"painting": None, "music": None}, [translator], {})
+        task_settings({"painting": None, "music": None}, [translator], {})
 
 
 def test_a_flag_of_several_tasks_is_one_and_tells_what_each_takes_it_for():
-    panels = shared(EVALUATIONS)
+    panels = shared_flags(EVALUATIONS)
     names = [flag.name for some in panels.values() for flag in some]
     assert len(names) == len(set(names))
     [beam] = [flag for flag in panels["Several tasks"] if flag.name == "--beam"]
@@ -238,7 +238,7 @@ def test_flags_of_one_name_that_mean_different_things_are_a_mistake():
     number = dataclasses.make_dataclass("Number", [("size", Annotated[int, "how many"], 3)])
     text = dataclasses.make_dataclass("Text", [("size", Annotated[str, "which"], "a")])
     with pytest.raises(TypeError, match="--size must be the same field of the same type in painting, music; name one"):
-        shared({"painting": number, "music": text})
+        shared_flags({"painting": number, "music": text})
 
 
 def test_a_run_ends_with_the_average_it_was_asked_for(files, tmp_path):

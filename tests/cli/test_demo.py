@@ -7,8 +7,7 @@ import re
 import pytest
 from matplotlib.image import imread
 
-from regard.cli import gallery
-from regard.cli.gallery import Chapter, Example
+from regard.cli.demo import DemoChapter, DemoExample, save_page
 from tests.cli.commands import run, well
 
 NAMES = ("dates-rnn", "dates-transformer", "digits", "shapes")
@@ -18,9 +17,9 @@ BARS = {"dates-rnn": 95, "dates-transformer": 95, "digits": 97, "shapes": 95}
 @pytest.fixture
 def quick(monkeypatch):
     """Little data to make and to test on."""
-    for kind in ("DATES", "SCENES"):
+    for kind in ("TRAINING_DATES", "TRAINING_SCENES"):
         monkeypatch.setattr(f"regard.cli.demo.{kind}", 200)
-    monkeypatch.setattr("regard.cli.demo.TESTED", 20)
+    monkeypatch.setattr("regard.cli.demo.TEST_EXAMPLES", 20)
 
 
 def test_a_quick_look_runs_from_end_to_end_and_goes_on_where_it_was(quick, tmp_path):
@@ -50,10 +49,10 @@ def test_a_demo_of_no_steps_is_refused(tmp_path):
 
 def test_whatever_a_model_writes_is_text_on_the_page(tmp_path):
     hostile = '<script>alert("1")</script>'
-    example = Example(given=hostile, found=hostile, right="a")
+    example = DemoExample(given=hostile, found=hostile, right="a")
     made = {"title": hostile, "quality": hostile, "page": tmp_path / 'a".html'}
-    chapter = Chapter(**made, examples=[example], pictures=[tmp_path / "<b>.png"])
-    page = gallery.save([chapter], tmp_path).read_text()
+    chapter = DemoChapter(**made, examples=[example], pictures=[tmp_path / "<b>.png"])
+    page = save_page([chapter], tmp_path).read_text()
     assert "<script" not in page
     assert "<b>" not in page
     assert 'href="a&quot;.html"' in page

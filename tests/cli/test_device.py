@@ -58,7 +58,7 @@ def test_commands_that_run_a_model_take_a_device(command):
 def test_a_command_goes_where_it_is_told_although_there_is_a_gpu(name, files, tmp_path, request, monkeypatch):
     line = LINES[name] + (f" {FEW}" if name.startswith("train") else "")
     (files / "line").write_text("a dog\n")
-    for kind in ("DATES", "SCENES", "TESTED"):
+    for kind in ("TRAINING_DATES", "TRAINING_SCENES", "TEST_EXAMPLES"):
         monkeypatch.setattr(f"regard.cli.demo.{kind}", 20)
     places = {"files": files, "out": tmp_path / "out"}
     runs = {part for _, part, _, _ in Formatter().parse(line) if part and part not in places}

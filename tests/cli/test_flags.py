@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regard.cli.flags import Flag, in_flags
+from regard.cli.flags import Flag, with_flag_names
 
 FLAGS = [
     Flag("vocabulary", "kind", "--tokenizer", str, ""),
@@ -37,4 +37,4 @@ FLAGS = [
     ],
 )
 def test_names_of_fields_become_flags(python, shell):
-    assert in_flags(python, FLAGS) == shell
+    assert with_flag_names(python, FLAGS) == shell

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from regard.cli import terminal as screen
+from regard.cli import terminal
 
 
 class Terminal(io.StringIO):
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_sees_a_bar(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := Terminal())
     monkeypatch.setenv("TERM", "xterm")
-    with screen.progress("translating") as show:
+    with terminal.progress("translating") as show:
         show(3, 9)
     assert "translating" in stream.getvalue()
     assert "3/9" in stream.getvalue()
@@ -27,8 +27,8 @@ def test_a_terminal_sees_a_bar(monkeypatch):
 def test_a_file_sees_a_line_now_and_then(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     now = iter([0.0, 1.0, 10.0, 11.0, 20.5])
-    monkeypatch.setattr(screen.time, "monotonic", lambda: next(now))
-    with screen.progress("translating") as show:
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(now))
+    with terminal.progress("translating") as show:
         for done in (1, 2_000, 3_000, 4_000):
             show(done, 6_000)
     assert stream.getvalue().splitlines() == [
@@ -44,6 +44,6 @@ def test_lines_that_someone_types_are_answered_one_by_one(typed, sizes, monkeypa
             return typed
 
     monkeypatch.setattr(sys, "stdin", Given(io.BytesIO(b"\xef\xbb\xbfone\r\ntwo\nthree")))
-    chunks = list(screen.chunks_of_input())
+    chunks = list(terminal.chunks_of_input())
     assert list(map(len, chunks)) == sizes
     assert [line for chunk in chunks for line in chunk] == ["one", "two", "three"]

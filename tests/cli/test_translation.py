@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from regard.data import Pair
 from regard.lens import Links, Tape, alignment_score
 from regard.models import Seq2Seq, Transformer
-from regard.tasks import word_alignment as aligning
+from regard.tasks import word_alignment
 from regard.tasks.pairs import Draft
 from regard.tasks.translation import Translator
 from tests.cli.commands import SMALL, SOURCE, TARGET, run, well
@@ -108,7 +108,7 @@ def test_unknown_words_are_aligned_and_shown_as_they_were_written(kind, model, r
     assert ended.out == "<unk> <unk> <unk>\n"
     assert sorted(link.split("-")[1] for link in links.read_text().split()) == ["0", "1", "2"]
     tape = Tape.load(attention)
-    name = aligning.layer_of(Translator.load(request.getfixturevalue(kind)).models[0])
+    name = word_alignment.layer_of(Translator.load(request.getfixturevalue(kind)).models[0])
     [key, *_] = [key for key in tape if key == name or key[0] == name]
     assert tape.tokens_of(key)[0] == ["<unk>", "<unk>", "<unk>", "<eos>"]
 

@@ -13,8 +13,8 @@ import torch
 from regard.data import Answer, DataError, Question, Tokenizer
 from regard.models import Bert, BertConfig, BertReader, BertTagger, Gpt, GptConfig, ReaderConfig, save
 from regard.tasks import answering
-from regard.tasks.answering import Answerer, Asking, Model
-from regard.tasks.document_windows import Windows
+from regard.tasks.answering import Answerer, AnsweringModelSettings, Asking
+from regard.tasks.document_windows import WindowSettings
 from regard.tasks.vocabulary import Vocabulary, WordVocabulary
 from regard.train import CheckpointError, Constant, Linear, Recipe, Silence, checkpoint
 
@@ -36,11 +36,11 @@ QUESTIONS = [
 NONE = [question(f"none {n}", thing, **{other: one}) for n, ((thing, other), (one, _)) in enumerate(ORDERED)]
 RECIPE = Recipe(steps=4, rate=Constant(3e-3), save_every=2, log_every=1)
 TINY = {
-    "reader": Model(dim=8, heads=2, dropout=0.0),
-    "words": Model(dim=8, heads=1, spelling=False, cell="lstm", dropout=0.0),
-    "bert": Model(kind="bert", dim=16, heads=2, depth=1, dropout=0.0),
+    "reader": AnsweringModelSettings(dim=8, heads=2, dropout=0.0),
+    "words": AnsweringModelSettings(dim=8, heads=1, spelling=False, cell="lstm", dropout=0.0),
+    "bert": AnsweringModelSettings(kind="bert", dim=16, heads=2, depth=1, dropout=0.0),
 }
-NARROW = Windows(size=7, overlap=5, question=6, answer=3)
+NARROW = WindowSettings(size=7, overlap=5, question=6, answer=3)
 
 
 def trained(out, kind="reader", recipe=RECIPE, questions=QUESTIONS, **settings):
@@ -59,7 +59,7 @@ def folder(request, tmp_path_factory):
 def learned(tmp_path_factory):
     """A reader that has learned what is what, and that some things are not told."""
     out = tmp_path_factory.mktemp("learned") / "run"
-    model = Model(dim=16, heads=2, spelling=False, dropout=0.0)
+    model = AnsweringModelSettings(dim=16, heads=2, spelling=False, dropout=0.0)
     recipe = replace(RECIPE, steps=60, rate=Constant(1e-2), save_every=60)
     trained(out, model=model, recipe=recipe, questions=QUESTIONS + NONE)
     return Answerer.load(out)
@@ -103,10 +103,10 @@ def test_an_answer_far_into_a_long_document_is_found(learned):
 
 def loop(answerer, asked):
     """Every span of every window, one by one: its characters and its log-odds against the place 0."""
-    readings = answerer.readings([asked])
+    window_examples = answerer.window_examples([asked])
     found = {}
-    for number in range(len(readings)):
-        window, batch = readings.window(number), readings.batch([number], torch.device("cpu"))
+    for number in range(len(window_examples)):
+        window, batch = window_examples.window(number), window_examples.batch([number], torch.device("cpu"))
         start, end = (x[0] for x in answerer.layout.logits(answerer.model, batch))
         place = int(batch["first"])
         for i in range(len(window)):
@@ -191,22 +191,22 @@ def test_the_loss_is_that_of_the_windows(folder):
     answerer = Answerer.load(folder)
     asked = QUESTIONS[:3]
     spans = [(one.answers[0].start, one.answers[0].start + len(one.answers[0].text)) for one in asked]
-    readings = answerer.readings(asked, answers=spans)
-    together = answerer.model.loss(readings.batch(range(len(readings)), torch.device("cpu")))
+    window_examples = answerer.window_examples(asked, answers=spans)
+    together = answerer.model.loss(window_examples.batch(range(len(window_examples)), torch.device("cpu")))
     total = 0.0
-    for number in range(len(readings)):
-        batch = readings.batch([number], torch.device("cpu"))
+    for number in range(len(window_examples)):
+        batch = window_examples.batch([number], torch.device("cpu"))
         for logits, name in zip(answerer.layout.logits(answerer.model, batch), ("start", "end"), strict=True):
             total -= float(logits.log_softmax(-1)[0, batch[name][0]]) / 2
     assert together.sum.item() == pytest.approx(total, rel=1e-5)
-    assert together.count == len(readings)
+    assert together.count == len(window_examples)
 
 
 @pytest.mark.parametrize("kind", ["reader", "bert"])
 def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(kind, tmp_path):
     whole = trained(tmp_path / "whole", kind)
     trained(tmp_path / "parts", kind, replace(RECIPE, steps=2))
-    other = {"model": TINY["words"], "vocabulary": Vocabulary(kind="char"), "windows": Windows()}
+    other = {"model": TINY["words"], "vocabulary": Vocabulary(kind="char"), "windows": WindowSettings()}
     parts = trained(tmp_path / "parts", resume=True, **other)
     expected, found = (checkpoint.read_tensors(outcome.best) for outcome in (whole, parts))
     assert expected.keys() == found.keys()
@@ -248,7 +248,7 @@ def test_a_validation_chooses_the_best(tmp_path):
         ({"windows": replace(NARROW, question=2, long="drop")}, "raise the limit, or choose long='truncate'"),
         ({"tokens": 5}, "tokens of a batch must hold the longest row of 8 tokens, got 5"),
         ({"recipe": replace(RECIPE, forcing=Linear(steps=9))}, "forcing feeds a recurrent decoder its own words"),
-        ({"model": Model(dim=0)}, "dim must be 1 or more, got 0"),
+        ({"model": AnsweringModelSettings(dim=0)}, "dim must be 1 or more, got 0"),
         ({"pretrained": "somewhere"}, "pretrained brings a model and a vocabulary of its own; leave out"),
     ],
 )
@@ -347,5 +347,5 @@ def test_any_function_from_a_tokenizer_to_a_config_is_a_model(tmp_path):
 
 
 def test_a_bert_has_places_for_the_longest_row(tmp_path):
-    trained(tmp_path / "run", "bert", windows=Windows(size=600, overlap=1))
+    trained(tmp_path / "run", "bert", windows=WindowSettings(size=600, overlap=1))
     assert Answerer.load(tmp_path / "run").model.bert.config.length == 600 + 64 + 3

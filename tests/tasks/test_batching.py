@@ -6,12 +6,12 @@ import pytest
 
 from regard.data import DataError
 from regard.tasks import Batching
-from regard.tasks.encoded_dataset import Encoded
+from regard.tasks.encoded_dataset import EncodedExamples
 from regard.train import Group
 
 
 def over(batching, lengths, said=None):
-    examples = Encoded(lengths, lambda some: {"ids": [[1] * n for n in some]})
+    examples = EncodedExamples(lengths, lambda some: {"ids": [[1] * n for n in some]})
     say = (lambda line: None) if said is None else said.append
     return batching.over(examples, pad={"ids": 0}, seed=0, group=Group(), say=say)
 

@@ -13,9 +13,9 @@ from regard.data import Captioned, DataError, Tokenizer, captions_tsv
 from regard.decode import score
 from regard.models import CaptionerConfig
 from regard.tasks import captioning, metrics
-from regard.tasks.caption_inputs import Lengths, Turns, texts_of
-from regard.tasks.captioning import Describer, Model
-from regard.tasks.image_inputs import Seeing, Sight
+from regard.tasks.caption_inputs import CaptionExamples, CaptionLengths, texts_of
+from regard.tasks.captioning import CaptioningModelSettings, Describer
+from regard.tasks.image_inputs import ImageSettings, ImageTransform
 from regard.tasks.vocabulary import WordVocabulary
 from regard.train import Constant, Linear, Recipe, Silence, checkpoint
 
@@ -39,11 +39,15 @@ def scenes():
 
 
 SCENES = scenes()
-TINY = Model(dim=16, depth=1, channels=16, stages=2, dropout=0.0)
+TINY = CaptioningModelSettings(dim=16, depth=1, channels=16, stages=2, dropout=0.0)
 
 
 def trained(out, kind="soft", recipe=RECIPE, **settings):
-    settings = {"model": replace(TINY, kind=kind), "seeing": Seeing(size=16, rows=6), "show": Silence()} | settings
+    settings = {
+        "model": replace(TINY, kind=kind),
+        "seeing": ImageSettings(size=16, rows=6),
+        "show": Silence(),
+    } | settings
     return captioning.train(settings.pop("examples", SCENES), out=out, recipe=recipe, **settings)
 
 
@@ -61,7 +65,7 @@ IMAGES = [scene.image for scene in SCENES]
 def test_a_captioner_learns_what_there_is_to_see_and_where(kind, tmp_path):
     only = [scene._replace(captions=scene.captions[:1]) for scene in SCENES]
     steps = replace(RECIPE, steps=120, save_every=120, rate=Constant(5e-3))
-    trained(tmp_path / "run", kind, steps, examples=only, seeing=Seeing(size=16, rows=12))
+    trained(tmp_path / "run", kind, steps, examples=only, seeing=ImageSettings(size=16, rows=12))
     describer = Describer.load(tmp_path / "run")
     assert [one.text for one in describer.describe(IMAGES)] == [scene.captions[0] for scene in only]
     found = describer.evaluate(only)
@@ -86,7 +90,7 @@ def test_scores_are_what_the_loss_of_the_model_says(folder):
         assert len(scores) == len(scene.captions)
         for caption, gain in zip(scene.captions, scores, strict=True):
             target = torch.tensor([tokenizer.encode(caption, eos=True)])
-            batch = {**describer.sight.seen([scene.image], torch.device("cpu")), "target": target}
+            batch = {**describer.sight.batch([scene.image], torch.device("cpu")), "target": target}
             assert gain == pytest.approx(-model.loss(batch).sum.item(), rel=1e-4)
 
 
@@ -118,7 +122,7 @@ def test_looks_are_those_of_a_forced_decoding(kind, tmp_path):
     trained(tmp_path / "run", kind)
     describer = Describer.load(tmp_path / "run")
     ids = describer.tokenizer.encode("blue at the top right", eos=True)
-    batch = describer.sight.seen(IMAGES[4:5], describer.device)
+    batch = describer.sight.batch(IMAGES[4:5], describer.device)
     [[found]] = score(describer.models[0], batch, [[describer.tokenizer.bos]], [[ids]])
     [maps] = describer.looks(IMAGES[4:5], ["blue at the top right"])
     torch.testing.assert_close(maps.flatten(1), found.attention["source"].mean(0))
@@ -145,7 +149,7 @@ def test_several_copies_of_a_model_write_as_the_model(folder):
 
 
 def test_models_that_see_otherwise_are_no_ensemble(folder, tmp_path):
-    trained(tmp_path / "other", seeing=Seeing(size=8))
+    trained(tmp_path / "other", seeing=ImageSettings(size=8))
     with pytest.raises(ValueError, match=r"an ensemble shares vocabulary and sight, and those of .*other.* differ"):
         Describer.load(folder, tmp_path / "other")
     with pytest.raises(ValueError, match="folders must name at least one run, got none"):
@@ -162,7 +166,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(kin
 
 
 def test_other_processes_may_read_the_images_and_change_nothing(tmp_path):
-    one, other = (trained(tmp_path / str(n), seeing=Seeing(size=16, rows=6, workers=n)) for n in (0, 1))
+    one, other = (trained(tmp_path / str(n), seeing=ImageSettings(size=16, rows=6, workers=n)) for n in (0, 1))
     expected, found = (checkpoint.read_tensors(outcome.best) for outcome in (one, other))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
@@ -175,7 +179,7 @@ def test_the_best_checkpoint_has_the_highest_bleu(tmp_path):
 
 def test_every_caption_has_a_turn(tmp_path):
     tokenizer = WordVocabulary().learn(texts_of(SCENES))
-    turns = Turns(SCENES, tokenizer, Lengths(), say=print)
+    turns = CaptionExamples(SCENES, tokenizer, CaptionLengths(), say=print)
     said = [tokenizer.decode(turn["target"]) for turn in turns]
     assert said == list(texts_of(SCENES))
     assert len(turns) == len(turns.owners) == 15
@@ -191,7 +195,7 @@ def test_turns_of_files_are_those_of_their_pictures(tmp_path):
     (tmp_path / "captions.tsv").write_text("".join(lines))
     files = captions_tsv(tmp_path / "captions.tsv", tmp_path)
     tokenizer = WordVocabulary().learn(texts_of(files))
-    one, other = (Turns(some, tokenizer, Lengths(), say=print) for some in (files, SCENES[:4]))
+    one, other = (CaptionExamples(some, tokenizer, CaptionLengths(), say=print) for some in (files, SCENES[:4]))
     assert len(one) == len(other) == 5
     assert list(one) == list(other)
     assert one.owners == other.owners
@@ -201,35 +205,37 @@ def test_turns_of_files_are_those_of_their_pictures(tmp_path):
 def test_captions_that_are_too_long_are_dropped_or_cut_and_counted(long, count, longest):
     said = []
     tokenizer = WordVocabulary().learn(texts_of(SCENES))
-    turns = Turns(SCENES, tokenizer, Lengths(limit=4, long=long), say=said.append)
+    turns = CaptionExamples(SCENES, tokenizer, CaptionLengths(limit=4, long=long), say=said.append)
     assert (len(turns), turns.longest) == (count, longest)
     done = "dropped" if long == "drop" else "truncated"
     assert said == [f"12 of 15 captions have more than 4 tokens and are {done}"]
 
 
-@pytest.mark.parametrize("lengths", [Lengths(limit=4, long="error"), Lengths(limit=2)])
+@pytest.mark.parametrize("lengths", [CaptionLengths(limit=4, long="error"), CaptionLengths(limit=2)])
 def test_captions_that_may_not_be_so_long_are_named(lengths):
     tokenizer = WordVocabulary().learn(texts_of(SCENES))
     with pytest.raises(DataError, match=r"image 0: the caption has 6 tokens, more than \d, as 1\d of 15 do; raise"):
-        Turns(SCENES, tokenizer, lengths, say=print)
+        CaptionExamples(SCENES, tokenizer, lengths, say=print)
 
 
 def test_a_sketch_is_a_config():
     tokenizer = Tokenizer.words(["a b"])
-    config = Model(kind="transformer", channels=64, stages=3)(tokenizer, Sight(size=32, channels=1))
+    config = CaptioningModelSettings(kind="transformer", channels=64, stages=3)(
+        tokenizer, ImageTransform(size=32, channels=1)
+    )
     assert type(config) is CaptionerConfig
     assert (config.widths, config.channels, config.hidden, config.layers) == ((16, 32, 64), 1, 1024, 3)
-    assert Model(dim=32)(tokenizer, Sight(size=32, channels=3)).hidden == 64
+    assert CaptioningModelSettings(dim=32)(tokenizer, ImageTransform(size=32, channels=3)).hidden == 64
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(ValueError, match="images of 2 pixels a side cannot be halved 2 times; pass fewer stages"):
-        trained(out, seeing=Seeing(size=2))
+        trained(out, seeing=ImageSettings(size=2))
     with pytest.raises(ValueError, match="stages must be at least 1, got 0"):
-        Model(stages=0)
+        CaptioningModelSettings(stages=0)
     with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
-        Lengths(limit=0)
+        CaptionLengths(limit=0)
     with pytest.raises(ValueError, match="valid must hold at least one image, got none"):
         trained(out, valid=[])
     with pytest.raises(ValueError, match="forcing is not for captioners"):

@@ -26,12 +26,10 @@ from regard.models import (
     ViTConfig,
     pretrained,
 )
-from regard.tasks import Batching, classification
-from regard.tasks import attention_maps as looking
-from regard.tasks import run_folder as runs
+from regard.tasks import Batching, attention_maps, classification, run_folder
 from regard.tasks.classification import Classifier
-from regard.tasks.classifiers import Model
-from regard.tasks.image_inputs import Seeing, Sight
+from regard.tasks.classifiers import ClassificationModelSettings
+from regard.tasks.image_inputs import ImageSettings, ImageTransform
 from regard.train import Constant, Linear, Recipe, Silence, checkpoint
 
 RECIPE = Recipe(steps=4, rate=Constant(3e-3), save_every=2, log_every=1)
@@ -76,25 +74,29 @@ def bars(count=60, side=8, seed=0):
 
 
 def read(out, recipe=RECIPE, model=None, **settings):
-    settings = {"model": model or Model(dim=16, dropout=0.0), "show": Silence()} | settings
+    settings = {"model": model or ClassificationModelSettings(dim=16, dropout=0.0), "show": Silence()} | settings
     return classification.train_texts(settings.pop("examples", Reviews()), out=out, recipe=recipe, **settings)
 
 
 def seen(out, recipe=RECIPE, model=None, **settings):
-    settings = {"model": model or Model(dim=16, dropout=0.0), "seeing": Seeing(rows=20), "show": Silence()} | settings
+    settings = {
+        "model": model or ClassificationModelSettings(dim=16, dropout=0.0),
+        "seeing": ImageSettings(rows=20),
+        "show": Silence(),
+    } | settings
     return classification.train_images(settings.pop("examples", bars()), out=out, recipe=recipe, **settings)
 
 
 TEXTS = {
-    "rnn": Model(kind="rnn", dim=16, dropout=0.0),
-    "spelled": Model(kind="rnn", dim=16, dropout=0.0, spelling=True, queries=2),
-    "pool": Model(kind="pool", dim=16, dropout=0.0),
-    "bert": Model(kind="bert", dim=16, heads=2, depth=2, dropout=0.0),
+    "rnn": ClassificationModelSettings(kind="rnn", dim=16, dropout=0.0),
+    "spelled": ClassificationModelSettings(kind="rnn", dim=16, dropout=0.0, spelling=True, queries=2),
+    "pool": ClassificationModelSettings(kind="pool", dim=16, dropout=0.0),
+    "bert": ClassificationModelSettings(kind="bert", dim=16, heads=2, depth=2, dropout=0.0),
 }
 IMAGES = {
-    "convnet": Model(kind="convnet", dim=16, dropout=0.0),
-    "vit": Model(kind="vit", dim=32, heads=2, depth=2, patch=2, dropout=0.0),
-    "mean": Model(kind="vit", dim=32, heads=2, depth=2, patch=2, dropout=0.0, pooling="mean"),
+    "convnet": ClassificationModelSettings(kind="convnet", dim=16, dropout=0.0),
+    "vit": ClassificationModelSettings(kind="vit", dim=32, heads=2, depth=2, patch=2, dropout=0.0),
+    "mean": ClassificationModelSettings(kind="vit", dim=32, heads=2, depth=2, patch=2, dropout=0.0, pooling="mean"),
 }
 MORE = ["the great film was fine", "", "dull", "an unheard-of play, long and long and long", "witty"]
 
@@ -171,8 +173,8 @@ def test_a_vit_without_a_class_token_looks_as_the_mean_of_its_patches_does():
         for parameter in model.parameters():
             parameter.mul_(3)  # so that attention is not flat
     batch = {"image": torch.rand(2, 1, 8, 8)}
-    expected = rollout_matrix(looking.watched(model, batch).values()).mean(1)
-    found = torch.stack(looking.looks(model, batch)).flatten(1)
+    expected = rollout_matrix(attention_maps.capture_batch(model, batch).values()).mean(1)
+    found = torch.stack(attention_maps.input_maps(model, batch)).flatten(1)
     torch.testing.assert_close(found, expected)
     assert found.std() > 1e-3
 
@@ -217,7 +219,7 @@ def test_a_resumed_run_of_texts_ends_with_the_same_weights(kind, tmp_path):
 
 
 def test_a_resumed_run_of_images_ends_with_the_same_weights(tmp_path):
-    varied = Seeing(rows=20, shift=2, flip=True)
+    varied = ImageSettings(rows=20, shift=2, flip=True)
     whole = seen(tmp_path / "whole", seeing=varied)
     seen(tmp_path / "parts", replace(RECIPE, steps=2), seeing=varied)
     parts = seen(tmp_path / "parts", seeing=varied, resume=True)
@@ -249,9 +251,9 @@ def test_a_text_is_read_as_far_as_texts_went_in_training(tmp_path):
 @pytest.mark.parametrize(
     ("model", "kind"),
     [
-        (Model(), TextClassifierConfig),
-        (Model(kind="pool"), TextClassifierConfig),
-        (Model(kind="bert"), BertConfig),
+        (ClassificationModelSettings(), TextClassifierConfig),
+        (ClassificationModelSettings(kind="pool"), TextClassifierConfig),
+        (ClassificationModelSettings(kind="bert"), BertConfig),
     ],
 )
 def test_sketches_of_text_models_are_configs(model, kind, reader):
@@ -264,21 +266,27 @@ def test_sketches_of_text_models_are_configs(model, kind, reader):
 
 @pytest.mark.parametrize(("size", "widths"), [(8, (64, 128)), (28, (32, 64, 128)), (4, (128,)), (224, (32, 64, 128))])
 def test_a_convnet_has_as_many_stages_as_the_image_can_be_halved(size, widths):
-    network = Model(attention="none").images(Sight(size=size, channels=3), classes=5)
+    network = ClassificationModelSettings(attention="none").images(ImageTransform(size=size, channels=3), classes=5)
     assert type(network) is AttentionConvNetConfig
     assert (network.widths, network.attention, network.channels) == (widths, None, 3)
 
 
 @pytest.mark.parametrize(("size", "patch"), [(8, 1), (28, 2), (32, 4), (224, 28), (7, 1), (64, 8)])
 def test_patches_are_an_eighth_of_the_image_or_less(size, patch):
-    network = Model(kind="vit").images(Sight(size=size, channels=1), classes=5)
+    network = ClassificationModelSettings(kind="vit").images(ImageTransform(size=size, channels=1), classes=5)
     assert type(network) is ViTConfig
     assert network.patch == patch
-    assert Model(kind="vit", patch=size).images(Sight(size=size, channels=1), classes=5).grid == (1, 1)
+    assert ClassificationModelSettings(kind="vit", patch=size).images(
+        ImageTransform(size=size, channels=1), classes=5
+    ).grid == (1, 1)
 
 
 def test_attention_that_looks_nowhere_is_refused(tmp_path):
-    seen(tmp_path / "run", model=Model(attention="squeeze", dim=16), recipe=replace(RECIPE, steps=1))
+    seen(
+        tmp_path / "run",
+        model=ClassificationModelSettings(attention="squeeze", dim=16),
+        recipe=replace(RECIPE, steps=1),
+    )
     classifier = Classifier.load(tmp_path / "run")
     for show in (classifier.looks, classifier.tape):
         with pytest.raises(ValueError, match=r"do not look at each other, its attention is squeeze; .*='self'"):
@@ -318,7 +326,7 @@ def test_a_tape_holds_so_many_and_no_more(reader):
 )
 def test_settings_of_another_kind_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        Model(**settings)
+        ClassificationModelSettings(**settings)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):
@@ -326,9 +334,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):
     other = bars()
     other.classes = ("a", "b", "c")
     with pytest.raises(ValueError, match="kind must be rnn or pool or bert for texts, got 'vit'"):
-        read(out, model=Model(kind="vit"))
+        read(out, model=ClassificationModelSettings(kind="vit"))
     with pytest.raises(ValueError, match="kind must be convnet or vit for images, got 'rnn'"):
-        seen(out, model=Model(kind="rnn"))
+        seen(out, model=ClassificationModelSettings(kind="rnn"))
     with pytest.raises(ValueError, match="classes must be those of the training, lying, standing, none, got a, b, c"):
         seen(out, valid=other)
     with pytest.raises(ValueError, match="forcing feeds a recurrent decoder its own words, got a classifier"):
@@ -472,7 +480,7 @@ def test_texts_end_as_they_did_in_training(published, tmp_path):
     assert [row[-1] for row in reads.read(["the film", ""])["ids"]] == [reads.words.eos] * 2
     said = json.loads((checkpoint.find(tmp_path / "run") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({key: said[key] for key in said.keys() - {"end", "pooler"}}))
-    assert not runs.config_of(tmp_path, classification.TASK, classification.Config).end
+    assert not run_folder.config_of(tmp_path, classification.TASK, classification.ClassificationConfig).end
 
 
 def test_what_cannot_be_begun_with_is_named(published, tmp_path):
@@ -486,7 +494,10 @@ def test_what_cannot_be_begun_with_is_named(published, tmp_path):
             {"pretrained": folder, "batching": Batching(limit=41)},
             "limit must be at most the 40 tokens that .*bert reads",
         ),
-        ({"pretrained": folder, "model": Model(kind="bert")}, "pretrained brings a model and a vocabulary of its own"),
+        (
+            {"pretrained": folder, "model": ClassificationModelSettings(kind="bert")},
+            "pretrained brings a model and a vocabulary of its own",
+        ),
         ({"pretrained": tmp_path / "few"}, rf"tokenizer.json has {len(pieces)} tokens, more than the 9 of the model"),
         ({"pretrained": tmp_path / "gpt"}, "gpt must hold a BERT, RoBERTa or DistilBERT, got a Gpt"),
     ):

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from regard.data import Pair, Tokenizer
-from regard.tasks.copy_vocabulary import Copying
+from regard.tasks.copy_vocabulary import CopyTokenizers
 from regard.tasks.pairs import Draft
-from regard.tasks.word_alignment import words_of
+from regard.tasks.word_alignment import word_per_draft_token
 
 KNOWN = ["the house of the dog, and a (cat) met"]
 
 
 def copying(**options):
     words = Tokenizer.words(KNOWN, **options)
-    return Copying(words, words)
+    return CopyTokenizers(words, words)
 
 
 def test_a_word_has_the_number_of_its_first_place():
@@ -45,7 +45,7 @@ def test_a_draft_keeps_the_numbers_of_what_it_copied():
     draft = Draft("Bell met the Fox", sides.text(tokens, "Bell met the Fox"), tokens)
     assert draft.target == "Fox <unk> Bell"
     assert sides.encode([draft])[0]["target"].tolist() == [*tokens, sides.source.eos]
-    assert words_of(sides, draft) == [0, 1, 2]
+    assert word_per_draft_token(sides, draft) == [0, 1, 2]
 
 
 def test_each_source_counts_anew():
@@ -74,7 +74,7 @@ def test_a_copied_word_stands_as_the_words_around_it_ask():
 
 def test_tokens_without_an_unknown_have_nothing_behind_them():
     pairs = Tokenizer.bpe(KNOWN, size=280)
-    sides = Copying(pairs, pairs)
+    sides = CopyTokenizers(pairs, pairs)
     row = sides.encode([Pair("Bell met", "Bell")])[0]
     assert row["copies"].tolist() == row["source"].tolist()
     assert sides.text(row["target"].tolist(), "Bell met") == "Bell"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.tasks.encoded_dataset import AT_ONCE, Encoded, in_batches
+from regard.tasks.encoded_dataset import EXAMPLES_PER_CHUNK, EncodedExamples, in_batches
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ def letters(texts):
 
 def test_every_row_comes_back_whatever_its_length():
     texts = ["ab", "", "xyz", "", "q"]
-    encoded = Encoded(texts, letters)
+    encoded = EncodedExamples(texts, letters)
     assert len(encoded) == 5
     for number, text in enumerate(texts):
         assert encoded[number]["ids"].tolist() == [ord(letter) for letter in text]
@@ -35,13 +35,17 @@ def test_examples_are_encoded_many_at_a_time_and_all_of_them():
         sizes.append(len(some))
         return {"ids": [[number] for number in some]}
 
-    encoded = Encoded(range(2 * AT_ONCE + 7), encode)
-    assert sizes == [AT_ONCE, AT_ONCE, 7]
-    assert [encoded[n]["ids"].item() for n in (0, AT_ONCE, 2 * AT_ONCE + 6)] == [0, AT_ONCE, 2 * AT_ONCE + 6]
+    encoded = EncodedExamples(range(2 * EXAMPLES_PER_CHUNK + 7), encode)
+    assert sizes == [EXAMPLES_PER_CHUNK, EXAMPLES_PER_CHUNK, 7]
+    assert [encoded[n]["ids"].item() for n in (0, EXAMPLES_PER_CHUNK, 2 * EXAMPLES_PER_CHUNK + 6)] == [
+        0,
+        EXAMPLES_PER_CHUNK,
+        2 * EXAMPLES_PER_CHUNK + 6,
+    ]
 
 
 def test_ids_take_four_bytes_each():
-    assert Encoded(["abc"], letters)[0]["ids"].dtype == np.int32
+    assert EncodedExamples(["abc"], letters)[0]["ids"].dtype == np.int32
 
 
 def test_where_an_example_came_from_is_known():
@@ -49,13 +53,13 @@ def test_where_an_example_came_from_is_known():
         def where(self, number):
             return f"file line {number + 1}"
 
-    assert Encoded(Named(["a"]), letters).where(0) == "file line 1"
-    assert Encoded(["a"], letters).where(0) == "example 0"
+    assert EncodedExamples(Named(["a"]), letters).where(0) == "file line 1"
+    assert EncodedExamples(["a"], letters).where(0) == "example 0"
 
 
 def test_batches_hold_every_example_once_and_no_more_tokens_than_asked():
     lengths = torch.randint(0, 30, (63,)).tolist()
-    encoded = Encoded(lengths, lambda some: {"ids": [[7] * n for n in some]})
+    encoded = EncodedExamples(lengths, lambda some: {"ids": [[7] * n for n in some]})
     seen = []
     for rows, batch in in_batches(encoded, tokens=64, pad={"ids": 9}, device=CPU):
         assert batch["ids"].shape == (len(rows), max(lengths[row] for row in rows))
@@ -67,9 +71,9 @@ def test_batches_hold_every_example_once_and_no_more_tokens_than_asked():
 
 
 def test_an_example_longer_than_a_batch_has_one_of_its_own():
-    encoded = Encoded([3, 50, 4], lambda some: {"ids": [[1] * n for n in some]})
+    encoded = EncodedExamples([3, 50, 4], lambda some: {"ids": [[1] * n for n in some]})
     assert [rows for rows, _ in in_batches(encoded, tokens=8, pad={}, device=CPU)] == [[0, 2], [1]]
 
 
 def test_no_examples_make_no_batches():
-    assert list(in_batches(Encoded([], letters), tokens=8, pad={}, device=CPU)) == []
+    assert list(in_batches(EncodedExamples([], letters), tokens=8, pad={}, device=CPU)) == []

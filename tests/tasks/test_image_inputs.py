@@ -1,7 +1,9 @@
-"""Seeing: what models see of images, and how these are varied."""
+"""Images as models take them: sizes, channels, augmentation, batches."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,11 +11,13 @@ import pytest
 import torch
 
 from regard.data import DataError, Images
-from regard.tasks import image_inputs as seeing
-from regard.tasks.classification import Inputs
-from regard.tasks.image_inputs import Changed, Seeing, Sight, shifted
+from regard.tasks import image_inputs
+from regard.tasks.classification import ExampleInputs
+from regard.tasks.document_windows import WindowSettings
+from regard.tasks.image_inputs import ImageSettings, ImageTransform, MappedBatches, shift_images
 from regard.tasks.setup import Start
 from regard.train import Group, Shuffled
+from regard.train.dataclass_json import from_json, to_json
 
 ALONE = Start(None, Group(), say=lambda line: None)
 
@@ -32,21 +36,21 @@ class Files:
 @pytest.mark.parametrize(
     ("seeing", "examples", "sight"),
     [
-        (Seeing(), images(), Sight(size=8, channels=1)),
-        (Seeing(), images((5, 8, 8, 3)), Sight(size=8, channels=3)),
-        (Seeing(size=4, channels=3), images(), Sight(size=4, channels=3)),
-        (Seeing(), Files(), Sight(size=64, channels=3)),
-        (Seeing(size=16, channels=1), Files(), Sight(size=16, channels=1)),
-        (Seeing(size=6), images((5, 6, 9)), Sight(size=6, channels=1)),
+        (ImageSettings(), images(), ImageTransform(size=8, channels=1)),
+        (ImageSettings(), images((5, 8, 8, 3)), ImageTransform(size=8, channels=3)),
+        (ImageSettings(size=4, channels=3), images(), ImageTransform(size=4, channels=3)),
+        (ImageSettings(), Files(), ImageTransform(size=64, channels=3)),
+        (ImageSettings(size=16, channels=1), Files(), ImageTransform(size=16, channels=1)),
+        (ImageSettings(size=6), images((5, 6, 9)), ImageTransform(size=6, channels=1)),
     ],
 )
 def test_a_sight_is_what_the_images_are_unless_told(seeing, examples, sight):
-    assert seeing.sight(examples) == sight
+    assert seeing.transform_for(examples) == sight
 
 
 def test_images_that_are_no_squares_want_a_size():
     with pytest.raises(DataError, match="the images have 6 x 9 pixels, and models see squares; pass size=6"):
-        Seeing().sight(images((5, 6, 9)))
+        ImageSettings().transform_for(images((5, 6, 9)))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +65,7 @@ def test_images_that_are_no_squares_want_a_size():
 )
 def test_settings_out_of_range_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        Seeing(**settings)
+        ImageSettings(**settings)
 
 
 def test_shifted_images_are_moved_and_black_comes_in():
@@ -73,22 +77,22 @@ def test_shifted_images_are_moved_and_black_comes_in():
             for column in range(6):
                 if 0 <= y - down < 5 and 0 <= column - right < 6:
                     expected[n, :, y, column] = x[n, :, y - down, column - right]
-    assert torch.equal(shifted(x, by), expected)
-    assert torch.equal(shifted(x, torch.zeros(7, 2, dtype=torch.long)), x)
+    assert torch.equal(shift_images(x, by), expected)
+    assert torch.equal(shift_images(x, torch.zeros(7, 2, dtype=torch.long)), x)
 
 
 def over(seeing, examples, **settings):
     """Batches of these images, their labels beside them."""
     labels = [{"label": int(label)} for label in examples.labels]
-    pictures = Inputs(examples, "image")
-    return seeing.over(labels, pictures, seeing.sight(examples), seed=0, start=ALONE, **settings)
+    pictures = ExampleInputs(examples, "image")
+    return seeing.batches(labels, pictures, seeing.transform_for(examples), seed=0, start=ALONE, **settings)
 
 
 def test_variation_moves_and_mirrors_and_changes_nothing_else():
     examples = images((200, 8, 8))
     torch.manual_seed(0)
-    [plain] = over(Seeing(rows=200), examples)
-    [varied] = over(Seeing(rows=200, shift=1, flip=True), examples)
+    [plain] = over(ImageSettings(rows=200), examples)
+    [varied] = over(ImageSettings(rows=200, shift=1, flip=True), examples)
     assert plain.keys() == varied.keys()
     assert torch.equal(plain["index"], varied["index"])
     assert plain["image"].shape == varied["image"].shape
@@ -96,7 +100,7 @@ def test_variation_moves_and_mirrors_and_changes_nothing_else():
     found = set()
     for one, other in zip(plain["image"], varied["image"], strict=True):
         for move in moves:
-            made = shifted(one[None], torch.tensor([move[:2]]))[0]
+            made = shift_images(one[None], torch.tensor([move[:2]]))[0]
             if torch.equal(made.flip(-1) if move[2] else made, other):
                 found.add(move)
                 break
@@ -107,17 +111,17 @@ def test_variation_moves_and_mirrors_and_changes_nothing_else():
 
 def test_there_must_be_examples():
     with pytest.raises(DataError, match="there are no examples; expected at least one"):
-        Seeing().over([], [], Sight(size=8, channels=1), seed=0, start=ALONE)
+        ImageSettings().batches([], [], ImageTransform(size=8, channels=1), seed=0, start=ALONE)
 
 
 @pytest.mark.parametrize("held", [0, 2**30])
 def test_a_batch_shows_the_images_of_its_examples_whether_they_are_held_or_read_at_each_turn(held, monkeypatch):
-    monkeypatch.setattr(seeing, "HELD", held)
+    monkeypatch.setattr(image_inputs, "MAX_CACHED_BYTES", held)
     examples = images((7, 8, 8))
     owners = [3, 0, 6, 6, 1]
     fields = [{"target": [n] * (n + 1)} for n in range(5)]
-    dealt = Seeing(rows=2).over(
-        fields, Inputs(examples, "image"), Sight(size=8, channels=1), owners=owners, seed=4, start=ALONE
+    dealt = ImageSettings(rows=2).batches(
+        fields, ExampleInputs(examples, "image"), ImageTransform(size=8, channels=1), owners=owners, seed=4, start=ALONE
     )
     seen = 0
     for batch in dealt:
@@ -140,15 +144,32 @@ def test_images_that_are_held_are_read_once():
             return super().__getitem__(number)
 
     pictures = Counted(np.zeros((4, 8, 8), np.uint8))
-    dealt = Seeing(rows=2).over([{"label": 0}] * 4, pictures, Sight(size=8, channels=1), seed=0, start=ALONE)
+    dealt = ImageSettings(rows=2).batches(
+        [{"label": 0}] * 4, pictures, ImageTransform(size=8, channels=1), seed=0, start=ALONE
+    )
     for _ in range(3):
         list(dealt)
     assert Counted.asked == 4
 
 
 def test_changed_batches_stand_where_theirs_stand():
-    batches = Changed(Shuffled([1, 2, 3], seed=1), lambda batch: -batch)
+    batches = MappedBatches(Shuffled([1, 2, 3], seed=1), lambda batch: -batch)
     first = next(iter(batches))
-    rest = Changed(Shuffled([1, 2, 3], seed=1), lambda batch: -batch)
+    rest = MappedBatches(Shuffled([1, 2, 3], seed=1), lambda batch: -batch)
     rest.restore(batches.state())
     assert sorted([first, *rest]) == [-3, -2, -1]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A config as a checkpoint holds it."""
+
+    transform: ImageTransform | None = None
+    windows: WindowSettings | None = None
+
+
+def test_renamed_classes_keep_the_names_that_earlier_runs_have_stored():
+    assert to_json(Config(windows=WindowSettings()))["windows"]["kind"] == "Windows"
+    written = {"transform": {"kind": "Sight", "size": 8, "channels": 1}, "windows": None}
+    assert to_json(Config(transform=ImageTransform(size=8, channels=1))) == written
+    assert from_json(Config, json.dumps(written), source="test").transform == ImageTransform(size=8, channels=1)

@@ -12,12 +12,12 @@ import torch
 from regard.data import DataError, Tokenizer
 from regard.models import Gpt
 from regard.tasks import Vocabulary, language
-from regard.tasks.language import LanguageModel, Model
+from regard.tasks.language import LanguageModel, LanguageModelSettings
 from regard.train import Constant, Linear, Recipe, Silence, checkpoint
 
 LINES = ["the cat sat on the mat", "", "the dog sat on the cat", "a mat"] * 3
 RECIPE = Recipe(steps=4, rate=Constant(3e-3), save_every=2)
-TINY = Model(length=16, dim=16, depth=1, heads=2, dropout=0.0)
+TINY = LanguageModelSettings(length=16, dim=16, depth=1, heads=2, dropout=0.0)
 
 
 def trained(out, recipe=RECIPE, **settings):
@@ -231,12 +231,12 @@ def test_no_text_at_all_is_an_error(tmp_path):
 
 def test_the_sketch_names_both_families():
     tokenizer = Tokenizer.characters(["abc"])
-    assert Model(kind="gpt")(tokenizer).positions == "learned"
-    llama = Model(kind="llama", kv_heads=2, dropout=0.3)(tokenizer)
+    assert LanguageModelSettings(kind="gpt")(tokenizer).positions == "learned"
+    llama = LanguageModelSettings(kind="llama", kv_heads=2, dropout=0.3)(tokenizer)
     assert (llama.positions, llama.norm, llama.kv_heads, llama.dropout) == ("rotary", "rms", 2, 0.3)
     for kind in ("gpt", "llama"):
-        assert Model(kind=kind)(tokenizer).attention_dropout == 0.0
-        assert Model(kind=kind, attention_dropout=0.2)(tokenizer).attention_dropout == 0.2
+        assert LanguageModelSettings(kind=kind)(tokenizer).attention_dropout == 0.0
+        assert LanguageModelSettings(kind=kind, attention_dropout=0.2)(tokenizer).attention_dropout == 0.2
 
 
 def test_windows_begin_a_stride_apart_and_show_each_token_behind_other_beginnings():

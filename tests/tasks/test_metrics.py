@@ -8,11 +8,17 @@ from functools import partial
 
 import pytest
 import sacrebleu
+import torch
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
 from regard.tasks import metrics
+from regard.tasks.metrics import Confusion, normalize_answer, squad_scores
 
 WRITTEN = ["the cat sat on a mat", "it is raining today ."]
 RIGHT = ["the cat sat on the mat", "it rained today ."]
+LABELS = [0, 0, 0, 1, 1, 2, 2, 2, 2, 0]
+PREDICTIONS = [0, 1, 2, 1, 1, 2, 0, 2, 2, 0]
+CLASSES = ("ant", "bee", "cat")
 
 
 def test_bleu_and_chrf_are_those_of_sacrebleu():
@@ -28,8 +34,8 @@ def test_signatures_say_how_a_number_came_about():
 
 
 def test_numbers_beyond_reading_are_printed_short():
-    assert str(metrics.Measured(1e304, "a word")) == "1.0e+304  a word"
-    assert str(metrics.Measured(1234567.891, "a word")) == "1234567.89  a word"
+    assert str(metrics.MetricValue(1e304, "a word")) == "1.0e+304  a word"
+    assert str(metrics.MetricValue(1234567.891, "a word")) == "1234567.89  a word"
 
 
 def test_exact_counts_lines_in_percent():
@@ -163,3 +169,87 @@ def test_a_hypothesis_without_a_reference_is_named(metric, references):
     missing = references.index([])
     with pytest.raises(ValueError, match=f"each hypothesis needs a reference, got none for number {missing}; leave it"):
         metric(["a", "a"], references)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("The Eiffel Tower", "eiffel tower"),
+        ("  an  apple,\n a day. ", "apple day"),
+        ("U.S.A.", "usa"),
+        ("theatre", "theatre"),  # articles are words
+        ("A", ""),
+        ("Œil — 1973", "œil — 1973"),  # ASCII punctuation only, as in the official script
+    ],
+)
+def test_case_punctuation_articles_and_spaces_do_not_count(answer, expected):
+    assert normalize_answer(answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "f1", "exact"),
+    [
+        ("Denver Broncos", ["the Denver Broncos!"], 1, 1),
+        ("Broncos", ["Denver Broncos"], 2 / 3, 0),
+        ("the", ["Denver"], 0, 0),
+        ("red red blue", ["red blue blue"], 2 / 3, 0),  # words count as often as they come on both sides
+        ("1889", ["May 1889", "1889", "the year 1889"], 1, 1),  # the nearest of several
+        ("", ["1889"], 0, 0),
+        ("1889", [], 0, 0),
+        ("", [], 1, 1),
+        ("an", [], 1, 1),  # nothing is left of it
+    ],
+)
+def test_an_answer_is_held_against_the_nearest_gold_one(answer, gold, f1, exact):
+    found = squad_scores([answer], [gold])
+    assert found["f1"].value == pytest.approx(100 * f1)
+    assert found["exact"].value == 100 * exact
+
+
+def test_questions_with_and_without_answers_are_told_apart():
+    found = squad_scores(["1889", "x", "", "y y"], [["1889"], [], [], ["y", "z"]])
+    assert found["f1"].value == pytest.approx(100 * (1 + 0 + 1 + 2 / 3) / 4)
+    assert found["exact"].value == 50
+    assert found["possible"].value == pytest.approx(100 * (1 + 2 / 3) / 2)
+    assert found["impossible"].value == 50
+    assert str(found["impossible"]) == "50.00  SQuAD, 2 questions"
+    assert squad_scores(["", "x"], [[], []]).keys() == {"f1", "exact", "impossible"}
+    assert squad_scores(["x"], [["x"]]).keys() == {"f1", "exact"}
+
+
+@pytest.mark.parametrize(("answers", "gold"), [([], []), (["a"], []), ([], [["a"]])])
+def test_answers_and_questions_come_in_equal_numbers(answers, gold):
+    with pytest.raises(ValueError, match="answers must be one for each of one or more questions, got"):
+        squad_scores(answers, gold)
+
+
+def test_figures_are_those_of_scikit_learn():
+    confusion = Confusion.of(LABELS, PREDICTIONS, CLASSES)
+    assert confusion.counts.tolist() == confusion_matrix(LABELS, PREDICTIONS).tolist()
+    assert confusion.accuracy.value == pytest.approx(100 * accuracy_score(LABELS, PREDICTIONS))
+    assert confusion.f1.value == pytest.approx(100 * f1_score(LABELS, PREDICTIONS, average="macro"))
+
+
+def test_a_class_that_never_occurs_does_not_count():
+    with_another = Confusion.of(LABELS, PREDICTIONS, (*CLASSES, "dog"))
+    assert with_another.f1 == Confusion.of(LABELS, PREDICTIONS, CLASSES).f1
+
+
+def test_the_worst_are_the_most_frequent_mistakes():
+    confusion = Confusion(torch.tensor([[9, 3, 0], [0, 9, 0], [5, 0, 9]]), CLASSES)
+    assert confusion.most_confused() == [("cat", "ant", 5), ("ant", "bee", 3)]
+    assert confusion.most_confused(1) == [("cat", "ant", 5)]
+
+
+def test_a_table_is_as_wide_as_its_numbers_and_names():
+    assert str(Confusion(torch.tensor([[12345, 0], [7, 1]]), ("cat", "x" * 20))).splitlines() == [
+        "                          cat xxxxxxxxxxxx",
+        "    cat                 12345            0",
+        "    xxxxxxxxxxxx            7            1",
+    ]
+
+
+def test_of_many_classes_only_the_mistakes_are_told():
+    names = tuple(f"class{n}" for n in range(21))
+    assert str(Confusion.of([3, 3, 4], [3, 5, 4], names)) == "       1 x class3 taken for class5"
+    assert str(Confusion.of([3], [3], names)) == "    nothing was taken for anything else"

@@ -10,9 +10,9 @@ from torch import nn
 from regard.data import Tokenizer
 from regard.models import Pointer, PointerConfig, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 from regard.tasks.captioning import Describer
-from regard.tasks.copy_vocabulary import Copying
+from regard.tasks.copy_vocabulary import CopyTokenizers
 from regard.tasks.pairs import Tokenizers
-from regard.tasks.seq2seq_task import Config, Writer, built, tokenizers_of
+from regard.tasks.seq2seq_task import Seq2SeqTaskConfig, Writer, build_model, tokenizers_class
 from regard.train.dataclass_json import from_json, to_json
 
 SIZES = {"source_vocabulary": 9, "target_vocabulary": 9, "start": 2, "dim": 8, "hidden": 8}
@@ -20,23 +20,23 @@ WORDS = Tokenizer.words(["ein kleines Haus am See"])
 
 
 def test_a_config_that_names_no_limit_reads_sources_whole():
-    config = Config(model=Seq2SeqConfig(**SIZES), longest=7)
+    config = Seq2SeqTaskConfig(model=Seq2SeqConfig(**SIZES), longest=7)
     named = to_json(config)
     assert named.pop("limit") is None
-    assert from_json(Config, json.dumps(named), source="config.json") == config
+    assert from_json(Seq2SeqTaskConfig, json.dumps(named), source="config.json") == config
 
 
 @pytest.mark.parametrize(
     ("config", "model", "tokenizers"),
     [
         (Seq2SeqConfig(**SIZES), Seq2Seq, Tokenizers),
-        (PointerConfig(**SIZES, tied="all", unknown=1), Pointer, Copying),
+        (PointerConfig(**SIZES, tied="all", unknown=1), Pointer, CopyTokenizers),
         (TransformerConfig(**SIZES, heads=2, encoder_layers=1, decoder_layers=1), Transformer, Tokenizers),
     ],
 )
 def test_a_config_is_built_and_read_by_its_kind(config, model, tokenizers):
-    assert type(built(config)) is model
-    assert tokenizers_of(config) is tokenizers
+    assert type(build_model(config)) is model
+    assert tokenizers_class(config) is tokenizers
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from regard.data import Tokenizer
 from regard.tasks import answering, captioning, classifiers, summarization, translation
-from regard.tasks.image_inputs import Sight
+from regard.tasks.image_inputs import ImageTransform
 from regard.tasks.pairs import PairVocabulary
 from regard.tasks.vocabulary import Vocabulary, WordVocabulary
 
@@ -16,19 +16,55 @@ WORDS = Tokenizer.words(["ein Haus"])
 @pytest.mark.parametrize(
     ("sketch", "given", "message"),
     [
-        (translation.Model, {"cell": "lstm"}, "cell is of recurrent models, got a Transformer"),
-        (translation.Model, {"kind": "rnn", "heads": 3}, "heads is of a Transformer, got kind='rnn'"),
-        (summarization.Model, {"heads": 2}, "heads is of a Transformer, got kind='pointer'"),
-        (summarization.Model, {"kind": "transformer", "cell": "gru"}, "cell is of recurrent models, got a Transformer"),
-        (summarization.Model, {"kind": "transformer", "coverage": 1.0}, "coverage is of recurrent models, got a Tra"),
-        (answering.Model, {"depth": 2}, "depth is of a Bert, got kind='reader'"),
-        (answering.Model, {"kind": "bert", "cell": "lstm"}, "cell is of a reader, got kind='bert'"),
-        (answering.Model, {"kind": "bert", "spelling": False}, "spelling is of a reader, got kind='bert'"),
-        (captioning.Model, {"kind": "transformer", "doubly": 1.0}, "doubly is of soft attention, got a Transformer"),
-        (captioning.Model, {"kind": "hard", "doubly": 1.0}, "doubly is of soft attention, got hard attention"),
-        (captioning.Model, {"kind": "soft", "reinforce": 0.5}, "reinforce is of hard attention, got soft attention"),
-        (captioning.Model, {"kind": "transformer", "entropy": 0.1}, "entropy is of hard attention, got a Transformer"),
-        (captioning.Model, {"kind": "soft", "heads": 8}, "heads is of a Transformer, got soft attention"),
+        (translation.TranslationModelSettings, {"cell": "lstm"}, "cell is of recurrent models, got a Transformer"),
+        (
+            translation.TranslationModelSettings,
+            {"kind": "rnn", "heads": 3},
+            "heads is of a Transformer, got kind='rnn'",
+        ),
+        (summarization.SummarizationModelSettings, {"heads": 2}, "heads is of a Transformer, got kind='pointer'"),
+        (
+            summarization.SummarizationModelSettings,
+            {"kind": "transformer", "cell": "gru"},
+            "cell is of recurrent models, got a Transformer",
+        ),
+        (
+            summarization.SummarizationModelSettings,
+            {"kind": "transformer", "coverage": 1.0},
+            "coverage is of recurrent models, got a Tra",
+        ),
+        (answering.AnsweringModelSettings, {"depth": 2}, "depth is of a Bert, got kind='reader'"),
+        (answering.AnsweringModelSettings, {"kind": "bert", "cell": "lstm"}, "cell is of a reader, got kind='bert'"),
+        (
+            answering.AnsweringModelSettings,
+            {"kind": "bert", "spelling": False},
+            "spelling is of a reader, got kind='bert'",
+        ),
+        (
+            captioning.CaptioningModelSettings,
+            {"kind": "transformer", "doubly": 1.0},
+            "doubly is of soft attention, got a Transformer",
+        ),
+        (
+            captioning.CaptioningModelSettings,
+            {"kind": "hard", "doubly": 1.0},
+            "doubly is of soft attention, got hard attention",
+        ),
+        (
+            captioning.CaptioningModelSettings,
+            {"kind": "soft", "reinforce": 0.5},
+            "reinforce is of hard attention, got soft attention",
+        ),
+        (
+            captioning.CaptioningModelSettings,
+            {"kind": "transformer", "entropy": 0.1},
+            "entropy is of hard attention, got a Transformer",
+        ),
+        (
+            captioning.CaptioningModelSettings,
+            {"kind": "soft", "heads": 8},
+            "heads is of a Transformer, got soft attention",
+        ),
         (Vocabulary, {"split": "space"}, "split is of words, got kind='bpe'"),
         (WordVocabulary, {"kind": "char", "split": "space"}, "split is of words, got kind='char'"),
         (Vocabulary, {"load": "t.json", "size": 5}, "size is of a vocabulary that is learned, got load='t.json'"),
@@ -52,7 +88,7 @@ def test_what_means_nothing_for_a_kind_is_refused(sketch, given, message):
 )
 def test_a_classifier_of_texts_takes_nothing_that_is_of_images(given, message):
     with pytest.raises(ValueError, match=f"{message}; leave it out"):
-        classifiers.Model(**given).texts(WORDS, None, classes=2, limit=9)
+        classifiers.ClassificationModelSettings(**given).texts(WORDS, None, classes=2, limit=9)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +102,11 @@ def test_a_classifier_of_texts_takes_nothing_that_is_of_images(given, message):
 )
 def test_a_classifier_of_images_takes_nothing_that_is_of_texts(given, message):
     with pytest.raises(ValueError, match=f"{message}; leave it out"):
-        classifiers.Model(**given).images(Sight(size=8, channels=1), classes=2)
+        classifiers.ClassificationModelSettings(**given).images(ImageTransform(size=8, channels=1), classes=2)
 
 
 def test_one_table_for_both_sides_needs_one_vocabulary():
     other = Tokenizer.words(["a house"])
-    assert translation.Model(tied="all")(WORDS, WORDS).tied == "all"
+    assert translation.TranslationModelSettings(tied="all")(WORDS, WORDS).tied == "all"
     with pytest.raises(ValueError, match="tied='all' needs one vocabulary for both sides, got one for each; lea"):
-        translation.Model(tied="all")(WORDS, other)
+        translation.TranslationModelSettings(tied="all")(WORDS, other)

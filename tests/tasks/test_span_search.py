@@ -8,15 +8,15 @@ from torch import nn
 
 from regard.data import Tokenizer
 from regard.tasks.answering import Asking
-from regard.tasks.document_windows import Beside, Readings, Windows
-from regard.tasks.span_search import Finder
+from regard.tasks.document_windows import TwoRowLayout, WindowExamples, WindowSettings
+from regard.tasks.span_search import SpanFinder
 
 TEXT = "a b c d e"
 WORDS = Tokenizer.words([TEXT])
-WINDOWS = Windows(size=3, overlap=1, question=2, answer=2)
+WINDOWS = WindowSettings(size=3, overlap=1, question=2, answer=2)
 
 
-class Likes(Beside):
+class Likes(TwoRowLayout):
     """The logits of each place are those of its word; of the place that means no answer, less in a later window."""
 
     def __init__(self, **liked: float) -> None:
@@ -31,10 +31,10 @@ class Likes(Beside):
         return start, start
 
 
-def finder(**liked: float) -> tuple[Finder, Readings]:
+def finder(**liked: float) -> tuple[SpanFinder, WindowExamples]:
     layout = Likes(**liked)
-    readings = Readings([Asking("a b", TEXT), Asking("c", "e d")], WORDS, layout=layout, windows=WINDOWS)
-    return Finder(nn.Linear(1, 1), layout, WINDOWS.answer), readings
+    window_examples = WindowExamples([Asking("a b", TEXT), Asking("c", "e d")], WORDS, layout=layout, windows=WINDOWS)
+    return SpanFinder(nn.Linear(1, 1), layout, WINDOWS.answer), window_examples
 
 
 def test_a_word_in_two_windows_is_found_once_with_the_better_score():
@@ -46,13 +46,13 @@ def test_a_word_in_two_windows_is_found_once_with_the_better_score():
 
 
 def test_the_best_window_of_each_question_is_told_by_its_number():
-    one, readings = finder(d=1.0)
-    assert [readings.owners[number] for number in one.windows(readings)] == [0, 1]
-    number = one.windows(readings)[0]
-    assert readings.firsts[number] == 2
+    one, window_examples = finder(d=1.0)
+    assert [window_examples.owners[number] for number in one.windows(window_examples)] == [0, 1]
+    number = one.windows(window_examples)[0]
+    assert window_examples.firsts[number] == 2
 
 
 def test_no_span_is_longer_than_it_may_be():
-    one, readings = finder(a=3.0, c=3.0)
-    spans = [span for found in one.spans(readings, 9) for span in found]
+    one, window_examples = finder(a=3.0, c=3.0)
+    spans = [span for found in one.spans(window_examples, 9) for span in found]
     assert max(end - start for start, end in spans) == 3  # two words and the space between them

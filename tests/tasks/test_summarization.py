@@ -13,8 +13,8 @@ from regard import decode
 from regard.data import Pair
 from regard.models import PointerConfig, Seq2SeqConfig, TransformerConfig
 from regard.tasks import summarization
-from regard.tasks.copy_vocabulary import Copying
-from regard.tasks.summarization import LongBatching, Model, Summarizer
+from regard.tasks.copy_vocabulary import CopyTokenizers
+from regard.tasks.summarization import DocumentBatching, SummarizationModelSettings, Summarizer
 from regard.tasks.vocabulary import Vocabulary, WordVocabulary
 from regard.train import Constant, Linear, Recipe, Silence, checkpoint
 
@@ -29,11 +29,11 @@ PAIRS += [
 FEW = WordVocabulary(size=9, split="space")
 RECIPE = Recipe(steps=4, rate=Constant(3e-3), save_every=2, log_every=1)
 TINY = {
-    "pointer": Model(dim=12, dropout=0.0),
-    "rnn": Model(kind="rnn", dim=12, coverage=1.0, dropout=0.0),
-    "transformer": Model(kind="transformer", dim=12, heads=2, depth=1, dropout=0.0),
+    "pointer": SummarizationModelSettings(dim=12, dropout=0.0),
+    "rnn": SummarizationModelSettings(kind="rnn", dim=12, coverage=1.0, dropout=0.0),
+    "transformer": SummarizationModelSettings(kind="transformer", dim=12, heads=2, depth=1, dropout=0.0),
 }
-SIZES = LongBatching(tokens=256, limit=20)
+SIZES = DocumentBatching(tokens=256, limit=20)
 
 
 def trained(out, kind="pointer", recipe=RECIPE, **settings):
@@ -52,7 +52,9 @@ def folder(request, tmp_path_factory):
 def learned(tmp_path_factory):
     out = tmp_path_factory.mktemp("learned") / "run"
     trained(
-        out, model=Model(dim=24, dropout=0.0), recipe=replace(RECIPE, steps=100, rate=Constant(1e-2), save_every=100)
+        out,
+        model=SummarizationModelSettings(dim=24, dropout=0.0),
+        recipe=replace(RECIPE, steps=100, rate=Constant(1e-2), save_every=100),
     )
     return Summarizer.load(out)
 
@@ -114,7 +116,7 @@ def test_a_tape_names_words_as_they_stand_in_the_document(folder):
     tape = summarizer.tape(PAIRS[:3])
     key = next(key for key in tape if key[0].startswith("decoder") and key[0].endswith(("decoder.attention", "cross")))
     _, keys = tape.tokens_of(key, batch=1)
-    assert (PAIRS[1].source.split()[3] in keys) == isinstance(summarizer.tokenizers, Copying)
+    assert (PAIRS[1].source.split()[3] in keys) == isinstance(summarizer.tokenizers, CopyTokenizers)
     assert len(keys) == tape[key].shape[3]
 
 
@@ -182,7 +184,7 @@ def test_what_is_dropped_in_training_is_read_later(tmp_path):
 def test_a_document_that_is_cut_loses_what_can_be_copied(tmp_path):
     """Where the name is cut off, the target is unknown, and the loss stays finite."""
     outcome = trained(
-        tmp_path / "run", batching=LongBatching(tokens=64, limit=3), recipe=replace(RECIPE, metric="loss")
+        tmp_path / "run", batching=DocumentBatching(tokens=64, limit=3), recipe=replace(RECIPE, metric="loss")
     )
     log = (outcome.best.parent / "log.csv").read_text().splitlines()
     place = log[0].split(",").index("loss")
@@ -217,9 +219,12 @@ def test_a_validation_chooses_the_best(tmp_path):
         ({"pairs": []}, "there is no text to learn a vocabulary from"),
         ({"valid": []}, "valid must hold at least one pair, got none"),
         ({"batching": replace(SIZES, limit=2, long="error")}, "example 0: the example has more than 2 tokens"),
-        ({"model": Model(dim=0)}, "dim must be 1 or more, got 0"),
-        ({"model": Model(smoothing=0.1)}, r"smoothing must be 0 where words are copied, got 0.1"),
-        ({"model": Model(kind="transformer", dim=8, encoder_mask="Widow(3)")}, "did you mean Window"),
+        ({"model": SummarizationModelSettings(dim=0)}, "dim must be 1 or more, got 0"),
+        ({"model": SummarizationModelSettings(smoothing=0.1)}, r"smoothing must be 0 where words are copied, got 0.1"),
+        (
+            {"model": SummarizationModelSettings(kind="transformer", dim=8, encoder_mask="Widow(3)")},
+            "did you mean Window",
+        ),
         (
             {"model": TINY["transformer"], "recipe": replace(RECIPE, forcing=Linear(steps=9))},
             "forcing feeds a recurrent",
@@ -245,21 +250,25 @@ def test_what_is_wrong_shows_before_anything_is_written(settings, message, tmp_p
 )
 def test_what_a_kind_does_not_have_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        Model(**settings)
+        SummarizationModelSettings(**settings)
 
 
 def test_every_kind_has_its_config(tmp_path):
     tokenizer = FEW.learn([" ".join(pair) for pair in PAIRS])
-    pointer = Model(coverage=0.5)(tokenizer)
+    pointer = SummarizationModelSettings(coverage=0.5)(tokenizer)
     assert isinstance(pointer, PointerConfig)
     assert (pointer.unknown, pointer.smoothing, pointer.coverage, pointer.tied) == (tokenizer.unk, 0, 0.5, "all")
-    plain = Model(kind="rnn")(tokenizer)
+    plain = SummarizationModelSettings(kind="rnn")(tokenizer)
     assert type(plain) is Seq2SeqConfig
     assert plain.smoothing == 0.1
-    sparse = Model(kind="transformer", encoder_mask="Window(8) & ~Diagonal()", segment=64, memory=16)(tokenizer)
+    sparse = SummarizationModelSettings(
+        kind="transformer", encoder_mask="Window(8) & ~Diagonal()", segment=64, memory=16
+    )(tokenizer)
     assert isinstance(sparse, TransformerConfig)
     assert (sparse.encoder_mask, sparse.segment, sparse.memory) == ("Window(8) & ~Diagonal()", 64, 16)
-    outcome = trained(tmp_path / "run", model=Model(kind="transformer", dim=8, heads=2, encoder_mask="Window(3)"))
+    outcome = trained(
+        tmp_path / "run", model=SummarizationModelSettings(kind="transformer", dim=8, heads=2, encoder_mask="Window(3)")
+    )
     assert json.loads((outcome.best / "config.json").read_text())["model"]["encoder_mask"] == "Window(3)"
     assert len(Summarizer.load(tmp_path / "run").summarize(["The fox"])) == 1
 
@@ -271,6 +280,6 @@ def test_byte_pairs_are_copied_too(tmp_path):
     vocabulary = Vocabulary(load=str(tmp_path / "own.json"))
     trained(tmp_path / "run", vocabulary=vocabulary, batching=replace(SIZES, limit=60))
     summarizer = Summarizer.load(tmp_path / "run")
-    assert isinstance(summarizer.tokenizers, Copying)
+    assert isinstance(summarizer.tokenizers, CopyTokenizers)
     assert summarizer.tokenizers.source.unk is None
     assert len(summarizer.summarize([PAIRS[0].source])) == 1

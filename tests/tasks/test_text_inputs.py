@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from regard.data import Tokenizer
-from regard.tasks.character_inputs import LETTERS
-from regard.tasks.text_inputs import Texts
+from regard.tasks.character_inputs import LETTERS_PER_WORD
+from regard.tasks.text_inputs import TextInputs
 
 TEXTS = ["the great film", "", "so dull, so long", "an extraordinarily-long-word here", " two  spaces "]
 CPU = torch.device("cpu")
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 def how(kind="words", *, spelled=True, start=False, limit=100, end=False):
     words = Tokenizer.bpe(TEXTS, size=300) if kind == "bpe" else Tokenizer.words(TEXTS)
-    return Texts(words, Tokenizer.characters(TEXTS) if spelled else None, start, limit, end)
+    return TextInputs(words, Tokenizer.characters(TEXTS) if spelled else None, start, limit, end)
 
 
 @pytest.mark.parametrize("kind", ["words", "bpe"])
@@ -34,12 +34,12 @@ def test_letters_are_those_of_the_tokens_beside_them(limit):
     seen = []
     for rows, batch in texts.batches(TEXTS, CPU):
         seen += rows
-        letters = batch["characters"].unflatten(1, (-1, LETTERS))
+        letters = batch["characters"].unflatten(1, (-1, LETTERS_PER_WORD))
         assert letters.shape[:2] == batch["ids"].shape
         assert batch["ids"].shape[1] <= limit
         for row, n, spelled in zip(rows, batch["ids_lengths"].tolist(), letters, strict=True):
             pieces = texts.pieces(TEXTS[row]) if TEXTS[row] else [""]
-            assert [texts.letters.decode(one) for one in spelled[:n]] == [piece[:LETTERS] for piece in pieces]
+            assert [texts.letters.decode(one) for one in spelled[:n]] == [piece[:LETTERS_PER_WORD] for piece in pieces]
             assert not spelled[n:].any()
     assert sorted(seen) == list(range(len(TEXTS)))
 
@@ -83,10 +83,10 @@ def test_one_batch_of_all_has_a_name_for_every_token():
 
 
 def test_what_a_checkpoint_keeps_is_what_it_loads(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.tasks.run_folder.text_of", lambda folder, name: (folder / name).read_text())
+    monkeypatch.setattr("regard.tasks.run_folder.read_text", lambda folder, name: (folder / name).read_text())
     for spelled in (True, False):
         folder = tmp_path / str(spelled)
         folder.mkdir()
         for name, text in how(spelled=spelled).files().items():
             (folder / name).write_text(text)
-        assert Texts.load(folder, start=False, limit=100) == how(spelled=spelled)
+        assert TextInputs.load(folder, start=False, limit=100) == how(spelled=spelled)

@@ -13,11 +13,9 @@ from regard.data import DataError, Pair, Tokenizer
 from regard.decode import Gnmt
 from regard.lens import Links
 from regard.models import Seq2SeqConfig, TransformerConfig
-from regard.tasks import Batching, PairVocabulary, metrics, translation
-from regard.tasks import run_folder as runs
-from regard.tasks import word_alignment as aligning
+from regard.tasks import Batching, PairVocabulary, metrics, run_folder, translation, word_alignment
 from regard.tasks.pairs import Draft, Tokenizers
-from regard.tasks.translation import Model, Translator
+from regard.tasks.translation import TranslationModelSettings, Translator
 from regard.train import CheckpointError, Constant, Linear, Recipe, Silence, checkpoint
 
 NUMBERS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "fünf": "five"}
@@ -26,7 +24,10 @@ PAIRS = [
 ]  # the other way round, so that alignments are no diagonal
 WORDS = PairVocabulary(kind="word", joint=False)
 RECIPE = Recipe(steps=4, rate=Constant(3e-3), save_every=2, log_every=1)
-TINY = {"rnn": Model(kind="rnn", dim=16, dropout=0.0), "transformer": Model(dim=16, heads=2, depth=2, dropout=0.0)}
+TINY = {
+    "rnn": TranslationModelSettings(kind="rnn", dim=16, dropout=0.0),
+    "transformer": TranslationModelSettings(dim=16, heads=2, depth=2, dropout=0.0),
+}
 
 
 def trained(out, kind="rnn", recipe=RECIPE, **settings):
@@ -45,7 +46,7 @@ def folder(request, tmp_path_factory):
 def learned(tmp_path_factory):
     """A recurrent translator that has learned its numbers."""
     out = tmp_path_factory.mktemp("learned") / "run"
-    model = Model(kind="rnn", dim=32, dropout=0.0, smoothing=0.0)
+    model = TranslationModelSettings(kind="rnn", dim=32, dropout=0.0, smoothing=0.0)
     trained(out, model=model, recipe=replace(RECIPE, steps=250, rate=Constant(5e-3), save_every=250))
     return Translator.load(out)
 
@@ -215,7 +216,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
         ({"batching": Batching(limit=3, long="error")}, "example 0: the example has more than 3 tokens"),
         ({"batching": Batching(limit=3)}, "as 20 of 20 do; raise the limit"),
         ({"valid": []}, "valid must hold at least one pair, got none"),
-        ({"model": Model(kind="rnn", dim=0)}, "dim must be 1 or more, got 0"),
+        ({"model": TranslationModelSettings(kind="rnn", dim=0)}, "dim must be 1 or more, got 0"),
         ({"vocabulary": PairVocabulary(kind="bpe", size=7)}, "size must leave room for the 256 bytes"),
         (
             {"model": TINY["transformer"], "recipe": replace(RECIPE, forcing=Linear(steps=9))},
@@ -278,7 +279,9 @@ def test_how_many_are_too_long_is_said(tmp_path):
     ],
 )
 def test_every_recurrent_kind_has_the_attention_of_its_name(kind, attention, tmp_path):
-    outcome = trained(tmp_path / "run", model=Model(kind=kind, dim=8), recipe=replace(RECIPE, steps=1))
+    outcome = trained(
+        tmp_path / "run", model=TranslationModelSettings(kind=kind, dim=8), recipe=replace(RECIPE, steps=1)
+    )
     config = json.loads((outcome.best / "config.json").read_text())
     assert config["task"] == "translation"
     assert config["model"]["attention"] == attention
@@ -300,12 +303,12 @@ def test_any_function_from_tokenizers_to_a_config_is_a_model(tmp_path):
 
 def test_tables_are_tied_as_the_vocabularies_allow():
     one, other = (Tokenizer.characters([letters]) for letters in ("abc", "abcd"))
-    assert Model()(one, one).tied == "all"
-    assert Model()(one, other).tied == "output"
-    assert Model(kind="rnn", tied="none")(one, one).tied == "none"
-    assert isinstance(Model(kind="rnn")(one, other), Seq2SeqConfig)
+    assert TranslationModelSettings()(one, one).tied == "all"
+    assert TranslationModelSettings()(one, other).tied == "output"
+    assert TranslationModelSettings(kind="rnn", tied="none")(one, one).tied == "none"
+    assert isinstance(TranslationModelSettings(kind="rnn")(one, other), Seq2SeqConfig)
     with pytest.raises(ValueError, match="tied='all' needs one vocabulary for both sides"):
-        Model(tied="all")(one, other)
+        TranslationModelSettings(tied="all")(one, other)
 
 
 def test_one_tokenizer_is_kept_for_both_sides_or_one_for_each(tmp_path):
@@ -331,7 +334,7 @@ def test_a_damaged_checkpoint_is_not_used(name, tmp_path):
 
 
 def test_a_config_of_another_shape_is_named(folder, tmp_path):
-    best = runs.opened(folder)
+    best = run_folder.open_run(folder)
     texts = {path.name: path.read_text() for path in best.glob("*.json") if path.name != "training.json"}
     tensors = checkpoint.read_tensors(best)
     for old, new, message in (
@@ -360,7 +363,7 @@ def test_maps_between_words_are_sums_over_source_and_means_over_target_tokens(ki
     trained(tmp_path / "run", kind, vocabulary=vocabulary)
     translator = Translator.load(tmp_path / "run")
     pairs = [Pair("eins und  zwei!", "two, and"), Pair("fünf", "five five five")]
-    [name] = {aligning.layer_of(model) for model in translator.models}
+    [name] = {word_alignment.layer_of(model) for model in translator.models}
     for pair, found in zip(pairs, translator.word_maps(pairs, when=when), strict=True):
         A = translator.tape([pair])[name][...][0].mean(0)
         late = when == "read"
@@ -400,7 +403,7 @@ def test_a_layer_that_is_not_there_cannot_be_aligned_by(folder):
 def test_the_mean_of_the_maps_of_all_heads_is_the_map_of_all(tmp_path):
     trained(tmp_path / "run", "transformer")
     translator = Translator.load(tmp_path / "run")
-    [heads] = {model.get_submodule(aligning.layer_of(model)).heads for model in translator.models}
+    [heads] = {model.get_submodule(word_alignment.layer_of(model)).heads for model in translator.models}
     each = [translator.word_maps(PAIRS[:3], head=head) for head in range(heads)]
     assert heads > 1
     assert not each[0][0].equal(each[1][0])
@@ -415,7 +418,7 @@ def test_a_tape_has_a_row_for_each_pair_in_its_order(folder):
     translator = Translator.load(folder)
     pairs = [Pair("eins und zwei", "two"), Pair("drei", "three and four"), Pair("vier und", "four")]
     tape = translator.tape(pairs)
-    name = aligning.layer_of(translator.models[0])
+    name = word_alignment.layer_of(translator.models[0])
     for row, pair in enumerate(pairs):
         queries, keys = tape.tokens_of(name, batch=row)
         assert translator.tokenizers.target.decode(map(translator.tokenizers.target.id, queries)) == pair.target
@@ -466,7 +469,9 @@ def test_tokens_of_a_draft_belong_to_the_words_that_its_text_says(kind, text):
     one = kind(["ein Haus, (dort) stehen", "ein  Häuschen\u2028"])
     tokens = tuple(one.encode(text))
     draft = Draft("", one.decode(tokens), tokens)
-    assert aligning.words_of(Tokenizers(one, one), draft) == aligning.words(one, draft.target)
+    assert word_alignment.word_per_draft_token(Tokenizers(one, one), draft) == word_alignment.word_per_token(
+        one, draft.target
+    )
 
 
 def test_progress_is_told_up_to_the_last_line(folder):

@@ -19,10 +19,20 @@ from .. import __version__
 from ..train import Failure
 from ..train.failures import memory_errors
 from ..train.progress import printable
-from . import answering, captioning, classification, demo, language, look, runs, summarization, translation
-from . import explain as operator
-from . import train_command as plans
-from .terminal import said
+from . import (
+    answering,
+    captioning,
+    classification,
+    demo,
+    explain,
+    language,
+    look,
+    runs,
+    summarization,
+    train_command,
+    translation,
+)
+from .terminal import print_status
 
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer has it by no public name
 
@@ -45,12 +55,12 @@ app = typer.Typer(
 train = typer.Typer(no_args_is_help=True, help="Train a model: one command a task, listed by regard train --help.")
 app.add_typer(train, name="train", rich_help_panel="Train")
 
-plans.trains(train, "translation", translation.Plan, translation.train)
-plans.trains(train, "language", language.Plan, language.train)
-plans.trains(train, "summarization", summarization.Plan, summarization.train)
-plans.trains(train, "answering", answering.Plan, answering.train)
-plans.trains(train, "classification", classification.Plan, classification.train)
-plans.trains(train, "captioning", captioning.Plan, captioning.train)
+train_command.add_train_command(train, "translation", translation.TranslationPlan, translation.train)
+train_command.add_train_command(train, "language", language.LanguagePlan, language.train)
+train_command.add_train_command(train, "summarization", summarization.SummarizationPlan, summarization.train)
+train_command.add_train_command(train, "answering", answering.AnsweringPlan, answering.train)
+train_command.add_train_command(train, "classification", classification.ClassificationPlan, classification.train)
+train_command.add_train_command(train, "captioning", captioning.CaptioningPlan, captioning.train)
 
 app.command(rich_help_panel="Train")(demo.demo)
 app.command(rich_help_panel="Train")(runs.average)
@@ -68,15 +78,15 @@ app.command("evaluate", rich_help_panel="Use")(runs.evaluate)
 app.command("score", rich_help_panel="Use")(runs.score)
 app.command(rich_help_panel="Look inside")(look.look)
 app.command(rich_help_panel="Look inside")(look.view)
-app.command(rich_help_panel="Look inside")(operator.explain)
-app.command(rich_help_panel="Look inside", context_settings={"ignore_unknown_options": True})(operator.bench)
+app.command(rich_help_panel="Look inside")(explain.explain)
+app.command(rich_help_panel="Look inside", context_settings={"ignore_unknown_options": True})(explain.bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and end the process."""
     try:
         with memory_errors("use a smaller batch, beam or model"), warnings.catch_warnings():
-            warnings.showwarning = _warned
+            warnings.showwarning = _print_warning
             code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
         sys.stdout.flush()
     except UsageError as error:
@@ -97,9 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code or 0)
 
 
-def _warned(message: Warning | str, *_: object, **__: object) -> None:
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     """A warning in one line, without the place in our code it comes from."""
-    said(f"warning: {message}")
+    print_status(f"warning: {message}")
 
 
 def _version(asked: bool) -> None:

@@ -15,22 +15,22 @@ import regard
 
 from ..data import Lines
 from ..tasks import answering
-from ..tasks.answering import Answerer, Asking, Model
-from ..tasks.document_windows import Asked, Windows
+from ..tasks.answering import Answerer, AnsweringModelSettings, Asking
+from ..tasks.document_windows import QuestionWithContext, WindowSettings
 from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
 from ..train import checkpoint as checkpoints
 from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
-from .attention_output import TAPE, check_fits, draw, room
+from .attention_output import TAPE, check_fits, draw, max_examples
 from .device import Device
 from .files import QuestionFile, check_writable
-from .terminal import chunks_of_input, progress, ranked, said
+from .terminal import chunks_of_input, n_best_lines, print_status, progress
 from .training_flags import Training
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrained:
+class PretrainedEncoder:
     """What a model begins with."""
 
     folder: Annotated[
@@ -44,7 +44,7 @@ class Pretrained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batching:
+class AnsweringBatching:
     """The size of a batch."""
 
     tokens: Annotated[int, "the most tokens of a batch: windows times longest row", "--batch-tokens"] = 8192
@@ -54,20 +54,20 @@ class Batching:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class AnsweringPlan:
     """The sections of `regard train answering`."""
 
     data: QuestionFile
     valid: QuestionFile | None
     vocabulary: WordVocabulary
-    model: Model
-    pretrained: Pretrained
-    windows: Windows
-    batching: Batching
+    model: AnsweringModelSettings
+    pretrained: PretrainedEncoder
+    windows: WindowSettings
+    batching: AnsweringBatching
     training: Training
 
 
-def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
+def train(plan: AnsweringPlan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
     """Train a model that finds the answers to questions in documents, from a file in the format of SQuAD.
 
     Examples:
@@ -97,7 +97,7 @@ def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mappin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(QuestionFile):
+class AnsweringEvaluation(QuestionFile):
     """What `regard evaluate` asks of a model that answers."""
 
     threshold: Annotated[float, "give no answer unless its score is above this, where training has had such"] = 0.0
@@ -110,7 +110,7 @@ class Evaluation(QuestionFile):
         answerer = Answerer.load(folders[0], device=device)
         with progress("answering") as show:
             found = answerer.evaluate(questions, threshold=self.threshold, show=show)
-        _tell_cut(answerer, questions)
+        _print_cut(answerer, questions)
         return dict(found)
 
 
@@ -149,7 +149,7 @@ def answer(
     """
     if nbest < 1:
         raise ValueError(f"--nbest must be 1 or more, got {nbest}")
-    most = room(attention, answering.MOST, folder, document, data)
+    most = max_examples(attention, answering.MAX_CAPTURED_QUESTIONS, folder, document, data)
     if (document is None) == (data is None):
         raise ValueError("give --document, and questions about it, or --data, a file of both")
     if data is not None:
@@ -168,10 +168,10 @@ def answer(
         with progress("answering") as show:
             found = answerer.n_best(asked, n=nbest, threshold=threshold, show=show)
         for best in found:
-            print(*ranked(number, [(" ".join(one.text.split()), one.score) for one in best], nbest), sep="\n")
+            print(*n_best_lines(number, [(" ".join(one.text.split()), one.score) for one in best], nbest), sep="\n")
             number += 1
         sys.stdout.flush()
-        _tell_cut(answerer, asked)
+        _print_cut(answerer, asked)
         seen += asked if attention is not None else []
     _show(answerer, seen, attention)
 
@@ -180,7 +180,7 @@ def _answer_all(
     folder: Path, file: QuestionFile, out: Path | None, threshold: float, attention: Path | None, device: str | None
 ) -> None:
     questions = file.read()
-    check_fits(attention, len(questions), room(attention, answering.MOST))
+    check_fits(attention, len(questions), max_examples(attention, answering.MAX_CAPTURED_QUESTIONS))
     answerer = Answerer.load(folder, device=device)
     with progress("answering") as show:
         found = answerer.answer(questions, threshold=threshold, show=show)
@@ -190,11 +190,11 @@ def _answer_all(
         print(written)
     else:
         checkpoints.write_text(out, f"{written}\n", then="try again")
-    _tell_cut(answerer, questions)
+    _print_cut(answerer, questions)
     _show(answerer, questions, attention)
 
 
-def _show(answerer: Answerer, asked: Sequence[Asked], path: Path | None) -> None:
+def _show(answerer: Answerer, asked: Sequence[QuestionWithContext], path: Path | None) -> None:
     if path is None or not asked:
         return
     with disk_errors(path, then="try again"):
@@ -219,7 +219,7 @@ def _questions(given: list[str] | None) -> Iterator[list[str]]:
         yield from chunks_of_input()
 
 
-def _tell_cut(answerer: Answerer, asked: Sequence[Asked]) -> None:
+def _print_cut(answerer: Answerer, asked: Sequence[QuestionWithContext]) -> None:
     if cut := sum(answerer.too_long(asked)):
         limit = answerer.config.windows.question
-        said(f"{cut:,} of {len(asked):,} questions have more than {limit} tokens and were cut")
+        print_status(f"{cut:,} of {len(asked):,} questions have more than {limit} tokens and were cut")

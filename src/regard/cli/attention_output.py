@@ -12,7 +12,7 @@ import torch
 import regard
 
 from ..ops.weights import Weights
-from ..tasks.pairs import Paired
+from ..tasks.pairs import TextPair
 from ..tasks.seq2seq_task import Writer
 from ..tasks.word_alignment import layer_of
 from ..train.checkpoint import write_bytes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PICTURE, TAPE = ".png", ".safetensors"
 
 
-def room(path: Path | None, most: int, *read: Path | str | None) -> int:
+def max_examples(path: Path | None, most: int, *read: Path | str | None) -> int:
     """How many examples the file holds: one in a picture, else `most`; raises unless it can be written.
 
     It must be none of the files and folders that are `read`.
@@ -52,7 +52,7 @@ def check_single_input(path: Path | None, folders: Sequence[Path]) -> None:
 
 
 def save_pairs(
-    writer: Writer, pairs: Sequence[Paired], path: Path, *, layer: int | None = None, head: int | None = None
+    writer: Writer, pairs: Sequence[TextPair], path: Path, *, layer: int | None = None, head: int | None = None
 ) -> None:
     """What was looked at while each target was written: a heat map of one pair, or the capture of all."""
     tape = writer.tape(pairs)
@@ -65,7 +65,7 @@ def save_pairs(
     look = every.mean(0) if head is None else every[head]
     _, source = tape.tokens_of(calls[0])
     target = writer.tokenizers.encode(pairs)[0]["target"].tolist()
-    written = writer.tokenizers.spoken(target, pairs[0].source)
+    written = writer.tokenizers.target_labels(target, pairs[0].source)
     draw(regard.views.heatmap(look, written, source), path)
 
 

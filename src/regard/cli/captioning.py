@@ -13,14 +13,14 @@ import regard
 
 from ..data import Captions, captions_json, captions_tsv, read_image
 from ..tasks import captioning
-from ..tasks.caption_inputs import Lengths
-from ..tasks.captioning import Describer, Model
-from ..tasks.image_inputs import Image, Seeing
+from ..tasks.caption_inputs import CaptionLengths
+from ..tasks.captioning import CaptioningModelSettings, Describer
+from ..tasks.image_inputs import Image, ImageSettings
 from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
 from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
-from .attention_output import TAPE, check_fits, draw, room
+from .attention_output import TAPE, check_fits, draw, max_examples
 from .decoding_flags import LENGTH, Beam, MaxLength, Search
 from .device import Device
 from .terminal import one_line, progress
@@ -46,26 +46,26 @@ class CaptionFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words(WordVocabulary):
+class CaptionVocabulary(WordVocabulary):
     """What captions are made of."""
 
     size: Annotated[int, "the most tokens a vocabulary may have", "--vocabulary"] = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CaptioningPlan:
     """The sections of `regard train captioning`."""
 
     data: CaptionFiles
     valid: CaptionFiles | None
-    vocabulary: Words
-    images: Seeing
-    model: Model
-    batching: Lengths
+    vocabulary: CaptionVocabulary
+    images: ImageSettings
+    model: CaptioningModelSettings
+    batching: CaptionLengths
     training: Training
 
 
-def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
+def train(plan: CaptioningPlan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
     """Train a captioner on images and what is said of them.
 
     Examples:
@@ -93,7 +93,7 @@ def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mappin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(CaptionFiles):
+class CaptioningEvaluation(CaptionFiles):
     """What `regard evaluate` asks of a captioner."""
 
     beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 3
@@ -109,7 +109,7 @@ class Evaluation(CaptionFiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring(CaptionFiles):
+class CaptioningScoring(CaptionFiles):
     """What `regard score` asks of a captioner."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
@@ -141,7 +141,7 @@ def caption(
         regard caption runs/captions rex.jpg --beam 5 --attention rex.png
     """
     search = Search(beam=beam, nbest=nbest, max_length=max_length)
-    check_fits(attention, len(images), room(attention, captioning.MOST, folder, *images))
+    check_fits(attention, len(images), max_examples(attention, captioning.MAX_CAPTURED_IMAGES, folder, *images))
     describer = Describer.load(folder, device=device)
     pictures = [read_image(path) for path in images]
     with progress("describing") as show:
@@ -153,7 +153,7 @@ def caption(
         with disk_errors(attention, then="try again"):
             _show(describer, pictures, [one_line(best[0].text) for best in found], attention)
     cut = sum(not best[0].finished for best in found)
-    search.tell_cut("captions", cut, len(found), longest=describer.longest)
+    search.print_unfinished("captions", cut, len(found), longest=describer.longest)
 
 
 def _show(describer: Describer, pictures: list[Image], texts: list[str], path: Path) -> None:

@@ -27,21 +27,21 @@ from ..data import (
 )
 from ..tasks import classification
 from ..tasks.batching import Batching
-from ..tasks.classification import Classified, Classifier, Inputs
-from ..tasks.classifiers import Model
-from ..tasks.image_inputs import Seeing
-from ..tasks.text_inputs import Texts
+from ..tasks.classification import Classifier, ExampleInputs, Prediction
+from ..tasks.classifiers import ClassificationModelSettings
+from ..tasks.image_inputs import ImageSettings
+from ..tasks.text_inputs import TextInputs
 from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
 from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
-from .answering import Pretrained
-from .attention_output import TAPE, check_fits, draw, room
+from .answering import PretrainedEncoder
+from .attention_output import TAPE, check_fits, draw, max_examples
 from .device import Device
-from .terminal import chunks_of_input, progress, tell_long
+from .terminal import chunks_of_input, print_truncated, progress
 from .training_flags import Training
 
-RECORD = {10: 3073, 100: 3074}  # bytes of an image of CIFAR-10 and of CIFAR-100
+CIFAR_RECORD_BYTES = {10: 3073, 100: 3074}  # bytes of an image of CIFAR-10 and of CIFAR-100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class LabelledFiles:
         if path.suffix == ".npz":
             return npz_images(path, images=self.image_array, labels=self.label_array, classes=classes)
         if path.suffix == ".bin":
-            hundred = path.stat().st_size % RECORD[10] and not path.stat().st_size % RECORD[100]
+            hundred = path.stat().st_size % CIFAR_RECORD_BYTES[10] and not path.stat().st_size % CIFAR_RECORD_BYTES[100]
             return cifar100(path, classes=classes) if hundred else cifar10(path)
         return idx_images(path, self._labels(prefix), classes=classes)
 
@@ -101,20 +101,20 @@ class LabelledFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ClassificationPlan:
     """The sections of `regard train classification`."""
 
     data: LabelledFiles
     valid: LabelledFiles | None
     vocabulary: WordVocabulary
-    images: Seeing
-    model: Model
-    pretrained: Pretrained
+    images: ImageSettings
+    model: ClassificationModelSettings
+    pretrained: PretrainedEncoder
     batching: Batching
     training: Training
 
 
-def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
+def train(plan: ClassificationPlan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
     """Train a classifier of texts or of images.
 
     Examples:
@@ -154,20 +154,20 @@ def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mappin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(LabelledFiles):
+class ClassificationEvaluation(LabelledFiles):
     """What `regard evaluate` asks of a classifier."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """Accuracy, F1, loss, and which classes were taken for which."""
         classifier = Classifier.load(only(folders), device=device)
-        shown = "texts" if isinstance(classifier.reads, Texts) else "images"
+        shown = "texts" if isinstance(classifier.reads, TextInputs) else "images"
         if self.shows not in (None, shown):
             raise ValueError(f"{folders[0]} classifies {shown}, got {self.shows}")
         examples = self.read(classes=classifier.classes)
         with progress("classifying") as show:
             found = classifier.evaluate(examples, show=show)
-        long = sum(classifier.too_long(Inputs(examples, "text")))
-        tell_long("texts", long, len(examples), classifier.limit)
+        long = sum(classifier.too_long(ExampleInputs(examples, "text")))
+        print_truncated("texts", long, len(examples), classifier.limit)
         return {**found, "confusion": f"down what they are, across what they were taken for\n{found['confusion']}"}
 
 
@@ -191,16 +191,16 @@ def classify(
     """
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
-    most = room(attention, classification.MOST, folder, *(images or []))
+    most = max_examples(attention, classification.MAX_CAPTURED_EXAMPLES, folder, *(images or []))
     classifier = Classifier.load(folder, device=device)
-    reads = isinstance(classifier.reads, Texts)
+    reads = isinstance(classifier.reads, TextInputs)
     if reads == bool(images):
         wanted = "lines of standard input, got images" if reads else "images, got none; name them"
         raise ValueError(f"{folder} classifies {wanted}")
     if attention is not None:
         classifier.looks([])  # what cannot be shown is refused before the work
     seen: list[Any] = []
-    found: list[Classified] = []
+    found: list[Prediction] = []
     number = long = 0
     with progress("classifying") as show:
         for some in chunks_of_input() if reads else [[read_image(path) for path in images or []]]:
@@ -216,7 +216,7 @@ def classify(
     if attention is not None and seen:
         with disk_errors(attention, then="try again"):
             _show(classifier, seen, found, attention)
-    tell_long("texts", long, number, classifier.limit)
+    print_truncated("texts", long, number, classifier.limit)
 
 
 def only(folders: Sequence[Path]) -> Path:
@@ -230,13 +230,13 @@ def _column(name: str) -> int | str:
     return int(name) if name.isdecimal() else name
 
 
-def _show(classifier: Classifier, seen: list[Any], found: list[Classified], path: Path) -> None:
+def _show(classifier: Classifier, seen: list[Any], found: list[Prediction], path: Path) -> None:
     if path.suffix == TAPE:
         classifier.tape(seen).save(path)
         return
     [look], [one], [first] = classifier.looks(seen), found, seen
     title = f"{one.label}, by {one.probability:.0%}"
-    if isinstance(classifier.reads, Texts):
+    if isinstance(classifier.reads, TextInputs):
         pieces = classifier.reads.pieces(first)
         figure = regard.views.text(look[None], pieces, title=title)
     else:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from ..decode.penalties import ALPHA
-from ..tasks.seq2seq_task import at_most
-from .terminal import said
+from ..tasks.seq2seq_task import length_limit
+from .terminal import print_status
 
 Beam = Annotated[int, typer.Option("--beam", help="hypotheses side by side; 1 is greedy")]
 Nbest = Annotated[int, typer.Option("--nbest", help="print so many for each line: number ||| text ||| score")]
@@ -62,11 +62,11 @@ class Search:
             "no_repeat": self.no_repeat,
         }
 
-    def tell_cut(self, what: str, cut: int, number: int, *, longest: int) -> None:
+    def print_unfinished(self, what: str, cut: int, number: int, *, longest: int) -> None:
         """Say how many did not come to an end, and where they were cut off."""
         if cut:
-            most = at_most(longest, min_length=self.min_length, max_length=self.max_length)
-            said(
+            most = length_limit(longest, min_length=self.min_length, max_length=self.max_length)
+            print_status(
                 f"{cut:,} of {number:,} {what} did not come to an end and were cut off at {most} tokens; "
                 "--max-length N allows more"
             )

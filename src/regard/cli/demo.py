@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Annotated
 
@@ -18,19 +20,69 @@ from ..ops.weights import Weights
 from ..tasks import Batching, PairVocabulary, captioning, classification, translation
 from ..tasks.captioning import Describer
 from ..tasks.classification import Classifier
-from ..tasks.classifiers import Model as ClassifierModel
-from ..tasks.image_inputs import Seeing
+from ..tasks.classifiers import ClassificationModelSettings
+from ..tasks.image_inputs import ImageSettings
 from ..tasks.translation import Translator
 from ..tasks.word_alignment import layer_of
 from ..train import Cosine, Recipe
-from . import gallery
+from ..train.checkpoint import write_text
 from .device import Device
-from .gallery import Chapter, Example
-from .terminal import said
+from .terminal import print_status
 
-DATES, SCENES = 40_000, 20_000  # to train on
-TESTED = 500  # of each, never seen
-LANGUAGES = ("de", "fr", "ru", "ja")  # of the dates that are shown
+TRAINING_DATES, TRAINING_SCENES = 40_000, 20_000  # to train on
+TEST_EXAMPLES = 500  # of each, never seen
+SHOWN_LOCALES = ("de", "fr", "ru", "ja")  # of the dates that are shown
+
+POLICY = "default-src 'none'; img-src 'self' file:; style-src 'unsafe-inline'"
+STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "h2{margin-top:3rem}img{max-width:100%;margin:.5rem 0;border:1px solid #ddd}"
+    "td{padding:.1rem 1.5rem .1rem 0}td.wrong{color:#b00}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoExample:
+    """What a model was given, what it made of it, and what would have been right."""
+
+    given: str
+    found: str
+    right: str
+
+    def __str__(self) -> str:
+        aside = "" if self.found == self.right else f"   (right: {self.right})"
+        return f"  {self.given}  ->  {self.found}{aside}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoChapter:
+    """One model: how good it is, a few examples, pictures of its attention, and the page to look inside."""
+
+    title: str
+    quality: str
+    examples: Sequence[DemoExample]
+    pictures: Sequence[Path]
+    page: Path
+
+    def __str__(self) -> str:
+        return "\n".join([self.quality, *map(str, self.examples)])
+
+    def html(self, folder: Path) -> str:
+        """The chapter as part of the page in a folder."""
+        rows = "".join(
+            f"<tr><td>{escape(one.given)}</td><td{'' if one.found == one.right else ' class=wrong'}>"
+            f"{escape(one.found)}</td></tr>"
+            for one in self.examples
+        )
+        shown = "".join(
+            f'<img src="{escape(path.relative_to(folder).as_posix())}" alt="{escape(path.stem)}">'
+            for path in self.pictures
+        )
+        link = escape(self.page.relative_to(folder).as_posix())
+        return (
+            f"<h2>{escape(self.title)}</h2><p>{escape(self.quality)}</p><table>{rows}</table>{shown}"
+            f'<p><a href="{link}">Look inside: every layer, head and token</a></p>'
+        )
 
 
 def demo(
@@ -40,7 +92,7 @@ def demo(
 ) -> None:
     """Train four small models with attention on built-in data, and show what they look at.
 
-    Example:
+    DemoExample:
 
         regard demo --out runs/demo
 
@@ -52,35 +104,39 @@ def demo(
         raise ValueError(f"--steps must be at least 1, got {steps}; leave it out to train in full")
     began, chapters = time.monotonic(), []
     for name, chapter in CHAPTERS.items():
-        said(f"\n{name}")
+        print_status(f"\n{name}")
         chapters.append(chapter(out, steps, device))
         print(f"\n{chapters[-1].title}\n{chapters[-1]}\n", flush=True)
-    page = gallery.save(chapters, out)
+    page = save_page(chapters, out)
     print(f"{time.monotonic() - began:,.0f} seconds in all. Runs, pictures and pages are in {out}; to see them:\n")
     print(f"    python -m webbrowser -t {page.resolve().as_uri()}")
 
 
-def recurrent_dates(out: Path, steps: int | None, device: str | None) -> Chapter:
+def recurrent_dates_chapter(out: Path, steps: int | None, device: str | None) -> DemoChapter:
     """Dates, by a recurrent network."""
-    model = translation.Model(kind="rnn", dim=32, hidden=64, dropout=0.0, smoothing=0.0)
+    model = translation.TranslationModelSettings(kind="rnn", dim=32, hidden=64, dropout=0.0, smoothing=0.0)
     recipe = _recipe(600, 7e-3, steps)
-    return _dates("Dates, by a recurrent network with Bahdanau's attention", model, recipe, out / "dates-rnn", device)
+    return _dates_chapter(
+        "Dates, by a recurrent network with Bahdanau's attention", model, recipe, out / "dates-rnn", device
+    )
 
 
-def transformed_dates(out: Path, steps: int | None, device: str | None) -> Chapter:
+def transformer_dates_chapter(out: Path, steps: int | None, device: str | None) -> DemoChapter:
     """Dates, by a Transformer."""
-    model = translation.Model(dim=64, hidden=128, depth=2, heads=4, dropout=0.0, smoothing=0.0)
-    return _dates("Dates, by a Transformer", model, _recipe(1100, 3.5e-3, steps), out / "dates-transformer", device)
+    model = translation.TranslationModelSettings(dim=64, hidden=128, depth=2, heads=4, dropout=0.0, smoothing=0.0)
+    return _dates_chapter(
+        "Dates, by a Transformer", model, _recipe(1100, 3.5e-3, steps), out / "dates-transformer", device
+    )
 
 
-def told_digits(out: Path, steps: int | None, device: str | None) -> Chapter:
+def digits_chapter(out: Path, steps: int | None, device: str | None) -> DemoChapter:
     """Digits, by a convolutional network whose places look at each other."""
     run, test = out / "digits", digits("test")
     classification.train_images(
         digits("train"),
         out=run,
         recipe=_recipe(200, 3e-3, steps, weight_decay=0.05),
-        model=ClassifierModel(kind="convnet", dim=64, attention="self", dropout=0.0),
+        model=ClassificationModelSettings(kind="convnet", dim=64, attention="self", dropout=0.0),
         resume=True,
         device=device,
     )
@@ -95,31 +151,33 @@ def told_digits(out: Path, steps: int | None, device: str | None) -> Chapter:
         y, x = look.shape
         title = f"{one.label}, by {one.probability:.0%}"
         regard.views.image(look.view(1, -1), image, patches=(y, x), title=title).savefig(path)
-    return Chapter(
+    return DemoChapter(
         title="Digits, by a convolutional network with attention between places",
         quality=f"accuracy {measured['accuracy'].value:.1f} % of {len(test)} digits it has never seen",
         examples=[
-            Example(given=f"digit number {n}", found=one.label, right=test.classes[test.labels[n]])
+            DemoExample(given=f"digit number {n}", found=one.label, right=test.classes[test.labels[n]])
             for n, one in zip(chosen, found, strict=True)
         ],
         pictures=pictures,
-        page=_page(classifier.tape(images), out / "digits.html"),
+        page=_save_page(classifier.tape(images), out / "digits.html"),
     )
 
 
-def described_scenes(out: Path, steps: int | None, device: str | None) -> Chapter:
+def scenes_chapter(out: Path, steps: int | None, device: str | None) -> DemoChapter:
     """Scenes of shapes, by a captioner."""
     run = out / "shapes"
     scenes, test = (
         [Captioned(scene.image, (scene.caption,), "") for scene in Generated(Scenes(), size=size, seed=seed)]
-        for size, seed in ((SCENES, 1), (TESTED, 2))
+        for size, seed in ((TRAINING_SCENES, 1), (TEST_EXAMPLES, 2))
     )
     captioning.train(
         scenes,
         out=run,
         recipe=_recipe(900, 2e-3, steps),
-        model=captioning.Model(kind="transformer", dim=64, hidden=128, depth=2, channels=64, dropout=0.0),
-        seeing=Seeing(size=32, rows=32),
+        model=captioning.CaptioningModelSettings(
+            kind="transformer", dim=64, hidden=128, depth=2, channels=64, dropout=0.0
+        ),
+        seeing=ImageSettings(size=32, rows=32),
         resume=True,
         device=device,
     )
@@ -132,31 +190,33 @@ def described_scenes(out: Path, steps: int | None, device: str | None) -> Chapte
     for path, image, text, look in zip(pictures, images, written, describer.looks(images, written), strict=True):
         _, y, x = look.shape
         regard.views.caption(look.flatten(1), image, describer.tokens(text), patches=(y, x)).savefig(path)
-    return Chapter(
+    return DemoChapter(
         title="Scenes, described by a captioner",
-        quality=f"{measured['exact'].value:.1f} % of {TESTED} captions of new scenes are exactly right, "
+        quality=f"{measured['exact'].value:.1f} % of {TEST_EXAMPLES} captions of new scenes are exactly right, "
         f"BLEU-4 {measured['bleu4'].value:.1f}",
         examples=[
-            Example(given=f"scene {n}", found=text, right=scene.captions[0])
+            DemoExample(given=f"scene {n}", found=text, right=scene.captions[0])
             for n, (scene, text) in enumerate(zip(shown, written, strict=True), 1)
         ],
         pictures=pictures,
-        page=_page(describer.tape(images, written), out / "shapes.html"),
+        page=_save_page(describer.tape(images, written), out / "shapes.html"),
     )
 
 
-CHAPTERS: dict[str, Callable[[Path, int | None, str | None], Chapter]] = {
-    "1 of 4: dates, recurrent": recurrent_dates,
-    "2 of 4: dates, Transformer": transformed_dates,
-    "3 of 4: digits": told_digits,
-    "4 of 4: shapes": described_scenes,
+CHAPTERS: dict[str, Callable[[Path, int | None, str | None], DemoChapter]] = {
+    "1 of 4: dates, recurrent": recurrent_dates_chapter,
+    "2 of 4: dates, Transformer": transformer_dates_chapter,
+    "3 of 4: digits": digits_chapter,
+    "4 of 4: shapes": scenes_chapter,
 }
 
 
-def _dates(title: str, model: translation.Model, recipe: Recipe, run: Path, device: str | None) -> Chapter:
-    test = list(Generated(Dates(part="test"), size=TESTED, seed=2))
+def _dates_chapter(
+    title: str, model: translation.TranslationModelSettings, recipe: Recipe, run: Path, device: str | None
+) -> DemoChapter:
+    test = list(Generated(Dates(part="test"), size=TEST_EXAMPLES, seed=2))
     translation.train(
-        list(Generated(Dates(), size=DATES, seed=1)),
+        list(Generated(Dates(), size=TRAINING_DATES, seed=1)),
         out=run,
         recipe=recipe,
         model=model,
@@ -169,24 +229,25 @@ def _dates(title: str, model: translation.Model, recipe: Recipe, run: Path, devi
     exact = translator.evaluate(test, beam=1)["exact"].value
     shown = [
         Generated(Dates(part="test", locales=(locale,), formats=("full",)), size=1, seed=seed)[0]
-        for seed, locale in enumerate(LANGUAGES)
+        for seed, locale in enumerate(SHOWN_LOCALES)
     ]
     written = [one.text for one in translator.translate([one.source for one in shown])]
     tape = translator.tape([Pair(one.source, text) for one, text in zip(shown, written, strict=True)])
-    maps = _map(tape, layer_of(translator.models[0]))
+    maps = _mean_map(tape, layer_of(translator.models[0]))
     pictures = [run.with_name(f"{run.name}-{one.locale}.png") for one in shown]
     for path, one, text, look in zip(pictures, shown, written, maps, strict=True):
         rows, columns = [*text, "<end>"], [*one.source, "<end>"]
         look = look[: len(rows), : len(columns)]
         regard.views.heatmap(look, rows, columns, title=f"{one.source} is {text}").savefig(path)
-    return Chapter(
+    return DemoChapter(
         title=title,
-        quality=f"{exact:.1f} % of {TESTED} dates it has never seen are exactly right",
+        quality=f"{exact:.1f} % of {TEST_EXAMPLES} dates it has never seen are exactly right",
         examples=[
-            Example(given=one.source, found=text, right=one.target) for one, text in zip(shown, written, strict=True)
+            DemoExample(given=one.source, found=text, right=one.target)
+            for one, text in zip(shown, written, strict=True)
         ],
         pictures=pictures,
-        page=_page(tape, run.with_name(f"{run.name}.html")),
+        page=_save_page(tape, run.with_name(f"{run.name}.html")),
     )
 
 
@@ -196,13 +257,26 @@ def _recipe(most: int, rate: float, steps: int | None, *, weight_decay: float = 
     return Recipe(steps=last, rate=schedule, weight_decay=weight_decay, save_every=last, keep=1, log_every=100)
 
 
-def _map(tape: Tape, layer: str) -> Tensor:
+def _mean_map(tape: Tape, layer: str) -> Tensor:
     """The weights of a layer, b i j, the mean over its heads."""
     A = tape[layer]
     assert isinstance(A, Weights)
     return A[...].mean(1)
 
 
-def _page(tape: Tape, path: Path) -> Path:
+def _save_page(tape: Tape, path: Path) -> Path:
     tape.page(name=path.stem).save(path)
+    return path
+
+
+def save_page(chapters: Sequence[DemoChapter], folder: Path) -> Path:
+    """Write the page of all chapters."""
+    path = folder / "index.html"
+    inside = "".join(chapter.html(folder) for chapter in chapters)
+    write_text(
+        path,
+        f'<!doctype html><html lang="en"><head><meta charset="utf8"><title>regard demo</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><style>{STYLE}</style></head>'
+        f"<body><h1>What four models look at</h1>{inside}</body></html>\n",
+    )
     return path

@@ -9,7 +9,7 @@ import typer
 from ..train import own_device
 
 
-def _here(device: str | None) -> str | None:
+def _check_available(device: str | None) -> str | None:
     """The device, if there is such a one: what is not there is told before anything is read."""
     own_device(device)
     return device
@@ -17,5 +17,5 @@ def _here(device: str | None) -> str | None:
 
 Device = Annotated[
     Literal["cpu", "cuda"] | None,
-    typer.Option("--device", help="where to compute (a GPU where there is one)", callback=_here),
+    typer.Option("--device", help="where to compute (a GPU where there is one)", callback=_check_available),
 ]

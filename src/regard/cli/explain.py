@@ -13,7 +13,8 @@ import torch
 import typer
 from torch import Tensor
 
-from .. import explain as explained
+import regard
+
 from ..ops.terms.biases import Bias
 from ..ops.terms.masks.mask_algebra import Mask
 from ..ops.terms.normalizers import Normalizer
@@ -22,7 +23,7 @@ from ..ops.terms.scores import Score
 from ..train import own_device
 from .device import Device
 
-CLONE = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def explain(
@@ -52,19 +53,19 @@ def explain(
     b, h, n, d = _sizes(shape)
     made = getattr(torch, dtype), own_device(device)
     try:
-        q = _zeros((b, h, n, d), *made)
-        k, v = _zeros((2, b, h if kv_heads is None else kv_heads, n if keys is None else keys, d), *made)
+        q = _lazy_zeros((b, h, n, d), *made)
+        k, v = _lazy_zeros((2, b, h if kv_heads is None else kv_heads, n if keys is None else keys, d), *made)
     except (MemoryError, OverflowError, ValueError):
         raise ValueError(f"shape must be one that memory could hold, got {shape}; make it smaller") from None
     print(
-        explained(
+        regard.explain(
             q,
             k,
             v,
-            mask=_term("mask", mask, Mask),
-            bias=_term("bias", bias, Bias),
-            score=_term("score", score, Score),
-            normalize=_term("normalize", normalize, Normalizer),
+            mask=_parse_term("mask", mask, Mask),
+            bias=_parse_term("bias", bias, Bias),
+            score=_parse_term("score", score, Score),
+            normalize=_parse_term("normalize", normalize, Normalizer),
         )
     )
 
@@ -78,10 +79,10 @@ def bench(
 
         regard bench operator --only window --repeats 5
     """
-    if not (CLONE / "benchmarks" / "__main__.py").is_file():
+    if not (REPOSITORY / "benchmarks" / "__main__.py").is_file():
         raise ValueError("benchmarks come with the repository and not with the package; run this in a clone")
     command = [sys.executable, "-m", "benchmarks", *(arguments or [])]
-    raise typer.Exit(subprocess.run(command, cwd=CLONE).returncode)
+    raise typer.Exit(subprocess.run(command, cwd=REPOSITORY).returncode)
 
 
 def _sizes(shape: str) -> list[int]:
@@ -91,14 +92,14 @@ def _sizes(shape: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that take no memory of a CPU, as numpy's do until they are written to."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-def _term(slot: str, source: str | None, kind: Any) -> Any:
+def _parse_term(slot: str, source: str | None, kind: Any) -> Any:
     if source is None:
         return None
     term = parse(source)

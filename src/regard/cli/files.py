@@ -13,7 +13,7 @@ from ..data import Lines, Pair, Question, Rows, pairs_jsonl, pairs_tsv, parallel
 from ..lens.tape.archive import is_tape
 from ..train.dataclass_json import check_types
 
-SHOWN = (".png", ".html", ".htm")  # what is looked at, and by no model read
+OVERWRITABLE = (".png", ".html", ".htm")  # what is looked at, and by no model read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +122,13 @@ def check_writable(path: Path | None, *read: Path | str | None, flag: str = "", 
         # A link in the folder is of the folder, wherever it leads, and so is what a link from elsewhere leads to.
         places = path.resolve(), path.parent.resolve() / path.name
         within = one.is_dir() and any(place.is_relative_to(one.resolve()) for place in places)
-        if within and path.suffix not in SHOWN and not is_tape(path):
+        if within and path.suffix not in OVERWRITABLE and not is_tape(path):
             raise ValueError(f"{path} is there already, in the folder that is read; name another file")
-    if _is_input(path):
+    if _is_standard_input(path):
         raise ValueError(f"{path} is read as standard input, and writing would replace it; name another file")
 
 
-def _is_input(path: Path) -> bool:
+def _is_standard_input(path: Path) -> bool:
     """Is the file what the shell gave as standard input?"""
     try:
         return os.path.samestat(path.stat(), os.fstat(sys.stdin.fileno()))

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..data.image_files import ENDINGS
-from ..tasks import run_folder as runs
+from ..tasks import run_folder
 from ..train import saving
 from .flags import flags_of
 
 T = TypeVar("T")
 FILE = saving.DATA
 PREFIXES = {"data": "", "valid": "valid-"}
-BLOCK, MOST = 2**20, 1024  # the bytes that are read at once, and how often at most
+BLOCK_BYTES, MAX_BLOCKS = 2**20, 1024  # the bytes that are read at once, and how often at most
 
 Prints = dict[str, dict[str, str | None]]  # by section and flag
 
@@ -30,7 +30,7 @@ Prints = dict[str, dict[str, str | None]]  # by section and flag
 def fingerprints(plan: Any) -> Prints:
     """Those of the training and the validation data of a plan, None for a file that is not there."""
     groups = {section: getattr(plan, section) for section in PREFIXES}
-    return {section: _prints(section, group) for section, group in groups.items() if group is not None}
+    return {section: _section_fingerprints(section, group) for section, group in groups.items() if group is not None}
 
 
 def check_matches(checkpoint: Path, plan: Any, now: Prints, *, say: Callable[[str], None]) -> None:
@@ -41,13 +41,13 @@ def check_matches(checkpoint: Path, plan: Any, now: Prints, *, say: Callable[[st
     """
     if not (checkpoint / FILE).exists():
         return
-    before = json.loads(runs.text_of(checkpoint, FILE))
-    if other := _changed("data", plan, before, now):
+    before = json.loads(run_folder.read_text(checkpoint, FILE))
+    if other := _changed_flags("data", plan, before, now):
         raise ValueError(
             f"a resumed run keeps its data, and this is not what it began with: {other}; give it the same, or name "
             "another folder by --out to train anew"
         )
-    if "valid" in before and (other := _changed("valid", plan, before, now)):
+    if "valid" in before and (other := _changed_flags("valid", plan, before, now)):
         say(f"the data to validate by is not that of the checkpoint: {other}")
 
 
@@ -62,23 +62,23 @@ def digest(path: str) -> str | None:
         size = os.path.getsize(path)
         hashed.update(b"%d\n" % size)
         with open(path, "rb") as file:
-            for start in _few(range(0, size, BLOCK)):
+            for start in _evenly_spaced(range(0, size, BLOCK_BYTES)):
                 file.seek(start)
-                hashed.update(file.read(BLOCK))
+                hashed.update(file.read(BLOCK_BYTES))
     elif os.path.isdir(path):
-        inside = [Path(folder, name) for folder, _, names in os.walk(path) for name in names if _is_read(name)]
+        inside = [Path(folder, name) for folder, _, names in os.walk(path) for name in names if _is_data_file(name)]
         inside = sorted(file for file in inside if file.is_file())
         for one in inside:
             hashed.update(os.fsencode(f"{one.relative_to(path).as_posix()}\n{one.stat().st_size}\n"))
-        for one in _few(inside):
+        for one in _evenly_spaced(inside):
             with one.open("rb") as file:
-                hashed.update(file.read(BLOCK))
+                hashed.update(file.read(BLOCK_BYTES))
     else:
         return None
     return hashed.hexdigest()
 
 
-def _prints(section: str, group: Any) -> dict[str, str | None]:
+def _section_fingerprints(section: str, group: Any) -> dict[str, str | None]:
     """A field without a default names a file or a folder, one with a default says how these are read."""
     default = {field.name: field.default for field in dataclasses.fields(group)}
     found: dict[str, str | None] = {}
@@ -89,7 +89,7 @@ def _prints(section: str, group: Any) -> dict[str, str | None]:
     return found
 
 
-def _changed(section: str, plan: Any, before: Mapping[str, Mapping[str, str]], now: Prints) -> str:
+def _changed_flags(section: str, plan: Any, before: Mapping[str, Mapping[str, str]], now: Prints) -> str:
     """The flags that no longer say what they did, with what they are given; nothing where all do."""
     old, new, group = before[section], now.get(section, {}), getattr(plan, section)
     flags = [] if group is None else flags_of(section, type(group), prefix=PREFIXES[section])
@@ -99,12 +99,12 @@ def _changed(section: str, plan: Any, before: Mapping[str, Mapping[str, str]], n
     return ", ".join(gone + other)
 
 
-def _few(items: Sequence[T]) -> Sequence[T]:
+def _evenly_spaced(items: Sequence[T]) -> Sequence[T]:
     """At most so many, evenly spaced, the first and the last among them."""
-    if len(items) <= MOST:
+    if len(items) <= MAX_BLOCKS:
         return items
-    return [items[n * (len(items) - 1) // (MOST - 1)] for n in range(MOST)]
+    return [items[n * (len(items) - 1) // (MAX_BLOCKS - 1)] for n in range(MAX_BLOCKS)]
 
 
-def _is_read(name: str) -> bool:
+def _is_data_file(name: str) -> bool:
     return name.lower().endswith((*ENDINGS, ".bin"))

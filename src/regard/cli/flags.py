@@ -49,7 +49,7 @@ def flags_of(section: str, group: type, *, prefix: str = "") -> list[Flag]:
     found = []
     for field in dataclasses.fields(group):
         kind, said, *named = get_args(hints[field.name])
-        shown = "" if field.default is None else f" (default {_word(field.default)})"
+        shown = "" if field.default is None else f" (default {_format_default(field.default)})"
         name = named[0] if named else "--" + field.name.replace("_", "-")
         name = f"--{prefix}{name[2:]}"
         found.append(Flag(section, field.name, name, _without_none(kind), said + shown))
@@ -68,7 +68,7 @@ def command(run: Callable[..., None], fixed: Mapping[str, Any], flags: Mapping[s
         try:
             run(**options, given={flag: value for flag, value in given.items() if value is not None})
         except ValueError as error:
-            raise ValueError(in_flags(str(error), by_key.values())) from error
+            raise ValueError(with_flag_names(str(error), by_key.values())) from error
 
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=option[0], default=option[1])
@@ -82,7 +82,7 @@ def command(run: Callable[..., None], fixed: Mapping[str, Any], flags: Mapping[s
     return called
 
 
-def in_flags(message: str, flags: Iterable[Flag]) -> str:
+def with_flag_names(message: str, flags: Iterable[Flag]) -> str:
     """What is said to Python, said to the command line: `kind='rnn'` as `--model rnn`, `segment=` as `--segment`.
 
     A field that the message begins with is meant, too: `kv_heads must be 1 or more`.
@@ -97,11 +97,11 @@ def in_flags(message: str, flags: Iterable[Flag]) -> str:
         written = rf"(?<!\S){field}=('?)([\w.+-]*)\1(?=([^\s;,:.)])?)"
         for flag in meant:
             message = re.sub(rf"^(\[\w+\]: )?{field}(?= must )", rf"\g<1>{flag.name}", message)
-            message = re.sub(written, partial(_typed, flag), message)
+            message = re.sub(written, partial(_as_typed, flag), message)
     return message
 
 
-def _typed(flag: Flag, found: re.Match[str]) -> str:
+def _as_typed(flag: Flag, found: re.Match[str]) -> str:
     _, value, follows = found.groups()
     if flag.type is bool and value in ("True", "False"):
         return flag.name if value == "True" else f"--no-{flag.name[2:]}"
@@ -114,7 +114,7 @@ def _without_none(kind: Any) -> Any:
     return kind
 
 
-def _word(value: Any) -> str:
+def _format_default(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -13,12 +13,12 @@ import regard
 
 from ..lens import Tape
 from ..tasks import language
-from ..tasks.language import LanguageModel, Model
+from ..tasks.language import LanguageModel, LanguageModelSettings
 from ..tasks.vocabulary import Vocabulary
 from ..train import Outcome
 from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
-from .attention_output import TAPE, draw, room
+from .attention_output import TAPE, draw, max_examples
 from .device import Device
 from .files import TextFile
 from .terminal import progress
@@ -26,7 +26,7 @@ from .training_flags import Training
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batching:
+class LanguageBatching:
     """The size of a batch, and the windows in it."""
 
     tokens: Annotated[int, "the tokens of a batch, in windows of --length", "--batch-tokens"] = 8192
@@ -37,18 +37,18 @@ class Batching:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LanguagePlan:
     """The sections of `regard train language`."""
 
     data: TextFile
     valid: TextFile | None
     vocabulary: Vocabulary
-    model: Model
-    batching: Batching
+    model: LanguageModelSettings
+    batching: LanguageBatching
     training: Training
 
 
-def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
+def train(plan: LanguagePlan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
     """Train a language model on a text.
 
     Examples:
@@ -75,7 +75,7 @@ def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mappin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(TextFile):
+class LanguageEvaluation(TextFile):
     """What `regard evaluate` asks of a language model."""
 
     overlap: Annotated[int | None, "how many tokens before it each one sees at least (half of --length)"] = None
@@ -88,7 +88,7 @@ class Evaluation(TextFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring(TextFile):
+class LanguageScoring(TextFile):
     """What `regard score` asks of a language model."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
@@ -130,7 +130,7 @@ def generate(
         raise ValueError(f"--samples must be 1 or more, got {samples}")
     if not 0 <= seed < 2**63:
         raise ValueError(f"--seed must be 0 or more and below 2^63, got {seed}")
-    room(attention, 1, folder)
+    max_examples(attention, 1, folder)
     if attention is not None and samples > 1:
         raise ValueError(f"--attention is of one text, got --samples {samples}; leave one of them out")
     model = LanguageModel.load(folder, device=device)

@@ -11,7 +11,7 @@ from ..train.failures import disk_errors
 from .attention_output import TAPE
 from .device import Device
 from .files import check_writable
-from .terminal import progress, said
+from .terminal import print_status, progress
 
 
 def look(
@@ -49,7 +49,7 @@ def look(
                 show(n + 1, len(tape))
     with disk_errors(out, then="try again"):
         tape.save(out)
-    said(f"{out}: {len(tape)} layer{'s' * (len(tape) > 1)}; regard view {out}")
+    print_status(f"{out}: {len(tape)} layer{'s' * (len(tape) > 1)}; regard view {out}")
 
 
 def view(
@@ -92,10 +92,10 @@ def view(
         tapes = [Tape.load(path) for path in captures]
         with disk_errors(html, then="try again"):
             views.page(*tapes, name=[path.stem for path in captures]).save(html)
-        said(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
+        print_status(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
         return
     viewer = views.serve(captures, host=host, port=port, device=device, open_browser=browser)
-    said("Ctrl-C ends it")
+    print_status("Ctrl-C ends it")
     viewer.wait()
 
 

@@ -10,44 +10,44 @@ from typing import Annotated, Any
 
 import typer
 
-from ..tasks import run_folder as runs
+from ..tasks import run_folder
 from ..train.dataclass_json import from_json
 from . import answering, captioning, classification, language, summarization, translation
-from .averaging import mean_of
+from .averaging import average_checkpoints
 from .device import Device
 from .flags import Flag, command, flags_of
 
 Folders = Annotated[list[Path], typer.Argument(help="a run, or several that work as one", metavar="DIR")]
 
-# What a run of each task can be asked: a dataclass of flags, with `run(folders, device)`.
+# What a run of each task can be run_task: a dataclass of flags, with `run(folders, device)`.
 EVALUATIONS: dict[str, Any] = {
-    "translation": translation.Evaluation,
-    "language": language.Evaluation,
-    "summarization": summarization.Evaluation,
-    "answering": answering.Evaluation,
-    "classification": classification.Evaluation,
-    "captioning": captioning.Evaluation,
+    "translation": translation.TranslationEvaluation,
+    "language": language.LanguageEvaluation,
+    "summarization": summarization.SummarizationEvaluation,
+    "answering": answering.AnsweringEvaluation,
+    "classification": classification.ClassificationEvaluation,
+    "captioning": captioning.CaptioningEvaluation,
 }
 SCORINGS: dict[str, Any] = {
-    "translation": translation.Scoring,
-    "language": language.Scoring,
-    "summarization": summarization.Scoring,
-    "captioning": captioning.Scoring,
+    "translation": translation.TranslationScoring,
+    "language": language.LanguageScoring,
+    "summarization": summarization.SummarizationScoring,
+    "captioning": captioning.CaptioningScoring,
 }
 
 
-def asking(questions: Mapping[str, Any], run: Callable[[Any], None]) -> Callable[..., None]:
+def task_command(questions: Mapping[str, Any], run: Callable[[Any], None]) -> Callable[..., None]:
     """A command whose flags are those of all tasks, and that asks a run what its own task knows to answer."""
 
-    def asked(folders: Sequence[Path], device: str | None, given: Mapping[Flag, Any]) -> None:
-        run(question(questions, folders, given).run(folders, device))
+    def run_task(folders: Sequence[Path], device: str | None, given: Mapping[Flag, Any]) -> None:
+        run(task_settings(questions, folders, given).run(folders, device))
 
-    made = command(asked, {"folders": Folders, "device": (Device, None)}, shared(questions))
+    made = command(run_task, {"folders": Folders, "device": (Device, None)}, shared_flags(questions))
     made.__doc__ = run.__doc__
     return made
 
 
-def shared(questions: Mapping[str, Any]) -> dict[str, list[Flag]]:
+def shared_flags(questions: Mapping[str, Any]) -> dict[str, list[Flag]]:
     """The flags of all tasks by panel, those that several tasks have in a panel of their own, once.
 
     A flag of several tasks is one flag: it must have the same name for the field and the same type in all of them.
@@ -70,9 +70,9 @@ def shared(questions: Mapping[str, Any]) -> dict[str, list[Flag]]:
     return panels
 
 
-def question(questions: Mapping[str, Any], folders: Sequence[Path], given: Mapping[Flag, Any]) -> Any:
+def task_settings(questions: Mapping[str, Any], folders: Sequence[Path], given: Mapping[Flag, Any]) -> Any:
     """What the flags given ask of these runs; raises for a flag of another task."""
-    task = runs.task_of(runs.opened(folders[0]))
+    task = run_folder.task_of(run_folder.open_run(folders[0]))
     if task not in questions:
         raise ValueError(f"{folders[0]} is of the task {task!r}, expected {' or '.join(map(repr, questions))}")
     known = [flag.name for flag in flags_of(task, questions[task])]
@@ -83,7 +83,7 @@ def question(questions: Mapping[str, Any], folders: Sequence[Path], given: Mappi
     return from_json(questions[task], json.dumps(values), source=task)
 
 
-def evaluated(found: Mapping[str, object]) -> None:
+def print_evaluation(found: Mapping[str, object]) -> None:
     """Measure a model on data of its task: a name, a number and how it was computed, line by line.
 
     Examples:
@@ -100,7 +100,7 @@ def evaluated(found: Mapping[str, object]) -> None:
         print(f"{name:12}{measured}")
 
 
-def scored(found: Sequence[float]) -> None:
+def print_scores(found: Sequence[float]) -> None:
     """Print the log-probability of each line, in nats, under a model.
 
     Examples:
@@ -113,8 +113,8 @@ def scored(found: Sequence[float]) -> None:
         print(f"{value:.4f}")
 
 
-evaluate = asking(EVALUATIONS, evaluated)
-score = asking(SCORINGS, scored)
+evaluate = task_command(EVALUATIONS, print_evaluation)
+score = task_command(SCORINGS, print_scores)
 
 
 def average(
@@ -137,4 +137,4 @@ def average(
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder; expected a run or a checkpoint")
-    print(mean_of(folders, out, last=last))
+    print(average_checkpoints(folders, out, last=last))

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from ..tasks.pairs import Draft
-from ..tasks.seq2seq_task import MOST, Writer
-from .attention_output import check_fits, room
+from ..tasks.seq2seq_task import MAX_CAPTURED_PAIRS, Writer
+from .attention_output import check_fits, max_examples
 from .decoding_flags import Search
-from .terminal import chunks_of_input, one_line, progress, ranked, tell_long
+from .terminal import chunks_of_input, n_best_lines, one_line, print_truncated, progress
 
 Runs = Annotated[list[Path], typer.Argument(help="a run, or several that decode as one", metavar="DIR")]
 
@@ -21,14 +21,14 @@ def write_lines(
     writer: Writer, search: Search, *, doing: str, what: str, attention: Path | None, keep: bool
 ) -> list[Draft]:
     """Print what becomes of each line, as soon as many are done; lines with their best, where these are to be kept."""
-    most = room(attention, MOST)
+    most = max_examples(attention, MAX_CAPTURED_PAIRS)
     number, unfinished, long, pairs = 0, 0, 0, []
     with progress(doing) as show:
         for lines in chunks_of_input():
             check_fits(attention, number + len(lines), most)
             found = writer.n_best(lines, **search.settings, show=show)
             for best in found:
-                print(*ranked(number, [(one_line(one.text), one.score) for one in best], search.nbest), sep="\n")
+                print(*n_best_lines(number, [(one_line(one.text), one.score) for one in best], search.nbest), sep="\n")
                 number += 1
             sys.stdout.flush()
             unfinished += sum(not best[0].finished for best in found)
@@ -37,6 +37,6 @@ def write_lines(
                 pairs += [
                     Draft(line, one_line(best[0].text), best[0].tokens) for line, best in zip(lines, found, strict=True)
                 ]
-    search.tell_cut(what, unfinished, number, longest=writer.longest)
-    tell_long("documents", long, number, writer.limit)
+    search.print_unfinished(what, unfinished, number, longest=writer.longest)
+    print_truncated("documents", long, number, writer.limit)
     return pairs

@@ -11,34 +11,34 @@ import typer
 
 from ..data import Pair
 from ..tasks import summarization
-from ..tasks.metrics import Words
-from ..tasks.seq2seq_task import MOST
-from ..tasks.summarization import LongBatching, Model, Summarizer
+from ..tasks.metrics import RougeWords
+from ..tasks.seq2seq_task import MAX_CAPTURED_PAIRS
+from ..tasks.summarization import DocumentBatching, SummarizationModelSettings, Summarizer
 from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
 from ..train.failures import disk_errors
-from .attention_output import check_single_input, room, save_pairs
+from .attention_output import check_single_input, max_examples, save_pairs
 from .decoding_flags import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
 from .device import Device
 from .files import SummaryFiles
 from .stdin_lines import Runs, write_lines
-from .terminal import progress, tell_long
+from .terminal import print_truncated, progress
 from .training_flags import Training
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SummarizationPlan:
     """The sections of `regard train summarization`."""
 
     data: SummaryFiles
     valid: SummaryFiles | None
     vocabulary: WordVocabulary
-    model: Model
-    batching: LongBatching
+    model: SummarizationModelSettings
+    batching: DocumentBatching
     training: Training
 
 
-def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
+def train(plan: SummarizationPlan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
     """Train a summarizer on documents and their summaries.
 
     Examples:
@@ -68,13 +68,13 @@ def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mappin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(SummaryFiles):
+class SummarizationEvaluation(SummaryFiles):
     """What `regard evaluate` asks of a summarizer."""
 
     beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 4
     max_length: Annotated[int | None, LENGTH] = None
     no_repeat: Annotated[int | None, "write no run of so many tokens twice"] = None
-    rouge: Annotated[Words, "the words of ROUGE: English, stemmed, or those of any script"] = "english"
+    rouge: Annotated[RougeWords, "the words of ROUGE: English, stemmed, or those of any script"] = "english"
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """ROUGE-1, -2 and -L of summaries, and the loss."""
@@ -90,12 +90,12 @@ class Evaluation(SummaryFiles):
                 words=self.rouge,
                 show=show,
             )
-        _tell_long(summarizer, pairs)
+        _print_truncated(summarizer, pairs)
         return dict(found)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring(SummaryFiles):
+class SummarizationScoring(SummaryFiles):
     """What `regard score` asks of a summarizer."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
@@ -104,7 +104,7 @@ class Scoring(SummaryFiles):
         summarizer = Summarizer.load(*folders, device=device)
         with progress("scoring") as show:
             found = summarizer.score(pairs, show=show)
-        _tell_long(summarizer, pairs)
+        _print_truncated(summarizer, pairs)
         return found
 
 
@@ -135,7 +135,7 @@ def summarize(
     search = Search(
         beam=beam, nbest=nbest, penalty=penalty, min_length=min_length, max_length=max_length, no_repeat=no_repeat
     )
-    room(attention, MOST, *folders)
+    max_examples(attention, MAX_CAPTURED_PAIRS, *folders)
     check_single_input(attention, folders)
     summarizer = Summarizer.load(*folders, device=device)
     pairs = write_lines(
@@ -151,5 +151,7 @@ def summarize(
             save_pairs(summarizer, pairs, attention)
 
 
-def _tell_long(summarizer: Summarizer, pairs: Sequence[Pair]) -> None:
-    tell_long("documents", sum(summarizer.too_long([pair.source for pair in pairs])), len(pairs), summarizer.limit)
+def _print_truncated(summarizer: Summarizer, pairs: Sequence[Pair]) -> None:
+    print_truncated(
+        "documents", sum(summarizer.too_long([pair.source for pair in pairs])), len(pairs), summarizer.limit
+    )

@@ -15,30 +15,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..data.lines import decoded
 
-AT_ONCE = 2048
-PATIENCE = 10.0  # seconds between plain lines
+LINES_PER_CHUNK = 2048
+SECONDS_BETWEEN_LINES = 10.0  # seconds between plain lines
 STDIN = Path("standard input")
 
 
-def leads() -> bool:
+def is_main_process() -> bool:
     """Whether this is the one of the processes torchrun started that speaks."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def said(line: str) -> None:
+def print_status(line: str) -> None:
     """Tell whoever watches, beside what the command prints."""
     print(line, file=sys.stderr, flush=True)
 
 
-def tell_long(what: str, long: int, number: int, limit: int | None) -> None:
+def print_truncated(what: str, long: int, number: int, limit: int | None) -> None:
     """Say how many have not been read to their end."""
     if long:
-        said(f"{long:,} of {number:,} {what} have more than {limit} tokens, of which the rest was not read")
+        print_status(f"{long:,} of {number:,} {what} have more than {limit} tokens, of which the rest was not read")
 
 
 def chunks_of_input() -> Iterator[list[str]]:
     """The lines of standard input, many at once; one by one where someone types them."""
-    size = 1 if sys.stdin.isatty() else AT_ONCE
+    size = 1 if sys.stdin.isatty() else LINES_PER_CHUNK
     lines = (decoded(raw, STDIN, number) for number, raw in zip(count(), sys.stdin.buffer, strict=False))
     while some := list(islice(lines, size)):
         yield some
@@ -49,7 +49,7 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
-def ranked(number: int, best: Sequence[tuple[str, float]], nbest: int) -> list[str]:
+def n_best_lines(number: int, best: Sequence[tuple[str, float]], nbest: int) -> list[str]:
     """What a command prints of one example: the best text, or a line for each of several with number and score."""
     if nbest == 1:
         return [best[0][0]]
@@ -60,7 +60,7 @@ def ranked(number: int, best: Sequence[tuple[str, float]], nbest: int) -> list[s
 def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
     """A function to tell how many are done, of how many: a bar on a terminal, a line now and then elsewhere."""
     if not sys.stderr.isatty():
-        yield _Lines(doing).tell
+        yield _PlainProgress(doing).update
         return
     columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -68,14 +68,16 @@ def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-class _Lines:
+class _PlainProgress:
     def __init__(self, doing: str) -> None:
         self.doing, self.began = doing, time.monotonic()
-        self.next = self.began + PATIENCE
+        self.next = self.began + SECONDS_BETWEEN_LINES
 
-    def tell(self, done: int, total: int) -> None:
+    def update(self, done: int, total: int) -> None:
         now = time.monotonic()
         if now >= self.next:
-            self.next = now + PATIENCE
+            self.next = now + SECONDS_BETWEEN_LINES
             left = (now - self.began) / max(done, 1) * (total - done)
-            said(f"{self.doing}: {done:,} of {total:,} · {done / (now - self.began):,.1f}/s · {left:,.0f} s left")
+            print_status(
+                f"{self.doing}: {done:,} of {total:,} · {done / (now - self.began):,.1f}/s · {left:,.0f} s left"
+            )

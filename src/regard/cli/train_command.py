@@ -15,29 +15,34 @@ from typing import Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
 
 import typer
 
-from ..tasks import run_folder as runs
+from ..tasks import run_folder
 from ..train import Outcome
 from ..train.dataclass_json import from_json, to_json, unknown
 from . import fingerprints
-from .averaging import averaged
+from .averaging import average_last
 from .device import Device
 from .flags import Flag, command, flags_of
-from .terminal import leads, said
+from .terminal import is_main_process, print_status
 from .training_flags import Training
 
 
-class Plan(Protocol):
+class TrainingPlan(Protocol):
     """A frozen dataclass of sections, the one on training among them."""
 
     @property
     def training(self) -> Training: ...
 
 
-P = TypeVar("P", bound=Plan)
+P = TypeVar("P", bound=TrainingPlan)
 
-FILE = "plan.json"
-OPEN = ("data", "valid", "batching", "training")  # what a resumed run may be told anew, its data by other names
-LARGEST = 2**20
+PLAN_FILE = "plan.json"
+CHANGEABLE_SECTIONS = (
+    "data",
+    "valid",
+    "batching",
+    "training",
+)  # what a resumed run may be told anew, its data by other names
+MAX_CONFIG_BYTES = 2**20
 
 Values = Mapping[str, Mapping[str, Any]]
 Out = Annotated[Path, typer.Option("--out", help="the folder of the run, a new one", rich_help_panel="Run")]
@@ -48,7 +53,7 @@ Config = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --out", rich_help_panel="Run")]
 
 
-def trains(
+def add_train_command(
     app: typer.Typer, name: str, plan: type[P], run: Callable[[P, Path, bool, str | None, Mapping[str, str]], Outcome]
 ) -> None:
     """Give `app` the command of a task, which makes a plan of its flags and has it run.
@@ -56,19 +61,29 @@ def trains(
     `run(plan, out, resume, device, files)` trains and keeps `files` in each checkpoint; its docstring is the help.
     """
 
-    def trained(out: Path, config: Path | None, resume: bool, device: str | None, given: Mapping[Flag, Any]) -> None:
-        begun = _begun(out, task=name, resume=resume)
-        saved = {} if begun is None else _saved(begun, plan)
-        made = planned(plan, saved, {} if config is None else read(config, plan), given, source=config)
+    def train_from_flags(
+        out: Path, config: Path | None, resume: bool, device: str | None, given: Mapping[Flag, Any]
+    ) -> None:
+        begun = _checkpoint_to_resume(out, task=name, resume=resume)
+        saved = {} if begun is None else _saved_plan(begun, plan)
+        made = make_plan(plan, saved, {} if config is None else read_config(config, plan), given, source=config)
         prints = fingerprints.fingerprints(made)
         if begun is not None:
-            fingerprints.check_matches(begun, made, prints, say=said if leads() else lambda line: None)
-        outcome = run(made, out, resume, device, {FILE: _text(written(made)), fingerprints.FILE: _text(prints)})
-        if leads():
-            print(outcome.best if made.training.average is None else averaged(out, last=made.training.average))
+            fingerprints.check_matches(
+                begun, made, prints, say=print_status if is_main_process() else lambda line: None
+            )
+        outcome = run(
+            made,
+            out,
+            resume,
+            device,
+            {PLAN_FILE: _json_text(plan_to_json(made)), fingerprints.FILE: _json_text(prints)},
+        )
+        if is_main_process():
+            print(outcome.best if made.training.average is None else average_last(out, last=made.training.average))
 
     options = {"out": Out, "config": (Config, None), "resume": (Resume, False), "device": (Device, None)}
-    app.command(name, help=run.__doc__)(command(trained, options, flags(plan)))
+    app.command(name, help=run.__doc__)(command(train_from_flags, options, flags_by_panel(plan)))
 
 
 def sections(plan: type) -> dict[str, Any]:
@@ -77,7 +92,7 @@ def sections(plan: type) -> dict[str, Any]:
     return {name: next(filter(dataclasses.is_dataclass, (hint, *get_args(hint)))) for name, hint in hints}
 
 
-def flags(plan: type) -> dict[str, list[Flag]]:
+def flags_by_panel(plan: type) -> dict[str, list[Flag]]:
     """The flags of each section, by panel; those of the section `valid` begin with `--valid-`."""
     return {
         section.capitalize(): flags_of(section, group, prefix="valid-" if section == "valid" else "")
@@ -85,7 +100,7 @@ def flags(plan: type) -> dict[str, list[Flag]]:
     }
 
 
-def planned(plan: type[P], saved: Values, told: Values, given: Mapping[Flag, Any], *, source: Path | None) -> P:
+def make_plan(plan: type[P], saved: Values, told: Values, given: Mapping[Flag, Any], *, source: Path | None) -> P:
     """The plan of what a run has saved, overridden by what a config file tells, overridden by the flags given."""
     values: dict[str, dict[str, Any]] = {}
     flagged = [(flag.section, {flag.field: value}) for flag, value in given.items()]
@@ -93,7 +108,7 @@ def planned(plan: type[P], saved: Values, told: Values, given: Mapping[Flag, Any
         values.setdefault(section, {}).update(some)
     for section, before in saved.items():
         for name, value in before.items():
-            if section not in OPEN and values[section][name] != value:
+            if section not in CHANGEABLE_SECTIONS and values[section][name] != value:
                 raise ValueError(
                     f"a resumed run keeps its {section}: {name} was {value!r}, got {values[section][name]!r}; "
                     "name another folder to train anew"
@@ -107,17 +122,17 @@ def planned(plan: type[P], saved: Values, told: Values, given: Mapping[Flag, Any
     return plan(**made)
 
 
-def written(plan: Any) -> dict[str, Any]:
+def plan_to_json(plan: Any) -> dict[str, Any]:
     """A plan as the content of a config file."""
     groups = {section: getattr(plan, section) for section in sections(type(plan))}
     return {section: to_json(group) for section, group in groups.items() if group is not None}
 
 
-def read(path: Path, plan: type) -> Values:
+def read_config(path: Path, plan: type) -> Values:
     """The sections of a config file, each name among those the plan knows."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"{path} is larger than {LARGEST:,} bytes; expected a config file")
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ValueError(f"{path} is larger than {MAX_CONFIG_BYTES:,} bytes; expected a config file")
         text = path.read_text(encoding="utf-8-sig")  # as some editors on Windows save it
         found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
@@ -146,18 +161,18 @@ def _checked(found: Any, plan: type, *, source: str) -> Values:
     return found
 
 
-def _begun(out: Path, *, task: str, resume: bool) -> Path | None:
+def _checkpoint_to_resume(out: Path, *, task: str, resume: bool) -> Path | None:
     """The checkpoint of the run to resume, None where there is none yet; refuses a run that is not to be resumed."""
-    checkpoint = runs.begun(out, resume=resume, say=lambda line: None)
-    if checkpoint is not None and (other := runs.task_of(checkpoint)) != task:
+    checkpoint = run_folder.checkpoint_to_resume(out, resume=resume, say=lambda line: None)
+    if checkpoint is not None and (other := run_folder.task_of(checkpoint)) != task:
         raise ValueError(f"{out} holds a run of the task {other!r}, got {task!r}; name another folder")
     return checkpoint
 
 
-def _saved(checkpoint: Path, plan: type) -> Values:
+def _saved_plan(checkpoint: Path, plan: type) -> Values:
     """The plan that a checkpoint was made by."""
-    return _checked(json.loads(runs.text_of(checkpoint, FILE)), plan, source=str(checkpoint / FILE))
+    return _checked(json.loads(run_folder.read_text(checkpoint, PLAN_FILE)), plan, source=str(checkpoint / PLAN_FILE))
 
 
-def _text(content: Any) -> str:
+def _json_text(content: Any) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

@@ -14,18 +14,18 @@ from ..lens import Links, alignment_score
 from ..tasks import translation
 from ..tasks.batching import Batching
 from ..tasks.pairs import PairVocabulary
-from ..tasks.seq2seq_task import MOST
-from ..tasks.translation import Model, Translator
+from ..tasks.seq2seq_task import MAX_CAPTURED_PAIRS
+from ..tasks.translation import TranslationModelSettings, Translator
 from ..tasks.word_alignment import When
 from ..train import Outcome
 from ..train import checkpoint as checkpoints
 from ..train.failures import disk_errors
-from .attention_output import check_single_input, room, save_pairs
+from .attention_output import check_single_input, max_examples, save_pairs
 from .decoding_flags import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
 from .device import Device
 from .files import PairFiles, check_writable
 from .stdin_lines import Runs, write_lines
-from .terminal import progress, said
+from .terminal import print_status, progress
 from .training_flags import Training
 
 Layer = Annotated[
@@ -37,18 +37,18 @@ Moment = Annotated[When, typer.Option("--when", help="align by the attention of 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TranslationPlan:
     """The sections of `regard train translation`."""
 
     data: PairFiles
     valid: PairFiles | None
     vocabulary: PairVocabulary
-    model: Model
+    model: TranslationModelSettings
     batching: Batching
     training: Training
 
 
-def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
+def train(plan: TranslationPlan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
     """Train a translator on pairs of sentences.
 
     Examples:
@@ -75,7 +75,7 @@ def train(plan: Plan, out: Path, resume: bool, device: str | None, files: Mappin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(PairFiles):
+class TranslationEvaluation(PairFiles):
     """What `regard evaluate` asks of a translator."""
 
     beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 5
@@ -95,7 +95,7 @@ class Evaluation(PairFiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring(PairFiles):
+class TranslationScoring(PairFiles):
     """What `regard score` asks of a translator."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
@@ -131,7 +131,7 @@ def translate(
     """
     search = Search(beam=beam, nbest=nbest, penalty=penalty, max_length=max_length)
     check_writable(alignments, *folders)
-    room(attention, MOST, *folders)
+    max_examples(attention, MAX_CAPTURED_PAIRS, *folders)
     check_single_input(attention, folders)
     translator = Translator.load(*folders, device=device)
     watched = alignments is not None or attention is not None
@@ -185,7 +185,9 @@ def align(
     print(*links, sep="\n")
     if right is not None:
         score = alignment_score(links, right)
-        said(f"alignment error rate {score.error:.4f} · precision {score.precision:.4f} · recall {score.recall:.4f}")
+        print_status(
+            f"alignment error rate {score.error:.4f} · precision {score.precision:.4f} · recall {score.recall:.4f}"
+        )
 
 
 def _gold(path: Path, pairs: int, *, first: int) -> list[Links]:

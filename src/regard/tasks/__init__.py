@@ -26,13 +26,16 @@ Tasks that read a text and write another share `pairs` (tokenizers, encoding), `
 
 from . import answering, captioning, classification, language, summarization, translation
 from .batching import Batching
-from .metrics import Measured
+from .metrics import MetricValue
 from .pairs import PairVocabulary
 from .vocabulary import Vocabulary
+
+Measured = MetricValue  # the name of earlier versions
 
 __all__ = [
     "Batching",
     "Measured",
+    "MetricValue",
     "PairVocabulary",
     "Vocabulary",
     "answering",

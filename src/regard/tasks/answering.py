@@ -17,28 +17,36 @@ from ..lens import Tape
 from ..models import Bert, BertConfig, BertReader, Reader, ReaderConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.dataclass_json import check_left_at_default, check_types
-from . import run_folder as runs
-from . import squad
+from . import run_folder
 from .batching import TOO_LONG
-from .character_inputs import ALPHABET, Spelling
-from .document_windows import Asked, Behind, Beside, Layout, Readings, Windows, check_questions, longest_row
-from .metrics import Measured
+from .character_inputs import ALPHABET_FILE, CharacterIds
+from .document_windows import (
+    InputLayout,
+    OneRowLayout,
+    QuestionWithContext,
+    TwoRowLayout,
+    WindowExamples,
+    WindowSettings,
+    check_questions,
+    longest_row,
+)
+from .metrics import MetricValue, squad_scores
 from .pretrained import encoder_of, places
-from .seq2seq_task import Shown
+from .seq2seq_task import ShowProgress
 from .setup import Setup, Start, run
-from .span_search import Finder, Span
+from .span_search import Span, SpanFinder
 from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
 
 TASK = "answering"
-CHARACTERS = 200  # different ones that words are spelled with, the most frequent
-MOST = 500  # questions on one tape
-POOL = 4096  # examples sorted by length together; spelled, they are large
+MAX_ALPHABET = 200  # different ones that words are spelled with, the most frequent
+MAX_CAPTURED_QUESTIONS = 500  # questions on one tape
+SORTING_POOL = 4096  # examples sorted by length together; spelled, they are large
 Network = ReaderConfig | BertConfig
 Sketch = Callable[[Tokenizer], Network]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class AnsweringModelSettings:
     """A model that finds answers in a few words: called with a tokenizer, it gives the model's config.
 
     `reader` needs no pretraining: recurrent networks, and attention between question and document (`models.Reader`).
@@ -77,7 +85,7 @@ class Model:
             )
         return ReaderConfig(
             vocabulary=len(tokenizer),
-            characters=CHARACTERS if self.spelling else None,
+            characters=MAX_ALPHABET if self.spelling else None,
             dim=self.dim,
             character_dim=max(1, self.dim // 2),
             hidden=2 * self.dim if self.hidden is None else self.hidden,
@@ -89,15 +97,16 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class AnsweringConfig:
     """What `config.json` says: the model, what it reads at once, and whether it has seen questions without answers."""
 
     model: Network
-    windows: Windows
+    windows: WindowSettings
     impossible: bool
 
 
-SMALL, LEARNED, SIZES = Model(), WordVocabulary(), Windows()
+Model = AnsweringModelSettings  # short, for `answering.Model(...)`
+SMALL, LEARNED, SIZES = AnsweringModelSettings(), WordVocabulary(), WindowSettings()
 RECIPE = Recipe(
     steps=10_000,
     rate=InverseSquareRoot(1e-3, warmup=400),
@@ -117,7 +126,7 @@ def train(
     model: Sketch = SMALL,
     vocabulary: Vocabulary = LEARNED,
     pretrained: str | Path | None = None,
-    windows: Windows = SIZES,
+    windows: WindowSettings = SIZES,
     tokens: int = 8192,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
@@ -150,7 +159,7 @@ def train(
         else:
             answerer = _begun(Path(pretrained), asked, windows)
         asked = _short(asked, answerer, say=start.say)
-        examples = answerer.readings(asked, answers=[_first_answer(one) for one in asked])
+        examples = answerer.window_examples(asked, answers=[_first_answer(one) for one in asked])
         scale, longest = answerer.layout.scale, max(examples.lengths)
         if tokens < longest:
             raise ValueError(f"tokens of a batch must hold the longest row of {longest} tokens, got {tokens}")
@@ -159,7 +168,7 @@ def train(
             batches=Batches(
                 examples,
                 tokens=tokens * scale,
-                pool=POOL,
+                pool=SORTING_POOL,
                 pad=answerer.layout.pad,
                 seed=recipe.seed,
                 shard=(start.group.rank, start.group.size),
@@ -180,7 +189,7 @@ class Asking(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class FoundAnswer:
     """`text`, the document from character `start` to `end`; empty where the document is thought to hold no answer.
 
     The score is the log-odds of this answer against there being none in the window where it was found.
@@ -202,46 +211,50 @@ class Answerer:
     A document longer than a window is read by windows that overlap, and the answer is the best of all of them.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, config: Config, alphabet: Tokenizer | None) -> None:
+    def __init__(
+        self, model: nn.Module, tokenizer: Tokenizer, config: AnsweringConfig, alphabet: Tokenizer | None
+    ) -> None:
         self.model, self.tokenizer, self.config, self.alphabet = model, tokenizer, config, alphabet
-        self.spelling = None if alphabet is None else Spelling(alphabet)
-        self.layout: Layout
+        self.spelling = None if alphabet is None else CharacterIds(alphabet)
+        self.layout: InputLayout
         if isinstance(config.model, ReaderConfig):
-            self.layout = Beside(tokenizer, self.spelling)
+            self.layout = TwoRowLayout(tokenizer, self.spelling)
         else:
-            self.layout = Behind(tokenizer, types=config.model.types, first=config.model.first)
-        self._finder = Finder(model, self.layout, config.windows.answer)
+            self.layout = OneRowLayout(tokenizer, types=config.model.types, first=config.model.first)
+        self._finder = SpanFinder(model, self.layout, config.windows.answer)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: torch.device | str | None = None) -> Answerer:
         """The model of a run."""
-        path = runs.opened(folder)
+        path = run_folder.open_run(folder)
         answerer = cls.of(path)
-        runs.fill(answerer.model, path)
+        run_folder.load_weights(answerer.model, path)
         answerer.model.to(own_device(device))
         return answerer
 
     @classmethod
     def of(cls, checkpoint: Path) -> Answerer:
         """What a checkpoint describes, its weights not yet read."""
-        config = runs.config_of(checkpoint, TASK, Config)
-        tokenizer = Tokenizer.from_json(runs.text_of(checkpoint, TOKENIZER))
+        config = run_folder.config_of(checkpoint, TASK, AnsweringConfig)
+        tokenizer = Tokenizer.from_json(run_folder.read_text(checkpoint, TOKENIZER))
         spelled = isinstance(config.model, ReaderConfig) and config.model.characters is not None
-        alphabet = Tokenizer.from_json(runs.text_of(checkpoint, ALPHABET)) if spelled else None
-        return cls(_built(config.model), tokenizer, config, alphabet)
+        alphabet = Tokenizer.from_json(run_folder.read_text(checkpoint, ALPHABET_FILE)) if spelled else None
+        return cls(_build_model(config.model), tokenizer, config, alphabet)
 
     def files(self) -> dict[str, str]:
         """What a checkpoint keeps beside the weights."""
-        files = {runs.CONFIG: runs.described(TASK, self.config), TOKENIZER: self.tokenizer.to_json()}
-        return files if self.alphabet is None else {**files, ALPHABET: self.alphabet.to_json()}
+        files = {run_folder.CONFIG: run_folder.config_text(TASK, self.config), TOKENIZER: self.tokenizer.to_json()}
+        return files if self.alphabet is None else {**files, ALPHABET_FILE: self.alphabet.to_json()}
 
-    def answer(self, asked: Sequence[Asked], *, threshold: float = 0.0, show: Shown | None = None) -> list[Answered]:
+    def answer(
+        self, asked: Sequence[QuestionWithContext], *, threshold: float = 0.0, show: ShowProgress | None = None
+    ) -> list[FoundAnswer]:
         """The best answer to each question."""
         return [best[0] for best in self.n_best(asked, n=1, threshold=threshold, show=show)]
 
     def n_best(
-        self, asked: Sequence[Asked], *, n: int, threshold: float = 0.0, show: Shown | None = None
-    ) -> list[list[Answered]]:
+        self, asked: Sequence[QuestionWithContext], *, n: int, threshold: float = 0.0, show: ShowProgress | None = None
+    ) -> list[list[FoundAnswer]]:
         """The n best answers to each question, best first.
 
         If the training has had questions without an answer, then to give none is an answer too, whose score is the
@@ -252,51 +265,53 @@ class Answerer:
         if math.isnan(threshold):
             raise ValueError("threshold must be a number, got NaN; 0 is that of training")
         check_questions(asked := list(asked))
-        found = iter(self._finder.spans(self.readings([one for one in asked if one.question.strip()]), n, show))
+        found = iter(self._finder.spans(self.window_examples([one for one in asked if one.question.strip()]), n, show))
         return [self._ranked(one, next(found) if one.question.strip() else {}, n, threshold) for one in asked]
 
     def evaluate(
-        self, questions: Sequence[Question], *, threshold: float = 0.0, show: Shown | None = None
-    ) -> dict[str, Measured]:
+        self, questions: Sequence[Question], *, threshold: float = 0.0, show: ShowProgress | None = None
+    ) -> dict[str, MetricValue]:
         """`f1` and `exact` as SQuAD counts them, and more where some questions have no answer: see `squad.judged`."""
         answers = [one.text for one in self.answer(questions, threshold=threshold, show=show)]
-        return squad.judged(answers, [[answer.text for answer in one.answers] for one in questions])
+        return squad_scores(answers, [[answer.text for answer in one.answers] for one in questions])
 
-    def tape(self, asked: Sequence[Asked]) -> Tape:
+    def tape(self, asked: Sequence[QuestionWithContext]) -> Tape:
         """Every attention of the model while it reads each question, a batch row each, to be measured and viewed.
 
         Of a document longer than a window, it reads the window where the best answer is.
         """
-        if not 0 < len(asked) <= MOST:
-            raise ValueError(f"a tape holds the attention of 1 to {MOST} questions, got {len(asked)}")
-        readings = self.readings(asked)
-        return self._finder.watched(readings, self._finder.windows(readings))
+        if not 0 < len(asked) <= MAX_CAPTURED_QUESTIONS:
+            raise ValueError(f"a tape holds the attention of 1 to {MAX_CAPTURED_QUESTIONS} questions, got {len(asked)}")
+        window_examples = self.window_examples(asked)
+        return self._finder.tape(window_examples, self._finder.windows(window_examples))
 
-    def look(self, asked: Asked) -> tuple[Float[Tensor, "question window"], list[str]]:
+    def look(self, asked: QuestionWithContext) -> tuple[Float[Tensor, "question window"], list[str]]:
         """How the words of a question look at the window where the best answer is, and the words of that.
 
         Heads are averaged. A Bert's is that of its last layer.
         """
         if not asked.question.strip():
             raise ValueError("the question is blank, and no word of it looks anywhere; ask one")
-        readings = self.readings([asked])
-        [number] = self._finder.windows(readings)
-        window, first = readings.window(number), readings.place(number)
+        window_examples = self.window_examples([asked])
+        [number] = self._finder.windows(window_examples)
+        window, first = window_examples.window(number), window_examples.place(number)
         if not len(window):
             raise ValueError("the document is empty; there is nothing to look at")
-        A = self.layout.look(self._finder.watched(readings, [number]), first)[:, first : first + len(window)]
+        A = self.layout.look(self._finder.tape(window_examples, [number]), first)[:, first : first + len(window)]
         places = zip(window.starts.tolist(), window.ends.tolist(), strict=True)
         return A.cpu(), [asked.context[start:end] for start, end in places]
 
-    def too_long(self, asked: Sequence[Asked]) -> list[bool]:
+    def too_long(self, asked: Sequence[QuestionWithContext]) -> list[bool]:
         """Of each question, whether it has more tokens than are read of it."""
         ids = self.tokenizer.encode_all([one.question for one in asked])
         return [len(row) > self.config.windows.question for row in ids]
 
-    def readings(self, asked: Sequence[Asked], *, answers: Sequence[tuple[int, int] | None] | None = None) -> Readings:
+    def window_examples(
+        self, asked: Sequence[QuestionWithContext], *, answers: Sequence[tuple[int, int] | None] | None = None
+    ) -> WindowExamples:
         """Questions and documents as the model reads them."""
         check_questions(asked)
-        return Readings(
+        return WindowExamples(
             asked,
             self.tokenizer,
             layout=self.layout,
@@ -305,18 +320,20 @@ class Answerer:
             answers=answers,
         )
 
-    def _ranked(self, one: Asked, spans: Mapping[Span, float], n: int, threshold: float) -> list[Answered]:
+    def _ranked(
+        self, one: QuestionWithContext, spans: Mapping[Span, float], n: int, threshold: float
+    ) -> list[FoundAnswer]:
         found = [
-            Answered(text=one.context[start:end], start=start, end=end, score=score)
+            FoundAnswer(text=one.context[start:end], start=start, end=end, score=score)
             for (start, end), score in spans.items()
         ]
         if self.config.impossible or not found:
             none = threshold if self.config.impossible else -math.inf
-            found.insert(0, Answered(text="", start=0, end=0, score=none))
+            found.insert(0, FoundAnswer(text="", start=0, end=0, score=none))
         return sorted(found, key=lambda answered: -answered.score)[:n]
 
 
-def _new(asked: Sequence[Question], model: Sketch, vocabulary: Vocabulary, windows: Windows) -> Answerer:
+def _new(asked: Sequence[Question], model: Sketch, vocabulary: Vocabulary, windows: WindowSettings) -> Answerer:
     """A model whose words are those of the questions and of their documents."""
     texts = [*dict.fromkeys(one.context for one in asked), *(one.question for one in asked)]
     tokenizer = vocabulary.learn(texts)
@@ -325,17 +342,17 @@ def _new(asked: Sequence[Question], model: Sketch, vocabulary: Vocabulary, windo
         alphabet = Tokenizer.characters(texts, size=network.characters)
         network = replace(network, characters=len(alphabet))
     elif isinstance(network, BertConfig):
-        layout = Behind(tokenizer, types=network.types, first=network.first)
+        layout = OneRowLayout(tokenizer, types=network.types, first=network.first)
         network = replace(network, length=max(network.length, network.first + longest_row(layout, windows)))
-    config = Config(model=network, windows=windows, impossible=_impossible(asked))
-    return Answerer(_built(network), tokenizer, config, alphabet)
+    config = AnsweringConfig(model=network, windows=windows, impossible=_impossible(asked))
+    return Answerer(_build_model(network), tokenizer, config, alphabet)
 
 
-def _begun(folder: Path, asked: Sequence[Question], windows: Windows) -> Answerer:
+def _begun(folder: Path, asked: Sequence[Question], windows: WindowSettings) -> Answerer:
     """A model with the weights and the tokenizer of a Hugging Face folder, and with its span head if it has one."""
     bert, model, tokenizer = encoder_of(folder)
     bert.config, bert.pool = replace(bert.config, pooler=False), None  # no answer reads it, so it would learn nothing
-    config = Config(model=bert.config, windows=windows, impossible=_impossible(asked))
+    config = AnsweringConfig(model=bert.config, windows=windows, impossible=_impossible(asked))
     reader = model if isinstance(model, BertReader) else BertReader(bert)
     answerer = Answerer(reader, tokenizer, config, None)
     longest = longest_row(answerer.layout, windows)
@@ -347,7 +364,7 @@ def _begun(folder: Path, asked: Sequence[Question], windows: Windows) -> Answere
     return answerer
 
 
-def _built(network: Network) -> nn.Module:
+def _build_model(network: Network) -> nn.Module:
     return Reader(network) if isinstance(network, ReaderConfig) else BertReader(Bert(network))
 
 

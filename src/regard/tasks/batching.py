@@ -10,7 +10,7 @@ from ..data import Batches, DataError
 from ..data.padding import padded
 from ..train import Group
 from ..train.dataclass_json import check_types
-from .encoded_dataset import Encoded
+from .encoded_dataset import EncodedExamples
 
 Long = Literal["drop", "truncate", "error"]
 # What to do where examples are too long, and one must not be, or all would be dropped.
@@ -42,7 +42,7 @@ class Batching:
             )
 
     def over(
-        self, examples: Encoded, *, pad: Mapping[str, int], seed: int, group: Group, say: Callable[[str], None]
+        self, examples: EncodedExamples, *, pad: Mapping[str, int], seed: int, group: Group, say: Callable[[str], None]
     ) -> Batches:
         """The batches of a training run for this process; raises if an example may not be as long as it is."""
         if not len(examples):

@@ -12,7 +12,7 @@ from .batching import TOO_LONG, Long
 from .image_inputs import Image
 
 
-class Captioned(Protocol):
+class ImageWithCaptions(Protocol):
     """An image and what people say of it, as `regard.data.Captioned` has them."""
 
     @property
@@ -21,11 +21,11 @@ class Captioned(Protocol):
     def captions(self) -> tuple[str, ...]: ...
 
 
-Examples = Captions | Sequence[Captioned]
+Examples = Captions | Sequence[ImageWithCaptions]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengths:
+class CaptionLengths:
     """The longest caption there may be."""
 
     limit: Annotated[int, "the most tokens a caption may have"] = 64
@@ -37,7 +37,7 @@ class Lengths:
             raise ValueError(f"limit must be at least 1, got {self.limit}")
 
 
-class Turns(Sequence[Mapping[str, list[int]]]):
+class CaptionExamples(Sequence[Mapping[str, list[int]]]):
     """Every caption a turn of its own: the ids of what is said, as `target`; `owners[n]` is the image of turn n.
 
     Captions that are too long are left out, cut or refused, as `lengths` say. No picture is opened.
@@ -47,7 +47,7 @@ class Turns(Sequence[Mapping[str, list[int]]]):
         self,
         examples: Examples,
         tokenizer: Tokenizer,
-        lengths: Lengths,
+        lengths: CaptionLengths,
         *,
         say: Callable[[str], None],
     ) -> None:
@@ -82,7 +82,7 @@ class Turns(Sequence[Mapping[str, list[int]]]):
 
 
 @dataclass(frozen=True)
-class Seen(Sequence[Image]):
+class ExampleImages(Sequence[Image]):
     """The images of examples, read when asked for."""
 
     examples: Any

@@ -22,25 +22,23 @@ from ..nn.losses import shift_right
 from ..ops.weights import Weights
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.dataclass_json import check_left_at_default, check_types
-from . import metrics
-from . import run_folder as runs
-from . import word_alignment as aligning
-from .caption_inputs import Examples, Lengths, Seen, Turns, texts_of
-from .image_inputs import Image, Seeing, Sight
-from .metrics import Measured
-from .seq2seq_task import Shown, Written, at_most, check_keys, searched
+from . import metrics, run_folder, word_alignment
+from .caption_inputs import CaptionExamples, CaptionLengths, ExampleImages, Examples, texts_of
+from .image_inputs import Image, ImageSettings, ImageTransform
+from .metrics import MetricValue
+from .seq2seq_task import GeneratedText, ShowProgress, check_beam, length_limit, search_n_best
 from .setup import Setup, Start, run
 from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
 
 TASK = "captioning"
-MOST = 500  # images on one tape
+MAX_CAPTURED_IMAGES = 500  # images on one tape
 
 
-Sketch = Callable[[Tokenizer, Sight], CaptionerConfig]
+Sketch = Callable[[Tokenizer, ImageTransform], CaptionerConfig]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class CaptioningModelSettings:
     """A captioner in a few words: called with the tokenizer and what it sees of images, it gives the model's config.
 
     `soft` looks at the mean of all places and `hard` at one, both recurrent (Xu et al. 2015); `transformer` looks in
@@ -72,7 +70,7 @@ class Model:
         if self.kind != "transformer":
             check_left_at_default(self, "heads", whose="a Transformer", got=got)
 
-    def __call__(self, tokenizer: Tokenizer, sight: Sight) -> CaptionerConfig:
+    def __call__(self, tokenizer: Tokenizer, sight: ImageTransform) -> CaptionerConfig:
         """The config for this vocabulary and these images."""
         if sight.size < 2**self.stages:
             raise ValueError(
@@ -98,15 +96,16 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class CaptioningConfig:
     """What `config.json` says: the model, what it sees, and its longest caption in training, in tokens."""
 
     model: CaptionerConfig
-    sight: Sight
+    sight: ImageTransform
     longest: int
 
 
-SMALL, EYES, LONGEST = Model(), Seeing(), Lengths()
+Model = CaptioningModelSettings  # short, for `captioning.Model(...)`
+SMALL, IMAGE_SETTINGS, LONGEST = CaptioningModelSettings(), ImageSettings(), CaptionLengths()
 WORDS = WordVocabulary(size=10_000)
 RECIPE = Recipe(
     steps=10_000,
@@ -126,8 +125,8 @@ def train(
     recipe: Recipe = RECIPE,
     model: Sketch = SMALL,
     vocabulary: Vocabulary = WORDS,
-    seeing: Seeing = EYES,
-    lengths: Lengths = LONGEST,
+    seeing: ImageSettings = IMAGE_SETTINGS,
+    lengths: CaptionLengths = LONGEST,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
@@ -145,19 +144,19 @@ def train(
     def prepare(start: Start) -> Setup:
         begun = start.checkpoint
         tokenizer = vocabulary.learn(texts_of(examples)) if begun is None else _tokenizer_of(begun)
-        turns = Turns(examples, tokenizer, lengths, say=start.say)
+        turns = CaptionExamples(examples, tokenizer, lengths, say=start.say)
         if begun is None:
-            sight = seeing.sight(examples)
-            config = Config(model=model(tokenizer, sight), sight=sight, longest=turns.longest)
+            sight = seeing.transform_for(examples)
+            config = CaptioningConfig(model=model(tokenizer, sight), sight=sight, longest=turns.longest)
         else:
             config = _config_of(begun)
         if recipe.forcing is not None:
             raise ValueError("forcing is not for captioners, which are told every word; leave it out")
         if valid is not None and not len(valid):
             raise ValueError("valid must hold at least one image, got none; leave it out to train without validation")
-        batches = seeing.over(
+        batches = seeing.batches(
             turns,
-            Seen(examples),
+            ExampleImages(examples),
             config.sight,
             owners=turns.owners,
             pad=tokenizer.pad,
@@ -168,7 +167,7 @@ def train(
             model=Captioner(config.model),
             batches=batches,
             evaluate=None if valid is None else _judge(valid, tokenizer, config),
-            files={runs.CONFIG: runs.described(TASK, config), TOKENIZER: tokenizer.to_json()},
+            files={run_folder.CONFIG: run_folder.config_text(TASK, config), TOKENIZER: tokenizer.to_json()},
         )
 
     return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
@@ -184,7 +183,9 @@ class Describer:
     progress.
     """
 
-    def __init__(self, models: Sequence[nn.Module], tokenizer: Tokenizer, *, sight: Sight, longest: int) -> None:
+    def __init__(
+        self, models: Sequence[nn.Module], tokenizer: Tokenizer, *, sight: ImageTransform, longest: int
+    ) -> None:
         self.models, self.tokenizer, self.sight, self.longest = list(models), tokenizer, sight, longest
         self.device = next(models[0].parameters()).device
         steppers: Any = self.models
@@ -196,14 +197,14 @@ class Describer:
         if not folders:
             raise ValueError("folders must name at least one run, got none")
         place = own_device(device)
-        opened = [runs.opened(folder) for folder in folders]
+        opened = [run_folder.open_run(folder) for folder in folders]
         configs, tokenizers = [_config_of(path) for path in opened], [_tokenizer_of(path) for path in opened]
         for path, config, tokenizer in zip(opened[1:], configs[1:], tokenizers[1:], strict=True):
             if tokenizer != tokenizers[0] or config.sight != configs[0].sight:
                 raise ValueError(f"an ensemble shares vocabulary and sight, and those of {path} and {opened[0]} differ")
         models = [Captioner(config.model) for config in configs]
         for model, path in zip(models, opened, strict=True):
-            runs.fill(model, path)
+            run_folder.load_weights(model, path)
         longest = max(config.longest for config in configs)
         return cls([model.to(place) for model in models], tokenizers[0], sight=configs[0].sight, longest=longest)
 
@@ -214,8 +215,8 @@ class Describer:
         beam: int = 3,
         alpha: float = 0.6,
         max_length: int | None = None,
-        show: Shown | None = None,
-    ) -> list[Written]:
+        show: ShowProgress | None = None,
+    ) -> list[GeneratedText]:
         """The best caption that beam search finds for each image; a beam of 1 is greedy."""
         found = self.n_best(images, n=1, beam=beam, alpha=alpha, max_length=max_length, show=show)
         return [best[0] for best in found]
@@ -228,31 +229,31 @@ class Describer:
         beam: int = 3,
         alpha: float = 0.6,
         max_length: int | None = None,
-        show: Shown | None = None,
-    ) -> list[list[Written]]:
+        show: ShowProgress | None = None,
+    ) -> list[list[GeneratedText]]:
         """The n best for each image, best first; `alpha` is that of the length penalty of Wu et al. 2016.
 
         None is longer than `max_length` tokens, which is `writer.at_most` unless given.
         """
-        check_keys(beam, n)
-        found: list[list[Written]] = []
+        check_beam(beam, n)
+        found: list[list[GeneratedText]] = []
         limits: dict[str, Any] = {
             "end": self.tokenizer.eos,
-            "max_length": at_most(self.longest, max_length=max_length),
+            "max_length": length_limit(self.longest, max_length=max_length),
             "forbid": self.tokenizer.unwritten,
         }
         for rows, batch in self.sight.batches(images, self.device):
             prefix = torch.full((len(rows), 1), self.tokenizer.bos, device=self.device)
-            best = searched(self._stepper, batch, prefix, n=n, beam=beam, alpha=alpha, **limits)
+            best = search_n_best(self._stepper, batch, prefix, n=n, beam=beam, alpha=alpha, **limits)
             found += [[self._written(one) for one in hypotheses] for hypotheses in best]
             if show is not None:
                 show(len(found), len(images))
         return found
 
-    def score(self, examples: Examples, *, show: Shown | None = None) -> list[list[float]]:
+    def score(self, examples: Examples, *, show: ShowProgress | None = None) -> list[list[float]]:
         """log p(caption | image) of each caption of each image, the end included."""
         found: list[list[float]] = []
-        for rows, batch in self.sight.batches(Seen(examples), self.device):
+        for rows, batch in self.sight.batches(ExampleImages(examples), self.device):
             prefix = torch.full((len(rows), 1), self.tokenizer.bos, device=self.device)
             targets = [self.tokenizer.encode_all(examples[row].captions, eos=True) for row in rows]
             scored = decode.score(self._stepper, batch, prefix, targets)
@@ -262,17 +263,19 @@ class Describer:
         return found
 
     def evaluate(
-        self, examples: Examples, *, beam: int = 3, max_length: int | None = None, show: Shown | None = None
-    ) -> dict[str, Measured]:
+        self, examples: Examples, *, beam: int = 3, max_length: int | None = None, show: ShowProgress | None = None
+    ) -> dict[str, MetricValue]:
         """`bleu1` to `bleu4` and `exact` of captions against all references, and the `loss` of these a token."""
         references = [example.captions for example in examples]
-        written = [one.text for one in self.describe(Seen(examples), beam=beam, max_length=max_length, show=show)]
+        written = [
+            one.text for one in self.describe(ExampleImages(examples), beam=beam, max_length=max_length, show=show)
+        ]
         tokens = sum(map(len, self.tokenizer.encode_all([text for some in references for text in some], eos=True)))
         cost = -sum(value for values in self.score(examples) for value in values)
         return {
             **{f"bleu{n}": metrics.bleu_of_many(written, references, order=n) for n in (1, 2, 3, 4)},
             "exact": metrics.exact_of_many(written, references),
-            "loss": Measured(cost / tokens, f"nats a token, {tokens:,} tokens"),
+            "loss": MetricValue(cost / tokens, f"nats a token, {tokens:,} tokens"),
         }
 
     def looks(
@@ -287,7 +290,7 @@ class Describer:
         for image, caption in zip(images, captions, strict=True):
             maps = []
             for model in self.models:
-                name = aligning.layer_of(model, layer)
+                name = word_alignment.layer_of(model, layer)
                 A = self._watched(model, [image], [caption], layers=name)[name]
                 assert isinstance(A, Weights)
                 maps.append(A[...].mean((0, 1)).cpu())
@@ -299,8 +302,8 @@ class Describer:
         """Every attention of the model while it writes these captions, a batch row each."""
         if len(self.models) > 1:
             raise ValueError(f"a tape is of one model, got {len(self.models)}; load one of them")
-        if not 0 < len(images) <= MOST:
-            raise ValueError(f"a tape holds the attention of 1 to {MOST} images, got {len(images)}")
+        if not 0 < len(images) <= MAX_CAPTURED_IMAGES:
+            raise ValueError(f"a tape holds the attention of 1 to {MAX_CAPTURED_IMAGES} images, got {len(images)}")
         _check_paired(images, captions)
         return self._watched(self.models[0], images, captions)
 
@@ -317,19 +320,19 @@ class Describer:
             place[: len(row)] = torch.tensor(row)
         inputs = shift_right(target, start=model.config.start)
         heard, written = ([self.tokenizer.labels(row) for row in x.tolist()] for x in (inputs, target))
-        crossing = aligning.cross_layers(model)
+        crossing = word_alignment.cross_layers(model)
         n = _places(self.sight, model)
         places = [f"{place // _side(n)},{place % _side(n)}" for place in range(n)]
         named: dict[str, Any] = {"decoder.*": heard, **dict.fromkeys(crossing, (written, [places] * len(rows)))}
-        batch = self.sight.seen(images, self.device)
+        batch = self.sight.batch(images, self.device)
         with capture(model, named, layers=layers) as tape, torch.no_grad():
             model(batch["image"], inputs)
         for name in crossing if layers is None else [layers]:
             tape.picture(batch["image"].cpu(), patches=(_side(n), _side(n)), special=0, layers=name)
         return tape
 
-    def _written(self, one: Hypothesis) -> Written:
-        return Written.of(one, self.tokenizer.decode(one.tokens))
+    def _written(self, one: Hypothesis) -> GeneratedText:
+        return GeneratedText.of(one, self.tokenizer.decode(one.tokens))
 
 
 def _check_paired(images: Sequence[Image], captions: Sequence[str]) -> None:
@@ -338,7 +341,7 @@ def _check_paired(images: Sequence[Image], captions: Sequence[str]) -> None:
         raise ValueError(f"captions must be one for each image, got {len(captions)} for {len(images)} images")
 
 
-def _places(sight: Sight, model: Any) -> int:
+def _places(sight: ImageTransform, model: Any) -> int:
     """How many places a model sees in an image."""
     side = sight.size
     for _ in model.config.widths:
@@ -350,15 +353,15 @@ def _side(places: int) -> int:
     return math.isqrt(places)
 
 
-def _config_of(checkpoint: Path) -> Config:
-    return runs.config_of(checkpoint, TASK, Config)
+def _config_of(checkpoint: Path) -> CaptioningConfig:
+    return run_folder.config_of(checkpoint, TASK, CaptioningConfig)
 
 
 def _tokenizer_of(checkpoint: Path) -> Tokenizer:
-    return Tokenizer.from_json(runs.text_of(checkpoint, TOKENIZER))
+    return Tokenizer.from_json(run_folder.read_text(checkpoint, TOKENIZER))
 
 
-def _judge(valid: Examples, tokenizer: Tokenizer, config: Config) -> Callable[[nn.Module], dict[str, float]]:
+def _judge(valid: Examples, tokenizer: Tokenizer, config: CaptioningConfig) -> Callable[[nn.Module], dict[str, float]]:
     def evaluate(model: nn.Module) -> dict[str, float]:
         describer = Describer([model], tokenizer, sight=config.sight, longest=config.longest)
         return {name: measured.value for name, measured in describer.evaluate(valid, beam=1).items()}

@@ -9,12 +9,12 @@ import numpy as np
 
 from ..data import Tokenizer
 
-ALPHABET = "characters.json"  # what it is called in a checkpoint
-LETTERS = 16  # of a word, the first ones
+ALPHABET_FILE = "characters.json"  # what it is called in a checkpoint
+LETTERS_PER_WORD = 16  # of a word, the first ones
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 
 
-class Spelling:
+class CharacterIds:
     """Words as rows of character ids, `letters` to a word, filled up with 0.
 
     >>> Spelling(Tokenizer.characters(["abc"]), letters=4)(["cab", "", "abacus"]).tolist()
@@ -23,7 +23,7 @@ class Spelling:
     The alphabet is a tokenizer of characters whose padding is 0. Each word is spelled once, however often it comes.
     """
 
-    def __init__(self, alphabet: Tokenizer, *, letters: int = LETTERS) -> None:
+    def __init__(self, alphabet: Tokenizer, *, letters: int = LETTERS_PER_WORD) -> None:
         if alphabet.pad:
             raise ValueError(f"alphabet must number its padding 0, got {alphabet.pad}")
         self.alphabet, self.letters = alphabet, letters

@@ -17,23 +17,21 @@ from ..lens import Tape
 from ..models import BertClassifier, BertConfig
 from ..models.named_choices import Activation
 from ..train import Epochs, InverseSquareRoot, Outcome, Progress, Recipe, own_device
-from . import attention_maps as looking
-from . import run_folder as runs
+from . import attention_maps, run_folder
 from .batching import Batching
-from .classifiers import Model, Network, built
-from .confusion import Confusion
-from .encoded_dataset import Encoded
-from .image_inputs import Changed, Seeing, Sight
-from .metrics import Measured
+from .classifiers import ClassificationModelSettings, Network, build_model
+from .encoded_dataset import EncodedExamples
+from .image_inputs import ImageSettings, ImageTransform, MappedBatches
+from .metrics import Confusion, MetricValue
 from .pretrained import encoder_of, names_of, numbers_of, places
-from .seq2seq_task import Shown
+from .seq2seq_task import ShowProgress
 from .setup import Setup, Start, run
-from .text_inputs import Texts
+from .text_inputs import TextInputs
 from .vocabulary import Vocabulary, WordVocabulary
 
 TASK = "classification"
-MOST = 500  # examples on one tape
-MANY = 40  # texts up to which half as many classes are not too many
+MAX_CAPTURED_EXAMPLES = 500  # examples on one tape
+MIN_TEXTS_FOR_LABEL_WARNING = 40  # texts up to which half as many classes are not too many
 
 
 class Examples(Protocol):
@@ -49,7 +47,7 @@ class Examples(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class ClassificationConfig:
     """What `config.json` says: the model, the names of the classes, and the most tokens or the pixels it reads.
 
     `end` says whether texts are read with their `eos`, and `pooler` what a BERT's classes are told from if not tanh.
@@ -58,12 +56,12 @@ class Config:
     model: Network
     classes: tuple[str, ...]
     limit: int | None
-    sight: Sight | None
+    sight: ImageTransform | None
     end: bool = False
     pooler: Activation | None = None
 
 
-SMALL, SIZES, EYES = Model(), Batching(), Seeing()
+SMALL, SIZES, IMAGE_SETTINGS = ClassificationModelSettings(), Batching(), ImageSettings()
 WORDS = WordVocabulary()
 RECIPE = Recipe(
     steps=5_000,
@@ -81,7 +79,7 @@ def train_texts(
     out: str | Path,
     valid: Examples | None = None,
     recipe: Recipe = RECIPE,
-    model: Model = SMALL,
+    model: ClassificationModelSettings = SMALL,
     vocabulary: Vocabulary = WORDS,
     pretrained: str | Path | None = None,
     batching: Batching = SIZES,
@@ -108,7 +106,7 @@ def train_texts(
                 raise ValueError("pretrained brings a model and a vocabulary of its own; leave them out")
             classes = tuple(examples.classes)
             learned, words = _begun(Path(pretrained), classes, limit=batching.limit, say=start.say)
-            config = Config(
+            config = ClassificationConfig(
                 model=learned.bert.config,
                 classes=classes,
                 limit=batching.limit,
@@ -116,28 +114,30 @@ def train_texts(
                 end=True,
                 pooler=None if learned.pooler == "tanh" else learned.pooler,
             )
-            how = Texts(words, None, True, batching.limit, end=True)
+            how = TextInputs(words, None, True, batching.limit, end=True)
         elif begun is None:
             texts = [example.text for example in examples]
             words = vocabulary.learn(texts)
             letters = Tokenizer.characters(texts, size=1000) if model.spelling else None
             network = model.texts(words, letters, classes=len(examples.classes), limit=batching.limit)
-            config = Config(model=network, classes=tuple(examples.classes), limit=batching.limit, sight=None)
-            how = Texts(words, letters, isinstance(network, BertConfig), batching.limit)
+            config = ClassificationConfig(
+                model=network, classes=tuple(examples.classes), limit=batching.limit, sight=None
+            )
+            how = TextInputs(words, letters, isinstance(network, BertConfig), batching.limit)
         else:
             config, how = _config_of(begun), _texts_of(begun)
         _check_shared_classes(examples, config.classes)
         _tell_of_one(config.classes, start.say)
-        if 2 * len(config.classes) > max(len(examples), MANY):
+        if 2 * len(config.classes) > max(len(examples), MIN_TEXTS_FOR_LABEL_WARNING):
             start.say(
                 f"{len(examples):,} texts are of {len(config.classes):,} classes; if texts were taken for labels, name "
                 "the columns of both"
             )
-        read = Encoded(examples, lambda some: how.read([example.text for example in some]))
+        read = EncodedExamples(examples, lambda some: how.read([example.text for example in some]))
         batches = batching.over(read, pad=how.pad, seed=recipe.seed, group=start.group, say=start.say)
         spelling = how.spelling(example.text for example in examples)
         labels = torch.as_tensor(examples.labels)
-        if valid is not None and (long := sum(how.too_long(Inputs(valid, "text")))):
+        if valid is not None and (long := sum(how.too_long(ExampleInputs(valid, "text")))):
             start.say(
                 f"{long:,} of {len(valid):,} texts to validate by have more than {how.limit} tokens, of which the rest "
                 "is not read"
@@ -146,7 +146,7 @@ def train_texts(
         def labelled(batch: dict[str, Tensor]) -> dict[str, Tensor]:
             return spelling(batch["index"].tolist(), {**how.ended(batch), "label": labels[batch["index"]]})
 
-        prepared = _setup(config, how, Changed(batches, labelled), valid, recipe, unit="texts")
+        prepared = _setup(config, how, MappedBatches(batches, labelled), valid, recipe, unit="texts")
         return prepared if learned is None else replace(prepared, model=learned)
 
     return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
@@ -158,8 +158,8 @@ def train_images(
     out: str | Path,
     valid: Examples | None = None,
     recipe: Recipe = RECIPE,
-    model: Model = SMALL,
-    seeing: Seeing = EYES,
+    model: ClassificationModelSettings = SMALL,
+    seeing: ImageSettings = IMAGE_SETTINGS,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
@@ -176,9 +176,9 @@ def train_images(
     def prepare(start: Start) -> Setup:
         begun = start.checkpoint
         if begun is None:
-            sight = seeing.sight(examples)
+            sight = seeing.transform_for(examples)
             network = model.images(sight, classes=len(examples.classes))
-            config = Config(model=network, classes=tuple(examples.classes), limit=None, sight=sight)
+            config = ClassificationConfig(model=network, classes=tuple(examples.classes), limit=None, sight=sight)
         else:
             config = _config_of(begun)
         _check_shared_classes(examples, config.classes)
@@ -186,14 +186,14 @@ def train_images(
         if config.sight is None:
             raise ValueError("the run is one of texts, got images; name another folder")
         labels = [{"label": int(label)} for label in examples.labels]
-        batches = seeing.over(labels, Inputs(examples, "image"), config.sight, seed=recipe.seed, start=start)
+        batches = seeing.batches(labels, ExampleInputs(examples, "image"), config.sight, seed=recipe.seed, start=start)
         return _setup(config, config.sight, batches, valid, recipe, unit="images")
 
     return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classified:
+class Prediction:
     """The likeliest class, and the probability of each, likeliest first."""
 
     label: str
@@ -212,22 +212,22 @@ class Classifier:
     texts went in training, `limit`; `too_long` says where that is not all. `show(done, all)` hears of progress.
     """
 
-    def __init__(self, model: nn.Module, reads: Texts | Sight, classes: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, reads: TextInputs | ImageTransform, classes: Sequence[str]) -> None:
         self.model, self.reads, self.classes = model, reads, tuple(classes)
-        self.limit = reads.limit if isinstance(reads, Texts) else None
+        self.limit = reads.limit if isinstance(reads, TextInputs) else None
         self.device = next(model.parameters()).device
 
     @classmethod
     def load(cls, folder: str | Path, *, device: torch.device | str | None = None) -> Classifier:
         """The classifier of a run."""
-        path = runs.opened(folder)
+        path = run_folder.open_run(folder)
         config = _config_of(path)
-        model = _built(config)
-        runs.fill(model, path)
+        model = _build_model(config)
+        run_folder.load_weights(model, path)
         reads = config.sight or _texts_of(path)
         return cls(model.to(own_device(device)), reads, config.classes)
 
-    def classify(self, examples: Sequence[Any], *, show: Shown | None = None) -> list[Classified]:
+    def classify(self, examples: Sequence[Any], *, show: ShowProgress | None = None) -> list[Prediction]:
         """The class of each text or image."""
         check_not_a_string(examples, "examples")
         found = []
@@ -235,53 +235,57 @@ class Classifier:
             values, order = row.sort(descending=True, stable=True)
             names = [self.classes[n] for n in order.tolist()]
             likely = dict(zip(names, values.tolist(), strict=True))
-            found.append(Classified(label=names[0], probability=likely[names[0]], probabilities=likely))
+            found.append(Prediction(label=names[0], probability=likely[names[0]], probabilities=likely))
         return found
 
-    def evaluate(self, examples: Examples, *, show: Shown | None = None) -> dict[str, Any]:
+    def evaluate(self, examples: Examples, *, show: ShowProgress | None = None) -> dict[str, Any]:
         """`accuracy`, `f1` and `loss` against the labels, and their `confusion`."""
         _check_shared_classes(examples, self.classes)
-        logits = self._logits(Inputs(examples, "image" if isinstance(self.reads, Sight) else "text"), show)
+        logits = self._logits(
+            ExampleInputs(examples, "image" if isinstance(self.reads, ImageTransform) else "text"), show
+        )
         labels = torch.as_tensor(examples.labels)
         confusion = Confusion.of(labels.tolist(), logits.argmax(-1).tolist(), self.classes)
         loss = float(F.cross_entropy(logits, labels))
         return {
             "accuracy": confusion.accuracy,
             "f1": confusion.f1,
-            "loss": Measured(loss, f"nats, {len(labels):,} examples"),
+            "loss": MetricValue(loss, f"nats, {len(labels):,} examples"),
             "confusion": confusion,
         }
 
     def looks(self, examples: Sequence[Any]) -> list[Tensor]:
-        """What each token of a text, `n`, or place of an image, `y x`, counted for; see `looking.looks`."""
+        """What each token of a text, `n`, or place of an image, `y x`, counted for; see `attention_maps.input_maps`."""
         check_not_a_string(examples, "examples")
-        looking.check_attends(self.model)
+        attention_maps.check_attends(self.model)
         found = [torch.empty(0)] * len(examples)
         for rows, batch in self.reads.batches(examples, self.device):
-            for row, look in zip(rows, looking.looks(self.model, batch), strict=True):
+            for row, look in zip(rows, attention_maps.input_maps(self.model, batch), strict=True):
                 found[row] = look
         return found
 
     def tape(self, examples: Sequence[Any]) -> Tape:
         """Every attention of the model over these, a batch row each, to be measured, saved and viewed."""
         check_not_a_string(examples, "examples")
-        looking.check_attends(self.model)
-        if not 0 < len(examples) <= MOST:
-            raise ValueError(f"a tape holds the attention of 1 to {MOST} examples, got {len(examples)}")
-        if isinstance(self.reads, Sight):
-            return looking.watched(self.model, self.reads.seen(list(examples), self.device))
-        return looking.watched(self.model, *self.reads.whole(list(examples), self.device))
+        attention_maps.check_attends(self.model)
+        if not 0 < len(examples) <= MAX_CAPTURED_EXAMPLES:
+            raise ValueError(
+                f"a tape holds the attention of 1 to {MAX_CAPTURED_EXAMPLES} examples, got {len(examples)}"
+            )
+        if isinstance(self.reads, ImageTransform):
+            return attention_maps.capture_batch(self.model, self.reads.batch(list(examples), self.device))
+        return attention_maps.capture_batch(self.model, *self.reads.whole(list(examples), self.device))
 
     def too_long(self, examples: Sequence[Any]) -> list[bool]:
         """Of each text, whether its end is not read; an image is seen whole."""
         check_not_a_string(examples, "examples")
-        return self.reads.too_long(examples) if isinstance(self.reads, Texts) else [False] * len(examples)
+        return self.reads.too_long(examples) if isinstance(self.reads, TextInputs) else [False] * len(examples)
 
-    def _logits(self, examples: Any, show: Shown | None) -> Tensor:
+    def _logits(self, examples: Any, show: ShowProgress | None) -> Tensor:
         found, done = torch.empty(len(examples), len(self.classes)), 0
         for rows, batch in self.reads.batches(examples, self.device):
             with torch.no_grad():
-                found[rows] = looking.logits(self.model, batch).float().cpu()
+                found[rows] = attention_maps.logits(self.model, batch).float().cpu()
             done += len(rows)
             if show is not None:
                 show(done, len(examples))
@@ -289,7 +293,7 @@ class Classifier:
 
 
 @dataclass(frozen=True)
-class Inputs(Sequence[Any]):
+class ExampleInputs(Sequence[Any]):
     """What labelled examples show, their `text` or their `image`, read when asked for."""
 
     examples: Examples
@@ -303,18 +307,24 @@ class Inputs(Sequence[Any]):
 
 
 def _setup(
-    config: Config, reads: Texts | Sight, batches: Epochs, valid: Examples | None, recipe: Recipe, *, unit: str
+    config: ClassificationConfig,
+    reads: TextInputs | ImageTransform,
+    batches: Epochs,
+    valid: Examples | None,
+    recipe: Recipe,
+    *,
+    unit: str,
 ) -> Setup:
     if recipe.forcing is not None:
         raise ValueError("forcing feeds a recurrent decoder its own words, got a classifier; leave it out")
     if valid is not None:
         _check_shared_classes(valid, config.classes)
-    kept = reads.files() if isinstance(reads, Texts) else {}
+    kept = reads.files() if isinstance(reads, TextInputs) else {}
     return Setup(
-        model=_built(config),
+        model=_build_model(config),
         batches=batches,
         evaluate=None if valid is None else _judge(valid, reads, config),
-        files={runs.CONFIG: runs.described(TASK, config), **kept},
+        files={run_folder.CONFIG: run_folder.config_text(TASK, config), **kept},
         unit=unit,
     )
 
@@ -342,19 +352,19 @@ def _begun(
     return BertClassifier(bert, classes=len(classes)), tokenizer
 
 
-def _built(config: Config) -> nn.Module:
-    return built(config.model, classes=len(config.classes), pooler=config.pooler)
+def _build_model(config: ClassificationConfig) -> nn.Module:
+    return build_model(config.model, classes=len(config.classes), pooler=config.pooler)
 
 
-def _config_of(checkpoint: Path) -> Config:
-    return runs.config_of(checkpoint, TASK, Config)
+def _config_of(checkpoint: Path) -> ClassificationConfig:
+    return run_folder.config_of(checkpoint, TASK, ClassificationConfig)
 
 
-def _texts_of(checkpoint: Path) -> Texts:
+def _texts_of(checkpoint: Path) -> TextInputs:
     config = _config_of(checkpoint)
     if config.limit is None:
         raise ValueError("the run is one of images, got texts; name another folder")
-    return Texts.load(checkpoint, start=isinstance(config.model, BertConfig), limit=config.limit, end=config.end)
+    return TextInputs.load(checkpoint, start=isinstance(config.model, BertConfig), limit=config.limit, end=config.end)
 
 
 def _check_shared_classes(examples: Examples, classes: Sequence[str]) -> None:
@@ -372,7 +382,9 @@ def _tell_of_one(classes: Sequence[str], say: Callable[[str], None]) -> None:
         say(f"there is one class, {classes[0]}, and nothing to tell it from; give examples of another")
 
 
-def _judge(valid: Examples, reads: Texts | Sight, config: Config) -> Callable[[nn.Module], dict[str, float]]:
+def _judge(
+    valid: Examples, reads: TextInputs | ImageTransform, config: ClassificationConfig
+) -> Callable[[nn.Module], dict[str, float]]:
     def evaluate(model: nn.Module) -> dict[str, float]:
         found = Classifier(model, reads, config.classes).evaluate(valid)
         return {name: found[name].value for name in ("accuracy", "f1", "loss")}

@@ -23,7 +23,7 @@ from ..models import (
 )
 from ..models.named_choices import Activation
 from ..train.dataclass_json import check_left_at_default, check_types
-from .image_inputs import Sight
+from .image_inputs import ImageTransform
 
 TEXTS, IMAGES = ("rnn", "pool", "bert"), ("convnet", "vit")
 TextNetwork = TextClassifierConfig | BertConfig
@@ -32,7 +32,7 @@ Network = TextNetwork | ImageNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ClassificationModelSettings:
     """A classifier in a few words.
 
     Of texts: `rnn` reads words in order and pools them by attention (after Lin et al. 2017), `pool` does without the
@@ -105,7 +105,7 @@ class Model:
             smoothing=self.smoothing,
         )
 
-    def images(self, sight: Sight, *, classes: int) -> ImageNetwork:
+    def images(self, sight: ImageTransform, *, classes: int) -> ImageNetwork:
         """The config for images seen so."""
         self._check_model(IMAGES, "images")
         check_left_at_default(self, "queries", "spelling", whose="models of texts", got="images")
@@ -144,7 +144,10 @@ class Model:
             raise ValueError(f"kind must be {' or '.join(kinds)} for {what}, got {self.kind!r}")
 
 
-def built(config: Network, *, classes: int, pooler: Activation | None = None) -> nn.Module:
+Model = ClassificationModelSettings  # short, for `classifiers.Model(...)`
+
+
+def build_model(config: Network, *, classes: int, pooler: Activation | None = None) -> nn.Module:
     """The model of a config, for so many classes; `pooler` is of a BERT that has another than tanh."""
     match config:
         case TextClassifierConfig():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .encoded_dataset import Encoded
-from .pairs import Draft, Paired, Tokenizers
+from .encoded_dataset import EncodedExamples
+from .pairs import Draft, TextPair, Tokenizers
 
 Rows = dict[str, list[list[int]]]
 
 
-class Copying(Tokenizers):
+class CopyTokenizers(Tokenizers):
     """One vocabulary for both sides, and behind it the words of each source that it has not, in the order they come.
 
     >>> from regard.data import Pair, Tokenizer
@@ -33,54 +33,54 @@ class Copying(Tokenizers):
         """What batches are padded with, by field."""
         return {**super().pad, "copies": self.source.pad}
 
-    def encode(self, pairs: Iterable[Paired]) -> Encoded:
+    def encode(self, pairs: Iterable[TextPair]) -> EncodedExamples:
         """Pairs as `source`, `copies` and `target`."""
 
-        def all_three(some: Sequence[Paired]) -> Rows:
-            rows, others = self._copies([pair.source for pair in some])
+        def all_three(some: Sequence[TextPair]) -> Rows:
+            rows, others = self._with_copies([pair.source for pair in some])
             targets = [
-                ids if isinstance(pair, Draft) else self._numbered(pair.target, ids, known)
-                for pair, ids, known in zip(some, self.write(some), others, strict=True)
+                ids if isinstance(pair, Draft) else self._with_copy_ids(pair.target, ids, known)
+                for pair, ids, known in zip(some, self.encode_targets(some), others, strict=True)
             ]
             return {**rows, "target": targets}
 
-        return Encoded(pairs, all_three)
+        return EncodedExamples(pairs, all_three)
 
-    def sources(self, lines: Sequence[str]) -> Encoded:
+    def sources(self, lines: Sequence[str]) -> EncodedExamples:
         """Sources alone, as `source` and `copies`."""
-        return Encoded(lines, lambda some: self._copies(some)[0])
+        return EncodedExamples(lines, lambda some: self._with_copies(some)[0])
 
     def text(self, tokens: Sequence[int], source: str) -> str:
         """What was written from a source, words that were copied out of it included."""
         if max(tokens, default=0) < len(self.target):
             return self.target.decode(tokens)
         silent = (self.target.pad, self.target.bos, self.target.eos)
-        return self.target.join(self.spoken([token for token in tokens if token not in silent], source))
+        return self.target.join(self.target_labels([token for token in tokens if token not in silent], source))
 
-    def heard(self, ids: Sequence[int], source: str) -> list[str]:
+    def source_labels(self, ids: Sequence[int], source: str) -> list[str]:
         """The words of a source, numbered as `copies` are."""
-        return self.spoken(ids, source)
+        return self.target_labels(ids, source)
 
-    def spoken(self, ids: Sequence[int], source: str) -> list[str]:
+    def target_labels(self, ids: Sequence[int], source: str) -> list[str]:
         """The words of what was written from a source, those that were copied out of it included."""
-        others, behind = list(self._others(source)), len(self.target)
+        others, behind = list(self._unknown_words(source)), len(self.target)
         names = self.target.tokens(ids)
         return [name if id < behind else others[id - behind] for id, name in zip(ids, names, strict=True)]
 
-    def _copies(self, texts: Sequence[str]) -> tuple[Rows, list[dict[str, int]]]:
+    def _with_copies(self, texts: Sequence[str]) -> tuple[Rows, list[dict[str, int]]]:
         """Sources, what there is to copy in them, and the numbers of the words in each that the vocabulary has not."""
-        sources = self.read(texts)
+        sources = self.encode_sources(texts)
         each = list(zip(texts, sources, strict=True))
-        others = [self._others(text) if self.source.unk in ids else {} for text, ids in each]
-        copies = [self._numbered(text, ids, known) for (text, ids), known in zip(each, others, strict=True)]
+        others = [self._unknown_words(text) if self.source.unk in ids else {} for text, ids in each]
+        copies = [self._with_copy_ids(text, ids, known) for (text, ids), known in zip(each, others, strict=True)]
         return {"source": sources, "copies": copies}, others
 
-    def _others(self, text: str) -> dict[str, int]:
+    def _unknown_words(self, text: str) -> dict[str, int]:
         pieces = zip(self.source.encode(text), self.source.pieces(text), strict=True)
         unknown = dict.fromkeys(piece for id, piece in pieces if id == self.source.unk)
         return {piece: len(self.source) + number for number, piece in enumerate(unknown)}
 
-    def _numbered(self, text: str, ids: list[int], others: dict[str, int]) -> list[int]:
+    def _with_copy_ids(self, text: str, ids: list[int], others: dict[str, int]) -> list[int]:
         """The ids of a text, with the numbers of words that are unknown but can be copied."""
         if not others or self.source.unk not in ids:
             return ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -17,12 +17,12 @@ from ..ops.weights import Weights
 from ..train.batches import moved
 from ..train.dataclass_json import check_types
 from .batching import Long
-from .character_inputs import Spelling
+from .character_inputs import CharacterIds
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Asked(Protocol):
+class QuestionWithContext(Protocol):
     """A question and the text to find its answer in, as `regard.data.Question` has them."""
 
     @property
@@ -31,7 +31,7 @@ class Asked(Protocol):
     def context(self) -> str: ...
 
 
-def check_questions(asked: Sequence[Asked]) -> None:
+def check_questions(asked: Sequence[QuestionWithContext]) -> None:
     """Raise unless each has a question and a context, as a plain tuple has not."""
     for one in asked:
         if not (hasattr(one, "question") and hasattr(one, "context")):
@@ -39,12 +39,14 @@ def check_questions(asked: Sequence[Asked]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
+class WindowSettings:
     """How much is read at once. Windows overlap, so that an answer at the edge of one is whole in the next.
 
     >>> Windows(size=6, overlap=2).firsts(15)
     [0, 4, 8, 12]
     """
+
+    stored_name: ClassVar[str] = "Windows"
 
     size: Annotated[int, "the tokens of a document that are read at once", "--window"] = 384
     overlap: Annotated[int, "the tokens that a window shares with the next"] = 128
@@ -66,7 +68,7 @@ class Windows:
 
 
 @dataclass(frozen=True, eq=False)
-class Text:
+class TokenizedText:
     """The tokens of a text, each with the characters `text[start:end]` it stands for, spaces at their ends left out."""
 
     ids: Array
@@ -75,7 +77,7 @@ class Text:
     letters: Array | None = None  # n letters, where spelling is read
 
     @classmethod
-    def of(cls, text: str, tokenizer: Tokenizer, spelling: Spelling | None = None) -> Text:
+    def of(cls, text: str, tokenizer: Tokenizer, spelling: CharacterIds | None = None) -> TokenizedText:
         """A text cut into tokens, and these spelled."""
         ids, starts, words = [], [], []
         for id, start, end in tokenizer.spans(text):
@@ -90,11 +92,11 @@ class Text:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def part(self, first: int, count: int) -> Text:
+    def part(self, first: int, count: int) -> TokenizedText:
         """So many of its tokens, or as many as there are."""
         chosen = slice(first, first + count)
         letters = None if self.letters is None else self.letters[chosen]
-        return Text(self.ids[chosen], self.starts[chosen], self.ends[chosen], letters)
+        return TokenizedText(self.ids[chosen], self.starts[chosen], self.ends[chosen], letters)
 
     def tokens(self, start: int, end: int) -> tuple[int, int] | None:
         """The first and the last token that have a share in these characters, None if none has."""
@@ -102,13 +104,13 @@ class Text:
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
 
-class Layout(Protocol):
+class InputLayout(Protocol):
     """How question and window become the rows of a model, in which the place 0 stands for no answer."""
 
     pad: dict[str, int]
     scale: int  # numbers to a token, in the longest of the rows
 
-    def row(self, question: Text, window: Text) -> dict[str, Array]: ...
+    def row(self, question: TokenizedText, window: TokenizedText) -> dict[str, Array]: ...
     def length(self, question: int, window: int) -> int: ...
     def first(self, question: int) -> int: ...
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]: ...
@@ -116,18 +118,18 @@ class Layout(Protocol):
     def look(self, tape: Tape, first: int) -> Tensor: ...
 
 
-class Beside:
+class TwoRowLayout:
     """Two rows, as a `Reader` takes them; the document begins with a token that means no answer.
 
     The question has an end, so that even an empty one has something to attend to.
     """
 
-    def __init__(self, tokenizer: Tokenizer, spelling: Spelling | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, spelling: CharacterIds | None) -> None:
         self.bos, self.eos, self.labels = tokenizer.bos, tokenizer.eos, tokenizer.labels
         self.pad = {"document": tokenizer.pad, "question": tokenizer.pad}
         self.scale = 1 if spelling is None else spelling.letters
 
-    def row(self, question: Text, window: Text) -> dict[str, Array]:
+    def row(self, question: TokenizedText, window: TokenizedText) -> dict[str, Array]:
         """The document and the question, and their letters in one row each."""
         row = {
             "document": np.concatenate([[self.bos], window.ids]),
@@ -161,7 +163,7 @@ class Beside:
         return _weights(tape["both.to_document"])[0].mean(0)
 
 
-class Behind:
+class OneRowLayout:
     """One row, as a `BertReader` takes it: the start, the question, its end, the document, its end.
 
     RoBERTa, which counts places from 2 and has no types, sets two ends behind the question.
@@ -173,7 +175,7 @@ class Behind:
         self.pad = {"ids": tokenizer.pad, "types": 0}
         self.scale = 1
 
-    def row(self, question: Text, window: Text) -> dict[str, Array]:
+    def row(self, question: TokenizedText, window: TokenizedText) -> dict[str, Array]:
         """The row, and which of its tokens are of the document, where the model tells them apart."""
         row = {"ids": np.concatenate([[self.bos], question.ids, self.ends, window.ids, self.ends[:1]])}
         if self.types > 1:
@@ -201,7 +203,7 @@ class Behind:
         return _weights(tape[-1])[0].mean(0)[1 : first - len(self.ends)]
 
 
-class Readings:
+class WindowExamples:
     """Every window of every document, once for each question about it: examples by number.
 
     A document that many questions share is cut into tokens once. With `answers`, the characters of one in each
@@ -211,18 +213,22 @@ class Readings:
 
     def __init__(
         self,
-        asked: Sequence[Asked],
+        asked: Sequence[QuestionWithContext],
         tokenizer: Tokenizer,
         *,
-        layout: Layout,
-        windows: Windows,
-        spelling: Spelling | None = None,
+        layout: InputLayout,
+        windows: WindowSettings,
+        spelling: CharacterIds | None = None,
         answers: Sequence[tuple[int, int] | None] | None = None,
     ) -> None:
         self.layout, self.windows = layout, windows
-        contexts = {text: Text.of(text, tokenizer, spelling) for text in dict.fromkeys(one.context for one in asked)}
+        contexts = {
+            text: TokenizedText.of(text, tokenizer, spelling) for text in dict.fromkeys(one.context for one in asked)
+        }
         self.documents = [contexts[one.context] for one in asked]
-        self.questions = [Text.of(one.question, tokenizer, spelling).part(0, windows.question) for one in asked]
+        self.questions = [
+            TokenizedText.of(one.question, tokenizer, spelling).part(0, windows.question) for one in asked
+        ]
         self._spans = None
         if answers is not None:
             self._spans = [
@@ -244,7 +250,7 @@ class Readings:
             row |= {"start": np.array(start), "end": np.array(end)}
         return row
 
-    def window(self, number: int) -> Text:
+    def window(self, number: int) -> TokenizedText:
         """The tokens of a window."""
         return self.documents[self.owners[number]].part(self.firsts[number], self.windows.size)
 
@@ -281,6 +287,6 @@ def _weights(A: object) -> Weights:
     return A
 
 
-def longest_row(layout: Layout, windows: Windows) -> int:
+def longest_row(layout: InputLayout, windows: WindowSettings) -> int:
     """The tokens of the longest row there can be."""
     return layout.length(windows.question, windows.size)

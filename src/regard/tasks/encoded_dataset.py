@@ -16,10 +16,10 @@ from ..train.batches import moved
 
 T = TypeVar("T")
 Ids = np.ndarray[Any, np.dtype[np.int32]]
-AT_ONCE = 4096
+EXAMPLES_PER_CHUNK = 4096
 
 
-class Encoded:
+class EncodedExamples:
     """Named rows of ids for each example: `encoded[7]["source"]`, and their `lengths` by name.
 
     >>> encoded = Encoded(["ab", "c"], lambda texts: {"ids": [[ord(letter) for letter in text] for text in texts]})
@@ -37,7 +37,7 @@ class Encoded:
         ids: dict[str, list[Ids]] = {}
         lengths: dict[str, list[int]] = {}
         rest = iter(examples)
-        while some := list(islice(rest, AT_ONCE)):
+        while some := list(islice(rest, EXAMPLES_PER_CHUNK)):
             for name, rows in encode(some).items():
                 ids.setdefault(name, []).extend(np.asarray(row, np.int32) for row in rows)
                 lengths.setdefault(name, []).extend(map(len, rows))
@@ -67,7 +67,7 @@ class Encoded:
 
 
 def in_batches(
-    examples: Encoded, *, tokens: int, pad: Mapping[str, int], device: torch.device
+    examples: EncodedExamples, *, tokens: int, pad: Mapping[str, int], device: torch.device
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
     """Every example once, those of like length together: their numbers, and the batch on a device.
 

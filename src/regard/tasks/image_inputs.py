@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,19 +18,21 @@ from .setup import Start
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
-SIDE = 64  # of images that come in many sizes
-ROWS = 256  # of a batch that is only looked at
-HELD = 2**30  # bytes of images that stay on the device
-MANY = 1000  # images that take a moment to read
+DEFAULT_PIXELS = 64  # of images that come in many sizes
+IMAGES_PER_BATCH = 256  # of a batch that is only looked at
+MAX_CACHED_BYTES = 2**30  # bytes of images that stay on the device
+ANNOUNCED_IMAGES = 1000  # images that take a moment to read
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class ImageTransform:
     """What a model sees of an image: its middle square, so many pixels a side, in grey or in colour.
 
     >>> Sight(size=8, channels=1)(np.zeros((20, 30, 3), np.uint8)).shape
     torch.Size([1, 8, 8])
     """
+
+    stored_name: ClassVar[str] = "Sight"
 
     size: int
     channels: int
@@ -42,17 +44,17 @@ class Sight:
         """Every image once, in order: their numbers, and the batch on a device."""
         if isinstance(images, np.ndarray) and images.ndim == 3 and images.shape[-1] == 3:
             raise TypeError(f"images must be many, got one of shape {images.shape}; pass [image]")
-        for first in range(0, len(images), ROWS):
-            rows = list(range(first, min(first + ROWS, len(images))))
-            yield rows, self.seen([images[row] for row in rows], device)
+        for first in range(0, len(images), IMAGES_PER_BATCH):
+            rows = list(range(first, min(first + IMAGES_PER_BATCH, len(images))))
+            yield rows, self.batch([images[row] for row in rows], device)
 
-    def seen(self, images: Sequence[Image], device: torch.device) -> dict[str, Tensor]:
+    def batch(self, images: Sequence[Image], device: torch.device) -> dict[str, Tensor]:
         """These as one batch, `image` of dims b c y x."""
         return {"image": torch.stack([self(image) for image in images]).to(device)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seeing:
+class ImageSettings:
     """How images are read, and how they are varied while a model learns from them."""
 
     size: Annotated[int | None, "pixels a side that images are scaled to (their own, or 64 where they differ)"] = None
@@ -70,7 +72,7 @@ class Seeing:
         if self.channels not in (None, 1, 3):
             raise ValueError(f"channels must be 1, grey, or 3, colour, got {self.channels}")
 
-    def sight(self, examples: Any) -> Sight:
+    def transform_for(self, examples: Any) -> ImageTransform:
         """What there is to see in examples with an `image` each: as they are, where all are alike in an array."""
         image = examples[0].image
         alike = hasattr(examples, "images")
@@ -81,13 +83,15 @@ class Seeing:
                 hint=f"pass size={min(height, width)} to keep the middle of each",
             )
         grey = alike and image.ndim == 2
-        return Sight(size=self.size or (height if alike else SIDE), channels=self.channels or (1 if grey else 3))
+        return ImageTransform(
+            size=self.size or (height if alike else DEFAULT_PIXELS), channels=self.channels or (1 if grey else 3)
+        )
 
-    def over(
+    def batches(
         self,
         examples: Sequence[Mapping[str, Any]],
         images: Sequence[Image],
-        sight: Sight,
+        sight: ImageTransform,
         *,
         owners: Sequence[int] | None = None,
         pad: int = 0,
@@ -102,9 +106,9 @@ class Seeing:
         if not len(examples):
             raise DataError("there are no examples", hint="expected at least one")
         own = np.arange(len(examples)) if owners is None else np.asarray(owners)
-        held = len(images) * sight.channels * sight.size**2 <= HELD
+        held = len(images) * sight.channels * sight.size**2 <= MAX_CACHED_BYTES
         dealt = Batches(
-            examples if held else Shown(examples, images, sight, own),
+            examples if held else ImageExamples(examples, images, sight, own),
             rows=self.rows,
             pad=pad,
             seed=seed,
@@ -113,25 +117,25 @@ class Seeing:
         )
         batches: Epochs = dealt
         if held:
-            if len(images) > MANY:
+            if len(images) > ANNOUNCED_IMAGES:
                 start.say(f"reading {len(images):,} images")
-            batches = Changed(dealt, Held(images, sight, own, start.group.device))
-        return Changed(batches, self._varied) if self.shift or self.flip else batches
+            batches = MappedBatches(dealt, ImageCache(images, sight, own, start.group.device))
+        return MappedBatches(batches, self._varied) if self.shift or self.flip else batches
 
     def _varied(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         image = batch["image"]
         if self.shift:
-            image = shifted(image, torch.randint(-self.shift, self.shift + 1, (len(image), 2)))
+            image = shift_images(image, torch.randint(-self.shift, self.shift + 1, (len(image), 2)))
         if self.flip:
             turned = torch.rand(len(image), 1, 1, 1) < 0.5
             image = torch.where(turned.to(image.device), image.flip(-1), image)
         return {**batch, "image": image}
 
 
-class Held:
+class ImageCache:
     """Images as a model sees them, read once and kept as bytes on a device; added to batches by their `index`."""
 
-    def __init__(self, images: Sequence[Image], sight: Sight, owners: Numbers, device: torch.device) -> None:
+    def __init__(self, images: Sequence[Image], sight: ImageTransform, owners: Numbers, device: torch.device) -> None:
         bytes_of = ((sight(images[n]) * 255).round().to(torch.uint8) for n in range(len(images)))
         self.images = torch.stack(list(bytes_of)).to(device)
         self.owners = torch.from_numpy(owners)
@@ -142,12 +146,12 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ImageExamples:
     """Examples with their images, read when asked for."""
 
     examples: Sequence[Mapping[str, Any]]
     images: Sequence[Image]
-    sight: Sight
+    sight: ImageTransform
     owners: Numbers
 
     def __len__(self) -> int:
@@ -157,7 +161,7 @@ class Shown:
         return {**self.examples[number], "image": self.sight(self.images[int(self.owners[number])])}
 
 
-class Changed:
+class MappedBatches:
     """Batches that pass a function before the model has them; where they stand is as it was."""
 
     def __init__(self, batches: Epochs, change: Callable[[Any], Any]) -> None:
@@ -175,10 +179,10 @@ class Changed:
         self.batches.restore(state)
 
 
-def shifted(image: Tensor, by: Tensor) -> Tensor:
+def shift_images(image: Tensor, by: Tensor) -> Tensor:
     """Each image moved down and right by its row of `by`, (b, 2) whole numbers; what comes in is black.
 
-    >>> shifted(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([[0, 1]])).tolist()
+    >>> shift_images(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([[0, 1]])).tolist()
     [[[[0.0, 1.0], [0.0, 3.0]]]]
     """
     most = int(by.abs().max())

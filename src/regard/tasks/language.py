@@ -21,22 +21,22 @@ from ..models import Gpt, GptConfig
 from ..nn.losses import cross_entropy_per_target
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.dataclass_json import check_types
-from . import run_folder as runs
-from .encoded_dataset import Encoded, in_batches
-from .metrics import Measured
-from .seq2seq_task import Shown
+from . import run_folder
+from .encoded_dataset import EncodedExamples, in_batches
+from .metrics import MetricValue
+from .seq2seq_task import ShowProgress
 from .setup import Setup, Start, run
 from .vocabulary import TOKENIZER, Vocabulary
 
 TASK = "language"
-LOGITS = 2**25  # held at once while text is judged
+LOGITS_PER_BATCH = 2**25  # held at once while text is judged
 
 Ids = np.ndarray[Any, np.dtype[Any]]
 Sketch = Callable[[Tokenizer], GptConfig]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class LanguageModelSettings:
     """A language model in a few words: called with a tokenizer, it gives the model's config.
 
     `gpt` is GPT-2 (Radford et al. 2019), `llama` has rotary positions, RMSNorm and SwiGLU (Touvron et al. 2023).
@@ -84,13 +84,14 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class LanguageConfig:
     """What `config.json` says."""
 
     model: GptConfig
 
 
-SMALL, LEARNED = Model(), Vocabulary()
+Model = LanguageModelSettings  # short, for `language.Model(...)`
+SMALL, LEARNED = LanguageModelSettings(), Vocabulary()
 RECIPE = Recipe(
     steps=10_000,
     rate=InverseSquareRoot(1e-3, warmup=400),
@@ -134,7 +135,7 @@ def train(
     def prepare(start: Start) -> Setup:
         begun = start.checkpoint
         tokenizer = vocabulary.learn(lines) if begun is None else _tokenizer_of(begun)
-        config = Config(model=model(tokenizer)) if begun is None else _config_of(begun)
+        config = LanguageConfig(model=model(tokenizer)) if begun is None else _config_of(begun)
         if tokens < config.model.length:
             raise ValueError(f"tokens of a batch must hold a window of {config.model.length}, got {tokens}")
         batches = Batches(
@@ -151,7 +152,7 @@ def train(
             model=Gpt(config.model),
             batches=batches,
             evaluate=None if valid is None else _judge(list(valid), tokenizer),
-            files={runs.CONFIG: runs.described(TASK, config), TOKENIZER: tokenizer.to_json()},
+            files={run_folder.CONFIG: run_folder.config_text(TASK, config), TOKENIZER: tokenizer.to_json()},
         )
 
     return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
@@ -174,9 +175,9 @@ class LanguageModel:
     @classmethod
     def load(cls, folder: str | Path, *, device: torch.device | str | None = None) -> LanguageModel:
         """The model of a run."""
-        path = runs.opened(folder)
+        path = run_folder.open_run(folder)
         model = Gpt(_config_of(path).model)
-        runs.fill(model, path)
+        run_folder.load_weights(model, path)
         return cls(model.to(own_device(device)), _tokenizer_of(path))
 
     def generate(
@@ -233,7 +234,7 @@ class LanguageModel:
         """How many tokens may follow a prompt before the model loses sight of its beginning."""
         return max(0, self.length - len(self._begun(prompt)[0]))
 
-    def score(self, lines: Sequence[str], *, show: Shown | None = None) -> list[float]:
+    def score(self, lines: Sequence[str], *, show: ShowProgress | None = None) -> list[float]:
         """log p of each line, its end included, as if it stood at the start of a text."""
         check_not_a_string(lines, "lines")
         rows = [np.array([self.tokenizer.eos, *ids]) for ids in self.tokenizer.encode_all(lines, eos=True)]
@@ -249,8 +250,8 @@ class LanguageModel:
         return tape
 
     def evaluate(
-        self, lines: Iterable[str], *, overlap: int | None = None, show: Shown | None = None
-    ) -> dict[str, Measured]:
+        self, lines: Iterable[str], *, overlap: int | None = None, show: ShowProgress | None = None
+    ) -> dict[str, MetricValue]:
         """`perplexity` a word, `bits` a character and `loss` a token of a text.
 
         The perplexity is exp(-log p / words), words being what spaces separate and one more for each line end: that
@@ -267,12 +268,12 @@ class LanguageModel:
         [cost] = self._costs([row], overlap, show)
         words, characters = (sum(map(len, parts)) + len(lines) for parts in (map(str.split, lines), lines))
         return {
-            "perplexity": Measured(math.exp(min(cost / words, 700)), f"a word, {words:,} words, line ends included"),
-            "bits": Measured(cost / math.log(2) / characters, f"a character, {characters:,} characters"),
-            "loss": Measured(cost / (len(row) - 1), f"nats a token, {len(row) - 1:,} tokens"),
+            "perplexity": MetricValue(math.exp(min(cost / words, 700)), f"a word, {words:,} words, line ends included"),
+            "bits": MetricValue(cost / math.log(2) / characters, f"a character, {characters:,} characters"),
+            "loss": MetricValue(cost / (len(row) - 1), f"nats a token, {len(row) - 1:,} tokens"),
         }
 
-    def _costs(self, rows: Sequence[Ids], overlap: int, show: Shown | None) -> list[float]:
+    def _costs(self, rows: Sequence[Ids], overlap: int, show: ShowProgress | None) -> list[float]:
         """-log p of each row but its first token, by windows that overlap."""
         owners, firsts, windows = [], [], []
         for number, ids in enumerate(rows):
@@ -281,8 +282,8 @@ class LanguageModel:
                 firsts.append(overlap if start else 0)
                 windows.append(ids[start : start + self.length + 1])
         costs, done = [0.0] * len(rows), 0
-        examples = Encoded(windows, lambda some: {"ids": some})
-        tokens = max(self.length + 1, LOGITS // len(self.tokenizer))
+        examples = EncodedExamples(windows, lambda some: {"ids": some})
+        tokens = max(self.length + 1, LOGITS_PER_BATCH // len(self.tokenizer))
         pad = {"ids": self.tokenizer.pad}
         for chosen, batch in in_batches(examples, tokens=tokens, pad=pad, device=self.device):
             read, foretold = batch["ids"][:, :-1], batch["ids"][:, 1:]
@@ -333,12 +334,12 @@ def _row(lines: Iterable[str], tokenizer: Tokenizer) -> Ids:
     return np.concatenate([np.array([tokenizer.eos], ids.dtype), ids])
 
 
-def _config_of(checkpoint: Path) -> Config:
-    return runs.config_of(checkpoint, TASK, Config)
+def _config_of(checkpoint: Path) -> LanguageConfig:
+    return run_folder.config_of(checkpoint, TASK, LanguageConfig)
 
 
 def _tokenizer_of(checkpoint: Path) -> Tokenizer:
-    return Tokenizer.from_json(runs.text_of(checkpoint, TOKENIZER))
+    return Tokenizer.from_json(run_folder.read_text(checkpoint, TOKENIZER))
 
 
 def _judge(valid: list[str], tokenizer: Tokenizer) -> Callable[[Gpt], dict[str, float]]:

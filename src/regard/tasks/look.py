@@ -18,10 +18,9 @@ from ..data.text import lines_in
 from ..data.tokenizers import spelled
 from ..lens import Tape, capture
 from ..train import own_device
-from . import captioning, classification, language, translation
-from . import run_folder as runs
-from .image_inputs import Sight
-from .seq2seq_task import at_most
+from . import captioning, classification, language, run_folder, translation
+from .image_inputs import ImageTransform
+from .seq2seq_task import length_limit
 
 # What comes after the last layer and looks at nothing; models trained on masked words have none.
 POOLER = re.compile(r"(^|\.)pooler\.(?!.*att)")
@@ -49,10 +48,10 @@ def tape_of(
     if _is_hugging_face(folder):
         return _hugging_face(folder, text, target, image, own_device(device))
     try:
-        checkpoint = runs.opened(folder)
+        checkpoint = run_folder.open_run(folder)
     except ValueError as error:
         raise ValueError(f"{error}, or the folder of a Hugging Face model, with its config.json") from None
-    task = runs.task_of(checkpoint)
+    task = run_folder.task_of(checkpoint)
     if task not in TAPES:
         raise ValueError(f"{folder} is of the task {task!r}; expected a run of {', '.join(TAPES)}")
     return TAPES[task](folder, text, target, image, own_device(device))
@@ -84,7 +83,7 @@ def _classification(
 ) -> Tape:
     _check_not_forced("a classifier", target)
     classifier = classification.Classifier.load(folder, device=device)
-    if isinstance(classifier.reads, Sight):
+    if isinstance(classifier.reads, ImageTransform):
         if image is None:
             raise ValueError("a classifier of images sees images; give --image")
         return classifier.tape([read_image(image)])
@@ -214,7 +213,7 @@ def _most_written(model: Any, read: int) -> dict[str, int]:
     if told.max_length is not None or told.max_new_tokens is not None:
         return {}
     places = _most_tokens(model)
-    return {"max_new_tokens": at_most(read) if places is None else min(at_most(read), places - 1)}
+    return {"max_new_tokens": length_limit(read) if places is None else min(length_limit(read), places - 1)}
 
 
 def _forced(model: Any, tokenizer: Any, target: str) -> Tensor:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol
 
 from ..data import Tokenizer
-from . import run_folder as runs
-from .encoded_dataset import Encoded
+from . import run_folder
+from .encoded_dataset import EncodedExamples
 from .vocabulary import TOKENIZER, Vocabulary
 
 SOURCE, TARGET = "tokenizer.source.json", "tokenizer.target.json"  # where the sides share none
 
 
-class Paired(Protocol):
+class TextPair(Protocol):
     """A text and what is to become of it, as `regard.data.Pair` has them."""
 
     @property
@@ -24,7 +24,7 @@ class Paired(Protocol):
     def target(self) -> str: ...
 
 
-def check_pairs(pairs: Iterable[Paired]) -> None:
+def check_pairs(pairs: Iterable[TextPair]) -> None:
     """Raise unless each has a source and a target, as a plain tuple has not."""
     for pair in pairs:
         if not (hasattr(pair, "source") and hasattr(pair, "target")):
@@ -55,40 +55,40 @@ class Tokenizers(NamedTuple):
         """What batches are padded with, by field."""
         return {"source": self.source.pad, "target": self.target.pad}
 
-    def encode(self, pairs: Iterable[Paired]) -> Encoded:
+    def encode(self, pairs: Iterable[TextPair]) -> EncodedExamples:
         """Pairs as `source` and `target`, each with its end."""
 
-        def both(some: Sequence[Paired]) -> dict[str, list[list[int]]]:
-            return {"source": self.read([pair.source for pair in some]), "target": self.write(some)}
+        def both(some: Sequence[TextPair]) -> dict[str, list[list[int]]]:
+            return {"source": self.encode_sources([pair.source for pair in some]), "target": self.encode_targets(some)}
 
-        return Encoded(pairs, both)
+        return EncodedExamples(pairs, both)
 
-    def sources(self, lines: Sequence[str]) -> Encoded:
+    def sources(self, lines: Sequence[str]) -> EncodedExamples:
         """Sources alone."""
-        return Encoded(lines, lambda some: {"source": self.read(some)})
+        return EncodedExamples(lines, lambda some: {"source": self.encode_sources(some)})
 
     def text(self, tokens: Sequence[int], source: str) -> str:
         """What was written from a source."""
         return self.target.decode(tokens)
 
-    def heard(self, ids: Sequence[int], source: str) -> list[str]:
+    def source_labels(self, ids: Sequence[int], source: str) -> list[str]:
         """The tokens of a source."""
         return self.source.labels(ids)
 
-    def spoken(self, ids: Sequence[int], source: str) -> list[str]:
+    def target_labels(self, ids: Sequence[int], source: str) -> list[str]:
         """The tokens of what was written from a source."""
         return self.target.labels(ids)
 
-    def read(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """Sources as ids. The end makes sure that even an empty text has something to attend to."""
         return self.source.encode_all(texts, eos=True)
 
-    def write(self, pairs: Sequence[Paired]) -> list[list[int]]:
+    def encode_targets(self, pairs: Sequence[TextPair]) -> list[list[int]]:
         """Targets as ids; those of a draft are its own."""
         rows = self.target.encode_all([pair.target for pair in pairs], eos=True)
-        return [self._ended(pair) if isinstance(pair, Draft) else row for pair, row in zip(pairs, rows, strict=True)]
+        return [self._with_end(pair) if isinstance(pair, Draft) else row for pair, row in zip(pairs, rows, strict=True)]
 
-    def _ended(self, draft: Draft) -> list[int]:
+    def _with_end(self, draft: Draft) -> list[int]:
         end = self.target.eos
         return [*draft.tokens, *([] if draft.tokens[-1:] == (end,) else [end])]
 
@@ -102,9 +102,9 @@ class Tokenizers(NamedTuple):
     def load(cls, checkpoint: Path) -> Tokenizers:
         """The tokenizers a checkpoint holds."""
         if (checkpoint / TOKENIZER).exists():
-            one = Tokenizer.from_json(runs.text_of(checkpoint, TOKENIZER))
+            one = Tokenizer.from_json(run_folder.read_text(checkpoint, TOKENIZER))
             return cls(one, one)
-        return cls(*(Tokenizer.from_json(runs.text_of(checkpoint, name)) for name in (SOURCE, TARGET)))
+        return cls(*(Tokenizer.from_json(run_folder.read_text(checkpoint, name)) for name in (SOURCE, TARGET)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class PairVocabulary(Vocabulary):
 
     joint: Annotated[bool, "one vocabulary for both sides"] = True
 
-    def learn_both(self, pairs: Iterable[Paired]) -> Tokenizers:
+    def learn_both(self, pairs: Iterable[TextPair]) -> Tokenizers:
         """The tokenizers of these pairs, which are iterated more than once."""
         if self.joint or self.load is not None:
             one = self.learn(text for pair in pairs for text in (pair.source, pair.target))

@@ -23,7 +23,7 @@ CONFIG = "config.json"
 FORMAT = 1
 
 
-def begun(out: str | Path, *, resume: bool, say: Callable[[str], None]) -> Path | None:
+def checkpoint_to_resume(out: str | Path, *, resume: bool, say: Callable[[str], None]) -> Path | None:
     """The checkpoint a run in this folder goes on from, None where it is a new one; nothing is written yet.
 
     A folder that holds a run, or anything else, is refused unless it is to be resumed.
@@ -39,12 +39,12 @@ def begun(out: str | Path, *, resume: bool, say: Callable[[str], None]) -> Path 
     return checkpoints.usable(out, say)
 
 
-def described(task: str, config: Any) -> str:
+def config_text(task: str, config: Any) -> str:
     """The text of `config.json`."""
     return json.dumps({"format": FORMAT, "task": task, **to_json(config)}, indent=2, ensure_ascii=False) + "\n"
 
 
-def opened(folder: str | Path) -> Path:
+def open_run(folder: str | Path) -> Path:
     """The checkpoint to use of a run, or the checkpoint itself, found to be what was written."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -73,12 +73,12 @@ def config_of(checkpoint: Path, task: str, cls: type[T]) -> T:
         raise CheckpointError(f"{error}; was it written by another version?") from None
 
 
-def text_of(checkpoint: Path, name: str) -> str:
+def read_text(checkpoint: Path, name: str) -> str:
     """A text file of a checkpoint, such as its `tokenizer.json`."""
     return checkpoints.read_text(checkpoint, name)
 
 
-def fill(model: nn.Module, checkpoint: Path) -> None:
+def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Give the model the weights of an opened checkpoint, and make it ready to use."""
     checkpoints.put(checkpoints.read_tensors(checkpoint), model, source=str(checkpoint / checkpoints.MODEL))
     model.eval()

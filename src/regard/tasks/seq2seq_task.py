@@ -18,21 +18,20 @@ from ..decode import Ensemble, Gnmt, Hypothesis
 from ..lens import Tape
 from ..models import Pointer, PointerConfig, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 from ..train import own_device
-from . import run_folder as runs
-from . import word_alignment as aligning
-from .copy_vocabulary import Copying
-from .encoded_dataset import Encoded, in_batches
-from .metrics import Measured
-from .pairs import Draft, Paired, Tokenizers, check_pairs
+from . import run_folder, word_alignment
+from .copy_vocabulary import CopyTokenizers
+from .encoded_dataset import EncodedExamples, in_batches
+from .metrics import MetricValue
+from .pairs import Draft, TextPair, Tokenizers, check_pairs
 
-TOKENS = 4096  # of a batch
-MOST = 500  # pairs on one tape
+TOKENS_PER_BATCH = 4096  # of a batch
+MAX_CAPTURED_PAIRS = 500  # pairs on one tape
 Network = Seq2SeqConfig | PointerConfig | TransformerConfig
-Shown = Callable[[int, int], None]  # is told how many are done, and of how many
+ShowProgress = Callable[[int, int], None]  # is told how many are done, and of how many
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Seq2SeqTaskConfig:
     """What `config.json` says: the model, the longest target of its training, and how much it reads of a source.
 
     Lengths are in tokens; without a limit sources are read whole.
@@ -44,7 +43,7 @@ class Config:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class GeneratedText:
     """A line that was written, and what the writer thought of it; `finished` is False where it was cut off.
 
     `score` is the log-probability divided by the length penalty, whatever the beam. `tokens` are those it was written
@@ -58,7 +57,7 @@ class Written:
     tokens: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, found: Hypothesis, text: str) -> Written:
+    def of(cls, found: Hypothesis, text: str) -> GeneratedText:
         """What a search has found, and how it reads."""
         return cls(
             text=text,
@@ -69,7 +68,7 @@ class Written:
         )
 
 
-NOTHING = Written(text="", score=0.0, log_probability=0.0, finished=True)  # what becomes of a blank line
+EMPTY_TEXT = GeneratedText(text="", score=0.0, log_probability=0.0, finished=True)  # what becomes of a blank line
 
 
 class Writer:
@@ -97,17 +96,17 @@ class Writer:
         if not folders:
             raise ValueError("folders must name at least one run, got none")
         place = own_device(device)
-        opened = [runs.opened(folder) for folder in folders]
-        configs = [runs.config_of(path, cls.task, Config) for path in opened]
-        tokenizers = [tokenizers_of(config.model).load(path) for config, path in zip(configs, opened, strict=True)]
+        opened = [run_folder.open_run(folder) for folder in folders]
+        configs = [run_folder.config_of(path, cls.task, Seq2SeqTaskConfig) for path in opened]
+        tokenizers = [tokenizers_class(config.model).load(path) for config, path in zip(configs, opened, strict=True)]
         for path, other in zip(opened[1:], tokenizers[1:], strict=True):
             if type(other) is not type(tokenizers[0]):
                 raise ValueError(f"all of an ensemble copy words or none does, and {path} and {opened[0]} differ")
             if tuple(other) != tuple(tokenizers[0]):
                 raise ValueError(f"an ensemble shares its vocabularies, and those of {path} and {opened[0]} differ")
-        models = [built(config.model) for config in configs]
+        models = [build_model(config.model) for config in configs]
         for model, path in zip(models, opened, strict=True):
-            runs.fill(model, path)
+            run_folder.load_weights(model, path)
         limits = [config.limit for config in configs if config.limit is not None]
         return cls(
             [model.to(place) for model in models],
@@ -125,8 +124,8 @@ class Writer:
         min_length: int = 0,
         max_length: int | None = None,
         no_repeat: int | None = None,
-        show: Shown | None = None,
-    ) -> list[Written]:
+        show: ShowProgress | None = None,
+    ) -> list[GeneratedText]:
         """The best that beam search finds for each line; a beam of 1 is greedy."""
         found = self.n_best(
             lines,
@@ -150,8 +149,8 @@ class Writer:
         min_length: int = 0,
         max_length: int | None = None,
         no_repeat: int | None = None,
-        show: Shown | None = None,
-    ) -> list[list[Written]]:
+        show: ShowProgress | None = None,
+    ) -> list[list[GeneratedText]]:
         """The n best for each line, best first; `alpha` is that of the length penalty of Wu et al. 2016.
 
         None is longer than `max_length` tokens, which is `at_most` unless given, and none has the same `no_repeat`
@@ -159,26 +158,26 @@ class Writer:
         blank line comes an empty one, and no model is asked.
         """
         check_not_a_string(lines, "lines")
-        check_keys(beam, n)
+        check_beam(beam, n)
         for line in (lines := list(lines)):
             check_text(line, "a line")
         places = [place for place, line in enumerate(lines) if line.strip()]
         texts = [self.read(lines[place]) for place in places]
-        found = [[NOTHING] for _ in lines]
+        found = [[EMPTY_TEXT] for _ in lines]
         limits: dict[str, Any] = {
             "end": self.tokenizers.target.eos,
-            "max_length": at_most(self.longest, min_length=min_length, max_length=max_length),
+            "max_length": length_limit(self.longest, min_length=min_length, max_length=max_length),
             "min_length": min_length,
             "no_repeat": no_repeat,
             "forbid": self.tokenizers.target.unwritten,
         }
         for rows, batch in self._batches(self.tokenizers.sources(texts), show):
-            best = searched(self._stepper, batch, self._starts(len(rows)), n=n, beam=beam, alpha=alpha, **limits)
+            best = search_n_best(self._stepper, batch, self._starts(len(rows)), n=n, beam=beam, alpha=alpha, **limits)
             for row, hypotheses in zip(rows, best, strict=True):
                 found[places[row]] = [self._written(one, texts[row]) for one in hypotheses]
         return found
 
-    def score(self, pairs: Sequence[Paired], *, show: Shown | None = None) -> list[float]:
+    def score(self, pairs: Sequence[TextPair], *, show: ShowProgress | None = None) -> list[float]:
         """log p(target | source) of each pair, the end included."""
         found = [0.0] * len(pairs)
         examples = self.tokenizers.encode(self._cut(pairs))
@@ -189,22 +188,22 @@ class Writer:
                 found[row] = one.log_probability
         return found
 
-    def loss(self, pairs: Sequence[Paired]) -> Measured:
+    def loss(self, pairs: Sequence[TextPair]) -> MetricValue:
         """What the targets cost a token."""
         if not pairs:
             raise ValueError("loss is that of at least one pair, got none")
         tokens = int(self.tokenizers.encode(pairs).lengths["target"].sum())
-        return Measured(-sum(self.score(pairs)) / tokens, f"nats a token, {tokens:,} tokens")
+        return MetricValue(-sum(self.score(pairs)) / tokens, f"nats a token, {tokens:,} tokens")
 
-    def tape(self, pairs: Sequence[Paired]) -> Tape:
+    def tape(self, pairs: Sequence[TextPair]) -> Tape:
         """Every attention of the model over these pairs, a batch row each, to be measured, saved and viewed."""
         if len(self.models) > 1:
             raise ValueError(f"a tape is of one model, got {len(self.models)}; load one of them")
-        if not 0 < len(pairs) <= MOST:
-            raise ValueError(f"a tape holds the attention of 1 to {MOST} pairs, got {len(pairs)}")
+        if not 0 < len(pairs) <= MAX_CAPTURED_PAIRS:
+            raise ValueError(f"a tape holds the attention of 1 to {MAX_CAPTURED_PAIRS} pairs, got {len(pairs)}")
         pairs = self._cut(pairs)
         batch = self.tokenizers.encode(pairs).batch(range(len(pairs)), pad=self.tokenizers.pad, device=self.device)
-        return aligning.tape_of(self.models[0], self.tokenizers, pairs, batch)
+        return word_alignment.tape_of(self.models[0], self.tokenizers, pairs, batch)
 
     def read(self, source: str) -> str:
         """What is read of a source: its text up to the limit, which the end counts to."""
@@ -217,7 +216,7 @@ class Writer:
         check_not_a_string(sources, "sources")
         return [self.read(source) != source for source in sources]
 
-    def _cut(self, pairs: Sequence[Paired]) -> Sequence[Paired]:
+    def _cut(self, pairs: Sequence[TextPair]) -> Sequence[TextPair]:
         check_pairs(pairs)
         return [
             pair._replace(source=self.read(pair.source))
@@ -226,9 +225,11 @@ class Writer:
             for pair in pairs
         ]
 
-    def _batches(self, examples: Encoded, show: Shown | None) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    def _batches(
+        self, examples: EncodedExamples, show: ShowProgress | None
+    ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
         done = 0
-        for rows, batch in in_batches(examples, tokens=TOKENS, pad=self.tokenizers.pad, device=self.device):
+        for rows, batch in in_batches(examples, tokens=TOKENS_PER_BATCH, pad=self.tokenizers.pad, device=self.device):
             yield rows, batch
             done += len(rows)
             if show is not None:
@@ -237,11 +238,11 @@ class Writer:
     def _starts(self, rows: int) -> Tensor:
         return torch.full((rows, 1), self.tokenizers.target.bos, device=self.device)
 
-    def _written(self, one: Hypothesis, line: str) -> Written:
-        return Written.of(one, self.tokenizers.text(one.tokens, line))
+    def _written(self, one: Hypothesis, line: str) -> GeneratedText:
+        return GeneratedText.of(one, self.tokenizers.text(one.tokens, line))
 
 
-def searched(
+def search_n_best(
     stepper: Any, source: Any, prefix: Tensor, *, n: int, beam: int, alpha: float, **limits: Any
 ) -> list[list[Hypothesis]]:
     """The n best of each row of the source; those of a beam of 1, which is greedy, score as all others do."""
@@ -252,7 +253,7 @@ def searched(
     return [[replace(one, score=one.log_probability / length(len(one.tokens)))] for one in found]
 
 
-def at_most(longest: int, *, min_length: int = 0, max_length: int | None = None) -> int:
+def length_limit(longest: int, *, min_length: int = 0, max_length: int | None = None) -> int:
     """The most tokens to write: `max_length`, else half as many again as the longest target of the training, and ten.
 
     >>> at_most(40), at_most(40, max_length=500)
@@ -261,7 +262,7 @@ def at_most(longest: int, *, min_length: int = 0, max_length: int | None = None)
     return max(longest * 3 // 2 + 10, min_length) if max_length is None else max_length
 
 
-def check_keys(beam: int, n: int) -> None:
+def check_beam(beam: int, n: int) -> None:
     """Raise unless a beam can find the n best."""
     check_int("beam", beam, least=1)
     check_int("n", n, least=1)
@@ -269,7 +270,7 @@ def check_keys(beam: int, n: int) -> None:
         raise ValueError(f"n must be at most beam, got n={n} and beam={beam}; pass beam={n} or more")
 
 
-def built(network: Network) -> nn.Module:
+def build_model(network: Network) -> nn.Module:
     """The model of a config."""
     match network:
         case PointerConfig():
@@ -280,6 +281,6 @@ def built(network: Network) -> nn.Module:
             return Transformer(network)
 
 
-def tokenizers_of(network: Network) -> type[Tokenizers]:
+def tokenizers_class(network: Network) -> type[Tokenizers]:
     """How a model reads pairs: one that copies numbers the words it does not know."""
-    return Copying if isinstance(network, PointerConfig) else Tokenizers
+    return CopyTokenizers if isinstance(network, PointerConfig) else Tokenizers

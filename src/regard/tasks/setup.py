@@ -12,7 +12,7 @@ from torch import nn
 
 from ..train import Epochs, Group, Outcome, Progress, Recipe, Silence, fit, joined
 from ..train.progress import fitting
-from . import run_folder as runs
+from . import run_folder
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def run(
     shown = show or fitting(every=recipe.log_every)
     with joined(device) as group:
         say = shown.say if group.leads else Silence().say
-        checkpoint = runs.begun(out, resume=resume, say=say)
+        checkpoint = run_folder.checkpoint_to_resume(out, resume=resume, say=say)
         group.wait()  # nobody writes before all have looked
         torch.manual_seed(recipe.seed)
         setup = prepare(Start(checkpoint, group, say))

@@ -13,12 +13,11 @@ from ..data import Tokenizer
 from ..models import PointerConfig, Seq2SeqConfig, TransformerConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe
 from ..train.dataclass_json import check_left_at_default, check_types
-from . import metrics
-from . import seq2seq_training as writing
+from . import metrics, seq2seq_training
 from .batching import Batching, Long
-from .metrics import Measured, Words
-from .pairs import Paired, Tokenizers, check_pairs
-from .seq2seq_task import Network, Shown, Writer, Written, tokenizers_of
+from .metrics import MetricValue, RougeWords
+from .pairs import TextPair, Tokenizers, check_pairs
+from .seq2seq_task import GeneratedText, Network, ShowProgress, Writer, tokenizers_class
 from .vocabulary import Vocabulary, WordVocabulary
 
 TASK = "summarization"
@@ -26,7 +25,7 @@ Sketch = Callable[[Tokenizer], Network]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class SummarizationModelSettings:
     """A summarization model in a few words: called with the tokenizer, it gives the model's config.
 
     `pointer` is recurrent, and copies words of the document, those it does not know among them (See et al. 2017);
@@ -96,7 +95,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongBatching(Batching):
+class DocumentBatching(Batching):
     """Batches of documents, of which the first 400 tokens are read, as by See et al. 2017, unless told otherwise."""
 
     tokens: Annotated[int, "the most tokens of a batch: rows times longest row, padding included", "--batch-tokens"] = (
@@ -106,7 +105,8 @@ class LongBatching(Batching):
     long: Annotated[Long, "what becomes of longer ones; how many there are is said"] = "truncate"
 
 
-SMALL, LEARNED, SIZES = Model(), WordVocabulary(), LongBatching()
+Model = SummarizationModelSettings  # short, for `summarization.Model(...)`
+SMALL, LEARNED, SIZES = SummarizationModelSettings(), WordVocabulary(), DocumentBatching()
 RECIPE = Recipe(
     steps=10_000,
     rate=InverseSquareRoot(1e-3, warmup=400),
@@ -118,10 +118,10 @@ RECIPE = Recipe(
 
 
 def train(
-    pairs: Iterable[Paired],
+    pairs: Iterable[TextPair],
     *,
     out: str | Path,
-    valid: Iterable[Paired] | None = None,
+    valid: Iterable[TextPair] | None = None,
     recipe: Recipe = RECIPE,
     model: Sketch = SMALL,
     vocabulary: Vocabulary = LEARNED,
@@ -144,9 +144,9 @@ def train(
     def new() -> tuple[Network, Tokenizers]:
         one = vocabulary.learn(text for pair in pairs for text in (pair.source, pair.target))
         network = model(one)
-        return network, tokenizers_of(network)(one, one)
+        return network, tokenizers_class(network)(one, one)
 
-    return writing.train(
+    return seq2seq_training.train(
         TASK,
         Summarizer,
         new,
@@ -183,8 +183,8 @@ class Summarizer(Writer):
         min_length: int = 0,
         max_length: int | None = None,
         no_repeat: int | None = None,
-        show: Shown | None = None,
-    ) -> list[Written]:
+        show: ShowProgress | None = None,
+    ) -> list[GeneratedText]:
         """The best summary of each document, as `write` has it; `n_best` has more of them."""
         return self.write(
             documents,
@@ -198,14 +198,14 @@ class Summarizer(Writer):
 
     def evaluate(
         self,
-        pairs: Sequence[Paired],
+        pairs: Sequence[TextPair],
         *,
         beam: int = 4,
         max_length: int | None = None,
         no_repeat: int | None = None,
-        words: Words = "english",
-        show: Shown | None = None,
-    ) -> dict[str, Measured]:
+        words: RougeWords = "english",
+        show: ShowProgress | None = None,
+    ) -> dict[str, MetricValue]:
         """`rouge1`, `rouge2` and `rougeL` of summaries against the targets, and the `loss` of those a token."""
         check_pairs(pairs)
         documents, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]

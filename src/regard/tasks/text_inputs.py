@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from ..data import Tokenizer
-from . import run_folder as runs
-from .character_inputs import ALPHABET, LETTERS, Spelling
-from .encoded_dataset import Encoded, Ids, in_batches
+from . import run_folder
+from .character_inputs import ALPHABET_FILE, LETTERS_PER_WORD, CharacterIds
+from .encoded_dataset import EncodedExamples, Ids, in_batches
 from .vocabulary import TOKENIZER
 
 T = TypeVar("T")
-TOKENS = 8192  # of a batch that is only read
+TOKENS_PER_BATCH = 8192  # of a batch that is only read
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextInputs:
     """How texts become ids: by tokens, and by their letters where there is a second tokenizer for these.
 
     >>> texts = ["ein Haus", "ein Hund"]
@@ -57,7 +57,7 @@ class Texts:
     def spell(self, texts: Sequence[str]) -> dict[str, list[Ids]]:
         """Texts as `characters`: so many to a token, one token behind the other."""
         assert self.letters is not None
-        spelled = Spelling(self.letters)
+        spelled = CharacterIds(self.letters)
         return {"characters": [spelled(self._stretches(text)).reshape(-1) for text in texts]}
 
     def pieces(self, text: str) -> list[str]:
@@ -69,25 +69,25 @@ class Texts:
 
     def batches(self, texts: Sequence[str], device: torch.device) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
         """Every text once, those of like length together: their numbers, and the batch on a device."""
-        ids, spelling = Encoded(texts, self._cut), self.spelling(texts)
-        for rows, batch in in_batches(ids, tokens=TOKENS, pad=self.pad, device=device):
+        ids, spelling = EncodedExamples(texts, self._cut), self.spelling(texts)
+        for rows, batch in in_batches(ids, tokens=TOKENS_PER_BATCH, pad=self.pad, device=device):
             yield rows, spelling(rows, batch)
 
     def too_long(self, texts: Sequence[str]) -> list[bool]:
         """Of each text, whether its end is not read."""
-        return [bool(n > self.limit) for n in Encoded(texts, self.read).lengths.get("ids", ())]
+        return [bool(n > self.limit) for n in EncodedExamples(texts, self.read).lengths.get("ids", ())]
 
     def whole(self, texts: Sequence[str], device: torch.device) -> tuple[dict[str, Tensor], list[list[str]]]:
         """These as one batch, in order, and what its tokens stand for, padding included."""
         rows = range(len(texts))
-        batch = self.spelling(texts)(rows, Encoded(texts, self._cut).batch(rows, pad=self.pad, device=device))
+        batch = self.spelling(texts)(rows, EncodedExamples(texts, self._cut).batch(rows, pad=self.pad, device=device))
         n, [fill] = batch["ids"].shape[1], self.words.tokens([self.words.pad])
         pieces = [self.pieces(text) for text in texts]
         return batch, [row + [fill] * (n - len(row)) for row in pieces]
 
-    def spelling(self, texts: Iterable[str]) -> Letters:
+    def spelling(self, texts: Iterable[str]) -> CharacterColumns:
         """What adds the letters of these texts to batches of their ids."""
-        return Letters(None if self.letters is None else Encoded(texts, self.spell))
+        return CharacterColumns(None if self.letters is None else EncodedExamples(texts, self.spell))
 
     def _stretches(self, text: str) -> list[str]:
         return [text[span.start : span.end].strip() for span in self.words.spans(text)]
@@ -108,29 +108,29 @@ class Texts:
 
     def files(self) -> dict[str, str]:
         """What a checkpoint keeps of them."""
-        spelling = {} if self.letters is None else {ALPHABET: self.letters.to_json()}
+        spelling = {} if self.letters is None else {ALPHABET_FILE: self.letters.to_json()}
         return {TOKENIZER: self.words.to_json(), **spelling}
 
     @classmethod
-    def load(cls, checkpoint: Path, *, start: bool, limit: int, end: bool = False) -> Texts:
+    def load(cls, checkpoint: Path, *, start: bool, limit: int, end: bool = False) -> TextInputs:
         """What a checkpoint has kept."""
-        words = Tokenizer.from_json(runs.text_of(checkpoint, TOKENIZER))
-        spelled = (checkpoint / ALPHABET).exists()
-        letters = Tokenizer.from_json(runs.text_of(checkpoint, ALPHABET)) if spelled else None
+        words = Tokenizer.from_json(run_folder.read_text(checkpoint, TOKENIZER))
+        spelled = (checkpoint / ALPHABET_FILE).exists()
+        letters = Tokenizer.from_json(run_folder.read_text(checkpoint, ALPHABET_FILE)) if spelled else None
         return cls(words, letters, start, limit, end)
 
 
 @dataclass(frozen=True)
-class Letters:
+class CharacterColumns:
     """The letters of texts, nothing where they do not count."""
 
-    letters: Encoded | None
+    letters: EncodedExamples | None
 
     def __call__(self, rows: Sequence[int], batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The batch of these texts with its `characters`, as many as it has tokens."""
         if self.letters is None:
             return batch
         found = self.letters.batch(rows, pad={}, device=batch["ids"].device)["characters"]
-        n = batch["ids"].shape[1] * LETTERS
+        n = batch["ids"].shape[1] * LETTERS_PER_WORD
         found = torch.nn.functional.pad(found, (0, max(0, n - found.shape[1])))
         return {**batch, "characters": found[:, :n]}

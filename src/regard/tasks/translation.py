@@ -16,13 +16,11 @@ from ..lens import Links, argmax_links, mutual_links
 from ..models import Seq2SeqConfig, TransformerConfig
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe
 from ..train.dataclass_json import check_left_at_default, check_types
-from . import metrics
-from . import seq2seq_training as writing
-from . import word_alignment as aligning
+from . import metrics, seq2seq_training, word_alignment
 from .batching import Batching
-from .metrics import Measured
-from .pairs import Paired, PairVocabulary, Tokenizers, check_pairs
-from .seq2seq_task import Shown, Writer, Written
+from .metrics import MetricValue
+from .pairs import PairVocabulary, TextPair, Tokenizers, check_pairs
+from .seq2seq_task import GeneratedText, ShowProgress, Writer
 from .word_alignment import When
 
 TASK = "translation"
@@ -48,7 +46,7 @@ Sketch = Callable[[Tokenizer, Tokenizer], Network]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class TranslationModelSettings:
     """A translation model in a few words: called with the tokenizers of both sides, it gives the model's config.
 
     `rnn` has the attention of Bahdanau et al. 2015, `luong-*` those of Luong et al. 2015, `rnn-plain` none.
@@ -108,7 +106,8 @@ class Model:
         )
 
 
-SMALL, LEARNED, SIZES = Model(), PairVocabulary(), Batching()
+Model = TranslationModelSettings  # short, for `translation.Model(...)`
+SMALL, LEARNED, SIZES = TranslationModelSettings(), PairVocabulary(), Batching()
 RECIPE = Recipe(
     steps=10_000,
     rate=InverseSquareRoot(1e-3, warmup=400),
@@ -120,10 +119,10 @@ RECIPE = Recipe(
 
 
 def train(
-    pairs: Iterable[Paired],
+    pairs: Iterable[TextPair],
     *,
     out: str | Path,
-    valid: Iterable[Paired] | None = None,
+    valid: Iterable[TextPair] | None = None,
     recipe: Recipe = RECIPE,
     model: Sketch = SMALL,
     vocabulary: PairVocabulary = LEARNED,
@@ -154,7 +153,7 @@ def train(
             network = replace(network, places=max(network.places, batching.limit))
         return network, tokenizers
 
-    return writing.train(
+    return seq2seq_training.train(
         TASK,
         Translator,
         new,
@@ -188,20 +187,20 @@ class Translator(Writer):
         beam: int = 5,
         alpha: float = 0.6,
         max_length: int | None = None,
-        show: Shown | None = None,
-    ) -> list[Written]:
+        show: ShowProgress | None = None,
+    ) -> list[GeneratedText]:
         """The best translation of each line, as `write` has it; `n_best` has more of them."""
         return self.write(lines, beam=beam, alpha=alpha, max_length=max_length, show=show)
 
     def evaluate(
         self,
-        pairs: Sequence[Paired],
+        pairs: Sequence[TextPair],
         *,
         beam: int = 5,
         max_length: int | None = None,
         tokenize: str = "13a",
-        show: Shown | None = None,
-    ) -> dict[str, Measured]:
+        show: ShowProgress | None = None,
+    ) -> dict[str, MetricValue]:
         """`bleu`, `chrf` and `exact` of translations against the targets, and the `loss` of those a token."""
         metrics.check_tokenizable(tokenize)
         check_pairs(pairs)
@@ -216,13 +215,13 @@ class Translator(Writer):
 
     def align(
         self,
-        pairs: Sequence[Paired],
+        pairs: Sequence[TextPair],
         *,
         layer: int | None = None,
         head: int | None = None,
         when: When = "written",
         reverse: Translator | None = None,
-        show: Shown | None = None,
+        show: ShowProgress | None = None,
     ) -> list[Links]:
         """Links between the words of each pair, which spaces separate: each target word with what it attends to most.
 
@@ -237,12 +236,12 @@ class Translator(Writer):
 
     def word_maps(
         self,
-        pairs: Sequence[Paired],
+        pairs: Sequence[TextPair],
         *,
         layer: int | None = None,
         head: int | None = None,
         when: When = "written",
-        show: Shown | None = None,
+        show: ShowProgress | None = None,
     ) -> list[Float[Tensor, "target source"]]:
         """Attention between the words of each pair, averaged over heads, and over models where there are several.
 
@@ -250,15 +249,15 @@ class Translator(Writer):
         Words attend `when` they are written; in deep Transformers they may do so more clearly one step later, when they
         are read (Chen et al. 2020).
         """
-        names = [aligning.layer_of(model, layer) for model in self.models]
+        names = [word_alignment.layer_of(model, layer) for model in self.models]
         for model, name in zip(self.models, names, strict=True):
-            aligning.check_head(model, name, head)
+            word_alignment.check_head(model, name, head)
         check_pairs(pairs)
         maps = [torch.empty(0, 0)] * len(pairs)
         for rows, batch in self._batches(self.tokenizers.encode(pairs), show):
             chosen = [pairs[row] for row in rows]
             found = [
-                aligning.word_maps(model, self.tokenizers, chosen, batch, layer=name, head=head, when=when)
+                word_alignment.word_maps(model, self.tokenizers, chosen, batch, layer=name, head=head, when=when)
                 for model, name in zip(self.models, names, strict=True)
             ]
             for row, each in zip(rows, zip(*found, strict=True), strict=True):

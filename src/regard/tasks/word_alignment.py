@@ -12,7 +12,7 @@ from ..data import Tokenizer
 from ..lens import Tape, capture
 from ..nn.losses import shift_right
 from ..ops.weights import Weights
-from .pairs import Draft, Paired, Tokenizers
+from .pairs import Draft, TextPair, Tokenizers
 
 Batch = Mapping[str, Tensor]  # source, target, and their lengths
 When = Literal["written", "read"]
@@ -21,7 +21,7 @@ When = Literal["written", "read"]
 def word_maps(
     model: nn.Module,
     tokenizers: Tokenizers,
-    pairs: Sequence[Paired],
+    pairs: Sequence[TextPair],
     batch: Batch,
     *,
     layer: str,
@@ -34,31 +34,31 @@ def word_maps(
     gives the mean. It asks `when` it is written, or one step later, when it is read (Chen et al. 2020, section 3).
     """
     with capture(model, layers=layer) as tape:
-        read(model, batch)
+        run_forced(model, batch)
     A = tape[layer]
     assert isinstance(A, Weights)
     before = [None] if when == "read" else []
-    targets = [[*before, *_written(tokenizers, pair)] for pair in pairs]
-    sources = [words(tokenizers.source, pair.source) for pair in pairs]
+    targets = [[*before, *_word_per_target_token(tokenizers, pair)] for pair in pairs]
+    sources = [word_per_token(tokenizers.source, pair.source) for pair in pairs]
     counts = [(len(pair.target.split()), len(pair.source.split())) for pair in pairs]
     t, s = (max(side) for side in zip(*counts, strict=True))
-    of_targets, of_sources = _ids(targets, A.shape[-2], rest=t), _ids(sources, A.shape[-1], rest=s)
+    of_targets, of_sources = _pad_word_ids(targets, A.shape[-2], rest=t), _pad_word_ids(sources, A.shape[-1], rest=s)
     every = A.mass(of_targets.to(A.device), of_sources.to(A.device)).cpu()  # b h t s
     maps = every.mean(1) if head is None else every[:, head]
     return [one[:t, :s] for one, (t, s) in zip(maps, counts, strict=True)]
 
 
-def tape_of(model: nn.Module, tokenizers: Tokenizers, pairs: Sequence[Paired], batch: Batch) -> Tape:
+def tape_of(model: nn.Module, tokenizers: Tokenizers, pairs: Sequence[TextPair], batch: Batch) -> Tape:
     """Every attention of the model while it reads sources and writes their targets, with the tokens of each."""
     texts = [pair.source for pair in pairs]
-    source = [tokenizers.heard(row, text) for row, text in zip(_read(batch).tolist(), texts, strict=True)]
+    source = [tokenizers.source_labels(row, text) for row, text in zip(_source_ids(batch).tolist(), texts, strict=True)]
     heard, written = (
-        [tokenizers.spoken(row, text) for row, text in zip(ids.tolist(), texts, strict=True)]
+        [tokenizers.target_labels(row, text) for row, text in zip(ids.tolist(), texts, strict=True)]
         for ids in (_inputs(model, batch), batch["target"])
     )
     crossing = dict.fromkeys(cross_layers(model), (written, source))
     with capture(model, {"encoder.*": source, "decoder.*": heard, **crossing}) as tape:
-        read(model, batch)
+        run_forced(model, batch)
     return tape
 
 
@@ -89,18 +89,18 @@ def check_head(model: nn.Module, layer: str, head: int | None) -> None:
         raise ValueError(f"head must be from 0 to {heads - 1}, got {head}")
 
 
-def read(model: nn.Module, batch: Batch) -> None:
+def run_forced(model: nn.Module, batch: Batch) -> None:
     """Let the model read the sources, and write the targets."""
     with torch.no_grad():
         copies = (batch["copies"],) if "copies" in batch else ()
         model(batch["source"], _inputs(model, batch), *copies, source_lengths=batch["source_lengths"])
 
 
-def words(tokenizer: Tokenizer, text: str) -> list[int | None]:
+def word_per_token(tokenizer: Tokenizer, text: str) -> list[int | None]:
     """Which word of the text each token belongs to, None for a token between words; spaces separate words.
 
     >>> tokenizer = Tokenizer.characters(["ein Haus"])
-    >>> words(tokenizer, "ei Ha")
+    >>> word_per_token(tokenizer, "ei Ha")
     [0, 0, None, 1, 1]
     """
     word, places = -1, []
@@ -110,11 +110,11 @@ def words(tokenizer: Tokenizer, text: str) -> list[int | None]:
     return [next((at for at in places[one.start : one.end] if at is not None), None) for one in tokenizer.spans(text)]
 
 
-def words_of(tokenizers: Tokenizers, draft: Draft) -> list[int | None]:
+def word_per_draft_token(tokenizers: Tokenizers, draft: Draft) -> list[int | None]:
     """Which word of a draft each of its tokens belongs to, None for a token between words, and for the end.
 
-    >>> one = Tokenizer.words(["ein Haus"])
-    >>> words_of(Tokenizers(one, one), Draft("", "ein <unk> Haus", (4, 1, 5, 3)))
+    >>> one = Tokenizer.word_per_token(["ein Haus"])
+    >>> word_per_draft_token(Tokenizers(one, one), Draft("", "ein <unk> Haus", (4, 1, 5, 3)))
     [0, 1, 2, None]
     """
     last = len(draft.target.split()) - 1
@@ -127,20 +127,24 @@ def words_of(tokenizers: Tokenizers, draft: Draft) -> list[int | None]:
     return found
 
 
-def _written(tokenizers: Tokenizers, pair: Paired) -> list[int | None]:
-    return words_of(tokenizers, pair) if isinstance(pair, Draft) else words(tokenizers.target, pair.target)
+def _word_per_target_token(tokenizers: Tokenizers, pair: TextPair) -> list[int | None]:
+    return (
+        word_per_draft_token(tokenizers, pair)
+        if isinstance(pair, Draft)
+        else word_per_token(tokenizers.target, pair.target)
+    )
 
 
 def _inputs(model: Any, batch: Batch) -> Tensor:
     return shift_right(batch["target"], start=model.config.start)
 
 
-def _read(batch: Batch) -> Tensor:
+def _source_ids(batch: Batch) -> Tensor:
     """What stands in the sources, words that can be copied told apart."""
     return batch.get("copies", batch["source"])
 
 
-def _ids(rows: Sequence[Sequence[int | None]], n: int, *, rest: int) -> Tensor:
+def _pad_word_ids(rows: Sequence[Sequence[int | None]], n: int, *, rest: int) -> Tensor:
     """The word of each of n tokens, `rest` for those of none: ends, padding, spaces."""
     ids = torch.full((len(rows), n), rest)
     for place, row in zip(ids, rows, strict=True):

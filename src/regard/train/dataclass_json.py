@@ -58,9 +58,14 @@ def unknown(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(map(repr, known[:20]))}"
 
 
+def stored_name(cls: type) -> str:
+    """The name of a dataclass in files: its `stored_name`, so that classes may be renamed, or else its own."""
+    return str(getattr(cls, "stored_name", cls.__name__))
+
+
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {KIND: type(value).__name__, **to_json(value)}
+        return {KIND: stored_name(type(value)), **to_json(value)}
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -80,7 +85,7 @@ def _build(cls: type[T], data: Any, at: str) -> T:
 
 def _value(value: Any, hint: Any, at: str) -> Any:
     members = get_args(hint) if get_origin(hint) in UNIONS else (hint,)
-    classes: dict[str, type] = {cls.__name__: cls for cls in members if dataclasses.is_dataclass(cls)}  # type: ignore[misc, union-attr]
+    classes: dict[str, type] = {stored_name(cls): cls for cls in members if dataclasses.is_dataclass(cls)}  # type: ignore[misc, arg-type]
     if classes and isinstance(value, Mapping):
         kind = str(value.get(KIND, ""))
         if kind not in classes:
