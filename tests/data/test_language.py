@@ -57,7 +57,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
     with pytest.raises(TypeError, match=r"texts must be many texts, got one; pass \[text\]"):
         ids_of("one", TOKENIZER)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(DataError, match=r"nowhere/ids.npy: .*nowhere is no folder; make it first"):
+    with pytest.raises(DataError, match=r"nowhere/ids.npy: .*nowhere is not a folder; create it first"):
         write_ids(TEXTS, TOKENIZER, tmp_path / "nowhere" / "ids.npy")
 
 

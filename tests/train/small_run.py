@@ -181,7 +181,7 @@ def count_events(order, said):
 
     def watch(frame, event, argument):
         nonlocal seen, saving
-        if "regard/train" not in frame.f_code.co_filename:
+        if not any(part in frame.f_code.co_filename for part in ("regard/train", "regard/atomic_files")):
             return
         if frame.f_code.co_name == "write" and event in ("call", "return"):
             saving = event == "call"

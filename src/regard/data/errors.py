@@ -24,6 +24,6 @@ class DataError(ValueError):
 
 
 def check_parent_folder(path: Path) -> None:
-    """Raise unless the folder is there that a file is to be written into."""
+    """Raise if the folder that a file is to be written into does not exist."""
     if not path.parent.is_dir():
-        raise DataError(f"{path.parent} is no folder", file=path, hint="make it first")
+        raise DataError(f"{path.parent} is not a folder", file=path, hint="create it first")

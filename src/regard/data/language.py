@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
+from ..atomic_files import atomic_path
 from .errors import DataError, check_parent_folder
 from .text import check_not_a_string
 from .tokenizers import Tokenizer
@@ -63,24 +63,17 @@ def write_ids(texts: Iterable[str], tokenizer: Tokenizer, path: str | Path, *, e
     """
     path, width = Path(path), _width(tokenizer)
     check_parent_folder(path)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        with new.open("wb") as file:
-            count = 0
-            _header(file, width, count)
-            for ids in _encoded(texts, tokenizer, eos):
-                count += len(ids)
-                file.write(ids.tobytes())
-            if count == 0:
-                raise DataError("there is no text", file=path, hint="expected at least one line")
-            # NumPy leaves room in the header for a longer count, so it can be written last.
-            file.seek(0)
-            _header(file, width, count)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        count = 0
+        _header(file, width, count)
+        for ids in _encoded(texts, tokenizer, eos):
+            count += len(ids)
+            file.write(ids.tobytes())
+        if count == 0:
+            raise DataError("there is no text", file=path, hint="expected at least one line")
+        # NumPy leaves room in the header for a longer count, so it can be written last.
+        file.seek(0)
+        _header(file, width, count)
     return read_ids(path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import tokenizers as hf
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from ..atomic_files import atomic_path
 from .errors import DataError, check_parent_folder
 from .text import check_not_a_string, check_text
 from .unknown_tokens import check_unknown_token, read, read_all, show_the_unknown
@@ -187,12 +187,8 @@ class Tokenizer:
         """Write `tokenizer.json`, whole or not at all."""
         path = Path(path)
         check_parent_folder(path)
-        new = path.with_name(f"{path.name}.{os.getpid()}.new")
-        try:
-            new.write_text(self.to_json(), encoding="utf-8")
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
+        with atomic_path(path) as temporary:
+            temporary.write_text(self.to_json(), encoding="utf-8")
 
     @property
     def unwritten(self) -> tuple[int, ...]:

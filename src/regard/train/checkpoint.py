@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from ..atomic_files import atomic_path, save_tensors, sync, temporary_path
 from .dataclass_json import unknown
 from .failures import CheckpointError, disk_errors
 
@@ -43,7 +44,7 @@ def write(path: Path, files: Mapping[str, Content]) -> None:
             raise ValueError(f"a file of a checkpoint must have a plain name other than {MANIFEST}, got {name!r}")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary(path, "writing")
+        temporary = temporary_path(path)
         shutil.rmtree(temporary, ignore_errors=True)  # a killed process may have had the same number
         try:
             temporary.mkdir()
@@ -51,16 +52,15 @@ def write(path: Path, files: Mapping[str, Content]) -> None:
                 if isinstance(content, str):
                     (temporary / name).write_text(content, encoding="utf8", newline="\n")
                 else:
-                    safetensors.torch.save_file(_apart(content), temporary / name)
-                    (temporary / name).chmod(temporary.stat().st_mode & 0o666)  # safetensors lets nobody else read it
-                _sync(temporary / name)
+                    save_tensors(temporary / name, _apart(content))
+                sync(temporary / name)
             (temporary / MANIFEST).write_bytes(_manifest(temporary))
-            _sync(temporary / MANIFEST)
-            _sync(temporary)
+            sync(temporary / MANIFEST)
+            sync(temporary)
             if path.exists():
                 remove(path)
             os.rename(temporary, path)
-            _sync(path.parent)
+            sync(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -76,14 +76,8 @@ def write_bytes(path: Path, content: bytes, *, then: str = "resume") -> None:
         if path.exists() and (not path.is_file() or path.is_relative_to("/dev")):
             path.write_bytes(content)
             return
-        path = path.resolve()
-        temporary = _temporary(path, "writing")
-        try:
+        with atomic_path(path.resolve()) as temporary:
             temporary.write_bytes(content)
-            _sync(temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def verify(path: Path) -> None:
@@ -224,11 +218,11 @@ def mark_best(run: Path, path: Path | None) -> None:
         if path is None:
             (run / BEST).unlink(missing_ok=True)
             return
-        link = _temporary(run / BEST, "linking")
+        link = temporary_path(run / BEST, "linking")
         link.unlink(missing_ok=True)
         link.symlink_to(path.name, target_is_directory=True)
         os.replace(link, run / BEST)
-        _sync(run)
+        sync(run)
 
 
 def prune(run: Path, *, keep: int, upto: int, best: Path | None, whole: set[Path]) -> None:
@@ -252,7 +246,7 @@ def prune(run: Path, *, keep: int, upto: int, best: Path | None, whole: set[Path
 
 def remove(path: Path) -> None:
     """Take a checkpoint away; renamed first, so that no half of it is ever seen."""
-    doomed = _temporary(path, "removing")
+    doomed = temporary_path(path, "removing")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
@@ -277,15 +271,3 @@ def _apart(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         apart[name] = x.clone() if storage.nbytes() != x.nbytes or storage.data_ptr() in seen else x
         seen.add(storage.data_ptr())
     return apart
-
-
-def _temporary(path: Path, doing: str) -> Path:
-    return path.with_name(f".{path.name}-{doing}-{os.getpid()}.regard")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import html
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..lens.recording.store import check_parent_folder
+from ..atomic_files import atomic_path, check_parent_folder
 from ..lens.tape.tape import Tape
 from ..ops.weights import Weights
 from .viewer import pyramid
@@ -55,15 +54,8 @@ class Page:
         """Write the page, whole or not at all."""
         path = Path(path)
         check_parent_folder(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
-        try:
-            with temporary.open("wb") as file:
-                file.write(self.text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(self.text.encode())
 
     def __repr__(self) -> str:
         return f"Page({len(self.text) / 1e6:.1f} MB)"

@@ -113,14 +113,6 @@ class Filed:
         return safetensors.torch.load_file(self.path)["x"]
 
 
-def check_parent_folder(path: Path) -> None:
-    """Raise where there is no folder for a file to be written to, or one in its place."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is no folder; make it before {path.name} is saved there")
-
-
 def check_holds_numbers(*args: Any, **kwargs: Any) -> None:
     """Raise where what an attention is called with cannot be kept: it stands for more, or for less, than it holds."""
     if in_functorch():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ...atomic_files import atomic_path, check_parent_folder, save_tensors
 from ...ops.call import SLOTS
 from ...ops.operator import weights
 from ...ops.weights import Summary, Weights, map_axes
@@ -29,7 +29,7 @@ from ..recording.observed import weights_of_observed
 from ..recording.record import Extras
 from ..recording.recorder import Key
 from ..recording.reduced import ROWS, Reduced
-from ..recording.store import Held, check_parent_folder
+from ..recording.store import Held
 from .groups import Groups
 from .image_patches import Picture
 from .overview import Overview
@@ -90,17 +90,8 @@ def save(
         raise ValueError(
             f"tokens and labels take {len(text) / 1e6:.1f} MB, a tape holds up to 9; save fewer layers or tokens"
         )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        safetensors.torch.save_file(box.tensors, temporary, sealed(text, box.tensors))
-        temporary.chmod(mode)  # safetensors lets nobody else read it
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_path(path) as temporary:
+        save_tensors(temporary, box.tensors, sealed(text, box.tensors))
 
 
 def load(path: Path) -> Found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ...atomic_files import atomic_path, save_tensors
 from . import tensors
 from .architecture import Architecture, ModelHead, TensorLocation
 from .decoders import GPT2, LLAMA, MISTRAL, QWEN2, QWEN3
@@ -94,20 +93,11 @@ def save(model: nn.Module, folder: str | Path) -> None:
         data |= {"id2label": labels, "label2id": {label: int(n) for n, label in labels.items()}}
     folder.mkdir(parents=True, exist_ok=True)
     for name in (WEIGHTS, CONFIG):
-        new = folder / f"{name}.{os.getpid()}.new"
-        try:
+        with atomic_path(folder / name) as temporary:
             if name == WEIGHTS:
-                new.touch()
-                mode = new.stat().st_mode
-                save_file(found, new, metadata={"format": "pt"})
-                new.chmod(mode)  # safetensors lets nobody else read it
+                save_tensors(temporary, found, {"format": "pt"})
             else:
-                new.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf8")
-            with new.open("rb") as file:
-                os.fsync(file.fileno())
-            new.replace(folder / name)
-        finally:
-            new.unlink(missing_ok=True)
+                temporary.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf8")
 
 
 @dataclass(frozen=True)
