@@ -3,14 +3,26 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
+APART := not slow and not gpu and not nightly and not mutants
 
-.PHONY: demo test lint nightly mutants bench docs web
+.PHONY: demo test test-all test-group lint nightly mutants bench docs web
 
 demo: $(READY)
 	$(BIN)/regard demo --out runs/demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(PYTEST)
+
+# Groups of tests/groups.toml: make test-browser, make test-group GROUP='browser or chapters', make test-all.
+test-all: $(READY) lint
+	$(PYTEST) -m '$(APART)'
+
+test-group: $(READY)
+	$(PYTEST) -m '($(GROUP)) and $(APART)'
+
+test-%: $(READY)
+	$(PYTEST) -m '$* and $(APART)'
 
 lint: $(READY)
 	$(BIN)/ruff check .

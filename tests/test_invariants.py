@@ -481,6 +481,7 @@ def test_dropout_is_unbiased_and_repeats_with_the_seed(world):
     assert (error <= 6 * draws.std(0) / 300**0.5 + 1e-9).all()
 
 
+@pytest.mark.thorough
 @given(
     worlds(
         i=st.integers(1, 5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -19,7 +20,10 @@ import regard
 ROOT = Path(__file__).parents[1]
 STATIC = [f"regard/views/web/dist/{name}" for name in ("app.css", "app.js", "index.html")]
 
-pytestmark = pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling, which builds packages, is not here")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling, which builds packages, is not here"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +35,8 @@ def built(tmp_path_factory) -> Path:
 
 
 def run(*command: str, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -225,12 +225,14 @@ class TestFlexAttention:
         assert public(Mask) == {name.split()[0] for name in masks(I, J)} & public(Mask)
         assert public(Bias) == {name.split()[0] for name in biases(I, J)} & public(Bias)
 
+    @pytest.mark.libraries
     @pytest.mark.parametrize("name", sorted(public(Mask)))
     def test_a_mask_is_a_mask_mod_as_it_stands(self, name):
         mask = masks(J, J)[name]
         q, k, v = qkv(i=J)
         close(attend(q, k, v, mask=mask), self.flex(q, k, v, mask_mod=mask))
 
+    @pytest.mark.libraries
     @pytest.mark.parametrize("name", masks(I, J))
     def test_a_bound_mask_is_a_mask_mod_for_unequal_lengths(self, name):
         mask = masks(I, J)[name]
@@ -244,6 +246,7 @@ class TestFlexAttention:
         theirs = self.flex(q, k, v, score_mod=lambda s, b, h, i, j: s + bias(b, h, i, j))
         close(attend(q, k, v, bias=bias), theirs, atol=1e-6, rtol=1e-6)
 
+    @pytest.mark.libraries
     @pytest.mark.parametrize("name", biases(I, J))
     def test_a_bound_bias_is_a_score_mod_for_unequal_lengths(self, name):
         bias = biases(I, J)[name]
@@ -252,6 +255,7 @@ class TestFlexAttention:
         theirs = self.flex(q, k, v, score_mod=lambda s, b, h, i, j: s + bound(b, h, i, j))
         close(attend(q, k, v, bias=bias), theirs, atol=1e-6, rtol=1e-6)
 
+    @pytest.mark.libraries
     def test_the_offset_may_be_a_tensor(self):
         q, k, v = qkv()
         mask, bias = Causal() & Window(4), Relative.shaw(numbers(7, D))
@@ -259,6 +263,7 @@ class TestFlexAttention:
         theirs = self.flex(q, k, v, mask_mod=seen, score_mod=lambda s, b, h, i, j: s + bound(b, h, i, j))
         close(attend(q, k, v, mask=mask, bias=bias, offset=3), theirs)
 
+    @pytest.mark.libraries
     def test_longer_queries_than_keys_agree(self):
         q, k, v = qkv(i=J, j=I)
         theirs = self.flex(q, k, v, mask_mod=Causal().bind(q, k, I - J))

@@ -43,6 +43,7 @@ def test_functions_take_data_by_place_and_the_rest_by_name(name):
     assert not any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values())
 
 
+@pytest.mark.thorough
 def test_shapes_in_signatures_hold_when_checked():
     code = """
 from jaxtyping import install_import_hook
@@ -63,6 +64,7 @@ except Exception as error:
     assert "TypeCheckError" in run.stdout
 
 
+@pytest.mark.processes
 def test_rooms_come_when_asked_for():
     code = "import regard, sys; assert 'regard.nn' not in sys.modules; print(regard.nn.Attention(8, 2).heads)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

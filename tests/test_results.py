@@ -75,6 +75,7 @@ def commands_of(recipe):
     return [*train, *(step.command for step in (*recipe.then, *recipe.measure))]
 
 
+@pytest.mark.recipes
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_options_of_every_recipe_exist(name):
     places = {"run": "r", "runs": "rs", "data": "d", "texts": "t"}
@@ -127,6 +128,7 @@ def pairs(tmp_path):
     return tmp_path / "data"
 
 
+@pytest.mark.recipes
 def test_a_recipe_is_trained_measured_and_kept(pairs, tmp_path, capsys):
     prepare(pairs, tmp_path / "work" / "data", TINY.folders)
     ledger = Ledger(tmp_path / "results.csv")
@@ -290,6 +292,7 @@ def test_most_batches_of_the_pretraining_are_short_with_as_many_tokens():
         pretraining.Rows(SOURCE, tokenizer, rows=9000)
 
 
+@pytest.mark.recipes
 @pytest.mark.parametrize(("stop", "code"), [(None, 0), (2, 143)])
 def test_pretraining_leaves_its_best_weights_also_where_it_is_stopped(stop, code, tmp_path, monkeypatch):
     losses = itertools.count()
@@ -325,6 +328,7 @@ def test_bleu_is_counted_apart_for_short_and_long_sources():
     assert found == [(4.0, pytest.approx(100.0)), (10.0, 0.0)]
 
 
+@pytest.mark.recipes
 def test_a_model_of_recall_is_trained_and_where_it_looks_is_drawn(tmp_path, monkeypatch, capsys):
     run, picture = str(tmp_path / "run"), tmp_path / "looked.png"
     shared = ["--attention", "global", "--window", "4", "--length", "64"]

@@ -22,6 +22,7 @@ def quick(monkeypatch):
     monkeypatch.setattr("regard.cli.demo.TEST_EXAMPLES", 20)
 
 
+@pytest.mark.processes
 def test_a_quick_look_runs_from_end_to_end_and_goes_on_where_it_was(quick, tmp_path):
     out = tmp_path / "demo"
     ended = well("demo", "--out", out, "--steps", 2)

@@ -54,6 +54,7 @@ def test_commands_that_run_a_model_take_a_device(command):
     assert command[0] in WITHOUT | {"view"} or " ".join(command) in LINES
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LINES)
 def test_a_command_goes_where_it_is_told_although_there_is_a_gpu(name, files, tmp_path, request, monkeypatch):
     line = LINES[name] + (f" {FEW}" if name.startswith("train") else "")

@@ -331,6 +331,7 @@ def test_two_captures_of_a_page_have_the_names_of_their_files(language_run, tmp_
     assert "<title>before and after</title>" in page.read_text("utf-8")
 
 
+@pytest.mark.processes
 def test_a_served_capture_answers_until_it_is_interrupted(language_run, tmp_path):
     capture = tmp_path / "look.safetensors"
     assert run("look", language_run / "run", "--text", language_run / "line.txt", "--out", capture).code == 0

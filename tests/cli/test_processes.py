@@ -14,6 +14,8 @@ import pytest
 from regard.train import checkpoint
 from tests.cli.commands import SMALL, SOURCE, well
 
+pytestmark = pytest.mark.processes
+
 REGARD = [sys.executable, "-m", "regard"]
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -120,6 +120,7 @@ def test_an_interpreted_kernel_is_launched_as_it_is(kernel, monkeypatch):
     assert len(kernel.made) == 2
 
 
+@pytest.mark.compiled
 def test_a_compiled_kernel_is_given_what_triton_gives_it():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(

@@ -40,6 +40,7 @@ def test_wide_factors_are_taken_in_parts(small_tiles, monkeypatch):
 DIFFERENTIABLE = ("plain", "causal", "window", "lengths", "documents", "alibi", "cosine", "negative scale")
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize("measure", ["entropy", "received"])
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_gradients_of_measures_are_those_of_the_dense_matrix(name, measure, small_tiles):

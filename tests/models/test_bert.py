@@ -185,6 +185,7 @@ def learnt(model, batch, steps=60):
     return loss.item()
 
 
+@pytest.mark.learning
 def test_every_head_learns_a_handful_by_heart():
     config = BertConfig(
         vocabulary=29, length=24, dim=32, depth=2, heads=4, hidden=64, dropout=0.0, attention_dropout=0.0

@@ -221,6 +221,7 @@ def test_a_draw_is_rewarded_by_what_it_gains_from_there_on():
     assert [one.item() for one in torch.autograd.grad(price, chance)] == [0.25, 0.75, -0.25, 0.0]
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize(
     ("kind", "steps"), [("soft", 100), ("transformer", 100), pytest.param("hard", 300, marks=pytest.mark.slow)]
 )
@@ -233,6 +234,7 @@ def test_it_learns_a_handful_of_captions_by_heart(kind, steps):
     assert accuracy(model, batch) == 1.0
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("kind", ["transformer", pytest.param("soft", marks=pytest.mark.slow)])
 def test_it_learns_to_say_where_a_light_is(kind):
     options = {**KINDS[kind], "vocabulary": 12, "channels": 1, "widths": (8, 16), "dim": 32, "hidden": 48}

@@ -162,6 +162,7 @@ def test_an_encoder_learns_along_if_it_is_tuned(kind):
     assert model.words.encoder.training == (kind == "encoder")
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns_a_handful_of_texts_by_heart(kind):
     model = TextClassifier(config(**{**KINDS[kind], "hidden": 32, "apart": 0.0}), encoder=encoder_of(kind))
@@ -171,6 +172,7 @@ def test_it_learns_a_handful_of_texts_by_heart(kind):
     assert torch.equal(logits_of(model, batch).argmax(-1), batch["label"])
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("kind", ["words", "no_rnn", "characters"])
 def test_it_learns_whether_a_word_is_there(kind):
     model = TextClassifier(config(**{**KINDS[kind], "classes": 2, "hidden": 32, "dim": 16, "character_dim": 16}))

@@ -129,6 +129,7 @@ def test_a_captioner_sees_with_its_features():
     assert captioner.to(D)(torch.rand(2, 1, 13, 11, dtype=D), torch.tensor([[2, 5]] * 2)).shape == (2, 2, 9)
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("attention", KINDS, ids=str)
 def test_it_learns_a_handful_of_images_by_heart(attention):
     model = AttentionConvNet(config(attention=attention, widths=(16, 32)))
@@ -138,6 +139,7 @@ def test_it_learns_a_handful_of_images_by_heart(attention):
     assert torch.equal(model(batch["image"]).argmax(-1), batch["label"])
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("attention", ["self", "squeeze"])
 def test_it_learns_shapes_wherever_they_stand(attention):
     model = AttentionConvNet(config(attention=attention, classes=4, widths=(16, 24)))

@@ -41,6 +41,7 @@ def cuts(n):
     return pieces
 
 
+@pytest.mark.thorough
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_chunking_through_the_cache_equals_the_whole_pass(kind):
@@ -164,6 +165,7 @@ def test_loss_is_that_of_each_token_but_the_first_and_of_no_padding():
     close(model.loss({"ids": padded, "ids_lengths": lengths}).sum, loss.sum)
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("kind", ["learned", "window"])
 def test_a_handful_of_texts_is_learnt_by_heart(kind):
     model = Gpt(KINDS[kind]).train()
@@ -182,6 +184,7 @@ def test_a_handful_of_texts_is_learnt_by_heart(kind):
     assert [one.tokens for one in found] == [tuple(row) for row in ids[:, 1:].tolist()]
 
 
+@pytest.mark.learning
 def test_it_learns_to_copy():
     model, n = Gpt(GptConfig.llama(vocabulary=12, dim=32, depth=2, heads=4)).train(), 5
 

@@ -191,6 +191,7 @@ def test_without_forcing_it_reads_what_it_would_choose(model):
     torch.testing.assert_close(free, log_p(model, batch, inputs))
 
 
+@pytest.mark.thorough
 @torch.no_grad()
 def test_searches_find_words_outside_of_the_vocabulary_and_score_them_alike(model):
     batch = batch_of()
@@ -278,12 +279,14 @@ def test_copies_are_one_a_word():
         model(torch.ones(1, 3, dtype=torch.long), torch.ones(1, 1, dtype=torch.long), torch.ones(1, 2).long())
 
 
+@pytest.mark.learning
 def test_it_learns_a_handful_of_examples_by_heart():
     model, batch = Pointer(config(dim=24, hidden=48)), batch_of()
     trained(model, lambda step: batch, steps=100, rate=0.02)
     assert model.loss(batch).mean.item() < 0.02
 
 
+@pytest.mark.learning
 def test_it_learns_to_copy_words_it_has_never_seen():
     """The word behind a marker is to be written; all of these words are unknown, and only their places differ."""
     torch.manual_seed(0)

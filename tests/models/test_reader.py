@@ -219,6 +219,7 @@ def test_what_dropout_takes_it_takes_from_all_words_of_a_row():
     assert torch.equal(WholeDropout(0.5).eval()(x), x)
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns_a_handful_of_answers_by_heart(kind):
     model = Reader(config(**KINDS[kind], hidden=24, dim=16))
@@ -230,6 +231,7 @@ def test_it_learns_a_handful_of_answers_by_heart(kind):
     assert torch.equal(model.answer(batch)[counted], expected[counted])
 
 
+@pytest.mark.learning
 def test_it_learns_to_find_what_follows_the_word_asked_for():
     model = Reader(config(hidden=36, dim=16))
     trained(model, lambda step: sentences(48, step), steps=80, rate=0.02)

@@ -72,6 +72,7 @@ def model(request):
     return model_of(request.param)
 
 
+@pytest.mark.thorough
 def test_any_chunking_gives_what_the_whole_pass_gives(model):
     any_chunking_gives_what_the_whole_pass_gives(model, pairs(), logits_of(model, pairs()).detach())
 
@@ -284,6 +285,7 @@ def test_it_trains_and_writes_in_bfloat16(cell, padded):
     assert len(found) == B
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("kind", ["none", "bahdanau", "feed", "local_predictive"])
 def test_it_learns_a_handful_of_examples_by_heart(kind):
     model, batch = Seq2Seq(config(**{**KINDS[kind], "hidden": 48, "dim": 24})), pairs()
@@ -292,6 +294,7 @@ def test_it_learns_a_handful_of_examples_by_heart(kind):
     assert accuracy(model, batch) == 1.0
 
 
+@pytest.mark.learning
 def test_it_learns_to_reverse():
     words = {"source_vocabulary": 12, "target_vocabulary": 12}
     model = Seq2Seq(config(attention="general", hidden=64, dim=32, **words))

@@ -289,6 +289,7 @@ def test_a_beam_of_a_batch_is_that_of_each_source_alone():
         assert [one.tokens for one in found[n]] == [one.tokens for one in alone]
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_it_learns_a_handful_of_examples_by_heart(norm):
     model, batch = Transformer(config(norm=norm, smoothing=0.0, dim=24, hidden=48)), pairs()
@@ -297,6 +298,7 @@ def test_it_learns_a_handful_of_examples_by_heart(norm):
     assert accuracy(model, batch) == 1.0
 
 
+@pytest.mark.learning
 def test_it_learns_to_copy():
     shape = {"dim": 32, "heads": 2, "hidden": 64, "encoder_layers": 1, "decoder_layers": 1}
     words = {"source_vocabulary": 12, "target_vocabulary": 12}

@@ -47,6 +47,7 @@ def copy(tmp_path: Path) -> Path:
 def run(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     """The outcome of those tests over that copy of the library."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.mutants.import_guard", "-p", "no:cacheprovider"]
+    command += ["-m", "not slow and not gpu and not nightly"]  # a killer may be in any group
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "REGARD_"))}
     path = os.pathsep.join(map(str, (copy, ROOT)))
     env = clean | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "REGARD_COPY": str(copy)}

@@ -196,6 +196,7 @@ def test_state_dict_round_trip(residual):
     assert torch.equal(made[0](x, source), made[1](x, source))
 
 
+@pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo reads it where a graph breaks
 @pytest.mark.parametrize(
     ("terms", "fullgraph"), [({"mask": Causal()}, True), ({"mask": Window(4), "bias": Alibi(3)}, False)]

@@ -62,6 +62,7 @@ def test_compiles_without_a_graph_break_and_at_most_twice_over_ten_lengths(fn):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("fn", TRACEABLE)
 def test_compiles_without_a_graph_break_where_every_number_is_open(fn):
     given = tensors(17)
@@ -79,12 +80,14 @@ def test_compiled_gradients_are_the_eager_ones(fn):
             torch.testing.assert_close(ours, want)
 
 
+@pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_inductor_compiles_a_causal_call():
     given = tensors(40)
     torch.testing.assert_close(torch.compile(causal, fullgraph=True)(*given), causal(*given))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     "terms",
     [
@@ -107,6 +110,7 @@ def test_other_calls_break_the_graph_and_stay_right(terms):
         torch.compile(fn, backend="eager", fullgraph=True)(q, k, v)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     "measured",
     [lambda A: A.entropy(), lambda A: A.topk(2).values, lambda A: A.pool(3, 3), lambda A: A.summary().received],
@@ -136,6 +140,7 @@ class Module(torch.nn.Module):
         return self.fn(q, k, v, lengths)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("fn", TRACEABLE)
 @pytest.mark.parametrize("strict", [False, True])
 def test_exports_with_the_length_left_open(fn, strict):
@@ -188,6 +193,7 @@ def test_the_reference_serves_torch_func():
     torch.testing.assert_close(out, torch.stack([attend(*x, mask=mask) for x in zip(q, k, v, strict=True)]))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("fn", TRACEABLE)
 def test_autocast_inside_a_compiled_function(fn):
     given = tensors(40)
@@ -318,6 +324,7 @@ def test_forward_mode_that_blocks_cannot_follow_is_refused(terms):
             pushed(fn, q, tangent)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("normalize", [R.Sparsemax(), R.Entmax(1.3), R.Entmax(1.5)], ids=repr)
 def test_sparse_normalizers_serve_every_transform_on_the_reference(normalize):
     q, k, v = torch.randn(3, 3, 1, 2, 6, 4, dtype=torch.float64)
@@ -343,6 +350,7 @@ def test_sparse_normalizers_serve_every_transform_on_the_reference(normalize):
     assert torch.autograd.gradcheck(out, q[0].requires_grad_(), check_forward_ad=True)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("mask", [R.Window(3), R.Causal() & R.Dilated(2, step=2)])
 def test_what_has_to_be_planned_is_exported_by_the_reference_alone(mask):
     given = tensors(9)
@@ -353,6 +361,7 @@ def test_what_has_to_be_planned_is_exported_by_the_reference_alone(mask):
     torch.testing.assert_close(torch.export.export(stored, given).module()(*given), planned(*given))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     "terms",
     [

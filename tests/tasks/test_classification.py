@@ -115,6 +115,7 @@ def seer(request, tmp_path_factory):
     return Classifier.load(out)
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("kind", TEXTS)
 def test_a_classifier_learns_to_tell_texts_apart_by_their_words(kind, tmp_path):
     steps = replace(RECIPE, steps=40, save_every=40, rate=Constant(5e-3))
@@ -135,6 +136,7 @@ def test_attention_falls_on_the_words_that_tell(tmp_path):
         assert weights[list(look)].sum() > 1.2 * len(look) / len(weights)
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("kind", IMAGES)
 def test_a_classifier_learns_to_tell_images_apart(kind, tmp_path):
     steps = replace(RECIPE, steps=100, save_every=100, rate=Constant(2e-3))

@@ -59,6 +59,7 @@ def learned(tmp_path_factory):
     return Summarizer.load(out)
 
 
+@pytest.mark.learning
 def test_a_pointer_copies_names_it_has_never_seen(learned):
     tokenizer = learned.tokenizers.source
     documents = ["The fox met Wolfram . Adele slept .", "Adele slept . The fox met Wolfram ."]

@@ -51,6 +51,7 @@ def learned(tmp_path_factory):
     return Translator.load(out)
 
 
+@pytest.mark.learning
 def test_a_translator_learns_to_translate(learned):
     found = learned.translate([pair.source for pair in PAIRS])
     assert [one.text for one in found] == [pair.target for pair in PAIRS]

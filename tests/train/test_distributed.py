@@ -15,6 +15,8 @@ from tests.train import distributed_run
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):

@@ -8,6 +8,8 @@ import pytest
 
 from tests.train.small_run import DROPS, RECIPE, remains
 
+pytestmark = pytest.mark.kills
+
 EVENTS, SAVING = 26_000, 9_000  # calls and returns of a whole run within the library, and within its saves, about
 
 

@@ -295,6 +295,7 @@ def bert(n):
     return Tape({(f"layer.{number}", 0): weights(q, k) for number, (q, k) in enumerate(pairs)})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("n", "most", "level"), [(128, 4e6, 0), (512, 5e6, 2)])
 def test_pages_of_a_model_of_twelve_layers_stay_small(n, most, level):
     tape = bert(n)

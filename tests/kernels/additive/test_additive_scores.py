@@ -18,6 +18,7 @@ def oracle(q, k, u):
     return (torch.tanh(q[:, :, :, None] + k[:, :, None]) * u).sum(-1)
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize("per_head", [False, True], ids=["one u", "u per head"])
 @pytest.mark.parametrize("spread", [0.5, 7.0, 30.0], ids=["near", "beyond reach", "far"])
 @pytest.mark.parametrize(
@@ -82,6 +83,7 @@ def test_additive_attention_and_its_gradients_are_those_of_the_reference(mask, d
         torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize("whole", [0, 2**24], ids=["in blocks", "at once"])
 def test_grouped_heads_and_half_precision_are_right_whole_and_in_blocks(whole, device, monkeypatch):
     monkeypatch.setattr(triton, "WHOLE", whole)

@@ -72,6 +72,7 @@ def test_a_summary_is_that_of_the_dense_matrix(terms, device):
         torch.testing.assert_close(got, getattr(want, name), atol=5e-5, rtol=1e-5, msg=lambda m, name=name: name + m)
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize(("n", "m"), [(70, 70), (33, 100), (64, 65), (100, 9)])
 @pytest.mark.parametrize("most", [2, 5, 9, 40])
 @pytest.mark.parametrize("terms", [{}, {"mask": R.Causal()}], ids=["plain", "causal"])
@@ -191,6 +192,7 @@ def test_groups_may_differ_between_batch_rows(terms, device, monkeypatch):
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.interpreter
 @pytest.mark.usefixtures("no_walk")
 @pytest.mark.parametrize("terms", [*FEW.values(), *(TERMS[name] for name in ("dense", "alibi", "cap", "t5"))])
 def test_the_largest_weights_are_found_where_runs_of_keys_have_theirs(terms, device, monkeypatch):
@@ -222,6 +224,7 @@ def test_no_key_past_the_last_is_among_the_largest(device):
     assert weights(q, k).topk(4).indices.max() < 83
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize("garbage", [float("nan"), 1e30])
 @pytest.mark.parametrize(
     "mask", [R.Padding((25, 25)), R.Causal() & R.Padding((25, 25)), TERMS["keep"]["mask"]], ids=repr
@@ -325,6 +328,7 @@ def test_what_the_kernel_cannot_do_is_done_without_it(terms, reason, device):
     torch.testing.assert_close(A.entropy().cpu().double(), exact.entropy(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize("name", ["plain", "causal", "documents", "alibi", "added", "cap"])
 def test_a_row_that_is_not_a_number_is_not_taken_for_one_that_sees_nothing(name, device):
     q, k = torch.randn(2, 2, 19, 16, device=device), torch.randn(2, 1, 40, 16, device=device)

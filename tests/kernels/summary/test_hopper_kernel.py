@@ -205,6 +205,7 @@ def test_without_queries_or_keys_there_is_nothing(n, m, monkeypatch):
         assert torch.equal(measure, torch.zeros(1, 2, n))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("kind", compiled.KINDS)
 def test_it_can_be_compiled_for_any_call(kind):
     """Apart from these tests, in which kernels are interpreted."""

@@ -257,6 +257,7 @@ def dynamo():
     torch._dynamo.reset()
 
 
+@pytest.mark.compiled
 @pytest.mark.usefixtures("dynamo")
 @pytest.mark.parametrize("then", [by_the_kernel, by_a_layer])
 def test_attention_within_a_compiled_function_is_told(then):

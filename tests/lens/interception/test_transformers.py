@@ -162,6 +162,7 @@ GENERATION = [
 ]
 
 
+@pytest.mark.libraries
 @pytest.mark.parametrize(("build", "implementation", "side", "how"), GENERATION)
 def test_rows_of_each_new_token_join_the_tape(build, implementation, side, how):
     model = zoo.made(build, implementation, scale_of(build))

@@ -29,6 +29,7 @@ def check_keys(figure, *more):
         assert box.y1 <= figure.bbox.height
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "draw",
     [

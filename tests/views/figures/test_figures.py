@@ -165,6 +165,7 @@ def test_a_tape_is_drawn_with_the_names_of_its_layers():
     assert labels(figure.axes[1].xaxis) == ["(model), 0", "(model), 1"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("query", [None, 3, -1])
 def test_text_is_coloured_by_what_each_token_receives(query):
     A = one_head(mask=Causal())
@@ -291,6 +292,7 @@ def test_mask_is_drawn_as_it_draws_itself():
     assert (shown_values(mask(np.eye(4, dtype=bool)).axes[0]) == np.eye(4)).all()
 
 
+@pytest.mark.processes
 def test_figures_leave_no_trace_in_pyplot_and_importing_regard_draws_nothing():
     code = (
         "import sys, regard; assert 'matplotlib' not in sys.modules\n"

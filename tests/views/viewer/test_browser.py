@@ -19,6 +19,8 @@ from regard.lens import Tape, rollout
 from regard.views import view
 from tests.views.browser import opened, shown
 
+pytestmark = pytest.mark.browser
+
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "the", "quick", "cat", "looks"]
 WORDS += ["at", "the", "dog", "while", "the", "fox", "sleeps"]
 SOURCE, TARGET = ["the", "house", "is", "small", "."], ["das", "Haus", "ist", "sehr", "klein", "."]

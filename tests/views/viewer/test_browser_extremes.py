@@ -11,6 +11,8 @@ from regard.lens import Tape, capture, rollout
 from regard.views import page
 from tests.views.browser import opened, shown
 
+pytestmark = pytest.mark.browser
+
 NO_NUMBER = (159, 180, 192)  # as `regard.views.figures.canvas` draws it
 
 

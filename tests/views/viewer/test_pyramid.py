@@ -76,6 +76,7 @@ def test_cells_are_means_and_largest_entries(monkeypatch, n_i, n_j, step):
         assert (cells.max - peak).abs().max() < 1e-6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "mask",
     [Causal() & Window(20), Causal() & (Window(9) | Prefix(3)), ~Prefix(690), Padding((5,)), Padding((0,))],
@@ -118,6 +119,7 @@ def test_exact_work_comes_in_steps(monkeypatch):
     assert found[:-1] == [None] * 8
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("n_i", "n_j"), [(1024, 1024), (1000, 900), (513, 2100), (700, 5)])
 def test_the_map_of_a_summary_is_a_level_of_the_pyramid(n_i, n_j):
     sheet, A = head(n_i, n_j, summarized=True)
