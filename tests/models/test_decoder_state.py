@@ -17,8 +17,8 @@ from regard.models import (
     Transformer,
     TransformerConfig,
 )
-from regard.nn import linear
-from regard.nn.fast_decode import Plain
+from regard.nn import prepacked
+from regard.nn.fast_decode import FastSteps
 
 END, START, VOCABULARY = 0, 1, 31
 
@@ -66,27 +66,29 @@ def written(model, rows):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_prepared_weights_write_the_same(model, rows, monkeypatch):
-    plain = written(model, rows)
+def test_prepacked_weights_write_the_same(model, rows, monkeypatch):
+    expected = written(model, rows)
     used = []
-    monkeypatch.setattr(linear, "LEAST", 0)
-    monkeypatch.setattr(linear, "ON_ARM", True)
-    few = linear.Prepared._few
-    monkeypatch.setattr(linear.Prepared, "_few", lambda self, *given: used.append(self) or few(self, *given))
-    assert written(model, rows) == plain
-    if linear.ARRANGES:
-        assert len(set(used)) == (1 if rows == 1 else 2)  # one to a decoding; greedy has them where there are rows
+    monkeypatch.setattr(prepacked, "MIN_PREPACKED_ENTRIES", 0)
+    monkeypatch.setattr(prepacked, "PAD_SINGLE_ROWS", True)
+    multiply = prepacked.PrepackedWeights._multiply_packed
+    monkeypatch.setattr(
+        prepacked.PrepackedWeights, "_multiply_packed", lambda self, *given: used.append(self) or multiply(self, *given)
+    )
+    assert written(model, rows) == expected
+    if prepacked.CAN_PREPACK:
+        assert len(set(used)) == (1 if rows == 1 else 2)  # one per decoding; greedy has one if there are several rows
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_plain_steps_write_what_the_modules_write(model, rows, monkeypatch):
-    made, steps = [], Plain.steps
-    monkeypatch.setattr(Plain, "steps", lambda self: made.append(steps(self)) or made[-1])
-    plain = written(model, rows)
+def test_fast_steps_write_what_the_modules_write(model, rows, monkeypatch):
+    made, steps = [], FastSteps.steps
+    monkeypatch.setattr(FastSteps, "steps", lambda self: made.append(steps(self)) or made[-1])
+    expected = written(model, rows)
     assert made
     assert None not in made
-    monkeypatch.setattr(Plain, "steps", lambda self: None)
-    assert written(model, rows) == plain
+    monkeypatch.setattr(FastSteps, "steps", lambda self: None)
+    assert written(model, rows) == expected
 
 
 @torch.no_grad()
@@ -161,12 +163,12 @@ def test_a_prefix_is_read_without_logits(model, monkeypatch):
 
 
 def test_weights_may_change_between_decodings_in_any_way(model, monkeypatch):
-    monkeypatch.setattr(linear, "LEAST", 0)
+    monkeypatch.setattr(prepacked, "MIN_PREPACKED_ENTRIES", 0)
     first = written(model, 3)
     for parameter in model.parameters():
         parameter.data.copy_(torch.randn_like(parameter) * 0.4)  # leaves no trace in its version
     changed = written(model, 3)
-    monkeypatch.setattr(linear, "MOST", 0)
+    monkeypatch.setattr(prepacked, "MAX_PREPACKED_ROWS", 0)
     assert changed == written(model, 3) != first
 
 

@@ -503,10 +503,10 @@ X = torch.zeros(2, 7, 12)
         ({"context": X[..., :5]}, "context must have dims b n 12"),
         ({"context": X, "values": X[..., :5]}, "values must have dims b n 12"),
         ({"context": X, "cache": KVCache()}, "a cache is for self-attention"),
-        ({"key_padding": KEEP[:, :5]}, "key_padding must hold lengths (b,) or keep (b, 7)"),
+        ({"key_padding": KEEP[:, :5]}, "key_padding must be lengths (b,) or keep (b, 7)"),
         ({"key_padding": torch.tensor([8, 1])}, "Padding lengths must be from 0 to the number of keys j=7, got 8"),
         ({"positions": torch.arange(5)}, "positions must hold one for each of the 7 new keys, got shape (5,)"),
-        ({"context": X[:, :3]}, "rotary needs a position for each query, got 7 queries and 3 keys"),
+        ({"context": X[:, :3]}, "queries take the last key positions, got 7 queries and 3 keys"),
         (
             {"cache": KVCache(window=4)},
             "forgets keys that mask=Window(9) may still see; pass cache=KVCache(), which forgets none",
@@ -527,7 +527,7 @@ def test_a_tensor_for_a_mask_is_refused_with_what_to_write():
 
 
 def test_rotary_keys_are_not_remembered():
-    with pytest.raises(ValueError, match="rotary turns keys by positions they share with queries; pass context itself"):
+    with pytest.raises(ValueError, match="rotary= rotates keys by positions shared with queries; pass context itself"):
         Attention(12, 3, rotary=Rotary(4)).remember(X)
 
 

@@ -284,7 +284,7 @@ def test_a_cache_that_forgets_does_not_know_where_keys_stood():
 
     layer, x = Attention(16, 4, mask=Causal() & Window(3), normalize=Centred()).eval(), torch.randn(2, 9, 16)
     with torch.no_grad():
-        with pytest.raises(ValueError, match=r"with them the place of the others, which Tapered\(.*\) goes by; pass"):
+        with pytest.raises(ValueError, match=r"but Tapered\(.*\) depends on them; pass"):
             layer(x, cache=KVCache(window=3))
         cache = layer.new_cache()
         steps = torch.cat([layer(x[:, n : n + 1], cache=cache) for n in range(9)], 1)
@@ -295,7 +295,7 @@ def test_bad_padding_is_refused_before_the_cache_changes():
     layer, x = layer_of("window"), torch.zeros(2, 3, 16, dtype=D)
     cache = layer.new_cache()
     layer(x, cache=cache)
-    message = "key_padding must hold lengths (b,) or keep (b, 6), all keys, those of a cache included, got shape (2, 3)"
+    message = "key_padding must be lengths (b,) or keep (b, 6) over all keys, with those of the cache, got shape (2, 3)"
     with pytest.raises(ValueError, match=re.escape(message)):
         layer(x, cache=cache, key_padding=torch.ones(2, 3, dtype=torch.bool))
     assert (cache.length, cache.kept) == (3, 3)

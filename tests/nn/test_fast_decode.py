@@ -1,4 +1,4 @@
-"""Plain steps: what the modules compute, token by token, and None wherever modules have to be called."""
+"""Fast steps compute what the modules do, token by token; None wherever modules must run."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard import Alibi, Causal, Dilated, Padding, Sigmoid, Window
+from regard import Alibi, Causal, Dilated, Sigmoid, Window
 from regard.nn import (
     Attention,
     DecoderBlock,
@@ -20,7 +20,7 @@ from regard.nn import (
     RMSNorm,
     Rotary,
 )
-from regard.nn.fast_decode import Plain
+from regard.nn.fast_decode import FastSteps
 
 DIM, ROWS, TOKENS = 12, 5, 7
 
@@ -71,9 +71,9 @@ ENCODERS = {
 @pytest.mark.parametrize("make", ENCODERS.values(), ids=ENCODERS)
 def test_a_token_at_a_time_equals_the_whole_pass(make):
     block = make()
-    x, cache, plain = torch.randn(ROWS, TOKENS, DIM, dtype=torch.double), block.attention.new_cache(), Plain([block])
-    steps = [plain.steps()[0](x[:, n], cache) for n in range(TOKENS)]
-    torch.testing.assert_close(torch.stack(steps, 1), block(x), rtol=0, atol=1e-12)
+    x, cache, fast = torch.randn(ROWS, TOKENS, DIM, dtype=torch.double), block.attention.new_cache(), FastSteps([block])
+    steps = [fast.steps()[0](x[:, n : n + 1], cache=cache) for n in range(TOKENS)]
+    torch.testing.assert_close(torch.cat(steps, 1), block(x), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["as GPT-2", "as Llama", "a window"])
@@ -83,10 +83,9 @@ def test_padding_and_positions_are_those_of_the_block(name):
     x, given = torch.randn(ROWS, TOKENS, DIM, dtype=torch.double), [block.attention.new_cache() for _ in range(2)]
     for n in range(TOKENS):
         positions = (keep[:, : n + 1].sum(1, keepdim=True) - 1).clamp(min=0)
-        seen = keep[:, n - given[0].kept : n + 1]
-        step = Plain([block]).steps()[0](x[:, n], given[0], mask=Padding(seen), positions=positions)
-        told = {"key_padding": keep[:, : n + 1], "positions": positions, "cache": given[1]}
-        torch.testing.assert_close(step, block(x[:, n : n + 1], **told)[:, 0], rtol=0, atol=1e-12)
+        options = {"key_padding": keep[:, : n + 1], "positions": positions}
+        step = FastSteps([block]).steps()[0](x[:, n : n + 1], **options, cache=given[0])
+        torch.testing.assert_close(step, block(x[:, n : n + 1], **options, cache=given[1]), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("padding", [None, torch.tensor([4, 1]), torch.arange(4) < torch.tensor([[2], [4]])])
@@ -96,8 +95,8 @@ def test_rows_stand_side_by_side_before_their_source(each, padding, cross):
     block, sources = decoder(cross), torch.randn(2, 4, DIM, dtype=torch.double)
     x, cache = torch.randn(2 * each, TOKENS, DIM, dtype=torch.double), block.attention.new_cache()
     source = block.remember(sources, context_padding=padding)
-    (step,) = Plain([block]).steps()
-    steps = torch.stack([step(x[:, n], cache, source) for n in range(TOKENS)], 1)
+    (step,) = FastSteps([block]).steps()
+    steps = torch.cat([step(x[:, n : n + 1], source, cache=cache) for n in range(TOKENS)], 1)
     rows = torch.arange(2).repeat_interleave(each)
     whole = block(x, sources[rows], context_padding=None if padding is None else padding[rows])
     torch.testing.assert_close(steps, whole, rtol=0, atol=1e-12)
@@ -124,80 +123,80 @@ UNLIKE = {
 
 @pytest.mark.parametrize("make", UNLIKE.values(), ids=UNLIKE)
 def test_a_block_that_is_not_plain_is_left_to_its_modules(make):
-    assert Plain([encoder(), make()]).steps() is None
+    assert FastSteps([encoder(), make()]).steps() is None
 
 
 def test_gradients_dropout_and_autocast_are_left_to_the_modules():
     block, seen = encoder(), []
-    plain = Plain([block])
+    fast = FastSteps([block])
     with torch.enable_grad():
-        seen.append(plain.steps())
+        seen.append(fast.steps())
     with torch.autocast("cpu"):
-        seen.append(plain.steps())
-    seen.append(Plain([block.train()]).steps())
-    seen.append(plain.steps())
+        seen.append(fast.steps())
+    seen.append(FastSteps([block.train()]).steps())
+    seen.append(fast.steps())
     block.eval().around_attention.dropout.train()
-    seen.append(Plain([block]).steps())
+    seen.append(FastSteps([block]).steps())
     assert seen == [None] * 5
-    assert Plain([block.eval()]).steps() is not None
+    assert FastSteps([block.eval()]).steps() is not None
 
 
 @pytest.mark.parametrize("name", ["attention", "around_feedforward.dropout"])
 def test_a_part_that_begins_to_train_is_left_to_the_modules(name):
     block = encoder()
-    plain = Plain([block])
-    assert plain.steps() is not None
+    fast = FastSteps([block])
+    assert fast.steps() is not None
     block.get_submodule(name).train()
-    assert plain.steps() is None
+    assert fast.steps() is None
     block.eval()
-    assert plain.steps() is not None
+    assert fast.steps() is not None
 
 
 @pytest.mark.parametrize("name", ["", "attention.core", "attention.query", "around_feedforward.norm"])
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
 def test_a_hook_is_always_called(name, kind):
     block, calls = encoder(), []
-    plain = Plain([encoder(), block])
-    assert plain.steps() is not None
+    fast = FastSteps([encoder(), block])
+    assert fast.steps() is not None
     handle = getattr(block.get_submodule(name), kind)(lambda *given: calls.append(1))
-    assert plain.steps() is None
-    assert plain.steps() is None
+    assert fast.steps() is None
+    assert fast.steps() is None
     handle.remove()
-    assert plain.steps() is not None
+    assert fast.steps() is not None
 
 
 def test_a_hook_on_all_modules_is_always_called():
-    plain = Plain([encoder()])
-    assert plain.steps() is not None
+    fast = FastSteps([encoder()])
+    assert fast.steps() is not None
     handle = nn.modules.module.register_module_forward_hook(lambda *given: None)
     try:
-        assert plain.steps() is None
+        assert fast.steps() is None
     finally:
         handle.remove()
-    assert plain.steps() is not None
+    assert fast.steps() is not None
 
 
 def test_weights_that_change_in_place_are_seen():
-    block, x = encoder(), torch.randn(ROWS, DIM, dtype=torch.double)
-    plain = Plain([block])
-    first = plain.steps()[0](x, block.attention.new_cache())
+    block, x = encoder(), torch.randn(ROWS, 1, DIM, dtype=torch.double)
+    fast = FastSteps([block])
+    first = fast.steps()[0](x, cache=block.attention.new_cache())
     for parameter in block.parameters():
         parameter.mul_(1.5)
-    second = plain.steps()[0](x, block.attention.new_cache())
+    second = fast.steps()[0](x, cache=block.attention.new_cache())
     assert not torch.allclose(first, second)
-    torch.testing.assert_close(second, block(x[:, None])[:, 0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(second, block(x), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["attention", "attention.core", "attention.out", "feedforward", "feedforward.up"])
 def test_a_replaced_forward_is_always_called(name):
     block = encoder()
-    plain, module = Plain([encoder(), block]), block.get_submodule(name)
-    assert plain.steps() is not None
+    fast, module = FastSteps([encoder(), block]), block.get_submodule(name)
+    assert fast.steps() is not None
     module.forward = lambda *given, **told: type(module).forward(module, *given, **told) * 0
-    assert plain.steps() is None
-    assert Plain([block]).steps() is None
+    assert fast.steps() is None
+    assert FastSteps([block]).steps() is None
     del module.forward
-    assert plain.steps() is not None
+    assert fast.steps() is not None
 
 
 def replace_each(block, other):
@@ -216,28 +215,28 @@ REPLACED = {
 
 @pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
 def test_weights_and_parts_that_are_replaced_are_seen(replace):
-    block, x = encoder(), torch.randn(ROWS, DIM, dtype=torch.double)
-    plain = Plain([block])
-    first = plain.steps()[0](x, block.attention.new_cache())
+    block, x = encoder(), torch.randn(ROWS, 1, DIM, dtype=torch.double)
+    fast = FastSteps([block])
+    first = fast.steps()[0](x, cache=block.attention.new_cache())
     replace(block, encoder())
-    second = plain.steps()[0](x, block.attention.new_cache())
+    second = fast.steps()[0](x, cache=block.attention.new_cache())
     assert not torch.allclose(first, second)
-    torch.testing.assert_close(second, block(x[:, None])[:, 0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(second, block(x), rtol=0, atol=1e-12)
 
 
 def test_a_block_that_is_replaced_is_seen():
-    blocks, x = nn.ModuleList([encoder()]), torch.randn(ROWS, DIM, dtype=torch.double)
-    plain = Plain(blocks)
-    assert plain.steps() is not None
+    blocks, x = nn.ModuleList([encoder()]), torch.randn(ROWS, 1, DIM, dtype=torch.double)
+    fast = FastSteps(blocks)
+    assert fast.steps() is not None
     blocks[0] = encoder()
-    found = plain.steps()[0](x, blocks[0].attention.new_cache())
-    torch.testing.assert_close(found, blocks[0](x[:, None])[:, 0], rtol=0, atol=1e-12)
+    found = fast.steps()[0](x, cache=blocks[0].attention.new_cache())
+    torch.testing.assert_close(found, blocks[0](x), rtol=0, atol=1e-12)
 
 
 def test_weights_made_in_inference_mode_are_left_to_the_modules():
     with torch.inference_mode():
         block = encoder()
-    assert Plain([block]).steps() is None
+    assert FastSteps([block]).steps() is None
 
 
 def test_weights_of_another_kind_are_left_to_the_modules():
@@ -245,22 +244,22 @@ def test_weights_of_another_kind_are_left_to_the_modules():
         """A weight that may only be multiplied by."""
 
     block = encoder()
-    assert Plain([block]).steps() is not None
+    assert FastSteps([block]).steps() is not None
     block.attention.key.weight = nn.Parameter(block.attention.key.weight.as_subclass(Quantized))
-    assert Plain([block]).steps() is None
+    assert FastSteps([block]).steps() is None
 
 
 def test_a_state_of_other_rows_is_refused():
     block = encoder()
-    (step,), cache = Plain([block]).steps(), block.attention.new_cache()
-    step(torch.randn(ROWS, DIM, dtype=torch.double), cache)
+    (step,), cache = FastSteps([block]).steps(), block.attention.new_cache()
+    step(torch.randn(ROWS, 1, DIM, dtype=torch.double), cache=cache)
     with pytest.raises(ValueError, match=r"holds keys and values with b g d = \(5, 3, 8\)"):
-        step(torch.randn(1, DIM, dtype=torch.double), cache)
+        step(torch.randn(1, 1, DIM, dtype=torch.double), cache=cache)
 
 
 def test_inference_mode_may_come_first():
-    block, x = encoder(), torch.randn(ROWS, DIM, dtype=torch.double)
-    plain = Plain([block])
+    block, x = encoder(), torch.randn(ROWS, 1, DIM, dtype=torch.double)
+    fast = FastSteps([block])
     with torch.inference_mode():
-        first = plain.steps()[0](x, block.attention.new_cache())
-    assert torch.equal(plain.steps()[0](x, block.attention.new_cache()), first)
+        first = fast.steps()[0](x, cache=block.attention.new_cache())
+    assert torch.equal(fast.steps()[0](x, cache=block.attention.new_cache()), first)

@@ -1,61 +1,61 @@
-"""Stepping: what decoders with caches have in common, a token read at a time, and attention shown on the way."""
+"""States of decoders with caches: one step reads a token per row, and may record attention on the way."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..nn import KVCache
-from ..nn.fast_decode import Plain, Step
-from ..nn.linear import Prepared
+from ..nn.fast_decode import FastSteps, Step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CachedState:
-    """What a decoder has read, one row a hypothesis, and what it shows of its last step."""
+    """What a decoder has read, one row per hypothesis, and the attention it recorded in its last step.
 
-    caches: tuple[KVCache, ...]  # of each block
-    plain: Plain
-    weights: Prepared = field(default_factory=Prepared)
+    `caches` holds one per block, `fast` the blocks as functions of one token per row, `watch` the names of the layers
+    whose attention is recorded.
+    """
+
+    caches: tuple[KVCache, ...]
+    fast: FastSteps
     watch: tuple[str, ...] = ()
     attention: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-State = TypeVar("State", bound=CachedState)
+StateT = TypeVar("StateT", bound=CachedState)
+
+
+class Advance(Protocol[StateT]):
+    """Read tokens `(rows, n)`; return the last hidden states, and the state of the decoder after them."""
+
+    def __call__(
+        self, tokens: Tensor, state: StateT, blocks: Sequence[Step] | None = None
+    ) -> tuple[Tensor, StateT]: ...
 
 
 def step(
-    tokens: Int[Tensor, " rows *n"],
-    state: State,
-    *,
-    advance: Callable[[Tensor, State], tuple[Tensor, State]],
-    advance_plainly: Callable[[Tensor, State, Sequence[Step]], tuple[Tensor, State]],
-    logits: Callable[[Tensor], Tensor],
-) -> tuple[Float[Tensor, " rows *n vocabulary"], State]:
-    """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last.
+    tokens: Int[Tensor, " rows *n"], state: StateT, *, advance: Advance[StateT], logits: Callable[[Tensor], Tensor]
+) -> tuple[Float[Tensor, " rows *n vocabulary"], StateT]:
+    """Read tokens `(rows,)` or `(rows, n)`; return the logits of each next token, and the state after the last.
 
-    `advance` reads tokens `(rows, n)` and may watch, `advance_plainly` tokens `(rows,)` through plain blocks; both
-    give what `logits` understands.
+    For tokens `(rows,)`, `advance` runs over fast steps in place of the blocks, unless attention is recorded.
     """
     if tokens.ndim > 1:
         x, state = advance(tokens, state)
         return logits(x), state
-    with state.weights.for_rows(tokens):
-        blocks = None if state.watch else state.plain.steps()
-        if blocks is not None:
-            x, state = advance_plainly(tokens, state, blocks)
-            return logits(x), state
-        x, state = advance(tokens[:, None], state)
-        seen = {name: A[:, :, 0] for name, A in state.attention.items()}
-        return logits(x)[:, 0], replace(state, attention=seen)
+    with state.fast.prepacked.for_rows(tokens):
+        x, state = advance(tokens[:, None], state, None if state.watch else state.fast.steps())
+        attention = {name: A[:, :, 0] for name, A in state.attention.items()}  # b h 1 j -> b h j
+        return logits(x)[:, 0], replace(state, attention=attention)
 
 
 def watched(stepper: Any, names: Sequence[str], *, known: Sequence[str]) -> Watched:
-    """The stepper as one that shows the attention named."""
+    """Return a stepper that records the attention of the layers named."""
     for name in names:
         if name not in known:
             raise ValueError(f"attention is named {', '.join(known)}, got {name!r}")
@@ -64,15 +64,15 @@ def watched(stepper: Any, names: Sequence[str], *, known: Sequence[str]) -> Watc
 
 @dataclass(frozen=True)
 class Watched:
-    """A model as a stepper whose states show the attention of some of its layers."""
+    """A model as a stepper whose states hold the attention of some of its layers."""
 
     stepper: Any
     names: tuple[str, ...]
 
     def start(self, source: Any) -> CachedState:
-        """The model's state, told what to show."""
+        """Return the first state of the model, with the layers to record."""
         return replace(self.stepper.start(source), watch=self.names)
 
     def step(self, tokens: Int[Tensor, " rows *n"], state: CachedState) -> tuple[Tensor, CachedState]:
-        """The model's step."""
+        """Make a step of the model."""
         return self.stepper.step(tokens, state)

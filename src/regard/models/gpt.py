@@ -34,10 +34,10 @@ from ..nn import (
     positions_of,
 )
 from ..nn.dropout import Dropout
-from ..nn.fast_decode import Plain, Step
+from ..nn.fast_decode import FastSteps, Step
 from ..nn.linear import Linear, linear
 from ..nn.losses import Loss, cross_entropy
-from ..ops.terms.masks import Causal, Padding, Window
+from ..ops.terms.masks import Causal, Window
 from .decoder_state import CachedState, Watched, step, watched
 from .initialization import initialize, initialize_residual
 from .named_choices import Activation, NormName, activation_named, norm_named
@@ -230,13 +230,13 @@ class Gpt(nn.Module):
             if ids.shape[1]:
                 self._read(ids, keep, caches)
             rows = len(ids)
-        return GptState(caches=caches, plain=Plain(self.blocks), keep=keep, rows=rows)
+        return GptState(caches=caches, fast=FastSteps(self.blocks), keep=keep, rows=rows)
 
     def step(
         self, tokens: Int[Tensor, " rows *n"], state: GptState
     ) -> tuple[Float[Tensor, " rows *n vocabulary"], GptState]:
         """Read the tokens; the logits of what follows each, and the state after the last."""
-        return step(tokens, state, advance=self._advance, advance_plainly=self._advance_plainly, logits=self.logits)
+        return step(tokens, state, advance=self._advance, logits=self.logits)
 
     def read(self, tokens: Int[Tensor, "rows n"], state: GptState) -> GptState:
         """The state after tokens that are given: a step without logits."""
@@ -247,55 +247,53 @@ class Gpt(nn.Module):
         known = tuple(f"self.{n}" for n in range(len(self.blocks)))
         return watched(self, names or known, known=known)
 
-    def _advance(self, tokens: Int[Tensor, "rows n"], state: GptState) -> tuple[Float[Tensor, "rows n dim"], GptState]:
-        caches = tuple(cache.fork() for cache in state.caches)  # the state given stays as it is
+    def _advance(
+        self, tokens: Int[Tensor, "rows n"], state: GptState, blocks: Sequence[Step] | None = None
+    ) -> tuple[Float[Tensor, "rows n dim"], GptState]:
+        """Read tokens; return their hidden states, and the state after the last."""
+        caches = tuple(cache.fork() for cache in state.caches)  # the caller may step from its state again
         keep = None if state.keep is None else torch.cat((state.keep, state.keep.new_ones(tokens.shape)), 1)
-        x, seen = self._read(tokens, keep, caches, state.watch)
-        return x, replace(state, caches=caches, keep=keep, attention=seen)
-
-    def _advance_plainly(
-        self, tokens: Int[Tensor, " rows"], state: GptState, blocks: Sequence[Step]
-    ) -> tuple[Float[Tensor, "rows dim"], GptState]:
-        """The same for one token a row, through blocks that are plain."""
-        caches, keep, mask = tuple(cache.fork() for cache in state.caches), None, None
-        start = caches[0].length
-        positions = torch.arange(start, start + 1, device=tokens.device)
-        if state.keep is not None:
-            keep = torch.cat((state.keep, state.keep.new_ones(len(tokens), 1)), 1)
-            positions = positions_of(keep)[:, start:]
-            mask = Padding(keep[:, start - caches[0].kept :])
-        x = self.tokens(tokens)
-        if self.positions is not None:
-            x = x + self.positions(positions).view(-1, x.shape[1])
-        x = self.dropout(x)
-        for block, cache in zip(blocks, caches, strict=True):
-            x = block(x, cache, mask=mask, positions=positions)
-        return self.norm(x), replace(state, caches=caches, keep=keep)
+        x, attention = self._read(tokens, keep, caches, watch=state.watch, blocks=blocks)
+        return x, replace(state, caches=caches, keep=keep, attention=attention)
 
     def _read(
         self,
         ids: Int[Tensor, "b n"],
         keep: Bool[Tensor, "b all"] | None,
         caches: Sequence[KVCache] = (),
+        *,
         watch: Sequence[str] = (),
+        blocks: Sequence[Step] | None = None,
     ) -> tuple[Float[Tensor, "b n dim"], dict[str, Tensor]]:
-        """The states of ids that follow what the caches, if any, hold, and what is watched; `keep` covers both."""
+        """Return the hidden states of ids that follow what the caches hold, and the attention of the `watch`ed layers.
+
+        `keep` covers the tokens of the caches and of ids. `blocks` are functions that compute what the blocks do, as
+        `FastSteps` returns for a step of decoding; the blocks themselves unless given.
+        """
         start = caches[0].length if caches else 0
         end = start + ids.shape[1]
+        attention: dict[str, Tensor] = {}
+        # i: the new tokens; j: all tokens so far; h heads of width d, dim = h * d unless head_dim says otherwise
         positions = torch.arange(start, end, device=ids.device) if keep is None else positions_of(keep)[:, start:]
-        seen: dict[str, Tensor] = {}
-        x = self.tokens(ids)
+        x = self.tokens(ids)  # b i dim
         if self.positions is not None:
-            x = x + self.positions(positions)
+            x = x + self.positions(positions)  # (b) i dim
         x = self.dropout(x)
-        for n, block in enumerate(self.blocks):
-            told: dict[str, Any] = {"key_padding": keep, "positions": positions, "cache": caches[n] if caches else None}
+        steps: Sequence[Step] = blocks or self.blocks
+        for n, block in enumerate(steps):
+            options: dict[str, Any] = {
+                "key_padding": keep,  # b j
+                "positions": positions,  # (b) i
+                "cache": caches[n] if caches else None,
+            }
             if f"self.{n}" in watch:
-                normed = cast(PreNorm, block.around_attention).norm(x)
-                A = block.attention.weights(normed, **told)[...]
-                seen[f"self.{n}"] = F.pad(A, (end - A.shape[-1], 0))  # what a window forgot
-            x = block(x, **told)
-        return self.norm(x), seen
+                normed = cast(PreNorm, self.blocks[n].around_attention).norm(x)
+                A = self.blocks[n].attention.weights(normed, **options)[...]  # b h i j
+                attention[f"self.{n}"] = F.pad(A, (end - A.shape[-1], 0))  # keys outside of a window get 0
+            # x + attention: q b h i d, k and v b h j d, softmax(q k^T / sqrt(d)) b h i j, back to b i dim;
+            # then x + feed-forward: b i dim -> b i hidden -> b i dim
+            x = block(x, **options)
+        return self.norm(x), attention  # b i dim
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ..checks import check_token_rows
 from ..nn import DecoderBlock, KeyValues, KVCache
-from ..nn.fast_decode import Plain, Step, has_hooks
+from ..nn.fast_decode import FastSteps, Step, has_hooks
 from ..nn.linear import linear
 from .decoder_state import CachedState, Watched, step, watched
 
@@ -71,11 +72,11 @@ class TransformerDecoder(nn.Module):
         """The state before the first token; the keys and values of the source are projected here, once for all."""
         source = tuple(block.remember(states, context_padding=lengths) for block in self.blocks)
         caches = tuple(block.attention.new_cache() for block in self.blocks)
-        return DecoderState(source=source, caches=caches, plain=Plain(self.blocks))
+        return DecoderState(source=source, caches=caches, fast=FastSteps(self.blocks))
 
     def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
-        return step(tokens, state, advance=self._advance, advance_plainly=self._advance_plainly, logits=self.logits)
+        return step(tokens, state, advance=self._advance, logits=self.logits)
 
     def read(self, tokens: Int[Tensor, "rows n"], state: DecoderState) -> DecoderState:
         """The state after tokens that are given: a step without logits."""
@@ -86,45 +87,46 @@ class TransformerDecoder(nn.Module):
         known = [f"{kind}.{n}" for kind in ("cross", "self") for n in range(len(self.blocks))]
         return watched(stepper, names or known[: len(self.blocks)], known=known)
 
-    def _advance(self, tokens: Tensor, state: DecoderState) -> tuple[Float[Tensor, "rows n dim"], DecoderState]:
-        caches = tuple(cache.fork() for cache in state.caches)  # the state given stays as it is
-        x = self.input(tokens, first=caches[0].length)
-        seen: dict[str, Tensor] = {}
-        for n, cache in enumerate(caches):
-            x = self._through(n, x, state, cache, seen)
-        return x, replace(state, caches=caches, attention=seen)
+    def _advance(
+        self, tokens: Int[Tensor, "rows n"], state: DecoderState, blocks: Sequence[Step] | None = None
+    ) -> tuple[Float[Tensor, "rows n dim"], DecoderState]:
+        """Read tokens; return their hidden states, and the state after the last.
 
-    def _advance_plainly(
-        self, tokens: Int[Tensor, " rows"], state: DecoderState, blocks: Sequence[Step]
-    ) -> tuple[Float[Tensor, "rows dim"], DecoderState]:
-        """The same for one token a row, through blocks that are plain."""
-        caches = tuple(cache.fork() for cache in state.caches)
-        x = self.input(tokens, first=caches[0].length)
-        for block, cache, source in zip(blocks, caches, state.source, strict=True):
-            x = block(x, cache, source)
-        return x, replace(state, caches=caches)
+        `blocks` are functions that compute what the blocks do, as `FastSteps` returns for a step of one token per row.
+        """
+        caches = tuple(cache.fork() for cache in state.caches)  # the caller may step from its state again
+        attention: dict[str, Tensor] = {}
+        if blocks is None:
+            blocks = [partial(self._run_block, n, state=state, attention=attention) for n in range(len(caches))]
+        x = self.input(tokens, first=caches[0].length)  # rows n dim
+        for block, source, cache in zip(blocks, state.source, caches, strict=True):
+            x = block(x, source, cache=cache)
+        return x, replace(state, caches=caches, attention=attention)
 
-    def _through(self, n: int, x: Tensor, state: DecoderState, cache: KVCache, seen: dict[str, Tensor]) -> Tensor:
-        """Block n, with the hypotheses of one source as queries side by side, so that its keys are there once."""
-        block, source = self.blocks[n], state.source[n]
+    def _run_block(
+        self, n: int, x: Tensor, source: KeyValues, *, cache: KVCache, state: DecoderState, attention: dict[str, Tensor]
+    ) -> Tensor:
+        """Run block n; the hypotheses of one source are queries side by side, so that its keys are stored once."""
+        block = self.blocks[n]
 
-        def attention(x: Tensor) -> Tensor:
+        def attend_self(x: Tensor) -> Tensor:
             if f"self.{n}" in state.watch:
-                seen[f"self.{n}"] = block.attention.weights(x, cache=cache)[...]
+                attention[f"self.{n}"] = block.attention.weights(x, cache=cache)[...]
             return block.attention(x, cache=cache)
 
-        def cross(x: Tensor) -> Tensor:
-            asked = x.reshape(source.k.shape[0], state.each * x.shape[1], x.shape[2])
+        def attend_source(x: Tensor) -> Tensor:
+            b, each, i = source.k.shape[0], state.each, x.shape[1]
+            queries = x.reshape(b, each * i, x.shape[2])  # (b each) i dim -> b (each i) dim
             if f"cross.{n}" in state.watch:
-                A = block.cross.weights(asked, source)[...]
-                seen[f"cross.{n}"] = A.unflatten(2, (state.each, x.shape[1])).transpose(1, 2).flatten(0, 1)
-            if state.each > 1 and has_hooks(block.cross):  # whoever watches sees a row for each hypothesis
-                rows = torch.arange(len(x), device=x.device).div(state.each, rounding_mode="floor")
+                A = block.cross.weights(queries, source)[...]  # b h (each i) j
+                attention[f"cross.{n}"] = A.unflatten(2, (each, i)).transpose(1, 2).flatten(0, 1)  # (b each) h i j
+            if each > 1 and has_hooks(block.cross):  # a hook gets a batch row per hypothesis
+                rows = torch.arange(len(x), device=x.device).div(each, rounding_mode="floor")
                 return block.cross(x, source.select(rows))
-            return block.cross(asked, source).view_as(x)
+            return block.cross(queries, source).view_as(x)
 
-        x = block.around_attention(x, attention)
-        x = block.around_cross(x, cross)
+        x = block.around_attention(x, attend_self)
+        x = block.around_cross(x, attend_source)
         return block.around_feedforward(x, block.feedforward)
 
 

@@ -1,4 +1,4 @@
-"""What PyTorch's layers call otherwise: whoever makes a layer by those names is told ours."""
+"""Error hints for argument names of PyTorch (num_heads, embed_dim, ...) that our layers call otherwise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ParamSpec
 
 P = ParamSpec("P")
 
-OURS = {
+HINTS = {
     "num_heads": "heads=",
     "embed_dim": "the width first, without a name",
     "kdim": "key_width=",
@@ -19,13 +19,13 @@ OURS = {
 
 
 def with_argument_hints(init: Callable[P, None]) -> Callable[P, None]:
-    """The `__init__` of a layer, which tells whoever makes one by PyTorch's names what to write."""
+    """Decorate the `__init__` of a layer: an argument name of PyTorch raises with our name for it."""
 
     @wraps(init)
-    def made(*args: P.args, **kwargs: P.kwargs) -> None:
-        if theirs := sorted(kwargs.keys() & OURS.keys()):
+    def checked_init(*args: P.args, **kwargs: P.kwargs) -> None:
+        if theirs := sorted(kwargs.keys() & HINTS.keys()):
             layer = init.__qualname__.partition(".")[0]
-            raise TypeError(f"{layer} has no {theirs[0]}=; write {OURS[theirs[0]]}")
+            raise TypeError(f"{layer} has no {theirs[0]}=; write {HINTS[theirs[0]]}")
         init(*args, **kwargs)
 
-    return made
+    return checked_init

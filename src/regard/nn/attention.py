@@ -1,4 +1,4 @@
-"""Attention: the layer around the operator, from tokens to queries, keys and values, and back."""
+"""Attention: the layer around the operator; it projects tokens to queries, keys and values, and the output back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..ops.operator import weights
 from ..ops.terms.biases import Bias
 from ..ops.terms.masks import Padding
 from ..ops.terms.masks.mask_algebra import Mask
-from ..ops.terms.normalizers import Normalizer, SinkSoftmax
+from ..ops.terms.normalizers import Normalizer
 from ..ops.terms.reach import look_back, reads_key_positions
 from ..ops.terms.scores import Score
 from ..ops.terms.term import Term
@@ -27,7 +27,6 @@ from .linear import Linear
 from .memory_slots import MemorySlots, tapered_until, until
 from .norms import Norm
 from .positions import Rotary
-from .torch_interop import objections, pairs
 
 
 class Attention(nn.Module):
@@ -43,14 +42,15 @@ class Attention(nn.Module):
     >>> Attention(64, heads=8)(x, source, key_padding=torch.tensor([9, 4])).shape
     torch.Size([2, 7, 64])
 
-    `kv_heads` below `heads` is grouped-query attention, 1 multi-query. A head is `head_dim` wide, dim / heads unless
-    given, its values `value_dim`. Keys come from inputs of `key_width`, dim unless given, values from inputs of
-    `value_width`, the same unless given. `biased` names the projections that have a bias: "qkvo" all, "" none.
+    `kv_heads` below `heads` is grouped-query attention, `kv_heads=1` multi-query. Queries and keys of a head are
+    `head_dim` wide (default: dim / heads), its values `value_dim` (default: head_dim). Keys are projected from inputs
+    of `key_width` (default: dim), values from inputs of `value_width` (default: key_width). `biased` names the
+    projections that have a bias: "qkvo" all, "" none.
 
     `score`, `mask`, `bias` and `normalize` each take a term made of numbers, `mask=Causal() & Window(256)`, or a module
     whose `forward()` returns the term and which owns its tensors, `bias=T5Bias(8)`, `score=LearnedDot(8, scale=0.1)`.
-    `rotary` turns queries and keys, `qk_norm` makes a norm for each of them, as `RMSNorm` does, and `slots` adds that
-    many learned keys and values for every query to see.
+    `rotary` rotates queries and keys, `qk_norm` (such as `RMSNorm`) makes one norm for queries and one for keys, and
+    `slots` is the number of learned keys and values that every query sees besides.
     """
 
     @with_argument_hints
@@ -115,10 +115,10 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "b i dim"]:
         """Queries from x, keys from `context` (x if absent), values from `values` (`context` if absent).
 
-        A key is seen where the layer's mask, the mask of the call and `key_padding` (lengths, or True = a real key)
-        all let it. `positions`, for rotary layers, are those of the keys, and of x their last; from 0, or from the
-        length of the cache, unless given. With a cache, the keys of earlier calls come first, x follows them, and
-        `key_padding` covers both.
+        A query sees a key if the layer's mask, the mask of the call and `key_padding` (lengths, or True = a real key)
+        all allow it. `positions`, for rotary layers, are the positions of the keys; those of x are the last of them.
+        By default they count from 0, or from the length of the cache. With a cache, the keys of earlier calls come
+        first, x follows them, and `key_padding` covers both.
         """
         q, k = self._queries_and_keys(x, context, positions, cache)
         v = self._values(x, context, values)
@@ -128,7 +128,7 @@ class Attention(nn.Module):
             k, v = grown.append(k, v)
         if self.slots is not None:
             k, v = self.slots(k, v)
-        x = self.out(self.core(q, k, v, **terms).transpose(1, 2).flatten(2))
+        x = self.out(self.core(q, k, v, **terms).transpose(1, 2).flatten(2))  # b h i e -> b i (h e) -> b i dim
         if cache is not None and grown is not None:
             cache.become(grown)
         return x
@@ -143,7 +143,7 @@ class Attention(nn.Module):
         positions: Int[Tensor, "*b new"] | None = None,
         cache: KVCache | None = None,
     ) -> Weights:
-        """The weights of the same call, lazy; the cache is read and left as it is."""
+        """Return the lazy weights of the same call; the cache is read and not changed."""
         q, k = self._queries_and_keys(x, context, positions, cache)
         terms = self._terms(mask, _padding_of(key_padding, context), x.shape[1], k.shape[2], cache)
         if cache is not None:
@@ -159,13 +159,13 @@ class Attention(nn.Module):
         *,
         key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
     ) -> KeyValues:
-        """The keys and values of another sequence, projected once: `layer(x, layer.remember(context))`."""
+        """Project the keys and values of another sequence once: `layer(x, layer.remember(context))`."""
         if self.rotary is not None:
-            raise ValueError("rotary turns keys by positions they share with queries; pass context itself")
+            raise ValueError("rotary= rotates keys by positions shared with queries; pass context itself")
         return KeyValues(self._keys(context), self._values(context, context, values), key_padding)
 
     def new_cache(self) -> KVCache:
-        """An empty cache for this layer, one that forgets what a windowed mask can no longer see."""
+        """Return an empty cache; under a windowed mask it forgets the keys that no later query can see."""
         reach = look_back(fill(self.mask))
         if reach is None or any(reads_key_positions(fill(term)) for term in (self.score, self.bias, self.normalize)):
             return KVCache()
@@ -173,54 +173,22 @@ class Attention(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> Attention:
-        """The same attention with the same weights, batch first whatever `module.batch_first` says.
+        """Return the same attention with the same weights, batch first whatever `module.batch_first` is.
 
         `add_bias_kv` becomes a slot and `add_zero_attn` a `SinkSoftmax(0.0)`, which are the same mechanisms.
         """
-        if not isinstance(module, nn.MultiheadAttention):
-            raise TypeError(f"module must be an nn.MultiheadAttention, got {type(module).__name__}")
-        layer = cls(
-            module.embed_dim,
-            module.num_heads,
-            key_width=module.kdim,
-            value_width=module.vdim,
-            biased="" if module.in_proj_bias is None else "qkvo",
-            normalize=SinkSoftmax(0.0) if module.add_zero_attn else None,
-            slots=0 if module.bias_k is None else 1,
-            dropout=module.dropout,
-        )
-        layer = layer.to(module.out_proj.weight).train(module.training)
-        with torch.enable_grad():  # where a part of a parameter still tells whether it learns
-            found = pairs(layer, module)
-        with torch.no_grad():
-            for ours, theirs in found:
-                ours.copy_(theirs).requires_grad_(theirs.requires_grad)
-        return layer
+        from .torch_interop import attention_from_torch
+
+        return attention_from_torch(module, cls)
 
     def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
-        """The `nn.MultiheadAttention` of the same weights; a layer it cannot express raises.
+        """Return the `nn.MultiheadAttention` of the same weights; raise if it cannot express this layer.
 
-        What PyTorch takes per call, such as a causal mask, must be given to it per call again.
+        Pass arguments that PyTorch takes per call, such as a causal mask, to its calls again.
         """
-        if missing := objections(self):
-            raise ValueError(f"nn.MultiheadAttention has no {', '.join(missing)}; keep this layer as it is")
-        module = nn.MultiheadAttention(
-            self.dim,
-            self.heads,
-            dropout=self.core.dropout,
-            bias=self.out.bias is not None,
-            add_bias_kv=self.slots is not None,
-            add_zero_attn=self.normalize == SinkSoftmax(0.0),
-            kdim=self.key.in_features,
-            vdim=self.value.in_features,
-            batch_first=batch_first,
-            device=self.out.weight.device,
-            dtype=self.out.weight.dtype,
-        ).train(self.training)
-        with torch.no_grad():
-            for ours, theirs in pairs(self, module):
-                theirs.copy_(ours)
-        return module.requires_grad_(any(x.requires_grad for x in self.parameters()))
+        from .torch_interop import attention_to_torch
+
+        return attention_to_torch(self, batch_first=batch_first)
 
     def extra_repr(self) -> str:
         shown = [f"{self.dim}, heads={self.heads}"]
@@ -231,7 +199,7 @@ class Attention(nn.Module):
     def _queries_and_keys(
         self, x: Tensor, context: Tensor | KeyValues | None, positions: Tensor | None, cache: KVCache | None
     ) -> tuple[Tensor, Tensor]:
-        """b h i d and, of the new keys, b g j d: projected, normalized, turned."""
+        """Return queries (b h i d) and the new keys (b g j d): projected, normalized, rotated."""
         _check_tokens("x", x, self.query.in_features)
         if cache is not None and context is not None:
             raise ValueError(
@@ -245,9 +213,9 @@ class Attention(nn.Module):
         if self.rotary is None:
             return q, k
         positions = _key_positions(positions, x.shape[1], k, 0 if cache is None else cache.length)
-        turns = self.rotary.turns(k, positions)
-        q = self.rotary.turned(q, *(part[..., k.shape[2] - x.shape[1] :, :] for part in turns))
-        return q, self.rotary.turned(k, *turns)
+        angles = self.rotary.angles(k, positions)
+        q = self.rotary.rotate(q, *(part[..., k.shape[2] - x.shape[1] :, :] for part in angles))
+        return q, self.rotary.rotate(k, *angles)
 
     def _keys(self, context: Tensor) -> Tensor:
         _check_tokens("context", context, self.key.in_features)
@@ -268,25 +236,25 @@ class Attention(nn.Module):
     def _terms(
         self, mask: Mask | None, key_padding: Tensor | None, i: int, new: int, cache: KVCache | None
     ) -> dict[str, Any]:
-        """What fills the slots for i queries and so many new keys, and where the queries stand."""
+        """Return the terms for i queries and `new` keys behind those of the cache, and the offset of the queries."""
         past, before = (0, 0) if cache is None else (cache.kept, cache.length)
         mask, bias, j = _both(fill(self.mask), mask), fill(self.bias), past + new
         score, normalize = fill(self.score), fill(self.normalize)
         if cache is not None and cache.window is not None:
             _check_cache(cache, mask, score, bias, normalize)
         if key_padding is not None:
-            mask = _both(mask, _padding(key_padding, j, before + new))
+            mask = _both(mask, padding_of_last_keys(key_padding, j, before + new))
         terms = {"score": score, "mask": mask, "bias": bias, "normalize": normalize}
         if self.slots is None:
             return terms
-        # The slots stand behind the tokens: the last query meets the last token, not the last key.
+        # Memory slots come after the tokens: the last query is aligned with the last token, not with the last key.
         shown, bias = self.slots.shown(mask, j), until(bias, j, self.slots.slots)
         normalize = tapered_until(normalize, j, self.slots.slots)
         return {**terms, "mask": shown, "bias": bias, "normalize": normalize, "offset": j - i}
 
 
 def _both(layer: Mask | None, call: Mask | None) -> Mask | None:
-    """What the layer lets through and the call lets through."""
+    """Return the mask of what both the layer and the call allow."""
     if call is not None and not isinstance(call, Mask):
         raise TypeError(f"mask must be a Mask term, got {type(call).__name__}; write mask=Dense(x), True = may attend")
     return layer if call is None else call if layer is None else layer & call
@@ -301,7 +269,7 @@ def _check_cache(cache: KVCache, mask: Mask | None, *others: Term | None) -> Non
     for term in others:
         if reads_key_positions(term):
             raise ValueError(
-                f"{cache!r} forgets keys, and with them the place of the others, which {term!r} goes by; "
+                f"{cache!r} forgets keys, so positions of the others are lost, but {term!r} depends on them; "
                 "pass cache=KVCache(), which forgets none"
             )
 
@@ -310,15 +278,16 @@ def _padding_of(key_padding: Tensor | None, context: Tensor | KeyValues | None) 
     return context.key_padding if key_padding is None and isinstance(context, KeyValues) else key_padding
 
 
-def _padding(key_padding: Tensor, j: int, seen: int) -> Padding:
-    """The padding of the last j of the keys seen so far."""
+def padding_of_last_keys(key_padding: Tensor, j: int, seen: int) -> Padding:
+    """Return the padding of the last j of the `seen` keys so far, from lengths or keep of all of them."""
     check_tensor("key_padding", key_padding, hint="torch.tensor([3, 5])")
     if key_padding.dtype != torch.bool:
-        given = seen == j or key_padding.is_floating_point()  # which `Padding` refuses
-        return Padding(key_padding if given else (key_padding.long() - (seen - j)).clamp(min=0))
+        if seen == j or key_padding.is_floating_point():  # `Padding` raises for floating-point lengths
+            return Padding(key_padding)
+        return Padding((key_padding.long() - (seen - j)).clamp(min=0))
     if key_padding.ndim != 2 or key_padding.shape[1] != seen:
         raise ValueError(
-            f"key_padding must hold lengths (b,) or keep (b, {seen}), all keys, those of a cache included, "
+            f"key_padding must be lengths (b,) or keep (b, {seen}) over all keys, with those of the cache, "
             f"got shape {tuple(key_padding.shape)}"
         )
     return Padding(key_padding[:, seen - j :])
@@ -327,7 +296,9 @@ def _padding(key_padding: Tensor, j: int, seen: int) -> Padding:
 def _key_positions(positions: Tensor | None, i: int, k: Tensor, start: int) -> Tensor:
     j = k.shape[2]
     if j < i:
-        raise ValueError(f"rotary needs a position for each query, got {i} queries and {j} keys")
+        raise ValueError(
+            f"with rotary= queries take the last key positions, got {i} queries and {j} keys; pass more keys"
+        )
     if positions is None:
         return torch.arange(start, start + j, device=k.device)
     if positions.shape[-1] != j:
@@ -365,5 +336,5 @@ def _check_kv_heads(heads: int, kv_heads: int) -> None:
 
 
 def _divisors(n: int) -> str:
-    *found, last = (str(m) for m in range(1, n + 1) if n % m == 0)
-    return f"{', '.join(found)} or {last}" if found else last
+    *smaller, last = (str(m) for m in range(1, n + 1) if n % m == 0)
+    return f"{', '.join(smaller)} or {last}" if smaller else last

@@ -114,23 +114,23 @@ class Rotary(nn.Module):
         self.width, self.base, self.scaling = width, base, scaling
 
     def forward(self, x: Float[Tensor, "b h n d"], positions: Int[Tensor, "*b n"]) -> Float[Tensor, "b h n d"]:
-        return self.turned(x, *self.turns(x, positions))
+        return self.rotate(x, *self.angles(x, positions))
 
-    def turns(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The cosine and sine of every angle, `n width/2` or, for each row its own, `b 1 n width/2`."""
+    def angles(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine of every angle: `n width/2`, or `b 1 n width/2` for positions `(b, n)`."""
         wide = torch.promote_types(x.dtype, torch.float32)
         frequencies = _frequencies(self.width, self.base, x.device, wide)
         angles = _angles(positions, frequencies if self.scaling is None else self.scaling(frequencies))
         angles = angles[:, None] if angles.ndim == 3 else angles
         return angles.cos(), angles.sin()
 
-    def turned(self, x: Float[Tensor, "b h n d"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b h n d"]:
-        """x by these angles."""
+    def rotate(self, x: Float[Tensor, "b h n d"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b h n d"]:
+        """Rotate the first `width` features of x by these angles."""
         if x.shape[-1] < self.width:
             raise ValueError(f"Rotary turns {self.width} features, got x of width {x.shape[-1]}; pass a smaller width")
         left, right = x[..., : self.width].to(cos.dtype).chunk(2, -1)
-        turned = (left * cos - right * sin, right * cos + left * sin)
-        return torch.cat((*(half.to(x.dtype) for half in turned), x[..., self.width :]), -1)
+        rotated = (left * cos - right * sin, right * cos + left * sin)
+        return torch.cat((*(half.to(x.dtype) for half in rotated), x[..., self.width :]), -1)
 
     def extra_repr(self) -> str:
         return f"{self.width}, base={self.base:g}"

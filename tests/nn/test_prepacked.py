@@ -1,4 +1,4 @@
-"""Linear: prepared weights give the plain product, only where they may, and never an old one."""
+"""Prepacked weights give the product of F.linear, are used only where allowed, and are never out of date."""
 
 import threading
 
@@ -6,10 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.nn import linear as module
-from regard.nn.linear import Linear, Prepared, linear
+from regard.nn import linear as linear_module
+from regard.nn import prepacked as module
+from regard.nn.linear import Linear, linear
+from regard.nn.prepacked import PrepackedWeights
 
-WIDTHS = [(512, 512), (513, 515), (2048, 129)]  # at least as large as pays
+SHAPES = [(512, 512), (513, 515), (2048, 129)]  # each of at least MIN_PREPACKED_ENTRIES
 
 
 @pytest.fixture(autouse=True)
@@ -29,13 +31,13 @@ def roundings(x, weight):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", WIDTHS)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rows", [1, 2, 5, 7, 63, 128, 129])
-def test_prepared_weights_give_the_product(rows, shape, bias):
-    layer, prepared = layer_of(*shape, bias), Prepared()
+def test_prepacked_weights_give_the_product(rows, shape, bias):
+    layer, prepacked = layer_of(*shape, bias), PrepackedWeights()
     for lead in [(rows,), (rows, 1)]:
         x = torch.randn(*lead, shape[1])
-        with prepared.for_rows(x):
+        with prepacked.for_rows(x):
             y = layer(x)
         exact = F.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
         assert y.shape == exact.shape
@@ -44,16 +46,16 @@ def test_prepared_weights_give_the_product(rows, shape, bias):
 
 @pytest.mark.parametrize("rows", [1, 5])
 def test_strides_and_leading_dims_do_not_matter(rows):
-    layer, prepared = layer_of(), Prepared()
+    layer, prepacked = layer_of(), PrepackedWeights()
     wide = torch.randn(3 * rows, 2 * 515)
     for x in [wide[::3, ::2], wide[:rows, 515:], wide[:rows, :515].expand(2, rows, 515)]:
-        with prepared.for_rows(wide[:rows]):
+        with prepacked.for_rows(wide[:rows]):
             y = layer(x)
         torch.testing.assert_close(y, F.linear(x, layer.weight, layer.bias))
 
 
 @pytest.mark.parametrize(
-    ("rows", "size", "dtype", "is_arranged"),
+    ("rows", "size", "dtype", "is_packed"),
     [
         (5, (513, 515), torch.float32, True),
         (1, (513, 515), torch.float32, False),
@@ -63,33 +65,33 @@ def test_strides_and_leading_dims_do_not_matter(rows):
         (0, (513, 515), torch.float32, False),
     ],
 )
-def test_weights_are_arranged_where_it_pays(rows, size, dtype, is_arranged):
-    layer, prepared = layer_of(*size, dtype=dtype), Prepared()
+def test_weights_are_packed_where_it_pays(rows, size, dtype, is_packed):
+    layer, prepacked = layer_of(*size, dtype=dtype), PrepackedWeights()
     x = torch.randn(rows, size[1], dtype=dtype)
-    with prepared.for_rows(x):
+    with prepacked.for_rows(x):
         y = layer(x)
-    assert bool(prepared._arranged) == (is_arranged and module.ARRANGES)
+    assert bool(prepacked._packed) == (is_packed and module.CAN_PREPACK)
     torch.testing.assert_close(y, F.linear(x, layer.weight, layer.bias))
 
 
-@pytest.mark.parametrize("on_arm", [False, True])
-def test_one_row_is_multiplied_to_the_bit_as_ever(monkeypatch, on_arm):
-    monkeypatch.setattr(module, "ON_ARM", on_arm)
-    monkeypatch.setattr(module, "LARGE", 0)
-    layer, prepared = layer_of(), Prepared()
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_one_row_is_multiplied_to_the_bit_as_by_linear(monkeypatch, is_padded):
+    monkeypatch.setattr(module, "PAD_SINGLE_ROWS", is_padded)
+    monkeypatch.setattr(module, "MIN_PADDED_ENTRIES", 0)
+    layer, prepacked = layer_of(), PrepackedWeights()
     rows = torch.randn(2, 1, 1, 515)
     before = rows.clone()
-    with prepared.for_rows(rows[0]):
+    with prepacked.for_rows(rows[0]):
         both = [layer(x) for x in rows]
     assert torch.equal(rows, before)
     assert all(torch.equal(y, F.linear(x, layer.weight, layer.bias)) for x, y in zip(rows, both, strict=True))
 
 
-def test_weights_that_change_are_arranged_anew():
-    layer, prepared, x = layer_of(), Prepared(), torch.randn(5, 515)
+def test_weights_that_change_are_packed_anew():
+    layer, prepacked, x = layer_of(), PrepackedWeights(), torch.randn(5, 515)
 
     def product():
-        with prepared.for_rows(x):
+        with prepacked.for_rows(x):
             y = layer(x)
         torch.testing.assert_close(y, F.linear(x, layer.weight, layer.bias))
         return y
@@ -110,85 +112,85 @@ def test_weights_that_change_are_arranged_anew():
     product()
 
 
-def test_gradients_flow_as_ever():
-    layer, prepared, x = layer_of(), Prepared(), torch.randn(5, 515, requires_grad=True)
-    with torch.enable_grad(), prepared.for_rows(x):
+def test_gradients_flow():
+    layer, prepacked, x = layer_of(), PrepackedWeights(), torch.randn(5, 515, requires_grad=True)
+    with torch.enable_grad(), prepacked.for_rows(x):
         layer(x).sum().backward()
-    assert not prepared._arranged
+    assert not prepacked._packed
     torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(5, -1))
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_autocast_has_its_say(rows):
-    layer, prepared, x = layer_of(), Prepared(), torch.randn(rows, 515)
-    with torch.autocast("cpu", dtype=torch.bfloat16), prepared.for_rows(x):
+def test_autocast_sets_the_dtype(rows):
+    layer, prepacked, x = layer_of(), PrepackedWeights(), torch.randn(rows, 515)
+    with torch.autocast("cpu", dtype=torch.bfloat16), prepacked.for_rows(x):
         assert layer(x).dtype == torch.bfloat16
-    assert not prepared._arranged
+    assert not prepacked._packed
 
 
 def test_inference_mode_may_come_first(monkeypatch):
-    monkeypatch.setattr(module, "LARGE", 0)
+    monkeypatch.setattr(module, "MIN_PADDED_ENTRIES", 0)
     layer, x = layer_of(), torch.randn(1, 515)
-    module._rooms.of.clear()
+    module._row_buffers.by_shape.clear()
     for mode in (torch.inference_mode, torch.no_grad):
-        with mode(), Prepared().for_rows(x):
+        with mode(), PrepackedWeights().for_rows(x):
             assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
 
 
 @pytest.mark.parametrize("rows", [1, 5])
 def test_weights_made_in_inference_mode_are_multiplied_as_they_are(rows):
-    x, prepared = torch.randn(rows, 515), Prepared()
+    x, prepacked = torch.randn(rows, 515), PrepackedWeights()
     with torch.inference_mode():
         layer = layer_of()
-    with torch.inference_mode(), prepared.for_rows(x):
+    with torch.inference_mode(), prepacked.for_rows(x):
         assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
-    assert not prepared._arranged
+    assert not prepacked._packed
 
 
 def test_weights_of_another_kind_are_multiplied_as_they_are():
     class Quantized(torch.Tensor):
         """A weight that may only be multiplied by."""
 
-    layer, x, prepared = layer_of(), torch.randn(5, 515), Prepared()
+    layer, x, prepacked = layer_of(), torch.randn(5, 515), PrepackedWeights()
     layer.weight = torch.nn.Parameter(layer.weight.as_subclass(Quantized))
-    with prepared.for_rows(x):
+    with prepacked.for_rows(x):
         assert type(layer(x)) is Quantized
-    assert not prepared._arranged
+    assert not prepacked._packed
 
 
-def test_no_place_is_kept_for_more_than_a_row(monkeypatch):
-    monkeypatch.setattr(module, "ON_ARM", True)
-    monkeypatch.setattr(module, "LARGE", 0)
+def test_no_buffer_is_kept_for_more_than_a_row(monkeypatch):
+    monkeypatch.setattr(module, "PAD_SINGLE_ROWS", True)
+    monkeypatch.setattr(module, "MIN_PADDED_ENTRIES", 0)
     layer, x = layer_of(), torch.randn(1, 7, 515)
-    module._rooms.of.clear()
-    with Prepared().for_rows(x):
+    module._row_buffers.by_shape.clear()
+    with PrepackedWeights().for_rows(x):
         assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
-    assert not module._rooms.of
+    assert not module._row_buffers.by_shape
 
 
-def test_they_are_in_force_within_the_block_and_in_its_thread_alone():
+def test_prepacked_weights_are_used_within_the_block_and_in_its_thread_alone():
     x, seen = torch.randn(5, 515), []
-    with Prepared().for_rows(x):
-        inside = module._in_force.get()
-        thread = threading.Thread(target=lambda: seen.append(module._in_force.get()))
+    with PrepackedWeights().for_rows(x):
+        inside = linear_module._current_product.get()
+        thread = threading.Thread(target=lambda: seen.append(linear_module._current_product.get()))
         thread.start()
         thread.join()
-        with Prepared().for_rows(torch.randn(300, 515)):
-            assert module._in_force.get() is None
-        assert module._in_force.get() == inside
+        with PrepackedWeights().for_rows(torch.randn(300, 515)):
+            assert linear_module._current_product.get() is None
+        assert linear_module._current_product.get() == inside
     assert seen == [None]
-    assert (inside is not None) == module.ARRANGES
-    assert module._in_force.get() is None
+    assert (inside is not None) == module.CAN_PREPACK
+    assert linear_module._current_product.get() is None
 
 
-def test_they_are_not_in_force_after_an_error():
+def test_prepacked_weights_are_not_used_after_an_error():
     layer, x = layer_of(), torch.randn(5, 515)
-    with pytest.raises(RuntimeError), Prepared().for_rows(x):
+    with pytest.raises(RuntimeError), PrepackedWeights().for_rows(x):
         layer(x[:, :3])
-    assert module._in_force.get() is None
+    assert linear_module._current_product.get() is None
 
 
-def test_the_function_serves_weights_that_are_no_layer():
-    table, prepared, x = torch.randn(700, 515), Prepared(), torch.randn(5, 515)
-    with prepared.for_rows(x):
+def test_the_function_multiplies_weights_that_belong_to_no_layer():
+    table, prepacked, x = torch.randn(700, 515), PrepackedWeights(), torch.randn(5, 515)
+    with prepacked.for_rows(x):
         assert ((linear(x, table) - x.double() @ table.double().mT).abs() <= roundings(x, table)).all()
