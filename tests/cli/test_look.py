@@ -288,7 +288,7 @@ MALFORMED = {
         ("view", "{line}", "--html", "{tmp}/page.html", "--device", "nonsense"),
         "--device is where the viewer computes maps, and --html opens none; leave one of them out",
     ),
-    "no capture": (("view", "{line}", "--html", "{tmp}/page.html"), "line.txt is no capture, for it is no"),
+    "no capture": (("view", "{line}", "--html", "{tmp}/page.html"), "line.txt is not a capture: it is not a"),
     "three": (("view", "{line}", "{line}", "{line}"), "one capture or two side by side, got 3"),
     "missing": (("view", "{tmp}/none.safetensors"), "none.safetensors"),
 }

@@ -811,7 +811,7 @@ class TestTokens:
         return tape
 
     def test_those_that_fit_no_layer_are_warned_of_when_the_block_ends(self):
-        with pytest.warns(UserWarning, match=r"2 tokens were given, and 'layers.0.self_attn' has 5 queries and 5 keys"):
+        with pytest.warns(UserWarning, match=r"2 tokens were given, but 'layers.0.self_attn' has 5 queries and 5 keys"):
             tape = self.seen(["a", "b"])
         assert tape.tokens_of(0) == (None, None)  # and not again
 
@@ -822,16 +822,16 @@ class TestTokens:
     def test_those_that_are_set_later_are_warned_of_at_once(self):
         tape = self.seen(list("abcde"), batch=2)
         assert tape.tokens_of(0) == (list("abcde"), list("abcde"))
-        with pytest.warns(UserWarning, match="3 to 4 tokens were given, and"):
+        with pytest.warns(UserWarning, match="3 to 4 tokens were given, but"):
             tape.tokens = [list("abc"), list("abcd")]
 
     def test_texts_of_another_number_than_the_batch_are_warned_of(self):
-        told = "tokens of 3 texts were given, and 'layers.0.self_attn' has a batch of 2; set tape.tokens to those"
+        told = "tokens of 3 texts were given, but 'layers.0.self_attn' has 2 batch rows; set tape.tokens to one"
         with pytest.warns(UserWarning, match=told):
             self.seen([list("abcde")] * 3, batch=2)
 
     def test_a_batch_row_whose_tokens_do_not_fit_is_named(self):
-        told = r"3 tokens were given for batch row 1, and 'layers.0.self_attn' has 5 queries .*\[CLS\] and padding too"
+        told = r"3 tokens were given for batch row 1, but 'layers.0.self_attn' has 5 queries .*including padding"
         with pytest.warns(UserWarning, match=told):
             tape = self.seen([list("abcde"), list("abc")], batch=2)
         assert tape.tokens_of(0)[0] == list("abcde")

@@ -9,7 +9,7 @@ import torch
 from regard import Alibi, Causal, Padding, SinkSoftmax, weights
 from regard.lens import Tape
 from regard.lens.recording.reduced import Reduced
-from regard.lens.recording.store import Held
+from regard.lens.recording.store import TensorInMemory
 from regard.views.viewer.describe import Capture
 from regard.views.viewer.server import Viewer
 from regard.views.viewer.wire_format import parsed
@@ -31,7 +31,7 @@ def tape():
         ("decoder.0.cross", 0): weights(q[:, :, :5], k),
         ("measured", 0): Reduced(
             torch.Size((2, H, 60, 40)),
-            {"entropy": Held(torch.rand(2, H, 60)), "pool:8": Held(torch.rand(2, H, 8, 8))},
+            {"entropy": TensorInMemory(torch.rand(2, H, 60)), "pool:8": TensorInMemory(torch.rand(2, H, 8, 8))},
         ),
     }
     tape = Tape(entries, facts={"model": "none"})

@@ -111,7 +111,7 @@ def capture(
     _tell_lost(watch)
     _tell_uncalled(watch)
     _tell_ended(recorder)
-    tape.tell_misplaced(stacklevel=4)
+    tape._warn_unmatched_tokens(stacklevel=4)
 
 
 def _check_capturable(model: nn.Module) -> None:

@@ -202,7 +202,7 @@ def test_what_cannot_be_saved_is_named(tmp_path):
             return at.i * 0.0
 
     q, k = some(B, H, I, D), some(B, 2, J, D).roll(1, 0)
-    with pytest.raises(ValueError, match=r"Mine\(\) cannot be saved: Mine is not a term a file can name"):
+    with pytest.raises(ValueError, match=r"Mine\(\) cannot be saved: tape files have no term Mine"):
         Tape({("x", 0): weights(q, k, bias=Mine())}).save(tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="holds selected rows"):
         Tape({("x", 0): weights(q, k).select(batch=[1])}).save(tmp_path / "x.safetensors")
@@ -220,20 +220,20 @@ def header(path):
 def rewritten(path, change):
     """The file again after `change(description, tensors)`, with a digest that fits."""
     tensors = safetensors.torch.load_file(path)
-    described = json.loads(header(path)[0]["__metadata__"][archive.NAME])
+    described = json.loads(header(path)[0]["__metadata__"][archive.METADATA_KEY])
     described = change(described, tensors) or described
     text = described if isinstance(described, str) else json.dumps(described)
-    safetensors.torch.save_file(tensors, path, archive.sealed(text, tensors))
+    safetensors.torch.save_file(tensors, path, archive.checksummed_metadata(text, tensors))
 
 
 def test_captures_of_the_first_layout_are_refused_with_the_next_step(tape, tmp_path):
     path = tmp_path / "old.safetensors"
     tape.save(path)
-    tensors, text = safetensors.torch.load_file(path), header(path)[0]["__metadata__"][archive.NAME]
-    safetensors.torch.save_file(tensors, path, {archive.NAME: text, "sha256": "0" * 64})
+    tensors, text = safetensors.torch.load_file(path), header(path)[0]["__metadata__"][archive.METADATA_KEY]
+    safetensors.torch.save_file(tensors, path, {archive.METADATA_KEY: text, "sha256": "0" * 64})
     for read in (Tape.load, Tape.open):
         with pytest.raises(
-            ValueError, match=r"old.safetensors .* of format 1, and .*; make it again: capture\(model\)"
+            ValueError, match=r"old.safetensors .* has format 1, but .*; create it again with capture\(model\)"
         ):
             read(path)
 
@@ -246,11 +246,11 @@ def entry(change):
 
 
 HOSTILE = [
-    ("text that is no JSON", lambda d, t: "{", "is no tape that can be read"),
+    ("text that is no JSON", lambda d, t: "{", "cannot read .* as a tape"),
     ("not an object", lambda d, t: "[]", "must have the fields format, entries"),
-    ("newer format", lambda d, t: {**d, "format": 4}, "it is of format 4, and .* reads 3; upgrade regard"),
-    ("older format", lambda d, t: {**d, "format": 1}, "it is of format 1, and .* reads 3; make it again"),
-    ("no format", lambda d, t: {k: v for k, v in d.items() if k != "format"}, "of format None.*make it again"),
+    ("newer format", lambda d, t: {**d, "format": 4}, "it has format 4, but .* reads format 3; upgrade regard"),
+    ("older format", lambda d, t: {**d, "format": 1}, "it has format 1, but .* reads format 3; create it again"),
+    ("no format", lambda d, t: {k: v for k, v in d.items() if k != "format"}, "has format None.*create it again"),
     ("unknown field", lambda d, t: {**d, "code": "import os"}, "must have the fields format, entries.*code"),
     ("unknown term", entry(lambda e, t: e["terms"].update(mask={"term": "os.system"})), "unknown term 'os.system'"),
     ("term in a wrong slot", entry(lambda e, t: e["terms"].update(mask=e["terms"]["score"])), "mask must be a Mask"),
@@ -260,10 +260,10 @@ HOSTILE = [
         "Dot must have the fields scale, cap",
     ),
     ("wrong term value", entry(lambda e, t: e["terms"]["score"].update(cap="x")), "Dot cap must be a number"),
-    ("missing tensor", entry(lambda e, t: e["tensors"].update(q="t99")), "'t99' is named but not there"),
+    ("missing tensor", entry(lambda e, t: e["tensors"].update(q="t99")), "the file has no tensor 't99'"),
     ("unknown tensor", entry(lambda e, t: e["tensors"].update(w="t0")), "unknown tensors w"),
-    ("unhashable name", entry(lambda e, t: e["tensors"].update(q=[1])), "is no tape that can be read"),
-    ("no queries", entry(lambda e, t: e["tensors"].pop("q")), "'q'"),
+    ("unhashable name", entry(lambda e, t: e["tensors"].update(q=[1])), "cannot read .* as a tape"),
+    ("no queries", entry(lambda e, t: e["tensors"].pop("q")), "an entry has no tensor q"),
     (
         "integer queries",
         entry(lambda e, t: t.update({e["tensors"]["q"]: torch.zeros(2, 4, 7, 4, dtype=torch.long)})),
@@ -280,7 +280,7 @@ HOSTILE = [
     ("offset of another kind", entry(lambda e, t: e.update(offset=1.5)), "expected a whole number, got 1.5"),
     ("negative call", entry(lambda e, t: e.update(call=-1)), "whole number of at least 0, got -1"),
     ("heads of another kind", entry(lambda e, t: e.update(heads=["a"])), "expected a whole number"),
-    ("heads past the table", entry(lambda e, t: e.update(heads=[0, 1, 2, 9])), "is no tape that can be read"),
+    ("heads past the table", entry(lambda e, t: e.update(heads=[0, 1, 2, 9])), "cannot read .* as a tape"),
     (
         "tokens of another kind",
         lambda d, t: {**d, "tokens": [["*", "text", "text"]]},
@@ -289,7 +289,7 @@ HOSTILE = [
     (
         "groups past their labels",
         lambda d, t: d["groups"]["words"][0][1].update(labels=[]),
-        "from 0 to the number of labels",
+        "below the number of labels 0",
     ),
     ("unknown measure", lambda d, t: {**d, "entries": [reduced(d, "mean")]}, "unknown measure 'mean'"),
     ("measure of a wrong shape", lambda d, t: {**d, "entries": [reduced(d, "entropy")]}, "entropy must have shape"),
@@ -319,18 +319,18 @@ def broken(tape, path, raw):
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (lambda x: b"", "is no safetensors file"),
-        (lambda x: x[:5], "is no safetensors file"),
+        (lambda x: b"", "as safetensors|not a safetensors file"),
+        (lambda x: x[:5], "as safetensors|not a safetensors file"),
         (
             lambda x: b"The cat sat on the mat.",
-            "is no capture, for it is no safetensors file; regard look and tape.save",
+            "is not a capture: it is not a safetensors file; regard look and tape.save",
         ),
-        (lambda x: x[:-1], "is no safetensors file"),
-        (lambda x: x + b"\x00", "is no safetensors file"),
-        (lambda x: struct.pack("<Q", 2**40) + x[8:], "has a header of 1099511627776 bytes; at most 10000000"),
-        (lambda x: struct.pack("<Q", 3) + x[8:], "is no safetensors file"),
-        (lambda x: x[:8] + b"\xff" * 40 + x[48:], "is no safetensors file"),
-        (lambda x: x[:-1] + bytes([x[-1] ^ 1]), "is damaged: it is not what was written"),
+        (lambda x: x[:-1], "as safetensors|not a safetensors file"),
+        (lambda x: x + b"\x00", "as safetensors|not a safetensors file"),
+        (lambda x: struct.pack("<Q", 2**40) + x[8:], "has a header of 1099511627776 bytes; the limit is 10000000"),
+        (lambda x: struct.pack("<Q", 3) + x[8:], "as safetensors|not a safetensors file"),
+        (lambda x: x[:8] + b"\xff" * 40 + x[48:], "as safetensors|not a safetensors file"),
+        (lambda x: x[:-1] + bytes([x[-1] ^ 1]), "is corrupted: checksum mismatch"),
     ],
 )
 def test_damaged_files_are_refused(tape, tmp_path, raw, message):
@@ -353,7 +353,7 @@ def test_no_changed_byte_gets_through(tape, tmp_path):
 def test_other_safetensors_files_are_no_tapes(tmp_path):
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"x": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match="is a safetensors file but no tape"):
+    with pytest.raises(ValueError, match="is a safetensors file but not a tape"):
         Tape.load(path)
     with pytest.raises(FileNotFoundError):
         Tape.load(tmp_path / "nothing.safetensors")

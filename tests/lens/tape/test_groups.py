@@ -62,9 +62,9 @@ def test_spans_leave_the_rest_to_others():
     [
         (lambda: spans(4, {"a": (2, 9)}), r"span 'a' must lie within the 4 tokens, got \(2, 9\)"),
         (lambda: spans(4, {"a": (2, 2)}), "span 'a' must lie within"),
-        (lambda: spans(4, {"a": (0, 3), "b": (2, 4)}), r"span 'b', \(2, 4\), overlaps"),
+        (lambda: spans(4, {"a": (0, 3), "b": (2, 4)}), r"span 'b' \(2, 4\) overlaps an earlier span"),
         (lambda: patches(0, 3), "rows must be 1 or more"),
-        (lambda: Groups(torch.tensor([0, 2]), ("a", "b")), "from 0 to the number of labels 2 less one, got 0 to 2"),
+        (lambda: Groups(torch.tensor([0, 2]), ("a", "b")), "at least 0 and below the number of labels 2, got 0 to 2"),
         (lambda: Groups(torch.tensor([-1]), ("a",)), "got -1 to -1"),
     ],
 )

@@ -7,7 +7,7 @@ from PIL import Image
 
 from regard import weights
 from regard.lens import Tape
-from regard.lens.tape.image_patches import Picture, pictures
+from regard.lens.tape.image_patches import PatchedImage, patched_images
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from regard.lens.tape.image_patches import Picture, pictures
     ids=["c y x", "y x c", "grey", "y x", "array", "bytes"],
 )
 def test_images_of_any_layout_become_bytes(image):
-    (picture,) = pictures(image, (4, 3), 1)
+    (picture,) = patched_images(image, (4, 3), 1)
     assert picture.pixels.shape == (8, 6, 3)
     assert picture.pixels.dtype == torch.uint8
     assert picture.tokens == 13
@@ -31,25 +31,25 @@ def test_images_of_any_layout_become_bytes(image):
 
 def test_bytes_stay_what_they_are_and_normalized_images_are_brought_back():
     raw = (torch.rand(5, 5, 3) * 255).to(torch.uint8)
-    assert torch.equal(pictures(raw, (1, 1), 0)[0].pixels, raw)
+    assert torch.equal(patched_images(raw, (1, 1), 0)[0].pixels, raw)
     x = torch.tensor([[-2.0, 0.0], [1.0, 2.0]])
-    assert pictures(x, (1, 1), 0)[0].pixels[..., 0].tolist() == [[0, 128], [191, 255]]
+    assert patched_images(x, (1, 1), 0)[0].pixels[..., 0].tolist() == [[0, 128], [191, 255]]
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 6), (8,), (0, 3, 3)])
 def test_other_shapes_are_refused(shape):
     with pytest.raises(ValueError, match="an image must have dims y x, y x c or c y x"):
-        pictures(torch.rand(*shape), (2, 2), 1)
+        patched_images(torch.rand(*shape), (2, 2), 1)
 
 
 def test_a_batch_has_a_picture_each():
-    given = pictures(torch.rand(4, 3, 8, 6), (4, 3), 1)
+    given = patched_images(torch.rand(4, 3, 8, 6), (4, 3), 1)
     assert len(given) == 4
-    assert len(pictures([torch.rand(8, 6), torch.rand(3, 8, 6)], (4, 3), 1)) == 2
+    assert len(patched_images([torch.rand(8, 6), torch.rand(3, 8, 6)], (4, 3), 1)) == 2
     with pytest.raises(ValueError, match="pixels must be uint8 y x 3"):
-        Picture(torch.rand(4, 4, 3), 1, 1, 0)
+        PatchedImage(torch.rand(4, 4, 3), 1, 1, 0)
     with pytest.raises(ValueError, match="rows must be"):
-        Picture(torch.zeros(4, 4, 3, dtype=torch.uint8), 0, 1, 0)
+        PatchedImage(torch.zeros(4, 4, 3, dtype=torch.uint8), 0, 1, 0)
 
 
 def test_pictures_are_on_the_axes_of_as_many_tokens():
@@ -62,7 +62,9 @@ def test_pictures_are_on_the_axes_of_as_many_tokens():
     assert first[0] is not second[0]
     assert tape.pictures_of("cross")[0] is None
     assert tape.pictures_of("cross", batch=1)[1] is tape.pictures_of("cross")[1]
-    with pytest.warns(UserWarning, match="a picture of 82 tokens .* 'text' has 13 queries and 13 keys; check patches"):
+    with pytest.warns(
+        UserWarning, match="a picture of 82 tokens .* but 'text' has 13 queries and 13 keys; check patches"
+    ):
         tape.picture(torch.rand(3, 8, 6), patches=(9, 9), layers="text")
     assert tape.pictures_of("text") == (None, None)
 
@@ -78,7 +80,7 @@ def test_numbers_of_patches_and_pictures_may_come_from_other_libraries(tmp_path)
 
 
 def test_pictures_that_are_none_are_refused():
-    with pytest.raises(ValueError, match=r"rows and columns .* as \(14, 14\), got 2"):
-        pictures(torch.rand(8, 6), 2, 1)
+    with pytest.raises(ValueError, match=r"patches must be \(rows, columns\), e.g. \(14, 14\), got 2"):
+        patched_images(torch.rand(8, 6), 2, 1)
     with pytest.raises(ValueError, match="NaN or Inf among its pixels"):
-        pictures(torch.full((8, 6), torch.nan), (2, 2), 1)
+        patched_images(torch.full((8, 6), torch.nan), (2, 2), 1)

@@ -9,10 +9,11 @@ import torch
 from regard import Causal, Sigmoid, weights
 from regard.lens import Tape, capture
 from regard.lens.recording.reduced import Reduced
-from regard.lens.recording.store import Held
+from regard.lens.recording.store import TensorInMemory
 from regard.lens.tape import archive
-from regard.lens.tape.overview import Overview, resampled, shrunk
+from regard.lens.tape.overview import Overview
 from regard.nn import Attention
+from regard.ops.blocks.resample import resample, shrink
 
 NAMES = ("entropy", "received", "max", "distance", "map", "statistic")
 
@@ -37,8 +38,8 @@ def weights_again(A):
     return type(A)(A._call)
 
 
-def test_heads_are_measured_some_at_a_time(monkeypatch):
-    monkeypatch.setattr("regard.lens.tape.tape.ENTRIES", 3 * 2 * 63 * 63)
+def test_heads_are_measured_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr("regard.lens.tape.tape.CHUNK_ENTRIES", 3 * 2 * 63 * 63)
     tape = some_tape()
     assert list(tape.summarizing("a")) == [0.75, 1.0]
     assert list(tape.summarizing("a")) == []
@@ -56,7 +57,7 @@ def test_a_summary_of_fewer_tokens_is_made_again():
     assert tape.summarized("x")
 
 
-def test_what_lies_in_files_is_measured_once(tmp_path):
+def test_tensors_in_files_are_measured_once(tmp_path):
     model, x = Attention(16, 4), torch.randn(1, 9, 16)
     with torch.no_grad(), capture(model, to=tmp_path) as tape:
         model(x)
@@ -67,14 +68,14 @@ def test_what_lies_in_files_is_measured_once(tmp_path):
 
 
 def test_only_weights_are_summarized():
-    tape = Tape({("x", 0): Reduced(torch.Size((1, 2, 5, 7)), {"entropy": Held(torch.rand(1, 2, 5))})})
+    tape = Tape({("x", 0): Reduced(torch.Size((1, 2, 5, 7)), {"entropy": TensorInMemory(torch.rand(1, 2, 5))})})
     tape.summarize()
-    with pytest.raises(ValueError, match="a summary needs queries and keys"):
+    with pytest.raises(ValueError, match=r"summary\(\) needs queries and keys"):
         tape.summary("x")
     assert tape.overview("x").entropy.shape == (1, 2)
 
 
-def test_an_overview_tells_means_over_queries_that_see_something():
+def test_an_overview_averages_over_queries_that_see_a_key():
     q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 5, 8)
     A = weights(q, k, mask=Causal())  # the first four queries see nothing
     found = Overview.of(A.summary())
@@ -94,7 +95,7 @@ def test_shares_are_of_the_attention_there_is():
     assert list(tape.table()["received"]) == [pytest.approx(1)]
 
 
-def test_what_is_no_number_is_told_as_such():
+def test_nan_in_one_head_stays_in_that_head():
     q, k = torch.randn(2, 1, 2, 20, 8)
     q[0, 1, 3] = torch.nan
     found = Overview.of(weights(q, k).summary())
@@ -113,20 +114,20 @@ def test_sinks_are_keys_with_more_than_three_tenths():
 
 def test_small_maps_are_means():
     cells = torch.rand(2, 96, 100)
-    small = shrunk(cells, 48)
+    small = shrink(cells, 48)
     assert small.shape == (2, 48, 48)
     assert torch.allclose(small.mean((1, 2)), cells.mean((1, 2)))
-    assert shrunk(cells[:, :5, :7], 48).shape == (2, 5, 7)
-    halves = resampled(cells, 1, torch.arange(97), torch.arange(49) * 2)
+    assert shrink(cells[:, :5, :7], 48).shape == (2, 5, 7)
+    halves = resample(cells, 1, torch.arange(97), torch.arange(49) * 2)
     assert torch.allclose(halves, cells.unflatten(1, (-1, 2)).mean(2))
 
 
-def test_what_is_no_number_stays_where_it_is_in_small_maps():
+def test_nan_stays_in_its_cell_of_small_maps():
     cells = torch.rand(96, 96)
     cells[10] = torch.nan
-    found = shrunk(cells, 48)
+    found = shrink(cells, 48)
     assert found.isnan().all(1).nonzero().flatten().tolist() == [5]
-    assert torch.equal(found[6:], shrunk(cells.nan_to_num(), 48)[6:])
+    assert torch.equal(found[6:], shrink(cells.nan_to_num(), 48)[6:])
 
 
 def test_summaries_survive_a_file_and_open_without_the_rest(tmp_path):
@@ -155,16 +156,16 @@ def test_opening_reads_no_queries_and_checking_reads_everything(tmp_path):
     raw[-1] ^= 1
     path.write_bytes(raw)
     assert list(Tape.open(path)) == list(tape)
-    with pytest.raises(ValueError, match="is damaged: it is not what was written"):
+    with pytest.raises(ValueError, match="is corrupted: checksum mismatch"):
         list(archive.check(path))
-    with pytest.raises(ValueError, match="is damaged: it is not what was written"):
+    with pytest.raises(ValueError, match="is corrupted: checksum mismatch"):
         Tape.load(path)
 
 
-def test_checking_tells_how_far_it_is(tmp_path, monkeypatch):
+def test_check_yields_its_progress(tmp_path, monkeypatch):
     path = tmp_path / "tape.safetensors"
     some_tape().save(path)
-    monkeypatch.setattr(archive, "CHUNK", 4096)
+    monkeypatch.setattr(archive, "DIGEST_CHUNK_BYTES", 4096)
     shares = list(archive.check(path))
     assert len(shares) > 4
     assert shares == sorted(shares)
@@ -180,8 +181,8 @@ def test_a_selected_tape_keeps_its_summaries():
 HOSTILE = [
     (lambda x: x.pop("map"), "a summary must have the fields"),
     (lambda x: x.update(entropy=x["received"], received=x["map"]), "received must have shape"),
-    (lambda x: x.update({"overview.thumbs": x["entropy"]}), "thumbs of a summary must be of"),
-    (lambda x: x.update(entropy="t99"), "'t99' is named but not there"),
+    (lambda x: x.update({"overview.thumbs": x["entropy"]}), "thumbs of a summary must begin with dims"),
+    (lambda x: x.update(entropy="t99"), "the file has no tensor 't99'"),
 ]
 
 
@@ -191,9 +192,9 @@ def test_hostile_summaries_are_refused(tmp_path, change, message):
     tape.summarize()
     tape.save(path)
     with safetensors.safe_open(path, "pt") as file:
-        text = json.loads(file.metadata()[archive.NAME])
+        text = json.loads(file.metadata()[archive.METADATA_KEY])
     change(text["entries"][0]["summary"])
     tensors = safetensors.torch.load_file(path)
-    safetensors.torch.save_file(tensors, path, archive.sealed(json.dumps(text), tensors))
+    safetensors.torch.save_file(tensors, path, archive.checksummed_metadata(json.dumps(text), tensors))
     with pytest.raises(ValueError, match=message):
         Tape.load(path)

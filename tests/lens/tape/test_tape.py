@@ -1,4 +1,4 @@
-"""Tape: how it is asked, labelled and put in tables."""
+"""Tape: indexing, annotations and tables."""
 
 import copy
 import math
@@ -14,7 +14,7 @@ from torch import nn
 from regard import Causal, Weights, weights
 from regard.lens import Extras, Tape, capture, spans, words
 from regard.lens.recording.reduced import Reduced
-from regard.lens.recording.store import Held
+from regard.lens.recording.store import TensorInMemory
 from regard.nn import Attention
 
 B, N, D, H = 2, 7, 16, 4
@@ -32,7 +32,7 @@ def tape():
     return tape
 
 
-def test_entries_are_asked_by_name_call_and_number(tape):
+def test_entries_are_indexed_by_name_call_and_number(tape):
     assert list(tape) == [("a", 0), ("b.0", 0), ("b.1", 0), ("a", 1)]
     assert tape["b.1"] is tape["b.1", 0] is tape[2] is tape[-2]
     assert tape["a", 1] is tape[3]
@@ -62,7 +62,7 @@ def test_a_tape_shows_its_layers(tape):
         (4, IndexError, "the tape has 4 entries, got index 4"),
     ],
 )
-def test_what_is_not_there_is_answered_with_what_is(tape, key, kind, message):
+def test_a_missing_key_raises_with_the_keys_there_are(tape, key, kind, message):
     with pytest.raises(kind, match=message):
         tape[key]
 
@@ -143,10 +143,10 @@ def test_mass_between_groups_is_that_of_the_matrix(tape):
 
 
 def test_groups_that_are_missing_or_do_not_fit_are_named(tape):
-    with pytest.raises(KeyError, match=r"'b.0' has no groups 'lines'; give it some with tape.group"):
+    with pytest.raises(KeyError, match=r"'b.0' has no groups 'lines'; add them with tape.group"):
         tape.mass("b.0", "lines")
     tape.group("words", words(TEXT))
-    with pytest.raises(ValueError, match="groups 'words' are of 7 tokens, 'a' has 5 queries"):
+    with pytest.raises(ValueError, match="groups 'words' have 7 tokens, but 'a' has 5 queries"):
         tape.groups_of(("a", 1), "words")
 
 
@@ -155,12 +155,12 @@ def test_groups_need_queries_and_keys():
     with torch.no_grad(), capture(layer, keep=["max"]) as tape:
         layer(torch.randn(B, N, D))
     tape.group("words", words(TEXT))
-    with pytest.raises(ValueError, match="only measures were kept"):
+    with pytest.raises(ValueError, match="this capture kept only measures"):
         tape.mass("", "words")
 
 
 def test_a_table_has_a_row_for_each_head(tape, monkeypatch):
-    monkeypatch.setattr("regard.lens.tape.table.find_spec", lambda name: None)
+    monkeypatch.setattr("regard.lens.tape.overview.find_spec", lambda name: None)
     table = tape.table()
     assert list(table) == ["layer", "call", "batch", "head", "entropy", "received", "max", "distance"]
     assert len(table["layer"]) == 4 * B * H
@@ -174,7 +174,7 @@ def test_a_table_has_a_row_for_each_head(tape, monkeypatch):
 
 
 def test_a_table_is_a_data_frame_where_there_is_pandas(tape, monkeypatch):
-    monkeypatch.setattr("regard.lens.tape.table.find_spec", lambda name: name)
+    monkeypatch.setattr("regard.lens.tape.overview.find_spec", lambda name: name)
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda columns: ("frame", columns)))
     kind, columns = tape.table()
     assert kind == "frame"
@@ -182,7 +182,7 @@ def test_a_table_is_a_data_frame_where_there_is_pandas(tape, monkeypatch):
 
 
 def test_queries_that_see_nothing_are_left_out_of_the_means(monkeypatch):
-    monkeypatch.setattr("regard.lens.tape.table.find_spec", lambda name: None)
+    monkeypatch.setattr("regard.lens.tape.overview.find_spec", lambda name: None)
     q, k = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)
     padded = weights(q, k, mask=Causal(), offset=-2)  # the first two queries stand before every key
     alone = weights(q[:, :, 2:], k, mask=Causal(), offset=0)
@@ -192,13 +192,13 @@ def test_queries_that_see_nothing_are_left_out_of_the_means(monkeypatch):
 
 @pytest.mark.parametrize(("i", "j"), [(0, 0), (0, 3), (3, 0)])
 def test_a_table_of_no_tokens_holds_zeros(i, j, monkeypatch):
-    monkeypatch.setattr("regard.lens.tape.table.find_spec", lambda name: None)
+    monkeypatch.setattr("regard.lens.tape.overview.find_spec", lambda name: None)
     table = Tape({("x", 0): weights(torch.randn(1, 2, i, 8), torch.randn(1, 2, j, 8))}).table()
     assert [table[name] for name in ("entropy", "received", "max", "distance")] == [[0.0, 0.0]] * 4
 
 
-def test_tables_of_reduced_tapes_have_what_was_kept(monkeypatch):
-    monkeypatch.setattr("regard.lens.tape.table.find_spec", lambda name: None)
+def test_tables_of_reduced_tapes_have_the_kept_measures(monkeypatch):
+    monkeypatch.setattr("regard.lens.tape.overview.find_spec", lambda name: None)
     layer = Attention(D, H)
     with torch.no_grad(), capture(layer, keep=["distance", "pool:4"]) as tape:
         layer(torch.randn(B, N, D))
@@ -224,7 +224,7 @@ def test_batch_rows_without_tokens_or_pictures_have_none(tape):
     assert tape.pictures_of("b.0", batch=2) == (None, None)
 
 
-def test_numbers_of_numpy_count_entries_and_what_is_not_there_is_none(tape):
+def test_numpy_integers_index_entries_and_get_returns_none_for_missing_ones(tape):
     assert tape[np.int64(2)] is tape[2]
     assert 3 in tape
     assert 4 not in tape
@@ -243,38 +243,38 @@ def test_two_batch_rows_are_no_pair_of_queries_and_keys(tape):
     assert tape.tokens_of("b.0") == (None, None)
 
 
-def test_groups_that_are_none_are_refused(tape):
+def test_a_list_instead_of_groups_raises(tape):
     with pytest.raises(TypeError, match=r"Groups, got list; write tape.group\('words', words\(tokens\)\)"):
         tape.group("words", TEXT)
 
 
 def test_a_table_has_every_measure_that_any_layer_has():
     A = weights(*torch.randn(2, 1, 2, 6, 4))
-    reduced = Reduced(torch.Size(A.shape), {"entropy": Held(A.entropy())})
+    reduced = Reduced(torch.Size(A.shape), {"entropy": TensorInMemory(A.entropy())})
     for entries in ({("x", 0): A, ("y", 0): reduced}, {("y", 0): reduced, ("x", 0): A}):
         found = Tape(entries).table()
         assert {"entropy", "received", "max", "distance"} <= set(found)
         assert sum(math.isnan(x) for x in found["received"]) == 2
 
 
-def test_groups_that_fit_no_layer_are_told_of_when_they_are_given(tape):
+def test_groups_that_fit_no_layer_warn(tape):
     few = words(TEXT[:3])
-    told = r"groups 'few' of 3 queries and 3 keys were given, and 'b.0' has 7 and 7; give those of all tokens"
-    with pytest.warns(UserWarning, match=told):
+    message = r"groups 'few' cover 3 queries and 3 keys, but 'b.0' has 7 queries and 7 keys; pass groups of all tokens"
+    with pytest.warns(UserWarning, match=message):
         tape.group("few", few, layers="b.*")
     with pytest.warns(UserWarning, match=r"groups were given for 'c\*', which matches no layer; there are a, b.0, b.1"):
         tape.group("words", words(TEXT), layers="c*")
 
 
-def test_pictures_of_another_number_than_the_batch_are_told_of(tape):
+def test_another_number_of_pictures_than_batch_rows_warns(tape):
     pixels = torch.zeros(4, 4, 3, dtype=torch.uint8)
-    with pytest.warns(UserWarning, match=f"3 pictures were given, and 'a' has a batch of {B}; give one for all"):
+    with pytest.warns(UserWarning, match=f"3 pictures were given, but 'a' has {B} batch rows; pass one for all"):
         tape.picture([pixels] * 3, patches=(2, 3), special=1)
     with pytest.warns(UserWarning, match="pictures were given for 'c', which matches no layer; there are a, b.0, b.1"):
         tape.picture(pixels, patches=(2, 3), special=1, layers="c")
 
 
-def test_a_model_that_is_one_layer_is_told_of_as_it_is_shown():
+def test_messages_show_a_layer_without_a_name_as_model():
     model, x = Attention(D, H), torch.randn(1, N, D)
     with capture(model) as tape:
         model(x)
@@ -283,7 +283,7 @@ def test_a_model_that_is_one_layer_is_told_of_as_it_is_shown():
         tape[""]
     with pytest.raises(KeyError, match=r"'\(model\)' has no groups 'words'"):
         tape.groups_of(0, "words")
-    with pytest.warns(UserWarning, match="of 3 queries"):
+    with pytest.warns(UserWarning, match="cover 3 queries"):
         tape.group("words", spans(3, {"first": (0, 2)}))
     with pytest.raises(ValueError, match=r"'\(model\)' has 7 queries"):
         tape.groups_of(0, "words")
@@ -301,7 +301,7 @@ def test_a_model_that_is_one_layer_is_told_of_as_it_is_shown():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
-def test_a_tape_of_a_capture_says_how_it_is_copied(copied, tape, tmp_path):
+def test_copying_a_captured_tape_raises_and_names_save_and_load(copied, tape, tmp_path):
     written = r"a tape cannot be copied or pickled .*; write tape\.save\(path\), and regard\.lens\.Tape\.load\(path\)"
     with pytest.raises(TypeError, match=written):
         copied(tape)

@@ -9,7 +9,7 @@ import torch
 from regard import Causal, weights
 from regard.lens import Tape, rollout, sinks, word_weights, words
 from regard.lens.recording.reduced import Reduced
-from regard.lens.recording.store import Held
+from regard.lens.recording.store import TensorInMemory
 from regard.views.viewer import api as module
 from regard.views.viewer import captures as library
 from regard.views.viewer.api import Answers
@@ -164,14 +164,14 @@ def test_tiles_of_stored_maps(asked, tape):
 
 
 def test_tiles_finer_than_what_was_kept_are_refused(desk):
-    measures = {"pool:64": Held(torch.rand(1, 1, 64, 64))}
+    measures = {"pool:64": TensorInMemory(torch.rand(1, 1, 64, 64))}
     asked = Answers([Capture(Tape({("x", 0): Reduced(torch.Size((1, 1, 1024, 1024)), measures)}), "x")], desk)
     told = json.loads(asked.session())["captures"][0]["layers"][0]
     assert (told["levels"], told["finest"]) == (3, 2)
     assert parsed(asked.tile(0, 0, 0, 0, None, 2, 0, 0))[1]["mean"].shape == (256, 256)
     with pytest.raises(Refused, match="only a coarser map was kept"):
         asked.tile(0, 0, 0, 0, None, 1, 0, 0)
-    bare = {"entropy": Held(torch.rand(1, 1, 9))}
+    bare = {"entropy": TensorInMemory(torch.rand(1, 1, 9))}
     asked = Answers([Capture(Tape({("x", 0): Reduced(torch.Size((1, 1, 9, 9)), bare)}), "x")], desk)
     with pytest.raises(Refused, match="only a coarser map was kept"):
         asked.tile(0, 0, 0, 0, None, 0, 0, 0)

@@ -18,7 +18,7 @@ from ..interception.sdpa import holds
 from ..layer_names import shown_name
 from .generation import Matrix, Memo, Step, Terms, joined, looks_back_only, moved
 from .observed import ObservedAttention, weights_of_observed
-from .store import Held, Kept, Store
+from .store import KeptTensor, Store, TensorInMemory
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +40,13 @@ class Record:
         self.score, self.normalize = seen.score, seen.normalize
         self.batch, self.of_heads, i, _ = seen.q.shape
         self.keys = j = seen.k.shape[2]
-        self._projection: Kept | None = None
+        self._projection: KeptTensor | None = None
         self._gradient: Tensor | None = None
         # A decoder that asks another sequence step by step hands over the same memory: held, so that it stays its own.
         self.handed = seen.k if i == 1 or (i != j and store.in_place and not looks_back_only(seen.mask)) else None
         self._written = None if seen.k.is_inference() else seen.k._version  # how often, when they were handed over
         self.steps: list[Step] = []
-        self._parts: dict[str, list[Kept]] = {}  # of q, k and, where they are kept, v and statistic
+        self._parts: dict[str, list[KeptTensor]] = {}  # of q, k and, where they are kept, v and statistic
         # Keys that are kept as they are can be told apart when somebody asks; most are never asked about.
         self._prints = None if store.in_place and heads is None else checksums(seen.k)
         self._given = seen.offset
@@ -113,7 +113,7 @@ class Record:
     def project(self, weight: Tensor) -> None:
         """Note the output projection."""
         if self.store.in_place:
-            self._projection = Held(weight)
+            self._projection = TensorInMemory(weight)
         elif self._projection is None:
             self._projection = self.store.put(weight, f"{shown_name(self.name)}: projection")
 

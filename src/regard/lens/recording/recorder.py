@@ -17,8 +17,7 @@ from .generation import Memo, looks_back_only
 from .observed import ObservedAttention
 from .record import Record
 from .reduced import Reduced, reduce
-from .snapshots import Copies
-from .store import Store, is_own
+from .store import Store, TermSnapshots, owns_unmodified_memory
 
 Key = tuple[str, int]
 NOTHING = None, None, None, None
@@ -39,7 +38,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.reader = Reader(self.store, holds_biases=self.keep is None)
-        self._copies = Copies(self.store if self.keep is None else None)
+        self._copies = TermSnapshots(self.store if self.keep is None else None)
         self._lock = threading.RLock()  # a model may run in several threads
         self._entries: dict[Key, Record | Reduced] = {}
         self._waiting: dict[str, Callable[[], ObservedAttention]] = {}  # calls of layers that nobody has looked at yet
@@ -90,8 +89,8 @@ class Recorder:
             and name not in self._waiting
             and name not in self._latest
             and not (q.requires_grad or k.requires_grad or torch._C._is_any_autocast_enabled())
-            and is_own(q)
-            and is_own(k)
+            and owns_unmodified_memory(q)
+            and owns_unmodified_memory(k)
         )
 
     def see_later(self, name: str, call: Callable[[], ObservedAttention]) -> None:
@@ -116,7 +115,7 @@ class Recorder:
         """The call with terms of our own in these slots, without gradients: others may write to theirs."""
         terms = {name: term for name in slots if (term := getattr(seen, name)) is not None}
         with self._lock:
-            return seen._replace(**{name: self._copies.of(term) for name, term in terms.items()})
+            return seen._replace(**{name: self._copies.copy(term) for name, term in terms.items()})
 
     def project(self, record: Record, weight: Tensor) -> None:
         """Note the output projection of an attention."""

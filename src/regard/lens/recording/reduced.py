@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...ops.blocks.pool_bins import Axis
 from ...ops.weights import MAP, Weights
-from .store import Kept, Store
+from .store import KeptTensor, Store
 
 ROWS = ("entropy", "received", "max", "distance")
 
@@ -21,7 +21,7 @@ class Reduced:
     What was not kept raises and says what was.
     """
 
-    def __init__(self, shape: torch.Size, measures: Mapping[str, Kept]) -> None:
+    def __init__(self, shape: torch.Size, measures: Mapping[str, KeptTensor]) -> None:
         self.shape = shape
         self._measures = dict(measures)
 

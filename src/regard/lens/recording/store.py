@@ -1,36 +1,42 @@
-"""Where a capture keeps its tensors: on their device, on another one, or in files of a folder."""
+"""Where a capture keeps its tensors: on their device, on another device, or in files; and snapshots of terms."""
 
 from __future__ import annotations
 
 import tempfile
 from itertools import count
+from operator import is_
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import safetensors.torch
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from ...ops.memory_limit import parse_size
+from ...ops.terms.term import Term
 from ...ops.torch_state import in_functorch
 
+TermT = TypeVar("TermT", bound=Term)
 
-class Kept(Protocol):
-    """A tensor that can be had again."""
+
+class KeptTensor(Protocol):
+    """A tensor that a store keeps."""
 
     @property
     def nbytes(self) -> int:
-        """The memory it takes while nobody looks."""
+        """The memory that it takes; 0 for a tensor in a file."""
         ...
 
     def get(self) -> Tensor: ...
 
 
 class Store:
-    """Puts tensors away, within a budget of memory.
+    """Keeps tensors within a memory budget.
 
-    `to` is a device, a folder, or None for where they are. Then what is kept shares memory with the model's own tensor,
-    unless that is part of a larger one, was written in place or was made in inference mode.
+    `to` is a device, a folder, or None to leave tensors on their device. With None a kept tensor shares memory with the
+    model's own tensor, unless that is a view of a larger one, was written in place or was made in inference mode; then
+    it is copied.
     """
 
     def __init__(self, to: torch.device | str | Path | None = None, budget: str | None = None) -> None:
@@ -39,37 +45,37 @@ class Store:
             to.mkdir(parents=True, exist_ok=True)
             self.folder = Path(tempfile.mkdtemp(prefix="capture-", dir=to))
         elif to is not None:
-            self.device = _device(to)
-        self.in_place = to is None  # do tensors stay where they are?
+            self.device = _parse_device(to)
+        self.in_place = to is None  # tensors stay on their device
         self.budget, self.limit = budget, None if budget is None else parse_size(budget)
-        self.held = 0
+        self.held = 0  # bytes kept in memory
         self._numbers = count()
 
-    def put(self, x: Tensor, what: str, version: int | None = None) -> Kept:
-        """Keep a tensor; raises `MemoryError` before the budget is passed.
+    def put(self, x: Tensor, what: str, version: int | None = None) -> KeptTensor:
+        """Keep a tensor; raises `MemoryError` if that would exceed the budget.
 
-        `version` says how often it had been written to when it was seen, if that is some time ago.
+        `version` is the tensor's version counter when the model called attention, if `put` runs later.
         """
         if self.folder is not None:
             path = self.folder / f"{next(self._numbers):06d}.safetensors"
             safetensors.torch.save_file({"x": x.detach().contiguous().cpu()}, path)
-            return Filed(path)
+            return TensorInFile(path)
         self.charge(x.nbytes, what, x)
         if version is not None and version_of(x) != version:
-            return Held(x, version)  # there is nothing left to keep: asking for it raises
-        if self.in_place and is_own(x):
-            return Held(x.detach() if x.requires_grad else x, 0)
+            return TensorInMemory(x, version)  # the values of the call are overwritten: `get` raises
+        if self.in_place and owns_unmodified_memory(x):
+            return TensorInMemory(x.detach() if x.requires_grad else x, 0)
         with torch.inference_mode(False):
-            return Held(x.detach().to(self.device or x.device, copy=True))
+            return TensorInMemory(x.detach().to(self.device or x.device, copy=True))
 
-    def drop(self, kept: Kept) -> None:
-        """Give back what a tensor took."""
+    def drop(self, kept: KeptTensor) -> None:
+        """Release the memory, or delete the file, of a kept tensor."""
         self.held -= kept.nbytes
-        if isinstance(kept, Filed):
+        if isinstance(kept, TensorInFile):
             kept.path.unlink()
 
     def charge(self, nbytes: int, what: str, x: Tensor | None = None) -> None:
-        """Count memory that something, or a tensor, is about to take."""
+        """Count memory that will be allocated for `what`; raises `MemoryError` if it would exceed the budget."""
         if self.limit is not None and self.held + nbytes > self.limit:
             what = what if x is None else f"{what} of shape {tuple(x.shape)}"
             raise MemoryError(
@@ -80,8 +86,8 @@ class Store:
         self.held += nbytes
 
 
-class Held:
-    """A tensor in memory, guarded: if its numbers were changed in place since, asking for it raises."""
+class TensorInMemory:
+    """A tensor in memory. `get` raises if the tensor was changed in place after it was kept."""
 
     __slots__ = ("_tensor", "_version")
 
@@ -101,8 +107,8 @@ class Held:
         return self._tensor
 
 
-class Filed:
-    """A tensor in a file of its own, mapped into memory while somebody looks."""
+class TensorInFile:
+    """A tensor in a file of its own, mapped into memory while it is used."""
 
     nbytes = 0
 
@@ -113,31 +119,68 @@ class Filed:
         return safetensors.torch.load_file(self.path)["x"]
 
 
+class TermSnapshots:
+    """Copies of terms, so that a tape keeps the masks and biases of the call even if their tensors change later.
+
+    A tensor is copied once and shared by all layers until it is written to in place. The copies count towards the
+    budget of the store, if one is given.
+    """
+
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store
+        self._terms: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._tensors = WeakTensorKeyDictionary()
+
+    def copy(self, term: TermT) -> TermT:
+        """Return the term over copies of its tensors, without gradients."""
+        snapshot = term.map_tensors(self._copy_tensor)
+        if snapshot is term:  # a term without tensors
+            return term
+        known: TermT | None = self._terms.get(term)
+        if known is not None and all(map(is_, known.tensors(), snapshot.tensors())):
+            return known
+        self._terms[term] = snapshot
+        return snapshot
+
+    def _copy_tensor(self, x: Tensor) -> Tensor:
+        version, known = version_of(x), self._tensors.get(x)
+        if known is not None:
+            known_version, copy = known
+            if torch.equal(copy, x) if version is None else known_version == version:
+                return copy
+        with torch.inference_mode(False):
+            copy = x.detach().clone()
+        if self._store is not None:
+            self._store.charge(copy.nbytes, "a tensor of a mask, bias, score or normalizer", copy)
+        self._tensors[x] = version, copy
+        return copy
+
+
 def check_holds_numbers(*args: Any, **kwargs: Any) -> None:
-    """Raise where what an attention is called with cannot be kept: it stands for more, or for less, than it holds."""
+    """Raise if a tensor among the arguments has no plain values: inside a torch.func transform, or nested."""
     if in_functorch():
         raise RuntimeError(
-            "capture keeps numbers, and within torch.vmap, torch.func.grad and their kin tensors stand for others; "
-            "call the model outside of it, on a batch, and backward() for gradients"
+            "capture does not work inside torch.func transforms (vmap, grad, ...): their tensors hold no values; "
+            "call the model outside of the transform, on a batch, and use backward() for gradients"
         )
     if any(isinstance(x, Tensor) and x.is_nested for x in (*args, *kwargs.values())):
         raise TypeError(
-            "capture takes batches of one length, got a nested tensor; pad it, x.to_padded_tensor(0.0), and hide the "
-            "padding with a mask"
+            "capture takes batches of one length, got a nested tensor; pad it with x.to_padded_tensor(0.0), and hide "
+            "the padding with a mask"
         )
 
 
-def is_own(x: Tensor) -> bool:
-    """Has nobody written to the tensor, and is it the whole of its memory?"""
+def owns_unmodified_memory(x: Tensor) -> bool:
+    """Whether a tensor is the whole of its memory and was never written to in place."""
     return not x.is_inference() and x._version == 0 and x.untyped_storage().nbytes() <= x.nbytes
 
 
 def version_of(x: Tensor) -> int | None:
-    """How often a tensor was written in place; None for those of inference mode, which do not count."""
+    """Return the number of in-place writes to a tensor; None for an inference tensor, which does not count them."""
     return None if x.is_inference() else x._version
 
 
-def _device(to: torch.device | str) -> torch.device:
+def _parse_device(to: torch.device | str) -> torch.device:
     try:
         device = torch.device(to)
     except (RuntimeError, TypeError):

@@ -1,4 +1,4 @@
-"""Labels: what the queries and keys of some layers are, tokens or groups of them."""
+"""Annotations of a tape's layers: which tokens, groups of tokens and image patches their queries and keys are."""
 
 from __future__ import annotations
 
@@ -7,41 +7,112 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..layer_names import listed, matches, shown_name
+from .groups import Groups
+from .image_patches import Image, PatchedImage, patched_images
 
 K = TypeVar("K")
-Tokens = Sequence[str] | Sequence[Sequence[str]]  # of one text, or of each batch row
-TokensByLayer = Mapping[str, Tokens | tuple[Tokens, Tokens]]  # a pair for queries and keys of different texts
+Shape = tuple[int, int, int]  # batch rows, queries, keys
+Tokens = Sequence[str] | Sequence[Sequence[str]]  # the tokens of one text, or of each batch row
+TokensByLayer = Mapping[str, Tokens | tuple[Tokens, Tokens]]  # by layer pattern; a pair is (queries, keys)
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The two axes of every layer whose name matches the pattern `layers`."""
+    """Labels of the query axis and the key axis of every layer whose name matches the pattern `layers`."""
 
     layers: str
     queries: Any
     keys: Any
 
 
-def tokens_by_layer(tokens: Tokens | TokensByLayer) -> list[Labels]:
-    """What was said of tokens, for each pattern."""
+class Annotations:
+    """The tokens, groups and images of a tape. The last `Labels` whose pattern matches a layer apply to it."""
+
+    def __init__(
+        self,
+        tokens: Sequence[Labels] = (),
+        groups: Mapping[str, Sequence[Labels]] | None = None,
+        images: Sequence[Labels] = (),
+    ) -> None:
+        self.tokens = list(tokens)
+        self.groups = {name: list(labels) for name, labels in (groups or {}).items()}
+        self.images = list(images)
+
+    def set_tokens(self, tokens: Tokens | TokensByLayer | None) -> None:
+        """Replace the tokens of all layers; None removes them."""
+        self.tokens = [] if tokens is None else parse_tokens(tokens)
+
+    def tokens_of(self, layer: str, shape: Shape, batch: int) -> tuple[list[str] | None, list[str] | None]:
+        """Return the tokens of a layer's queries and keys in one batch row; None for an axis of another length."""
+        labels = last_match(layer, self.tokens)
+        if labels is None:
+            return None, None
+        _, i, j = shape
+        return tokens_of_row(labels.queries, i, batch), tokens_of_row(labels.keys, j, batch)
+
+    def add_groups(self, name: str, queries: Groups, keys: Groups | None, pattern: str) -> Labels:
+        """Give the layers that match `pattern` groups of queries and keys; the keys' are the queries' if None."""
+        keys = queries if keys is None else keys
+        if not isinstance(queries, Groups) or not isinstance(keys, Groups):
+            got = type(keys if isinstance(queries, Groups) else queries).__name__
+            raise TypeError(f"groups must be Groups, got {got}; write tape.group({name!r}, words(tokens))")
+        labels = Labels(pattern, queries, keys)
+        self.groups.setdefault(name, []).append(labels)
+        return labels
+
+    def group_names(self, layer: str) -> list[str]:
+        """Return the names of the groups that a layer has."""
+        return [name for name, labels in self.groups.items() if last_match(layer, labels) is not None]
+
+    def groups_of(self, layer: str, name: str, shape: Shape) -> tuple[Groups, Groups]:
+        """Return the groups of a layer's queries and keys; `KeyError` if there are none of that name."""
+        labels = last_match(layer, self.groups.get(name, []))
+        if labels is None:
+            raise KeyError(f"{shown_name(layer)!r} has no groups {name!r}; add them with tape.group({name!r}, ...)")
+        for groups, n, axis in zip((labels.queries, labels.keys), shape[1:], ("queries", "keys"), strict=True):
+            if groups.ids.numel() != n:
+                tokens = groups.ids.numel()
+                raise ValueError(f"groups {name!r} have {tokens} tokens, but {shown_name(layer)!r} has {n} {axis}")
+        return labels.queries, labels.keys
+
+    def add_images(
+        self, images: Image | Sequence[Image], patches: tuple[int, int], special: int, pattern: str
+    ) -> list[PatchedImage]:
+        """Give the layers that match `pattern` one image for all batch rows, or one image per row."""
+        patched = patched_images(images, patches, special)
+        self.images.append(Labels(pattern, patched, patched))
+        return patched
+
+    def images_of(self, layer: str, shape: Shape, batch: int) -> tuple[PatchedImage | None, PatchedImage | None]:
+        """Return the images whose patches a layer's queries and keys are; None for an axis of another length."""
+        labels = last_match(layer, self.images)
+        if labels is None or 1 < len(labels.queries) <= batch:
+            return None, None
+        image = labels.queries[batch if len(labels.queries) > 1 else 0]
+        i, j = (image if image.tokens == n else None for n in shape[1:])
+        return i, j
+
+
+def parse_tokens(tokens: Tokens | TokensByLayer) -> list[Labels]:
+    """Return `Labels` for each layer pattern; tokens without a pattern are for every layer."""
     by_layer = isinstance(tokens, Mapping)
-    found = []
+    labels = []
     for pattern, texts in tokens.items() if isinstance(tokens, Mapping) else [("*", tokens)]:
         pair = by_layer and isinstance(texts, tuple) and len(texts) == 2 and not all(isinstance(x, str) for x in texts)
         queries, keys = texts if pair else (texts, texts)
-        found.append(Labels(pattern, _texts(queries), _texts(keys)))
-    return found
+        labels.append(Labels(pattern, _token_rows(queries), _token_rows(keys)))
+    return labels
 
 
-def meant_for(layer: str, labels: Sequence[Labels]) -> Labels | None:
-    """The last labels whose pattern matches a layer."""
+def last_match(layer: str, labels: Sequence[Labels]) -> Labels | None:
+    """Return the last labels whose pattern matches a layer."""
     return next((x for x in reversed(labels) if matches(layer, x.layers)), None)
 
 
-def fitting(texts: Sequence[list[str]], n: int, batch: int) -> list[str] | None:
-    """The tokens of a batch row, if there are n; or one more, for the last token a model writes it never reads.
+def tokens_of_row(texts: Sequence[list[str]], n: int, batch: int) -> list[str] | None:
+    """Return the n tokens of a batch row, or None if the row has no tokens or another number of them.
 
-    None where they are of another number, and for a batch row that none were given of.
+    A text of n + 1 tokens is cut: a model never reads the last token it generates.
     """
     if len(texts) > 1 and batch >= len(texts):
         return None
@@ -49,59 +120,60 @@ def fitting(texts: Sequence[list[str]], n: int, batch: int) -> list[str] | None:
     return row[:n] if len(row) in (n, n + 1) else None
 
 
-def misplaced(
-    tokens: Sequence[Labels], layers: Mapping[K, str], shape: Callable[[K], tuple[int, int, int]]
+def unmatched_tokens(
+    tokens: Sequence[Labels], layers: Mapping[K, str], shape_of: Callable[[K], Shape]
 ) -> Iterator[str]:
-    """What is to be said of tokens that fit no layer they were given for, or were given for none there is.
+    """Yield a warning for tokens whose pattern matches no layer, and for tokens that fit no layer they match.
 
-    `layers` are names by key, and `shape` tells how many batch rows, queries and keys a layer has.
+    `layers` are the layer names by key.
     """
-    placed = {key: labels for key, name in layers.items() if (labels := meant_for(name, tokens)) is not None}
-    if tokens and not placed:
-        yield unplaced("tokens", (labels.layers for labels in tokens), layers.values())
-    for labels in dict.fromkeys(placed.values()):
-        own = [key for key, one in placed.items() if one is labels]
-        shapes, texts = [shape(key) for key in own], max(labels.queries, labels.keys, key=len)
-        layer = shown_name(layers[own[0]])
+    matched = {key: labels for key, name in layers.items() if (labels := last_match(name, tokens)) is not None}
+    if tokens and not matched:
+        yield no_layer_matches("tokens", (labels.layers for labels in tokens), layers.values())
+    for labels in dict.fromkeys(matched.values()):
+        keys = [key for key, layer_labels in matched.items() if layer_labels is labels]
+        shapes, texts = [shape_of(key) for key in keys], max(labels.queries, labels.keys, key=len)
+        layer = shown_name(layers[keys[0]])
         b, i, j = shapes[0]
-        wrong = [row for row in range(len(texts)) if not any(_fit(labels, one, row) for one in shapes)]
+        wrong = [row for row in range(len(texts)) if not any(_fits(labels, shape, row) for shape in shapes)]
         if len(texts) > 1 and all(len(texts) != rows for rows, _, _ in shapes):
             yield (
-                f"tokens of {len(texts)} texts were given, and {layer!r} has a batch of {b}; set tape.tokens to those "
-                "of one text for all, or of one for each"
+                f"tokens of {len(texts)} texts were given, but {layer!r} has {b} batch rows; set tape.tokens to one "
+                "list of tokens for all rows, or to one list per row"
             )
         elif wrong:
             all_wrong = len(wrong) == len(texts)
-            whose = "" if all_wrong else f" for batch row {wrong[0]}"
+            row = "" if all_wrong else f" for batch row {wrong[0]}"
             yield (
-                f"{_counted(texts if all_wrong else [texts[wrong[0]]])} tokens were given{whose}, and {layer!r} has "
-                f"{i} queries and {j} keys; set tape.tokens to one for each, special ones such as [CLS] and padding too"
+                f"{_token_count(texts if all_wrong else [texts[wrong[0]]])} tokens were given{row}, but {layer!r} has "
+                f"{i} queries and {j} keys; set tape.tokens to one token per position, including padding and special "
+                "tokens such as [CLS]"
             )
 
 
-def unplaced(what: str, patterns: Iterable[str], layers: Iterable[str]) -> str:
-    """What is to be said of what was given for no layer there is."""
+def no_layer_matches(what: str, patterns: Iterable[str], layers: Iterable[str]) -> str:
+    """Return the warning for annotations whose patterns match no layer."""
     return f"{what} were given for {', '.join(map(repr, patterns))}, which matches no layer; there are {listed(layers)}"
 
 
-def _fit(labels: Labels, shape: tuple[int, int, int], row: int) -> bool:
-    """Are the tokens of a batch row those of an axis?"""
+def _fits(labels: Labels, shape: Shape, row: int) -> bool:
+    """Whether the tokens of a batch row have the length of the query axis or of the key axis."""
     axes = zip((labels.queries, labels.keys), shape[1:], strict=True)
-    return any(fitting(texts, n, row) is not None for texts, n in axes)
+    return any(tokens_of_row(texts, n, row) is not None for texts, n in axes)
 
 
-def _counted(texts: Sequence[list[str]]) -> str:
-    """How many tokens there are, as `9` or, of several batch rows, `7 to 9`."""
+def _token_count(texts: Sequence[list[str]]) -> str:
+    """Return the number of tokens, such as `9`, or `7 to 9` if the texts differ in length."""
     fewest, most = min(map(len, texts), default=0), max(map(len, texts), default=0)
     return str(most) if fewest == most else f"{fewest} to {most}"
 
 
-def _texts(tokens: Any) -> list[list[str]]:
-    """A text for each batch row, or one for all."""
+def _token_rows(tokens: Any) -> list[list[str]]:
+    """Return one list of tokens for all batch rows, or one per row."""
     if isinstance(tokens, str):
         raise TypeError(f"tokens must be a list of strings, got the string {tokens!r}; write its tokens one by one")
-    one = all(isinstance(token, str) for token in tokens)
-    rows = [tokens] if one else list(tokens)
+    is_one_text = all(isinstance(token, str) for token in tokens)
+    rows = [tokens] if is_one_text else list(tokens)
     if not all(isinstance(row, Sequence) and all(isinstance(token, str) for token in row) for row in rows):
         raise TypeError(
             "tokens must be strings, or lists of strings, one for each batch row; "

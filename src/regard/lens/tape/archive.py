@@ -1,8 +1,9 @@
-"""The file of a tape: one `.safetensors`, tensors as they are and everything else as JSON in its metadata.
+"""The file of a tape: one `.safetensors` file whose metadata holds everything but the tensors, as JSON.
 
-Terms are written by name and rebuilt through a table of names, so a file can hold numbers but never code. Each tensor
-has a digest, and the text with these has one more. `load` checks all of them before anything is believed; `mapped`
-checks the text, reads no tensor before it is looked at, and leaves the tensors to `check`.
+Terms are written by class name and rebuilt through a table of names, so a file can hold numbers but never code. Each
+tensor has a SHA-256 digest, and one more digest covers the JSON text and the tensor digests. `load` checks all digests
+first. `load_unchecked` checks only the text and maps the tensors, which are read from the disk when they are used;
+`check` verifies the tensors.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ from ..recording.observed import weights_of_observed
 from ..recording.record import Extras
 from ..recording.recorder import Key
 from ..recording.reduced import ROWS, Reduced
-from ..recording.store import Held
+from ..recording.store import TensorInMemory
 from .groups import Groups
-from .image_patches import Picture
+from .image_patches import PatchedImage
 from .overview import Overview
-from .term_json import Box, check_fields, read, saveable, tensor_of, written
+from .term_json import TensorBox, check_fields, evaluate_functions, from_json, tensor_named, to_json
 
 FORMAT = 3
-EVEN_MAPS = 2  # the format whose summaries had other cells: they are left out, and made again when somebody asks
-NAME = "regard.tape"
-LARGEST_HEADER = 10_000_000
-OVERVIEW = tuple(field.name for field in dataclasses.fields(Overview))
-CHUNK = 2**22  # bytes of a tensor digested between two looks at what else there is to do
+FORMAT_WITH_EVEN_MAPS = 2  # its summaries had maps with other cells: they are dropped, and computed anew when needed
+METADATA_KEY = "regard.tape"
+MAX_HEADER_BYTES = 10_000_000
+OVERVIEW_FIELDS = tuple(field.name for field in dataclasses.fields(Overview))
+DIGEST_CHUNK_BYTES = 2**22  # `check` yields its progress after each chunk
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a file holds."""
+class TapeContents:
+    """The arguments of a `Tape` as read from a file; labels are tuples (layer pattern, queries, keys)."""
 
     entries: dict[Key, Weights | Reduced]
     extras: dict[Key, Extras]
     tokens: list[tuple[str, list[list[str]], list[list[str]]]]
     groups: dict[str, list[tuple[str, Groups, Groups]]]
-    pictures: list[tuple[str, list[Picture]]]
+    pictures: list[tuple[str, list[PatchedImage]]]
     facts: dict[str, str]
     summaries: dict[Key, tuple[Summary, Overview]]
 
@@ -66,50 +67,50 @@ def save(
     facts: Mapping[str, str],
     summaries: Mapping[Key, tuple[Summary, Overview]],
 ) -> None:
-    """Write a tape under a temporary name, force it to the disk, rename it."""
+    """Write a tape to a temporary file, sync it to the disk, then rename it: `path` is never a partial file."""
     check_parent_folder(path)
-    box = Box()
-    described = [_entry(key, A, extras, summaries.get(key), box) for key, (A, extras) in entries.items()]
+    box = TensorBox()
+    described = [_entry_json(key, A, extras, summaries.get(key), box) for key, (A, extras) in entries.items()]
     text = json.dumps(
         {
             "format": FORMAT,
             "entries": described,
             "tokens": [[x.layers, x.queries, x.keys] for x in tokens],
             "groups": {
-                name: [[x.layers, _groups(x.queries, box), _groups(x.keys, box)] for x in given]
-                for name, given in groups.items()
+                name: [[x.layers, _groups_json(x.queries, box), _groups_json(x.keys, box)] for x in labels]
+                for name, labels in groups.items()
             },
-            "pictures": [[x.layers, [_picture(picture, box) for picture in x.queries]] for x in pictures],
+            "pictures": [[x.layers, [_image_json(image, box) for image in x.queries]] for x in pictures],
             "facts": {name: str(value) for name, value in facts.items()},
         },
         ensure_ascii=False,
     )
-    # Half of a pair of UTF-16, which no UTF-8 can hold, stands in JSON by its number.
+    # A lone UTF-16 surrogate cannot be encoded in UTF-8: write it as its JSON escape.
     text = text.encode("utf8", "backslashreplace").decode()
-    if len(text.encode()) > LARGEST_HEADER * 0.9:
+    if len(text.encode()) > MAX_HEADER_BYTES * 0.9:
         raise ValueError(
             f"tokens and labels take {len(text) / 1e6:.1f} MB, a tape holds up to 9; save fewer layers or tokens"
         )
     with atomic_path(path) as temporary:
-        save_tensors(temporary, box.tensors, sealed(text, box.tensors))
+        save_tensors(temporary, box.tensors, checksummed_metadata(text, box.tensors))
 
 
-def load(path: Path) -> Found:
-    """Read a tape; `ValueError` names the file and what is wrong with it."""
+def load(path: Path) -> TapeContents:
+    """Read a tape and check all digests; `ValueError` names the file and what is wrong with it."""
     for _ in check(path):
         pass
-    return mapped(path)
+    return load_unchecked(path)
 
 
-def mapped(path: Path) -> Found:
-    """The tape of a file whose tensors are read, from the disk, only where they are looked at."""
+def load_unchecked(path: Path) -> TapeContents:
+    """Read a tape whose tensors are mapped into memory: each is read from the disk when it is used, unchecked."""
     text, _, tensors = _read(path)
     try:
         described = json.loads(text)
-        if isinstance(described, dict) and described.get("format") not in (EVEN_MAPS, FORMAT):
-            raise ValueError(_other_format(described.get("format")))
-        check_fields("the tape", described, "format entries tokens groups pictures facts")
-        if described["format"] == EVEN_MAPS:
+        if isinstance(described, dict) and described.get("format") not in (FORMAT_WITH_EVEN_MAPS, FORMAT):
+            raise ValueError(_unsupported_format(described.get("format")))
+        check_fields("the tape", described, "format", "entries", "tokens", "groups", "pictures", "facts")
+        if described["format"] == FORMAT_WITH_EVEN_MAPS:
             for entry in described["entries"]:
                 if isinstance(entry, dict) and "summary" in entry:
                     entry["summary"] = None
@@ -117,59 +118,62 @@ def mapped(path: Path) -> Found:
         extras: dict[Key, Extras] = {}
         summaries: dict[Key, tuple[Summary, Overview]] = {}
         for entry in described["entries"]:
-            key, A, extra, summary = _rebuilt(entry, tensors)
+            key, A, extra, summary = _read_entry(entry, tensors)
             entries[key], extras[key] = A, extra
             if summary is not None:
                 summaries[key] = summary
         tokens = [(str(layers), _texts(queries), _texts(keys)) for layers, queries, keys in described["tokens"]]
         groups = {
-            name: [(str(layers), _regrouped(q, tensors), _regrouped(k, tensors)) for layers, q, k in given]
-            for name, given in described["groups"].items()
+            name: [(str(layers), _read_groups(q, tensors), _read_groups(k, tensors)) for layers, q, k in labels]
+            for name, labels in described["groups"].items()
         }
-        pictures = [(str(layers), [_redrawn(x, tensors) for x in given]) for layers, given in described["pictures"]]
+        pictures = [
+            (str(layers), [_read_image(x, tensors) for x in images]) for layers, images in described["pictures"]
+        ]
         facts = {str(name): str(value) for name, value in described["facts"].items()}
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise ValueError(f"{path} is no tape that can be read: {error}") from None
-    return Found(entries, extras, tokens, groups, pictures, facts, summaries)
+        raise ValueError(f"cannot read {path} as a tape: {error}") from None
+    return TapeContents(entries, extras, tokens, groups, pictures, facts, summaries)
 
 
 def is_tape(path: Path) -> bool:
-    """Does the file say that it is a tape?"""
+    """Return whether the file's metadata says that it is a tape."""
     try:
         with safe_open(path, "pt") as opened:
-            return NAME in (opened.metadata() or {})
+            return METADATA_KEY in (opened.metadata() or {})
     except (SafetensorError, OSError):
         return False
 
 
 def check(path: Path) -> Iterator[float]:
-    """Read all of a file and raise `ValueError` unless it is what was written; yields the share that is done."""
+    """Read the whole file and raise `ValueError` if a checksum differs; yields the fraction that is done."""
     _, digests, tensors = _read(path)
     total, done = max(1, sum(x.nbytes for x in tensors.values())), 0
     for name, x in tensors.items():
-        digest = _digest_of_kind(x)
-        for part in x.reshape(-1).view(torch.uint8).split(CHUNK):
+        digest = _start_digest(x)
+        for part in x.reshape(-1).view(torch.uint8).split(DIGEST_CHUNK_BYTES):
             digest.update(part.numpy().data)
             done += len(part)
             yield done / total
         if digest.hexdigest() != digests[name]:
-            raise ValueError(f"{path} is damaged: it is not what was written")
+            raise ValueError(f"{path} is corrupted: checksum mismatch")
 
 
-def sealed(text: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The metadata of a file: the text, the digest of each tensor, and one over all of these."""
-    found = {}
+def checksummed_metadata(text: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the metadata of a file: the text, the digest of each tensor, and a digest of both."""
+    digest_by_name = {}
     for name, x in tensors.items():
-        digest = _digest_of_kind(x)
+        digest = _start_digest(x)
         digest.update(x.reshape(-1).view(torch.uint8).numpy().data)
-        found[name] = digest.hexdigest()
-    digests = json.dumps(found)
-    return {NAME: text, "digests": digests, "sha256": hashlib.sha256((text + digests).encode()).hexdigest()}
+        digest_by_name[name] = digest.hexdigest()
+    digests = json.dumps(digest_by_name)
+    return {METADATA_KEY: text, "digests": digests, "sha256": hashlib.sha256((text + digests).encode()).hexdigest()}
 
 
-def _entry(
-    key: Key, A: Weights | Reduced, extras: Extras, summary: tuple[Summary, Overview] | None, box: Box
+def _entry_json(
+    key: Key, A: Weights | Reduced, extras: Extras, summary: tuple[Summary, Overview] | None, box: TensorBox
 ) -> dict[str, Any]:
+    """Describe one call of a layer; its tensors go into the box."""
     named: dict[str, Any] = {"layer": key[0], "call": key[1]}
     if isinstance(A, Reduced):
         measures = {name: box.add(A[name]) for name in A.kept}
@@ -184,128 +188,129 @@ def _entry(
         "heads": None if call.head_ids is None else call.head_ids.tolist(),
         "offset": call.offset,
         "tensors": {name: box.add(x) for name, x in tensors.items() if x is not None},
-        "terms": {slot: written(saveable(getattr(call, slot), A), box) for slot in SLOTS},
-        "summary": None if summary is None else {name: box.add(x) for name, x in _measures(*summary).items()},
+        "terms": {slot: to_json(evaluate_functions(getattr(call, slot), A), box) for slot in SLOTS},
+        "summary": None if summary is None else {name: box.add(x) for name, x in _summary_tensors(*summary).items()},
     }
 
 
-def _measures(summary: Summary, overview: Overview) -> dict[str, Tensor]:
+def _summary_tensors(summary: Summary, overview: Overview) -> dict[str, Tensor]:
     measures = {name: getattr(summary, name) for name in (*ROWS, "map")}
-    return measures | {f"overview.{name}": getattr(overview, name) for name in OVERVIEW}
+    return measures | {f"overview.{name}": getattr(overview, name) for name in OVERVIEW_FIELDS}
 
 
-def _rebuilt(
+def _read_entry(
     entry: Any, tensors: Mapping[str, Tensor]
 ) -> tuple[Key, Weights | Reduced, Extras, tuple[Summary, Overview] | None]:
     if isinstance(entry, dict) and "measures" in entry:
-        check_fields("an entry", entry, "layer call shape measures")
-        measures = {name: Held(tensor_of(at, tensors)) for name, at in entry["measures"].items()}
-        shape = torch.Size(_whole(n) for n in entry["shape"])
-        for name, kept in measures.items():
-            _fits(name, kept.get(), shape)
+        check_fields("an entry", entry, "layer", "call", "shape", "measures")
+        measures = {name: TensorInMemory(tensor_named(at, tensors)) for name, at in entry["measures"].items()}
+        shape = torch.Size(_check_int(n) for n in entry["shape"])
+        for name, measure in measures.items():
+            _check_measure_shape(name, measure.get(), shape)
         return _key(entry), Reduced(shape, measures), Extras(), None
-    check_fields("an entry", entry, "layer call heads offset tensors terms summary")
-    check_fields("the terms", entry["terms"], " ".join(SLOTS))
-    named = {name: tensor_of(at, tensors) for name, at in entry["tensors"].items()}
+    check_fields("an entry", entry, "layer", "call", "heads", "offset", "tensors", "terms", "summary")
+    check_fields("the terms", entry["terms"], *SLOTS)
+    named = {name: tensor_named(at, tensors) for name, at in entry["tensors"].items()}
     extras = Extras(**{field.name: named.pop(field.name, None) for field in dataclasses.fields(Extras)})
+    if missing := {"q", "k"} - named.keys():
+        raise ValueError(f"an entry has no tensor {', '.join(sorted(missing))}")
     q, k, statistic = named.pop("q"), named.pop("k"), named.pop("statistic", None)
     if named:
         raise ValueError(f"an entry has unknown tensors {', '.join(named)}")
-    terms: Any = {slot: read(entry["terms"][slot], tensors) for slot in SLOTS}
+    terms: Any = {slot: from_json(entry["terms"][slot], tensors) for slot in SLOTS}
     if entry["heads"] is None:
-        A = weights(q, k, **terms, offset=_whole(entry["offset"], least=None))
+        A = weights(q, k, **terms, offset=_check_int(entry["offset"], least=None))
     else:
-        heads = [_whole(head) for head in entry["heads"]]
-        A = weights_of_observed(q, k, heads, **terms, offset=_whole(entry["offset"], least=None))
-        # Terms that number more or fewer heads raise here.
+        heads = [_check_int(head) for head in entry["heads"]]
+        A = weights_of_observed(q, k, heads, **terms, offset=_check_int(entry["offset"], least=None))
+        # Evaluating one entry raises if a term has parameters for another number of heads.
         weights_of_observed(q[:, :, :1], k[:, :, :1], heads, **terms, offset=entry["offset"])[..., :1, :1]
     if statistic is not None and statistic.shape != (*q.shape[:3], 1):
         raise ValueError(f"the statistic must have shape {(*q.shape[:3], 1)}, got {tuple(statistic.shape)}")
     if statistic is not None:
         A = Weights(A.call, statistic)
-    summary = None if entry["summary"] is None else _summarized(entry["summary"], A, tensors)
+    summary = None if entry["summary"] is None else _read_summary(entry["summary"], A, tensors)
     return _key(entry), A, extras, summary
 
 
-def _summarized(written: Any, A: Weights, tensors: Mapping[str, Tensor]) -> tuple[Summary, Overview]:
-    check_fields("a summary", written, " ".join((*ROWS, "map", *(f"overview.{name}" for name in OVERVIEW))))
-    found = {name: tensor_of(at, tensors) for name, at in written.items()}
+def _read_summary(source: Any, A: Weights, tensors: Mapping[str, Tensor]) -> tuple[Summary, Overview]:
+    check_fields("a summary", source, *ROWS, "map", *(f"overview.{name}" for name in OVERVIEW_FIELDS))
+    measures = {name: tensor_named(at, tensors) for name, at in source.items()}
     for name in (*ROWS, "map"):
-        _fits(name, found[name], A.shape)
-    for name in OVERVIEW:
-        x = found[f"overview.{name}"]
+        _check_measure_shape(name, measures[name], A.shape)
+    for name in OVERVIEW_FIELDS:
+        x = measures[f"overview.{name}"]
         if x.shape[:2] != A.shape[:2] or x.ndim != (4 if name == "thumbs" else 2):
-            raise ValueError(f"{name} of a summary must be of {tuple(A.shape[:2])} heads, got {tuple(x.shape)}")
+            raise ValueError(f"{name} of a summary must begin with dims {tuple(A.shape[:2])}, got {tuple(x.shape)}")
     statistic = None if A.known_statistic is None else A.known_statistic.squeeze(-1)
-    summary = Summary(**{name: found[name] for name in (*ROWS, "map")}, statistic=statistic)
-    return summary, Overview(**{name: found[f"overview.{name}"] for name in OVERVIEW})
+    summary = Summary(**{name: measures[name] for name in (*ROWS, "map")}, statistic=statistic)
+    return summary, Overview(**{name: measures[f"overview.{name}"] for name in OVERVIEW_FIELDS})
 
 
 def _key(entry: Mapping[str, Any]) -> Key:
-    return str(entry["layer"]), _whole(entry["call"])
+    return str(entry["layer"]), _check_int(entry["call"])
 
 
-def _groups(groups: Groups, box: Box) -> dict[str, Any]:
+def _groups_json(groups: Groups, box: TensorBox) -> dict[str, Any]:
     return {"ids": box.add(groups.ids), "labels": list(groups.labels)}
 
 
-def _regrouped(written: Any, tensors: Mapping[str, Tensor]) -> Groups:
-    check_fields("groups", written, "ids labels")
-    return Groups(tensor_of(written["ids"], tensors), tuple(str(label) for label in written["labels"]))
+def _read_groups(source: Any, tensors: Mapping[str, Tensor]) -> Groups:
+    check_fields("groups", source, "ids", "labels")
+    return Groups(tensor_named(source["ids"], tensors), tuple(str(label) for label in source["labels"]))
 
 
-def _picture(picture: Picture, box: Box) -> dict[str, Any]:
-    shape = {"rows": picture.rows, "cols": picture.cols, "special": picture.special}
-    return {"pixels": box.add(picture.pixels), **shape}
+def _image_json(image: PatchedImage, box: TensorBox) -> dict[str, Any]:
+    return {"pixels": box.add(image.pixels), "rows": image.rows, "cols": image.cols, "special": image.special}
 
 
-def _redrawn(written: Any, tensors: Mapping[str, Tensor]) -> Picture:
-    check_fields("a picture", written, "pixels rows cols special")
-    return Picture(**{**written, "pixels": tensor_of(written["pixels"], tensors)})
+def _read_image(source: Any, tensors: Mapping[str, Tensor]) -> PatchedImage:
+    check_fields("a picture", source, "pixels", "rows", "cols", "special")
+    return PatchedImage(**{**source, "pixels": tensor_named(source["pixels"], tensors)})
 
 
-def _other_format(found: Any) -> str:
-    """What is said of a file of another layout."""
-    newer = isinstance(found, int) and found > FORMAT
-    step = "upgrade regard" if newer else "make it again: capture(model) and tape.save(...), or regard look"
-    return f"it is of format {found!r}, and this version of regard reads {FORMAT}; {step}"
+def _unsupported_format(number: Any) -> str:
+    """Return the message for a file of another format."""
+    newer = isinstance(number, int) and number > FORMAT
+    step = "upgrade regard" if newer else "create it again with capture(model) and tape.save(...), or regard look"
+    return f"it has format {number!r}, but this version of regard reads format {FORMAT}; {step}"
 
 
 def _read(path: Path) -> tuple[str, dict[str, str], dict[str, Tensor]]:
-    """The text, which is what was written, with the digests of the tensors, and the tensors, not yet read."""
+    """Return the text, whose digest is checked, the digests of the tensors, and the mapped tensors."""
     try:
         with path.open("rb") as file:
-            header, begun = int.from_bytes(file.read(8), "little"), file.read(1)
-        if begun != b"{":
+            header_bytes, first_byte = int.from_bytes(file.read(8), "little"), file.read(1)
+        if first_byte != b"{":
             raise ValueError(
-                f"{path} is no capture, for it is no safetensors file; regard look and tape.save write them"
+                f"{path} is not a capture: it is not a safetensors file; regard look and tape.save write captures"
             )
-        if header > LARGEST_HEADER:
-            raise ValueError(f"{path} has a header of {header} bytes; at most {LARGEST_HEADER} are believed")
+        if header_bytes > MAX_HEADER_BYTES:
+            raise ValueError(f"{path} has a header of {header_bytes} bytes; the limit is {MAX_HEADER_BYTES}")
         with safe_open(path, "pt") as opened:
             metadata = opened.metadata() or {}
-        if metadata.keys() == {NAME, "sha256"}:
-            raise ValueError(f"{path} is no tape that can be read: {_other_format(1)}")
-        if metadata.keys() != {NAME, "digests", "sha256"}:
-            raise ValueError(f"{path} is a safetensors file but no tape; tapes are written by Tape.save")
+        if metadata.keys() == {METADATA_KEY, "sha256"}:
+            raise ValueError(f"cannot read {path} as a tape: {_unsupported_format(1)}")
+        if metadata.keys() != {METADATA_KEY, "digests", "sha256"}:
+            raise ValueError(f"{path} is a safetensors file but not a tape; Tape.save writes tapes")
         tensors = safetensors.torch.load_file(path)
     except (SafetensorError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no safetensors file that can be read: {error}") from None
-    text, digests = metadata[NAME], metadata["digests"]
+        raise ValueError(f"cannot read {path} as safetensors: {error}") from None
+    text, digests = metadata[METADATA_KEY], metadata["digests"]
     if hashlib.sha256((text + digests).encode()).hexdigest() != metadata["sha256"]:
-        raise ValueError(f"{path} is damaged: it is not what was written")
-    found = json.loads(digests)
-    if not isinstance(found, dict) or found.keys() != tensors.keys():
-        raise ValueError(f"{path} is damaged: it does not hold the tensors that were written")
-    return text, found, tensors
+        raise ValueError(f"{path} is corrupted: checksum mismatch")
+    digest_by_name = json.loads(digests)
+    if not isinstance(digest_by_name, dict) or digest_by_name.keys() != tensors.keys():
+        raise ValueError(f"{path} is corrupted: its tensors are not those in its list of checksums")
+    return text, digest_by_name, tensors
 
 
-def _digest_of_kind(x: Tensor) -> Any:
-    """The beginning of a tensor's digest: its dtype and shape."""
+def _start_digest(x: Tensor) -> Any:
+    """Return a tensor's digest that covers its dtype and shape; the caller adds its bytes."""
     return hashlib.sha256(f"{x.dtype} {tuple(x.shape)}\n".encode())
 
 
-def _whole(value: Any, least: int | None = 0) -> int:
+def _check_int(value: Any, least: int | None = 0) -> int:
     if type(value) is not int or (least is not None and value < least):
         raise ValueError(f"expected a whole number{'' if least is None else f' of at least {least}'}, got {value!r}")
     return value
@@ -317,8 +322,8 @@ def _texts(rows: Any) -> list[list[str]]:
     return [[str(token) for token in row] for row in rows]
 
 
-def _fits(name: str, x: Tensor, shape: torch.Size) -> None:
-    """Raise unless a measure has the dims of the matrix it is a measure of."""
+def _check_measure_shape(name: str, x: Tensor, shape: torch.Size) -> None:
+    """Raise unless a measure has the shape that a matrix of this shape gives."""
     *lead, i, j = shape
     if name.startswith("pool:"):
         n = int(name.removeprefix("pool:"))

@@ -1,6 +1,6 @@
-"""Groups of tokens: words, lines, sentences, patches of an image, spans of your own.
+"""Groups of tokens: words, lines, sentences, patches of an image, named spans.
 
-Attention between groups is `A.mass(queries.ids, keys.ids)`, or `tape.mass(layer, "words")` once a tape has them.
+Attention between groups is `A.mass(queries.ids, keys.ids)`, or `tape.mass(layer, "words")` after `tape.group(...)`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from ...checks import check_int, check_integer_tensor, check_tensor
 from ..layer_names import shown_name
 
-STARTS = ("▁", "Ġ", " ")  # how tokenizers mark the first piece of a word
-ENDINGS = (".", "!", "?", "。", "！", "？", "…", "।", "؟")
-BREAKS = ("\n", "Ċ", "<0x0A>")
-SPECIAL = re.compile(r"<(?!0x).+>|\[[A-Z].*\]")  # such as <s>, <|endoftext|> and [CLS]; not a byte, <0xE2>
+WORD_STARTS = ("▁", "Ġ", " ")  # prefixes by which tokenizers mark the first piece of a word
+SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "…", "।", "؟")
+LINE_BREAKS = ("\n", "Ċ", "<0x0A>")
+SPECIAL_TOKEN = re.compile(r"<(?!0x).+>|\[[A-Z].*\]")  # <s>, <|endoftext|>, [CLS]; not a byte such as <0xE2>
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Which group each token is in, whole numbers from 0, and what the groups are called."""
+    """The group number of each token, from 0, and the label of each group."""
 
     ids: Int[Tensor, " n"]
     labels: tuple[str, ...]
@@ -35,7 +35,7 @@ class Groups:
         object.__setattr__(self, "labels", tuple(self.labels))
         if self.ids.numel() and not 0 <= int(self.ids.min()) <= int(self.ids.max()) < len(self.labels):
             raise ValueError(
-                f"Groups ids must be from 0 to the number of labels {len(self.labels)} less one, "
+                f"Groups ids must be at least 0 and below the number of labels {len(self.labels)}, "
                 f"got {int(self.ids.min())} to {int(self.ids.max())}"
             )
 
@@ -44,56 +44,58 @@ class Groups:
 
 
 def words(tokens: Sequence[str]) -> Groups:
-    """Pieces of words back to words, by the marks of WordPiece (`##s`), SentencePiece (`▁the`) and byte BPE (`Ġthe`).
+    """Group word pieces into words, by the marks of WordPiece (`##s`), SentencePiece (`▁the`) and byte BPE (`Ġthe`).
 
     >>> words(["[CLS]", "atten", "##tion", "is", "[SEP]"]).labels
     ('[CLS]', 'attention', 'is', '[SEP]')
     >>> words(["▁atten", "tion", "▁is"]).labels
     ('attention', 'is')
     """
-    pieced = any(token.startswith("##") for token in tokens)
-    marked = not pieced and any(token.startswith(STARTS) for token in tokens)
+    is_wordpiece = any(token.startswith("##") for token in tokens)
+    has_start_marks = not is_wordpiece and any(token.startswith(WORD_STARTS) for token in tokens)
 
-    def goes_on(n: int) -> bool:
-        if marked:
+    def continues_word(n: int) -> bool:
+        if has_start_marks:
             return not (
-                tokens[n].startswith((*STARTS, *BREAKS, "<", "["))
-                or tokens[n - 1] in BREAKS
-                or SPECIAL.fullmatch(tokens[n - 1])
+                tokens[n].startswith((*WORD_STARTS, *LINE_BREAKS, "<", "["))
+                or tokens[n - 1] in LINE_BREAKS
+                or SPECIAL_TOKEN.fullmatch(tokens[n - 1])
             )
         return tokens[n].startswith("##")
 
-    def joined(part: Sequence[str]) -> str:
-        return "".join(token.removeprefix("##") for token in part).lstrip("".join(STARTS))
+    def word_of(part: Sequence[str]) -> str:
+        return "".join(token.removeprefix("##") for token in part).lstrip("".join(WORD_STARTS))
 
-    return _runs(tokens, goes_on, joined)
+    return _group_runs(tokens, continues_word, word_of)
 
 
 def lines(tokens: Sequence[str]) -> Groups:
-    """Tokens up to and with each line break."""
-    return _runs(tokens, lambda n: not _holds(tokens[n - 1], BREAKS), _text)
+    """Group tokens into lines; a line break belongs to the line that it ends."""
+    return _group_runs(tokens, lambda n: not _contains_any(tokens[n - 1], LINE_BREAKS), _text_of)
 
 
 def sentences(tokens: Sequence[str]) -> Groups:
-    """Tokens up to and with each full stop, question or exclamation mark, or line break, closing quotes included.
+    """Group tokens into sentences.
+
+    A sentence ends after a full stop, question mark, exclamation mark or line break, and the closing quotes behind it.
 
     >>> sentences(["Look", ".", "Who", "'s", "there", "?"]).labels
     ('Look.', "Who'sthere?")
     """
     closing = ("'", '"', "”", "’", ")", "]", "»", "」")
 
-    def goes_on(n: int) -> bool:
+    def continues_sentence(n: int) -> bool:
         before = n - 1
-        while before > 0 and _bare(tokens[before]) in closing:
+        while before > 0 and _without_mark(tokens[before]) in closing:
             before -= 1
-        ended = _bare(tokens[before]).endswith(ENDINGS) or _holds(tokens[before], BREAKS)
-        return not ended or _bare(tokens[n]) in closing
+        ended = _without_mark(tokens[before]).endswith(SENTENCE_ENDS) or _contains_any(tokens[before], LINE_BREAKS)
+        return not ended or _without_mark(tokens[n]) in closing
 
-    return _runs(tokens, goes_on, _text)
+    return _group_runs(tokens, continues_sentence, _text_of)
 
 
 def patches(rows: int, cols: int, *, special: int = 1, size: int = 1) -> Groups:
-    """The patches of an image in reading order behind `special` tokens, joined to squares of `size` by `size`.
+    """Group the patches of an image, in reading order after `special` tokens, into squares of `size` by `size` patches.
 
     >>> patches(4, 4, size=2).labels
     ('special', '0,0', '0,1', '1,0', '1,1')
@@ -108,7 +110,7 @@ def patches(rows: int, cols: int, *, special: int = 1, size: int = 1) -> Groups:
 
 
 def spans(n: int, named: Mapping[str, tuple[int, int]]) -> Groups:
-    """Spans of your own, from a first token up to, and without, a last; n tokens, those outside in a group "other".
+    """Group n tokens into named spans (start, stop), stop excluded; tokens outside of all spans are in a group "other".
 
     >>> spans(6, {"question": (0, 2), "answer": (4, 6)}).ids.tolist()
     [0, 0, 2, 2, 1, 1]
@@ -118,40 +120,42 @@ def spans(n: int, named: Mapping[str, tuple[int, int]]) -> Groups:
         if not 0 <= start < stop <= n:
             raise ValueError(f"span {name!r} must lie within the {n} tokens, got {(start, stop)}")
         if bool((ids[start:stop] < len(named)).any()):
-            raise ValueError(f"span {name!r}, {(start, stop)}, overlaps one before it")
+            raise ValueError(f"span {name!r} {(start, stop)} overlaps an earlier span")
         ids[start:stop] = number
     return Groups(ids, (*named, *(["other"] if bool((ids == len(named)).any()) else [])))
 
 
-def misgrouped(name: str, queries: Groups, keys: Groups, shapes: Mapping[str, tuple[int, int, int]]) -> str | None:
-    """What is to be said of groups that fit no layer, by how many batch rows, queries and keys each has."""
-    given = queries.ids.numel(), keys.ids.numel()
-    if not shapes or any(given == shape[1:] for shape in shapes.values()):
+def group_mismatch(name: str, queries: Groups, keys: Groups, shapes: Mapping[str, tuple[int, int, int]]) -> str | None:
+    """Return a warning if the groups fit no layer; `shapes` are (batch rows, queries, keys) by layer name."""
+    tokens = queries.ids.numel(), keys.ids.numel()
+    if not shapes or any(tokens == shape[1:] for shape in shapes.values()):
         return None
     layer, (_, i, j) = next(iter(shapes.items()))
     return (
-        f"groups {name!r} of {given[0]} queries and {given[1]} keys were given, and {shown_name(layer)!r} has {i} and "
-        f"{j}; give those of all tokens, tape.group({name!r}, queries, keys) where they differ"
+        f"groups {name!r} cover {tokens[0]} queries and {tokens[1]} keys, but {shown_name(layer)!r} has {i} queries "
+        f"and {j} keys; pass groups of all tokens, or tape.group({name!r}, queries, keys) if the two axes differ"
     )
 
 
-def _runs(tokens: Sequence[str], goes_on: Callable[[int], bool], label: Callable[[Sequence[str]], str]) -> Groups:
-    """Runs of tokens, each going on until it does not."""
-    starts = [n for n in range(len(tokens)) if n == 0 or not goes_on(n)]
+def _group_runs(
+    tokens: Sequence[str], continues: Callable[[int], bool], label_of: Callable[[Sequence[str]], str]
+) -> Groups:
+    """Group consecutive tokens: token n joins the group of token n - 1 if `continues(n)`."""
+    starts = [n for n in range(len(tokens)) if n == 0 or not continues(n)]
     ids = torch.zeros(len(tokens), dtype=torch.long)
     ids[starts[1:]] = 1
     ends = [*starts[1:], len(tokens)] if starts else []
-    labels = [label(tokens[start:stop]) for start, stop in zip(starts, ends, strict=True)]
+    labels = [label_of(tokens[start:stop]) for start, stop in zip(starts, ends, strict=True)]
     return Groups(ids.cumsum(0), tuple(labels))
 
 
-def _text(part: Sequence[str]) -> str:
-    return "".join(" " + _bare(x) if x.startswith(STARTS) else x.removeprefix("##") for x in part).strip()
+def _text_of(part: Sequence[str]) -> str:
+    return "".join(" " + _without_mark(x) if x.startswith(WORD_STARTS) else x.removeprefix("##") for x in part).strip()
 
 
-def _bare(token: str) -> str:
-    return token.lstrip("".join(STARTS))
+def _without_mark(token: str) -> str:
+    return token.lstrip("".join(WORD_STARTS))
 
 
-def _holds(token: str, marks: Sequence[str]) -> bool:
+def _contains_any(token: str, marks: Sequence[str]) -> bool:
     return any(mark in token for mark in marks)

@@ -1,4 +1,4 @@
-"""Pictures: the images whose patches some layers attend to."""
+"""Images whose patches are the tokens of a layer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Image = Tensor | npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
-    """An image cut into patches, in reading order behind `special` tokens."""
+class PatchedImage:
+    """An image cut into rows x cols patches. Its tokens are `special` tokens, then the patches in reading order."""
 
     pixels: Tensor  # y x 3, uint8
     rows: int
@@ -35,50 +35,54 @@ class Picture:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it is to a model."""
+        """The number of tokens, special ones included."""
         return self.special + self.rows * self.cols
 
 
-def pictures(images: Image | Sequence[Image], patches: tuple[int, int], special: int) -> list[Picture]:
-    """A picture for all batch rows, or one for each."""
+def patched_images(images: Image | Sequence[Image], patches: tuple[int, int], special: int) -> list[PatchedImage]:
+    """Return one image for all batch rows, or one per row."""
     if not isinstance(patches, Sequence) or len(patches) != 2:
-        raise ValueError(f"patches must be how many rows and columns of them there are, as (14, 14), got {patches!r}")
+        raise ValueError(f"patches must be (rows, columns), e.g. (14, 14), got {patches!r}")
     if not isinstance(images, (Tensor, Sequence)):
         images = np.asarray(images)
-    given = list(images) if isinstance(images, Sequence) or images.ndim == 4 else [images]
-    return [Picture(_pixels(image), *patches, special) for image in given]
+    rows = list(images) if isinstance(images, Sequence) or images.ndim == 4 else [images]
+    return [PatchedImage(_to_bytes(image), *patches, special) for image in rows]
 
 
-def misfit(given: Sequence[Picture], shapes: Mapping[str, tuple[int, int, int]]) -> str | None:
-    """What is to be said of pictures that fit no layer, by how many batch rows, queries and keys each has."""
-    if not given or not shapes:
+def image_mismatch(images: Sequence[PatchedImage], shapes: Mapping[str, tuple[int, int, int]]) -> str | None:
+    """Return a warning if the images fit no layer; `shapes` are (batch rows, queries, keys) by layer name."""
+    if not images or not shapes:
         return None
     name, (b, i, j) = next(iter(shapes.items()))
     layer = shown_name(name)
-    if len(given) > 1 and all(len(given) != rows for rows, _, _ in shapes.values()):
-        return f"{len(given)} pictures were given, and {layer!r} has a batch of {b}; give one for all, or one for each"
-    if any(given[0].tokens in shape[1:] for shape in shapes.values()):
+    if len(images) > 1 and all(len(images) != rows for rows, _, _ in shapes.values()):
+        return f"{len(images)} pictures were given, but {layer!r} has {b} batch rows; pass one for all, or one per row"
+    first = images[0]
+    if any(first.tokens in shape[1:] for shape in shapes.values()):
         return None
     return (
-        f"a picture of {given[0].tokens} tokens was given, {given[0].special} before {given[0].rows} x {given[0].cols} "
-        f"patches, and {layer!r} has {i} queries and {j} keys; check patches and special"
+        f"a picture of {first.tokens} tokens was given ({first.special} special tokens and {first.rows} x {first.cols} "
+        f"patches), but {layer!r} has {i} queries and {j} keys; check patches and special"
     )
 
 
-def _pixels(image: Image) -> Tensor:
-    """Bytes `y x 3` of an image `y x`, `y x c` or `c y x`, c of 1 or 3; others than bytes and 0 to 1 are stretched."""
+def _to_bytes(image: Image) -> Tensor:
+    """Convert an image `y x`, `y x c` or `c y x`, c of 1 or 3, to bytes `y x 3`.
+
+    Numbers outside 0 to 1 (a normalized image) are stretched: the lowest becomes 0 and the highest 255.
+    """
     x = image.detach().cpu() if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
     if x.ndim == 3 and x.shape[0] in (1, 3) and x.shape[-1] not in (1, 3):
-        x = x.movedim(0, -1)
+        x = x.movedim(0, -1)  # c y x -> y x c
     x = x[..., None] if x.ndim == 2 else x
     if x.ndim != 3 or x.shape[-1] not in (1, 3) or not x.numel():
         raise ValueError(f"an image must have dims y x, y x c or c y x, c of 1 or 3, got shape {tuple(x.shape)}")
     if x.dtype != torch.uint8:
         x = x.float()
         if not bool(x.isfinite().all()):
-            raise ValueError("an image must hold numbers, got NaN or Inf among its pixels")
+            raise ValueError("an image must hold finite numbers, got NaN or Inf among its pixels")
         low, high = x.min(), x.max()
         if low < 0 or high > 1:
-            x = (x - low) / (high - low).clamp(min=1e-12)  # back from where a model wants it
+            x = (x - low) / (high - low).clamp(min=1e-12)
         x = (x * 255).round().to(torch.uint8)
     return x.expand(*x.shape[:2], 3).contiguous()

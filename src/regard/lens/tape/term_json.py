@@ -1,7 +1,7 @@
-"""Terms as JSON: by name, with their tensors in a box beside them.
+"""Terms as JSON: a term is an object with its class name and fields, and its tensors go into a `TensorBox` beside it.
 
-Names are looked up in a table, so what is read can be numbers but never code. A mask with a function in it, which no
-file can hold, is written as the bits it comes to.
+Class names are looked up in the table `TERMS`, so a file can hold numbers but never code. A mask that contains a
+function, which no file can hold, is evaluated and written as bits.
 """
 
 from __future__ import annotations
@@ -36,63 +36,64 @@ TERMS: dict[str, type[Term]] = {
 }
 
 
-class Box:
-    """Tensors on their way to a file, each once, however many entries share it."""
+class TensorBox:
+    """The tensors of a file by name. A tensor that several entries share is stored once."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._names: dict[object, str] = {}
-        self._alive: list[Tensor] = []
-        self._taken: set[int] = set()  # memory that is in the box already
+        self._alive: list[Tensor] = []  # keeps the memory alive whose addresses are keys of `_names`
+        self._addresses: set[int] = set()  # memory of the tensors in the box; safetensors refuses shared memory
 
     def add(self, x: Tensor) -> str:
-        """The name a tensor is stored under."""
-        same = x.data_ptr(), x.shape, x.stride(), x.dtype, x.device
-        if same not in self._names:
-            self._names[same] = f"t{len(self._names)}"
+        """Add a tensor and return the name it is stored under."""
+        identity = x.data_ptr(), x.shape, x.stride(), x.dtype, x.device
+        if identity not in self._names:
+            self._names[identity] = f"t{len(self._names)}"
             self._alive.append(x)
-            own = x.detach().cpu().contiguous()
-            memory = own.untyped_storage()
-            own = own.clone() if memory.nbytes() != own.nbytes or memory.data_ptr() in self._taken else own
-            self._taken.add(own.untyped_storage().data_ptr())
-            self.tensors[self._names[same]] = own
-        return self._names[same]
+            copy = x.detach().cpu().contiguous()
+            memory = copy.untyped_storage()
+            is_shared = memory.nbytes() != copy.nbytes or memory.data_ptr() in self._addresses
+            copy = copy.clone() if is_shared else copy
+            self._addresses.add(copy.untyped_storage().data_ptr())
+            self.tensors[self._names[identity]] = copy
+        return self._names[identity]
 
 
-def written(term: Any, box: Box) -> Any:
-    """A term, or a value of one, as JSON."""
+def to_json(term: Any, box: TensorBox) -> Any:
+    """Convert a term, or the value of a term's field, to JSON; tensors are added to the box."""
     if isinstance(term, Tensor):
         return {"tensor": box.add(term)}
     if isinstance(term, Term):
-        fields = {field.name: written(getattr(term, field.name), box) for field in dataclasses.fields(term)}
+        fields = {field.name: to_json(getattr(term, field.name), box) for field in dataclasses.fields(term)}
         return {"term": type(term).__name__, **fields}
     if isinstance(term, tuple):
-        return [written(value, box) for value in term]
+        return [to_json(value, box) for value in term]
     return term.item() if hasattr(term, "item") else term
 
 
-def read(source: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The term, or the value of one, that `written` wrote; `ValueError` for anything else."""
+def from_json(source: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Rebuild the term, or the value of a field, that `to_json` wrote; `ValueError` for anything else."""
     if isinstance(source, list):
-        return tuple(read(value, tensors) for value in source)
+        return tuple(from_json(value, tensors) for value in source)
     if not isinstance(source, dict):
         return source
     if source.keys() == {"tensor"}:
-        return tensor_of(source["tensor"], tensors)
+        return tensor_named(source["tensor"], tensors)
     fields = dict(source)
     name = fields.pop("term", None)
-    if name not in TERMS:
+    if not isinstance(name, str) or name not in TERMS:
         raise ValueError(f"unknown term {name!r}; known are {', '.join(TERMS)}")
-    check_fields(name, fields, " ".join(field.name for field in dataclasses.fields(TERMS[name])))
-    return TERMS[name](**{field: read(value, tensors) for field, value in fields.items()})
+    check_fields(name, fields, *(field.name for field in dataclasses.fields(TERMS[name])))
+    return TERMS[name](**{field: from_json(value, tensors) for field, value in fields.items()})
 
 
-def saveable(term: Term | None, A: Weights) -> Term | None:
-    """The term, or for a mask with a function in it, which no file can hold, the bits it comes to."""
-    if term is None or _known(term):
+def evaluate_functions(term: Term | None, A: Weights) -> Term | None:
+    """Return a term that a file can hold: the term itself, or the bits of a mask that contains a function."""
+    if term is None or _is_known(term):
         return term
     if not isinstance(term, Mask):
-        raise ValueError(f"{term!r} cannot be saved: {type(term).__name__} is not a term a file can name")
+        raise ValueError(f"{term!r} cannot be saved: tape files have no term {type(term).__name__}")
     whole = A.call.whole()
     b, h, i, j = A.call.shape
 
@@ -103,20 +104,21 @@ def saveable(term: Term | None, A: Weights) -> Term | None:
     return Packed.of(Rows((b, h, i, j), block, A.device))
 
 
-def _known(term: Term) -> bool:
-    values = [getattr(term, field.name) for field in dataclasses.fields(term)]
-    return type(term) is TERMS.get(type(term).__name__) and all(_known(x) for x in values if isinstance(x, Term))
-
-
-def tensor_of(name: Any, tensors: Mapping[str, Tensor]) -> Tensor:
-    """The tensor of that name; `ValueError` where there is none."""
-    if name not in tensors:
-        raise ValueError(f"a tensor {name!r} is named but not there")
+def tensor_named(name: Any, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return the tensor of this name; `ValueError` if the file does not have it."""
+    if not isinstance(name, str) or name not in tensors:
+        raise ValueError(f"the file has no tensor {name!r}")
     return tensors[name]
 
 
-def check_fields(what: str, given: Any, expected: str) -> None:
-    """Raise unless an object has exactly these fields, named in one string."""
-    if not isinstance(given, dict) or given.keys() != set(expected.split()):
-        got = ", ".join(map(str, given)) if isinstance(given, dict) else type(given).__name__
-        raise ValueError(f"{what} must have the fields {expected.replace(' ', ', ')}, got {got}")
+def check_fields(what: str, source: Any, *expected: str) -> None:
+    """Raise unless a JSON object has exactly the expected fields."""
+    if not isinstance(source, dict) or source.keys() != set(expected):
+        got = ", ".join(map(str, source)) if isinstance(source, dict) else type(source).__name__
+        raise ValueError(f"{what} must have the fields {', '.join(expected)}, got {got}")
+
+
+def _is_known(term: Term) -> bool:
+    """Whether the term and all terms within it are in the table."""
+    values = [getattr(term, field.name) for field in dataclasses.fields(term)]
+    return type(term) is TERMS.get(type(term).__name__) and all(_is_known(x) for x in values if isinstance(x, Term))

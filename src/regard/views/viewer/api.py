@@ -16,7 +16,8 @@ from torch import Tensor
 from ...lens.analysis.alignment import argmax_links, mutual_links
 from ...lens.analysis.flow import descent, product
 from ...lens.recording.reduced import ROWS, Reduced
-from ...lens.tape.overview import THUMB, shrunk
+from ...lens.tape.overview import THUMBNAIL_CELLS
+from ...ops.blocks.resample import shrink
 from . import pyramid
 from .captures import (
     AT_ONCE,
@@ -78,7 +79,7 @@ class Answers:
 
     def overview(self, capture: int, layer: int, batch: int) -> bytes:
         """A few numbers and a small map for each head."""
-        return self.thumbnails(capture, layer, batch, THUMB)
+        return self.thumbnails(capture, layer, batch, THUMBNAIL_CELLS)
 
     def thumbnails(self, capture: int, layer: int, batch: int, most: int) -> bytes:
         """The overview with maps of at most so many cells a side."""
@@ -86,7 +87,7 @@ class Answers:
         found, exact = self.library.overview(capture, layer)
         arrays = {name: plain(getattr(found, name)[batch]) for name in ("entropy", "distance", "max", "sink", "peak")}
         arrays["peak_key"] = plain(found.peak_key[batch], "u4")
-        arrays["thumbs"] = coarse(shrunk(found.thumbs[batch], most))
+        arrays["thumbs"] = coarse(shrink(found.thumbs[batch], most))
         return frame(arrays, state="exact" if exact else "preview", retry=None, error=error(COARSE))
 
     def measures(self, capture: int, layer: int, batch: int, head: Which, level: int) -> bytes:

@@ -17,7 +17,7 @@ from ...lens.recording.generation import looks_back_only
 from ...lens.recording.recorder import Key
 from ...lens.recording.reduced import Reduced
 from ...lens.tape.groups import Groups, sentences, words
-from ...lens.tape.image_patches import Picture
+from ...lens.tape.image_patches import PatchedImage
 from ...lens.tape.tape import Tape
 from ...ops.call import SLOTS
 from ...ops.weights import Weights
@@ -41,7 +41,7 @@ class Capture:
         if not self.keys:
             raise ValueError("the tape holds no layers: run the model inside `with capture(model) as tape:`, then look")
         self.texts: list[list[str]] = []
-        self.pictures: list[Picture] = []
+        self.pictures: list[PatchedImage] = []
         self._split: dict[tuple[str, int], int] = {}
         self._groups: list[tuple[str, int, Callable[[], Groups]]] = []
         for key in self.keys:
@@ -154,7 +154,7 @@ class Capture:
         queries, keys = self.tape.pictures_of(key, batch=batch)
         return self._picture(queries), self._picture(keys)
 
-    def _picture(self, picture: Picture | None) -> int | None:
+    def _picture(self, picture: PatchedImage | None) -> int | None:
         if picture is None:
             return None
         if picture not in self.pictures:
@@ -247,7 +247,7 @@ def _finest(A: Weights | Reduced) -> int:
     return min(levels(*A.shape[-2:]) - 1, int(sizes.amax(1).amin().log2().ceil().clamp(min=0)))
 
 
-def _shape(picture: Picture) -> dict[str, int]:
+def _shape(picture: PatchedImage) -> dict[str, int]:
     height, width = picture.pixels.shape[:2]
     grid = {"rows": picture.rows, "cols": picture.cols, "special": picture.special}
     return {"width": width, "height": height, **grid}

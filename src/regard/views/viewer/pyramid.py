@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...lens.tape.overview import resampled
+from ...ops.blocks.resample import resample
 from .matrix_view import CELLS, Sheet, Stored, runs
 
 TILE = 256  # cells a side
@@ -122,7 +122,7 @@ def from_map(stored: Stored, rows: Span, cols: Span) -> Cells:
     """Means of the parts of a stored map that lie under each cell."""
     cells = stored.map.float().cpu()
     for dim, (axis, wanted) in enumerate(zip(stored.axes, (rows, cols), strict=True)):
-        cells = resampled(cells, dim, axis.edges(), wanted.edges())
+        cells = resample(cells, dim, axis.edges(), wanted.edges())
     return Cells(cells, None)
 
 

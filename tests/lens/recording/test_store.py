@@ -7,7 +7,7 @@ from torch import nn
 import tests.lens.tiny_transformers as zoo
 from regard import Bilinear, Dense, Documents, Padding, attend
 from regard.lens import Tape, capture
-from regard.lens.recording.snapshots import Copies
+from regard.lens.recording.store import TermSnapshots
 from regard.nn import Attention, LearnedSink, T5Bias
 
 B, N, D, H = 2, 5, 16, 2
@@ -85,14 +85,14 @@ def test_sinks_of_models_of_transformers_that_are_written_to():
 
 
 def test_a_tensor_is_copied_once_for_all_layers_until_it_is_written_to():
-    copies, keep = Copies(), torch.ones(B, N, dtype=torch.bool)
+    copies, keep = TermSnapshots(), torch.ones(B, N, dtype=torch.bool)
     term = Padding(keep)
-    own = copies.of(term)
-    assert copies.of(term) is own
-    assert copies.of(Padding(keep)).tensors()[0] is own.tensors()[0]
+    own = copies.copy(term)
+    assert copies.copy(term) is own
+    assert copies.copy(Padding(keep)).tensors()[0] is own.tensors()[0]
     assert own.tensors()[0] is not keep
     keep[0, 0] = False
-    other = copies.of(term)
+    other = copies.copy(term)
     assert not other.tensors()[0][0, 0]
     assert own.tensors()[0][0, 0]
 
