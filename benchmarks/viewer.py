@@ -25,7 +25,7 @@ from regard import Causal, Summary, Weights, weights
 from regard.lens import Tape
 from regard.lens.tape.overview import Overview
 from regard.views.viewer.pyramid import TILE
-from regard.views.viewer.wire_format import parsed
+from regard.views.viewer.wire_format import parse_frame
 
 from .__main__ import COMMIT, RESULTS, machine
 from .measure import Measured
@@ -163,7 +163,7 @@ class Client:
         where = f"layer={layer}&batch=0&head={head}&minus=none&level={level}&row={row}&col={col}"
         start = time.perf_counter()
         body = self.get(f"/api/tile?capture=0&{where}")
-        return time.perf_counter() - start, parsed(body)[0]["state"]
+        return time.perf_counter() - start, parse_frame(body)[0]["state"]
 
 
 def pages(folder: Path) -> list[dict[str, object]]:

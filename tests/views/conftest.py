@@ -12,7 +12,7 @@ from regard.lens.recording.reduced import Reduced
 from regard.lens.recording.store import TensorInMemory
 from regard.views.viewer.describe import Capture
 from regard.views.viewer.server import Viewer
-from regard.views.viewer.wire_format import parsed
+from regard.views.viewer.wire_format import parse_frame
 from tests.views.browser import ARGUMENTS, CHROMIUM
 
 SOURCE = ["<script>alert(1)</script>", "\u202eevil", "日本", "\x00", "🙂", "it", "##s", "'\"&", "."]
@@ -65,7 +65,7 @@ class Client:
     def frame(self, resource):
         response, body = self.ask(f"/api/{resource}")
         assert response.status == 200, body
-        return parsed(body)
+        return parse_frame(body)
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ import torch
 from regard import Causal, Padding, Prefix, Window, weights
 from regard.lens import Tape
 from regard.views import Page, page
-from regard.views.viewer.matrix_view import Head
-from regard.views.viewer.wire_format import COARSE, error, parsed
+from regard.views.viewer.matrix_view import HeadView
+from regard.views.viewer.wire_format import COARSE, error, parse_frame
 
 INSIDE = page.__globals__  # of the module, whose name the function has
 
@@ -56,12 +56,12 @@ def test_two_tapes_are_numbered_or_named_one_by_one(tape):
     assert named == ["capture 1", "capture 2"]
     both = page(tape, tape, name=["before", "after"])
     assert [x["name"] for x in json.loads(resources(both)["session?"])["captures"]] == ["before", "after"]
-    with pytest.raises(ValueError, match="name must be a string, or a list of 2, one for each tape, got 1"):
+    with pytest.raises(ValueError, match="name must be a string or a list of 2, one for each tape, got a list of 1"):
         page(tape, tape, name=["before"])
 
 
 def test_a_file_given_for_a_tape_is_told_how_pages_are_saved(tape):
-    with pytest.raises(TypeError, match=r"is a tape, got str; for a file write tape\.page\(\)\.save"):
+    with pytest.raises(TypeError, match=r"shows a Tape, got str; to write a file call tape\.page\(\)\.save"):
         tape.page("looked.html")
 
 
@@ -76,13 +76,13 @@ def test_no_token_leaves_its_text(printed):
 
 def test_the_script_cannot_close_its_element(tape, monkeypatch):
     hostile = b'let a = "</script><script>x</SCRIPT><!--"; let b = 1 < 2;'
-    real = INSIDE["bundled"]
-    monkeypatch.setitem(INSIDE, "bundled", lambda name: hostile if name == "app.js" else real(name))
+    real = INSIDE["read_bundled"]
+    monkeypatch.setitem(INSIDE, "read_bundled", lambda name: hostile if name == "app.js" else real(name))
     text = tape.page().text
     script = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)[-1]
     assert script == 'let a = "\\x3c/script>\\x3cscript>x\\x3c/SCRIPT>\\x3c!--"; let b = 1 < 2;'
-    monkeypatch.setitem(INSIDE, "bundled", lambda name: b"<html></html>")
-    with pytest.raises(RuntimeError, match="the front end is not as the page expects it"):
+    monkeypatch.setitem(INSIDE, "read_bundled", lambda name: b"<html></html>")
+    with pytest.raises(RuntimeError, match="the bundled front end does not have the tags"):
         tape.page()
 
 
@@ -95,18 +95,20 @@ def test_short_inputs_come_with_every_weight(printed, tape):
         for batch in range(2):
             for head in range(4):
                 at = f"capture=0&layer={layer}&batch={batch}&head={head}"
-                header, arrays = parsed(found[f"tile?{at}&minus=none&level=0&row=0&col=0"])
+                header, arrays = parse_frame(found[f"tile?{at}&minus=none&level=0&row=0&col=0"])
                 truth = tape[layer].dense()[batch, head].numpy()
                 assert header["error"] == 0
                 assert np.allclose(arrays["weight"], truth, rtol=1e-5, atol=1e-9)
-        _, arrays = parsed(found[f"measures?capture=0&layer={layer}&batch=1&head=3&level={told['measures_level']}"])
+        _, arrays = parse_frame(
+            found[f"measures?capture=0&layer={layer}&batch=1&head=3&level={told['measures_level']}"]
+        )
         assert np.allclose(arrays["received"], tape[layer].received()[1, 3].numpy(), atol=1e-6)
 
 
 def test_many_weights_are_coded_coarsely_and_it_is_told(tape, monkeypatch):
-    monkeypatch.setitem(INSIDE, "FEW", 100)
+    monkeypatch.setitem(INSIDE, "MAX_FLOAT_CELLS", 100)
     found = resources(tape.page())
-    header, arrays = parsed(found["tile?capture=0&layer=0&batch=0&head=0&minus=none&level=0&row=0&col=0"])
+    header, arrays = parse_frame(found["tile?capture=0&layer=0&batch=0&head=0&minus=none&level=0&row=0&col=0"])
     assert header["error"] == error(COARSE) < 0.03
     assert np.allclose(arrays["weight"], tape[0].dense()[0, 0].numpy(), rtol=header["error"] * 1.001, atol=4.3e-7)
 
@@ -131,7 +133,7 @@ def test_everything_the_session_names_is_there(printed):
 @pytest.fixture
 def squeezed(monkeypatch):
     """Budgets so small that short inputs are long."""
-    monkeypatch.setitem(INSIDE, "CELLS", 9000)
+    monkeypatch.setitem(INSIDE, "MAX_CELLS", 9000)
 
 
 def long_tape(n=70, layers=1):
@@ -148,11 +150,11 @@ def test_long_inputs_come_as_cells_and_strongest_links(squeezed):
     A = tape[0].dense()[0]
     tile = "tile?capture=0&layer=0&batch=0&head={}&minus=none&level=1&row=0&col=0"
     for head, truth in ((0, A[0]), (1, A[1]), ("mean", A.mean(0)), ("max", A.amax(0))):
-        _, arrays = parsed(found[tile.format(head)])
+        _, arrays = parse_frame(found[tile.format(head)])
         cells = truth.unflatten(0, (-1, 2)).unflatten(2, (-1, 2)).mean((1, 3)).numpy()
         assert np.allclose(arrays["mean"], cells, rtol=0.0295, atol=4.3e-7)
     assert told["top"] == [8, 8]
-    _, links = parsed(found["links?capture=0&layer=0&batch=0&head=1"])
+    _, links = parse_frame(found["links?capture=0&layer=0&batch=0&head=1"])
     best = A[1].topk(8)
     assert np.allclose(links["given_weight"], best.values.numpy(), rtol=0.0295, atol=4.3e-7)
     assert links["given"][60].tolist() == best.indices[60].tolist()
@@ -171,7 +173,7 @@ def test_links_are_the_strongest_of_all_whatever_a_mask_hides(squeezed, mask):
     q, k = 2 * torch.randn(2, 1, 1, 400, 8)
     A = weights(q, k, mask=mask)
     truth = A.dense()[0, 0]
-    _, links = parsed(resources(Tape({("a", 0): A}).page())["links?capture=0&layer=0&batch=0&head=0"])
+    _, links = parse_frame(resources(Tape({("a", 0): A}).page())["links?capture=0&layer=0&batch=0&head=0"])
     for name, of in (("given", truth), ("received", truth.T)):
         best = of.topk(8)
         assert np.allclose(links[f"{name}_weight"], best.values.numpy(), rtol=0.0295, atol=4.3e-7)
@@ -182,8 +184,8 @@ def test_links_are_the_strongest_of_all_whatever_a_mask_hides(squeezed, mask):
 
 def test_a_window_over_twice_the_text_takes_twice_the_work(monkeypatch):
     found, asked = [], []
-    block, over = Head.block, Window.over
-    monkeypatch.setattr(Head, "block", lambda *args: _counted(block(*args), found))
+    block, over = HeadView.block, Window.over
+    monkeypatch.setattr(HeadView, "block", lambda *args: _counted(block(*args), found))
     monkeypatch.setattr(Window, "over", lambda *args: _counted(over(*args), asked))
     took = []
     for n in (2048, 4096):
@@ -207,28 +209,28 @@ def test_strongest_links_are_ranked_among_numbers(squeezed):
     q, k = torch.randn(2, 1, 1, 70, 8)
     q[..., 7, :] = torch.nan
     tape = Tape({("a", 0): weights(q, k)})
-    _, arrays = parsed(resources(tape.page())["links?capture=0&layer=0&batch=0&head=0"])
+    _, arrays = parse_frame(resources(tape.page())["links?capture=0&layer=0&batch=0&head=0"])
     assert (arrays["received"][:, 0] == tape["a"].dense()[0, 0].nan_to_num(-1).argmax(0).numpy()).all()
     assert (arrays["received_weight"] > 0).all()
 
 
 def test_very_long_inputs_come_from_the_stored_maps(squeezed, monkeypatch):
-    monkeypatch.setitem(INSIDE, "EXACT", 1000)
+    monkeypatch.setitem(INSIDE, "MAX_EXACT_WEIGHTS", 1000)
     tape = long_tape(64)
     tape.summarize()
-    monkeypatch.setattr("regard.views.viewer.matrix_view.Head.block", lambda *_: pytest.fail("weights were found"))
+    monkeypatch.setattr("regard.views.viewer.matrix_view.HeadView.block", lambda *_: pytest.fail("weights were found"))
     found = resources(tape.page())
     told = json.loads(found["session?"])["captures"][0]["layers"][0]
     assert told["top"] == [0, 0]
     tile = f"tile?capture=0&layer=0&batch=0&head=0&minus=none&level={told['finest']}&row=0&col=0"
-    header, arrays = parsed(found[tile])
+    header, arrays = parse_frame(found[tile])
     assert header["state"] == "exact"
     cells = tape[0].dense()[0, 0].unflatten(0, (-1, 2)).unflatten(2, (-1, 2)).mean((1, 3)).numpy()
     assert np.allclose(arrays["mean"], cells, rtol=0.0295, atol=4.3e-7)
 
 
 def test_empty_layers_do_not_stop_a_page_of_stored_maps(squeezed, monkeypatch):
-    monkeypatch.setitem(INSIDE, "EXACT", 10)
+    monkeypatch.setitem(INSIDE, "MAX_EXACT_WEIGHTS", 10)
     q, k = torch.randn(2, 1, 2, 70, 8)
     tape = Tape({("none", 0): weights(q[:0], k[:0]), ("some", 0): weights(q, k)})
     session = json.loads(resources(tape.page())["session?"])
@@ -241,7 +243,7 @@ def test_more_layers_share_one_budget(squeezed, monkeypatch):
     assert [layer["finest"] for layer in told] == [2] * 4
     assert [layer["top"] for layer in told] == [[8, 8]] * 4
     for characters, most in ((22_000, 3), (0, 0)):
-        monkeypatch.setitem(INSIDE, "DATA", characters)
+        monkeypatch.setitem(INSIDE, "MAX_DATA_CHARACTERS", characters)
         found = resources(tape.page())
         told = json.loads(found["session?"])["captures"][0]["layers"]
         assert all(layer["top"][0] <= most for layer in told)

@@ -1,8 +1,8 @@
-"""Page: the viewer as one file, with its data inside it, for a browser without a network or a server.
+"""Export the viewer as one HTML file that holds its data, for a browser without a network or a server.
 
-It holds what the server would answer, under the same names, compressed: one level of the pyramid, the finest that fits,
-with every weight where inputs are short, and the strongest links of each token where they are not. Few cells
-are held as they are, many coded in a byte; how far a number may then be off is told with it.
+The file holds the responses of the server under the same names, compressed: the finest level of the pyramid that fits,
+which for short inputs is every weight, and for longer ones also the strongest links of each token. If there are few
+cells they are stored as floats, otherwise in a byte each together with the largest relative error.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from ..atomic_files import atomic_path, check_parent_folder
 from ..lens.tape.tape import Tape
 from ..ops.weights import Weights
 from .viewer import pyramid
-from .viewer.api import Answers, strongest
-from .viewer.captures import Chosen, Library, Which
+from .viewer.api import ViewerApi, strongest
+from .viewer.captures import Library, MatrixId, Which
 from .viewer.describe import Capture
-from .viewer.matrix_view import Sheet, runs
-from .viewer.pyramid import STEP, TILE, Cells, span
-from .viewer.server import bundled
+from .viewer.matrix_view import MatrixView, runs
+from .viewer.pyramid import STEP, TILE, CellValues, span
+from .viewer.server import read_bundled
 from .viewer.wire_format import COARSE, Coded, coarse, error, frame, linear, plain
-from .viewer.worker import Desk
+from .viewer.worker import Worker
 
-CELLS = 3_000_000  # of all maps of a page
-FEW = 500_000  # cells up to which all are held as they are
-DATA = 4_300_000  # characters of a page's data, filled up with links
-THUMB = 32  # cells a side of the smallest maps
-POINTS = 128  # of the measures of an axis
-MOST = 8  # links a token
-EXACT = 2**31  # weights found for a page; past that its maps come from the stored ones
+MAX_CELLS = 3_000_000  # all maps of a page together
+MAX_FLOAT_CELLS = 500_000  # pages with more store a byte per cell
+MAX_DATA_CHARACTERS = 4_300_000  # all data of a page; links fill what the maps leave
+MAX_THUMBNAIL_CELLS = 32  # a side
+MAX_MEASURE_POINTS = 128  # per measure along an axis
+MAX_LINKS_PER_TOKEN = 8
+MAX_EXACT_WEIGHTS = 2**31  # computed for a page; with more, its maps come from the stored ones
 STYLE, SCRIPT = '<link rel="stylesheet" href="/app.css">', '<script src="/app.js" defer></script>'
 
 
 class Page:
-    """One offline HTML file: `save` writes it, a notebook shows it."""
+    """One offline HTML file: `save` writes it, a notebook displays it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     def save(self, path: str | Path) -> None:
-        """Write the page, whole or not at all."""
+        """Write the page to a file, atomically."""
         path = Path(path)
         check_parent_folder(path)
         with atomic_path(path) as temporary:
@@ -61,49 +61,51 @@ class Page:
         return f"Page({len(self.text) / 1e6:.1f} MB)"
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, which can reach nothing of the notebook around it."""
+        """Return the page in a sandboxed iframe, which cannot access the notebook."""
         style = "width:100%;height:720px;border:0"
         rights = "allow-scripts allow-downloads"
         return f'<iframe sandbox="{rights}" style="{style}" srcdoc="{html.escape(self.text)}"></iframe>'
 
 
 def page(tape: Tape, other: Tape | None = None, *, name: str | Sequence[str] = "capture") -> Page:
-    """The views of one tape, or of two side by side, as one file of a few megabytes.
+    """Export one tape, or two side by side, as one file of a few megabytes.
 
-    `name` is that of both, which are then numbered, or a list of one for each.
+    `name` is a list with a name for each tape, or one name for both, which are then numbered.
     """
     tapes = [tape] if other is None else [tape, other]
     if isinstance(name, str):
         name = [name] if other is None else [f"{name} 1", f"{name} 2"]
     if len(name) != len(tapes):
-        raise ValueError(f"name must be a string, or a list of {len(tapes)}, one for each tape, got {len(name)}")
+        raise ValueError(
+            f"name must be a string or a list of {len(tapes)}, one for each tape, got a list of {len(name)}"
+        )
     captures = [Capture(*pair) for pair in zip(tapes, name, strict=True)]
     for capture in captures:
         capture.tape.summarize()
-    with closing(Desk()) as desk:
-        resources = Press(captures, desk).printed()
+    with closing(Worker()) as worker:
+        resources = PageBuilder(captures, worker).build()
     return Page(_document(resources, " and ".join(capture.name for capture in captures)))
 
 
-class Press:
-    """Makes the resources of a page, compressed, within its budgets."""
+class PageBuilder:
+    """Builds the resources of a page, compressed, within its limits of size."""
 
-    def __init__(self, captures: list[Capture], desk: Desk) -> None:
-        self._answers = Answers(captures, desk)
+    def __init__(self, captures: list[Capture], worker: Worker) -> None:
+        self._answers = ViewerApi(captures, worker)
         self._library: Library = self._answers.library
         layers = [layer for capture in captures for layer in capture.layers]
         maps = sum(layer["batch"] * (len(layer["heads"]) + 2) for layer in layers)
         work = sum(layer["batch"] * len(layer["heads"]) * layer["n_i"] * layer["n_j"] for layer in layers)
-        self._cells = CELLS // max(maps, 1)
-        self._exact = work <= EXACT
+        self._cells = MAX_CELLS // max(maps, 1)
+        self._exact = work <= MAX_EXACT_WEIGHTS
         self._plainly = False
         self._packed: dict[str, str] = {}
 
-    def printed(self) -> dict[str, str]:
-        """Every resource under its name."""
+    def build(self) -> dict[str, str]:
+        """Return every resource by name."""
         captures = self._library.captures
-        told = [[self._bounded(n, layer) for layer in range(len(capture.keys))] for n, capture in enumerate(captures)]
-        self._plainly = sum(_all_cells(layer) for layers in told for layer in layers) <= FEW
+        described = [[self._describe_layer(n, layer) for layer in range(len(x.keys))] for n, x in enumerate(captures)]
+        self._plainly = sum(_all_cells(layer) for layers in described for layer in layers) <= MAX_FLOAT_CELLS
         for number, capture in enumerate(captures):
             for text in range(len(capture.texts)):
                 self._add(f"text?capture={number}&text={text}", self._answers.text(number, text))
@@ -112,123 +114,123 @@ class Press:
             for picture in range(len(capture.pictures)):
                 self._add(f"picture?capture={number}&picture={picture}", self._answers.picture(number, picture))
             for layer in range(len(capture.keys)):
-                for batch in range(told[number][layer]["batch"]):
-                    self._layer(number, layer, batch, told[number][layer])
-        self._link(told)
-        described = [{**capture.describe(), "layers": told[number]} for number, capture in enumerate(captures)]
-        session = {"format": 1, "live": False, "tile": TILE, "captures": described}
+                for batch in range(described[number][layer]["batch"]):
+                    self._layer(number, layer, batch, described[number][layer])
+        self._link(described)
+        shown = [{**capture.describe(), "layers": described[number]} for number, capture in enumerate(captures)]
+        session = {"format": 1, "live": False, "tile": TILE, "captures": shown}
         self._add("session?", json.dumps(session, separators=(",", ":")).encode())
         return self._packed
 
     def _add(self, name: str, body: bytes) -> None:
         self._packed[name] = base64.b64encode(zlib.compress(body, 9)).decode()
 
-    def _bounded(self, capture: int, layer: int) -> dict[str, Any]:
-        """What is told of a layer, with the levels there is room for."""
-        told = self._library.captures[capture].layers[layer]
-        n_i, n_j = told["n_i"], told["n_j"]
-        level = told["finest"]
-        mapped = level < told["levels"]
+    def _describe_layer(self, capture: int, layer: int) -> dict[str, Any]:
+        """Describe a layer with the levels that fit."""
+        described = self._library.captures[capture].layers[layer]
+        n_i, n_j = described["n_i"], described["n_j"]
+        level = described["finest"]
+        mapped = level < described["levels"]
         while mapped and _cells(n_i, n_j, level) > self._cells:
             level += 1
-        if told["kind"] == "weights" and not self._exact and told["batch"] and n_i and n_j:
-            stored = self._library.map(Chosen(capture, layer, 0, 0))
-            while not pyramid.finer(stored, span(n_i, level, 0), span(n_j, level, 0)):
+        if described["kind"] == "weights" and not self._exact and described["batch"] and n_i and n_j:
+            stored = self._library.map(MatrixId(capture, layer, 0, 0))
+            while not pyramid.is_finer(stored, span(n_i, level, 0), span(n_j, level, 0)):
                 level += 1
-        deepest = max(told["levels"], level + 1) if mapped else told["levels"]
-        points = max(0, (-(-max(n_i, n_j, 1) // POINTS) - 1).bit_length())
-        return {**told, "levels": deepest, "finest": level, "top": [0, 0], "measures_level": points}
+        deepest = max(described["levels"], level + 1) if mapped else described["levels"]
+        points = max(0, (-(-max(n_i, n_j, 1) // MAX_MEASURE_POINTS) - 1).bit_length())
+        return {**described, "levels": deepest, "finest": level, "top": [0, 0], "measures_level": points}
 
-    def _layer(self, capture: int, layer: int, batch: int, told: dict[str, Any]) -> None:
+    def _layer(self, capture: int, layer: int, batch: int, described: dict[str, Any]) -> None:
         at = f"capture={capture}&layer={layer}&batch={batch}"
-        self._add(f"overview?{at}", self._answers.thumbnails(capture, layer, batch, THUMB))
-        heads: list[Which] = [*range(len(told["heads"])), "mean", "max"]
+        self._add(f"overview?{at}", self._answers.thumbnails(capture, layer, batch, MAX_THUMBNAIL_CELLS))
+        heads: list[Which] = [*range(len(described["heads"])), "mean", "max"]
         for head in heads:
-            chosen, level = Chosen(capture, layer, batch, head), told["measures_level"]
+            chosen, level = MatrixId(capture, layer, batch, head), described["measures_level"]
             code = plain if self._plainly else linear
-            measures = {name: code(x) for name, x in self._answers.measured(chosen, level).items()}
+            measures = {name: code(x) for name, x in self._answers.pooled_measures(chosen, level).items()}
             self._add(f"measures?{at}&head={head}&level={level}", frame(measures, state="exact"))
-            if told["finest"] or isinstance(head, int):  # of single weights, the mean and the largest follow
-                for name, tile in self._tiles(chosen, told):
+            if described["finest"] or isinstance(head, int):  # the browser aggregates single weights itself
+                for name, tile in self._tiles(chosen, described):
                     self._add(f"tile?{at}&head={head}&{name}", tile)
-            if self._aligned(chosen):
+            if self._has_alignment(chosen):
                 self._add(f"alignment?{at}&head={head}", self._answers.alignment(capture, layer, batch, head))
 
-    def _link(self, told: list[list[dict[str, Any]]]) -> None:
-        """Fill what is left of the page with the strongest links, as many a token as there is room for."""
+    def _link(self, described: list[list[dict[str, Any]]]) -> None:
+        """Fill the rest of the page with the strongest links that fit."""
         linked = [
-            (layer, Chosen(capture, number, batch, head))
-            for capture, layers in enumerate(told)
+            (layer, MatrixId(capture, number, batch, head))
+            for capture, layers in enumerate(described)
             for number, layer in enumerate(layers)
             if self._exact and layer["kind"] == "weights" and layer["finest"]
             for batch in range(layer["batch"])
             for head in range(len(layer["heads"]))
         ]
         one = sum((layer["n_i"] + layer["n_j"]) * 4 for layer, _ in linked)  # three bytes are four characters
-        left = DATA - sum(len(body) for body in self._packed.values())
-        count = min(MOST, max(0, left) // max(one, 1))
+        left = MAX_DATA_CHARACTERS - sum(len(body) for body in self._packed.values())
+        count = min(MAX_LINKS_PER_TOKEN, max(0, left) // max(one, 1))
         for layer, chosen in linked if count else ():
             layer["top"] = [min(count, layer["n_j"]), min(count, layer["n_i"])]
             name = f"links?capture={chosen.capture}&layer={chosen.layer}&batch={chosen.batch}&head={chosen.head}"
-            self._add(name, _links(self._library.sheet(chosen), *layer["top"]))
+            self._add(name, _links(self._library.matrix_view(chosen), *layer["top"]))
 
-    def _tiles(self, chosen: Chosen, told: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-        level, n_i, n_j = told["finest"], told["n_i"], told["n_j"]
-        if level >= told["levels"]:
+    def _tiles(self, chosen: MatrixId, described: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+        level, n_i, n_j = described["finest"], described["n_i"], described["n_j"]
+        if level >= described["levels"]:
             return
         for row in range(-(-n_i // (TILE << level))):
             for col in range(-(-n_j // (TILE << level))):
                 rows, cols = span(n_i, level, row), span(n_j, level, col)
                 name = f"minus=none&level={level}&row={row}&col={col}"
-                if told["kind"] == "weights" and self._exact:
-                    *_, cells = pyramid.exact(self._library.sheet(chosen), rows, cols)
+                if described["kind"] == "weights" and self._exact:
+                    *_, cells = pyramid.exact(self._library.matrix_view(chosen), rows, cols)
                     assert cells is not None
                     yield name, self._tile(cells, level, "exact")
                 else:
                     stored = self._library.map(chosen)
-                    exact = stored.exact and pyramid.aligned(stored, rows, cols)
+                    exact = stored.exact and pyramid.has_whole_cells(stored, rows, cols)
                     cells = pyramid.from_map(stored, rows, cols)
                     yield name, self._tile(cells, max(level, 1), "exact" if exact else "preview")
 
-    def _tile(self, cells: Cells, level: int, state: str) -> bytes:
+    def _tile(self, cells: CellValues, level: int, state: str) -> bytes:
         coded, off = (plain(cells.mean), 0.0) if self._plainly else (coarse(cells.mean), error(COARSE))
         return frame({"mean" if level else "weight": coded}, state=state, retry=None, error=off)
 
-    def _aligned(self, chosen: Chosen) -> bool:
-        """Is this attention between two short texts?"""
+    def _has_alignment(self, chosen: MatrixId) -> bool:
+        """Whether this is attention between two short texts."""
         A = self._library.entry(*chosen[:3])
-        told = self._library.captures[chosen.capture].layers[chosen.layer]
-        known = isinstance(A, Weights) and None not in told["texts"][chosen.batch]
-        return known and not told["self"] and max(A.shape[-2:]) <= 128
+        described = self._library.captures[chosen.capture].layers[chosen.layer]
+        known = isinstance(A, Weights) and None not in described["texts"][chosen.batch]
+        return known and not described["self"] and max(A.shape[-2:]) <= 128
 
 
-def _links(sheet: Sheet, given: int, received: int) -> bytes:
-    """The strongest links of every query and every key."""
-    keys, to = _strongest(sheet, given, 0)
-    queries, of = _strongest(sheet, received, 1)
+def _links(view: MatrixView, given: int, received: int) -> bytes:
+    """Return the frame of the strongest links of every query and every key."""
+    keys, to = _strongest(view, given, 0)
+    queries, of = _strongest(view, received, 1)
     arrays: dict[str, Coded] = {
-        "given": plain(keys, "u2" if sheet.shape[1] <= 2**16 else "u4"),
+        "given": plain(keys, "u2" if view.shape[1] <= 2**16 else "u4"),
         "given_weight": coarse(to),
-        "received": plain(queries, "u2" if sheet.shape[0] <= 2**16 else "u4"),
+        "received": plain(queries, "u2" if view.shape[0] <= 2**16 else "u4"),
         "received_weight": coarse(of),
     }
     return frame(arrays, state="exact", error=error(COARSE))
 
 
-def _strongest(sheet: Sheet, count: int, axis: int) -> tuple[Tensor, Tensor]:
-    """For each query (axis 0) or key (axis 1), whom its largest weights are with, and these: `n count` twice."""
-    n, across = sheet.shape[axis], slice(0, sheet.shape[1 - axis])
+def _strongest(view: MatrixView, count: int, axis: int) -> tuple[Tensor, Tensor]:
+    """Return the partners of the largest weights of each query (axis 0) or key (axis 1), and these: n count, twice."""
+    n, across = view.shape[axis], slice(0, view.shape[1 - axis])
     step = max(1, min(STEP[0], 2**22 // max(across.stop, 1)))
     found = []
     for start in range(0, n, step):
         some = slice(start, min(start + step, n))
-        seen = sheet.seen(*((some, across) if axis == 0 else (across, some))).any(axis)
-        if not seen[:-1].any():  # the last part may be too short for as many
+        seen = view.visible_tiles(*((some, across) if axis == 0 else (across, some))).any(axis)
+        if not seen[:-1].any():  # the last part may be shorter than count
             seen[:1] = True
         parts = runs(seen, across.start, across.stop)
-        blocks = [sheet.block(some, part) if axis == 0 else sheet.block(part, some).T for part in parts]
+        blocks = [view.block(some, part) if axis == 0 else view.block(part, some).T for part in parts]
         best = strongest(torch.cat(blocks, 1), count)
-        ids = torch.cat([torch.arange(part.start, part.stop, device=sheet.device) for part in parts])
+        ids = torch.cat([torch.arange(part.start, part.stop, device=view.device) for part in parts])
         found.append((ids[best.indices], best.values))
     whom, weight = (torch.cat(x).cpu() for x in zip(*found, strict=True))
     return whom, weight.clamp(min=0).float()
@@ -238,21 +240,21 @@ def _cells(n_i: int, n_j: int, level: int) -> int:
     return -(-n_i // (1 << level)) * -(-n_j // (1 << level))
 
 
-def _all_cells(told: dict[str, Any]) -> int:
-    """The cells of all maps of a layer that are held."""
-    maps = len(told["heads"]) + (2 if told["finest"] else 0)
-    return int(told["batch"] * maps * _cells(told["n_i"], told["n_j"], told["finest"]))
+def _all_cells(described: dict[str, Any]) -> int:
+    """Return the number of cells of all stored maps of a layer."""
+    maps = len(described["heads"]) + (2 if described["finest"] else 0)
+    return int(described["batch"] * maps * _cells(described["n_i"], described["n_j"], described["finest"]))
 
 
 def _document(resources: dict[str, str], title: str) -> str:
-    """The front end's page with style, data and script inside, allowed by their digests and nothing else."""
+    """Return the HTML with style, data and script inline; the content security policy allows only their digests."""
     data = json.dumps({"resources": resources}, separators=(",", ":"))
     for char in "<>&":
         data = data.replace(char, f"\\u{ord(char):04x}")
-    text, css, script = (bundled(name).decode() for name in ("index.html", "app.css", "app.js"))
+    text, css, script = (read_bundled(name).decode() for name in ("index.html", "app.css", "app.js"))
     script = re.sub(r"<(?=/script|script|!--)", r"\\x3c", script, flags=re.IGNORECASE)
     if text.count(STYLE) != 1 or text.count(SCRIPT) != 1 or "</style" in css.lower():
-        raise RuntimeError("the front end is not as the page expects it; build it again")
+        raise RuntimeError("the bundled front end does not have the tags that the export replaces; rebuild it")
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(css)}'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"

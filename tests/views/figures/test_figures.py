@@ -81,7 +81,7 @@ def test_values_below_zero_are_coloured_symmetrically_around_it():
     figure = heatmap(np.array([[-2.0, 1.0]]))
     norm = figure.axes[0].images[0].norm
     assert (norm.vmin, norm.vmax) == (-2, 2)
-    with pytest.raises(ValueError, match="scale='sqrt' is for values of 0 and more, got -2"):
+    with pytest.raises(ValueError, match="scale='sqrt' needs values of at least 0, got -2"):
         heatmap(np.array([[-2.0, 1.0]]), scale="sqrt")
 
 
@@ -305,7 +305,7 @@ def test_figures_leave_no_trace_in_pyplot_and_importing_regard_draws_nothing():
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda: mask(torch.zeros(3, 3)), r"mask must be of booleans, .* got torch.float32; .* write mask == 0"),
+        (lambda: mask(torch.zeros(3, 3)), r"mask must be boolean, .* got torch.float32; .* write mask == 0"),
         (lambda: mask(Causal(), 0, 0), "rows must be 1 or more, got 0"),
         (lambda: mask(None), "got NoneType"),
         (lambda: image(torch.rand(5, 5), torch.rand(8, 8), patches=(-2, -2)), r"patches must be 1 or more, got -2"),
@@ -343,7 +343,7 @@ def test_bad_arguments_are_named():
             draw([])
         with pytest.raises(ValueError, match="dims h i j"):
             draw([np.eye(3)])
-    with pytest.raises(ValueError, match=r"a layer must be of one batch row, got \(2, 3, 5, 5\)"):
+    with pytest.raises(ValueError, match=r"a layer must have one batch row, got shape \(2, 3, 5, 5\)"):
         grid([A])
     for draw in (grid, by_layer):
         with pytest.raises(ValueError, match="layers must hold 1 strings, one each, got 2"):
@@ -354,9 +354,13 @@ def test_bad_arguments_are_named():
         text(np.ones((1, 5001)), ["a"] * 5001)
     with pytest.raises(ValueError, match="query must be from 0 to 0"):
         image(np.ones((1, 9)), np.zeros((9, 9)), query=1)
-    with pytest.raises(ValueError, match=r"12 keys are no square of patches, nor one more; write patches="):
+    with pytest.raises(
+        ValueError, match=r"12 keys are not a square of patches, with or without a class token; pass patches="
+    ):
         image(np.ones((1, 12)), np.zeros((9, 9)))
-    with pytest.raises(ValueError, match=r"patches must be \(rows, columns\) of at most 12 keys in all, got \(4, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"patches must be \(rows, columns\) with at most 12 patches in all, got \(4, 4\)"
+    ):
         image(np.ones((1, 12)), np.zeros((9, 9)), patches=(4, 4))
     for patches in (4, (2, 2, 3)):
         with pytest.raises(TypeError, match=r"patches must be \(rows, columns\), got"):

@@ -8,8 +8,8 @@ from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from regard.views import heatmap, text
-from regard.views.figures import fonts as glyphs
-from regard.views.figures.fonts import shown
+from regard.views.figures import fonts as fonts_module
+from regard.views.figures.fonts import drawable
 
 USUAL, EAST_ASIAN = "DejaVu Sans", "Noto Sans CJK JP"
 
@@ -19,18 +19,18 @@ def only_shipped(monkeypatch):
     """The fonts that come with matplotlib, whatever this machine has."""
     fonts = [font for font in font_manager.fontManager.ttflist if "mpl-data" in font.fname]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", fonts)
-    glyphs._families.cache_clear()
+    fonts_module._families.cache_clear()
     yield
-    glyphs._families.cache_clear()
+    fonts_module._families.cache_clear()
 
 
 def test_usual_text_stays_in_the_usual_font(only_shipped):
-    assert shown(["the", "Привет", "äß", "▁the", "Ġa"]) == (["the", "Привет", "äß", "▁the", "Ġa"], [USUAL])
+    assert drawable(["the", "Привет", "äß", "▁the", "Ġa"]) == (["the", "Привет", "äß", "▁the", "Ġa"], [USUAL])
 
 
 def test_a_character_the_usual_font_lacks_is_found_in_another(only_shipped):
-    assert shown(["a", "⥛"]) == (["a", "⥛"], [USUAL, "DejaVu Serif"])
-    assert shown(["〒"]) == (["〒"], [USUAL, EAST_ASIAN])
+    assert drawable(["a", "⥛"]) == (["a", "⥛"], [USUAL, "DejaVu Serif"])
+    assert drawable(["〒"]) == (["〒"], [USUAL, EAST_ASIAN])
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_character_the_usual_font_lacks_is_found_in_another(only_shipped):
     ],
 )
 def test_scripts_of_many_are_drawn_with_the_fonts_that_come_along(only_shipped, tokens):
-    texts, families = shown(tokens)
+    texts, families = drawable(tokens)
     assert texts == tokens
     assert set(families) <= {USUAL, EAST_ASIAN}
     with warnings.catch_warnings():
@@ -53,17 +53,17 @@ def test_scripts_of_many_are_drawn_with_the_fonts_that_come_along(only_shipped, 
 
 
 def test_without_the_package_of_the_font_characters_are_spelled(only_shipped, monkeypatch):
-    monkeypatch.setattr(glyphs, "_brought_along", lambda: None)
-    assert shown(["猫x"]).texts == ["\\u732bx"]
+    monkeypatch.setattr(fonts_module, "_bundled_font", lambda: None)
+    assert drawable(["猫x"]).texts == ["\\u732bx"]
 
 
 def test_a_character_no_font_has_is_shown_as_its_code_point(only_shipped):
-    assert shown(["ᚠx", "ꦗ", "\U00012000"]).texts == ["\\u16a0x", "\\ua997", "\\U00012000"]
-    assert not any(family.startswith("Last Resort") for family in shown(["ꦗ"]).families)
+    assert drawable(["ᚠx", "ꦗ", "\U00012000"]).texts == ["\\u16a0x", "\\ua997", "\\U00012000"]
+    assert not any(family.startswith("Last Resort") for family in drawable(["ꦗ"]).families)
 
 
 def test_invisible_characters_are_shown_as_escapes():
-    assert shown(["\n", "a\tb", "\u200b", "\u202e", "\ufeff", "\x00", "\u2028", "\ud800"]).texts == [
+    assert drawable(["\n", "a\tb", "\u200b", "\u202e", "\ufeff", "\x00", "\u2028", "\ud800"]).texts == [
         "\\n",
         "a\\tb",
         "\\u200b",
@@ -73,7 +73,7 @@ def test_invisible_characters_are_shown_as_escapes():
         "\\u2028",
         "\\ud800",
     ]
-    assert shown(["  ", "", " a"]).texts == ["␣␣", "", " a"]
+    assert drawable(["  ", "", " a"]).texts == ["␣␣", "", " a"]
 
 
 def test_no_figure_meets_a_missing_glyph_or_reads_dollars_as_formulas(only_shipped):

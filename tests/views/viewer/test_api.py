@@ -12,24 +12,24 @@ from regard.lens.recording.reduced import Reduced
 from regard.lens.recording.store import TensorInMemory
 from regard.views.viewer import api as module
 from regard.views.viewer import captures as library
-from regard.views.viewer.api import Answers
-from regard.views.viewer.captures import Chosen, Pending, Refused
+from regard.views.viewer.api import ViewerApi
+from regard.views.viewer.captures import ApiError, MatrixId, Pending
 from regard.views.viewer.describe import Capture
-from regard.views.viewer.routes import RESOURCES, understood
-from regard.views.viewer.wire_format import parsed
-from regard.views.viewer.worker import Desk
+from regard.views.viewer.routes import RESOURCES, parse_query
+from regard.views.viewer.wire_format import parse_frame
+from regard.views.viewer.worker import Worker
 
 
 @pytest.fixture
-def desk():
-    desk = Desk()
-    yield desk
-    desk.close()
+def worker():
+    worker = Worker()
+    yield worker
+    worker.close()
 
 
 @pytest.fixture
-def asked(tape, desk):
-    return Answers([Capture(tape, "first"), Capture(tape, "second")], desk)
+def asked(tape, worker):
+    return ViewerApi([Capture(tape, "first"), Capture(tape, "second")], worker)
 
 
 def close(x, truth, tolerance=1e-5):
@@ -40,7 +40,7 @@ def settled(ask):
     """The answer once it is there and exact."""
     for _ in range(500):
         try:
-            header, arrays = parsed(ask())
+            header, arrays = parse_frame(ask())
         except Pending:
             header = None
         if header is not None and header["state"] == "exact":
@@ -80,16 +80,16 @@ def test_texts_come_as_they_are_hostile_or_not(asked, tape):
         )
 
 
-def test_groups_are_those_given_or_found(desk):
+def test_groups_are_those_given_or_found(worker):
     q, k = torch.randn(2, 1, 2, 4, 8)
     tape = Tape({("a", 0): weights(q, k), ("b", 0): weights(q[:, :, :3], k[:, :, :3])})
     tape.tokens = ["na", "##ive", "one", "."]
     given = words(["x", "y", "##z", "w"])
     tape.group("words", given)
     capture = Capture(tape, "x")
-    found = json.loads(Answers([capture], desk).group(0, capture.layers[0]["groups"]["words"][0][0]))
+    found = json.loads(ViewerApi([capture], worker).group(0, capture.layers[0]["groups"]["words"][0][0]))
     assert found == {"ids": given.ids.tolist(), "labels": list(given.labels)}
-    sentences = json.loads(Answers([capture], desk).group(0, capture.layers[0]["groups"]["sentences"][0][1]))
+    sentences = json.loads(ViewerApi([capture], worker).group(0, capture.layers[0]["groups"]["sentences"][0][1]))
     assert sentences["ids"] == [0, 0, 0, 0]
     assert "words" in capture.layers[1]["groups"]  # those given are of four tokens: found anew for three
 
@@ -99,7 +99,7 @@ def test_pictures_are_png(asked):
 
 
 def test_overviews_are_means_and_peaks(asked, tape):
-    header, arrays = parsed(asked.overview(0, 1, 1))
+    header, arrays = parse_frame(asked.overview(0, 1, 1))
     A = tape["encoder.1"]
     assert header["state"] == "exact"
     assert close(arrays["entropy"], A.entropy()[1].mean(-1))
@@ -114,7 +114,7 @@ def test_overviews_are_means_and_peaks(asked, tape):
 
 
 def test_overviews_of_measures_say_what_was_kept(asked, tape):
-    _, arrays = parsed(asked.overview(0, 4, 0))
+    _, arrays = parse_frame(asked.overview(0, 4, 0))
     assert close(arrays["entropy"], tape["measured"]["entropy"][0].mean(-1))
     assert np.isnan(arrays["distance"]).all()
     assert arrays["thumbs"].shape == (4, 8, 8)
@@ -122,14 +122,14 @@ def test_overviews_of_measures_say_what_was_kept(asked, tape):
 
 def test_measures_are_means_over_cells(asked, tape):
     A = tape["decoder.0.cross"]
-    _, arrays = parsed(asked.measures(0, 3, 1, 2, 0))
+    _, arrays = parse_frame(asked.measures(0, 3, 1, 2, 0))
     assert close(arrays["entropy"], A.entropy()[1, 2])
     assert close(arrays["received"], A.received()[1, 2])
-    _, arrays = parsed(asked.measures(0, 3, 1, "mean", 2))
+    _, arrays = parse_frame(asked.measures(0, 3, 1, "mean", 2))
     received = A.received()[1].mean(0)
     assert close(arrays["received"], [received[:4].mean(), received[4:8].mean(), received[8]])
     assert arrays["max"].shape == (2,)
-    _, arrays = parsed(asked.measures(0, 4, 0, 0, 0))
+    _, arrays = parse_frame(asked.measures(0, 4, 0, 0, 0))
     assert arrays.keys() == {"entropy"}
 
 
@@ -137,21 +137,21 @@ def test_measures_are_means_over_cells(asked, tape):
 def test_tiles_at_the_bottom_are_the_weights(asked, tape, head):
     A = tape["encoder.0"].dense()[1]
     truth = A[2] if head == 2 else getattr(A, "a" + head if head == "max" else head)(0)
-    header, arrays = parsed(asked.tile(0, 0, 1, head, None, 0, 0, 0))
+    header, arrays = parse_frame(asked.tile(0, 0, 1, head, None, 0, 0, 0))
     assert header["state"] == "exact"
     assert close(arrays["weight"], truth, 1e-6)
 
 
 def test_differences_of_heads_and_captures(asked, tape):
     A, B = tape["encoder.0"].dense(), tape["encoder.1"].dense()
-    _, arrays = parsed(asked.tile(0, 0, 0, 1, Chosen(1, 1, 1, "mean"), 0, 0, 0))
+    _, arrays = parse_frame(asked.tile(0, 0, 0, 1, MatrixId(1, 1, 1, "mean"), 0, 0, 0))
     assert close(arrays["weight"], A[0, 1] - B[1].mean(0), 1e-6)
-    _, arrays = parsed(asked.tile(0, 0, 0, 1, Chosen(1, 0, 0, 1), 0, 0, 0))
+    _, arrays = parse_frame(asked.tile(0, 0, 0, 1, MatrixId(1, 0, 0, 1), 0, 0, 0))
     assert not arrays["weight"].any()
 
 
 def test_tiles_of_stored_maps(asked, tape):
-    header, arrays = parsed(asked.tile(0, 4, 1, 3, None, 0, 0, 0))
+    header, arrays = parse_frame(asked.tile(0, 4, 1, 3, None, 0, 0, 0))
     assert header["state"] == "preview"
     assert header["retry"] is None
     assert arrays["mean"].shape == (60, 40)
@@ -159,37 +159,37 @@ def test_tiles_of_stored_maps(asked, tape):
     assert abs(arrays["mean"].mean() - total) < 0.05 * total
     maps = tape["measured"]["pool:8"][1]
     for head, truth in (("mean", maps.mean(0)), ("max", maps.amax(0))):
-        _, arrays = parsed(asked.tile(0, 4, 1, head, None, 0, 0, 0))
+        _, arrays = parse_frame(asked.tile(0, 4, 1, head, None, 0, 0, 0))
         assert np.allclose(arrays["mean"][::10, ::5][0, :4], truth[0, :4], rtol=0.001)
 
 
-def test_tiles_finer_than_what_was_kept_are_refused(desk):
+def test_tiles_finer_than_what_was_kept_are_refused(worker):
     measures = {"pool:64": TensorInMemory(torch.rand(1, 1, 64, 64))}
-    asked = Answers([Capture(Tape({("x", 0): Reduced(torch.Size((1, 1, 1024, 1024)), measures)}), "x")], desk)
+    asked = ViewerApi([Capture(Tape({("x", 0): Reduced(torch.Size((1, 1, 1024, 1024)), measures)}), "x")], worker)
     told = json.loads(asked.session())["captures"][0]["layers"][0]
     assert (told["levels"], told["finest"]) == (3, 2)
-    assert parsed(asked.tile(0, 0, 0, 0, None, 2, 0, 0))[1]["mean"].shape == (256, 256)
-    with pytest.raises(Refused, match="only a coarser map was kept"):
+    assert parse_frame(asked.tile(0, 0, 0, 0, None, 2, 0, 0))[1]["mean"].shape == (256, 256)
+    with pytest.raises(ApiError, match="kept only a coarser map"):
         asked.tile(0, 0, 0, 0, None, 1, 0, 0)
     bare = {"entropy": TensorInMemory(torch.rand(1, 1, 9))}
-    asked = Answers([Capture(Tape({("x", 0): Reduced(torch.Size((1, 1, 9, 9)), bare)}), "x")], desk)
-    with pytest.raises(Refused, match="only a coarser map was kept"):
+    asked = ViewerApi([Capture(Tape({("x", 0): Reduced(torch.Size((1, 1, 9, 9)), bare)}), "x")], worker)
+    with pytest.raises(ApiError, match="kept only a coarser map"):
         asked.tile(0, 0, 0, 0, None, 0, 0, 0)
 
 
 @pytest.fixture
-def long(desk):
+def long(worker):
     """A capture long enough that coarse tiles take a while, at the limits it is given here."""
     torch.manual_seed(1)
     q, k = torch.randn(2, 1, 2, 1100, 8)
     tape = Tape({("a", 0): weights(q, k, mask=Causal()), ("b", 0): weights(k, q)})
-    return tape, Answers([Capture(tape, "long")], desk)
+    return tape, ViewerApi([Capture(tape, "long")], worker)
 
 
 def test_a_coarse_tile_is_a_preview_first_and_exact_soon(long, monkeypatch):
     tape, asked = long
-    monkeypatch.setattr(library, "AT_ONCE", 1000)
-    header, arrays = parsed(asked.tile(0, 0, 0, 1, None, 2, 0, 0))
+    monkeypatch.setattr(library, "MAX_IMMEDIATE_WEIGHTS", 1000)
+    header, arrays = parse_frame(asked.tile(0, 0, 0, 1, None, 2, 0, 0))
     assert (header["state"], header["retry"]) == ("preview", 0.4)
     header, exact = settled(lambda: asked.tile(0, 0, 0, 1, None, 2, 0, 0))
     dense = tape["a"].dense()[0, 1, :1024, :1024].unflatten(0, (-1, 4)).unflatten(2, (-1, 4))
@@ -205,8 +205,8 @@ def test_a_map_that_fits_is_exact_at_once(long, monkeypatch):
     tape = Tape({("a", 0): weights(q, k)})
     tape.summarize()
     asked.library.captures.append(Capture(tape, "fits"))
-    monkeypatch.setattr(library, "AT_ONCE", 1000)
-    header, arrays = parsed(asked.tile(1, 0, 0, 0, None, 2, 0, 0))
+    monkeypatch.setattr(library, "MAX_IMMEDIATE_WEIGHTS", 1000)
+    header, arrays = parse_frame(asked.tile(1, 0, 0, 0, None, 2, 0, 0))
     assert header["state"] == "exact"
     assert arrays.keys() == {"mean"}
     truth = tape["a"].pool(256, 256)[0, 0]
@@ -215,7 +215,7 @@ def test_a_map_that_fits_is_exact_at_once(long, monkeypatch):
 
 def test_summaries_that_take_a_while_are_pending(long, monkeypatch):
     tape, asked = long
-    monkeypatch.setattr(library, "AT_ONCE", 200_000)
+    monkeypatch.setattr(library, "MAX_IMMEDIATE_WEIGHTS", 200_000)
     with pytest.raises(Pending):
         asked.overview(0, 0, 0)
     header, arrays = settled(lambda: asked.overview(0, 0, 0))
@@ -225,11 +225,11 @@ def test_summaries_that_take_a_while_are_pending(long, monkeypatch):
 
 def test_captures_too_long_to_measure_are_sampled_and_say_so(long, monkeypatch):
     tape, asked = long
-    monkeypatch.setattr(library, "AT_ONCE", 1000)
-    header, arrays = parsed(asked.overview(0, 1, 0))
+    monkeypatch.setattr(library, "MAX_IMMEDIATE_WEIGHTS", 1000)
+    header, arrays = parse_frame(asked.overview(0, 1, 0))
     assert header["state"] == "preview"
     assert close(arrays["entropy"], tape["b"].entropy()[0].mean(-1), 0.5)
-    with pytest.raises(Refused, match="takes too long without a summary") as caught:
+    with pytest.raises(ApiError, match="has no summary, and without one this takes too long") as caught:
         asked.measures(0, 1, 0, 0, 0)
     assert caught.value.status == 409
     assert "tape.summarize()" in caught.value.hint
@@ -239,25 +239,25 @@ def test_captures_too_long_to_measure_are_sampled_and_say_so(long, monkeypatch):
 def test_a_token_gives_and_receives(asked, tape, head):
     A = tape["encoder.0"].dense()[1]
     A = A[1] if head == 1 else A.mean(0)
-    _, arrays = parsed(asked.token(0, 0, 1, head, "query", 3, 3, 4))
+    _, arrays = parse_frame(asked.token(0, 0, 1, head, "query", 3, 3, 4))
     assert close(arrays["weight"], A[3], 1e-6)
     best = A[3].topk(4)
     assert arrays["top"].tolist() == best.indices.tolist()
     assert close(arrays["top_weight"], best.values, 1e-6)
-    _, arrays = parsed(asked.token(0, 0, 1, head, "key", 2, 4, 99))
+    _, arrays = parse_frame(asked.token(0, 0, 1, head, "key", 2, 4, 99))
     assert close(arrays["weight"], A[:, 2:5].sum(1), 1e-6)
     assert len(arrays["top"]) == 9
-    _, arrays = parsed(asked.token(0, 0, 1, head, "query", 2, 4, 99))
+    _, arrays = parse_frame(asked.token(0, 0, 1, head, "query", 2, 4, 99))
     assert close(arrays["weight"], A[2:5].mean(0), 1e-6)
     assert len(arrays["top"]) == 7  # two keys are padding and have no weight
 
 
-def test_links_are_ranked_among_numbers(desk):
+def test_links_are_ranked_among_numbers(worker):
     q, k = torch.randn(2, 1, 1, 6, 4)
     q[..., 2, :] = torch.nan
     A = weights(q, k)
-    asked = Answers([Capture(Tape({("a", 0): A}), "x")], desk)
-    _, arrays = parsed(asked.token(0, 0, 0, 0, "key", 1, 1, 6))
+    asked = ViewerApi([Capture(Tape({("a", 0): A}), "x")], worker)
+    _, arrays = parse_frame(asked.token(0, 0, 0, 0, "key", 1, 1, 6))
     assert np.isnan(arrays["weight"][2])
     assert arrays["top"].tolist() == A.dense()[0, 0, :, 1].nan_to_num(-1).argsort(descending=True)[:5].tolist()
 
@@ -266,13 +266,13 @@ def test_long_strips_come_in_parts(long, monkeypatch):
     tape, asked = long
     monkeypatch.setattr(module, "CHUNK", 100)
     A = tape["a"].dense()[0, 1]
-    assert close(parsed(asked.token(0, 0, 0, 1, "query", 5, 8, 3))[1]["weight"], A[5:9].mean(0), 1e-6)
-    assert close(parsed(asked.token(0, 0, 0, 1, "key", 5, 8, 3))[1]["weight"], A[:, 5:9].sum(1), 1e-6)
+    assert close(parse_frame(asked.token(0, 0, 0, 1, "query", 5, 8, 3))[1]["weight"], A[5:9].mean(0), 1e-6)
+    assert close(parse_frame(asked.token(0, 0, 0, 1, "key", 5, 8, 3))[1]["weight"], A[:, 5:9].sum(1), 1e-6)
 
 
 def test_strips_that_take_a_while_are_pending(long, monkeypatch):
     tape, asked = long
-    monkeypatch.setattr(module, "AT_ONCE", 100)
+    monkeypatch.setattr(module, "MAX_IMMEDIATE_WEIGHTS", 100)
     with pytest.raises(Pending):
         asked.token(0, 0, 0, 0, "key", 7, 7, 3)
     _, arrays = settled(lambda: asked.token(0, 0, 0, 0, "key", 7, 7, 3))
@@ -280,26 +280,26 @@ def test_strips_that_take_a_while_are_pending(long, monkeypatch):
 
 
 def test_blocks_are_of_all_heads(asked, tape):
-    _, arrays = parsed(asked.block(0, 3, 1, 1, 4, 2, 7))
+    _, arrays = parse_frame(asked.block(0, 3, 1, 1, 4, 2, 7))
     assert close(arrays["weight"], tape["decoder.0.cross"].dense()[1, :, 1:5, 2:9], 1e-6)
 
 
 def test_flow_is_rollout_layer_by_layer(asked, tape):
-    header, arrays = parsed(asked.flow(0, 1, 1, 4))
+    header, arrays = parse_frame(asked.flow(0, 1, 1, 4))
     stack = [tape["encoder.0"], tape["encoder.1"]]
     assert header["layers"] == [0, 1]
     assert close(arrays["rollout"][0], rollout(stack, token=4)[1])
     assert close(arrays["rollout"][1], rollout(stack[1:], token=4)[1])
     assert arrays["rollout"][2].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0]
-    header, arrays = parsed(asked.flow(0, 0, 0, 4))
+    header, arrays = parse_frame(asked.flow(0, 0, 0, 4))
     assert header["layers"] == [0]
 
 
 def test_flow_of_long_captures_is_a_preview_of_pooled_maps(long, monkeypatch):
     tape, asked = long
     tape.summarize()
-    monkeypatch.setattr(module, "AT_ONCE", 1000)
-    header, arrays = parsed(asked.flow(0, 1, 0, 700))
+    monkeypatch.setattr(module, "MAX_IMMEDIATE_WEIGHTS", 1000)
+    header, arrays = parse_frame(asked.flow(0, 1, 0, 700))
     assert (header["state"], header["level"]) == ("preview", 3)
     assert np.allclose(arrays["rollout"].sum(1), 1, atol=1e-4)
     exact_header, exact = settled(lambda: asked.flow(0, 1, 0, 700))
@@ -317,7 +317,7 @@ def test_the_preview_of_a_flow_leaves_out_what_nobody_reaches():
 
 
 def test_alignments_are_between_words(asked, tape):
-    header, arrays = parsed(asked.alignment(0, 3, 0, "mean"))
+    header, arrays = parse_frame(asked.alignment(0, 3, 0, "mean"))
     source, target = (words(tokens) for tokens in reversed(tape.tokens_of("decoder.0.cross")))
     A = tape["decoder.0.cross"].select(batch=0)
     truth = word_weights(A, target.ids.tolist(), source.ids.tolist()).mean(0)
@@ -337,19 +337,27 @@ WRONG = [
     ("measures", "capture=0&layer=0&batch=0&head=4&level=0", "head must be from 0 to 3, got 4"),
     ("measures", "capture=0&layer=0&batch=0&head=0&level=40", "level must be from 0 to"),
     ("tile", "capture=0&layer=0&batch=0&head=0&minus=none&level=1&row=0&col=0", "level must be from 0 to 0, got 1"),
-    ("tile", "capture=0&layer=0&batch=0&head=0&minus=none&level=0&row=1&col=0", "row and col must be of 1 by 1 tiles"),
+    (
+        "tile",
+        "capture=0&layer=0&batch=0&head=0&minus=none&level=0&row=1&col=0",
+        "row and col must be within 1 by 1 tiles",
+    ),
     ("tile", "capture=0&layer=0&batch=0&head=0&minus=0.3.0.0&level=0&row=0&col=0", "matrices of one shape"),
     ("tile", "capture=0&layer=0&batch=0&head=0&minus=0.4.0.0&level=0&row=0&col=0", "matrices of one shape"),
     ("tile", "capture=0&layer=0&batch=0&head=9&minus=none&level=0&row=0&col=0", "head must be from 0 to 3, got 9"),
     ("token", "capture=0&layer=0&batch=0&head=0&axis=query&first=9&last=9&top=1", "last must be from 0 to 8"),
-    ("token", "capture=0&layer=0&batch=0&head=0&axis=query&first=5&last=4&top=1", "first and last must be at most"),
-    ("token", "capture=0&layer=0&batch=0&head=0&axis=query&first=1&last=4&top=257", "top must be at most 256"),
-    ("token", "capture=0&layer=4&batch=0&head=0&axis=query&first=1&last=4&top=2", "only measures were kept"),
+    (
+        "token",
+        "capture=0&layer=0&batch=0&head=0&axis=query&first=5&last=4&top=1",
+        "first to last must span 1 to 512 tokens",
+    ),
+    ("token", "capture=0&layer=0&batch=0&head=0&axis=query&first=1&last=4&top=257", "top must be from 0 to 256"),
+    ("token", "capture=0&layer=4&batch=0&head=0&axis=query&first=1&last=4&top=2", "kept only measures"),
     ("block", "capture=0&layer=0&batch=0&row=0&rows=0&col=0&cols=1", "rows must be 1 to 128 within 9, got 0 from 0"),
     ("block", "capture=0&layer=0&batch=0&row=0&rows=1&col=5&cols=5", "cols must be 1 to 128 within 9, got 5 from 5"),
-    ("flow", "capture=0&layer=3&batch=0&token=1", "layer 3 is no self-attention"),
+    ("flow", "capture=0&layer=3&batch=0&token=1", "layer 3 is not self-attention"),
     ("flow", "capture=0&layer=0&batch=0&token=9", "token must be from 0 to 8"),
-    ("alignment", "capture=0&layer=0&batch=0&head=0", "an alignment is of two texts"),
+    ("alignment", "capture=0&layer=0&batch=0&head=0", "an alignment needs two texts"),
     # what cannot be read at all
     ("session", "x=1", "session takes no parameters"),
     ("text", "", "text takes capture, text, each once"),
@@ -373,8 +381,8 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "query", "message"), WRONG)
 def test_wrong_questions_are_answered_with_what_to_ask(asked, name, query, message):
-    with pytest.raises(Refused) as caught:
-        RESOURCES[name].answer(asked, **understood(name, query))
+    with pytest.raises(ApiError) as caught:
+        RESOURCES[name].answer(asked, **parse_query(name, query))
     assert message in caught.value.error
     assert caught.value.status == 400
     assert caught.value.hint
@@ -386,12 +394,12 @@ def test_layers_of_other_dims_are_refused():
         Capture(Tape({("a", 0): weights(q, k)}), "x")
 
 
-def test_empty_layers_do_not_stop_the_others(desk):
+def test_empty_layers_do_not_stop_the_others(worker):
     q, k = torch.randn(2, 1, 2, 4, 8)
     tape = Tape({("none", 0): weights(q[:, :, :0], k), ("some", 0): weights(q, k)})
-    asked = Answers([Capture(tape, "x")], desk)
+    asked = ViewerApi([Capture(tape, "x")], worker)
     assert json.loads(asked.session())["captures"][0]["layers"][0]["n_i"] == 0
-    assert parsed(asked.overview(0, 0, 0))[1]["entropy"].shape == (2,)
-    with pytest.raises(Refused, match="row and col must be of 0 by 1 tiles"):
+    assert parse_frame(asked.overview(0, 0, 0))[1]["entropy"].shape == (2,)
+    with pytest.raises(ApiError, match="row and col must be within 0 by 1 tiles"):
         asked.tile(0, 0, 0, 0, None, 0, 0, 0)
-    assert parsed(asked.tile(0, 1, 0, 0, None, 0, 0, 0))[1]["weight"].shape == (4, 4)
+    assert parse_frame(asked.tile(0, 1, 0, 0, None, 0, 0, 0))[1]["weight"].shape == (4, 4)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from regard.views.viewer import http as connection
-from regard.views.viewer.auth import HEADERS, POLICY, Gate
+from regard.views.viewer.auth import HEADERS, POLICY, TokenAuth
 from regard.views.viewer.describe import Capture
 from regard.views.viewer.routes import RESOURCES
 from regard.views.viewer.server import STATIC, Viewer
@@ -19,7 +19,7 @@ SESSION = "/api/session"
 
 def sent(viewer, raw):
     """Status, head and body of whatever comes back for raw bytes; status 0 where nothing does."""
-    host, _, port = viewer.gate.host.rpartition(":")
+    host, _, port = viewer.auth.host.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=3) as peer:
         peer.sendall(raw)
         answer = b""
@@ -128,7 +128,7 @@ HOSTILE = {
 @pytest.fixture
 def filled(client, viewer):
     name, _, value = client.cookie.partition("=")
-    token = viewer.gate.token
+    token = viewer.auth.token
     words = {
         "COOKIE": client.cookie,
         "SHORT": client.cookie[:-1],
@@ -137,8 +137,8 @@ def filled(client, viewer):
         "VALUE": value,
         "PREFIX": token[:-1],
         "TOKEN": token,
-        "HOST": viewer.gate.host,
-        "PORT": viewer.gate.host.rpartition(":")[2],
+        "HOST": viewer.auth.host,
+        "PORT": viewer.auth.host.rpartition(":")[2],
     }
     pattern = re.compile("|".join(words))
     return lambda raw: pattern.sub(lambda found: words[found[0]], raw).encode("utf8")
@@ -155,7 +155,7 @@ def test_hostile_requests_are_turned_away(viewer, filled, raw):
     text = (head + body).decode("latin1")
     assert "set-cookie" not in text.lower()
     assert "captures" not in text
-    for secret in (viewer.gate.token, "Traceback", "uvicorn", "starlette", "/work", "site-packages", "root:"):
+    for secret in (viewer.auth.token, "Traceback", "uvicorn", "starlette", "/work", "site-packages", "root:"):
         assert secret not in text
     assert "access-control" not in text.lower()
     if not raw.startswith("HEAD"):
@@ -179,7 +179,7 @@ def test_the_same_request_is_let_in_when_nothing_is_wrong_with_it(viewer, filled
     ],
 )
 def test_a_port_of_80_may_be_left_out_as_browsers_do(printed, host, status):
-    gate = Gate(None, printed)
+    gate = TokenAuth(None, printed)
     scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/", "headers": [(b"host", host.encode())]}
     sent = []
 
@@ -192,7 +192,7 @@ def test_a_port_of_80_may_be_left_out_as_browsers_do(printed, host, status):
 
 @pytest.mark.parametrize("host", ["HOST", "example.com"])
 def test_every_route_is_behind_the_gate(viewer, filled, host):
-    routes = [route.path for route in viewer.gate.app.routes]
+    routes = [route.path for route in viewer.auth.app.routes]
     assert sorted(routes) == sorted([*STATIC, *(f"/api/{name}" for name in RESOURCES)])
     for path in routes:
         cookie = None if host == "HOST" else "COOKIE"
@@ -213,35 +213,35 @@ def test_every_response_carries_the_policy(client):
 
 
 def test_the_token_becomes_a_strict_cookie(viewer, client):
-    response, body = client.ask("/?token=" + viewer.gate.token, cookie=None, headers={"Sec-Fetch-Site": "cross-site"})
+    response, body = client.ask("/?token=" + viewer.auth.token, cookie=None, headers={"Sec-Fetch-Site": "cross-site"})
     assert response.status == 200
     attributes = [part.strip() for part in response.headers["set-cookie"].split(";")]
     assert attributes[1:] == ["HttpOnly", "SameSite=Strict", "Path=/"]
-    assert viewer.gate.token not in attributes[0]
+    assert viewer.auth.token not in attributes[0]
     assert b"<script" not in body
     assert b'http-equiv="refresh" content="0; url=/"' in body
-    assert len(viewer.gate.token) >= 43  # 256 bits
+    assert len(viewer.auth.token) >= 43  # 256 bits
     other = Viewer([])
     other.close()
-    assert other.gate.token != viewer.gate.token
+    assert other.auth.token != viewer.auth.token
 
 
 def test_nothing_is_logged(viewer, client, capfd, caplog):
-    client.ask("/?token=" + viewer.gate.token, cookie=None)
+    client.ask("/?token=" + viewer.auth.token, cookie=None)
     client.ask("/?token=wrong", cookie=None)
     client.ask("/api/session")
     assert "token" not in caplog.text + "".join(capfd.readouterr())
-    assert viewer.gate.token not in repr(viewer)
+    assert viewer.auth.token not in repr(viewer)
 
 
 def test_slow_connections_are_closed(tape, monkeypatch):
-    monkeypatch.setattr(connection, "PATIENCE", 0.2)
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.2)
     with Viewer([Capture(tape, "x")]) as viewer:
-        host, _, port = viewer.gate.host.rpartition(":")
+        host, _, port = viewer.auth.host.rpartition(":")
         for raw in (
             b"",
             b"GET / HTTP/1.1\r\nHost: ",
-            f"GET / HTTP/1.1\r\nHost: {viewer.gate.host}\r\n\r\nGET".encode(),
+            f"GET / HTTP/1.1\r\nHost: {viewer.auth.host}\r\n\r\nGET".encode(),
         ):
             with socket.create_connection((host, int(port)), timeout=5) as peer:
                 peer.sendall(raw)
@@ -255,7 +255,7 @@ def test_slow_connections_are_closed(tape, monkeypatch):
 
 
 def test_more_than_enough_at_once_is_answered_with_a_hint(viewer, client, monkeypatch):
-    monkeypatch.setattr("regard.views.viewer.auth.AT_ONCE", 0)
+    monkeypatch.setattr("regard.views.viewer.auth.MAX_CONCURRENT_REQUESTS", 0)
     response, body = client.ask(SESSION, cookie=client.cookie)
     assert response.status == 503
-    assert json.loads(body)["hint"] == "ask again in a moment"
+    assert json.loads(body)["hint"] == "try again in a moment"

@@ -140,7 +140,7 @@ def test_weights_are_said_as_exactly_as_a_page_knows_them(chromium, tmp_path, mo
         lines, *warned = said(watched)
         assert lines == "the darkest line is a weight of 0.974"
         assert warned == [False, False]
-    monkeypatch.setitem(page.__globals__, "FEW", 0)
+    monkeypatch.setitem(page.__globals__, "MAX_FLOAT_CELLS", 0)
     tape.page().save(path)
     with opened(chromium, path.as_uri()) as watched:
         assert said(watched) == ("the darkest line is a weight of 1 to within 3 %", True, True)

@@ -94,7 +94,7 @@ def test_an_empty_tape_says_what_to_do_first():
 @pytest.mark.parametrize("show", [page, view])
 def test_a_path_given_for_a_tape_is_told_how_files_are_shown(show, tmp_path):
     for path in ("p.safetensors", tmp_path / "p.safetensors"):
-        with pytest.raises(TypeError, match=r"of a file write Tape\.load\(path\) or serve\(path\)"):
+        with pytest.raises(TypeError, match=r"to view a file call serve\(path\), or view\(Tape\.load\(path\)\)"):
             show(path)
 
 

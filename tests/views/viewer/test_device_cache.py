@@ -1,4 +1,4 @@
-"""Stage: heads brought to a device, the same to the bit, each row once, within the room there is."""
+"""Device cache: heads are copied to a device bit for bit, each row once, within a limit of bytes."""
 
 import pytest
 import torch
@@ -9,32 +9,31 @@ from torch.utils._pytree import tree_leaves
 from regard import Additive, Alibi, Causal, Dense, Padding, Sparsemax, weights
 from regard.lens import Tape, capture
 from regard.nn import Attention
-from regard.views.viewer import device_cache as stage
-from regard.views.viewer import row_strip as strip
-from regard.views.viewer.api import Answers
-from regard.views.viewer.captures import Chosen, Library
+from regard.views.viewer import device_cache
+from regard.views.viewer.api import ViewerApi
+from regard.views.viewer.captures import Library, MatrixId
 from regard.views.viewer.describe import Capture
-from regard.views.viewer.device_cache import Stage
-from regard.views.viewer.matrix_view import Head
+from regard.views.viewer.device_cache import DeviceCache, DeviceRows
+from regard.views.viewer.matrix_view import HeadView
 from regard.views.viewer.server import serve
-from regard.views.viewer.worker import Desk
+from regard.views.viewer.worker import Worker
 
 B, H, N, D = 2, 4, 37, 6
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def desk():
-    desk = Desk()
-    yield desk
-    desk.close()
+def worker():
+    worker = Worker()
+    yield worker
+    worker.close()
 
 
 @pytest.fixture
 def elsewhere(monkeypatch):
     """Let this device count as another: what is looked at is brought in small pieces, and all around is NaN."""
-    monkeypatch.setattr(stage, "is_at", lambda A, device: False)
-    monkeypatch.setattr(strip, "PIECE", 8)
+    monkeypatch.setattr(device_cache, "is_at", lambda A, device: False)
+    monkeypatch.setattr(device_cache, "ROWS_PER_COPY", 8)
     torch.use_deterministic_algorithms(True)  # which fills what torch.empty gives
     yield
     torch.use_deterministic_algorithms(False)
@@ -61,7 +60,7 @@ def test_a_head_that_was_brought_is_that_head(elsewhere, terms, known):
     if known:
         A.summary()
     for batch, head in ((0, 0), (1, 3)):
-        brought, whole = Stage(CPU).bring("x", A, batch, head, None), Head(A, batch, head)
+        brought, whole = DeviceCache(CPU).add("x", A, batch, head, None), HeadView(A, batch, head)
         at = slice(3, 30), slice(1, 33)
         assert torch.equal(brought.block(*at), whole.block(*at))
         rows = torch.tensor([30, 2, 7])
@@ -74,7 +73,9 @@ def test_heads_that_were_chosen_at_capture_keep_their_numbers(elsewhere):
         model(torch.randn(B, N, 24))
     at = slice(0, N), slice(0, N)
     for head in (0, 1):
-        assert torch.equal(Stage(CPU).bring("x", tape[0], 1, head, None).block(*at), Head(tape[0], 1, head).block(*at))
+        assert torch.equal(
+            DeviceCache(CPU).add("x", tape[0], 1, head, None).block(*at), HeadView(tape[0], 1, head).block(*at)
+        )
 
 
 def test_heads_leave_when_room_gets_short_and_so_do_the_terms_only_they_had(elsewhere):
@@ -82,25 +83,25 @@ def test_heads_leave_when_room_gets_short_and_so_do_the_terms_only_they_had(else
         weights(some(B, H, N, D), some(B, 2, N, D), mask=Dense(some(B, 1, N, N) > least)) for least in (0.2, 0.4)
     )
     one, term = 2 * N * D * 4, B * N * N
-    room = Stage(CPU, room=3 * one + term)
-    heads = [room.bring(n, A, 0, n, None) for n in range(4)]
+    room = DeviceCache(CPU, max_bytes=3 * one + term)
+    heads = [room.add(n, A, 0, n, None) for n in range(4)]
     assert room.get(0) is None
     assert [room.get(n) for n in (1, 2, 3)] == heads[1:]
-    assert room.taken == 3 * one + term  # of one mask, which they share
-    room.bring(1, A, 0, 1, None)  # again, with a map for example
-    assert room.taken == 3 * one + term
+    assert room.used_bytes == 3 * one + term  # of one mask, which they share
+    room.add(1, A, 0, 1, None)  # again, with a map for example
+    assert room.used_bytes == 3 * one + term
     for n in range(4):
-        room.bring(("other", n), other, 0, n, None)
-    assert room.taken == 3 * one + term
+        room.add(("other", n), other, 0, n, None)
+    assert room.used_bytes == 3 * one + term
     assert [room.get(n) for n in range(4)] == [None] * 4
 
 
 @pytest.mark.parametrize("device", [None, CPU])
 def test_nothing_moves_without_a_device_or_to_the_one_where_it_is(device):
     A = weights(some(B, H, N, D), some(B, H, N, D))
-    still = Stage(device)
-    assert still.bring("x", A, 1, 2, None)._call is A.call
-    assert still.taken == 0
+    still = DeviceCache(device)
+    assert still.add("x", A, 1, 2, None)._call is A.call
+    assert still.used_bytes == 0
 
 
 class Read(TorchDispatchMode):
@@ -122,13 +123,13 @@ class Read(TorchDispatchMode):
 
 
 @pytest.fixture
-def long(desk):
+def long(worker):
     """The answers about a layer of 1,000 tokens, and its tensors."""
     A = weights(some(B, H, 1000, D), some(B, 2, 1000, D), mask=Causal())
     tape = Tape({("x", 0): A})
     tape.summarize()
     A = tape["x"]
-    return Answers([Capture(tape, "x")], desk, CPU), [A.call.q, A.call.k, A.known_statistic]
+    return ViewerApi([Capture(tape, "x")], worker, CPU), [A.call.q, A.call.k, A.known_statistic]
 
 
 ROW = (D + D + 1) * 4  # bytes of a row of q, one of k, and its statistic
@@ -169,47 +170,47 @@ def test_heads_together_read_no_more_than_each_of_them(elsewhere, long):
 
 def test_a_statistic_that_was_not_kept_takes_all_keys_but_only_its_rows(elsewhere):
     q, k = some(1, H, N, D), some(1, H, N, D).roll(1, 2)
-    head = Stage(CPU).bring("x", weights(q, k), 0, 1, None)
+    head = DeviceCache(CPU).add("x", weights(q, k), 0, 1, None)
     with Read([q, k]) as read:
         head.block(torch.tensor([3, 30]), slice(0, 4))
     assert read.bytes == (2 * 8 + N) * D * 4
 
 
-@pytest.mark.parametrize("minus", [None, Chosen(0, 1, 0, 2)])
+@pytest.mark.parametrize("minus", [None, MatrixId(0, 1, 0, 2)])
 @pytest.mark.parametrize("head", [1, "mean", "max"])
-def test_answers_from_a_device_are_the_same(elsewhere, desk, head, minus):
+def test_answers_from_a_device_are_the_same(elsewhere, worker, head, minus):
     model = nn.Sequential(*(Attention(24, H, mask=Causal()) for _ in range(2))).eval()
     with torch.no_grad(), capture(model) as tape:
         model(torch.randn(1, 300, 24))
     asked = 0, 0, 0, head, minus, 1, 0, 0
-    here, there = (Answers([Capture(tape, "x")], desk, device).tile(*asked) for device in (None, CPU))
+    here, there = (ViewerApi([Capture(tape, "x")], worker, device).tile(*asked) for device in (None, CPU))
     assert here == there
 
 
-def test_libraries_bring_each_head_once(elsewhere, desk):
+def test_libraries_bring_each_head_once(elsewhere, worker):
     tape = Tape({("x", 0): weights(some(1, H, N, D), some(1, H, N, D))})
-    library = Library([Capture(tape, "x")], desk, CPU)
-    assert library.sheet(Chosen(0, 0, 0, 1)) is library.sheet(Chosen(0, 0, 0, 1))
+    library = Library([Capture(tape, "x")], worker, CPU)
+    assert library.matrix_view(MatrixId(0, 0, 0, 1)) is library.matrix_view(MatrixId(0, 0, 0, 1))
     tape.summarize()  # now there is a map
-    assert library.sheet(Chosen(0, 0, 0, 1)).stored() is not None
+    assert library.matrix_view(MatrixId(0, 0, 0, 1)).stored_map() is not None
 
 
 @pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
 def test_a_device_that_is_not_there_is_named(tmp_path, device):
     Tape({("x", 0): weights(some(1, H, N, D), some(1, H, N, D))}).save(tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match=rf"device must be one that PyTorch can use here, got '{device}'; write 'cpu'"):
+    with pytest.raises(ValueError, match=rf"device '{device}' is not available on this machine; write 'cpu'"):
         serve([tmp_path / "x.safetensors"], device=device, open_browser=False)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_tiles_of_a_gpu_are_exact_at_every_level(desk):
+def test_tiles_of_a_gpu_are_exact_at_every_level(worker):
     q, k = torch.randn(2, 1, 2, 5000, 64, dtype=torch.bfloat16)
-    library = Library([Capture(Tape({("x", 0): weights(q, k, mask=Causal())}), "x")], desk, torch.device("cuda"))
-    sheet, truth = library.sheet(Chosen(0, 0, 0, 1)), Head(weights(q, k, mask=Causal()), 0, 1)
-    assert sheet.device.type == "cuda"
+    library = Library([Capture(Tape({("x", 0): weights(q, k, mask=Causal())}), "x")], worker, torch.device("cuda"))
+    view, truth = library.matrix_view(MatrixId(0, 0, 0, 1)), HeadView(weights(q, k, mask=Causal()), 0, 1)
+    assert view.device.type == "cuda"
     at = slice(0, 5000), slice(0, 5000)
-    assert (sheet.block(*at).cpu() - truth.block(*at)).abs().max() < 1e-5
+    assert (view.block(*at).cpu() - truth.block(*at)).abs().max() < 1e-5
 
 
 @pytest.mark.gpu
@@ -218,7 +219,7 @@ def test_blocks_on_a_gpu_wait_for_nothing_once_their_rows_are_there():
     q, k = torch.randn(2, 1, 2, 5000, 64, dtype=torch.bfloat16)
     A = weights(q, k, mask=Causal())
     A.summary()
-    head, at = Stage(torch.device("cuda")).bring("x", A, 0, 1, None), (slice(0, 5000), slice(0, 5000))
+    head, at = DeviceCache(torch.device("cuda")).add("x", A, 0, 1, None), (slice(0, 5000), slice(0, 5000))
     expected = head.block(*at)
     try:
         torch.cuda.set_sync_debug_mode("error")
@@ -226,3 +227,34 @@ def test_blocks_on_a_gpu_wait_for_nothing_once_their_rows_are_there():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(again, expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "copied"),
+    [
+        (slice(0, 0), []),
+        (slice(5, 6), [4, 5, 6, 7]),
+        (slice(3, 5), [0, 1, 2, 3, 4, 5, 6, 7]),
+        (slice(8, 11), [8, 9, 10]),
+        (torch.tensor([10, 1, 9]), [0, 1, 2, 3, 8, 9, 10]),
+    ],
+)
+def test_the_chunks_that_hold_the_rows_are_copied(monkeypatch, rows, copied):
+    monkeypatch.setattr(device_cache, "ROWS_PER_COPY", 4)
+    source = torch.arange(1.0, 34.0).view(1, 1, 11, 3)
+    buffer = DeviceRows(source, source.device)
+    buffer.copied.zero_()
+    buffer.fetch(rows)
+    expected = torch.zeros_like(source)
+    expected[:, :, copied] = source[:, :, copied]
+    assert torch.equal(buffer.copied, expected)
+
+
+def test_rows_are_copied_once(monkeypatch):
+    monkeypatch.setattr(device_cache, "ROWS_PER_COPY", 4)
+    source = torch.ones(1, 1, 11, 3)
+    buffer = DeviceRows(source, source.device)
+    buffer.fetch(slice(0, 11))
+    source.zero_()
+    buffer.fetch(slice(0, 11))
+    assert bool((buffer.copied == 1).all())

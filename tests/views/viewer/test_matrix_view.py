@@ -30,8 +30,8 @@ from regard import (
     weights,
 )
 from regard import Gaussian as Bell
-from regard.views.viewer import matrix_view as sheet
-from regard.views.viewer.matrix_view import Difference, Head, Together, runs
+from regard.views.viewer import matrix_view
+from regard.views.viewer.matrix_view import Difference, HeadsAggregate, HeadView, runs
 
 B, H, I, J, D = 2, 4, 37, 51, 8
 
@@ -71,7 +71,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(sheet, "CELLS", 8)
+    monkeypatch.setattr(matrix_view, "CELLS", 8)
 
 
 @pytest.mark.parametrize("summarized", [False, True])
@@ -82,7 +82,7 @@ def test_a_rectangle_is_that_part_of_the_matrix(terms, summarized):
     truth = weights(q.double(), k.double(), **{n: _double(x) for n, x in terms.items()}).dense()
     if summarized:
         A.summary()
-    one = Head(A, 1, 3)
+    one = HeadView(A, 1, 3)
     for rows, cols in ((slice(0, I), slice(0, J)), (slice(5, 30), slice(7, 50)), (slice(36, 37), slice(0, 1))):
         assert (one.block(rows, cols) - truth[1, 3, rows, cols]).abs().max() < 4e-6
     rows = torch.tensor([3, 36, 0, 11])
@@ -93,10 +93,10 @@ def test_a_rectangle_is_that_part_of_the_matrix(terms, summarized):
 @pytest.mark.parametrize("terms", CASES.values(), ids=CASES.keys())
 def test_what_is_not_seen_is_zero(terms, size):
     A = weights(some(B, H, I, D), some(B, 2, J, D).roll(1, 0), **terms)
-    one = Head(A, 1, 3)
+    one = HeadView(A, 1, 3)
     for rows, cols in ((slice(0, I), slice(0, J)), (slice(5, 30), slice(7, 50)), (slice(4, 4), slice(0, J))):
         part = A.dense()[1, 3, rows, cols]
-        tiles = one.seen(rows, cols, size)
+        tiles = one.visible_tiles(rows, cols, size)
         assert tiles.shape == tuple(-(-n // size) for n in part.shape)
         seen = tiles.repeat_interleave(size, 0).repeat_interleave(size, 1)[: part.shape[0], : part.shape[1]]
         assert not part[~seen].any()
@@ -106,11 +106,11 @@ def test_tiles_are_seen_where_one_of_several_sees_them():
     q, k = some(1, 2, I, D), some(1, 2, J, D).roll(1, 0)
     whole = slice(0, I), slice(0, J)
     mask = Dense(torch.stack([torch.arange(J) < 9, torch.arange(J) >= 40])[:, None].expand(2, I, J))
-    left, right = (Head(weights(q, k, mask=mask), 0, head) for head in range(2))
-    assert left.seen(*whole, 8).any(0).tolist() == [True] * 2 + [False] * 5
-    assert right.seen(*whole, 8).any(0).tolist() == [False] * 5 + [True] * 2
-    for both in (Together([left, right], "mean"), Difference(left, right)):
-        assert both.seen(*whole, 8).any(0).tolist() == [True] * 2 + [False] * 3 + [True] * 2
+    left, right = (HeadView(weights(q, k, mask=mask), 0, head) for head in range(2))
+    assert left.visible_tiles(*whole, 8).any(0).tolist() == [True] * 2 + [False] * 5
+    assert right.visible_tiles(*whole, 8).any(0).tolist() == [False] * 5 + [True] * 2
+    for both in (HeadsAggregate([left, right], "mean"), Difference(left, right)):
+        assert both.visible_tiles(*whole, 8).any(0).tolist() == [True] * 2 + [False] * 3 + [True] * 2
 
 
 def test_runs_are_cut_where_nothing_is_seen():
@@ -126,9 +126,9 @@ def _double(term):
 def test_hidden_garbage_changes_nothing():
     q, k = some(B, H, I, D), some(B, H, J, D).roll(1, 0)
     mask = Padding(torch.tensor([30, 40]))
-    before = Head(weights(q, k, mask=mask), 1, 0).block(slice(0, I), slice(0, J))
+    before = HeadView(weights(q, k, mask=mask), 1, 0).block(slice(0, I), slice(0, J))
     k[1, :, 40:] = math.nan
-    assert torch.equal(Head(weights(q, k, mask=mask), 1, 0).block(slice(0, I), slice(0, J)), before)
+    assert torch.equal(HeadView(weights(q, k, mask=mask), 1, 0).block(slice(0, I), slice(0, J)), before)
 
 
 def test_chosen_heads_keep_their_numbers():
@@ -139,36 +139,36 @@ def test_chosen_heads_keep_their_numbers():
     A = weights_of_observed(q[:, [3, 1]], k[:, [3, 1]], [3, 1], **terms, offset=J - I)
     truth = weights(q, k, score=terms["score"], mask=terms["mask"], bias=terms["bias"]).dense()
     for head, number in enumerate((3, 1)):
-        assert (Head(A, 0, head).block(slice(0, I), slice(0, J)) - truth[0, number]).abs().max() < 4e-6
+        assert (HeadView(A, 0, head).block(slice(0, I), slice(0, J)) - truth[0, number]).abs().max() < 4e-6
 
 
 def test_half_precision_is_computed_in_single():
     q, k = some(1, 1, I, D).bfloat16(), some(1, 1, J, D).roll(1, 0).bfloat16()
-    part = Head(weights(q, k), 0, 0).block(slice(0, I), slice(0, J))
+    part = HeadView(weights(q, k), 0, 0).block(slice(0, I), slice(0, J))
     assert part.dtype == torch.float32
     assert (part - weights(q.double(), k.double()).dense()[0, 0]).abs().max() < 4e-6
 
 
 def test_a_statistic_that_was_not_kept_is_found_for_the_rows_asked_for():
     q, k = some(1, 1, I, D), some(1, 1, J, D).roll(1, 0)
-    one = Head(weights(q, k), 0, 0)
+    one = HeadView(weights(q, k), 0, 0)
     ten = slice(0, 10)
     assert one.work(ten, ten) == 100 + 10 * J
     one.block(slice(0, 5), ten)
     assert one.work(ten, ten) == 100 + 5 * J
     A = weights(q, k)
     A.summary()
-    assert Head(A, 0, 0).work(ten, ten) == 100
-    assert Head(weights(q, k, normalize=Sigmoid()), 0, 0).work(ten, ten) == 100
+    assert HeadView(A, 0, 0).work(ten, ten) == 100
+    assert HeadView(weights(q, k, normalize=Sigmoid()), 0, 0).work(ten, ten) == 100
 
 
 def test_heads_together_and_differences():
     A = weights(some(1, H, I, D), some(1, H, J, D).roll(1, 0), mask=Causal())
     truth, rows, cols = A.dense()[0], slice(4, 20), slice(3, 44)
-    heads = [Head(A, 0, head) for head in range(H)]
-    assert torch.allclose(Together(heads, "mean").block(rows, cols), truth.mean(0)[rows, cols])
-    assert torch.allclose(Together(heads, "max").block(rows, cols), truth.amax(0)[rows, cols])
-    less = Difference(heads[2], Together(heads, "mean"))
+    heads = [HeadView(A, 0, head) for head in range(H)]
+    assert torch.allclose(HeadsAggregate(heads, "mean").block(rows, cols), truth.mean(0)[rows, cols])
+    assert torch.allclose(HeadsAggregate(heads, "max").block(rows, cols), truth.amax(0)[rows, cols])
+    less = Difference(heads[2], HeadsAggregate(heads, "mean"))
     assert torch.allclose(less.block(rows, cols), (truth[2] - truth.mean(0))[rows, cols], atol=1e-7)
     assert less.signed
     assert less.work(rows, cols) == (1 + H) * 16 * 41
@@ -177,10 +177,10 @@ def test_heads_together_and_differences():
 def test_stored_maps_of_heads_together():
     A = weights(some(1, 2, I, D), some(1, 2, J, D).roll(1, 0))
     maps = A.summary().map[0]
-    heads = [Head(A, 0, head, maps[head]) for head in range(2)]
-    assert torch.equal(Together(heads, "mean").stored().map, maps.mean(0))
-    assert Together(heads, "mean").stored().exact
-    assert not Together(heads, "max").stored().exact
-    assert torch.equal(Difference(*heads).stored().map, maps[0] - maps[1])
-    assert Together([heads[0], Head(A, 0, 1)], "mean").stored() is None
-    assert Difference(heads[0], Head(A, 0, 1)).stored() is None
+    heads = [HeadView(A, 0, head, maps[head]) for head in range(2)]
+    assert torch.equal(HeadsAggregate(heads, "mean").stored_map().map, maps.mean(0))
+    assert HeadsAggregate(heads, "mean").stored_map().exact
+    assert not HeadsAggregate(heads, "max").stored_map().exact
+    assert torch.equal(Difference(*heads).stored_map().map, maps[0] - maps[1])
+    assert HeadsAggregate([heads[0], HeadView(A, 0, 1)], "mean").stored_map() is None
+    assert Difference(heads[0], HeadView(A, 0, 1)).stored_map() is None

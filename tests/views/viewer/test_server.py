@@ -14,10 +14,10 @@ from regard.lens import Tape
 from regard.views import serve
 from regard.views.viewer import http as connection
 from regard.views.viewer import server
-from regard.views.viewer.api import Answers
+from regard.views.viewer.api import ViewerApi
 from regard.views.viewer.describe import Capture
 from regard.views.viewer.server import Viewer
-from regard.views.viewer.wire_format import parsed
+from regard.views.viewer.wire_format import parse_frame
 
 TILE = "tile?capture=0&layer=0&batch=0&head=0&minus=none&level=0&row=0&col=0"
 
@@ -29,7 +29,7 @@ def knock(client):
 
 
 def test_the_front_end_is_served_from_memory(client, monkeypatch):
-    monkeypatch.setattr(server, "bundled", lambda name: pytest.fail("read again"))
+    monkeypatch.setattr(server, "read_bundled", lambda name: pytest.fail("read again"))
     for path, start, kind in (
         ("/", b"<!doctype html>", "html"),
         ("/app.js", b"", "javascript"),
@@ -97,7 +97,7 @@ def test_fifty_clients_at_once_are_all_answered(client, tape):
         barrier.wait(10)
         for _ in range(3):
             response, body = client.ask("/api/" + TILE)
-            if response.status != 200 or np.abs(parsed(body)[1]["weight"] - truth).max() > 1e-6:
+            if response.status != 200 or np.abs(parse_frame(body)[1]["weight"] - truth).max() > 1e-6:
                 wrong.append(response.status)
 
     threads = [threading.Thread(target=run) for _ in range(50)]
@@ -109,17 +109,17 @@ def test_fifty_clients_at_once_are_all_answered(client, tape):
 
 
 def test_answers_that_take_too_long_are_given_up(tape, knock, monkeypatch):
-    monkeypatch.setattr(server, "SECONDS", 0.05)
+    monkeypatch.setattr(server, "ANSWER_SECONDS", 0.05)
     with Viewer([Capture(tape, "x")]) as viewer:
         client = knock(viewer)
-        viewer._desk.do(lambda: time.sleep(0.5))
+        viewer._worker.do(lambda: time.sleep(0.5))
         response, body = client.ask("/api/session")
         assert response.status == 503
         assert "takes more than" in json.loads(body)["error"]
 
 
 def test_what_is_pending_says_when_to_ask_again(knock, monkeypatch):
-    monkeypatch.setattr("regard.views.viewer.captures.AT_ONCE", 20_000)
+    monkeypatch.setattr("regard.views.viewer.captures.MAX_IMMEDIATE_WEIGHTS", 20_000)
     q, k = torch.randn(2, 1, 2, 300, 8)
     with Viewer([Capture(Tape({("a", 0): weights(q, k)}), "x")]) as viewer:
         client = knock(viewer)
@@ -131,20 +131,23 @@ def test_what_is_pending_says_when_to_ask_again(knock, monkeypatch):
             if response.status == 200:
                 break
             time.sleep(0.01)
-        assert parsed(body)[0]["state"] == "exact"
+        assert parse_frame(body)[0]["state"] == "exact"
 
 
 def test_a_failure_inside_tells_nothing_of_the_inside(tape, knock, monkeypatch, caplog):
     def fails(self, capture, text):
         raise RuntimeError("secret at /home/somebody")
 
-    monkeypatch.setattr(Answers, "text", fails)
+    monkeypatch.setattr(ViewerApi, "text", fails)
     resource = server.RESOURCES["text"]._replace(answer=fails)
     monkeypatch.setitem(server.RESOURCES, "text", resource)
     with Viewer([Capture(tape, "x")]) as viewer:
         response, body = knock(viewer).ask("/api/text?capture=0&text=0")
     assert response.status == 500
-    assert json.loads(body) == {"error": "the viewer could not answer this", "hint": "look at another part"}
+    assert json.loads(body) == {
+        "error": "the viewer failed to answer this request",
+        "hint": "try another part of the map",
+    }
 
 
 def test_files_are_served_without_being_read_and_checked_on_the_side(tmp_path, knock, capsys):
@@ -169,7 +172,7 @@ def test_files_are_served_without_being_read_and_checked_on_the_side(tmp_path, k
             if response.status == 500:
                 break
             time.sleep(0.01)
-        assert json.loads(body)["error"] == "capture 0 is damaged: it is not what was written"
+        assert json.loads(body)["error"] == "capture 0 is corrupted: checksum mismatch"
     for paths in ([], ["a", "b", "c"]):
         with pytest.raises(ValueError, match="one capture or two side by side"):
             serve(paths, open_browser=False)
@@ -205,7 +208,7 @@ def test_closed_is_closed(tape):
 def test_who_still_waits_when_a_viewer_closes_is_told(tape, knock, caplog):
     viewer = Viewer([Capture(tape, "x")])
     client, answers = knock(viewer), []
-    viewer._desk.do(lambda: time.sleep(0.3))
+    viewer._worker.do(lambda: time.sleep(0.3))
     asking = [threading.Thread(target=lambda: answers.append(client.ask("/api/session"))) for _ in range(3)]
     for thread in asking:
         thread.start()
@@ -214,7 +217,7 @@ def test_who_still_waits_when_a_viewer_closes_is_told(tape, knock, caplog):
     for thread in asking:
         thread.join(5)
     assert [response.status for response, _ in answers] == [503] * 3
-    assert json.loads(answers[0][1])["error"] == "the viewer is being closed"
+    assert json.loads(answers[0][1])["error"] == "the viewer is closing"
     assert not caplog.records
 
 
@@ -223,7 +226,7 @@ def test_other_hosts_are_asked_for_by_name_and_warned_about(tape):
     with told, pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1"):  # an address that no machine has
         Viewer([Capture(tape, "x")], host="192.0.2.1")
     for host in ("", "0.0.0.0", "::"):
-        with pytest.raises(ValueError, match="host must be the one address a browser will ask at"):
+        with pytest.raises(ValueError, match="host must be a single address that browsers can open"):
             Viewer([Capture(tape, "x")], host=host)
 
 
@@ -244,14 +247,14 @@ def test_an_address_of_IPv6_is_written_in_brackets(tape):
 
 
 def test_a_port_that_is_taken_is_named(tape, viewer):
-    port = int(viewer.gate.host.rpartition(":")[2])
+    port = int(viewer.auth.host.rpartition(":")[2])
     with pytest.raises(OSError, match=f"cannot listen at 127.0.0.1, port {port}"):
         Viewer([Capture(tape, "x")], port=port)
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 99999])
 def test_a_port_that_cannot_be_is_refused(tape, port):
-    with pytest.raises(ValueError, match=f"port must be from 0 to 65535, 0 for one that is free, got {port}"):
+    with pytest.raises(ValueError, match=f"port must be from 0 to 65535, got {port}; 0 chooses a free port"):
         Viewer([Capture(tape, "x")], port=port)
 
 
@@ -263,7 +266,7 @@ def test_one_file_is_served_by_its_path(tape, tmp_path, knock):
 
 
 def test_limits_are_set():
-    settings = connection.settings(None)
+    settings = connection.server_config(None)
     assert settings.limit_concurrency == 256
     assert settings.access_log is False
     assert settings.ws == "none"

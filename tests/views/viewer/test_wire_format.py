@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from regard.views.viewer.wire_format import COARSE, FINE, coarse, error, fine, frame, linear, parsed, plain
+from regard.views.viewer.wire_format import COARSE, FINE, coarse, error, fine, frame, linear, parse_frame, plain
 
 
 def through(coded):
-    return parsed(frame({"x": coded}))[1]["x"]
+    return parse_frame(frame({"x": coded}))[1]["x"]
 
 
 def test_plain_numbers_arrive_to_the_bit():
@@ -63,7 +63,7 @@ def test_arrays_begin_at_multiples_of_eight_and_headers_say_the_rest():
     raw = frame({"a": coarse(torch.rand(3)), "b": plain(torch.rand(2, 2))}, state="exact", note="ü")
     (n,) = struct.unpack_from("<I", raw)
     assert (4 + n) % 8 == 0
-    header, arrays = parsed(raw)
+    header, arrays = parse_frame(raw)
     assert (header["state"], header["note"]) == ("exact", "ü")
     assert header["arrays"] == [
         {"name": "a", "type": "u1", "steps": COARSE, "shape": [3]},

@@ -6,14 +6,14 @@ import time
 import pytest
 
 from regard.views.viewer import worker as work
-from regard.views.viewer.worker import Closed, Desk, Shelf
+from regard.views.viewer.worker import Closed, ResponseCache, Worker
 
 
 @pytest.fixture
-def desk():
-    desk = Desk()
-    yield desk
-    desk.close()
+def worker():
+    worker = Worker()
+    yield worker
+    worker.close()
 
 
 def until(fact, seconds=5.0):
@@ -23,14 +23,14 @@ def until(fact, seconds=5.0):
         time.sleep(0.002)
 
 
-def test_results_and_errors_come_back(desk):
-    assert desk.do(lambda: 6 * 7).result(5) == 42
+def test_results_and_errors_come_back(worker):
+    assert worker.do(lambda: 6 * 7).result(5) == 42
     with pytest.raises(ZeroDivisionError):
-        desk.do(lambda: 1 / 0).result(5)
-    assert desk.do(lambda: "still there").result(5) == "still there"
+        worker.do(lambda: 1 / 0).result(5)
+    assert worker.do(lambda: "still there").result(5) == "still there"
 
 
-def test_who_waits_comes_between_the_steps_of_long_work(desk):
+def test_who_waits_comes_between_the_steps_of_long_work(worker):
     done, go = [], threading.Event()
 
     def long():
@@ -40,8 +40,8 @@ def test_who_waits_comes_between_the_steps_of_long_work(desk):
             yield n / 5
             time.sleep(0.01)
 
-    desk.later("long", long)
-    urgent = desk.do(lambda: done.append("urgent"))
+    worker.schedule("long", long)
+    urgent = worker.do(lambda: done.append("urgent"))
     go.set()
     urgent.result(5)
     until(lambda: len(done) == 6)
@@ -49,9 +49,9 @@ def test_who_waits_comes_between_the_steps_of_long_work(desk):
     assert [x for x in done if x != "urgent"] == [0, 1, 2, 3, 4]
 
 
-def test_what_is_asked_for_last_is_done_first(desk):
+def test_what_is_asked_for_last_is_done_first(worker):
     done, gate = [], threading.Event()
-    desk.do(lambda: gate.wait(5))
+    worker.do(lambda: gate.wait(5))
 
     def one(name):
         def steps():
@@ -61,13 +61,13 @@ def test_what_is_asked_for_last_is_done_first(desk):
         return steps
 
     for name in ("a", "b", "c", "a"):
-        desk.later(name, one(name))
+        worker.schedule(name, one(name))
     gate.set()
     until(lambda: len(done) == 3)
     assert done == ["a", "c", "b"]
 
 
-def test_work_is_begun_once_and_tells_how_far_it_is(desk):
+def test_work_is_begun_once_and_tells_how_far_it_is(worker):
     begun, gate = [], threading.Event()
 
     def steps():
@@ -76,49 +76,49 @@ def test_work_is_begun_once_and_tells_how_far_it_is(desk):
         gate.wait(5)
         yield 0.5
 
-    assert desk.later("x", steps) is None
-    until(lambda: desk.later("x", steps) == 0.25)
+    assert worker.schedule("x", steps) is None
+    until(lambda: worker.schedule("x", steps) == 0.25)
     assert len(begun) == 1
     gate.set()
-    until(lambda: desk.do(lambda: None).result(5) is None and "x" not in desk._behind)
+    until(lambda: worker.do(lambda: None).result(5) is None and "x" not in worker._background)
 
 
-def test_a_failure_is_told_to_who_asks_next_and_then_forgotten(desk):
+def test_a_failure_is_told_to_who_asks_next_and_then_forgotten(worker):
     def steps():
         yield
         raise ValueError("damaged")
 
-    desk.later("x", steps)
-    until(lambda: "x" in desk._failures)
+    worker.schedule("x", steps)
+    until(lambda: "x" in worker._failures)
     with pytest.raises(ValueError, match="damaged"):
-        desk.later("x", steps)
-    assert desk.later("x", lambda: iter(())) is None
+        worker.schedule("x", steps)
+    assert worker.schedule("x", lambda: iter(())) is None
 
 
-def test_work_nobody_asks_for_any_more_is_dropped(desk, monkeypatch):
-    monkeypatch.setattr(work, "WAITING", 3)
+def test_work_nobody_asks_for_any_more_is_dropped(worker, monkeypatch):
+    monkeypatch.setattr(work, "MAX_BACKGROUND_JOBS", 3)
     gate = threading.Event()
-    desk.do(lambda: gate.wait(5))
+    worker.do(lambda: gate.wait(5))
     for n in range(9):
-        desk.later(n, lambda: iter(()))
-    assert list(desk._behind) == [6, 7, 8]
+        worker.schedule(n, lambda: iter(()))
+    assert list(worker._background) == [6, 7, 8]
     gate.set()
 
 
 def test_closing_lets_go_of_what_waits():
-    desk, gate = Desk(), threading.Event()
-    desk.do(lambda: gate.wait(5))
-    waiting = desk.do(lambda: 1)
+    worker, gate = Worker(), threading.Event()
+    worker.do(lambda: gate.wait(5))
+    waiting = worker.do(lambda: 1)
     threading.Timer(0.05, gate.set).start()
-    desk.close()
-    with pytest.raises(Closed, match="the desk is closed"):
+    worker.close()
+    with pytest.raises(Closed, match="the worker is closed"):
         waiting.result(5)
-    with pytest.raises(Closed, match="the desk is closed"):
-        desk.do(lambda: 1)
+    with pytest.raises(Closed, match="the worker is closed"):
+        worker.do(lambda: 1)
 
 
 def test_the_shelf_holds_so_many_bytes_and_drops_what_was_not_asked_for_longest():
-    shelf = Shelf(10)
+    shelf = ResponseCache(10)
     for key in "abc":
         shelf.put(key, b"123")
     assert shelf.get("a") == b"123"

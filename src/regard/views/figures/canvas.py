@@ -1,4 +1,4 @@
-"""The parts figures are made of: paper, colours that share a scale, axes that name or count tokens."""
+"""Parts of figures: an empty figure, colours with a shared scale, axes with tokens or numbers."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from .figure_inputs import Numbers
-from .fonts import Shown, shown
+from .fonts import DrawableText, drawable
 
 Scale = Literal["linear", "sqrt"]
 
 INK, FAINT, HAIR = "#222222", "#777777", "#cccccc"
-ACCENT, DEEP = "#b73779", "#3b0f70"  # two of magma's own
-NO_NUMBER = "#9fb4c0"  # of a cell that holds NaN
-NAMED = 64  # tokens that can be read along an axis
-SIZE, TITLE = 10, 11  # points of type: of words, and of titles
-LONGEST, LAYER = 24, 48  # characters of a token, and of the name of a layer
-PART_OF_ESCAPE = re.compile(r"\\(u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?$")  # where a text is cut
+ACCENT, DEEP = "#b73779", "#3b0f70"  # two colours of magma
+NAN_COLOUR = "#9fb4c0"
+MAX_NAMED_TOKENS = 64  # along an axis; with more, tokens are numbered
+TEXT_POINTS, TITLE_POINTS = 10, 11  # font sizes
+MAX_TOKEN_CHARACTERS, MAX_LAYER_CHARACTERS = 24, 48
+PART_OF_ESCAPE = re.compile(r"\\(u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?$")  # at the end of a shortened text
 
 
 def _from_white() -> ListedColormap:
-    """magma from its light end, begun at white, so that nothing is drawn where there is nothing."""
+    """Return magma reversed and starting at white, so that zero weights are invisible."""
     magma = np.asarray(colormaps["magma_r"](np.linspace(0, 1, 256)))
     share = np.minimum(np.linspace(0, 1, 256) / 0.2, 1)[:, None]
     return ListedColormap(1 - share * (1 - magma), name="magma_from_white")
@@ -44,7 +44,7 @@ WHITE_TO_DARK = _from_white()
 
 
 class Paper(Figure):
-    """A figure that belongs to no window and no global list, and that a notebook shows as it is."""
+    """A figure outside of pyplot: it has no window and no global state, and notebooks display it."""
 
     def _repr_png_(self) -> bytes:
         file = BytesIO()
@@ -53,42 +53,42 @@ class Paper(Figure):
 
 
 def paper(width: float, height: float, *, arranged: bool = True) -> Paper:
-    """An empty figure, in inches, that arranges what is on it unless all of it is `placed`."""
+    """Return an empty figure, in inches; `arranged=False` turns automatic layout off, for `add_axes`."""
     figure = Paper(figsize=(width, height), layout="constrained" if arranged else None)
     FigureCanvasAgg(figure)
     return figure
 
 
-def placed(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Axes without ticks, so many inches from the left and the top."""
+def add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Add axes without ticks, placed in inches from the left and the top."""
     wide, high = figure.get_size_inches()
     corner = left / wide, 1 - (top + height) / high
     return figure.add_axes((*corner, width / wide, height / high), xticks=[], yticks=[])
 
 
-def entitle(figure: Figure, title: object) -> float:
-    """Write a title in as many lines as it takes; the figure grows by the inches that are returned."""
+def add_title(figure: Figure, title: object) -> float:
+    """Add a title, wrapped to the width; return the inches by which the figure has grown."""
     if title is None or title == "":
         return 0.0
-    lines, families = _wrapped(str(title), figure.get_figwidth() - 0.2, TITLE)
-    taken = 0.1 + 0.018 * TITLE * len(lines)
+    lines, families = _wrap(str(title), figure.get_figwidth() - 0.2, TITLE_POINTS)
+    taken = 0.1 + 0.018 * TITLE_POINTS * len(lines)
     figure.set_figheight(figure.get_figheight() + taken)
     top = {} if figure.get_layout_engine() else {"y": 1 - 0.08 / figure.get_figheight()}
-    figure.suptitle("\n".join(lines), fontsize=TITLE, color=INK, fontfamily=families, parse_math=False, **top)
+    figure.suptitle("\n".join(lines), fontsize=TITLE_POINTS, color=INK, fontfamily=families, parse_math=False, **top)
     return taken
 
 
 def footnote(figure: Figure, text: str) -> None:
-    """Write a line or more at the bottom; the figure grows by them."""
+    """Add wrapped text at the bottom; the figure grows by its lines."""
     wide = figure.get_figwidth()
-    lines, _ = _wrapped(text, wide - 0.2, 9)
+    lines, _ = _wrap(text, wide - 0.2, 9)
     figure.set_figheight(figure.get_figheight() + 0.15 + 0.16 * len(lines))
     inches = figure.dpi_scale_trans
     figure.text(wide / 2, 0.08, "\n".join(lines), fontsize=9, color=FAINT, ha="center", va="bottom", transform=inches)
 
 
-def widths(texts: Sequence[str], families: list[str], size: float = SIZE) -> list[float]:
-    """Inches that each text takes, with a little room around it."""
+def widths(texts: Sequence[str], families: list[str], size: float = TEXT_POINTS) -> list[float]:
+    """Return the width of each text in inches, with a little padding."""
     scratch = paper(1, 1)
     renderer = scratch.canvas.get_renderer()  # type: ignore[attr-defined]
     found = []
@@ -99,19 +99,19 @@ def widths(texts: Sequence[str], families: list[str], size: float = SIZE) -> lis
     return found
 
 
-def _wrapped(text: str, inches: float, size: float) -> Shown:
-    """A text in lines that are no longer than so many inches."""
-    (text,), families = shown([text])
+def _wrap(text: str, inches: float, size: float) -> DrawableText:
+    """Wrap a text to lines of at most `inches`."""
+    (text,), families = drawable([text])
     letters = len(text)
     lines = [text]
     while letters > 1 and (longest := max(widths(lines, families, size))) > inches:
         letters = min(letters - 1, int(max(map(len, lines)) * inches / longest))
         lines = wrap(text, max(letters, 1))
-    return Shown(lines, families)
+    return DrawableText(lines, families)
 
 
 class Colours:
-    """Values to colours: from 0 to the largest, or, where some are below 0, symmetric around it."""
+    """Map values to colours: from 0 to the largest, or symmetric around 0 if any value is negative."""
 
     def __init__(self, values: Sequence[Numbers], scale: Scale, above_zero: Colormap = WHITE_TO_DARK) -> None:
         if scale not in ("linear", "sqrt"):
@@ -120,10 +120,10 @@ class Colours:
         least = min((float(x.min(initial=0.0)) for x in finite), default=0.0)
         most = max((float(x.max(initial=0.0)) for x in finite), default=0.0)
         if least < 0 and scale == "sqrt":
-            raise ValueError(f"scale='sqrt' is for values of 0 and more, got {least:.3g}; write scale='linear'")
+            raise ValueError(f"scale='sqrt' needs values of at least 0, got {least:.3g}; write scale='linear'")
         self.some_missing = any(bool(np.isnan(x).any()) for x in values)
         self.most = most = max(most, -least) or 1.0
-        self.map: Colormap = (above_zero if least >= 0 else colormaps["RdBu_r"]).with_extremes(bad=NO_NUMBER)
+        self.map: Colormap = (above_zero if least >= 0 else colormaps["RdBu_r"]).with_extremes(bad=NAN_COLOUR)
         self.norm: Normalize = (
             PowerNorm(0.5, 0, most) if scale == "sqrt" else Normalize(-most if least < 0 else 0, most)
         )
@@ -132,14 +132,14 @@ class Colours:
         return self.map(float(self.norm(value)))
 
     def paint(self, axes: Axes, values: Numbers, shape: tuple[int, int]) -> None:
-        """The cells of a matrix of that shape, the first query on top, in token coordinates."""
+        """Draw the cells of a matrix of that shape, the first query on top, in token coordinates."""
         i, j = shape
         extent = (-0.5, j - 0.5, i - 0.5, -0.5)
         axes.imshow(values, cmap=self.map, norm=self.norm, aspect="auto", interpolation="nearest", extent=extent)
         frame(axes)
 
     def bar(self, figure: Figure, axes: Sequence[Axes], label: str = "attention", within: Axes | None = None) -> None:
-        """The scale, beside what it is the scale of, or within axes of its own."""
+        """Add the colour bar beside the axes, or within axes of its own."""
         colours = ScalarMappable(self.norm, self.map)
         bar = figure.colorbar(colours, ax=axes, cax=within, fraction=0.04, pad=0.02, aspect=30)
         bar.set_label(f"{label} (grey: not a number)" if self.some_missing else label, color=INK)
@@ -148,29 +148,33 @@ class Colours:
 
 
 def ink_on(colour: tuple[float, float, float, float]) -> str:
-    """Black or white, whichever is read more easily."""
+    """Return black or white, whichever has more contrast."""
     red, green, blue, _ = colour
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
-def room(tokens: Sequence[str] | None, n: int) -> float:
-    """Inches that the names along an axis of n tokens stand out from it."""
-    if tokens is None or n > NAMED:
+def label_inches(tokens: Sequence[str] | None, n: int) -> float:
+    """Return the inches that the labels along an axis of n tokens need."""
+    if tokens is None or n > MAX_NAMED_TOKENS:
         return 0.4
-    return max([0.4, *(0.2 + 0.08 * len(text) for text in shortened(tokens).texts)])
+    return max([0.4, *(0.2 + 0.08 * len(text) for text in shorten(tokens).texts)])
 
 
 def label_rows(axes: Axes, tokens: Sequence[str] | None, n: int, drawn: int) -> None:
-    """Name the queries down the side where they can be read, count them where not."""
+    """Label the queries down the side with tokens, or with numbers if there are too many."""
     _label(axes.yaxis, "query", "queries", tokens, n, drawn)
 
 
 def label_columns(axes: Axes, tokens: Sequence[str] | None, n: int, drawn: int) -> None:
-    """Name or count the keys, along the top, where reading starts."""
+    """Label the keys along the top with tokens or numbers."""
     _label(axes.xaxis, "key", "keys", tokens, n, drawn)
     axes.xaxis.set_label_position("top")
     axes.xaxis.tick_top()
-    if tokens is not None and n <= NAMED and any(len(label.get_text()) > 2 for label in axes.get_xticklabels()):
+    if (
+        tokens is not None
+        and n <= MAX_NAMED_TOKENS
+        and any(len(label.get_text()) > 2 for label in axes.get_xticklabels())
+    ):
         axes.tick_params(axis="x", labelrotation=90)
 
 
@@ -180,42 +184,42 @@ def _label(axis: Axis, one: str, many: str, tokens: Sequence[str] | None, n: int
         return
     axis.set_label_text(one)
     axis.set_major_locator(MaxNLocator("auto", integer=True))
-    if tokens is not None and n <= NAMED:
-        texts, families = shortened(tokens)
+    if tokens is not None and n <= MAX_NAMED_TOKENS:
+        texts, families = shorten(tokens)
         axis.set_ticks(range(n), texts, fontfamily=families, fontsize=9, parse_math=False)
         axis.set_tick_params(length=0)
 
 
-def shortened(tokens: Sequence[str], longest: int = LONGEST) -> Shown:
-    """Tokens as they are written along an axis, of long ones the beginning."""
-    texts, families = shown([*tokens, "…"])
+def shorten(tokens: Sequence[str], longest: int = MAX_TOKEN_CHARACTERS) -> DrawableText:
+    """Return drawable tokens; long ones are cut and end in an ellipsis."""
+    texts, families = drawable([*tokens, "…"])
     texts = [x if len(x) <= longest else PART_OF_ESCAPE.sub("", x[: longest - 1]) + "…" for x in texts[:-1]]
-    return Shown(texts, families)
+    return DrawableText(texts, families)
 
 
-def shortened_layers(names: Sequence[str]) -> Shown:
-    """Names of layers, of long ones without the parts that all have in common: what is left tells them apart."""
-    if len(names) > 1 and max(map(len, names)) > LAYER:
+def shorten_layer_names(names: Sequence[str]) -> DrawableText:
+    """Return drawable names of layers; if any is long, the parts that all names share are dropped."""
+    if len(names) > 1 and max(map(len, names)) > MAX_LAYER_CHARACTERS:
         parts = [name.split(".") for name in names]
         most = min(map(len, parts)) - 1
-        head = _alike(part[:most] for part in parts)
-        tail = _alike(part[:head:-1] for part in parts)
+        head = _common_prefix(part[:most] for part in parts)
+        tail = _common_prefix(part[:head:-1] for part in parts)
         names = [".".join(part[head : len(part) - tail]) for part in parts]
-    return shortened(names, LAYER)
+    return shorten(names, MAX_LAYER_CHARACTERS)
 
 
-def _alike(lists: Iterable[list[str]]) -> int:
-    """How many words all begin with."""
+def _common_prefix(lists: Iterable[list[str]]) -> int:
+    """Return the length of the common prefix."""
     return len(list(takewhile(lambda words: len(set(words)) == 1, zip(*lists, strict=False))))
 
 
 def frame(axes: Axes) -> None:
-    """A hairline around a map."""
+    """Draw a hairline around a map."""
     axes.spines[:].set(color=HAIR, linewidth=0.8)
 
 
 def check_labels(name: str, texts: Sequence[str], n: int) -> list[str]:
-    """As many texts as there are things to name."""
+    """Return the labels as a list; raises unless they are n strings."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"{name} must be a list of strings, got {type(texts).__name__}")
     if len(texts) != n:

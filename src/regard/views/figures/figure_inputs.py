@@ -1,4 +1,4 @@
-"""What a figure reads: a `Weights`, tensor or array as numbers, pooled where there are too many to be seen."""
+"""Inputs of figures: a `Weights`, tensor or array as numbers, pooled if there are too many to draw."""
 
 from __future__ import annotations
 
@@ -17,25 +17,30 @@ Matrix = Weights | Tensor | npt.NDArray[Any]
 
 
 def cells(A: Matrix, most: int) -> Numbers:
-    """The matrix as an array of at most so many cells a side, each the mean of its entries."""
+    """Return the matrix as an array of at most `most` cells a side, each the mean of its entries."""
     i, j = shape(A)
     rows, cols = min(i, most), min(j, most)
-    return numbers(A.pool(rows, cols)).reshape(rows, cols) if isinstance(A, Weights) else _pooled(numbers(A), most)
+    return numbers(A.pool(rows, cols)).reshape(rows, cols) if isinstance(A, Weights) else _pool(numbers(A), most)
 
 
 def heads(layer: Matrix, most: int) -> tuple[Numbers, tuple[int, int]]:
-    """The cells of every head of a layer, and queries and keys: of a `Weights` of one batch row, or of dims h i j."""
+    """Return the cells of every head of a layer, and its shape (queries, keys).
+
+    A layer is a `Weights` of one batch row, or a tensor or array of dims h i j.
+    """
     if isinstance(layer, Weights):
         if layer.shape[:-3].numel() != 1:
-            raise ValueError(f"a layer must be of one batch row, got {tuple(layer.shape)}; write A.select(batch=0)")
+            raise ValueError(
+                f"a layer must have one batch row, got shape {tuple(layer.shape)}; write A.select(batch=0)"
+            )
         h, i, j = _check_heads(layer)
         return numbers(layer.pool(min(i, most), min(j, most))).reshape(h, min(i, most), min(j, most)), (i, j)
     dense = _layer(layer)
-    return _pooled(dense, most), (dense.shape[1], dense.shape[2])
+    return _pool(dense, most), (dense.shape[1], dense.shape[2])
 
 
 def entropy_and_distance(layer: Matrix) -> tuple[Numbers, Numbers]:
-    """Both for each head of a layer, means over batch rows and queries."""
+    """Return entropy and distance for each head of a layer, averaged over batch rows and queries."""
     if isinstance(layer, Weights):
         n, *_ = _check_heads(layer)
         found = layer.summary()
@@ -49,7 +54,7 @@ def entropy_and_distance(layer: Matrix) -> tuple[Numbers, Numbers]:
 
 
 def row(A: Matrix, query: int) -> Numbers:
-    """What one query gives to each key; it may be counted from the end."""
+    """Return the weights of one query over the keys; a negative query counts from the end."""
     i, _ = shape(A)
     try:
         query = index(query)
@@ -60,15 +65,15 @@ def row(A: Matrix, query: int) -> Numbers:
     return numbers(A[..., query, :]).reshape(-1)
 
 
-def received(A: Matrix) -> Numbers:
-    """What each key receives from the mean query."""
+def mean_received(A: Matrix) -> Numbers:
+    """Return the weight that each key receives from the mean query."""
     i, j = shape(A)
     total = numbers(A.received()).reshape(j) if isinstance(A, Weights) else numbers(A).sum(0)
     return total / i
 
 
 def shape(A: Matrix) -> tuple[int, int]:
-    """Queries and keys of one matrix; several raise."""
+    """Return the numbers of queries and keys of a single matrix; raises for several."""
     if not isinstance(A, Weights | Tensor | np.ndarray):
         raise TypeError(f"A must be a Weights, or a 2-D tensor or array, got {type(A).__name__}")
     *lead, i, j = (1, 1, *A.shape)[-max(len(A.shape), 2) :]
@@ -81,7 +86,7 @@ def shape(A: Matrix) -> tuple[int, int]:
 
 
 def numbers(x: Tensor | npt.NDArray[Any]) -> Numbers:
-    """A tensor or array as float64."""
+    """Return a tensor or array as float64 numbers."""
     is_complex = x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x)
     if is_complex:
         raise TypeError(f"A must hold real numbers, got {x.dtype}; write A.real or abs(A)")
@@ -107,8 +112,8 @@ def _check_heads(layer: Matrix) -> tuple[int, int, int]:
     return h, i, j
 
 
-def _pooled(dense: Numbers, most: int) -> Numbers:
-    """Means over bins of the last two axes, as `Weights.pool` has them: entry r falls in bin r * bins // n."""
+def _pool(dense: Numbers, most: int) -> Numbers:
+    """Average bins of the last two axes, as `Weights.pool` does: entry r falls in bin r * bins // n."""
     for axis in (-2, -1):
         n, bins = dense.shape[axis], min(dense.shape[axis], most)
         starts = -(-np.arange(bins) * n // bins)

@@ -1,7 +1,7 @@
 """Figures of attention: each a matplotlib `Figure`, returned and never shown; `figure.savefig("map.png")` writes it.
 
-Where a figure takes a matrix `A`, that is a `Weights` of one batch row and head, `A.select(batch=0, heads=3)`, or any
-2-D tensor or array, queries by keys. Maps of more than 512 tokens a side are pooled, and their axes say so.
+A matrix `A` is a `Weights` of one batch row and head, `A.select(batch=0, heads=3)`, or any 2-D tensor or array, queries
+by keys. Maps of more than 512 tokens a side are pooled, and their axes say so.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from .canvas import (
     ACCENT,
     DEEP,
     INK,
-    SIZE,
+    TEXT_POINTS,
     Colours,
     Scale,
+    add_axes,
+    add_title,
     check_labels,
-    entitle,
     footnote,
     frame,
     ink_on,
     label_columns,
+    label_inches,
     label_rows,
     paper,
-    placed,
-    room,
-    shortened,
-    shortened_layers,
+    shorten,
+    shorten_layer_names,
     widths,
 )
-from .figure_inputs import Matrix, Numbers, cells, entropy_and_distance, heads, numbers, received, row, shape
-from .fonts import shown
+from .figure_inputs import Matrix, Numbers, cells, entropy_and_distance, heads, mean_received, numbers, row, shape
+from .fonts import drawable
 
-CELLS = 512  # a side of a map
-SMALL = 128  # a side of one map among many
-TOKENS = 5000  # of a coloured text
-PITCH, GAP, HEADED, BAR = 1.1, 0.1, 0.3, 0.9  # a grid: inches from map to map, between, above, and for the scale
-PAGE, LINE = 7.5, 0.28  # a coloured text: inches across, inches a line
-WIDEST = 48  # characters of one of its tokens: of the widest, as many fit a line
-SIDE, BETWEEN = 1.6, 1.6  # a pair of sentences: inches of either at least, and between them
+MAX_CELLS = 512  # per side of a map
+MAX_SMALL_CELLS = 128  # per side of a map in a grid
+MAX_TEXT_TOKENS = 5000
+PITCH, GAP, HEADED, BAR = 1.1, 0.1, 0.3, 0.9  # inches: from map to map, between maps, above them, for the scale
+PAGE, LINE = 7.5, 0.28  # inches: width of a coloured text, height of a line
+MAX_TEXT_TOKEN_CHARACTERS = 48  # that many of the widest characters fit a line
+SIDE, BETWEEN = 1.6, 1.6  # inches: least width of a sentence, and the gap between the pair
 
 
 def heatmap(
@@ -64,30 +64,30 @@ def heatmap(
     scale: Scale = "linear",
     title: str = "",
 ) -> Figure:
-    """The matrix as a picture, a row a query, with tokens on both axes.
+    """Draw the matrix as a heatmap, a row per query, with tokens on both axes.
 
     >>> import torch
     >>> figure = heatmap(torch.eye(3), ["the", "cat", "sat"])
     >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
     ['the', 'cat', 'sat']
 
-    `queries` are the keys too where there are as many of both. `scale="sqrt"` brings out small weights. An axis of
-    more than 64 tokens counts them instead of naming them.
+    Without `keys`, `queries` name both axes if the matrix is square. `scale="sqrt"` brings out small weights. An axis
+    of more than 64 tokens has numbers instead of tokens.
     """
     i, j = shape(A)
     keys = queries if keys is None and i == j else keys
     queries, keys = (
         None if x is None else check_labels(name, x, n) for name, x, n in (("queries", queries, i), ("keys", keys, j))
     )
-    values = cells(A, CELLS)
+    values = cells(A, MAX_CELLS)
     high, wide = (min(max(0.24 * n, 2.0), 7.0) for n in values.shape)
-    figure = paper(wide + room(queries, i) + 1.6, high + room(keys, j) + 0.8)
+    figure = paper(wide + label_inches(queries, i) + 1.6, high + label_inches(keys, j) + 0.8)
     axes = figure.add_subplot()
     colours = Colours([values], scale)
     colours.paint(axes, values, (i, j))
     label_rows(axes, queries, i, values.shape[0])
     label_columns(axes, keys, j, values.shape[1])
-    entitle(figure, title)
+    add_title(figure, title)
     colours.bar(figure, [axes])
     return figure
 
@@ -95,26 +95,26 @@ def heatmap(
 def grid(
     stack: Tape | Iterable[Matrix], *, layers: Sequence[str] | None = None, scale: Scale = "sqrt", title: str = ""
 ) -> Figure:
-    """Every head of every layer: a row a layer, the first on top, a column a head, one scale for all.
+    """Draw every head of every layer: a row per layer, the first on top, a column per head, one scale for all.
 
     A layer is a `Weights` of one batch row, or a tensor or array of dims h i j; a tape names its layers.
     """
-    stack, names = _named(stack, layers, "layer {}")
-    found = [heads(layer, SMALL) for layer in stack]
-    texts, families = shortened_layers(names)
+    stack, names = _with_names(stack, layers, "layer {}")
+    found = [heads(layer, MAX_SMALL_CELLS) for layer in stack]
+    texts, families = shorten_layer_names(names)
     beside, down, across = max(widths(texts, families)), len(found), max(len(layer) for layer, _ in found)
     figure = paper(beside + max(PITCH * across, 3.0) + BAR, PITCH * down + HEADED, arranged=False)
     sizes = sorted({size for _, size in found})
-    pooled = f", pooled to at most {SMALL} cells a side" if max(map(max, sizes)) > SMALL else ""
+    pooled = f", pooled to at most {MAX_SMALL_CELLS} cells a side" if max(map(max, sizes)) > MAX_SMALL_CELLS else ""
     counts = ", ".join(f"{i:,} x {j:,}" for i, j in sizes)
     footnote(figure, f"queries down, keys across: {counts}{pooled}")
-    above = entitle(figure, title) + HEADED
+    above = add_title(figure, title) + HEADED
     wide = (figure.get_figwidth() - beside - BAR) / across
     colours = Colours([layer for layer, _ in found], scale)
     entitled = 0
     for n, (layer, size) in enumerate(found):
         for head, values in enumerate(layer):
-            axes = placed(figure, beside + wide * head, above + PITCH * n, wide - GAP, PITCH - GAP)
+            axes = add_axes(figure, beside + wide * head, above + PITCH * n, wide - GAP, PITCH - GAP)
             colours.paint(axes, values, size)
             if head >= entitled:
                 axes.set_title(f"head {head}", fontsize=9, color=INK)
@@ -122,20 +122,20 @@ def grid(
                 side: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center", "fontfamily": families}
                 axes.set_ylabel(texts[n], fontsize=9, parse_math=False, **side)
         entitled = max(entitled, len(layer))
-    scale_at = placed(figure, figure.get_figwidth() - BAR, above, 0.14, PITCH * down - GAP)
+    scale_at = add_axes(figure, figure.get_figwidth() - BAR, above, 0.14, PITCH * down - GAP)
     colours.bar(figure, [], within=scale_at)
     return figure
 
 
 def by_layer(stack: Tape | Iterable[Matrix], *, layers: Sequence[str] | None = None, title: str = "") -> Figure:
-    """Entropy and mean distance layer by layer: a dot a head, a line through their means.
+    """Plot entropy and mean distance by layer: a dot per head, a line through their means.
 
     Both are means over batch rows and queries. A layer is a `Weights`, or a tensor or array of dims h i j; a tape names
     its layers.
     """
-    stack, names = _named(stack, layers, "{}")
+    stack, names = _with_names(stack, layers, "{}")
     found = [entropy_and_distance(layer) for layer in stack]
-    names, families = shortened_layers(names)
+    names, families = shorten_layer_names(names)
     turned = 90 if max(map(len, names)) > 3 else 0
     figure = paper(max(5.0, 0.35 * len(found) + 2.5), 4.4 + (max(widths(names, families)) if turned else 0.4))
     panels = figure.subplots(2, 1, sharex=True)
@@ -150,25 +150,27 @@ def by_layer(stack: Tape | Iterable[Matrix], *, layers: Sequence[str] | None = N
     labels = [names[n] for n in ticks]
     panels[1].set_xticks(ticks, labels, rotation=turned, fontfamily=families, parse_math=False)
     panels[1].set_xlabel("layer (a dot is a head, the line their mean)")
-    entitle(figure, title)
+    add_title(figure, title)
     return figure
 
 
 def text(
     A: Matrix, tokens: Sequence[str], *, query: int | None = None, scale: Scale = "sqrt", title: str = ""
 ) -> Figure:
-    """The text, each token coloured by the attention it receives: from the mean query, or from one `query`.
+    """Draw the text, each token coloured by the attention it receives: from the mean query, or from one `query`.
 
-    `tokens` are those of the keys, and of one too long for a line the beginning is written. Where the queries are the
-    same tokens, the one that asks is framed.
+    `tokens` are the keys; tokens too long for a line are shortened. If the queries are the same tokens, `query` is
+    framed.
     """
     i, j = shape(A)
     tokens = check_labels("tokens", tokens, j)
-    if j > TOKENS:
-        raise ValueError(f"a coloured text holds at most {TOKENS} tokens, got {j}; show a part, or use heatmap")
-    values = received(A) if query is None else row(A, query)
+    if j > MAX_TEXT_TOKENS:
+        raise ValueError(
+            f"a coloured text holds at most {MAX_TEXT_TOKENS} tokens, got {j}; draw a part of it, or use heatmap"
+        )
+    values = mean_received(A) if query is None else row(A, query)
     asking = query % i if query is not None and i == j else None
-    texts, families = shortened(tokens, WIDEST)
+    texts, families = shorten(tokens, MAX_TEXT_TOKEN_CHARACTERS)
     lines = _lines(texts, tokens, families)
     across = max(left + width for line in lines for _, left, width in line)
     figure = paper(across + 1.2, max(LINE * len(lines), 1.2) + 0.6)
@@ -181,9 +183,9 @@ def text(
             colour = colours(values[n])
             edge = INK if n == asking else "none"
             axes.add_patch(Rectangle((left, number + 0.06), width, 0.88, facecolor=colour, edgecolor=edge))
-            style: dict[str, Any] = {"fontsize": SIZE, "fontfamily": families, "parse_math": False}
+            style: dict[str, Any] = {"fontsize": TEXT_POINTS, "fontfamily": families, "parse_math": False}
             axes.text(left + width / 2, number + 0.5, texts[n], ha="center", va="center", color=ink_on(colour), **style)
-    entitle(figure, title)
+    add_title(figure, title)
     colours.bar(figure, [axes], "received attention" if query is None else "given attention")
     return figure
 
@@ -196,23 +198,23 @@ def image(
     patches: tuple[int, int] | None = None,
     title: str = "",
 ) -> Figure:
-    """The picture in grey, coloured where one query looks: a ViT's class token, a decoder's step over a CNN's grid.
+    """Draw the picture in grey, coloured by the weights of one query, such as a ViT's class token or a decoder step.
 
-    Keys are patches row by row, `patches` (rows, columns) of them, a square unless given; keys before them, as a class
-    token, are left out. The picture has dims y x, y x c or c y x.
+    Keys are patches in row-major order, `patches=(rows, columns)`, by default a square; keys before them, such as a
+    class token, are left out. The picture has dims y x, y x c or c y x.
     """
     given = _on_grid(row(A, query)[None], patches)
     figure = _panels(given, _pixels(picture), [""], plain=False)
-    entitle(figure, title)
+    add_title(figure, title)
     return figure
 
 
 def caption(
     A: Matrix, picture: Tensor | npt.NDArray[Any], words: Sequence[str], *, patches: tuple[int, int] | None = None
 ) -> Figure:
-    """The picture, and again for each word of its caption, coloured where the word looked (as Xu et al. 2015, fig. 3).
+    """Draw the picture, and again for each word of its caption coloured by the word's weights (Xu et al. 2015, fig. 3).
 
-    A has a row for each word. Pictures and patches as for `image`; one scale for all words.
+    A has a row for each word. `picture` and `patches` are as for `image`; all words share one scale.
     """
     i, j = shape(A)
     words = check_labels("words", words, i)
@@ -221,13 +223,13 @@ def caption(
 
 
 def alignment(links: Links | Matrix, source: Sequence[str], target: Sequence[str], *, title: str = "") -> Figure:
-    """A sentence pair, source on the left, its words joined by links: sure ones solid, merely possible ones dashed.
+    """Draw a sentence pair, source on the left, with links between its words: sure ones solid, possible ones dashed.
 
-    A matrix of attention, target by source, draws every pair as dark as its weight. Of long words the beginning is
-    written, and the figure is as wide as the words need.
+    With a matrix of attention, target by source, every pair is drawn as dark as its weight. Long words are shortened,
+    and the figure is as wide as the words need.
     """
     source, target = check_labels("source", source, len(source)), check_labels("target", target, len(target))
-    texts, families = shortened([*source, *target])
+    texts, families = shorten([*source, *target])
     rows = max(len(source), len(target), 1)
     inches = widths(texts, families)
     left, right = (max([SIDE, *some]) for some in (inches[: len(source)], inches[len(source) :]))
@@ -236,21 +238,21 @@ def alignment(links: Links | Matrix, source: Sequence[str], target: Sequence[str
     axes = figure.add_subplot()
     axes.set(xlim=(0, across), ylim=(rows - 0.5, -0.5))
     axes.set_axis_off()
-    style: dict[str, Any] = {"va": "center", "fontsize": SIZE, "fontfamily": families, "parse_math": False}
+    style: dict[str, Any] = {"va": "center", "fontsize": TEXT_POINTS, "fontfamily": families, "parse_math": False}
     for n, word in enumerate(texts[: len(source)]):
         axes.text(left, n, word, ha="right", color=INK, **style)
     for n, word in enumerate(texts[len(source) :]):
         axes.text(left + BETWEEN, n, word, ha="left", color=INK, **style)
-    for (s, t), line in _joined(links, len(source), len(target)):
+    for (s, t), line in _styled_links(links, len(source), len(target)):
         axes.add_line(Line2D([left + 0.1, left + BETWEEN - 0.1], [s, t], color=ACCENT, solid_capstyle="round", **line))
-    entitle(figure, title)
+    add_title(figure, title)
     return figure
 
 
 def mask(mask: Mask | Tensor | npt.NDArray[Any], rows: int | None = None, cols: int | None = None) -> Figure:
-    """Who may look at whom: a dark cell where the query of the row sees the key of the column.
+    """Draw a mask: a dark cell where the query of the row may attend to the key of the column.
 
-    `rows` and `cols` are how many queries and keys to draw, what the mask itself holds or 12 unless given.
+    `rows` and `cols` are the numbers of queries and keys to draw, by default those of the mask, or 12 if it has none.
     """
     for name, count in (("rows", rows), ("cols", cols)):
         if count is not None:
@@ -261,8 +263,8 @@ def mask(mask: Mask | Tensor | npt.NDArray[Any], rows: int | None = None, cols: 
         shape(mask)
         if "float" in str(mask.dtype):
             raise ValueError(
-                f"mask must be of booleans, True where a key is seen, got {mask.dtype}; "
-                "for one that is added to scores write mask == 0"
+                f"mask must be boolean, True where a key is visible, got {mask.dtype}; "
+                "for an additive mask write mask == 0"
             )
         seen = numbers(mask)[:rows, :cols] > 0
     i, j = shape(seen)
@@ -279,12 +281,14 @@ def mask(mask: Mask | Tensor | npt.NDArray[Any], rows: int | None = None, cols: 
     label_rows(axes, None, i, i)
     label_columns(axes, None, j, j)
     frame(axes)
-    entitle(figure, repr(mask) if isinstance(mask, Mask) else "")
+    add_title(figure, repr(mask) if isinstance(mask, Mask) else "")
     return figure
 
 
-def _named(stack: Tape | Iterable[Matrix], layers: Sequence[str] | None, unnamed: str) -> tuple[list[Any], list[str]]:
-    """The layers and their names, which are counted before anything is measured."""
+def _with_names(
+    stack: Tape | Iterable[Matrix], layers: Sequence[str] | None, unnamed: str
+) -> tuple[list[Any], list[str]]:
+    """Return the layers and their names; a wrong number of names raises before anything is computed."""
     if isinstance(stack, Tape) and layers is None:
         layers = shown_calls(stack)
     found = list(stack.values() if isinstance(stack, Tape) else stack)
@@ -295,7 +299,7 @@ def _named(stack: Tape | Iterable[Matrix], layers: Sequence[str] | None, unnamed
 
 
 def _lines(texts: Sequence[str], tokens: Sequence[str], families: list[str]) -> list[list[tuple[int, float, float]]]:
-    """Tokens set in lines of `PAGE` inches: which token, where it begins, how wide it is. Line feeds break lines."""
+    """Lay out tokens in lines of `PAGE` inches: token number, left edge and width. Line feeds break lines."""
     lines: list[list[tuple[int, float, float]]] = [[]]
     left = 0.0
     for n, width in enumerate(widths(texts, families)):
@@ -311,12 +315,14 @@ def _lines(texts: Sequence[str], tokens: Sequence[str], families: list[str]) -> 
 
 
 def _on_grid(given: Numbers, patches: tuple[int, int] | None) -> Numbers:
-    """`queries keys -> queries y x`, keys before the patches left out."""
+    """Reshape `queries keys -> queries y x`, without the keys before the patches."""
     n = given.shape[1]
     if patches is None:
         side = int(n**0.5)
         if n - side * side > 1:
-            raise ValueError(f"{n} keys are no square of patches, nor one more; write patches=(rows, columns)")
+            raise ValueError(
+                f"{n} keys are not a square of patches, with or without a class token; pass patches=(rows, columns)"
+            )
         patches = side, side
     if not isinstance(patches, Sequence) or len(patches) != 2:
         raise TypeError(f"patches must be (rows, columns), got {patches!r}")
@@ -324,14 +330,14 @@ def _on_grid(given: Numbers, patches: tuple[int, int] | None) -> Numbers:
     for count in patches:
         check_int("patches", count, least=1)
     if y * x > n:
-        raise ValueError(f"patches must be (rows, columns) of at most {n} keys in all, got {patches}")
+        raise ValueError(f"patches must be (rows, columns) with at most {n} patches in all, got {patches}")
     return given[:, n - y * x :].reshape(-1, y, x)
 
 
 def _pixels(picture: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """y x or y x c, values from 0 to 1 or bytes."""
+    """Return pixels y x or y x c, as values from 0 to 1 or bytes."""
     if isinstance(picture, Tensor) and picture.is_floating_point():
-        picture = numbers(picture)  # which takes what NumPy has no type for
+        picture = numbers(picture)  # bfloat16 has no NumPy dtype
     pixels = picture.detach().cpu().numpy() if isinstance(picture, Tensor) else np.asarray(picture)
     if np.iscomplexobj(pixels):
         raise TypeError(f"picture must hold real numbers, got {pixels.dtype}")
@@ -346,12 +352,12 @@ def _pixels(picture: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
     pixels = pixels.astype(np.float64)
     if pixels.min() < 0 or pixels.max() > 1:
         low, high = pixels.min(), pixels.max()
-        pixels = (pixels - low) / (high - low or 1.0)  # a normalized picture, brought back to where it can be seen
+        pixels = (pixels - low) / (high - low or 1.0)  # undo a normalization, roughly
     return pixels
 
 
 def _panels(given: Numbers, pixels: npt.NDArray[Any], titles: Sequence[str], *, plain: bool) -> Figure:
-    """A panel for each map of attention over the picture, before them the picture as it is where that is asked."""
+    """Draw a panel for each map of attention over the picture; with `plain`, the picture itself comes first."""
     count = len(given) + plain
     across = min(count, 5)
     down = -(-count // across)
@@ -360,7 +366,7 @@ def _panels(given: Numbers, pixels: npt.NDArray[Any], titles: Sequence[str], *, 
     figure = paper(side * across + 0.9, (min(side * high / wide, 2 * side) + 0.3) * down + 0.2)
     places = list(figure.subplots(down, across, squeeze=False).flat)
     colours = Colours([given], "linear", colormaps["plasma"])
-    texts, families = shown(titles)
+    texts, families = drawable(titles)
     grey = pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)
     extent = (0, wide, high, 0)
     for place in places:
@@ -370,15 +376,15 @@ def _panels(given: Numbers, pixels: npt.NDArray[Any], titles: Sequence[str], *, 
     for place, values, title in zip(places[plain:], given, texts, strict=False):
         place.imshow(grey, cmap="gray", extent=extent)
         share = np.where(np.isfinite(values), np.abs(values) / colours.most, 1.0)
-        veil = 0.75 * np.sqrt(share)  # what is not looked at shows through
+        veil = 0.75 * np.sqrt(share)  # pixels with little weight show through
         place.imshow(values, colours.map, colours.norm, alpha=veil, interpolation="nearest", extent=extent)
-        place.set_title(title, fontsize=SIZE, fontfamily=families, color=INK, parse_math=False)
+        place.set_title(title, fontsize=TEXT_POINTS, fontfamily=families, color=INK, parse_math=False)
     colours.bar(figure, places)
     return figure
 
 
-def _joined(links: Links | Matrix, n_s: int, n_t: int) -> Iterable[tuple[tuple[int, int], dict[str, Any]]]:
-    """Links, and how to draw each."""
+def _styled_links(links: Links | Matrix, n_s: int, n_t: int) -> Iterable[tuple[tuple[int, int], dict[str, Any]]]:
+    """Return the links, each with the style of its line."""
     if isinstance(links, Links):
         if outside := [link for link in links.possible if link[0] >= n_s or link[1] >= n_t]:
             raise ValueError(f"links must be among {n_s} source and {n_t} target words, got {sorted(outside)}")

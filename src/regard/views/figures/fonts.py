@@ -1,6 +1,6 @@
-"""Text that can be seen: fonts that hold its characters, and escapes for those that none holds.
+"""Make text drawable: find fonts that have its characters, and escape the characters that no font has.
 
-matplotlib brings a font of most alphabets; one of Chinese, Japanese and Korean comes with a package this one needs.
+matplotlib ships a font for most alphabets; the font for Chinese, Japanese and Korean comes from a dependency.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from matplotlib import font_manager
 
 SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-BOXES = "Last Resort"  # a font that has every character, each of them a box
-EAST_ASIAN = "noto_cjk_sans_jp_regular", "NotoSansCJKjp-Regular.otf"  # a package and the font in it
+BOXES = "Last Resort"  # a font that draws every character as a box
+EAST_ASIAN = "noto_cjk_sans_jp_regular", "NotoSansCJKjp-Regular.otf"  # the package and its font file
 
 
-class Shown(NamedTuple):
-    """Texts as they can be drawn, and the font families to draw them with, in order of preference."""
+class DrawableText(NamedTuple):
+    """Drawable texts, and the font families to draw them with, in order of preference."""
 
     texts: list[str]
     families: list[str]
 
 
-def shown(texts: Iterable[str]) -> Shown:
-    """Texts with every character visible: from an installed font that has it, or else as its code point.
+def drawable(texts: Iterable[str]) -> DrawableText:
+    """Make every character visible: drawn by an installed font that has it, or else written as its code point.
 
     >>> shown(["a\\u200bb", " ", "$x$"]).texts
     ['a\\\\u200bb', '␣', '$x$']
 
-    Control, zero-width and bidirectional characters are code points always, and a token of spaces is drawn as such.
+    Control, zero-width and bidirectional characters are always code points, and a token of spaces is drawn as ␣.
     Draw the result with `parse_math=False`, so that dollars stay dollars.
     """
     texts = ["␣" * len(text) if text and not text.strip(" ") else text for text in texts]
     wanted = {char for text in texts for char in text if unicodedata.category(char) not in INVISIBLE}
     families, covered = _families(frozenset(wanted))
-    return Shown(["".join(char if char in covered else _escape(char) for char in text) for text in texts], [*families])
+    return DrawableText(
+        ["".join(char if char in covered else _escape(char) for char in text) for text in texts], [*families]
+    )
 
 
 def _escape(char: str) -> str:
@@ -49,13 +51,13 @@ def _escape(char: str) -> str:
 
 @lru_cache(maxsize=64)
 def _families(wanted: frozenset[str]) -> tuple[list[str], frozenset[str]]:
-    """Families that together hold as much as can be held, the usual one first; and what they hold."""
+    """Return font families that cover as much as installed fonts can, the default first, and what they cover."""
     usual = font_manager.findfont(font_manager.FontProperties(), fallback_to_default=True)
     families = [font_manager.FontProperties(fname=usual).get_name()]
     covered = wanted & _characters(usual)
-    ours = _brought_along()
+    ours = _bundled_font()
     if ours is not None and (held := (wanted - covered) & _characters(ours)):
-        families.append(_named(ours))
+        families.append(_register(ours))
         covered |= held
     while covered != wanted:
         best, name = _best(wanted - covered)
@@ -67,15 +69,15 @@ def _families(wanted: frozenset[str]) -> tuple[list[str], frozenset[str]]:
 
 
 @cache
-def _brought_along() -> str | None:
-    """The file of the font that comes with a package; None where somebody left the package out."""
+def _bundled_font() -> str | None:
+    """Return the font file of the dependency, None if it is not installed."""
     package, name = EAST_ASIAN
     spec = find_spec(package)
     return None if spec is None or spec.origin is None else str(Path(spec.origin).with_name(name))
 
 
-def _named(path: str) -> str:
-    """The family of a font file, which matplotlib then finds by it."""
+def _register(path: str) -> str:
+    """Register a font file with matplotlib and return its family."""
     manager = font_manager.fontManager
     if not any(font.fname == path for font in manager.ttflist):
         manager.addfont(path)
@@ -83,17 +85,17 @@ def _named(path: str) -> str:
 
 
 def _best(missing: frozenset[str]) -> tuple[frozenset[str], str]:
-    """The family that holds most of what is missing, the first by name among equals."""
+    """Return the family that covers most of the missing characters, the first by name among equals."""
     found: tuple[frozenset[str], str] = (frozenset(), "")
-    for name, path in _installed().items():
+    for name, path in _installed_families().items():
         held = missing & _characters(path)
         if len(held) > len(found[0]):
             found = held, name
     return found
 
 
-def _installed() -> dict[str, str]:
-    """A file of each family by name, upright and of normal weight where there is one."""
+def _installed_families() -> dict[str, str]:
+    """Return a font file for each family by name, upright and of normal weight if it has one."""
     fonts = [font for font in font_manager.fontManager.ttflist if not font.name.startswith(BOXES)]
     found: dict[str, str] = {}
     for font in sorted(fonts, key=lambda font: (font.name, font.style != "normal", abs(_weight(font.weight) - 400))):
@@ -109,5 +111,5 @@ def _weight(weight: int | str) -> int:
 def _characters(path: str) -> frozenset[str]:
     try:
         return frozenset(map(chr, font_manager.get_font(path).get_charmap()))
-    except (OSError, RuntimeError):  # not a font that can be drawn with, as those of coloured bitmaps
+    except (OSError, RuntimeError):  # fonts that matplotlib cannot load, such as coloured bitmaps
         return frozenset()

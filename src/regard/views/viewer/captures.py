@@ -1,6 +1,6 @@
-"""Library: one capture or two, and what an answer needs of them by number: matrices, summaries, maps.
+"""The captures of a viewer, one or two: their layers, matrices, summaries and maps by number.
 
-What is not there is `Refused`; what is being measured is `Pending`.
+A number that is out of range raises `ApiError`; a summary that is still being computed raises `Pending`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ...lens.tape.overview import Overview
 from ...ops.weights import Summary, Weights, map_axes
 from . import pyramid
 from .describe import Capture
-from .device_cache import Stage
-from .matrix_view import Difference, Head, Sheet, Stored, Together, together
+from .device_cache import DeviceCache
+from .matrix_view import Difference, HeadsAggregate, HeadView, MatrixView, StoredMap, aggregate_maps
 from .pyramid import span
-from .worker import Desk
+from .worker import Worker
 
-AT_ONCE = 4096**2  # weights an answer may take while somebody waits
-ON_GPU = 131072**2  # as many where a GPU finds them
-SAMPLED = 16  # queries an overview is made of where there is no time for all
+MAX_IMMEDIATE_WEIGHTS = 4096**2  # computed for an answer while the browser waits
+MAX_IMMEDIATE_WEIGHTS_GPU = 131072**2  # the same on a GPU
+SAMPLED_QUERIES = 16  # queries per head for an overview if all would take too long
 
 Which = int | Literal["mean", "max"]
 
 
-class Chosen(NamedTuple):
-    """One matrix: of which capture, layer, batch row and head, or of all heads together."""
+class MatrixId(NamedTuple):
+    """The numbers of a matrix: capture, layer, batch row, and head or an aggregate over all heads."""
 
     capture: int
     layer: int
@@ -38,8 +38,8 @@ class Chosen(NamedTuple):
     head: Which
 
 
-class Refused(Exception):
-    """A question that has no answer: the status to send, what is wrong and what to do."""
+class ApiError(Exception):
+    """A request that cannot be answered: the HTTP status, what is wrong and what to do."""
 
     def __init__(self, status: int, error: str, hint: str) -> None:
         super().__init__(error)
@@ -47,7 +47,7 @@ class Refused(Exception):
 
 
 class Pending(Exception):
-    """An answer that is being made; the share that is done, where that is known."""
+    """The answer is being computed; `done` is the share computed so far, None if unknown."""
 
     def __init__(self, done: float | None) -> None:
         super().__init__("pending")
@@ -55,19 +55,19 @@ class Pending(Exception):
 
 
 class Library:
-    """The captures of a viewer."""
+    """The captures of a viewer, with a cache of heads on the computing device."""
 
-    def __init__(self, captures: Sequence[Capture], desk: Desk, device: torch.device | None = None) -> None:
+    def __init__(self, captures: Sequence[Capture], worker: Worker, device: torch.device | None = None) -> None:
         self.captures = list(captures)
-        self._desk = desk
-        self._stage = Stage(device)
+        self._worker = worker
+        self._device_cache = DeviceCache(device)
 
     def capture(self, capture: int) -> Capture:
-        """A capture by number."""
-        return one_of("capture", self.captures, capture)
+        """Return a capture by number."""
+        return get_by_number("capture", self.captures, capture)
 
     def entry(self, capture: int, layer: int, batch: int) -> Weights | Reduced:
-        """The weights of a layer that has such a batch row, or what was kept of them."""
+        """Return the weights, or the kept measures, of a layer; raises `ApiError` if it lacks the batch row."""
         of = self.capture(capture)
         check_below("layer", layer, len(of.keys))
         A = of.entry(layer)
@@ -75,32 +75,34 @@ class Library:
         return A
 
     def weights(self, capture: int, layer: int, batch: int) -> Weights:
-        """The weights of a layer."""
+        """Return the weights of a layer; raises `ApiError` if only measures were kept."""
         A = self.entry(capture, layer, batch)
         if isinstance(A, Reduced):
-            raise Refused(400, "of this layer only measures were kept", "capture it without keep=[...]")
+            raise ApiError(
+                400, "this capture kept only measures of the layer, not its weights", "capture without keep=[...]"
+            )
         return A
 
     def heads(self, A: Weights | Reduced, head: Which) -> list[int]:
-        """The heads that are meant."""
+        """Return the numbers of the heads: one, or all for an aggregate."""
         if isinstance(head, int):
             check_below("head", head, A.shape[1])
             return [head]
         return list(range(A.shape[1]))
 
-    def sheet(self, chosen: Chosen, minus: Chosen | None = None) -> Sheet:
-        """The matrix that was chosen, or what is left when another is taken away."""
+    def matrix_view(self, chosen: MatrixId, minus: MatrixId | None = None) -> MatrixView:
+        """Return the view of a matrix, or of its difference from another one."""
         A = self.weights(*chosen[:3])
         heads = [self._head(*chosen[:3], head) for head in self.heads(A, chosen.head)]
-        sheet = heads[0] if isinstance(chosen.head, int) else Together(heads, chosen.head)
+        view = heads[0] if isinstance(chosen.head, int) else HeadsAggregate(heads, chosen.head)
         if minus is None:
-            return sheet
-        other = self.sheet(minus)
-        check_same_kind(sheet.shape, other.shape)
-        return Difference(sheet, other)
+            return view
+        other = self.matrix_view(minus)
+        check_same_shape(view.shape, other.shape)
+        return Difference(view, other)
 
-    def map(self, chosen: Chosen) -> Stored:
-        """The stored map."""
+    def map(self, chosen: MatrixId) -> StoredMap:
+        """Return the stored map of a matrix."""
         A = self.entry(*chosen[:3])
         heads = self.heads(A, chosen.head)
         if isinstance(A, Weights):
@@ -109,92 +111,94 @@ class Library:
             finest = max(A.maps, key=lambda name: A[name].shape[-1])
             maps, axes = A[finest], A.axes(finest)
         else:
-            raise Refused(400, "of this layer no map was kept", "capture with keep=['pool:512', ...]")
-        return together(maps[chosen.batch, heads].float().cpu(), axes, "max" if chosen.head == "max" else "mean")
+            raise ApiError(400, "this capture kept no map of the layer", "capture with keep=['pool:512', ...]")
+        return aggregate_maps(maps[chosen.batch, heads].float().cpu(), axes, "max" if chosen.head == "max" else "mean")
 
-    def pooled(self, chosen: Chosen, level: int) -> Tensor:
-        """The whole map in the cells of a level, from the stored one."""
+    def map_at_level(self, chosen: MatrixId, level: int) -> Tensor:
+        """Resample the stored map of a matrix to the cells of a level."""
         n_i, n_j = self.entry(*chosen[:3]).shape[-2:]
         return pyramid.from_map(self.map(chosen), span(n_i, level, 0), span(n_j, level, 0)).mean
 
-    def summarized(self, capture: int, layer: int) -> bool:
-        """Is the summary of a layer there?"""
+    def has_summary(self, capture: int, layer: int) -> bool:
+        """Whether the summary of a layer is stored."""
         of = self.captures[capture]
         return isinstance(of.entry(layer), Weights) and of.tape.summarized(of.keys[layer])
 
     def summary(self, capture: int, layer: int) -> Summary:
-        """The summary of a layer, stored or made now; `Pending` where that takes a while."""
+        """Return the stored summary of a layer, or compute it; raises `Pending` if that takes a while."""
         of = self.captures[capture]
         A = of.entry(layer)
-        if not self.summarized(capture, layer):
-            if not worth_measuring(A):
-                raise unsummarized()
-            if A.shape.numel() > AT_ONCE:
+        if not self.has_summary(capture, layer):
+            if not is_quick_to_measure(A):
+                raise no_summary_error()
+            if A.shape.numel() > MAX_IMMEDIATE_WEIGHTS:
                 key = of.keys[layer]
-                raise Pending(self._desk.later(("measure", capture, layer), lambda: of.tape.summarizing(key)))
+                raise Pending(self._worker.schedule(("measure", capture, layer), lambda: of.tape.summarizing(key)))
         return of.tape.summary(of.keys[layer])
 
     def overview(self, capture: int, layer: int) -> tuple[Overview, bool]:
-        """The overview of a layer, and whether it is of all queries or only of some."""
+        """Return the overview of a layer, and True if it covers all queries rather than a sample."""
         of = self.captures[capture]
         A = of.entry(layer)
-        if isinstance(A, Weights) and not self.summarized(capture, layer):
-            if not worth_measuring(A):
-                return _sampled(A), False
+        if isinstance(A, Weights) and not self.has_summary(capture, layer):
+            if not is_quick_to_measure(A):
+                return _sample_overview(A), False
             self.summary(capture, layer)
         return of.tape.overview(of.keys[layer]), True
 
-    def _head(self, capture: int, layer: int, batch: int, head: int) -> Head:
-        key, summarized = (capture, layer, batch, head), self.summarized(capture, layer)
-        known = self._stage.get(key)
-        if known is None or (summarized and known.stored() is None):
+    def _head(self, capture: int, layer: int, batch: int, head: int) -> HeadView:
+        key, summarized = (capture, layer, batch, head), self.has_summary(capture, layer)
+        known = self._device_cache.get(key)
+        if known is None or (summarized and known.stored_map() is None):
             map = self.summary(capture, layer).map[batch, head] if summarized else None
-            known = self._stage.bring(key, self.weights(capture, layer, batch), batch, head, map)
+            known = self._device_cache.add(key, self.weights(capture, layer, batch), batch, head, map)
         return known
 
 
-def at_once(sheet: Sheet) -> int:
-    """How many weights of a matrix an answer may take while somebody waits."""
-    return AT_ONCE if sheet.device.type == "cpu" else ON_GPU
+def immediate_weights(view: MatrixView) -> int:
+    """Return how many weights of a matrix may be computed while the browser waits."""
+    return MAX_IMMEDIATE_WEIGHTS if view.device.type == "cpu" else MAX_IMMEDIATE_WEIGHTS_GPU
 
 
-def worth_measuring(A: Weights | Reduced) -> bool:
-    """Can a head be measured in seconds?"""
-    return A.shape[-2:].numel() <= 8 * AT_ONCE
+def is_quick_to_measure(A: Weights | Reduced) -> bool:
+    """Whether a head can be measured in seconds."""
+    return A.shape[-2:].numel() <= 8 * MAX_IMMEDIATE_WEIGHTS
 
 
-def unsummarized() -> Refused:
-    """The answer to what would take minutes."""
-    return Refused(
+def no_summary_error() -> ApiError:
+    """Return the error for a request that would take minutes."""
+    return ApiError(
         409,
-        "this takes too long without a summary, and the capture holds none",
-        "write tape.summarize() before tape.save(...)",
+        "the capture has no summary, and without one this takes too long",
+        "call tape.summarize() before tape.save(...)",
     )
 
 
-def one_of(name: str, values: Sequence[Any], number: int) -> Any:
-    """A value by number."""
+def get_by_number(name: str, values: Sequence[Any], number: int) -> Any:
+    """Return a value by number; raises `ApiError` if it is out of range."""
     check_below(name, number, len(values))
     return values[number]
 
 
 def check_below(name: str, value: int, n: int) -> None:
-    """Refuse a number that names nothing."""
+    """Raise `ApiError` unless the number is from 0 to n - 1."""
     if not 0 <= value < n:
-        between = f"from 0 to {n - 1}" if n else "of something, and there is none"
-        raise Refused(400, f"{name} must be {between}, got {value}", "the session lists what there is")
+        problem = f"{name} must be from 0 to {n - 1}, got {value}" if n else f"there is no {name}, got number {value}"
+        raise ApiError(400, problem, "GET /api/session lists the valid numbers")
 
 
-def check_same_kind(ours: tuple[int, ...], theirs: tuple[int, ...]) -> None:
-    """Refuse the difference of matrices of different shapes."""
+def check_same_shape(ours: tuple[int, ...], theirs: tuple[int, ...]) -> None:
+    """Raise `ApiError` for the difference of matrices of different shapes."""
     if ours != theirs:
-        raise Refused(400, f"a difference is of matrices of one shape, got {ours} and {theirs}", "choose another")
+        raise ApiError(
+            400, f"a difference needs matrices of one shape, got {ours} and {theirs}", "choose another layer"
+        )
 
 
-def _sampled(A: Weights) -> Overview:
-    """An overview from some queries of each head."""
+def _sample_overview(A: Weights) -> Overview:
+    """Compute an overview from a sample of queries of each head."""
     heads, n = A.shape[1], A.shape[-2]
-    rows = (torch.arange(SAMPLED) * (n // SAMPLED) + n // (2 * SAMPLED)).to(A.device)
+    rows = (torch.arange(SAMPLED_QUERIES) * (n // SAMPLED_QUERIES) + n // (2 * SAMPLED_QUERIES)).to(A.device)
     calls = [A.call.select(heads=slice(head, head + 1), rows=rows) for head in range(heads)]
     parts = [Overview.of(Weights(call).summary()) for call in calls]
     return Overview(*(torch.cat([getattr(part, x.name) for part in parts], 1) for x in dataclasses.fields(Overview)))

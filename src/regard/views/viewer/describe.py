@@ -1,4 +1,4 @@
-"""Catalog: what a capture holds, for an app to find its way: layers, texts, groups of tokens, pictures."""
+"""Describe a capture for the viewer: its layers, texts, groups of tokens and pictures by number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ...ops.weights import Weights
 from .pyramid import levels
 
 SPLITS: dict[str, Callable[[list[str]], Groups]] = {"words": words, "sentences": sentences}
-Pair = tuple[int | None, int | None]  # of the queries and of the keys
+Pair = tuple[int | None, int | None]  # numbers for the queries and for the keys
 
 
 class Capture:
@@ -32,14 +32,14 @@ class Capture:
 
     def __init__(self, tape: Tape, name: str) -> None:
         if not isinstance(tape, Tape):
-            hint = "for a file write tape.page().save('looked.html')"
+            hint = "to write a file call tape.page().save('attention.html')"
             if isinstance(tape, str | Path) and Path(tape).suffix != ".html":
-                hint = "of a file write Tape.load(path) or serve(path)"
-            raise TypeError(f"what is shown is a tape, got {type(tape).__name__}; {hint}")
+                hint = "to view a file call serve(path), or view(Tape.load(path))"
+            raise TypeError(f"the viewer shows a Tape, got {type(tape).__name__}; {hint}")
         self.tape, self.name = tape, name
         self.keys: list[Key] = list(tape)
         if not self.keys:
-            raise ValueError("the tape holds no layers: run the model inside `with capture(model) as tape:`, then look")
+            raise ValueError("the tape holds no layers: run the model inside `with capture(model) as tape:` first")
         self.texts: list[list[str]] = []
         self.pictures: list[PatchedImage] = []
         self._split: dict[tuple[str, int], int] = {}
@@ -47,18 +47,18 @@ class Capture:
         for key in self.keys:
             if len(tape[key].shape) != 4:
                 name, got = shown_name(key[0]), tuple(tape[key].shape)
-                raise ValueError(f"{name!r} must have dims b h i j to be shown, got {got}")
-        self.layers = [self._layer(key) for key in self.keys]  # what is told of each layer
+                raise ValueError(f"layer {name!r} must have dims b h i j to be shown, got shape {got}")
+        self.layers = [self._layer(key) for key in self.keys]  # descriptions, as JSON
         passes = _passes([name for name, _ in self.keys], self._asks_again)
         for layer, stack in zip(self.layers, _stacks(self.layers, passes), strict=True):
             layer["stack"] = stack
 
     def entry(self, layer: int) -> Weights | Reduced:
-        """The weights of a layer, or what was kept of them."""
+        """Return the weights of a layer, or its kept measures."""
         return self.tape[self.keys[layer]]
 
     def group(self, number: int) -> Groups:
-        """Groups by number; words and sentences are found when first asked for."""
+        """Return groups by number; words and sentences are split on first use."""
         name, n, make = self._groups[number]
         found = make()
         self._groups[number] = name, n, lambda: found
@@ -66,11 +66,11 @@ class Capture:
 
     @property
     def groups(self) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         return len(self._groups)
 
     def describe(self) -> dict[str, Any]:
-        """What is told of the capture."""
+        """Return the description of the capture, as JSON."""
         return {
             "name": self.name,
             "facts": {name: str(value) for name, value in self.tape.facts.items()},
@@ -82,9 +82,9 @@ class Capture:
         }
 
     def _asks_again(self, before: int, after: int) -> bool:
-        """Does a later call put as many other queries to the same keys, as layers of the same weights do to a memory?
+        """Whether a later call attends to the same keys with other queries, as layers with shared weights may.
 
-        A decoder that is called once more over as many tokens looks no different, and counts as one of more layers.
+        A second call of a decoder with the same number of tokens looks the same, and is taken for further layers.
         """
         one, other = self.entry(before), self.entry(after)
         if not (isinstance(one, Weights) and isinstance(other, Weights)):
@@ -126,7 +126,7 @@ class Capture:
     def _all_groups(self, key: Key, texts: list[Pair]) -> dict[str, list[Pair]]:
         found: dict[str, list[Pair]] = {}
         for name in self.tape.group_names(key):
-            with suppress(ValueError):  # groups were given of another number of tokens
+            with suppress(ValueError):  # the groups are for another number of tokens
                 queries, keys = self.tape.groups_of(key, name)
                 found[name] = [(self._group(name, queries), self._group(name, keys)) for _ in texts]
         for name in SPLITS:
@@ -162,7 +162,7 @@ class Capture:
         return self.pictures.index(picture)
 
     def _among(self, A: Weights | Reduced, texts: Pair) -> bool:
-        """Do the queries stand among the keys? By their texts where these are known, else by mask and shape."""
+        """Whether the queries are among the keys: by their texts if known, otherwise by mask and shape."""
         i, j = A.shape[-2:]
         first = A.call.offset if isinstance(A, Weights) else j - i
         queries, keys = texts
@@ -174,7 +174,7 @@ class Capture:
 
 
 def _terms(A: Weights | Reduced, heads: int) -> dict[str, Any]:
-    """Which heads, where the first query stands, and the terms in words."""
+    """Return the head numbers, the position of the first query, and the terms as text."""
     if isinstance(A, Reduced):
         slots = dict.fromkeys(SLOTS)
         offset = A.shape[-1] - A.shape[-2]
@@ -190,9 +190,9 @@ def _terms(A: Weights | Reduced, heads: int) -> dict[str, Any]:
 
 
 def _stacks(layers: list[dict[str, Any]], passes: list[int]) -> list[list[int]]:
-    """For each layer those a token flows through from its output down, of its own pass and over the same tokens.
+    """Return, for each layer, the layers of the same forward pass from the first up to it, over the same tokens.
 
-    There are none where queries and keys are not the same tokens, or where only measures were kept.
+    The list is empty if queries and keys are different tokens, or if only measures were kept.
     """
     fields = ("self", "kind", "batch", "n_i", "n_j", "texts")
     found: list[list[int]] = []
@@ -204,9 +204,10 @@ def _stacks(layers: list[dict[str, Any]], passes: list[int]) -> list[list[int]]:
 
 
 def _passes(names: list[str], asks_again: Callable[[int, int], bool]) -> list[int]:
-    """Which pass of the model each call is of: another begins where a name comes again after a different one.
+    """Number the forward pass of each call: a new pass begins when a name comes again after a different one.
 
-    Calls that put new questions to one memory begin none, nor does what comes again after nothing but such.
+    Calls with new queries to the same memory begin no pass, and neither does a name that comes again after only such
+    calls.
 
     >>> _passes(["a", "b", "a", "b"], lambda before, after: False)
     [0, 0, 1, 1]
@@ -238,7 +239,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
 
 
 def _finest(A: Weights | Reduced) -> int:
-    """The finest level there is: of single weights, or where only a map was kept, of cells no smaller than its."""
+    """Return the finest level: single weights, or for a kept map, the first level whose cells are no smaller."""
     if isinstance(A, Weights):
         return 0
     if not A.maps:

@@ -1,4 +1,4 @@
-"""Connections: how long and how much the server listens before it hangs up."""
+"""HTTP connections: limits on their number, on idle time and on the size of a request."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .auth import HEADER, HEADERS
+from .auth import HEADERS, MAX_HEADER_BYTES
 
-SECONDS = 30  # an answer may take
-PATIENCE = 10  # seconds a connection may stand without a whole request
-CONNECTIONS = 256
+ANSWER_SECONDS = 30  # longest time for an answer
+IDLE_SECONDS = 10  # longest time that a connection may wait without a complete request
+MAX_CONNECTIONS = 256
 
 
-def settings(app: ASGIApp) -> uvicorn.Config:
-    """A server that logs no request, says nothing of itself, and bounds what it takes in."""
+def server_config(app: ASGIApp) -> uvicorn.Config:
+    """Return the settings of a server that logs no request, sends no server header and limits its input."""
     return uvicorn.Config(
         app,
-        http=Impatient,
+        http=TimeoutProtocol,
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -30,39 +30,39 @@ def settings(app: ASGIApp) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_keep_alive=PATIENCE,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=1,
-        h11_max_incomplete_event_size=HEADER + 4096,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES + 4096,
     )
 
 
-class Impatient(H11Protocol):
-    """HTTP where a connection that does not come to the point, or does not take its answer, is closed."""
+class TimeoutProtocol(H11Protocol):
+    """HTTP/1.1 that closes connections which send no complete request, or do not read the answer, in time."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._look_again(self.loop.time())
+        self._schedule_check(self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._hurry.cancel()
+        self._timer.cancel()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        body = json.dumps({"error": "this is no request that can be read", "hint": "ask with a browser"})
+        body = json.dumps({"error": "malformed HTTP request", "hint": "open the viewer in a browser"})
         headers = {**HEADERS, "content-type": "application/json", "content-length": len(body), "connection": "close"}
         lines = ["HTTP/1.1 400 Bad Request", *(f"{name}: {value}" for name, value in headers.items()), "", body]
         self.transport.write("\r\n".join(lines).encode())
         self.transport.close()
 
-    def _look_again(self, since: float) -> None:
-        self._hurry = self.loop.call_later(PATIENCE / 4, self._look, since, self.cycle)
+    def _schedule_check(self, since: float) -> None:
+        self._timer = self.loop.call_later(IDLE_SECONDS / 4, self._check_timeout, since, self.cycle)
 
-    def _look(self, since: float, before: object) -> None:
+    def _check_timeout(self, since: float, before: object) -> None:
         now, answering = self.loop.time(), self.cycle is not None and not self.cycle.response_complete
         if self.cycle is not before:
             since = now
-        if now - since > (2 * SECONDS if answering else PATIENCE):
+        if now - since > (2 * ANSWER_SECONDS if answering else IDLE_SECONDS):
             self.transport.abort()
         else:
-            self._look_again(since)
+            self._schedule_check(since)

@@ -1,6 +1,6 @@
-"""Sheet: one matrix of a capture, or of several heads together, of which any rectangle can be had exactly.
+"""Matrix views: a head, an aggregate over heads or a difference; any rectangle is computed exactly on demand.
 
-A rectangle comes from its rows of q, its columns of k and the statistic of its rows, whatever lies around it.
+A rectangle needs only its rows of q, its columns of k and the row statistic (for a softmax, the log-sum-exp).
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.terms.scores import Additive, Location, Score, select_heads
 from ...ops.weights import Weights, map_axes
 
-CELLS = 128  # neighbours that are left out where a mask hides them all, or taken without a look where it shows all
+CELLS = 128  # width of the mask tiles: fully hidden ones are skipped, fully visible ones need no mask
 
 
-class Sheet(Protocol):
+class MatrixView(Protocol):
     """A matrix of queries by keys."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
     @property
     def device(self) -> torch.device:
-        """Where its entries are computed."""
+        """The device that computes its entries."""
         ...
 
     @property
     def signed(self) -> bool:
-        """May its entries be below 0?"""
+        """Whether entries may be negative."""
         ...
 
     def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
-        """The entries where these rows and columns cross."""
+        """Compute the entries of a rectangle."""
         ...
 
-    def seen(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
-        """Which tiles of a block, `size` a side, may hold anything but 0: one flag for each, on the host."""
+    def visible_tiles(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+        """Return a flag per tile of `size` x `size` entries, on the host: False if the mask hides all of the tile."""
         ...
 
     def work(self, rows: slice | Tensor, cols: slice) -> int:
-        """How many weights such a block takes, those included that only the statistic of its rows takes."""
+        """Return how many weights `block` would compute, those for missing row statistics included."""
         ...
 
-    def stored(self) -> Stored | None:
-        """A map of the whole, where one was kept."""
+    def stored_map(self) -> StoredMap | None:
+        """Return the stored map of the whole matrix, or None."""
         ...
 
 
-class Stored(NamedTuple):
-    """A map of the whole, its bins, and whether it is the mean of each or merely near it."""
+class StoredMap(NamedTuple):
+    """A map of the whole matrix, its bins, and whether its values are exactly the means of the bins."""
 
     map: Tensor
     axes: tuple[Axis, Axis]
@@ -65,7 +65,7 @@ class Stored(NamedTuple):
 
 
 def runs(seen: Tensor, first: int, stop: int, size: int = CELLS) -> list[slice]:
-    """The parts of an axis from first to stop that are seen, one flag for each `size` of it; neighbours are one part.
+    """Return the slices from first to stop whose flags are set, one flag per `size` entries; neighbours are merged.
 
     >>> runs(torch.tensor([True, True, False, True]), 10, 17, size=2)
     [slice(10, 14, None), slice(16, 17, None)]
@@ -75,13 +75,13 @@ def runs(seen: Tensor, first: int, stop: int, size: int = CELLS) -> list[slice]:
     return [slice(first + a * size, min(first + b * size, stop)) for a, b in pairs]
 
 
-def together(maps: Tensor, axes: tuple[Axis, Axis], how: Literal["mean", "max"]) -> Stored:
-    """The maps of several heads, `h rows cols`, as one; the largest mean is not quite the mean of the largest."""
-    return Stored(maps.mean(0), axes, True) if how == "mean" else Stored(maps.amax(0), axes, False)
+def aggregate_maps(maps: Tensor, axes: tuple[Axis, Axis], how: Literal["mean", "max"]) -> StoredMap:
+    """Aggregate maps h rows cols over heads; for "max" inexact: the largest mean is not the mean of the largest."""
+    return StoredMap(maps.mean(0), axes, True) if how == "mean" else StoredMap(maps.amax(0), axes, False)
 
 
-class Head:
-    """The weights of one head of one batch row; `fetch` is told of the rows and columns about to be read."""
+class HeadView:
+    """The weights of one head of one batch row; `fetch(rows, cols)` is called before q and k are read there."""
 
     signed = False
 
@@ -96,9 +96,9 @@ class Head:
         self._call, self._batch, self._head, self._map, self._fetch = A.call, batch, head, map, fetch
         self._whole = replace(A.call.whole(), batch=slice(batch, batch + 1), heads=slice(head, head + 1))
         self._outline = _outline(self._whole, A.call.mask)
-        self._number = self._whole.h.flatten()  # that the head has among all there were
+        self._number = self._whole.h.flatten()  # the original number of the head
         self._statistic = None if A.known_statistic is None else A.known_statistic[batch, head]  # i 1
-        self._known: Tensor | None = None  # which rows have their statistic, where it was not kept
+        self._known: Tensor | None = None  # rows whose statistic has been computed, None if it was captured
         if A.known_statistic is None and self._needs_statistic():
             self._known = torch.zeros(self.shape[0], dtype=torch.bool)
 
@@ -115,8 +115,8 @@ class Head:
         unknown = 0 if self._known is None else int((~self._known[ids]).sum())
         return len(ids) * (cols.stop - cols.start) + unknown * self.shape[1]
 
-    def stored(self) -> Stored | None:
-        return None if self._map is None else Stored(self._map, map_axes(*self.shape), True)
+    def stored_map(self) -> StoredMap | None:
+        return None if self._map is None else StoredMap(self._map, map_axes(*self.shape), True)
 
     @torch.no_grad()
     def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
@@ -135,7 +135,7 @@ class Head:
             out[:, at] = self._weigh(replace(place, cols=part), statistic, masked)
         return out
 
-    def seen(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+    def visible_tiles(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
         high, wide = (-(-(x.stop - x.start) // size) for x in (rows, cols))
         if self._call.mask is None:
             return torch.ones(high, wide, dtype=torch.bool)
@@ -148,7 +148,7 @@ class Head:
         return self._call.normalize.statistic(nothing, empty) is not None
 
     def _statistic_of(self, rows: slice | Tensor) -> Tensor | None:
-        """The statistic of some rows, `rows 1`, found now where it was not kept; None where none is needed."""
+        """Return the statistic of the rows, `rows 1`, computed if missing; None if the normalizer needs none."""
         if self._known is not None:
             ids = torch.arange(self.shape[0])[rows]
             missing = ids[~self._known[ids]]
@@ -165,7 +165,7 @@ class Head:
         return None if self._statistic is None else self._statistic[rows]
 
     def _visible(self, place: Block) -> list[tuple[slice, bool]]:
-        """The keys of a rectangle with anything to see, and whether the mask must be looked at entry by entry."""
+        """Return the visible slices of keys of a rectangle, with True if the mask must be applied by entry."""
         assert isinstance(place.cols, slice)
         first, stop = place.cols.start, place.cols.stop
         if self._call.mask is None:
@@ -199,10 +199,10 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Together:
-    """The mean, or the largest, of each entry over the heads of a layer."""
+class HeadsAggregate:
+    """The mean or the maximum of each entry over the heads of a layer."""
 
-    heads: list[Head]
+    heads: list[HeadView]
     how: Literal["mean", "max"]
 
     signed = False
@@ -218,8 +218,8 @@ class Together:
     def work(self, rows: slice | Tensor, cols: slice) -> int:
         return sum(head.work(rows, cols) for head in self.heads)
 
-    def seen(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
-        return torch.stack([head.seen(rows, cols, size) for head in self.heads]).any(0)
+    def visible_tiles(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+        return torch.stack([head.visible_tiles(rows, cols, size) for head in self.heads]).any(0)
 
     def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
         total = self.heads[0].block(rows, cols)
@@ -228,19 +228,19 @@ class Together:
             total = total.add_(part) if self.how == "mean" else torch.maximum(total, part)
         return total.div_(len(self.heads)) if self.how == "mean" else total
 
-    def stored(self) -> Stored | None:
-        found = [stored for head in self.heads if (stored := head.stored()) is not None]
+    def stored_map(self) -> StoredMap | None:
+        found = [stored for head in self.heads if (stored := head.stored_map()) is not None]
         if len(found) < len(self.heads):
             return None
-        return together(torch.stack([stored.map for stored in found]), found[0].axes, self.how)
+        return aggregate_maps(torch.stack([stored.map for stored in found]), found[0].axes, self.how)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One matrix less another."""
+    """One matrix minus another."""
 
-    left: Sheet
-    right: Sheet
+    left: MatrixView
+    right: MatrixView
 
     signed = True
 
@@ -255,26 +255,26 @@ class Difference:
     def work(self, rows: slice | Tensor, cols: slice) -> int:
         return self.left.work(rows, cols) + self.right.work(rows, cols)
 
-    def seen(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
-        return self.left.seen(rows, cols, size) | self.right.seen(rows, cols, size)
+    def visible_tiles(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+        return self.left.visible_tiles(rows, cols, size) | self.right.visible_tiles(rows, cols, size)
 
     def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
         return self.left.block(rows, cols) - self.right.block(rows, cols).to(self.device)
 
-    def stored(self) -> Stored | None:
-        left, right = self.left.stored(), self.right.stored()
+    def stored_map(self) -> StoredMap | None:
+        left, right = self.left.stored_map(), self.right.stored_map()
         if left is None or right is None or left.axes != right.axes:
             return None
-        return Stored(left.map - right.map, left.axes, left.exact and right.exact)
+        return StoredMap(left.map - right.map, left.axes, left.exact and right.exact)
 
 
 def _score_of(score: Score, place: Block) -> Score:
-    """The score for the keys of a rectangle: only one that is about their places is another."""
+    """Return the score for the keys of a rectangle; only `Location` depends on their positions."""
     return Location(score.w[..., place.cols, :]) if isinstance(score, Location) else score
 
 
 def _outline(whole: Block, mask: Mask | None) -> Block:
-    """The same for a mask to say which parts of it are hidden: on the host, which waits for no device to tell it."""
+    """Return the block with coordinates on the host if the mask allows, so that its tiles need no device sync."""
     if mask is None or mask.tensors():
         return whole
     batch_ids, head_ids = (None if x is None else x.cpu() for x in (whole.batch_ids, whole.head_ids))
@@ -282,7 +282,7 @@ def _outline(whole: Block, mask: Mask | None) -> Block:
 
 
 def _part(whole: Block, rows: slice | Tensor, cols: slice) -> Block:
-    """A rectangle as terms see it."""
+    """Return the coordinates of a rectangle."""
     if isinstance(rows, slice):
         return replace(whole, rows=rows, cols=cols)
     return replace(whole, rows=slice(0, len(rows)), cols=cols, row_ids=rows.to(whole.device))

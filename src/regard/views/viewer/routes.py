@@ -1,4 +1,4 @@
-"""Resources: the names a viewer asks by, each with its parameters and all of them; nothing else is understood."""
+"""Routes: the resources of the viewer by name, with parsers for their query parameters, which are all required."""
 
 from __future__ import annotations
 
@@ -7,92 +7,100 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from .api import Answers
-from .captures import Chosen, Refused
+from .api import ViewerApi
+from .captures import ApiError, MatrixId
 
 JSON, FRAME, PNG = "application/json", "application/octet-stream", "image/png"
 NUMBER = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
 
 class Resource(NamedTuple):
-    """How a resource is answered, in what type, and what its parameters are."""
+    """The method that answers a resource, the media type, and a parser for each parameter."""
 
     answer: Callable[..., bytes]
     type: str
     parameters: Mapping[str, Callable[[str], Any]]
 
 
-def whole(value: str) -> int:
-    """A whole number as everybody writes it."""
+def parse_int(value: str) -> int:
+    """Parse a decimal whole number without sign or leading zeros."""
     if not NUMBER.fullmatch(value):
         raise ValueError("a whole number of up to nine digits")
     return int(value)
 
 
-def which(value: str) -> Any:
-    """A head, or all of them together."""
+def parse_head(value: str) -> Any:
+    """Parse the number of a head, or mean or max over all heads."""
     if value in ("mean", "max"):
         return value
     try:
-        return whole(value)
+        return parse_int(value)
     except ValueError:
         raise ValueError("the number of a head, mean or max") from None
 
 
-def other(value: str) -> Chosen | None:
-    """Another matrix, as `capture.layer.batch.head`, or none."""
+def parse_other_matrix(value: str) -> MatrixId | None:
+    """Parse another matrix, written `capture.layer.batch.head`, or none."""
     if value == "none":
         return None
     parts = value.split(".")
     if len(parts) != 4:
         raise ValueError("none, or capture.layer.batch.head")
-    return Chosen(whole(parts[0]), whole(parts[1]), whole(parts[2]), which(parts[3]))
+    return MatrixId(parse_int(parts[0]), parse_int(parts[1]), parse_int(parts[2]), parse_head(parts[3]))
 
 
-def side(value: str) -> str:
-    """One of the two axes."""
+def parse_axis(value: str) -> str:
+    """Parse one of the two axes."""
     if value not in ("query", "key"):
         raise ValueError("query or key")
     return value
 
 
-LAYER = {"capture": whole, "layer": whole, "batch": whole}
-HEAD = {**LAYER, "head": which}
+LAYER = {"capture": parse_int, "layer": parse_int, "batch": parse_int}
+HEAD = {**LAYER, "head": parse_head}
 RESOURCES = {
-    "session": Resource(Answers.session, JSON, {}),
-    "text": Resource(Answers.text, JSON, {"capture": whole, "text": whole}),
-    "group": Resource(Answers.group, JSON, {"capture": whole, "group": whole}),
-    "picture": Resource(Answers.picture, PNG, {"capture": whole, "picture": whole}),
-    "overview": Resource(Answers.overview, FRAME, LAYER),
-    "measures": Resource(Answers.measures, FRAME, {**HEAD, "level": whole}),
-    "tile": Resource(Answers.tile, FRAME, {**HEAD, "minus": other, "level": whole, "row": whole, "col": whole}),
-    "token": Resource(Answers.token, FRAME, {**HEAD, "axis": side, "first": whole, "last": whole, "top": whole}),
-    "block": Resource(Answers.block, FRAME, {**LAYER, "row": whole, "rows": whole, "col": whole, "cols": whole}),
-    "flow": Resource(Answers.flow, FRAME, {**LAYER, "token": whole}),
-    "alignment": Resource(Answers.alignment, FRAME, HEAD),
+    "session": Resource(ViewerApi.session, JSON, {}),
+    "text": Resource(ViewerApi.text, JSON, {"capture": parse_int, "text": parse_int}),
+    "group": Resource(ViewerApi.group, JSON, {"capture": parse_int, "group": parse_int}),
+    "picture": Resource(ViewerApi.picture, PNG, {"capture": parse_int, "picture": parse_int}),
+    "overview": Resource(ViewerApi.overview, FRAME, LAYER),
+    "measures": Resource(ViewerApi.measures, FRAME, {**HEAD, "level": parse_int}),
+    "tile": Resource(
+        ViewerApi.tile,
+        FRAME,
+        {**HEAD, "minus": parse_other_matrix, "level": parse_int, "row": parse_int, "col": parse_int},
+    ),
+    "token": Resource(
+        ViewerApi.token, FRAME, {**HEAD, "axis": parse_axis, "first": parse_int, "last": parse_int, "top": parse_int}
+    ),
+    "block": Resource(
+        ViewerApi.block, FRAME, {**LAYER, "row": parse_int, "rows": parse_int, "col": parse_int, "cols": parse_int}
+    ),
+    "flow": Resource(ViewerApi.flow, FRAME, {**LAYER, "token": parse_int}),
+    "alignment": Resource(ViewerApi.alignment, FRAME, HEAD),
 }
 
 
-def understood(name: str, query: str) -> dict[str, Any]:
-    """The parameters of a resource; `Refused` unless each is there once and of its kind."""
+def parse_query(name: str, query: str) -> dict[str, Any]:
+    """Return the parameters of a resource; raises `ApiError` unless each occurs once and can be parsed."""
     parameters = RESOURCES[name].parameters
     try:
         given = parse_qsl(query, keep_blank_values=True, strict_parsing=True, max_num_fields=16) if query else []
     except ValueError:
-        raise Refused(400, "the query cannot be read", _spelled(name)) from None
+        raise ApiError(400, "the query cannot be read", _usage_hint(name)) from None
     names = [key for key, _ in given]
     if sorted(names) != sorted(parameters):
         shown = ", ".join(parameters) or "no parameters"
-        raise Refused(400, f"{name} takes {shown}, each once", _spelled(name))
+        raise ApiError(400, f"{name} takes {shown}, each once", _usage_hint(name))
     found = {}
     for key, value in given:
         try:
             found[key] = parameters[key](value)
         except ValueError as expected:
-            raise Refused(400, f"{key} must be {expected}", _spelled(name)) from None
+            raise ApiError(400, f"{key} must be {expected}", _usage_hint(name)) from None
     return found
 
 
-def _spelled(name: str) -> str:
+def _usage_hint(name: str) -> str:
     values = {"minus": "none", "axis": "query"}
     return f"write {name}?" + "&".join(f"{key}={values.get(key, 0)}" for key in RESOURCES[name].parameters)

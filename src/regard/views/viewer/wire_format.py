@@ -1,8 +1,8 @@
-"""Frames: numbers on their way to a browser, arrays behind a JSON header that says what they are.
+"""Wire format: a frame is a JSON header and the arrays that it describes, encoded for a browser.
 
-A frame is the header's length as four bytes, the header, and the arrays one after the other, each at a multiple of
-eight bytes, little-endian. Weights range over many powers of ten, so where they are coded it is by their logarithm: the
-error is relative and known, and the browser chooses its colours without asking again. What is no number has a code too.
+A frame is the length of the header as four bytes, the header, and the arrays one after the other, each aligned to eight
+bytes, little-endian. Weights range over many powers of ten, so codes of 8 and 16 bits are logarithmic: the relative
+error is bounded, and the browser can change its colours without another request. NaN has a code of its own.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-FINE, COARSE = 512, 12  # steps an octave: of 16-bit codes, which have a sign, and of 8-bit codes
-LARGEST = {"i2": 32767, "u1": 254}  # the codes of the largest number,
-NO_NUMBER = {"i2": -32768, "u1": 255}  # and of what is none
+FINE, COARSE = 512, 12  # steps per octave of 16-bit codes, which are signed, and of 8-bit codes
+LARGEST = {"i2": 32767, "u1": 254}  # the code of the largest number
+NO_NUMBER = {"i2": -32768, "u1": 255}  # the code of NaN
 TYPES = {"f4": "<f4", "i2": "<i2", "u1": "|u1", "u2": "<u2", "u4": "<u4"}
 
 
 class Coded(NamedTuple):
-    """An array, and how to read it."""
+    """An encoded array, and how to decode it."""
 
     values: npt.NDArray[Any]
     code: dict[str, Any]
 
 
 def plain(x: Tensor, kind: str = "f4") -> Coded:
-    """The numbers themselves."""
+    """Encode the numbers as they are."""
     return Coded(x.detach().cpu().contiguous().numpy().astype(TYPES[kind]), {"type": kind})
 
 
 def fine(x: Tensor) -> Coded:
-    """sign(c) 2 ** ((abs(c) - 32767) / 512): numbers from -1 to 1 within 0.07 %, below 2 ** -64 as 0."""
+    """Encode by sign(c) 2 ** ((abs(c) - 32767) / 512): numbers from -1 to 1 within 0.07 %, below 2 ** -64 as 0."""
     values = _numbers(x)
-    return _coded(values, np.sign(values) * _steps(values, FINE, LARGEST["i2"]), {"type": "i2", "steps": FINE})
+    return _with_nan_code(values, np.sign(values) * _steps(values, FINE, LARGEST["i2"]), {"type": "i2", "steps": FINE})
 
 
 def coarse(x: Tensor) -> Coded:
-    """2 ** ((c - 254) / 12): numbers from 0 to 1 within 3 %, below 4.4e-7 as 0."""
+    """Encode by 2 ** ((c - 254) / 12): numbers from 0 to 1 within 3 %, below 4.4e-7 as 0."""
     values = _numbers(x)
-    return _coded(values, _steps(values, COARSE, LARGEST["u1"]), {"type": "u1", "steps": COARSE})
+    return _with_nan_code(values, _steps(values, COARSE, LARGEST["u1"]), {"type": "u1", "steps": COARSE})
 
 
 def linear(x: Tensor) -> Coded:
-    """low + (high - low) c / 254: numbers within a 508th of their range."""
+    """Encode by low + (high - low) c / 254: numbers within a 508th of their range."""
     values = _numbers(x)
     known = values[~np.isnan(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
     steps = np.rint((values - low) * (LARGEST["u1"] / (high - low))) if high > low else np.zeros_like(values)
-    return _coded(values, steps, {"type": "u1", "range": [low, high]})
+    return _with_nan_code(values, steps, {"type": "u1", "range": [low, high]})
 
 
 def error(steps: int) -> float:
-    """The largest relative error of a logarithmic code."""
+    """Return the largest relative error of a logarithmic code."""
     return 2 ** (0.5 / steps) - 1
 
 
 def frame(arrays: dict[str, Coded], **header: Any) -> bytes:
-    """The bytes of a frame."""
+    """Return the bytes of a frame."""
     described = [{"name": name, **x.code, "shape": list(x.values.shape)} for name, x in arrays.items()]
     text = json.dumps({**header, "arrays": described}, separators=(",", ":")).encode()
     text += b" " * (-(4 + len(text)) % 8)
@@ -71,8 +71,8 @@ def frame(arrays: dict[str, Coded], **header: Any) -> bytes:
     return b"".join(parts)
 
 
-def parsed(raw: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.float64]]]:
-    """The header and the arrays of a frame, codes undone: what a browser does with it."""
+def parse_frame(raw: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.float64]]]:
+    """Return the header and the decoded arrays of a frame, as the browser does."""
     (n,) = struct.unpack_from("<I", raw)
     header = json.loads(raw[4 : 4 + n])
     arrays, at = {}, 4 + n
@@ -85,12 +85,12 @@ def parsed(raw: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.float64
 
 
 def _numbers(x: Tensor) -> npt.NDArray[np.float64]:
-    """The numbers, infinite ones as large as can be."""
+    """Return float64 numbers, with infinities as the largest finite ones."""
     return np.nan_to_num(x.detach().cpu().double().numpy(), nan=np.nan)
 
 
-def _coded(values: npt.NDArray[np.float64], codes: npt.NDArray[np.float64], code: dict[str, Any]) -> Coded:
-    """Codes of values, with one of its own where a value is no number."""
+def _with_nan_code(values: npt.NDArray[np.float64], codes: npt.NDArray[np.float64], code: dict[str, Any]) -> Coded:
+    """Return codes, with the code of NaN where a value is NaN."""
     kind = code["type"]
     return Coded(np.where(np.isnan(values), NO_NUMBER[kind], codes).astype(TYPES[kind]), code)
 

@@ -1,7 +1,7 @@
-"""Desk: one thread that does all the computing, what somebody waits for first, the rest in steps between.
+"""Worker: one thread that computes all answers. Requests come first, background jobs run a step at a time in between.
 
-One thread, so that memory is bounded by what one answer takes and answers do not slow each other down; PyTorch spreads
-each over the cores by itself.
+One thread bounds memory by what a single answer takes, and answers do not slow each other down. PyTorch spreads each
+answer over the cores.
 """
 
 from __future__ import annotations
@@ -14,61 +14,61 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-WAITING = 32  # works that may lie behind; the one asked for longest ago is dropped for another
+MAX_BACKGROUND_JOBS = 32  # beyond it, the least recently requested job is dropped
 
 
 class Closed(Exception):
-    """Nothing more will be done."""
+    """The worker was closed before it computed the answer."""
 
 
-class Desk:
-    """`do` is done as soon as possible; `later` when nobody waits, the work asked for last first."""
+class Worker:
+    """`do` runs a function as soon as possible; `schedule` runs a job while no `do` waits, the latest job first."""
 
     def __init__(self) -> None:
         self._urgent: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._behind: OrderedDict[Hashable, Iterator[Any]] = OrderedDict()
+        self._background: OrderedDict[Hashable, Iterator[Any]] = OrderedDict()
         self._failures: dict[Hashable, Exception] = {}
         self._progress: dict[Hashable, float] = {}
         self._changed = Condition()
         self._open = True
-        self._thread = Thread(target=self._work, name="regard-desk", daemon=True)
+        self._thread = Thread(target=self._work, name="regard-worker", daemon=True)
         self._thread.start()
 
     def do(self, fn: Callable[[], T]) -> Future[T]:
-        """The result of a function, to be waited for."""
+        """Queue a function and return the future of its result."""
         future: Future[T] = Future()
         with self._changed:
             if not self._open:
-                raise Closed("the desk is closed")
+                raise Closed("the worker is closed")
             self._urgent.append((future, fn))
             self._changed.notify()
         return future
 
-    def later(self, key: Hashable, steps: Callable[[], Iterator[Any]]) -> float | None:
-        """Work of many steps under a name that is worked on once; asked again, it comes first, or raises as it did.
+    def schedule(self, key: Hashable, steps: Callable[[], Iterator[Any]]) -> float | None:
+        """Start a background job of many steps, or move it to the front; raise its error if it failed before.
 
-        A step that yields a number says what share is done, and that is returned.
+        A job that yields floats reports the share that is done: the latest one is returned, None if there is none.
         """
         with self._changed:
             if key in self._failures:
                 raise self._failures.pop(key)
-            if key not in self._behind:
-                self._behind[key] = steps()
+            if key not in self._background:
+                self._background[key] = steps()
                 self._progress.pop(key, None)
-            self._behind.move_to_end(key)
-            while len(self._behind) > WAITING:
-                self._behind.popitem(last=False)
+            self._background.move_to_end(key)
+            while len(self._background) > MAX_BACKGROUND_JOBS:
+                self._background.popitem(last=False)
             self._changed.notify()
             return self._progress.get(key)
 
     def close(self) -> None:
-        """Finish the step at hand and let the rest go."""
+        """Finish the current step, drop all jobs and fail all waiting futures with `Closed`."""
         with self._changed:
             self._open = False
-            self._behind.clear()
+            self._background.clear()
             for future, _ in self._urgent:
                 if future.set_running_or_notify_cancel():
-                    future.set_exception(Closed("the desk is closed"))
+                    future.set_exception(Closed("the worker is closed"))
             self._urgent.clear()
             self._changed.notify()
         self._thread.join(timeout=10)
@@ -76,12 +76,14 @@ class Desk:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while self._open and not self._urgent and not self._behind:
+                while self._open and not self._urgent and not self._background:
                     self._changed.wait()
                 if not self._open:
                     return
                 urgent = self._urgent.popleft() if self._urgent else None
-                key, steps = (None, None) if urgent or not self._behind else next(reversed(self._behind.items()))
+                key, steps = (
+                    (None, None) if urgent or not self._background else next(reversed(self._background.items()))
+                )
             if urgent is not None:
                 self._answer(*urgent)
             elif steps is not None:
@@ -112,28 +114,28 @@ class Desk:
 
     def _drop(self, key: Hashable, error: Exception | None = None) -> None:
         with self._changed:
-            self._behind.pop(key, None)
+            self._background.pop(key, None)
             self._progress.pop(key, None)
             if error is not None:
                 self._failures[key] = error
 
 
-class Shelf:
-    """Answers that were made, up to so many bytes; the one not asked for longest goes first."""
+class ResponseCache:
+    """Cache of responses of at most `limit` bytes; the least recently used one is evicted first."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 0
         self._held: OrderedDict[Hashable, bytes] = OrderedDict()
 
     def get(self, key: Hashable) -> bytes | None:
-        """An answer, if it is still there."""
+        """Return a cached response, or None."""
         if key not in self._held:
             return None
         self._held.move_to_end(key)
         return self._held[key]
 
     def put(self, key: Hashable, value: bytes) -> bytes:
-        """Keep an answer."""
+        """Cache a response and return it."""
         self.size += len(value) - len(self._held.pop(key, b""))
         self._held[key] = value
         while self.size > self.limit:
