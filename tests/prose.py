@@ -34,8 +34,8 @@ def pattern(text: str, kinds: str, advice: str) -> Pattern:
 
 PATTERNS = {
     "headless": pattern(
-        r"\A\s*(What|Where|Who|Whose|Which|Of|Those|These|Such|Over|With|From|Whatever|Whoever)\b(?!-)(?! (does|if))",
-        "docstring",
+        r"\A\s*(What|Where|Who|Whose|Which|Of|Those|These|Such|Over|With|From|Whatever|Whoever|what|of|those)\b(?!-)",
+        "docstring help",
         "begin with an imperative verb or with the noun of the thing",
     ),
     "question": pattern(

@@ -141,18 +141,16 @@ def test_weights_are_those_of_the_oracle(case, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shape", EMPTY, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_empty_sequences_give_zeros_of_the_right_shape(case, shape, backend):
-    if not case.fits(shape):
-        pytest.skip("the term needs tokens")
-    qkv, tensors = oracle.inputs(shape, case)
-    x, t = leaves(qkv), leaves(tensors)
-    out = attend_on(backend, *x, **case.terms(*t), offset=shape.offset)
-    assert out.shape == (shape.b, shape.h, shape.i, shape.e)
-    assert (out == 0).all()
-    grads = torch.autograd.grad(out.sum(), x, allow_unused=True, materialize_grads=True)
-    assert all((grad == 0).all() for grad in grads)
+@pytest.mark.parametrize("case", [case for case in CASES if any(map(case.fits, EMPTY))], ids=str)
+def test_empty_sequences_give_zeros_of_the_right_shape(case, backend):
+    for shape in filter(case.fits, EMPTY):
+        qkv, tensors = oracle.inputs(shape, case)
+        x, t = leaves(qkv), leaves(tensors)
+        out = attend_on(backend, *x, **case.terms(*t), offset=shape.offset)
+        assert out.shape == (shape.b, shape.h, shape.i, shape.e)
+        assert (out == 0).all()
+        grads = torch.autograd.grad(out.sum(), x, allow_unused=True, materialize_grads=True)
+        assert all((grad == 0).all() for grad in grads)
 
 
 @pytest.mark.thorough

@@ -101,9 +101,9 @@ def test_a_group_says_what_it_holds_and_how_long_it_takes(name):
     assert group["minutes"] > 0
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_every_test_file_is_in_the_core_or_in_a_group(path):
-    assert has_core_tests(path) or USED[path] & (NAMES | APART)
+def test_every_test_file_is_in_the_core_or_in_a_group():
+    for path in FILES:
+        assert has_core_tests(path) or USED[path] & (NAMES | APART), path
 
 
 @pytest.mark.parametrize("room", sorted({path.parent for path in FILES if path.parent.name not in APART}), ids=name_of)
@@ -136,3 +136,8 @@ def test_contributing_has_every_group_with_its_minutes():
     assert {name: int(minutes) for name, minutes in listed.items()} == {
         name: group["minutes"] for name, group in GROUPS.items()
     }
+
+
+def test_the_readme_says_how_long_the_core_takes():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf8").split())
+    assert f"the tests at most {GROUPS['core']['minutes']}" in text
