@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 from triton.runtime import driver
 
-from regard.kernels.summary.hopper_launcher import summary
+from regard.kernels.summary.hopper_launcher import summarize_hopper
 from regard.kernels.tiles import Pattern
 from tests.kernels.fake_launches import GIVEN, Driver
 
@@ -32,8 +32,8 @@ def main(kind: str) -> None:
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
     (b, h, i, j, d), want, pattern = KINDS[kind]
     q, k = (torch.zeros(b, h, n, d, dtype=torch.bfloat16) for n in (i, j))
-    mapped = {"shape": (-(-i // 8), -(-j // 8)), "sizes": (8, 8)}
-    summary(q, k, torch.zeros(b, h, i), want=want, scale=0.25, offset=0, pattern=pattern, **mapped)
+    mapped = {"shape": (-(-i // 8), -(-j // 8)), "bin_sizes": (8, 8)}
+    summarize_hopper(q, k, torch.zeros(b, h, i), want=want, scale=0.25, offset=0, pattern=pattern, **mapped)
     print(*(name for name, *_ in GIVEN))
 
 

@@ -15,5 +15,5 @@ def device(monkeypatch):
     if torch.cuda.is_available():
         return "cuda"
     monkeypatch.setattr(triton, "DEVICES", ("cuda", "cpu"))
-    monkeypatch.setattr(reduce, "config", lambda d, dtype: reduce.Config(32, 32, 4, 2))
+    monkeypatch.setattr(reduce, "tile_config", lambda d, dtype: reduce.TileConfig(32, 32, 4, 2))
     return "cpu"

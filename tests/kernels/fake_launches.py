@@ -58,13 +58,13 @@ def main():
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
 
-    from regard.kernels.additive.additive_scores import additive_scores
-    from regard.kernels.launch_cache import _known
+    from regard.kernels.additive_scores import additive_scores
+    from regard.kernels.launch_cache import _cache
     from regard.kernels.softmax import softmax
-    from regard.kernels.summary.generic import config, reduce
-    from regard.kernels.summary.hopper_launcher import summary
-    from regard.kernels.tiles import FAR, Pattern
-    from regard.kernels.weighted_products import by_rows
+    from regard.kernels.summary.generic import summarize_generic, tile_config
+    from regard.kernels.summary.hopper_launcher import summarize_hopper
+    from regard.kernels.tiles import UNBOUNDED, Pattern
+    from regard.kernels.weighted_products import product_by_rows
 
     q, k = (torch.randn(1, 2, 32, 16, requires_grad=True) for _ in range(2))
     half, lse = (q.detach().half(), k.detach().half()), torch.zeros(1, 2, 32)
@@ -75,15 +75,15 @@ def main():
         s.backward(torch.ones_like(s))
         softmax(s.detach(), torch.float32)
         want = frozenset({"entropy", "received", "max", "distance"})
-        reduce(*half, lse, want=want, scale=0.25, offset=0, cut=config(16, torch.float16))
-        by_rows(*half, lse, half[1], scale=0.25, offset=0)
-        for low in (0, -FAR):
-            mapped = {"want": want | {"map"}, "shape": (32, 32), "sizes": (8, 8)}
-            summary(*wide, wide_lse, scale=0.25, offset=0, pattern=Pattern(low=low), **mapped)
+        summarize_generic(*half, lse, want=want, scale=0.25, offset=0, config=tile_config(16, torch.float16))
+        product_by_rows(*half, lse, half[1], scale=0.25, offset=0)
+        for low in (0, -UNBOUNDED):
+            mapped = {"want": want | {"map"}, "shape": (32, 32), "bin_sizes": (8, 8)}
+            summarize_hopper(*wide, wide_lse, scale=0.25, offset=0, pattern=Pattern(low=low), **mapped)
         rounds.append([kinds(one) for one in GIVEN])
         GIVEN.clear()
     assert rounds[0] == rounds[1]
-    print(len(_known), "remembered:", ", ".join(one[0] for one in rounds[1]))
+    print(len(_cache), "remembered:", ", ".join(one[0] for one in rounds[1]))
 
 
 if __name__ == "__main__":

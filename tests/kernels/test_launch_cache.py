@@ -42,8 +42,8 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch):
     monkeypatch.setattr(launch, "JITFunction", Kernel)
-    monkeypatch.setattr(launch, "TOLD", True)
-    monkeypatch.setattr(launch, "_known", {})
+    monkeypatch.setattr(launch, "CAN_CACHE", True)
+    monkeypatch.setattr(launch, "_cache", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return Kernel()
 
@@ -106,15 +106,15 @@ def test_it_runs_where_its_tensors_are(kernel, monkeypatch):
 
 
 def test_no_more_is_remembered_than_is_said(kernel, monkeypatch):
-    monkeypatch.setattr(launch, "MOST", 4)
+    monkeypatch.setattr(launch, "MAX_CACHED_LAUNCHES", 4)
     for n in range(11):
         launch.launch(kernel, (3,), torch.zeros(8), n, None, WIDTH=16, CAP=None)
     assert len(kernel.made) == 11
-    assert len(launch._known) <= 4
+    assert len(launch._cache) <= 4
 
 
 def test_an_interpreted_kernel_is_launched_as_it_is(kernel, monkeypatch):
-    monkeypatch.setattr(launch, "TOLD", False)
+    monkeypatch.setattr(launch, "CAN_CACHE", False)
     for _ in range(2):
         launch.launch(kernel, (3,), torch.zeros(8), 8, None, WIDTH=16, CAP=None)
     assert len(kernel.made) == 2
@@ -132,6 +132,7 @@ def test_a_compiled_kernel_is_given_what_triton_gives_it():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
-        "10 remembered: _prepare, _scores, _moments, _moments, _softmax, _reduce, _gather, "
-        "_clear, summarize, _clear, summarize\n"
+        "10 remembered: _exponentials_kernel, _scores_kernel, _gradient_sums_kernel, _gradient_sums_kernel, "
+        "_softmax_kernel, _summary_kernel, _weighted_product_kernel, "
+        "_clear_kernel, hopper_summary_kernel, _clear_kernel, hopper_summary_kernel\n"
     )

@@ -10,7 +10,7 @@ from regard.kernels import softmax as kernel
 
 @pytest.fixture(params=[4096, 8], ids=["at once", "in parts"])
 def longest(request, monkeypatch):
-    monkeypatch.setattr(kernel, "LONGEST", request.param)
+    monkeypatch.setattr(kernel, "MAX_BLOCK", request.param)
 
 
 @pytest.mark.usefixtures("longest")
@@ -29,7 +29,7 @@ def test_gradient_is_that_of_float64(dtype, device):
     dA = torch.randn(2, 3, 29, 5, device=device).to(dtype).mT  # not contiguous
     a, da = A.double(), dA.double()
     want = a * (da - (a * da).sum(-1, keepdim=True))
-    torch.testing.assert_close(kernel.slope(A, dA).double(), want, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(kernel.softmax_gradient(A, dA).double(), want, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("longest")

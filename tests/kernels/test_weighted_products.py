@@ -7,14 +7,14 @@ import torch
 
 import regard as R
 from regard import weights
-from regard.kernels import weighted_products as gather
+from regard.kernels import weighted_products as products
 from tests.kernels.summary.test_generic import TERMS, judged
 
 
 @pytest.fixture
 def small_tiles(device, monkeypatch):
     if device == "cpu":
-        monkeypatch.setattr(gather, "config", lambda d, e, dtype: gather.Config(16, 32, 4, 2))
+        monkeypatch.setattr(products, "product_config", lambda d, e, dtype: products.ProductConfig(16, 32, 4, 2))
     return device
 
 

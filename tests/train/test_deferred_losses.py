@@ -11,9 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="needs Triton, which comes with the development extras on Linux")
 
-from regard.kernels import softmax
-from regard.kernels.additive import additive_gradients as moments
-from regard.kernels.additive import additive_scores as additive
+from regard.kernels import additive_scores, softmax
 from regard.models import padding
 from regard.ops.backends import triton
 from tests.gpu.test_graphs import captioner, captions, convnet, labelled
@@ -46,7 +44,7 @@ class Waits(TorchDispatchMode):
 def test_a_step_waits_for_no_value(name, monkeypatch):
     monkeypatch.setattr(triton, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(padding, "can_read_values", lambda x: False)  # as those on a GPU are
-    for kernels in (additive, moments, softmax):  # what they write does not matter
+    for kernels in (additive_scores, softmax):  # what they write does not matter
         monkeypatch.setattr(kernels, "launch", lambda *given, **named: None)
     model, batch = MODELS[name]()
     with Waits() as waits:

@@ -1,8 +1,8 @@
-"""Launches that come again go straight to the kernel.
+"""Cache of compiled kernels by launch arguments, which skips Triton's own lookup.
 
-Of every argument of every launch Triton asks whether a pointer lies on 16 bytes, and whether a number is 1 or a
-multiple of 16, to find the kernel that was compiled for such arguments. With thirty of them that takes longer than many
-a kernel runs. What it found is remembered here, by all that it asked for and more.
+For every argument of every launch Triton checks whether a pointer is 16-byte aligned and whether a number is 1 or a
+multiple of 16, to find the kernel compiled for such arguments. With thirty arguments that takes longer than many a
+kernel runs. `launch` remembers the compiled kernel under a key that holds all that Triton checks, and more.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-MOST = 4096  # launches to remember
-PLAIN = frozenset((int, float, type(None)))  # are what they are, as most arguments
-TOLD = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)  # earlier ones have not been tried
+MAX_CACHED_LAUNCHES = 4096
+PLAIN_TYPES = frozenset((int, float, type(None)))  # arguments of these types are part of the key as they are
+CAN_CACHE = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)  # not tried on earlier versions
 
-_known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+_cache: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> None:
-    """`kernel[grid](*given, **named)`, on the device of the first tensor.
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch `kernel[grid](*arguments, **constants)` on the device of the first tensor.
 
-    `named` are its constants, all of them, and options such as num_warps.
+    `constants` are all constexpr arguments of the kernel, and launch options such as num_warps.
     """
-    device = next(x.device for x in given if isinstance(x, Tensor))
+    device = next(x.device for x in arguments if isinstance(x, Tensor))
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            launch(kernel, grid, *given, **named)
+            launch(kernel, grid, *arguments, **constants)
         return
-    if not (TOLD and isinstance(kernel, JITFunction)):
-        kernel[grid](*given, **named)
+    if not (CAN_CACHE and isinstance(kernel, JITFunction)):
+        kernel[grid](*arguments, **constants)
         return
-    seen = [x if type(x) in PLAIN else _seen(x) for x in given]
-    key = (id(kernel), torch.cuda.current_device(), *named.values(), *seen)
-    known = _known.get(key)
-    if known is not None:
-        compiled, constants = known
-        compiled[(*grid, 1, 1)[:3]](*given, *constants)
+    parts = [x if type(x) in PLAIN_TYPES else _key_part(x) for x in arguments]
+    key = (id(kernel), torch.cuda.current_device(), *constants.values(), *parts)
+    entry = _cache.get(key)
+    if entry is not None:
+        compiled, constexprs = entry
+        compiled[(*grid, 1, 1)[:3]](*arguments, *constexprs)
         return
-    if len(_known) == MOST:
-        _known.clear()
-    compiled = kernel[grid](*given, **named)
-    _known[key] = compiled, tuple(named[name] for name in kernel.arg_names[len(given) :])
+    if len(_cache) == MAX_CACHED_LAUNCHES:
+        _cache.clear()
+    compiled = kernel[grid](*arguments, **constants)
+    _cache[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
 
 
-def _seen(x: Any) -> Any:
+def _key_part(x: Any) -> Any:
     if isinstance(x, Tensor):
         return x.dtype, x.data_ptr() % 16 == 0
-    # Of a matrix that is read by tiles: what kind of tiles.
+    # A tensor descriptor is compiled for its dtype and the shape of its tiles.
     return (x.base.dtype, *x.block_shape) if hasattr(x, "block_shape") else x

@@ -1,10 +1,10 @@
-"""Products of each query with runs of neighbouring keys that are its own choice.
+"""Scores of each query with its own choice of key runs: the second pass of `Weights.topk`.
 
-    s_inr = q_i . k_j,        j = runs_in * R + r        runs: b h i n, whole numbers
+    s_inr = q_i . k_j,        j = runs_in * R + r        runs: b h i n, integers; a run is R neighbouring keys
 
-One program a query: it reads n x R keys and no others. Arithmetic and results are float32; past the last key s is 0.
+One program per query reads its n x R keys and no others. Arithmetic and results are float32. s is 0 past the last key.
 
-Cost: n x R x d multiply-adds a query, none of them on the tensor cores: for few runs out of many.
+Cost: n x R x d multiply-adds per query without tensor cores, so it pays only if n runs are a small part of all keys.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch_cache import launch
-from .tiles import padded, ready
+from .tiles import padded_width, with_contiguous_features
 
 
 @triton.jit
-def _scores(
+def _run_scores_kernel(
     Q, K, RUNS, S, q_b, q_h, q_i, k_b, k_g, k_j, heads, n_i, n_j, n,
     d: tl.constexpr,
     KV_GROUP: tl.constexpr,
@@ -40,17 +40,17 @@ def _scores(
         tl.store(S + (own + m) * R + tl.arange(0, R), tl.sum(k * q[None, :], 1))
 
 
-def run_scores(q: Tensor, k: Tensor, runs: Tensor, size: int) -> Tensor:
-    """`b h i d, b g j d, b h i n -> b h i (n size)`; `size`, the keys of a run, is a power of two."""
-    q, k, runs = ready(q), ready(k), runs.contiguous()
+def score_key_runs(q: Tensor, k: Tensor, runs: Tensor, size: int) -> Tensor:
+    """`b h i d, b g j d, b h i n -> b h i (n size)`; `size`, the number of keys in a run, is a power of two."""
+    q, k, runs = with_contiguous_features(q), with_contiguous_features(k), runs.contiguous()
     b, h, n_i, d = q.shape
     g, n_j = k.shape[1:3]
     n = runs.shape[-1]
     s = torch.empty(b, h, n_i, n * size, device=q.device, dtype=torch.float32)
     if s.numel():
         launch(
-            _scores, (b * h * n_i,),
+            _run_scores_kernel, (b * h * n_i,),
             q, k, runs, s, *q.stride()[:3], *k.stride()[:3], h, n_i, n_j, n,
-            d=d, KV_GROUP=h // g, R=size, D=padded(d), num_warps=1,
+            d=d, KV_GROUP=h // g, R=size, D=padded_width(d), num_warps=1,
         )  # fmt: skip
     return s

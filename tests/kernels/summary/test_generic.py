@@ -9,8 +9,9 @@ import torch
 
 import regard as R
 from regard import weights
-from regard.kernels.summary.bins import binned
-from regard.kernels.summary.generic import Config, reduce
+from regard.kernels.summary.bins import assign_bins
+from regard.kernels.summary.generic import summarize_generic
+from regard.kernels.tiles import TileConfig
 from regard.ops.blocks import measures
 from regard.ops.blocks.pool_bins import Axis
 from regard.ops.fused import kernel_reductions as fused
@@ -110,7 +111,7 @@ def test_a_map_of_any_resolution_is_right(rows, cols, device):
 
 @pytest.mark.parametrize("terms", [{}, {"mask": R.Causal()}, TERMS["documents"]], ids=["plain", "causal", "documents"])
 def test_sums_over_rows_come_out_the_same_when_determinism_is_asked_for(terms, device, monkeypatch):
-    monkeypatch.setattr("regard.kernels.summary.generic.PARTIAL", 1000)
+    monkeypatch.setattr("regard.kernels.summary.generic.MAX_PARTIAL_SUMS", 1000)
     q, k = torch.randn(1, 2, 19, 16, device=device), torch.randn(1, 1, 40, 16, device=device)
     A, exact = judged(q, k, terms)
     queries, keys = torch.arange(19, device=device) % 3, torch.arange(40, device=device) % 5
@@ -244,7 +245,9 @@ def test_hidden_garbage_changes_nothing(mask, garbage, device):
 def test_only_what_is_asked_for_is_computed(device):
     q, k = torch.randn(1, 1, 20, 16, device=device), torch.randn(1, 1, 20, 16, device=device)
     lse = weights(q, k).lse
-    found = reduce(q, k, lse, want=frozenset(["received"]), scale=0.25, offset=0, cut=Config(16, 32, 4, 2))
+    found = summarize_generic(
+        q, k, lse, want=frozenset(["received"]), scale=0.25, offset=0, config=TileConfig(16, 32, 4, 2)
+    )
     assert [name for name, value in found._asdict().items() if value is not None] == ["received"]
 
 
@@ -269,10 +272,10 @@ def test_half_precision_sums_keep_small_weights(bins, shifted, device):
     A = (s - lse[..., None]).exp()
     ids = torch.arange(n, device=device) * bins // n
     even = (n // bins,) * 2 if n % bins == 0 else None
-    cut = Config(32, 32, 4, 2)
-    found = reduce(
-        q, k, lse.float(), want=frozenset((*NAMES, "map")), scale=0.25, offset=0, cut=cut, sums_to_one=shifted,
-        bins=binned(ids.int(), ids.int(), (bins, bins), cut, even),
+    config = TileConfig(32, 32, 4, 2)
+    found = summarize_generic(
+        q, k, lse.float(), want=frozenset((*NAMES, "map")), scale=0.25, offset=0, config=config, sums_to_one=shifted,
+        bins=assign_bins(ids.int(), ids.int(), (bins, bins), config, even),
     )  # fmt: skip
     member = torch.nn.functional.one_hot(ids, bins).double()
     assert A.min() < 2**-20
@@ -284,9 +287,9 @@ def test_half_precision_sums_keep_small_weights(bins, shifted, device):
 
 def test_bins_that_do_not_fill_their_eights_are_filled_up():
     ids = (torch.arange(20) * 3 // 20).int()
-    bins = binned(ids, torch.zeros(20).int(), (3, 1), Config(16, 32, 4, 2), None, parted=True)
+    bins = assign_bins(ids, torch.zeros(20).int(), (3, 1), TileConfig(16, 32, 4, 2), None, parted=True)
     assert bins.parts == 2
-    assert bins.dealt.view(-1, 8).tolist() == [
+    assert bins.row_order.view(-1, 8).tolist() == [
         [0, 1, 2, 3, 4, 5, 6, 20],
         [7, 8, 9, 10, 11, 12, 13, 20],
         [14, 15, 16, 17, 18, 19, 20, 20],
@@ -295,19 +298,19 @@ def test_bins_that_do_not_fill_their_eights_are_filled_up():
 
 
 def test_scattered_bins_are_gathered():
-    rows, cols, cut = (torch.arange(9) % 2).int(), torch.zeros(9).int(), Config(16, 32, 4, 2)
-    parted = binned(rows, cols, (2, 1), cut, None, parted=True)
-    assert parted.dealt.view(-1, 8).tolist() == [[0, 2, 4, 6, 8, 9, 9, 9], [1, 3, 5, 7, 9, 9, 9, 9]]
-    gathered = binned(rows, cols, (2, 1), cut, None)
-    assert gathered.dealt.tolist() == [0, 2, 4, 6, 8, 1, 3, 5, 7, *[9] * 7]
+    rows, cols, config = (torch.arange(9) % 2).int(), torch.zeros(9).int(), TileConfig(16, 32, 4, 2)
+    parted = assign_bins(rows, cols, (2, 1), config, None, parted=True)
+    assert parted.row_order.view(-1, 8).tolist() == [[0, 2, 4, 6, 8, 9, 9, 9], [1, 3, 5, 7, 9, 9, 9, 9]]
+    gathered = assign_bins(rows, cols, (2, 1), config, None)
+    assert gathered.row_order.tolist() == [0, 2, 4, 6, 8, 1, 3, 5, 7, *[9] * 7]
     assert gathered.slots.tolist() == [[*[0] * 5, *[1] * 4, *[-1] * 7]]
     assert gathered.owners.tolist() == [[0, 1, *[-1] * 6]]
 
 
 def test_bins_of_a_tile_have_slots_of_their_own():
     rows = torch.arange(21).int() // 4
-    bins = binned(rows, torch.zeros(21).int(), (6, 1), Config(16, 32, 4, 2), None)
-    assert bins.dealt is None
+    bins = assign_bins(rows, torch.zeros(21).int(), (6, 1), TileConfig(16, 32, 4, 2), None)
+    assert bins.row_order is None
     assert bins.slots.tolist() == [[n // 4 for n in range(16)], [0, 0, 0, 0, 1, *[-1] * 11]]
     assert bins.owners.tolist() == [[0, 1, 2, 3, -1, -1, -1, -1], [4, 5, *[-1] * 6]]
 

@@ -15,10 +15,9 @@ from triton.experimental.gluon import language as gl
 import regard as R
 from regard import weights
 from regard.kernels.summary import hopper_launcher as kernel
-from regard.kernels.summary.generic import Reduced
-from regard.kernels.summary.hopper_pdl import let_next_begin
-from regard.kernels.summary.hopper_schedule import dealt_even, dealt_long
-from regard.kernels.summary.hopper_tma import flat
+from regard.kernels.summary.generic import SummaryTensors
+from regard.kernels.summary.hopper_pdl import allow_next_kernel
+from regard.kernels.summary.hopper_schedule import split_causal_blocks, split_even_blocks
 from regard.kernels.tiles import Pattern
 from regard.ops.blocks.pool_bins import Axis
 from regard.ops.fused import kernel_reductions as fused
@@ -37,44 +36,44 @@ def rounds(lengths, at_once):
     return max(ends)
 
 
-def portions(deal, blocks):
+def portions(split, blocks):
     """By block, how many programs share its keys."""
     return (
-        [deal.to_first] * deal.first
-        + [deal.to_second] * deal.second
-        + [deal.to_rest] * (blocks - deal.first - deal.second)
+        [split.to_first] * split.first
+        + [split.to_second] * split.second
+        + [split.to_rest] * (blocks - split.first - split.second)
     )
 
 
 @pytest.mark.parametrize("at_once", [264, 396])
 @pytest.mark.parametrize("blocks", [1, 16, 256, 264, 395, 396, 400, 512, 1024, 2048, 8192])
 def test_blocks_are_dealt_out_whole_and_processors_end_at_about_one_time(blocks, at_once):
-    deal = dealt_even(blocks, at_once)
-    shared = portions(deal, blocks)
+    split = split_even_blocks(blocks, at_once)
+    shared = portions(split, blocks)
     assert len(shared) == blocks
-    assert sum(shared) == deal.programs(blocks)
+    assert sum(shared) == split.programs(blocks)
     taken = rounds([1 / of for of in shared for _ in range(of)], at_once)
     assert blocks / at_once <= taken <= blocks / at_once + 1 / 4
 
 
 @pytest.mark.parametrize(("blocks", "at_once", "places"), [(512, 396, 32), (256, 396, 16), (128, 264, 8), (3, 396, 3)])
 def test_a_few_long_blocks_keep_no_processor_busy_after_the_others(blocks, at_once, places):
-    deal = dealt_long(blocks, at_once, places)
-    shared = portions(deal, blocks)
+    split = split_causal_blocks(blocks, at_once, places)
+    shared = portions(split, blocks)
     assert len(shared) == blocks
-    assert sum(shared) == deal.programs(blocks)
+    assert sum(shared) == split.programs(blocks)
     lengths = [2 * (places - n * places // blocks) for n in range(blocks)]  # in tiles, the longest first
     apart = [length / of for length, of in zip(lengths, shared, strict=True) for _ in range(of)]
-    assert deal.to_first == 1 or lengths[0] / deal.to_first >= 8
+    assert split.to_first == 1 or lengths[0] / split.to_first >= 8
     assert rounds(apart, at_once) <= rounds(lengths, at_once)
     if blocks > 100:
         assert rounds(apart, at_once) < 0.85 * rounds(lengths, at_once)
 
 
 def test_outputs_are_apart_and_have_room_for_a_tile_past_their_end(monkeypatch):
-    monkeypatch.setattr(kernel, "zeros", lambda n, device: torch.zeros(n, device=device))
+    monkeypatch.setattr(kernel, "zeros_for_next_kernel", lambda n, device: torch.zeros(n, device=device))
     shapes = {"received": (1, 2, 70), "map": (1, 2, 3, 4), "entropy": (1, 2, 64)}
-    found = kernel._outputs(shapes, torch.device("cpu"), map_is_written=False)
+    found = kernel._make_outputs(shapes, torch.device("cpu"), map_is_written=False)
     taken = {}
     for name, shape in shapes.items():
         x = getattr(found, name)
@@ -82,7 +81,7 @@ def test_outputs_are_apart_and_have_room_for_a_tile_past_their_end(monkeypatch):
         assert not x.any()
         assert not x._is_view()  # so that it may be written to where gradients flow
         first = x.data_ptr() // 4
-        taken[name] = range(first, first + x.numel() + kernel.COLS)
+        taken[name] = range(first, first + x.numel() + kernel.TILE_KEYS)
         assert x.data_ptr() % 16 == 0
         assert (x.storage_offset() + len(taken[name])) * 4 <= x.untyped_storage().nbytes()
     assert not set(taken["received"]) & set(taken["entropy"])
@@ -104,7 +103,7 @@ def test_outputs_are_apart_and_have_room_for_a_tile_past_their_end(monkeypatch):
     ],
 )
 def test_what_it_takes(takes, d, dtype, sizes):
-    assert kernel.fits(torch.zeros(1, 1, 9, d, dtype=dtype), sizes) is takes
+    assert kernel.is_supported(torch.zeros(1, 1, 9, d, dtype=dtype), sizes) is takes
 
 
 @pytest.mark.parametrize(
@@ -143,13 +142,13 @@ def test_what_is_left_to_the_other_kernel(terms, want, binned, monkeypatch):
 def test_last_cells_are_means_of_what_they_hold(n, m, how, monkeypatch):
     """By a kernel that is not one: sums over cells, times a share that is that of whole cells."""
 
-    def summed(q, k, lse, *, scale, shape, sizes, share, **others):
+    def summed(q, k, lse, *, scale, shape, bin_sizes, share, **others):
         A = (q @ k.mT * scale - lse[..., None]).exp()
-        rows, cols = (torch.arange(count) // size for count, size in zip(A.shape[2:], sizes, strict=True))
+        rows, cols = (torch.arange(count) // size for count, size in zip(A.shape[2:], bin_sizes, strict=True))
         sums = torch.zeros(*A.shape[:2], shape[0], A.shape[3]).index_add_(2, rows, A)
-        return Reduced(map=torch.zeros(*A.shape[:2], *shape).index_add_(3, cols, sums) * share)
+        return SummaryTensors(map=torch.zeros(*A.shape[:2], *shape).index_add_(3, cols, sums) * share)
 
-    monkeypatch.setattr(kernel, "summary", summed)
+    monkeypatch.setattr(kernel, "summarize_hopper", summed)
     q, k = torch.randn(1, 2, n, 8), torch.randn(1, 2, m, 8)
     A = weights(q, k)
     mesh = fused.Mesh(Axis(n, -(-n // 16), 16), Axis(m, -(-m // 8), 8), q.device, how)
@@ -178,7 +177,7 @@ STORED = {
 @pytest.mark.parametrize("stored", STORED)
 def test_keys_are_found_however_they_are_stored(stored, b, g):
     k = STORED[stored](b, g, 10, 64)
-    matrix, (batch, head), side = flat(k)
+    matrix, (batch, head), side = kernel.keys_as_matrix(k)
     assert (matrix.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()) is (stored not in COPIED)
     assert matrix.stride(1) == 1
     assert matrix.stride(0) % 16 == matrix.data_ptr() % 16 == 0
@@ -191,11 +190,11 @@ def test_keys_are_found_however_they_are_stored(stored, b, g):
 @pytest.mark.parametrize(("n", "m"), [(5, 0), (0, 5)])
 def test_without_queries_or_keys_there_is_nothing(n, m, monkeypatch):
     q, k = torch.ones(1, 2, n, 64, dtype=torch.bfloat16), torch.ones(1, 2, m, 64, dtype=torch.bfloat16)
-    asked = {"want": frozenset(NAMES), "shape": (2, 3), "sizes": (8, 8)}
+    asked = {"want": frozenset(NAMES), "shape": (2, 3), "bin_sizes": (8, 8)}
     monkeypatch.setattr(torch, "empty", lambda sizes, **options: torch.full(sizes, float("nan"), **options))
     torch.set_default_dtype(torch.float64)  # what is asked for is float32 all the same
     try:
-        found = kernel.summary(q, k, torch.zeros(1, 2, n), scale=1.0, offset=0, pattern=Pattern(), **asked)
+        found = kernel.summarize_hopper(q, k, torch.zeros(1, 2, n), scale=1.0, offset=0, pattern=Pattern(), **asked)
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(measure.dtype == torch.float32 for measure in found if measure is not None)
@@ -214,7 +213,7 @@ def test_it_can_be_compiled_for_any_call(kind):
         [sys.executable, "-m", "tests.kernels.compile_hopper", kind], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout == "_clear summarize\n"
+    assert done.stdout == "_clear_kernel hopper_summary_kernel\n"
 
 
 CASES = {
@@ -331,7 +330,7 @@ def test_a_key_that_no_query_sees_may_hold_anything():
 @gluon.jit
 def _copy_late(X, OUT):
     """The kernel that follows may begin long before anything is written."""
-    let_next_begin()
+    allow_next_kernel()
     for _ in gl.static_range(20):  # about a millisecond each, longer than Python takes
         gl.inline_asm_elementwise("nanosleep.u32 1000000; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     at = gl.program_id(0) * 1024 + gl.arange(0, 1024, layout=gl.BlockedLayout([8], [32], [4], [0]))
@@ -346,10 +345,10 @@ def test_it_begins_when_what_it_reads_is_written(size, want):
     ready = torch.randn(2, 8, 16 * size, 64, device="cuda", dtype=torch.bfloat16)
     lse = torch.logsumexp(ready.float() @ ready.float().mT, -1)
     terms = {"want": frozenset(want), "scale": 1.0, "offset": 0, "pattern": Pattern(), "shape": (16, 16)}
-    expected = kernel.summary(ready, ready, lse, sizes=(size, size), **terms)
+    expected = kernel.summarize_hopper(ready, ready, lse, bin_sizes=(size, size), **terms)
     late = torch.zeros_like(ready)
     _copy_late[(ready.numel() // 1024,)](ready, late, num_warps=4)
-    found = kernel.summary(late, late, lse, sizes=(size, size), **terms)
+    found = kernel.summarize_hopper(late, late, lse, bin_sizes=(size, size), **terms)
     for name in want:
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
 

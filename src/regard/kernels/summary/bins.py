@@ -1,100 +1,106 @@
-"""Bins of a map: which row and which column of it each query and each key adds to, and how queries are dealt out.
+"""Bins of a map: the map row and column of each query and key, and the order in which queries are put into tiles.
 
-Where bins fall into parts of a tile by themselves, eight rows and more, sums and the largest are told apart by parts.
-Otherwise queries are dealt out bin by bin, so that a tile of rows holds few bins, and sums are told apart by a product:
-the tile's weights times a matrix that has, for each row, a one in the slot of its bin. For the largest, bins are filled
-up to whole parts with a row that is not there.
+There are three ways to tell the bins of a tile of rows apart:
+
+- parts: if every bin holds a multiple of 8 neighbouring rows, a tile is cut into parts that lie in one bin each.
+- slots: otherwise queries are sorted by bin, so that a tile holds few bins, and sums per bin are a matrix product: the
+  weights of the tile times a matrix with, for each row, a one in the slot of its bin.
+- filled parts: maxima need parts, so each bin is padded to whole parts with a row index past the end.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..tiles import power_of_two
+from ..tiles import TileConfig, next_power_of_two
 
-if TYPE_CHECKING:
-    from .generic import Config
+MIN_PART_ROWS = 8
+MIN_SLOTS = 8  # per tile, so that the product with the slots is wide enough
 
 
 class Bins(NamedTuple):
-    """The bins of every query and key, the same for every batch row, as a cut takes them."""
+    """The bins of every query and key, for tiles of one config; all batch rows have the same bins."""
 
-    cols: Tensor  # of each key, int32
+    cols: Tensor  # the map column of each key, int32
     shape: tuple[int, int]
-    whole: bool  # do the keys a thread holds belong to one bin?
-    dealt: Tensor | None  # the queries in the order they are dealt out; None for 0, 1, 2, ...
-    slots: Tensor  # of each row of each tile, int32; -1 past the end
-    owners: Tensor  # tiles slots: the bin of each slot, -1 where there is none; int64 where a map takes that
-    parts: int  # of a tile of rows, none with rows of two bins; 0 where there are no such parts
+    whole: bool  # whether the keys a thread holds always belong to one bin
+    row_order: Tensor | None  # the queries in the order they fill the tiles; None for 0, 1, 2, ...
+    slots: Tensor  # the slot of each row of each tile, int32; -1 past the end
+    owners: Tensor  # tiles slots: the bin of each slot, -1 for unused slots; int64 if a map has 2^31 cells or more
+    parts: int  # parts of a tile of rows, each within one bin; 0 if bins have slots instead
 
 
-def binned(
-    rows: Tensor, cols: Tensor, shape: tuple[int, int], cut: Config, even: tuple[int, int] | None, parted: bool = False
+def assign_bins(
+    rows: Tensor,
+    cols: Tensor,
+    shape: tuple[int, int],
+    config: TileConfig,
+    even: tuple[int, int] | None,
+    parted: bool = False,
 ) -> Bins:
-    """Bins given by their ids; `even`: how many neighbours each holds, where all do, but for the last ones.
+    """Return the bins with these ids, one per query and one per key.
 
-    `parted`: in parts, whatever it takes.
+    `even` is the number of neighbouring rows and keys in every bin but the last, None if bins differ. `parted` forces
+    parts, padding the bins if necessary.
     """
-    whole = even is not None and even[1] % (cut.cols // cut.threads) == 0
+    whole = even is not None and even[1] % (config.cols // config.threads) == 0
     fitting = 0 if even is None else even[0] & -even[0]  # the largest power of two that divides it
     n = rows.numel()
-    dealt, parts = None, 0
-    if fitting >= PART:
-        parts = max(cut.sides, cut.rows // fitting)
+    row_order, parts = None, 0
+    if fitting >= MIN_PART_ROWS:
+        parts = max(config.sides, config.rows // fitting)
     elif parted:
-        dealt, parts = _filled_up(rows, shape[0], cut.rows), cut.rows // PART
+        row_order, parts = _pad_bins(rows, shape[0], config.rows), config.rows // MIN_PART_ROWS
     elif bool((rows[1:] < rows[:-1]).any()):
-        dealt = _to_whole_tiles(rows.argsort(stable=True).to(torch.int32), n, cut.rows)
-    order = _to_whole_tiles(torch.arange(n, device=rows.device), n, cut.rows) if dealt is None else dealt.long()
-    by_place = torch.where(order < n, rows[order.clamp(max=n - 1)], -1).view(-1, cut.rows)
-    slots, owners = _slots(by_place)
+        row_order = _pad_to_whole_tiles(rows.argsort(stable=True).to(torch.int32), n, config.rows)
+    natural = torch.arange(n, device=rows.device)
+    order = _pad_to_whole_tiles(natural, n, config.rows) if row_order is None else row_order.long()
+    bins_by_tile = torch.where(order < n, rows[order.clamp(max=n - 1)], -1).view(-1, config.rows)
+    slots, owners = _assign_slots(bins_by_tile)
     owners = owners if shape[0] * shape[1] < 2**31 else owners.long()
-    return Bins(cols, shape, whole, dealt, slots, owners, parts)
+    return Bins(cols, shape, whole, row_order, slots, owners, parts)
 
 
-PART = 8  # rows, at least
-FEWEST = 8  # slots, as a product takes them
-
-
-def _filled_up(rows: Tensor, count: int, tile: int) -> Tensor:
+def _pad_bins(rows: Tensor, count: int, tile: int) -> Tensor:
+    """Return the queries sorted by bin, each bin padded to a multiple of MIN_PART_ROWS with the index past the end."""
     order = rows.argsort(stable=True)
     counts = torch.bincount(rows, minlength=count)
-    places = (counts + PART - 1) // PART * PART
+    places = (counts + MIN_PART_ROWS - 1) // MIN_PART_ROWS * MIN_PART_ROWS
     shift = (places - counts).cumsum(0) - (places - counts)
     total = -(-int(places.sum()) // tile) * tile
-    dealt = torch.full((total,), rows.numel(), dtype=torch.int32, device=rows.device)
-    dealt[torch.arange(rows.numel(), device=rows.device) + shift[rows[order]]] = order.to(torch.int32)
-    return dealt
+    padded = torch.full((total,), rows.numel(), dtype=torch.int32, device=rows.device)
+    padded[torch.arange(rows.numel(), device=rows.device) + shift[rows[order]]] = order.to(torch.int32)
+    return padded
 
 
-def _to_whole_tiles(order: Tensor, n: int, tile: int) -> Tensor:
-    """The order, filled up with a row that is not there."""
+def _pad_to_whole_tiles(order: Tensor, n: int, tile: int) -> Tensor:
+    """Pad the order with n, the index past the end, to a multiple of `tile`."""
     return torch.cat((order, order.new_full((-n % tile,), n)))
 
 
-def _slots(bins: Tensor) -> tuple[Tensor, Tensor]:
-    """A slot for each bin of a tile, in the order they come, and whose it is: `tiles rows -> tiles rows, tiles slots`.
+def _assign_slots(bins: Tensor) -> tuple[Tensor, Tensor]:
+    """Number the bins of each tile as they come: `tiles rows -> slots: tiles rows, owners: tiles slots`.
 
     Rows without a bin are -1, and so are their slots.
     """
-    there = bins >= 0
-    new = there.clone()
-    new[:, 1:] &= bins[:, 1:] != torch.cummax(bins, 1).values[:, :-1]
-    slots = new.cumsum(1) - 1
-    wide = max(FEWEST, power_of_two(int(slots.max()) + 1 if slots.numel() else 0))
-    owners = torch.full((len(bins), wide), -1, dtype=torch.int32, device=bins.device)
+    has_bin = bins >= 0
+    is_new = has_bin.clone()
+    is_new[:, 1:] &= bins[:, 1:] != torch.cummax(bins, 1).values[:, :-1]
+    slots = is_new.cumsum(1) - 1
+    slot_count = max(MIN_SLOTS, next_power_of_two(int(slots.max()) + 1 if slots.numel() else 0))
+    owners = torch.full((len(bins), slot_count), -1, dtype=torch.int32, device=bins.device)
     owners.scatter_(1, slots.clamp(min=0), bins.cummax(1).values.to(torch.int32))
-    return torch.where(there, slots, -1).to(torch.int32).contiguous(), owners
+    return torch.where(has_bin, slots, -1).to(torch.int32).contiguous(), owners
 
 
 def add_parts(total: Tensor, sums: Tensor, bins: Bins, first: int, count: int) -> None:
-    """Add what each part, or slot, of these tiles holds of each key, `b h n j`, to the map, always in one order."""
+    """Add to the map the sums `b h n j` of each part or slot of `count` tiles, in a fixed order."""
     owners = bins.owners[first : first + count]
     if bins.parts:
         slots = bins.slots[first : first + count]
         owners = owners.gather(1, slots[:, :: slots.shape[1] // bins.parts].clamp(min=0).long())
     by_bin = sums.new_zeros(*sums.shape[:3], bins.shape[1]).index_add_(3, bins.cols, sums)
-    total.index_add_(2, owners.flatten().clamp(min=0), by_bin)  # those of no bin are 0
+    total.index_add_(2, owners.flatten().clamp(min=0), by_bin)  # sums of unused slots are 0

@@ -1,23 +1,25 @@
-"""Reductions of softmax attention weights that are never stored, in one pass over q and k.
+"""Measures of softmax attention weights that are never stored, in one pass over q and k: entropy, received mass, ...
 
     A_ij = exp(s_ij - lse_i)                             s = q k^T * scale + bias, hidden entries -inf; lse is given
     entropy_i = -sum_j A ln A      max_i = max_j A       distance_i = sum_j A abs(i - j)
     received_j = sum_i A           map_rc = sum of A over the queries of bin r and the keys of bin c; peaks_rc = max
     tops_in = max of A_ij over the keys j of run n, neighbours that a warp holds
 
-One product and one exponential an entry. A program keeps a tile of rows and walks the keys they see, over tiles of
-k q^T: in the result of a product a thread holds few of the first axis, keys, and many of the second, queries. What is
-asked of rows is summed over the keys a thread holds, kept apart by thread, and put together once, at the end. What is
-asked of keys is summed over the rows a thread holds, by parts of the tile, and four threads make a key's sum whole; the
-map is made of the same sums. Where bins do not fall into parts, it is a second product: of the tile, and a matrix with
-a column for each bin of its rows; in half precision of weights as float16, times 2^14, which keeps small ones precise.
-Keys are dealt out so that those of a thread are neighbours, and go to a bin together. Bins may be any groups of queries
-and of keys: see `bins`.
+Each entry costs one product and one exponential. A program keeps a tile of rows and loops over the keys they see, as
+tiles of k q^T: in the result of a product each thread holds few entries of the first axis, keys, and many of the
+second, queries.
 
-Sums over rows leave the program by atomic adds, or, where PyTorch asks for deterministic algorithms, through a buffer
-a tile of rows that is added up in a fixed order. Everything else is float32.
+- Measures per row are summed over the keys a thread holds, separately per thread, and combined once at the end.
+- Measures per key are summed over the rows a thread holds, by parts of the tile; four threads complete a key's sum.
+- The map is made of the same sums. If bins do not fall into parts of a tile (see `bins`), it is a second product: of
+  the tile and a matrix with a column for each bin of its rows. In half precision the weights are float16 times 2^14,
+  which keeps small ones precise.
+- Keys are ordered so that those of a thread are neighbours, and mostly go to a bin together.
 
-Cost: N x N x d multiply-adds on the visible tiles, O(N) memory. Widths up to 256; positions below 2^30.
+Sums over rows leave the program by atomic adds or, if PyTorch asks for deterministic algorithms, through one buffer per
+tile of rows; the buffers are added up in a fixed order. Everything else is float32.
+
+Cost: N x N x d multiply-adds on the visible tiles, O(N) memory. Limits: widths up to 256, positions below 2^30.
 """
 
 from __future__ import annotations
@@ -31,15 +33,33 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launch_cache import launch
-from ..tiles import EVERYTHING, LN2, LOG2E, NEVER, NOTHING, Bias, Pattern, band, padded, ready, strides
+from ..tiles import (
+    ALL_VISIBLE,
+    LN2,
+    LOG2_ZERO,
+    LOG2E,
+    NO_BIAS,
+    KernelBias,
+    KeyStream,
+    Pattern,
+    ScoreTerms,
+    TileConfig,
+    list_strides,
+    padded_width,
+    visible_tiles,
+    with_contiguous_features,
+)
 from .bins import Bins, add_parts
-from .generic_tile import fold
+from .generic_tile import RowTile, TileOutputs, add_tile
+
+HALF_SHIFT = 14  # makes weights from 2^-28 to 1 normal numbers of float16, and 2^-14 is one too
+MAX_PARTIAL_SUMS = 2**25  # numbers in the buffers of a deterministic sum over rows
 
 
 @triton.jit
-def _reduce(
-    Q, K, LSE, LENGTHS, SLOPES, BIAS, ROWS, SLOTS, OWNERS, COL_BINS,
-    FULL_COUNTS, FULL, PART_COUNTS, PART, WHERE, BITS,
+def _summary_kernel(
+    Q, K, LSE, LENGTHS, SLOPES, BIAS, ROW_ORDER, SLOTS, OWNERS, COL_BINS,
+    FULL_COUNTS, FULL, PART_COUNTS, PART, BITS_INDEX, BITS,
     ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP, PEAKS, TOPS,
     q_b, q_h, q_i, k_b, k_g, k_j, bias_0, bias_b, bias_h, bias_i, bias_j, full_b, full_h, full_r,
     part_b, part_h, part_r, received_tile, map_rows, map_cols, bin_rows, bin_cols, runs,
@@ -50,15 +70,15 @@ def _reduce(
     J: tl.constexpr,
     D: tl.constexpr,
     WARPS: tl.constexpr,
-    WIDE: tl.constexpr,  # slots for bins of a tile of rows
-    PARTS: tl.constexpr,  # of a tile of rows, none with rows of two bins; 0: sums are told apart by slots
-    WHOLE: tl.constexpr,  # do the keys a thread holds belong to one bin?
+    WIDE: tl.constexpr,  # slots for the bins of a tile of rows
+    PARTS: tl.constexpr,  # parts of a tile of rows, each within one bin; 0 if bins have slots instead
+    WHOLE: tl.constexpr,  # whether the keys a thread holds always belong to one bin
     CAP: tl.constexpr,
-    LAST_FIRST: tl.constexpr,  # under a causal mask the last rows take longest
-    BACKWARD: tl.constexpr,  # no query sees a key after it, and rows sum to 1
+    LAST_FIRST: tl.constexpr,  # launch the last rows first: under a causal mask they take longest
+    CAUSAL: tl.constexpr,  # no query sees a key after it, and rows sum to 1
     DETERMINISTIC: tl.constexpr,
     PRECISION: tl.constexpr,
-    SHIFT: tl.constexpr,  # weights are taken times 2^SHIFT
+    SHIFT: tl.constexpr,  # weights are computed times 2^SHIFT
 ):  # fmt: skip
     if LAST_FIRST:
         attentions = tl.num_programs(0) // tiles
@@ -71,8 +91,8 @@ def _reduce(
     b = (bh // heads).to(tl.int64)
     h = (bh % heads).to(tl.int64)
     row = tile * I + tl.arange(0, I)
-    if ROWS is not None:
-        row = tl.load(ROWS + row)
+    if ROW_ORDER is not None:
+        row = tl.load(ROW_ORDER + row)
     feature = tl.arange(0, D)
     q = tl.load(
         Q + b * q_b + h * q_h + row.to(tl.int64)[:, None] * q_i + feature[None, :],
@@ -81,8 +101,8 @@ def _reduce(
     )
     q = tl.trans(q)
     lse = tl.load(LSE + (b * heads + h) * n_i + row, mask=row < n_i, other=float("-inf"))
-    # Rows that see nothing, and rows past the end: as if their sum were beyond measure.
-    lse2 = tl.where(lse == float("-inf"), -NEVER, lse * LOG2E - SHIFT)
+    # Rows that see nothing, and rows past the end, get an infinite sum, so that their weights are 0.
+    lse2 = tl.where(lse == float("-inf"), -LOG2_ZERO, lse * LOG2E - SHIFT)
     length = n_j
     if LENGTHS is not None:
         length = tl.minimum(n_j, tl.load(LENGTHS + b))
@@ -100,7 +120,7 @@ def _reduce(
         start, full_start, crossing, crossed, full_stop = 0, 0, 0, 0, 0
     else:
         last = tl.max(tl.where(row < n_i, row, 0), 0) + offset
-        start, stop, full_start, full_stop, crossing, crossed = band(first, last, low, high, length, J)
+        start, stop, full_start, full_stop, crossing, crossed = visible_tiles(first, last, low, high, length, J)
         before = crossing - full_start
         plain = before + full_stop - crossed
         careful = stop - start - plain
@@ -120,7 +140,7 @@ def _reduce(
         if SHIFT:
             slots = slots.to(tl.float16)
     if MAP is not None or PEAKS is not None:
-        # The row of the map that each part of the rows, or each slot, adds to; -1: none.
+        # The map row that each part of the rows, or each slot, adds to; -1 if none.
         if PARTS:
             leader = tl.load(SLOTS + tile * I + tl.arange(0, PARTS) * (I // PARTS))
             bin = tl.load(OWNERS + tile * WIDE + leader, mask=leader >= 0, other=-1)
@@ -137,22 +157,24 @@ def _reduce(
                 at = tl.arange(0, apart) * map_cols
     if TOPS is not None:
         tops = TOPS + (((b * heads + h) * tiles + place) * I + tl.arange(0, I)) * runs
+    rows = RowTile(q, lse2, row, position, first)
+    keys = KeyStream(K, k_j, length, n_j, low, high)
+    terms = ScoreTerms(offset, scale, slope, BIAS, bias_i, bias_j)
+    out = TileOutputs(ENTROPY, RECEIVED, LARGEST, DISTANCE, slots, cells, at, peaks, tops, COL_BINS)
     for n in range(plain):
         if FULL is not None:
             col_tile = tl.load(full_list + n)
         else:
             col_tile = tl.where(n < before, full_start + n, crossed + n - before)
-        entropy, largest, distance = fold(
-            q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
-            BIAS, bias_i, bias_j, n_i, length, n_j, low, high, None, ENTROPY, RECEIVED, LARGEST, DISTANCE, slots, cells,
-            at, peaks, tops, COL_BINS, d, I, J, D, WARPS, PARTS, WHOLE, CAP, BACKWARD, False, DETERMINISTIC,
-            PRECISION,
+        entropy, largest, distance = add_tile(
+            entropy, largest, distance, rows, keys, terms, out, n_i, col_tile, None,
+            d, I, J, D, WARPS, PARTS, WHOLE, CAP, CAUSAL, DETERMINISTIC, PRECISION, False,
         )  # fmt: skip
-    # Few tiles: a pipeline of loads would cost the loop above registers.
+    # There are few careful tiles, and a pipeline of loads here would cost the loop above registers.
     for n in tl.range(careful, num_stages=1):
         if FULL is not None:
             col_tile = tl.load(PART + part_list + n)
-            bits = BITS + tl.load(WHERE + part_list + n).to(tl.int64) * (I * J // 32)
+            bits = BITS + tl.load(BITS_INDEX + part_list + n).to(tl.int64) * (I * J // 32)
         else:
             ahead = full_start - start
             middle = ahead + crossed - crossing
@@ -160,74 +182,128 @@ def _reduce(
                 n < ahead, start + n, tl.where(n < middle, crossing + n - ahead, full_stop + n - middle)
             )
             bits = None
-        entropy, largest, distance = fold(
-            q, K, lse2, entropy, largest, distance, row, position, first, col_tile, k_j, offset, scale, slope,
-            BIAS, bias_i, bias_j, n_i, length, n_j, low, high, bits, ENTROPY, RECEIVED, LARGEST, DISTANCE, slots, cells,
-            at, peaks, tops, COL_BINS, d, I, J, D, WARPS, PARTS, WHOLE, CAP, BACKWARD, True, DETERMINISTIC,
-            PRECISION,
+        entropy, largest, distance = add_tile(
+            entropy, largest, distance, rows, keys, terms, out, n_i, col_tile, bits,
+            d, I, J, D, WARPS, PARTS, WHOLE, CAP, CAUSAL, DETERMINISTIC, PRECISION, True,
         )  # fmt: skip
-    out = (b * heads + h) * n_i + row
+    row_index = (b * heads + h) * n_i + row
     back: tl.constexpr = 2.0**-SHIFT
     if ENTROPY is not None:
-        # log2 A was SHIFT too large; where it is shifted, rows sum to 1, or see nothing.
-        taken = tl.where(lse == float("-inf"), 0, SHIFT)
-        tl.store(ENTROPY + out, (tl.sum(entropy, 0) * back - taken) * -LN2, mask=row < n_i)
+        # log2 A is SHIFT too large. Weights are shifted only if rows sum to 1, or see nothing.
+        excess = tl.where(lse == float("-inf"), 0, SHIFT)
+        tl.store(ENTROPY + row_index, (tl.sum(entropy, 0) * back - excess) * -LN2, mask=row < n_i)
     if LARGEST is not None:
-        tl.store(LARGEST + out, tl.max(largest, 0).to(tl.float32, bitcast=True) * back, mask=row < n_i)
+        tl.store(LARGEST + row_index, tl.max(largest, 0).to(tl.float32, bitcast=True) * back, mask=row < n_i)
     if DISTANCE is not None:
         total = tl.sum(distance, 0) * back
-        if BACKWARD:
-            # sum of A (i - j) = sum of A (first - j) + (i - first) sum of A, and that sum is 1, or 0 in an empty row
+        if CAUSAL:
+            # sum_j A (i - j) = sum_j A (first - j) + (i - first) sum_j A, and sum_j A is 1, or 0 in an empty row
             total += tl.where(lse == float("-inf"), 0.0, position)
-        tl.store(DISTANCE + out, total, mask=row < n_i)
+        tl.store(DISTANCE + row_index, total, mask=row < n_i)
 
 
-class Reduced(NamedTuple):
-    """What was asked for, in float32; None what was not."""
+class SummaryTensors(NamedTuple):
+    """The requested measures in float32; None for the others."""
 
     entropy: Tensor | None = None  # b h i
     received: Tensor | None = None  # b h j
     max: Tensor | None = None  # b h i
     distance: Tensor | None = None  # b h i
-    map: Tensor | None = None  # b h rows cols, sums
-    peaks: Tensor | None = None  # b h rows cols, the largest
+    map: Tensor | None = None  # b h rows cols, the sum of each bin
+    peaks: Tensor | None = None  # b h rows cols, the maximum of each bin
 
 
-class Config(NamedTuple):
-    """How a launch is cut: rows and keys of a tile, warps, tiles of keys under way, most registers a thread."""
+class SummaryLauncher(NamedTuple):
+    """Every input of the kernel; calling it reduces some tiles of rows into the given outputs."""
 
-    rows: int
-    cols: int
-    warps: int
-    stages: int
-    registers: int | None = None
-
-    @property
-    def threads(self) -> int:
-        """Threads that share the keys of a row."""
-        return 8 * min(self.warps, self.cols // 16)
-
-    @property
-    def sides(self) -> int:
-        """Warps that share the keys of a tile, each with rows of its own."""
-        return max(1, self.warps * 16 // self.cols)
+    q: Tensor
+    k: Tensor
+    lse: Tensor
+    scale: float
+    offset: int
+    cap: float | None
+    pattern: Pattern
+    bias: KernelBias
+    bins: Bins | None
+    config: TileConfig
+    sums_to_one: bool
 
     @property
-    def run(self) -> int:
-        """Neighbouring keys that a warp holds."""
-        return self.cols * 8 // self.threads
+    def parts(self) -> int:
+        """The number of parts of a tile of rows; 0 if its bins have slots."""
+        return self.config.sides if self.bins is None else self.bins.parts
+
+    @property
+    def slots(self) -> int:
+        """The number of slots of a tile of rows."""
+        return 0 if self.bins is None else self.bins.owners.shape[1]
+
+    @property
+    def sums_per_key(self) -> int:
+        """The number of sums over rows that a tile keeps for each key."""
+        return self.parts or self.slots
+
+    @property
+    def row_order(self) -> Tensor | None:
+        """The rows in the order they fill the tiles; None for 0, 1, 2, ..."""
+        return None if self.bins is None else self.bins.row_order
+
+    @property
+    def tiles(self) -> int:
+        """The number of tiles of rows."""
+        return -(-(self.q.shape[2] if self.row_order is None else self.row_order.numel()) // self.config.rows)
+
+    def __call__(self, out: SummaryTensors, first: int, count: int, tops: Tensor | None = None) -> None:
+        """Launch the kernel for `count` tiles of rows from tile `first` on."""
+        q, k, config, bins, lists = self.q, self.k, self.config, self.bins, self.pattern.lists
+        b, h, n_i, d = q.shape
+        g, n_j = k.shape[1:3]
+        values = self.bias.values
+        steps: tuple[int, ...] = self.bias.steps or (0, 0, 0, 0)
+        if values is not None and self.bias.steps is None:
+            values = values.expand(b, h, n_i, n_j)
+            steps = values.stride()
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        launch(
+            _summary_kernel, (count * b * h,),
+            q, k, self.lse, self.pattern.lengths, self.bias.slopes, values, self.row_order,
+            *((None,) * 3 if bins is None else (bins.slots, bins.owners, bins.cols)),
+            *((None,) * 6 if lists is None else lists),
+            out.entropy, out.received, out.max, out.distance, out.map,
+            None if out.peaks is None else out.peaks.view(torch.int32), tops,
+            *q.stride()[:3], *k.stride()[:3], self.bias.origin, *steps,
+            *((0,) * 6 if lists is None else (*list_strides(lists.full), *list_strides(lists.part))),
+            b * h * n_j if deterministic else 0,
+            *((0, 0) if out.map is None else out.map.shape[2:]), *((0, 0) if bins is None else bins.shape),
+            0 if tops is None else tops.shape[3],
+            self.scale, self.offset, self.pattern.low, self.pattern.high, h, n_i, n_j, first, count,
+            d=d,
+            KV_GROUP=h // g,
+            I=config.rows,
+            J=config.cols,
+            D=padded_width(d),
+            WARPS=config.warps,
+            WIDE=self.slots,
+            PARTS=self.parts,
+            WHOLE=bins is None or bins.whole,
+            CAP=self.cap,
+            LAST_FIRST=self.pattern.low > -n_j,
+            CAUSAL=self.sums_to_one and self.pattern.low >= 0,
+            DETERMINISTIC=deterministic,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            SHIFT=0 if self.parts or not self.sums_to_one or q.dtype == torch.float32 else HALF_SHIFT,
+            num_warps=config.warps,
+            num_stages=config.stages,
+            maxnreg=config.registers,
+        )  # fmt: skip
 
 
-SHIFT = 14  # so that weights from 2^-28 to 1 are normal numbers of float16, and the way back is one too
-PARTIAL = 2**25  # numbers a deterministic sum over rows may keep before they are added up
+def tile_config(d: int, dtype: torch.dtype) -> TileConfig:
+    """Return the fastest measured config for heads of width d."""
+    return TileConfig(32, 64, 4, 2) if dtype == torch.float32 or d > 128 else TileConfig(64, 64, 4, 3, 168)
 
 
-def config(d: int, dtype: torch.dtype) -> Config:
-    """The fastest cut measured for a width."""
-    return Config(32, 64, 4, 2) if dtype == torch.float32 or d > 128 else Config(64, 64, 4, 3, 168)
-
-
-def reduce(
+def summarize_generic(
     q: Tensor,
     k: Tensor,
     lse: Tensor,
@@ -235,38 +311,42 @@ def reduce(
     want: frozenset[str],
     scale: float,
     offset: int,
-    cut: Config,
+    config: TileConfig,
     cap: float | None = None,
-    pattern: Pattern = EVERYTHING,
-    bias: Bias = NOTHING,
+    pattern: Pattern = ALL_VISIBLE,
+    bias: KernelBias = NO_BIAS,
     bins: Bins | None = None,
     sums_to_one: bool = False,
-) -> Reduced:
-    """Any of "entropy", "received", "max", "distance", and of bins "map", "peaks": `b h i d, b g j d, b h i -> ...`.
+) -> SummaryTensors:
+    """Return any of "entropy", "received", "max", "distance", and with bins "map", "peaks".
 
-    Lists in `pattern` are cut as `cut` says, over rows as `bins` deals them out. `sums_to_one` promises that every row
-    that sees a key does; distances under a causal mask are then had for less.
+    Inputs are `b h i d, b g j d, b h i`. Lists in `pattern` must be cut by `config`, over rows in the order of `bins`.
+    `sums_to_one` promises that the weights of every row that sees a key sum to 1, which makes distances under a causal
+    mask cheaper.
     """
-    work = Work(ready(q), ready(k), lse.contiguous(), scale, offset, cap, pattern, bias, bins, cut, sums_to_one)
+    q, k = with_contiguous_features(q), with_contiguous_features(k)
+    run = SummaryLauncher(q, k, lse.contiguous(), scale, offset, cap, pattern, bias, bins, config, sums_to_one)
     b, h, n_i, _ = q.shape
     n_j = k.shape[2]
     shapes: dict[str, tuple[int, ...]] = {"entropy": (n_i,), "received": (n_j,), "max": (n_i,), "distance": (n_i,)}
     if bins is not None:
         shapes |= {"map": bins.shape, "peaks": bins.shape}
-    # Every row is written; keys and bins are added to.
-    rows = ("entropy", "max", "distance") if n_j else ()
-    make = {name: torch.empty if name in rows else torch.zeros for name in want}
-    out = Reduced(**{name: make[name](b, h, *shapes[name], device=q.device, dtype=torch.float32) for name in want})
+    # The kernel writes every row; it adds to keys and bins, so those start at 0.
+    written = ("entropy", "max", "distance") if n_j else ()
+    make = {name: torch.empty if name in written else torch.zeros for name in want}
+    out = SummaryTensors(
+        **{name: make[name](b, h, *shapes[name], device=q.device, dtype=torch.float32) for name in want}
+    )
     if not (b and n_i and n_j):
         return out
     if not torch.are_deterministic_algorithms_enabled():
-        work(out, 0, work.tiles)
+        run(out, 0, run.tiles)
         return out
-    per_tile = b * h * n_j * (1 if out.map is None else work.apart)
-    for first, count in strips(work.tiles, max(1, PARTIAL // per_tile)):
+    sums_per_tile = b * h * n_j * (1 if out.map is None else run.sums_per_key)
+    for first, count in tile_ranges(run.tiles, max(1, MAX_PARTIAL_SUMS // sums_per_tile)):
         received = None if out.received is None else q.new_zeros(count, b, h, n_j, dtype=torch.float32)
-        sums = None if out.map is None else q.new_zeros(b, h, count * work.apart, n_j, dtype=torch.float32)
-        work(out._replace(received=received, map=sums), first, count)
+        sums = None if out.map is None else q.new_zeros(b, h, count * run.sums_per_key, n_j, dtype=torch.float32)
+        run(out._replace(received=received, map=sums), first, count)
         if out.received is not None and received is not None:
             out.received.add_(received.sum(0))
         if bins is not None and out.map is not None and sums is not None:
@@ -281,110 +361,29 @@ def run_maxima(
     *,
     scale: float,
     offset: int,
-    cut: Config,
+    config: TileConfig,
     cap: float | None = None,
-    pattern: Pattern = EVERYTHING,
-    bias: Bias = NOTHING,
-    strip: int,
+    pattern: Pattern = ALL_VISIBLE,
+    bias: KernelBias = NO_BIAS,
+    rows_per_strip: int,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """About `strip` rows at a time, those and their largest weight in each run of `cut.run` keys: `b h rows runs`."""
-    work = Work(ready(q), ready(k), lse.contiguous(), scale, offset, cap, pattern, bias, None, cut, False)
+    """Yield strips of about `rows_per_strip` rows with the largest weight in each run of `config.run` keys.
+
+    Each item is a slice of rows and their maxima `b h rows runs`.
+    """
+    q, k = with_contiguous_features(q), with_contiguous_features(k)
+    run = SummaryLauncher(q, k, lse.contiguous(), scale, offset, cap, pattern, bias, None, config, False)
     b, h, n_i, _ = q.shape
-    runs = -(-k.shape[2] // cut.run)
-    for first, count in strips(work.tiles, max(1, strip // cut.rows)):
-        tops = torch.zeros(b, h, count * cut.rows, runs, device=q.device, dtype=torch.float32)
+    run_count = -(-k.shape[2] // config.run)
+    for first, count in tile_ranges(run.tiles, max(1, rows_per_strip // config.rows)):
+        tops = torch.zeros(b, h, count * config.rows, run_count, device=q.device, dtype=torch.float32)
         if tops.numel():
-            work(Reduced(), first, count, tops)
-        rows = slice(first * cut.rows, min((first + count) * cut.rows, n_i))
+            run(SummaryTensors(), first, count, tops)
+        rows = slice(first * config.rows, min((first + count) * config.rows, n_i))
         yield rows, tops[:, :, : rows.stop - rows.start]
 
 
-def strips(tiles: int, step: int) -> Iterator[tuple[int, int]]:
-    """The first tile of each strip, and how many it has."""
+def tile_ranges(tiles: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, count) of consecutive ranges of at most `step` tiles."""
     for first in range(0, tiles, step):
         yield first, min(step, tiles - first)
-
-
-class Work(NamedTuple):
-    """Everything about a reduction but where its results go."""
-
-    q: Tensor
-    k: Tensor
-    lse: Tensor
-    scale: float
-    offset: int
-    cap: float | None
-    pattern: Pattern
-    bias: Bias
-    bins: Bins | None
-    cut: Config
-    sums_to_one: bool
-
-    @property
-    def parts(self) -> int:
-        """Of a tile of rows; 0 where its bins have slots."""
-        return self.cut.sides if self.bins is None else self.bins.parts
-
-    @property
-    def wide(self) -> int:
-        """Slots of a tile of rows."""
-        return 0 if self.bins is None else self.bins.owners.shape[1]
-
-    @property
-    def apart(self) -> int:
-        """Sums over rows of a tile that are kept apart."""
-        return self.parts or self.wide
-
-    @property
-    def dealt(self) -> Tensor | None:
-        """The rows in the order they are dealt out."""
-        return None if self.bins is None else self.bins.dealt
-
-    @property
-    def tiles(self) -> int:
-        """Of rows."""
-        return -(-(self.q.shape[2] if self.dealt is None else self.dealt.numel()) // self.cut.rows)
-
-    def __call__(self, out: Reduced, first: int, count: int, tops: Tensor | None = None) -> None:
-        """Reduce `count` tiles of rows."""
-        q, k, cut, bins, lists = self.q, self.k, self.cut, self.bins, self.pattern.lists
-        b, h, n_i, d = q.shape
-        g, n_j = k.shape[1:3]
-        values = self.bias.values
-        steps: tuple[int, ...] = self.bias.steps or (0, 0, 0, 0)
-        if values is not None and self.bias.steps is None:
-            values = values.expand(b, h, n_i, n_j)
-            steps = values.stride()
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        launch(
-            _reduce, (count * b * h,),
-            q, k, self.lse, self.pattern.lengths, self.bias.slopes, values, self.dealt,
-            *((None,) * 3 if bins is None else (bins.slots, bins.owners, bins.cols)),
-            *((None,) * 6 if lists is None else lists),
-            out.entropy, out.received, out.max, out.distance, out.map,
-            None if out.peaks is None else out.peaks.view(torch.int32), tops,
-            *q.stride()[:3], *k.stride()[:3], self.bias.origin, *steps,
-            *((0,) * 6 if lists is None else (*strides(lists.full), *strides(lists.part))),
-            b * h * n_j if deterministic else 0,
-            *((0, 0) if out.map is None else out.map.shape[2:]), *((0, 0) if bins is None else bins.shape),
-            0 if tops is None else tops.shape[3],
-            self.scale, self.offset, self.pattern.low, self.pattern.high, h, n_i, n_j, first, count,
-            d=d,
-            KV_GROUP=h // g,
-            I=cut.rows,
-            J=cut.cols,
-            D=padded(d),
-            WARPS=cut.warps,
-            WIDE=self.wide,
-            PARTS=self.parts,
-            WHOLE=bins is None or bins.whole,
-            CAP=self.cap,
-            LAST_FIRST=self.pattern.low > -n_j,
-            BACKWARD=self.sums_to_one and self.pattern.low >= 0,
-            DETERMINISTIC=deterministic,
-            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-            SHIFT=0 if self.parts or not self.sums_to_one or q.dtype == torch.float32 else SHIFT,
-            num_warps=cut.warps,
-            num_stages=cut.stages,
-            maxnreg=cut.registers,
-        )  # fmt: skip

@@ -1,8 +1,8 @@
-"""The measures of `reduce` for the commonest calls on a Hopper GPU: the same pass, laid out for that machine.
+"""Launcher of the summary kernel for Hopper GPUs: the measures of `generic`, faster, for the most common calls.
 
-Cost: as that of `reduce`, in less time. Half precision, 64 or 128 wide; rows that sum to 1; any mask that hides what
-lies ahead from a diagonal on, and keys past a length; maps in bins of a power of two, of 8 queries and 8 keys at least,
-but for the last ones; positions below 2^30. Run with Triton 3.6; with 3.7 it compiles.
+Cost: as for `generic`, in less time. Limits: half precision, heads 64 or 128 wide; rows that sum to 1; masks that hide
+keys ahead of a diagonal, or past a length; maps whose bins, but for the last ones, hold a power of two of queries and
+of keys, at least 8 of each; positions below 2^30. Run with Triton 3.6; with 3.7 it compiles.
 """
 
 from __future__ import annotations
@@ -17,53 +17,50 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..launch_cache import launch
-from ..tiles import FAR, Pattern
-from .generic import Reduced
-from .hopper_column_sums import is_whole
-from .hopper_kernel import summarize
-from .hopper_pdl import zeros
-from .hopper_schedule import Deal, dealt_even, dealt_long
-from .hopper_tma import aligned, flat
+from ..tiles import UNBOUNDED, Pattern
+from .generic import SummaryTensors
+from .hopper_column_sums import cells_fit_in_warp
+from .hopper_kernel import hopper_summary_kernel
+from .hopper_pdl import zeros_for_next_kernel
+from .hopper_schedule import WorkSplit, split_causal_blocks, split_even_blocks
 
-ROWS = 128  # of a program; the kernel writes this and the next number out
-COLS = 64  # of a tile of keys
-HELD = 8  # neighbouring rows that two threads hold
-PAIRS = 8  # neighbouring keys that four threads hold
-TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
-
-
-class Cut(NamedTuple):
-    """Tiles of keys under way, most registers a thread, and how many programs a processor takes at once.
-
-    Then how many blocks of rows there are for a processor, at most, where programs share the longest ones; and how sums
-    are stored.
-    """
-
-    stages: int
-    registers: int
-    at_once: int
-    few: float
-    spaced: bool
+BLOCK_ROWS = 128  # rows of a program; the kernel has this number and the next one as literals
+TILE_KEYS = 64
+MIN_BIN_ROWS = 8  # neighbouring rows that two threads hold
+MIN_BIN_KEYS = 8  # neighbouring keys that four threads hold
+GLUON_TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
-CUTS = {64: Cut(4, 168, 3, 4.5, False), 128: Cut(4, 248, 2, 1.0, True)}  # the fastest measured, by width of heads
+class HopperConfig(NamedTuple):
+    """How the kernel is launched for one width of heads."""
+
+    stages: int  # key tiles in flight
+    registers: int  # the most a thread may use
+    programs_per_processor: int  # how many run at the same time
+    max_shared_blocks: float  # causal: up to so many blocks per processor, programs share the longest blocks
+    padded_sums: bool  # whether sums in shared memory are padded, not swizzled
 
 
-def fits(q: Tensor, sizes: tuple[int | None, int | None] | None) -> bool:
-    """Does the kernel take these queries, and a map in bins of so many queries and keys?"""
+CONFIGS = {64: HopperConfig(4, 168, 3, 4.5, False), 128: HopperConfig(4, 248, 2, 1.0, True)}  # fastest measured
+
+
+def is_supported(q: Tensor, bin_sizes: tuple[int | None, int | None] | None) -> bool:
+    """Return whether the kernel takes these queries, and a map with this many queries and keys per bin."""
     return (
-        q.dtype in TYPES
-        and q.shape[-1] in CUTS
-        and (sizes is None or (_is_bin(sizes[0], HELD) and _is_bin(sizes[1], PAIRS)))
+        q.dtype in GLUON_TYPES
+        and q.shape[-1] in CONFIGS
+        and (
+            bin_sizes is None or (_is_bin_size(bin_sizes[0], MIN_BIN_ROWS) and _is_bin_size(bin_sizes[1], MIN_BIN_KEYS))
+        )
     )
 
 
-def _is_bin(size: int | None, least: int) -> bool:
-    """A power of two that is not too small?"""
+def _is_bin_size(size: int | None, least: int) -> bool:
+    """Return whether a size is a power of two and at least `least`."""
     return size is not None and size >= least and size & (size - 1) == 0
 
 
-def summary(
+def summarize_hopper(
     q: Tensor,
     k: Tensor,
     lse: Tensor,
@@ -73,94 +70,135 @@ def summary(
     offset: int,
     pattern: Pattern,
     shape: tuple[int, int] = (1, 1),
-    sizes: tuple[int, int] = (ROWS, COLS),
+    bin_sizes: tuple[int, int] = (BLOCK_ROWS, TILE_KEYS),
     share: float = 1.0,
-) -> Reduced:
-    """Any of "entropy", "received", "max", "distance", and of bins "map": `b h i d, b g j d, b h i -> ...`.
+) -> SummaryTensors:
+    """Return any of "entropy", "received", "max", "distance", and of bins "map".
 
-    `shape` is that of the map, `sizes` how many queries and keys a bin of it holds; sums are taken times `share`.
+    Inputs are `b h i d, b g j d, b h i`. `shape` is the shape of the map, `bin_sizes` the number of queries and of keys
+    in each bin; sums of bins are multiplied by `share`.
     """
     b, h, n_i, d = q.shape
     g, n_j = k.shape[1:3]
-    (rows, cols), (height, width) = shape, sizes
+    (rows, cols), (height, width) = shape, bin_sizes
     dims = {"entropy": (n_i,), "received": (n_j,), "max": (n_i,), "distance": (n_i,), "map": (rows, cols)}
     shapes = {name: (b, h, *dims[name]) for name in want}
     if not b * n_i * n_j:
-        return Reduced(**{name: torch.zeros(shapes[name], device=q.device, dtype=torch.float32) for name in want})
-    q = aligned(q)
-    k, k_rows, k_cols = flat(k)
+        zeros = {name: torch.zeros(shapes[name], device=q.device, dtype=torch.float32) for name in want}
+        return SummaryTensors(**zeros)
+    q = aligned_for_tma(q)
+    keys, key_rows, key_cols = keys_as_matrix(k)
     lse = lse.contiguous()
-    out = _outputs(shapes, q.device, is_whole(*sizes))
-    places = -(-n_i // ROWS)
-    blocks, processors = places * b * h, _processors(q.device)
-    cut = CUTS[d]
-    at_once = cut.at_once * processors
+    out = _make_outputs(shapes, q.device, cells_fit_in_warp(*bin_sizes))
+    places = -(-n_i // BLOCK_ROWS)
+    blocks, processors = places * b * h, _processor_count(q.device)
+    config = CONFIGS[d]
+    at_once = config.programs_per_processor * processors
     if pattern.low < 0:
-        deal = dealt_even(blocks, at_once)
-    elif blocks < cut.few * processors:
-        deal = dealt_long(blocks, at_once, places)
+        split = split_even_blocks(blocks, at_once)
+    elif blocks < config.max_shared_blocks * processors:
+        split = split_causal_blocks(blocks, at_once, places)
     else:
-        deal = Deal(blocks, 1, 0, 1, 1)
-    programs = deal.programs(blocks)
+        split = WorkSplit(blocks, 1, 0, 1, 1)
+    programs = split.programs(blocks)
     launch(
-        summarize, (programs,),
-        q, _tiles_of(k, [COLS, d]), lse, pattern.lengths,
+        hopper_summary_kernel, (programs,),
+        q, _key_descriptor(keys, [TILE_KEYS, d]), lse, pattern.lengths,
         out.entropy, out.received, out.max, out.distance, out.map,
-        *q.stride()[:3], *k_rows, k_cols, scale, offset, pattern.low, h, n_i, n_j, places, b * h, processors,
-        *deal, rows, cols, share,
+        *q.stride()[:3], *key_rows, key_cols, scale, offset, pattern.low, h, n_i, n_j, places, b * h, processors,
+        *split, rows, cols, share,
         d=d,
         KV_GROUP=h // g,
-        STAGES=cut.stages,
-        SPACED_SUMS=cut.spaced,
+        STAGES=config.stages,
+        PADDED_SUMS=config.padded_sums,
         ROW_BIN=height,
         COL_BIN=width,
-        BACKWARD=pattern.low >= 0,
-        HIDING=pattern.low > -FAR or pattern.lengths is not None or n_j % COLS != 0,
-        ALL_AT_ONCE=deal.first == blocks <= at_once,
+        CAUSAL=pattern.low >= 0,
+        MASKED=pattern.low > -UNBOUNDED or pattern.lengths is not None or n_j % TILE_KEYS != 0,
+        ALL_AT_ONCE=split.first == blocks <= at_once,
         num_warps=4,
-        maxnreg=cut.registers,
-        launch_pdl=want != {"map"} or not is_whole(*sizes),  # zeros come right before
+        maxnreg=config.registers,
+        launch_pdl=want != {"map"} or not cells_fit_in_warp(*bin_sizes),  # the memset is launched right before
     )  # fmt: skip
     return out
 
 
-def _outputs(shapes: dict[str, tuple[int, ...]], device: torch.device, map_is_written: bool) -> Reduced:
-    """Zeros to add to, in one piece but for the map, with room for a tile past the end of each.
+def _make_outputs(shapes: dict[str, tuple[int, ...]], device: torch.device, map_is_written: bool) -> SummaryTensors:
+    """Return zeros to add to, each padded by a tile, in one allocation for all but the map.
 
-    They are no views of it, for what is found may be written to and learned from.
+    `.data` detaches them from the allocation: users may write to the results in place and differentiate them, which
+    autograd refuses for views.
     """
-    found = {}
+    outputs = {}
     for is_map in (True, False):
-        places, end = _places(tuple((name, shape) for name, shape in shapes.items() if (name == "map") is is_map))
+        parts, end = _place_outputs(tuple((name, shape) for name, shape in shapes.items() if (name == "map") is is_map))
         if is_map and map_is_written:
-            room = torch.empty(end, device=device, dtype=torch.float32)
-        elif places:
-            room = zeros(end, device)
-        for name, *place in places:
-            found[name] = room.as_strided(*place).data
-    return Reduced(**found)
+            buffer = torch.empty(end, device=device, dtype=torch.float32)
+        elif parts:
+            buffer = zeros_for_next_kernel(end, device)
+        for name, *shape_strides_start in parts:
+            outputs[name] = buffer.as_strided(*shape_strides_start).data
+    return SummaryTensors(**outputs)
 
 
 @lru_cache(maxsize=64)
-def _places(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[list[tuple[Any, ...]], int]:
-    """The shape, strides and start of each, one after the other, and where the last one ends."""
-    places, start = [], 0
+def _place_outputs(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[list[tuple[Any, ...]], int]:
+    """Return name, shape, strides and start of each output in one buffer, and the size of the buffer."""
+    parts, start = [], 0
     for name, shape in shapes:
         strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
-        places.append((name, shape, strides, start))
-        start += math.prod(shape) // COLS * COLS + 2 * COLS
-    return places, start
+        parts.append((name, shape, strides, start))
+        start += math.prod(shape) // TILE_KEYS * TILE_KEYS + 2 * TILE_KEYS
+    return parts, start
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def _processor_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _tiles_of(k: Tensor, block: list[int]) -> Any:
-    return TensorDescriptor.from_tensor(k, block, _swizzled(tuple(block), TYPES[k.dtype]))
+def aligned_for_tma(x: Tensor) -> Tensor:
+    """Return x, copied unless every row starts at a multiple of 16 bytes and features are contiguous."""
+    if x.stride(-1) == 1 and not any(n % 16 for n in (*x.stride()[:-1], x.data_ptr())):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def keys_as_matrix(k: Tensor) -> tuple[Tensor, tuple[int, int], int]:
+    """View keys `b g j d` as one matrix, which a TMA descriptor can address.
+
+    Return the matrix, the number of its rows from one batch row and from one head to the next, and the number of its
+    columns from one head to the next. Heads may lie side by side or one after the other, with anything between them;
+    keys stored otherwise are copied.
+    """
+    k = aligned_for_tma(k)
+    steps = _matrix_steps(k)
+    if steps is None:
+        k = k.contiguous()
+        steps = _matrix_steps(k)
+        assert steps is not None
+    (batch, head), side = steps
+    b, g, n, d = k.shape
+    matrix = k.as_strided(((b - 1) * batch + (g - 1) * head + n, (g - 1) * side + d), (k.stride(2), 1))
+    return matrix, (batch, head), side
+
+
+def _matrix_steps(k: Tensor) -> tuple[tuple[int, int], int] | None:
+    """Return the matrix rows per batch row and head, and the columns per head; None if k is not such a matrix."""
+    b, g, _, d = k.shape
+    k_b, k_g, k_j, _ = k.stride()
+    k_b, k_g = k_b if b > 1 else 0, k_g if g > 1 else 0
+    if k_j < d or k_b % k_j:
+        return None
+    if k_g % k_j == 0:
+        return (k_b // k_j, k_g // k_j), 0
+    return ((k_b // k_j, 0), k_g) if (g - 1) * k_g + d <= k_j else None
+
+
+def _key_descriptor(keys: Tensor, tile: list[int]) -> Any:
+    return TensorDescriptor.from_tensor(keys, tile, _shared_layout(tuple(tile), GLUON_TYPES[keys.dtype]))
 
 
 @cache
-def _swizzled(block: tuple[int, int], dtype: Any) -> Any:
-    return gl.NVMMASharedLayout.get_default_for(list(block), dtype)
+def _shared_layout(tile: tuple[int, int], dtype: Any) -> Any:
+    return gl.NVMMASharedLayout.get_default_for(list(tile), dtype)

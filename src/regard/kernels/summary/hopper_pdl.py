@@ -1,8 +1,9 @@
-"""A kernel that begins while the one before it, which clears what it adds to, still runs; on a Hopper GPU.
+"""Programmatic dependent launch (PDL) on Hopper GPUs: overlap a kernel with the memset before it.
 
-Launched with `launch_pdl`, a kernel may begin once every program of the one before has ended, or has called
-`let_next_begin`. What that one writes it sees after `wait_for_last`. `zeros` lets the next begin when all that came
-before is done: a kernel launched right after it reads what it likes at once, and waits only before it adds.
+A kernel launched with `launch_pdl` may start once every program of the previous kernel has ended or has called
+`allow_next_kernel`. It sees the writes of the previous kernel after `wait_for_previous_kernel`. The memset in
+`zeros_for_next_kernel` calls `allow_next_kernel` once all earlier work is done, so a kernel launched right after it
+may read its inputs at once, and must wait only before it adds to the zeros.
 """
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ from triton.experimental.gluon import language as gl
 
 from ..launch_cache import launch
 
-CLEARED = 4096  # numbers of a program; the kernel writes it out
+CLEARED_PER_PROGRAM = 4096  # numbers; the kernel has 4096 as a literal
 
 
 @gluon.jit
-def wait_for_last():
-    """Until the kernel before is done, and all that it wrote can be seen."""
+def wait_for_previous_kernel():
+    """Wait until the previous kernel is done and all its writes are visible."""
     gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def let_next_begin():
-    """As far as this program is concerned, the kernel that follows may begin."""
+def allow_next_kernel():
+    """Let the next kernel start, as far as this program is concerned."""
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
 
 
 @gluon.jit
-def _clear(OUT, n):
-    wait_for_last()
-    let_next_begin()
+def _clear_kernel(OUT, n):
+    wait_for_previous_kernel()
+    allow_next_kernel()
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
     at = gl.program_id(0).to(gl.int64) * 4096 + gl.arange(0, 4096, layout=layout)
     gl.store(OUT + at, gl.zeros([4096], gl.float32, layout=layout), mask=at < n)
 
 
-def zeros(n: int, device: torch.device) -> Tensor:
-    """So many, for the kernel that is launched next."""
+def zeros_for_next_kernel(n: int, device: torch.device) -> Tensor:
+    """Return n float32 zeros that the kernel launched next adds to."""
     out = torch.empty(n, device=device, dtype=torch.float32)
-    launch(_clear, (-(-n // CLEARED),), out, n, num_warps=4, launch_pdl=True)
+    launch(_clear_kernel, (-(-n // CLEARED_PER_PROGRAM),), out, n, num_warps=4, launch_pdl=True)
     return out

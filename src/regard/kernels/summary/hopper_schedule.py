@@ -1,7 +1,7 @@
-"""How blocks of rows are dealt out to programs, so that the processors of a GPU are done at about one time.
+"""How blocks of rows are split over the programs of the Hopper kernel, so that all processors finish together.
 
-A processor takes the next program when it is done with one. Long ones come first; of what would be left at the end,
-programs share the keys of a block, each a portion of them.
+A GPU processor (SM) starts the next program when one ends. Long programs are launched first. Blocks that would be left
+over at the end are shared: several programs each take a portion of the keys of one block.
 """
 
 from __future__ import annotations
@@ -13,72 +13,73 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 
-class Deal(NamedTuple):
-    """How many blocks of rows come first, and how many programs each of them has; then others; then the rest."""
+class WorkSplit(NamedTuple):
+    """The number of programs per block: `to_first` for the first blocks, then `to_second`, then `to_rest`."""
 
-    first: int
+    first: int  # how many blocks get `to_first` programs each
     to_first: int
-    second: int
+    second: int  # how many blocks get `to_second` programs each
     to_second: int
     to_rest: int
 
     def programs(self, blocks: int) -> int:
-        """All of them."""
+        """Return the total number of programs for `blocks` blocks."""
         rest = blocks - self.first - self.second
         return self.first * self.to_first + self.second * self.to_second + rest * self.to_rest
 
 
 @lru_cache(maxsize=64)
-def dealt_even(blocks: int, at_once: int) -> Deal:
-    """Blocks that take equally long, a program each, but for a last round that would leave many processors idle.
+def split_even_blocks(blocks: int, at_once: int) -> WorkSplit:
+    """Split blocks that take equally long; `at_once` programs run at a time.
 
-    Its keys are dealt out: first in portions for a good part of what processors take at once, then in smaller ones for
-    those that are done early.
+    Each block gets one program, unless the last wave would leave many processors idle. Then the blocks of that wave
+    are shared: first in large portions for most of the processors, then in small ones for those that finish early.
     """
     rest = blocks % at_once
     if rest > 0.9 * at_once or not rest:
-        return Deal(blocks, 1, 0, 1, 1)
+        return WorkSplit(blocks, 1, 0, 1, 1)
     large = max(2, round(at_once / rest))
     small = min(8, max(large, round(at_once / rest * 10 / 3)))
-    return Deal(blocks - rest, 1, min(rest, at_once * 3 // 5 // large), large, small)
+    return WorkSplit(blocks - rest, 1, min(rest, at_once * 3 // 5 // large), large, small)
 
 
 @lru_cache(maxsize=64)
-def dealt_long(blocks: int, at_once: int, places: int) -> Deal:
-    """Blocks of which the first take longest, all there is to see, and the last next to nothing.
+def split_causal_blocks(blocks: int, at_once: int, places: int) -> WorkSplit:
+    """Split the few blocks of a causal mask: the first take longest, the last see almost no keys.
 
-    The longest would keep a processor busy after all others are done: programs share them, eight tiles each at least.
+    The longest would keep one processor busy after all others are done, so programs share them, at least eight key
+    tiles each. `places` is the number of blocks per head.
     """
     first, second, rest = (min(max(1, round(n * at_once / blocks)), 8, max(1, places // 4)) for n in (4, 3, 1.2))
-    return Deal(blocks // 4, first, blocks // 4, second, rest)
+    return WorkSplit(blocks // 4, first, blocks // 4, second, rest)
 
 
 @gluon.jit
-def block_of(program, deal):
-    """Which block a program takes, or which portion of it, of how many."""
-    block, of = program * 0, program * 0 + deal.to_first
-    if program >= deal.first * deal.to_first:
-        program -= deal.first * deal.to_first
-        block, of = block + deal.first, of * 0 + deal.to_second
-        if program >= deal.second * deal.to_second:
-            program -= deal.second * deal.to_second
-            block, of = block + deal.second, of * 0 + deal.to_rest
+def block_of_program(program, split):
+    """Return the block a program works on, the portion of its keys it takes, and the number of portions."""
+    block, of = program * 0, program * 0 + split.to_first
+    if program >= split.first * split.to_first:
+        program -= split.first * split.to_first
+        block, of = block + split.first, of * 0 + split.to_second
+        if program >= split.second * split.to_second:
+            program -= split.second * split.to_second
+            block, of = block + split.second, of * 0 + split.to_rest
     portion = program * 0
     if of > 1:
-        program, portion = divided(program, of)
+        program, portion = unsigned_divmod(program, of)
     return block + program, portion, of
 
 
 @gluon.jit
-def divided(x, y):
-    """How often y goes into x, and what is left; neither is negative, which takes half the instructions."""
-    times = (x.to(gl.uint32) // (x * 0 + y).to(gl.uint32)).to(gl.int32)  # y may be a 1 known beforehand
+def unsigned_divmod(x, y):
+    """Return x // y and x % y for non-negative x and y, which takes half the instructions of a signed division."""
+    times = (x.to(gl.uint32) // (x * 0 + y).to(gl.uint32)).to(gl.int32)  # y may be a compile-time 1
     return times, x - times * y
 
 
 @gluon.jit
-def there_and_back(program, programs, processors):
-    """The same programs, every other round of them, one for each processor, from behind."""
-    round = program // processors
-    size = gl.minimum(programs - round * processors, processors)
-    return gl.where(round % 2 == 1, 2 * round * processors + size - 1 - program, program)
+def serpentine_order(program, programs, processors):
+    """Reverse the program order in every second wave, one program per processor a wave."""
+    wave = program // processors
+    size = gl.minimum(programs - wave * processors, processors)
+    return gl.where(wave % 2 == 1, 2 * wave * processors + size - 1 - program, program)

@@ -68,32 +68,32 @@ class StoredAdditiveAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        from ...kernels.additive.additive_scores import scored
+        from ...kernels.additive_scores import compute_scores
         from ...kernels.softmax import softmax
 
-        s, at_hand = scored(q, k, u)
+        s, saved = compute_scores(q, k, u)
         A, statistic = softmax(s, v.dtype)
-        ctx.save_for_backward(A, v, *at_hand)
+        ctx.save_for_backward(A, v, *saved)
         ctx.mark_non_differentiable(statistic)
         return grouped_product(A, v), statistic
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, ...]:
-        from ...kernels.additive.additive_scores import AtHand, gradients
-        from ...kernels.softmax import slope
+        from ...kernels.additive_scores import SavedTensors, score_gradients
+        from ...kernels.softmax import softmax_gradient
 
         check_single_gradient(grad)
-        A, v, *at_hand = ctx.saved_tensors
+        A, v, *saved = ctx.saved_tensors
         b, h, i, j = A.shape
         with torch.no_grad():
-            ds = slope(A, grouped_product(grad, v.mT))
+            ds = softmax_gradient(A, grouped_product(grad, v.mT))
             together = (b, v.shape[1], h // v.shape[1] * i)
             dv = A.reshape(*together, j).mT @ grad.reshape(*together, -1)
-            dq, dk, du = gradients(AtHand(*at_hand), ds)
+            dq, dk, du = score_gradients(SavedTensors(*saved), ds)
         grads = dq, dk, dv, du
         if torch.is_grad_enabled():
             # Somebody means to differentiate these gradients; let them hear that it cannot be done here.
-            return tuple(DifferentiableOnce.apply(x, grad, A, v, *at_hand[:3]) for x in grads)
+            return tuple(DifferentiableOnce.apply(x, grad, A, v, *saved[:3]) for x in grads)
         return grads
 
 

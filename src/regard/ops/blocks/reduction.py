@@ -89,9 +89,9 @@ def scores(prepared: PreparedCall, planned: PlannedBlock) -> Tensor:
 def _additive(prepared: PreparedCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     if not prepared.kernel:
         return additive_scores
-    from ...kernels.additive import additive_scores as additive
+    from ...kernels import additive_scores as kernel
 
-    return additive.additive_scores
+    return kernel.additive_scores
 
 
 class BlockwiseReduction(torch.autograd.Function):

@@ -23,10 +23,10 @@ from .kernel_terms import Tiling, banded, expressible, kernel_bias, pattern
 
 if TYPE_CHECKING:
     from ...kernels.summary.bins import Bins
-    from ...kernels.summary.generic import Config, Reduced
-    from ...kernels.tiles import Pattern
+    from ...kernels.summary.generic import SummaryTensors
+    from ...kernels.tiles import Pattern, TileConfig
 
-    Binning = Callable[[Config], Bins]  # bins as a cut of the matrix takes them
+    Binning = Callable[[TileConfig], Bins]  # bins for the tiles of a config
 
 
 ALL_BATCH_ROWS = slice(None)
@@ -68,26 +68,26 @@ def reduce_by_kernel(
     if band is None:
         found = _by_any_gpu(call, inputs, asked, bins, batch)
     else:
-        found = _by_hopper(inputs, asked, band.of(batch), bins)
+        found = _by_hopper(inputs, asked, band.for_batch(batch), bins)
     return {name: value for name, value in found._asdict().items() if value is not None}
 
 
 def _by_any_gpu(
     call: Call, inputs: tuple[Tensor, Tensor, Tensor], asked: dict[str, Any], bins: Binning | None, batch: slice
-) -> Reduced:
+) -> SummaryTensors:
     from ...kernels.summary import generic as reduce
 
     q = inputs[0]
-    cut = reduce.config(q.shape[-1], q.dtype)
-    binned = None if bins is None else bins(cut)
-    dealt = binned.dealt if binned is not None and call.shape[2] else None
-    found = reduce.reduce(
+    config = reduce.tile_config(q.shape[-1], q.dtype)
+    binned = None if bins is None else bins(config)
+    row_order = binned.row_order if binned is not None and call.shape[2] else None
+    found = reduce.summarize_generic(
         *inputs,
         **asked,
-        cut=cut,
+        config=config,
         cap=score_cap(call),
-        pattern=pattern(call, Tiling(cut.rows, cut.cols, dealt)).of(batch),
-        bias=kernel_bias(call).of(batch),
+        pattern=pattern(call, Tiling(config.rows, config.cols, row_order)).for_batch(batch),
+        bias=kernel_bias(call).for_batch(batch),
         bins=binned,
         sums_to_one=isinstance(call.normalize, Softmax),
     )
@@ -98,14 +98,14 @@ def _by_any_gpu(
 
 def _by_hopper(
     inputs: tuple[Tensor, Tensor, Tensor], asked: dict[str, Any], band: Pattern, bins: Binning | None
-) -> Reduced:
-    from ...kernels.summary.hopper_launcher import summary
+) -> SummaryTensors:
+    from ...kernels.summary.hopper_launcher import summarize_hopper
 
     if not isinstance(bins, Mesh):
-        return summary(*inputs, **asked, pattern=band)
+        return summarize_hopper(*inputs, **asked, pattern=band)
     high, wide = bins.rows.size or 1, bins.cols.size or 1  # they have one, or the kernel would not take them
     share = 1 / (high * wide) if bins.how == "mean" else 1.0
-    found = summary(*inputs, **asked, pattern=band, shape=bins.shape, sizes=(high, wide), share=share)
+    found = summarize_hopper(*inputs, **asked, pattern=band, shape=bins.shape, bin_sizes=(high, wide), share=share)
     if bins.how == "mean" and found.map is not None:  # of fewer entries, where the last bins hold fewer
         if bins.rows.last < high:
             found.map[..., -1, :] *= high / max(1, bins.rows.last)
@@ -126,12 +126,12 @@ def _band_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning 
         and not torch.are_deterministic_algorithms_enabled()
     ):
         return None
-    from ...kernels.summary.hopper_launcher import fits
-    from ...kernels.tiles import FAR
+    from ...kernels.summary.hopper_launcher import is_supported
+    from ...kernels.tiles import UNBOUNDED
 
     sizes = None if bins is None else (bins.rows.size, bins.cols.size)
-    band = banded(call) if fits(q, sizes) else None
-    return None if band is None or band.high < FAR else band
+    band = banded(call) if is_supported(q, sizes) else None
+    return None if band is None or band.high < UNBOUNDED else band
 
 
 @cache
@@ -168,28 +168,30 @@ class Mesh:
         """How many entries each pair holds."""
         return area(self.rows, self.cols, self.device)
 
-    def __call__(self, cut: Config) -> Bins:
-        """The bins, as this cut takes them."""
-        return _binned(self, cut)
+    def __call__(self, config: TileConfig) -> Bins:
+        """Return the bins for the tiles of this config."""
+        return _binned(self, config)
 
 
 @lru_cache(maxsize=16)
-def _binned(mesh: Mesh, cut: Config) -> Bins:
-    from ...kernels.summary.bins import binned
+def _binned(mesh: Mesh, config: TileConfig) -> Bins:
+    from ...kernels.summary.bins import assign_bins
 
     with torch.inference_mode(False):
         rows, cols = (ids[0].to(torch.int32) for ids in mesh.ids)
         sizes = (mesh.rows.size, mesh.cols.size) if mesh.rows.size and mesh.cols.size else None
-        return binned(rows, cols, mesh.shape, cut, sizes, parted=mesh.how == "max")
+        return assign_bins(rows, cols, mesh.shape, config, sizes, parted=mesh.how == "max")
 
 
 def group_sums(call: Call, statistic: Tensor, query_groups: Tensor, key_groups: Tensor, rows: int, cols: int) -> Tensor:
     """The sum of A over each pair of groups, given by their ids `1 i` or `b i`: `b h rows cols`."""
-    from ...kernels.summary.bins import binned
+    from ...kernels.summary.bins import assign_bins
 
     def sums(queries: Tensor, keys: Tensor, batch: slice) -> Tensor:
         ids = queries.to(torch.int32), keys.to(torch.int32)
-        return reduce_by_kernel(call, statistic, MAP, lambda cut: binned(*ids, (rows, cols), cut, None), batch)["map"]
+        return reduce_by_kernel(
+            call, statistic, MAP, lambda config: assign_bins(*ids, (rows, cols), config, None), batch
+        )["map"]
 
     if query_groups.shape[0] == key_groups.shape[0] == 1:
         return sums(query_groups[0], key_groups[0], ALL_BATCH_ROWS)
@@ -201,12 +203,12 @@ def group_sums(call: Call, statistic: Tensor, query_groups: Tensor, key_groups: 
 
 def transposed_product(call: Call, statistic: Tensor, x: Tensor) -> Tensor:
     """A.T @ x from the row statistic `b h i 1`: `b 1|g|h i e -> b h j e`, features in parts as wide as a tile."""
-    from ...kernels.weighted_products import by_keys
+    from ...kernels.weighted_products import product_by_keys
 
     q, k, scale = scaled_product_inputs(call)
     lse = statistic.squeeze(-1).to(torch.float32)
     parts = [
-        by_keys(q, k, lse, part, **_product_arguments(call, q, part, scale, keys=True))
+        product_by_keys(q, k, lse, part, **_product_arguments(call, q, part, scale, keys=True))
         for part in x.split(MAX_PRODUCT_WIDTH, dim=-1)
     ]
     return torch.cat(parts, -1) if parts else x.new_zeros(*call.shape[:2], call.shape[3], 0, dtype=torch.float32)
@@ -257,7 +259,7 @@ class KernelMeasure(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        from ...kernels.weighted_products import Tilt, by_keys, by_rows
+        from ...kernels.weighted_products import GradientTerms, product_by_keys, product_by_rows
 
         check_single_gradient(grad)
         (call, scale, measure), (statistic, q, k, *needed) = ctx.setting, ctx.saved_tensors
@@ -265,12 +267,16 @@ class KernelMeasure(torch.autograd.Function):
             lse, grad = statistic.squeeze(-1).to(torch.float32), grad.to(torch.float32)
             nothing_row, nothing_key = lse.new_zeros(lse.shape), lse.new_zeros(*lse.shape[:2], k.shape[2])
             if measure == "entropy":
-                tilt = Tilt(nothing_key, grad * needed[0], grad)
+                terms = GradientTerms(nothing_key, grad * needed[0], grad)
             else:
-                mean = by_rows(q, k, lse, grad[..., None], **_product_arguments(call, q, grad[..., None], scale))
-                tilt = Tilt(grad, mean.squeeze(-1), nothing_row)
-            dq = scale * by_rows(q, k, lse, k, **_product_arguments(call, q, k, scale), tilt=tilt)
-            dk = scale * by_keys(q, k, lse, q, **_product_arguments(call, q, q, scale, keys=True), tilt=tilt)
+                mean = product_by_rows(
+                    q, k, lse, grad[..., None], **_product_arguments(call, q, grad[..., None], scale)
+                )
+                terms = GradientTerms(grad, mean.squeeze(-1), nothing_row)
+            dq = scale * product_by_rows(q, k, lse, k, **_product_arguments(call, q, k, scale), gradient=terms)
+            dk = scale * product_by_keys(
+                q, k, lse, q, **_product_arguments(call, q, q, scale, keys=True), gradient=terms
+            )
             dk = dk.unflatten(1, (k.shape[1], -1)).sum(2)
             grads = dq.to(q.dtype), dk.to(k.dtype)
         if torch.is_grad_enabled():
@@ -279,13 +285,13 @@ class KernelMeasure(torch.autograd.Function):
 
 
 def _product_arguments(call: Call, q: Tensor, x: Tensor, scale: float, keys: bool = False) -> dict[str, Any]:
-    from ...kernels.weighted_products import config
+    from ...kernels.weighted_products import product_config
 
-    cut = config(q.shape[-1], x.shape[-1], torch.promote_types(q.dtype, x.dtype))
+    config = product_config(q.shape[-1], x.shape[-1], torch.promote_types(q.dtype, x.dtype))
     return {
         "scale": scale,
         "offset": call.offset,
         "cap": score_cap(call),
-        "pattern": pattern(call, Tiling(cut.rows, cut.cols, by_keys=keys)),
+        "pattern": pattern(call, Tiling(config.rows, config.cols, by_keys=keys)),
         "bias": kernel_bias(call),
     }

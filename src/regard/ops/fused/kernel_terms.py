@@ -17,8 +17,7 @@ from ..terms.masks import Causal, Diagonal, Padding, Rule, Window
 from ..terms.masks.mask_algebra import Mask, conjuncts
 
 if TYPE_CHECKING:
-    from ...kernels.tiles import Bias as KernelBias
-    from ...kernels.tiles import Lists, Pattern
+    from ...kernels.tiles import KernelBias, Pattern, TileLists
 
 CHUNK = 2**24  # entries of a mask looked at one by one at a time
 
@@ -29,7 +28,7 @@ class Tiling:
 
     rows: int
     cols: int
-    dealt: Tensor | None = None
+    row_order: Tensor | None = None
     by_keys: bool = False
 
 
@@ -40,7 +39,7 @@ def expressible(bias: Bias) -> bool:
 
 def kernel_bias(call: Call) -> KernelBias:
     """The bias of a call."""
-    from ...kernels.tiles import Bias as KernelBias
+    from ...kernels.tiles import KernelBias
 
     _, h, n_i, n_j = call.shape
     match call.bias:
@@ -88,14 +87,14 @@ def pattern(call: Call, tiling: Tiling) -> Pattern:
     if _changes(mask):
         return Pattern(lists=_lists(mask, call, tiling))
     # An order of rows is known by its tensor: two orders may be as long.
-    key = (call.shape, call.offset, call.q.device, tiling.rows, tiling.cols, tiling.dealt, tiling.by_keys)
+    key = (call.shape, call.offset, call.q.device, tiling.rows, tiling.cols, tiling.row_order, tiling.by_keys)
     return Pattern(lists=remembered(mask, key, lambda: _lists(mask, call, tiling)))
 
 
 def _read(call: Call) -> _Read:
-    from ...kernels.tiles import FAR
+    from ...kernels.tiles import UNBOUNDED
 
-    low, high, rest = -FAR, FAR, False
+    low, high, rest = -UNBOUNDED, UNBOUNDED, False
     lengths: Tensor | None = None
     for term in conjuncts(call.mask):
         match term:
@@ -120,30 +119,30 @@ def _changes(mask: Mask) -> bool:
     return isinstance(mask, Rule) or any(_changes(part) for part in parts if isinstance(part, Mask))
 
 
-def _lists(mask: Mask, call: Call, tiling: Tiling) -> Lists:
-    """The tiles a mask leaves: those with every entry visible, and the others, by rows as they are dealt out."""
-    from ...kernels.tiles import Lists
+def _lists(mask: Mask, call: Call, tiling: Tiling) -> TileLists:
+    """The tiles a mask leaves: those with every entry visible, and the others, rows in the order of the tiling."""
+    from ...kernels.tiles import TileLists
 
     _, _, n_i, n_j = call.shape
     rows, cols = tiling.rows, tiling.cols
-    dealt = torch.arange(-(-n_i // rows) * rows, device=call.q.device)
-    dealt = dealt if tiling.dealt is None else tiling.dealt.long()
-    block = replace(call.whole(), rows=slice(0, dealt.numel()), row_ids=dealt.clamp(max=n_i - 1))
+    row_order = torch.arange(-(-n_i // rows) * rows, device=call.q.device)
+    row_order = row_order if tiling.row_order is None else tiling.row_order.long()
+    block = replace(call.whole(), rows=slice(0, row_order.numel()), row_ids=row_order.clamp(max=n_i - 1))
     grid = Grid(block, rows, cols)
-    shape = dealt.numel() // rows, -(-n_j // cols)
+    shape = row_order.numel() // rows, -(-n_j // cols)
     some, full = (x.expand(*x.shape[:2], *shape) for x in mask.tiles(grid))
     # Where distances change sign, and at the ragged end, entries are looked at one by one.
     crossing = (grid.distance.low <= 0) & (grid.distance.high >= 0)
-    ragged = torch.arange(shape[1], device=dealt.device) >= n_j // cols
+    ragged = torch.arange(shape[1], device=row_order.device) >= n_j // cols
     full = some & full & ~crossing & ~ragged
     part = some & ~full
-    bits = _bits(mask, call, part, dealt, tiling)
+    bits = _bits(mask, call, part, row_order, tiling)
     where = part.flatten().cumsum(0).view(part.shape).to(torch.int32) - 1
     if tiling.by_keys:
         part, full, where = part.mT.contiguous(), full.mT.contiguous(), where.mT
     part_counts, part_tiles = _ordered(part)
     full_counts, full_tiles = _ordered(full)
-    return Lists(full_counts, full_tiles, part_counts, part_tiles, where.gather(-1, part_tiles.long()), bits)
+    return TileLists(full_counts, full_tiles, part_counts, part_tiles, where.gather(-1, part_tiles.long()), bits)
 
 
 def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,9 +151,9 @@ def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
     return counts, tiles.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
 
-def _bits(mask: Mask, call: Call, part: Tensor, dealt: Tensor, tiling: Tiling) -> Tensor:
+def _bits(mask: Mask, call: Call, part: Tensor, row_order: Tensor, tiling: Tiling) -> Tensor:
     """The entries of each partly visible tile: n rows cols/32, a bit each."""
-    from ...kernels.tiles import pack
+    from ...kernels.tiles import pack_bits
 
     _, _, n_i, n_j = call.shape
     rows, cols = tiling.rows, tiling.cols
@@ -164,8 +163,8 @@ def _bits(mask: Mask, call: Call, part: Tensor, dealt: Tensor, tiling: Tiling) -
     step = max(1, CHUNK // (rows * cols))
     for start in range(0, b.numel(), step):
         at = slice(start, start + step)
-        row = dealt.view(-1, rows)[r[at]][:, :, None]
+        row = row_order.view(-1, rows)[r[at]][:, :, None]
         col = (c[at, None] * cols + torch.arange(cols, device=part.device))[:, None, :]
         seen = bound(b[at, None, None], h[at, None, None], row.clamp(max=n_i - 1), col.clamp(max=n_j - 1))
-        packed.append(pack(seen & (row < n_i) & (col < n_j)))
+        packed.append(pack_bits(seen & (row < n_i) & (col < n_j)))
     return torch.cat(packed)

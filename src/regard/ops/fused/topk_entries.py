@@ -17,39 +17,39 @@ from .kernel_terms import Tiling, kernel_bias, pattern
 
 def worthwhile(call: Call, k: int) -> bool:
     """Are k runs of keys fewer than there are?"""
-    from ...kernels.summary.generic import config
+    from ...kernels.summary.generic import tile_config
 
-    return k * config(call.k.shape[-1], call.q.dtype).run < call.shape[3]
+    return k * tile_config(call.k.shape[-1], call.q.dtype).run < call.shape[3]
 
 
 def top(call: Call, statistic: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Values and keys, `b h i k` each, from the row statistic `b h i 1`."""
-    from ...kernels.summary import generic as reduce
-    from ...kernels.topk_scores import run_scores
+    from ...kernels.summary.generic import run_maxima, tile_config
+    from ...kernels.topk_scores import score_key_runs
 
     q, keys, scale = scaled_product_inputs(call)
     b, h, i, j = call.shape
-    cut = reduce.config(q.shape[-1], q.dtype)
+    config = tile_config(q.shape[-1], q.dtype)
     lse = statistic.to(torch.float32)
-    size = 4 * -(-j // cut.run) + BYTES_PER_ENTRY * k * cut.run  # bytes a row
+    size = 4 * -(-j // config.run) + BYTES_PER_ENTRY * k * config.run  # bytes a row
     values = torch.empty(b, h, i, k, device=q.device, dtype=torch.float32)
     indices = torch.empty(b, h, i, k, dtype=torch.long, device=q.device)
-    maxima = reduce.run_maxima(
+    maxima = run_maxima(
         q,
         keys,
         lse.squeeze(-1),
         scale=scale,
         offset=call.offset,
-        cut=cut,
+        config=config,
         cap=score_cap(call),
-        pattern=pattern(call, Tiling(cut.rows, cut.cols)),
+        pattern=pattern(call, Tiling(config.rows, config.cols)),
         bias=kernel_bias(call),
-        strip=STRIP_BYTES // max(1, b * h * size),
+        rows_per_strip=STRIP_BYTES // max(1, b * h * size),
     )
     for rows, largest in maxima:
         runs = largest.topk(min(k, largest.shape[-1]), sorted=False).indices
-        chosen = (runs[..., None] * cut.run + torch.arange(cut.run, device=q.device)).flatten(-2)
-        s = run_scores(q[:, :, rows], keys, runs, cut.run) * scale
+        chosen = (runs[..., None] * config.run + torch.arange(config.run, device=q.device)).flatten(-2)
+        s = score_key_runs(q[:, :, rows], keys, runs, config.run) * scale
         best = _weights(call, s, lse[:, :, rows], rows, chosen).topk(k)
         values[:, :, rows], indices[:, :, rows] = best.values, chosen.gather(-1, best.indices)
     return values, indices

@@ -7,7 +7,7 @@ import torch
 
 import regard as R
 from regard import attend, explain, weights
-from regard.kernels.additive.additive_scores import additive_scores
+from regard.kernels.additive_scores import additive_scores
 from regard.ops.backends import triton
 from regard.ops.blocks import reduction as rows
 

@@ -1,1 +1,0 @@
-"""Triton kernels for additive (Bahdanau) scores and their gradients."""
