@@ -183,14 +183,6 @@ def test_the_example_of_a_chapter_fits_on_two_screens(page):
     assert max(map(len, lines)) <= 120
 
 
-@pytest.mark.parametrize("name", ["attention_in_one_file", "gpt_in_one_file"])
-def test_an_example_in_one_file_is_short_asserts_equality_and_is_in_the_book(name):
-    text = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf8")
-    assert len(text.splitlines()) < 200
-    assert "torch.testing.assert_close(" in text
-    assert f"`examples/{name}.py`" in (DOCS / "book" / "index.md").read_text(encoding="utf8")
-
-
 @pytest.mark.parametrize("page", CHAPTERS, ids=name_of)
 def test_a_chapter_is_short_and_ends_with_an_exercise_that_is_answered(page):
     text = page.read_text(encoding="utf8")

@@ -126,8 +126,8 @@ def test_a_mask_without_structure_is_packed_and_large_ones_are_announced(monkeyp
         layer(x, attn_mask=mask)
     assert repr(tape[0]._call.mask) == "Packed(uint8[2, 1, 9, 2], 9)"
     assert_close(tape[0], by_hand(layer, x, mask=mask))
-    monkeypatch.setattr("regard.lens.terms.interpret.LARGE", 8)
-    with torch.no_grad(), pytest.warns(UserWarning, match="queries x keys, are held"), capture(layer):
+    monkeypatch.setattr("regard.lens.terms.interpret.MIN_REPORTED_BYTES", 8)
+    with torch.no_grad(), pytest.warns(UserWarning, match="storing it densely, queries x keys, takes"), capture(layer):
         layer(x, attn_mask=mask)
 
 
@@ -448,7 +448,7 @@ def test_a_memory_asked_by_as_many_queries_as_it_has_keys_is_asked_in_one_call(m
 def test_texts_that_end_before_others_are_told():
     model = Gpt(GptConfig.llama(vocabulary=6, dim=16, depth=1, heads=4)).eval()
     with (
-        pytest.warns(UserWarning, match=r"of 3 texts the tape holds those of rows \[2\]; the others were at their end"),
+        pytest.warns(UserWarning, match=r"the tape holds batch rows \[2\] of 3: the other sequences finished earlier"),
         capture(model) as tape,
     ):
         greedy(model, None, [[1, 2], [3], [5, 1, 2, 2]], end=None, max_length=3)
@@ -736,7 +736,12 @@ class Blind(nn.Module):
 @pytest.mark.parametrize(
     ("model", "run", "asked", "message"),
     [
-        (Blind(), lambda m: m(tokens()), {}, r"no attention of Blind was seen; seen are regard.attend.*regard.weights"),
+        (
+            Blind(),
+            lambda m: m(tokens()),
+            {},
+            r"Blind was recorded; recognized are regard.attend.*regard.weights",
+        ),
         (Layer(), lambda m: None, {}, r"Layer was not called within the block; call model\(...\)"),
         (Layer(), lambda m: m.forward(tokens()), {}, "not model.forward"),
         (nn.Sequential(Layer()), lambda m: m(tokens()), {"layers": "x.*"}, r"matches layers=\['x.\*'\]; there were 0"),
@@ -784,7 +789,7 @@ def test_what_is_no_module_is_refused():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_and_scripted_models_are_refused():
     compiled, traced = torch.compile(Layer(), backend="eager"), torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2))
-    with pytest.raises(TypeError, match=r"capture the model itself, model._orig_mod"), capture(compiled):
+    with pytest.raises(TypeError, match=r"capture model._orig_mod instead"), capture(compiled):
         pass
     with pytest.raises(TypeError, match="runs outside Python"), capture(traced):
         pass
@@ -931,7 +936,7 @@ def test_compiled_parts_are_refused_and_scripted_ones_told():
     model = Stack()
     model.layers[1].compile(backend="eager")
     with (
-        pytest.raises(TypeError, match=r"the part 'layers.1' is compiled, and calls its attention by other names"),
+        pytest.raises(TypeError, match=r"'layers.1' is compiled, and attention inside torch.compile cannot"),
         capture(model),
     ):
         pass
@@ -939,7 +944,10 @@ def test_compiled_parts_are_refused_and_scripted_ones_told():
         warnings.simplefilter("ignore")  # PyTorch would have us compile
         scripted = torch.jit.script(nn.Sequential(nn.Linear(D, D), nn.ReLU()))
     model = nn.Sequential(Layer(), scripted)
-    with pytest.warns(UserWarning, match="the part '1' is scripted and runs outside Python"), capture(model) as tape:
+    with (
+        pytest.warns(UserWarning, match="submodule '1' is scripted and runs outside Python"),
+        capture(model) as tape,
+    ):
         model(tokens())
     assert len(tape) == 1
 

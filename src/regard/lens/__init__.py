@@ -33,6 +33,9 @@ from .analysis.head_measures import (
     sinks,
 )
 from .capture import capture
+from .capture_warning import CaptureWarning
+from .interception.kernel_call import KernelCall, NotUnderstood
+from .interception.registered import register_kernel
 from .recording.record import Extras
 from .recording.reduced import Reduced
 from .tape.groups import Groups, lines, patches, sentences, spans, words
@@ -40,9 +43,12 @@ from .tape.tape import Tape
 
 __all__ = [
     "AlignmentScore",
+    "CaptureWarning",
     "Extras",
     "Groups",
+    "KernelCall",
     "Links",
+    "NotUnderstood",
     "Reduced",
     "Sinks",
     "Tape",
@@ -65,6 +71,7 @@ __all__ = [
     "patches",
     "previous_token",
     "read_pharaoh",
+    "register_kernel",
     "relevance",
     "rollout",
     "rollout_matrix",

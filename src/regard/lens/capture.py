@@ -1,8 +1,7 @@
-"""capture: watch what a model attends to while it runs, without changing it."""
+"""capture: record every attention of a model while it runs, without changing it."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
@@ -12,30 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .interception import known_kernels as kernels
-from .interception import transformers as huggingface
-from .interception.function_mode import SCRIPTED, Watch
-from .interception.module_scan import attends_aside
-from .layer_names import listed, within
+from .interception import diagnostics
+from .interception.intercept import intercept
 from .recording.recorder import Recorder
 from .recording.reduced import check_measures
 from .recording.store import Store
 from .tape.annotations import Tokens, TokensByLayer
 from .tape.tape import Tape
-
-SEEN = (
-    "seen are regard.attend, F.scaled_dot_product_attention, F.multi_head_attention_forward, flex_attention, the "
-    "attention interface of transformers, flash_attn and memory_efficient_attention of xformers where the code of a "
-    "layer calls them, and softmax(q @ k.mT) @ v as a model writes it out"
-)
-COMPILED = (
-    "within a function that torch.compile made, where it may go unseen; let it run as it is written: "
-    "with torch.compiler.set_stance('force_eager'), capture(model)"
-)
-FLEXED = (
-    "within a function that torch.compile made, or that the code of its layers does not lead to, of which nothing is "
-    "on the tape; let flex_attention alone be compiled, once, flex = torch.compile(flex_attention), and a layer call it"
-)
+from .terms.interpret import Interpreter
 
 
 @contextmanager
@@ -80,7 +63,7 @@ def capture(
     kept; steps of a generation then stay apart. `values` also keeps values and output projections, `gradients` the
     gradient of each output once backward has run: both under `tape.extras(layer)`.
     """
-    _check_capturable(model)
+    diagnostics.check_capturable(model)
     if keep is not None:
         check_measures(keep)
         if values or gradients:
@@ -91,7 +74,7 @@ def capture(
     if layers is not None and not all(isinstance(pattern, str) for pattern in layers):
         raise TypeError(f"layers must be name patterns such as 'encoder.*', got {list(layers)!r}")
     if heads is not None:
-        heads = _numbers(heads)
+        heads = _head_indices(heads)
     recorder = Recorder(
         store=Store(to, budget),
         layers=layers,
@@ -100,132 +83,27 @@ def capture(
         values=values,
         gradients=gradients,
     )
-    watch = Watch(model, recorder)
-    _check_not_compiled(watch)
+    interpreter = Interpreter(recorder.store, holds_biases=keep is None)
     tape = Tape.live(recorder, tokens, model)
-    with watch.watching(), huggingface.watching(watch), kernels.watching(watch, watch.parts):
+    with intercept(model, recorder, interpreter) as mode:
+        diagnostics.check_not_compiled(mode)
         yield tape
     recorder.close()
-    _check_recorded(watch)
-    _tell_compiled(watch)
-    _tell_lost(watch)
-    _tell_uncalled(watch)
-    _tell_ended(recorder)
+    interpreter.begin_pass()
+    diagnostics.check_recorded(mode, recorder)
+    diagnostics.warn_compiled(mode)
+    diagnostics.warn_unrecognized_softmax(mode, recorder)
+    diagnostics.warn_only_submodules_ran(mode)
+    diagnostics.warn_finished_rows(recorder)
     tape._warn_unmatched_tokens(stacklevel=4)
 
 
-def _check_capturable(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            "a scripted model runs outside Python, where nothing can be watched; capture the model it was made of"
-        )
-    if "_orig_mod" in model._modules:
-        raise TypeError(
-            "a compiled model calls its attention by other names; capture the model itself, model._orig_mod, and call "
-            "that within the block"
-        )
-
-
-def _numbers(heads: object) -> list[int]:
-    """Numbers of heads as they were given."""
-    given = heads.tolist() if isinstance(heads, Tensor) else heads
-    numbers: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [None]
-    if any(isinstance(head, bool) or not isinstance(head, Integral) for head in numbers):
+def _head_indices(heads: object) -> list[int]:
+    """Return the indices in any list, array or tensor of them."""
+    values = heads.tolist() if isinstance(heads, Tensor) else heads
+    indices: list[Any] = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [None]
+    if any(isinstance(head, bool) or not isinstance(head, Integral) for head in indices):
         raise TypeError(f"heads must be numbers of heads, as in heads=[0, 3], got {heads!r}")
-    if not numbers:
+    if not indices:
         raise ValueError("heads must name at least one head, got heads=[]; write heads=[0], or leave it out for all")
-    return [int(head) for head in numbers]
-
-
-def _check_not_compiled(watch: Watch) -> None:
-    for part in watch.parts:
-        if type(part) in SCRIPTED:
-            name = watch.names[id(part)]
-            warnings.warn(f"the part {name!r} is scripted and runs outside Python, where it is not seen", stacklevel=4)
-        elif part._compiled_call_impl is not None or "_orig_mod" in part._modules:
-            name = watch.names[id(part)]
-            raise TypeError(
-                f"{f'the part {name!r}' if name else 'the model'} is compiled, and calls its attention by other names; "
-                "capture it before it is compiled, or compile a copy"
-            )
-
-
-def _tell_uncalled(watch: Watch) -> None:
-    kind: type = type(watch.model)
-    if not watch.called and attends_aside(kind):
-        warnings.warn(
-            f"{kind.__name__} was not called within the block, only parts of it were: an attention that a method of "
-            "its own calls is seen where the model runs as a whole, model(...)",
-            stacklevel=4,
-        )
-
-
-def _tell_compiled(watch: Watch) -> None:
-    if not (watch.compiled or watch.flexed):
-        return
-    kind = type(watch.model).__name__
-    if watch.compiled:
-        warnings.warn(f"an attention of {kind} ran {COMPILED}", stacklevel=4)
-    if watch.flexed:
-        warnings.warn(f"{kind} calls flex_attention {FLEXED}", stacklevel=4)
-
-
-def _tell_lost(watch: Watch) -> None:
-    for what in _lost(watch):
-        warnings.warn(what, stacklevel=4)
-
-
-def _lost(watch: Watch) -> list[str]:
-    """What is to be said of attention that was not understood."""
-    wants, said = watch.recorder.wants, []
-    lost = [layer for layer, each in watch.softmaxes.items() if not all(each) and wants(layer)]
-    if watch.unclear:
-        known = [*lost, *(layer for layer, _ in watch.recorder.entries)]
-        unclear = [layer for layer in watch.unclear if wants(layer) and not any(within(layer, one) for one in known)]
-        if unclear:
-            said.append(
-                f"nothing of {listed(sorted(unclear))} is on the tape: it has a softmax, of scores that are not "
-                "understood; let them be q @ k.mT, or call regard.attend(q, k, v)"
-            )
-    if lost:
-        said.append(
-            f"in {listed(lost)} a softmax of queries and keys led to something that is not understood, and is not on "
-            "the tape; if values are averaged by it, let them be multiplied as it is, or call regard.attend(q, k, v)"
-        )
-    return said
-
-
-def _tell_ended(recorder: Recorder) -> None:
-    """A search goes on without the texts that have come to their end, and their rows are gone."""
-    ended = recorder.ended
-    if any(ended):
-        left = [n for n, gone in enumerate(ended) if not gone]
-        warnings.warn(
-            f"of {len(ended)} texts the tape holds those of rows {left}; the others were at their end before, and the "
-            "search went on without them. Capture one text at a time, or a pass of the model over what was written",
-            stacklevel=4,
-        )
-
-
-def _check_recorded(watch: Watch) -> None:
-    recorder = watch.recorder
-    if not recorder.is_empty:
-        return
-    kind = type(watch.model).__name__
-    if recorder.passed_over:
-        names = listed(sorted(recorder.passed_over))
-        raise ValueError(f"no layer that attended matches layers={list(recorder.layers or ())}; there were {names}")
-    if not watch.ran:
-        raise ValueError(f"{kind} was not called within the block; call model(...), not model.forward(...)")
-    if watch.flexed:
-        raise ValueError(f"no attention of {kind} was seen: it calls flex_attention {FLEXED}")
-    if watch.compiled:
-        raise ValueError(f"no attention of {kind} was seen: it ran {COMPILED}")
-    if lost := _lost(watch):
-        raise ValueError(f"no attention of {kind} was seen: {'; '.join(lost)}")
-    raise ValueError(
-        f"no attention of {kind} was seen; {SEEN}. A model that attends in another way can call one of these, or show "
-        "its own with regard.weights(q, k)"
-    )
+    return [int(head) for head in indices]

@@ -180,13 +180,13 @@ def test_bad_layers_and_heads_are_named():
     with pytest.raises(IndexError, match="heads of 'layer' must be from 0 to 3"), ablate(model, {name: [4]}):
         model(x)
     with (
-        pytest.raises(RuntimeError, match=r"no attention was seen in \['layer.out'\]"),
+        pytest.raises(RuntimeError, match=r"no attention was found in \['layer.out'\]"),
         ablate(model, {"layer.out": [0]}),
     ):
         model(x)
     with pytest.raises(RuntimeError, match="call backward within the block"), importance(model):
         model(x)
-    with pytest.raises(RuntimeError, match=r"no attention was seen in \['layer.out'\]; the layers that attended"):
+    with pytest.raises(RuntimeError, match=r"no attention was found in \['layer.out'\]; the layers that attended"):
         ablation_importance(model, lambda: model(x).sum(), ["layer.out"])
 
 
@@ -368,7 +368,7 @@ def test_a_model_that_is_one_layer_is_told_of_as_a_tape_shows_it():
     model, x = Attention(DIM, HEADS), torch.randn(2, 5, DIM)
     with pytest.raises(ValueError, match=r"its attention layers are \['\(model\)'\]"), ablate(model, {"a": [0]}):
         pass
-    with pytest.raises(RuntimeError, match=r"no attention was seen in \['\(model\)'\]"), ablate(model, {"": [0]}):
+    with pytest.raises(RuntimeError, match=r"no attention was found in \['\(model\)'\]"), ablate(model, {"": [0]}):
         pass
     with pytest.raises(RuntimeError, match=r"in \['core'\]; the layers that attended are \['\(model\)'\]"):
         ablation_importance(model, lambda: model(x).sum(), ["core"])

@@ -111,7 +111,11 @@ def of_rows(q, k, v, sink):
 
 @pytest.mark.parametrize("attention", [kept, other_columns, of_rows], ids=lambda f: f.__name__)
 def test_what_is_no_sink_of_heads_is_told_of(attention):
-    told = "its weights are not the softmax" if attention is of_rows else "in 4 a softmax of queries and keys led to"
+    told = (
+        "the weights that it multiplies with v are not the softmax"
+        if attention is of_rows
+        else r"4 computes softmax\(q @ k.mT\), but its result was never"
+    )
     model = nn.Sequential(Layer(last), nn.Flatten(1, 2), nn.Unflatten(1, (N, H)), nn.Flatten(2), Layer(attention))
     with torch.no_grad(), pytest.warns(UserWarning, match=told), capture(model) as tape:
         model(torch.randn(B, N, H * D))

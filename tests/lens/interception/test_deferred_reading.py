@@ -13,10 +13,11 @@ from transformers import AttentionInterface
 from regard import Causal, weights
 from regard.lens import capture
 from regard.lens.interception import sdpa as statistic
+from regard.lens.interception.kernel_call import KernelCall
 from regard.lens.recording.observed import ObservedAttention
 from regard.lens.recording.recorder import Recorder
 from regard.lens.recording.store import Store
-from regard.lens.terms.interpret import Reader
+from regard.lens.terms.interpret import Interpreter
 from regard.models import Gpt, GptConfig
 from tests.lens.tiny_transformers import llama, t5
 
@@ -46,8 +47,8 @@ class Waits(Launched):
 @torch.no_grad()
 def test_a_plain_pass_is_read_when_somebody_looks_and_never_makes_a_device_wait(monkeypatch):
     model, ids = llama(), torch.arange(14).view(2, 7)
-    read, inside = Reader.read, []
-    monkeypatch.setattr(Reader, "read", lambda *args, **kwargs: inside.append(1) or read(*args, **kwargs))
+    read, inside = Interpreter.read, []
+    monkeypatch.setattr(Interpreter, "read", lambda *args, **kwargs: inside.append(1) or read(*args, **kwargs))
     with Waits() as plain:
         expected = model(ids, use_cache=False).logits
     with Waits() as watched, capture(model) as tape:
@@ -162,7 +163,7 @@ def test_a_pass_that_waits_is_not_part_of_the_generation_after_it():
 @torch.no_grad()
 def test_a_bias_of_queries_by_keys_is_not_held_while_it_waits(monkeypatch):
     later = []
-    monkeypatch.setattr(Recorder, "see_later", lambda self, name, call: later.append(name))
+    monkeypatch.setattr(Recorder, "record_deferred", lambda self, name, call: later.append(name))
     model = t5()
     with capture(model):
         model(input_ids=torch.arange(3, 8)[None], decoder_input_ids=torch.arange(3, 6)[None], use_cache=False)
@@ -174,11 +175,12 @@ def tensors():
 
 
 def test_what_is_written_to_while_it_waits_raises_when_it_is_asked_for():
+    interpreter = Interpreter(Store())
     recorder = Recorder(store=Store())
     for name in ("good", "bad"):
         q, k = tensors()
-        assert recorder.may_wait(name, q, k)
-        recorder.see_later(name, lambda q=q, k=k: recorder.reader.read(q, k, k))
+        assert recorder.can_defer(name, q, k)
+        recorder.record_deferred(name, lambda q=q, k=k: interpreter.read(KernelCall(q=q, k=k, v=k)))
     k.add_(1)
     assert recorder.entries["good", 0].weights({}).shape == (1, 2, 5, 5)
     with pytest.raises(RuntimeError, match=r"shape \(1, 2, 5, 4\) was changed in place"):
@@ -187,18 +189,18 @@ def test_what_is_written_to_while_it_waits_raises_when_it_is_asked_for():
 
 def test_only_whole_plain_tensors_of_a_first_call_wait():
     recorder, (q, k) = Recorder(store=Store()), tensors()
-    assert recorder.may_wait("x", q, k)
-    assert not recorder.may_wait("x", q[:, :1], k)
-    assert not recorder.may_wait("x", q.clone().requires_grad_(), k)
-    assert not recorder.may_wait("x", q, k.clone().zero_())
+    assert recorder.can_defer("x", q, k)
+    assert not recorder.can_defer("x", q[:, :1], k)
+    assert not recorder.can_defer("x", q.clone().requires_grad_(), k)
+    assert not recorder.can_defer("x", q, k.clone().zero_())
     with torch.inference_mode():
-        assert not recorder.may_wait("x", q + 1, k)
+        assert not recorder.can_defer("x", q + 1, k)
     with torch.autocast("cpu"):
-        assert not recorder.may_wait("x", q, k)
+        assert not recorder.can_defer("x", q, k)
     with recorder.generation():
-        assert not recorder.may_wait("x", q, k)
-    recorder.see("x", ObservedAttention(q, k, k), q)
-    assert not recorder.may_wait("x", q, k)
+        assert not recorder.can_defer("x", q, k)
+    recorder.record("x", ObservedAttention(q, k, k), q)
+    assert not recorder.can_defer("x", q, k)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ def test_only_whole_plain_tensors_of_a_first_call_wait():
     ],
 )
 def test_nothing_waits_where_more_or_less_is_asked_for(asked):
-    assert not Recorder(**{"store": Store(), **asked}).may_wait("x", *tensors())
+    assert not Recorder(**{"store": Store(), **asked}).can_defer("x", *tensors())
 
 
 class Repeating(nn.Module):

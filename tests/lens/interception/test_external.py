@@ -18,7 +18,7 @@ import regard as R
 import tests.lens.fake_kernels as S
 from regard import weights
 from regard.lens import Tape, ablate, capture, importance
-from regard.lens.interception import known_kernels as kernels
+from regard.lens.interception import intercept as interception
 from regard.lens.terms.varlen import Sloped
 
 HEADS, WIDTH = 4, 8
@@ -330,7 +330,7 @@ def told(layer, *args, match):
     assert list(tape) == [("two", 0)]
 
 
-OTHERWISE = r"an attention of one is not on the tape: what flash_attn_func returned is not what its arguments"
+OTHERWISE = r"one was not recorded: flash_attn_func did not return what its documented arguments give"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -367,14 +367,14 @@ def test_of_many_rows_the_first_and_the_last_are_looked_at(flash, row):
 @pytest.mark.parametrize(
     ("name", "given", "match"),
     [
-        ("flash_attn_func", {"qv": torch.ones(1)}, "with qv, which is not understood"),
-        ("flash_attn_func", {"attention_chunk": 4}, "with attention_chunk, which is not understood"),
-        ("flash_attn_varlen_func", {"seqused_k": torch.ones(1)}, "with seqused_k, which is not understood"),
+        ("flash_attn_func", {"qv": torch.ones(1)}, "argument qv is not supported"),
+        ("flash_attn_func", {"attention_chunk": 4}, "argument attention_chunk is not supported"),
+        ("flash_attn_varlen_func", {"seqused_k": torch.ones(1)}, "argument seqused_k is not supported"),
     ],
 )
 def test_arguments_that_are_not_understood_are_told_of(third, name, given, match):
     args = inputs() if name == "flash_attn_func" else side_by_side((3, 2), (3, 2))
-    told(Held(getattr(third, name), **given), *args, match=f"it calls {name} {match}")
+    told(Held(getattr(third, name), **given), *args, match=f"{name} {match}")
 
 
 def test_one_whose_arguments_are_others_is_told_of(flash):
@@ -382,7 +382,11 @@ def test_one_whose_arguments_are_others_is_told_of(flash):
         return q
 
     flash.flash_attn_func = later
-    told(Held(later, window_size=3), *inputs(), match="the arguments of flash_attn_func are not those that are known")
+    told(
+        Held(later, window_size=3),
+        *inputs(),
+        match="arguments of flash_attn_func differ from the documented",
+    )
 
 
 def test_one_that_returns_another_shape_is_told_of(flash):
@@ -396,7 +400,12 @@ def test_one_that_returns_another_shape_is_told_of(flash):
 def test_texts_that_leave_tokens_out_are_told_of(flash):
     q, k, v, *starts = side_by_side((3, 2), (3, 2))
     longer = [torch.cat((x, x[:1])) for x in (q, k, v)]
-    told(Held(flash.flash_attn_varlen_func), *longer, *starts, match="texts that are not all of the 6 tokens")
+    told(
+        Held(flash.flash_attn_varlen_func),
+        *longer,
+        *starts,
+        match=r"cu_seqlens \[0, 3, 5\], which do not cover its 6 tokens",
+    )
 
 
 def test_numbers_that_are_scaled_elsewhere_are_told_of(flash):
@@ -405,7 +414,7 @@ def test_numbers_that_are_scaled_elsewhere_are_told_of(flash):
 
     flash.flash_attn_func = small
     small_ones = [x.to(torch.float8_e4m3fn) for x in inputs()]
-    told(Held(small), *small_ones, match=r"with numbers of torch\.float8_e4m3fn, which are not understood")
+    told(Held(small), *small_ones, match=r"got tensors of torch\.float8_e4m3fn, which are not supported")
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -478,9 +487,9 @@ def test_steps_with_a_cache_join(flash):
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"rotary_cos": torch.ones(9, 4)}, "with rotary_cos, which is not understood"),
-        ({"block_table": torch.zeros(2, 1)}, "with block_table, which is not understood"),
-        ({"cache_seqlens": 12}, "with a cache for 2 texts of 9 keys, and asks for others"),
+        ({"rotary_cos": torch.ones(9, 4)}, "argument rotary_cos is not supported"),
+        ({"block_table": torch.zeros(2, 1)}, "argument block_table is not supported"),
+        ({"cache_seqlens": 12}, "got a cache for 2 sequences of 9 keys, and queries of 2 sequences of up to 12 keys"),
     ],
 )
 def test_a_cache_that_is_read_in_other_ways_is_told_of(flash, given, match):
@@ -607,8 +616,8 @@ def test_sloped_must_fit():
 
 def test_what_is_not_imported_is_not_looked_for(monkeypatch):
     found = []
-    monkeypatch.setattr(kernels, "exchanging", lambda watch, parts, known: found.extend(known))
-    kernels.watching(SimpleNamespace(), [Held(None)])
+    monkeypatch.setattr(interception, "patched", lambda mode, parts, kernels: found.extend(kernels))
+    interception.patched_kernels(SimpleNamespace(), [Held(None)])
     assert [kernel.function.__name__ for kernel in found] == ["flex_attention"]
 
 
@@ -735,7 +744,7 @@ def test_with_dropout_what_xformers_weighs_before_it_is_shown(xformers):
 
 def test_a_part_of_an_attention_is_told_of(xformers):
     layer = Held(xformers.memory_efficient_attention_partial)
-    told(layer, *inputs(), match="it calls memory_efficient_attention_partial, whose output is merged with that of")
+    told(layer, *inputs(), match="the output of memory_efficient_attention_partial is one part of an attention")
 
 
 class Mute(S.LowerTriangularMask):
@@ -749,10 +758,16 @@ class Mute(S.LowerTriangularMask):
 
 def test_what_hides_keys_and_cannot_be_read_is_told_of(xformers, monkeypatch):
     layer = Held(xformers.memory_efficient_attention, attn_bias=Mute())
-    told(layer, *inputs(), match="one is not on the tape: its Mute makes no matrix of 7 x 7: nobody wrote it")
-    monkeypatch.setattr("regard.lens.interception.xformers.LARGE", 48)
     told(
-        Held(xformers.memory_efficient_attention, attn_bias=S.Checkered()), *inputs(), match="of 7 x 7, which is large"
+        layer,
+        *inputs(),
+        match="recorded: its Mute bias could not be materialized as 7 x 7: nobody wrote it",
+    )
+    monkeypatch.setattr("regard.lens.interception.xformers.MAX_BIAS_ENTRIES", 48)
+    told(
+        Held(xformers.memory_efficient_attention, attn_bias=S.Checkered()),
+        *inputs(),
+        match="Checkered bias, 7 x 7, has more than 48 entries",
     )
 
 
@@ -762,4 +777,4 @@ class LowerTriangularMask(S.LowerTriangularFromBottomRightMask):
 
 def test_a_class_of_xformers_that_means_something_else_is_told_of(xformers):
     layer = Held(xformers.memory_efficient_attention, attn_bias=LowerTriangularMask())
-    told(layer, *inputs(5, 9), match="what memory_efficient_attention returned is not what its arguments")
+    told(layer, *inputs(5, 9), match="memory_efficient_attention did not return what its documented arguments give")

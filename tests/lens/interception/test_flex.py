@@ -171,7 +171,7 @@ def test_what_a_function_does_to_scores_is_a_term(mod):
 def test_one_that_multiplies_scores_is_told_of():
     model = nn.ModuleDict({"one": Layer(score_mod=lambda score, b, h, i, j: score * (1 + h)), "two": Layer()})
     q, k, v = inputs()
-    with pytest.warns(UserWarning, match=r"one is not on the tape: its score_mod"), capture(model) as tape:
+    with pytest.warns(UserWarning, match=r"one was not recorded: its score_mod"), capture(model) as tape:
         model["two"](model["one"](q, k, v), k, v)
     assert list(tape) == [("two", 0)]
 
@@ -378,7 +378,7 @@ def whole(*args, **kwargs):
 @pytest.mark.usefixtures("dynamo")
 def test_one_within_a_compiled_function_is_refused_with_its_reason():
     layer, (q, k, v) = Held(whole), inputs()
-    told = pytest.raises(ValueError, match=r"it calls flex_attention within a function that torch\.compile made")
+    told = pytest.raises(ValueError, match=r"calls flex_attention inside a torch\.compile'd function")
     with torch.no_grad(), told, capture(layer):
         layer(q, k, v)
 
@@ -418,7 +418,7 @@ def one_row(score, b, h, i, j):
 def test_one_that_only_seems_to_add_is_told_of(mod):
     model = nn.ModuleDict({"one": Layer(score_mod=mod), "two": Layer()})
     q, k, v = inputs(n=40, m=40)
-    with pytest.warns(UserWarning, match=r"one is not on the tape: its score_mod"), capture(model) as tape:
+    with pytest.warns(UserWarning, match=r"one was not recorded: its score_mod"), capture(model) as tape:
         model["two"](model["one"](q, k, v), k, v)
     assert list(tape) == [("two", 0)]
 
@@ -478,7 +478,7 @@ def test_one_that_is_compiled_within_a_capture_is_compiled_as_it_is():
             return self.call(q, k, v)
 
     layer, (q, k, v) = Late(), inputs()
-    with pytest.raises(ValueError, match="it calls flex_attention within a function"), capture(layer):
+    with pytest.raises(ValueError, match="calls flex_attention inside a torch"), capture(layer):
         layer(q, k, v)
     A, out = looked(layer, q, k, v)
     torch.testing.assert_close(A @ v, out)

@@ -17,11 +17,12 @@ from torch.nn.attention.flex_attention import create_block_mask
 import tests.lens.tiny_transformers as zoo
 from regard import Causal, Dot, Padding, SinkSoftmax, Window, weights
 from regard.lens import capture
-from regard.lens.interception.function_mode import Watch
+from regard.lens.interception.function_mode import AttentionMode
+from regard.lens.interception.kernel_call import KernelCall
 from regard.lens.interception.module_scan import may_attend
 from regard.lens.interception.transformers import _flash_mask
 from regard.lens.recording.store import Store
-from regard.lens.terms.interpret import Reader
+from regard.lens.terms.interpret import Interpreter
 
 CLOSE = 1e-5
 SEQ2SEQ = (zoo.t5, zoo.marian, zoo.whisper)
@@ -362,7 +363,7 @@ def test_captures_within_captures_see_what_is_written(how):
 def test_layers_of_transformers_run_without_a_mode(monkeypatch):
     # It would cost microseconds for each of the hundred functions of PyTorch that a layer calls.
     met = []
-    monkeypatch.setattr(Watch, "__torch_function__", lambda self, func, *args: met.append(func))
+    monkeypatch.setattr(AttentionMode, "__torch_function__", lambda self, func, *args: met.append(func))
     model = zoo.made(zoo.llama)
     with torch.no_grad(), capture(model) as tape:
         model(input_ids=zoo.ids())
@@ -428,7 +429,7 @@ def test_flash_flags_are_read_as_flash_means_them():
 def test_flex_masks_are_read_from_their_function():
     q, k, v = torch.randn(3, 2, 4, 130, 8)
     block = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 7), 2, None, 130, 130, device="cpu")
-    assert Reader(Store()).read(q, k, v, mask=block).mask == Causal() & Window(7)
+    assert Interpreter(Store()).read(KernelCall(q=q, k=k, v=v, mask=block)).mask == Causal() & Window(7)
 
 
 def test_eager_functions_of_any_name_are_seen(monkeypatch):

@@ -53,7 +53,7 @@ def test_one_column_for_all_keys_hides_rows():
 def test_a_row_hidden_by_a_finite_number_is_told():
     q, model, mask = torch.randn(1, 1, 4, 8), Bare(), torch.zeros(4, 4)
     mask[2] = torch.finfo(torch.float32).min
-    message = r"a mask hides all 4 keys from 1 row, row 2 the first, by finite numbers, .*evenly.*shown as zeros"
+    message = r"1 query row is fully masked with finite values \(first: row 2, all 4 keys\).*uniformly.*zeros"
     with torch.no_grad(), pytest.warns(UserWarning, match=message), capture(model) as tape:
         out = model(q, q, attn_mask=mask)
     assert torch.allclose(out[0, 0, 2], q[0, 0].mean(0), atol=1e-6)

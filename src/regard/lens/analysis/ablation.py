@@ -9,36 +9,21 @@ a tape shows it as "(model)".
 
 from __future__ import annotations
 
-import inspect
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from numbers import Integral
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ...nn.core import Core
-from ...ops.operator import attend
-from ..eager.head_layout import head_count, replace_heads, to_heads_function
-from ..eager.tracker import Handwriting, touches
-from ..interception import known_kernels as kernels
+from ..interception.diagnostics import RECOGNIZED
 from ..interception.function_mode import layer_of
-from ..interception.mode_stack import is_on
+from ..interception.intercept import intercept
+from ..interception.intercepted import InterceptedAttention
 from ..interception.module_scan import attends, multiplies
-from ..interception.patching import Shown
-from ..interception.sdpa import SDPA
 from ..layer_names import own_name, shown_name
-
-SEEN = (
-    "seen are attend, nn.MultiheadAttention, F.scaled_dot_product_attention, flex_attention, flash_attn, "
-    "memory_efficient_attention of xformers, and softmax(q @ k.mT) @ v as a model writes it out"
-)
 
 
 @contextmanager
@@ -73,10 +58,10 @@ def ablate(model: nn.Module, heads: Mapping[str, Iterable[int]]) -> Iterator[Non
         keep[ids] = False
         return torch.where(keep[:, None, None], out, 0.0)
 
-    with _through(model, silence):
+    with intercept(model, _HeadChange(silence)):
         yield
     if missed := [shown_name(name) for name in chosen if name not in met]:
-        raise RuntimeError(f"no attention was seen in {missed} while ablating; {SEEN}")
+        raise RuntimeError(f"no attention was found in {missed} while ablating; {RECOGNIZED}")
 
 
 @contextmanager
@@ -97,23 +82,10 @@ def importance(model: nn.Module) -> Iterator[dict[str, Float[Tensor, " h"]]]:
     """
     scores: dict[str, Tensor] = {}
 
-    def watch(name: str, out: Tensor) -> Tensor:
-        if out.requires_grad:
-            kept = out.detach()
-
-            def add(grad: Tensor) -> None:
-                dtype = torch.promote_types(grad.dtype, torch.float32)
-                per_token = (kept.to(dtype) * grad.to(dtype)).sum(-1).abs()  # b h i
-                total = per_token.sum(-1).view(-1, kept.shape[-3]).sum(0)
-                scores[name] = scores[name] + total if name in scores else total
-
-            out.register_hook(add)
-        return out
-
-    with _through(model, watch):
+    with intercept(model, _HeadGradients(scores)):
         yield scores
     if not scores:
-        raise RuntimeError(f"no gradient of an attention was seen; call backward within the block; {SEEN}")
+        raise RuntimeError(f"no gradient reached an attention; call backward within the block; {RECOGNIZED}")
 
 
 def ablation_importance(
@@ -137,12 +109,14 @@ def ablation_importance(
         return out
 
     with torch.no_grad():
-        with _through(model, count):
+        with intercept(model, _HeadChange(count)):
             whole = float(loss())
         layers = list(heads) if layers is None else [own_name(name) for name in layers]
         if missed := [shown_name(name) for name in layers if name not in heads]:
             attended = [shown_name(name) for name in heads]
-            raise RuntimeError(f"no attention was seen in {missed}; the layers that attended are {attended}; {SEEN}")
+            raise RuntimeError(
+                f"no attention was found in {missed}; the layers that attended are {attended}; {RECOGNIZED}"
+            )
         costs: dict[str, Tensor] = {}
         for name in layers:
             without = []
@@ -153,107 +127,42 @@ def ablation_importance(
     return costs
 
 
-@contextmanager
-def _through(model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
-    """Put the output of every attention of the model, `b h i e`, through `change(layer name, output)`."""
-    calls = _Calls(model, change)
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            stack.callback(module.register_forward_pre_hook(calls.entering(name)).remove)
-            stack.callback(module.register_forward_hook(calls.leaving(name), always_call=True).remove)
-        stack.enter_context(calls)
-        stack.enter_context(kernels.watching(calls, calls.modules.values()))
-        yield
+class _HeadChange:
+    """Consumer that puts the heads of every attention, `b h i e`, through `change(layer, heads)`.
 
-
-class _Here(threading.local):
-    """The modules that a thread is at, and whether the mode came with them; and the scores they write out."""
-
-    def __init__(self) -> None:
-        self.under_way: list[tuple[str, bool]] = []
-        self.handwriting = Handwriting()
-
-
-class _Calls(TorchFunctionMode):
-    """Sees the attention functions as they are called.
-
-    A mode is one thread's, and is away while a function it sees runs, a backward pass that computes layers again among
-    them. So modules bring it along where it is not.
+    If `change` returns its argument, the model goes on with the output as it was.
     """
 
-    def __init__(self, model: nn.Module, change: Callable[[str, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.modules = dict(model.named_modules())
-        self.layers = {name: layer_of(name, module) for name, module in self.modules.items()}
-        self.change = change  # what is done to the heads of a layer
-        self.here = _Here()
+    def __init__(self, change: Callable[[str, Tensor], Tensor]) -> None:
+        self.change = change
 
-    def entering(self, name: str) -> Callable[..., None]:
-        """A hook for a module that begins."""
+    def observe(self, attention: InterceptedAttention) -> Tensor:
+        heads = attention.heads
+        changed = self.change(attention.layer, heads)
+        return attention.out if changed is heads else attention.with_heads(changed)
 
-        def enter(*_: Any) -> None:
-            brought = not is_on(self)
-            if brought:
-                self.__enter__()
-            self.here.under_way.append((name, brought))
 
-        return enter
+class _HeadGradients:
+    """Consumer that adds up abs(out_h . dL/dout_h) over tokens, for each layer and head."""
 
-    def leaving(self, name: str) -> Callable[..., None]:
-        """A hook for a module that ends."""
+    def __init__(self, scores: dict[str, Tensor]) -> None:
+        self.scores = scores
 
-        def leave(*_: Any) -> None:
-            # One that failed before it was entered, in a hook of somebody else's, is left all the same.
-            if self.here.under_way and self.here.under_way[-1][0] == name and self.here.under_way.pop()[1]:
-                self.here.handwriting.clear()
-                self.__exit__(None, None, None)
+    def observe(self, attention: InterceptedAttention) -> Tensor:
+        out, layer, layout, scores = attention.out, attention.layer, attention.layout, self.scores
+        if out.requires_grad:
+            heads = layout.heads(out.detach())  # b h i e
 
-        return leave
+            def add(grad: Tensor) -> None:
+                dtype = torch.promote_types(grad.dtype, torch.float32)
+                per_token = (heads.to(dtype) * layout.heads(grad).to(dtype)).sum(-1).abs()  # b h i
+                total = per_token.sum((0, 2))
+                scores[layer] = scores[layer] + total if layer in scores else total
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not self.here.under_way:
-            return func(*args, **kwargs)
-        name = self.layers[self.here.under_way[-1][0]]
-        if func is attend:
-            return self.change(name, func(*args, **kwargs))
-        if func is SDPA:
-            out = func(*args, **kwargs)
-            if out.ndim == 4:
-                return self.change(name, out)
-            laid = to_heads_function(out.shape[:-2], self._heads(out.shape[:-2].numel()))
-            return replace_heads(out, self.change(name, laid(out)), laid)
-        if func is F.multi_head_attention_forward:
-            return self._multi_head(name, MULTI_HEAD.bind(*args, **kwargs))
-        out = func(*args, **kwargs)
-        if (step := touches(func)) is not None:
-            written = self.here.handwriting.follow(step, args, kwargs, out, self._heads)
-            if written is not None:
-                return replace_heads(out, self.change(name, written.heads(out)), written.heads)
+            out.register_hook(add)
         return out
 
-    @property
-    def is_inside(self) -> bool:
-        """Is a layer of the model under way in this thread?"""
-        return bool(self.here.under_way)
 
-    def shown(self, call: Shown) -> Tensor:
-        """Take in a call of a kernel that runs outside of PyTorch's functions."""
-        return call.changed(partial(self.change, self.layers[self.here.under_way[-1][0]]))
-
-    def _heads(self, matrices: int) -> int | None:
-        return head_count([(name, self.modules[name]) for name, _ in self.here.under_way], matrices)
-
-    def _multi_head(self, name: str, call: inspect.BoundArguments) -> tuple[Tensor, Tensor | None]:
-        weight, bias = call.arguments["out_proj_weight"], call.arguments["out_proj_bias"]
-        call.arguments |= {"out_proj_weight": torch.eye(len(weight)).to(weight), "out_proj_bias": None}
-        # With the identity for a projection, the function returns its heads side by side.
-        joined, A = F.multi_head_attention_forward(*call.args, **call.kwargs)  # i b (h e)
-        heads = joined.unflatten(-1, (call.arguments["num_heads"], -1)).movedim(0, -2)  # b h i e
-        return F.linear(self.change(name, heads).movedim(-2, 0).flatten(-2), weight, bias), A
-
-
-MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 BESIDE = (Core, nn.TransformerEncoderLayer)  # within a layer of ours, and around one of PyTorch's
 
 

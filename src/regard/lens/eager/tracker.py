@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ...ops.terms.normalizers import SinkSoftmax
 from ...ops.torch_state import in_functorch
 from ...ops.weights import Weights
+from ..interception.kernel_call import KernelCall, OutputProof
 from .head_layout import MERGING_NAMES, HeadLayout, common_batch_dims, merged_batch_dims, with_batch_dims
 from .matmul import MATMUL_NAMES, Average, has_data, parse_average, parse_product
 from .op_rules import OP_RULES, SOFTMAX, OpCall, SymbolicTensors, is_in_place
@@ -41,7 +42,7 @@ NAMES = BEGINNING | OP_RULES.keys() | {SUM}
 Heads = Callable[[int], int | None]  # how many of so many matrices are of one text, if somebody says
 
 
-class Written(NamedTuple):
+class EagerAttention(NamedTuple):
     """One attention that was written out."""
 
     scores: Scores | None
@@ -53,7 +54,9 @@ class Written(NamedTuple):
     sink: Tensor | None = None  # h: one more logit, of which nothing is read
 
     @classmethod
-    def of(cls, x: Tensor, softmaxed: SoftmaxOutput, average: Average, heads: int | None, first: bool) -> Written:
+    def of(
+        cls, x: Tensor, softmaxed: SoftmaxOutput, average: Average, heads: int | None, first: bool
+    ) -> EagerAttention:
         """The attention by a softmax, of which x is the tensor, with values; `heads` may be in the batch, and `first`.
 
         Batch dims may have been one for all heads; then the finest there were are taken.
@@ -80,53 +83,64 @@ class Written(NamedTuple):
             None if softmaxed.sink is None else _by_head(laid(average.weights(softmaxed.sink.reshape(shape)))),
         )
 
-    def told(self) -> list[dict[str, Any]]:
-        """What a `Reader` is to be told, the plainest first: by queries and keys, or by scores and queries of zeros."""
+    def kernel_call(self) -> KernelCall:
+        """Return the attention over queries and keys; its alternative stores the scores as a mask, with q = 0."""
         q = self.v.new_zeros(()).expand(*self.logits.shape[:3], self.v.shape[-1])
-        by = None if self.sink is None else SinkSoftmax(self.sink)
-        stored = {"q": q, "k": self.v, "v": self.v, "mask": self.logits, "normalize": by}
+        normalize = None if self.sink is None else SinkSoftmax(self.sink)
+        stored = KernelCall(q=q, k=self.v, v=self.v, mask=self.logits, normalize=normalize)
         if (scores := self.scores) is None:
-            return [stored]
+            return stored
         scale = None if isclose(scores.scale, scores.q.shape[-1] ** -0.5, rel_tol=1e-6) else scores.scale
-        plain = {"q": scores.q, "k": scores.k, "v": self.v, "scale": scale, "normalize": by}
-        return [{**plain, **scores.mask_and_bias()}, stored]
+        terms: dict[str, Any] = dict(scores.mask_and_bias())
+        return KernelCall(
+            q=scores.q, k=scores.k, v=self.v, scale=scale, normalize=normalize, **terms, alternative=stored
+        )
 
-    def is_told_by(self, weights: Weights) -> bool:
-        """Are these the weights that the model found? Some rows tell, or all, where it did something to them.
+    @property
+    def proof(self) -> OutputProof:
+        """A test whether an interpretation has the weights that the model computed."""
+        return OutputProof(
+            lambda observed: self.has_weights(observed.weights),
+            "the weights that it multiplies with v are not the softmax of its scores",
+        )
 
-        Rows that see nothing say nothing.
+    def has_weights(self, weights: Weights) -> bool:
+        """True if the model computed these weights: compare ROWS rows, or all if it changed them after the softmax.
+
+        Fully masked rows are not compared.
         """
         b, h, i, j = self.found.shape
         if not self.found.numel():
             return True
         rows = torch.arange(i) if self.reweighed else torch.linspace(0, i - 1, ROWS).round().long().unique()
         step = max(1, ENTRIES // (b * h * j))
-        return all(self._tells(weights, part.to(self.found.device)) for part in rows.split(step))
+        return all(self._has_rows(weights, part.to(self.found.device)) for part in rows.split(step))
 
-    def _tells(self, weights: Weights, rows: Tensor) -> bool:
-        told = weights[:, :, rows].float()
-        found = self.found[:, :, rows, : told.shape[-1]].float().nan_to_num()
-        off, largest = (told - found).abs().amax(-1), told.amax(-1)
+    def _has_rows(self, weights: Weights, rows: Tensor) -> bool:
+        ours = weights[:, :, rows].float()
+        theirs = self.found[:, :, rows, : ours.shape[-1]].float().nan_to_num()
+        off, largest = (ours - theirs).abs().amax(-1), ours.amax(-1)
         halves = any(x.dtype.itemsize <= 2 for x in (self.logits, self.v))  # scores may be cast up before a softmax
         return bool((off <= (ROUNDED if halves else EXACT) * largest)[largest > 0].all())
 
 
-class Handwriting:
+class EagerTracker:
     """Follows scores through the functions of PyTorch, outside of what autograd records."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_gradients: bool = False) -> None:
+        self._with_gradients = with_gradients
         self._symbolic = SymbolicTensors()
         self.traces = Provenance()
         self._folds: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=FOLDS)
 
     def follow(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
-    ) -> Written | None:
+    ) -> EagerAttention | None:
         """Take in one call, that has run, of a function that `touches` scores; return an attention that it ends."""
         if (not self._symbolic.entries and name not in BEGINNING) or in_functorch():
             return None
         if name in MATMUL_NAMES:
-            with torch.no_grad():
+            with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
                 return self._multiplied(name, args, kwargs, out, heads)
         if name == LINEAR:
             self._symbolic.linear_output = weakref.ref(out)
@@ -135,7 +149,7 @@ class Handwriting:
             self._folds.append((weakref.ref(out), *fold))
         if not self._symbolic.entries and name != SOFTMAX:
             return None
-        with torch.no_grad():
+        with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
             return self._changed(OpCall(self._symbolic, name, args, kwargs, out), heads)
 
     def is_averaged(self, x: Tensor) -> list[bool] | None:
@@ -149,7 +163,7 @@ class Handwriting:
         self.traces.clear()
         self._folds.clear()
 
-    def _changed(self, call: OpCall, heads: Heads) -> Written | None:
+    def _changed(self, call: OpCall, heads: Heads) -> EagerAttention | None:
         """Take in what was done to scores, or to weights: where these have been multiplied, their sum is an average."""
         if call.name == SUM:
             note = self._symbolic.get(call.argument(0))
@@ -174,7 +188,7 @@ class Handwriting:
 
     def _multiplied(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor, heads: Heads
-    ) -> Written | None:
+    ) -> EagerAttention | None:
         if self._symbolic.entries:
             given = args[1:] if name == "einsum" else (*args, *kwargs.values())
             given = given[0] if name == "einsum" and isinstance(given[0], (list, tuple)) else given
@@ -191,7 +205,9 @@ class Handwriting:
                 self.traces.begin(out)
         return None
 
-    def _averaged(self, note: SoftmaxOutput, found: Average, x: Tensor, values: Any, heads: Heads) -> Written | None:
+    def _averaged(
+        self, note: SoftmaxOutput, found: Average, x: Tensor, values: Any, heads: Heads
+    ) -> EagerAttention | None:
         """The attention that is whole with an average by weights x, unless it is none, or has been seen.
 
         It is seen by its first values; those of relative positions come after. An average of experts is none, nor one
@@ -207,7 +223,7 @@ class Handwriting:
         self._symbolic.forget_softmax(note)
         count = heads(common_batch_dims(laid[:-2], found.v.shape[:-2]).numel())
         first = any(ref() is values and outer == count != inner for ref, outer, inner in self._folds)
-        return Written.of(x, note, found, count, first)
+        return EagerAttention.of(x, note, found, count, first)
 
 
 _TOUCHING: dict[Any, str | None] = {Tensor.mT.__get__: "mT", Tensor.T.__get__: "T"}  # type: ignore[attr-defined]

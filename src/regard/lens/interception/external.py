@@ -1,7 +1,7 @@
-"""Kernels of other libraries: looked for where they have been imported, and believed where their output agrees.
+"""Adapters for third-party kernels. A reading of their arguments is accepted only if it reproduces their output.
 
-Nothing of theirs is imported here, and what their arguments mean is read from what they document. So some rows of what
-is read are compared with what the kernel returned, and where they differ nothing is shown.
+regard never imports these libraries: it looks for functions that are imported already. What their arguments mean is
+taken from their documentation, so 64 rows of each matrix are compared with the output of the kernel.
 """
 
 from __future__ import annotations
@@ -13,58 +13,47 @@ from typing import Any
 
 from torch import Tensor
 
-from ..recording.observed import ObservedAttention
-from ..terms.interpret import Reader
-from .output_check import explains
-from .patching import Kernel, Layout, Unread, itself
+from .intercepted import OutputLayout
+from .kernel_call import KernelCall, NotUnderstood
+from .patching import Kernel, KernelRun, unpatched
 
-ROWS = 64  # of each matrix that are compared with the output
-BY_TOKEN = Layout(lambda out: out.transpose(1, 2), lambda heads: heads.transpose(1, 2).contiguous())  # b i h e
+ToKernelCall = Callable[[str, dict[str, Any]], KernelCall]
 
 
-def imported(
+def imported_kernels(
     modules: Sequence[str],
     functions: Sequence[str],
-    told: Callable[[str, dict[str, Any]], list[dict[str, Any]]],
-    layout: Callable[[Tensor], Layout],
+    to_kernel_call: ToKernelCall,
+    layout: Callable[[Tensor], OutputLayout],
     dropout: str,
 ) -> list[Kernel]:
-    """Those functions of these modules that are there already; `told` takes the name of one before its arguments."""
+    """Return the functions of these modules that are imported already; `to_kernel_call` takes the name of one first."""
     homes = tuple(module for name in modules if (module := sys.modules.get(name)) is not None)
-    found = [(itself(vars(home)[name]), name) for home in homes for name in functions if callable(vars(home).get(name))]
+    found = [
+        (unpatched(vars(home)[name]), name) for home in homes for name in functions if callable(vars(home).get(name))
+    ]
     return [
         Kernel(
             function=function,
             homes=homes,
-            told=partial(_told, told, name),
-            layout=layout,
-            explained=_is_explained,
-            otherwise=f"what {name} returned is not what its arguments, as they are documented, make of its values",
+            to_kernel_call=partial(_guarded, to_kernel_call, name),
+            layout=lambda run, out: layout(out),
+            mismatch=f"{name} did not return what its documented arguments give",
             dropout=dropout,
         )
         for function, name in {id(function): (function, name) for function, name in found}.values()
     ]
 
 
-def check_plain_numbers(name: str, *tensors: Tensor) -> None:
-    """Raise `Unread` of tensors that are scaled elsewhere, or stand for others."""
-    if kinds := {x.dtype for x in tensors if not x.is_floating_point() or x.dtype.itemsize == 1}:
-        raise Unread(f"it calls {name} with numbers of {', '.join(map(str, kinds))}, which are not understood")
+def check_float_dtypes(name: str, *tensors: Tensor) -> None:
+    """Raise `NotUnderstood` for 8-bit tensors and integers, whose scales are stored elsewhere."""
+    if dtypes := {x.dtype for x in tensors if not x.is_floating_point() or x.dtype.itemsize == 1}:
+        raise NotUnderstood(f"{name} got tensors of {', '.join(map(str, dtypes))}, which are not supported")
 
 
-def _told(
-    told: Callable[[str, dict[str, Any]], list[dict[str, Any]]],
-    name: str,
-    given: dict[str, Any],
-    compiled: bool,
-    reader: Reader,
-) -> list[dict[str, Any]]:
-    """What is read; what is not there in another version of a library is `Unread`, and stops no model."""
+def _guarded(to_kernel_call: ToKernelCall, name: str, run: KernelRun) -> KernelCall:
+    """Return the call; another version of a library may have other arguments, which must not stop the model."""
     try:
-        return told(name, given)
+        return to_kernel_call(name, run.arguments)
     except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise Unread(f"the arguments of {name} are not those that are known: {error}") from error
-
-
-def _is_explained(seen: ObservedAttention, out: Tensor, readings: int) -> bool:
-    return explains(seen, out, rows=ROWS)
+        raise NotUnderstood(f"the arguments of {name} differ from the documented version: {error}") from error

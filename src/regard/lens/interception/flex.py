@@ -1,42 +1,33 @@
-"""PyTorch's `flex_attention` in terms, compiled or as it is; what its functions mean see in `meanings`."""
+"""Adapter for PyTorch's `flex_attention`, compiled or not; `terms.flex_mods` interprets its functions."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from torch.nn.attention import flex_attention as module
 from torch.nn.attention.flex_attention import flex_attention
 
-from ..terms.flex_mods import meanings
-from ..terms.interpret import Reader
-from .output_check import explains
-from .patching import Kernel, Layout, Unread
-
-AS_THEY_ARE = Layout(lambda out: out, lambda heads: heads)
-OTHERWISE = (
-    "its score_mod or its block mask does more than hide pairs, add numbers to their scores, or bound these by a tanh"
-)
+from ..terms.flex_mods import UNSUPPORTED_MODS
+from .intercepted import HEADS_SECOND
+from .kernel_call import FlexArguments, KernelCall
+from .patching import Kernel, KernelRun
 
 
 def kernels() -> list[Kernel]:
-    """flex_attention."""
+    """Return the kernel of `flex_attention`."""
     return [
         Kernel(
             function=flex_attention,
             homes=(module,),
-            told=told,
-            layout=lambda out: AS_THEY_ARE,
-            explained=lambda seen, out, readings: readings == 1 or explains(seen, out),
-            otherwise=OTHERWISE,
+            to_kernel_call=to_kernel_call,
+            layout=lambda run, out: HEADS_SECOND,
+            mismatch=UNSUPPORTED_MODS,
+            rows_to_compare=None,
+            compare_only_if_ambiguous=True,
         )
     ]
 
 
-def told(given: dict[str, Any], compiled: bool, reader: Reader) -> list[dict[str, Any]]:
-    """What a reader is to be told of a call; `Unread` if there are no terms for what its functions do."""
-    q, k, v, blocks, score_mod = (given[name] for name in ("query", "key", "value", "block_mask", "score_mod"))
-    asked = blocks, blocks and blocks.mask_mod, score_mod, (*q.shape[:3], k.shape[2]), q.dtype, q.device, compiled
-    found = reader.in_this_pass(asked, lambda: meanings(blocks, score_mod, *asked[3:]))
-    if not found:
-        raise Unread(OTHERWISE)
-    return [{"q": q, "k": k, "v": v, "scale": given["scale"], **meaning} for meaning in found]
+def to_kernel_call(run: KernelRun) -> KernelCall:
+    """Return a call of flex_attention."""
+    given = run.arguments
+    flex = FlexArguments(given["block_mask"], given["score_mod"], run.is_compiled)
+    return KernelCall(q=given["query"], k=given["key"], v=given["value"], scale=given["scale"], flex=flex)

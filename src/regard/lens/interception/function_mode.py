@@ -1,22 +1,30 @@
-"""Watch: sees the attention functions while a model runs, and which of its layers calls them.
+"""AttentionMode: intercepts the attention calls of a model while it runs, and knows which layer makes them.
 
-A torch function mode sees every call of `attend`, `F.scaled_dot_product_attention` and
-`F.multi_head_attention_forward`, and the functions by which a model writes attention out; hooks say whose it is. While
-a mode is active `nn.TransformerEncoder` leaves its fused fast path, in which there would be nothing to see, for its
-plain one.
+What
+    A torch function mode sees each call of `attend`, `F.scaled_dot_product_attention` and
+    `F.multi_head_attention_forward`, and the matmul and softmax calls by which a model writes attention out. Forward
+    hooks tell which layer is under way. The transformers interfaces (`transformers.py`) and patched kernels
+    (`patching.py`) report to the same mode.
 
-A mode costs a few microseconds for every function of PyTorch, more than many of them take to launch. So it is active
-only within layers that may attend by themselves: most of transformers ask an interface instead, where they are seen.
+How it flows
+    Every entrance calls `AttentionMode.observe` with the layer, a function that reads the `KernelCall`, and the output.
+    The consumer (a `Recorder` for `capture`, or one that changes heads for `ablate`) receives an `InterceptedAttention`
+    and returns the output that the model goes on with. While it works, no mode intercepts anything in this thread.
+
+Lifetimes
+    The hooks exist while `intercept` is open. The mode itself costs a few microseconds for every function of PyTorch,
+    more than many of them take to launch, so it is on the stack of a thread only while a layer runs whose class may
+    attend by itself; most layers of transformers call an interface instead. While a mode is active,
+    `nn.TransformerEncoder` takes its plain path, because nothing can be intercepted on its fused fast path.
 """
 
 from __future__ import annotations
 
 import inspect
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -29,80 +37,93 @@ from torch.overrides import TorchFunctionMode
 
 from ...nn.core import Core
 from ...nn.dropout import Dropout
-from ...ops.call import SLOTS
 from ...ops.operator import attend
 from ...ops.terms.masks import Causal
-from ..eager.head_layout import head_count, to_heads_function
+from ...ops.terms.scores import Dot
+from ..eager.head_layout import head_count, replace_heads, to_heads_function
 from ..eager.op_rules import SOFTMAX
-from ..eager.tracker import Handwriting, Written, touches
-from ..layer_names import shown_name
-from ..recording.observed import ObservedAttention
-from ..recording.record import Record
+from ..eager.tracker import EagerTracker, touches
 from ..recording.recorder import Recorder
-from ..recording.store import check_holds_numbers
-from .mode_stack import is_on, withdraw
+from ..recording.store import Store, check_holds_numbers
+from ..terms.interpret import Interpreter
+from .intercepted import HEADS_SECOND, Consumer, InterceptedAttention, OutputLayout
+from .kernel_call import KernelCall, OutputProof
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
-from .output_projection import projection
-from .patching import Shown, Unread
+from .output_projection import projection_weight
+from .patching import KernelRun, is_active, remove_mode
 from .sdpa import SDPA, attended
-from .torch_multihead import hidden, projected
+from .torch_multihead import merged_mask, projected
 
 FLEX = frozenset((torch.ops.higher_order.flex_attention,))
+MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
-class _Here(threading.local):
-    """What a thread is at: a model may run in several."""
+class _ThreadState(threading.local):
+    """The state of one thread: a model may run in several."""
 
-    def __init__(self) -> None:
-        self.parts: list[nn.Module] = []  # those under way that may call what is watched for
-        self.whole = False  # is a pass of the whole model under way?
-        self.silent = 0  # how many ask that nothing be seen now
-        self.places: dict[tuple[int, int], int] = {}  # of the first query, by the queries and keys of the latest mask
-        self.joining: tuple[Record, Tensor] | None = None  # whose heads, b h i e, want a projection
-        self.handwriting = Handwriting()
+    def __init__(self, with_gradients: bool) -> None:
+        self.parts: list[nn.Module] = []  # modules under way, the innermost last
+        self.entered: list[bool] = []  # for each of them: did it put the mode on the stack?
+        self.in_model = False  # is a forward pass of the whole model under way?
+        self.silent = 0  # number of open `quiet` blocks
+        self.first_positions: dict[tuple[int, int], int] = {}  # (queries, keys) of the latest mask -> first query
+        self.awaiting: tuple[Callable[[Tensor], None], Tensor] | None = None  # a callback, and heads, b h i e
+        self.tracker = EagerTracker(with_gradients=with_gradients)
 
 
 class _Opened(threading.local):
-    """The watches that a thread has opened."""
+    """The observing modes that a thread has opened."""
 
     def __init__(self) -> None:
-        self.watches: list[Watch] = []
+        self.modes: list[AttentionMode] = []
+
+
+class _Paused(threading.local):
+    """Number of consumers at work in this thread: what they call is not intercepted."""
+
+    count = 0
 
 
 _OPENED = _Opened()
+_PAUSED = _Paused()
 
 
-class Watch(TorchFunctionMode):
-    """Hands every attention of a model to a recorder.
+class AttentionMode(TorchFunctionMode):
+    """Hands every attention call of a model to a consumer.
 
-    A model may run in threads that somebody starts within the block, and is seen there; but where several threads watch
-    the same model, each sees what it runs itself.
+    A `Recorder` observes: it sees each attention once, so layers that a backward pass computes again are skipped, and
+    if several threads capture the same model, each sees what it runs itself. Any other consumer may change the output:
+    it sees every call in every thread, recomputed layers included.
     """
 
-    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+    def __init__(self, model: nn.Module, consumer: Consumer, interpreter: Interpreter | None = None) -> None:
         super().__init__()
-        self.model, self.recorder = model, recorder
+        self.model, self.consumer = model, consumer
+        self.recorder = consumer if type(consumer) is Recorder else None
+        self.is_observer = self.recorder is not None  # it records, and never changes an output
+        self.interpreter = Interpreter(Store()) if interpreter is None else interpreter
         self.parts, self.names = _parts(model)
         self.ran = False
-        self.called = False  # was the model itself, and not just parts of it?
-        self.compiled = False  # did any attend within a compiled function?
-        self.flexed = False  # or by flex_attention within one?
-        self.here = _Here()
-        self.softmaxes: dict[str, list[list[bool]]] = {}  # of products, by layer: were values averaged by them?
-        self.unclear: set[str] = set()  # layers with a softmax of something else, that are attentions by their names
+        self.called = False  # was the model itself called, and not just submodules?
+        self.compiled = False  # did an attention run inside a compiled function?
+        self.flexed = False  # did flex_attention run inside a compiled function?
+        self.here = _ThreadState(with_gradients=not self.is_observer)
+        self.softmaxes: dict[str, list[list[bool]]] = {}  # layer -> per softmax over q-k scores: [True] once averaged
+        self.unclear: set[str] = set()  # layers named attention with a softmax over something else
         self._on = False
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch the model within the block."""
-        everywhere = self.recorder.values  # output projections are linear maps of any layer
+    def hooked(self) -> Iterator[None]:
+        """Intercept within the block."""
+        everywhere = self.recorder is not None and self.recorder.values  # any layer may hold an output projection
         kinds = {kind for kind in set(map(type, self.parts)) if everywhere or may_attend(kind)}
         hooks = [self.model.register_forward_pre_hook(self._begin)]
         if kinds:
             hooks.append(self.model.register_forward_hook(self._end, always_call=True))
         self._on = True
-        opened = _OPENED.watches
-        opened.append(self)
+        opened = _OPENED.modes
+        if self.is_observer:
+            opened.append(self)
         try:
             for module in self.parts if kinds else ():
                 kind: type = type(module)
@@ -113,164 +134,181 @@ class Watch(TorchFunctionMode):
             yield
         finally:
             self._on = False
-            opened.remove(self)
+            if self.is_observer:
+                opened.remove(self)
             for hook in hooks:
                 hook.remove()
             self._withdraw()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
-        """A copy of a watched model has its hooks, but is not watched."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> AttentionMode:
+        """A copy of a hooked model keeps the hooks, but its modules are not those of the mode."""
         return self
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """What is called within is of no interest, or has been seen already."""
+        """Intercept nothing of this model in this thread within the block."""
         self.here.silent += 1
         try:
             yield
         finally:
             self.here.silent -= 1
 
+    def observe(
+        self,
+        layer: str,
+        read_call: Callable[[], KernelCall],
+        out: Tensor,
+        layout: OutputLayout = HEADS_SECOND,
+        proof: OutputProof | None = None,
+        projection: Tensor | None = None,
+    ) -> Tensor:
+        """Hand an attention call to the consumer; return the output that the model goes on with."""
+        self.here.awaiting = None
+        attention = InterceptedAttention(self, layer, read_call, out, layout, proof, projection)
+        _PAUSED.count += 1
+        try:
+            return self.consumer.observe(attention)
+        finally:
+            _PAUSED.count -= 1
+
+    def observe_kernel(self, run: KernelRun, out: Tensor) -> Tensor:
+        """Hand a call of a patched kernel to the consumer."""
+        if self.is_observer and is_recomputing():
+            return out
+        return self.observe(self._layer, lambda: run.kernel_call, out, run.layout(out), run.proof)
+
+    def await_projection(self, heads: Tensor, callback: Callable[[Tensor], None]) -> None:
+        """Call back with the weight of the first linear map that takes these heads, `b h i e`."""
+        self.here.awaiting = callback, heads
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if is_compiling():  # what is written into a graph has no numbers to see
+        kwargs, here = kwargs or {}, self.here
+        if is_compiling():  # what is traced into a graph holds no numbers
             self.compiled = self.compiled or func in ATTENTIONS
             self.flexed = self.flexed or func in FLEX
             return func(*args, **kwargs)
-        if self.here.silent or not self._on:
+        if here.silent or _PAUSED.count or not self._on:
             return func(*args, **kwargs)
-        if recomputing():  # as before, so that it saves for its own backward pass what was saved before
-            return attended(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
-        if func in ATTENTIONS:
-            check_holds_numbers(*args, **kwargs)
+        if self.is_observer:
+            if is_recomputing():  # by the same kernel, so that it saves the same tensors for its backward pass
+                return attended(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
+            if func in ATTENTIONS:
+                check_holds_numbers(*args, **kwargs)
         if func is attend:
-            out = func(*args, **kwargs)
-            self._attention(out, *args, **kwargs)
-            return out
+            return self.observe(self._layer, partial(_attend_call, *args, **kwargs), func(*args, **kwargs))
         if func is SDPA:
-            out, statistic = attended(*args, **kwargs)
-            self._dot_product(out, statistic, *args, **kwargs)
-            return out
+            out, statistic = attended(*args, **kwargs) if self.is_observer else (func(*args, **kwargs), None)
+            return self._dot_product(out, statistic, *args, **kwargs)
         if func is F.multi_head_attention_forward:
-            result = func(*args, **kwargs)
-            self._multi_head(result[0], inspect.signature(func).bind(*args, **kwargs))
-            return result
-        if self.here.joining is not None:
-            record, heads = self.here.joining
-            if (weight := projection(heads, func, args, kwargs)) is not None:
-                self.recorder.project(record, weight)
-                self.here.joining = None
+            return self._multi_head(MULTI_HEAD.bind(*args, **kwargs))
+        if here.awaiting is not None:
+            callback, heads = here.awaiting
+            if (weight := projection_weight(heads, func, args, kwargs)) is not None:
+                callback(weight)
+                here.awaiting = None
         out = func(*args, **kwargs)
-        handwriting, name = self.here.handwriting, touches(func)
-        if handwriting.traces.held and name != SOFTMAX:
-            handwriting.traces.follow(func, args, kwargs, out)
+        tracker, name = here.tracker, touches(func)
+        if tracker.traces.held and name != SOFTMAX:
+            tracker.traces.follow(func, args, kwargs, out)
         if name is not None:
-            written = handwriting.follow(name, args, kwargs, out, self._heads)
-            if written is not None:
-                self._written(written, out)
-            elif name == SOFTMAX:
-                self._softmaxed(handwriting.is_averaged(out))
+            eager = tracker.follow(name, args, kwargs, out, self._heads)
+            if eager is not None:
+                layout = OutputLayout(eager.heads, lambda heads: replace_heads(out, heads, eager.heads))
+                return self.observe(self._layer, eager.kernel_call, out, layout, eager.proof)
+            if name == SOFTMAX:
+                self._note_softmax(tracker.is_averaged(out))
         return out
 
-    def _softmaxed(self, averaged: list[bool] | None) -> None:
-        """Remember a softmax of queries and keys, or of something else where a layer should attend."""
+    def _note_softmax(self, averaged: list[bool] | None) -> None:
+        """Remember a softmax over q-k scores, or one over something else in a layer that should attend."""
         if averaged is not None:
-            open_ = [other for other in self.softmaxes.get(self._layer, ()) if not other]
-            self.softmaxes[self._layer] = [*open_, averaged]
+            unfinished = [other for other in self.softmaxes.get(self._layer, ()) if not other]
+            self.softmaxes[self._layer] = [*unfinished, averaged]
         elif self.here.parts:
             kind: type = type(self.here.parts[-1])
             if is_an_attention(kind):
                 self.unclear.add(self._layer)
 
-    def see(
-        self, layer: str, seen: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x
-    ) -> None:
-        """Have an attention taken in, and find its projection; as `Recorder.see`."""
-        record = self.recorder.see(layer, seen, out, heads)
-        self.here.joining = None if record is None else (record, heads(out.detach()))
-
     def _begin(self, module: nn.Module, args: Any) -> None:
         if is_compiling():
             self.ran = self.called = True
         elif self.concerns(module):
-            self.ran = self.called = self.here.whole = True
-            self.recorder.reader.begin_pass()
+            self.ran = self.called = self.here.in_model = True
+            self.interpreter.begin_pass()
 
     def _end(self, module: nn.Module, args: Any, out: Any) -> None:
         if not is_compiling():
-            self.here.whole = False
+            self.here.in_model = False
 
     def _enter_attention(self, module: nn.Module, args: Any) -> None:
         self.compiled = self.compiled or is_compiling()
         self._enter(module, args)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if not is_compiling() and self._watches(module):
-            if type(module) is nn.MultiheadAttention:  # which takes nested tensors only where nobody watches
-                check_holds_numbers(*args)
-            self.ran = True
-            self.here.parts.append(module)
-            if len(self.here.parts) == 1:
-                if not self.here.whole:
-                    self.recorder.reader.begin_pass()
-                self.__enter__()
+        if is_compiling() or not self._has_part(module):
+            return
+        if self.is_observer and type(module) is nn.MultiheadAttention:  # takes nested tensors if it has no hooks
+            check_holds_numbers(*args)
+        self.ran = True
+        here = self.here
+        # The mode is off the stack while a function that it sees runs, such as backward() inside a forward pass.
+        entering = not here.parts or (not self.is_observer and not is_active(self))
+        here.parts.append(module)
+        here.entered.append(entering)
+        if entering:
+            if not here.in_model:
+                self.interpreter.begin_pass()
+            self.__enter__()
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
-        # One that failed before it was entered, in a hook of somebody else's, is left all the same.
-        if not is_compiling() and self._watches(module) and self.here.parts[-1:] == [module]:
-            self.here.parts.pop()
-            if not self.here.parts:
-                self.here.handwriting.clear()
+        # PyTorch also calls this for a module that failed in an earlier hook of the user, before `_enter` ran.
+        here = self.here
+        if not is_compiling() and self._has_part(module) and here.parts[-1:] == [module]:
+            here.parts.pop()
+            if not here.parts:
+                here.tracker.clear()
+            if here.entered.pop():
                 self.__exit__(None, None, None)
 
     @property
     def is_inside(self) -> bool:
-        """Is a part of the model under way in this thread, and of interest?"""
-        return self._on and bool(self.here.parts) and not self.here.silent
+        """True if a module of the model is under way in this thread, and calls are intercepted."""
+        return self._on and bool(self.here.parts) and not self.here.silent and not _PAUSED.count
 
     def _withdraw(self) -> None:
-        """Where somebody interrupts, PyTorch calls no hooks: parts are still under way, and this mode with them."""
-        if self.here.parts and is_on(self):
-            withdraw(self)
-        if self.here.parts:
-            self.here.parts.clear()
-            self.here.handwriting.clear()
+        """Leave modules whose hooks were not called, as PyTorch does on KeyboardInterrupt."""
+        here = self.here
+        while here.parts and any(here.entered) and is_active(self):
+            here.entered.remove(True)
+            remove_mode(self)
+        if here.parts:
+            here.parts.clear()
+            here.entered.clear()
+            here.tracker.clear()
 
     @property
     def _layer(self) -> str:
-        """The layer under way; a `Core` is a part of the one it belongs to."""
+        """The name of the layer under way; a `Core` is a part of the layer that it belongs to."""
         part = self.here.parts[-1]
         return layer_of(self.names[id(part)], part)
 
-    def _wants_this(self) -> bool:
-        """Was the layer under way asked for? To understand one takes time, and may take its matrix."""
-        wanted = self.recorder.wants(self._layer)
-        if not wanted:
-            self.recorder.passed_over.add(self._layer)
-        return wanted
-
-    def _watches(self, module: nn.Module) -> bool:
-        """Is it a part of the model itself, and not of a copy of it?"""
+    def _has_part(self, module: nn.Module) -> bool:
+        """True if the module is a part of the model itself, and not of a copy of it."""
         return self._on and id(module) in self.names and self.concerns(module)
 
     def concerns(self, module: nn.Module) -> bool:
-        """Does it matter here if this thread calls the module? Not if it has it watched by somebody else alone."""
-        watches = _OPENED.watches
-        return self in watches or not any(id(module) in other.names for other in watches)
+        """True if calls from this thread belong to this mode.
 
-    def _attention(
-        self,
-        out: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        dropout: float = 0.0,
-        backend: str | None = None,
-        **terms: Any,
-    ) -> None:
-        with torch.no_grad():
-            self.see(self._layer, self.recorder.own(ObservedAttention(q, k, v, **terms), *SLOTS), out)
+        For an observer that is False if the thread has opened only other captures of the module.
+        """
+        if not self.is_observer:
+            return True
+        modes = _OPENED.modes
+        return self in modes or not any(id(module) in other.names for other in modes)
+
+    def _heads(self, matrices: int) -> int | None:
+        """Return the number of heads among so many matrices, from the attributes of the layer under way."""
+        return head_count([(self.names[id(part)], part) for part in self.here.parts], matrices)
 
     def _dot_product(
         self,
@@ -284,105 +322,89 @@ class Watch(TorchFunctionMode):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> None:
-        # Among other dims than `b h` a layer says where its heads are, unless keys have fewer of them.
-        given, laid = out.shape[:-2], None
-        if out.ndim != 4 and not enable_gqa:
-            laid = to_heads_function(given, self._heads(given.numel()))
-        with torch.no_grad():
-            if laid is not None:
-                query, key, value = map(laid, (query, key, value))
-                attn_mask = attn_mask if attn_mask is None or attn_mask.ndim < 3 else laid(attn_mask)
-            # PyTorch counts causal from the top left: its first query stands at position 0, whatever the lengths.
-            place: dict[str, Any] = {"mask": Causal(), "offset": 0} if is_causal else {"mask": attn_mask}
-            seen = self.recorder.reader.read(query, key, value, scale=scale, statistic=statistic, **place)
-            self.see(self._layer, seen, out, laid or (lambda x: x.reshape(*seen.q.shape[:3], -1)))
+    ) -> Tensor:
+        """Hand over a call of `F.scaled_dot_product_attention`."""
+        layout, to_heads = HEADS_SECOND, None
+        if out.ndim != 4:
+            # With other batch dims than b h the heads come from the layer; with enable_gqa they are the last batch dim.
+            lead = out.shape[:-2]
+            function = to_heads_function(lead, lead[-1] if enable_gqa and lead else self._heads(lead.numel()))
+            layout = OutputLayout(function, lambda heads: replace_heads(out, heads, function))
+            to_heads = None if enable_gqa else function
 
-    def shown(self, call: Shown) -> Tensor:
-        """Take in a call of a kernel that runs outside of PyTorch's functions, if it can be told."""
-        if recomputing() or not self._wants_this():
-            return call.out
-        layer, why = self._layer, call.kernel.otherwise
-        with self.quiet(), torch.no_grad():
-            try:
-                readings = call.readings(self.recorder.reader)
-            except Unread as reason:
-                readings, why = [], str(reason)
-            for told in readings:
-                seen = self.recorder.reader.read(**told)
-                if call.is_explained(seen, len(readings)):
-                    self.see(layer, seen, call.out, call.heads)
-                    return call.out
-        warnings.warn(f"an attention of {shown_name(layer)} is not on the tape: {why}", stacklevel=2)
-        return call.out
+        def read_call() -> KernelCall:
+            q, k, v, mask = query, key, value, attn_mask
+            if to_heads is not None:
+                q, k, v = map(to_heads, (q, k, v))
+                mask = mask if mask is None or mask.ndim < 3 else to_heads(mask)
+            # PyTorch aligns causal masks top left: the first query is at position 0, whatever the lengths.
+            place: dict[str, Any] = {"mask": Causal(), "offset": 0} if is_causal else {"mask": mask}
+            return KernelCall(q=q, k=k, v=v, scale=scale, statistic=statistic, dropout=dropout_p, **place)
 
-    def _written(self, written: Written, out: Tensor) -> None:
-        """Take in an attention that a model has written out, as it tells itself."""
-        if not self._wants_this():
-            return
-        layer = self._layer
-        with torch.no_grad():
-            for told in written.told():
-                seen = self.recorder.reader.read(**told)
-                if written.is_told_by(seen.weights):
-                    self.see(layer, seen, out, written.heads)
-                    return
-        warnings.warn(
-            f"an attention of {shown_name(layer)} is not on the tape: its weights are not the softmax of its scores",
-            stacklevel=2,
-        )
+        return self.observe(self._layer, read_call, out, layout)
 
-    def _heads(self, matrices: int) -> int | None:
-        return head_count([(self.names[id(part)], part) for part in self.here.parts], matrices)
-
-    def _multi_head(self, out: Tensor, call: inspect.BoundArguments) -> None:
+    def _multi_head(self, call: inspect.BoundArguments) -> tuple[Tensor, Tensor | None]:
+        """Run and hand over a call of `F.multi_head_attention_forward`."""
         call.apply_defaults()
         given = call.arguments
-        heads, weight = given["num_heads"], given["out_proj_weight"].detach()
+        heads, weight, bias = given["num_heads"], given["out_proj_weight"], given["out_proj_bias"]
+        result: tuple[Tensor, Tensor | None]
 
-        def of_heads(grad: Tensor) -> Tensor:
-            # The output is the heads side by side times the projection, so its gradient goes back through it.
-            joined = grad.reshape(grad.shape[0], -1, grad.shape[-1]) @ weight
-            return joined.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
-
-        with torch.no_grad():
+        def read_call() -> KernelCall:
             q, k, v = projected(given)
-            seen = self.recorder.reader.read(q, k, v, mask=hidden(given, k.shape[2]))
-            record = self.recorder.see(self._layer, seen, out, of_heads)
-        self.here.joining = None
-        if record is not None:
-            self.recorder.project(record, weight)
+            dropout = given["dropout_p"] if given["training"] else 0.0
+            return KernelCall(q=q, k=k, v=v, mask=merged_mask(given, k.shape[2]), dropout=dropout)
+
+        def split_heads(joined: Tensor) -> Tensor:  # i b (h e) or i (h e) -> b h i e
+            return joined.reshape(joined.shape[0], -1, joined.shape[-1]).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
+
+        if self.is_observer:
+            result = F.multi_head_attention_forward(*call.args, **call.kwargs)
+            # The output is the joined heads times the projection, so its gradient is mapped back through the weight.
+            layout = OutputLayout(lambda grad: split_heads(grad @ weight.detach()), lambda heads: heads)
+            self.observe(self._layer, read_call, result[0], layout, projection=weight.detach())
+            return result
+        # With the identity as its projection, the function returns the joined heads.
+        given |= {"out_proj_weight": torch.eye(len(weight)).to(weight), "out_proj_bias": None}
+        joined, A = F.multi_head_attention_forward(*call.args, **call.kwargs)
+        layout = OutputLayout(split_heads, lambda changed: changed.permute(2, 0, 1, 3).reshape(joined.shape))
+        return F.linear(self.observe(self._layer, read_call, joined, layout), weight, bias), A
 
 
-def recomputing() -> bool:
-    """Does a backward pass run, and compute checkpointed layers once more, which have been seen?"""
+def _attend_call(
+    q: Tensor, k: Tensor, v: Tensor, *, score: Any = None, backend: str | None = None, **given: Any
+) -> KernelCall:
+    return KernelCall(q=q, k=k, v=v, score=score or Dot(), **given)
+
+
+def is_recomputing() -> bool:
+    """True inside a backward pass, which may compute checkpointed layers again."""
     return torch._C._current_graph_task_id() != -1
 
 
 def layer_of(name: str, part: nn.Module) -> str:
-    """The name a layer goes by: a `Core` that is called so is a part of the layer it belongs to."""
+    """Return the name of the layer that a module belongs to: for a `Core` named "core" that of its owner."""
     owner, _, own = name.rpartition(".")
     return owner if own == "core" and type(part) is Core else name
 
 
 SCRIPTED = frozenset((RecursiveScriptModule, TracedModule, TopLevelTracedModule))
-BARE = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, Dropout))  # have no parts to look for
+LEAVES = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, Dropout))  # without submodules
 
 
 def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str]]:
-    """The parts of a model in which something may attend, itself the first, and their names by id.
+    """Return the modules in which something may attend, the model itself first, and their names by id.
 
-    A walk over a model, which touches all its parts, takes as long as one of its layers takes to launch: it looks at as
-    few things as it can.
+    A walk over a model takes as long as the launch of one of its layers, so it skips leaves of PyTorch early.
     """
     parts, names = [model], {id(model): ""}
-    for module in parts:  # which grows meanwhile
+    for module in parts:  # the list grows during the walk
         if type(module) in SCRIPTED or not module._modules:
             continue
         prefix = f"{names[id(module)]}." if module is not model else ""
         for name, part in module._modules.items():
             kind: type = type(part)
-            if part is None or kind in BARE or (_is_plain(kind) and not part._modules):
+            if part is None or kind in LEAVES or (_is_from_torch(kind) and not part._modules):
                 continue
             if id(part) not in names:
                 names[id(part)] = prefix + name
@@ -391,6 +413,6 @@ def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str]]:
 
 
 @cache
-def _is_plain(kind: type) -> bool:
-    """Is it PyTorch's own, in which, without parts, nothing attends?"""
+def _is_from_torch(kind: type) -> bool:
+    """True for module classes of PyTorch, which do not attend unless they have submodules."""
     return kind.__module__.startswith("torch.nn.modules.")

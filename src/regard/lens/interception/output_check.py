@@ -1,4 +1,4 @@
-"""Is what a kernel returned explained by the weights that were read from its arguments?"""
+"""Check that weights inferred from a kernel's arguments reproduce its output."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from torch import Tensor
 from ...ops.weights import Weights
 from ..recording.observed import ObservedAttention
 
-LEAST = 2**-9  # of the length of a row: kernels may multiply float32 in TF32
-ROUNDED = 4  # units of the last place of the output
+MIN_RELATIVE_ERROR = 2**-9  # of the norm of an output row: kernels may multiply float32 in TF32
+ROUNDING_UNITS = 4  # units in the last place of the output's dtype
 
 
-def explains(seen: ObservedAttention, out: Tensor, *, rows: int | None = None) -> bool:
-    """Is the output, b h i e, what these weights make of the values, as far as its precision tells?
+def reproduces_output(observed: ObservedAttention, out: Tensor, *, rows: int | None = None) -> bool:
+    """True if the weights times the values equal the output, `b h i e`, up to its precision.
 
-    Where `rows` are given, that many are looked at, the first and the last among them.
+    With `rows`, only that many rows of each matrix are compared, the first and the last among them.
     """
-    dtype = torch.promote_types(seen.v.dtype, torch.float32)
-    weights = seen._replace(q=seen.q.detach().to(dtype), k=seen.k.detach().to(dtype)).weights
+    v = observed.v.detach()
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    weights = observed._replace(q=observed.q.detach().to(dtype), k=observed.k.detach().to(dtype)).weights
     if rows is not None:
-        some = torch.linspace(0, (n := out.shape[2]) - 1, min(rows, n), dtype=torch.float64).round().long()
-        some = some.to(out.device)
-        # In plain PyTorch: nothing is compiled for a few rows.
-        weights, out = Weights(replace(weights.call.select(rows=some), backend="tiled")), out[:, :, some]
-    made = weights @ seen.v.detach().to(dtype)
-    if made.shape != out.shape:
+        compared = torch.linspace(0, (n := out.shape[2]) - 1, min(rows, n), dtype=torch.float64).round().long()
+        compared = compared.to(out.device)
+        # The tiled backend is plain PyTorch: no kernel is compiled for a few rows.
+        weights = Weights(replace(weights.call.select(rows=compared), backend="tiled"))
+        out = out[:, :, compared]
+    expected = weights @ v.to(dtype)
+    if expected.shape != out.shape:
         return False
-    close = max(ROUNDED * torch.finfo(out.dtype).eps, LEAST)
-    off, length = (x.transpose(1, 2).flatten(2).norm(dim=-1) for x in (made - out, out.to(dtype)))
-    return bool((off <= close * length).all())
+    tolerance = max(ROUNDING_UNITS * torch.finfo(out.dtype).eps, MIN_RELATIVE_ERROR)
+    error, norm = (x.transpose(1, 2).flatten(2).norm(dim=-1) for x in (expected - out, out.to(dtype)))
+    return bool((error <= tolerance * norm).all())

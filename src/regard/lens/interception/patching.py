@@ -1,8 +1,18 @@
-"""Kernels that are seen where they are called, for while they run they show nothing.
+"""Record calls to kernels that bypass __torch_function__ by patching their call sites.
 
-Whatever the code of a model's layers finds under a name, in an attribute or in a closure, and is a kernel or made of
-one, is exchanged for a function that calls it and shows what it was called with. The kernel that runs is the model's
-own.
+What
+    `flex_attention`, flash_attn, xformers and registered kernels do not reach a torch function mode. `patched` replaces
+    every reference to such a kernel that the code of a model finds (a global, an attribute, a closure cell; see
+    `call_sites`) by a `_PatchedKernel`.
+
+How it flows
+    The model calls a `_PatchedKernel`. It runs the kernel of the model, then hands a `KernelRun` (the arguments and the
+    output) to every mode that has a layer under way in this thread. Each mode may return another output. Kernels that
+    this kernel calls itself are parts of it and are not reported.
+
+Lifetimes
+    References are patched once, when the first mode opens, and restored when the last one closes, unless the model has
+    replaced them meanwhile. `deepcopy` and `pickle` of a patched model yield the original kernels.
 """
 
 from __future__ import annotations
@@ -16,199 +26,206 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from ..recording.observed import ObservedAttention
 from ..recording.store import check_holds_numbers
-from ..terms.interpret import Reader
 from .call_sites import Door, doors
-from .mode_stack import aside
+from .intercepted import OutputLayout
+from .kernel_call import KernelCall, OutputProof
+from .output_check import reproduces_output
 
-INLINED = "torch._dynamo.external_utils"  # where what is compiled, and is no function itself, is made one
+if TYPE_CHECKING:
+    from ..recording.observed import ObservedAttention
 
-
-class Unread(Exception):
-    """Why a call of a kernel cannot be put in terms."""
-
-
-class Layout(NamedTuple):
-    """Where heads stand in an output."""
-
-    heads: Callable[[Tensor], Tensor]  # b h i e of it
-    put: Callable[[Tensor], Tensor]  # it of b h i e
+INLINED = "torch._dynamo.external_utils"  # torch.compile wraps callables that are no functions in one of this module
+COMPARED_ROWS = 64  # rows of each matrix that are compared with the output of a kernel
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Kernel:
-    """A function that attends, and how what it is called with is read."""
+    """A function that attends, and how its arguments are interpreted."""
 
     function: Callable[..., Any]
-    homes: tuple[ModuleType, ...]  # where code that imports it within itself finds it
-    # What a reader may be told, or `Unread`, of its arguments, and of whether it was compiled.
-    told: Callable[[dict[str, Any], bool, Reader], list[dict[str, Any]]]
-    layout: Callable[[Tensor], Layout]  # of its output
-    # Whether the kernel's output, b h i e, agrees with this reading of its arguments, one of n readings.
-    explained: Callable[[ObservedAttention, Tensor, int], bool]
-    otherwise: str  # what is said where no reading is that
-    dropout: str | None = None  # the argument that says how much is dropped
+    homes: tuple[ModuleType, ...]  # modules that hold the function, for code that imports it when it runs
+    to_kernel_call: Callable[[KernelRun], KernelCall]  # raises NotUnderstood
+    layout: Callable[[KernelRun, Tensor], OutputLayout]
+    mismatch: str  # reported if the output is not reproduced
+    dropout: str | None = None  # name of the argument with the dropout probability
+    rows_to_compare: int | None = COMPARED_ROWS  # None: all
+    compare_only_if_ambiguous: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Shown:
+class KernelRun:
     """A call of a kernel that has run."""
 
-    kernel: Kernel
-    given: inspect.BoundArguments
-    compiled: bool
-    returned: Tensor
-    out: Tensor  # which somebody else who watches may have changed
+    def __init__(self, kernel: Kernel, called: Callable[..., Any], args: Any, kwargs: Any, returned: Tensor) -> None:
+        self.kernel, self.returned = kernel, returned
+        self.is_compiled = _is_compiled(called, kernel)
+        self.args, self.kwargs = _all_arguments(called, kernel, args, kwargs)
 
-    def readings(self, reader: Reader) -> list[dict[str, Any]]:
-        """What a reader may be told of it; raises `Unread` where there is nothing it could be."""
-        return self.kernel.told(dict(self.given.arguments), self.compiled, reader)
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All arguments by name, defaults included."""
+        return dict(self._bound.arguments)
 
-    def is_explained(self, seen: ObservedAttention, readings: int) -> bool:
-        """Does the kernel return what these weights make of the values? They are one of so many readings."""
-        whole = self._undropped()
-        return self.kernel.explained(seen, self.kernel.layout(whole).heads(whole), readings)
+    @cached_property
+    def kernel_call(self) -> KernelCall:
+        """The call; raises `NotUnderstood` if its arguments are not supported."""
+        return self.kernel.to_kernel_call(self)
 
-    def heads(self, x: Tensor) -> Tensor:
-        """b h i e of the output, or of its gradient."""
-        return self.kernel.layout(x).heads(x)
+    def layout(self, out: Tensor) -> OutputLayout:
+        """Return the layout of an output of the kernel."""
+        return self.kernel.layout(self, out)
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output after a change of its heads, b h i e."""
-        layout = self.kernel.layout(self.out)
-        return layout.put(change(layout.heads(self.out)))
+    @property
+    def proof(self) -> OutputProof:
+        """A test whether an interpretation reproduces the output of the kernel, before dropout."""
+        kernel = self.kernel
 
-    def _undropped(self) -> Tensor:
-        """What is returned where nothing is dropped: what was, unless something is, else the kernel is asked again."""
-        name, given = self.kernel.dropout, self.given
-        if name is None or not given.arguments.get(name):
+        def agrees(observed: ObservedAttention) -> bool:
+            out = self._without_dropout
+            return reproduces_output(observed, self.layout(out).heads(out), rows=kernel.rows_to_compare)
+
+        return OutputProof(agrees, kernel.mismatch, kernel.compare_only_if_ambiguous)
+
+    @cached_property
+    def _bound(self) -> inspect.BoundArguments:
+        bound = _signature(self.kernel.function).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        return bound
+
+    @cached_property
+    def _without_dropout(self) -> Tensor:
+        """The output without dropout: if the model drops weights, the kernel runs once more."""
+        name = self.kernel.dropout
+        if name is None or not self.arguments.get(name):
             return self.returned.detach()
-        again = inspect.BoundArguments(given.signature, OrderedDict(given.arguments | {name: 0.0}))
-        with torch.no_grad(), torch.random.fork_rng([self.out.device] if self.out.is_cuda else []):
+        again = inspect.BoundArguments(self._bound.signature, OrderedDict(self.arguments | {name: 0.0}))
+        with torch.no_grad(), torch.random.fork_rng([self.returned.device] if self.returned.is_cuda else []):
             return _first(self.kernel.function(*again.args, **again.kwargs))
 
 
-class Watcher(Protocol):
-    """A mode that is shown calls of kernels while a layer it looks at is under way."""
+class KernelMode(Protocol):
+    """A function mode that wants to see calls of kernels while a layer of its model is under way."""
+
+    is_observer: bool  # it never changes an output
 
     @property
     def is_inside(self) -> bool:
-        """Is such a layer under way in this thread?"""
+        """True if a layer of the model is under way in this thread."""
 
-    def shown(self, call: Shown) -> Tensor:
-        """Take in a call that has run; return its output, or what it is to be."""
+    def observe_kernel(self, run: KernelRun, out: Tensor) -> Tensor:
+        """Return the output that the model goes on with; `out` is that of the modes before this one."""
 
 
 @contextmanager
-def exchanging(watch: Watcher, parts: Collection[nn.Module], kernels: Collection[Kernel]) -> Iterator[None]:
-    """Show the calls of these kernels within the block."""
+def patched(mode: KernelMode, parts: Collection[nn.Module], kernels: Collection[Kernel]) -> Iterator[None]:
+    """Report calls of these kernels to the mode within the block."""
     known = {id(kernel.function): kernel for kernel in kernels}
     homes = tuple(dict.fromkeys(home for kernel in kernels for home in kernel.homes))
 
     def kernel_of(value: Any) -> Kernel | None:
-        """The kernel that it is, also if it was compiled, or has some arguments fixed."""
+        """Return the kernel that a callable is, also if it is compiled or a `functools.partial`."""
         while value is not None and id(value) not in known:
-            value = _made_of(value)
+            value = _wrapped(value)
         return None if value is None else known[id(value)]
 
-    with _LOCK:  # one at a time, for what is found may be exchanged already
-        found = list(doors(parts, lambda value: kernel_of(value) is not None, homes))
-        if found:
-            _WATCHES.append(watch)
-        for door, value in found:
+    with _LOCK:
+        sites = list(doors(parts, lambda value: kernel_of(value) is not None, homes))
+        if sites:
+            _MODES.append(mode)
+        for site, value in sites:
             kernel = kernel_of(value)
-            if kernel is not None and not isinstance(value, _Seeing):  # as it is where somebody watches already
-                door.put(_Seeing(value, kernel))
-                _EXCHANGED.append(door)
+            if kernel is not None and not isinstance(value, _PatchedKernel):  # else another mode has patched it
+                site.put(_PatchedKernel(value, kernel))
+                _PATCHED_SITES.append(site)
     try:
         yield
     finally:
         with _LOCK:
-            if found:
-                _WATCHES.remove(watch)
-            while _EXCHANGED and not _WATCHES:
-                door = _EXCHANGED.pop()
-                if isinstance(there := door.get(), _Seeing):  # and nothing that was put there since
-                    door.put(there.func)
+            if sites:
+                _MODES.remove(mode)
+            while _PATCHED_SITES and not _MODES:
+                site = _PATCHED_SITES.pop()
+                if isinstance(value := site.get(), _PatchedKernel):  # else the model has replaced it
+                    site.put(value.func)
 
 
-class _Here(threading.local):
-    """Is a kernel under way in this thread? Others that it calls are a part of it."""
+class _Running(threading.local):
+    """True while a kernel runs in this thread: kernels that it calls are parts of it."""
 
-    within = False
+    kernel = False
 
 
-_HERE = _Here()
+_RUNNING = _Running()
 _LOCK = threading.Lock()
-_WATCHES: list[Watcher] = []
-_EXCHANGED: list[Door] = []
+_MODES: list[KernelMode] = []
+_PATCHED_SITES: list[Door] = []
 
 
-class _Seeing:
-    """A call of a kernel that also shows what it is called with to whoever watches the layer."""
+class _PatchedKernel:
+    """A kernel whose calls are also reported to the open modes."""
 
     def __init__(self, called: Callable[..., Any], kernel: Kernel) -> None:
         self.func, self.kernel = called, kernel
-        self._torchdynamo_orig_callable = called  # what torch.compile takes instead
+        self._torchdynamo_orig_callable = called  # torch.compile uses this one instead
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy of a watched model calls what the model called before."""
+        """A copy of a patched model calls the original kernel."""
         return copy.deepcopy(self.func, memo)
 
     def __reduce__(self) -> Any:
-        itself: Any = self.kernel.function
-        if self.func is not itself:
+        function: Any = self.kernel.function
+        if self.func is not function:
             return functools.partial, (self.func,)
-        return pkgutil.resolve_name, (f"{itself.__module__}:{itself.__qualname__}",)
+        return pkgutil.resolve_name, (f"{function.__module__}:{function.__qualname__}",)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        unseen = is_compiling() or _HERE.within
-        watches = [] if unseen else [watch for watch in tuple(_WATCHES) if watch.is_inside]
-        if not watches:
+        passes = is_compiling() or _RUNNING.kernel
+        modes = [] if passes else [mode for mode in tuple(_MODES) if mode.is_inside]
+        if not modes:
             return self.func(*args, **kwargs)
-        check_holds_numbers(*args, **kwargs)
+        if any(mode.is_observer for mode in modes):
+            check_holds_numbers(*args, **kwargs)
         with ExitStack() as stack:
-            for watch in watches:  # a compiled function would be compiled anew for a mode
-                stack.enter_context(aside(watch))
-            _HERE.within = True
-            stack.callback(setattr, _HERE, "within", False)
-            out = self.func(*args, **kwargs)
-            returned = first = _first(out)
-            given, compiled = _bound(self.func, self.kernel, args, kwargs), _is_compiled(self.func, self.kernel)
-            for watch in watches:
-                first = watch.shown(Shown(self.kernel, given, compiled, returned, first))
-        return first if isinstance(out, Tensor) else (first, *out[1:])
+            for mode in modes:  # a compiled function would be compiled again for an active mode
+                stack.enter_context(inactive(mode))
+            _RUNNING.kernel = True
+            stack.callback(setattr, _RUNNING, "kernel", False)
+            result = self.func(*args, **kwargs)
+            out = _first(result)
+            run = KernelRun(self.kernel, self.func, args, kwargs, out)
+            for mode in sorted(modes, key=lambda mode: mode.is_observer):  # observers see the final output
+                out = mode.observe_kernel(run, out)
+        return out if isinstance(result, Tensor) else (out, *result[1:])
 
 
-def _first(out: Any) -> Tensor:
-    """The output, where more is returned beside it."""
-    first: Tensor = out if isinstance(out, Tensor) else out[0]
+def _first(result: Any) -> Tensor:
+    """Return the output of a kernel that may return more beside it."""
+    first: Tensor = result if isinstance(result, Tensor) else result[0]
     return first
 
 
-def _bound(called: Any, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-    """All arguments of a call, those that were fixed before among them."""
+def _all_arguments(called: Any, kernel: Kernel, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call, with those that a `functools.partial` has fixed."""
     while called is not kernel.function:
         if isinstance(called, functools.partial):
             args, kwargs = (*called.args, *args), {**called.keywords, **kwargs}
-        called = _made_of(called)
-    given = _signature(kernel.function).bind(*args, **kwargs)
-    given.apply_defaults()
-    return given
+        called = _wrapped(called)
+    return args, kwargs
 
 
 def _is_compiled(called: Any, kernel: Kernel) -> bool:
-    """Is what is called, with some arguments fixed or not, compiled?"""
+    """True if the callable is a compiled kernel, with arguments fixed or not."""
     while isinstance(called, (functools.partial, staticmethod)):
-        called = _made_of(called)
+        called = _wrapped(called)
     return called is not kernel.function
 
 
@@ -217,14 +234,14 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
 
 
-def itself(value: Any) -> Any:
-    """What is there where nobody watches."""
-    return value.func if isinstance(value, _Seeing) else value
+def unpatched(value: Any) -> Any:
+    """Return the original object."""
+    return value.func if isinstance(value, _PatchedKernel) else value
 
 
-def _made_of(value: Any) -> Any:
-    """What a function calls that was compiled, has arguments fixed, or is watched; None of any other."""
-    if isinstance(value, (functools.partial, _Seeing)):
+def _wrapped(value: Any) -> Any:
+    """Return the callable within a compiled, partial or patched one; None for any other."""
+    if isinstance(value, (functools.partial, _PatchedKernel)):
         return value.func
     if isinstance(value, staticmethod):
         return value.__func__
@@ -232,3 +249,34 @@ def _made_of(value: Any) -> Any:
         return None
     inlined = value.__globals__.get("__name__") == INLINED
     return value.__dict__.get("__wrapped__" if inlined else "_torchdynamo_orig_callable")
+
+
+def is_active(mode: Any) -> bool:
+    """True if a torch function mode is on the stack of this thread."""
+    return mode in _get_current_function_mode_stack()
+
+
+def remove_mode(mode: Any) -> list[Any]:
+    """Take a mode off the stack of this thread; return the modes above it, which stay."""
+    above: list[Any] = []
+    while (top := _pop_mode()) is not mode:
+        above.insert(0, top)
+    for each in above:
+        _push_mode(each)
+    return above
+
+
+@contextmanager
+def inactive(mode: Any) -> Iterator[None]:
+    """Take a mode off the stack of this thread within the block."""
+    if not is_active(mode):
+        yield
+        return
+    above = remove_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in above:
+            _pop_mode()
+        for each in (mode, *above):
+            _push_mode(each)

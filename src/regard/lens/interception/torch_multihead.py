@@ -1,4 +1,4 @@
-"""What `F.multi_head_attention_forward` makes of its arguments: queries, keys, values and one mask."""
+"""Queries, keys, values and one mask from the arguments of `F.multi_head_attention_forward`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """b h i d, as `F.multi_head_attention_forward` makes them of its arguments."""
+    """Return q, k and v, `b h i d`, as `F.multi_head_attention_forward` computes them."""
     inputs = [given[name] if given[name].ndim == 3 else given[name][:, None] for name in ("query", "key", "value")]
     if given["use_separate_proj_weight"]:
         weights = [given[f"{x}_proj_weight"] for x in "qkv"]
@@ -28,8 +28,8 @@ def projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     return (q, F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))) if given["add_zero_attn"] else (q, k, v)
 
 
-def hidden(given: dict[str, Any], keys: int) -> Tensor | None:
-    """The masks of `F.multi_head_attention_forward` as one that `read` takes, b|1 h|1 i|1 j; added keys are seen."""
+def merged_mask(given: dict[str, Any], keys: int) -> Tensor | None:
+    """Return attn_mask and key_padding_mask as one mask, `b|1 h|1 i|1 j`; keys of bias_k and zero_attn are visible."""
     attention, padding = given["attn_mask"], given["key_padding_mask"]
     parts = []
     if attention is not None:
@@ -39,9 +39,9 @@ def hidden(given: dict[str, Any], keys: int) -> Tensor | None:
         parts.append((padding if padding.ndim == 2 else padding[None])[:, None, None])
     if not parts:
         return None
-    if all(x.dtype == torch.bool for x in parts):  # True = hidden, in this one place of PyTorch
-        seen = ~reduce(or_, parts)
-        return F.pad(seen, (0, keys - seen.shape[-1]), value=True)
+    if all(x.dtype == torch.bool for x in parts):  # True = hidden: the opposite of SDPA
+        visible = ~reduce(or_, parts)
+        return F.pad(visible, (0, keys - visible.shape[-1]), value=True)
     added = [x if x.is_floating_point() else torch.where(x, -torch.inf, 0.0) for x in parts]
     total = reduce(add, added)
     return F.pad(total, (0, keys - total.shape[-1]))

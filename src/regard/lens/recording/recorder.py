@@ -1,23 +1,43 @@
-"""Recorder: takes in every attention of a watched model, one call after the other."""
+"""Recorder: the consumer behind `capture`, which records every attention call of a model.
+
+What
+    One entry per (layer, call): a `Record` of q, k and terms, or a `Reduced` summary if `keep` was given.
+
+How it flows
+    The interception hands each call to `observe`, which interprets it and passes it to `record`. A call that goes on
+    with the keys of the layer's latest entry, as in generation with a cache, joins that entry. Calls that can wait
+    (`can_defer`) are held by `record_deferred` and interpreted when `entries` is first read.
+
+Lifetimes
+    A recorder is open while its `capture` is; then `close` joins the parts of each entry. All methods take one lock,
+    because a model may run in several threads.
+"""
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
+from ...ops.call import SLOTS
+from ..capture_warning import CaptureWarning
+from ..interception.kernel_call import NotUnderstood
 from ..layer_names import matches, shown_name
-from ..terms.interpret import Reader
 from .generation import Memo, looks_back_only
 from .observed import ObservedAttention
 from .record import Record
 from .reduced import Reduced, reduce
 from .store import Store, TermSnapshots, owns_unmodified_memory
+
+if TYPE_CHECKING:
+    from ..interception.intercepted import InterceptedAttention
 
 Key = tuple[str, int]
 NOTHING = None, None, None, None
@@ -37,7 +57,6 @@ class Recorder:
     passed_over: set[str] = field(default_factory=set)  # layers that attended and were not asked for
 
     def __post_init__(self) -> None:
-        self.reader = Reader(self.store, holds_biases=self.keep is None)
         self._copies = TermSnapshots(self.store if self.keep is None else None)
         self._lock = threading.RLock()  # a model may run in several threads
         self._entries: dict[Key, Record | Reduced] = {}
@@ -74,11 +93,11 @@ class Recorder:
         """Has nothing been seen?"""
         return not (self._entries or self._waiting)
 
-    def wants(self, name: str) -> bool:
+    def should_record(self, name: str) -> bool:
         """Is a layer of this name asked for?"""
         return self.layers is None or any(matches(name, pattern) for pattern in self.layers)
 
-    def may_wait(self, name: str, q: Tensor, k: Tensor) -> bool:
+    def can_defer(self, name: str, q: Tensor, k: Tensor) -> bool:
         """Is it enough to hold on to the queries and keys of this call until somebody looks?
 
         It is where they need no copy, go on with no call before, and nothing but them is asked for.
@@ -93,14 +112,14 @@ class Recorder:
             and owns_unmodified_memory(k)
         )
 
-    def see_later(self, name: str, call: Callable[[], ObservedAttention]) -> None:
+    def record_deferred(self, name: str, call: Callable[[], ObservedAttention]) -> None:
         """Take in one attention of a layer that may wait: a short pass takes no longer than its Python."""
         with self._lock:
             if name in self._waiting:  # another thread was faster
                 self._settle()
             self._waiting[name] = call
 
-    def see(
+    def record(
         self, name: str, seen: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x
     ) -> Record | None:
         """Take in one attention of a layer; `heads` makes b h i e of the gradient of its output `out`.
@@ -109,21 +128,41 @@ class Recorder:
         wants a projection.
         """
         with self._lock:
-            return self._see(name, seen, out, heads)
+            return self._record(name, seen, out, heads)
 
-    def own(self, seen: ObservedAttention, *slots: str) -> ObservedAttention:
+    def copy_terms(self, seen: ObservedAttention, *slots: str) -> ObservedAttention:
         """The call with terms of our own in these slots, without gradients: others may write to theirs."""
         terms = {name: term for name in slots if (term := getattr(seen, name)) is not None}
         with self._lock:
             return seen._replace(**{name: self._copies.copy(term) for name, term in terms.items()})
+
+    def observe(self, attention: InterceptedAttention) -> Tensor:
+        """Record an attention call; return its output as it is."""
+        layer, out = attention.layer, attention.out
+        if not self.should_record(layer):
+            self.passed_over.add(layer)
+            return out
+        with torch.no_grad():
+            observed = attention.observed()
+            if isinstance(observed, NotUnderstood):
+                warnings.warn(f"{shown_name(layer)} was not recorded: {observed}", CaptureWarning, stacklevel=2)
+                return out
+            # Later writes of the model must not change the tape. Other masks and biases are copies already.
+            slots = SLOTS if attention.has_terms else ("normalize",)
+            record = self.record(layer, self.copy_terms(observed, *slots), out, attention.layout.heads)
+            if record is not None:
+                attention.await_projection(partial(self.project, record))
+        return out
 
     def project(self, record: Record, weight: Tensor) -> None:
         """Note the output projection of an attention."""
         with self._lock:
             record.project(weight)
 
-    def _see(self, name: str, seen: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor]) -> Record | None:
-        if not self.wants(name):
+    def _record(
+        self, name: str, seen: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor]
+    ) -> Record | None:
+        if not self.should_record(name):
             self.passed_over.add(name)
             return None
         self._settle()
@@ -158,7 +197,6 @@ class Recorder:
         """Nothing more will be seen."""
         self.is_open = False
         self._latest.clear()
-        self.reader.begin_pass()
         for entry in self._entries.values():
             if isinstance(entry, Record):
                 entry.close()

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 import regard
 
 from ...ops.weights import Summary, Weights
+from ..capture_warning import CaptureWarning
 from ..layer_names import listed, matches, own_name, shown_calls, shown_name
 from ..recording.record import Extras, Record
 from ..recording.recorder import Key, Recorder
@@ -413,7 +414,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         """Warn about tokens that fit no layer."""
         if self._annotations.tokens:
             for message in unmatched_tokens(self._annotations.tokens, {key: key[0] for key in self}, self._shape_of):
-                warnings.warn(message, stacklevel=stacklevel)
+                warnings.warn(message, CaptureWarning, stacklevel=stacklevel)
 
     def _warn_if_mismatched(
         self, what: str, pattern: str, mismatch: Callable[[Mapping[str, Shape]], str | None]
@@ -422,7 +423,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         shapes = {key[0]: self._shape_of(key) for key in self if matches(key[0], pattern)}
         message = mismatch(shapes) if shapes or not len(self) else no_layer_matches(what, [pattern], self.layers)
         if message is not None:
-            warnings.warn(message, stacklevel=3)
+            warnings.warn(message, CaptureWarning, stacklevel=3)
 
     def _shape_of(self, key: Key) -> Shape:
         """Return the number of batch rows, queries and keys of a layer."""

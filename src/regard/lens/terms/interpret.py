@@ -1,7 +1,7 @@
-"""Reader: from the tensors a kernel is handed to an attention in terms.
+"""Interpreter: from the arguments of an attention kernel to an attention in terms.
 
-Masks become terms once and are shared by every layer that is handed the same one; keys that were repeated for grouped
-queries are taken once; the unwritten room of a static cache is left out.
+Each mask tensor is interpreted once, and layers that receive the same tensor share the term. Keys that a model repeated
+for grouped queries are kept once; unused slots of a static KV cache are left out.
 """
 
 from __future__ import annotations
@@ -21,52 +21,61 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...ops.terms.biases import Added, Bias, Sum
 from ...ops.terms.masks import Causal, Padding, Window
 from ...ops.terms.masks.mask_algebra import And, Mask
-from ...ops.terms.normalizers import Normalizer
 from ...ops.terms.scores import Dot
 from ...ops.terms.term import Term
+from ..capture_warning import CaptureWarning
+from ..interception.kernel_call import FlexArguments, KernelCall, NotUnderstood, OutputProof
 from ..interception.sdpa import is_causal_bias
 from ..recording.generation import same
 from ..recording.observed import ObservedAttention
 from ..recording.record import as_integers
 from ..recording.store import Store, version_of
 from .block_mask import rows_of_blocks
+from .flex_mods import UNSUPPORTED_MODS, readings_of_mods
 from .infer_mask import Packed, Rows, recognize, recognize_bias
 
-LARGE = 2**20  # bytes of a mask worth a word
+MIN_REPORTED_BYTES = 2**20  # smaller masks without structure are stored without a warning
 
 
-class Reader:
-    """Reads what kernels are handed, and remembers the masks."""
+class Interpreter:
+    """Turns kernel calls into terms.
+
+    It remembers the masks it has interpreted, so that layers share one term.
+    """
 
     def __init__(self, store: Store, *, holds_biases: bool = True) -> None:
         self._store, self._holds_biases = store, holds_biases
-        self._pass: dict[Any, Any] = {}  # what functions said in this pass of the model
+        self._pass: dict[Any, Any] = {}  # results for functions such as a mask_mod, valid for this forward pass
         self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._terms: dict[str, list[Term]] = {}
-        self._known: set[int] = set()  # the ids of these
-        self._copies: dict[tuple[int, int], int] = {}  # how often layers of so many heads and such a width repeat keys
-        self._shorter: dict[tuple[int, int], _Found | None] = {}  # known masks, by id, over the keys in use
+        self._known: set[int] = set()  # the ids of the terms in _terms
+        self._copies: dict[tuple[int, int], int] = {}  # (heads, width) -> times that such layers repeat each key head
+        self._shorter: dict[tuple[int, int], _Found | None] = {}  # (id of mask, keys in use) -> mask over these keys
 
-    def read(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | BlockMask | Rows | Mask | None = None,
-        bias: Tensor | Bias | None = None,
-        scale: float | None = None,
-        cap: float | None = None,
-        normalize: Normalizer | None = None,
-        offset: int | None = None,
-        statistic: Tensor | None = None,
-    ) -> ObservedAttention:
-        """One attention over tensors; `mask` is a term, booleans (True = may attend) or numbers to add, `bias` too.
+    def interpret(self, call: KernelCall, proof: OutputProof | None = None) -> ObservedAttention | NotUnderstood:
+        """Return the call in terms, or the reason why it has none.
 
-        A mask may come in rows. `offset` is where the first query stands, if the caller knows; a mask that shows it is
-        believed otherwise. `statistic` is what the kernel found for each row, if it told.
+        If it has several readings, or if the `proof` wants to see every call, the first that the proof accepts counts.
         """
-        if is_causal_bias(mask):  # whose numbers nobody has written down
+        try:
+            return self._reading(call, proof)[1]
+        except NotUnderstood as reason:
+            return reason
+
+    def true_reading(self, call: KernelCall, proof: OutputProof | None = None) -> KernelCall:
+        """Return the reading of a call that `interpret` takes; raise `NotUnderstood` if there is none."""
+        return self._reading(call, proof)[0]
+
+    def read(self, call: KernelCall) -> ObservedAttention:
+        """Return a call that has one reading in terms.
+
+        A mask that shows where the first query stands is believed more than the `offset` of the call.
+        """
+        q, k, v, mask, bias, offset = call.q, call.k, call.v, call.mask, call.bias, call.offset
+        if call.score is not None:
+            terms: Any = {"mask": _join(and_, mask, call.extra_mask), "bias": bias, "normalize": call.normalize}
+            return ObservedAttention(q, k, v, call.score, **terms, offset=offset, statistic=call.statistic)
+        if is_causal_bias(mask):  # a mask class of PyTorch without numbers
             first = 0 if mask.variant.name == "UPPER_LEFT" else mask.seq_len_kv - mask.seq_len_q
             mask, offset = Causal(), first
         lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
@@ -77,22 +86,47 @@ class Reader:
         _, heads, _, width = q.shape
         if k.shape[1] == heads:
             k, v = self._once(k, v)
+        scale, cap = call.scale, call.cap
         plain = scale is None or scale == width**-0.5
         score = None if plain and cap is None else Dot(scale=None if plain else scale, cap=cap)
         if mask is None or isinstance(mask, Mask):
-            seen = ObservedAttention(q, k, v, score, self._one(mask), None, normalize, offset, statistic)
+            seen = ObservedAttention(q, k, v, score, self._one(mask), None, call.normalize, offset, call.statistic)
         else:
-            seen = ObservedAttention(q, k, v, score, None, None, normalize, offset, statistic)
+            seen = ObservedAttention(q, k, v, score, None, None, call.normalize, offset, call.statistic)
             found = self._found(mask, seen, lead)
             seen = seen._replace(mask=found.mask, bias=found.bias, offset=found.offset)
+        if call.extra_mask is not None:
+            seen = seen._replace(mask=self._one(_join(and_, seen.mask, call.extra_mask)), statistic=None)
         seen = self._without_room(seen)
         if bias is None:
             return seen
         if isinstance(bias, Bias):
-            return seen._replace(bias=_all(add, seen.bias, self._one(bias)))
+            return seen._replace(bias=_join(add, seen.bias, self._one(bias)))
         whole = bias.shape[-1] == seen.k.shape[2]
         found = self._found(bias if whole else bias[..., : seen.k.shape[2]], seen, lead)
-        return seen._replace(bias=_all(add, seen.bias, found.bias))
+        return seen._replace(bias=_join(add, seen.bias, found.bias))
+
+    def _reading(self, call: KernelCall, proof: OutputProof | None) -> tuple[KernelCall, ObservedAttention]:
+        """Return the first reading of a call that the proof accepts, and its terms."""
+        readings = [call] if call.flex is None else self._flex_readings(call, call.flex)
+        if call.alternative is not None:
+            readings.append(call.alternative)
+        trusted = proof is None or (proof.only_if_ambiguous and len(readings) == 1)
+        for reading in readings:
+            observed = self.read(reading)
+            if trusted or (proof is not None and proof.agrees(observed)):
+                return replace(reading, alternative=None), observed
+        raise NotUnderstood("" if proof is None else proof.mismatch)
+
+    def _flex_readings(self, call: KernelCall, flex: FlexArguments) -> list[KernelCall]:
+        """Return each reading of a call of flex_attention; raise `NotUnderstood` if there is none."""
+        blocks, score_mod, q = flex.block_mask, flex.score_mod, call.q
+        about = (*q.shape[:3], call.k.shape[2]), q.dtype, q.device, flex.is_compiled
+        key = blocks, blocks and blocks.mask_mod, score_mod, *about
+        readings = self.in_this_pass(key, lambda: readings_of_mods(blocks, score_mod, *about))
+        if not readings:
+            raise NotUnderstood(UNSUPPORTED_MODS)
+        return [replace(call, flex=None, mask=reading.mask, cap=reading.cap) for reading in readings]
 
     def begin_pass(self) -> None:
         """Forget what functions said: from now on they may look up other numbers."""
@@ -160,11 +194,15 @@ class Reader:
             alike.append(term)
             self._known.add(id(term))
         for part in _parts(term):
-            if isinstance(part, (Packed, Added)) and (size := sum(x.nbytes for x in part.tensors())) > LARGE:
+            if (
+                isinstance(part, (Packed, Added))
+                and (size := sum(x.nbytes for x in part.tensors())) > MIN_REPORTED_BYTES
+            ):
                 kind = "mask" if isinstance(part, Packed) else "bias"
                 warnings.warn(
-                    f"a {kind} has no structure that regard knows: {size / 1e6:.3g} MB, queries x keys, are held for "
-                    f"it, {part!r}",
+                    f"no structure (causal, window, padding, ...) found in this {kind}, {part!r}: storing it densely, "
+                    f"queries x keys, takes {size / 1e6:.3g} MB",
+                    CaptureWarning,
                     stacklevel=2,
                 )
         return term
@@ -178,6 +216,7 @@ class _Found(NamedTuple):
     offset: int | None = None
 
 
+@torch.no_grad()
 def _terms_of(tensor: Tensor | BlockMask | Rows, seen: ObservedAttention, lead: torch.Size) -> _Found:
     if isinstance(tensor, Tensor):
         rows = _rows(tensor, lead, seen.k.shape[2])
@@ -219,10 +258,12 @@ def _tell_even(rows: Rows, shown: Rows, place: int) -> None:
         own = (torch.arange(i, device=shown.device) + place).clamp(0, j - 1)
         told = (blind & keep[:, own]).any(0).nonzero().flatten().tolist()
         if told:
+            several = len(told) > 1
             warnings.warn(
-                f"a mask hides all {j} keys from {len(told)} row{'s' * (len(told) > 1)}, row {told[0]} the first, by "
-                "finite numbers, over which the model spreads evenly; here they are shown as zeros. Hide keys by a "
-                "boolean mask, or let such rows see one",
+                f"{len(told)} query row{'s are' if several else ' is'} fully masked with finite values (first: row "
+                f"{told[0]}, all {j} keys). The model attends uniformly there; regard shows zeros. Use a boolean mask, "
+                "or leave at least one key visible",
+                CaptureWarning,
                 stacklevel=2,
             )
 
@@ -285,7 +326,7 @@ def _shortened(seen: ObservedAttention, used: int) -> _Found | None:
     hidden = any(isinstance(x, Causal) or (isinstance(x, Padding) and _ends(x, seen, used)) for x in parts)
     if not hidden or not all(isinstance(x, (Causal, Window, Padding)) for x in parts):
         return None
-    return _Found(_all(and_, *(_narrow(x, seen, used) for x in parts)))
+    return _Found(_join(and_, *(_narrow(x, seen, used) for x in parts)))
 
 
 def _ends(padding: Padding, seen: ObservedAttention, used: int) -> bool:
@@ -315,6 +356,6 @@ def _parts(term: Term | None) -> Iterator[Term]:
         yield term
 
 
-def _all(join: Any, *terms: Any) -> Any:
+def _join(operator: Any, *terms: Any) -> Any:
     given = [term for term in terms if term is not None]
-    return reduce(join, given) if given else None
+    return reduce(operator, given) if given else None

@@ -1,14 +1,15 @@
-"""Texts side by side in one row, or each with as many keys as it has: who sees whom, in memory linear in the tokens.
+"""Variable-length attention (varlen): sequences packed into one row, or padded KV caches with a length per row.
 
-Kernels count the place of a query from the last key of its own text, or from the first. Where that is one distance for
-all queries, `Causal`, `Window` and `Alibi` say the rest; where it is not, each query has a place of its own.
+Masks and biases take memory linear in the tokens. Kernels align the last query of a sequence with its last key, or the
+first with the first. If one offset holds for all queries, `Causal`, `Window` and `Alibi` express the rest; if not, each
+query has its own position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from ...ops.terms.coordinates import Coordinates
 from ...ops.terms.masks import Causal, Documents, Near, Padding, Window
 from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.terms.term import term
+from ..interception.kernel_call import KernelCall
 
 if TYPE_CHECKING:
     from ...ops.shape import Sizes
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 @term
 class Sloped(Bias):
-    """-slope * abs(j - center), of each query's own, broadcastable to b h i: `Alibi` where texts differ."""
+    """-slope * abs(j - center), both broadcastable to b h i: `Alibi` for packed sequences of different offsets."""
 
     slopes: Tensor
     center: Tensor
@@ -45,21 +47,21 @@ class Sloped(Bias):
 
 
 @dataclass(frozen=True, eq=False)
-class Texts:
-    """Where queries stand among keys, and which keys are of their text."""
+class VarlenSequences:
+    """Positions of the queries of packed or cached sequences, and the keys that belong to each sequence."""
 
-    queries: int  # how many there are
+    queries: int
     keys: int
-    own: Mask | None = None  # the keys of a query's own text
-    offset: int | None = None  # the place of the first query, if it is one for all texts; None for the last at the end
-    places: Tensor | None = None  # b|1 1 i, those of all queries where it is not
-    numbers: Tensor | None = None  # i, of the texts that stand side by side
+    own: Mask | None = None  # shows the keys of a query's own sequence
+    offset: int | None = None  # position of the first query, if one offset holds for all; None: last query at last key
+    positions: Tensor | None = None  # b|1 1 i: position of each query, if one offset does not hold for all
+    numbers: Tensor | None = None  # i: sequence that each query belongs to, if they are packed
 
     @classmethod
     def packed(
         cls, of_queries: Sequence[int], of_keys: Sequence[int], *, at_end: bool = True, device: torch.device
-    ) -> Texts:
-        """Texts side by side, from where each begins and the last ends; `at_end`: the last query at the last key."""
+    ) -> VarlenSequences:
+        """Packed sequences, from cu_seqlens of queries and keys; `at_end` aligns the last query with the last key."""
         queries, keys, count = of_queries[-1], of_keys[-1], len(of_queries) - 1
         if count == 1:
             return cls(queries, keys, offset=None if at_end else 0)
@@ -70,69 +72,75 @@ class Texts:
         if list(of_queries) == list(of_keys):
             return cls(queries, keys, Documents(numbers), offset=0, numbers=numbers)
         first = key_starts[:-1] + (key_lengths - lengths if at_end else 0) - starts[:-1]
-        places = torch.arange(queries, device=device) + first[numbers]
+        positions = torch.arange(queries, device=device) + first[numbers]
         documents = Documents(numbers, each.repeat_interleave(key_lengths, output_size=keys))
-        return cls(queries, keys, documents, places=places[None, None], numbers=numbers)
+        return cls(queries, keys, documents, positions=positions[None, None], numbers=numbers)
 
     @classmethod
-    def cached(cls, lengths: Sequence[int], queries: int, *, device: torch.device) -> Texts:
-        """Texts of a batch whose keys are the first of each row of a cache; the last query stands at the last of them.
+    def cached(cls, lengths: Sequence[int], queries: int, *, device: torch.device) -> VarlenSequences:
+        """Sequences whose keys are the first `lengths` of each row of a KV cache; the last query is at the last key.
 
-        Keys after the longest are left out.
+        Keys behind the longest sequence are left out.
         """
         keys = max(lengths, default=0)
         if keys == min(lengths, default=0):
             return cls(queries, keys)
-        places = torch.arange(queries, device=device) + torch.tensor(lengths, device=device)[:, None] - queries
-        return cls(queries, keys, Padding(tuple(lengths)), places=places[:, None])
+        positions = torch.arange(queries, device=device) + torch.tensor(lengths, device=device)[:, None] - queries
+        return cls(queries, keys, Padding(tuple(lengths)), positions=positions[:, None])
 
-    def seen(self, before: int | None, after: int | None) -> Mask | None:
-        """The keys of its text that a query sees, as many before and after its own place; None for all."""
+    def mask(self, before: int | None, after: int | None) -> Mask | None:
+        """Return the mask of its own sequence, `before` and `after` keys around a query; None for all."""
         band = self._band(before, after)
         return band if self.own is None else self.own if band is None else band & self.own
 
-    def sloped(self, slopes: Tensor) -> Bias:
-        """-slope * abs(i - j), the slopes one for each head, or for each text and head."""
+    def alibi(self, slopes: Tensor) -> Bias:
+        """Return the bias -slope * abs(i - j), with a slope for each head, or for each sequence and head."""
         slopes = slopes.detach().clone()
         if slopes.ndim == 2 and bool((slopes == slopes[:1]).all()):
             slopes = slopes[0]
-        if slopes.ndim == 1 and self.places is None:
+        if slopes.ndim == 1 and self.positions is None:
             return Alibi(slopes=slopes)
         if slopes.ndim == 1:
             by_row = slopes[:, None]
         else:
             by_row = slopes[..., None] if self.numbers is None else slopes[self.numbers].T
-        places = self.places
-        if places is None:
+        positions = self.positions
+        if positions is None:
             first = self.keys - self.queries if self.offset is None else self.offset
-            places = torch.arange(self.queries, device=slopes.device)[None, None] + first
-        return Sloped(by_row, places)
+            positions = torch.arange(self.queries, device=slopes.device)[None, None] + first
+        return Sloped(by_row, positions)
 
     def _band(self, before: int | None, after: int | None) -> Mask | None:
         if before is None and after is None:
             return None
-        if self.places is None and after == 0:
+        if self.positions is None and after == 0:
             return Causal() if before is None else Causal() & Window(before + 1)
         farthest = self.queries + self.keys
         before, after = (farthest if x is None else min(x, farthest) for x in (before, after))
-        if self.places is not None:
-            return Near(self.places + (after - before) / 2, (before + after) / 2)
+        if self.positions is not None:
+            return Near(self.positions + (after - before) / 2, (before + after) / 2)
         return Window(before + 1) if before == after else Window(before=before, after=after)
 
 
-def told_of(
+def packed_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    texts: Texts,
+    sequences: VarlenSequences,
     *,
     before: int | None = None,
     after: int | None = None,
     slopes: Tensor | None = None,
     scale: float | None = None,
     cap: float | None = None,
-) -> dict[str, Any]:
-    """What a `Reader` is to be told of such an attention over b h i d."""
-    bias = None if slopes is None else texts.sloped(slopes)
-    mask = texts.seen(before, after)
-    return {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "scale": scale, "cap": cap, "offset": texts.offset}
+    dropout: float = 0.0,
+) -> KernelCall:
+    """Return the call of such an attention, with q, k and v as `b h i d`.
+
+    A query sees `before` keys before its position and `after` keys after it, None for all.
+    """
+    bias = None if slopes is None else sequences.alibi(slopes)
+    mask = sequences.mask(before, after)
+    return KernelCall(
+        q=q, k=k, v=v, mask=mask, bias=bias, scale=scale, cap=cap, offset=sequences.offset, dropout=dropout
+    )

@@ -1,0 +1,114 @@
+"""InterceptedAttention: one attention call of a model on its way to a consumer, and what a consumer may do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from ...ops.call import SLOTS
+from ...ops.operator import attend
+from ..layer_names import shown_name
+from .kernel_call import KernelCall, NotUnderstood, OutputProof
+
+if TYPE_CHECKING:
+    from ..recording.observed import ObservedAttention
+    from ..terms.interpret import Interpreter
+
+
+class OutputLayout(NamedTuple):
+    """The position of the heads in an output."""
+
+    heads: Callable[[Tensor], Tensor]  # b h i e of an output, or of its gradient
+    output: Callable[[Tensor], Tensor]  # an output from b h i e
+
+
+HEADS_SECOND = OutputLayout(lambda out: out, lambda heads: heads)  # b h i e
+HEADS_THIRD = OutputLayout(lambda out: out.transpose(1, 2), lambda heads: heads.transpose(1, 2).contiguous())  # b i h e
+
+
+class Consumer(Protocol):
+    """A user of the interception, such as `capture` or `ablate`."""
+
+    def observe(self, attention: InterceptedAttention) -> Tensor:
+        """Return the output that the model goes on with: `attention.out`, or another of its layout."""
+
+
+class Source(Protocol):
+    """The interception that an attention call comes from."""
+
+    interpreter: Interpreter
+
+    def await_projection(self, heads: Tensor, callback: Callable[[Tensor], None]) -> None:
+        """Call back with the weight of the first linear map that takes these heads, `b h i e`."""
+
+
+class InterceptedAttention:
+    """One attention call that has run in a layer, the same value whichever function the model called.
+
+    A consumer reads it (`observed`), changes the heads of its output (`heads`, `with_heads`), or replaces the call
+    (`kernel_call`, `computed_from`). Nothing is interpreted before a consumer asks for it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        layer: str,
+        read_call: Callable[[], KernelCall],
+        out: Tensor,
+        layout: OutputLayout = HEADS_SECOND,
+        proof: OutputProof | None = None,
+        projection: Tensor | None = None,
+    ) -> None:
+        self.layer, self.out, self.layout = layer, out, layout
+        self.has_terms = False  # True once observed, if the call had terms, and no tensors, for masks: those of attend
+        self._source, self._read_call, self._proof, self._projection = source, read_call, proof, projection
+
+    @property
+    def heads(self) -> Tensor:
+        """The output of each head, `b h i e`."""
+        return self.layout.heads(self.out)
+
+    def with_heads(self, heads: Tensor) -> Tensor:
+        """Return an output of the same layout with other heads, `b h i e`."""
+        return self.layout.output(heads)
+
+    def observed(self) -> ObservedAttention | NotUnderstood:
+        """Return the attention in terms, or the reason why it has none."""
+        try:
+            call = self._read_call()
+        except NotUnderstood as reason:
+            return reason
+        observed = self._source.interpreter.interpret(call, self._proof)
+        self.has_terms = call.score is not None
+        return observed
+
+    @cached_property
+    def kernel_call(self) -> KernelCall:
+        """The call that the model made, in the reading that reproduces its output; raises `NotUnderstood`."""
+        try:
+            return self._source.interpreter.true_reading(self._read_call(), self._proof)
+        except NotUnderstood as reason:
+            raise NotUnderstood(f"the attention of {shown_name(self.layer)} cannot be replaced: {reason}") from reason
+
+    def computed_from(self, call: KernelCall) -> Tensor:
+        """Return the output of another call in the layout of this one, computed by `regard.attend`.
+
+        The kernel of the model has run before, so a cache that it writes to is written; its output is dropped.
+        """
+        observed = self._source.interpreter.interpret(call)
+        if isinstance(observed, NotUnderstood):
+            raise observed
+        q, k, v = observed.q, observed.k, observed.v
+        terms: dict[str, Any] = {slot: term for slot in SLOTS if (term := getattr(observed, slot)) is not None}
+        heads = attend(q, k, v.to(q.dtype), **terms, offset=observed.offset, dropout=call.dropout)
+        return self.layout.output(heads.to(self.out.dtype))
+
+    def await_projection(self, callback: Callable[[Tensor], None]) -> None:
+        """Call back with the weight of the output projection once it is known; never if there is none."""
+        if self._projection is not None:
+            callback(self._projection)
+        else:
+            self._source.await_projection(self.heads.detach(), callback)
