@@ -645,9 +645,11 @@ def test_measures_can_be_all_that_is_kept():
     assert repr(reduced) == f"Reduced(2 x 4 x 70 x 70, {', '.join(keep)})"
     with pytest.raises(KeyError, match="'distance' was not kept, only entropy"):
         reduced.distance()
-    with pytest.raises(AttributeError, match=r"topk is of single weights, and only entropy, .*; leave keep= out of"):
+    with pytest.raises(
+        AttributeError, match=r"topk needs the full weights, but .* kept only entropy, .*; capture without"
+    ):
         reduced.topk(2)
-    with pytest.raises(TypeError, match=r"A\[\(0, 0\)\] is of single weights"):
+    with pytest.raises(TypeError, match=r"A\[\(0, 0\)\] needs the full weights"):
         reduced[0, 0]
     assert not hasattr(reduced, "anything")
 

@@ -1,4 +1,4 @@
-"""Layouts: which of the dims before matrices are the batch and which the heads."""
+"""Decide which of the dims before a matrix are the batch and which are the heads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+# Attributes in which layers keep their number of heads.
 HEAD_COUNT_NAMES = (
     "num_heads",
     "n_heads",
@@ -18,25 +19,26 @@ HEAD_COUNT_NAMES = (
     "heads",
     "num_attention_heads",
     "h",
-)  # what layers say
+)
 MERGING_NAMES = frozenset(("view", "reshape", "flatten", "cat", "concat"))
 
 
 class HeadLayout(NamedTuple):
-    """Makes b h i j of *lead i j."""
+    """A rearrangement of *lead i j to b h i j."""
 
-    lead: torch.Size  # one dim, or several of which one are the heads
-    at: int  # which
+    lead: torch.Size  # batch dims, one of which are the heads
+    at: int  # index of the heads in `lead`
 
     @classmethod
     def of(cls, lead: Sequence[int], heads: int | None, first: bool) -> HeadLayout:
-        """The batch dims `lead` with `heads` among them, or within the only one: behind the texts, or `first`.
+        """Find the dim of `lead` that are the heads; a single dim is split into batch and heads, or heads `first`.
 
-        Where nobody says how many heads there are it is the last dim, or one head.
+        If the number of heads is unknown, the heads are the last of several dims, and a single dim has one head.
         """
         if len(lead) < 2:
-            all_, heads = prod(lead), heads or 1
-            return cls(torch.Size((heads, all_ // heads) if first else (all_ // heads, heads)), 0 if first else 1)
+            heads = heads or 1
+            batch = prod(lead) // heads
+            return cls(torch.Size((heads, batch) if first else (batch, heads)), 0 if first else 1)
         last = len(lead) - 1
         if heads is None or lead[last] == heads:
             return cls(torch.Size(lead), last)
@@ -46,7 +48,7 @@ class HeadLayout(NamedTuple):
         return cls(torch.Size(lead), next((n for n in (*range(1, last), 0) if lead[n] == heads), last))
 
     def of_matrices(self, x: Tensor) -> Tensor:
-        """A tensor that broadcasts to *lead i j with dims that broadcast to b h i j."""
+        """Rearrange a tensor that broadcasts to *lead i j, so that it broadcasts to b h i j."""
         if x.ndim <= 2 or (len(self.lead) == 2 and self.at == 1):
             return x
         x = x[(None,) * (len(self.lead) + 2 - x.ndim)]
@@ -55,29 +57,30 @@ class HeadLayout(NamedTuple):
         return x.movedim(self.at, -3).flatten(0, -4)
 
 
-def to_heads_function(given: torch.Size, heads: int | None) -> Callable[[Tensor], Tensor]:
-    """What makes b h i e of tensors for a kernel with other batch dims, among or within which somebody says heads are.
+def to_heads_function(batch_dims: torch.Size, heads: int | None) -> Callable[[Tensor], Tensor]:
+    """Return a function that rearranges (*batch_dims, i, e) to (b, h, i, e), given the number of heads if known.
 
-    Where nobody says they are the last dim, or there is one head: a kernel takes a batch without heads.
+    If it is unknown the heads are the last of several dims; a single dim is the batch, with one head.
     """
-    layout = HeadLayout.of(given, heads, first=False)
-    return lambda x: layout.of_matrices(with_batch_dims(x, given, layout.lead)) if x.ndim > 2 else x[None, None]
+    layout = HeadLayout.of(batch_dims, heads, first=False)
+    return lambda x: layout.of_matrices(with_batch_dims(x, batch_dims, layout.lead)) if x.ndim > 2 else x[None, None]
 
 
-def replace_heads(out: Tensor, heads: Tensor, laid: Callable[[Tensor], Tensor]) -> Tensor:
-    """An output with other numbers for its heads, b h i e, which `laid` makes of it."""
-    at = laid(torch.arange(out.numel(), device=out.device).view(out.shape))
-    return out.flatten().scatter(0, at.flatten(), heads.flatten()).view(out.shape)
+def replace_heads(out: Tensor, heads: Tensor, to_heads: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return an output whose heads are replaced by `heads`, b h i e; `to_heads(out)` are its own."""
+    positions = to_heads(torch.arange(out.numel(), device=out.device).view(out.shape))
+    return out.flatten().scatter(0, positions.flatten(), heads.flatten()).view(out.shape)
 
 
 def head_count(parts: Sequence[tuple[str, nn.Module]], matrices: int) -> int | None:
-    """How many of so many matrices are heads of one text, as the layer under way says, or the one around it.
+    """Return the number of heads from an attribute of the running layer, or of its parent; None if unknown.
 
-    `parts` are all that are under way, the innermost last, with their names.
+    It must divide the number of matrices. `parts` are the running modules with their names, the innermost last.
     """
     for name, part in parts[:-3:-1]:
         between = parts[-1][0][len(name) :]
-        if any(step.isdigit() for step in between.split(".")):  # one of several that are heads themselves
+        # A module in a list within `part` may itself be one of its heads.
+        if any(step.isdigit() for step in between.split(".")):
             return None
         for attribute in HEAD_COUNT_NAMES:
             heads = getattr(part, attribute, None)
@@ -87,35 +90,35 @@ def head_count(parts: Sequence[tuple[str, nn.Module]], matrices: int) -> int | N
 
 
 def merged_batch_dims(args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> tuple[int, int] | None:
-    """The two batch dims that a call made one, the outer first; of parts it put behind each other the inner is 0."""
+    """Return the two batch dims that a call merged into one, the outer first; the inner is 0 for concatenated parts."""
     x = args[0] if args else None
     if isinstance(x, Tensor):
-        folded = x.ndim == 4 and not x.is_nested and x.shape[:2].numel() == len(out)
-        return (x.shape[0], x.shape[1]) if folded else None
+        merges = x.ndim == 4 and not x.is_nested and x.shape[:2].numel() == len(out)
+        return (x.shape[0], x.shape[1]) if merges else None
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     return (len(x), 0) if isinstance(x, (list, tuple)) and dim == 0 else None
 
 
 def common_batch_dims(left: torch.Size, right: torch.Size) -> torch.Size:
-    """The batch dims of two tensors together."""
+    """Return the broadcast batch dims of two tensors."""
     return left if left == right else torch.broadcast_shapes(left, right)
 
 
-def with_batch_dims(x: Tensor, given: torch.Size, lead: torch.Size) -> Tensor:
-    """A tensor that broadcasts to matrices with batch dims `given`, with others, `lead`, for the same matrices."""
-    if given == lead or x.ndim <= 2:
+def with_batch_dims(x: Tensor, batch_dims: torch.Size, lead: torch.Size) -> Tensor:
+    """Reshape a tensor that broadcasts to matrices with `batch_dims` to batch dims `lead` of the same matrices."""
+    if batch_dims == lead or x.ndim <= 2:
         return x
     last = x.shape[-2:]
     if x.shape[:-2].numel() == 1:
         return x.reshape(*(1 for _ in lead), *last)
-    return x.expand(*given, *last).reshape(*lead, *last)
+    return x.expand(*batch_dims, *last).reshape(*lead, *last)
 
 
 def permute_batch_dims(x: Tensor, order: Sequence[int]) -> Tensor:
-    """Matrices with their batch dims in another order."""
+    """Permute the batch dims of matrices."""
     return x.permute(*order, -2, -1)
 
 
 def as_matrix(x: Tensor) -> Tensor:
-    """A tensor that broadcasts to matrices, with two dims at least."""
+    """Return a tensor with at least two dims that broadcasts alike."""
     return x if x.ndim > 1 else x[None]

@@ -1,4 +1,19 @@
-"""Strokes: what functions of PyTorch make of scores, and of the softmax of them."""
+"""Rules that update symbolic attention scores, and the softmax of them, after each torch function.
+
+What
+    `OP_RULES` has one rule per name of a torch function (mul, add, masked_fill, softmax, view, ...). A rule gets the
+    call after it ran, as an `OpCall`, and returns the `SymbolicValue` of the result: `Scores`, `ScoresWithSink`,
+    `SoftmaxOutput` or `WeightedValues`. None means that the result is none of these, so tracking ends there.
+
+How it flows
+    The tracker adds the result of q @ k.mT to `SymbolicTensors` as `Scores`. For each later call whose name is in
+    `OP_RULES` it applies the rule, which reads the symbolic values of the arguments, and adds what the rule returns.
+    The product of a `SoftmaxOutput` with values is an attention; the tracker handles products itself.
+
+Lifetimes
+    `SymbolicTensors` refers to tensors weakly and notes their version counter: an entry disappears with its tensor, and
+    is invalid once the tensor was written to in place, unless a rule followed that write.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +30,7 @@ from ..recording.store import version_of
 from .matmul import has_data
 from .symbolic_scores import MAX_HIDDEN_SCORE, Scores, ScoresWithSink, SoftmaxOutput, WeightedValues
 
-FADES = 1e-2  # scores that are hidden by a number and made smaller than this may be seen again
+MIN_FACTOR_OF_HIDDEN = 1e-2  # a finite fill value times a smaller factor may no longer hide its key
 
 SOFTMAX = "softmax"
 
@@ -23,55 +38,58 @@ SymbolicValue = Scores | ScoresWithSink | SoftmaxOutput | WeightedValues
 
 
 class SymbolicTensors:
-    """What is known of tensors, as long as they live and nobody writes to them."""
+    """The symbolic values of live tensors; an in-place write to a tensor invalidates its value."""
 
     def __init__(self) -> None:
         self.entries: dict[int, tuple[weakref.ref[Tensor], int | None, SymbolicValue]] = {}
-        self.linear_output: Callable[[], Tensor | None] = lambda: None  # what the latest linear map made
+        self.linear_output: Callable[[], Tensor | None] = lambda: None  # output of the latest F.linear
 
     def get(self, x: Any, *, written: bool = False) -> SymbolicValue | None:
-        """What is known of a tensor, if nobody but the call that has just `written` to it has done so."""
-        note = self.entries.get(id(x))
-        if note is None or (held := note[0]()) is None or held is not x:
-            return None
-        version, times = version_of(held), note[1]
-        once = written and version is not None and times == version - 1
-        return note[2] if times == version or once else None
+        """Return the value of a tensor; None if it has none, or if the tensor was written to since.
 
-    def add(self, x: Tensor, what: SymbolicValue) -> None:
-        """SymbolicValue what a tensor is."""
+        With `written` one write is allowed, that of the in-place call which has just run.
+        """
+        entry = self.entries.get(id(x))
+        if entry is None or (tensor := entry[0]()) is None or tensor is not x:
+            return None
+        version, known_version = version_of(tensor), entry[1]
+        has_one_write = written and version is not None and known_version == version - 1
+        return entry[2] if known_version == version or has_one_write else None
+
+    def add(self, x: Tensor, value: SymbolicValue) -> None:
+        """Set the value of a tensor."""
         key = id(x)
 
         def forget(ref: weakref.ref[Tensor]) -> None:
-            if (note := self.entries.get(key)) is not None and note[0] is ref:
+            if (entry := self.entries.get(key)) is not None and entry[0] is ref:
                 del self.entries[key]
 
-        self.entries[key] = weakref.ref(x, forget), version_of(x), what
+        self.entries[key] = weakref.ref(x, forget), version_of(x), value
 
     def forget(self, x: Any) -> None:
-        """Forget what a tensor was before it was written to, and views of it that do not count how often."""
+        """Remove a tensor that was written to; in inference mode, where versions are not counted, also its views."""
         self.entries.pop(id(x), None)
         if isinstance(x, Tensor) and x.is_inference():
             memory = x.untyped_storage().data_ptr()
             for key, (ref, _, _) in list(self.entries.items()):
-                if (other := ref()) is None or other.untyped_storage().data_ptr() == memory:
+                if (tensor := ref()) is None or tensor.untyped_storage().data_ptr() == memory:
                     self.entries.pop(key, None)
 
-    def forget_softmax(self, seen: SoftmaxOutput) -> None:
-        """Forget a softmax that has been seen: whoever trains holds its tensors until the backward pass."""
-        for key, (_, _, note) in list(self.entries.items()):
-            softmaxed = note.softmaxed if isinstance(note, WeightedValues) else note
-            if isinstance(softmaxed, SoftmaxOutput) and softmaxed.averaged is seen.averaged:
+    def forget_softmax(self, recorded: SoftmaxOutput) -> None:
+        """Remove a softmax that was recorded: in training, autograd keeps its tensors until the backward pass."""
+        for key, (_, _, value) in list(self.entries.items()):
+            output = value.softmaxed if isinstance(value, WeightedValues) else value
+            if isinstance(output, SoftmaxOutput) and output.averaged is recorded.averaged:
                 del self.entries[key]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove everything."""
         self.entries.clear()
         self.linear_output = lambda: None
 
 
 class OpCall(NamedTuple):
-    """One call, that has run, of a function that may have been handed scores, or weights."""
+    """One call of a torch function, after it ran, whose arguments may have symbolic values."""
 
     symbolic: SymbolicTensors
     name: str
@@ -79,213 +97,233 @@ class OpCall(NamedTuple):
     kwargs: Mapping[str, Any]
     out: Any
 
-    def note(self, at: int = 0) -> Scores | SoftmaxOutput | None:
-        """What is known of an argument."""
-        note = self.symbolic.get(x := self.argument(at), written=self.name.endswith("_"))
-        if isinstance(note, SoftmaxOutput) and x is not self.out:
-            return replace(note, found=note.weights_in(x))
-        return note if isinstance(note, (Scores, SoftmaxOutput)) else None
+    def symbolic_argument(self, at: int = 0) -> Scores | SoftmaxOutput | None:
+        """Return the scores, or the softmax output, that an argument is."""
+        value = self.symbolic.get(x := self.argument(at), written=self.name.endswith("_"))
+        if isinstance(value, SoftmaxOutput) and x is not self.out:
+            return replace(value, weights=value.weights_in(x))
+        return value if isinstance(value, (Scores, SoftmaxOutput)) else None
 
     def argument(self, at: int, *names: str, default: Any = None) -> Any:
-        """An argument by its place or by one of its names."""
+        """Return an argument by its position or by one of its names."""
         if len(self.args) > at:
             return self.args[at]
         return next((self.kwargs[name] for name in names if name in self.kwargs), default)
 
     @property
     def lead(self) -> torch.Size:
-        """The batch dims of what came of it."""
+        """The batch dims of the result."""
         return self.shape[:-2]
 
     @property
     def result(self) -> Tensor:
-        """What came of it, where it wrote to what it was given."""
+        """The result; `__setitem__`, which returns None, changed its first argument."""
         return self.args[0] if self.out is None else self.out
 
     @property
     def shape(self) -> torch.Size:
-        """The shape of what came of it."""
+        """The shape of the result."""
         return self.result.shape
 
-    def spreads(self, scores: Scores) -> bool:
-        """Has it made more of the scores than there were?"""
+    def broadcasts(self, scores: Scores) -> bool:
+        """Whether the result has more elements than the scores."""
         return self.shape.numel() != prod(scores.lead) * scores.q.shape[-2] * scores.k.shape[-2]
 
 
 def is_in_place(name: str) -> bool:
-    """Does a function of this name change the tensor it is given?"""
+    """Whether a function of this name writes to its first argument."""
     return name == "__setitem__" or (name.endswith("_") and not name.startswith("_"))
 
 
 OpRule = Callable[[OpCall], "SymbolicValue | None"]
 
 
-def _scaled(call: OpCall) -> SymbolicValue | None:
-    factor, note, x = call.argument(1, "other"), call.note(), call.argument(0)
-    if note is None and call.name in ("mul", "multiply"):  # a number times scores, or values times weights
-        factor, note, x = x, call.note(1), factor
-    if isinstance(note, SoftmaxOutput):
-        weighed = WeightedValues.of(note, x, factor) if call.name in ("mul", "multiply") else None
-        return _weighed(call, note) if weighed is None else weighed
-    if note is None or "rounding_mode" in call.kwargs or call.spreads(note):
+def _multiply(call: OpCall) -> SymbolicValue | None:
+    """Multiply or divide scores by a factor, or multiply values by weights."""
+    factor, value, x = call.argument(1, "other"), call.symbolic_argument(), call.argument(0)
+    if value is None and call.name in ("mul", "multiply"):  # factor * scores, or values * weights
+        factor, value, x = x, call.symbolic_argument(1), factor
+    if isinstance(value, SoftmaxOutput):
+        weighted = WeightedValues.of(value, x, factor) if call.name in ("mul", "multiply") else None
+        return _reweigh(call, value) if weighted is None else weighted
+    if value is None or "rounding_mode" in call.kwargs or call.broadcasts(value):
         return None
     divides = call.name not in ("mul", "mul_", "multiply")
     if (number := _number(factor)) is not None:
         number = number and (1 / number if divides else number)
-        return note.times(number, call.lead) if number and (number > FADES or not note.hidden) else None
+        keeps_hidden = number > MIN_FACTOR_OF_HIDDEN or not value.hidden
+        return value.times(number, call.lead) if number and keeps_hidden else None
     if isinstance(factor, Tensor) and factor.ndim and factor.shape[-1] == 1:
-        return note.times(1 / factor if divides else factor, call.lead)
-    return note.gated(factor, call.lead) if isinstance(factor, Tensor) and factor.ndim and not divides else None
+        return value.times(1 / factor if divides else factor, call.lead)
+    return (
+        value.times_zero_or_one(factor, call.lead)
+        if isinstance(factor, Tensor) and factor.ndim and not divides
+        else None
+    )
 
 
-def _added(call: OpCall) -> SymbolicValue | None:
-    other, note = call.argument(1, "other"), call.note()
-    takes, alpha = call.name in ("sub", "sub_", "subtract"), call.kwargs.get("alpha", 1)
-    if isinstance(
-        sunk := call.symbolic.get(call.argument(0), written=call.name.endswith("_")), ScoresWithSink
-    ):  # one number a row
-        by_row = isinstance(other, Tensor) and other.ndim and other.shape[-1] == 1
-        return replace(sunk, shifted=True) if by_row else None
-    if not isinstance(note, Scores) and call.name == "add" and alpha == 1:  # add_ has written over the other
-        other, note = call.argument(0), call.note(1)
-    if not isinstance(note, Scores) or other is None or call.spreads(note):
+def _add(call: OpCall) -> SymbolicValue | None:
+    """Add to scores, or subtract from them."""
+    other, value = call.argument(1, "other"), call.symbolic_argument()
+    subtracts, alpha = call.name in ("sub", "sub_", "subtract"), call.kwargs.get("alpha", 1)
+    with_sink = call.symbolic.get(call.argument(0), written=call.name.endswith("_"))
+    if isinstance(with_sink, ScoresWithSink):
+        # One number per row, such as the row's maximum, changes no weights.
+        is_per_row = isinstance(other, Tensor) and other.ndim and other.shape[-1] == 1
+        return replace(with_sink, shifted=True) if is_per_row else None
+    if not isinstance(value, Scores) and call.name == "add" and alpha == 1:  # not add_, which overwrote its argument
+        other, value = call.argument(0), call.symbolic_argument(1)
+    if not isinstance(value, Scores) or other is None or call.broadcasts(value):
         return None
     if not isinstance(other, Tensor) or other.ndim == 0:
-        return note
-    factor = -alpha if takes else alpha
-    return note.plus(other if factor == 1 else other * factor, call.lead)
+        return value
+    factor = -alpha if subtracts else alpha
+    return value.plus(other if factor == 1 else other * factor, call.lead)
 
 
-def _filled(call: OpCall) -> Scores | SoftmaxOutput | None:
-    return _hidden(call, call.note(), call.argument(1, "mask"), call.argument(2, "value"))
+def _fill(call: OpCall) -> Scores | SoftmaxOutput | None:
+    """Hide keys by `masked_fill`, or by assignment to x[mask]."""
+    return _hide(call, call.symbolic_argument(), call.argument(1, "mask"), call.argument(2, "value"))
 
 
-def _chosen(call: OpCall) -> Scores | SoftmaxOutput | None:
-    shown, x, y = call.argument(0, "condition"), call.argument(1, "input"), call.argument(2, "other")
-    if isinstance(x, Tensor) and x.dtype == torch.bool:  # of a tensor, x.where(shown, y)
-        shown, x = x, shown
-    if (note := call.symbolic.get(x)) is not None:
-        return _hidden(call, note, ~shown, y)
-    return _hidden(call, call.symbolic.get(y), shown, x)
+def _where(call: OpCall) -> Scores | SoftmaxOutput | None:
+    """Hide keys by `torch.where(visible, scores, number)` or `torch.where(hidden, number, scores)`."""
+    condition, x, y = call.argument(0, "condition"), call.argument(1, "input"), call.argument(2, "other")
+    if isinstance(x, Tensor) and x.dtype == torch.bool:  # the method, x.where(condition, y)
+        condition, x = x, condition
+    if (value := call.symbolic.get(x)) is not None:
+        return _hide(call, value, ~condition, y)
+    return _hide(call, call.symbolic.get(y), condition, x)
 
 
-def _hidden(call: OpCall, note: SymbolicValue | None, where: Any, value: Any) -> Scores | SoftmaxOutput | None:
-    if not isinstance(note, (Scores, SoftmaxOutput)) or not isinstance(where, Tensor) or where.dtype != torch.bool:
+def _hide(call: OpCall, value: SymbolicValue | None, where: Any, fill: Any) -> Scores | SoftmaxOutput | None:
+    """Hide the scores that were filled with a large negative number, or weights that were filled with 0."""
+    if not isinstance(value, (Scores, SoftmaxOutput)) or not isinstance(where, Tensor) or where.dtype != torch.bool:
         return None
-    if (number := _number(value)) is None:
+    if (number := _number(fill)) is None:
         return None
-    if isinstance(note, Scores):
-        if call.spreads(note) or (call.name == "__setitem__" and where.ndim != len(call.shape)):
+    if isinstance(value, Scores):
+        if call.broadcasts(value) or (call.name == "__setitem__" and where.ndim != len(call.shape)):
             return None
-        return note.without(where, call.lead, by=number) if number <= MAX_HIDDEN_SCORE else None
-    return _weighed(call, note) if number == 0 and call.name != "__setitem__" else None
+        return value.without(where, call.lead, by=number) if number <= MAX_HIDDEN_SCORE else None
+    return _reweigh(call, value) if number == 0 and call.name != "__setitem__" else None
 
 
-def _weighed(call: OpCall, note: SoftmaxOutput) -> SoftmaxOutput | None:
-    """Other weights of the same scores: whether they are still the softmax of these will be seen."""
-    return replace(note, found=None, reweighed=True) if call.out.numel() == note.logits.numel() else None
+def _reweigh(call: OpCall, value: SoftmaxOutput) -> SoftmaxOutput | None:
+    """Mark weights as changed after the softmax: the tracker later compares all rows with the softmax."""
+    return replace(value, weights=None, reweighed=True) if call.out.numel() == value.logits.numel() else None
 
 
-def _bounded(call: OpCall) -> Scores | SoftmaxOutput | None:
-    """Scores may be kept within bounds that they do not reach."""
-    note, low, high = call.note(), call.argument(1, "other", "min"), call.argument(2, "max")
-    if not isinstance(note, Scores) or not isinstance(call.out, Tensor) or call.spreads(note):
+def _clamp(call: OpCall) -> Scores | SoftmaxOutput | None:
+    """Clamp scores to bounds that no visible score reaches."""
+    value, low, high = call.symbolic_argument(), call.argument(1, "other", "min"), call.argument(2, "max")
+    if not isinstance(value, Scores) or not isinstance(call.out, Tensor) or call.broadcasts(value):
         return None
     least, most = -inf if low is None else _number(low), inf if high is None else _number(high)
     if least is None or most is None or least > MAX_HIDDEN_SCORE or most < -MAX_HIDDEN_SCORE:
         return None
-    return note if low is None else replace(note, finite=True)
+    return value if low is None else replace(value, finite=True)
 
 
-def _same(call: OpCall) -> SymbolicValue | None:
-    if isinstance(sunk := call.symbolic.get(call.argument(0)), ScoresWithSink):
-        return sunk if call.result.is_floating_point() else None
-    return call.note() if call.result.is_floating_point() else None
+def _copy(call: OpCall) -> SymbolicValue | None:
+    """Copy, cast or move a tensor to another device."""
+    if isinstance(with_sink := call.symbolic.get(call.argument(0)), ScoresWithSink):
+        return with_sink if call.result.is_floating_point() else None
+    return call.symbolic_argument() if call.result.is_floating_point() else None
 
 
-def _joined(call: OpCall) -> ScoresWithSink | None:
-    """Scores beside one more column of logits."""
+def _concatenate_sink(call: OpCall) -> ScoresWithSink | None:
+    """Concatenate scores and one column of logits, an attention sink."""
     parts, dim = call.argument(0, "tensors"), call.argument(1, "dim", "axis", default=0)
     if not isinstance(parts, (list, tuple)) or len(parts) != 2 or dim not in (-1, call.out.ndim - 1):
         return None
-    for last, (x, other) in enumerate((reversed(parts), parts)):
-        if isinstance(note := call.symbolic.get(x), Scores) and other.shape == (*x.shape[:-1], 1):
-            return ScoresWithSink.of(note, call.out, last=bool(last)) if note.zeroed is None else None
+    for is_last, (x, other) in enumerate((reversed(parts), parts)):
+        if isinstance(scores := call.symbolic.get(x), Scores) and other.shape == (*x.shape[:-1], 1):
+            return ScoresWithSink.of(scores, call.out, last=bool(is_last)) if scores.zeroed is None else None
     return None
 
 
-def _padded(call: OpCall) -> ScoresWithSink | None:
-    """The same by one number for all of the column."""
-    note, pad = call.symbolic.get(call.argument(0, "input")), tuple(call.argument(1, "pad"))
-    plain = call.argument(2, "mode", default="constant") == "constant" and pad in ((0, 1), (1, 0))
-    if not plain or not isinstance(note, Scores) or note.zeroed is not None:
+def _pad_with_sink(call: OpCall) -> ScoresWithSink | None:
+    """Add a sink column of one constant by `F.pad`."""
+    scores, pad = call.symbolic.get(call.argument(0, "input")), tuple(call.argument(1, "pad"))
+    adds_column = call.argument(2, "mode", default="constant") == "constant" and pad in ((0, 1), (1, 0))
+    if not adds_column or not isinstance(scores, Scores) or scores.zeroed is not None:
         return None
-    return ScoresWithSink.of(note, call.out, last=pad == (0, 1))
+    return ScoresWithSink.of(scores, call.out, last=pad == (0, 1))
 
 
-def _left(call: OpCall) -> Scores | SoftmaxOutput | None:
-    """What may be done to weights and is no part of them."""
-    note = call.note()
-    return note if isinstance(note, SoftmaxOutput) else None
+def _keep_weights(call: OpCall) -> Scores | SoftmaxOutput | None:
+    """Pass weights through ops that do not count as part of them: dropout and nan_to_num."""
+    value = call.symbolic_argument()
+    return value if isinstance(value, SoftmaxOutput) else None
 
 
-def _reshaped(call: OpCall) -> Scores | SoftmaxOutput | None:
-    note, before, after = call.note(), call.args[0].shape if call.args else (), call.out.shape
-    if note is None or (isinstance(note, SoftmaxOutput) and note.sunk is not None and before[-2:] != after[-2:]):
+def _reshape(call: OpCall) -> Scores | SoftmaxOutput | None:
+    """Reshape batch dims, or add a dim of 1 behind the keys of weights."""
+    value, before, after = call.symbolic_argument(), call.args[0].shape if call.args else (), call.out.shape
+    if value is None:
         return None
-    if isinstance(note, SoftmaxOutput) and note.behind:
+    if isinstance(value, SoftmaxOutput) and value.with_sink is not None and before[-2:] != after[-2:]:
+        return None
+    if isinstance(value, SoftmaxOutput) and value.behind:
         if after == (*before, 1) or before == (*after, 1):
-            return replace(note, behind=note.behind + len(after) - len(before))
-        return note if note.behind == 1 and before[-2:] == after[-2:] else None
+            return replace(value, behind=value.behind + len(after) - len(before))
+        return value if value.behind == 1 and before[-2:] == after[-2:] else None
     if before[-2:] == after[-2:]:
-        finer = isinstance(note, Scores) and len(after) - 2 > len(note.lead) and prod(note.lead) == prod(after[:-2])
-        return note.with_batch_dims(after[:-2]) if isinstance(note, Scores) and finer else note
-    if isinstance(note, Scores):
+        if not isinstance(value, Scores):
+            return value
+        splits_dims = len(after) - 2 > len(value.lead) and prod(value.lead) == prod(after[:-2])
+        return value.with_batch_dims(after[:-2]) if splits_dims else value
+    if isinstance(value, Scores):
         return None
     if after == (*before, 1):
-        return replace(note, behind=1)
-    return note if before[-1:] == after[-1:] else None
+        return replace(value, behind=1)
+    return value if before[-1:] == after[-1:] else None
 
 
-def _indexed(call: OpCall) -> Scores | SoftmaxOutput | None:
-    """By nothing but `:`, `...` and `None`, which is a reshape; or such that weights are left without their sink."""
+def _index(call: OpCall) -> Scores | SoftmaxOutput | None:
+    """Index by `:`, `...` and `None` only, which is a reshape; or by a slice that removes the sink's weight."""
     index = call.argument(1)
     index = index if isinstance(index, tuple) else (index,)
-    if isinstance(note := call.note(), SoftmaxOutput) and (sunk := note.sunk) is not None and note.found is not None:
-        left = sunk.keys(call.args[0])
-        same = left.shape == call.out.shape and left.data_ptr() == call.out.data_ptr()
-        return replace(note, found=sunk.keys(note.found), sunk=None) if same else None
-    plain = all(x is None or x is Ellipsis or (isinstance(x, slice) and x == slice(None)) for x in index)
-    return _reshaped(call) if plain else None
+    value = call.symbolic_argument()
+    if isinstance(value, SoftmaxOutput) and (with_sink := value.with_sink) is not None and value.weights is not None:
+        keys = with_sink.keys(call.args[0])
+        removes_sink = keys.shape == call.out.shape and keys.data_ptr() == call.out.data_ptr()
+        return replace(value, weights=with_sink.keys(value.weights), with_sink=None) if removes_sink else None
+    is_reshape = all(x is None or x is Ellipsis or (isinstance(x, slice) and x == slice(None)) for x in index)
+    return _reshape(call) if is_reshape else None
 
 
-def _expanded(call: OpCall) -> Scores | SoftmaxOutput | None:
-    """Weights as often as values have features."""
-    note = call.note()
-    wide = isinstance(note, SoftmaxOutput) and note.behind and call.args[0].shape[:-1] == call.out.shape[:-1]
-    return note if wide else None
+def _expand(call: OpCall) -> Scores | SoftmaxOutput | None:
+    """Expand weights (..., keys, 1) along the features of the values."""
+    value = call.symbolic_argument()
+    is_along_features = (
+        isinstance(value, SoftmaxOutput) and value.behind and call.args[0].shape[:-1] == call.out.shape[:-1]
+    )
+    return value if is_along_features else None
 
 
-def _turned(call: OpCall) -> Scores | SoftmaxOutput | None:
-    note = call.note()
-    if note is None or call.args[0].ndim < 2:
+def _permute(call: OpCall) -> Scores | SoftmaxOutput | None:
+    """Permute batch dims, or swap queries and keys."""
+    value = call.symbolic_argument()
+    if value is None or call.args[0].ndim < 2:
         return None
-    if isinstance(note, SoftmaxOutput) and (note.behind > 1 or note.sunk is not None):
+    if isinstance(value, SoftmaxOutput) and (value.behind > 1 or value.with_sink is not None):
         return None
     shape = call.args[0].shape
-    *lead, row, column = _order(call, len(shape))
+    *lead, row, column = _dim_order(call, len(shape))
     if {row, column} != {len(shape) - 2, len(shape) - 1}:
         return None
     if lead != sorted(lead):
-        flipped = isinstance(note, SoftmaxOutput) and note.behind
-        note = note.permute_batch_dims(call.args[0].mT.shape if flipped else shape, lead)
+        is_transposed = isinstance(value, SoftmaxOutput) and value.behind
+        value = value.permute_batch_dims(call.args[0].mT.shape if is_transposed else shape, lead)
     if row < column:
-        return note
-    return note.mT if isinstance(note, Scores) else replace(note, behind=1 - note.behind)
+        return value
+    return value.mT if isinstance(value, Scores) else replace(value, behind=1 - value.behind)
 
 
-def _order(call: OpCall, ndim: int) -> list[int]:
-    """The dims of a tensor in the order a call puts them in."""
+def _dim_order(call: OpCall, ndim: int) -> list[int]:
+    """Return the dims of the argument in the order in which the result has them."""
     order = list(range(ndim))
     if call.name in ("mT", "T", "t"):
         return [*order[:-2], *reversed(order[-2:])] if call.name == "mT" or ndim == 2 else order[::-1]
@@ -299,22 +337,24 @@ def _order(call: OpCall, ndim: int) -> list[int]:
 
 
 def _softmax(call: OpCall) -> SoftmaxOutput | None:
-    return _softmaxed(call, call.argument(0, "input"), call.argument(1, "dim"))
+    """Apply the softmax to scores, or to a tensor that is not known to be scores."""
+    return _softmax_of(call, call.argument(0, "input"), call.argument(1, "dim"))
 
 
-def _drawn(call: OpCall) -> SoftmaxOutput | None:
-    """Weights by a softmax of scores and of noise: no softmax of the scores, as will be seen."""
-    found = _softmaxed(call, call.argument(0, "logits"), call.argument(4, "dim", default=-1))
-    return None if found is None else replace(found, reweighed=True)
+def _gumbel_softmax(call: OpCall) -> SoftmaxOutput | None:
+    """Apply the softmax to scores plus noise; marked as reweighed, since it is not the softmax of the scores."""
+    output = _softmax_of(call, call.argument(0, "logits"), call.argument(4, "dim", default=-1))
+    return None if output is None else replace(output, reweighed=True)
 
 
-def _softmaxed(call: OpCall, x: Any, dim: Any) -> SoftmaxOutput | None:
+def _softmax_of(call: OpCall, x: Any, dim: Any) -> SoftmaxOutput | None:
+    """Return the symbolic softmax of x over a dim."""
     if not isinstance(dim, int) or not has_data(x) or not x.ndim:
         return None
     behind = x.ndim - 1 - dim % x.ndim
     scores = call.symbolic.get(x)
     if isinstance(scores, ScoresWithSink):
-        return None if behind else scores.softmaxed(x)
+        return None if behind else scores.softmax_output(x)
     scores = scores if isinstance(scores, Scores) and scores.zeroed is None and behind < 2 else None
     if behind:
         return SoftmaxOutput(None if scores is None else scores.mT, x.movedim(dim, -1), behind)
@@ -322,26 +362,26 @@ def _softmaxed(call: OpCall, x: Any, dim: Any) -> SoftmaxOutput | None:
 
 
 OP_RULES: dict[str, OpRule] = {
-    **dict.fromkeys(("mul", "mul_", "multiply", "div", "div_", "divide", "true_divide"), _scaled),
-    **dict.fromkeys(("add", "add_", "sub", "sub_", "subtract"), _added),
-    **dict.fromkeys(("masked_fill", "masked_fill_", "__setitem__"), _filled),
-    "where": _chosen,
-    **dict.fromkeys(("max", "maximum", "clamp", "clamp_", "clip"), _bounded),
-    **dict.fromkeys(("to", "float", "half", "bfloat16", "double", "type", "type_as", "contiguous", "clone"), _same),
-    **dict.fromkeys(("dropout", "dropout_", "nan_to_num", "nan_to_num_"), _left),
-    **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"), _reshaped),
-    "__getitem__": _indexed,
-    **dict.fromkeys(("cat", "concat", "concatenate"), _joined),
-    "pad": _padded,
-    **dict.fromkeys(("expand", "expand_as"), _expanded),
-    **dict.fromkeys(("transpose", "swapaxes", "swapdims", "permute", "mT", "T", "t"), _turned),
+    **dict.fromkeys(("mul", "mul_", "multiply", "div", "div_", "divide", "true_divide"), _multiply),
+    **dict.fromkeys(("add", "add_", "sub", "sub_", "subtract"), _add),
+    **dict.fromkeys(("masked_fill", "masked_fill_", "__setitem__"), _fill),
+    "where": _where,
+    **dict.fromkeys(("max", "maximum", "clamp", "clamp_", "clip"), _clamp),
+    **dict.fromkeys(("to", "float", "half", "bfloat16", "double", "type", "type_as", "contiguous", "clone"), _copy),
+    **dict.fromkeys(("dropout", "dropout_", "nan_to_num", "nan_to_num_"), _keep_weights),
+    **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"), _reshape),
+    "__getitem__": _index,
+    **dict.fromkeys(("cat", "concat", "concatenate"), _concatenate_sink),
+    "pad": _pad_with_sink,
+    **dict.fromkeys(("expand", "expand_as"), _expand),
+    **dict.fromkeys(("transpose", "swapaxes", "swapdims", "permute", "mT", "T", "t"), _permute),
     SOFTMAX: _softmax,
-    "gumbel_softmax": _drawn,
+    "gumbel_softmax": _gumbel_softmax,
 }
 
 
 def _number(x: Any) -> float | None:
-    """A number, or the only one of a tensor."""
+    """Return a number, or the number in a tensor of one element; None for anything else."""
     if isinstance(x, Tensor):
         return float(x) if x.numel() == 1 and not x.is_complex() else None
     return float(x) if isinstance(x, (int, float)) else None

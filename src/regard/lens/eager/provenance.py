@@ -1,9 +1,9 @@
-"""Provenance: which tensors come of products of queries and keys, whatever has been done to these since.
+"""Track which tensors descend from a product of queries and keys, whatever was done to it since.
 
-A softmax of scores that heads were mixed in, or that a convolution went over, is one of queries and keys still, and
-where it leads nowhere that is understood somebody should say so. What was done is not looked at, but sizes are: a trace
-goes on as long as there is a dim for the queries and one for the keys, and ends where a linear map takes one of them
-for features, as of a classifier or a router of experts.
+A softmax over scores that were mixed across heads, or convolved, is still an attention; if its result is not
+understood, capture must warn. The operations are not interpreted, only the sizes are: a tensor is tracked as long as it
+has a dim for the queries and one for the keys. Tracking ends where a linear map or a convolution takes one of them as
+its features, as a classifier or a router of experts does.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from typing import Any
 
 from torch import Tensor
 
-from .matmul import MATMUL_NAMES, equation
+from .matmul import MATMUL_NAMES, parse_einsum
 
-FEATURES = {"linear": -1, "conv1d": -2, "conv2d": -3, "conv3d": -4}  # the dims that these take for features
-FACTORS = MATMUL_NAMES - {"einsum", "baddbmm"}
+FEATURE_DIMS = {"linear": -1, "conv1d": -2, "conv2d": -3, "conv3d": -4}  # dim of the features in the input
+TWO_OPERAND_NAMES = MATMUL_NAMES - {"einsum", "baddbmm"}
 
-Pair = tuple[int, int]  # how many queries and keys, or keys and queries
+Pair = tuple[int, int]  # numbers of queries and of keys, in either order
 
 
 class Provenance:
-    """The tensors that come of products, as long as they live."""
+    """The live tensors that descend from products of queries and keys, with their numbers of queries and keys."""
 
     def __init__(self) -> None:
         self.held: dict[int, tuple[weakref.ref[Tensor], Pair]] = {}
 
     def begin(self, x: Tensor) -> None:
-        """Trace what comes of scores, *lead i j."""
+        """Track a tensor of scores, *lead i j."""
         self._add(x, (x.shape[-2], x.shape[-1]))
 
     def follow(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Take in a call, that has run, of any function but a softmax."""
+        """Track the results of a call that ran, of any function but a softmax."""
         for n, x in enumerate((*args, *kwargs.values()) if kwargs else args):
             if type(x) in (list, tuple):
                 x = next((y for y in x if id(y) in self.held), None)
-            if id(x) in self.held and (pair := self._of(x)) is not None:
-                if _spares(getattr(func, "__name__", ""), n, x, args, pair):
-                    self._lead(x.shape, pair, args[0] if out is None else out)
+            if id(x) in self.held and (pair := self._pair_of(x)) is not None:
+                if _keeps_queries_and_keys(getattr(func, "__name__", ""), n, x, args, pair):
+                    self._track_results(x.shape, pair, args[0] if out is None else out)
                 return
 
     def is_attention_softmax(self, x: Tensor, dim: int) -> bool:
-        """Is a softmax of x over a dim one of queries and keys?"""
-        pair = self._of(x)
+        """Whether a softmax of x over this dim is one over keys, with the queries in another dim."""
+        pair = self._pair_of(x)
         if pair is None or x.shape[dim] not in pair:
             return False
-        rest = list(x.shape)
-        keys = rest.pop(dim)
-        return pair[pair[0] == keys] in rest
+        other_sizes = list(x.shape)
+        keys = other_sizes.pop(dim)
+        return pair[pair[0] == keys] in other_sizes
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove everything."""
         self.held.clear()
 
-    def _of(self, x: Any) -> Pair | None:
+    def _pair_of(self, x: Any) -> Pair | None:
         held = self.held.get(id(x))
         return held[1] if held is not None and held[0]() is x else None
 
@@ -68,36 +68,36 @@ class Provenance:
 
         self.held[key] = weakref.ref(x, forget), pair
 
-    def _lead(self, before: Sequence[int], pair: Pair, out: Any) -> None:
-        """Trace what a call made of a tensor: all of it that still has queries and keys."""
+    def _track_results(self, before: Sequence[int], pair: Pair, out: Any) -> None:
+        """Track each result of a call on a tensor of shape `before` that still has queries and keys."""
         for x in out if isinstance(out, (list, tuple)) else (out,):
             if isinstance(x, Tensor) and not x.is_nested and x.is_floating_point():
-                after = pair if _holds(x.shape, pair) else _resized(before, x.shape, pair)
+                after = pair if _has_pair(x.shape, pair) else _resized(before, x.shape, pair)
                 if after is not None:
                     self._add(x, after)
 
 
-def _spares(name: str, n: int, x: Tensor, args: Sequence[Any], pair: Pair) -> bool:
-    """Does a function, as far as its name tells, sum over neither of them in x, its n-th argument?"""
+def _keeps_queries_and_keys(name: str, n: int, x: Tensor, args: Sequence[Any], pair: Pair) -> bool:
+    """Whether a function, judged by its name, sums over neither dim in x, its n-th argument."""
     if name == "einsum":
-        if (read := equation(args)) is None:
+        if (parsed := parse_einsum(args)) is None:
             return True
-        *operands, out = read
+        *operands, out = parsed
         dims = next((dims for dims, y in operands if y is x), "")
-        return _holds([size for label, size in zip(dims, x.shape, strict=False) if label in out], pair)
-    dim = FEATURES.get(name, -1 - n if name in FACTORS else 0)
-    return not dim or _holds([size for at, size in enumerate(x.shape, -x.ndim) if at != dim], pair)
+        return _has_pair([size for label, size in zip(dims, x.shape, strict=False) if label in out], pair)
+    dim = FEATURE_DIMS.get(name, -1 - n if name in TWO_OPERAND_NAMES else 0)
+    return not dim or _has_pair([size for at, size in enumerate(x.shape, -x.ndim) if at != dim], pair)
 
 
-def _holds(shape: Sequence[int], pair: Pair) -> bool:
-    """Has a tensor a dim for each of them, or, where there are several, one for both?"""
+def _has_pair(shape: Sequence[int], pair: Pair) -> bool:
+    """Whether a shape has a dim for queries and one for keys, or one dim for both flattened."""
     a, b = pair
-    apart = list(shape).count(a) > 1 if a == b else a in shape and b in shape
-    return apart or (min(pair) > 1 and a * b in shape)
+    has_two_dims = list(shape).count(a) > 1 if a == b else a in shape and b in shape
+    return has_two_dims or (min(pair) > 1 and a * b in shape)
 
 
 def _resized(before: Sequence[int], after: Sequence[int], pair: Pair) -> Pair | None:
-    """How many there are where keys were chosen, or others joined them."""
+    """Return the pair after one dim changed its size, because keys were selected or added; None otherwise."""
     changed = [(x, y) for x, y in zip(before, after, strict=False) if x != y]
     if len(before) != len(after) or len(changed) != 1:
         return None

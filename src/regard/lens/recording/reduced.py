@@ -1,4 +1,4 @@
-"""Reduced: the measures of an attention whose queries and keys were not kept."""
+"""Reduced: the measures that `capture(keep=[...])` keeps instead of queries and keys."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...ops.blocks.pool_bins import Axis
 from ...ops.weights import MAP, Weights
 from .store import KeptTensor, Store
 
-ROWS = ("entropy", "received", "max", "distance")
+MEASURE_NAMES = ("entropy", "received", "max", "distance")
 
 
 class Reduced:
-    """The kept measures under the names `Weights` has them by: `A.entropy()`, `A.pool(512, 512)`, ...
+    """The kept measures, by the methods of `Weights`: `A.entropy()`, `A.pool(512, 512)`, ...
 
-    What was not kept raises and says what was.
+    A measure that was not kept raises an error that names those that were.
     """
 
     def __init__(self, shape: torch.Size, measures: Mapping[str, KeptTensor]) -> None:
@@ -27,52 +27,53 @@ class Reduced:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The names of what was kept."""
+        """The names of the measures that were kept."""
         return tuple(self._measures)
 
     @property
     def maps(self) -> list[str]:
-        """Those of them that are maps."""
+        """The names of the maps among them, such as `pool:512`."""
         return [name for name in self.kept if name.startswith("pool:")]
 
     def axes(self, name: str) -> tuple[Axis, Axis]:
-        """The bins of a map."""
-        return _even(self.shape, name)
+        """Return the bins of a map."""
+        return _map_axes(self.shape, name)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and hasattr(Weights, name):
-            raise AttributeError(f"{name} {self._lost()}")
+            raise AttributeError(f"{name} {self._reason()}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _lost(self) -> str:
-        return f"is of single weights, and only {', '.join(self.kept)} were kept; leave keep= out of capture"
+    def _reason(self) -> str:
+        kept = ", ".join(self.kept)
+        return f"needs the full weights, but capture(keep=[...]) kept only {kept}; capture without keep="
 
     def __getitem__(self, name: str) -> Tensor:
-        """A measure by the name it was asked for with: `A["pool:64"]`."""
+        """Return a measure by the name that was passed to capture: `A["pool:64"]`."""
         if not isinstance(name, str):
-            raise TypeError(f"A[{name!r}] {self._lost()}")
+            raise TypeError(f"A[{name!r}] {self._reason()}")
         if name not in self._measures:
             raise KeyError(f"{name!r} was not kept, only {', '.join(self.kept)}; add it to capture(model, keep=[...])")
         return self._measures[name].get()
 
     def entropy(self) -> Tensor:
-        """-sum_j A log A of each query: `b h i`."""
+        """Return -sum_j A log A of each query: `b h i`."""
         return self["entropy"]
 
     def received(self) -> Tensor:
-        """The attention each key receives: `b h j`."""
+        """Return the attention that each key receives: `b h j`."""
         return self["received"]
 
     def max(self) -> Tensor:
-        """The largest weight of each query: `b h i`."""
+        """Return the largest weight of each query: `b h i`."""
         return self["max"]
 
     def distance(self) -> Tensor:
-        """How far each query looks: `b h i`."""
+        """Return the mean distance to the keys of each query: `b h i`."""
         return self["distance"]
 
     def pool(self, rows: int, cols: int) -> Tensor:
-        """The map of the resolution that was kept: `b h rows cols`."""
+        """Return the map of this resolution if it was kept: `b h rows cols`."""
         for name in self.maps:
             if self[name].shape[2:] == (rows, cols):
                 return self[name]
@@ -83,34 +84,34 @@ class Reduced:
 
 
 def reduce(A: Weights, keep: Sequence[str], store: Store, what: str) -> Reduced:
-    """Measure at once and put away the results."""
+    """Compute the measures and keep the results in the store; `what` names the layer in errors."""
     values = {}
-    together = [name for name in keep if name in ROWS or name == f"pool:{MAP}"]
-    summary = A.summary_in(*_even(A.shape, f"pool:{MAP}")) if len(together) > 1 else None
+    in_one_pass = [name for name in keep if name in MEASURE_NAMES or name == f"pool:{MAP}"]
+    summary = A.summary_in(*_map_axes(A.shape, f"pool:{MAP}")) if len(in_one_pass) > 1 else None
     for name in keep:
-        if summary is not None and name in together:
+        if summary is not None and name in in_one_pass:
             values[name] = summary.map if name.startswith("pool:") else getattr(summary, name)
-        elif name in ROWS:
+        elif name in MEASURE_NAMES:
             values[name] = getattr(A, name)()
         else:
-            rows, cols = _even(A.shape, name)
+            rows, cols = _map_axes(A.shape, name)
             values[name] = A.pool(rows.count, cols.count)
     return Reduced(A.shape, {name: store.put(x, f"{what}: {name}") for name, x in values.items()})
 
 
-def _even(shape: torch.Size, name: str) -> tuple[Axis, Axis]:
-    """The bins of `pool:N`, of which there are no more than entries."""
+def _map_axes(shape: torch.Size, name: str) -> tuple[Axis, Axis]:
+    """Return the bins of `pool:N`: at most N, and no more than rows or columns."""
     rows, cols = (Axis.even(n, max(1, min(int(name.removeprefix("pool:")), n))) for n in shape[-2:])
     return rows, cols
 
 
 def check_measures(keep: Sequence[str]) -> None:
-    """Raise unless each name is a measure that can be kept."""
+    """Raise unless `keep` is a list of measures that capture can keep."""
     if isinstance(keep, str):
         raise TypeError(f"keep must be a list of measures, got the string {keep!r}; write keep=[{keep!r}]")
     for name in keep:
         number = name.removeprefix("pool:") if isinstance(name, str) else ""
-        if name not in ROWS and not (number != name and number.isdecimal() and int(number)):
-            raise ValueError(f"keep takes {', '.join(ROWS)} and pool:N, such as 'pool:512', got {name!r}")
+        if name not in MEASURE_NAMES and not (number != name and number.isdecimal() and int(number)):
+            raise ValueError(f"keep takes {', '.join(MEASURE_NAMES)} and pool:N, such as 'pool:512', got {name!r}")
     if not keep:
         raise ValueError("keep must name at least one measure; leave it out to keep queries and keys")

@@ -29,7 +29,7 @@ from ..layer_names import shown_name
 from ..recording.observed import weights_of_observed
 from ..recording.record import Extras
 from ..recording.recorder import Key
-from ..recording.reduced import ROWS, Reduced
+from ..recording.reduced import MEASURE_NAMES, Reduced
 from ..recording.store import TensorInMemory
 from .groups import Groups
 from .image_patches import PatchedImage
@@ -194,7 +194,7 @@ def _entry_json(
 
 
 def _summary_tensors(summary: Summary, overview: Overview) -> dict[str, Tensor]:
-    measures = {name: getattr(summary, name) for name in (*ROWS, "map")}
+    measures = {name: getattr(summary, name) for name in (*MEASURE_NAMES, "map")}
     return measures | {f"overview.{name}": getattr(overview, name) for name in OVERVIEW_FIELDS}
 
 
@@ -234,16 +234,16 @@ def _read_entry(
 
 
 def _read_summary(source: Any, A: Weights, tensors: Mapping[str, Tensor]) -> tuple[Summary, Overview]:
-    check_fields("a summary", source, *ROWS, "map", *(f"overview.{name}" for name in OVERVIEW_FIELDS))
+    check_fields("a summary", source, *MEASURE_NAMES, "map", *(f"overview.{name}" for name in OVERVIEW_FIELDS))
     measures = {name: tensor_named(at, tensors) for name, at in source.items()}
-    for name in (*ROWS, "map"):
+    for name in (*MEASURE_NAMES, "map"):
         _check_measure_shape(name, measures[name], A.shape)
     for name in OVERVIEW_FIELDS:
         x = measures[f"overview.{name}"]
         if x.shape[:2] != A.shape[:2] or x.ndim != (4 if name == "thumbs" else 2):
             raise ValueError(f"{name} of a summary must begin with dims {tuple(A.shape[:2])}, got {tuple(x.shape)}")
     statistic = None if A.known_statistic is None else A.known_statistic.squeeze(-1)
-    summary = Summary(**{name: measures[name] for name in (*ROWS, "map")}, statistic=statistic)
+    summary = Summary(**{name: measures[name] for name in (*MEASURE_NAMES, "map")}, statistic=statistic)
     return summary, Overview(**{name: measures[f"overview.{name}"] for name in OVERVIEW_FIELDS})
 
 
@@ -330,7 +330,7 @@ def _check_measure_shape(name: str, x: Tensor, shape: torch.Size) -> None:
         expected = [*lead, max(1, min(n, i)), max(1, min(n, j))]
     elif name == "map":
         expected = [*lead, *(axis.count for axis in map_axes(i, j))]
-    elif name in ROWS:
+    elif name in MEASURE_NAMES:
         expected = [*lead, j if name == "received" else i]
     else:
         raise ValueError(f"unknown measure {name!r}")

@@ -17,7 +17,7 @@ from ...ops.blocks.resample import shrink
 from ...ops.weights import MAP, Summary, Weights, map_axes
 from ..layer_names import shown_name
 from ..recording.recorder import Key
-from ..recording.reduced import ROWS, Reduced
+from ..recording.reduced import MEASURE_NAMES, Reduced
 
 THUMBNAIL_CELLS = 48  # cells per side of a thumbnail
 SINK_SHARE = 0.3  # a key is a sink if it receives more than this share of the mean query's attention (Gu et al. 2025)
@@ -90,10 +90,10 @@ def concatenate_heads(parts: Sequence[Summary], shape: torch.Size) -> Summary:
 def _measures_of(measured: Summary | Reduced) -> tuple[dict[str, Tensor], torch.Size, Sequence[Axis]]:
     """Return the measures by name, the shape of the matrix, and the bins of the map."""
     if isinstance(measured, Summary):
-        measures = {name: getattr(measured, name) for name in (*ROWS, "map")}
+        measures = {name: getattr(measured, name) for name in (*MEASURE_NAMES, "map")}
         n_i, n_j = measured.entropy.shape[-1], measured.received.shape[-1]
         return measures, torch.Size((*measured.entropy.shape, n_j)), map_axes(n_i, n_j)
-    measures = {name: measured[name] for name in ROWS if name in measured.kept}
+    measures = {name: measured[name] for name in MEASURE_NAMES if name in measured.kept}
     if not measured.maps:
         return measures, measured.shape, ()
     nearest = min(measured.maps, key=lambda name: abs(int(name.removeprefix("pool:")) - MAP))
@@ -103,7 +103,7 @@ def _measures_of(measured: Summary | Reduced) -> tuple[dict[str, Tensor], torch.
 def _head_means(A: Weights | Reduced) -> dict[str, Tensor]:
     """Return the `b h` mean of each measure, in float64 on the CPU; for `received` the largest share of one key."""
     measures, shape, _ = _measures_of(A if isinstance(A, Reduced) else A.summary())
-    measures = {name: measures[name].double().cpu() for name in ROWS if name in measures}
+    measures = {name: measures[name].double().cpu() for name in MEASURE_NAMES if name in measures}
     visible = _queries_that_see(measures, shape, None)
     means = {name: _mean_over_queries(x, visible) for name, x in measures.items() if name != "received"}
     if "received" in measures:

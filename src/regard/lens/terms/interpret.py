@@ -26,7 +26,7 @@ from ...ops.terms.term import Term
 from ..capture_warning import CaptureWarning
 from ..interception.kernel_call import FlexArguments, KernelCall, NotUnderstood, OutputProof
 from ..interception.sdpa import is_causal_bias
-from ..recording.generation import same
+from ..recording.generation import equal_terms
 from ..recording.observed import ObservedAttention
 from ..recording.record import as_integers
 from ..recording.store import Store, version_of
@@ -187,7 +187,7 @@ class Interpreter:
             return term
         alike = self._terms.setdefault(repr(term), [])
         for other in alike:
-            if same(other, term):
+            if equal_terms(other, term):
                 return other
         if self._holds_biases or not isinstance(term, Bias):
             self._store.charge(sum(x.nbytes for x in term.tensors()), repr(term))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...lens.analysis.alignment import argmax_links, mutual_links
 from ...lens.analysis.flow import descent, product
-from ...lens.recording.reduced import ROWS, Reduced
+from ...lens.recording.reduced import MEASURE_NAMES, Reduced
 from ...lens.tape.overview import THUMBNAIL_CELLS
 from ...ops.blocks.resample import shrink
 from . import pyramid
@@ -101,10 +101,10 @@ class ViewerApi:
         self.library.heads(A, chosen.head)
         check_below("level", level, pyramid.levels(*A.shape[-2:]) + 8)
         if isinstance(A, Reduced):
-            kept = {name: A[name] for name in ROWS if name in A.kept}
+            kept = {name: A[name] for name in MEASURE_NAMES if name in A.kept}
         else:
             summary = self.library.summary(chosen.capture, chosen.layer)
-            kept = {name: getattr(summary, name) for name in ROWS}
+            kept = {name: getattr(summary, name) for name in MEASURE_NAMES}
         one = {name: x[chosen.batch] for name, x in kept.items()}
         rows = {name: x[chosen.head] if isinstance(chosen.head, int) else x.mean(0) for name, x in one.items()}
         return {name: _means(x.float().cpu(), 2**level) for name, x in rows.items()}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...lens.recording.generation import moved
+from ...lens.recording.generation import to_device
 from ...ops.call import SLOTS
 from ...ops.terms.term import Term
 from ...ops.weights import Weights
@@ -95,7 +95,7 @@ class DeviceCache:
         if term is None or not term.tensors():
             return term
         if id(term) not in self._terms:
-            self._terms[id(term)] = term, moved(term, device)
+            self._terms[id(term)] = term, to_device(term, device)
         return self._terms[id(term)][1]
 
 
