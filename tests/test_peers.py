@@ -239,6 +239,7 @@ class TestFlexAttention:
         q, k, v = qkv()
         close(attend(q, k, v, mask=mask), self.flex(q, k, v, mask_mod=mask.bind(q, k, J - I)))
 
+    @pytest.mark.libraries
     @pytest.mark.parametrize("name", [name for name in biases(J, J) if "shaw" not in name and name != "Sum"])
     def test_a_bias_is_a_score_mod_as_it_stands(self, name):
         bias = biases(J, J)[name]

@@ -182,6 +182,7 @@ def test_links_are_the_strongest_of_all_whatever_a_mask_hides(squeezed, mask):
         assert (np.sort(links[name])[:, 1:] != np.sort(links[name])[:, :-1]).all()
 
 
+@pytest.mark.thorough
 def test_a_window_over_twice_the_text_takes_twice_the_work(monkeypatch):
     found, asked = [], []
     block, over = HeadView.block, Window.over
