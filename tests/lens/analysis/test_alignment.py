@@ -80,7 +80,7 @@ def test_links_combine_and_flip():
 
 
 @pytest.mark.parametrize("word", ["0", "0-", "-1", "0:1", "a-b", "1-2-3", "0--1", "²-1", "1,2"])
-def test_what_is_no_link_is_named(word):
+def test_a_malformed_link_raises_with_the_link(word):
     with pytest.raises(ValueError, match="a link must be source-target, such as 1-2"):
         Links.parse(f"0-0 {word}")
 
@@ -146,7 +146,7 @@ def test_gold_links_of_europarl_are_read_and_lie_within_their_sentences():
 
 def test_bad_arguments_are_named():
     A = weights(torch.randn(2, 3, 4, 8), torch.randn(2, 3, 5, 8))
-    with pytest.raises(ValueError, match=r"of one sentence pair, got shape \(2, 3, 4, 5\); write A.select"):
+    with pytest.raises(ValueError, match=r"takes one sentence pair, got shape \(2, 3, 4, 5\); write A.select"):
         word_weights(A, [0] * 4, [0] * 5)
     one = A.select(batch=0)
     with pytest.raises(ValueError, match="target_words must hold a word for each of the 4 tokens, got 3"):
@@ -161,7 +161,7 @@ def test_bad_arguments_are_named():
         mutual_links(torch.zeros(4, 5), "back")
     with pytest.raises(ValueError, match="both 0 or more"):
         Links([(-1, 0)])
-    with pytest.raises(ValueError, match="of the same sentence pairs, got 1 and 2"):
+    with pytest.raises(ValueError, match="the same number of sentence pairs, got 1 and 2"):
         alignment_score([Links()], [Links()] * 2)
     with pytest.raises(ValueError, match="the same layers and heads for every sentence pair"):
         head_errors([[torch.zeros(2, 1, 1)], [torch.zeros(3, 1, 1)]], [Links()] * 2)

@@ -61,7 +61,7 @@ def test_rollout_of_a_token_is_its_row_of_the_product(terms, residual, small_blo
     close(rollout(stack, token=None, residual=residual), joint.mean(1))
 
 
-def test_the_last_token_and_any_iterable_will_do():
+def test_the_default_is_the_last_token_and_any_iterable_is_a_stack():
     stack = stack_of(mask=Causal())
     close(rollout(iter(stack)), rolled(stack)[:, -1])
     close(rollout(dict(enumerate(stack)).values(), token=-2), rolled(stack)[:, -2])
@@ -73,7 +73,7 @@ def test_rollout_without_residual_leaves_rows_without_keys_empty():
     close(rollout(stack, token=5, residual=0.0), stack[0].dense().mean(1)[:, 5])
 
 
-def test_rollout_keeps_its_mass_at_lengths_no_matrix_would_bear():
+def test_rollout_sums_to_one_at_lengths_where_the_matrix_does_not_fit():
     q, k = torch.randn(2, 1, 1, 2, 12_000, 4)
     stack = [weights(q[0], k[0], mask=Causal() & Window(64)) for _ in range(2)]
     r = rollout(stack, token=9_000)
@@ -98,7 +98,7 @@ def gradients_of(stack):
 @every_stack
 @pytest.mark.parametrize("entries", [2**21, 200])
 def test_relevance_is_the_rule_of_chefer_and_others(terms, entries, monkeypatch):
-    monkeypatch.setattr(measures, "ENTRIES", entries)
+    monkeypatch.setattr(measures, "CHUNK_ENTRIES", entries)
     stack = stack_of(**terms)
     values, gradients, dense = gradients_of(stack)
     R = torch.eye(N, dtype=torch.float64).expand(B, N, N)
@@ -178,14 +178,14 @@ def test_attention_flow_of_one_layer_is_the_layer_itself():
     close(each[1], mixed(stack[0])[1, 0], atol=1e-8, rtol=0)
 
 
-def test_attention_flow_refuses_networks_that_are_too_large_and_counts_only_what_is_there():
+def test_attention_flow_refuses_too_many_weights_above_zero():
     stack = stack_of(2, mask=Causal())
     assert attention_flow(stack, edges=N * (N + 1)).shape == (B, N)
     looking_back = stack_of(2, mask=Causal() & ~Diagonal())  # itself a token reaches through the residual alone
     assert attention_flow(looking_back, edges=N * (N + 1)).shape == (B, N)
     with pytest.raises(ValueError, match="got 132 or more"):
         attention_flow(looking_back, edges=N * (N + 1) - 1)
-    with pytest.raises(ValueError, match=r"at most edges=131, got 132 or more of 242.*use rollout"):
+    with pytest.raises(ValueError, match=r"at most edges=131 weights above 0, got 132 or more of 242.*use rollout"):
         attention_flow(stack, edges=N * (N + 1) - 1)
 
 
@@ -228,7 +228,7 @@ def test_bad_arguments_are_named():
         value_norms(v, output[0])
     with pytest.raises(ValueError, match="output must have a multiple of 2 heads x 5 columns"):
         value_norms(v, output[:, 1:])
-    with pytest.raises(ValueError, match="v and output must belong to weights of 4 heads and 11 keys"):
+    with pytest.raises(ValueError, match="v and output must have the 4 heads and 11 keys of A"):
         norm_attention(A, v, output[:, : 2 * E])
 
 
@@ -237,7 +237,7 @@ def test_a_stack_is_of_weights():
         rollout({("a", 0): weights(*torch.randn(2, 1, 1, 3, 4))})
 
 
-def test_flow_through_what_is_no_number_is_none():
+def test_flow_through_nan_is_nan():
     q, k = torch.randn(2, 2, 1, 5, D)
     q[1, 0, 2] = torch.nan
     found = attention_flow([weights(q, k)], token=2)
@@ -246,8 +246,8 @@ def test_flow_through_what_is_no_number_is_none():
 
 
 @pytest.mark.parametrize("entries", [2**21, 200])
-def test_what_nobody_reaches_may_be_no_number(entries, monkeypatch):
-    monkeypatch.setattr(measures, "ENTRIES", entries)
+def test_nan_in_unreached_rows_is_ignored(entries, monkeypatch):
+    monkeypatch.setattr(measures, "CHUNK_ENTRIES", entries)
     stack = stack_of(mask=Causal())
     values, gradients, _ = gradients_of(stack)
     q = stack[1].call.q.clone()

@@ -129,7 +129,7 @@ def test_diagonality_is_the_area_under_the_mass_within_each_distance():
     close(diagonality(make(9, mask=Diagonal())), torch.ones(B, H, dtype=torch.float64))
 
 
-def test_any_mask_asks_its_question():
+def test_share_takes_any_mask():
     A, keep = make(mask=Causal()), torch.rand(B, H, 23, 23) > 0.5
     close(share(A, Dense(keep)), (A.dense() * keep).sum(-1).mean(-1))
     close(share(A, Prefix(1)), A.dense()[..., 0].mean(-1))
@@ -170,7 +170,7 @@ def test_sinks_are_keys_with_a_large_mean():
 @every_case
 @pytest.mark.parametrize("entries", [2**21, 64])
 def test_similarity_is_the_cosine_of_whole_matrices(terms, entries, monkeypatch):
-    monkeypatch.setattr(measures, "ENTRIES", entries)
+    monkeypatch.setattr(measures, "CHUNK_ENTRIES", entries)
     A, other = make(**terms), make(seed=1)
     ours, theirs = A.dense().flatten(-2), other.dense().flatten(-2)
     close(similarity(A, other), torch.cosine_similarity(ours[:, :, None], theirs[:, None], -1))
@@ -268,18 +268,18 @@ TOKENS = torch.zeros(7, dtype=torch.long)
         lambda A: word_weights(A, [0], [0]),
     ],
 )
-def test_a_whole_tape_or_measures_are_told_from_the_weights_of_a_layer(ask):
+def test_a_tape_or_measures_instead_of_weights_raise(ask):
     model, x = Attention(8, 2), torch.randn(1, 7, 8)
     for keep, kind in ((None, "Tape"), (["max"], "Reduced")):
         with capture(model, keep=keep) as tape:
             model(x)
         with pytest.raises(
-            TypeError, match=rf"must be the Weights of one layer, got {kind}; of a tape .*write tape\[0\]"
+            TypeError, match=rf"must be the Weights of one layer, got {kind}; for a tape pass tape\[0\]"
         ):
             ask(tape if keep is None else tape[0])
 
 
 @pytest.mark.parametrize("follow", [rollout, rollout_matrix, attention_flow])
-def test_a_whole_tape_is_told_from_its_layers(follow):
-    with pytest.raises(TypeError, match=r"a stack is a list of Weights, .*write tape\.values\(\)"):
+def test_a_tape_instead_of_its_layers_raises(follow):
+    with pytest.raises(TypeError, match=r"a stack is a list of Weights, .*pass tape\.values\(\)"):
         follow(Tape({("a", 0): make(7)}))

@@ -1,6 +1,6 @@
-"""Word alignments: links between the words of two sentences, read from cross-attention, written, and judged.
+"""Word alignments: links between the words of two sentences, from cross-attention; files of links; error rates.
 
-Cross-attention has the target words for queries and the source words for keys, so a map of a sentence pair has dims
+Cross-attention has the target words as queries and the source words as keys, so a map of a sentence pair has dims
 `target source`. A link is `(source, target)`, as in the Pharaoh format `0-0 1-2`.
 """
 
@@ -25,7 +25,7 @@ LINK = re.compile(r"(\d+)([-p?])(\d+)", re.ASCII)
 
 @dataclass(frozen=True)
 class Links:
-    """The links of a sentence pair, `(source, target)` from 0: the sure ones, and all that are possible.
+    """The links of a sentence pair, `(source, target)` from 0: the sure links, and all possible ones.
 
     >>> gold = Links.parse("0-0 1-2 2p1")
     >>> sorted(gold.sure), sorted(gold.possible)
@@ -53,7 +53,7 @@ class Links:
             match = LINK.fullmatch(word)
             if match is None or min(int(match[1]), int(match[3])) < first:
                 raise ValueError(
-                    f"a link must be source-target, such as 1-2, or 1p2 where it is merely possible, words counted "
+                    f"a link must be source-target, such as 1-2, or 1p2 if it is only possible, with words counted "
                     f"from {first}, got {word!r}"
                 )
             link = int(match[1]) - first, int(match[3]) - first
@@ -61,7 +61,7 @@ class Links:
         return cls(sure, possible)
 
     def flip(self) -> Links:
-        """Source and target exchanged."""
+        """Return the links with source and target swapped."""
         return Links(((t, s) for s, t in self.sure), ((t, s) for s, t in self.possible))
 
     def __and__(self, other: Links) -> Links:
@@ -78,7 +78,7 @@ class Links:
 
 
 def read_pharaoh(path: str | Path, *, first: int = 0) -> list[Links]:
-    """The links of each line of a file; an empty line is a sentence pair without links."""
+    """Read a file with one sentence pair per line; an empty line is a pair without links."""
     links = []
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -90,15 +90,14 @@ def read_pharaoh(path: str | Path, *, first: int = 0) -> list[Links]:
 
 
 def write_pharaoh(path: str | Path, links: Iterable[Links]) -> None:
-    """One line a sentence pair."""
-    Path(path).write_text("".join(f"{one}\n" for one in links), encoding="utf8")
+    """Write a file with one line per sentence pair."""
+    Path(path).write_text("".join(f"{pair}\n" for pair in links), encoding="utf8")
 
 
 def word_weights(
     A: Weights, target_words: Sequence[int | None], source_words: Sequence[int | None]
 ) -> Float[Tensor, "h target source"]:
-    """Attention between words from attention between their pieces: summed over a source word's pieces, averaged over
-    a target word's.
+    """Attention between words: the weights of their pieces, summed over source pieces and averaged over target pieces.
 
     >>> import torch
     >>> from regard import weights
@@ -106,20 +105,21 @@ def word_weights(
     >>> word_weights(A, [0, 1, 1, None], [0, 0, 1, 2, None]).shape  # None: no word, as an end of sentence
     torch.Size([8, 2, 3])
 
-    Each argument says which word each token belongs to (`word_ids()` of a Hugging Face tokenizer); words no token
-    belongs to have weight 0. One head of the result, `[3]`, or `.mean(0)` of some goes to `argmax_links`.
+    `target_words` and `source_words` hold the word number of each token (`word_ids()` of a Hugging Face tokenizer), or
+    None for no word; a word without tokens has weight 0. Pass one head of the result, `[3]`, or its `.mean(0)` to
+    `argmax_links`.
     """
     check_weights(A)
     if A.shape[:-3].numel() != 1:
-        raise ValueError(f"word weights are of one sentence pair, got shape {tuple(A.shape)}; write A.select(batch=0)")
-    targets, t = _groups("target_words", target_words, A.shape[-2])
-    sources, s = _groups("source_words", source_words, A.shape[-1])
+        raise ValueError(f"word_weights takes one sentence pair, got shape {tuple(A.shape)}; write A.select(batch=0)")
+    targets, t = _word_of_each_token("target_words", target_words, A.shape[-2])
+    sources, s = _word_of_each_token("source_words", source_words, A.shape[-1])
     return A.select(batch=0).mass(targets.to(A.device), sources.to(A.device))[0, :, :t, :s]
 
 
 def argmax_links(weights: Float[Tensor, "target source"]) -> Links:
-    """Each target word with the source word it attends to most; none for a word that attends to nothing."""
-    weights = _map("weights", weights)
+    """Link each target word to the source word with the largest weight; no link if all its weights are 0."""
+    weights = _check_map("weights", weights)
     if not weights.numel():
         return Links()
     best = weights.max(-1)
@@ -130,13 +130,13 @@ def argmax_links(weights: Float[Tensor, "target source"]) -> Links:
 def mutual_links(
     weights: Float[Tensor, "target source"], reverse: Float[Tensor, "source target"] | None = None
 ) -> Links:
-    """The links both directions agree on: each word the other's first choice.
+    """Link two words if each has the largest weight for the other: high precision, low recall.
 
-    `reverse` is the map of a model that translates the other way; without one, source words choose by the columns of
-    `weights`. Few links, most of them right.
+    `reverse` is the map of a model that translates in the other direction; by default the columns of `weights` are used
+    for the source words.
     """
-    weights = _map("weights", weights)
-    reverse = weights.mT if reverse is None else _map("reverse", reverse)
+    weights = _check_map("weights", weights)
+    reverse = weights.mT if reverse is None else _check_map("reverse", reverse)
     if reverse.shape != weights.mT.shape:
         raise ValueError(
             f"reverse must have dims source target, {tuple(weights.mT.shape)}, got shape {tuple(reverse.shape)}"
@@ -154,7 +154,7 @@ class AlignmentScore(NamedTuple):
 
 def alignment_score(links: Iterable[Links], gold: Iterable[Links]) -> AlignmentScore:
     """precision = |A & P| / |A|, recall = |A & S| / |S|, error = 1 - (|A & S| + |A & P|) / (|A| + |S|), counted over
-    all sentence pairs (Och & Ney 2003, sec. 5): A the links given, S and P the sure and possible ones of gold.
+    all sentence pairs (Och & Ney 2003, sec. 5): A are `links`, S and P the sure and possible links of `gold`.
 
     >>> score = alignment_score([Links.parse("0-0 1-1 2-2")], [Links.parse("0-0 1-1 3p3 2p2")])
     >>> score.precision, score.recall, score.error
@@ -162,32 +162,35 @@ def alignment_score(links: Iterable[Links], gold: Iterable[Links]) -> AlignmentS
     """
     links, gold = list(links), list(gold)
     if len(links) != len(gold):
-        raise ValueError(f"links and gold must be of the same sentence pairs, got {len(links)} and {len(gold)}")
-    given = sum(len(one.possible) for one in links)
-    sure = sum(len(one.sure) for one in gold)
-    in_sure = sum(len(one.possible & right.sure) for one, right in zip(links, gold, strict=True))
-    in_possible = sum(len(one.possible & right.possible) for one, right in zip(links, gold, strict=True))
+        raise ValueError(
+            f"links and gold must have the same number of sentence pairs, got {len(links)} and {len(gold)}"
+        )
+    proposed = sum(len(pair.possible) for pair in links)
+    sure = sum(len(truth.sure) for truth in gold)
+    in_sure = sum(len(pair.possible & truth.sure) for pair, truth in zip(links, gold, strict=True))
+    in_possible = sum(len(pair.possible & truth.possible) for pair, truth in zip(links, gold, strict=True))
     return AlignmentScore(
-        precision=in_possible / given if given else 0.0,
+        precision=in_possible / proposed if proposed else 0.0,
         recall=in_sure / sure if sure else 0.0,
-        error=1 - (in_sure + in_possible) / (given + sure) if given + sure else 0.0,
+        error=1 - (in_sure + in_possible) / (proposed + sure) if proposed + sure else 0.0,
     )
 
 
 def head_errors(
     maps: Iterable[Sequence[Float[Tensor, "h target source"]]], gold: Iterable[Links]
 ) -> Float[Tensor, "layers h"]:
-    """The alignment error rate of `argmax_links` for each layer and head, to choose one by.
+    """Alignment error rate of `argmax_links` for each layer and head, to choose the best head.
 
-    `maps` holds, for each sentence pair, the `word_weights` of each layer. Choose on other sentences than you report.
+    `maps` holds, for each sentence pair, the `word_weights` of each layer. Choose the head on other sentences than
+    those you report.
     """
     gold = list(gold)
-    found: list[list[list[Links]]] = []
+    by_pair: list[list[list[Links]]] = []
     for layers in maps:
-        found.append([[argmax_links(head) for head in heads] for heads in layers])
-    if len({tuple(map(len, layers)) for layers in found}) > 1:
+        by_pair.append([[argmax_links(head) for head in heads] for heads in layers])
+    if len({tuple(map(len, layers)) for layers in by_pair}) > 1:
         raise ValueError("maps must have the same layers and heads for every sentence pair")
-    by_head = [[list(pairs) for pairs in zip(*heads, strict=True)] for heads in zip(*found, strict=True)]
+    by_head = [[list(pairs) for pairs in zip(*heads, strict=True)] for heads in zip(*by_pair, strict=True)]
     return torch.tensor([[alignment_score(links, gold).error for links in heads] for heads in by_head])
 
 
@@ -198,18 +201,19 @@ def _pair(link: Link) -> Link:
     return source, target
 
 
-def _groups(name: str, words: Sequence[int | None], n: int) -> tuple[Tensor, int]:
-    """The word of each token, those of no word in a group behind the last; and how many words there are."""
+def _word_of_each_token(name: str, words: Sequence[int | None], n: int) -> tuple[Tensor, int]:
+    """Return the word number of each token, where tokens of no word get the next free number, and the word count."""
     if len(words) != n:
         raise ValueError(f"{name} must hold a word for each of the {n} tokens, got {len(words)}")
     ids = [int(word) for word in words if word is not None]
     if ids and min(ids) < 0:
-        raise ValueError(f"{name} must be 0 or more, or None for tokens of no word, got {min(ids)}")
+        raise ValueError(f"{name} must be 0 or more, or None for a token of no word, got {min(ids)}")
     count = max(ids, default=-1) + 1
     return torch.tensor([count if word is None else int(word) for word in words]), count
 
 
-def _map(name: str, weights: Tensor) -> Tensor:
+def _check_map(name: str, weights: Tensor) -> Tensor:
+    """Return `weights`; raise unless it is one matrix."""
     if not isinstance(weights, Tensor) or weights.ndim != 2:
         got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
         raise ValueError(f"{name} must be one map of dims target source, got {got}; write weights[head] or .mean(0)")

@@ -1,7 +1,7 @@
-"""Attention followed through the layers: how much of the input reaches a token at the top.
+"""Attribution through all layers: how much each input token contributes to a token at the top.
 
-A stack is a sequence of `Weights` of self-attention, the bottom layer first. For one token everything is a row vector
-carried down through products with the lazy matrices, so any length costs memory linear in it.
+A stack is a sequence of `Weights` of self-attention, the bottom layer first. For one token, rollout and relevance carry
+a row vector down through products with the lazy matrices, so memory is linear in the length.
 
 Attention is not explanation: high weights need not mean that a token mattered, and quite different weights can give the
 same output (Jain & Wallace 2019; Wiegreffe & Pinter 2019). Test what these maps suggest by ablation.
@@ -20,18 +20,18 @@ from torch import Tensor
 
 from ...checks import check_int, check_integer_tensor, check_number, check_tensor
 from ...ops.weights import LIMIT, Weights
-from .head_measures import bands, check_weights
+from .head_measures import row_chunks, check_weights
 
-UNITS = 2**30  # whole numbers a capacity of 1 is cut into
+CAPACITY_UNITS = 2**30  # integer capacity of an edge with weight 1
 
 
 @torch.no_grad()
 def rollout(
     stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] | None = -1, residual: float = 0.5
 ) -> Float[Tensor, "b n"]:
-    """Row `token` of W_L ... W_1, W = (1 - residual) mean_h A + residual I, rows made to sum to 1: where the token at
-    the top of the stack comes from (Abnar & Zuidema 2020, sec. 3, with residual 1/2). With None, the mean of all rows:
-    where the mean of all tokens comes from.
+    """Row `token` of W_L ... W_1, W = (1 - residual) mean_h A + residual I with rows normalized to sum to 1: the share
+    of each input token in the token at the top (Abnar & Zuidema 2020, sec. 3, with residual 1/2). With None, the mean
+    of all rows.
 
     >>> import torch
     >>> from regard import Causal, weights
@@ -40,38 +40,38 @@ def rollout(
     >>> rollout(stack, token=100).shape, rollout(stack, token=100)[0, 101:].sum().item()
     (torch.Size([1, 500]), 0.0)
 
-    Two passes over the matrix a layer, memory O(n). Caveat: heads are averaged, values and feed-forward layers ignored,
-    and in deep stacks rollout evens out over the tokens that can be reached.
+    It takes two passes over the matrix per layer and O(n) memory. Caveat: heads are averaged, values and feed-forward
+    layers are ignored, and in deep stacks rollout becomes uniform over the tokens that can be reached.
     """
-    *_, r = descent(stack, token=token, residual=residual)
+    *_, r = rollout_per_layer(stack, token=token, residual=residual)
     return r
 
 
 @torch.no_grad()
-def descent(
+def rollout_per_layer(
     stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] | None = -1, residual: float = 0.5
 ) -> Iterator[Float[Tensor, "b n"]]:
-    """The rollout of a token on its way: itself at the top, then what it comes from below each layer.
+    """Yield the rollout from the top: a row with 1 at the token, then its shares below each layer, the top layer first.
 
-    With None, of all tokens alike.
+    With None it starts from the mean of all tokens.
     """
-    layers = _square(stack)
+    layers = _check_stack(stack)
     r = _start(layers[-1], token)
     yield r
     for A in reversed(layers):
         r = torch.where(r == 0, 0.0, r / _row_sums(A, residual))
-        r = residual * r + (1 - residual) * _through(A, r)
+        r = residual * r + (1 - residual) * _mean_over_heads(A, r)
         yield r
 
 
 @torch.no_grad()
 def rollout_matrix(stack: Iterable[Weights], *, residual: float = 0.5, limit: str = LIMIT) -> Float[Tensor, "b n n"]:
-    """W_L ... W_1: the rollout of every token, while a dense layer takes no more memory than `limit`."""
-    layers = _square(stack)
+    """W_L ... W_1: the rollout of every token; raises if a dense layer takes more memory than `limit`."""
+    layers = _check_stack(stack)
     result = None
     for A in layers:
         W = _mixed(A, residual, limit)
-        result = W if result is None else product(W, result)
+        result = W if result is None else reachable_product(W, result)
     assert result is not None
     return result
 
@@ -86,19 +86,19 @@ def relevance(
 ) -> Float[Tensor, "b n"]:
     """Row `token` of (I + E_L) ... (I + E_1), E = mean_h max(A * dL/dA, 0) (Chefer et al. 2021, eq. 5 and 6).
 
-    `values` are the v of each layer and `gradients` dL/dout of each layer's out = A @ v, L what is to be explained, say
-    the logit of a class; then (dL/dA)_ij = dL/dout_i . v_j, which is rebuilt a few rows at a time and never stored.
-    Caveat: only positive evidence is kept, and what flows past attention is taken to stay with its token.
+    `values` are the v of each layer, and `gradients` dL/dout of each layer's out = A @ v, where L is the number to
+    explain, such as the logit of a class. (dL/dA)_ij = dL/dout_i . v_j is computed a few rows at a time, never stored.
+    Caveat: only positive contributions count, and whatever bypasses attention is taken to stay with its token.
     """
-    layers = _square(stack)
+    layers = _check_stack(stack)
     r = _start(layers[-1], token)
     for A, v, grad in reversed(list(zip(layers, values, gradients, strict=True))):
         v, grad = _per_head("values", v, A), _check_is_output("gradients", grad, A)
         carried = r.clone()
-        for rows in bands(A):
+        for rows in row_chunks(A):
             if bool(r[:, rows].any()):
                 E = (A[..., rows, :] * (grad[:, :, rows] @ v.mT)).clamp(min=0).mean(1)
-                carried += product(r[:, None, rows], E).squeeze(1)
+                carried += reachable_product(r[:, None, rows], E).squeeze(1)
         r = carried
     return r
 
@@ -107,10 +107,10 @@ def relevance(
 def gradient_attention(
     A: Weights, v: Float[Tensor, "b g j e"], gradient: Float[Tensor, "b h i e"]
 ) -> Float[Tensor, "b h j"]:
-    """sum_i (A * dL/dA)_ij = v_j . (A.T @ dL/dout)_j: what each key, through each head, adds to L to first order.
+    """sum_i (A * dL/dA)_ij = v_j . (A.T @ dL/dout)_j: the contribution of each key, by head, to L in first order.
 
-    `gradient` is dL/dout of out = A @ v. Signed: keys that speak against L are negative. Its sum over keys is
-    out . dL/dout, from which `importance` is made. Caveat: a first-order statement about this one layer.
+    `gradient` is dL/dout of out = A @ v. Keys that lower L have negative values. The sum over keys is out . dL/dout,
+    which `importance` uses. Caveat: it is a first-order statement about this one layer.
     """
     v = _per_head("v", v, A)
     return (v * (A.T @ _check_is_output("gradient", gradient, A))).sum(-1)
@@ -118,13 +118,13 @@ def gradient_attention(
 
 @torch.no_grad()
 def value_norms(v: Float[Tensor, "b g j e"], output: Float[Tensor, "dim he"]) -> Float[Tensor, "b h j"]:
-    """abs(v_j W_h): the length of what each head would write into the residual stream for each key.
+    """abs(v_j W_h): the norm of the vector that each head adds to the residual stream for each key with weight 1.
 
-    `output` is the weight of the output projection as `nn.Linear` holds it, dim x (heads * e); of its columns each
-    head has its e. `A.received() * value_norms(v, output)` then weighs what each key receives, by head, and
-    `A[..., t, :] * value_norms(v, output)` what query t gives (Kobayashi et al. 2020).
+    `output` is the weight of the output projection as `nn.Linear` stores it, dim x (heads * e): e columns per head.
+    `A.received() * value_norms(v, output)` then scales the attention that each key receives, by head, and
+    `A[..., t, :] * value_norms(v, output)` the attention of query t (Kobayashi et al. 2020).
     """
-    values, W = _projected(v, output)
+    values, W = _values_and_projection(v, output)
     squares = torch.einsum("c h e, c h a -> h e a", W, W)
     return ((values @ squares) * values).sum(-1).clamp(min=0).sqrt()
 
@@ -133,17 +133,18 @@ def value_norms(v: Float[Tensor, "b g j e"], output: Float[Tensor, "dim he"]) ->
 def norm_attention(
     A: Weights, v: Float[Tensor, "b g j e"], output: Float[Tensor, "dim he"], *, token: int | Int[Tensor, " b"] = -1
 ) -> Float[Tensor, "b j"]:
-    """abs(sum_h A_tj v_j W_h): the length of what query t takes from each key, all heads together (Kobayashi et al.
+    """abs(sum_h A_tj v_j W_h): the norm of the contribution of each key to query t, over all heads (Kobayashi et al.
     2020).
 
-    Heads that pull apart cancel, and a key with a large weight but a small value counts little, as attention sinks
-    do. O(j h^2) memory. Caveat: the residual and norms around the layer are left out.
+    Contributions of heads in opposite directions cancel, and a key with a large weight but a small value, such as an
+    attention sink, counts little. It takes O(j h^2) memory. Caveat: the residual and the norms around the layer are
+    left out.
     """
     b, _, i, _ = _four_dims(A)
     gram = _gram(v, output)  # b j h h
     if gram.shape[1] != A.shape[-1] or gram.shape[2] != A.shape[1]:
         raise ValueError(
-            f"v and output must belong to weights of {A.shape[1]} heads and {A.shape[-1]} keys, "
+            f"v and output must have the {A.shape[1]} heads and {A.shape[-1]} keys of A, "
             f"got {gram.shape[2]} heads and {gram.shape[1]} keys"
         )
     t = _tokens(token, b, i, A.device)
@@ -156,33 +157,33 @@ def norm_attention(
 def attention_flow(
     stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] = -1, residual: float = 0.5, edges: int = 200_000
 ) -> Float[Tensor, "b n"]:
-    """The most that can flow from `token` at the top down to each input token, the layers W of `rollout` being pipes of
-    those capacities (Abnar & Zuidema 2020, sec. 3).
+    """The maximum flow from `token` at the top to each input token, with the weights W of `rollout` as edge capacities
+    (Abnar & Zuidema 2020, sec. 3).
 
-    One maximum-flow problem for each input token, over at most `edges` weights above 0 in all layers; past that it
-    raises. Weights are rounded to multiples of 2**-30, so that a flow is exact to that times the pipes it is cut at.
-    Caveat: pipes are treated as if one token's flow could use them alone, so the flows do not add up to 1.
+    It solves one maximum-flow problem per input token, over at most `edges` weights above 0 in all layers; with more it
+    raises. Weights are rounded to multiples of 2**-30, so the error of a flow is at most that times the number of edges
+    in its minimum cut. Caveat: each flow may use all edges alone, so the flows do not add up to 1.
     """
     check_int("edges", edges, least=1)
-    layers = _square(stack)
+    layers = _check_stack(stack)
     b, _, n, _ = layers[0].shape
-    if (dense := len(layers) * n * n) > edges and (kept := _visible(layers, edges)) > edges:
+    if (dense := len(layers) * n * n) > edges and (kept := _count_edges(layers, edges)) > edges:
         raise ValueError(
-            f"attention flow is for networks of at most edges={edges}, got {kept} or more of {dense} weights above 0; "
-            "use rollout(stack, token=...), which has no limit, or raise edges"
+            f"attention_flow takes at most edges={edges} weights above 0, got {kept} or more of {dense}; "
+            "use rollout(stack, token=...), which has no limit, or pass a larger edges="
         )
     tops = _tokens(token, b, n, layers[0].device).tolist()
     mixed = torch.stack([_mixed(A, residual, LIMIT) for A in layers], 1).double().cpu().numpy()  # b layers n n
-    unknown = [math.nan] * n
-    reached = [_reached(W, top) for W, top in zip(mixed, tops, strict=True)]
-    flows = [_flows(W, top) if np.isfinite(W).all() else unknown for W, top in zip(reached, tops, strict=True)]
+    all_nan = [math.nan] * n
+    reachable = [_reachable_layers(W, top) for W, top in zip(mixed, tops, strict=True)]
+    flows = [_flows(W, top) if np.isfinite(W).all() else all_nan for W, top in zip(reachable, tops, strict=True)]
     return torch.tensor(flows, dtype=layers[0].dtype, device=layers[0].device).view(b, n)
 
 
-def product(r: Tensor, X: Tensor) -> Tensor:
-    """r @ X, in which rows of X that r does not reach count for nothing, whatever they hold.
+def reachable_product(r: Tensor, X: Tensor) -> Tensor:
+    """Return r @ X, where a row of X at which r is 0 contributes 0 even if it holds NaN.
 
-    >>> product(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.25, 0.75], [torch.nan, torch.nan]]))
+    >>> reachable_product(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.25, 0.75], [torch.nan, torch.nan]]))
     tensor([[0.2500, 0.7500]])
     """
     missing = X.isnan()
@@ -192,64 +193,65 @@ def product(r: Tensor, X: Tensor) -> Tensor:
     return (r @ X.masked_fill(missing, 0.0)).masked_fill(unknown, torch.nan)
 
 
-def _through(A: Weights, r: Tensor) -> Tensor:
-    """r @ mean_h A, `b n`; where that is no number, again a few rows at a time, of which only those reached count."""
-    found = (r[:, None, None] @ A).mean(1).squeeze(1)
-    if bool(found.isfinite().all()):
-        return found
-    parts = [product(r[:, None, rows], A[..., rows, :].mean(1)) for rows in bands(A)]
+def _mean_over_heads(A: Weights, r: Tensor) -> Tensor:
+    """Return r @ mean_h A, `b n`. Rows of A at which r is 0 contribute 0 even if they hold NaN."""
+    result = (r[:, None, None] @ A).mean(1).squeeze(1)
+    if bool(result.isfinite().all()):
+        return result
+    parts = [reachable_product(r[:, None, rows], A[..., rows, :].mean(1)) for rows in row_chunks(A)]
     return torch.cat(parts, 1).sum(1)
 
 
-def _reached(layers: npt.NDArray[np.float64], top: int) -> npt.NDArray[np.float64]:
-    """The layers with zeros in the rows that nothing from this token at the top comes to."""
-    found, at = np.zeros_like(layers), np.array([top])
+def _reachable_layers(layers: npt.NDArray[np.float64], top: int) -> npt.NDArray[np.float64]:
+    """Return the layers with zeros in the rows that cannot be reached from this token at the top."""
+    reachable, rows = np.zeros_like(layers), np.array([top])
     for level in reversed(range(len(layers))):
-        found[level, at] = layers[level, at]
-        at = found[level].any(0).nonzero()[0]
-    return found
+        reachable[level, rows] = layers[level, rows]
+        rows = reachable[level].any(0).nonzero()[0]
+    return reachable
 
 
 def _flows(layers: npt.NDArray[np.float64], top: int) -> list[float]:
-    """The maximum flow from a token at the top to each at the bottom, node `level * n + token` standing for a token."""
+    """Return the maximum flow from a token at the top to each token at the bottom; nodes are `level * n + token`."""
     from scipy.sparse import coo_array  # type: ignore[import-untyped]
     from scipy.sparse.csgraph import maximum_flow  # type: ignore[import-untyped]
 
     depth, n, _ = layers.shape
     level, i, j = layers.nonzero()
-    capacity = np.rint(layers[level, i, j] * UNITS).astype(np.int32)
+    capacity = np.rint(layers[level, i, j] * CAPACITY_UNITS).astype(np.int32)
     nodes = ((level + 1) * n + i, level * n + j)
-    pipes = coo_array((capacity, nodes), shape=((depth + 1) * n, (depth + 1) * n)).tocsr()
-    return [maximum_flow(pipes, depth * n + top, bottom).flow_value / UNITS for bottom in range(n)]
+    graph = coo_array((capacity, nodes), shape=((depth + 1) * n, (depth + 1) * n)).tocsr()
+    return [maximum_flow(graph, depth * n + top, bottom).flow_value / CAPACITY_UNITS for bottom in range(n)]
 
 
-def _visible(layers: Sequence[Weights], enough: int) -> int:
-    """How many weights of the mean over heads, with the diagonal, are above 0; counted until there are enough."""
-    found = 0
+def _count_edges(layers: Sequence[Weights], limit: int) -> int:
+    """Count the weights above 0 in the mean over heads, plus the diagonal; stop once there are more than `limit`."""
+    count = 0
     for A in layers:
-        for rows in bands(A):
-            seen = (A[..., rows, :] > 0).any(1)
-            seen[:, range(rows.stop - rows.start), range(rows.start, rows.stop)] = True
-            found += int(seen.sum((-2, -1)).max()) if seen.numel() else 0
-            if found > enough:
-                return found
-    return found
+        for rows in row_chunks(A):
+            is_edge = (A[..., rows, :] > 0).any(1)
+            is_edge[:, range(rows.stop - rows.start), range(rows.start, rows.stop)] = True
+            count += int(is_edge.sum((-2, -1)).max()) if is_edge.numel() else 0
+            if count > limit:
+                return count
+    return count
 
 
-def _square(stack: Iterable[Weights]) -> list[Weights]:
+def _check_stack(stack: Iterable[Weights]) -> list[Weights]:
+    """Return the layers of a stack; raise unless they are self-attention over the same tokens."""
     layers = list(stack)
     if not layers:
         raise ValueError("the stack holds no layers; pass a list of Weights, the bottom layer first")
     for A in layers:
         if not isinstance(A, Weights):
             raise TypeError(
-                f"a stack is a list of Weights, the bottom layer first, got {type(A).__name__}; of a tape that keeps "
-                "queries and keys write tape.values()"
+                f"a stack is a list of Weights, the bottom layer first, got {type(A).__name__}; for a tape "
+                "pass tape.values(), captured without keep="
             )
         b, _, i, j = _four_dims(A)
         if i != j or (b, i) != (layers[0].shape[0], layers[0].shape[2]):
             raise ValueError(
-                "a stack is self-attention over the same tokens, n queries and n keys in each layer, "
+                "a stack is self-attention over the same tokens, with n queries and n keys in each layer, "
                 f"got {[tuple(A.shape) for A in layers]}"
             )
     return layers
@@ -264,7 +266,7 @@ def _four_dims(A: Weights) -> tuple[int, int, int, int]:
 
 
 def _start(A: Weights, token: int | Tensor | None) -> Tensor:
-    """A row of zeros with a 1 at the token, `b n`; with None, the mean of all such."""
+    """Return a row with 1 at the token and 0 elsewhere, `b n`; with None, 1 / n everywhere."""
     b, n = A.shape[0], A.shape[2]
     if token is None:
         return torch.full((b, n), 1 / max(n, 1), dtype=A.dtype, device=A.device)
@@ -273,7 +275,7 @@ def _start(A: Weights, token: int | Tensor | None) -> Tensor:
 
 
 def _tokens(token: int | Tensor, b: int, n: int, device: torch.device) -> Tensor:
-    """The token of each batch row, counted from 0."""
+    """Return the token of each batch row, counted from 0."""
     if isinstance(token, Tensor):
         check_integer_tensor("token", token, 0, 1)
         if token.ndim and len(token) != b:
@@ -287,7 +289,7 @@ def _tokens(token: int | Tensor, b: int, n: int, device: torch.device) -> Tensor
 
 
 def _row_sums(A: Weights, residual: float) -> Tensor:
-    """What the rows of (1 - residual) mean_h A + residual I sum to, `b n`; 1 where they are empty."""
+    """Return the row sums of (1 - residual) mean_h A + residual I, `b n`; 1 for an empty row."""
     check_number("residual", residual)
     if not 0 <= residual <= 1:
         raise ValueError(f"residual must be from 0 to 1, got {residual}")
@@ -297,25 +299,25 @@ def _row_sums(A: Weights, residual: float) -> Tensor:
 
 
 def _mixed(A: Weights, residual: float, limit: str) -> Tensor:
-    """(1 - residual) mean_h A + residual I, rows made to sum to 1, dense: `b n n`."""
+    """Return (1 - residual) mean_h A + residual I with rows normalized to sum to 1, dense: `b n n`."""
     W = (1 - residual) * A.dense(limit).mean(1)
     W.diagonal(dim1=-2, dim2=-1).add_(residual)
     return W / _row_sums(A, residual)[..., None]
 
 
 def _gram(v: Tensor, output: Tensor) -> Tensor:
-    """<v_j W_h, v_j W_f> for each key and pair of heads, `b j h f`."""
-    values, W = _projected(v, output)
+    """Return <v_j W_h, v_j W_f> for each key and pair of heads, `b j h f`."""
+    values, W = _values_and_projection(v, output)
     b, h, j, _ = values.shape
     gram = values.new_empty(b, j, h, h)
     for n in range(h):
-        pulled = torch.einsum("b j e, c e, c f a -> b f j a", values[:, n], W[:, n], W)
-        gram[:, :, n] = (pulled * values).sum(-1).mT
+        transformed = torch.einsum("b j e, c e, c f a -> b f j a", values[:, n], W[:, n], W)
+        gram[:, :, n] = (transformed * values).sum(-1).mT
     return gram
 
 
-def _projected(v: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-    """Values `b h j e` and the output projection by head, `dim h e`."""
+def _values_and_projection(v: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values `b h j e` and the output projection by head, `dim h e`."""
     for name, x, dims in (("v", v, 4), ("output", output, 2)):
         check_tensor(name, x)
         if x.ndim != dims:
@@ -332,7 +334,7 @@ def _projected(v: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _per_head(name: str, v: Tensor, A: Weights) -> Tensor:
-    """Values with a head for each of A's, in its dtype."""
+    """Return values with one head per head of A, in the dtype of A."""
     check_tensor(name, v)
     b, h, _, j = _four_dims(A)
     if v.ndim != 4 or v.shape[0] != b or v.shape[2] != j or not v.shape[1] or h % v.shape[1]:
@@ -344,5 +346,7 @@ def _check_is_output(name: str, grad: Tensor, A: Weights) -> Tensor:
     check_tensor(name, grad)
     if grad.ndim != 4 or grad.shape[:3] != A.shape[:3]:
         b, h, i, _ = A.shape
-        raise ValueError(f"{name} must have dims b={b}, h={h}, i={i}, e, those of A @ v; got shape {tuple(grad.shape)}")
+        raise ValueError(
+            f"{name} must have dims b={b}, h={h}, i={i}, e, the dims of A @ v; got shape {tuple(grad.shape)}"
+        )
     return grad.to(A.dtype)

@@ -1,7 +1,8 @@
-"""What a head does, as one number: where its attention falls, whom it copies, which other head it resembles.
+"""One number per head: where its attention falls, which tokens it copies, which other head it resembles.
 
-Each takes a `Weights` and gives a number for each batch row and head, `b h`, the mean over queries, in memory linear
-in the sequence. `queries`, a bool `(i,)` or `(b, i)`, says which queries count: leave out those of padding.
+Each function takes a `Weights` and returns a number for each batch row and head, `b h`: the mean over queries, in
+memory linear in the sequence. `queries`, a bool tensor `(i,)` or `(b, i)`, selects the queries that count, e.g. those
+that are not padding.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from ...ops.terms.masks import Causal, Diagonal, Documents, Window
 from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.weights import Weights
 
-ENTRIES = 2**21  # of the matrix held at once
+CHUNK_ENTRIES = 2**21  # matrix elements in memory at a time
 
 
 def share(A: Weights, mask: Mask, *, queries: Bool[Tensor, "*b i"] | None = None) -> Float[Tensor, "*b h"]:
-    """mean_i sum_j A_ij mask_ij: the attention that falls where a mask is True.
+    """mean_i sum_j A_ij mask_ij: the share of attention that falls where a mask is True.
 
     >>> import torch
     >>> from regard import Causal, Window, weights
@@ -36,8 +37,8 @@ def share(A: Weights, mask: Mask, *, queries: Bool[Tensor, "*b i"] | None = None
     >>> share(A, Window(8)).shape, round(share(A, Causal())[0, 0].item(), 3)
     (torch.Size([1, 4]), 1.0)
 
-    Any mask asks a question: `Window(8)` how local a head is, `Diagonal()` how much it looks at itself, `Prefix(1)`
-    how much it rests on the first token, `Dense(same_sentence)` whatever you can write down.
+    Masks to try: `Window(8)` for how local a head is, `Diagonal()` for attention to the query itself, `Prefix(1)` for
+    attention to the first token, `Dense(same_sentence)` for any set of pairs.
     """
     check_weights(A)
     if not isinstance(mask, Mask):
@@ -48,77 +49,76 @@ def share(A: Weights, mask: Mask, *, queries: Bool[Tensor, "*b i"] | None = None
     mask = mask.map_tensors(lambda x: x.to(A.device))
 
     def value(prepared: PreparedCall, block: Block, part: Tensor, x: Tensor | None) -> Tensor:
-        # Of weights that were selected, the mask numbers batch rows and heads as they stand now.
+        # If batch rows or heads were selected, the mask counts them as they are numbered after the selection.
         return (part * mask.over(replace(block, batch_ids=None, head_ids=None))).sum(-1)
 
     return _mean(A._reduce(Reduction(value, "rows")), queries)
 
 
 def locality(A: Weights, width: int, *, queries: Bool[Tensor, "*b i"] | None = None) -> Float[Tensor, "*b h"]:
-    """The attention to keys with abs(i - j) < width: `share(A, Window(width))`."""
+    """Attention to keys with abs(i - j) < width: `share(A, Window(width))`."""
     return share(A, Window(width), queries=queries)
 
 
 def previous_token(A: Weights, *, queries: Bool[Tensor, "*b i"] | None = None) -> Float[Tensor, "*b h"]:
-    """mean_i A[i, i - 1]: the attention to the token before."""
+    """mean_i A[i, i - 1]: attention to the previous token."""
     return share(A, Window(before=1, after=0) & ~Diagonal(), queries=queries)
 
 
 def duplicate_token(
     A: Weights, tokens: Int[Tensor, "*b n"], *, queries: Bool[Tensor, "*b i"] | None = None
 ) -> Float[Tensor, "*b h"]:
-    """The attention to earlier occurrences of the query's own token; `tokens` are the ids of the keys."""
-    tokens = _ids(A, tokens)
-    return share(A, Documents(_asking(A, tokens), tokens) & Causal() & ~Diagonal(), queries=queries)
+    """Attention to earlier occurrences of the query's own token; `tokens` are the ids of the keys."""
+    tokens = _key_ids(A, tokens)
+    return share(A, Documents(_query_ids(A, tokens), tokens) & Causal() & ~Diagonal(), queries=queries)
 
 
 def induction(
     A: Weights, tokens: Int[Tensor, "*b n"], *, queries: Bool[Tensor, "*b i"] | None = None
 ) -> Float[Tensor, "*b h"]:
-    """The attention to tokens that followed an earlier occurrence of the query's own (Olsson et al. 2022).
+    """Attention to tokens that follow an earlier occurrence of the query's own token (Olsson et al. 2022).
 
-    In "A B ... A" the second A looks at B. A head that does so on repeated random tokens can copy in context.
+    In "A B ... A" the second A attends to B. A head that does so on repeated random tokens can copy in context.
     """
-    tokens = _ids(A, tokens)
-    nothing = tokens[..., :1] * 0 + tokens.min() - 1 if tokens.numel() else tokens  # stands before the first token
-    return share(
-        A, Documents(_asking(A, tokens), torch.cat([nothing, tokens[..., :-1]], -1)) & Causal(), queries=queries
-    )
+    tokens = _key_ids(A, tokens)
+    no_token = tokens[..., :1] * 0 + tokens.min() - 1 if tokens.numel() else tokens  # an id that no token has
+    previous = torch.cat([no_token, tokens[..., :-1]], -1)
+    return share(A, Documents(_query_ids(A, tokens), previous) & Causal(), queries=queries)
 
 
 def diagonality(A: Weights, *, queries: Bool[Tensor, "*b i"] | None = None) -> Float[Tensor, "*b h"]:
-    """mean_i sum_j A_ij (1 - abs(c_i - j) / (n_j - 1)), c the line from the first query and key to the last of both.
+    """mean_i sum_j A_ij (1 - abs(c_i - j) / (n_j - 1)), c_i the line from the first query and key to the last of both.
 
-    1 for a head on that line, lower the further it strays: the area under the mass within each distance, Shim et al.
-    2022's cumulative attention diagonality, here for unequal lengths too (speech, alignment).
+    It is 1 for a head on that line and falls with the distance from it: the area under the curve of mass within each
+    distance, the cumulative attention diagonality of Shim et al. 2022, extended to unequal lengths (speech, alignment).
     """
     check_weights(A)
     _, _, i, j = A.call.shape
-    steepness, reach = (j - 1) / max(i - 1, 1), max(j - 1, 1)
+    slope, max_distance = (j - 1) / max(i - 1, 1), max(j - 1, 1)
 
     def value(prepared: PreparedCall, block: Block, part: Tensor, x: Tensor | None) -> Tensor:
-        away = (block.row.to(part.dtype) * steepness - block.j).abs() / reach
-        return (part * (1 - away)).sum(-1)
+        distance = (block.row.to(part.dtype) * slope - block.j).abs() / max_distance
+        return (part * (1 - distance)).sum(-1)
 
     return _mean(A._reduce(Reduction(value, "rows")), queries)
 
 
 class Sinks(NamedTuple):
-    """Which keys are sinks, `b h j`, and the share of the attention that goes to them, `b h`."""
+    """Whether each key is a sink, `b h j`, and the share of attention that sinks receive, `b h`."""
 
     keys: Tensor
     share: Tensor
 
 
 def sinks(A: Weights, *, threshold: float = 0.3, queries: Bool[Tensor, "*b i"] | None = None) -> Sinks:
-    """Keys that receive more than `threshold` of the attention of the mean query (Gu et al. 2025 take 0.3).
+    """Attention sinks: keys that receive more than `threshold` of the mean query's attention (0.3 in Gu et al. 2025).
 
     >>> import torch
     >>> from regard import weights
     >>> q, k = torch.ones(1, 1, 50, 4), torch.zeros(1, 1, 50, 4)
-    >>> k[0, 0, 0] = 4.0  # everybody looks at the first token
-    >>> found = sinks(weights(q, k))
-    >>> found.keys.nonzero().tolist(), round(found.share.item(), 2)
+    >>> k[0, 0, 0] = 4.0  # every query attends to the first token
+    >>> result = sinks(weights(q, k))
+    >>> result.keys.nonzero().tolist(), round(result.share.item(), 2)
     ([[0, 0, 0]], 0.98)
     """
     check_weights(A)
@@ -127,7 +127,7 @@ def sinks(A: Weights, *, threshold: float = 0.3, queries: Bool[Tensor, "*b i"] |
     if queries is None:
         mean = A.received() / max(n, 1)
     else:
-        counts = _counted(queries, n).to(A.device)
+        counts = _check_queries(queries, n).to(A.device)
         total = A.T @ counts.to(A.dtype)[..., None, :, None]
         mean = total.squeeze(-1) / counts.sum(-1).clamp(min=1)[..., None, None]
     keys = mean > threshold
@@ -135,7 +135,7 @@ def sinks(A: Weights, *, threshold: float = 0.3, queries: Bool[Tensor, "*b i"] |
 
 
 def similarity(A: Weights, B: Weights | None = None) -> Float[Tensor, "*b h h2"]:
-    """<A_h, B_h2> / (|A_h| |B_h2|): the cosine of each pair of heads as matrices, those of A itself unless B is given.
+    """<A_h, B_h2> / (|A_h| |B_h2|): the cosine similarity of each pair of heads of A and B; B is A by default.
 
     >>> import torch
     >>> from regard import weights
@@ -155,7 +155,7 @@ def similarity(A: Weights, B: Weights | None = None) -> Float[Tensor, "*b h h2"]
     inner = torch.zeros(*A.shape[:-2], B.shape[-3], dtype=dtype, device=A.device)
     squares = [torch.zeros(X.shape[:-2], dtype=dtype, device=A.device) for X in (A, B)]
     with torch.no_grad():
-        for rows in bands(A):
+        for rows in row_chunks(A):
             ours = A[..., rows, :].flatten(-2).to(dtype)
             theirs = ours if B is A else B[..., rows, :].flatten(-2).to(dtype)
             inner += ours @ theirs.mT
@@ -166,22 +166,23 @@ def similarity(A: Weights, B: Weights | None = None) -> Float[Tensor, "*b h h2"]
 
 
 def check_weights(A: Weights, name: str = "A") -> None:
-    """Raise unless it is what one layer attended to, rather than a whole tape, or measures of it."""
+    """Raise unless A is the `Weights` of one layer, rather than a tape or `Reduced` measures."""
     if not isinstance(A, Weights):
         raise TypeError(
-            f"{name} must be the Weights of one layer, got {type(A).__name__}; of a tape that keeps queries and keys "
-            "write tape[0], or go through tape.values()"
+            f"{name} must be the Weights of one layer, got {type(A).__name__}; for a tape "
+            "pass tape[0], or loop over tape.values(), captured without keep="
         )
 
 
-def bands(A: Weights) -> Iterator[slice]:
-    """The rows from top to bottom, as many at a time as may be held at once: `A[..., rows, :]`."""
+def row_chunks(A: Weights) -> Iterator[slice]:
+    """Yield slices of rows from top to bottom, small enough to hold `A[..., rows, :]` in memory."""
     *lead, i, j = A.shape
-    step = max(1, ENTRIES // max(1, torch.Size(lead).numel() * j))
+    step = max(1, CHUNK_ENTRIES // max(1, torch.Size(lead).numel() * j))
     return (slice(start, min(start + step, i)) for start in range(0, i, step))
 
 
-def _ids(A: Weights, tokens: Tensor) -> Tensor:
+def _key_ids(A: Weights, tokens: Tensor) -> Tensor:
+    """Return the token ids of the keys, checked."""
     check_weights(A)
     check_tensor("tokens", tokens)
     check_integer_tensor("tokens", tokens, 1, 2)
@@ -190,8 +191,8 @@ def _ids(A: Weights, tokens: Tensor) -> Tensor:
     return tokens.to(A.device).long()
 
 
-def _asking(A: Weights, tokens: Tensor) -> Tensor:
-    """The ids of the queries, which stand among the keys."""
+def _query_ids(A: Weights, tokens: Tensor) -> Tensor:
+    """Return the ids of the queries, which are tokens among the keys."""
     first, (*_, i, j) = A.call.offset, A.shape
     if not 0 <= first <= j - i:
         raise ValueError(
@@ -202,15 +203,16 @@ def _asking(A: Weights, tokens: Tensor) -> Tensor:
 
 
 def _mean(per_query: Tensor, queries: Tensor | None) -> Tensor:
-    """`b h i -> b h`, over the queries that count."""
+    """Average `b h i` to `b h` over the queries that count."""
     if queries is None:
         return per_query.sum(-1) / max(per_query.shape[-1], 1)
-    counts = _counted(queries, per_query.shape[-1]).to(per_query.device)
+    counts = _check_queries(queries, per_query.shape[-1]).to(per_query.device)
     total = torch.where(counts[..., None, :], per_query, 0.0).sum(-1)
     return total / counts.sum(-1).clamp(min=1)[..., None]
 
 
-def _counted(queries: Tensor, n: int) -> Tensor:
+def _check_queries(queries: Tensor, n: int) -> Tensor:
+    """Return `queries`; raise unless it is a bool tensor with one entry per query."""
     check_tensor("queries", queries)
     if queries.dtype != torch.bool or queries.shape[-1:] != (n,):
         raise ValueError(

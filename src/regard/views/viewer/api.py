@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...lens.analysis.alignment import argmax_links, mutual_links
-from ...lens.analysis.flow import descent, product
+from ...lens.analysis.flow import reachable_product, rollout_per_layer
 from ...lens.recording.reduced import MEASURE_NAMES, Reduced
 from ...lens.tape.overview import THUMBNAIL_CELLS
 from ...ops.blocks.resample import shrink
@@ -213,7 +213,7 @@ class ViewerApi:
         def steps() -> Iterator[None]:
             path = []
             stack = [self.library.weights(capture, number, batch).select(batch=batch) for number in numbers]
-            for r in descent(stack, token=token):
+            for r in rollout_per_layer(stack, token=token):
                 path.append(r[0].float().cpu())
                 yield
             arrays = {"rollout": plain(torch.stack(path[::-1]))}
@@ -317,7 +317,7 @@ def rollout_of_maps(maps: Sequence[Tensor], token: int, level: int, n: int) -> T
     path = [r]
     for mean in reversed(maps):
         W = 0.5 * mean * counts + 0.5 * torch.eye(len(counts))
-        r = product(r[None], W / W.sum(1, keepdim=True))[0]
+        r = reachable_product(r[None], W / W.sum(1, keepdim=True))[0]
         path.append(r)
     return torch.stack(path[::-1])
 
