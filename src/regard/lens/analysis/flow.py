@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...checks import check_int, check_integer_tensor, check_number, check_tensor
 from ...ops.weights import LIMIT, Weights
-from .head_measures import row_chunks, check_weights
+from .head_measures import check_weights, row_chunks
 
 CAPACITY_UNITS = 2**30  # integer capacity of an edge with weight 1
 
