@@ -254,7 +254,7 @@ def test_a_table_is_compiled_in_one_piece():
 def test_states_of_several_layers_need_their_number():
     with pytest.raises(TypeError, match=r"got tuple; for the states of several layers pass layers="):
         ContextualEmbedding(Reader())(torch.tensor([[5]]))
-    with pytest.raises(ValueError, match="there must be 3 layers of states, got 2"):
+    with pytest.raises(ValueError, match="states must be those of 3 layers, got 2; pass layers=2"):
         LayerMix(3)(Reader()(torch.tensor([[5]])))
 
 

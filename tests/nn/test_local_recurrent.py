@@ -176,7 +176,7 @@ def test_the_repr_says_how_far_it_looks():
 def test_a_single_monotonic_query_must_say_its_step():
     layer = local("monotonic")
     query, states = inputs()
-    with pytest.raises(ValueError, match="which target step it is; write layer"):
+    with pytest.raises(ValueError, match="needs the number of the target step, from 0; write layer"):
         layer(query[:, 0], layer.remember(states))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.nn.modulate import WAYS, Modulate
+from regard.nn.modulate import MODULATIONS, Modulate
 
 DIM, CONTEXT = 5, 3
 
@@ -40,7 +40,7 @@ def test_dot_scales_each_feature():
     torch.testing.assert_close(layer(h, c), h * (c @ layer.how.scale.weight.T))
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", MODULATIONS)
 def test_one_step_and_all_steps_give_the_same_numbers(how):
     layer = modulate(how)
     h, c = tensors(2, 7)
@@ -49,7 +49,7 @@ def test_one_step_and_all_steps_give_the_same_numbers(how):
         torch.testing.assert_close(layer(h[:, t], c[:, t]), together[:, t], rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", MODULATIONS)
 def test_gradients_reach_both_sides_and_every_parameter(how):
     layer = modulate(how)
     h, c = (x.requires_grad_() for x in tensors(2))
@@ -57,7 +57,7 @@ def test_gradients_reach_both_sides_and_every_parameter(how):
     assert all(x.grad.abs().max() > 0 for x in (h, c, *layer.parameters()))
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", MODULATIONS)
 def test_state_dict_makes_the_round_trip(how):
     layer, other = modulate(how), modulate(how)
     other.load_state_dict(layer.state_dict())

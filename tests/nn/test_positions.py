@@ -186,9 +186,9 @@ def test_positions_of_padded_rows_count_real_tokens():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Rotary(7), "width must be even, features turn in pairs, got 7; pass 6"),
+        (lambda: Rotary(7), "width must be even, features are rotated in pairs, got 7; pass 6"),
         (lambda: Rotary(0), "width must be 2 or more, got 0"),
-        (lambda: Rotary(8)(torch.zeros(1, 1, 2, 4), torch.arange(2)), "Rotary turns 8 features, got x of width 4"),
+        (lambda: Rotary(8)(torch.zeros(1, 1, 2, 4), torch.arange(2)), "Rotary rotates 8 features, got x of width 4"),
         (lambda: Sinusoidal(0), "dim must be 1 or more, got 0"),
         (lambda: Sinusoidal(8, layout="pairs"), "layout must be 'interleaved' or 'halves', got 'pairs'"),
         (lambda: T5Bias(3, buckets=2), "the number of buckets must be 4 or more, got 2"),

@@ -306,7 +306,7 @@ def test_coverage_needs_a_memory_that_holds_one():
     with pytest.raises(ValueError, match="memory must hold a coverage"):
         layer(query[:, 0], plain.remember(states))
     memory = plain.remember(states)
-    with pytest.raises(ValueError, match="holds no coverage; make the layer with coverage="):
+    with pytest.raises(ValueError, match="memory has no coverage; build the layer with coverage="):
         memory.cover(plain.weights(query[:, 0], memory))
 
 

@@ -24,7 +24,7 @@ from .cache import KeyValues, KVCache
 from .core import Core
 from .learned_terms import fill, slot
 from .linear import Linear
-from .memory_slots import MemorySlots, tapered_until, until
+from .memory_slots import MemorySlots, extend_bias, extend_taper
 from .norms import Norm
 from .positions import Rotary
 
@@ -248,9 +248,9 @@ class Attention(nn.Module):
         if self.slots is None:
             return terms
         # Memory slots come after the tokens: the last query is aligned with the last token, not with the last key.
-        shown, bias = self.slots.shown(mask, j), until(bias, j, self.slots.slots)
-        normalize = tapered_until(normalize, j, self.slots.slots)
-        return {**terms, "mask": shown, "bias": bias, "normalize": normalize, "offset": j - i}
+        mask, bias = self.slots.extend_mask(mask, j), extend_bias(bias, j, self.slots.slots)
+        normalize = extend_taper(normalize, j, self.slots.slots)
+        return {**terms, "mask": mask, "bias": bias, "normalize": normalize, "offset": j - i}
 
 
 def _both(layer: Mask | None, call: Mask | None) -> Mask | None:

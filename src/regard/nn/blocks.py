@@ -1,4 +1,4 @@
-"""Blocks: attention and feed-forward, each around a residual, the storey of every Transformer."""
+"""Transformer blocks: attention and feed-forward, each with a residual connection and a norm."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class EncoderBlock(nn.Module):
     >>> block(torch.randn(2, 7, 64), key_padding=torch.tensor([7, 4])).shape
     torch.Size([2, 7, 64])
 
-    `residual` says where `norm` stands, `dropout` acts on what each sublayer adds. Dropout on weights is the
-    attention's, inside the feed-forward its own. A final norm, where there is one, is the model's.
+    `residual` (`PreNorm` or `PostNorm`) places the `norm`, `dropout` acts on the output of each sublayer. Dropout on
+    attention weights is an argument of `Attention`, dropout on hidden units one of `FeedForward`. A final norm belongs
+    to the model.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class EncoderBlock(nn.Module):
         cache: KVCache | None = None,
         memory: SegmentMemory | None = None,
     ) -> Float[Tensor, "b n dim"]:
-        """As `Attention.forward`; `memory` adds earlier segments to the keys."""
+        """Take the arguments of `Attention.forward`; `memory` adds the states of earlier segments to the keys."""
         options = {"mask": mask, "key_padding": key_padding, "positions": positions, "cache": cache}
         x = self.around_attention(x, lambda x: self.attention(x, _keys(x, memory), **options))
         return self.around_feedforward(x, self.feedforward)
@@ -99,7 +100,7 @@ class DecoderBlock(nn.Module):
         cache: KVCache | None = None,
         memory: SegmentMemory | None = None,
     ) -> Float[Tensor, "b n dim"]:
-        """As `EncoderBlock.forward`; the `context_` ones are for the keys of the other sequence."""
+        """Take the arguments of `EncoderBlock.forward`; `context_mask` and `context_padding` hide context keys."""
         options = {"mask": mask, "key_padding": key_padding, "positions": positions, "cache": cache}
         x = self.around_attention(x, lambda x: self.attention(x, _keys(x, memory), **options))
         x = self.around_cross(x, lambda x: self.cross(x, context, mask=context_mask, key_padding=context_padding))
@@ -111,10 +112,10 @@ class DecoderBlock(nn.Module):
         *,
         context_padding: Bool[Tensor, "b s"] | Int[Tensor, " b"] | None = None,
     ) -> KeyValues:
-        """The keys and values of the other sequence and its padding, projected once for all steps."""
+        """Project the keys and values of the other sequence, once for all steps, and keep its padding with them."""
         return self.cross.remember(context, key_padding=context_padding)
 
 
 def _keys(x: Tensor, memory: SegmentMemory | None) -> Tensor | None:
-    """What a sequence attends to: the segments before and itself, or, without a memory, whatever is the default."""
+    """Return x behind the states of earlier segments; None, the default of `Attention`, without a memory."""
     return None if memory is None else memory.extend(x)

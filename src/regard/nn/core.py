@@ -1,4 +1,4 @@
-"""Core: the operator as a module, which every layer attends through."""
+"""Core: `attend` as a module, through which every layer attends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..ops.terms.scores import Score
 class Core(nn.Module):
     """dropout(normalize(mask(score(q, k) + bias))) @ v: `attend` as a module without parameters.
 
-    Every layer attends through one, so a forward hook on it sees the queries, keys, values and terms of each
-    attention of a model. Dropout acts in training only. `backend` is that of `attend`.
+    Every layer has one, so a forward hook on `Core` modules gets the queries, keys, values and terms of each attention
+    of a model. Dropout acts in training only. `backend` is the argument of `attend`.
     """
 
     def __init__(self, *, dropout: float = 0.0, backend: str | None = None) -> None:

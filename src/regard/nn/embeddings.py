@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..ops.torch_state import can_read_values
 from .dropout import Dropout
 
-KIM = MappingProxyType({1: 25, 2: 50, 3: 75, 4: 100, 5: 125, 6: 150})
+KIM_FILTERS = MappingProxyType({1: 25, 2: 50, 3: 75, 4: 100, 5: 125, 6: 150})  # number of filters by width
 
 
 class TokenEmbedding(nn.Module):
@@ -24,8 +24,8 @@ class TokenEmbedding(nn.Module):
     >>> words(torch.tensor([[5, 7, 0]])).shape
     torch.Size([1, 3, 16])
 
-    The id `padding` has the vector 0 and never learns. The Transformer scales by sqrt(dim) (Vaswani et al. 2017,
-    section 3.4). `logits` reads the same table backwards (Press and Wolf 2017).
+    The vector of the id `padding` is 0 and is not trained. The Transformer scales by sqrt(dim) (Vaswani et al. 2017,
+    section 3.4). `logits` uses the same table as an output layer (Press and Wolf 2017).
     """
 
     def __init__(self, size: int, dim: int, *, padding: int | None = None, scale: float = 1.0) -> None:
@@ -33,20 +33,20 @@ class TokenEmbedding(nn.Module):
         self.table = nn.Embedding(size, dim, padding_idx=padding)
         self.scale = scale
         nn.init.normal_(self.table.weight, std=dim**-0.5)
-        self._silence_padding()
+        self._zero_padding_vector()
 
     @classmethod
     def of(cls, vectors: Float[Tensor, "size dim"], *, padding: int | None = None) -> Self:
-        """A table of vectors trained elsewhere, one a row; `Frozen(TokenEmbedding.of(vectors))` keeps them as is."""
+        """Build a table of pretrained vectors, one per row; `Frozen(TokenEmbedding.of(vectors))` keeps them fixed."""
         embedding = cls(*vectors.shape, padding=padding)
         embedding.table.weight = nn.Parameter(vectors.detach().clone())
-        embedding._silence_padding()
+        embedding._zero_padding_vector()
         return embedding
 
     def forward(self, ids: Int[Tensor, "*b"]) -> Float[Tensor, "*b dim"]:
         try:
             x: Tensor = self.table(ids)
-        except IndexError:  # PyTorch's, who looks at every id anyway
+        except IndexError:  # raised by PyTorch, which checks every id anyway
             if not can_read_values(ids):
                 raise
             low, high = (int(x) for x in ids.aminmax())
@@ -57,10 +57,10 @@ class TokenEmbedding(nn.Module):
         return x if self.scale == 1 else x * self.scale
 
     def logits(self, h: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b size"]:
-        """h . table[id] for each id, unscaled: an output layer that shares the table."""
+        """Return h . table[id] for each id, unscaled: an output layer that shares the table."""
         return nn.functional.linear(h, self.table.weight)
 
-    def _silence_padding(self) -> None:
+    def _zero_padding_vector(self) -> None:
         if self.table.padding_idx is not None:
             nn.init.zeros_(self.table.weight[self.table.padding_idx])
 
@@ -71,7 +71,7 @@ class SubwordEmbedding(nn.Module):
     >>> SubwordEmbedding(1000, 16)(torch.tensor([[[5, 7, 0], [9, 0, 0]]])).shape
     torch.Size([1, 2, 16])
 
-    Pieces with the id `padding` do not count; a word of nothing else is 0.
+    Pieces with the id `padding` are left out of the mean; a word without other pieces has the vector 0.
     """
 
     def __init__(self, size: int, dim: int, *, padding: int = 0) -> None:
@@ -88,8 +88,9 @@ class CharacterEmbedding(nn.Module):
     >>> CharacterEmbedding(128, 64)(torch.randint(1, 128, (2, 5, 11))).shape
     torch.Size([2, 5, 64])
 
-    Kim et al. 2016, sections 2.2 and 2.3. `filters` says how many filters of each width; theirs unless given. The id
-    `padding` fills words up at the end, and its number does not matter; a word of nothing else is 0.
+    Kim et al. 2016, sections 2.2 and 2.3. `filters` maps a width to the number of filters (default: those of the
+    paper). The id `padding` fills words up at the end; the amount of padding does not change the vector, and a word of
+    padding alone has the vector 0.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class CharacterEmbedding(nn.Module):
         dim: int,
         *,
         character_dim: int = 15,
-        filters: Mapping[int, int] = KIM,
+        filters: Mapping[int, int] = KIM_FILTERS,
         padding: int = 0,
     ) -> None:
         super().__init__()
@@ -110,21 +111,21 @@ class CharacterEmbedding(nn.Module):
         self.project = nn.Linear(sum(filters.values()), dim)
 
     def forward(self, ids: Int[Tensor, "*b characters"]) -> Float[Tensor, "*b dim"]:
-        words = ids.flatten(0, -2)
+        words = ids.flatten(0, -2)  # words characters
         real = words != self.padding
-        x = self.characters(words).mT
-        found = []
+        x = self.characters(words).mT  # words character_dim characters
+        maxima = []
         for width, convolution in zip(self.widths, self.convolutions, strict=True):
-            # A window starts at each character of the word and may run past its end, into zeros: any more padding
-            # adds no window, and a word shorter than the filter has one.
+            # A window starts at each character of the word and may extend past its end, into zeros. So padding adds
+            # no window, and a word shorter than the filter still has one.
             hits = torch.tanh(convolution(nn.functional.pad(x, (0, width - 1))))
-            found.append(hits.masked_fill(~real[:, None], -1.0).amax(-1))  # tanh is never below -1
-        word = self.project(self.highway(torch.cat(found, -1)))
+            maxima.append(hits.masked_fill(~real[:, None], -1.0).amax(-1))  # tanh is never below -1
+        word = self.project(self.highway(torch.cat(maxima, -1)))
         return (word * real.any(-1, keepdim=True)).unflatten(0, ids.shape[:-1])
 
 
 class Highway(nn.Module):
-    """t * relu(W x + b) + (1 - t) * x, t = sigmoid(V x + c) (Srivastava et al. 2015, eq. 3). t starts small."""
+    """t * relu(W x + b) + (1 - t) * x, t = sigmoid(V x + c) (Srivastava et al. 2015, eq. 3). c starts at -2."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -138,16 +139,16 @@ class Highway(nn.Module):
 
 
 class ContextualEmbedding(nn.Module):
-    """The hidden states of another model, as the input of this one.
+    """The hidden states of a pretrained model as embeddings.
 
     >>> reader = nn.Sequential(nn.Embedding(1000, 16), nn.Linear(16, 16))  # from ids to states: a Bert, say
     >>> ContextualEmbedding(Frozen(reader))(torch.tensor([[5, 7]])).shape
     torch.Size([1, 2, 16])
 
-    The model is called with the same inputs, `key_padding` included where it is given (a Bert takes it as `padding`).
-    It is tuned along, or left alone as `Frozen(model)`. One that returns the states of all its layers, as a sequence,
-    comes with `layers`, their number: they are mixed as gamma sum_l softmax(w)_l h_l, w and gamma learned (Peters et
-    al. 2018, eq. 1).
+    The model is called with the same inputs, and with `key_padding` if given (a Bert takes it as `padding`). It is
+    trained too, unless it is wrapped as `Frozen(model)`. For a model that returns the states of all its layers, as a
+    sequence, pass their number as `layers`: the states are mixed as gamma sum_l softmax(w)_l h_l, w and gamma learned
+    (Peters et al. 2018, eq. 1).
     """
 
     def __init__(self, model: nn.Module, *, layers: int | None = None) -> None:
@@ -156,7 +157,7 @@ class ContextualEmbedding(nn.Module):
         self.mix = None if layers is None else LayerMix(layers)
 
     def forward(self, *inputs: Tensor, key_padding: Tensor | None = None) -> Float[Tensor, "b n dim"]:
-        states = _called(self.model, inputs, key_padding)
+        states = _call_model(self.model, inputs, key_padding)
         if self.mix is not None:
             return self.mix(states)
         if not isinstance(states, Tensor):
@@ -168,7 +169,7 @@ class ContextualEmbedding(nn.Module):
 
 
 class LayerMix(nn.Module):
-    """gamma sum_l softmax(w)_l h_l: what each layer of a model knows, in learned shares (Peters et al. 2018, eq. 1)."""
+    """gamma sum_l softmax(w)_l h_l: a learned mean over the layers of a model (Peters et al. 2018, eq. 1)."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -177,13 +178,15 @@ class LayerMix(nn.Module):
 
     def forward(self, states: Sequence[Float[Tensor, "*b dim"]]) -> Float[Tensor, "*b dim"]:
         if len(states) != len(self.shares):
-            raise ValueError(f"there must be {len(self.shares)} layers of states, got {len(states)}")
+            raise ValueError(
+                f"states must be those of {len(self.shares)} layers, got {len(states)}; pass layers={len(states)}"
+            )
         shares = self.shares.softmax(0)
         return self.gamma * sum(share * h for share, h in zip(shares, states, strict=True))
 
 
 class Frozen(nn.Module):
-    """A module that does not learn: no gradients, and evaluation mode even while the rest trains.
+    """A module that is not trained: no gradients, and evaluation mode even while the model around it trains.
 
     >>> Frozen(nn.Dropout(0.5)).train()(torch.ones(3))
     tensor([1., 1., 1.])
@@ -195,10 +198,10 @@ class Frozen(nn.Module):
 
     def forward(self, *inputs: Tensor, key_padding: Tensor | None = None) -> Any:
         with torch.no_grad():
-            return _called(self.module, inputs, key_padding)
+            return _call_model(self.module, inputs, key_padding)
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode for this wrapper, never for what it wraps."""
+        """Set the mode of the wrapper; the module inside stays in evaluation mode."""
         super().train(mode)
         self.module.eval()
         return self
@@ -219,8 +222,8 @@ class SumEmbedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, *ids: Tensor) -> Float[Tensor, "b n dim"]:
-        first, *rest = _embedded(self.embeddings, ids)
-        return self.dropout(self.norm(sum(rest, first)))
+        first, *others = _embed_each(self.embeddings, ids)
+        return self.dropout(self.norm(sum(others, first)))
 
 
 class ConcatEmbedding(nn.Module):
@@ -237,20 +240,18 @@ class ConcatEmbedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, *ids: Tensor) -> Float[Tensor, "b n dim"]:
-        return self.dropout(torch.cat(_embedded(self.embeddings, ids), -1))
+        return self.dropout(torch.cat(_embed_each(self.embeddings, ids), -1))
 
 
-def _called(model: nn.Module, inputs: tuple[Tensor, ...], key_padding: Tensor | None) -> Any:
+def _call_model(model: nn.Module, inputs: tuple[Tensor, ...], key_padding: Tensor | None) -> Any:
     if key_padding is None:
         return model(*inputs)
-    # Layers are told of key_padding, whole models of padding.
+    # Layers call the argument key_padding, models padding.
     name = "padding" if "padding" in signature(model.forward).parameters else "key_padding"
     return model(*inputs, **{name: key_padding})
 
 
-def _embedded(embeddings: nn.ModuleList, ids: tuple[Tensor, ...]) -> list[Tensor]:
+def _embed_each(embeddings: nn.ModuleList, ids: tuple[Tensor, ...]) -> list[Tensor]:
     if len(ids) != len(embeddings):
-        raise ValueError(
-            f"there must be one tensor of ids for each of the {len(embeddings)} embeddings, got {len(ids)}"
-        )
+        raise ValueError(f"pass one tensor of ids for each of the {len(embeddings)} embeddings, got {len(ids)}")
     return [embedding(x) for embedding, x in zip(embeddings, ids, strict=True)]

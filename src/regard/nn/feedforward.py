@@ -1,4 +1,4 @@
-"""Feed-forward: what happens to each token on its own between attentions."""
+"""Feed-forward: the layer that transforms each token by itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
-    """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017, eq. 2), dropout on what is inside.
+    """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017, eq. 2), with dropout on the hidden units.
 
     >>> import torch
     >>> FeedForward(8, 32, activation=F.relu)(torch.zeros(1, 5, 8)).shape
@@ -34,14 +34,15 @@ class FeedForward(nn.Module):
         self.down = Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
-        inside = self.activation(self.up(x))
-        return self.down(self.dropout(inside) if self.training else inside)
+        hidden = self.activation(self.up(x))
+        return self.down(self.dropout(hidden) if self.training else hidden)
 
 
 class GatedFeedForward(nn.Module):
-    """(activation(x W1) * (x V)) W2: SwiGLU, and with `F.gelu` GEGLU (Shazeer 2020, eq. 6), dropout on what is inside.
+    """(activation(x W1) * (x V)) W2: SwiGLU, and with `F.gelu` GEGLU (Shazeer 2020, eq. 6), with dropout on the hidden
+    units.
 
-    At two thirds of the hidden width of a `FeedForward` it has as many parameters.
+    Two thirds of the hidden width of a `FeedForward` give the same number of parameters.
     """
 
     def __init__(
@@ -55,5 +56,5 @@ class GatedFeedForward(nn.Module):
         self.down = Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
-        inside = self.activation(self.gate(x)) * self.up(x)
-        return self.down(self.dropout(inside) if self.training else inside)
+        hidden = self.activation(self.gate(x)) * self.up(x)
+        return self.down(self.dropout(hidden) if self.training else hidden)

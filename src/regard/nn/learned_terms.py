@@ -1,4 +1,4 @@
-"""Learned terms: small modules that own the tensors of a term and return the term, and the slots that take them."""
+"""Learned terms: modules that own the parameters of a term and return the term, and the slots of a layer for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TermT = TypeVar("TermT", bound=Term)
 
 
 class LearnedDot(nn.Module):
-    """q . k * scale with a learned scale, the inverse temperature, for each head; it stays positive.
+    """q . k * scale with a learned positive scale, the inverse temperature, for each head.
 
     >>> LearnedDot(8, scale=0.125)()
     Dot(scale=float32[8])
@@ -32,7 +32,7 @@ class LearnedDot(nn.Module):
 
 
 class LearnedCosine(nn.Module):
-    """cos(q, k) / temperature with a learned temperature for each head (Liu et al. 2022, eq. 2); it stays positive."""
+    """cos(q, k) / temperature with a learned positive temperature for each head (Liu et al. 2022, eq. 2)."""
 
     def __init__(self, heads: int, *, temperature: float = 0.1) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class LearnedCosine(nn.Module):
 
 
 class LearnedSink(nn.Module):
-    """Softmax with a learned logit for each head that takes weight from the keys, 0 at first."""
+    """Softmax with one learned logit per head besides those of the keys, which takes weight from them; 0 at first."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -55,11 +55,11 @@ class LearnedSink(nn.Module):
 
 
 def slot(name: str, value: Any, kind: type[TermT]) -> TermT | nn.Module | None:
-    """The value of a layer's slot, checked: a term of numbers, or a module that owns the tensors of the term."""
+    """Check and return the value of a slot: a term of numbers, or a module that owns the tensors of the term."""
     if value is not None and not isinstance(value, (kind, nn.Module)):
         raise TypeError(
             f"{name} must be a {kind.__name__} term or a module that returns one, got {value!r}; "
-            "for a mask of one call pass it to forward"
+            "pass the mask of a single call to forward"
         )
     if isinstance(value, Term) and value.tensors():
         raise ValueError(
@@ -70,7 +70,7 @@ def slot(name: str, value: Any, kind: type[TermT]) -> TermT | nn.Module | None:
 
 
 def fill(value: TermT | nn.Module | None) -> Any:
-    """The term of a slot, for this call."""
+    """Return the term of a slot for this call: the term itself, or the result of the module."""
     return value() if isinstance(value, nn.Module) else value
 
 

@@ -1,4 +1,4 @@
-"""Local attention of recurrent decoders: a window of source states around a centre that moves with the step."""
+"""Local attention of recurrent decoders: each step attends to a window of source states around a centre."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..ops.terms.masks import Near
 from ..ops.terms.normalizers import Normalizer, Softmax, Tapered
 from ..ops.weights import Weights
 from .core import Core
-from .recurrent import Memory, StepScore, all_steps, as_asked, step_score
+from .recurrent import Memory, StepScore, step_score, with_step_dim, with_steps_of
 
 
 class LocalAttention(nn.Module):
@@ -33,8 +33,8 @@ class LocalAttention(nn.Module):
     >>> layer.weights(torch.randn(2, 5, 16), memory).dense()[0, 0].count_nonzero(-1).tolist()
     [3, 4, 5, 5, 5]
 
-    Source places and target steps count from 0. A window that leaves the source gives zeros. Scores are those of
-    `LuongAttention`.
+    Source positions and target steps count from 0. A step whose window is outside of the source returns zeros. Scores
+    are those of `LuongAttention`.
     """
 
     def __init__(
@@ -56,37 +56,37 @@ class LocalAttention(nn.Module):
         self.core = Core()
 
     def remember(self, states: Float[Tensor, "b n state_dim"], lengths: Tensor | Sequence[int] | None = None) -> Memory:
-        """The memory of a batch of sources; lengths `(b,)` where they differ."""
+        """Return the memory of a batch of sources; lengths are `(b,)`, None if all are equal."""
         if lengths is not None and torch.as_tensor(lengths).dtype == torch.bool:
-            raise TypeError("local attention counts places from the left: pass lengths (b,), got a bool keep")
+            raise TypeError("local attention counts positions from the left: pass lengths (b,), got a bool keep")
         return Memory.of(self.score.keys(states), states, lengths)
 
     def forward(
         self, query: Float[Tensor, "b *t query_dim"], memory: Memory, *, step: int | None = None
     ) -> Float[Tensor, "b *t state_dim"]:
-        """The context of one step `(b, query_dim)`, or of all steps `(b, t, query_dim)`; `step` numbers the first."""
-        q, k, terms = self._asked(query, memory, step)
-        return as_asked(query, self.core(q, k, memory.values[:, None], **terms))
+        """Return the context of one step `(b, query_dim)` or all steps `(b, t, query_dim)`; `step` is the first."""
+        q, k, terms = self._inputs(query, memory, step)
+        return with_steps_of(query, self.core(q, k, memory.values[:, None], **terms))
 
     def weights(self, query: Float[Tensor, "b *t query_dim"], memory: Memory, *, step: int | None = None) -> Weights:
-        """The weights of the same call, lazy: b 1 t n, t = 1 for one step."""
-        q, k, terms = self._asked(query, memory, step)
+        """Return the lazy weights of the same call: b 1 t n, t = 1 for one step."""
+        q, k, terms = self._inputs(query, memory, step)
         return weights(q, k, **terms)
 
     def extra_repr(self) -> str:
         return f"radius={self.radius:g}"
 
-    def _asked(self, query: Tensor, memory: Memory, step: int | None) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def _inputs(self, query: Tensor, memory: Memory, step: int | None) -> tuple[Tensor, Tensor, dict[str, Any]]:
         center = self.center(query, memory, step)[:, None]  # b h t
         near = Near(center, self.radius)
         mask = near if memory.padding is None else near & memory.padding
-        q, score = self.score(all_steps(query))
+        q, score = self.score(with_step_dim(query))
         terms = {"score": score, "mask": mask, "normalize": self.center.normalize(center, self.radius)}
         return q[:, None], memory.keys[:, None], terms
 
 
 class Center(Protocol):
-    """Where each step looks, `(b, t)` or `(1, t)`, and how the weights of its window are made."""
+    """The window centre of each step, `(b, t)` or `(1, t)`, and the normalizer of the window."""
 
     def __call__(self, query: Tensor, memory: Memory, step: int | None) -> Tensor: ...
     def normalize(self, center: Tensor, radius: float) -> Normalizer: ...
@@ -98,10 +98,10 @@ class MonotonicCenter(nn.Module):
     def forward(self, query: Tensor, memory: Memory, step: int | None) -> Tensor:
         if step is None and query.ndim == 2:
             raise ValueError(
-                "a single query does not say which target step it is; write layer(query, memory, step=t), from 0"
+                "center='monotonic' needs the number of the target step, from 0; write layer(query, memory, step=t)"
             )
         first = 0 if step is None else step
-        return torch.arange(first, first + all_steps(query).shape[1], device=query.device)[None]
+        return torch.arange(first, first + with_step_dim(query).shape[1], device=query.device)[None]
 
     def normalize(self, center: Tensor, radius: float) -> Normalizer:
         """Softmax over the window."""
@@ -109,7 +109,7 @@ class MonotonicCenter(nn.Module):
 
 
 class PredictiveCenter(nn.Module):
-    """p_t = S sigmoid(v . tanh(W h_t)): anywhere in the source, as the query says."""
+    """p_t = S sigmoid(v . tanh(W h_t)): a centre predicted from the query."""
 
     def __init__(self, query_dim: int) -> None:
         super().__init__()
@@ -117,13 +117,13 @@ class PredictiveCenter(nn.Module):
         self.vector = nn.Linear(query_dim, 1, bias=False)
 
     def forward(self, query: Tensor, memory: Memory, step: int | None) -> Tensor:
-        logit = self.vector(torch.tanh(self.hidden(all_steps(query)))).squeeze(-1)
-        # Half precision cannot tell one place of a long source from the next.
+        logit = self.vector(torch.tanh(self.hidden(with_step_dim(query)))).squeeze(-1)
+        # In half precision neighbouring positions of a long source are equal.
         share = torch.sigmoid(logit.to(torch.promote_types(logit.dtype, torch.float32)))
         return share * _lengths(memory)
 
     def normalize(self, center: Tensor, radius: float) -> Normalizer:
-        """Softmax over the window, falling off from the centre; gradients reach the centre through the fall."""
+        """Softmax over the window times a Gaussian, through which gradients reach the centre."""
         return Tapered(Softmax(), Gaussian(center, radius / 2))
 
 

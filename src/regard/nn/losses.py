@@ -1,4 +1,4 @@
-"""Losses as a sum and a count: real tokens only, shifted once, averaged over all items of any batches."""
+"""Losses as a sum and a count over real tokens, so that training can average over the items of several batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..checks import check_integer_tensor
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss summed over `count` items: what training adds up over batches of any sizes and divides once.
+    """A loss summed over `count` items; training adds up sums and counts of batches of any sizes and divides once.
 
     >>> import torch
     >>> Loss(torch.tensor(6.0), 3).mean
@@ -26,7 +26,7 @@ class Loss:
 
     @property
     def mean(self) -> Tensor:
-        """The loss of one item; 0 where there is none."""
+        """The mean loss per item; 0 if there is no item."""
         count = self.count.clamp(min=1) if isinstance(self.count, Tensor) else max(self.count, 1)
         return self.sum / count
 
@@ -38,10 +38,10 @@ def cross_entropy(
     counted: Bool[Tensor, "*items"] | None = None,
     smoothing: float = 0.0,
 ) -> Loss:
-    """-sum_c p_c log softmax(logits)_c over the targets that count, all unless given, and how many these are.
+    """-sum_c p_c log softmax(logits)_c summed over the `counted` targets (default: all), and their number.
 
-    p is 1 - smoothing on the target plus smoothing / classes everywhere (Szegedy et al. 2016, section 7). What is
-    not counted adds nothing to the sum, to its smoothed part or to the gradient, whatever it holds.
+    p is 1 - smoothing on the target plus smoothing / classes everywhere (Szegedy et al. 2016, section 7). A target
+    that is not counted adds nothing to the sum, its smoothed part or the gradient, whatever its id and its logits are.
     """
     each = cross_entropy_per_target(logits, targets, counted=counted, smoothing=smoothing)
     return Loss(each.sum(), targets.numel() if counted is None else counted.sum())
@@ -54,7 +54,7 @@ def cross_entropy_per_target(
     counted: Bool[Tensor, "*items"] | None = None,
     smoothing: float = 0.0,
 ) -> Float[Tensor, "*items"]:
-    """The terms of `cross_entropy`, one for each target; 0 for those that do not count."""
+    """Return the terms of `cross_entropy`, one per target; 0 for targets that are not counted."""
     if not 0 <= smoothing < 1:
         raise ValueError(f"smoothing must be at least 0 and below 1, got {smoothing}")
     if logits.shape[:-1] != targets.shape:
@@ -66,7 +66,7 @@ def cross_entropy_per_target(
     labels = targets.long()
     if counted is not None:
         labels = labels.masked_fill(~counted, IGNORED)
-        if torch.is_grad_enabled():  # the slope of a softmax of NaN is NaN, be it times 0
+        if torch.is_grad_enabled():  # the gradient of a softmax of NaN is NaN, even times 0
             logits = logits.masked_fill(~counted[..., None], 0.0)
     each = F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
@@ -79,8 +79,8 @@ def cross_entropy_per_target(
 
 
 def shift_right(target: Int[Tensor, "b n"], *, start: int) -> Int[Tensor, "b n"]:
-    """What a decoder reads to write the target: the start, then all of the target but its last token."""
+    """Return the inputs of a decoder with teacher forcing: the start token, then the target without its last token."""
     return F.pad(target, (1, 0), value=start)[:, :-1]
 
 
-IGNORED = -(2**31)  # not a class, and unlike PyTorch's -100 not a number that data holds by accident
+IGNORED = -(2**31)  # no class id; unlike -100, the default of PyTorch, data does not contain it by accident

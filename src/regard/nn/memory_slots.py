@@ -1,4 +1,4 @@
-"""Memory slots: learned keys and values behind those of the tokens, and terms that know where the tokens end."""
+"""Memory slots: learned keys and values after those of the tokens, and the terms of a layer extended to them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class MemorySlots(nn.Module):
     """Learned keys and values that every query may attend to, whatever the mask (Sukhbaatar et al. 2019).
 
-    They come after the tokens, so the tokens keep their positions: slots are columns j, j + 1, ... of the weights, and
-    carry no bias. One slot is the `add_bias_kv` of `nn.MultiheadAttention`.
+    They come after the tokens, so the tokens keep their positions: slots are columns j, j + 1, ... of the weights. They
+    get no bias. One slot is the `add_bias_kv` of `nn.MultiheadAttention`.
     """
 
     def __init__(self, slots: int, heads: int, head_dim: int, *, value_dim: int | None = None) -> None:
@@ -44,35 +44,35 @@ class MemorySlots(nn.Module):
     def forward(
         self, k: Float[Tensor, "b g j d"], v: Float[Tensor, "b g j e"]
     ) -> tuple[Float[Tensor, "b g more d"], Float[Tensor, "b g more e"]]:
-        return self.after_keys(k), _after(v, self.values)
+        return self.after_keys(k), _append_slots(v, self.values)
 
     def after_keys(self, k: Float[Tensor, "b g j d"]) -> Float[Tensor, "b g more d"]:
-        """The keys, then those of the slots."""
-        return _after(k, self.keys)
+        """Return the keys followed by those of the slots."""
+        return _append_slots(k, self.keys)
 
-    def shown(self, mask: Mask | None, n: int) -> Mask | None:
-        """A mask over n keys, and the slots behind them for all."""
-        return None if mask is None else _widened(mask, n, self.slots) | ~Prefix(n)
+    def extend_mask(self, mask: Mask | None, n: int) -> Mask | None:
+        """Return a mask over n keys, extended by the slots, which every query sees."""
+        return None if mask is None else _extend_mask(mask, n, self.slots) | ~Prefix(n)
 
     def extra_repr(self) -> str:
         return f"slots={self.slots}"
 
 
-def _after(x: Tensor, slots: Tensor) -> Tensor:
+def _append_slots(x: Tensor, slots: Tensor) -> Tensor:
     return torch.cat((x, slots.to(x.dtype).expand(x.shape[0], -1, -1, -1)), 2)
 
 
-def _widened(mask: Mask, n: int, slots: int) -> Mask:
-    """The same mask where tensors that have a column for each of n keys have one for each slot too."""
+def _extend_mask(mask: Mask, n: int, slots: int) -> Mask:
+    """Return the mask with tensors of n key columns extended by a column per slot."""
 
     def wide(x: Tensor) -> Tensor:
-        return _wide(x, n, n + slots)
+        return _pad_columns(x, n, n + slots)
 
     match mask:
         case And() | Or():
-            return type(mask)(_widened(mask.left, n, slots), _widened(mask.right, n, slots))
+            return type(mask)(_extend_mask(mask.left, n, slots), _extend_mask(mask.right, n, slots))
         case Not():
-            return Not(_widened(mask.mask, n, slots))
+            return Not(_extend_mask(mask.mask, n, slots))
         case Dense():
             return Dense(wide(mask.keep))
         case Padding(keys=Tensor(ndim=2) as keep):
@@ -80,44 +80,44 @@ def _widened(mask: Mask, n: int, slots: int) -> Mask:
         case Documents():
             return Documents(mask.query_ids, wide(mask.query_ids if mask.key_ids is None else mask.key_ids))
         case Blocks():
-            return Blocks(_wide(mask.layout, -(-n // mask.size), -(-(n + slots) // mask.size)), mask.size)
+            return Blocks(_pad_columns(mask.layout, -(-n // mask.size), -(-(n + slots) // mask.size)), mask.size)
         case Rule():
-            return Rule(_before(mask.fn, n))
+            return Rule(_clamp_keys(mask.fn, n))
         case _:
             return mask
 
 
-def _wide(x: Tensor, n: int, more: int) -> Tensor:
-    """A tensor that has n columns with so many more, of zeros; one that has others is left for the checks to tell."""
+def _pad_columns(x: Tensor, n: int, more: int) -> Tensor:
+    """Pad a tensor of n columns with zeros to `more`; return any other tensor unchanged, for the checks to reject."""
     return F.pad(x, (0, more - n)) if x.shape[-1] == n else x
 
 
-@lru_cache(maxsize=256)  # a function that is new at each call would be compiled at each call
-def _before(fn: Function, n: int) -> Function:
-    """The function at keys before n; from there on as at the last of them, which nobody asks for."""
+@lru_cache(maxsize=256)  # a new function at each call would be compiled at each call
+def _clamp_keys(fn: Function, n: int) -> Function:
+    """Clamp the key index of a mask function to n - 1; the values at later keys are not used."""
     return lambda b, h, i, j: fn(b, h, i, j.clamp(max=max(0, n - 1)))
 
 
-def until(bias: Bias | None, n: int, slots: int) -> Bias | None:
-    """A bias over n keys, and none at the slots behind them."""
+def extend_bias(bias: Bias | None, n: int, slots: int) -> Bias | None:
+    """Return a bias over n keys that is 0 at the slots after them."""
 
     def wide(bias: Bias) -> Bias:
         match bias:
             case Sum():
                 return Sum(wide(bias.left), wide(bias.right))
             case Added():
-                return Added(_wide(bias.values, n, n + slots))
+                return Added(_pad_columns(bias.values, n, n + slots))
             case _:
                 return bias
 
     return None if bias is None else Until(wide(bias), n)
 
 
-def tapered_until(normalize: Normalizer | None, n: int, slots: int) -> Normalizer | None:
-    """A normalizer that tapers weights of n keys, and not those of the slots behind them."""
+def extend_taper(normalize: Normalizer | None, n: int, slots: int) -> Normalizer | None:
+    """Return the normalizer with a taper that applies to the n keys and not to the slots after them."""
     if not isinstance(normalize, Tapered):
         return normalize
-    inner, taper = tapered_until(normalize.inner, n, slots), until(normalize.taper, n, slots)
+    inner, taper = extend_taper(normalize.inner, n, slots), extend_bias(normalize.taper, n, slots)
     assert inner is not None
     assert taper is not None
     return Tapered(inner, taper)
@@ -125,7 +125,7 @@ def tapered_until(normalize: Normalizer | None, n: int, slots: int) -> Normalize
 
 @term
 class Until(Bias):
-    """The bias at keys before n, 0 from there on."""
+    """A bias at keys before n, 0 at later keys."""
 
     bias: Bias
     n: int

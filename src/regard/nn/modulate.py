@@ -1,4 +1,4 @@
-"""Modulate: how a context acts on the output it was fetched for."""
+"""Modulate: combine the output of a decoder with the context its attention returned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Modulate(nn.Module):
-    """An output h, changed by its context c; both keep any leading dims.
+    """A new output from an output h and its context c, with any leading dims.
 
     | how | | |
     |---|---|---|
@@ -19,14 +19,14 @@ class Modulate(nn.Module):
     >>> Modulate(16, 24, how="gate")(torch.randn(2, 5, 16), torch.randn(2, 5, 24)).shape
     torch.Size([2, 5, 16])
 
-    A module of your own from `(h, c)` to the new h serves as well.
+    `how` may also be a module of your own, from `(h, c)` to the new h.
     """
 
     def __init__(self, dim: int, context_dim: int | None = None, *, how: str | nn.Module = "concatenate") -> None:
         super().__init__()
-        if isinstance(how, str) and how not in WAYS:
-            raise ValueError(f"how must be one of {', '.join(WAYS)}, or a module, got {how!r}")
-        self.how = WAYS[how](dim, dim if context_dim is None else context_dim) if isinstance(how, str) else how
+        if isinstance(how, str) and how not in MODULATIONS:
+            raise ValueError(f"how must be one of {', '.join(MODULATIONS)}, or a module, got {how!r}")
+        self.how = MODULATIONS[how](dim, dim if context_dim is None else context_dim) if isinstance(how, str) else how
 
     def forward(self, h: Float[Tensor, "*b dim"], context: Float[Tensor, "*b context_dim"]) -> Float[Tensor, "*b dim"]:
         return self.how(h, context)
@@ -67,4 +67,4 @@ class ContextScale(nn.Module):
         return h * self.scale(context)
 
 
-WAYS = {"concatenate": Concatenate, "gate": ContextGate, "dot": ContextScale}
+MODULATIONS = {"concatenate": Concatenate, "gate": ContextGate, "dot": ContextScale}

@@ -1,4 +1,4 @@
-"""Norms, and where they stand: before a sublayer or after it, around the residual."""
+"""Norms, and residual connections with the norm before or after the sublayer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from .dropout import Dropout
 
-Norm = Callable[[int], nn.Module]  # from a width to its norm
+Norm = Callable[[int], nn.Module]  # from a width to a norm of this width
 Residual = Callable[..., nn.Module]  # from (dim, norm=, dropout=) to a module of (x, sublayer)
 
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4).
 
-    The mean is taken in float32 or better, and the result is back in the dtype of x before it meets the weight.
+    The mean is computed in float32 or better; the result has the dtype of x before it is multiplied by the weight.
     """
 
     def __init__(self, dim: int, *, eps: float = 1e-6) -> None:

@@ -1,4 +1,4 @@
-"""AttentionPool: a sequence as one vector, or a few, weighted by learned queries."""
+"""AttentionPool: one vector per sequence, or one per learned query, as a weighted mean of its tokens."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class AttentionPool(nn.Module):
     """softmax_j(u . x_j) @ x: the tokens of a sequence, weighted by a learned query.
 
     Under a softmax the learned query u and a linear score w . x + c are the same thing. With `hidden`, the score has
-    a layer: u . tanh(W x_j + b) (Yang et al. 2016, eq. 5 to 7). With `queries`, there are as many vectors, each
-    looking elsewhere (Lin et al. 2017, eq. 6, with `hidden`).
+    a hidden layer: u . tanh(W x_j + b) (Yang et al. 2016, eq. 5 to 7). With `queries=n`, there are n queries and n
+    vectors (Lin et al. 2017, eq. 6, with `hidden`).
 
     >>> x, lengths = torch.randn(2, 7, 16), torch.tensor([7, 4])
     >>> AttentionPool(16)(x, lengths).shape, AttentionPool(16, queries=3, hidden=8)(x, lengths).shape
@@ -33,8 +33,8 @@ class AttentionPool(nn.Module):
     >>> AttentionPool(16, queries=3).weights(x, lengths)
     Weights(2 x 1 x 3 x 7, score=Dot(scale=1.0), mask=Padding(int64[2]))
 
-    With `heads`, keys and tokens are split over features and each head pools its own part. A sequence of nothing but
-    padding gives zeros.
+    With `heads`, the features of keys and tokens are split over heads, and each head pools its own part. A sequence of
+    padding alone gives zeros.
     """
 
     @with_argument_hints
@@ -67,20 +67,20 @@ class AttentionPool(nn.Module):
     def forward(
         self, x: Float[Tensor, "b n dim"], padding: Tensor | Sequence[int] | None = None
     ) -> Float[Tensor, "b *queries dim"]:
-        """The pooled vectors; padding is lengths `(b,)` or keep `(b, n)`, True = a real token."""
-        q, k, terms = self._asked(x, padding)
+        """Return the pooled vectors; padding is lengths `(b,)` or keep `(b, n)`, True = a real token."""
+        q, k, terms = self._inputs(x, padding)
         pooled = self.core(q, k, self._split(x), **terms).transpose(1, 2).flatten(2)  # b queries dim
         return pooled[:, 0] if self.queries is None else pooled
 
     def weights(self, x: Float[Tensor, "b n dim"], padding: Tensor | Sequence[int] | None = None) -> Weights:
-        """The weights of the same call, lazy: b heads queries n."""
-        q, k, terms = self._asked(x, padding)
+        """Return the lazy weights of the same call: b heads queries n."""
+        q, k, terms = self._inputs(x, padding)
         return weights(q, k, **terms)
 
     def extra_repr(self) -> str:
         return f"queries={self.queries}, heads={self.heads}"
 
-    def _asked(self, x: Tensor, padding: Tensor | Sequence[int] | None) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def _inputs(self, x: Tensor, padding: Tensor | Sequence[int] | None) -> tuple[Tensor, Tensor, dict[str, Any]]:
         k = self._split(self.key(x))
         q = self._split(self.query[None].to(k.dtype)).expand(k.shape[0], -1, -1, -1)
         mask = None if padding is None else Padding(torch.as_tensor(padding, device=x.device))

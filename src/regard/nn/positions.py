@@ -1,7 +1,7 @@
-"""Positions: where a token stands, as a vector added to it, a turn of queries and keys, or a bias on their scores.
+"""Positions of tokens: as vectors added to embeddings, as rotations of queries and keys, or as biases on scores.
 
-Modules that take positions take ids, whole numbers with dims (n,) or (b, n), so that a step of decoding and a row
-padded on the left each say where they are.
+Modules take position ids, integers with dims (n,) or (b, n), so that a step of decoding and a row padded on the left
+can pass their own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..checks import check_int, check_number
 from ..ops.terms.biases import Relative
 from ..ops.torch_state import can_read_values, is_traced
 
-TABLED = 256  # positions whose sines are kept, for decoding to come upon them one at a time
+TABLE_POSITIONS = 256  # the sinusoids of these first positions are stored, since decoding asks for one at a time
 
 
 class Sinusoidal(nn.Module):
@@ -27,8 +27,8 @@ class Sinusoidal(nn.Module):
     tensor([[0.0000, 1.0000, 0.0000, 1.0000, 0.0000],
             [0.8400, 0.5400, 0.0300, 1.0000, 0.0000]])
 
-    Pairs are interleaved as in the paper, or in halves, all sines before all cosines. Any length; always float32,
-    because half precision cannot tell far positions apart.
+    Sines and cosines are interleaved as in the paper, or, with `layout="halves"`, all sines come first. Any length.
+    Always float32, because distant positions are equal in half precision.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Sinusoidal(nn.Module):
         return self._all(positions)
 
     def _one(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
-        """A single position, as in each step of decoding: out of a table of the first few."""
-        if is_traced() or not 0 <= int(positions) < TABLED:
+        """Return the sinusoids of one position, as each step of decoding needs, from a table of the first positions."""
+        if is_traced() or not 0 <= int(positions) < TABLE_POSITIONS:
             return self._all(positions)
         if self._table is None:
             with torch.inference_mode(False):
-                self._table = self._all(torch.arange(TABLED, device=positions.device))
+                self._table = self._all(torch.arange(TABLE_POSITIONS, device=positions.device))
         return torch.embedding(self._table, positions)
 
     def _all(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n dim"]:
@@ -91,16 +91,16 @@ class LearnedPositions(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Turns queries and keys by an angle that grows with the position, so that scores see i - j (Su et al. 2021).
+    """Rotates queries and keys by angles proportional to their positions; scores depend on i - j (Su et al. 2021).
 
     >>> x = torch.randn(1, 2, 5, 8)
     >>> torch.equal(Rotary(8)(x, torch.zeros(5, dtype=torch.long)), x)
     True
 
-    The first `width` features turn, feature m together with m + width / 2, as Llama and GPT-NeoX checkpoints have it;
-    the rest pass. `scaling` maps the frequencies, highest first, before they are used: `lambda f: f / 4` stretches
-    the context fourfold. Angles are computed in float32 or better and never stored, so no cast of the model hurts
-    them.
+    The first `width` features are rotated, feature m together with m + width / 2, as in Llama and GPT-NeoX
+    checkpoints; the others pass unchanged. `scaling` maps the frequencies, highest first, before they are used:
+    `lambda f: f / 4` extends the context fourfold. Angles are computed in float32 or better and never stored, so a
+    cast of the model does not round them.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Rotary(nn.Module):
         check_int("width", width, least=2)
         check_number("base", base, above=0)
         if width % 2:
-            raise ValueError(f"width must be even, features turn in pairs, got {width}; pass {width - 1}")
+            raise ValueError(f"width must be even, features are rotated in pairs, got {width}; pass {width - 1}")
         self.width, self.base, self.scaling = width, base, scaling
 
     def forward(self, x: Float[Tensor, "b h n d"], positions: Int[Tensor, "*b n"]) -> Float[Tensor, "b h n d"]:
@@ -127,7 +127,9 @@ class Rotary(nn.Module):
     def rotate(self, x: Float[Tensor, "b h n d"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b h n d"]:
         """Rotate the first `width` features of x by these angles."""
         if x.shape[-1] < self.width:
-            raise ValueError(f"Rotary turns {self.width} features, got x of width {x.shape[-1]}; pass a smaller width")
+            raise ValueError(
+                f"Rotary rotates {self.width} features, got x of width {x.shape[-1]}; pass a smaller width"
+            )
         left, right = x[..., : self.width].to(cos.dtype).chunk(2, -1)
         rotated = (left * cos - right * sin, right * cos + left * sin)
         return torch.cat((*(half.to(x.dtype) for half in rotated), x[..., self.width :]), -1)
@@ -139,7 +141,7 @@ class Rotary(nn.Module):
 class T5Bias(nn.Module):
     """A learned number for each head and logarithmic bucket of j - i (Raffel et al. 2020, sec. 2.1).
 
-    For the `bias` of `Attention`; one module may serve every layer, as in T5.
+    Pass it as the `bias` of `Attention`; layers may share one module, as in T5.
     """
 
     def __init__(self, heads: int, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> None:
@@ -147,7 +149,7 @@ class T5Bias(nn.Module):
         self.max_distance, self.bidirectional = max_distance, bidirectional
         self.table = nn.Parameter(torch.empty(heads, buckets))
         nn.init.normal_(self.table, std=0.02)
-        self.forward()  # buckets that do not fit raise here
+        self.forward()  # raises if the number of buckets does not fit
 
     def forward(self) -> Relative:
         return Relative.t5(self.table, self.max_distance, self.bidirectional)
@@ -160,7 +162,7 @@ class T5Bias(nn.Module):
 class ShawBias(nn.Module):
     """q_i . a_(j - i) / sqrt(d): a learned key for each distance up to `reach` (Shaw et al. 2018, eq. 5).
 
-    Heads share the keys. For the `bias` of `Attention`.
+    Heads share the keys. Pass it as the `bias` of `Attention`.
     """
 
     def __init__(self, head_dim: int, *, reach: int) -> None:
@@ -177,7 +179,9 @@ class ShawBias(nn.Module):
 
 
 def positions_of(keep: Bool[Tensor, "b n"]) -> Int[Tensor, "b n"]:
-    """The position of each kept token among the kept ones of its row; padding stands at the nearest, or at 0.
+    """Return the position of each real token among the real tokens of its row.
+
+    Padding gets the position of the real token before it, or 0.
 
     >>> positions_of(torch.tensor([[False, False, True, True, True]]))
     tensor([[0, 0, 0, 1, 2]])
@@ -188,7 +192,7 @@ def positions_of(keep: Bool[Tensor, "b n"]) -> Int[Tensor, "b n"]:
 def _frequencies(
     dim: int, base: float, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, " pairs"]:
-    """base^(-2m / dim) for each pair m; an odd dim has a last pair of one."""
+    """base^(-2m / dim) for each pair m; with an odd dim the last pair has one feature."""
     return 1.0 / base ** (torch.arange(0, dim, 2, device=device, dtype=dtype) / dim)
 
 

@@ -1,7 +1,7 @@
-"""Attention of recurrent decoders: at each step, a query asks the states of an encoder.
+"""Attention of recurrent decoders: at each step, a query attends to the states of an encoder.
 
-Two verbs. `remember` does the work per sentence, once; calling the layer does the work per step, for one step or for
-all of them at once, with the same numbers.
+`remember` does the work per sentence, once. A call of the layer does the work per step, for one step or for all steps
+at once, with the same result.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ class BahdanauAttention(nn.Module):
     """softmax_j(v . tanh(W s_i + U h_j)) @ h: queries s and states h of any widths (Bahdanau et al. 2015).
 
     >>> layer = BahdanauAttention(query_dim=20, state_dim=24, dim=16)
-    >>> memory = layer.remember(torch.randn(2, 7, 24), torch.tensor([7, 4]))  # U h, once a sentence
+    >>> memory = layer.remember(torch.randn(2, 7, 24), torch.tensor([7, 4]))  # U h, once per sentence
     >>> layer(torch.randn(2, 20), memory).shape, layer(torch.randn(2, 5, 20), memory).shape
     (torch.Size([2, 24]), torch.Size([2, 5, 24]))
     >>> layer.weights(torch.randn(2, 20), memory)
     Weights(2 x 1 x 1 x 7, score=Additive(float32[16]), mask=Padding(int64[2]))
 
-    The score is that of appendix A.1.2, the context eq. 5. With `coverage=Coverage(dim)` the score also sees how much
-    each state has been attended so far; steps then follow one another, `memory = memory.cover(A)` between them.
+    The score is that of appendix A.1.2, the context eq. 5. With `coverage=Coverage(dim)` the score also depends on how
+    much each state has been attended to so far; then call the layer step by step, with `memory = memory.cover(A)`
+    between the steps.
     """
 
     def __init__(
@@ -53,34 +54,34 @@ class BahdanauAttention(nn.Module):
         self.core = Core()
 
     def remember(self, states: Float[Tensor, "b n state_dim"], padding: Tensor | Sequence[int] | None = None) -> Memory:
-        """The memory of a batch of sources; padding is lengths `(b,)` or keep `(b, n)`, True = a real state."""
+        """Return the memory of a batch of sources; padding is lengths `(b,)` or keep `(b, n)`, True = a real state."""
         memory = Memory.of(self.score.keys(states), states, padding)
         if self.coverage is None:
             return memory
         return replace(memory, coverage=states.new_zeros(states.shape[:2]))
 
     def forward(self, query: Float[Tensor, "b *t query_dim"], memory: Memory) -> Float[Tensor, "b *t state_dim"]:
-        """The context of one step `(b, query_dim)`, or of all steps `(b, t, query_dim)`."""
-        q, k, terms = self._asked(query, memory)
-        return as_asked(query, self.core(q, k, memory.values[:, None], **terms))
+        """Return the context of one step `(b, query_dim)`, or of all steps `(b, t, query_dim)`."""
+        q, k, terms = self._inputs(query, memory)
+        return with_steps_of(query, self.core(q, k, memory.values[:, None], **terms))
 
     def weights(self, query: Float[Tensor, "b *t query_dim"], memory: Memory) -> Weights:
-        """The weights of the same call, lazy: b 1 t n, t = 1 for one step."""
-        q, k, terms = self._asked(query, memory)
+        """Return the lazy weights of the same call: b 1 t n, t = 1 for one step."""
+        q, k, terms = self._inputs(query, memory)
         return weights(q, k, **terms)
 
-    def _asked(self, query: Tensor, memory: Memory) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def _inputs(self, query: Tensor, memory: Memory) -> tuple[Tensor, Tensor, dict[str, Any]]:
         keys = memory.keys
         if self.coverage is not None:
             if memory.coverage is None:
-                raise ValueError("memory must hold a coverage, got none; make it with this layer's own remember(...)")
+                raise ValueError("memory must hold a coverage, got none; make it with remember(...) of this layer")
             if query.ndim == 3 and query.shape[1] > 1:
                 raise ValueError(
                     f"with coverage each step depends on the one before: query must be one step (b, query_dim), "
                     f"got shape {tuple(query.shape)}; loop over the steps with memory = memory.cover(A) between them"
                 )
             keys = self.coverage(keys, memory.coverage)
-        q, score = self.score(all_steps(query))
+        q, score = self.score(with_step_dim(query))
         terms = {"score": score, "mask": memory.padding, "normalize": fill(self.normalize)}
         return q[:, None], keys[:, None], terms
 
@@ -93,15 +94,15 @@ class LuongAttention(nn.Module):
     | `"dot"` | h . s | widths must be equal |
     | `"general"` | h . W s | |
     | `"concat"` | v . tanh(W [h; s]) | |
-    | `"location"` | h . w_j | the state's place alone; as many places as `LocationScore` has |
+    | `"location"` | h . w_j | depends on the source position alone, up to the `places` of `LocationScore` |
 
     >>> layer = LuongAttention(16, 24, score="general")
     >>> memory = layer.remember(torch.randn(2, 7, 24))
     >>> layer(torch.randn(2, 5, 16), memory).shape
     torch.Size([2, 5, 24])
 
-    A score module of your own is welcome: anything with `keys(states)` and a call from queries to queries and a score
-    term. The attentional vector of eq. 5 is `Modulate(..., how="concatenate")`.
+    `score` may also be a module of your own, with a method `keys(states)` and a call from queries to (queries, score
+    term). The attentional vector of eq. 5 is `Modulate(..., how="concatenate")`.
     """
 
     def __init__(
@@ -118,28 +119,28 @@ class LuongAttention(nn.Module):
         self.core = Core()
 
     def remember(self, states: Float[Tensor, "b n state_dim"], padding: Tensor | Sequence[int] | None = None) -> Memory:
-        """The memory of a batch of sources; padding is lengths `(b,)` or keep `(b, n)`, True = a real state."""
+        """Return the memory of a batch of sources; padding is lengths `(b,)` or keep `(b, n)`, True = a real state."""
         return Memory.of(self.score.keys(states), states, padding)
 
     def forward(self, query: Float[Tensor, "b *t query_dim"], memory: Memory) -> Float[Tensor, "b *t state_dim"]:
-        """The context of one step `(b, query_dim)`, or of all steps `(b, t, query_dim)`."""
-        q, k, terms = self._asked(query, memory)
-        return as_asked(query, self.core(q, k, memory.values[:, None], **terms))
+        """Return the context of one step `(b, query_dim)`, or of all steps `(b, t, query_dim)`."""
+        q, k, terms = self._inputs(query, memory)
+        return with_steps_of(query, self.core(q, k, memory.values[:, None], **terms))
 
     def weights(self, query: Float[Tensor, "b *t query_dim"], memory: Memory) -> Weights:
-        """The weights of the same call, lazy: b 1 t n, t = 1 for one step."""
-        q, k, terms = self._asked(query, memory)
+        """Return the lazy weights of the same call: b 1 t n, t = 1 for one step."""
+        q, k, terms = self._inputs(query, memory)
         return weights(q, k, **terms)
 
-    def _asked(self, query: Tensor, memory: Memory) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        q, score = self.score(all_steps(query))
+    def _inputs(self, query: Tensor, memory: Memory) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        q, score = self.score(with_step_dim(query))
         terms = {"score": score, "mask": memory.padding, "normalize": fill(self.normalize)}
         return q[:, None], memory.keys[:, None], terms
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Memory:
-    """What a decoder attends to: a key and a value for each source state, made once a sentence by `remember`."""
+    """A key and a value for each source state, made by `remember` once per sentence, for a decoder to attend to."""
 
     keys: Float[Tensor, "b n d"]
     values: Float[Tensor, "b n e"]
@@ -148,7 +149,7 @@ class Memory:
 
     @classmethod
     def of(cls, keys: Tensor, values: Tensor, padding: Tensor | Sequence[int] | None) -> Memory:
-        """Keys and values, of which padding (lengths `(b,)` or keep `(b, n)`) says which are real."""
+        """Build a memory of keys and values; padding is lengths `(b,)` or keep `(b, n)`, True = a real state."""
         if padding is None:
             return cls(keys=keys, values=values)
         padding = torch.as_tensor(padding, device=values.device)
@@ -160,7 +161,7 @@ class Memory:
         return cls(keys=keys, values=values, padding=Padding(padding))
 
     def select(self, rows: Tensor) -> Memory:
-        """The memory of those batch rows, repeats and all: `rows` spreads a source over its beams or reorders them."""
+        """Return the memory of these batch rows, in this order; a row may repeat, as for the beams of one source."""
         return Memory(
             keys=self.keys[rows],
             values=self.values[rows],
@@ -169,24 +170,24 @@ class Memory:
         )
 
     def cover(self, A: Weights) -> Memory:
-        """The memory after a step that attended by A: coverage is the sum of all weights so far.
+        """Return the memory after a step with weights A: its coverage is the sum of all weights so far.
 
         See et al. 2017, eq. 10.
         """
-        return replace(self, coverage=self._covered() + _received(A))
+        return replace(self, coverage=self._get_coverage() + _received_weights(A))
 
     def overlap(self, A: Weights) -> Float[Tensor, " b"]:
-        """sum_j min(A_j, coverage_j): what a step attends to again, the coverage loss of See et al. 2017, eq. 12."""
-        return torch.minimum(_received(A), self._covered()).sum(-1)
+        """sum_j min(A_j, coverage_j), large if a step attends again: the coverage loss of See et al. 2017, eq. 12."""
+        return torch.minimum(_received_weights(A), self._get_coverage()).sum(-1)
 
-    def _covered(self) -> Tensor:
+    def _get_coverage(self) -> Tensor:
         if self.coverage is None:
-            raise ValueError("this memory holds no coverage; make the layer with coverage=Coverage(dim)")
+            raise ValueError("memory has no coverage; build the layer with coverage=Coverage(dim)")
         return self.coverage
 
 
 class Coverage(nn.Module):
-    """k_j + w c_j + b: the additive score sees how much each state has been attended (See et al. 2017, eq. 11)."""
+    """k_j + w c_j + b: adds to each key how much its state has been attended to (See et al. 2017, eq. 11)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -198,7 +199,7 @@ class Coverage(nn.Module):
 
 
 class StepScore(Protocol):
-    """How queries meet states: the work per state in `keys`, once a sentence, the work per step in the call."""
+    """A score between queries and states: `keys` does the work per state, once per sentence, the call that per step."""
 
     def keys(self, states: Tensor) -> Tensor: ...
     def __call__(self, query: Tensor) -> tuple[Tensor, Score]: ...
@@ -216,7 +217,7 @@ class DotScore(nn.Module):
             )
 
     def keys(self, states: Tensor) -> Tensor:
-        """The states themselves."""
+        """Return the states themselves."""
         return states
 
     def forward(self, query: Tensor) -> tuple[Tensor, Score]:
@@ -231,7 +232,7 @@ class GeneralScore(nn.Module):
         self.weight = nn.Parameter(_uniform(query_dim, state_dim, fan_in=state_dim))
 
     def keys(self, states: Tensor) -> Tensor:
-        """The states themselves; W is applied to the query."""
+        """Return the states themselves; W is applied to the query."""
         return states
 
     def forward(self, query: Tensor) -> tuple[Tensor, Score]:
@@ -249,7 +250,7 @@ class ConcatScore(nn.Module):
         self.vector = nn.Parameter(_uniform(dim, fan_in=dim))
 
     def keys(self, states: Tensor) -> Tensor:
-        """The states' half of W [h; s]."""
+        """Return the half of W [h; s] that belongs to the states."""
         return self.key(states)
 
     def forward(self, query: Tensor) -> tuple[Tensor, Score]:
@@ -257,14 +258,14 @@ class ConcatScore(nn.Module):
 
 
 class LocationScore(nn.Module):
-    """h . w_j: a score for each of so many source places, whatever stands there; longer sources raise."""
+    """h . w_j: a score for each of the first `places` source positions, whatever the state; longer sources raise."""
 
     def __init__(self, query_dim: int, *, places: int = 50) -> None:
         super().__init__()
         self.weight = nn.Parameter(_uniform(places, query_dim, fan_in=query_dim))
 
     def keys(self, states: Tensor) -> Tensor:
-        """The states themselves, for their number."""
+        """Return the states themselves; only their number matters."""
         return states
 
     def forward(self, query: Tensor) -> tuple[Tensor, Score]:
@@ -280,7 +281,7 @@ SCORES: dict[str, Callable[[int, int], StepScore]] = {
 
 
 def step_score(score: str | StepScore, query_dim: int, state_dim: int) -> StepScore:
-    """A score module as it is, or the one of that name."""
+    """Return a score module unchanged, or build the one of this name."""
     if not isinstance(score, str):
         return score
     if score not in SCORES:
@@ -288,8 +289,8 @@ def step_score(score: str | StepScore, query_dim: int, state_dim: int) -> StepSc
     return SCORES[score](query_dim, state_dim)
 
 
-def all_steps(query: Tensor) -> Tensor:
-    """A query as `(b, t, dim)`, t = 1 where it is one step."""
+def with_step_dim(query: Tensor) -> Tensor:
+    """Return a query as `(b, t, dim)`, with t = 1 for a single step."""
     if query.ndim not in (2, 3):
         raise ValueError(
             f"query must have dims (b, query_dim), one step, or (b, t, query_dim), got shape {tuple(query.shape)}"
@@ -297,12 +298,12 @@ def all_steps(query: Tensor) -> Tensor:
     return query[:, None] if query.ndim == 2 else query
 
 
-def as_asked(query: Tensor, context: Tensor) -> Tensor:
-    """The context, `b 1 t e`, in the dims of the query: one step or all of them."""
+def with_steps_of(query: Tensor, context: Tensor) -> Tensor:
+    """Return the context `b 1 t e` as `b e` for a query of one step, `b t e` for all steps."""
     return context[:, 0, 0] if query.ndim == 2 else context[:, 0]
 
 
-def _received(A: Weights) -> Tensor:
+def _received_weights(A: Weights) -> Tensor:
     return A[:, 0].sum(1)
 
 

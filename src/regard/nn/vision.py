@@ -1,4 +1,4 @@
-"""Attention over feature maps, dims b c y x: between places, over channels, over kernel sizes."""
+"""Attention over feature maps, dims b c y x: between positions, over channels, over kernel sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PatchEmbedding(nn.Module):
     >>> PatchEmbedding(64, patch=16)(torch.randn(2, 3, 224, 160)).shape
     torch.Size([2, 140, 64])
 
-    Tokens run row by row. Class tokens and positions are the model's affair.
+    Tokens are in row-major order. The model adds class tokens and positions.
     """
 
     def __init__(self, dim: int, *, patch: int | tuple[int, int] = 16, channels: int = 3) -> None:
@@ -41,17 +41,17 @@ class PatchEmbedding(nn.Module):
 
 
 class SelfAttention2d(nn.Module):
-    """x + gamma * W_o (A @ W_v x): every place of a map attends to every other (Zhang et al. 2019, eq. 1 to 3).
+    """x + gamma * W_o (A @ W_v x): each position of a map attends to all (Zhang et al. 2019, eq. 1 to 3).
 
-    Queries, keys and values are 1x1 convolutions to `width` channels, an eighth of the map's unless given, split over
-    `heads`. The paper leaves the scores unscaled. gamma starts at 0, so a new layer changes nothing.
+    Queries, keys and values are 1x1 convolutions to `width` channels (default: an eighth of the map's), split over
+    `heads`. As in the paper, scores are not scaled. gamma starts at 0, so a new layer is the identity.
 
     >>> layer = SelfAttention2d(32, heads=2)
     >>> x = torch.randn(1, 32, 14, 14)
     >>> layer(x).shape, layer.weights(x)
     (torch.Size([1, 32, 14, 14]), Weights(1 x 2 x 196 x 196, score=Dot(scale=1.0)))
 
-    Across scales, keys and values come from another map, of any size and `source_channels`:
+    To attend across scales, take keys and values from another map, of any size and of `source_channels`:
 
     >>> SelfAttention2d(32, source_channels=64)(x, torch.randn(1, 64, 7, 7)).shape
     torch.Size([1, 32, 14, 14])
@@ -88,21 +88,21 @@ class SelfAttention2d(nn.Module):
     def forward(
         self, x: Float[Tensor, "b c y x"], source: Float[Tensor, "b c_s y_s x_s"] | None = None
     ) -> Float[Tensor, "b c y x"]:
-        """The map, each place with what it fetched from the source; the source is the map itself unless given."""
+        """Return the map plus the attention of its positions to the source (default: the map itself)."""
         source = x if source is None else source
-        q, k, v = (self._places(side) for side in (self.query(x), self.key(source), self.value(source)))
-        fetched = self.core(q, k, v, score=fill(self.score)).mT.flatten(1, 2)  # b width (y x)
-        return x + self.gamma * self.out(fetched.unflatten(-1, x.shape[-2:]))
+        q, k, v = (self._flatten_positions(side) for side in (self.query(x), self.key(source), self.value(source)))
+        y = self.core(q, k, v, score=fill(self.score)).mT.flatten(1, 2)  # b heads (y x) d -> b width (y x)
+        return x + self.gamma * self.out(y.unflatten(-1, x.shape[-2:]))
 
     def weights(self, x: Float[Tensor, "b c y x"], source: Float[Tensor, "b c_s y_s x_s"] | None = None) -> Weights:
-        """The weights of the same call, lazy: b heads (y x) (y_s x_s), places row by row."""
-        k = self._places(self.key(x if source is None else source))
-        return weights(self._places(self.query(x)), k, score=fill(self.score))
+        """Return the lazy weights of the same call: b heads (y x) (y_s x_s), positions in row-major order."""
+        k = self._flatten_positions(self.key(x if source is None else source))
+        return weights(self._flatten_positions(self.query(x)), k, score=fill(self.score))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}"
 
-    def _places(self, x: Tensor) -> Tensor:
+    def _flatten_positions(self, x: Tensor) -> Tensor:
         """`b (heads d) y x -> b heads (y x) d`."""
         return x.flatten(2).unflatten(1, (self.heads, -1)).mT
 
@@ -113,7 +113,7 @@ class SqueezeExcite(nn.Module):
     >>> SqueezeExcite(32, reduction=8)(torch.randn(2, 32, 7, 5)).shape
     torch.Size([2, 32, 7, 5])
 
-    The hidden layer has a `reduction`-th of the channels. `gates(x)` gives the gates alone.
+    The hidden layer has channels / `reduction` units. `gates(x)` returns the gates alone.
     """
 
     def __init__(self, channels: int, *, reduction: int = 16) -> None:
@@ -126,16 +126,16 @@ class SqueezeExcite(nn.Module):
         return x * self.gates(x)[..., None, None]
 
     def gates(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c"]:
-        """How much of each channel passes, from 0 to 1."""
+        """Return the share of each channel that passes, from 0 to 1."""
         _check_channels(x, self.squeeze.in_features)
         return torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean((2, 3))))))
 
 
 class CBAM(nn.Module):
-    """A gate for each channel, then one for each place: the block attention module of Woo et al. 2018.
+    """A gate for each channel, then one for each position: the block attention module of Woo et al. 2018.
 
     channels: sigmoid(W_1 relu(W_0 mean(x)) + W_1 relu(W_0 max(x))), eq. 2;
-    places: sigmoid(conv([mean_c(x); max_c(x)])), a convolution of `kernel` x `kernel`, eq. 3.
+    positions: sigmoid(conv([mean_c(x); max_c(x)])), a convolution of `kernel` x `kernel`, eq. 3.
 
     >>> CBAM(32)(torch.randn(2, 32, 7, 5)).shape
     torch.Size([2, 32, 7, 5])
@@ -155,28 +155,28 @@ class CBAM(nn.Module):
         return x * self.place_gates(x)[:, None]
 
     def channel_gates(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c"]:
-        """How much of each channel passes, from 0 to 1."""
+        """Return the share of each channel that passes, from 0 to 1."""
         _check_channels(x, self.squeeze.in_features)
         mean, largest = (self.excite(F.relu(self.squeeze(pooled))) for pooled in (x.mean((2, 3)), x.amax((2, 3))))
         return torch.sigmoid(mean + largest)
 
     def place_gates(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b y x"]:
-        """How much of each place passes, from 0 to 1; x as the channel gates leave it."""
+        """Return the share of each position that passes, from 0 to 1; x is the output of the channel gates."""
         return torch.sigmoid(self.place(torch.stack((x.mean(1), x.amax(1)), 1)))[:, 0]
 
 
 class SelectiveKernel(nn.Module):
     """Convolutions of several sizes, mixed for each channel by a softmax over the sizes (Li et al. 2019, eq. 1 to 6).
 
-    The map's summary z is the query, and each channel, a head of its own, has a learned key for each kernel size.
+    The query is a summary z of the map. Each channel is a head, with a learned key for each kernel size.
 
     >>> layer = SelectiveKernel(64, kernels=(3, 5, 7))
     >>> x = torch.randn(2, 64, 14, 14)
     >>> layer(x).shape, layer.weights(x)
     (torch.Size([2, 64, 14, 14]), Weights(2 x 64 x 1 x 3, score=Dot(scale=1.0)))
 
-    As in the paper, a kernel of 5 is one of 3 x 3 dilated by 2, and so on; z has a `reduction`-th of the channels and
-    at least `least`.
+    As in the paper, a kernel of size 5 is one of 3 x 3 dilated by 2, and so on. z has max(channels / `reduction`,
+    `least`) features.
     """
 
     def __init__(
@@ -198,22 +198,22 @@ class SelectiveKernel(nn.Module):
         self.branches = nn.ModuleList(_branch(channels, out, kernel // 2, stride, groups) for kernel in kernels)
         self.squeeze = nn.Sequential(nn.Linear(out, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU())
         self.keys = nn.Parameter(torch.empty(out, len(kernels), hidden).uniform_(-(hidden**-0.5), hidden**-0.5))
-        self.core = Core(backend="reference")  # a few numbers a channel, beside values as wide as a map
+        self.core = Core(backend="reference")  # one query and few keys per head, with values as wide as a map
 
     def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c_out y_out x_out"]:
-        maps = self._maps(x)
-        q, k, terms = self._asked(maps)
+        maps = self._run_branches(x)
+        q, k, terms = self._inputs(maps)
         return self.core(q, k, maps.flatten(3), **terms).unflatten(-1, maps.shape[-2:])[:, :, 0]
 
     def weights(self, x: Float[Tensor, "b c y x"]) -> Weights:
-        """The weights of the same call, lazy: b c_out 1 kernels."""
-        q, k, terms = self._asked(self._maps(x))
+        """Return the lazy weights of the same call: b c_out 1 kernels."""
+        q, k, terms = self._inputs(self._run_branches(x))
         return weights(q, k, **terms)
 
-    def _maps(self, x: Tensor) -> Tensor:
+    def _run_branches(self, x: Tensor) -> Tensor:
         return torch.stack([branch(x) for branch in self.branches], 2)  # b c kernels y x
 
-    def _asked(self, maps: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def _inputs(self, maps: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
         z = self.squeeze(maps.sum(2).mean((2, 3)))
         k = self.keys.to(z.dtype).expand(z.shape[0], -1, -1, -1)
         return z[:, None, None].expand(-1, k.shape[1], -1, -1), k, {"score": Dot(scale=1.0)}
