@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention
 
 import regard
+from regard.ops.backend_plan import BackendPlan
 from regard.ops.backends import flex
 from regard.ops.call import Call
 from regard.ops.dispatch import BACKENDS
@@ -18,8 +19,9 @@ from regard.ops.dispatch import BACKENDS
 
 def attend_on(backend: str, q: Tensor, k: Tensor, v: Tensor, **terms: Any) -> Tensor:
     with flex_on_the_cpu():
-        if found := BACKENDS[backend].objections(Call.of(q, k, v, **terms)):
-            pytest.skip(f"{backend}: {found[0]}")
+        plan = BACKENDS[backend].plan(Call.of(q, k, v, **terms))
+        if not isinstance(plan, BackendPlan):
+            pytest.skip(f"{backend}: {plan[0]}")
         return regard.attend(q, k, v, **terms, backend=backend)
 
 

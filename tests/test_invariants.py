@@ -14,6 +14,7 @@ from torch import Tensor
 
 import regard as R
 from regard import attend, weights
+from regard.ops.backend_plan import BackendPlan
 from regard.ops.blocks import prepared_call
 from regard.ops.call import Call
 from regard.ops.dispatch import BACKENDS
@@ -45,8 +46,8 @@ class World:
         terms = self.terms | {"offset": self.offset} | given
         with flex_on_the_cpu():
             # A backend that objects leaves its turn to one that never does.
-            objects = BACKENDS[self.backend].objections(Call.of(q, k, v, **terms))
-            return attend(q, k, v, **terms, backend="tiled" if objects else self.backend)
+            plan = BACKENDS[self.backend].plan(Call.of(q, k, v, **terms))
+            return attend(q, k, v, **terms, backend=self.backend if isinstance(plan, BackendPlan) else "tiled")
 
     def weights(self, **changed: Any) -> R.Weights:
         given = {"q": self.q, "k": self.k} | changed

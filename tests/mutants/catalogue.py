@@ -90,16 +90,16 @@ CALL = [
 BLOCKS = [
     Mutant(
         "hidden scores at a finite minimum",
-        "ops/blocks/prepared_call.py",
-        "return 1 - seen.to(dtype).reciprocal()",
-        "return (seen.to(dtype) - 1) * 1e9",
+        "ops/blocks/tile_weights.py",
+        "return 1 - visible.to(dtype).reciprocal()",
+        "return (visible.to(dtype) - 1) * 1e9",
         "test_conventions.py::test_fully_masked_row_gives_zeros_and_zero_gradients",
     ),
     Mutant(
         "mask polarity",
-        "ops/blocks/prepared_call.py",
-        "return 1 - seen.to(dtype).reciprocal()",
-        "return 1 - (~seen).to(dtype).reciprocal()",
+        "ops/blocks/tile_weights.py",
+        "return 1 - visible.to(dtype).reciprocal()",
+        "return 1 - (~visible).to(dtype).reciprocal()",
         "test_conventions.py::test_true_means_may_attend",
     ),
     Mutant(
@@ -739,9 +739,9 @@ ANSWERS = [
     ),
     Mutant(
         "a tile by its detached statistic while gradients are on",
-        "ops/weights.py",
-        "if known is not None and not self._differentiated() and",
-        "if known is not None and",
+        "ops/blocks/block_reducer.py",
+        'self.call.backend != "reference" and not self.call.records_gradients:',
+        'self.call.backend != "reference":',
         "ops/blocks/test_reduction.py::test_a_statistic_that_is_known_already_changes_no_gradient",
     ),
     Mutant(

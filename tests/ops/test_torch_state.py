@@ -311,7 +311,7 @@ def test_what_a_product_kept_takes_no_part_in_forward_mode(measured):
 def test_every_kernel_objects_to_forward_mode():
     call = Call.of(*torch.randn(3, 1, 2, 6, 4))
     with forward_ad.dual_level():
-        for objections in (fused.objections, *(BACKENDS[name].objections for name in ("sdpa", "flex", "triton"))):
+        for objections in (fused.objections, *(BACKENDS[name].plan for name in ("sdpa", "flex", "triton"))):
             assert any("forward mode" in found for found in objections(call))
 
 

@@ -271,7 +271,7 @@ def test_blocks_of_the_usual_size_give_the_same_answers(name, monkeypatch):
 
 def test_a_summary_maps_long_sequences_to_a_limited_resolution(monkeypatch):
     """In cells of 4 queries, the last of 2, and 8 keys, the last of 4."""
-    monkeypatch.setattr(lazy, "MAP", 20)
+    monkeypatch.setattr(lazy, "MAX_MAP_CELLS", 20)
     A = build("causal")
     cells = [[part.mean((-1, -2)) for part in rows.split(8, -1)] for rows in A.dense().split(4, -2)]
     close(A.summary().map, torch.stack([torch.stack(row, -1) for row in cells], -2))
@@ -716,7 +716,7 @@ class TestMemory:
     @pytest.fixture(autouse=True)
     def few_entries(self, monkeypatch):
         cut(monkeypatch, 64, 64, self.limit // 4)
-        monkeypatch.setattr(lazy, "MAP", 64)
+        monkeypatch.setattr(lazy, "MAX_MAP_CELLS", 64)
 
     def made(self, grad: bool = False, **terms) -> Weights:
         x = Maker(dtype=torch.float32, grad=grad)

@@ -16,7 +16,7 @@ from .terms.coordinates import Block, Selector
 from .terms.masks.mask_algebra import Mask
 from .terms.normalizers import Normalizer, Softmax
 from .terms.scores import Dot, Score
-from .torch_state import can_read_values
+from .torch_state import can_read_values, in_forward_mode
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SLOTS = ("score", "mask", "bias", "normalize")  # the four terms of an attention, in the order of the equation
@@ -114,6 +114,11 @@ class Call:
     def is_selection(self) -> bool:
         """True if this call holds some batch rows, heads or query rows of a larger one."""
         return any(ids is not None for ids in (self.batch_ids, self.head_ids, self.row_ids))
+
+    @property
+    def records_gradients(self) -> bool:
+        """True if autograd differentiates, here and now, what is computed from q, k and the terms."""
+        return in_forward_mode() or (torch.is_grad_enabled() and any(x.requires_grad for x in self.tensors()))
 
     def tensors(self) -> list[Tensor]:
         """Every tensor the weights depend on."""

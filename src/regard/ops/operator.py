@@ -11,6 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from . import dispatch
 from .backends import sdpa
 from .call import Call, no_autocast
+from .explanation import explain_call
 from .terms.biases import Bias
 from .terms.masks.mask_algebra import Mask
 from .terms.normalizers import Normalizer
@@ -71,7 +72,7 @@ def attend(
         backend=backend,
     )
     with no_autocast(q.device):
-        out, _ = dispatch.choose(call).run(call)
+        out, _ = dispatch.choose(call).run()
     return out.unflatten(0, call.lead) if len(call.lead) != 1 else out
 
 
@@ -118,4 +119,4 @@ def explain(
 ) -> str:
     """Which backend `attend` would take for this call, and what the others object to."""
     call = Call.of(q, k, v, score=score, mask=mask, bias=bias, normalize=normalize, dropout=dropout, offset=offset)
-    return dispatch.table(call)
+    return explain_call(call)

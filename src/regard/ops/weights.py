@@ -1,45 +1,79 @@
-"""Weights: the attention matrix that is never stored."""
+"""Weights: the attention matrix that is never stored.
+
+What it is. `Weights` holds a `Call` (q, k and the terms) and, once it is known, one number per row: the row statistic,
+for a softmax the log-sum-exp. From the statistic any weight is recomputed from its own score, so no answer needs the
+matrix. `Transposed` is the same matrix read the other way, `Summary` the measures of one pass.
+
+How it flows. A product `A @ x` goes to a backend, as `attend` does (`dispatch.choose`). Every other answer goes to a
+`Reducer`, which `choose_reducer` picks per question: `KernelReducer` (ops/fused) launches one Triton kernel,
+`BlockReducer` (ops/blocks) walks blocks of rows in PyTorch. Entries `A[...]` score only the rows and keys asked for.
+Methods of `Weights` check arguments, ask, and restore the leading dims.
+
+Lifetimes. The first answer that computes the row statistic leaves it in the object, detached; later answers reuse it,
+unless they need gradients. The tensors of the call are not copied: after one was changed in place, every answer raises.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..checks import check_within
 from . import dispatch
-from .backends import reference
-from .backends.triton import prepare_with_kernel
 from .blocks import measures
-from .blocks.measures import How
-from .blocks.pool_bins import Axis, groups
-from .blocks.prepared_call import PreparedCall
-from .blocks.products import factor
-from .blocks.reduction import Reduction, empty_row_statistic, evaluate
+from .blocks.block_reducer import Answer, BlockReducer
+from .blocks.pool_bins import Axis, How, Mesh, check_groups
+from .blocks.products import check_factor
+from .blocks.reduction import Reduction, has_row_statistic
 from .call import Call, no_autocast
-from .fused import kernel_reductions as fused
-from .fused.topk_entries import top, worthwhile
+from .fused import kernel_reductions
+from .fused.kernel_reducer import KernelReducer
 from .indexing import chosen_ids, split
 from .memory_limit import LIMIT as LIMIT
 from .memory_limit import check_fits
 from .terms.coordinates import take_entries
 from .terms.normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
-from .torch_state import in_forward_mode, in_functorch, run_uncompiled
-from .transposed_weights import Transposed
-from .weights_hints import no_tensor
+from .torch_state import run_uncompiled
 
-MAP = 512  # cells a side, at most
-SUMMARY = frozenset(("entropy", "received", "max", "distance", "map"))
+MAX_MAP_CELLS = 512  # rows and columns of the map of a summary
+DEFAULT_TERMS = ("Dot()", "Softmax()")  # left out of the repr
+
+AnswerT = TypeVar("AnswerT")
 
 
 def map_axes(n_i: int, n_j: int) -> tuple[Axis, Axis]:
     """The cells of the map of a summary."""
-    return Axis.cells(n_i, MAP), Axis.cells(n_j, MAP)
+    return Axis.cells(n_i, MAX_MAP_CELLS), Axis.cells(n_j, MAX_MAP_CELLS)
+
+
+class Reducer(Protocol):
+    """A strategy for everything but products `A @ x`; answers come with the row statistic, if it is known by then."""
+
+    def describe(self) -> str:
+        """How `summary` runs, for `explain`."""
+        ...
+
+    def summary(self, mesh: Mesh) -> tuple[dict[str, Tensor], Tensor | None]: ...
+    def pool(self, mesh: Mesh) -> Answer: ...
+    def group_sums(self, query_groups: Tensor, key_groups: Tensor, rows: int, cols: int) -> Answer: ...
+    def topk(self, k: int) -> tuple[tuple[Tensor, Tensor], Tensor | None]: ...
+    def transposed_product(self, x: Tensor) -> Answer: ...
+    def measure(self, reduction: Reduction) -> Answer: ...
+    def columns(self, ids: Tensor) -> Tensor: ...
+
+
+def choose_reducer(call: Call, statistic: Tensor | None = None) -> Reducer:
+    """Kernels if they can take this call, else blocks."""
+    blocks = BlockReducer(call, statistic)
+    if call.backend in (None, "triton") and not kernel_reductions.objections(call):
+        return KernelReducer(call, statistic, blocks)
+    return blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +88,17 @@ class Summary:
     statistic: Tensor | None  # b h i
 
 
-@no_tensor
+def _raise_for_tensor_method(self: Any, name: str) -> NoReturn:
+    """`__getattr__`: Python calls it for a missing attribute, and for a property that raised AttributeError."""
+    if hasattr(type(self), name) or name.startswith("_") or not hasattr(Tensor, name):
+        object.__getattribute__(self, name)  # raises the usual AttributeError
+    raise AttributeError(
+        f"{type(self).__name__} has no {name}: the matrix is never stored. It has received(), entropy(), max(), "
+        "distance(), topk(k), pool(rows, cols), mass(...), summary() and A @ v; of a small one write "
+        f"A.dense().{name}, of a part A[..., :9, :].{name}"
+    )
+
+
 class Weights:
     """A = normalize(mask(score(q, k) + bias)), dims b h i j, rebuilt wherever it is asked for.
 
@@ -76,6 +120,9 @@ class Weights:
         self._call = call
         self._statistic = statistic  # b h i 1
         self._versions = [(x, x._version) for x in call.tensors() if not x.is_inference()]
+
+    if not TYPE_CHECKING:  # or a type checker would take every attribute for one that exists
+        __getattr__ = _raise_for_tensor_method
 
     @property
     def call(self) -> Call:
@@ -109,7 +156,7 @@ class Weights:
     def __repr__(self) -> str:
         slots = self._call.slots.items()
         shown = [" x ".join(map(str, self.shape))]
-        shown += [f"{name}={term!r}" for name, term in slots if term is not None and repr(term) not in PLAIN]
+        shown += [f"{name}={term!r}" for name, term in slots if term is not None and repr(term) not in DEFAULT_TERMS]
         return f"Weights({', '.join(shown)})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -123,12 +170,11 @@ class Weights:
         """A @ x, x with dims b g j e (g, h or 1 heads), in the dtype of x; fused where a backend can."""
         if not isinstance(x, Tensor):
             return NotImplemented
-        self._guard()
-        call = self._call.with_values(factor(self._call, x, self._call.shape[3], "A @ x"))
+        self._check_unchanged()
+        call = self._call.with_values(check_factor(self._call, x, self._call.shape[3], "A @ x"))
         with no_autocast(self.device):
-            out, statistic = dispatch.choose(call).run(call)
-        if self._statistic is None and statistic is not None:
-            self._statistic = statistic.detach()
+            out, statistic = dispatch.choose(call).run()
+        self._keep(statistic)
         return self._restore(out)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
@@ -142,21 +188,18 @@ class Weights:
     def __getitem__(self, index: Any) -> Tensor:
         """A[index] as PyTorch would index the dense matrix, computing only the rows and keys it names."""
         ids, rest = split(index, self.shape, self.device)
-        n = 1
-        for axis in ids:
-            n *= axis.numel()
-        check_fits("this part of the matrix", n, self.dtype)
+        check_fits("this part of the matrix", math.prod(axis.numel() for axis in ids), self.dtype)
         *lead, heads, rows, cols = ids
         flat = torch.arange(self._call.shape[0], device=self.device).view(self._call.lead)
         batch = take_entries(flat, tuple(lead)).reshape(-1) if lead else flat.view(-1)
-        part = self._tile(batch, heads, rows, cols)
+        part = self._entries(batch, heads, rows, cols)
         return part.view(*(axis.numel() for axis in ids))[rest]
 
     def select(
         self, batch: int | slice | list[int] | None = None, heads: int | slice | list[int] | None = None
     ) -> Weights:
         """Some batch rows (leading dims counted as one) and heads, still lazy: `A.select(heads=3).entropy()`."""
-        self._guard()
+        self._check_unchanged()
         b, h = self._call.shape[:2]
         named = (("batch", batch, b), ("heads", heads, h))
         chosen = [None if x is None else chosen_ids(name, x, n, self.device) for name, x, n in named]
@@ -168,19 +211,19 @@ class Weights:
 
     def entropy(self) -> Tensor:
         """-sum_j A log A of each query, in nats: `b h i`."""
-        return self._reduce(measures.entropy())
+        return self.reduce(measures.entropy())
 
     def received(self) -> Tensor:
         """The attention each key receives, summed over queries: `b h j`."""
-        return self._reduce(measures.received())
+        return self.reduce(measures.received())
 
     def max(self) -> Tensor:
         """The largest weight of each query: `b h i`."""
-        return self._reduce(measures.largest())
+        return self.reduce(measures.largest())
 
     def distance(self) -> Tensor:
         """How far each query looks, sum_j A abs(i - j): `b h i`."""
-        return self._reduce(measures.distance())
+        return self.reduce(measures.distance())
 
     @run_uncompiled
     def topk(self, k: int) -> torch.return_types.topk:
@@ -188,11 +231,7 @@ class Weights:
         n = self._call.shape[3]
         check_within("k", k, n, "keys")
         check_fits("this many weights and their keys", 2 * k * self._call.q.shape[:3].numel(), self.dtype)
-        with self._numbers():
-            if self._has_kernel() and worthwhile(self._call, k):
-                values, indices = top(self._call, self._fused_statistic(), k)
-            else:
-                values, indices = measures.top(self._walked(), k)
+        values, indices = self._gather(lambda reducer: reducer.topk(k))
         return torch.return_types.topk((self._restore(values), self._restore(indices)))
 
     @run_uncompiled
@@ -204,16 +243,8 @@ class Weights:
         if how not in ("mean", "sum", "max"):
             raise ValueError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
         check_fits("this map", b * h * rows * cols, self.dtype)
-        mesh = fused.Mesh(Axis.even(i, rows), Axis.even(j, cols), self.device, how)
-        with self._numbers():
-            if self._has_kernel():
-                want = "peaks" if how == "max" else "map"
-                found = self._by_kernel(frozenset((want,)), mesh)[want]
-            else:
-                reduction = measures.bin_maxima if how == "max" else measures.bin_sums
-                found = reduction(self._walked(), *mesh.ids, rows, cols)
-                found = found / mesh.area if how == "mean" else found
-        return self._restore(found)
+        mesh = Mesh(Axis.even(i, rows), Axis.even(j, cols), self.device, how)
+        return self._restore(self._gather(lambda reducer: reducer.pool(mesh)))
 
     @run_uncompiled
     def mass(self, query_groups: Tensor, key_groups: Tensor) -> Tensor:
@@ -222,16 +253,11 @@ class Weights:
         Groups are whole numbers from 0, dims (i,) or (b, i); the result has dims b h query-groups key-groups.
         """
         b, h, i, j = self._call.shape
-        query_groups = groups("query_groups", query_groups, b, i, self.device)
-        key_groups = groups("key_groups", key_groups, b, j, self.device)
+        query_groups = check_groups("query_groups", query_groups, b, i, self.device)
+        key_groups = check_groups("key_groups", key_groups, b, j, self.device)
         rows, cols = (int(x.max()) + 1 if x.numel() else 0 for x in (query_groups, key_groups))
         check_fits("the mass between these groups", b * h * rows * cols, self.dtype)
-        with self._numbers():
-            if self._has_kernel() and rows and cols:
-                statistic = self._fused_statistic()
-                sums = fused.group_sums(self._call, statistic, query_groups, key_groups, rows, cols)
-            else:
-                sums = measures.bin_sums(self._walked(), query_groups, key_groups, rows, cols)
+        sums = self._gather(lambda reducer: reducer.group_sums(query_groups, key_groups, rows, cols))
         counts = torch.stack([x.bincount(minlength=rows) for x in query_groups]).clamp(min=1)
         return self._restore(sums / counts[:, None, :, None])
 
@@ -245,40 +271,32 @@ class Weights:
     @run_uncompiled
     def summary_in(self, rows: Axis, cols: Axis) -> Summary:
         """The same with a map in other bins."""
-        mesh = fused.Mesh(rows, cols, self.device)
-        with self._numbers():
-            if self._has_kernel():
-                found = self._by_kernel(SUMMARY, mesh)
-            else:
-                found, self._statistic = measures.fold(self._walked(), *mesh.ids, *mesh.shape)
-                found["map"] = found["map"] / mesh.area
+        mesh = Mesh(rows, cols, self.device)
+        values = self._gather(lambda reducer: reducer.summary(mesh))
         return Summary(
-            entropy=self._restore(found["entropy"]),
-            received=self._restore(found["received"]),
-            max=self._restore(found["max"]),
-            distance=self._restore(found["distance"]),
-            map=self._restore(found["map"]),
+            **{name: self._restore(value) for name, value in values.items()},
             statistic=None if self._statistic is None else self._restore(self._statistic.squeeze(-1)),
         )
 
+    def reduce(self, reduction: Reduction) -> Tensor:
+        """The result of a reduction over blocks of rows, differentiable once."""
+        value, statistic = self._reducer().measure(reduction)
+        self._keep(statistic)
+        return self._restore(value)
+
     def dense(self, limit: str = LIMIT) -> Tensor:
         """The whole matrix, if it takes no more memory than `limit`."""
-        n = 1
-        for size in self.shape:
-            n *= size
-        check_fits("the dense matrix", n, self.dtype, limit)
-        b, h, i, j = self._call.shape
-        part = self._tile(*(torch.arange(n, device=self.device) for n in (b, h, i, j)))
+        check_fits("the dense matrix", self.shape.numel(), self.dtype, limit)
+        part = self._entries(*(torch.arange(n, device=self.device) for n in self._call.shape))
         return self._restore(part)
 
     @property
     def statistic(self) -> Tensor | None:
         """The row statistic, detached: `b h i`; None for normalizers that need none."""
-        self._guard()
-        if self._statistic is None:
-            with self._numbers():
-                if empty_row_statistic(self._prepared()) is not None:
-                    self._reduce(measures.statistic())
+        self._check_unchanged()
+        if self._statistic is None and has_row_statistic(self._call):
+            with torch.no_grad():
+                self.reduce(measures.statistic())
         return None if self._statistic is None else self._restore(self._statistic.squeeze(-1))
 
     @property
@@ -289,35 +307,10 @@ class Weights:
             kind = kind.inner
         if not isinstance(kind, (Softmax, SinkSoftmax)):
             raise AttributeError(f"lse exists for softmax kinds, not for {kind!r}; use A.statistic")
-        if self._differentiated():
-            return self._reduce(measures.statistic())
+        if self._call.records_gradients:
+            return self.reduce(measures.statistic())
         assert self.statistic is not None
         return self.statistic
-
-    @contextmanager
-    def _numbers(self) -> Iterator[None]:
-        """Where numbers are gathered: no gradients, no autocast."""
-        with torch.no_grad(), no_autocast(self.device):
-            yield
-
-    def _prepared(self) -> PreparedCall:
-        self._guard()
-        with no_autocast(self.device):
-            return prepare_with_kernel(self._call, self._statistic)
-
-    def _walked(self) -> PreparedCall:
-        """The prepared, for what is gathered block by block."""
-        if in_functorch():
-            raise ValueError(
-                "topk, pool, mass and summary are gathered block by block, in place, which torch.func cannot follow; "
-                "take them of weights(..., backend='reference').dense(), or outside of vmap, grad and their kin"
-            )
-        return self._prepared()
-
-    @run_uncompiled
-    def _by_blocks(self, reduction: Reduction) -> tuple[Tensor, Tensor | None]:
-        with no_autocast(self.device):
-            return evaluate(self._prepared(), reduction)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._call, self._statistic)
@@ -325,70 +318,33 @@ class Weights:
     def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
         return Weights(deepcopy(self._call, memo), deepcopy(self._statistic, memo))
 
-    def _reduce(self, reduction: Reduction) -> Tensor:
-        if reduction.measure is not None and self._has_kernel(reduction.measure):
-            return self._restore(self._measured(reduction.measure))
-        if in_functorch() and self._call.backend != "reference":
-            raise ValueError(
-                "measures are taken block by block, in place, which torch.func cannot follow; "
-                "pass weights(..., backend='reference') to store the matrix"
-            )
-        if self._call.backend == "reference":
-            prepared = self._prepared()
-            with no_autocast(self.device):
-                A, statistic = reference.weigh(prepared)
-                value = reduction.of(prepared, prepared.whole(), A, statistic)
-        else:
-            value, statistic = self._by_blocks(reduction)
+    def _reducer(self) -> Reducer:
+        self._check_unchanged()
+        return choose_reducer(self._call, self._statistic)
+
+    def _gather(self, question: Callable[[Reducer], tuple[AnswerT, Tensor | None]]) -> AnswerT:
+        """An answer without gradients."""
+        with torch.no_grad(), no_autocast(self.device):
+            answer, statistic = question(self._reducer())
+        self._keep(statistic)
+        return answer
+
+    def _keep(self, statistic: Tensor | None) -> None:
         if self._statistic is None and statistic is not None:
-            self._statistic = statistic.detach()
-        return self._restore(value)
+            self._statistic = statistic.detach() if statistic.requires_grad else statistic
 
-    def _differentiated(self) -> bool:
-        return in_forward_mode() or (torch.is_grad_enabled() and any(x.requires_grad for x in self._call.tensors()))
-
-    def _has_kernel(self, measure: str | None = None) -> bool:
-        """Is there a kernel for this call, and, where a measure is to be differentiated, for its gradient?"""
-        if self._call.backend not in (None, "triton") or fused.objections(self._call):
-            return False
-        return measure is None or not self._differentiated() or fused.differentiable(self._call, measure)
-
-    def _measured(self, measure: str) -> Tensor:
-        if self._differentiated():
-            return fused.differentiated(self._call, self._fused_statistic(), measure)
-        with self._numbers():
-            return self._by_kernel(frozenset((measure,)))[measure]
-
-    def _by_kernel(self, want: frozenset[str], bins: fused.Binning | None = None) -> dict[str, Tensor]:
-        return fused.reduce_by_kernel(self._call, self._fused_statistic(), want, bins)
-
-    def _fused_statistic(self) -> Tensor:
-        """The row statistic `b h i 1`, by a fused product where none has been taken yet."""
-        self._guard()
-        if self._statistic is None:
-            call = self._call.with_values(self._call.k)
-            with self._numbers():
-                _, self._statistic = dispatch.choose(call).run(call)
-        assert self._statistic is not None
-        return self._statistic
-
-    def _tile(self, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+    def _entries(self, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         """The entries where those batch rows, heads, rows and keys cross: `batch heads rows cols`."""
-        self._guard()
-        call = self._call.select(batch, heads, rows)
-        known = self._statistic
-        if known is not None and not self._differentiated() and call.backend != "reference":
-            with self._numbers():
-                prepared = prepare_with_kernel(call, take_entries(known, (batch, heads, rows)))
-                if prepared.nonfinite_keys is None:
-                    return measures.known_columns(prepared, cols)
-        part = Weights(call)._reduce(measures.columns(cols, call.shape[3]))
+        self._check_unchanged()
+        statistic = None if self._statistic is None else take_entries(self._statistic, (batch, heads, rows))
+        selection = self._call.select(batch, heads, rows)
+        part = choose_reducer(selection, statistic).columns(cols)
         return part.reshape(batch.numel(), heads.numel(), rows.numel(), cols.numel())
 
     def _restore(self, x: Tensor) -> Tensor:
         return x if len(self._call.lead) == 1 else x.unflatten(0, self._call.lead)
 
-    def _guard(self) -> None:
+    def _check_unchanged(self) -> None:
         for x, version in self._versions:
             if x._version != version:
                 raise RuntimeError(
@@ -397,4 +353,42 @@ class Weights:
                 )
 
 
-PLAIN = ("Dot()", "Softmax()")
+class Transposed:
+    """A.T: dims b h j i."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    @property
+    def shape(self) -> torch.Size:
+        *lead, i, j = self._weights.shape
+        return torch.Size((*lead, j, i))
+
+    @property
+    def T(self) -> Weights:
+        """A again."""
+        return self._weights
+
+    def __repr__(self) -> str:
+        return f"{self._weights!r}.T"
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """A.T @ x, x with dims b g i e (g, h or 1 heads), in the dtype of A."""
+        if not isinstance(x, Tensor):
+            return NotImplemented
+        A = self._weights
+        x = check_factor(A.call, x, A.call.shape[2], "A.T @ x")
+        product, statistic = A._reducer().transposed_product(x)
+        A._keep(statistic)
+        return A._restore(product)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """A.T[index] as PyTorch would index the dense matrix."""
+        ids, rest = split(index, self.shape, self._weights.device)
+        swapped = (*ids[:-2], ids[-1], ids[-2])
+        A = self._weights
+        return A[tuple(x.view([-1 if m == n else 1 for m in range(len(ids))]) for n, x in enumerate(swapped))].mT[rest]
+
+    def dense(self, limit: str = LIMIT) -> Tensor:
+        """The whole transposed matrix."""
+        return self._weights.dense(limit).mT

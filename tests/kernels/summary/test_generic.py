@@ -153,7 +153,7 @@ def test_maps_of_other_bins_are_cut_anew(device):
 @pytest.fixture
 def no_walk(monkeypatch):
     """Whoever asks for blocks of rows fails."""
-    for name in ("top", "bin_sums", "bin_maxima"):
+    for name in ("topk", "bin_sums", "bin_maxima"):
         monkeypatch.delattr(measures, name)
 
 

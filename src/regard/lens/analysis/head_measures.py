@@ -52,7 +52,7 @@ def share(A: Weights, mask: Mask, *, queries: Bool[Tensor, "*b i"] | None = None
         # If batch rows or heads were selected, the mask counts them as they are numbered after the selection.
         return (part * mask.over(replace(block, batch_ids=None, head_ids=None))).sum(-1)
 
-    return _mean(A._reduce(Reduction(value, "rows")), queries)
+    return _mean(A.reduce(Reduction(value, "rows")), queries)
 
 
 def locality(A: Weights, width: int, *, queries: Bool[Tensor, "*b i"] | None = None) -> Float[Tensor, "*b h"]:
@@ -100,7 +100,7 @@ def diagonality(A: Weights, *, queries: Bool[Tensor, "*b i"] | None = None) -> F
         distance = (block.row.to(part.dtype) * slope - block.j).abs() / max_distance
         return (part * (1 - distance)).sum(-1)
 
-    return _mean(A._reduce(Reduction(value, "rows")), queries)
+    return _mean(A.reduce(Reduction(value, "rows")), queries)
 
 
 class Sinks(NamedTuple):

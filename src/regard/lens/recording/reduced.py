@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...ops.blocks.pool_bins import Axis
-from ...ops.weights import MAP, Weights
+from ...ops.weights import MAX_MAP_CELLS, Weights
 from .store import KeptTensor, Store
 
 MEASURE_NAMES = ("entropy", "received", "max", "distance")
@@ -86,8 +86,8 @@ class Reduced:
 def reduce(A: Weights, keep: Sequence[str], store: Store, what: str) -> Reduced:
     """Compute the measures and keep the results in the store; `what` names the layer in errors."""
     values = {}
-    in_one_pass = [name for name in keep if name in MEASURE_NAMES or name == f"pool:{MAP}"]
-    summary = A.summary_in(*_map_axes(A.shape, f"pool:{MAP}")) if len(in_one_pass) > 1 else None
+    in_one_pass = [name for name in keep if name in MEASURE_NAMES or name == f"pool:{MAX_MAP_CELLS}"]
+    summary = A.summary_in(*_map_axes(A.shape, f"pool:{MAX_MAP_CELLS}")) if len(in_one_pass) > 1 else None
     for name in keep:
         if summary is not None and name in in_one_pass:
             values[name] = summary.map if name.startswith("pool:") else getattr(summary, name)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...ops.blocks.pool_bins import Axis
 from ...ops.blocks.resample import shrink
-from ...ops.weights import MAP, Summary, Weights, map_axes
+from ...ops.weights import MAX_MAP_CELLS, Summary, Weights, map_axes
 from ..layer_names import shown_name
 from ..recording.recorder import Key
 from ..recording.reduced import MEASURE_NAMES, Reduced
@@ -96,7 +96,7 @@ def _measures_of(measured: Summary | Reduced) -> tuple[dict[str, Tensor], torch.
     measures = {name: measured[name] for name in MEASURE_NAMES if name in measured.kept}
     if not measured.maps:
         return measures, measured.shape, ()
-    nearest = min(measured.maps, key=lambda name: abs(int(name.removeprefix("pool:")) - MAP))
+    nearest = min(measured.maps, key=lambda name: abs(int(name.removeprefix("pool:")) - MAX_MAP_CELLS))
     return measures | {"map": measured[nearest]}, measured.shape, measured.axes(nearest)
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..backend_plan import BackendPlan, Objections
 from ..blocks.mask_layout import TILE, layout, remembered, skeleton
 from ..call import Call
 from ..terms.biases import Mod
@@ -36,8 +37,12 @@ SHORTEST_CONTEXT = 1024
 DEVICES = ("cuda",)  # on the CPU FlexAttention stores the matrix and has no backward: good for tests alone
 
 
-def objections(call: Call) -> list[str]:
-    """What keeps this backend from running the call."""
+def plan(call: Call) -> BackendPlan | Objections:
+    """How this backend runs the call, or why it cannot."""
+    return _objections(call) or BackendPlan(name, partial(_run, call))
+
+
+def _objections(call: Call) -> Objections:
     assert call.v is not None
     found = []
     if call.q.device.type not in DEVICES:
@@ -71,7 +76,7 @@ def objections(call: Call) -> list[str]:
     return found
 
 
-def run(call: Call) -> tuple[Tensor, Tensor | None]:
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and, where it is asked for, the row statistic, `b h i 1`."""
     assert call.v is not None
     q, k, scale = scaled_product_inputs(call)

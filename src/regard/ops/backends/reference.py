@@ -6,10 +6,13 @@ for judging the other backends.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..backend_plan import BackendPlan, Objections
 from ..blocks.prepared_call import PreparedCall, prepare
 from ..call import Call
 from ..terms.scores import grouped_product
@@ -17,12 +20,12 @@ from ..terms.scores import grouped_product
 name = "reference"
 
 
-def objections(call: Call) -> list[str]:
-    """What keeps this backend from running the call: nothing."""
-    return []
+def plan(call: Call) -> BackendPlan | Objections:
+    """A plan, always: the reference runs every call."""
+    return BackendPlan(name, partial(_run, call))
 
 
-def run(call: Call) -> tuple[Tensor, Tensor | None]:
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the row statistic, `b h i 1`."""
     assert call.v is not None
     prepared = prepare(call)
@@ -38,7 +41,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def weigh(prepared: PreparedCall) -> tuple[Tensor, Tensor | None]:
     """All weights, `b h i j`, and the row statistic."""
-    at = prepared.whole()
+    at = prepared.whole
     s = _scores(prepared)
     if prepared.bias is not None:
         s = s + prepared.bias.over(at)
@@ -62,6 +65,6 @@ def _own(prepared: PreparedCall, x: Tensor) -> Tensor:
     What hidden keys hold, NaN included, then reaches neither a value nor a gradient.
     """
     assert prepared.mask is not None
-    visible = prepared.mask.over(prepared.whole()).expand(prepared.shape)
+    visible = prepared.mask.over(prepared.whole).expand(prepared.shape)
     x = x.repeat_interleave(visible.shape[1] // x.shape[1], 1)
     return torch.where(visible[..., None], x[:, :, None], 0.0)

@@ -8,15 +8,17 @@ empty tiles left out.
 from __future__ import annotations
 
 import math
-from functools import reduce
+from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..backend_plan import BackendPlan, Objections
 from ..blocks.mask_layout import remembered
-from ..blocks.prepared_call import additive_mask, all_values_finite
+from ..blocks.prepared_call import all_values_finite
+from ..blocks.tile_weights import additive_mask, additive_tile
 from ..call import FLOATS, Call
 from ..terms.coordinates import Point
 from ..terms.masks import Causal, Padding
@@ -36,7 +38,23 @@ MAX_TILE_ENTRIES = 2**15  # entries of a mask that is made whole sooner than pla
 def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: int | None = None) -> Tensor | None:
     """Plain or causal attention of well-made tensors; None for any other call.
 
-    A shortcut past `Call`: for short sequences, decoding above all, what surrounds the kernel costs more than it.
+    A shortcut past `Call`: for short sequences, decoding above all, what surrounds the kernel costs more than the
+    kernel. It must give what `Call.of` and `plan` would give, so it returns None unless all of this holds:
+
+    - q, k and v are plain tensors: subclasses and `torch.func` wrappers have rules of their own.
+    - PyTorch does not trace and there are no tangents: a compiler chooses the kernel itself, and PyTorch's kernels have
+      no derivative in forward mode.
+    - dtypes and devices agree and are supported; else `Call.of` raises and says what to write.
+    - there are four dims, and v has the shape of k: other batch dims are flattened by `Call.of`, and with values of
+      another width PyTorch stores the matrix.
+    - no autocast: `Call.of` casts.
+    - no size is 0, and h is a multiple of g: empty sums are defined by our code, not by the kernel's.
+    - the mask is None or exactly `Causal()`, which for a single query shows every key. With more queries i = j, since
+      PyTorch aligns causal to the first key and `Causal` to the last.
+    - the offset is the usual one, j - i: any other moves the diagonal.
+    - on a GPU, PyTorch has a fused kernel for these tensors: its math kernel stores the matrix.
+    - on the CPU, the causal kernel multiplies hidden keys by 0, so what they hold may leak if it is NaN or Inf: the
+      output is finite, or, if there will be a backward, k and v are, whose values reach the gradients.
     """
     if not (type(q) is type(k) is type(v) is Tensor) or is_traced() or in_forward_mode():
         return None
@@ -55,45 +73,30 @@ def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: 
         return None
     if offset is not None and (type(offset) is not int or offset != j - i):
         return None
-    nearer = h == g and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+    # PyTorch's public function takes less time to call than its private kernels, but repeats grouped heads.
+    is_direct = h == g and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
     if (
         cuda
-        and not (nearer and is_surely_fused(q))
+        and not (is_direct and is_surely_fused(q))
         and not choose_kernel(q, k, v, added=None, causal=causal, dropout=0.0).is_fused
     ):
         return None
-    if nearer:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # the same kernel, nearer at hand
+    if is_direct:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # the same kernel, is_direct at hand
     else:
         out, _ = run_fused(q, k, v, scale=d**-0.5, added=None, causal=causal, dropout=0.0)
     if q.is_cuda or not causal:
         return out
-    # What a hidden key holds may leak into the output, and from k and v into their gradients.
     suspects = (k.detach(), v.detach()) if out.requires_grad else (out,)
     return out if all(math.isfinite(x.sum(dtype=torch.float32)) for x in suspects) else None
 
 
-def objections(call: Call) -> list[str]:
-    """What keeps this backend from running the call."""
+def plan(call: Call) -> BackendPlan | Objections:
+    """How this backend runs the call, or why it cannot."""
     assert call.v is not None
-    found = []
-    if call.q.device.type not in DEVICES:
-        found.append(f"it runs on cpu and cuda, and q is on {call.q.device}")
-    if not isinstance(call.score, (Dot, Cosine, Bilinear)) or (isinstance(call.score, Dot) and call.score.cap):
-        what = "Dot with a cap" if isinstance(call.score, Dot) else type(call.score).__name__
-        found.append(f"{what} is no plain product of queries and keys")
-    if not isinstance(call.normalize, Softmax):
-        found.append(f"the kernel is softmax, not {type(call.normalize).__name__}")
-    if call.bias is not None and any(x.requires_grad for x in (call.q, *call.bias.tensors())):
-        found.append("the kernel gives no gradient to a bias")
-    if call.dropout and call.q.device.type == "cpu":
-        found.append("with dropout PyTorch stores the matrix")
-    if call.v.shape[1] != call.k.shape[1] or call.v.shape[-1] != call.k.shape[-1]:
-        found.append("with values of other heads or another width than keys PyTorch stores the matrix")
-    if in_forward_mode():
-        found.append("its kernels have no derivative in forward mode")
-    if found:
-        return found
+    objections = _term_objections(call)
+    if objections:
+        return objections
     form = plan_single_call(call)
     if form is None and not can_read_values(call.q):
         return ["beyond plain, causal and padded calls it plans blocks, on the CPU and uncompiled"]
@@ -101,22 +104,22 @@ def objections(call: Call) -> list[str]:
         assert form is not None
         added = None if form.keys is None else call.q.new_zeros(1, 1, 1, call.shape[3])
         kernel = choose_kernel(call.q, call.k, call.v, added=added, causal=form.causal, dropout=call.dropout)
-        return (
-            [] if kernel.is_fused else [f"PyTorch has no fused kernel for {call.q.dtype} of width {call.q.shape[-1]}"]
-        )
-    # Keys that no query sees are set to 0; what else a mask hides must be harmless.
-    harmless = call.mask is None or (form is not None and form.keys is not None and not form.causal)
-    if not harmless and can_read_values(call.q) and not all_values_finite(call):
-        return ["hidden keys that hold NaN, Inf or huge numbers would leak through the kernel"]
-    return []
+        if not kernel.is_fused:
+            return [f"PyTorch has no fused kernel for {call.q.dtype} of width {call.q.shape[-1]}"]
+        return BackendPlan(name, partial(_run_single, call, form))
+    # A padding mask alone sets hidden keys to 0. Under any other mask hidden keys must be finite.
+    is_harmless = call.mask is None or (form is not None and form.keys is not None and not form.causal)
+    finite = None
+    if not is_harmless and can_read_values(call.q):
+        finite = all_values_finite(call)
+        if not finite:
+            return ["hidden keys that hold NaN, Inf or huge numbers would leak through the kernel"]
+    return BackendPlan(name, partial(run_blocks, call) if form is None else partial(_run_single, call, form, finite))
 
 
-def run(call: Call) -> tuple[Tensor, Tensor | None]:
-    """The output and the log-sum-exp of each row, `b h i 1`."""
+def _run_single(call: Call, form: SingleCall, finite: bool | None = None) -> tuple[Tensor, Tensor | None]:
+    """The output and the log-sum-exp of each row, `b h i 1`. `finite` is None if values were not looked at yet."""
     assert call.v is not None
-    form = plan_single_call(call)
-    if form is None:
-        return run_blocks(call)
     q, k, scale = scaled_product_inputs(call)
     if call.bias is not None:  # its numbers may be finer, and larger, than half precision can tell
         q, k = q.to(call.dtype), k.to(call.dtype)
@@ -125,10 +128,12 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     if form.keys is not None:
         seen, empty, added = _hiding(call, form.keys, form.causal, q.dtype)
         q = q if empty is None else torch.where(empty, 0.0, q)
-        if not (can_read_values(call.q) and all_values_finite(call)):
+        finite = can_read_values(call.q) and all_values_finite(call) if finite is None else finite
+        if not finite:
             k, v = torch.where(seen.mT, k, 0.0), torch.where(seen.mT, v, 0.0)
     elif form.tile:
-        added = _tile(call, q.dtype)
+        added = additive_tile(call, call.whole(), q.dtype)
+        assert added is not None
         empty = (added == -INF).all(-1, keepdim=True)
     out, lse = run_fused(q, k, v, scale=scale, added=added, causal=form.causal, dropout=call.dropout)
     if empty is not None and lse is not None:
@@ -162,6 +167,27 @@ def plan_single_call(call: Call) -> SingleCall | None:
     return SingleCall(tile=True) if can_read_values(call.q) and b * h * i * j <= MAX_TILE_ENTRIES else None
 
 
+def _term_objections(call: Call) -> Objections:
+    assert call.v is not None
+    found = []
+    if call.q.device.type not in DEVICES:
+        found.append(f"it runs on cpu and cuda, and q is on {call.q.device}")
+    if not isinstance(call.score, (Dot, Cosine, Bilinear)) or (isinstance(call.score, Dot) and call.score.cap):
+        what = "Dot with a cap" if isinstance(call.score, Dot) else type(call.score).__name__
+        found.append(f"{what} is no plain product of queries and keys")
+    if not isinstance(call.normalize, Softmax):
+        found.append(f"the kernel is softmax, not {type(call.normalize).__name__}")
+    if call.bias is not None and any(x.requires_grad for x in (call.q, *call.bias.tensors())):
+        found.append("the kernel gives no gradient to a bias")
+    if call.dropout and call.q.device.type == "cpu":
+        found.append("with dropout PyTorch stores the matrix")
+    if call.v.shape[1] != call.k.shape[1] or call.v.shape[-1] != call.k.shape[-1]:
+        found.append("with values of other heads or another width than keys PyTorch stores the matrix")
+    if in_forward_mode():
+        found.append("its kernels have no derivative in forward mode")
+    return found
+
+
 def _hiding(call: Call, keys: Mask, causal: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
     """Which keys are seen, `b|1 1 1 j`, which rows see none, `b|1 1 i|1 1`, and -inf where a key is not seen.
 
@@ -181,13 +207,3 @@ def _hiding(call: Call, keys: Mask, causal: bool, dtype: torch.dtype) -> tuple[T
     if is_traced() or call.batch_ids is not None:
         return make()
     return remembered(keys, (call.shape, causal, dtype, call.q.device), make)
-
-
-def _tile(call: Call, dtype: torch.dtype) -> Tensor:
-    """The bias, -inf where the mask hides: b|1 h|1 i j."""
-    block = call.whole()
-    added = torch.zeros((), dtype=dtype) if call.bias is None else call.bias.over(block).to(dtype)
-    if call.mask is not None:
-        added = added + additive_mask(call.mask.over(block), dtype)
-    added = added[(None,) * (4 - added.ndim)]
-    return added.expand(-1, -1, *call.shape[2:])

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..blocks.prepared_call import PlannedBlock, PreparedCall, additive_mask, planned_blocks, prepare
+from ..blocks.prepared_call import PreparedCall, planned_blocks, prepare
 from ..blocks.reduction import PLACEHOLDER, DifferentiableOnce, clone_if_inference
+from ..blocks.tile_weights import additive_tile
 from ..call import Call
 from ..terms.coordinates import Block, add_entries, take_entries
 from ..torch_state import check_single_gradient, run_uncompiled
@@ -20,9 +21,9 @@ aten = torch.ops.aten
 
 @run_uncompiled
 def run_blocks(call: Call) -> tuple[Tensor, Tensor]:
-    """The output and the log-sum-exp of each row, `b h i 1`."""
+    """The output and the log-sum-exp of each row, `b h i 1`, of a call whose hidden keys are finite."""
     assert call.v is not None
-    prepared = prepare(call)
+    prepared = prepare(call, finite=True)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (prepared.q, prepared.k, call.v.to(call.dtype)))
     out, lse = BlockwiseSdpa.apply(prepared, q, k, v)
     return out.to(call.v.dtype), lse
@@ -83,20 +84,10 @@ class BlockwiseSdpa(torch.autograd.Function):
 
 def _parts(prepared: PreparedCall) -> Iterator[tuple[Block, Tensor | None]]:
     """Blocks, and what is added to their scores."""
-    return ((planned.block, _added(prepared, planned)) for planned in planned_blocks(prepared))
-
-
-def _added(prepared: PreparedCall, planned: PlannedBlock) -> Tensor | None:
-    """The bias of a block, -inf where the mask hides: b h|1 i j."""
-    block = planned.block
-    added = None if prepared.bias is None else prepared.bias.over(block)
-    if prepared.mask is not None and planned.masked is not None:
-        hidden = additive_mask(prepared.mask.over(block), prepared.q.dtype)
-        added = hidden if added is None else added + hidden
-    if added is None:
-        return None
-    added = added[(None,) * (4 - added.ndim)]
-    return added.expand(block.b.numel(), -1, block.row.numel(), block.j.numel())
+    for planned in planned_blocks(prepared):
+        block = planned.block
+        added = additive_tile(prepared, block, prepared.q.dtype, masked=planned.masked is not None)
+        yield block, None if added is None else added.expand(block.b.numel(), -1, -1, -1)
 
 
 def _indices(block: Block, k: Tensor) -> tuple[Any, Any]:

@@ -5,8 +5,11 @@ Pure PyTorch, every term, any device, empty tiles skipped; differentiable once.
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
+from ..backend_plan import BackendPlan, Objections
 from ..blocks.prepared_call import prepare
 from ..blocks.products import product
 from ..blocks.reduction import evaluate
@@ -16,13 +19,15 @@ from ..torch_state import in_functorch, run_uncompiled
 name = "tiled"
 
 
-def objections(call: Call) -> list[str]:
-    """What keeps this backend from running the call."""
-    return ["it works block by block, in place, which torch.func cannot follow"] if in_functorch() else []
+def plan(call: Call) -> BackendPlan | Objections:
+    """How this backend runs the call, or why it cannot."""
+    if in_functorch():
+        return ["it works block by block, in place, which torch.func cannot follow"]
+    return BackendPlan(name, partial(_run, call))
 
 
 @run_uncompiled
-def run(call: Call) -> tuple[Tensor, Tensor | None]:
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the row statistic, `b h i 1`."""
     assert call.v is not None
     out, statistic = evaluate(prepare(call), product(call.v, call.dropout))

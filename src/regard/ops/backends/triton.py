@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..backend_plan import BackendPlan, Objections
 from ..blocks.prepared_call import PreparedCall, prepare
 from ..blocks.products import product
 from ..blocks.reduction import DifferentiableOnce, evaluate
@@ -22,8 +23,13 @@ name = "triton"
 DEVICES = ("cuda",)  # on the CPU Triton interprets a kernel: good for tests alone
 
 
-def objections(call: Call) -> list[str]:
-    """What keeps this backend from running the call."""
+def plan(call: Call) -> BackendPlan | Objections:
+    """How this backend runs the call, or why it cannot."""
+    return objections(call) or BackendPlan(name, partial(_run, call))
+
+
+def objections(call: Call) -> Objections:
+    """Why this backend cannot run the call."""
     found = kernel_objections(call)
     if not isinstance(call.score, Additive):
         found.append("it is for additive scores; for products PyTorch's kernels are as fast")
@@ -35,7 +41,7 @@ def objections(call: Call) -> list[str]:
 
 
 @run_uncompiled
-def run(call: Call) -> tuple[Tensor, Tensor | None]:
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output and the row statistic, `b h i 1`."""
     assert call.v is not None
     if _can_store_scores(call):

@@ -6,7 +6,6 @@ Those made by `evaluate` are differentiable once; the walks at the end of the fi
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +13,9 @@ from torch import Tensor
 
 from ..terms.coordinates import Block
 from ..terms.normalizers import SinkSoftmax, Softmax
-from .prepared_call import PlannedBlock, PreparedCall, planned_blocks
+from .prepared_call import PreparedCall, planned_blocks
 from .reduction import Reduction, empty_row_statistic, normalized, scores, weigh
-
-How = Literal["mean", "sum", "max"]
+from .tile_weights import PlannedBlock
 
 
 def entropy() -> Reduction:
@@ -72,7 +70,7 @@ def _entropy(A: Tensor) -> Tensor:
     return -(A * torch.where(A > 0, A, 1.0).log()).sum(-1)
 
 
-def fold(
+def summarize(
     prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Entropy, received mass, maximum, distance and the map of bin sums, in one pass, and the row statistic."""
@@ -130,7 +128,7 @@ def bin_maxima(prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows:
     return maxima
 
 
-def top(prepared: PreparedCall, k: int) -> tuple[Tensor, Tensor]:
+def topk(prepared: PreparedCall, k: int) -> tuple[Tensor, Tensor]:
     """The k largest entries of each row and their keys: `b h i k` twice."""
     b, h, i, j = prepared.shape
     values = torch.zeros(b, h, i, k, dtype=prepared.q.dtype, device=prepared.q.device)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+How = Literal["mean", "sum", "max"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,32 @@ def area(rows: Axis, cols: Axis, device: torch.device) -> Tensor | int:
         return (high[:, None] * wide).clamp(min=1)
 
 
-def groups(name: str, ids: Tensor, b: int, n: int, device: torch.device) -> Tensor:
+@dataclass(frozen=True)
+class Mesh:
+    """Bins of queries by bins of keys, and what to compute for each pair: the mean, the sum or the maximum."""
+
+    rows: Axis
+    cols: Axis
+    device: torch.device
+    how: How = "mean"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of row bins and of column bins."""
+        return self.rows.count, self.cols.count
+
+    @property
+    def ids(self) -> tuple[Tensor, Tensor]:
+        """The bin of each query, and of each key: `1 i`, `1 j`."""
+        return self.rows.ids(self.device), self.cols.ids(self.device)
+
+    @property
+    def area(self) -> Tensor | int:
+        """The number of entries of each pair of bins."""
+        return area(self.rows, self.cols, self.device)
+
+
+def check_groups(name: str, ids: Tensor, b: int, n: int, device: torch.device) -> Tensor:
     """Ids that a caller gave, as `1 n` or `b n`."""
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__

@@ -6,7 +6,6 @@ because empty tiles are left out of it, a sparse mask costs what it shows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -23,6 +22,7 @@ from ..terms.masks.mask_algebra import Mask
 from ..terms.normalizers import Normalizer
 from ..terms.scores import Additive, Score, select_heads
 from ..torch_state import is_traced
+from .tile_weights import PlannedBlock
 
 Flags = npt.NDArray[np.bool_]
 
@@ -37,16 +37,12 @@ class PreparedCall:
 
     q: Tensor  # b h i d
     k: Tensor  # b g j d
-    raw: Tensor  # b h i d, the query as it was given
-    g: int  # the heads that keys and values share
+    whole: Block  # the matrix as a single block, with the query as the user passed it
+    g: int  # the number of key heads
     score: Score
     mask: Mask | None
     bias: Bias | None
     normalize: Normalizer
-    offset: int
-    batch_ids: Tensor | None
-    head_ids: Tensor | None
-    row_ids: Tensor | None
     nonfinite_keys: Tensor | None = None  # b j, keys that hold NaN, Inf or huge numbers; None if there are none
     statistic: Tensor | None = None  # b h i 1
     dense: bool = False  # one block for the whole, as the reference asks
@@ -60,7 +56,7 @@ class PreparedCall:
     def tensors(self) -> list[Tensor]:
         """Every tensor a block may take from."""
         terms = (self.score, self.mask, self.bias, self.normalize)
-        return [self.q, self.k, self.raw, *(x for term in terms if term is not None for x in term.tensors())]
+        return [self.q, self.k, self.whole.q, *(x for term in terms if term is not None for x in term.tensors())]
 
     def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> PreparedCall:
         """The same problem over other tensors, visited in the order of `tensors()`."""
@@ -68,7 +64,7 @@ class PreparedCall:
             self,
             q=fn(self.q),
             k=fn(self.k),
-            raw=fn(self.raw),
+            whole=replace(self.whole, q=fn(self.whole.q)),
             score=self.score.map_tensors(fn),
             mask=None if self.mask is None else self.mask.map_tensors(fn),
             bias=None if self.bias is None else self.bias.map_tensors(fn),
@@ -77,46 +73,25 @@ class PreparedCall:
 
     def block(self, batch: slice, heads: slice, rows: slice, cols: Selector) -> Block:
         """The block of those batch rows, heads, rows and keys."""
-        return Block(
-            batch,
-            heads,
-            rows,
-            cols,
-            n_h=self.shape[1],
-            offset=self.offset,
-            device=self.q.device,
-            dtype=self.q.dtype,
-            q=self.raw,
-            batch_ids=self.batch_ids,
-            head_ids=self.head_ids,
-            row_ids=self.row_ids,
-        )
-
-    def whole(self) -> Block:
-        """The matrix as a single block."""
-        return self.block(*(slice(0, n) for n in self.shape))
+        return replace(self.whole, batch=batch, heads=heads, rows=rows, cols=cols)
 
 
-def prepare(call: Call, statistic: Tensor | None = None) -> PreparedCall:
-    """Do the work per token, in the dtype of accumulation."""
+def prepare(call: Call, statistic: Tensor | None = None, *, finite: bool = False) -> PreparedCall:
+    """Do the work per token, in the dtype of accumulation. `finite`: the caller knows that every value is finite."""
     score = call.score
     if isinstance(score, Additive) and call.head_ids is not None:
         score = Additive(select_heads(score.u, 2, call.head_ids))
     # A hidden key must change nothing, NaN included. While PyTorch traces, values cannot be read.
-    may_skip_scan = call.mask is None or is_traced() or all_values_finite(call)
+    may_skip_scan = finite or call.mask is None or is_traced() or all_values_finite(call)
     prepared = PreparedCall(
         call.q.to(call.dtype),
         call.k.to(call.dtype),
-        call.q,
+        call.whole(),
         g=call.k.shape[1],
         score=score,
         mask=call.mask,
         bias=call.bias,
         normalize=call.normalize,
-        offset=call.offset,
-        batch_ids=call.batch_ids,
-        head_ids=call.head_ids,
-        row_ids=call.row_ids,
         nonfinite_keys=None if may_skip_scan else _find_nonfinite_keys(call),
         statistic=statistic,
         dense=call.backend == "reference",
@@ -126,21 +101,13 @@ def prepare(call: Call, statistic: Tensor | None = None) -> PreparedCall:
     return replace(prepared, q=q, k=k)
 
 
-@dataclass(frozen=True)
-class PlannedBlock:
-    """A block of a plan, and the part of its keys where the mask must be looked at entry by entry."""
-
-    block: Block
-    masked: slice | None
-
-
 def planned_blocks(prepared: PreparedCall) -> Iterator[PlannedBlock]:
     """The blocks that cover every visible entry of the matrix, in a fixed order."""
     b, h, i, j = prepared.shape
     if not (b and h and i and j):
         return
     if prepared.dense:
-        whole = PlannedBlock(prepared.whole(), None if prepared.mask is None else slice(0, j))
+        whole = PlannedBlock(prepared.whole, None if prepared.mask is None else slice(0, j))
         yield from [whole] if prepared.nonfinite_keys is None else _split_until_uniform(prepared, whole)
         return
     entries = SCORES_PER_BLOCK if prepared.q.is_cpu else 32 * SCORES_PER_BLOCK  # a GPU needs larger blocks to be busy
@@ -159,26 +126,6 @@ def planned_blocks(prepared: PreparedCall) -> Iterator[PlannedBlock]:
                 block = prepared.block(batch, heads, slice(start, min(start + rows, i)), cols)
                 planned = PlannedBlock(block, None if prepared.mask is None else masked)
                 yield from [planned] if prepared.nonfinite_keys is None else _split_until_uniform(prepared, planned)
-
-
-def add_bias_and_mask(prepared: PreparedCall, planned: PlannedBlock, s: Tensor) -> Tensor:
-    """Scores with the bias added and hidden entries at -inf."""
-    block = planned.block
-    if prepared.bias is not None:
-        s = s + prepared.bias.over(block)
-    if prepared.mask is None or planned.masked is None:
-        return s
-    if prepared.nonfinite_keys is not None:
-        return torch.where(prepared.mask.over(block), s, -math.inf)
-    # Behind autograd's back: adding a constant changes no gradient, and no score here is kept for one.
-    seen = prepared.mask.over(_narrow_keys(block, planned.masked))
-    s.detach()[..., planned.masked] += additive_mask(seen, s.dtype)
-    return s
-
-
-def additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where True, -inf where False: far cheaper to add than a masked fill."""
-    return 1 - seen.to(dtype).reciprocal()  # 1 - 1/1 is 0, 1 - 1/0 is -inf
 
 
 def take_visible(prepared: PreparedCall, block: Block, x: Tensor, index: tuple[slice, slice, Selector]) -> Tensor:
@@ -244,7 +191,7 @@ def _row_tiles(prepared: PreparedCall, rows: int) -> Iterator[tuple[int, Flags, 
         everything = np.ones((1, 1, cols), dtype=bool)
         yield from ((start, everything, everything) for start in range(0, i, rows))
         return
-    whole = prepared.whole()
+    whole = prepared.whole
     stride = rows * max(1, SCORES_PER_BLOCK // cols)
     for first in range(0, i, stride):
         last = min(first + stride, i)
@@ -288,12 +235,6 @@ def _visible_keys(some: Flags, full: Flags, prepared: PreparedCall) -> tuple[Sel
     if not part.size:
         return cols, None
     return cols, slice(int(part[0]) * KEYS_PER_TILE, min((int(part[-1]) + 1) * KEYS_PER_TILE, cols.stop - cols.start))
-
-
-def _narrow_keys(block: Block, part: slice) -> Block:
-    if isinstance(block.cols, Tensor):
-        return replace(block, cols=block.cols[part])
-    return replace(block, cols=slice(block.cols.start + part.start, block.cols.start + part.stop))
 
 
 def _visibility(prepared: PreparedCall, block: Block) -> Tensor:

@@ -38,7 +38,7 @@ def transposed_product(x: Tensor) -> Reduction:
     return Reduction(value, "keys", (x.shape[-1],), x)
 
 
-def factor(call: Call, x: Tensor, n: int, what: str) -> Tensor:
+def check_factor(call: Call, x: Tensor, n: int, what: str) -> Tensor:
     """The other factor of a product that a caller gave, with dims b heads n e."""
     b, h, _, _ = call.shape
     g, lead, shape, device = call.k.shape[1], call.lead, tuple(x.shape), call.q.device

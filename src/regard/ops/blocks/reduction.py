@@ -14,12 +14,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..call import no_autocast
+from ..call import Call, no_autocast
 from ..terms.coordinates import Block, Selector, add_entries, take_entries
 from ..terms.scores import Additive
 from ..torch_state import check_single_gradient, in_forward_mode, refuse_jvp
 from .additive_blocks import additive_scores
-from .prepared_call import PlannedBlock, PreparedCall, add_bias_and_mask, planned_blocks, take_visible
+from .prepared_call import PreparedCall, planned_blocks, take_visible
+from .tile_weights import PlannedBlock, normalize_tile, tile_scores
 
 PLACEHOLDER = torch.empty(0)  # stands for a tensor in a problem that waits for its backward
 
@@ -66,11 +67,10 @@ def weigh(prepared: PreparedCall, planned: PlannedBlock) -> tuple[Tensor, Tensor
 
 
 def normalized(prepared: PreparedCall, block: Block, s: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Scores to weights, by the row statistic where it is known."""
-    if prepared.statistic is None:
-        return prepared.normalize.weigh(s, block)
-    statistic = prepared.statistic[block.batch, block.heads, block.rows]
-    return prepared.normalize.map(s, statistic, block), statistic
+    """Scores to weights, by the row statistic if it is known."""
+    statistic = prepared.statistic
+    known = None if statistic is None else statistic[block.batch, block.heads, block.rows]
+    return normalize_tile(prepared, block, s, known)
 
 
 def scores(prepared: PreparedCall, planned: PlannedBlock) -> Tensor:
@@ -78,12 +78,13 @@ def scores(prepared: PreparedCall, planned: PlannedBlock) -> Tensor:
     block, score = planned.block, prepared.score
     q = block.take(prepared.q, (block.batch, block.heads, block.rows))
     k = take_visible(prepared, block, prepared.k, (block.batch, block.head_slice(prepared.k.shape[1]), block.cols))
+    finite = prepared.nonfinite_keys is None
     if isinstance(score, Additive):
         u = block.take(score.u, (block.head_slice(score.u.shape[0]),) if score.u.ndim == 2 else ())
-        s = _additive(prepared)(q, k, u.to(q.dtype))
-    else:
-        s = score.tile(q, k)
-    return add_bias_and_mask(prepared, planned, s)
+        return tile_scores(
+            replace(prepared, score=Additive(u)), planned, q, k, finite=finite, additive=_additive(prepared)
+        )
+    return tile_scores(prepared, planned, q, k, finite=finite)
 
 
 def _additive(prepared: PreparedCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -176,9 +177,15 @@ def _forward(prepared: PreparedCall, reduction: Reduction) -> tuple[Tensor, Tens
 
 def empty_row_statistic(prepared: PreparedCall) -> Tensor | None:
     """The statistic of rows that see no key, `b h i 1`."""
-    whole = replace(prepared.whole(), cols=slice(0, 0))
+    whole = replace(prepared.whole, cols=slice(0, 0))
     statistic = prepared.normalize.statistic(prepared.q.new_empty(*prepared.shape[:3], 0), whole)
     return None if statistic is None else statistic.expand(*prepared.shape[:3], 1).clone()
+
+
+def has_row_statistic(call: Call) -> bool:
+    """True if the normalizer of a call needs a row statistic."""
+    empty = replace(call.whole(), rows=slice(0, 0), cols=slice(0, 0))
+    return call.normalize.statistic(call.q.new_empty(*call.shape[:2], 0, 0, dtype=call.dtype), empty) is not None
 
 
 def _place(result: Tensor, reduction: Reduction, block: Block, value: Tensor) -> None:

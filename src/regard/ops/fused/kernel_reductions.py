@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,8 +11,7 @@ from torch import Tensor
 
 from ..backends import triton
 from ..backends.torch_kernels import scaled_product_inputs, score_cap
-from ..blocks.measures import How
-from ..blocks.pool_bins import Axis, area
+from ..blocks.pool_bins import Mesh
 from ..blocks.reduction import DifferentiableOnce, clone_if_inference
 from ..call import Call
 from ..terms.normalizers import SinkSoftmax, Softmax
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from ...kernels.summary.generic import SummaryTensors
     from ...kernels.tiles import Pattern, TileConfig
 
-    Binning = Callable[[TileConfig], Bins]  # bins for the tiles of a config
+    Binning = Mesh | Callable[[TileConfig], Bins]  # evenly sized bins, or a function of the tile sizes
 
 
 ALL_BATCH_ROWS = slice(None)
@@ -79,7 +77,7 @@ def _by_any_gpu(
 
     q = inputs[0]
     config = reduce.tile_config(q.shape[-1], q.dtype)
-    binned = None if bins is None else bins(config)
+    binned = _binned(bins, config) if isinstance(bins, Mesh) else None if bins is None else bins(config)
     row_order = binned.row_order if binned is not None and call.shape[2] else None
     found = reduce.summarize_generic(
         *inputs,
@@ -144,35 +142,6 @@ def is_hopper(device: torch.device) -> bool:
     return triton.__version__.startswith(("3.6.", "3.7."))
 
 
-@dataclass(frozen=True)
-class Mesh:
-    """Queries and keys in bins, and what is asked of each pair of bins."""
-
-    rows: Axis
-    cols: Axis
-    device: torch.device
-    how: How = "mean"
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """How many bins there are."""
-        return self.rows.count, self.cols.count
-
-    @property
-    def ids(self) -> tuple[Tensor, Tensor]:
-        """The bin of each query, and of each key: `1 i`, `1 j`."""
-        return self.rows.ids(self.device), self.cols.ids(self.device)
-
-    @property
-    def area(self) -> Tensor | int:
-        """How many entries each pair holds."""
-        return area(self.rows, self.cols, self.device)
-
-    def __call__(self, config: TileConfig) -> Bins:
-        """Return the bins for the tiles of this config."""
-        return _binned(self, config)
-
-
 @lru_cache(maxsize=16)
 def _binned(mesh: Mesh, config: TileConfig) -> Bins:
     from ...kernels.summary.bins import assign_bins
@@ -214,7 +183,7 @@ def transposed_product(call: Call, statistic: Tensor, x: Tensor) -> Tensor:
     return torch.cat(parts, -1) if parts else x.new_zeros(*call.shape[:2], call.shape[3], 0, dtype=torch.float32)
 
 
-def differentiable(call: Call, measure: str) -> bool:
+def has_gradient(call: Call, measure: str) -> bool:
     """Does the kernel know the gradient of this measure for all that needs one?"""
     beside = [x for term in (call.bias, call.normalize) if term is not None for x in term.tensors()]
     return (
@@ -225,7 +194,7 @@ def differentiable(call: Call, measure: str) -> bool:
     )
 
 
-def differentiated(call: Call, statistic: Tensor, measure: str) -> Tensor:
+def measure_with_gradient(call: Call, statistic: Tensor, measure: str) -> Tensor:
     """Entropy or received mass, with its gradient for q and k."""
     q, k, scale = scaled_product_inputs(call)
     value: Tensor = KernelMeasure.apply(MeasureSettings(call, scale, measure), statistic.detach(), q, k)

@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from ..backends.torch_kernels import scaled_product_inputs, score_cap
+from ..blocks.tile_weights import entry_weights
 from ..call import Call
+from ..terms.coordinates import Point
 from .kernel_terms import Tiling, kernel_bias, pattern
 
 
-def worthwhile(call: Call, k: int) -> bool:
+def saves_work(call: Call, k: int) -> bool:
     """Are k runs of keys fewer than there are?"""
     from ...kernels.summary.generic import tile_config
 
     return k * tile_config(call.k.shape[-1], call.q.dtype).run < call.shape[3]
 
 
-def top(call: Call, statistic: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def topk(call: Call, statistic: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Values and keys, `b h i k` each, from the row statistic `b h i 1`."""
     from ...kernels.summary.generic import run_maxima, tile_config
     from ...kernels.topk_scores import score_key_runs
@@ -63,8 +65,7 @@ def _weights(call: Call, s: Tensor, lse: Tensor, rows: slice, j: Tensor) -> Tens
     """The weights of chosen keys, `b h rows chosen`, from their products; below 0 past the last key."""
     b, h, _, n_j = call.shape
     device = s.device
-    inside = j < n_j
-    at = (
+    entries = (
         torch.arange(b, device=device)[:, None, None, None],
         torch.arange(h, device=device)[:, None, None],
         torch.arange(rows.start, rows.stop, device=device)[:, None],
@@ -72,10 +73,5 @@ def _weights(call: Call, s: Tensor, lse: Tensor, rows: slice, j: Tensor) -> Tens
     )
     most = score_cap(call)
     s = s if most is None else torch.tanh(s / most) * most
-    if call.bias is not None:
-        s = s + call.bias.with_tensors(device, call.dtype).bind(call.q, call.k, call.offset)(*at)
-    seen = lse != -torch.inf
-    if call.mask is not None:
-        seen = seen & call.mask.with_tensors(device, call.dtype).bind(call.q, call.k, call.offset)(*at)
-    A = torch.where(seen, (s - lse).exp(), 0.0)
-    return torch.where(inside, A, -1.0)
+    weights = entry_weights(call, Point(*entries, call.offset, call.dtype), s, lse)
+    return torch.where(j < n_j, weights, -1.0)

@@ -1,0 +1,95 @@
+"""Answers about the weights by one kernel launch each, from q, k and the row statistic; on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import dispatch
+from ..blocks.block_reducer import Answer, BlockReducer
+from ..blocks.pool_bins import Mesh
+from ..blocks.reduction import Reduction
+from ..call import Call, no_autocast
+from . import kernel_reductions
+from .topk_entries import saves_work, topk
+
+SUMMARY = frozenset(("entropy", "received", "max", "distance", "map"))
+
+
+@dataclass(frozen=True, eq=False)
+class KernelReducer:
+    """Reductions by kernels. A question that no kernel answers, or not with its gradient, goes to `blocks`."""
+
+    call: Call
+    statistic: Tensor | None
+    blocks: BlockReducer
+
+    def describe(self) -> str:
+        """How `summary` runs."""
+        return "one fused product for the row statistic, if it is not known, and one kernel"
+
+    def summary(self, mesh: Mesh) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Entropy, received mass, maximum, distance and the map, in one pass."""
+        statistic = self.row_statistic()
+        return kernel_reductions.reduce_by_kernel(self.call, statistic, SUMMARY, mesh), statistic
+
+    def pool(self, mesh: Mesh) -> Answer:
+        """The mean, sum or maximum of each pair of bins: `b h rows cols`."""
+        return self._reduce("peaks" if mesh.how == "max" else "map", mesh)
+
+    def group_sums(self, query_groups: Tensor, key_groups: Tensor, rows: int, cols: int) -> Answer:
+        """The sum of A over each pair of groups, ids `1 i` or `b i`: `b h rows cols`."""
+        if not (rows and cols):
+            return self.blocks.group_sums(query_groups, key_groups, rows, cols)
+        statistic = self.row_statistic()
+        return kernel_reductions.group_sums(self.call, statistic, query_groups, key_groups, rows, cols), statistic
+
+    def topk(self, k: int) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """The k largest weights of each row and their keys: `b h i k` twice."""
+        if not saves_work(self.call, k):
+            return self.blocks.topk(k)
+        statistic = self.row_statistic()
+        return topk(self.call, statistic, k), statistic
+
+    def transposed_product(self, x: Tensor) -> Answer:
+        """A.T @ x: `b h j e`; by blocks if it needs a gradient."""
+        if self.call.records_gradients or (torch.is_grad_enabled() and x.requires_grad):
+            return self.blocks.transposed_product(x)
+        with torch.no_grad(), no_autocast(x.device):
+            statistic = self.row_statistic()
+            return kernel_reductions.transposed_product(self.call, statistic, x), statistic
+
+    def measure(self, reduction: Reduction) -> Answer:
+        """The result of a reduction, with its gradient."""
+        name = reduction.measure
+        if name is None or not self.can_measure(name):
+            return self.blocks.measure(reduction)
+        with no_autocast(self.call.q.device):
+            if self.call.records_gradients:
+                statistic = self.row_statistic()
+                return kernel_reductions.measure_with_gradient(self.call, statistic, name), statistic
+            with torch.no_grad():
+                return self._reduce(name)
+
+    def columns(self, ids: Tensor) -> Tensor:
+        """Whole columns of A, `b h i ids`: blocks are as fast."""
+        return self.blocks.columns(ids)
+
+    def can_measure(self, name: str) -> bool:
+        """True if there is a kernel for this measure, and for its gradient if one is needed."""
+        return not self.call.records_gradients or kernel_reductions.has_gradient(self.call, name)
+
+    @torch.no_grad()
+    def row_statistic(self) -> Tensor:
+        """The row statistic `b h i 1`, by a fused product with the keys if no earlier answer left it."""
+        if self.statistic is not None:
+            return self.statistic
+        _, statistic = dispatch.choose(self.call.with_values(self.call.k)).run()
+        assert statistic is not None
+        return statistic
+
+    def _reduce(self, name: str, mesh: Mesh | None = None) -> Answer:
+        statistic = self.row_statistic()
+        return kernel_reductions.reduce_by_kernel(self.call, statistic, frozenset((name,)), mesh)[name], statistic
