@@ -8,7 +8,8 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from .. import torch_internals
 
 F = TypeVar("F", bound=Callable[..., object])
 REASON = "regard plans this attention by the tiles its mask leaves empty; plain, causal and padded calls need no plan"
@@ -16,12 +17,12 @@ REASON = "regard plans this attention by the tiles its mask leaves empty; plain,
 
 def in_functorch() -> bool:
     """True inside vmap, grad and their kin, where tensors stand for more than they hold."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    return not torch.compiler.is_compiling() and torch_internals.in_functorch_transform()
 
 
 def in_forward_mode() -> bool:
     """True inside a `dual_level`, which jvp, jacfwd and their kin open too: tensors may carry tangents."""
-    return forward_ad._current_level >= 0 and not torch.compiler.is_compiling()
+    return torch_internals.in_dual_level() and not torch.compiler.is_compiling()
 
 
 def refuse_jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
@@ -34,7 +35,7 @@ def refuse_jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
 
 def check_single_gradient(grad: Tensor) -> None:
     """Refuse many gradients that autograd hands to a backward as one, with the next step."""
-    if torch._C._functorch.is_legacy_batchedtensor(grad):
+    if torch_internals.is_batched_gradient(grad):
         raise RuntimeError(
             "blocks take one gradient at a time, got a batch of them by is_grads_batched=True; "
             "call torch.autograd.grad for each, or pass backend='reference' to store the matrix"
@@ -43,7 +44,7 @@ def check_single_gradient(grad: Tensor) -> None:
 
 def is_traced() -> bool:
     """True where a compiler or a transform follows along, and no number can be looked at."""
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    return torch.compiler.is_compiling() or torch_internals.in_functorch_transform()
 
 
 def can_read_values(x: Tensor) -> bool:
@@ -66,7 +67,7 @@ def run_uncompiled(fn: F) -> F:
                 f"this attention cannot be exported: {REASON}, and others can by backend='reference', of a layer by "
                 "layer.core.backend = 'reference'"
             )
-        torch._dynamo.graph_break(msg=REASON)
+        torch_internals.break_graph(REASON)
         return torch.compiler.disable(fn)(*args, **kwargs)
 
     return cast(F, run)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ... import torch_internals
 from ..backend_plan import BackendPlan, Objections
 from ..blocks.mask_layout import TILE, layout, remembered, skeleton
 from ..call import Call
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 name = "flex"
 MOST = 2**16 - 1
 WIDEST = 256  # numbers of a key or a value: of wider ones its backward finds no room for a tile
-RECOMPILATIONS = 1024
+MAX_RECOMPILATIONS = 1024
 SHORTEST_CONTEXT = 1024
 DEVICES = ("cuda",)  # on the CPU FlexAttention stores the matrix and has no backward: good for tests alone
 
@@ -198,8 +199,6 @@ def _compiled(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor | None]]:
     would go on uncompiled, storing the matrix.
     """
 
-    from torch._dynamo.exc import FailOnRecompileLimitHit
-
     def attention(*arguments: Any) -> tuple[Tensor, Tensor | None]:
         return _uncompiled(*arguments)
 
@@ -209,9 +208,9 @@ def _compiled(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor | None]]:
     def run(*arguments: Any) -> tuple[Tensor, Tensor | None]:
         try:
             out, lse = compiled(*arguments)
-        except FailOnRecompileLimitHit:
+        except torch_internals.recompile_limit_error():
             # Batches of many lengths compile more often than PyTorch allows by default.
-            with torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS, accumulated_recompile_limit=RECOMPILATIONS):
+            with torch_internals.recompile_limit(MAX_RECOMPILATIONS):
                 out, lse = compiled(*arguments)
         return out, lse
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import torch_internals
 from ..blocks.prepared_call import PreparedCall, planned_blocks, prepare
 from ..blocks.reduction import PLACEHOLDER, DifferentiableOnce, clone_if_inference
 from ..blocks.tile_weights import additive_tile
@@ -16,7 +17,6 @@ from ..terms.coordinates import Block, add_entries, take_entries
 from ..torch_state import check_single_gradient, run_uncompiled
 
 INF = float("inf")
-aten = torch.ops.aten
 
 
 @run_uncompiled
@@ -38,8 +38,8 @@ class BlockwiseSdpa(torch.autograd.Function):
         lse = q.new_full((*q.shape[:3], 1), -INF)
         for block, added in _parts(prepared):
             rows, keys = _indices(block, k)
-            part, total = aten._scaled_dot_product_flash_attention_for_cpu.default(
-                q[rows], take_entries(k, keys), take_entries(v, keys), attn_mask=added, scale=1.0
+            part, total = torch_internals.cpu_flash_attention(
+                q[rows], take_entries(k, keys), take_entries(v, keys), scale=1.0, added=added
             )
             out[rows] = part
             # The kernel calls the sum of an empty row 1.
@@ -63,17 +63,15 @@ class BlockwiseSdpa(torch.autograd.Function):
                 rows, keys = _indices(block, k)
                 # A row that sees nothing has no weights to differentiate; 0 keeps the kernel from -inf - -inf.
                 total = torch.where(lse[rows] == -INF, 0.0, lse[rows]).squeeze(-1)
-                parts = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+                parts = torch_internals.cpu_flash_attention_backward(
                     grad[rows],
                     q[rows],
                     take_entries(k, keys),
                     take_entries(v, keys),
                     out[rows],
                     total,
-                    0.0,
-                    False,
-                    attn_mask=added,
                     scale=1.0,
+                    added=added,
                 )
                 for total_grad, index, part in zip(grads, (rows, keys, keys), parts, strict=True):
                     add_entries(total_grad, index, part)

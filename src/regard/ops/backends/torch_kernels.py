@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ... import torch_internals
 from ..call import Call
 from ..terms.scores import Dot
 
 
 class SdpaKernel(IntEnum):
-    """The kernels `torch._fused_sdp_choice` chooses from; math stores the matrix."""
+    """The kernels `torch_internals.choose_sdp_kernel` chooses from; math stores the matrix."""
 
     ERROR = -1
     MATH = 0
@@ -51,10 +52,7 @@ def run_fused(
     if q.is_cpu:
         if kernel is None and not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # the kernel overlooks gaps in the last dim
-        out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, is_causal=causal, attn_mask=added, scale=scale
-        )
-        return out, lse
+        return torch_internals.cpu_flash_attention(q, k, v, scale=scale, added=added, causal=causal)
     added = _align_rows(added, q)
     if torch.compiler.is_compiling():
         grouped = q.shape[1] != k.shape[1]
@@ -67,16 +65,12 @@ def run_fused(
         case SdpaKernel.FLASH:
             if d % 8:
                 q, k, v = (F.pad(x, (0, -d % 8)) for x in (q, k, v))
-            out, lse, *_ = torch._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)
+            out, lse, *_ = torch_internals.flash_attention(q, k, v, dropout, causal, scale)
             return out[..., :d] if d % 8 else out, lse
         case SdpaKernel.EFFICIENT:
-            out, lse, *_ = torch._scaled_dot_product_efficient_attention(
-                q, k, v, added, True, dropout, causal, scale=scale
-            )
+            out, lse, *_ = torch_internals.efficient_attention(q, k, v, added, dropout, causal, scale)
         case SdpaKernel.CUDNN:
-            out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
-                q, k, v, added, True, dropout, causal, False, scale=scale
-            )
+            out, lse, *_ = torch_internals.cudnn_attention(q, k, v, added, dropout, causal, scale)
         case other:
             raise RuntimeError(
                 f"PyTorch takes {SdpaKernel(other).name} for q {tuple(q.shape)} {q.dtype}, no fused kernel"
@@ -87,7 +81,8 @@ def run_fused(
 def choose_kernel(q: Tensor, k: Tensor, v: Tensor, *, added: Tensor | None, causal: bool, dropout: float) -> SdpaKernel:
     """The kernel PyTorch takes for these tensors on a GPU."""
     grouped = q.shape[1] != k.shape[1]
-    return SdpaKernel(torch._fused_sdp_choice(q, k, v, _align_rows(added, q), dropout, causal, enable_gqa=grouped))
+    kernel = torch_internals.choose_sdp_kernel(q, k, v, _align_rows(added, q), dropout, causal, enable_gqa=grouped)
+    return SdpaKernel(kernel)
 
 
 def is_surely_fused(q: Tensor) -> bool:

@@ -43,14 +43,13 @@ class PlannedBlock:
 
 
 def tile_weights(
-    terms: Terms, planned: PlannedBlock, q: Tensor, k: Tensor, statistic: Tensor | None = None, *, finite: bool = True
-) -> tuple[Tensor, Tensor | None]:
-    """The weights `b h i j` of a block and its row statistic `b h i 1`.
+    terms: Terms, planned: PlannedBlock, q: Tensor, k: Tensor, statistic: Tensor | None, *, finite: bool = True
+) -> Tensor:
+    """The weights `b h i j` of any tile from the statistic `b h i 1` of its rows, None if the normalizer needs none.
 
-    q `b h i d` and k `b g j d` are the block's part of the tensors that `Score.prepare` returned. With a statistic,
-    any entries of a row will do; without one, the block must hold every key that its rows see.
+    q `b h i d` and k `b g j d` are the tile's part of the tensors that `Score.prepare` returned.
     """
-    return normalize_tile(terms, planned.block, tile_scores(terms, planned, q, k, finite=finite), statistic)
+    return terms.normalize.map(tile_scores(terms, planned, q, k, finite=finite), statistic, planned.block)
 
 
 def tile_scores(

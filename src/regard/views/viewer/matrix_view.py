@@ -5,7 +5,6 @@ A rectangle needs only its rows of q, its columns of k and the row statistic (fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
@@ -13,8 +12,8 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ...ops.blocks.additive_blocks import additive_scores
 from ...ops.blocks.pool_bins import Axis
+from ...ops.blocks.tile_weights import PlannedBlock, tile_weights
 from ...ops.terms.coordinates import Block
 from ...ops.terms.mask_tiles import Grid
 from ...ops.terms.masks.mask_algebra import Mask
@@ -188,14 +187,11 @@ class HeadView:
         k = call.k[place.batch, place.head_slice(call.k.shape[1]), place.cols].to(call.dtype)
         score = _score_of(call.score, place)
         q, k = score.prepare(q, k, self._number)
-        mask = call.mask.over(place) if masked and call.mask is not None else None
         if isinstance(score, Additive):
-            s = additive_scores(q, k, select_heads(score.u, 2, self._number).to(q.dtype))
-        else:
-            s = score.tile(q, k)
-        s = s if call.bias is None else s + call.bias.over(place)
-        s = s if mask is None else torch.where(mask, s, -math.inf)
-        return call.normalize.map(s, None if statistic is None else statistic[None, None], place)[0, 0]
+            score = Additive(select_heads(score.u, 2, self._number))
+        planned = PlannedBlock(place, slice(0, q.shape[-2]) if masked else None)
+        known = None if statistic is None else statistic[None, None]
+        return tile_weights(replace(call, score=score), planned, q, k, known, finite=False)[0, 0]
 
 
 @dataclass(frozen=True)

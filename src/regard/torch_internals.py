@@ -1,0 +1,182 @@
+"""PyTorch's private symbols, all of them: no other file of the package names one.
+
+Each was checked on PyTorch 2.11 and 2.13. When a new version lacks one, this is the file to change; every function
+says what it gives us, and so what is lost without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, overrides
+from torch.autograd import forward_ad
+from torch.jit._script import RecursiveScriptModule
+from torch.jit._trace import TopLevelTracedModule, TracedModule
+from torch.nn.modules import module as torch_module
+from torch.utils.hooks import RemovableHandle
+
+CHECKED_VERSIONS = "2.11", "2.13"
+
+# PyTorch's attention itself, whatever `F.scaled_dot_product_attention` is patched with.
+# Without it: the public name, taken before anything is patched.
+SDPA = torch._C._nn.scaled_dot_product_attention
+
+# Modules made by TorchScript, whose code Python does not run. Without them: compare class names.
+SCRIPTED_MODULES = RecursiveScriptModule, TopLevelTracedModule, TracedModule
+
+# Where torch.compile keeps the function it compiled, marks one it must not compile, and wraps callables that are no
+# functions. Without them: attention inside compiled functions is not found.
+COMPILED_FUNCTION = "_torchdynamo_orig_callable"
+NOT_COMPILED = "_torchdynamo_disable"
+WRAPPER_MODULE = "torch._dynamo.external_utils"
+
+
+# --- Tracing and transforms -------------------------------------------------------------------------------------------
+
+
+def in_functorch_transform() -> bool:
+    """True inside torch.func's vmap, grad, jvp, ... Without it: unsupported calls fail late, inside PyTorch."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def in_dual_level() -> bool:
+    """True inside forward-mode AD. Without it: tangents would be lost silently in backends that have none."""
+    return forward_ad._current_level >= 0
+
+
+def is_batched_gradient(x: Tensor) -> bool:
+    """True for gradients of `is_grads_batched=True`. Without it: blocks fail with PyTorch's own, less clear error."""
+    return torch._C._functorch.is_legacy_batchedtensor(x)
+
+
+def in_backward() -> bool:
+    """True while autograd runs a backward pass, as when a checkpoint recomputes. Without it: calls are seen twice."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def break_graph(reason: str) -> None:
+    """End the graph torch.compile records here, and say why. Without it: the same break with a less clear reason."""
+    torch._dynamo.graph_break(msg=reason)
+
+
+def recompile_limit_error() -> type[Exception]:
+    """The error of a function compiled too often; imports the compiler. Without it: catch RuntimeError."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    return FailOnRecompileLimitHit
+
+
+def recompile_limit(most: int) -> AbstractContextManager[Any]:
+    """Let functions compile up to `most` times. Without it: torch.compile raises for batches of many lengths."""
+    limit: AbstractContextManager[Any] = torch._dynamo.config.patch(
+        recompile_limit=most, accumulated_recompile_limit=most
+    )
+    return limit
+
+
+def is_any_autocast_enabled() -> bool:
+    """True under autocast for any device. Without it: ask `torch.is_autocast_enabled` per device."""
+    return torch._C._is_any_autocast_enabled()
+
+
+# --- Attention kernels: only the private functions return the log-sum-exp ---------------------------------------------
+
+
+def choose_sdp_kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, *args: Any, **kwargs: Any) -> int:
+    """The number of the kernel `F.scaled_dot_product_attention` takes. Without it: try them in order."""
+    return torch._fused_sdp_choice(q, k, v, added, *args, **kwargs)
+
+
+def cpu_flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, added: Tensor | None = None, causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp on the CPU. Without it, as without the three below: the `tiled` backend."""
+    out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, is_causal=causal, attn_mask=added, scale=scale
+    )
+    return out, lse
+
+
+def cpu_flash_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, scale: float, added: Tensor | None
+) -> Sequence[Tensor]:
+    """The gradients of q, k and v of `cpu_flash_attention`."""
+    grads: Sequence[Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+        grad, q, k, v, out, lse, 0.0, False, attn_mask=added, scale=scale
+    )
+    return grads
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, scale: float) -> Sequence[Any]:
+    """Output, log-sum-exp and more, by the flash kernel for GPUs."""
+    return torch._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)
+
+
+def efficient_attention(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, dropout: float, causal: bool, scale: float
+) -> Sequence[Any]:
+    """Output, log-sum-exp (rows rounded up) and more, by the memory-efficient kernel for GPUs."""
+    return torch._scaled_dot_product_efficient_attention(q, k, v, added, True, dropout, causal, scale=scale)
+
+
+def cudnn_attention(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, dropout: float, causal: bool, scale: float
+) -> Sequence[Any]:
+    """Output, log-sum-exp (b h i 1) and more, by cuDNN."""
+    return torch._scaled_dot_product_cudnn_attention(q, k, v, added, True, dropout, causal, False, scale=scale)
+
+
+# --- Function modes and hooks -----------------------------------------------------------------------------------------
+
+
+def is_function_mode_enabled() -> bool:
+    """True if a TorchFunctionMode is active in this thread. Without it: look at the stack below."""
+    return torch._C._is_torch_function_mode_enabled()
+
+
+def function_mode_stack() -> list[Any]:
+    """The function modes of this thread, outermost first. Without these three: no mode can leave a stack early."""
+    return overrides._get_current_function_mode_stack()
+
+
+def push_function_mode(mode: Any) -> None:
+    """Enter a mode without its context manager."""
+    overrides._push_mode(mode)
+
+
+def pop_function_mode() -> Any:
+    """Leave the innermost mode and return it."""
+    return overrides._pop_mode()
+
+
+def global_module_hooks() -> tuple[dict[int, Any], dict[int, Any]]:
+    """Forward hooks and pre-hooks of every module: PyTorch's own dicts. Without it: such hooks miss fast decoding."""
+    return torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
+
+
+def next_hook_id() -> int:
+    """A number that grows with each hook added anywhere. Without it: look for hooks at each decoding step."""
+    return RemovableHandle.next_id
+
+
+# --- Products and multi-tensor operations -----------------------------------------------------------------------------
+
+
+def pack_linear_weight(weight: Tensor, rows: int) -> Tensor:
+    """A weight in oneDNN's layout for products with that many rows. Without it and the next: `F.linear`, slower."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    return packed
+
+
+def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b with a packed weight."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return product
+
+
+def multiply_all_(tensors: Sequence[Tensor], by: Tensor | float) -> None:
+    """Multiply many tensors in place in few kernel launches. Without it: a loop, slower."""
+    torch._foreach_mul_(list(tensors), by)
