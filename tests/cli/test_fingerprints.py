@@ -65,7 +65,7 @@ def test_other_data_to_validate_by_is_told(begun):
     assert ended.code == 0
     told = f"the data to validate by is not that of the checkpoint: --valid-source {begun / 'a.en'}\n"
     assert ended.err.startswith(told)
-    assert "scores so far are of other data, and not compared with those of this" in ended.err
+    assert "earlier scores (on other data) are not comparable with new ones" in ended.err
 
 
 def test_data_of_another_kind_are_refused(begun, files, tmp_path):

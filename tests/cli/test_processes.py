@@ -95,9 +95,9 @@ def test_a_signal_saves_the_run_and_it_goes_on_as_if_nothing_had_been(files, tmp
         process.send_signal(signal.SIGTERM)
         err = process.communicate()[1]
     assert process.returncode == 143
-    assert "saved, to be resumed from" in err
+    assert "saved, resume from" in err
     assert "Traceback" not in err
-    step = checkpoint.step_of(checkpoint.saved(tmp_path / "run")[-1])
+    step = checkpoint.step_of(checkpoint.all_checkpoints(tmp_path / "run")[-1])
     ended = well("train", "translation", "--out", tmp_path / "run", "--resume", "--steps", step + 1)
     assert f"step {step + 1}/{step + 1}" in ended.err
     well("train", "translation", *flags, "--steps", step + 1, "--save-every", step + 1, "--out", tmp_path / "whole")

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from regard.data import Answer, DataError, questions
-from regard.data import trees as module
+from regard.data import Answer, DataError, json_files, questions
 
 CONTEXT = "The œil opened in 1973."
 GOOD = {
@@ -128,6 +127,6 @@ def test_faults_are_named_by_their_place(tmp_path, tree, message):
 
 
 def test_a_file_that_unpacks_without_bound_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "LIMIT", 100)
+    monkeypatch.setattr(json_files, "MAX_BYTES", 100)
     with pytest.raises(DataError, match=r"holds more than 100 bytes"):
         read(tmp_path, GOOD, packed=True)

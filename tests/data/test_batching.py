@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data import Batches, DataError, Report, pairs_tsv
-from regard.data.buckets import buckets, shared
+from regard.data.buckets import buckets, share_evenly
 from regard.data.padding import collate, pad
 
 FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -340,7 +340,7 @@ def test_buckets_hold_each_example_once_within_the_budget(lengths, tokens):
 def test_sharing_loses_only_what_cannot_be_shared(sizes, ranks):
     numbers = iter(range(1000))
     cut = [[next(numbers) for _ in range(size)] for size in sizes]
-    even, spare = shared(cut, ranks)
+    even, spare = share_evenly(cut, ranks)
     assert len(even) % ranks == 0
     assert sorted(flat(even) + spare) == sorted(flat(cut))
     assert len(spare) < ranks

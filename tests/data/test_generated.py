@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.data import Arithmetic, Copy, Dates, Generated, Recall, Reverse, Scenes, Sort
-from regard.data.dates import FORMATS, LOCALES, UNSEEN_FORMATS, UNSEEN_LOCALES, kept, write, written
+from regard.data.dates import FORMATS, LOCALES, UNSEEN_FORMATS, UNSEEN_LOCALES, is_held_out, is_unambiguous, write
 from regard.data.shapes import COLOURS, FORMS
 
 MAKERS = [Copy(), Reverse(), Sort(), Recall(), Arithmetic(), Dates(), Scenes()]
@@ -104,15 +104,15 @@ def test_tasks_that_cannot_be_say_why(call, message):
 def test_dates_speak_many_languages_in_several_formats():
     assert len({locale.split("_")[0] for locale in LOCALES}) >= 16
     for locale in LOCALES + UNSEEN_LOCALES:
-        texts = {write(datetime.date(2003, 2, 25), locale, form) for form in FORMATS if written(locale, form)}
+        texts = {write(datetime.date(2003, 2, 25), locale, form) for form in FORMATS if is_unambiguous(locale, form)}
         assert len(texts) >= 3
-        assert written(locale, UNSEEN_FORMATS[0])
+        assert is_unambiguous(locale, UNSEEN_FORMATS[0])
 
 
 def test_each_date_text_means_one_day():
     meaning = {}
     forms = [(locale, form) for locale in LOCALES + UNSEEN_LOCALES for form in FORMATS + UNSEEN_FORMATS]
-    forms = [pair for pair in forms if written(*pair)]
+    forms = [pair for pair in forms if is_unambiguous(*pair)]
     for year, step in ((2003, 1), (1903, 11), (2012, 11)):
         for n in range(0, 365, step):
             day = datetime.date(year, 1, 1) + datetime.timedelta(n)
@@ -123,13 +123,13 @@ def test_each_date_text_means_one_day():
 def test_dates_for_testing_are_never_trained_on():
     parts = {part: [Dates(part=part)(random.Random(n)) for n in range(400)] for part in PARTS}
     for part, made in parts.items():
-        assert {kept(datetime.date.fromisoformat(one.target)) for one in made} == {part != "train"}
+        assert {is_held_out(datetime.date.fromisoformat(one.target)) for one in made} == {part != "train"}
     assert {one.locale for one in parts["train"]} == {one.locale for one in parts["test"]} == set(LOCALES)
     assert {one.locale for one in parts["locales"]} == set(UNSEEN_LOCALES)
     assert {one.format for one in parts["formats"]} == set(UNSEEN_FORMATS)
     assert not set(LOCALES) & set(UNSEEN_LOCALES)
     assert {one.format for one in parts["train"]} == set(FORMATS)
-    share = np.mean([kept(datetime.date(2000, 1, 1) + datetime.timedelta(n)) for n in range(3000)])
+    share = np.mean([is_held_out(datetime.date(2000, 1, 1) + datetime.timedelta(n)) for n in range(3000)])
     assert 0.08 < share < 0.12
 
 

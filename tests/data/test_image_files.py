@@ -111,7 +111,7 @@ def test_damaged_and_missing_images_are_named(tmp_path):
 
 def test_enormous_images_are_refused_before_they_are_unpacked(tmp_path, monkeypatch):
     Image.new("1", (100, 100)).save(tmp_path / "a.png")
-    monkeypatch.setattr(module, "MOST_PIXELS", 9_999)
+    monkeypatch.setattr(module, "MAX_PIXELS", 9_999)
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("unpacked"))
     with pytest.raises(DataError, match=r"100 x 100 pixels are too many; scale it down"):
         read_image(tmp_path / "a.png")
@@ -293,7 +293,7 @@ def test_npz_files_too_large_or_none_are_refused(tmp_path, monkeypatch):
     (tmp_path / "a.npz").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"a.npz: not an .npz file .*; write it with numpy.savez"):
         npz_images(tmp_path / "a.npz")
-    monkeypatch.setattr("regard.data.images.LARGEST", 100)
+    monkeypatch.setattr("regard.data.images.MAX_ARRAY_BYTES", 100)
     np.savez(tmp_path / "a.npz", images=noise(9, 9, 9), labels=np.zeros(9, int))
     with pytest.raises(DataError, match=r"the array 'images' takes 857 bytes; split it"):
         npz_images(tmp_path / "a.npz")

@@ -30,7 +30,7 @@ def test_texts_are_joined_and_each_ended():
 
 
 def test_on_disk_equals_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "AT_ONCE", 3)
+    monkeypatch.setattr(module, "TEXTS_PER_CHUNK", 3)
     ids = write_ids(iter(TEXTS), TOKENIZER, tmp_path / "ids.npy")
     assert isinstance(ids, np.memmap)
     assert ids.tolist() == ids_of(TEXTS, TOKENIZER).tolist() == read_ids(tmp_path / "ids.npy").tolist()

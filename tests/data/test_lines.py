@@ -25,7 +25,7 @@ def test_lines_are_what_was_written(tmp_path_factory, texts, end, packed, block)
     data = ("\n".join(texts) + "\n" * end).encode()
     path.write_bytes(gzip.compress(data) if packed else data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", block)
+        patch.setattr(module, "BLOCK_BYTES", block)
         lines = Lines(path)
         assert len(lines) == len(texts)
     assert list(lines) == texts
@@ -98,18 +98,18 @@ def test_damaged_gzip_says_so(tmp_path, read):
 
 
 def test_gzip_that_grows_without_bound_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 64)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 64)
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"a" * 1000))
     with pytest.raises(DataError, match=r"holds more than 500 bytes, too many to read into memory; split it, or"):
-        module.unpacked(tmp_path / "a.gz", 500)
-    assert module.unpacked(tmp_path / "a.gz", 1000) == b"a" * 1000
+        module.read_content(tmp_path / "a.gz", 500)
+    assert module.read_content(tmp_path / "a.gz", 1000) == b"a" * 1000
 
 
 @pytest.mark.parametrize("read", [len, list])
 def test_endless_line_is_refused(tmp_path, monkeypatch, read):
-    monkeypatch.setattr(module, "LONGEST", 100)
+    monkeypatch.setattr(module, "MAX_LINE_BYTES", 100)
     (tmp_path / "a.txt").write_text("short\n" + "x" * 101)
-    with pytest.raises(DataError, match=r"line 2: the line is longer than 100 bytes; is this text?"):
+    with pytest.raises(DataError, match=r"line 2: the line is longer than 100 bytes; is this a text file?"):
         read(Lines(tmp_path / "a.txt"))
 
 

@@ -237,7 +237,7 @@ def test_missing_and_enormous_files_are_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"no such file; expected a tokenizer.json"):
         Tokenizer.load(tmp_path / "tokenizer.json")
     BPE.save(tmp_path / "tokenizer.json")
-    monkeypatch.setattr("regard.data.tokenizers.LARGEST", 100)
+    monkeypatch.setattr("regard.data.tokenizers.MAX_FILE_BYTES", 100)
     with pytest.raises(DataError, match=r"is larger than 100 bytes"):
         Tokenizer.load(tmp_path / "tokenizer.json")
 

@@ -277,7 +277,7 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path):
     outcome = trained(tmp_path / "run")
     file = outcome.best / "characters.json"
     file.write_bytes(file.read_bytes().replace(b"a", b"b", 1))
-    with pytest.raises(CheckpointError, match=r"is damaged: characters.json is not what was written"):
+    with pytest.raises(CheckpointError, match=r"is corrupted: checksum mismatch of characters.json"):
         Answerer.load(outcome.best)
 
 

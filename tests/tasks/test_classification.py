@@ -321,9 +321,9 @@ def test_a_tape_holds_so_many_and_no_more(reader):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "bert", "smoothing": 0.1}, "smoothing is of an rnn, a pool or a convnet, got kind='bert'"),
+        ({"kind": "bert", "smoothing": 0.1}, "smoothing is for an rnn, a pool or a convnet, got kind='bert'"),
         ({"kind": "vit", "spelling": True}, "spelling is read by an rnn or a pool, got kind='vit'"),
-        ({"kind": "convnet", "pooling": "mean"}, "pooling is of a vit, got kind='convnet'; choose a vit"),
+        ({"kind": "convnet", "pooling": "mean"}, "pooling is for a vit, got kind='convnet'; choose a vit"),
     ],
 )
 def test_settings_of_another_kind_are_refused(settings, message):

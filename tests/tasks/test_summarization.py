@@ -241,7 +241,7 @@ def test_what_is_wrong_shows_before_anything_is_written(settings, message, tmp_p
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "transformer", "coverage": 1.0}, "coverage is of recurrent models, got a Transformer"),
+        ({"kind": "transformer", "coverage": 1.0}, "coverage is for recurrent models, got a Transformer"),
         (
             {"encoder_mask": "Window(3)"},
             "encoder_mask, segment and memory are of a Transformer's encoder, got kind='pointer'",

@@ -223,7 +223,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
             {"model": TINY["transformer"], "recipe": replace(RECIPE, forcing=Linear(steps=9))},
             "forcing feeds a recurrent decoder its own words, got a Transformer",
         ),
-        ({"recipe": replace(RECIPE, patience=2)}, "patience and Plateau wait for evaluations"),
+        ({"recipe": replace(RECIPE, patience=2)}, "patience and Plateau need evaluations"),
     ],
 )
 def test_what_is_wrong_shows_before_anything_is_written(settings, message, tmp_path):
@@ -330,7 +330,7 @@ def test_a_damaged_checkpoint_is_not_used(name, tmp_path):
     outcome = trained(tmp_path / "run")
     file = outcome.best / name
     file.write_bytes(file.read_bytes().replace(b"a", b"b", 1))
-    with pytest.raises(CheckpointError, match=f"is damaged: {name} is not what was written"):
+    with pytest.raises(CheckpointError, match=f"is corrupted: checksum mismatch of {name}"):
         Translator.load(outcome.best)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from regard.train import Constant, NonFiniteError, Recipe, Shuffled, Silence, Stopped, fit, joined
+from regard.train import Constant, NonFiniteError, Recipe, Shuffled, Silence, Stopped, fit, process_group
 from tests.train.small_run import Small, data
 
 RECIPE = Recipe(steps=11, rate=Constant(0.05), weight_decay=0.01, log_every=1, save_every=4, evaluate_every=5)
@@ -61,7 +61,7 @@ def train(folder, recipe, *, rank, world, resume=False, model=None, count=9):
 
 def main(out):
     torch.set_num_threads(1)
-    with joined(torch.device("cpu")) as group:
+    with process_group(torch.device("cpu")) as group:
         place = {"rank": group.rank, "world": group.size}
         record = {}
 

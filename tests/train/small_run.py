@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from regard.nn import cross_entropy
-from regard.train import Failure, Linear, Plateau, Recipe, Shuffled, Silence, Stopped, fit, saving
+from regard.train import Failure, Linear, Plateau, Recipe, Shuffled, Silence, Stopped, fit, training_state
 
 RECIPE = Recipe(
     steps=24,
@@ -116,15 +116,15 @@ def forgetful_read(path):
 
 
 # What a faulty resume would forget; each must show in the final weights.
-READ = saving.read
+READ = training_state.read
 DROPS = {
-    "nothing": ("regard.train.saving.read", READ),
+    "nothing": ("regard.train.training_state.read", READ),
     "python": ("regard.train.rng.random.setstate", lambda state: None),
     "numpy": ("regard.train.rng.np.random.set_state", lambda state: None),
     "torch": ("regard.train.rng.torch.set_rng_state", lambda state: None),
-    "optimizer": ("regard.train.saving.put_moments", lambda *given, **named: None),
+    "optimizer": ("regard.train.training_state.put_moments", lambda *given, **named: None),
     "position": ("regard.train.batches.Shuffled.restore", lambda self, state: None),
-    "schedule": ("regard.train.saving.read", forgetful_read),
+    "schedule": ("regard.train.training_state.read", forgetful_read),
 }
 
 

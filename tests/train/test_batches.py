@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.train import Shuffled
-from regard.train.batches import Epochs, moved
+from regard.train.batches import Epochs, move_to_device
 
 
 @given(st.integers(1, 13), st.integers(1, 4), st.integers(0, 30), st.integers(0, 3))
@@ -52,7 +52,7 @@ def test_another_number_of_processes_goes_on_at_the_same_place():
     alone = Shuffled(range(9))
     alone.restore(pair[0].state())
     assert sorted(behind + list(alone)) == list(range(9))
-    with pytest.raises(ValueError, match="4 batches are behind, which 3 processes cannot have shared equally"):
+    with pytest.raises(ValueError, match="the state is after 4 batches, which 3 processes cannot share equally"):
         Shuffled(range(9), world=3).restore(pair[0].state())
 
 
@@ -97,7 +97,7 @@ def test_every_tensor_of_a_batch_moves():
     meta = torch.device("meta")
     x = torch.ones(2)
     batch = {"a": [x, (x, "text")], "b": Pair(x, 3), "c": Box(x, "box"), "d": Own(), "e": None}
-    result = moved(batch, meta)
+    result = move_to_device(batch, meta)
     assert result["a"][0].device == result["a"][1][0].device == meta
     assert result["a"][1][1] == "text"
     assert isinstance(result["b"], Pair)

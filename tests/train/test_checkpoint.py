@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.train import CheckpointError, ResourceError, Shuffled, Silence, checkpoint, find, fit, load, saving
+from regard.train import CheckpointError, ResourceError, Shuffled, Silence, checkpoint, find, fit, load, training_state
 from tests.train.small_run import FILES, RECIPE, Small, data, evaluate, remains, small
 
 FIVE = ("config.json", "model.safetensors", "tokenizer.json", "training.json", "training.safetensors")
@@ -83,7 +83,7 @@ def test_every_mutation_of_a_file_is_detected(run, name):
 def test_damage_is_named(run):
     path = run / "step-00000024"
     (path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"step-00000024 is damaged: model.safetensors is not what was written"):
+    with pytest.raises(CheckpointError, match=r"step-00000024 is corrupted: checksum mismatch of model.safetensors"):
         checkpoint.verify(path)
     (path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"manifest.sha256 names 'model.safetensors', which is not in the folder"):
@@ -93,7 +93,7 @@ def test_damage_is_named(run):
         checkpoint.verify(path)
     path = run / "step-00000022"
     (path / "manifest.sha256").write_bytes((path / "manifest.sha256").read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"damaged: manifest.sha256 is not what was written"):
+    with pytest.raises(CheckpointError, match=r"corrupted: manifest.sha256 was changed"):
         checkpoint.verify(path)
 
 
@@ -103,7 +103,7 @@ def test_resume_falls_back_to_the_checkpoint_before_and_says_so(run, name, unint
     heard = Heard()
     small(run, resume=True, show=heard)
     assert "step-00000024 " in heard.lines[0]
-    assert "falling back to the one before" in heard.lines[0]
+    assert "falling back to the checkpoint before" in heard.lines[0]
     assert heard.lines[1] == f"resuming from {run / 'step-00000022'}"
     assert remains(run) == uninterrupted
 
@@ -112,7 +112,7 @@ def test_no_usable_checkpoint_is_an_error_that_changes_nothing(run):
     for path in run.glob("step-*/model.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError, match=r"no usable checkpoint is left in .*nothing was changed") as error:
+    with pytest.raises(CheckpointError, match=r"has no intact checkpoint: .*nothing was changed") as error:
         small(run, resume=True)
     assert error.value.exit_code == 3
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
@@ -121,7 +121,7 @@ def test_no_usable_checkpoint_is_an_error_that_changes_nothing(run):
 def test_run_whose_checkpoints_are_gone_is_not_started_again(run):
     for path in run.glob("step-*"):
         shutil.rmtree(path)
-    with pytest.raises(CheckpointError, match="holds a run but none of its checkpoints"):
+    with pytest.raises(CheckpointError, match="holds a run without checkpoints"):
         small(run, resume=True)
 
 
@@ -146,7 +146,7 @@ def test_checkpoint_of_another_model_is_refused_and_the_model_left_alone(run):
         load(run / "step-00000024", model)
     model = Small()
     model.more = nn.Linear(1, 1)
-    with pytest.raises(CheckpointError, match=r"lacks 'more.weight' of the model"):
+    with pytest.raises(CheckpointError, match=r"lacks 'more.weight', which the model has"):
         load(run / "step-00000024", model)
 
 
@@ -164,7 +164,7 @@ def test_find_without_a_best_takes_the_newest_that_is_whole(run, scratch):
     (run / "best").unlink()
     assert find(run).name == "step-00000024"
     (run / "step-00000024" / "config.json").unlink()
-    with pytest.warns(UserWarning, match=r"step-00000024 is damaged: .*; falling back to the one before"):
+    with pytest.warns(UserWarning, match=r"step-00000024 is corrupted: .*; falling back to the checkpoint before"):
         assert find(run).name == "step-00000022"
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         find(scratch / "nowhere")
@@ -189,7 +189,7 @@ def test_tied_weights_are_saved_once_and_stay_tied(scratch):
 
 def test_header_that_claims_too_much_is_not_read(scratch):
     (scratch / "model.safetensors").write_bytes((2**40).to_bytes(8, "little") + b"{}")
-    with pytest.raises(CheckpointError, match="has a header of 1099511627776 bytes; at most 10000000 are believed"):
+    with pytest.raises(CheckpointError, match="has a header of 1099511627776 bytes; the limit is 10000000"):
         checkpoint.read_tensors(scratch)
 
 
@@ -289,7 +289,7 @@ def test_checkpoints_of_a_compiled_model_have_the_names_of_the_plain_one(scratch
     recipe, batches = replace(RECIPE, steps=2), Shuffled(data(), seed=3)
     told = {"folder": scratch / "run", "evaluate": evaluate, "show": Silence()}
     fit(torch.compile(Small(), backend="eager"), batches, recipe, **told)
-    found = {name for file in (checkpoint.MODEL, saving.TENSORS) for name in tensors_of(scratch / "run", file)}
+    found = {name for file in (checkpoint.MODEL, training_state.TENSORS) for name in tensors_of(scratch / "run", file)}
     assert not [name for name in found if "_orig_mod" in name]
     model = Small()
     checkpoint.load(scratch / "run" / "step-00000002", model)
@@ -305,7 +305,7 @@ def test_checkpoints_of_a_compiled_model_have_the_names_of_the_plain_one(scratch
 
 
 def tensors_of(run, name):
-    return checkpoint.read_tensors(checkpoint.saved(run)[-1], name)
+    return checkpoint.read_tensors(checkpoint.all_checkpoints(run)[-1], name)
 
 
 def test_weights_under_the_names_of_a_compiled_model_are_taken():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.train import Group, checkpoint, joined, own_device
+from regard.train import Group, checkpoint, own_device, process_group
 from tests.train import distributed_run
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def test_loss_that_is_not_finite_in_one_process_stops_both(pair):
 
 
 def test_process_without_torchrun_is_alone():
-    with joined(torch.device("cpu")) as group:
+    with process_group(torch.device("cpu")) as group:
         assert group == Group()
         assert group.leads
         assert group.sum([1.0, 2.0]) == group.same([1.0, 2.0]) == [1.0, 2.0]
@@ -114,7 +114,7 @@ def test_the_gpu_of_a_process_is_the_current_one_while_it_trains(monkeypatch):
     entered = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
-    with joined("cuda:1") as group:
+    with process_group("cuda:1") as group:
         assert entered == [group.device] == [torch.device("cuda:1")]
-    with joined("cpu"):
+    with process_group("cpu"):
         assert len(entered) == 1

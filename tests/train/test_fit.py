@@ -121,11 +121,11 @@ def test_accumulated_batches_are_the_joined_batch(scratch, accumulate):
     batches = data(15)
     width = max(batch.shape[1] for batch in batches)
     wide = [nn.functional.pad(batch, (0, width - batch.shape[1])) for batch in batches]
-    joined = [torch.cat(wide[n : n + accumulate]) for n in range(0, 15, accumulate)]
+    process_group = [torch.cat(wide[n : n + accumulate]) for n in range(0, 15, accumulate)]
     recipe = Recipe(steps=12, rate=Constant(0.05))
     parts, whole = Plain(), Plain()
     _, split = train(scratch / "parts", parts, InOrder(batches), replace(recipe, accumulate=accumulate))
-    _, once = train(scratch / "whole", whole, InOrder(joined), recipe)
+    _, once = train(scratch / "whole", whole, InOrder(process_group), recipe)
     assert split.losses == pytest.approx(once.losses, rel=1e-12)
     for a, b in zip(parts.parameters(), whole.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=1e-12, atol=1e-12)
@@ -162,7 +162,7 @@ def test_learning_rate_goes_on_where_it_was(scratch):
     assert [row["rate"] for row in rows(scratch / "run" / "log.csv")] == [recipe.rate(step) for step in range(1, 15)]
     assert shown.lines == [
         f"resuming from {scratch / 'run' / 'step-00000007'}",
-        "the recipe is not the one of the checkpoint: steps was 7 and is 14",
+        "the recipe differs from that of the checkpoint: steps was 7 and is 14",
         f"ended after 14 steps by steps; best: {scratch / 'run' / 'step-00000014'}",
     ]
 
@@ -238,8 +238,8 @@ def test_scores_of_another_metric_are_forgotten(scratch, metric, better):
     assert os.readlink(scratch / "best") == "step-00000001"
     recipe = replace(begun, steps=5, metric=metric, better=better, patience=2)
     outcome, shown = train(scratch, Plain(), Shuffled(data()), recipe, evaluate=evaluate, resume=True)
-    told = f"scores so far are of chrf, higher being better, and not compared with {metric}, lower being better"
-    assert f"{told}; the best is sought anew from step 3" in shown.lines
+    told = f"earlier scores (chrf, higher being better) are not comparable with new ones ({metric}, lower being better)"
+    assert f"{told}; the search for the best restarts at step 3" in shown.lines
     assert (outcome.step, outcome.reason, outcome.best.name) == (5, "steps", "step-00000004")
     assert os.readlink(scratch / "best") == "step-00000004"
 
@@ -263,7 +263,7 @@ def test_where_training_goes_by_scores_that_of_an_end_is_left_out_and_told(scrat
     again, longer = scripted([3.0, 2.0]), replace(recipe, steps=8)
     outcome, shown = train(scratch, Plain(), Shuffled(data()), longer, evaluate=again, resume=True)
     assert outcome.best.name == "step-00000008"
-    told = "the evaluation of step 5, where the run ended, is left out"
+    told = "no evaluation at step 5, where the run ended"
     assert any(told in line for line in shown.lines)
     # That of step 8 is made again.
     again, longest = scripted([2.0, 1.0]), replace(recipe, steps=10)
@@ -284,7 +284,8 @@ def test_scores_on_other_data_to_validate_by_are_forgotten(scratch, before, now,
     train(scratch, Plain(), Shuffled(data()), recipe, evaluate=losses[0], files=recorded(before))
     given = {"evaluate": losses[1], "files": recorded(now), "resume": True}
     outcome, shown = train(scratch, Plain(), Shuffled(data()), replace(recipe, steps=5), **given)
-    told = "scores so far are of other data, and not compared with those of this; the best is sought anew from step 3"
+    told = "earlier scores (on other data) are not comparable with new ones (on this data)"
+    told += "; the search for the best restarts at step 3"
     assert (told in shown.lines) == (best == 4)
     assert os.readlink(scratch / "best") == outcome.best.name == f"step-{best:08d}"
 
@@ -332,7 +333,7 @@ def test_plateau_begins_at_its_peak_where_scores_are_forgotten(scratch):
     train(scratch, Plain(), Shuffled(data()), recipe, evaluate=scripted([1.0, 2.0, 3.0]))
     other = replace(recipe, steps=4, better="higher")
     _, shown = train(scratch, Plain(), Shuffled(data()), other, evaluate=scripted([4.0, 5.0]), resume=True)
-    assert any(line.endswith("anew from step 3, and the rate begins at its peak again") for line in shown.lines)
+    assert any(line.endswith("restarts at step 3, and the rate restarts at its peak") for line in shown.lines)
     assert [row["rate"] for row in rows(scratch / "log.csv")] == pytest.approx([1.0, 1.0, 0.1, 1.0])
 
 
@@ -397,8 +398,8 @@ class Faulty(Plain):
     [
         ("weight", "the weight out.weight is not finite"),
         ("module", "hidden is the first module whose output is not finite"),
-        ("loss", "every module's output is finite, the loss made of them is not"),
-        ("gradient", "the loss is finite, the gradient of scale is not"),
+        ("loss", "every module's output is finite, but the loss is not"),
+        ("gradient", "the loss is finite, but the gradient of scale is not"),
     ],
 )
 def test_numbers_that_are_not_finite_stop_the_run_and_are_located(scratch, how, place):
@@ -472,16 +473,24 @@ def test_gpu_run_trains_in_bfloat16_and_resumes(scratch):
     [
         ({"model": nn.Linear(1, 1)}, TypeError, "model must have a method loss(batch), got Linear without one"),
         ({"batches": [1, 2]}, TypeError, "batches must have __iter__, state and restore, got list; wrap a list in Sh"),
-        ({"batches": Shuffled([])}, ValueError, "batches must hold at least one batch an epoch"),
-        ({"recipe": Recipe(steps=2, patience=1)}, ValueError, "patience and Plateau wait for evaluations; give data"),
-        ({"recipe": Recipe(steps=2, rate=Plateau(1.0))}, ValueError, "patience and Plateau wait for evaluations"),
-        ({"evaluate": lambda model: {"los": 1.0}}, ValueError, "evaluate gave no 'loss', the metric to watch; did you"),
+        ({"batches": Shuffled([])}, ValueError, "batches must have at least one batch per epoch"),
+        (
+            {"recipe": Recipe(steps=2, patience=1)},
+            ValueError,
+            "patience and Plateau need evaluations; pass validation data",
+        ),
+        ({"recipe": Recipe(steps=2, rate=Plateau(1.0))}, ValueError, "patience and Plateau need evaluations"),
+        (
+            {"evaluate": lambda model: {"los": 1.0}},
+            ValueError,
+            "evaluate returned no 'loss', the recipe's metric; did you",
+        ),
         (
             {"evaluate": lambda model: 1.0},
             TypeError,
             "evaluate must return numbers by name, got float; write return {'l",
         ),
-        ({"evaluate": lambda model: None}, TypeError, "got NoneType; write return {'loss': ...}, the metric to watch"),
+        ({"evaluate": lambda model: None}, TypeError, "got NoneType; write return {'loss': ...}"),
         ({"files": {"training.json": ""}}, ValueError, "files must have plain names other than model.safetensors"),
         ({"files": {"../config.json": ""}}, ValueError, "got '../config.json'"),
     ],
@@ -517,7 +526,7 @@ def test_bad_losses_are_answered(scratch, loss, error, message):
 def test_process_that_never_had_a_batch_says_so(scratch, monkeypatch):
     told = iter([0, 1])  # no signal; another process has a batch
     monkeypatch.setattr("regard.train.Group.largest", lambda group, value: next(told))
-    with pytest.raises(ValueError, match="every process must have a batch to begin with, number 0 has none"):
+    with pytest.raises(ValueError, match="every process needs at least one batch, process 0 has none"):
         train(scratch, Plain(), Shuffled([]), Recipe(steps=1))
 
 
@@ -539,7 +548,7 @@ def test_model_without_parameters_is_refused(scratch):
 @pytest.mark.parametrize("recipe", [Recipe(steps=9), Recipe(epochs=1), Recipe(steps=9, accumulate=3)])
 def test_epoch_in_which_nothing_counts_is_refused(scratch, recipe):
     nothing = [torch.zeros(2, 5, dtype=torch.long), torch.zeros(0, 5, dtype=torch.long)]
-    with pytest.raises(ValueError, match="batches must hold something to learn from, got an epoch of 2 in which no"):
+    with pytest.raises(ValueError, match="no loss in the 2 batches of an epoch counted an item"):
         train(scratch / "nothing", Plain(), Shuffled(nothing), recipe)
     train(scratch / "little", Plain(), Shuffled([*nothing, data(1)[0]]), recipe)
 

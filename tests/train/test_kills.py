@@ -60,7 +60,7 @@ def test_run_terminated_at_random_points_ends_as_if_it_never_was(nursery, scratc
 def test_signal_saves_the_step_it_came_in_and_exits(nursery, scratch, uninterrupted, number, code):
     answer = nursery.run(scratch / "run", kill_at_step=7, signal=number)
     assert answer["code"] == code
-    assert re.search(r"stopped at step 7; saved, to be resumed from .*run", answer["said"])
+    assert re.search(r"stopped at step 7; saved, resume from .*run", answer["said"])
     assert (scratch / "run" / "step-00000007" / "model.safetensors").exists()
     assert nursery.run(scratch / "run", resume=True)["code"] == 0
     finished = remains(scratch / "run")

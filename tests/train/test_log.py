@@ -11,7 +11,7 @@ import pytest
 
 from regard.train import Bar, Lines, Report
 from regard.train.log import Board, Table
-from regard.train.progress import fitting
+from regard.train.progress import default_progress
 from tests.train.small_run import RECIPE, small
 
 REPORT = Report(step=7, epoch=1, steps=20, loss=2.34567, rate=1e-3, speed=12345.6, unit="tokens", left=3725.0)
@@ -126,9 +126,9 @@ def test_what_a_terminal_would_obey_is_spelled_out(kind):
 
 
 def test_lines_where_nobody_watches(monkeypatch):
-    assert isinstance(fitting(every=1), Lines)
+    assert isinstance(default_progress(every=1), Lines)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    assert isinstance(fitting(every=1), Bar)
+    assert isinstance(default_progress(every=1), Bar)
 
 
 def test_run_tells_its_steps_evaluations_and_end(scratch):

@@ -41,7 +41,7 @@ def test_recipe_comes_back_from_json(recipe, tmp_path):
         ({"steps": "many"}, "file: steps must be a whole number or None, got 'many'"),
         ({"steps": True}, "file: steps must be a whole number or None, got True"),
         ({"steps": 1.5}, "file: steps must be a whole number or None, got 1.5"),
-        ({"steps": None}, "file: a recipe must say when to end; pass steps or epochs"),
+        ({"steps": None}, "file: a recipe needs an end; pass steps or epochs"),
         ({"steps": -1}, "file: steps must be at least 0, got -1"),
         ({"accumulate": 0}, "file: accumulate must be at least 1, got 0"),
         ({"keep": 0}, "file: keep must be at least 1, got 0"),

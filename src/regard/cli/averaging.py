@@ -29,7 +29,7 @@ def average_checkpoints(folders: Sequence[Path], out: Path, *, last: int) -> Pat
     paths = [path for some in chosen for path in some]
     made = average(paths, out, records=MERGED_RECORDS)
     for folder, some in zip(folders, chosen, strict=True):
-        if len(some) < last and checkpoints.saved(folder):
+        if len(some) < last and checkpoints.all_checkpoints(folder):
             more = "save more of them by --save-every and --keep"
             print_status(f"of the {last} checkpoints to average, {folder} holds {len(some)}; {more}")
     print_status(f"averaged {', '.join(map(str, paths))}")
@@ -38,7 +38,7 @@ def average_checkpoints(folders: Sequence[Path], out: Path, *, last: int) -> Pat
 
 def newest_checkpoints(folder: Path, *, last: int) -> list[Path]:
     """The last checkpoints of a run but that of step 0, as many as there are; a checkpoint stands for itself."""
-    saved = checkpoints.saved(folder)
+    saved = checkpoints.all_checkpoints(folder)
     if not saved:
         return [_check_trained(run_folder.open_run(folder))]
     trained = [path for path in saved if checkpoints.step_of(path) > 0]

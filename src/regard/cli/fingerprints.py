@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from ..data.image_files import ENDINGS
 from ..tasks import run_folder
-from ..train import saving
+from ..train import training_state
 from .flags import flags_of
 
 T = TypeVar("T")
-FILE = saving.DATA
+FILE = training_state.DATA
 PREFIXES = {"data": "", "valid": "valid-"}
 BLOCK_BYTES, MAX_BLOCKS = 2**20, 1024  # the bytes that are read at once, and how often at most
 

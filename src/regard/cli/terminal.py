@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..data.lines import decoded
+from ..data.lines import decode_line
 
 LINES_PER_CHUNK = 2048
 SECONDS_BETWEEN_LINES = 10.0  # seconds between plain lines
@@ -39,7 +39,7 @@ def print_truncated(what: str, long: int, number: int, limit: int | None) -> Non
 def chunks_of_input() -> Iterator[list[str]]:
     """The lines of standard input, many at once; one by one where someone types them."""
     size = 1 if sys.stdin.isatty() else LINES_PER_CHUNK
-    lines = (decoded(raw, STDIN, number) for number, raw in zip(count(), sys.stdin.buffer, strict=False))
+    lines = (decode_line(raw, STDIN, number) for number, raw in zip(count(), sys.stdin.buffer, strict=False))
     while some := list(islice(lines, size)):
         yield some
 

@@ -1,7 +1,7 @@
 """Data: readers that name the line of bad input, tokenizers, batches that resume, and data made on the spot."""
 
 from .answering import Answer, Question, questions
-from .batching import Batches
+from .batching import Batches, Report
 from .captions import Captioned, Captions, captions_json, captions_tsv
 from .dates import Dated, Dates
 from .digits import digits
@@ -13,11 +13,12 @@ from .labelled_text import Labelled, LabelledText, labelled, labelled_tsv
 from .language import Windows, ids_of, read_ids, write_ids
 from .lines import Lines
 from .pairs import Pair, pairs_jsonl, pairs_tsv, parallel
-from .report import Report
 from .shapes import Scene, Scenes, Shape
 from .tabular import Rows, Stream
-from .tokenizers import Span, Tokenizer
+from .tokenizers import Tokenizer, TokenSpan
 from .toys import Arithmetic, Copy, Recall, Reverse, Sort
+
+Span = TokenSpan  # the name in earlier versions
 
 __all__ = [
     "Answer",
@@ -49,6 +50,7 @@ __all__ = [
     "Sort",
     "Span",
     "Stream",
+    "TokenSpan",
     "Tokenizer",
     "Windows",
     "captions_json",

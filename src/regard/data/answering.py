@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import DataError
+from .json_files import read_json
 from .text import check_text
-from .trees import read_json
 
 
 class Answer(NamedTuple):

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .buckets import Bucket, buckets, shared
+from .buckets import Bucket, buckets, share_evenly
 from .errors import DataError
-from .limits import Limit
-from .loading import Chunk, Chunks, loaded
-from .padding import Example, collate, padded, sequences
-from .report import Report
+from .loading import Chunk, Chunks, load_chunks
+from .padding import Example, collate, round_up, sequences
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-POOL = 16_384
-PIECES = 16
-SIZES = ("tokens", "rows", "pool", "multiple", "ranks")  # settings that another epoch may have others of
+DEFAULT_POOL = 16_384
+PIECES_PER_CHUNK = 16
+RESTARTING_SETTINGS = ("tokens", "rows", "pool", "multiple", "ranks")  # settings that another epoch may have others of
+
+
+LONG_CHOICES = ("error", "drop", "truncate")
 
 
 class Indexed(Protocol[T_co]):
@@ -110,7 +111,7 @@ class Batches:
         if self._size is None and iter(self._source) is self._source:
             raise TypeError(f"source must give a new iterator for each epoch, got {type(source).__name__}; pass a list")
         pooled = tokens is not None or limit is not None or self._size is None
-        self._pool = POOL if pooled and pool is None else pool
+        self._pool = DEFAULT_POOL if pooled and pool is None else pool
         if self._size == 0:
             raise ValueError("the source has no examples; pass at least one")
         if self._size is not None and self._size < self._ranks:
@@ -123,10 +124,10 @@ class Batches:
         """What is left of the epoch."""
         if self._chunk == self._batch == 0:
             self._report = Report()
-        for chunk in loaded(self._chunks(), self._workers):
+        for chunk in load_chunks(self._chunks(), self._workers):
             if chunk.number > self._chunk:
                 self._chunk, self._batch = chunk.number, 0
-            yield from self._deal(chunk)
+            yield from self._batches_of(chunk)
         if not self._report.examples:
             raise DataError(
                 f"the epoch has no batch: {self._report.dropped:,} examples are longer than limit={self._limit.most}"
@@ -168,7 +169,7 @@ class Batches:
             if settings.get(name) == value:
                 continue
             changed = f"the state was saved with {name}={settings.get(name)!r}, got {name}={value!r}"
-            if name not in SIZES:
+            if name not in RESTARTING_SETTINGS:
                 raise ValueError(f"{changed}; use the same")
             warnings.warn(f"{changed}; the epoch begins anew", stacklevel=2)
             chunk, batch, counts = 0, 0, {}
@@ -198,7 +199,7 @@ class Batches:
         if self._size is not None:
             order = np.arange(self._size) if self._seed is None else self._random(0).permutation(self._size)
         # Lengths decide who gets what, so every rank encodes all of a pool; without them, its own examples only.
-        share, pieces = ((self._rank, self._ranks), 1) if self._pool is None else ((0, 1), PIECES)
+        share, pieces = ((self._rank, self._ranks), 1) if self._pool is None else ((0, 1), PIECES_PER_CHUNK)
         return Chunks(
             source=self._source,
             encode=self._encode,
@@ -212,8 +213,8 @@ class Batches:
     def _random(self, *what: int) -> np.random.Generator:
         return np.random.default_rng([self._seed or 0, self.epoch, *what])
 
-    def _deal(self, chunk: Chunk) -> Iterator[dict[str, Tensor]]:
-        examples, long = self._fitting(chunk)
+    def _batches_of(self, chunk: Chunk) -> Iterator[dict[str, Tensor]]:
+        examples, long = self._apply_limit(chunk)
         if self._size is None and self._seed is not None:
             examples = [examples[n] for n in self._random(1, chunk.number).permutation(len(examples))]
         cut, spare = self._cut(chunk, [example for _, example in examples])
@@ -226,7 +227,7 @@ class Batches:
             self._batch += 1
             yield self._collate([examples[n] for n in bucket])
 
-    def _fitting(self, chunk: Chunk) -> tuple[list[tuple[int, Example]], int]:
+    def _apply_limit(self, chunk: Chunk) -> tuple[list[tuple[int, Example]], int]:
         """The examples that are short enough or made so, and how many were not."""
         kept, long = [], 0
         for index, example in chunk.examples:
@@ -244,7 +245,7 @@ class Batches:
 
     def _cost(self, example: Example) -> int:
         """Its longest sequence as a batch of its own would hold it."""
-        return padded(max((len(value) for value in example.values() if value.ndim == 1), default=0), self._multiple)
+        return round_up(max((len(value) for value in example.values() if value.ndim == 1), default=0), self._multiple)
 
     def _too_long(self, index: int, example: Example, most: str) -> DataError:
         where = getattr(self._source, "where", "example {}".format)(index)
@@ -260,7 +261,7 @@ class Batches:
         cut = buckets(lengths, tokens=self._tokens, rows=self._rows, multiple=self._multiple)
         if self._seed is not None:
             cut = [cut[n] for n in self._random(2, chunk.number).permutation(len(cut))]
-        cut, spare = shared(cut, self._ranks)
+        cut, spare = share_evenly(cut, self._ranks)
         return cut[self._rank :: self._ranks], len(spare)
 
     def _collate(self, examples: list[tuple[int, Example]]) -> dict[str, Tensor]:
@@ -284,3 +285,64 @@ class Batches:
 
     def _padding(self, names: Iterable[str]) -> Mapping[str, int]:
         return self._pad if isinstance(self._pad, Mapping) else dict.fromkeys(names, self._pad)
+
+
+@dataclass(kw_only=True)
+class Report:
+    """Counts of an epoch so far: nothing is cut or left out without being counted here.
+
+    >>> print(Report(examples=1000, dropped=3, tokens=19_500, cells=20_000))
+    1,000 examples, 19,500 tokens, 2.5% padding, 3 dropped as too long
+
+    Examples, tokens and cells are those of this rank's batches; the others count what happened on all.
+    """
+
+    examples: int = 0
+    dropped: int = 0
+    truncated: int = 0
+    uneven: int = 0
+    tokens: int = 0
+    cells: int = 0
+
+    @property
+    def padding(self) -> float:
+        """The share of the batches that is padding."""
+        return 1 - self.tokens / self.cells if self.cells else 0.0
+
+    def __str__(self) -> str:
+        parts = [f"{self.examples:,} examples, {self.tokens:,} tokens, {self.padding:.1%} padding"]
+        parts += [f"{self.dropped:,} dropped as too long"] * (self.dropped > 0)
+        parts += [f"{self.truncated:,} truncated"] * (self.truncated > 0)
+        parts += [f"{self.uneven:,} left out to share evenly"] * (self.uneven > 0)
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most ids a sequence may have (a number, or one for each field), and what to do where there are more."""
+
+    most: int | Mapping[str, int] | None
+    long: str
+
+    def __post_init__(self) -> None:
+        if self.long not in LONG_CHOICES:
+            raise ValueError(f"long must be one of {', '.join(LONG_CHOICES)}, got {self.long!r}")
+        for most in self.most.values() if isinstance(self.most, Mapping) else [self.most]:
+            if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+                raise ValueError(f"limit must be a whole number, at least 1, or one for each field, got {self.most!r}")
+
+    def holds(self, example: Example) -> bool:
+        """Whether every sequence is short enough."""
+        if self.most is None:
+            return True
+        if isinstance(self.most, int):
+            return all(len(value) <= self.most for value in example.values() if value.ndim == 1)
+        return all(len(value) <= len(value[: self.of(name)]) for name, value in sequences(example).items())
+
+    def cut(self, example: Example) -> Example:
+        """The example with its sequences cut at the end."""
+        return {**example, **{name: value[: self.of(name)] for name, value in sequences(example).items()}}
+
+    def of(self, name: str) -> int | None:
+        """The most ids of one field."""
+        return self.most.get(name) if isinstance(self.most, Mapping) else self.most

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .padding import padded
+from .padding import round_up
 
 Bucket = list[int]
 
@@ -27,7 +27,7 @@ def buckets(
     for n in order:
         full = not cut or len(cut[-1]) == rows
         if not full and tokens is not None:
-            full = (len(cut[-1]) + 1) * padded(max(lengths[n], default=0), multiple) > tokens
+            full = (len(cut[-1]) + 1) * round_up(max(lengths[n], default=0), multiple) > tokens
         if full:
             cut.append([])
         cut[-1].append(n)
@@ -40,7 +40,7 @@ def _snake(lengths: tuple[int, ...]) -> tuple[int, ...]:
     return longest, *(length if longest % 2 else -length for length in lengths)
 
 
-def shared(cut: list[Bucket], ranks: int) -> tuple[list[Bucket], Bucket]:
+def share_evenly(cut: list[Bucket], ranks: int) -> tuple[list[Bucket], Bucket]:
     """The same batches, as many as `ranks` divides, and the examples that then have no place.
 
     >>> shared([[0, 1, 2], [3, 4]], 3)

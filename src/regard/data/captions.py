@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from .errors import DataError
 from .image_files import Array, Pictures
+from .json_files import read_json
 from .lines import Lines
 from .text import check_text
-from .trees import read_json
 
 
 class Captioned(NamedTuple):
@@ -71,7 +71,7 @@ def captions_tsv(
     """
     parts = (name,) if isinstance(name, int) else tuple(name)
     most = max(*parts, caption, *(where or {}))
-    pictures, found = Pictures(images), _Found(path)
+    pictures, found = Pictures(images), _CaptionFile(path)
     for number, line in enumerate(Lines(path), 1):
         cells = line.split("\t")
         if len(cells) <= most:
@@ -84,8 +84,8 @@ def captions_tsv(
 def captions_json(path: str | Path, images: str | Path) -> Captions:
     """A JSON list of `{"image": name, "caption": text or list of texts}`, or the format of COCO captions."""
     tree = read_json(path)
-    pictures, found = Pictures(images), _Found(path)
-    for place, name, captions in _coco(tree, path) if isinstance(tree, dict) else _listed(tree, path):
+    pictures, found = Pictures(images), _CaptionFile(path)
+    for place, name, captions in _iterate_coco(tree, path) if isinstance(tree, dict) else _iterate_list(tree, path):
         for caption in captions if isinstance(captions, list) else [captions]:
             if not isinstance(name, str) or not isinstance(caption, str):
                 raise DataError(f"{place}: expected the text of a name and of a caption", file=path)
@@ -97,7 +97,7 @@ def captions_json(path: str | Path, images: str | Path) -> Captions:
     return found.captions(pictures)
 
 
-class _Found:
+class _CaptionFile:
     """Captions by image, in the order of the file."""
 
     def __init__(self, path: str | Path) -> None:
@@ -117,14 +117,14 @@ class _Found:
         return Captions(pictures, self.by_name)
 
 
-def _listed(tree: Any, path: str | Path) -> Iterator[tuple[str, Any, Any]]:
+def _iterate_list(tree: Any, path: str | Path) -> Iterator[tuple[str, Any, Any]]:
     for n, record in enumerate(tree if isinstance(tree, list) else [tree]):
         if not isinstance(record, dict):
             raise DataError(f"[{n}]: expected an object with image and caption", file=path)
         yield f"[{n}]", record.get("image"), record.get("caption")
 
 
-def _coco(tree: dict[str, Any], path: str | Path) -> Iterator[tuple[str, Any, Any]]:
+def _iterate_coco(tree: dict[str, Any], path: str | Path) -> Iterator[tuple[str, Any, Any]]:
     images, notes = tree.get("images"), tree.get("annotations")
     if not isinstance(images, list) or not isinstance(notes, list):
         raise DataError("expected the lists 'images' and 'annotations'", file=path, hint="or one list of objects")

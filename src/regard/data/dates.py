@@ -61,14 +61,14 @@ class Dates:
         for form in self._formats:
             if form not in FORMATS + UNSEEN_FORMATS:
                 raise ValueError(f"unknown format {form!r}; expected some of {', '.join(FORMATS + UNSEEN_FORMATS)}")
-        if not any(written(locale, form) for locale in self._locales for form in self._formats):
+        if not any(is_unambiguous(locale, form) for locale in self._locales for form in self._formats):
             raise ValueError(f"no format of {self.formats} is unambiguous in {self.locales}; add 'long'")
 
     def __call__(self, rng: random.Random) -> Dated:
         while True:
             locale, form = rng.choice(self._locales), rng.choice(self._formats)
             day = date.fromordinal(rng.randint(FIRST.toordinal(), LAST.toordinal()))
-            if kept(day) == (self.part != "train") and written(locale, form):
+            if is_held_out(day) == (self.part != "train") and is_unambiguous(locale, form):
                 return Dated(write(day, locale, form), day.isoformat(), locale, form)
 
     @property
@@ -80,13 +80,13 @@ class Dates:
         return self.formats or (UNSEEN_FORMATS if self.part == "formats" else FORMATS)
 
 
-def kept(day: date) -> bool:
+def is_held_out(day: date) -> bool:
     """Whether a day is kept for testing: one in ten, the same ones for ever."""
     return zlib.crc32(day.isoformat().encode()) % 10 == 0
 
 
 @cache
-def written(locale: str, form: str) -> bool:
+def is_unambiguous(locale: str, form: str) -> bool:
     """Whether a locale has this format and it cannot be misread."""
     data = Locale.parse(locale)
     if not form.startswith("y"):

@@ -19,7 +19,7 @@ from .errors import DataError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 READERS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
-MOST_PIXELS = 2**26
+MAX_PIXELS = 2**26
 GREY = ("1", "L", "LA")
 UNSCALED = "scale them to 0 to 255 and save it as an 8-bit PNG"
 
@@ -87,7 +87,7 @@ def read_image(file: str | Path | io.BytesIO, *, name: str | None = None) -> Arr
         with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
             image = Image.open(file, formats=READERS)
         with image:
-            if image.width * image.height > MOST_PIXELS:
+            if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{image.width} x {image.height} pixels are too many", file=name, hint="scale it down")
             deep = _has_16_bits(image)
             if image.mode in ("I", "F") and not deep:

@@ -13,10 +13,10 @@ from numpy.lib import format as npy
 
 from .errors import DataError
 from .image_files import Array, Pictures
-from .lines import Lines, at_most, opened, unpacked
+from .lines import Lines, open_file, read_at_most, read_content
 from .text import check_class_names
 
-LARGEST = 2**33
+MAX_ARRAY_BYTES = 2**33
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -129,7 +129,7 @@ def cifar100(*paths: str | Path, classes: Sequence[str] | None = None) -> Images
 
 def read_idx(path: str | Path) -> Array:
     """The array of an IDX file of bytes; its size must be what its header says."""
-    with opened(Lines(path).path) as file:
+    with open_file(Lines(path).path) as file:
         head = file.read(4)
         if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 4:
             raise DataError(f"not an IDX file of bytes, it begins with {head!r}", file=path)
@@ -137,7 +137,7 @@ def read_idx(path: str | Path) -> Array:
         if len(sizes) < 4 * head[3]:
             raise DataError("the header is cut short", file=path, hint="fetch it again")
         shape = tuple(int(n) for n in np.frombuffer(sizes, ">u4"))
-        data = at_most(file, prod(shape) + 1)
+        data = read_at_most(file, prod(shape) + 1)
     if len(data) != prod(shape):
         there = f"{len(data)}" if len(data) < prod(shape) else "more"
         problem = f"the header says {' x '.join(map(str, shape))} bytes, the file has {there}"
@@ -151,7 +151,7 @@ def _member(archive: zipfile.ZipFile, file: Path, name: str) -> np.ndarray[Any, 
     except KeyError:
         there = ", ".join(entry.removesuffix(".npy") for entry in archive.namelist()[:8]) or "nothing"
         raise DataError(f"no array {name!r}", file=file, hint=f"it has {there}") from None
-    if info.file_size > LARGEST:
+    if info.file_size > MAX_ARRAY_BYTES:
         raise DataError(f"the array {name!r} takes {info.file_size:,} bytes", file=file, hint="split it")
     try:
         with archive.open(info) as stream:
@@ -177,7 +177,7 @@ def _cifar(paths: Sequence[str | Path], *, before: int, count: int, classes: Seq
     record = before + 3072
     images, labels = [], []
     for path in paths:
-        data = np.frombuffer(unpacked(Lines(path).path, LARGEST), np.uint8)
+        data = np.frombuffer(read_content(Lines(path).path, MAX_ARRAY_BYTES), np.uint8)
         if len(data) == 0 or len(data) % record:
             hint = "this looks like the Python version" if data[:1].tolist() == [0x80] else "is it cut short?"
             raise DataError(

@@ -65,15 +65,15 @@ def labelled_tsv(
 ) -> LabelledText:
     """Two columns of a tab-separated file, by number, or by name where the first line names them."""
     file, places, header = columns(path, text, label)
-    return LabelledText(Rows(file, parse=Columns(places, _named), header=header), classes=classes)
+    return LabelledText(Rows(file, parse=Columns(places, _check_label), header=header), classes=classes)
 
 
 def labelled(texts: str | Path, labels: str | Path, *, classes: Sequence[str] | None = None) -> LabelledText:
     """Two files that match line by line: texts, and the label of each."""
-    return LabelledText(Rows(Lines(texts), Lines(labels), parse=_named), classes=classes)
+    return LabelledText(Rows(Lines(texts), Lines(labels), parse=_check_label), classes=classes)
 
 
-def _named(text: str, label: str) -> tuple[str, str]:
+def _check_label(text: str, label: str) -> tuple[str, str]:
     if not label.strip():
         raise ValueError("the label is empty; expected the name of a class")
     return text, label.strip()

@@ -16,7 +16,7 @@ from .text import check_not_a_string
 from .tokenizers import Tokenizer
 
 Ids = np.ndarray[Any, np.dtype[Any]]
-AT_ONCE = 1024
+TEXTS_PER_CHUNK = 1024
 
 
 class Windows:
@@ -50,7 +50,7 @@ class Windows:
 
 def ids_of(texts: Iterable[str], tokenizer: Tokenizer, *, eos: bool = True) -> Ids:
     """The ids of all texts in one row in memory, each text ended by `eos` unless it ends by itself."""
-    found = np.concatenate([np.empty(0, _width(tokenizer)), *_encoded(texts, tokenizer, eos)])
+    found = np.concatenate([np.empty(0, _width(tokenizer)), *_encode_chunks(texts, tokenizer, eos)])
     if len(found) == 0:
         raise DataError("there is no text", hint="expected at least one line")
     return found
@@ -66,7 +66,7 @@ def write_ids(texts: Iterable[str], tokenizer: Tokenizer, path: str | Path, *, e
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         count = 0
         _header(file, width, count)
-        for ids in _encoded(texts, tokenizer, eos):
+        for ids in _encode_chunks(texts, tokenizer, eos):
             count += len(ids)
             file.write(ids.tobytes())
         if count == 0:
@@ -92,10 +92,10 @@ def _width(tokenizer: Tokenizer) -> np.dtype[Any]:
     return np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
 
 
-def _encoded(texts: Iterable[str], tokenizer: Tokenizer, eos: bool) -> Iterator[Ids]:
+def _encode_chunks(texts: Iterable[str], tokenizer: Tokenizer, eos: bool) -> Iterator[Ids]:
     check_not_a_string(texts)
     rest = iter(texts)
-    while some := list(islice(rest, AT_ONCE)):
+    while some := list(islice(rest, TEXTS_PER_CHUNK)):
         for ids in tokenizer.encode_all(some, eos=eos):
             yield np.array(ids, _width(tokenizer))
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from .errors import DataError
 
-BLOCK = 2**24
-LONGEST = 2**26
-UNPACKED = 2**32
+BLOCK_BYTES = 2**24
+MAX_LINE_BYTES = 2**26
+MAX_CONTENT_BYTES = 2**32
 BOM = b"\xef\xbb\xbf"
 
 File = gzip.GzipFile | BufferedReader
@@ -60,11 +60,11 @@ class Lines:
             raise IndexError(f"line {number} of {self.path}, which has {len(self)}")
         number %= len(self)
         first, last = int(starts[number]), int(starts[number + 1])
-        return decoded(self._read(first, last), self.path, number)
+        return decode_line(self._read(first, last), self.path, number)
 
     def __iter__(self) -> Iterator[str]:
         for number, raw in enumerate(raw_lines(self.path)):
-            yield decoded(raw, self.path, number)
+            yield decode_line(raw, self.path, number)
 
     def where(self, number: int) -> str:
         """File and line, counted from 1 as editors do."""
@@ -78,8 +78,8 @@ class Lines:
 
     def _index(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         if self._starts is None:
-            if packed(self.path):
-                self._unpacked = unpacked(self.path)
+            if is_gzip(self.path):
+                self._unpacked = read_content(self.path)
             self._starts = self._scan()
         return self._starts
 
@@ -99,17 +99,17 @@ class Lines:
         if size == 0:
             raise DataError("the file is empty", file=self.path, hint="expected at least one line of text")
         starts = np.concatenate([[0], *ends, [] if last == b"\n" else [size]]).astype(np.int64)
-        if int(np.diff(starts).max()) > LONGEST:
+        if int(np.diff(starts).max()) > MAX_LINE_BYTES:
             raise too_long(self.path, int(np.diff(starts).argmax()))
         return starts
 
     def _blocks(self) -> Iterator[bytes]:
         if self._unpacked is not None:
-            for start in range(0, len(self._unpacked), BLOCK):
-                yield self._unpacked[start : start + BLOCK]
+            for start in range(0, len(self._unpacked), BLOCK_BYTES):
+                yield self._unpacked[start : start + BLOCK_BYTES]
             return
         with self.path.open("rb") as file:
-            while block := file.read(BLOCK):
+            while block := file.read(BLOCK_BYTES):
                 yield block
 
     def _read(self, first: int, last: int) -> bytes:
@@ -126,35 +126,35 @@ class Lines:
             self._handle.close()  # type: ignore[union-attr]
 
 
-def packed(path: Path) -> bool:
+def is_gzip(path: Path) -> bool:
     """Whether a file is gzip, by its first bytes."""
     with path.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[File]:
+def open_file(path: Path) -> Iterator[File]:
     """A file to read, unpacked on the way if it is gzip."""
     try:
-        with gzip.open(path) if packed(path) else path.open("rb") as file:
+        with gzip.open(path) if is_gzip(path) else path.open("rb") as file:
             yield file
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DataError(f"the gzip file is damaged ({error})", file=path, hint="fetch or pack it again") from error
 
 
-def at_most(file: File, limit: int) -> bytes:
+def read_at_most(file: File, limit: int) -> bytes:
     """The rest of a file, or its next `limit` bytes; memory grows with what is there, not with the limit."""
     blocks, left = [], limit
-    while left and (block := file.read(min(BLOCK, left))):
+    while left and (block := file.read(min(BLOCK_BYTES, left))):
         blocks.append(block)
         left -= len(block)
     return b"".join(blocks)
 
 
-def unpacked(path: Path, limit: int = UNPACKED) -> bytes:
+def read_content(path: Path, limit: int = MAX_CONTENT_BYTES) -> bytes:
     """The content of a file, gzip or not, of at most `limit` bytes."""
-    with opened(path) as file:
-        content = at_most(file, limit + 1)
+    with open_file(path) as file:
+        content = read_at_most(file, limit + 1)
     if len(content) > limit:
         problem = f"holds more than {limit:,} bytes, too many to read into memory"
         raise DataError(problem, file=path, hint="split it, or unpack it with gunzip")
@@ -163,16 +163,16 @@ def unpacked(path: Path, limit: int = UNPACKED) -> bytes:
 
 def raw_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file as bytes, newline included, in constant memory."""
-    with opened(path) as file:
+    with open_file(path) as file:
         number = 0
-        while raw := file.readline(LONGEST + 1):
-            if len(raw) > LONGEST:
+        while raw := file.readline(MAX_LINE_BYTES + 1):
+            if len(raw) > MAX_LINE_BYTES:
                 raise too_long(path, number)
             yield raw
             number += 1
 
 
-def decoded(raw: bytes, path: Path, number: int) -> str:
+def decode_line(raw: bytes, path: Path, number: int) -> str:
     """One line as text, without its end."""
     if number == 0:
         raw = raw.removeprefix(BOM)
@@ -185,5 +185,6 @@ def decoded(raw: bytes, path: Path, number: int) -> str:
 
 
 def too_long(path: Path, number: int) -> DataError:
-    """The complaint about a line no text has."""
-    return DataError(f"the line is longer than {LONGEST:,} bytes", file=path, line=number + 1, hint="is this text?")
+    """Return the error for a line that is too long to be text."""
+    problem = f"the line is longer than {MAX_LINE_BYTES:,} bytes"
+    return DataError(problem, file=path, line=number + 1, hint="is this a text file?")

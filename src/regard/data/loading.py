@@ -54,7 +54,7 @@ class Chunks(IterableDataset[Chunk | DataError]):
         try:
             for turn, (number, piece) in enumerate(self._pieces()):
                 if turn % workers == worker:
-                    found = [(index, self._encoded(index, example)) for index, example in piece[rank::ranks]]
+                    found = [(index, self._encode(index, example)) for index, example in piece[rank::ranks]]
                     yield Chunk(number, len(piece), found)
         except DataError as error:
             # Handed over whole: raised in a worker, it would arrive with a traceback for a message.
@@ -76,13 +76,13 @@ class Chunks(IterableDataset[Chunk | DataError]):
                     return
                 yield number, piece
 
-    def _encoded(self, index: int, example: Any) -> Example:
+    def _encode(self, index: int, example: Any) -> Example:
         if self.order is not None:
             example = self.source[index]
-        return encoded(example if self.encode is None else self.encode(example))
+        return as_arrays(example if self.encode is None else self.encode(example))
 
 
-def loaded(chunks: Chunks, workers: int) -> Iterator[Chunk]:
+def load_chunks(chunks: Chunks, workers: int) -> Iterator[Chunk]:
     """The chunks in order and whole, from this process or from as many workers."""
     found: Iterable[Chunk | DataError] = chunks
     if workers:
@@ -94,19 +94,19 @@ def loaded(chunks: Chunks, workers: int) -> Iterator[Chunk]:
             raise piece
         pieces.append(piece)
         if sum(piece.count for piece in pieces) == chunks.size:
-            yield joined(pieces)
+            yield join_pieces(pieces)
             pieces = []
     if pieces:
-        yield joined(pieces)
+        yield join_pieces(pieces)
 
 
-def joined(pieces: list[Chunk]) -> Chunk:
+def join_pieces(pieces: list[Chunk]) -> Chunk:
     """The pieces of one chunk as one."""
     examples = [example for piece in pieces for example in piece.examples]
     return Chunk(pieces[0].number, sum(piece.count for piece in pieces), examples)
 
 
-def encoded(values: Mapping[str, Any]) -> Example:
+def as_arrays(values: Mapping[str, Any]) -> Example:
     """Fields as arrays: whole numbers as int64, Python floats as float32, the rest as it is."""
     if not isinstance(values, Mapping):
         raise TypeError(f"encode must give fields by name, got {type(values).__name__}; write {{'ids': ...}}")

@@ -19,7 +19,7 @@ def pad(rows: Sequence[Array], value: int = 0, *, multiple: int = 1) -> Array:
     >>> pad([np.array([5, 6]), np.array([7])]).tolist()
     [[5, 6], [7, 0]]
     """
-    longest = padded(max(map(len, rows), default=0), multiple)
+    longest = round_up(max(map(len, rows), default=0), multiple)
     out = np.full((len(rows), longest), value, dtype=kind(rows))
     for row, values in zip(out, rows, strict=True):
         row[: len(values)] = values
@@ -37,7 +37,7 @@ def kind(arrays: Sequence[Array]) -> np.dtype[Any]:
     return np.result_type(*(fractions or kinds))
 
 
-def padded(length: int, multiple: int) -> int:
+def round_up(length: int, multiple: int) -> int:
     """The length, up to the next multiple."""
     return -(-length // multiple) * multiple
 

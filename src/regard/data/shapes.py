@@ -19,7 +19,7 @@ COLOURS = {
 }
 FORMS = ("circle", "square", "triangle", "cross")
 SIZES = {"small": 0.55, "large": 0.9}
-SMOOTH = 4
+OVERSAMPLING = 4
 
 
 class Shape(NamedTuple):
@@ -68,7 +68,7 @@ class Scenes:
 
     def __call__(self, rng: random.Random) -> Scene:
         ground = tuple(rng.randint(0, 50) for _ in range(3))
-        canvas = Image.new("RGB", (self.pixels * SMOOTH, self.pixels * SMOOTH), ground)
+        canvas = Image.new("RGB", (self.pixels * OVERSAMPLING, self.pixels * OVERSAMPLING), ground)
         draw = ImageDraw.Draw(canvas)
         shapes = self._one(rng) if rng.randint(1, self.most) == 1 else self._two(rng)
         for shape in shapes:
@@ -113,7 +113,7 @@ def _caption(shapes: tuple[Shape, ...]) -> str:
 
 
 def _draw(draw: ImageDraw.ImageDraw, shape: Shape) -> None:
-    left, top, right, bottom = (at * SMOOTH for at in shape.box)
+    left, top, right, bottom = (at * OVERSAMPLING for at in shape.box)
     right, bottom = right - 1, bottom - 1
     colour = COLOURS[shape.colour]
     if shape.form == "circle":

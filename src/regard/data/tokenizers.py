@@ -13,7 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from ..atomic_files import atomic_path
 from .errors import DataError, check_parent_folder
 from .text import check_not_a_string, check_text
-from .unknown_tokens import check_unknown_token, read, read_all, show_the_unknown
+from .unknown_tokens import check_unknown_token, read, read_all, set_unknown_token
 
 SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")
 # What others call them, the likeliest first.
@@ -23,12 +23,12 @@ KNOWN = {
     "bos": ("<bos>", "<s>", "[CLS]", "<|begin_of_text|>", "<|endoftext|>"),
     "eos": ("<eos>", "</s>", "[SEP]", "<|end_of_text|>", "<|endoftext|>"),
 }
-LARGEST = 2**28
-MOST = 2**24  # tokens of a vocabulary: the trainers set room aside for all of them at once
+MAX_FILE_BYTES = 2**28
+MAX_VOCABULARY = 2**24  # tokens of a vocabulary: the trainers set room aside for all of them at once
 ROLES = "roles"  # where a file tells which tokens they are: in its model, where the library of others passes it over
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """A token and the characters `text[start:end]` it stands for."""
 
     id: int
@@ -59,9 +59,13 @@ class Tokenizer:
     ) -> None:
         self._inner = _plain(inner)
         check_unknown_token(inner)
-        self.pad, self.bos, self.eos = self._must("pad", pad), self._must("bos", bos), self._must("eos", eos)
-        self.unk = self._find("unk", unk)
-        show_the_unknown(inner, self.unk)
+        self.pad, self.bos, self.eos = (
+            self._required_id("pad", pad),
+            self._required_id("bos", bos),
+            self._required_id("eos", eos),
+        )
+        self.unk = self._find_id("unk", unk)
+        set_unknown_token(inner, self.unk)
 
     @classmethod
     def words(
@@ -87,7 +91,7 @@ class Tokenizer:
             inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         else:
             raise ValueError(f"split must be 'punctuation' or 'space', got {split!r}")
-        return cls._trained(inner, trainers.WordLevelTrainer, texts, size, specials)
+        return cls._train(inner, trainers.WordLevelTrainer, texts, size, specials)
 
     @classmethod
     def characters(cls, texts: Iterable[str], *, size: int = 30_000, specials: Sequence[str] = ()) -> Tokenizer:
@@ -95,7 +99,7 @@ class Tokenizer:
         inner = hf.Tokenizer(models.WordLevel(unk_token="<unk>"))
         inner.pre_tokenizer = pre_tokenizers.Split(hf.Regex(r"[\s\S]"), "isolated")
         inner.decoder = decoders.Fuse()
-        return cls._trained(inner, trainers.WordLevelTrainer, texts, size, specials)
+        return cls._train(inner, trainers.WordLevelTrainer, texts, size, specials)
 
     @classmethod
     def bpe(cls, texts: Iterable[str], *, size: int = 8000, specials: Sequence[str] = ()) -> Tokenizer:
@@ -108,7 +112,7 @@ class Tokenizer:
         if size < len(alphabet) + len(SPECIALS) + len(specials):
             least = len(alphabet) + len(SPECIALS) + len(specials)
             raise ValueError(f"size must leave room for the 256 bytes and the specials, at least {least}, got {size}")
-        return cls._trained(inner, trainers.BpeTrainer, texts, size, specials, initial_alphabet=alphabet)
+        return cls._train(inner, trainers.BpeTrainer, texts, size, specials, initial_alphabet=alphabet)
 
     @classmethod
     def wordpiece(
@@ -126,7 +130,7 @@ class Tokenizer:
         # The trainer meets the letters inside words in the order of a hash table. Named beforehand, they have
         # the same numbers each time, and training twice gives the same pieces.
         inside = dict.fromkeys(f"##{letter}" for letter in _letters_inside(inner, texts))
-        trained = cls._trained(inner, trainers.WordPieceTrainer, texts, size, [*specials, *inside])
+        trained = cls._train(inner, trainers.WordPieceTrainer, texts, size, [*specials, *inside])
         tree = json.loads(trained.to_json())
         tree["added_tokens"] = [token for token in tree["added_tokens"] if token["content"] not in inside]
         return cls.from_json(json.dumps(tree))
@@ -145,8 +149,8 @@ class Tokenizer:
         path = Path(path)
         if not path.is_file():
             raise DataError("no such file", file=path, hint="expected a tokenizer.json")
-        if path.stat().st_size > LARGEST:
-            raise DataError(f"is larger than {LARGEST:,} bytes", file=path, hint="expected a tokenizer.json")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DataError(f"is larger than {MAX_FILE_BYTES:,} bytes", file=path, hint="expected a tokenizer.json")
         try:
             return cls.from_json(path.read_text(encoding="utf-8"), pad=pad, unk=unk, bos=bos, eos=eos)
         except UnicodeDecodeError as error:
@@ -170,13 +174,13 @@ class Tokenizer:
         except Exception as error:  # the library raises nothing narrower
             raise DataError(f"is not a tokenizer ({error})", hint="expected the JSON of a tokenizer") from error
         given = {"pad": pad, "unk": unk, "bos": bos, "eos": eos}
-        return cls(inner, **_told_roles(text) | {role: name for role, name in given.items() if name is not None})
+        return cls(inner, **_stored_roles(text) | {role: name for role, name in given.items() if name is not None})
 
     def to_json(self) -> str:
         """The whole tokenizer as text, as in `tokenizer.json`; it tells the special tokens that no name would."""
         text = self._inner.to_str()
         roles = self._roles().items()
-        chosen = {role: id for role, id in roles if id is not None and id != self._find(role, None)}
+        chosen = {role: id for role, id in roles if id is not None and id != self._find_id(role, None)}
         if not chosen:
             return text
         tree = json.loads(text)
@@ -219,10 +223,10 @@ class Tokenizer:
             check_text(text)
         return [[self.bos] * bos + one.ids + [self.eos] * eos for one in read_all(self._inner, texts)]
 
-    def spans(self, text: str) -> list[Span]:
+    def spans(self, text: str) -> list[TokenSpan]:
         """The ids of a text, each with the characters it stands for."""
         found = self._read(text)
-        return [Span(id, *ends) for id, ends in zip(found.ids, found.offsets, strict=True)]
+        return [TokenSpan(id, *ends) for id, ends in zip(found.ids, found.offsets, strict=True)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; `pad`, `bos` and `eos` say nothing; `unk` shows, among words as a word of its own.
@@ -232,17 +236,17 @@ class Tokenizer:
         'ein <unk> Haus'
         """
         silent = {self.pad, self.bos, self.eos}
-        named = (self._called(id) for id in ids if int(id) not in silent)
+        named = (self._token_name(id) for id in ids if int(id) not in silent)
         return self.join([token for token in named if token is not None])
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """What each id is called: `['ein', 'ĠgrÃ¼n', '<eos>']`, bytes as byte-level BPE spells them."""
-        found = [self._called(id) for id in ids]
+        found = [self._token_name(id) for id in ids]
         return ["<none>" if token is None else token for token in found]
 
     def labels(self, ids: Iterable[int]) -> list[str]:
         """What each id reads as, for showing: `['ein', ' grün', '<eos>']`."""
-        return spelled(self.tokens(ids), self._inner.decoder)
+        return readable_pieces(self.tokens(ids), self._inner.decoder)
 
     def pieces(self, text: str) -> list[str]:
         """What each token of a text is called, as `tokens` has it, but one that is `unk` by the text it stands for.
@@ -278,7 +282,7 @@ class Tokenizer:
         self.__dict__.update(roles)
 
     @classmethod
-    def _trained(
+    def _train(
         cls, inner: hf.Tokenizer, trainer: Any, texts: Iterable[str], size: int, specials: Sequence[str], **options: Any
     ) -> Tokenizer:
         everything = [*SPECIALS, *specials]
@@ -289,17 +293,17 @@ class Tokenizer:
             raise ValueError(f"size must be more than {len(everything)}, the tokens it begins with, got {size}")
         check_not_a_string(texts)
         trainer = trainer(vocab_size=size, special_tokens=everything, show_progress=False, **options)
-        inner.train_from_iterator(_some(texts), trainer)
-        return cls(_renumbered(inner, everything) if isinstance(inner.model, models.WordLevel) else inner)
+        inner.train_from_iterator(_check_texts(texts), trainer)
+        return cls(_renumber(inner, everything) if isinstance(inner.model, models.WordLevel) else inner)
 
-    def _must(self, role: str, name: str | None) -> int:
-        id = self._find(role, name)
+    def _required_id(self, role: str, name: str | None) -> int:
+        id = self._find_id(role, name)
         if id is None:
             problem = f"the tokenizer has no {role} token by any name known here"
             raise DataError(problem, hint=f"name it: Tokenizer.load(path, {role}='...')")
         return id
 
-    def _find(self, role: str, name: str | None) -> int | None:
+    def _find_id(self, role: str, name: str | None) -> int | None:
         if name is not None:
             id = self._inner.token_to_id(name)
             if id is None:
@@ -312,7 +316,7 @@ class Tokenizer:
         check_text(text)
         return read(self._inner, text)
 
-    def _called(self, id: int) -> str | None:
+    def _token_name(self, id: int) -> str | None:
         return self._inner.id_to_token(int(id)) if id >= 0 else None  # as of -100, what a loss passes over
 
     def _unknown_word(self) -> str | None:
@@ -325,11 +329,11 @@ class Tokenizer:
 
 
 def _check_size(size: object) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size > MOST:
-        raise ValueError(f"size must be a whole number, at most {MOST:,}, got {size!r}")
+    if isinstance(size, bool) or not isinstance(size, int) or size > MAX_VOCABULARY:
+        raise ValueError(f"size must be a whole number, at most {MAX_VOCABULARY:,}, got {size!r}")
 
 
-def _told_roles(text: str) -> dict[str, str]:
+def _stored_roles(text: str) -> dict[str, str]:
     """The special tokens that the JSON of a tokenizer tells of."""
     told = json.loads(text)["model"].get(ROLES, {}) if f'"{ROLES}"' in text else {}
     if not isinstance(told, dict) or not all(role in KNOWN and isinstance(name, str) for role, name in told.items()):
@@ -337,7 +341,7 @@ def _told_roles(text: str) -> dict[str, str]:
     return told
 
 
-def _some(texts: Iterable[str]) -> Iterator[str]:
+def _check_texts(texts: Iterable[str]) -> Iterator[str]:
     """The texts as they are; an error at the end if they say nothing."""
     empty = True
     for text in texts:
@@ -366,7 +370,7 @@ def _plain(inner: hf.Tokenizer) -> hf.Tokenizer:
     return inner
 
 
-def _renumbered(trained: hf.Tokenizer, specials: Sequence[str]) -> hf.Tokenizer:
+def _renumber(trained: hf.Tokenizer, specials: Sequence[str]) -> hf.Tokenizer:
     """The same words, specials first and no id left out: one that a text spells out is counted twice in training."""
     words = sorted(trained.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
     named = [*specials, *(word for word, _ in words if word not in specials)]
@@ -378,7 +382,7 @@ def _renumbered(trained: hf.Tokenizer, specials: Sequence[str]) -> hf.Tokenizer:
     return inner
 
 
-def spelled(pieces: Sequence[str], decoder: object) -> list[str]:
+def readable_pieces(pieces: Sequence[str], decoder: object) -> list[str]:
     """Pieces as people read them: byte-level BPE spells bytes, and 'ĠschÃ¶n' is ' schön'; half a character stays.
 
     >>> spelled(["ĠschÃ¶n", "Ã"], decoders.ByteLevel())

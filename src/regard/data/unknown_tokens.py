@@ -20,7 +20,7 @@ def check_unknown_token(inner: hf.Tokenizer) -> None:
         )
 
 
-def show_the_unknown(inner: hf.Tokenizer, unk: int | None) -> None:
+def set_unknown_token(inner: hf.Tokenizer, unk: int | None) -> None:
     """Let byte pairs without a token for the unknown take `unk`, or fail at what they lack, in place of dropping it."""
     model = inner.model
     if isinstance(model, models.BPE) and model.unk_token is None and not _knows_all_bytes(inner):

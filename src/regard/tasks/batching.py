@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..data import Batches, DataError
-from ..data.padding import padded
+from ..data.padding import round_up
 from ..train import Group
 from ..train.dataclass_json import check_types
 from .encoded_dataset import EncodedExamples
@@ -36,7 +36,7 @@ class Batching:
         for name in ("limit", "multiple"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.tokens < padded(self.limit, self.multiple):
+        if self.tokens < round_up(self.limit, self.multiple):
             raise ValueError(
                 f"tokens of a batch must hold the longest example, got tokens={self.tokens} and limit={self.limit}"
             )

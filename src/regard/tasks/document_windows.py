@@ -14,7 +14,7 @@ from ..data import Tokenizer
 from ..data.padding import collate
 from ..lens import Tape
 from ..ops.weights import Weights
-from ..train.batches import moved
+from ..train.batches import move_to_device
 from ..train.dataclass_json import check_types
 from .batching import Long
 from .character_inputs import CharacterIds
@@ -267,7 +267,7 @@ class WindowExamples:
         batch = collate([self[number] for number in numbers], self.layout.pad)
         batch["first"] = torch.tensor([self.place(number) for number in numbers])
         batch["behind"] = batch["first"] + torch.tensor([len(self.window(number)) for number in numbers])
-        return moved(batch, device)
+        return move_to_device(batch, device)
 
     def place(self, number: int) -> int:
         """Where in its row a window begins."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..data.buckets import buckets
 from ..data.padding import collate
-from ..train.batches import moved
+from ..train.batches import move_to_device
 
 T = TypeVar("T")
 Ids = np.ndarray[Any, np.dtype[np.int32]]
@@ -58,7 +58,7 @@ class EncodedExamples:
     def batch(self, rows: Sequence[int], *, pad: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
         """These examples side by side: each field padded, `(b, n)`, with `name_lengths`, `(b,)`."""
         chosen = [{name: x.astype(np.int64) for name, x in self[row].items()} for row in rows]
-        return moved(collate(chosen, pad), device)
+        return move_to_device(collate(chosen, pad), device)
 
     @property
     def longest(self) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..data import Pair
 from ..data.image_files import read_image
 from ..data.text import lines_in
-from ..data.tokenizers import spelled
+from ..data.tokenizers import readable_pieces
 from ..lens import Tape, capture
 from ..train import own_device
 from . import captioning, classification, language, run_folder, translation
@@ -244,7 +244,7 @@ def _most_tokens(model: Any) -> int | None:
 def _named(tokenizer: Any, ids: Tensor) -> list[str]:
     """What each id is called, for showing."""
     inner = getattr(tokenizer, "backend_tokenizer", None)
-    return spelled(tokenizer.convert_ids_to_tokens(ids), getattr(inner, "decoder", None))
+    return readable_pieces(tokenizer.convert_ids_to_tokens(ids), getattr(inner, "decoder", None))
 
 
 def _crossing(target: Sequence[str], source: Sequence[str]) -> dict[str, tuple[list[str], list[str]]]:

@@ -16,7 +16,7 @@ from torch import nn
 from ..train import CheckpointError, find
 from ..train import checkpoint as checkpoints
 from ..train.dataclass_json import from_json, to_json
-from ..train.saving import RECIPE
+from ..train.training_state import RECIPE
 
 T = TypeVar("T")
 CONFIG = "config.json"
@@ -34,7 +34,7 @@ def checkpoint_to_resume(out: str | Path, *, resume: bool, say: Callable[[str], 
     if not out.exists() or not any(out.iterdir()):
         return None
     if not resume:
-        what = "a run" if checkpoints.saved(out) else "something"
+        what = "a run" if checkpoints.all_checkpoints(out) else "something"
         raise ValueError(f"{out} already holds {what}; resume it (resume=True, --resume) or name another folder")
     return checkpoints.usable(out, say)
 
@@ -49,7 +49,9 @@ def open_run(folder: str | Path) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; expected a run that regard train has written")
-    if not (checkpoints.saved(folder) or any((folder / name).exists() for name in (checkpoints.MANIFEST, RECIPE))):
+    if not (
+        checkpoints.all_checkpoints(folder) or any((folder / name).exists() for name in (checkpoints.MANIFEST, RECIPE))
+    ):
         raise ValueError(f"{folder} holds no run; expected one that regard train has written")
     path = find(folder)
     checkpoints.verify(path)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..train import Epochs, Group, Outcome, Progress, Recipe, Silence, fit, joined
-from ..train.progress import fitting
+from ..train import Epochs, Group, Outcome, Progress, Recipe, Silence, fit, process_group
+from ..train.progress import default_progress
 from . import run_folder
 
 
@@ -51,8 +51,8 @@ def run(
     with PyTorch's generator seeded, on each of the processes that train together. They train on `device`, each on its
     own GPU where there are any unless given.
     """
-    shown = show or fitting(every=recipe.log_every)
-    with joined(device) as group:
+    shown = show or default_progress(every=recipe.log_every)
+    with process_group(device) as group:
         say = shown.say if group.leads else Silence().say
         checkpoint = run_folder.checkpoint_to_resume(out, resume=resume, say=say)
         group.wait()  # nobody writes before all have looked

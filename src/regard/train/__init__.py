@@ -3,20 +3,26 @@
 from .averaging import average
 from .batches import Epochs, Shuffled
 from .checkpoint import find, load
-from .distributed import Group, joined, own_device
+from .distributed import Group, own_device, process_group
 from .failures import CheckpointError, Failure, NonFiniteError, ResourceError, Stopped
 from .fit import Outcome, fit
 from .losses import Summed
-from .progress import Bar, Lines, Progress, Report, Silence
+from .progress import Bar, Progress, ProgressLines, Silence, StepReport
 from .recipe import Recipe
-from .scheduled_sampling import Exponential, InverseSigmoid, Linear
-from .schedules import Constant, Cosine, InverseSquareRoot, Plateau
+from .scheduled_sampling import Exponential, InverseSigmoid, LinearSchedule
+from .schedules import Constant, CosineSchedule, InverseSquareRoot, Plateau
+
+# Names of earlier versions.
+Cosine, Linear = CosineSchedule, LinearSchedule
+Lines, Report = ProgressLines, StepReport
+joined = process_group
 
 __all__ = [
     "Bar",
     "CheckpointError",
     "Constant",
     "Cosine",
+    "CosineSchedule",
     "Epochs",
     "Exponential",
     "Failure",
@@ -24,16 +30,19 @@ __all__ = [
     "InverseSigmoid",
     "InverseSquareRoot",
     "Linear",
+    "LinearSchedule",
     "Lines",
     "NonFiniteError",
     "Outcome",
     "Plateau",
     "Progress",
+    "ProgressLines",
     "Recipe",
     "Report",
     "ResourceError",
     "Shuffled",
     "Silence",
+    "StepReport",
     "Stopped",
     "Summed",
     "average",
@@ -42,4 +51,5 @@ __all__ = [
     "joined",
     "load",
     "own_device",
+    "process_group",
 ]

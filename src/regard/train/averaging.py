@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from . import checkpoint, saving
+from . import checkpoint, training_state
 from .failures import CheckpointError
 
 
 def average(folders: Sequence[str | Path], out: str | Path, *, records: Collection[str] = ()) -> Path:
-    """Write to `out` a checkpoint whose weights are the mean of those in `folders` (Vaswani et al. 2017, section 6.1).
+    """Write to `out` a checkpoint with the mean of the weights in `folders` (Vaswani et al. 2017, section 6.1).
 
-    Sums are in float64 and results in the dtype they had; integers, such as counts of batches, are those of the last
-    folder. `config.json`, `tokenizer.json` and whatever else a model is built from must be the same in all; files
-    named in `records`, which tell how it was trained, are those of the last. `out` cannot be resumed.
+    Sums are in float64 and results in the original dtype; integers, such as counts of batches, come from the last
+    folder. `config.json`, `tokenizer.json` and other files that a model is built from must be the same in all; files
+    named in `records`, which describe the training, come from the last folder. `out` cannot be resumed.
     """
     paths, out = [Path(folder) for folder in folders], Path(out)
     if not paths:
@@ -44,9 +44,9 @@ def average(folders: Sequence[str | Path], out: str | Path, *, records: Collecti
 
 
 def _files(path: Path) -> dict[str, str]:
-    """What a checkpoint holds besides its weights and the state of its training."""
+    """Read the files of a checkpoint other than its weights and training state."""
     names = sorted(file.name for file in path.iterdir() if checkpoint.NAME.fullmatch(file.name))
-    return {name: checkpoint.read_text(path, name) for name in names if name not in saving.OWN}
+    return {name: checkpoint.read_text(path, name) for name in names if name not in training_state.OWN}
 
 
 def _check_matches(
@@ -54,7 +54,7 @@ def _check_matches(
 ) -> None:
     for name in sorted((files.keys() | theirs.keys()) - set(records)):
         if files.get(name) != theirs.get(name):
-            how = f"{name} is not the same in both" if name in files and name in theirs else f"only one has {name}"
+            how = f"{name} differs" if name in files and name in theirs else f"only one has {name}"
             raise CheckpointError(
                 f"{path} and {last} are of different models: {how}; average checkpoints of one run, or use models "
                 "over one vocabulary as an ensemble (regard translate A B)"

@@ -1,4 +1,4 @@
-"""Where batches come from: anything that can be iterated an epoch at a time and says where it stands."""
+"""Sources of batches: anything that yields an epoch at a time and can save and restore its position."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 @runtime_checkable
 class Epochs(Protocol):
-    """Epochs of batches that can be left in the middle and taken up again.
+    """Epochs of batches that can be interrupted and resumed.
 
-    Iterating yields what is left of the present epoch; when that is exhausted, the next iteration yields the next
-    epoch. The order of an epoch depends on the seed and its number alone.
+    Iterating yields the rest of the current epoch; when that is exhausted, the next iteration yields the next epoch.
+    The order of an epoch depends only on the seed and the number of the epoch.
 
-    `state()` is the place behind the last batch yielded, in Python numbers, strings, lists and dicts, and `restore`
-    goes there. Over several processes each has its own share of the batches, of which all have eaten equally many:
-    the state of the first restores every one.
+    `state()` returns the position after the last batch yielded, in Python numbers, strings, lists and dicts, and
+    `restore` goes there. With several processes each has its own share of the batches, and all have consumed the same
+    number: the state of the first process restores every one.
     """
 
     def __iter__(self) -> Iterator[Any]: ...
@@ -58,40 +58,40 @@ class Shuffled:
         return len(range(self.rank, len(self.batches), self.world))
 
     def state(self) -> dict[str, Any]:
-        """The epoch and how many of its batches are behind, here and on each other process; what the order goes by."""
+        """Return the epoch, the batches consumed by each process, and the settings that determine the order."""
         return {"epoch": self.epoch, "position": self.position, "world": self.world, **self._settings()}
 
     def restore(self, state: Mapping[str, Any], /) -> None:
-        """Go to a place that `state` gave, with the same batches and seed, if need be on other processes.
+        """Go to a position from `state`, with the same batches and seed; the number of processes may differ.
 
-        States of earlier versions do not say what seed and batches they are of; they are taken at their word.
+        States of earlier versions hold no seed and number of batches; these are not checked then.
         """
         for name, value in self._settings().items():
             if (saved := state.get(name, value)) != value:
                 raise ValueError(f"the state was saved with {name}={saved!r}, got {name}={value!r}; use the same")
         behind = state["position"] * state["world"]
         if behind % self.world:
-            raise ValueError(f"{behind} batches are behind, which {self.world} processes cannot have shared equally")
+            raise ValueError(f"the state is after {behind} batches, which {self.world} processes cannot share equally")
         self.epoch, self.position = state["epoch"], behind // self.world
 
     def _settings(self) -> dict[str, int]:
-        """What the order of an epoch depends on."""
+        """Return the settings that determine the order of an epoch."""
         return {"seed": self.seed, "batches": len(self.batches)}
 
 
-def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor on `device`: in dicts, lists, tuples, dataclasses, or with a `to` of its own."""
+def move_to_device(batch: Any, device: torch.device) -> Any:
+    """Move every tensor of a batch to `device`: in dicts, lists, tuples, dataclasses, or objects with a method `to`."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {key: moved(value, device) for key, value in batch.items()}
+        return {key: move_to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device) for value in batch))
+        return type(batch)(*(move_to_device(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(moved(value, device) for value in batch)
+        return type(batch)(move_to_device(value, device) for value in batch)
     if hasattr(batch, "to"):
         return batch.to(device)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        values = {f.name: moved(getattr(batch, f.name), device) for f in dataclasses.fields(batch) if f.init}
+        values = {f.name: move_to_device(getattr(batch, f.name), device) for f in dataclasses.fields(batch) if f.init}
         return dataclasses.replace(batch, **values)
     return batch

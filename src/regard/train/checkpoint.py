@@ -1,4 +1,4 @@
-"""Checkpoints: folders that are whole or not there, and known to be unchanged before anything in them is used.
+"""Checkpoints: folders that are written atomically, and verified against a manifest before use.
 
 A checkpoint holds `model.safetensors`, what the model needs to be built again (`config.json`, `tokenizer.json`),
 `training.safetensors` and `training.json`, and `manifest.sha256` over all of them, in the format of `sha256sum -c`.
@@ -26,7 +26,7 @@ from .failures import CheckpointError, disk_errors
 MANIFEST = "manifest.sha256"
 MODEL = "model.safetensors"
 BEST = "best"
-COMPILED = "_orig_mod."  # before the names of what is in a compiled module
+COMPILED = "_orig_mod."  # prefix of names within a compiled module
 LARGEST_HEADER = 10_000_000
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -34,10 +34,10 @@ Content = str | Mapping[str, Tensor]
 
 
 def write(path: Path, files: Mapping[str, Content]) -> None:
-    """Make the folder `path` of these files, whole or not at all.
+    """Write the folder `path` with these files, atomically.
 
-    They are written under a temporary name, forced to the disk, and renamed; a process that dies on the way leaves
-    nothing that looks like a checkpoint. A folder that is there already is replaced.
+    The files are written under a temporary name, forced to the disk, and renamed; a process that is killed on the way
+    leaves nothing that looks like a checkpoint. An existing folder is replaced.
     """
     for name in files:
         if not NAME.fullmatch(name) or name == MANIFEST:
@@ -45,7 +45,7 @@ def write(path: Path, files: Mapping[str, Content]) -> None:
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_path(path)
-        shutil.rmtree(temporary, ignore_errors=True)  # a killed process may have had the same number
+        shutil.rmtree(temporary, ignore_errors=True)  # a killed process may have had the same id
         try:
             temporary.mkdir()
             for name, content in files.items():
@@ -66,12 +66,12 @@ def write(path: Path, files: Mapping[str, Content]) -> None:
 
 
 def write_text(path: Path, text: str, *, then: str = "resume") -> None:
-    """Make or replace one file, whole or not at all; `then` is what to do once the disk has room."""
+    """Write one text file atomically; `then` ends the error message: what to do once the disk has room."""
     write_bytes(path, text.encode("utf8"), then=then)
 
 
 def write_bytes(path: Path, content: bytes, *, then: str = "resume") -> None:
-    """The same of bytes. Where a link leads is replaced, and what is no plain file, as a pipe, is written to."""
+    """Write one file atomically. A link stays and its target is replaced; a pipe or device is written to."""
     with disk_errors(path, then=then):
         if path.exists() and (not path.is_file() or path.is_relative_to("/dev")):
             path.write_bytes(content)
@@ -81,7 +81,7 @@ def write_bytes(path: Path, content: bytes, *, then: str = "resume") -> None:
 
 
 def verify(path: Path) -> None:
-    """Raise `CheckpointError` unless the folder is, byte for byte, what was written."""
+    """Raise `CheckpointError` unless every file matches the manifest."""
     try:
         stored, present = (path / MANIFEST).read_bytes(), _manifest(path)
     except OSError as error:
@@ -92,15 +92,15 @@ def verify(path: Path) -> None:
         {line[66:]: line[:64] for line in text.decode("utf8", "replace").splitlines()} for text in (stored, present)
     )
     for name in before.keys() - now.keys():
-        raise CheckpointError(f"{path} is damaged: {MANIFEST} names {name!r}, which is not in the folder")
+        raise CheckpointError(f"{path} is corrupted: {MANIFEST} names {name!r}, which is not in the folder")
     for name in now:
         if before.get(name) != now[name]:
-            raise CheckpointError(f"{path} is damaged: {name} is not what was written")
-    raise CheckpointError(f"{path} is damaged: {MANIFEST} is not what was written")
+            raise CheckpointError(f"{path} is corrupted: checksum mismatch of {name}")
+    raise CheckpointError(f"{path} is corrupted: {MANIFEST} was changed")
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, None where it is whole."""
+    """Return what is wrong with a checkpoint, None if it is intact."""
     try:
         verify(path)
     except CheckpointError as error:
@@ -109,7 +109,7 @@ def damage(path: Path) -> str | None:
 
 
 def read_text(path: Path, name: str) -> str:
-    """A text file of a verified checkpoint."""
+    """Read a text file of a verified checkpoint."""
     try:
         return (path / name).read_text(encoding="utf8")
     except OSError as error:
@@ -117,13 +117,13 @@ def read_text(path: Path, name: str) -> str:
 
 
 def read_tensors(path: Path, name: str = MODEL) -> dict[str, Tensor]:
-    """The tensors of one file of a checkpoint, on the CPU."""
+    """Read the tensors of one file of a checkpoint, to the CPU."""
     file = path / name
     try:
         with file.open("rb") as opened:
             header = int.from_bytes(opened.read(8), "little")
         if header > LARGEST_HEADER:
-            raise CheckpointError(f"{file} has a header of {header} bytes; at most {LARGEST_HEADER} are believed")
+            raise CheckpointError(f"{file} has a header of {header} bytes; the limit is {LARGEST_HEADER}")
         return safetensors.torch.load_file(file)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from None
@@ -137,25 +137,27 @@ def load(path: str | Path, model: nn.Module) -> None:
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's weights and buffers by name; what is tied is there once, under its first name."""
+    """Return the model's weights and buffers by name; tied ones once, under their first name."""
     named = {plain(name): x for name, x in model.state_dict(keep_vars=True).items() if isinstance(x, Tensor)}
     first: dict[int, str] = {}
     return {name: x.detach() for name, x in named.items() if first.setdefault(id(x), name) == name}
 
 
 def plain(name: str) -> str:
-    """The name of a parameter without what `torch.compile` puts into it."""
+    """Return the name of a parameter without the prefix that `torch.compile` adds."""
     return name.replace(COMPILED, "")
 
 
 def put(values: Mapping[str, Tensor], model: nn.Module, *, source: str) -> None:
-    """Copy tensors into a model; raises `CheckpointError`, and changes nothing, unless names and shapes agree."""
+    """Copy tensors into a model; raises `CheckpointError` before any change unless names and shapes agree."""
     own, values = tensors(model), {plain(name): x for name, x in values.items()}
     for name in [*values, *own]:
         if name not in own:
             raise CheckpointError(f"{source} holds {name!r}, which the model lacks; {unknown(name, own)}")
         if name not in values:
-            raise CheckpointError(f"{source} lacks {name!r} of the model; was the model built from its config.json?")
+            raise CheckpointError(
+                f"{source} lacks {name!r}, which the model has; was the model built from its config.json?"
+            )
         if values[name].shape != own[name].shape:
             raise CheckpointError(
                 f"{source} holds {name!r} of shape {tuple(values[name].shape)}, "
@@ -167,40 +169,40 @@ def put(values: Mapping[str, Tensor], model: nn.Module, *, source: str) -> None:
 
 
 def path_of(run: Path, step: int) -> Path:
-    """Where a run keeps the checkpoint of a step."""
+    """Return the folder of the checkpoint of a step."""
     return run / f"step-{step:08d}"
 
 
 def step_of(path: Path) -> int:
-    """The step of a checkpoint of a run."""
+    """Return the step of a checkpoint of a run."""
     return int(path.name.removeprefix("step-"))
 
 
-def saved(run: str | Path) -> list[Path]:
-    """The checkpoints of a run, oldest first, damaged ones included."""
+def all_checkpoints(run: str | Path) -> list[Path]:
+    """Return the checkpoints of a run, oldest first, corrupted ones included."""
     return sorted((p for p in Path(run).glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name)), key=step_of)
 
 
 def usable(run: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole, None where none was ever written; each one passed over is named to `say`.
+    """Return the newest intact checkpoint, None if there are none; each corrupted one is reported to `say`.
 
-    Raises `CheckpointError` when there are some and all are damaged.
+    Raises `CheckpointError` if there are checkpoints and all are corrupted.
     """
-    passed = []
-    for path in reversed(saved(run)):
-        if (what := damage(path)) is None:
+    corrupted = []
+    for path in reversed(all_checkpoints(run)):
+        if (problem := damage(path)) is None:
             return path
-        passed.append(what)
-        say(f"{what}; falling back to the one before")
-    if passed:
-        raise CheckpointError(f"no usable checkpoint is left in {run}: {passed[0]}; nothing was changed there")
+        corrupted.append(problem)
+        say(f"{problem}; falling back to the checkpoint before")
+    if corrupted:
+        raise CheckpointError(f"{run} has no intact checkpoint: {corrupted[0]}; nothing was changed there")
     return None
 
 
 def find(run: str | Path) -> Path:
-    """The checkpoint to use of a run: the best one, else the newest that is whole. A checkpoint stands for itself.
+    """Return the best checkpoint of a run, or else the newest intact one; a path to a checkpoint is returned as it is.
 
-    A newer one that is damaged is told as a warning.
+    A newer checkpoint that is corrupted triggers a warning.
     """
     run = Path(run)
     if (run / MANIFEST).exists():
@@ -213,7 +215,7 @@ def find(run: str | Path) -> Path:
 
 
 def mark_best(run: Path, path: Path | None) -> None:
-    """Point the link `best` of a run at one of its checkpoints, None for nowhere."""
+    """Point the link `best` of a run at one of its checkpoints; None removes the link."""
     with disk_errors(run):
         if path is None:
             (run / BEST).unlink(missing_ok=True)
@@ -226,12 +228,12 @@ def mark_best(run: Path, path: Path | None) -> None:
 
 
 def prune(run: Path, *, keep: int, upto: int, best: Path | None, whole: set[Path]) -> None:
-    """Of the checkpoints up to a step, leave the `keep` newest and the best; clear what killed processes left.
+    """Delete checkpoints up to a step except the `keep` newest and the best, and what killed processes left.
 
-    Damaged ones are not counted. `whole` are those known to be undamaged; what is found so is added.
+    Corrupted ones do not count. `whole` holds checkpoints known to be intact; the ones verified here are added.
     """
     left = keep
-    for path in reversed([path for path in saved(run) if step_of(path) <= upto]):
+    for path in reversed([path for path in all_checkpoints(run) if step_of(path) <= upto]):
         if left and (path in whole or not damage(path)):
             whole.add(path)
             left -= 1
@@ -245,7 +247,7 @@ def prune(run: Path, *, keep: int, upto: int, best: Path | None, whole: set[Path
 
 
 def remove(path: Path) -> None:
-    """Take a checkpoint away; renamed first, so that no half of it is ever seen."""
+    """Delete a checkpoint; it is renamed first, so that a killed process leaves no partial checkpoint."""
     doomed = temporary_path(path, "removing")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)
@@ -263,7 +265,7 @@ def _digest(path: Path) -> str:
 
 
 def _apart(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, contiguous, each with storage of its own: the format has no place for strides or sharing."""
+    """Copy tensors to the CPU, contiguous and with separate storage: safetensors has no strides or sharing."""
     apart, seen = {}, set()
     for name, x in values.items():
         x = x.detach().cpu().contiguous()

@@ -1,6 +1,6 @@
-"""Graphs: forward and backward over a batch as one CUDA graph, for each shape of batch that comes again.
+"""CUDA graphs: replay forward and backward as one graph for each batch shape that recurs.
 
-A small model spends its time launching kernels; a graph that is replayed launches all of them at once.
+A small model spends its time on kernel launches; replaying a graph launches all kernels at once.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from .distributed import Group
 
 Pass = Callable[[Any, float], tuple[Tensor, Tensor]]
 Shape = tuple[tuple[str, torch.Size, torch.dtype], ...]
-MOST = 256  # graphs to hold
+MAX_GRAPHS = 256
 
 
 class Replayed:
-    """A pass over a batch of weight 1, replayed from the second time on that a batch of its shape comes.
+    """A pass over a batch of weight 1, replayed as a CUDA graph once its shape has occurred before.
 
-    The first time it runs as it is, which also allocates gradients and lets libraries make their plans; the second
-    time it is captured. Gradients must be set to zero between updates, not to None: graphs write where they were.
+    The first batch of a shape runs eagerly, which also allocates gradients and initializes libraries; the second one
+    is captured. Gradients must be set to zero between updates, not to None: a graph writes to fixed addresses.
     """
 
     def __init__(self, run: Pass, group: Group) -> None:
         self.run, self.device = run, group.device
         if self.device.type != "cuda":
-            raise ValueError(f"graphs replay the kernels of a GPU, and the model is on {self.device}; leave graphs out")
+            raise ValueError(f"graphs=True needs a model on a GPU, got one on {self.device}; leave graphs out")
         if group.size > 1:
-            raise ValueError(f"graphs are for a process that trains alone, and this is one of {group.size}")
+            raise ValueError(f"graphs=True needs a single process, got {group.size}; leave graphs out")
         self.stream, self.pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
         self.met: set[Shape] = set()
         self.graphs: dict[Shape, _Graph] = {}
@@ -39,13 +39,13 @@ class Replayed:
     def __call__(self, batch: Any, weight: float) -> tuple[Tensor, Tensor]:
         shape = _shape(batch)
         if shape not in self.graphs:
-            if shape not in self.met or len(self.graphs) == MOST:
+            if shape not in self.met or len(self.graphs) == MAX_GRAPHS:
                 self.met.add(shape)
                 return self.run(batch, weight)
-            self.graphs[shape] = self._captured(batch)
+            self.graphs[shape] = self._capture(batch)
         return self.graphs[shape](batch)
 
-    def _captured(self, batch: dict[str, Tensor]) -> _Graph:
+    def _capture(self, batch: dict[str, Tensor]) -> _Graph:
         inputs = {name: torch.empty_like(x, device=self.device).copy_(x) for name, x in batch.items()}
         graph = torch.cuda.CUDAGraph()
         try:
@@ -53,15 +53,15 @@ class Replayed:
                 loss, count = self.run(inputs, 1.0)
         except RuntimeError as error:
             raise ValueError(
-                f"the model cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); its loss must not wait "
-                "for a value of a tensor, as packed recurrent networks do; train it without graphs"
+                f"the model cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); its loss must not read "
+                "tensor values on the host, as packed recurrent networks do; train it without graphs"
             ) from error
         return _Graph(graph, inputs, loss, count)
 
 
 @dataclass(frozen=True)
 class _Graph:
-    """A captured pass, the tensors it reads from, and those it leaves its results in."""
+    """A captured pass, its input tensors, and its output tensors."""
 
     graph: torch.cuda.CUDAGraph
     inputs: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as closed JSON: every key is known and every value of its kind, or an error names it."""
+"""Frozen dataclasses to and from JSON with a closed schema: an unknown key or a wrong type raises and is named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNIONS = (Union, types.UnionType)
 
 
 def to_json(value: Any) -> Any:
-    """Plain numbers, strings, lists and dicts; a dataclass inside another carries its class as `kind`.
+    """Return plain numbers, strings, lists and dicts; a nested dataclass carries its class as `kind`.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(cls: type[T], text: str, *, source: str) -> T:
-    """The instance `text` describes; `source`, the file it came from, opens every message."""
+    """Build an instance from JSON; `source`, the file that holds the text, begins every error message."""
     try:
         return _build(cls, json.loads(text, parse_constant=_no_constant), "")
     except (ValueError, TypeError, RecursionError) as error:
@@ -36,7 +36,7 @@ def from_json(cls: type[T], text: str, *, source: str) -> T:
 
 
 def check_types(instance: Any) -> None:
-    """Every field of a dataclass holds what its annotation says; whole numbers are taken for floats."""
+    """Raise unless every field of a dataclass matches its annotation; whole numbers are accepted as floats."""
     hints = get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
@@ -45,21 +45,21 @@ def check_types(instance: Any) -> None:
 
 
 def check_left_at_default(instance: Any, *names: str, whose: str, got: str) -> None:
-    """Raise if one of these fields, which mean nothing here, has been given another value than its own."""
+    """Raise if one of these fields, which have no effect here, differs from its default."""
     for field in dataclasses.fields(instance):
         if field.name in names and getattr(instance, field.name) != field.default:
-            raise ValueError(f"{field.name} is of {whose}, got {got}; leave it out")
+            raise ValueError(f"{field.name} is for {whose}, got {got}; leave it out")
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that is not known: the nearest one that is."""
+    """Return the end of a message about an unknown name: the nearest known name, or a list."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(map(repr, known[:20]))}"
 
 
 def stored_name(cls: type) -> str:
-    """The name of a dataclass in files: its `stored_name`, so that classes may be renamed, or else its own."""
+    """Return the name of a dataclass in files: its `stored_name`, so that classes can be renamed, or the class name."""
     return str(getattr(cls, "stored_name", cls.__name__))
 
 
@@ -118,7 +118,7 @@ def _words(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"({', '.join('...' if part is ... else _words(part) for part in get_args(hint))})"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "None"}
-    return words.get(hint) or hint.__name__
+    return words.get(hint) or stored_name(hint)
 
 
 def _no_constant(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The processes that train together: those `torchrun` started, or this one alone."""
+"""The process group of a run: the processes that `torchrun` started, or this one alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Group:
-    """How many processes there are, which one this is, and what they tell each other."""
+    """A process group: rank and size, and the collective operations that training needs."""
 
     rank: int = 0
     size: int = 1
@@ -27,19 +27,19 @@ class Group:
 
     @property
     def leads(self) -> bool:
-        """One process of the group writes files and speaks."""
+        """Whether this is the process that writes files and reports progress."""
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element by element over all processes."""
+        """Sum each value over all processes."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def largest(self, value: float) -> float:
-        """Over all processes."""
+        """Return the largest value over all processes."""
         return self._reduce([value], dist.ReduceOp.MAX)[0]
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """The tensor of each process, in order of rank; all have the same shape."""
+        """Return the tensor of each process, in order of rank; all have the same shape."""
         if self.size == 1:
             return [x]
         parts = [torch.empty_like(x, device=self.device) for _ in range(self.size)]
@@ -47,7 +47,7 @@ class Group:
         return [part.cpu() for part in parts]
 
     def same(self, values: Sequence[float]) -> list[float]:
-        """What the first process says."""
+        """Return the values of the first process."""
         if self.size == 1:
             return list(values)
         said = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -55,7 +55,7 @@ class Group:
         return said.tolist()
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Block until every process has called this."""
         if self.size > 1:
             self.sum([0.0])
 
@@ -68,12 +68,12 @@ class Group:
 
 
 @contextmanager
-def joined(device: torch.device | str | None = None) -> Iterator[Group]:
-    """The group this process belongs to, entered on the way in and left on the way out.
+def process_group(device: torch.device | str | None = None) -> Iterator[Group]:
+    """Join the process group for the duration of the block.
 
-    Under `torchrun` it talks through NCCL between GPUs and gloo between CPUs; a group that is up already is used as
-    it is; without either the process is alone. Inside, its GPU is PyTorch's current one, and so the one whose generator
-    is saved.
+    Under `torchrun` the backend is NCCL between GPUs and gloo between CPUs; a group that is already initialized is used
+    as it is; otherwise the process is alone. Inside, the process's GPU is PyTorch's current device, so that its random
+    generator is the one that is saved.
     """
     device = own_device(device)
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized()
@@ -89,9 +89,9 @@ def joined(device: torch.device | str | None = None) -> Iterator[Group]:
 
 
 def own_device(asked: torch.device | str | None = None) -> torch.device:
-    """Where this process computes: where it is asked to, else on its own GPU where there are any, else on the CPU.
+    """Return the device of this process: `asked` if given, else its own GPU if there are any, else the CPU.
 
-    `"cuda"`, without a number, is its own GPU as well.
+    `"cuda"` without an index means the process's own GPU.
     """
     place = torch.device("cuda" if asked is None else asked)
     if place.type != "cuda":
@@ -99,15 +99,15 @@ def own_device(asked: torch.device | str | None = None) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if place.index is None else place
     if asked is not None:
-        raise ValueError(f"device {str(place)!r} needs a GPU, and there is none; pass 'cpu' (--device cpu)")
+        raise ValueError(f"device {str(place)!r} needs a GPU, and this machine has none; pass 'cpu' (--device cpu)")
     return CPU
 
 
-def spread(objective: nn.Module, group: Group, *, shard: bool) -> nn.Module:
-    """The module made ready for its group: DistributedDataParallel, or its weights shared out by FSDP2.
+def distribute(objective: nn.Module, group: Group, *, shard: bool) -> nn.Module:
+    """Wrap the module for its process group: in DistributedDataParallel, or with weights sharded by FSDP2.
 
     Every process starts from the weights of the first. Under FSDP2 each layer of a `ModuleList` is gathered when it
-    is used, and the rest at once.
+    runs, and all other weights together.
     """
     if group.size == 1:
         return objective
@@ -116,20 +116,20 @@ def spread(objective: nn.Module, group: Group, *, shard: bool) -> nn.Module:
             dist.broadcast(x, 0)
     if not shard:
         return DistributedDataParallel(objective, device_ids=[group.device] if group.device.type == "cuda" else None)
-    # To be imported, these take as long as the rest of PyTorch.
+    # Importing these takes as long as the rest of PyTorch.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(group.device.type, (group.size,))
     lists = [module for module in objective.modules() if isinstance(module, nn.ModuleList)]
-    for layer in itertools.chain.from_iterable(reversed(lists)):  # what is inside goes first
+    for layer in itertools.chain.from_iterable(reversed(lists)):  # inner modules first
         fully_shard(layer, mesh=mesh)
     fully_shard(objective, mesh=mesh)
     return objective
 
 
-def exchanging(module: nn.Module, now: bool) -> AbstractContextManager[None]:
-    """Whether the backward pass inside sums gradients over the group: only the last of an accumulation does."""
+def gradient_sync(module: nn.Module, now: bool) -> AbstractContextManager[None]:
+    """Set whether the backward pass inside sums gradients over the group: only the last of an accumulation does."""
     if isinstance(module, DistributedDataParallel) and not now:
         return module.no_sync()
     if isinstance(module, Sharded):
@@ -139,6 +139,6 @@ def exchanging(module: nn.Module, now: bool) -> AbstractContextManager[None]:
 
 @runtime_checkable
 class Sharded(Protocol):
-    """What `fully_shard` makes of a module."""
+    """A module after `fully_shard`."""
 
     def set_requires_gradient_sync(self, now: bool, /) -> None: ...

@@ -1,4 +1,4 @@
-"""What can end a run early, each kind with the exit code a command line should give."""
+"""Errors that end a run early, each kind with its exit code for the command line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from safetensors import SafetensorError
 
 
 class Failure(RuntimeError):
-    """A run that could not go on; `exit_code` is what the process should end with."""
+    """A run that cannot continue; the process should end with `exit_code`."""
 
     exit_code = 1
 
 
 class CheckpointError(Failure):
-    """A checkpoint is torn, changed or not of this model, and none is left to fall back to."""
+    """A checkpoint is corrupted or belongs to another model, and there is no other to fall back to."""
 
     exit_code = 3
 
@@ -51,7 +51,7 @@ class Stopped(SystemExit):
 
 @contextmanager
 def disk_errors(path: Path, *, then: str = "resume") -> Iterator[None]:
-    """What the disk refuses inside, as a `ResourceError` that names the path, the reason and the next step."""
+    """Turn disk errors inside into a `ResourceError` that names the path, the reason and the next step."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -64,7 +64,7 @@ def disk_errors(path: Path, *, then: str = "resume") -> Iterator[None]:
 
 @contextmanager
 def memory_errors(hint: str) -> Iterator[None]:
-    """Memory that runs out inside, on the device or beside it, as a `ResourceError`."""
+    """Turn running out of memory inside, on the device or the host, into a `ResourceError`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

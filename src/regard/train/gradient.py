@@ -1,4 +1,4 @@
-"""The gradient of an update: of the mean loss over all items of all its batches, on all processes, clipped."""
+"""The gradient of an update: the clipped gradient of the mean loss over all items of its batches on all processes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batches import moved
+from .batches import move_to_device
 from .cuda_graphs import Pass
-from .distributed import Group, exchanging
+from .distributed import Group, gradient_sync
 from .losses import Summed
 from .optimizer import scale, whole
 
 
 class Objective(nn.Module):
-    """`model.loss` as the forward pass of a module, which is what PyTorch knows how to compile and to distribute."""
+    """`model.loss` as the forward pass of a module, which PyTorch can compile and distribute."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model: Any = model
 
     def forward(self, batch: Any, handed: dict[str, float]) -> tuple[Tensor, Tensor]:
-        """The summed loss and its count; a scalar tensor counts as one item."""
+        """Return the summed loss and its count; a scalar tensor counts as one item."""
         loss = self.model.loss(batch, **handed)
         if isinstance(loss, Tensor):
             if loss.numel() != 1:
@@ -39,47 +39,47 @@ class Objective(nn.Module):
 
 
 @dataclass(frozen=True)
-class Step:
+class GradientStep:
     """The loss summed over all items of an update, their number, and the norm of the gradient of its mean."""
 
     sum: float
     count: float
-    norm: float  # before it is clipped
+    norm: float  # before clipping
 
     @property
     def loss(self) -> float:
-        """The mean."""
+        """The mean loss."""
         return self.sum / max(self.count, 1.0)
 
     @property
     def finite(self) -> bool:
-        """Whether the gradient is one to follow."""
+        """Whether loss and gradient are finite."""
         return math.isfinite(self.sum) and math.isfinite(self.norm)
 
 
 def mean_gradient(
     trained: nn.Module, weighed: list[tuple[Any, float]], once: Pass, group: Group, *, clip: float | None
-) -> Step:
-    """Leave in the parameters the gradient of the mean loss of the batches as they weigh, its norm at most `clip`.
+) -> GradientStep:
+    """Set the parameters' gradients to that of the weighted mean loss of the batches, with a norm of at most `clip`.
 
-    One that is not finite is left as the gradient of the sum.
+    A gradient that is not finite is left unscaled, as that of the sum.
     """
-    told = []
+    results = []
     for place, (batch, weight) in enumerate(weighed, start=1):
-        with exchanging(trained, now=place == len(weighed)):
+        with gradient_sync(trained, now=place == len(weighed)):
             loss, count = once(batch, weight)
         wide = torch.promote_types(loss.dtype, torch.float32)
-        told.append(torch.stack([loss.to(wide), count.to(wide)]))
+        results.append(torch.stack([loss.to(wide), count.to(wide)]))
     gradients = [p.grad for p in trained.parameters() if p.grad is not None]
-    length = whole(nn.utils.get_total_norm(gradients)).to(told[0].device)
-    # All numbers at once: a GPU is waited for once a step.
-    *numbers, norm = torch.cat([*told, length[None]]).tolist()
+    length = whole(nn.utils.get_total_norm(gradients)).to(results[0].device)
+    # One transfer for all numbers, so that the GPU is synchronized once a step.
+    *numbers, norm = torch.cat([*results, length[None]]).tolist()
     total = sum(weight * loss for (_, weight), loss in zip(weighed, numbers[::2], strict=True))
     items = sum(weight * count for (_, weight), count in zip(weighed, numbers[1::2], strict=True))
     total, items = group.sum([total, items])
-    # The gradients at hand are of sums, averaged over the processes; one factor makes them those of the mean, clipped.
+    # Gradients are those of sums, averaged over processes; one factor makes them those of the mean, clipped.
     mean = group.size / max(items, 1.0)
-    step = Step(total, items, mean * norm)
+    step = GradientStep(total, items, mean * norm)
     if step.finite:
         scale(gradients, mean if clip is None else mean * min(1.0, clip / (step.norm + 1e-6)))
     return step
@@ -93,8 +93,8 @@ def forward_and_backward(
     batch: Any,
     weight: float,
 ) -> tuple[Tensor, Tensor]:
-    """Over a batch, its loss and count; the gradient of loss times weight joins those at hand."""
+    """Return loss and count of a batch; add the gradient of loss times weight to the parameters' gradients."""
     with autocast:
-        loss, count = trained(moved(batch, device), handed)
+        loss, count = trained(move_to_device(batch, device), handed)
     (loss * weight).backward()
     return loss.detach(), count

@@ -1,4 +1,4 @@
-"""The record of a run: CSV tables that a resumed run takes up at its checkpoint, and TensorBoard where installed."""
+"""The log of a run: CSV tables that a resumed run continues from its checkpoint, and TensorBoard if installed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 
 from .checkpoint import write_text
 from .failures import disk_errors
-from .progress import Progress, Report, number
+from .progress import Progress, StepReport, number
 from .recipe import Recipe
-from .state import State
+from .training_state import TrainingState
 
 
 class Log:
-    """Everything a run tells: rows in `log.csv` and `evaluations.csv`, numbers for TensorBoard, and what is shown."""
+    """The outputs of a run: `log.csv`, `evaluations.csv`, TensorBoard, and the progress display."""
 
     def __init__(
         self,
         run: Path,
-        state: State,
+        state: TrainingState,
         recipe: Recipe,
         shown: Progress,
         board: Board | None,
@@ -33,19 +33,19 @@ class Log:
         unit: str,
     ) -> None:
         self.run, self.recipe, self.shown, self.board, self.unit = run, recipe, shown, board, unit
-        self.epoch = epoch  # steps in one; where the data does not say, known after the first
+        self.epoch = epoch  # steps per epoch; if the data has no length, None until the first epoch ends
         self.first, self.began, self.items = state.step, time.monotonic(), 0.0
         if board is not None:  # None on the processes that do not write
             self.training_rows = Table(run / "log.csv", upto=state.step)
-            # An evaluation of the step resumed from is made again.
+            # The evaluation at the step resumed from is repeated.
             self.evaluation_rows = Table(run / "evaluations.csv", upto=state.step - 1)
 
-    def training(self, state: State, total: float, count: float, norm: float, rate: float) -> None:
-        """A step was made: show it, and when a row is due write the mean loss since the last one."""
+    def training(self, state: TrainingState, total: float, count: float, norm: float, rate: float) -> None:
+        """Report a training step; when a row is due, write the mean loss since the last row."""
         state.sum, state.count, self.items = state.sum + total, state.count + count, self.items + count
         seconds = time.monotonic() - self.began
         speed, steps = self.items / max(seconds, 1e-9), self._steps(state)
-        report = Report(
+        report = StepReport(
             step=state.step,
             epoch=state.epoch,
             steps=steps,
@@ -64,8 +64,8 @@ class Log:
                 self.training_rows.add(row)
                 self.board.add(self.run, "training", row)
 
-    def evaluation(self, state: State, metrics: Mapping[str, float]) -> None:
-        """The numbers of an evaluation."""
+    def evaluation(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
+        """Report the metrics of an evaluation and write them as a row."""
         best = " · best so far" if state.best == state.step else ""
         said = " · ".join(f"{name} {number(value, digits=4)}" for name, value in metrics.items())
         self.shown.say(f"step {state.step} · evaluation · {said}{best}")
@@ -74,8 +74,8 @@ class Log:
             self.evaluation_rows.add(row)
             self.board.add(self.run, "evaluation", row)
 
-    def _steps(self, state: State) -> int | None:
-        """How many steps the run will have, as far as can be told."""
+    def _steps(self, state: TrainingState) -> int | None:
+        """Return the number of steps the run will have, None if unknown."""
         if self.epoch is None and state.epoch > 0:
             self.epoch = (state.step - 1) // state.epoch
         counts = [self.recipe.steps]
@@ -87,8 +87,8 @@ class Log:
 class Table:
     """A CSV file with a row per step.
 
-    Opening it at step `upto` drops the rows after that step, and a last line that a killed process left unfinished:
-    the rows of a run that was interrupted are those of one that was not.
+    Opening it at step `upto` drops the rows after that step, and an incomplete last line that a killed process left:
+    an interrupted run ends with the same rows as an uninterrupted one.
     """
 
     def __init__(self, path: Path, *, upto: int) -> None:
@@ -99,7 +99,7 @@ class Table:
                 self._trim(upto)
 
     def add(self, row: Mapping[str, float]) -> None:
-        """Append a row, with blanks where it lacks a column; one of a new name is blank in the rows before."""
+        """Append a row, blank in the columns it lacks; a new column is blank in earlier rows."""
         new = [name for name in row if name not in self.columns]
         if new and self.columns:
             self._widen(new)
@@ -111,7 +111,7 @@ class Table:
             writer.writerow(row)
 
     def _widen(self, new: Sequence[str]) -> None:
-        """Give every row more columns, blank ones; the file is the one before or the one after."""
+        """Add blank columns to every row, atomically."""
         with disk_errors(self.path), self.path.open(encoding="utf8", newline="") as file:
             rows = list(csv.DictReader(file))
         self.columns = [*self.columns, *new]
@@ -132,7 +132,7 @@ class Table:
 
 
 class Board:
-    """Numbers for TensorBoard, in the folder `tensorboard` of the run; without the package, nothing."""
+    """Writer for TensorBoard, in the folder `tensorboard` of the run; does nothing without the package."""
 
     def __init__(self) -> None:
         self.writer: Any = None
@@ -145,7 +145,7 @@ class Board:
             self.writer.close()
 
     def add(self, run: Path, group: str, row: Mapping[str, float]) -> None:
-        """Each number of a row but the step, as `group/name`."""
+        """Write each number of a row except the step, as `group/name`."""
         if self.writer is None and importlib.util.find_spec("tensorboard") is not None:
             module = importlib.import_module("torch.utils.tensorboard")
             self.writer = module.SummaryWriter(str(run / "tensorboard"), purge_step=row["step"] + 1)

@@ -1,4 +1,4 @@
-"""What a loss may be: a scalar tensor, or a sum and a count."""
+"""Protocol of a loss with a sum and a count."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 @runtime_checkable
 class Summed(Protocol):
-    """The loss summed over its items, and how many they are, so that batches of any sizes are averaged over all items.
+    """A loss summed over its items, and their count, so that batches of any sizes are averaged over all items.
 
-    `regard.nn.cross_entropy` returns one; anything with these two will do.
+    `regard.nn.cross_entropy` returns one; any object with these two attributes works.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Where the numbers of a model stop being finite."""
+"""Find the first non-finite tensor of a model."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch import Tensor, nn
 
 
 def first_non_finite(model: nn.Module, forwards: Sequence[Callable[[], Any]]) -> tuple[int | None, str]:
-    """The first thing that is not finite, in words, and which of the forward passes it comes up in.
+    """Return the number of the forward pass, or None, and a description of the first non-finite tensor.
 
-    Weights are looked at first, then what each pass puts through the modules, then the gradients at hand, which are
-    of all passes together.
+    Weights are checked first, then the inputs and outputs of the modules in each pass, then the gradients, which are
+    sums over all passes.
     """
     for name, parameter in model.named_parameters():
         if not _finite(parameter):
             return None, f"the weight {name} is not finite"
     for number, forward in enumerate(forwards):
-        if words := _watched(model, forward):
+        if words := _first_non_finite_module(model, forward):
             return number, words
     for name, parameter in reversed(list(model.named_parameters())):
         if parameter.grad is not None and not _finite(parameter.grad):
-            return None, f"the loss is finite, the gradient of {name} is not"
-    return None, "everything is finite when computed again in this process"
+            return None, f"the loss is finite, but the gradient of {name} is not"
+    return None, "all tensors are finite when recomputed in this process"
 
 
-def _watched(model: nn.Module, forward: Callable[[], Any]) -> str | None:
-    """The first module that is given or gives something not finite."""
+def _first_non_finite_module(model: nn.Module, forward: Callable[[], Any]) -> str | None:
+    """Describe the first module with a non-finite input or output, None if there is none."""
     found: list[str] = []
     names = {module: name or type(model).__name__ for name, module in model.named_modules()}
 
@@ -46,7 +46,7 @@ def _watched(model: nn.Module, forward: Callable[[], Any]) -> str | None:
         for hook in hooks:
             hook.remove()
     if not found and not _finite(loss):
-        return "every module's output is finite, the loss made of them is not"
+        return "every module's output is finite, but the loss is not"
     return found[0] if found else None
 
 

@@ -15,7 +15,7 @@ from .recipe import Recipe
 
 
 def adamw(model: nn.Module, recipe: Recipe) -> AdamW:
-    """Loshchilov & Hutter 2019, fused, decaying matrices only."""
+    """Return a fused AdamW (Loshchilov & Hutter 2019) with weight decay on matrices only."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("model must have parameters that require a gradient, got none")
@@ -27,7 +27,7 @@ def adamw(model: nn.Module, recipe: Recipe) -> AdamW:
 
 
 def moments(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's state as `optimizer.<what>.<parameter>`."""
+    """Return the optimizer's state under the names `optimizer.<what>.<parameter>`."""
     return {
         f"optimizer.{what}.{plain(name)}": x
         for name, parameter in model.named_parameters()
@@ -36,23 +36,25 @@ def moments(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_moments(values: Mapping[str, Tensor], optimizer: AdamW, model: nn.Module, *, source: str) -> None:
-    """Give the optimizer the state that `moments` took."""
+    """Restore the optimizer's state from `moments`."""
     named = {plain(name): parameter for name, parameter in model.named_parameters()}
     for key, x in values.items():
         what, _, name = plain(key).removeprefix("optimizer.").partition(".")
         if name not in named or (what != "step" and x.shape != named[name].shape):
-            raise CheckpointError(f"{source} holds {key!r}, which does not fit the model; was it built otherwise?")
+            raise CheckpointError(
+                f"{source} holds {key!r}, which does not fit the model; build the model from its config.json"
+            )
         parameter = named[name]
         optimizer.state[parameter][what] = x.to(parameter.device) if what == "step" else alike(x, parameter)
 
 
 def whole(x: Tensor) -> Tensor:
-    """The full tensor, gathered where processes share it out."""
+    """Return the full tensor, gathered from all processes if it is sharded."""
     return x.full_tensor() if isinstance(x, Shared) else x
 
 
 def alike(x: Tensor, parameter: Tensor) -> Tensor:
-    """A full tensor placed as a parameter is."""
+    """Return a full tensor on the device, and with the sharding, of a parameter."""
     x = x.to(parameter.device)
     if not isinstance(parameter, Shared):
         return x
@@ -62,20 +64,20 @@ def alike(x: Tensor, parameter: Tensor) -> Tensor:
 
 
 def set_rate(optimizer: AdamW, rate: float) -> None:
-    """The learning rate of the next update."""
+    """Set the learning rate of the next update."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def scale(gradients: list[Tensor], by: float) -> None:
-    """All of them, in place."""
+    """Multiply all gradients in place."""
     if gradients and by != 1.0:
         torch._foreach_mul_(gradients, by)
 
 
 @runtime_checkable
 class Shared(Protocol):
-    """A tensor that processes share out: a DTensor, which takes long to import where there is none."""
+    """A sharded tensor: a DTensor, whose import is slow and avoided without need."""
 
     device_mesh: Any
     placements: Any

@@ -1,4 +1,4 @@
-"""What a run shows while it works: a bar on a terminal, plain lines elsewhere."""
+"""Progress display of a run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
-LONG = 1e9
+SCIENTIFIC_FROM = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """Where a run stands after a step."""
+class StepReport:
+    """The progress of a run after a step."""
 
     step: int
     epoch: int
-    steps: int | None  # how many there will be, where known
+    steps: int | None  # total, None if unknown
     loss: float
     rate: float
-    speed: float  # items a second
+    speed: float  # items per second
     unit: str
-    left: float | None  # seconds
+    left: float | None  # seconds until the end, None if unknown
 
     def __str__(self) -> str:
         of = f"/{self.steps}" if self.steps else ""
@@ -37,21 +37,21 @@ class Report:
 
 
 class Progress(Protocol):
-    """Whatever wants to hear how a run goes."""
+    """Receiver of progress reports and messages."""
 
-    def advance(self, report: Report) -> None: ...
+    def advance(self, report: StepReport) -> None: ...
     def say(self, line: str) -> None: ...
     def close(self) -> None: ...
 
 
-class Lines:
-    """A plain line every so many steps, and whatever else there is to say."""
+class ProgressLines:
+    """Prints a plain line every `every` steps, and messages."""
 
     def __init__(self, *, every: int, file: IO[str] | None = None) -> None:
         self.every, self.file = every, file
 
-    def advance(self, report: Report) -> None:
-        """Print a step that is due."""
+    def advance(self, report: StepReport) -> None:
+        """Print the report if it is due."""
         if report.step % self.every == 0 or report.step == report.steps:
             self.say(str(report))
 
@@ -60,11 +60,11 @@ class Lines:
         print(printable(line), file=self.file or sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Do nothing: there is nothing to close."""
 
 
 class Bar:
-    """One line that moves."""
+    """A progress bar."""
 
     def __init__(self, *, file: IO[str] | None = None) -> None:
         columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[said]}"))
@@ -72,8 +72,8 @@ class Bar:
         self.bar = RichProgress(*columns, TimeElapsedColumn(), console=console, transient=False)
         self.task: Any = None
 
-    def advance(self, report: Report) -> None:
-        """Move to a step."""
+    def advance(self, report: StepReport) -> None:
+        """Move the bar to a step."""
         said = str(report).partition(" · ")[2]
         if self.task is None:
             self.task = self.bar.add_task("", total=report.steps, said=said)
@@ -85,14 +85,14 @@ class Bar:
         self.bar.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Stop the bar and restore the terminal."""
         self.bar.stop()
 
 
 class Silence:
-    """For the processes that do not speak."""
+    """Displays nothing: for all processes but the first."""
 
-    def advance(self, report: Report) -> None:
+    def advance(self, report: StepReport) -> None:
         """Nothing."""
 
     def say(self, line: str) -> None:
@@ -102,18 +102,18 @@ class Silence:
         """Nothing."""
 
 
-def fitting(*, every: int) -> Progress:
-    """A bar where someone watches, lines where a file does."""
-    return Bar() if sys.stderr.isatty() else Lines(every=every)
+def default_progress(*, every: int) -> Progress:
+    """Return a bar if stderr is a terminal, otherwise plain lines."""
+    return Bar() if sys.stderr.isatty() else ProgressLines(every=every)
 
 
 def number(value: float, *, digits: int) -> str:
-    """A number as it is told: with so many digits behind the point, short where it would be long before it.
+    """Format a number with `digits` decimals, or in scientific notation if it is large.
 
     >>> number(3.14159, digits=2), number(1e304, digits=2)
     ('3.14', '1.0e+304')
     """
-    return f"{value:.1e}" if LONG <= abs(value) < math.inf else f"{value:.{digits}f}"
+    return f"{value:.1e}" if SCIENTIFIC_FROM <= abs(value) < math.inf else f"{value:.{digits}f}"
 
 
 def _clock(seconds: float) -> str:
@@ -123,5 +123,5 @@ def _clock(seconds: float) -> str:
 
 
 def printable(line: str) -> str:
-    """The line without what a terminal would obey: names of classes and files are the work of others."""
+    """Escape control characters: names of classes and files come from users and must not control the terminal."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)

@@ -1,4 +1,4 @@
-"""Recipe: how a model is trained, as one frozen value that is saved with the run."""
+"""Recipe: the settings of a training run, as one frozen value that is saved with the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEADY = Constant(1e-3)
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything about a run that is neither the model nor the data.
+    """The settings of a run other than the model and the data.
 
     >>> recipe = Recipe(steps=2_000, rate=Constant(1e-3, warmup=100))
     >>> Recipe.from_json(recipe.to_json()) == recipe
@@ -34,29 +34,29 @@ class Recipe:
     rate: Schedule = STEADY
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
-    weight_decay: float = 0.0  # on matrices only: biases and gains have no reason to shrink
+    weight_decay: float = 0.0  # on matrices only, not on biases and gains
     clip: float | None = 1.0  # the largest norm of the gradient
     accumulate: int = 1
     forcing: Forcing | None = None
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on CUDA
     compile: bool = False
-    graphs: bool = False  # replay the pass over each shape of batch that comes again as a CUDA graph
-    shard: bool = False  # several processes share the weights out (FSDP2) instead of each holding all of them
+    graphs: bool = False  # replay the pass as a CUDA graph for each batch shape that recurs
+    shard: bool = False  # shard the weights over the processes (FSDP2)
 
     evaluate_every: int | None = None  # steps; None: at the end of each epoch
-    metric: str = "loss"  # the one of the evaluation's numbers that decides which checkpoint is best
+    metric: str = "loss"  # name of the evaluation metric that decides which checkpoint is best
     better: Literal["lower", "higher"] = "lower"
     patience: int | None = None
 
     save_every: int | None = None  # steps; None: at the end of each epoch
-    keep: int = 2  # this many of the newest checkpoints stay, and the best one
+    keep: int = 2  # number of newest checkpoints to keep, beside the best one
     log_every: int = 50
 
     def __post_init__(self) -> None:
         check_types(self)
         if self.steps is self.epochs is None:
-            raise ValueError("a recipe must say when to end; pass steps or epochs")
+            raise ValueError("a recipe needs an end; pass steps or epochs")
         for name in ("steps", "epochs"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise ValueError(f"{name} must be at least 0, got {value}")
@@ -72,20 +72,20 @@ class Recipe:
         if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
         if self.graphs and (self.compile or self.shard or self.forcing is not None):
-            raise ValueError("graphs go without compile, shard and forcing; choose one")
+            raise ValueError("graphs cannot be combined with compile, shard or forcing; choose one")
         if self.clip is not None and not (self.clip > 0 and math.isfinite(self.clip)):
             raise ValueError(f"clip must be above 0 and finite, got {self.clip}; None leaves gradients as they are")
 
     def to_json(self) -> str:
-        """The recipe as the text of a JSON file."""
+        """Return the recipe as the text of a JSON file."""
         return json.dumps(to_json(self), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "recipe") -> Recipe:
-        """The recipe a JSON text describes; a key it does not know is an error that names the nearest one."""
+        """Build a recipe from JSON; an unknown key raises and names the nearest known one."""
         return from_json(cls, text, source=source)
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        """The recipe in a file, such as the `recipe.json` of a run."""
+        """Load a recipe from a file, such as the `recipe.json` of a run."""
         return cls.from_json(Path(path).read_text(encoding="utf8"), source=str(path))

@@ -1,4 +1,4 @@
-"""The generators of Python, NumPy and PyTorch as tensors, to be saved and put back."""
+"""Save and restore the random generators of Python, NumPy and PyTorch as tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def seed(number: int, rank: int = 0) -> None:
-    """Start every generator; processes that train together start at different places."""
+    """Seed every generator; each process of a group gets a different seed."""
     number = (number + 7_919 * rank) % 2**32
     random.seed(number)
     np.random.seed(number)
@@ -21,7 +21,7 @@ def seed(number: int, rank: int = 0) -> None:
 
 
 def capture() -> dict[str, Tensor]:
-    """Where every generator stands. Words of 32 bits are exact in float64; NaN is a Gaussian not waiting."""
+    """Return the state of every generator. Float64 holds 32-bit words exactly; NaN means no cached Gaussian."""
     _, words, waiting = random.getstate()
     _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     state = {
@@ -35,7 +35,7 @@ def capture() -> dict[str, Tensor]:
 
 
 def restore(state: Mapping[str, Tensor]) -> None:
-    """Put every generator where `capture` found it."""
+    """Restore every generator to a state from `capture`."""
     *words, waiting = state["python"].tolist()
     random.setstate((3, tuple(map(int, words)), None if math.isnan(waiting) else waiting))
     *keys, position, has_gauss, gauss = state["numpy"].tolist()
@@ -46,8 +46,8 @@ def restore(state: Mapping[str, Tensor]) -> None:
 
 
 @contextmanager
-def untouched() -> Iterator[None]:
-    """Whatever is drawn inside, the generators stand afterwards where they stood before."""
+def preserved_generators() -> Iterator[None]:
+    """Restore the generators at the end of the block."""
     before = capture()
     try:
         yield

@@ -1,24 +1,27 @@
-"""Scheduled sampling: how likely a decoder is fed the true token rather than its own (Bengio et al. 2015, section 2.4).
+"""Scheduled sampling: the probability of feeding a decoder the true token, not its own (Bengio et al. 2015, 2.4).
 
-Functions of the number of updates made so far, from 1 (always the truth) downward. `fit` hands their value to
-`model.loss(batch, forcing=...)`.
+Schedules are functions of the number of updates so far, falling from 1 (always the true token). `fit` passes their
+value to `model.loss(batch, forcing=...)`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 from .dataclass_json import check_types
 
 
 @dataclass(frozen=True)
-class Linear:
-    """From 1 in a straight line down to `lowest`, reached after `steps` updates.
+class LinearSchedule:
+    """Linear from 1 down to `lowest`, reached after `steps` updates.
 
     >>> [Linear(steps=4, lowest=0.5)(step) for step in (0, 2, 4, 99)]
     [1.0, 0.75, 0.5, 0.5]
     """
+
+    stored_name: ClassVar[str] = "Linear"
 
     _: KW_ONLY
     steps: int
@@ -52,19 +55,19 @@ class Exponential:
 
 @dataclass(frozen=True)
 class InverseSigmoid:
-    """k / (k + exp(step / k)), with k at least 1: one half at step k log k."""
+    """k / (k + exp(step / k)), with k at least 1; equals 1/2 at step k log k."""
 
     k: float
 
     def __post_init__(self) -> None:
         check_types(self)
         if not 1 <= self.k < math.inf:
-            raise ValueError(f"k must be at least 1, got {self.k}; the curve falls through one half at k log k steps")
+            raise ValueError(f"k must be at least 1, got {self.k}; the schedule reaches one half at step k log k")
 
     def __call__(self, step: int) -> float:
-        # The same quotient through exp of a number below 0, which cannot overflow.
+        # The quotient is rewritten with exp of a negative number, which cannot overflow.
         log_odds = step / self.k - math.log(self.k)
         return 1 / (1 + math.exp(log_odds)) if log_odds < 0 else math.exp(-log_odds) / (1 + math.exp(-log_odds))
 
 
-Forcing = Linear | Exponential | InverseSigmoid
+Forcing = LinearSchedule | Exponential | InverseSigmoid

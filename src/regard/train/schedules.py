@@ -1,6 +1,6 @@
 """Learning rates as functions of the step: `rate(step)`, and for `Plateau` of the validation scores so far.
 
-Nothing here has state, so a resumed run cannot start its learning rate again. Steps count from 1.
+Schedules have no state, so a resumed run cannot restart its learning rate by mistake. Steps count from 1.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 from .dataclass_json import check_types
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A linear climb over `warmup` steps, then `peak`.
+    """Linear warm-up over `warmup` steps, then constant at `peak`.
 
     >>> [Constant(0.5, warmup=2)(step) for step in (1, 2, 3)]
     [0.25, 0.5, 0.5]
@@ -28,12 +29,12 @@ class Constant:
         _check(self)
 
     def __call__(self, step: int, scores: Sequence[float] = ()) -> float:
-        return self.peak * _climb(step, self.warmup)
+        return self.peak * _warmup_factor(step, self.warmup)
 
 
 @dataclass(frozen=True)
 class InverseSquareRoot:
-    """peak * min(step / warmup, sqrt(warmup / step)): Vaswani et al. 2017, section 5.3, with its peak named.
+    """peak * min(step / warmup, sqrt(warmup / step)): Vaswani et al. 2017, section 5.3, parametrized by its peak.
 
     Their formula for width d has peak 1 / sqrt(d * warmup).
     """
@@ -45,21 +46,23 @@ class InverseSquareRoot:
     def __post_init__(self) -> None:
         _check(self)
         if self.warmup < 1:
-            raise ValueError(f"warmup must be at least 1, got {self.warmup}; the rate falls from there")
+            raise ValueError(f"warmup must be at least 1, got {self.warmup}; the rate falls after the warm-up")
 
     def __call__(self, step: int, scores: Sequence[float] = ()) -> float:
         return self.peak * min(step / self.warmup, math.sqrt(self.warmup / step))
 
 
 @dataclass(frozen=True)
-class Cosine:
-    """A linear climb to `peak`, half a cosine down to `lowest` at step `steps`, and on there.
+class CosineSchedule:
+    """Linear warm-up to `peak`, then half a cosine down to `lowest` at step `steps`, and constant after it.
 
     >>> round(Cosine(1.0, steps=100, warmup=20, lowest=0.1)(60), 3)
     0.55
 
     Loshchilov & Hutter 2017, equation 5, without restarts.
     """
+
+    stored_name: ClassVar[str] = "Cosine"
 
     peak: float
     _: KW_ONLY
@@ -75,14 +78,14 @@ class Cosine:
 
     def __call__(self, step: int, scores: Sequence[float] = ()) -> float:
         if step < self.warmup:
-            return self.peak * _climb(step, self.warmup)
+            return self.peak * _warmup_factor(step, self.warmup)
         share = min(1.0, (step - self.warmup) / (self.steps - self.warmup))
         return self.lowest + (self.peak - self.lowest) * (1 + math.cos(math.pi * share)) / 2
 
 
 @dataclass(frozen=True)
 class Plateau:
-    """`peak`, multiplied by `factor` each time more than `patience` evaluations in a row bring nothing better.
+    """`peak`, multiplied by `factor` each time more than `patience` evaluations in a row bring no improvement.
 
     >>> Plateau(1.0, factor=0.5, patience=1)(9, scores=[3.0, 2.0, 2.5, 2.4])
     0.5
@@ -111,13 +114,13 @@ class Plateau:
             best, worse = (score, 0) if score < best else (best, worse + 1)
             if worse > self.patience:
                 falls, worse = falls + 1, 0
-        return max(self.lowest, self.peak * self.factor**falls) * _climb(step, self.warmup)
+        return max(self.lowest, self.peak * self.factor**falls) * _warmup_factor(step, self.warmup)
 
 
-Schedule = Constant | InverseSquareRoot | Cosine | Plateau
+Schedule = Constant | InverseSquareRoot | CosineSchedule | Plateau
 
 
-def _climb(step: int, warmup: int) -> float:
+def _warmup_factor(step: int, warmup: int) -> float:
     return min(1.0, step / warmup) if warmup else 1.0
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, noted and obeyed at the end of a step."""
+"""Handle SIGTERM and SIGINT at the end of a training step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-HEARD = (signal.SIGTERM, signal.SIGINT)
+HANDLED = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interruption(BaseException):
-    """Raised by `Signals.at_once` in the middle of work that need not be finished."""
+    """Raised by `Signals.at_once` to interrupt work that need not be finished."""
 
 
 class Signals:
-    """While open, the first SIGTERM or SIGINT is noted in `received`; the next acts as if nobody listened.
+    """While open, the first SIGTERM or SIGINT is stored in `received`; the next one has its default effect.
 
-    Outside the main thread, where Python delivers no signals, nothing is heard.
+    Outside the main thread, where Python delivers no signals, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._hear) for number in HEARD}
+            self._before = {number: signal.signal(number, self._receive) for number in HANDLED}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -39,7 +39,7 @@ class Signals:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside, a signal raises `Interruption` rather than wait."""
+        """Let a signal inside the block raise `Interruption` immediately."""
         self._raising = True
         try:
             if self.received:
@@ -48,7 +48,7 @@ class Signals:
         finally:
             self._raising = False
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         self.__exit__()
         if self._raising:

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DataError
-from .lines import Lines, unpacked
+from .lines import Lines, read_content
 
-LIMIT = 2**30
+MAX_BYTES = 2**30
 
 
 def read_json(path: str | Path) -> Any:
     """The content of a JSON file, plain or gzip, of at most 1 GiB."""
     file = Lines(path).path
     try:
-        return json.loads(unpacked(file, LIMIT).decode("utf-8-sig"))
+        return json.loads(read_content(file, MAX_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         problem = f"byte {error.start + 1} is not valid UTF-8"
         raise DataError(problem, file=file, hint="convert it with iconv") from error
