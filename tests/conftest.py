@@ -1,6 +1,7 @@
 """What every test may count on: one thread a worker, fixed seeds, and uninitialized memory that shows."""
 
 import os
+import warnings
 
 import pytest
 import torch
@@ -17,6 +18,20 @@ settings.register_profile(
     "nightly", parent=settings.get_profile("fast"), max_examples=int(os.environ.get("REGARD_EXAMPLES", 10_000))
 )
 settings.load_profile(os.environ.get("REGARD_HYPOTHESIS", "fast"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cuda_contexts(request):
+    """Use cuBLAS once in this thread and once in autograd's, before the first test on a GPU.
+
+    PyTorch warns if cuBLAS is the first to use CUDA in a thread, and warnings are errors in tests.
+    """
+    on_gpu = any(item.get_closest_marker("gpu") for item in request.session.items)
+    if on_gpu and torch.cuda.is_available():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            x = torch.ones(2, 2, device="cuda", requires_grad=True)
+            (x @ x).sum().backward()
 
 
 @pytest.fixture(autouse=True)
