@@ -1,4 +1,4 @@
-"""Argument checks that every room shares: each raises with the name, the expectation, the value and the next step."""
+"""Argument checks: each raises an error with the name, the expected value, the actual value and a correction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def check_int(name: str, value: object, least: int = 0, below: int = 2**63) -> None:
-    """Raise unless `value` is a whole number of at least `least` and below `below`."""
+    """Raise unless `value` is an integer of at least `least` and below `below`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__})")
     if value < least:
@@ -22,7 +22,7 @@ def check_int(name: str, value: object, least: int = 0, below: int = 2**63) -> N
 
 
 def check_within(name: str, value: object, most: int, what: str) -> None:
-    """Raise unless `value` is a whole number from 1 to `most`, the number of `what`."""
+    """Raise unless `value` is an integer from 1 to `most`, the number of `what`."""
     check_int(name, value, least=-(2**63))
     if not 1 <= int(value) <= most:  # type: ignore[call-overload]
         raise ValueError(f"{name} must be from 1 to the number of {what} {most}, got {value}")
@@ -50,9 +50,9 @@ def check_probability(name: str, value: float) -> None:
 
 
 def check_letters(name: str, value: object, known: str) -> None:
-    """Raise unless `value` is some of the letters of `known`, in their order."""
+    """Raise unless `value` is a string of letters of `known`, in their order."""
     if not isinstance(value, str) or not set(value) <= set(known):
-        raise ValueError(f"{name} must be some of the letters {known!r}, got {value!r}")
+        raise ValueError(f"{name} must contain only letters of {known!r}, got {value!r}")
     if value != (ordered := "".join(letter for letter in known if letter in value)):
         raise ValueError(f"{name} must have letters in the order of {known!r}, got {value!r}; write {ordered!r}")
 
@@ -77,7 +77,7 @@ def check_bool_mask(name: str, value: object) -> None:
 
 
 def check_integer_tensor(name: str, value: Tensor, *dims: int) -> None:
-    """Raise unless `value` is a tensor of whole numbers with one of these numbers of dims."""
+    """Raise unless `value` is an integer tensor whose number of dims is one of `dims`."""
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must hold whole numbers, got {value.dtype}; write x.long()")
     if value.ndim not in dims:
@@ -86,7 +86,7 @@ def check_integer_tensor(name: str, value: Tensor, *dims: int) -> None:
 
 
 def check_broadcast(name: str, x: Tensor, sizes: Mapping[str, int | None]) -> None:
-    """Raise unless the dims of `x`, aligned right to the letters, are 1 or the size named; None takes any size."""
+    """Raise unless the dims of `x`, aligned right with the letters of `sizes`, are 1 or that size; None is any size."""
     letters = list(sizes)
     if x.ndim > len(letters):
         raise ValueError(f"{name} must have at most {len(letters)} dims ({_named(sizes)}), got shape {tuple(x.shape)}")
@@ -99,7 +99,7 @@ def check_broadcast(name: str, x: Tensor, sizes: Mapping[str, int | None]) -> No
 
 
 def check_choice(name: str, value: object, known: Any) -> None:
-    """Raise unless `value` is among those of a `Literal`."""
+    """Raise unless `value` is one of the values of the `Literal` type `known`."""
     if value not in get_args(known):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(known)))}, got {value!r}")
 
@@ -111,7 +111,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_keys(batch: object, *names: str) -> None:
-    """Raise unless `batch` has a tensor of each of these names."""
+    """Raise unless `batch` is a mapping that has each of these names."""
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"a batch must be a mapping from names to tensors, got {type(batch).__name__}; "
@@ -133,14 +133,14 @@ def check_token_rows(name: str, ids: Tensor) -> None:
 
 
 def check_token_id(name: str, value: int, vocabulary: int) -> None:
-    """Raise unless `value` is a token of a vocabulary of that size."""
+    """Raise unless `value` is a token id of a vocabulary of this size."""
     check_int(name, value)
     if value >= vocabulary:
         raise ValueError(f"{name} must be a token of the vocabulary of {vocabulary}, got {value}")
 
 
 def check_token_ids(name: str, tokens: Tensor, vocabulary: int) -> None:
-    """Raise unless all tokens are of a vocabulary of that size; on the CPU, where looking costs little."""
+    """Raise unless all tokens are below the vocabulary size; checked on the CPU only, where reading values is cheap."""
     if tokens.device.type == "cpu" and tokens.numel():
         low, high = (int(x) for x in tokens.aminmax())
         if low < 0 or high >= vocabulary:
@@ -151,14 +151,14 @@ def check_token_ids(name: str, tokens: Tensor, vocabulary: int) -> None:
 
 
 def check_eps(value: float) -> None:
-    """Raise unless a norm may add `value` to a variance."""
+    """Raise unless `value` is 0 or more, so that a norm can add it to a variance."""
     check_number("eps", value)
     if value < 0:
         raise ValueError(f"eps must be 0 or more, got {value}")
 
 
 def check_tied_vocabularies(tied: str, source_vocabulary: int, target_vocabulary: int) -> None:
-    """Raise unless two vocabularies are as `tied` needs them."""
+    """Raise unless the two vocabularies allow the weight tying `tied`."""
     if tied == "all" and source_vocabulary != target_vocabulary:
         raise ValueError(
             f"tied='all' needs one vocabulary for both sides, got source_vocabulary={source_vocabulary} and "
@@ -167,11 +167,11 @@ def check_tied_vocabularies(tied: str, source_vocabulary: int, target_vocabulary
 
 
 def check_submodel(name: str, value: object, kind: str, inside: str) -> None:
-    """Raise unless `value` is a module, such as the `kind` that stands `inside` another."""
+    """Raise unless `value` is a module, such as `kind`; the hint shows it as an argument of `inside`."""
     if not isinstance(value, nn.Module):
         raise TypeError(f"{name} must be a {kind}, got {type(value).__name__}; write {inside}({kind}(config), ...)")
 
 
 def _named(sizes: Mapping[str, int | None]) -> str:
-    # Written for the error alone: a compiler that sees a length in a string takes it for a constant.
+    # Called on errors only: torch.compile specializes on a length that is formatted into a string.
     return " ".join(letter if size is None else f"{letter}={size}" for letter, size in sizes.items())

@@ -233,8 +233,8 @@ def test_presets_have_the_published_size(preset, millions):
             {"heads": 4, "positions": "rotary"},
             r"dim must be a multiple of 2 \* heads, got dim=12 and heads=4; pass dim=16",
         ),
-        ({"biased": "xyz"}, "biased must be some of the letters 'qkvof', got 'xyz'"),
-        ({"biased": 1}, "biased must be some of the letters 'qkvof', got 1"),
+        ({"biased": "xyz"}, "biased must contain only letters of 'qkvof', got 'xyz'"),
+        ({"biased": 1}, "biased must contain only letters of 'qkvof', got 1"),
         ({"biased": "vq"}, "biased must have letters in the order of 'qkvof', got 'vq'; write 'qv'"),
     ],
 )

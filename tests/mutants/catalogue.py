@@ -367,7 +367,7 @@ MASKS = [
     Mutant(
         "a tile of many documents taken as one",
         "ops/terms/masks/tensor_masks.py",
-        "return Tiles(some, one & (query.low == key.low))",
+        "return Tiles(some, one_document & (query.low == key.low))",
         "return Tiles(some, query.low == key.low)",
         "test_invariants.py::test_packed_documents_equal_a_loop_over_them",
     ),
@@ -538,7 +538,7 @@ SCORES = [
     Mutant(
         "a 0/1 mask added instead of refused",
         "ops/terms/biases.py",
-        "if sizes.readable and not self.values.requires_grad and _looks_like_a_mask(self.values):",
+        "if sizes.readable and not self.values.requires_grad and _is_zeros_and_ones(self.values):",
         "if False:",
         "ops/test_call.py::test_bad_call_is_refused_with_its_name_expectation_and_value[added_01]",
     ),
@@ -576,8 +576,8 @@ NORMALIZERS = [
     Mutant(
         "softmax without the maximum taken off",
         "ops/terms/normalizers.py",
-        "        top = _top(s)\n        e = (s - top).exp_()",
-        "        top = torch.zeros_like(_top(s))\n        e = (s - top).exp_()",
+        "        top = _row_max(s)\n        e = (s - top).exp_()",
+        "        top = torch.zeros_like(_row_max(s))\n        e = (s - top).exp_()",
         "test_conventions.py::test_half_precision_neither_overflows_nor_loses_masked_rows",
     ),
     Mutant(
@@ -625,8 +625,8 @@ NORMALIZERS = [
     Mutant(
         "the threshold of entmax has no gradient",
         "ops/terms/normalizers.py",
-        "return grad * _slope(ctx), None",
-        "return 0 * grad * _slope(ctx), None",
+        "return grad * _threshold_gradient(ctx), None",
+        "return 0 * grad * _threshold_gradient(ctx), None",
         "test_peers.py::TestEntmaxPackage::test_the_gradients_are_equal",
     ),
     Mutant(

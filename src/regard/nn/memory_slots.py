@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..checks import check_int
-from ..ops.terms.biases import Added, Bias, Mod, Sum
+from ..ops.terms.biases import Added, Bias, ScoreMod, Sum
 from ..ops.terms.coordinates import Coordinates
 from ..ops.terms.masks import Blocks, Dense, Documents, Padding, Prefix, Rule
 from ..ops.terms.masks.mask_algebra import And, Mask, Not, Or
@@ -136,6 +136,6 @@ class Until(Bias):
     def over(self, at: Coordinates) -> Tensor:
         return torch.where(at.j < self.n, self.bias.over(at), 0.0)
 
-    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:
+    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> ScoreMod:
         bias = self.bias.bind(q, k, offset)
         return lambda b, h, i, j: torch.where(j < self.n, bias(b, h, i, j), 0.0)

@@ -293,5 +293,5 @@ def test_the_message_about_a_long_source_is_short(source):
 
 @pytest.mark.parametrize("source", [None, 3, b"Causal()", Causal()], ids=["none", "int", "bytes", "term"])
 def test_only_strings_are_parsed(source):
-    with pytest.raises(TypeError, match="a term is parsed from a string, got"):
+    with pytest.raises(TypeError, match="parse takes a string, got"):
         parse(source)

@@ -21,7 +21,7 @@ from ... import torch_internals
 from ..backend_plan import BackendPlan, Objections
 from ..blocks.mask_layout import TILE, layout, remembered, skeleton
 from ..call import Call
-from ..terms.biases import Mod
+from ..terms.biases import ScoreMod
 from ..terms.normalizers import SinkSoftmax, Softmax
 from ..terms.scores import Bilinear, Cosine, Dot
 from ..torch_state import in_forward_mode, in_functorch, run_uncompiled
@@ -109,7 +109,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def _score_mod(call: Call, offset: int | Tensor) -> Callable[..., Tensor] | None:
     most = score_cap(call)
-    bias: Mod | None = None
+    bias: ScoreMod | None = None
     if call.bias is not None:
         bias = call.bias.with_tensors(call.q.device, call.dtype).bind(call.q, call.k, offset)
     if most is None and bias is None:

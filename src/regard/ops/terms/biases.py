@@ -13,21 +13,21 @@ from ..shape import Sizes
 from .coordinates import Block, Coordinates, Point, look_up
 from .term import Term, term
 
-Mod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Bias(Term):
     """A number for each `(b, h, i, j)`, added to the score."""
 
     def over(self, at: Coordinates) -> Tensor:
-        """The bias at a point or over a block."""
+        """Return the bias at these coordinates."""
         raise NotImplementedError
 
     def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return self.over(Point(b, h, i, j))
 
-    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:
-        """The bias as a function of `(b, h, row, j)`, rows standing at positions `row + offset`."""
+    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> ScoreMod:
+        """Return the bias as a function of `(b, h, row, j)`, for rows at positions `row + offset`."""
         dtype = torch.promote_types(q.dtype, torch.float32)
         return lambda b, h, i, j: self.over(Point(b, h, i, j, offset, dtype))
 
@@ -37,9 +37,9 @@ class Bias(Term):
 
 @term
 class Alibi(Bias):
-    """-slope[h] * abs(i - j): attention with linear biases (Press et al. 2022), slopes falling geometrically.
+    """-slope[h] * abs(i - j): attention with linear biases (Press et al. 2022); slopes fall geometrically with h.
 
-    Name the number of heads for the paper's slopes, or pass `slopes`, one per head, learnable if you like.
+    Pass the number of heads for the slopes of the paper, or `slopes`, a tensor with one per head, which may be learned.
 
     >>> Alibi(heads=2)(*(torch.tensor(x) for x in (0, 0, 5, 3)))
     tensor(-0.1250)
@@ -80,7 +80,7 @@ class Alibi(Bias):
 
 
 def _slopes(heads: int) -> list[float]:
-    """2^(-8/n), 2^(-16/n), ... for a power of two; otherwise those of the power below, filled from the one above."""
+    """Return 2^(-8/n), 2^(-16/n), ... for n a power of two; else the slopes of the power below, then of the next."""
     below = 2 ** math.floor(math.log2(heads))
     slopes = [2.0 ** (-8.0 * (h + 1) / below) for h in range(below)]
     return slopes + [2.0 ** (-4.0 * (2 * h + 1) / below) for h in range(heads - below)]
@@ -104,7 +104,7 @@ class Relative(Bias):
 
     @classmethod
     def t5(cls, table: Tensor, max_distance: int = 128, bidirectional: bool = True) -> Relative:
-        """One number per head and logarithmic bucket: `table` has dims (h, buckets)."""
+        """Add one number per head and logarithmic bucket: `table` has dims (h, buckets)."""
         check_tensor("Relative.t5 table", table)
         if table.ndim != 2:
             raise ValueError(f"Relative.t5 table must have dims (h, buckets), got shape {tuple(table.shape)}")
@@ -112,7 +112,7 @@ class Relative(Bias):
 
     @classmethod
     def shaw(cls, keys: Tensor, scale: float | None = None) -> Relative:
-        """One key per distance from -n to n: `keys` has dims (2n + 1, d) or (h, 2n + 1, d); scale 1/sqrt(d)."""
+        """Add q_i . key for each distance from -n to n: `keys` is (2n + 1, d) or (h, 2n + 1, d), scale 1/sqrt(d)."""
         check_tensor("Relative.shaw keys", keys)
         if keys.ndim not in (2, 3) or keys.shape[-2] % 2 == 0:
             raise ValueError(
@@ -141,7 +141,7 @@ class Relative(Bias):
     def over(self, at: Coordinates) -> Tensor:
         bucket = self.buckets.of(at.j - at.i)
         if self.table is not None:
-            # Over a block the gradient of the table is a sum of many, so it is kept in the dtype of the block.
+            # The gradient of the table is a sum over the block, so it is accumulated in the dtype of the block.
             table = at.leaf(self.table).to(at.dtype) if isinstance(at, Block) else self.table
             return look_up(table, at.h, bucket).to(at.dtype)
         if not isinstance(at, Block):
@@ -151,12 +151,12 @@ class Relative(Bias):
         batch, heads = (torch.arange(n, device=at.device) for n in table.shape[:2])
         return table[batch[:, None, None, None], heads[:, None, None], local, bucket]
 
-    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:
+    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> ScoreMod:
         dtype = torch.promote_types(q.dtype, torch.float32)
         if self.keys is not None:
             table = q.to(dtype) @ self.keys.to(dtype).mT * self._scale(q.shape[-1])
         elif self.table is not None and self.table.requires_grad and torch.is_grad_enabled():
-            # A copy a query: a kernel that adds up the gradient entry by entry adds few to each, PyTorch the copies.
+            # One copy per query: FlexAttention adds gradients entry by entry, few to each copy, and PyTorch sums copies.
             rows = self.table.to(dtype).unsqueeze(-2)
             table = rows.expand(*rows.shape[:-2], q.shape[2], -1).contiguous()
         else:
@@ -177,7 +177,7 @@ class Relative(Bias):
 
 @term
 class Logarithmic(Term):
-    """Buckets of T5: exact for short distances, logarithmic up to `max_distance`, then all the same."""
+    """Buckets of T5: one per short distance, logarithmic up to `max_distance`, one for all that are longer."""
 
     count: int
     max_distance: int = 128
@@ -191,7 +191,7 @@ class Logarithmic(Term):
             raise ValueError(f"max_distance must be above the {exact} exact buckets, got {self.max_distance}")
 
     def of(self, distance: Tensor) -> Tensor:
-        """The bucket of each distance j - i."""
+        """Return the bucket of each distance j - i."""
         count = self.count // 2 if self.bidirectional else self.count
         base = (distance > 0).long() * count if self.bidirectional else torch.zeros_like(distance)
         far = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
@@ -203,26 +203,27 @@ class Logarithmic(Term):
 
 @term
 class Clipped(Term):
-    """Buckets of Shaw: one per distance from -reach to reach, farther ones counted as the farthest."""
+    """Buckets of Shaw: one per distance from -reach to reach; longer distances are clipped."""
 
     reach: int
 
     @property
     def count(self) -> int:
-        """How many buckets there are."""
+        """The number of buckets."""
         return 2 * self.reach + 1
 
     def of(self, distance: Tensor) -> Tensor:
-        """The bucket of each distance j - i."""
+        """Return the bucket of each distance j - i."""
         return distance.clamp(-self.reach, self.reach) + self.reach
 
 
 @term
 class Gaussian(Bias):
-    """-(j - center[b, h, row])^2 / (2 sigma^2): nearness to a centre of each query's own, broadcastable to b h i.
+    """-(j - center[b, h, row])^2 / (2 sigma^2): nearness to a centre per query; `center` broadcasts to b h i.
 
-    As a bias it renormalizes with the softmax. As a taper, `Tapered(Softmax(), Gaussian(center, sigma))`, it
-    multiplies the finished weights by its exponential: Luong's local-p (Luong et al. 2015, eq. 10).
+    As a bias it is added before the softmax, so rows still sum to 1. As a taper,
+    `Tapered(Softmax(), Gaussian(center, sigma))`, it multiplies the weights after the softmax: Luong's local-p (Luong
+    et al. 2015, eq. 10).
     """
 
     center: Tensor
@@ -246,7 +247,7 @@ class Gaussian(Bias):
 
 @term
 class Added(Bias):
-    """values[..., row, j]: any numbers, spelled out in a tensor broadcastable to b h i j. -inf hides an entry."""
+    """values[..., row, j]: any numbers, as a tensor that broadcasts to b h i j. -inf hides an entry."""
 
     values: Tensor
 
@@ -255,24 +256,24 @@ class Added(Bias):
         if not self.values.is_floating_point():
             raise TypeError(
                 f"Added values must be floating point, got {self.values.dtype}; "
-                "a mask, True = may attend, goes in as mask=Dense(keep)"
+                "for a mask, True = may attend, write mask=Dense(keep)"
             )
         if not 2 <= self.values.ndim <= 4:
             raise ValueError(f"Added values must have 2 to 4 dims (b h i j), got shape {tuple(self.values.shape)}")
 
     def check(self, sizes: Sizes) -> None:
         check_broadcast("Added values", self.values, {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j": sizes.j})
-        if sizes.readable and not self.values.requires_grad and _looks_like_a_mask(self.values):
+        if sizes.readable and not self.values.requires_grad and _is_zeros_and_ones(self.values):
             raise ValueError(
                 "Added values are all 0 or 1: a 0/1 mask would be added, not applied; "
-                "write mask=Dense(values.bool()), or values * 1.0001 if you do mean to add it"
+                "write mask=Dense(values.bool()), or values * 1.0001 to add them anyway"
             )
 
     def over(self, at: Coordinates) -> Tensor:
         return at.slice_of(self.values, "bhij").to(at.dtype)
 
 
-def _looks_like_a_mask(values: Tensor) -> bool:
+def _is_zeros_and_ones(values: Tensor) -> bool:
     sample = values.detach()
     return bool((sample == 1).any()) and bool(((sample == 0) | (sample == 1)).all()) and bool((sample == 0).any())
 
@@ -291,7 +292,7 @@ class Sum(Bias):
     def over(self, at: Coordinates) -> Tensor:
         return self.left.over(at) + self.right.over(at)
 
-    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Mod:
+    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> ScoreMod:
         left, right = self.left.bind(q, k, offset), self.right.bind(q, k, offset)
         return lambda b, h, i, j: left(b, h, i, j) + right(b, h, i, j)
 

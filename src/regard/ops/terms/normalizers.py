@@ -1,8 +1,8 @@
-"""Normalizers: from a row of scores to a row of weights.
+"""Normalizers: functions from a row of scores to a row of weights.
 
-Each is a row statistic plus an elementwise map, `A = map(s, statistic(s))`, so any tile of A can be rebuilt from
-its scores and one number a row. Hidden entries come in as -inf and leave as exactly 0; a row of nothing but -inf
-gives zeros, forward and backward.
+Each is a row statistic and an elementwise map, `A = map(s, statistic(s))`, so any tile of A can be computed from its
+scores and one number per row. Hidden entries are -inf in s and exactly 0 in A; a row that is -inf throughout gives
+zeros, forward and backward.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from .coordinates import Coordinates
 from .term import Term, term
 
 INF = float("inf")
-NAN = -2  # in place of a key, where a score of the row is not a number
+NAN_KEY = -2  # statistic of `Hard` for rows with a NaN score
 
 
 class Normalizer(Term):
     """A row statistic and an elementwise map."""
 
     def statistic(self, s: Tensor, at: Coordinates) -> Tensor | None:
-        """One number for each row of scores, `b h i j -> b h i 1`; None where the map needs none."""
+        """Return one number per row of scores, `b h i j -> b h i 1`; None if the map needs none."""
         return None
 
     def map(self, s: Tensor, statistic: Tensor | None, at: Coordinates) -> Tensor:
-        """The weights of any entries of those rows."""
+        """Return the weights of any entries of rows with this statistic."""
         raise NotImplementedError
 
     def weigh(self, s: Tensor, at: Coordinates) -> tuple[Tensor, Tensor | None]:
-        """The weights of whole rows and their statistic, in one go."""
+        """Return the weights of whole rows, and their statistic."""
         statistic = self.statistic(s, at)
         return self.map(s, statistic, at), statistic
 
@@ -57,9 +57,9 @@ class Softmax(Normalizer):
 
 @term
 class SinkSoftmax(Normalizer):
-    """Softmax with one more logit in the denominator, so that a head may attend to nothing.
+    """Softmax with one more logit, the sink, in the denominator: a head may attend to nothing.
 
-    The sink is a number or a tensor, one for all heads or one per head; `SinkSoftmax(0.0)` is softmax-off-by-one.
+    The sink is a number, or a tensor with one number or one per head; `SinkSoftmax(0.0)` is softmax-off-by-one.
     """
 
     sink: float | Tensor
@@ -69,11 +69,11 @@ class SinkSoftmax(Normalizer):
             check_number("SinkSoftmax sink", self.sink)
 
     def check(self, sizes: Sizes) -> None:
-        _one_or_per_head("SinkSoftmax sink", self.sink, sizes)
+        _check_per_head("SinkSoftmax sink", self.sink, sizes)
 
     def statistic(self, s: Tensor, at: Coordinates) -> Tensor:
         sink = _per_head(self.sink, at)
-        top = _top(s, sink)
+        top = _row_max(s, sink)
         total = (s - top).exp().sum(-1, keepdim=True) + (sink - top).exp()
         return torch.where(total == 0, -INF, top + total.clamp(min=1).log())
 
@@ -84,7 +84,7 @@ class SinkSoftmax(Normalizer):
 
 @term
 class Sigmoid(Normalizer):
-    """1 / (1 + exp(-(s + bias))): each entry for itself, no row statistic. -log(n) is a good bias for n keys."""
+    """1 / (1 + exp(-(s + bias))): each entry by itself, no row statistic. -log(n) is a good bias for n keys."""
 
     bias: float | Tensor = 0.0
 
@@ -93,7 +93,7 @@ class Sigmoid(Normalizer):
             check_number("Sigmoid bias", self.bias)
 
     def check(self, sizes: Sizes) -> None:
-        _one_or_per_head("Sigmoid bias", self.bias, sizes)
+        _check_per_head("Sigmoid bias", self.bias, sizes)
 
     def map(self, s: Tensor, statistic: Tensor | None, at: Coordinates) -> Tensor:
         return torch.sigmoid(s + _per_head(self.bias, at))
@@ -101,7 +101,7 @@ class Sigmoid(Normalizer):
 
 @term
 class Entmax(Normalizer):
-    """max((alpha - 1) (s - tau), 0) ^ (1 / (alpha - 1)), tau such that the row sums to 1 (Peters et al. 2019).
+    """max((alpha - 1) (s - tau), 0) ^ (1 / (alpha - 1)); tau makes the row sum to 1 (Peters et al. 2019).
 
     alpha between 1 (softmax, excluded) and 2 (sparsemax): the higher, the more weights are exactly 0.
     """
@@ -121,8 +121,8 @@ class Entmax(Normalizer):
         return self._power((s - statistic) * (self.alpha - 1))
 
     def weigh(self, s: Tensor, at: Coordinates) -> tuple[Tensor, Tensor]:
-        # In coordinates where the largest score is 0, so that large scores cost no precision.
-        top = _top(s)
+        # The largest score is shifted to 0, so that large scores cost no precision.
+        top = _row_max(s)
         z = (s - top) * (self.alpha - 1)
         threshold = self._threshold(z)
         return self._power(z - threshold), threshold / (self.alpha - 1) + top
@@ -137,7 +137,7 @@ class Entmax(Normalizer):
 
 @term
 class Sparsemax(Normalizer):
-    """max(s - tau, 0), tau such that the row sums to 1 (Martins and Astudillo 2016): Euclidean projection."""
+    """max(s - tau, 0); tau makes the row sum to 1 (Martins and Astudillo 2016). It is a Euclidean projection."""
 
     def statistic(self, s: Tensor, at: Coordinates) -> Tensor:
         return Entmax(2.0).statistic(s, at)
@@ -151,21 +151,21 @@ class Sparsemax(Normalizer):
 
 @term
 class Hard(Normalizer):
-    """1 at the first largest score, 0 elsewhere. Gradients pass straight through, as if it were softmax."""
+    """1 at the first largest score, 0 elsewhere. Gradients are those of softmax (straight-through estimator)."""
 
     def statistic(self, s: Tensor, at: Coordinates) -> Tensor:
         s = s.detach()
-        top = s.amax(-1, keepdim=True) if s.shape[-1] else _top(s)
+        top = s.amax(-1, keepdim=True) if s.shape[-1] else _row_max(s)
         if not s.shape[-1]:
             return torch.full_like(top, -1, dtype=torch.long)
         none = torch.iinfo(torch.long).max
         first = torch.where((s == top) & (s > -INF), at.j, none).amin(-1, keepdim=True)
-        return torch.where(first == none, -1, first).masked_fill(top.isnan(), NAN)
+        return torch.where(first == none, -1, first).masked_fill(top.isnan(), NAN_KEY)
 
     def map(self, s: Tensor, statistic: Tensor | None, at: Coordinates) -> Tensor:
         assert statistic is not None
         chosen = torch.eq(at.j, statistic).to(s.dtype).expand_as(s)
-        return chosen.masked_fill(statistic == NAN, torch.nan)
+        return chosen.masked_fill(statistic == NAN_KEY, torch.nan)
 
     def weigh(self, s: Tensor, at: Coordinates) -> tuple[Tensor, Tensor]:
         statistic = self.statistic(s, at)
@@ -178,7 +178,7 @@ class Hard(Normalizer):
 
 @term
 class Tapered(Normalizer):
-    """inner(s) * exp(taper): finished weights times a taper like `Gaussian(center, sigma)`; rows sum to at most 1."""
+    """inner(s) * exp(taper): weights times a taper such as `Gaussian(center, sigma)`; rows sum to at most 1."""
 
     inner: Normalizer
     taper: Bias
@@ -206,16 +206,16 @@ class Tapered(Normalizer):
 
 
 class SafeSoftmax(torch.autograd.Function):
-    """Softmax and log-sum-exp of each row; a row of nothing but -inf gives zeros and -inf."""
+    """Softmax and log-sum-exp of each row; a row that is -inf throughout gives zeros and -inf."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(s: Tensor) -> tuple[Tensor, Tensor]:
-        top = _top(s)
+        top = _row_max(s)
         e = (s - top).exp_()
         total = e.sum(-1, keepdim=True)
-        # The largest term is exp(0): a row that sees a key sums to at least 1, and clamping spares an empty one.
+        # The largest term is exp(0), so a row that sees a key sums to 1 or more; clamping avoids 0 / 0 in an empty row.
         floor = total.clamp(min=1)
         return e.div_(floor), torch.where(total == 0, -INF, top + floor.log())
 
@@ -239,21 +239,21 @@ class SafeSoftmax(torch.autograd.Function):
 
 
 class Threshold(torch.autograd.Function):
-    """tau with sum(max(z - tau, 0)^p) = 1 for rows whose largest z is 0; p >= 1."""
+    """The tau with sum(max(z - tau, 0)^p) = 1, for rows whose largest z is 0 and p >= 1."""
 
     @staticmethod
     def forward(z: Tensor, p: float) -> Tensor:
-        # The sum is convex and falling in tau: Newton from the left climbs to the root and never passes it.
+        # The sum is convex and decreasing in tau, so Newton's method from the left never passes the root.
         tau = z.new_full((*z.shape[:-1], 1), -1.0)
         for _ in range(64):
             over = (z - tau).clamp(min=0)
             slope = p * (over ** (p - 1) * (over > 0)).sum(-1, keepdim=True)
             step = ((over**p).sum(-1, keepdim=True) - 1) / slope.clamp(min=1e-30)
-            following = torch.maximum(tau, tau + step)
-            # An exported program cannot look at numbers: it takes every step, and those after the root change nothing.
-            if not torch.compiler.is_exporting() and bool((following == tau).all()):
+            next_tau = torch.maximum(tau, tau + step)
+            # An exported program cannot read values, so it takes all steps; steps at the root change nothing.
+            if not torch.compiler.is_exporting() and bool((next_tau == tau).all()):
                 break
-            tau = following
+            tau = next_tau
         return tau
 
     @staticmethod
@@ -264,28 +264,28 @@ class Threshold(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int, None], z: Tensor, p: float) -> tuple[Tensor, int]:
-        # Rows are solved each for itself, so one more dim in front of them is nothing new.
+        # Rows are independent, so a batch dim in front changes nothing.
         return Threshold.apply(z.movedim(dims[0], 0), p), 0
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return (_slope(ctx) * tangent).sum(-1, keepdim=True)
+        return (_threshold_gradient(ctx) * tangent).sum(-1, keepdim=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * _slope(ctx), None
+        return grad * _threshold_gradient(ctx), None
 
 
-def _slope(ctx: Any) -> Tensor:
-    """d tau / d z of a row."""
+def _threshold_gradient(ctx: Any) -> Tensor:
+    """Return d tau / d z of each row."""
     z, tau = ctx.saved_tensors
     over = (z - tau).clamp(min=0)
     share = torch.where(over > 0, over, 1.0) ** (ctx.p - 1) * (over > 0)
     return share / share.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
-def _top(s: Tensor, sink: Tensor | None = None) -> Tensor:
-    """The largest score of each row or its sink, 0 for a row without one. A shift by it changes no gradient."""
+def _row_max(s: Tensor, sink: Tensor | None = None) -> Tensor:
+    """Return the largest score of each row (or its sink), 0 for a row without any. Shifts by it change no gradient."""
     top = s.detach().amax(-1, keepdim=True) if s.shape[-1] else s.new_full((*s.shape[:-1], 1), -INF)
     top = top if sink is None else torch.maximum(top, sink.detach())
     return torch.where(top == -INF, 0.0, top)
@@ -299,6 +299,6 @@ def _per_head(x: float | Tensor, at: Coordinates) -> Tensor:
     )
 
 
-def _one_or_per_head(name: str, x: float | Tensor, sizes: Sizes) -> None:
+def _check_per_head(name: str, x: float | Tensor, sizes: Sizes) -> None:
     if isinstance(x, Tensor):
         check_broadcast(name, x, {"h": sizes.h})

@@ -1,4 +1,4 @@
-"""From the source of a term to the term, by whitelist: `parse("Causal() & Window(256)")`."""
+"""Parse the source of a term, `parse("Causal() & Window(256)")`; only whitelisted names are built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import biases, masks, normalizers, scores
 from .masks.mask_algebra import Mask
 from .term import Term
 
-NAMES: dict[str, type[Term]] = {
+TERMS_BY_NAME: dict[str, type[Term]] = {
     cls.__name__: cls
     for cls in (
         *(masks.Causal, masks.Window, masks.Dilated, masks.Diagonal, masks.Prefix, masks.Global, masks.Padding),
@@ -21,7 +21,7 @@ NAMES: dict[str, type[Term]] = {
     )
 }
 OPERATORS: dict[type[ast.AST], Any] = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.Add: operator.add}
-TENSORS = (
+TENSOR_TERMS = (
     "Near",
     "Documents",
     "Blocks",
@@ -34,24 +34,24 @@ TENSORS = (
     "Additive",
     "Location",
 )
-LONGEST = 2_000
-MOST = 100
+MAX_SOURCE_CHARACTERS = 2_000
+MAX_TERM_COUNT = 100  # calls and ~ in one source
 
 
 def parse(source: str) -> Term:
-    """The term whose `repr` is `source`; only terms made of numbers, `&`, `|`, `~` and `+` are understood.
+    """Return the term whose `repr` is `source`: terms with numbers as arguments, combined by `&`, `|`, `~` and `+`.
 
     >>> parse("Causal() & ~Diagonal()")
     Causal() & ~Diagonal()
     """
     if not isinstance(source, str):
-        raise TypeError(f"a term is parsed from a string, got {type(source).__name__}")
-    if len(source) > LONGEST:
-        raise ValueError(f"a term must be at most {LONGEST} characters long, got {len(source)}")
+        raise TypeError(f"parse takes a string, got {type(source).__name__}; write parse('Causal()')")
+    if len(source) > MAX_SOURCE_CHARACTERS:
+        raise ValueError(f"a term must be at most {MAX_SOURCE_CHARACTERS} characters long, got {len(source)}")
     try:
         tree = ast.parse(source.strip(), mode="eval").body
-        if sum(isinstance(node, (ast.Call, ast.UnaryOp)) for node in ast.walk(tree)) > MOST:
-            raise ValueError(f"a term must be made of at most {MOST} terms and ~")
+        if sum(isinstance(node, (ast.Call, ast.UnaryOp)) for node in ast.walk(tree)) > MAX_TERM_COUNT:
+            raise ValueError(f"a term must be made of at most {MAX_TERM_COUNT} terms and ~; build it in Python")
         return _term(tree)
     except SyntaxError as error:
         raise ValueError(
@@ -64,19 +64,21 @@ def parse(source: str) -> Term:
 def _term(node: ast.expr) -> Term:
     match node:
         case ast.Call(func=ast.Name(id=name)):
-            if name in TENSORS:
-                raise ValueError(f"{name} holds tensors or functions, which have no source; build it in Python")
-            if name not in NAMES:
-                near = difflib.get_close_matches(name, NAMES, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known terms: {', '.join(NAMES)}"
+            if name in TENSOR_TERMS:
+                raise ValueError(
+                    f"{name} holds tensors or functions, which cannot be parsed from text; build it in Python"
+                )
+            if name not in TERMS_BY_NAME:
+                near = difflib.get_close_matches(name, TERMS_BY_NAME, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known terms: {', '.join(TERMS_BY_NAME)}"
                 raise ValueError(f"unknown term {name!r}; {hint}")
             arguments = [_argument(x) for x in node.args]
             names = [keyword.arg for keyword in node.keywords]
             if None in names or len(set(names)) < len(names):
-                raise ValueError(f"{name} takes each argument once and by name, no **; got {_short(ast.unparse(node))}")
+                raise ValueError(f"{name} takes each argument once and no **, got {_short(ast.unparse(node))}")
             named = {str(keyword.arg): _argument(keyword.value) for keyword in node.keywords}
             try:
-                return NAMES[name](*arguments, **named)
+                return TERMS_BY_NAME[name](*arguments, **named)
             except TypeError as error:
                 raise ValueError(f"{name}: {error}") from None
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
@@ -90,8 +92,8 @@ def _term(node: ast.expr) -> Term:
             if not isinstance(inner, Mask):
                 raise ValueError(f"~ takes a mask, got {inner!r}")
             return ~inner
-        case ast.Name(id=name) if name in NAMES:
-            raise ValueError(f"{name} is a name, not a term; write {name}(...)")
+        case ast.Name(id=name) if name in TERMS_BY_NAME:
+            raise ValueError(f"{name} is a class, not a term; write {name}(...)")
         case _:
             raise ValueError(
                 f"not part of a term: {_short(ast.unparse(node))}; terms are names with numbers, &, |, ~ and +"

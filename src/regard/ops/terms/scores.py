@@ -1,7 +1,7 @@
-"""Scores: how well a query and a key agree.
+"""Scores: a number for each pair of a query and a key.
 
-A score does its work per token once, in `prepare`, and its work per pair in `tile`. For every score but the additive
-one the second is a plain matrix product, whatever the first was.
+A score does its work per token once, in `prepare`, and its work per pair in `tile`. For every score but `Additive`,
+`tile` is a matrix product.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ class Score(Term):
     """A number for each pair of a query and a key."""
 
     def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The work per token: what `tile` takes in place of q and k. `heads` names the heads kept, None all."""
+        """Do the work per token: return what `tile` takes for q and k. `heads` are the selected heads, None for all."""
         return q, k
 
     def tile(self, q: Tensor, k: Tensor) -> Tensor:
-        """The work per pair, `b h i d, b g j d -> b h i j`, on prepared tensors."""
+        """Return the scores of prepared tensors, `b h i d, b g j d -> b h i j`: the work per pair."""
         return grouped_product(q, k.mT)
 
     def check(self, sizes: Sizes) -> None:
-        _same_width(self, sizes)
+        _check_same_width(self, sizes)
 
 
 @term
 class Dot(Score):
-    """q_i . k_j * scale, scale 1/sqrt(d) unless given (Vaswani et al. 2017, eq. 1).
+    """q_i . k_j * scale (Vaswani et al. 2017, eq. 1); the default scale is 1/sqrt(d).
 
-    A tensor scale, one number or one per head, is a learnable inverse temperature. `cap` bounds the score softly:
-    cap * tanh(score / cap).
+    `scale` may be a tensor, with one number or one per head: a learnable inverse temperature. `cap` bounds the score
+    softly: cap * tanh(score / cap).
     """
 
     scale: float | Tensor | None = None
@@ -48,8 +48,8 @@ class Dot(Score):
             check_number("Dot cap", self.cap, above=0)
 
     def check(self, sizes: Sizes) -> None:
-        _same_width(self, sizes)
-        _per_head_fits("Dot scale", self.scale, sizes)
+        _check_same_width(self, sizes)
+        _check_per_head("Dot scale", self.scale, sizes)
 
     def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
         scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
@@ -62,7 +62,7 @@ class Dot(Score):
 
 @term
 class Cosine(Score):
-    """cos(q_i, k_j) / temperature, the temperature a number, or a tensor: one, or one per head."""
+    """cos(q_i, k_j) / temperature; `temperature` is a number, or a tensor with one number or one per head."""
 
     temperature: float | Tensor = 1.0
 
@@ -71,8 +71,8 @@ class Cosine(Score):
             check_number("Cosine temperature", self.temperature, above=0)
 
     def check(self, sizes: Sizes) -> None:
-        _same_width(self, sizes)
-        _per_head_fits("Cosine temperature", self.temperature, sizes)
+        _check_same_width(self, sizes)
+        _check_per_head("Cosine temperature", self.temperature, sizes)
 
     def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
         return F.normalize(q, dim=-1) / _per_head(self.temperature, heads, q), F.normalize(k, dim=-1)
@@ -107,7 +107,7 @@ class Additive(Score):
     """u . tanh(q_i + k_j): Bahdanau's score (2015, appendix A.1.2). u has dims (d,) or (h, d).
 
     Project queries and keys to the width of u before the call: `q = query @ W`, `k = key @ U`. The tiled backend
-    takes a tanh for each pair only where the queries of a block lie more than 30 apart; else an exponential a token.
+    computes a tanh per pair only if the queries of a block differ by more than 30, else one exponential per token.
     """
 
     u: Tensor
@@ -118,7 +118,7 @@ class Additive(Score):
             raise ValueError(f"Additive u must have dims (d,) or (h, d), got shape {tuple(self.u.shape)}")
 
     def check(self, sizes: Sizes) -> None:
-        _same_width(self, sizes)
+        _check_same_width(self, sizes)
         if self.u.shape[-1] != sizes.d:
             raise ValueError(f"Additive u must have the query's width d={sizes.d}, got {self.u.shape[-1]}")
         check_broadcast("Additive u", self.u, {"h": sizes.h, "d": None})
@@ -132,9 +132,9 @@ class Additive(Score):
 
 @term
 class Location(Score):
-    """q_i . w_j: Luong's location score (2015, eq. 8), from the query and the key's place alone.
+    """q_i . w_j: Luong's location score (2015, eq. 8), from the query and the position of the key alone.
 
-    w has dims (n, d) or (h, n, d), a row for each place a key may stand at.
+    w has dims (n, d) or (h, n, d), a row per key position.
     """
 
     w: Tensor
@@ -159,18 +159,18 @@ class Location(Score):
 
 
 def grouped_product(x: Tensor, y: Tensor) -> Tensor:
-    """`b h i n, b g n m -> b h i m`, head n taking y's head n * g // h, without repeating y."""
+    """Multiply `b h i n, b g n m -> b h i m`; head n of x meets head n * g // h of y, and y is not repeated."""
     b, h, i, n = x.shape
     g = y.shape[1]
     if g == h:
         return x @ y
-    if torch.compiler.is_exporting():  # which cannot prove that the shapes below agree whatever the length
+    if torch.compiler.is_exporting():  # torch.export cannot prove that the shapes below agree for every length
         return (x.unflatten(1, (g, h // g)) @ y[:, :, None]).flatten(1, 2)
     return (x.reshape(b, g, h // g * i, n) @ y).view(b, h, i, y.shape[-1])
 
 
 def select_heads(x: Tensor, dims: int, heads: Tensor | None) -> Tensor:
-    """The kept heads of a tensor whose first of `dims` dims, where it has that many, is heads."""
+    """Return the selected heads of a tensor whose first dim is heads if it has `dims` dims."""
     return x if heads is None or x.ndim < dims or x.shape[0] == 1 else x[heads]
 
 
@@ -181,7 +181,7 @@ def _per_head(x: float | Tensor, heads: Tensor | None, q: Tensor) -> float | Ten
     return select_heads(x, 1, heads)[:, None, None] if x.ndim else x
 
 
-def _same_width(score: Score, sizes: Sizes) -> None:
+def _check_same_width(score: Score, sizes: Sizes) -> None:
     if sizes.d != sizes.k_width:
         raise ValueError(
             f"q and k must have the same width for {type(score).__name__}, got d={sizes.d} and {sizes.k_width}; "
@@ -189,6 +189,6 @@ def _same_width(score: Score, sizes: Sizes) -> None:
         )
 
 
-def _per_head_fits(name: str, x: object, sizes: Sizes) -> None:
+def _check_per_head(name: str, x: object, sizes: Sizes) -> None:
     if isinstance(x, Tensor):
         check_broadcast(name, x, {"h": sizes.h})

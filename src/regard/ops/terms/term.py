@@ -1,4 +1,4 @@
-"""What every term is: a small frozen value whose `repr` is its source."""
+"""Terms: small frozen values that fill the slots of the attention equation; their `repr` is their source."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ class Term:
     """
 
     def check(self, sizes: Sizes) -> None:
-        """Raise `ValueError` if this term cannot serve an attention of these sizes."""
+        """Raise `ValueError` if this term does not fit an attention with these sizes."""
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor the term holds, those of nested terms included."""
-        found: list[Tensor] = []
+        """Return every tensor the term holds, including the tensors of nested terms."""
+        tensors: list[Tensor] = []
         for value in self._values():
             if isinstance(value, Tensor):
-                found.append(value)
+                tensors.append(value)
             elif isinstance(value, Term):
-                found.extend(value.tensors())
-        return found
+                tensors.extend(value.tensors())
+        return tensors
 
     def map_tensors(self: TermT, fn: Callable[[Tensor], Tensor]) -> TermT:
-        """The same term over other tensors."""
+        """Return a copy of the term with `fn` applied to each of its tensors."""
         if not self.tensors():
             return self
-        other = copy.copy(self)
+        mapped = copy.copy(self)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
-                object.__setattr__(other, field.name, fn(value))
+                object.__setattr__(mapped, field.name, fn(value))
             elif isinstance(value, Term):
-                object.__setattr__(other, field.name, value.map_tensors(fn))
-        return other
+                object.__setattr__(mapped, field.name, value.map_tensors(fn))
+        return mapped
 
     def with_tensors(self: TermT, device: torch.device, dtype: torch.dtype) -> TermT:
-        """The same term with its lists of numbers as tensors, for kernels that cannot make any."""
+        """Return the term with its numbers stored as tensors, for kernels that cannot create tensors."""
         nested = {name: x for name in self.__dataclass_fields__ if isinstance(x := getattr(self, name), Term)}
         return (
             dataclasses.replace(self, **{name: x.with_tensors(device, dtype) for name, x in nested.items()})
@@ -81,15 +81,15 @@ class Term:
         return id(self) if self.tensors() else hash((type(self), *self._values()))
 
     def __repr__(self) -> str:
-        shown = []
+        arguments = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             required = field.default is dataclasses.MISSING
             if required:
-                shown.append(_source(value))
+                arguments.append(_source(value))
             elif isinstance(value, Tensor) or value != field.default:
-                shown.append(f"{field.name}={_source(value)}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+                arguments.append(f"{field.name}={_source(value)}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self.__dataclass_fields__)
@@ -103,6 +103,6 @@ def _source(value: Any) -> str:
     if callable(value):
         return getattr(value, "__name__", type(value).__name__)
     if isinstance(value, numbers.Number) and not isinstance(value, bool):
-        # A NumPy number prints as one; its source is the plain number.
+        # The repr of a NumPy number names NumPy; the source is the plain number.
         return repr(int(value) if isinstance(value, numbers.Integral) else float(value))  # type: ignore[arg-type]
     return repr(value)

@@ -1,4 +1,4 @@
-"""The algebra of masks: what a mask is, and `&`, `|` and `~` of masks."""
+"""The base class of masks, and their algebra: `&`, `|` and `~`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Mask(Term):
     """A predicate over `(b, h, i, j)`: True where the query at i may attend to the key at j."""
 
     def over(self, at: Coordinates) -> Tensor:
-        """The mask at a point or over a block."""
+        """Return the mask at these coordinates, a bool tensor."""
         raise NotImplementedError
 
     def tiles(self, grid: Grid) -> Tiles:
-        """What the structure of the mask says about whole tiles; by default nothing."""
+        """Return which tiles are empty and which are full; by default, any tile may be partly visible."""
         some = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=grid.device)
         return Tiles(some, ~some)
 
@@ -29,12 +29,12 @@ class Mask(Term):
         return self.over(Point(b, h, i, j))
 
     def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The mask as a function of `(b, h, row, j)`, rows standing at positions `row + offset`."""
+        """Return the mask as a function of `(b, h, row, j)`, for rows at positions `row + offset`."""
         dtype = torch.promote_types(q.dtype, torch.float32)
         return lambda b, h, i, j: self.over(Point(b, h, i, j, offset, dtype))
 
     def draw(self, rows: int | None = None, cols: int | None = None) -> str:
-        """The pattern of the first batch row and head, one line a query.
+        """Draw the mask of the first batch row and head as text, one line per query.
 
         >>> from regard import Causal
         >>> print(Causal().draw(3))
@@ -70,7 +70,7 @@ class Mask(Term):
 
 @term
 class And(Mask):
-    """left & right: visible to both."""
+    """left & right: visible in both masks."""
 
     left: Mask
     right: Mask
@@ -87,7 +87,7 @@ class And(Mask):
         return Tiles(left.some & right.some, left.full & right.full)
 
     def __repr__(self) -> str:
-        return f"{_inside(self.left, Or)} & {_inside(self.right, Or, And)}"
+        return f"{_parenthesized(self.left, Or)} & {_parenthesized(self.right, Or, And)}"
 
     def _drawing_size(self) -> tuple[int, int]:
         return _common_size(self.left, self.right)
@@ -95,7 +95,7 @@ class And(Mask):
 
 @term
 class Or(Mask):
-    """left | right: visible to either."""
+    """left | right: visible in either mask."""
 
     left: Mask
     right: Mask
@@ -112,7 +112,7 @@ class Or(Mask):
         return Tiles(left.some | right.some, left.full | right.full)
 
     def __repr__(self) -> str:
-        return f"{self.left!r} | {_inside(self.right, Or)}"
+        return f"{self.left!r} | {_parenthesized(self.right, Or)}"
 
     def _drawing_size(self) -> tuple[int, int]:
         return _common_size(self.left, self.right)
@@ -120,7 +120,7 @@ class Or(Mask):
 
 @term
 class Not(Mask):
-    """~mask: visible where the mask hides."""
+    """~mask: visible where `mask` hides."""
 
     mask: Mask
 
@@ -135,14 +135,14 @@ class Not(Mask):
         return Tiles(~full, ~some)
 
     def __repr__(self) -> str:
-        return f"~{_inside(self.mask, And, Or)}"
+        return f"~{_parenthesized(self.mask, And, Or)}"
 
     def _drawing_size(self) -> tuple[int, int]:
         return self.mask._drawing_size()
 
 
 def conjuncts(mask: Mask | None) -> Iterator[Mask]:
-    """The masks whose `&` this is."""
+    """Yield the masks that are combined by `&` at the top level."""
     if isinstance(mask, And):
         yield from conjuncts(mask.left)
         yield from conjuncts(mask.right)
@@ -150,11 +150,11 @@ def conjuncts(mask: Mask | None) -> Iterator[Mask]:
         yield mask
 
 
-def _inside(mask: Mask, *looser: type[Mask]) -> str:
+def _parenthesized(mask: Mask, *looser: type[Mask]) -> str:
     return f"({mask!r})" if isinstance(mask, looser) else repr(mask)
 
 
 def _common_size(left: Mask, right: Mask) -> tuple[int, int]:
-    # A mask that holds tensors knows its size; one that does not takes any.
+    # A mask that holds tensors has a size of its own; other masks fit any size.
     sized = [mask._drawing_size() for mask in (left, right) if mask.tensors()] or [left._drawing_size()]
     return min(n for n, _ in sized), min(n for _, n in sized)

@@ -1,4 +1,4 @@
-"""Masks that compare positions: the query at i and the key at j, wherever the tokens came from."""
+"""Masks that depend on the positions of the query and the key alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .mask_algebra import Mask
 
 @term
 class Causal(Mask):
-    """j <= i: nobody looks ahead. With fewer queries than keys the last query still sees the last key.
+    """j <= i: no query sees a later key. With fewer queries than keys the last query still sees the last key.
 
     >>> print(Causal().draw(4))
     ■ · · ·
@@ -72,7 +72,7 @@ class Window(Mask):
 
     @property
     def reach(self) -> tuple[int, int]:
-        """How many keys before and after its own position a query sees."""
+        """The number of keys that a query sees before and after its own position."""
         if self.width is not None:
             return self.width - 1, self.width - 1
         return self.before or 0, self.after or 0
@@ -119,7 +119,7 @@ class Dilated(Mask):
 
 @term
 class Diagonal(Mask):
-    """i == j: each query sees itself; `~Diagonal()` forbids just that."""
+    """i == j: each query sees itself; `~Diagonal()` hides just that."""
 
     def over(self, at: Coordinates) -> Tensor:
         return at.i == at.j
@@ -130,7 +130,7 @@ class Diagonal(Mask):
 
 @term
 class Prefix(Mask):
-    """j < n, with n a number or one per batch row. A prefix language model is `Causal() | Prefix(n)`.
+    """j < n, where n is a number or a tensor with one per batch row. `Causal() | Prefix(n)` is a prefix LM.
 
     >>> print((Causal() | Prefix(2)).draw(4))
     ■ ■ · ·
@@ -161,9 +161,9 @@ class Prefix(Mask):
 
 @term
 class Global(Mask):
-    """i or j is among the tokens (how many from the start, or their positions): whole rows and whole columns.
+    """i or j is a global token: whole rows and whole columns. `tokens` is their number, from the start, or positions.
 
-    A tensor of positions may have one row per batch row. Longformer's pattern is `Window(w) | Global(tokens)`.
+    Positions are a tuple, or a tensor with dims (n,) or (b, n). Longformer's pattern is `Window(w) | Global(tokens)`.
 
     >>> print((Window(1) | Global((1,))).draw(4))
     ■ ■ · ·
@@ -193,7 +193,7 @@ class Global(Mask):
         if isinstance(self.tokens, int):
             return ((at.i >= 0) & (at.i < self.tokens)) | (at.j < self.tokens)
         chosen = torch.zeros_like(at.i + at.j, dtype=torch.bool)
-        for token in self._each(lambda column: at.slice_of(column, "b")):
+        for token in self._each_token(lambda column: at.slice_of(column, "b")):
             chosen = chosen | (at.i == token) | (at.j == token)
         return chosen
 
@@ -202,21 +202,21 @@ class Global(Mask):
             rows, cols = grid.i.between(0, self.tokens - 1), grid.j.between(0, self.tokens - 1)
             return Tiles(rows.some | cols.some, rows.full | cols.full)
         some = torch.zeros_like(grid.i.low + grid.j.low, dtype=torch.bool)
-        for token in self._each(lambda column: grid.span(column, "b").low):
+        for token in self._each_token(lambda column: grid.span(column, "b").low):
             for low, high in (grid.i, grid.j):
                 some = some | ((low <= token) & (token <= high))
         return Tiles(some, torch.zeros_like(some))
 
-    def _each(self, cut: Callable[[Tensor], Tensor]) -> list[int] | list[Tensor]:
+    def _each_token(self, per_batch_row: Callable[[Tensor], Tensor]) -> list[int] | list[Tensor]:
         if isinstance(self.tokens, Tensor):
-            return [cut(column) for column in self.tokens.unbind(-1)]
+            return [per_batch_row(column) for column in self.tokens.unbind(-1)]
         assert isinstance(self.tokens, tuple)
         return list(self.tokens)
 
 
 @term
 class Rule(Mask):
-    """fn(b, h, i, j): any function written for FlexAttention. Tensors it closes over are its own affair.
+    """fn(b, h, i, j): any function written for FlexAttention. The caller moves tensors in its closure to the device.
 
     >>> print(Rule(lambda b, h, i, j: (j <= i) & (i - j != 2)).draw(4))
     ■ · · ·
@@ -235,21 +235,21 @@ class Rule(Mask):
         try:
             seen = self.fn(at.b, at.h, at.i, at.j)
         except (RuntimeError, TypeError) as error:
-            if (told := _misused(self.fn, error)) is None:
+            if (hint := _explain_failure(self.fn, error)) is None:
                 raise
-            raise TypeError(told) from error
+            raise TypeError(hint) from error
         if not isinstance(seen, Tensor) or seen.dtype != torch.bool:
             kind = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__
             raise TypeError(f"Rule: the function must return a bool tensor, got {kind}; return a comparison")
         return seen
 
 
-def _misused(fn: Callable[..., Tensor], error: Exception) -> str | None:
-    """What is to be said where a rule failed because it was written for numbers, or for other arguments."""
+def _explain_failure(fn: Callable[..., Tensor], error: Exception) -> str | None:
+    """Return an error message if a rule failed because it was written for numbers, or for other arguments."""
     if "Boolean value of Tensor" in str(error) or "data-dependent control flow" in str(error):
         return (
-            "Rule: the function gets tensors, of which and, or, not and if ask for one truth; write &, | and ~ "
-            "instead, each comparison in parentheses, (j <= i) & (i - j < 4), and torch.where for if"
+            "Rule: the function gets tensors, and and, or, not, if need a single truth value; write &, | and ~ "
+            "with each comparison in parentheses, (j <= i) & (i - j < 4), and torch.where instead of if"
         )
     try:
         inspect.signature(fn).bind(*"bhij")
@@ -258,6 +258,6 @@ def _misused(fn: Callable[..., Tensor], error: Exception) -> str | None:
             "Rule: the function gets (b, h, i, j), the batch row, the head and the positions of query and key, "
             f"and takes {inspect.signature(fn)}; write lambda b, h, i, j: ..."
         )
-    except ValueError:  # of a function that is not written in Python
+    except ValueError:  # functions not written in Python have no signature
         pass
     return None

@@ -1,4 +1,4 @@
-"""Masks that read a tensor: lengths, ids, centres, layouts, one entry for a key or for a query row."""
+"""Masks that read a tensor: lengths, document ids, centres, block layouts, or a bool for every entry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .mask_algebra import Mask
 
 @term
 class Near(Mask):
-    """abs(j - center[b, h, row]) <= radius: keys around a centre of each query's own, broadcastable to b h i."""
+    """abs(j - center[b, h, row]) <= radius: keys around a centre per query; `center` broadcasts to b h i."""
 
     center: Tensor
     radius: float
@@ -33,22 +33,22 @@ class Near(Mask):
         return Near(self.center.detach(), self.radius)
 
     def over(self, at: Coordinates) -> Tensor:
-        return (at.j - _exact(at.slice_of(self.center, "bhi"))).abs() <= self.radius
+        return (at.j - _at_least_float32(at.slice_of(self.center, "bhi"))).abs() <= self.radius
 
     def tiles(self, grid: Grid) -> Tiles:
-        center = grid.span(_exact(self.center), "bhi")
+        center = grid.span(_at_least_float32(self.center), "bhi")
         return Span(grid.j.low - center.high, grid.j.high - center.low).between(-self.radius, self.radius)
 
     def _drawing_size(self) -> tuple[int, int]:
         n = self.center.shape[-1] if self.center.ndim else 12
-        return _small(n if n > 1 else 12, n if n > 1 else 12)
+        return _clamped_size(n if n > 1 else 12, n if n > 1 else 12)
 
 
 @term
 class Padding(Mask):
-    """j < lengths[b], or keep[b, j]: hides padding keys, and keys only.
+    """j < lengths[b], or keep[b, j]: hides padding keys, but no queries.
 
-    `Padding(lengths)` takes a tuple or a tensor of whole numbers, `Padding(keep)` a bool tensor, True = a real key.
+    `Padding(lengths)` takes a tuple or a tensor of integers, `Padding(keep)` a bool tensor, True = a real key.
     """
 
     keys: tuple[int, ...] | Tensor
@@ -93,7 +93,7 @@ class Padding(Mask):
     def tiles(self, grid: Grid) -> Tiles:
         keys = self._tensor(grid.device)
         if keys.dtype == torch.bool:
-            return _all_or_any(grid.span(keys, "bj"))
+            return _tiles_of_keep(grid.span(keys, "bj"))
         length = grid.span(keys, "b").low
         return Tiles(grid.j.low < length, grid.j.high < length)
 
@@ -103,14 +103,14 @@ class Padding(Mask):
     def _drawing_size(self) -> tuple[int, int]:
         keys = self._tensor(torch.device("cpu"))
         n = keys.shape[-1] if keys.dtype == torch.bool else int(keys.max()) + 2 if keys.numel() else 1
-        return _small(n, n)
+        return _clamped_size(n, n)
 
 
 @term
 class Documents(Mask):
     """query_ids[row] == key_ids[j]: tokens packed into one sequence see their own document only.
 
-    Ids have dims (i,) or (b, i); one argument serves where queries and keys are the same tokens.
+    Ids have dims (i,) or (b, i). One argument is enough if queries and keys are the same tokens.
 
     >>> print(Documents(torch.tensor([0, 0, 1, 1])).draw(4))
     ■ ■ · ·
@@ -131,7 +131,7 @@ class Documents(Mask):
     def check(self, sizes: Sizes) -> None:
         if self.key_ids is None and sizes.i != sizes.j:
             raise ValueError(
-                f"Documents needs key_ids where queries and keys differ, got i={sizes.i} and j={sizes.j}; "
+                f"Documents needs key_ids if queries and keys differ in number, got i={sizes.i} and j={sizes.j}; "
                 "write Documents(query_ids, key_ids)"
             )
         check_broadcast("Documents query_ids", self.query_ids, {"b": sizes.b, "i": sizes.i})
@@ -143,20 +143,20 @@ class Documents(Mask):
     def tiles(self, grid: Grid) -> Tiles:
         query, key = grid.span(self.query_ids, "bi"), grid.span(self._keys, "bj")
         some = (query.low <= key.high) & (key.low <= query.high)
-        one = (query.low == query.high) & (key.low == key.high)
-        return Tiles(some, one & (query.low == key.low))
+        one_document = (query.low == query.high) & (key.low == key.high)
+        return Tiles(some, one_document & (query.low == key.low))
 
     @property
     def _keys(self) -> Tensor:
         return self.query_ids if self.key_ids is None else self.key_ids
 
     def _drawing_size(self) -> tuple[int, int]:
-        return _small(self.query_ids.shape[-1], self._keys.shape[-1])
+        return _clamped_size(self.query_ids.shape[-1], self._keys.shape[-1])
 
 
 @term
 class Blocks(Mask):
-    """layout[..., row // size, j // size]: a block-sparse pattern, layout a bool tensor broadcastable over b h.
+    """layout[..., row // size, j // size]: a block-sparse pattern; `layout` is bool and broadcasts over b h.
 
     >>> print(Blocks(torch.eye(2, dtype=torch.bool), 2).draw(4))
     ■ ■ · ·
@@ -184,12 +184,12 @@ class Blocks(Mask):
         return Tiles(count > 0, count == area)
 
     def _drawing_size(self) -> tuple[int, int]:
-        return _small(self.layout.shape[-2] * self.size, self.layout.shape[-1] * self.size)
+        return _clamped_size(self.layout.shape[-2] * self.size, self.layout.shape[-1] * self.size)
 
 
 @term
 class Dense(Mask):
-    """keep[..., row, j]: any pattern, spelled out in a bool tensor, True = may attend; as large as you make it."""
+    """keep[..., row, j]: any pattern as a bool tensor, True = may attend. It broadcasts to b h i j."""
 
     keep: Tensor
 
@@ -203,20 +203,20 @@ class Dense(Mask):
         return at.slice_of(self.keep, "bhij")
 
     def tiles(self, grid: Grid) -> Tiles:
-        return _all_or_any(grid.span(self.keep, "bhij"))
+        return _tiles_of_keep(grid.span(self.keep, "bhij"))
 
     def _drawing_size(self) -> tuple[int, int]:
-        return _small(*self.keep.shape[-2:])
+        return _clamped_size(*self.keep.shape[-2:])
 
 
-def _exact(center: Tensor) -> Tensor:
-    # Half precision cannot tell one position from the next.
+def _at_least_float32(center: Tensor) -> Tensor:
+    # Half precision rounds large positions to the same number.
     return center.to(torch.promote_types(center.dtype, torch.float32))
 
 
-def _all_or_any(keep: Span) -> Tiles:
+def _tiles_of_keep(keep: Span) -> Tiles:
     return Tiles(keep.high.bool(), keep.low.bool())
 
 
-def _small(rows: int, cols: int) -> tuple[int, int]:
+def _clamped_size(rows: int, cols: int) -> tuple[int, int]:
     return min(max(rows, 1), 24), min(max(cols, 1), 24)
