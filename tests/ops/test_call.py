@@ -181,15 +181,15 @@ MASKS = [
         "rule_and",
         call(mask=Rule(lambda b, h, i, j: j <= i and i < 3)),
         TypeError,
-        r"write &, \| and ~ instead, each comp",
+        r"write &, \| and ~ with each comparison in parentheses",
     ),
     (
         "rule_not",
         call(mask=Rule(lambda b, h, i, j: not j <= i)),
         TypeError,
-        r"gets tensors, of which and, or, not and if",
+        r"gets tensors, for which and, or, not and if do not work",
     ),
-    ("rule_if", call(mask=Rule(lambda b, h, i, j: j if i > 2 else i)), TypeError, r"and torch\.where for if"),
+    ("rule_if", call(mask=Rule(lambda b, h, i, j: j if i > 2 else i)), TypeError, r"and torch\.where instead of if"),
     (
         "rule_two",
         call(mask=Rule(lambda i, j: j <= i)),

@@ -156,7 +156,7 @@ class Relative(Bias):
         if self.keys is not None:
             table = q.to(dtype) @ self.keys.to(dtype).mT * self._scale(q.shape[-1])
         elif self.table is not None and self.table.requires_grad and torch.is_grad_enabled():
-            # One copy per query: FlexAttention adds gradients entry by entry, few to each copy, and PyTorch sums copies.
+            # One copy per query: FlexAttention adds gradients entry by entry, few to each copy; PyTorch sums copies.
             rows = self.table.to(dtype).unsqueeze(-2)
             table = rows.expand(*rows.shape[:-2], q.shape[2], -1).contiguous()
         else:

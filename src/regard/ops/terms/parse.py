@@ -75,7 +75,7 @@ def _term(node: ast.expr) -> Term:
             arguments = [_argument(x) for x in node.args]
             names = [keyword.arg for keyword in node.keywords]
             if None in names or len(set(names)) < len(names):
-                raise ValueError(f"{name} takes each argument once and no **, got {_short(ast.unparse(node))}")
+                raise ValueError(f"{name} takes each argument once, and no **; got {_short(ast.unparse(node))}")
             named = {str(keyword.arg): _argument(keyword.value) for keyword in node.keywords}
             try:
                 return TERMS_BY_NAME[name](*arguments, **named)

@@ -248,7 +248,7 @@ def _explain_failure(fn: Callable[..., Tensor], error: Exception) -> str | None:
     """Return an error message if a rule failed because it was written for numbers, or for other arguments."""
     if "Boolean value of Tensor" in str(error) or "data-dependent control flow" in str(error):
         return (
-            "Rule: the function gets tensors, and and, or, not, if need a single truth value; write &, | and ~ "
+            "Rule: the function gets tensors, for which and, or, not and if do not work; write &, | and ~ "
             "with each comparison in parentheses, (j <= i) & (i - j < 4), and torch.where instead of if"
         )
     try:
