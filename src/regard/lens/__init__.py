@@ -1,4 +1,4 @@
-"""The lens: capture what any model attends to, at any length; measure it, follow it, align by it."""
+"""The lens: capture the attention of any PyTorch model at any length, then measure, trace, align or ablate it."""
 
 from .analysis.ablation import ablate, ablation_importance, importance
 from .analysis.alignment import (

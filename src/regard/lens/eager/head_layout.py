@@ -26,8 +26,8 @@ MERGING_NAMES = frozenset(("view", "reshape", "flatten", "cat", "concat"))
 class HeadLayout(NamedTuple):
     """A rearrangement of *lead i j to b h i j."""
 
-    lead: torch.Size  # batch dims, one of which are the heads
-    at: int  # index of the heads in `lead`
+    lead: torch.Size  # batch dims; the dim `at` are the heads
+    at: int
 
     @classmethod
     def of(cls, lead: Sequence[int], heads: int | None, first: bool) -> HeadLayout:

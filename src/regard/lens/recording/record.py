@@ -12,7 +12,7 @@ How it grows
 
 Lifetimes
     While the capture is open the record holds the tensor of keys that the model passed, to recognize it in the next
-    call. `close` releases that tensor and joins the parts of each kept tensor into one; `forget` releases everything,
+    call. `close` releases that tensor and joins the parts of each kept tensor into one; `release` frees everything,
     for a record that a longer pass over the same text replaces.
 """
 
@@ -34,7 +34,7 @@ from .store import KeptTensor, Store, TensorInMemory, version_of
 
 @dataclass(frozen=True, eq=False)
 class Extras:
-    """What value norms and gradient x attention need beyond the weights; None for each that was not kept."""
+    """Tensors that value norms and gradient x attention need beside the weights; None for each that was not kept."""
 
     v: Tensor | None = None  # b g j e
     projection: Tensor | None = None  # dim (h e): weight of the projection from concatenated heads to the output
@@ -118,21 +118,21 @@ class Record:
         return weights_of_observed(q, k, self.heads, **terms, statistic=statistic)
 
     def extras(self) -> Extras:
-        """Return what was kept beside the weights."""
+        """Return the values, output projection and gradient that were kept."""
         v = self._whole("v") if self.values else None
         projection = None if self._projection is None else self._projection.get()
         if projection is not None and self.heads is not None:
             projection = projection.unflatten(1, (self.layer_heads, -1))[:, self.heads].flatten(1)
         return Extras(v, projection, self._gradient)
 
-    def project(self, weight: Tensor) -> None:
+    def add_projection(self, weight: Tensor) -> None:
         """Keep the weight of the output projection."""
         if self.store.in_place:
             self._projection = TensorInMemory(weight)
         elif self._projection is None:
             self._projection = self.store.put(weight, f"{shown_name(self.name)}: projection")
 
-    def descend(self, gradient: Tensor) -> None:
+    def add_gradient(self, gradient: Tensor) -> None:
         """Keep the gradient of the heads' output."""
         self._gradient = gradient if self.heads is None else gradient[:, self.heads]
 
@@ -146,7 +146,7 @@ class Record:
                     self.store.drop(part)
                 self._parts[name] = [self.store.put(whole, f"{shown_name(self.name)}: {name}")]
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Release all tensors."""
         for parts in self._parts.values():
             while parts:

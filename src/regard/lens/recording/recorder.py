@@ -40,12 +40,11 @@ if TYPE_CHECKING:
     from ..interception.intercepted import InterceptedAttention
 
 Key = tuple[str, int]
-NOTHING = None, None, None, None
 
 
 @dataclass(eq=False, kw_only=True)
 class Recorder:
-    """What a capture has seen, and what it was asked to keep of it."""
+    """The recorded attention calls of a capture, and the options that say what to keep."""
 
     store: Store
     layers: Sequence[str] | None = None
@@ -54,35 +53,37 @@ class Recorder:
     values: bool = False
     gradients: bool = False
     memo: Memo = field(default_factory=dict)
-    passed_over: set[str] = field(default_factory=set)  # layers that attended and were not asked for
+    passed_over: set[str] = field(default_factory=set)  # layers that attended but match no pattern in `layers`
 
     def __post_init__(self) -> None:
-        self._copies = TermSnapshots(self.store if self.keep is None else None)
+        self._snapshots = TermSnapshots(self.store if self.keep is None else None)
         self._lock = threading.RLock()  # a model may run in several threads
         self._entries: dict[Key, Record | Reduced] = {}
-        self._waiting: dict[str, Callable[[], ObservedAttention]] = {}  # calls of layers that nobody has looked at yet
-        beside = self.layers, self.heads, self.keep, self.store.limit
-        self._patient = beside == NOTHING and not (self.values or self.gradients) and self.store.in_place
+        # Calls that are interpreted when `entries` is read.
+        self._deferred: dict[str, Callable[[], ObservedAttention]] = {}
+        keeps_all = self.layers is None and self.heads is None and self.keep is None and self.store.limit is None
+        self._may_defer = keeps_all and not (self.values or self.gradients) and self.store.in_place
         self.is_open = True
         self._latest: dict[str, Key] = {}
-        self._generated: set[Key] | None = None  # entries of the generation under way
-        self._lineage: Tensor | None = None  # which rows batch rows may have been, if this pass goes on with another
+        self._generated: set[Key] | None = None  # entries of the running generation
+        # Parents of the batch rows, found by an earlier layer of this pass; None if the pass continues no earlier one.
+        self._lineage: Tensor | None = None
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(
-            "a tape cannot be copied or pickled as it was captured; write tape.save(path), and "
-            "regard.lens.Tape.load(path) for another of the same"
+            "a captured tape cannot be copied or pickled; "
+            "write tape.save(path), and regard.lens.Tape.load(path) for a copy"
         )
 
     @property
     def entries(self) -> dict[Key, Record | Reduced]:
-        """What was kept of each call of a layer, in order."""
-        self._settle()
+        """Recorded attention per (layer, call), in call order."""
+        self._record_deferred_calls()
         return self._entries
 
     @property
     def ended(self) -> list[bool]:
-        """Of each text that a layer began with, whether it has ended and is gone, in the layer where most are."""
+        """For each row of the first batch: whether it left the batch. Taken from the layer that lost the most rows."""
         if not self._entries:
             return []
         records = [entry for entry in self._entries.values() if isinstance(entry, Record)]
@@ -90,22 +91,22 @@ class Recorder:
 
     @property
     def is_empty(self) -> bool:
-        """Has nothing been seen?"""
-        return not (self._entries or self._waiting)
+        """True if no attention call was recorded."""
+        return not (self._entries or self._deferred)
 
     def should_record(self, name: str) -> bool:
-        """Is a layer of this name asked for?"""
+        """Whether the name of a layer matches a pattern in `layers`."""
         return self.layers is None or any(matches(name, pattern) for pattern in self.layers)
 
     def can_defer(self, name: str, q: Tensor, k: Tensor) -> bool:
-        """Is it enough to hold on to the queries and keys of this call until somebody looks?
+        """Whether a call can be interpreted later, when `entries` is read.
 
-        It is where they need no copy, go on with no call before, and nothing but them is asked for.
+        It can if its queries and keys need no copy, it continues no earlier call, and only queries and keys are kept.
         """
         return (
-            self._patient
+            self._may_defer
             and self._generated is None
-            and name not in self._waiting
+            and name not in self._deferred
             and name not in self._latest
             and not (q.requires_grad or k.requires_grad or torch._C._is_any_autocast_enabled())
             and owns_unmodified_memory(q)
@@ -113,28 +114,28 @@ class Recorder:
         )
 
     def record_deferred(self, name: str, call: Callable[[], ObservedAttention]) -> None:
-        """Take in one attention of a layer that may wait: a short pass takes no longer than its Python."""
+        """Hold a call until `entries` is read, so that capture adds little time to a short forward pass."""
         with self._lock:
-            if name in self._waiting:  # another thread was faster
-                self._settle()
-            self._waiting[name] = call
+            if name in self._deferred:  # another thread deferred a call of this layer meanwhile
+                self._record_deferred_calls()
+            self._deferred[name] = call
 
     def record(
-        self, name: str, seen: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x
+        self, name: str, observed: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x
     ) -> Record | None:
-        """Take in one attention of a layer; `heads` makes b h i e of the gradient of its output `out`.
+        """Record one attention call; `heads` rearranges the gradient of its output `out` to b h i e.
 
-        To be called where no gradients are recorded, with terms that have none. Returns what has begun with it and
-        wants a projection.
+        The caller disables autograd and passes terms without gradients. Returns a new record that needs the output
+        projection, else None.
         """
         with self._lock:
-            return self._record(name, seen, out, heads)
+            return self._record(name, observed, out, heads)
 
-    def copy_terms(self, seen: ObservedAttention, *slots: str) -> ObservedAttention:
-        """The call with terms of our own in these slots, without gradients: others may write to theirs."""
-        terms = {name: term for name in slots if (term := getattr(seen, name)) is not None}
+    def copy_terms(self, observed: ObservedAttention, *slots: str) -> ObservedAttention:
+        """Copy the terms in these slots, without gradients: the model may write to its own."""
+        terms = {name: term for name in slots if (term := getattr(observed, name)) is not None}
         with self._lock:
-            return seen._replace(**{name: self._copies.copy(term) for name, term in terms.items()})
+            return observed._replace(**{name: self._snapshots.copy(term) for name, term in terms.items()})
 
     def observe(self, attention: InterceptedAttention) -> Tensor:
         """Record an attention call; return its output as it is."""
@@ -155,28 +156,29 @@ class Recorder:
         return out
 
     def project(self, record: Record, weight: Tensor) -> None:
-        """Note the output projection of an attention."""
+        """Keep the weight of the output projection of an attention."""
         with self._lock:
-            record.project(weight)
+            record.add_projection(weight)
 
     def _record(
-        self, name: str, seen: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor]
+        self, name: str, observed: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor]
     ) -> Record | None:
+        """Record one attention call, under the lock."""
         if not self.should_record(name):
             self.passed_over.add(name)
             return None
-        self._settle()
-        seen = _cast(seen)
-        if self.heads is not None and not set(self.heads) <= set(range(seen.q.shape[1])):
-            most = seen.q.shape[1] - 1
-            raise IndexError(f"heads must be from 0 to {most} in {shown_name(name)!r}, got heads={self.heads}")
+        self._record_deferred_calls()
+        observed = _cast(observed)
+        if self.heads is not None and not set(self.heads) <= set(range(observed.q.shape[1])):
+            last = observed.q.shape[1] - 1
+            raise IndexError(f"heads must be from 0 to {last} in {shown_name(name)!r}, got heads={self.heads}")
         if self.keep is not None:
-            record = Record(name, seen, Store(), heads=self.heads, values=False)
-            key = self._next(name)
+            record = Record(name, observed, Store(), heads=self.heads, values=False)
+            key = self._next_key(name)
             self._entries[key] = reduce(record.weights({}), self.keep, self.store, shown_name(name))
-        elif not self._joined(name, seen):
-            key = self._next(name, seen)
-            record = Record(name, seen, self.store, heads=self.heads, values=self.values)
+        elif not self._continues(name, observed):
+            key = self._next_key(name, observed)
+            record = Record(name, observed, self.store, heads=self.heads, values=self.values)
             self._entries[key] = record
             if self.gradients:
                 _keep_gradient(record, out, heads)
@@ -185,8 +187,8 @@ class Recorder:
 
     @contextmanager
     def generation(self) -> Iterator[None]:
-        """Calls within are of one text that grows: without a cache, each longer pass replaces the one before."""
-        self._settle()
+        """Treat the calls inside as one growing text: without a cache, each longer pass replaces the one before."""
+        self._record_deferred_calls()
         self._generated, self._lineage = set(), None
         try:
             yield
@@ -194,44 +196,51 @@ class Recorder:
             self._generated = None
 
     def close(self) -> None:
-        """Nothing more will be seen."""
+        """End recording, and close all records."""
         self.is_open = False
         self._latest.clear()
         for entry in self._entries.values():
             if isinstance(entry, Record):
                 entry.close()
 
-    def _settle(self) -> None:
-        """Take in what waits."""
-        if not self._waiting:
+    def _record_deferred_calls(self) -> None:
+        """Interpret and record the deferred calls."""
+        if not self._deferred:
             return
         with self._lock, torch.no_grad():
-            waiting, self._waiting = self._waiting, {}
-            for name, call in waiting.items():
+            deferred, self._deferred = self._deferred, {}
+            for name, call in deferred.items():
                 record = Record(name, call()._replace(version=0), self.store, heads=None, values=False)
-                self._entries[self._next(name)] = record
+                self._entries[self._next_key(name)] = record
                 if not self.is_open:
                     record.close()
 
-    def _joined(self, name: str, seen: ObservedAttention) -> bool:
-        """Let the layer's latest record go on with this call, if it does."""
+    def _continues(self, name: str, observed: ObservedAttention) -> bool:
+        """Add the call to the layer's latest record if it continues it; return whether it does."""
         latest = self._entries[self._latest[name]] if name in self._latest else None
-        parents = latest.follow(seen, self._lineage) if isinstance(latest, Record) else None
+        parents = latest.follow(observed, self._lineage) if isinstance(latest, Record) else None
         if parents is not None:
             self._lineage = parents
-        elif self._lineage is not None and (seen.q.shape[2] == seen.k.shape[2] or looks_back_only(seen.mask)):
+        elif self._lineage is not None and (
+            observed.q.shape[2] == observed.k.shape[2] or looks_back_only(observed.mask)
+        ):
             self._lineage = None
         return parents is not None
 
-    def _next(self, name: str, seen: ObservedAttention | None = None) -> Key:
-        """The key of a new entry; that of an entry it replaces where a text is written without a cache."""
+    def _next_key(self, name: str, observed: ObservedAttention | None = None) -> Key:
+        """Return the key of a new entry; in a generation without a cache, that of the shorter pass it replaces."""
         key = self._latest.get(name, (name, -1))
         if self._generated is None:
             key = self._latest[name] = name, key[1] + 1
             return key
         old = self._entries.get(key)
-        if seen is not None and key in self._generated and isinstance(old, Record) and seen.q.shape[2] > old.rows:
-            old.forget()
+        if (
+            observed is not None
+            and key in self._generated
+            and isinstance(old, Record)
+            and observed.q.shape[2] > old.rows
+        ):
+            old.release()
             del self._entries[key]
         else:
             key = self._latest[name] = name, key[1] + 1
@@ -239,24 +248,25 @@ class Recorder:
         return key
 
 
-def _cast(seen: ObservedAttention) -> ObservedAttention:
-    """Queries and keys as the kernel sees them under autocast."""
-    device = seen.q.device.type
-    if not torch.is_autocast_enabled(device) or seen.q.dtype == torch.float64:
-        return seen
+def _cast(observed: ObservedAttention) -> ObservedAttention:
+    """Cast queries, keys and values to the autocast dtype, as the kernel does."""
+    device = observed.q.device.type
+    if not torch.is_autocast_enabled(device) or observed.q.dtype == torch.float64:
+        return observed
     dtype = torch.get_autocast_dtype(device)
-    return seen._replace(q=seen.q.to(dtype), k=seen.k.to(dtype), v=seen.v.to(dtype))
+    return observed._replace(q=observed.q.to(dtype), k=observed.k.to(dtype), v=observed.v.to(dtype))
 
 
 def _keep_gradient(record: Record, out: Tensor, heads: Callable[[Tensor], Tensor]) -> None:
+    """Register a hook that keeps the gradient of an attention's output."""
     if not out.requires_grad:
         raise ValueError(
-            "gradients=True needs a forward pass that records them, and the output of "
-            f"{shown_name(record.name)!r} does not; run the model without torch.no_grad(), on inputs or parameters "
-            "that require gradients, and where it computes layers again in its backward pass with use_reentrant=False"
+            "gradients=True needs a forward pass with gradients, but the output of "
+            f"{shown_name(record.name)!r} does not require any; run the model without torch.no_grad(), on inputs or "
+            "parameters that require gradients, and pass use_reentrant=False to activation checkpointing"
         )
 
     def keep(grad: Tensor) -> None:
-        record.descend(heads(grad.detach()))
+        record.add_gradient(heads(grad.detach()))
 
     out.register_hook(keep)

@@ -1,4 +1,4 @@
-"""Where a capture keeps its tensors: on their device, on another device, or in files; and snapshots of terms."""
+"""The store of a capture's tensors, on their device, on another device or in files; and snapshots of terms."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from .image_patches import Image, PatchedImage, patched_images
 K = TypeVar("K")
 Shape = tuple[int, int, int]  # batch rows, queries, keys
 Tokens = Sequence[str] | Sequence[Sequence[str]]  # the tokens of one text, or of each batch row
-TokensByLayer = Mapping[str, Tokens | tuple[Tokens, Tokens]]  # by layer pattern; a pair is (queries, keys)
+TokensByLayer = Mapping[str, Tokens | tuple[Tokens, Tokens]]  # tokens by layer pattern; a pair is (queries, keys)
 
 
 @dataclass(frozen=True, eq=False)
