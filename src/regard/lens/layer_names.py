@@ -39,6 +39,6 @@ def within(layer: str, part: str) -> bool:
     return part == layer or not layer or part.startswith(f"{layer}.")
 
 
-def listed(layers: Iterable[str]) -> str:
+def list_names(layers: Iterable[str]) -> str:
     """Return the layers, each once, as text for a message."""
     return ", ".join(shown_name(layer) for layer in dict.fromkeys(layers)) or "none"

@@ -70,7 +70,7 @@ def rollout_matrix(stack: Iterable[Weights], *, residual: float = 0.5, limit: st
     layers = _check_stack(stack)
     result = None
     for A in layers:
-        W = _mixed(A, residual, limit)
+        W = _mixing_matrix(A, residual, limit)
         result = W if result is None else reachable_product(W, result)
     assert result is not None
     return result
@@ -173,7 +173,7 @@ def attention_flow(
             "use rollout(stack, token=...), which has no limit, or pass a larger edges="
         )
     tops = _tokens(token, b, n, layers[0].device).tolist()
-    mixed = torch.stack([_mixed(A, residual, LIMIT) for A in layers], 1).double().cpu().numpy()  # b layers n n
+    mixed = torch.stack([_mixing_matrix(A, residual, LIMIT) for A in layers], 1).double().cpu().numpy()  # b layers n n
     all_nan = [math.nan] * n
     reachable = [_reachable_layers(W, top) for W, top in zip(mixed, tops, strict=True)]
     flows = [_flows(W, top) if np.isfinite(W).all() else all_nan for W, top in zip(reachable, tops, strict=True)]
@@ -298,7 +298,7 @@ def _row_sums(A: Weights, residual: float) -> Tensor:
     return torch.where(sums > 0, sums, 1.0)
 
 
-def _mixed(A: Weights, residual: float, limit: str) -> Tensor:
+def _mixing_matrix(A: Weights, residual: float, limit: str) -> Tensor:
     """Return (1 - residual) mean_h A + residual I with rows normalized to sum to 1, dense: `b n n`."""
     W = (1 - residual) * A.dense(limit).mean(1)
     W.diagonal(dim1=-2, dim2=-1).add_(residual)

@@ -3,7 +3,7 @@
 What
     `OP_RULES` has one rule per name of a torch function (mul, add, masked_fill, softmax, view, ...). A rule gets the
     call after it ran, as an `OpCall`, and returns the `SymbolicValue` of the result: `Scores`, `ScoresWithSink`,
-    `SoftmaxOutput` or `WeightedValues`. None means that the result is none of these, so tracking ends there.
+    `SoftmaxOutput` or `WeightedValues`. None means that the result has no symbolic value, so tracking ends there.
 
 How it flows
     The tracker adds the result of q @ k.mT to `SymbolicTensors` as `Scores`. For each later call whose name is in

@@ -1,9 +1,9 @@
 """Track which tensors descend from a product of queries and keys, whatever was done to it since.
 
-A softmax over scores that were mixed across heads, or convolved, is still an attention; if its result is not
-understood, capture must warn. The operations are not interpreted, only the sizes are: a tensor is tracked as long as it
-has a dim for the queries and one for the keys. Tracking ends where a linear map or a convolution takes one of them as
-its features, as a classifier or a router of experts does.
+A softmax over scores that were mixed across heads, or convolved, is still an attention; if capture cannot
+interpret its result, it must warn. The operations are not interpreted, only the sizes are: a tensor is tracked as long
+as it has a dim for the queries and one for the keys. Tracking ends where a linear map or a convolution takes one of
+them as its features, as a classifier or a router of experts does.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Provenance:
         """Track each result of a call on a tensor of shape `before` that still has queries and keys."""
         for x in out if isinstance(out, (list, tuple)) else (out,):
             if isinstance(x, Tensor) and not x.is_nested and x.is_floating_point():
-                after = pair if _has_pair(x.shape, pair) else _resized(before, x.shape, pair)
+                after = pair if _has_pair(x.shape, pair) else _pair_after_resize(before, x.shape, pair)
                 if after is not None:
                     self._add(x, after)
 
@@ -96,7 +96,7 @@ def _has_pair(shape: Sequence[int], pair: Pair) -> bool:
     return has_two_dims or (min(pair) > 1 and a * b in shape)
 
 
-def _resized(before: Sequence[int], after: Sequence[int], pair: Pair) -> Pair | None:
+def _pair_after_resize(before: Sequence[int], after: Sequence[int], pair: Pair) -> Pair | None:
     """Return the pair after one dim changed its size, because keys were selected or added; None otherwise."""
     changed = [(x, y) for x, y in zip(before, after, strict=False) if x != y]
     if len(before) != len(after) or len(changed) != 1:

@@ -96,7 +96,7 @@ class Scores:
         return replace(self._map_terms(layout.of_matrices), q=layout.of_matrices(self.q), k=layout.of_matrices(self.k))
 
     def mask_and_bias(self) -> dict[str, Tensor]:
-        """Return additive tensors: `mask`, the sum of those that hide keys, and `bias`, the sum of the others."""
+        """Return additive tensors: `mask` is the sum of tensors that hide keys, `bias` the sum of the others."""
         masks = [x for x in self.added if bool((x <= MAX_HIDDEN_SCORE).any())]
         biases = [x for x in self.added if not any(x is mask for mask in masks)]
         mask, bias = self._additive_mask(masks), reduce(add, biases) if biases else None

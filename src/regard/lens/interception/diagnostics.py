@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..capture_warning import CaptureWarning
-from ..layer_names import listed, shown_name, within
+from ..layer_names import list_names, shown_name, within
 from ..recording.recorder import Recorder
 from .function_mode import SCRIPTED, AttentionMode
 from .module_scan import attends_aside
@@ -105,7 +105,7 @@ def check_recorded(mode: AttentionMode, recorder: Recorder) -> None:
         return
     kind = type(mode.model).__name__
     if recorder.passed_over:
-        names = listed(sorted(recorder.passed_over))
+        names = list_names(sorted(recorder.passed_over))
         raise ValueError(f"no layer that attended matches layers={list(recorder.layers or ())}; there were {names}")
     if not mode.ran:
         raise ValueError(f"{kind} was not called within the block; call model(...), not model.forward(...)")
@@ -134,12 +134,12 @@ def _unrecognized_softmax(mode: AttentionMode, recorder: Recorder) -> list[str]:
         ]
         if unclear:
             messages.append(
-                f"{listed(sorted(unclear))} was not recorded: its softmax input could not be traced back to q @ k.mT. "
-                "Compute scores as q @ k.mT, or call regard.attend(q, k, v)"
+                f"{list_names(sorted(unclear))} was not recorded: its softmax input could not be traced back to "
+                "q @ k.mT. Compute scores as q @ k.mT, or call regard.attend(q, k, v)"
             )
     if lost:
         messages.append(
-            f"{listed(lost)} computes softmax(q @ k.mT), but its result was never multiplied with values in a form "
+            f"{list_names(lost)} computes softmax(q @ k.mT), but its result was never multiplied with values in a form "
             "regard recognizes, so it was not recorded. Multiply the softmax output with v directly, or call "
             "regard.attend(q, k, v)"
         )

@@ -1,7 +1,7 @@
 """Record: the attention of one layer, which grows row by row while the model generates.
 
 What it holds
-    Queries, keys and terms of one (layer, call) in a `Store`, and if they were asked for values, output projection and
+    Queries, keys and terms of one (layer, call) in a `Store`, and on request values, output projection and
     gradient. `weights` builds the lazy matrix of all rows so far.
 
 How it grows

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..layer_names import listed, matches, shown_name
+from ..layer_names import list_names, matches, shown_name
 from .groups import Groups
 from .image_patches import Image, PatchedImage, patched_images
 
@@ -153,7 +153,8 @@ def unmatched_tokens(
 
 def no_layer_matches(what: str, patterns: Iterable[str], layers: Iterable[str]) -> str:
     """Return the warning for annotations whose patterns match no layer."""
-    return f"{what} were given for {', '.join(map(repr, patterns))}, which matches no layer; there are {listed(layers)}"
+    shown = ", ".join(map(repr, patterns))
+    return f"{what} were given for {shown}, which matches no layer; there are {list_names(layers)}"
 
 
 def _fits(labels: Labels, shape: Shape, row: int) -> bool:

@@ -2,7 +2,7 @@
 
 What it holds
     An entry for each (layer, call): lazy `Weights` (queries, keys and terms, never the matrix), or `Reduced` measures
-    if `capture(keep=[...])` asked for measures only. Beside the entries: `Annotations` (tokens, groups, images),
+    after `capture(keep=[...])`. Beside the entries: `Annotations` (tokens, groups, images),
     `Extras` (values, output projection, gradient), computed summaries, and `facts` such as the model's class.
 
 How it flows
@@ -32,7 +32,7 @@ import regard
 
 from ...ops.weights import Summary, Weights
 from ..capture_warning import CaptureWarning
-from ..layer_names import listed, matches, own_name, shown_calls, shown_name
+from ..layer_names import list_names, matches, own_name, shown_calls, shown_name
 from ..recording.record import Extras, Record
 from ..recording.recorder import Key, Recorder
 from ..recording.reduced import Reduced
@@ -169,7 +169,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         """Return the tape of the layers whose names match, as file names do: `tape.select("decoder.*.self_attn")`."""
         chosen = [key for key in self if matches(key[0], pattern)]
         if not chosen:
-            raise KeyError(f"no layer matches {pattern!r}; there are {listed(self.layers)}")
+            raise KeyError(f"no layer matches {pattern!r}; there are {list_names(self.layers)}")
         tape = Tape(
             {key: self[key] for key in chosen},
             extras={key: self.extras(key) for key in chosen},
@@ -408,7 +408,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             shown = ", ".join(f"tape[{shown_name(layer)!r}, {call}]" for layer, call in calls)
             times = "once" if len(calls) == 1 else f"{len(calls)} times"
             raise KeyError(f"{shown_name(calls[0][0])!r} was called {times}; write {shown}")
-        raise KeyError(f"no layer {name!r} on the tape; there are {listed(self.layers)}")
+        raise KeyError(f"no layer {name!r} on the tape; there are {list_names(self.layers)}")
 
     def _warn_unmatched_tokens(self, *, stacklevel: int) -> None:
         """Warn about tokens that fit no layer."""
