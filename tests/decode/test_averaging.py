@@ -48,7 +48,7 @@ def test_checkpoints_are_not_modified():
 @pytest.mark.parametrize(
     ("each", "message"),
     [
-        ([], "checkpoints must hold at least one state dict, got none"),
+        ([], "pass at least one checkpoint, got none"),
         (
             [{"w": torch.ones(2)}, {"v": torch.ones(2)}],
             r"same tensors, got \['v', 'w'\] in only one of numbers 1 and 2",

@@ -179,7 +179,7 @@ def test_a_prefix_read_at_once_is_one_read_token_by_token(search):
 def test_long_prefixes_are_read_in_pieces(monkeypatch, search):
     given = torch.randint(8, (ROWS, 11), generator=torch.Generator().manual_seed(1))
     whole = search(Cached(vocabulary=9), ROWS, given, end=END, max_length=MOST)
-    monkeypatch.setattr("regard.decode.prefix.POSITIONS", 4 * ROWS)
+    monkeypatch.setattr("regard.decode.prefix.POSITIONS_PER_PIECE", 4 * ROWS)
     assert tokens(search(Cached(vocabulary=9), ROWS, given, end=END, max_length=MOST)) == tokens(whole)
 
 
@@ -277,7 +277,7 @@ def test_a_hypothesis_aligns_each_token_with_a_source_position():
         ({"end": True}, TypeError, r"end must be a whole number, got True \(bool\)"),
         ({"forbid": (9,)}, ValueError, "forbid must be within the vocabulary of 9, got 9"),
         ({"forbid": (2.0,)}, TypeError, r"forbid must be a whole number, got 2.0 \(float\)"),
-        ({"forbid": (1, END)}, ValueError, "forbid must leave the end to be chosen, got 8 in both"),
+        ({"forbid": (1, END)}, ValueError, "forbid must not contain an end token, got 8 in both"),
         ({"forbid": range(8)}, ValueError, "forbid must leave a token to choose, got all but the end of 9"),
         (
             {"end": range(9), "min_length": 1},
@@ -298,7 +298,7 @@ def test_limits_say_what_they_cannot_do(search, limits, error, message):
         (
             [[0], []],
             ValueError,
-            r"prefix must give each row a token to start from, got none for row 1; write prefix=\[\[",
+            r"prefix must hold a token for each row, got none for row 1; write prefix=\[\[",
         ),
         (torch.arange(2), ValueError, r"prefix must have dims b n, got shape \(2,\); write prefix\[:, None\]"),
         (
@@ -306,8 +306,8 @@ def test_limits_say_what_they_cannot_do(search, limits, error, message):
             ValueError,
             r"prefix must have dims b n, got shape \(1, 2, 3\); write prefix.view\(b, n\)",
         ),
-        ([7, 8], TypeError, r"or b sequences of whole numbers, got the row 7; write prefix=\[\[start\]\] \* b"),
-        ([[0.5]], TypeError, r"or b sequences of whole numbers, got the row \[0.5\]"),
+        ([7, 8], TypeError, r"or b sequences of integers, got the row 7; write prefix=\[\[start\]\] \* b"),
+        ([[0.5]], TypeError, r"or b sequences of integers, got the row \[0.5\]"),
         ([[0], [0], [0]], ValueError, r"step must return logits \(rows, vocabulary\) for 3 tokens, got shape \(2, 9\)"),
     ],
     ids=["empty", "1d", "3d", "flat", "float", "rows"],

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.decode import greedy, sample
-from regard.decode.sampling import draw, uniform
+from regard.decode.sampling import draw_tokens, uniform_streams
 from tests.decode.steppers import D, Table
 
 LIMITS = {"end": 8, "max_length": 10}
@@ -47,7 +47,7 @@ def test_top_p_keeps_the_fewest_that_reach_p(p):
 
 def test_top_p_counts_within_top_k():
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=D).log()
-    drawn = {int(draw(logits, torch.tensor([u], dtype=D), top_k=2, top_p=0.5)) for u in (0.0, 0.5, 0.99)}
+    drawn = {int(draw_tokens(logits, torch.tensor([u], dtype=D), top_k=2, top_p=0.5)) for u in (0.0, 0.5, 0.99)}
     assert drawn == {0}  # 0.4 of 0.7 is more than half
 
 
@@ -101,7 +101,7 @@ def test_scores_are_of_the_model_not_of_what_was_left_of_it():
 @pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.95}, {"top_k": 4, "top_p": 0.95}], ids=str)
 def test_what_is_forbidden_is_never_drawn(u, options):
     logits = torch.tensor([[-math.inf, 1.0, -math.inf, 0.5, -math.inf]])
-    token = draw(logits, torch.tensor([u], dtype=D), **({"top_k": None, "top_p": None} | options))
+    token = draw_tokens(logits, torch.tensor([u], dtype=D), **({"top_k": None, "top_p": None} | options))
     assert token.item() in (1, 3)
 
 
@@ -114,10 +114,10 @@ def test_at_any_small_temperature_the_likeliest_is_drawn(temperature, options):
 
 
 def test_streams_stay_clear_of_one_and_of_each_other():
-    streams = uniform(3, 1000, 0)
+    streams = uniform_streams(3, 1000, 0)
     assert streams.min() >= 0
     assert streams.max() < 1
-    assert torch.equal(streams[1:], uniform(2, 1000, 1))
+    assert torch.equal(streams[1:], uniform_streams(2, 1000, 1))
     assert not torch.equal(streams[0], streams[1])
 
 

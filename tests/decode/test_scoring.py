@@ -26,7 +26,7 @@ def test_scores_are_sums_of_log_probabilities():
 @pytest.mark.parametrize("positions", [1, 7, 1024])
 @pytest.mark.parametrize("kind", [Recurrent, Cached])
 def test_scoring_what_a_search_found_gives_its_log_probabilities_and_attention(monkeypatch, positions, kind):
-    monkeypatch.setattr("regard.decode.prefix.POSITIONS", positions)
+    monkeypatch.setattr("regard.decode.prefix.POSITIONS_PER_PIECE", positions)
     model = kind()
     source = torch.randint(1, 11, (3, 5)) if kind is Recurrent else 3
     found = beam(model, source, PREFIX, width=4, n_best=4, end=10, max_length=9)

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from regard.decode.frontier import log_sum_exp
-from regard.decode.topk import BLOCK, top
+from regard.decode.topk import BLOCK, blockwise_topk
 
 
 @pytest.mark.parametrize("n", [7, 4 * BLOCK, 33 * BLOCK, 33 * BLOCK + 1, 34 * BLOCK - 1, 5003])
 @pytest.mark.parametrize("k", [1, 2, 7])
 def test_blocks_find_the_largest(n, k):
     x = torch.randn(5, n)
-    values, places = top(x, k)
+    values, places = blockwise_topk(x, k)
     assert torch.equal(values, x.topk(k).values)
     assert torch.equal(x.gather(1, places), values)
 
@@ -24,14 +24,14 @@ def test_blocks_find_the_largest(n, k):
 def test_the_largest_may_stand_anywhere(at):
     x = torch.full((2, 4301), -math.inf)
     x[1, at] = -3.0
-    assert top(x, 1)[1][1].item() == at
+    assert blockwise_topk(x, 1)[1][1].item() == at
 
 
 def test_neighbours_and_ties_are_all_found():
     x = torch.zeros(1, 5000)
     x[0, 130:134] = 2.0
     x[0, 4999] = 2.0
-    values, places = top(x, 6)
+    values, places = blockwise_topk(x, 6)
     assert values.tolist() == [[2.0] * 5 + [0.0]]
     assert set(places[0, :5].tolist()) == {130, 131, 132, 133, 4999}
     assert len(set(places[0].tolist())) == 6
@@ -39,7 +39,7 @@ def test_neighbours_and_ties_are_all_found():
 
 def test_a_column_of_strides_is_read_as_it_stands():
     x = torch.randn(5000, 3).T
-    assert torch.equal(top(x, 5)[0], x.topk(5).values)
+    assert torch.equal(blockwise_topk(x, 5)[0], x.topk(5).values)
 
 
 def test_the_log_of_the_sum_of_exponentials_is_exact_with_tokens_ruled_out():

@@ -436,7 +436,7 @@ def test_an_encoder_that_reads_its_source_again_is_a_second_call():
 
 
 def test_a_memory_asked_by_as_many_queries_as_it_has_keys_is_asked_in_one_call(monkeypatch):
-    monkeypatch.setattr("regard.decode.prefix.POSITIONS", 4)  # tokens are read four at a time
+    monkeypatch.setattr("regard.decode.prefix.POSITIONS_PER_PIECE", 4)  # tokens are read four at a time
     sizes = {"dim": 16, "heads": 2, "hidden": 16, "encoder_layers": 1, "decoder_layers": 2}
     model = Transformer(TransformerConfig(source_vocabulary=20, target_vocabulary=20, start=2, **sizes)).eval()
     with capture(model) as tape:

@@ -85,7 +85,7 @@ def test_a_graph_foretells_every_word_and_counts_those_asked(monkeypatch):
     model = BertPretraining(Bert(BertConfig.tiny(vocabulary=30))).eval()
     batch = {"ids": masked, "targets": targets, "next": torch.tensor([0, 1, 1])}
     plain = model.loss(batch)
-    monkeypatch.setattr("regard.models.bert._captured", lambda x: True)
+    monkeypatch.setattr("regard.models.bert._is_captured", lambda x: True)
     captured = model.loss(batch)
     close(captured.sum, plain.sum, 1e-6)
     assert captured.count == plain.count == (targets >= 0).sum()

@@ -142,7 +142,7 @@ def test_attention_comes_through_the_search(kind):
 
 
 def test_attention_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match=r"attention is named self.0, self.1, got 'cross.0'"):
+    with pytest.raises(ValueError, match=r"no attention is named 'cross.0'; pass one of self.0, self.1"):
         model_of("rotary").watched("cross.0")
     assert model_of("rotary").watched().names == ("self.0", "self.1")
 
@@ -258,9 +258,9 @@ def test_sizes_that_cannot_be_are_refused_before_a_model_is_built(size, value):
 @pytest.mark.parametrize(
     ("padding", "error", "message"),
     [
-        ([9, 2], ValueError, "must be one a row, from 0 to 4, for 2 rows, got 9"),
-        ([-3, 2], ValueError, "must be one a row, from 0 to 4, for 2 rows, got -3"),
-        ([2], ValueError, "must be one a row, from 0 to 4, for 2 rows, got 1 of them"),
+        ([9, 2], ValueError, "must be one number per row, from 0 to 4, for 2 rows, got 9"),
+        ([-3, 2], ValueError, "must be one number per row, from 0 to 4, for 2 rows, got -3"),
+        ([2], ValueError, "must be one number per row, from 0 to 4, for 2 rows, got 1 numbers"),
         ([2.0, 2.0], TypeError, "must hold whole numbers, got torch.float32; write x.long()"),
     ],
     ids=str,
@@ -276,7 +276,7 @@ def test_lengths_are_of_the_rows(padding, error, message):
 def test_a_loss_takes_lengths_and_no_keep():
     ids, keep = torch.zeros(2, 4, dtype=torch.long), torch.tensor([[False, False, True, True], [True] * 4])
     with pytest.raises(
-        TypeError, match=r"ids_lengths must say how many .* got torch.bool \(2, 4\); write keep.sum\(1\)"
+        TypeError, match=r"ids_lengths must be the number of real .* got torch.bool \(2, 4\); write keep.sum\(1\)"
     ):
         model_of("rotary").loss({"ids": ids, "ids_lengths": keep})
 

@@ -311,5 +311,5 @@ def test_it_learns_to_copy_words_it_has_never_seen():
 
 def test_wrong_batches_are_refused(model):
     wrong_batches_are_refused(model, batch_of(), tokens=(-1,))  # a word above the vocabulary is one to copy
-    with pytest.raises(ValueError, match=r"source_lengths must be one a row, from 0 to .*, got 99"):
+    with pytest.raises(ValueError, match=r"source_lengths must be one number per row, from 0 to .*, got 99"):
         model.loss({**batch_of(), "source_lengths": torch.full((B,), 99)})

@@ -392,7 +392,7 @@ CONFIGS = {
     "truth": ({"num_hidden_layers": True}, "num_hidden_layers must be a whole number"),
     "negative": ({"vocab_size": -5}, "vocab_size must be a whole number"),
     "nothing": ({"vocab_size": None}, "vocab_size must be a whole number from 0, got null"),
-    "huge": ({"num_hidden_layers": 10**9}, "1000000000 layers by the config"),
+    "huge": ({"num_hidden_layers": 10**9}, "the config has 1000000000 layers"),
     "heads": ({"num_attention_heads": 5}, "dim must be a multiple of heads"),
     "activation": ({"hidden_act": "__import__('os')"}, "hidden_act must be one of 'gelu'"),
     "dropout": ({"hidden_dropout_prob": 1.5}, "dropout must be at least 0 and below 1"),
@@ -402,7 +402,7 @@ CONFIGS = {
         {"vocab_size": 40},
         "word_embeddings.weight must have shape \\(40, 12\\) by config.json, got \\(31, 12\\)",
     ),
-    "fewer layers": ({"num_hidden_layers": 1}, "holds 'encoder.layer.1.*no place for"),
+    "fewer layers": ({"num_hidden_layers": 1}, "holds 'encoder.layer.1.*does not have"),
     "more layers": ({"num_hidden_layers": 3}, "holds no tensor 'bert.encoder.layer.2"),
 }
 
@@ -433,7 +433,7 @@ def test_rotary_fields_that_are_not_known_are_refused(rope, message, tmp_path):
 
 def test_fields_that_must_agree_are_checked(tmp_path):
     reconfigure(saved(tmp_path, *TRANSLATORS["bart"]), decoder_attention_heads=4)
-    with pytest.raises(ValueError, match="decoder_attention_heads must be 3, as another field has it, got 4"):
+    with pytest.raises(ValueError, match="decoder_attention_heads must be 3, the value of another field for the same size, got 4"):
         load(tmp_path)
 
 
@@ -453,8 +453,8 @@ def test_sizes_of_images_are_checked(tmp_path):
     ("text", "message"),
     [
         ("[1]", "must hold an object"),
-        ("{", "is not a config"),
-        ("[" * 10**5, "is not a config"),
+        ("{", "cannot be read as a config"),
+        ("[" * 10**5, "cannot be read as a config"),
         (" " * 2 * 10**6, "at most"),
     ],
     ids=["list", "cut", "deep", "long"],
@@ -477,7 +477,7 @@ def test_a_pickle_is_refused_with_the_reason(tmp_path):
     saved(tmp_path)
     shutil.move(tmp_path / "model.safetensors", tmp_path / "pytorch_model.bin")
     with pytest.raises(
-        ValueError, match=r"pytorch_model.bin is a pickle, and to open one is to run what it says; save"
+        ValueError, match=r"pytorch_model.bin is a pickle, and opening it would run its code; if"
     ):
         load(tmp_path)
 
@@ -502,9 +502,9 @@ def test_tensors_that_are_missing_extra_or_of_another_kind_are_refused(tmp_path)
     name = "encoder.layer.0.output.dense.weight"
     cases = {
         f"holds no tensor 'bert.{name}'": {key: x for key, x in original.items() if key != name},
-        "holds 'backdoor.weight', which a model of its config.json has no place for": original
+        "holds 'backdoor.weight', which the model of its config.json does not have": original
         | {"backdoor.weight": torch.ones(3)},
-        f": {name} must be of F64, F32, F16, BF16, got I8": original | {name: original[name].to(torch.int8)},
+        f": {name} must have dtype F64, F32, F16, BF16, got I8": original | {name: original[name].to(torch.int8)},
         f": {name} must have shape": original | {name: original[name].T.contiguous()},
     }
     for message, tensors in cases.items():
@@ -546,7 +546,7 @@ SMALL = {"dim": 12, "depth": 1, "heads": 3}
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: torch.nn.Linear(2, 2), "model must be one that transformers has too, got Linear"),
+        (lambda: torch.nn.Linear(2, 2), "model must be of a class that transformers has too, got Linear"),
         (lambda: ViT(ViTConfig(image=8, patch=4, hidden=8, pool="mean", **SMALL)), "ViTModel .* has no pool='mean'"),
         (lambda: Gpt(GptConfig(vocabulary=9, window=3, **SMALL)), "GPT2LMHeadModel of transformers has no window=3"),
         (
@@ -558,11 +558,11 @@ SMALL = {"dim": 12, "depth": 1, "heads": 3}
         (lambda: Bert(BertConfig(vocabulary=9, hidden=8, first=5, **SMALL)), "has no first=5"),
         (
             lambda: Gpt(GptConfig(vocabulary=9, qk_norm=True, **SMALL)),
-            "GPT2LMHeadModel of transformers cannot hold this model: there is no place for blocks.0.attention.query",
+            "GPT2LMHeadModel of transformers cannot hold this model: no tensor of theirs holds blocks.0.attention.query",
         ),
         (
             lambda: BertClassifier(Bert(BertConfig(vocabulary=9, hidden=8, **SMALL)), classes=2, pooler="tanh"),
-            "there is one place for bert.pool.dense.weight and pool.dense.weight",
+            "one tensor of theirs would hold both bert.pool.dense.weight and pool.dense.weight",
         ),
     ],
     ids=["other", "mean", "window", "pooler", "first", "norms", "pools"],
@@ -585,7 +585,7 @@ def test_saving_over_a_model_replaces_it_and_leaves_nothing_else(tmp_path):
 def test_training_alone_does_not_stand_in_the_way_of_saving(tmp_path):
     config = GptConfig.llama(vocabulary=9, dim=12, depth=1, heads=3)
     save(Gpt(config), tmp_path)
-    assert load(tmp_path).config == config.spelled_out()
+    assert load(tmp_path).config == config.with_sizes()
 
 
 PROMPTS, NEW, PAD, END = 50, 12, 1, 0

@@ -200,7 +200,7 @@ def test_characters_in_one_row_as_batches_pad_them_give_the_same():
 def test_a_document_without_a_word_has_no_answer(model):
     batch = batch_of(model)
     batch["document_lengths"] = torch.tensor([11, 4, 0, 6, 9])
-    with pytest.raises(ValueError, match="every row must have a token for a span, got none in row 2"):
+    with pytest.raises(ValueError, match="every row must have a possible span, got none in row 2"):
         model.answer(batch)
 
 
@@ -303,14 +303,14 @@ def test_characters_are_for_both_sides_or_for_none():
     with pytest.raises(ValueError, match="characters must be None: this model reads no spelling"):
         logits_of(model_of("words"), batch)
     del batch["question_characters"]
-    with pytest.raises(ValueError, match="characters must be given: this model reads how words are spelled"):
+    with pytest.raises(ValueError, match="characters must be given because this model reads the spelling"):
         logits_of(model_of("characters"), batch)
 
 
 def test_wrong_batches_are_refused(model):
     batch = batch_of(model)
     for side in ("document", "question"):
-        with pytest.raises(ValueError, match=f"{side}_lengths must be one a row, from 0 to .*, got 99"):
+        with pytest.raises(ValueError, match=f"{side}_lengths must be one number per row, from 0 to .*, got 99"):
             model.loss({**batch, f"{side}_lengths": torch.full((len(batch[side]),), 99)})
         with pytest.raises(ValueError, match=rf"{side} must have dims b n, got shape .*write {side}\[None\]"):
             model.loss({**batch, side: batch[side][0]})

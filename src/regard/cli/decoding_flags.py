@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..decode.penalties import ALPHA
+from ..decode.penalties import MAX_ALPHA
 from ..tasks.seq2seq_task import length_limit
 from .terminal import print_status
 
@@ -39,8 +39,10 @@ class Search:
         ):
             if value is not None and value < least:
                 raise ValueError(f"{flag} must be {least} or more, got {value}")
-        if not -ALPHA <= self.penalty <= ALPHA:
-            raise ValueError(f"--length-penalty must be from -{ALPHA} to {ALPHA}, got {self.penalty}; 0.6 is usual")
+        if not -MAX_ALPHA <= self.penalty <= MAX_ALPHA:
+            raise ValueError(
+                f"--length-penalty must be from -{MAX_ALPHA} to {MAX_ALPHA}, got {self.penalty}; 0.6 is usual"
+            )
         for low, least, high, most in (
             ("--nbest", self.nbest, "--beam", self.beam),
             ("--min-length", self.min_length, "--max-length", self.max_length),

@@ -1,4 +1,4 @@
-"""Decoding: every search written once, over anything that can start, step and select."""
+"""Decoding: greedy search, beam search and sampling over any model that implements `Stepper`."""
 
 from .averaging import average
 from .beam import beam

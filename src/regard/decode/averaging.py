@@ -1,4 +1,4 @@
-"""Checkpoint averaging: one model out of the last few of a run."""
+"""Checkpoint averaging: one model from several checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 @torch.no_grad()
 def average(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each tensor over several state dicts, in its own dtype.
+    """Return the mean of each tensor over several state dicts, in its own dtype.
 
     >>> import torch
     >>> average([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 6.0])}])
     {'w': tensor([2., 4.])}
 
-    Taken one at a time and summed in float64, so that a generator which reads files needs the memory of two. Tensors
-    that are not floating (counters, masks) are the last checkpoint's. Averaging models of separate runs makes
-    nonsense: for those, `Ensemble`.
+    Checkpoints are read one at a time and summed in float64, so a generator that reads files needs the memory of two.
+    Tensors that are not floating point (counters, masks) are taken from the last checkpoint. The average of models
+    from separate runs is meaningless; use `Ensemble` for them.
     """
     sums: dict[str, Tensor] = {}
     last: Mapping[str, Tensor] = {}
@@ -32,7 +32,7 @@ def average(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
                 sums[name] = sums[name] + wide if name in sums else wide
         last = checkpoint
     if not count:
-        raise ValueError("checkpoints must hold at least one state dict, got none")
+        raise ValueError("pass at least one checkpoint, got none")
     return {name: (sums[name] / count).to(x.dtype) if name in sums else x.clone() for name, x in last.items()}
 
 

@@ -1,4 +1,4 @@
-"""Beam search: the best few hypotheses, extended side by side until none can overtake those that are over."""
+"""Beam search: extend the best hypotheses together until none can overtake those that are finished."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .hypothesis import Hypothesis
 from .penalties import CoveragePenalty, LengthDivisors
 from .prefix import Tokens
 from .stepper import Stepper
-from .topk import top
+from .topk import blockwise_topk
 
 
 @torch.no_grad()
@@ -35,23 +35,23 @@ def beam(
     no_repeat: int | None = None,
     forbid: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
-    """The `n_best` best hypotheses found for each row of the source, best first (fewer if fewer exist).
+    """Return the `n_best` best hypotheses found for each row of the source, best first (fewer if fewer exist).
 
     A hypothesis of n tokens scores log p / length(n) + coverage: `length=Gnmt(0.6)` and `Coverage(0.2, name)` are
-    those of Wu et al. 2016, equation 14; any function of n will do, `float` for the mean, None for the sum. Prefix
-    and limits are those of `greedy`, which is what a width of 1 comes to: with `no_repeat`, one of fewer than
-    `min_length` tokens comes where nothing but the end is left. One cut off at `max_length` competes like one that
-    ended. A function of your own is asked for every n up to `max_length` before the search.
+    those of Wu et al. 2016, equation 14. `length` may be any function of n: `float` gives the mean, None the sum. A
+    function other than `Gnmt` is evaluated for every n up to `max_length` before the search. Prefix and limits are
+    those of `greedy`, which a width of 1 is equal to: with `no_repeat`, a hypothesis may be shorter than `min_length`
+    if only the end is left to choose. A hypothesis cut off at `max_length` competes like one that ended.
 
-    At each step the `width` best continuations count: those that end join the n best found so far, and the best
-    others take their place in the beam. A row of the source is over when its n-th best found scores at least
+    Each step takes the `width` best continuations: those that end join the n best finished ones, and the next best
+    fill the beam. A row of the source is finished when its n-th best finished hypothesis scores at least
 
         log p of the best live hypothesis / max length(m) over the lengths m it may still reach
 
-    which bounds whatever can come of it, as probabilities only fall and coverage is at most 0. So the search never
-    stops because a hypothesis merely ended, and asking for fewer never changes the best. It is still a beam: a path
-    that falls out of the `width` best, be it the greedy one, is not followed. Where nothing may follow a hypothesis it
-    is dropped; a row of which nothing is left is an error.
+    which bounds the score of every continuation, since probabilities only fall and coverage is at most 0. So the
+    search does not stop just because a hypothesis ended, and a smaller `n_best` never changes the best. It is still a
+    beam: a path that falls out of the `width` best is not followed, even the greedy one. A hypothesis without a
+    possible continuation is dropped; a row without any hypothesis raises.
     """
     limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=forbid)
     check_int("width", width, least=1)
@@ -61,7 +61,7 @@ def beam(
     frontier = Frontier(stepper, source, prefix, limits)
     rows = frontier.sentences
     divisors = LengthDivisors(length, max_length, rows.device)
-    # As many spare candidates as could end, so that a full beam goes on. A beam of one has no one to stand in.
+    # Spare candidates replace those that may end, so that the beam stays full. A beam of one has none, as in `greedy`.
     spare = width * len(limits.ends) if width > 1 else 0
     pool = FinishedHypotheses(len(rows), n_best, rows.device)
     totals = torch.zeros(len(rows), 1, dtype=torch.float64, device=rows.device)  # sentences lanes
@@ -75,8 +75,8 @@ def beam(
         n = frontier.lengths.view(len(scores), -1)[:, 0].clamp(min=0)
         divisors.extend(frontier.step + 1)
         if coverage is not None:
-            given = frontier.lengths < 1  # what a row is given covers nothing, however the rows beside it begin
-            covered = covered + coverage.received(frontier.attention).masked_fill(given[:, None], 0.0)
+            is_prefix = frontier.lengths < 1  # attention of prefix tokens is not counted, whatever other rows do
+            covered = covered + coverage.received(frontier.attention).masked_fill(is_prefix[:, None], 0.0)
         if bool((ending := over[:, :width]).any()):
             final = scores[:, :width] / divisors.at(n)[:, None]
             if coverage is not None:
@@ -84,7 +84,7 @@ def beam(
             pool.add(final.masked_fill(~ending, -math.inf), ids[:, :width], frontier.step - 1)
 
         totals, places = scores.masked_fill(over, -math.inf).topk(min(width, scores.shape[1]))
-        # What is impossible takes part as a copy of the best, so that no model has to go on from where nothing can.
+        # Impossible candidates are replaced by a copy of the best one, so that the model steps from possible ones only.
         kept = ids.gather(1, places)
         kept = torch.where(totals > -math.inf, kept, kept[:, :1])
         live = pool.worst < totals[:, 0] / divisors.most(n + 1)
@@ -101,7 +101,7 @@ def beam(
 
 
 class FinishedHypotheses:
-    """The n best hypotheses that are over, for each sentence still searched; best first."""
+    """The n best finished hypotheses of each sentence that is still searched, best first."""
 
     def __init__(self, sentences: int, n: int, device: torch.device) -> None:
         self._scores = torch.full((sentences, n), -math.inf, dtype=torch.float64, device=device)
@@ -112,44 +112,44 @@ class FinishedHypotheses:
 
     @property
     def best(self) -> Tensor:
-        """The score of the best of each sentence, -inf until there is one."""
+        """Score of the best hypothesis of each sentence, -inf until there is one."""
         return self._scores[:, 0]
 
     @property
     def worst(self) -> Tensor:
-        """The score of the n-th best of each sentence, -inf until there are n."""
+        """Score of the n-th best hypothesis of each sentence, -inf until there are n."""
         return self._scores[:, -1]
 
     def add(self, scores: Tensor, candidates: Tensor, step: int) -> None:
-        """Offer candidates of one step, -inf for those that are not over."""
+        """Add candidates of one step; a score of -inf marks those that are not finished."""
         n = self._scores.shape[1]
         self._scores, best = torch.cat([self._scores, scores], 1).topk(n)
         self._steps = torch.cat([self._steps, torch.full_like(candidates, step)], 1).gather(1, best)
         self._candidates = torch.cat([self._candidates, candidates], 1).gather(1, best)
 
     def close(self, live: Tensor, sentences: Tensor) -> None:
-        """Put aside the sentences that are not live any more."""
+        """Store the results of the sentences that are no longer live."""
         columns = (sentences[:, None].expand_as(self._scores), self._scores, self._steps, self._candidates)
-        found = ~live[:, None] & (self._scores > -math.inf)
-        self._closed.append(tuple(x[found] for x in columns))  # type: ignore[arg-type]
+        is_final = ~live[:, None] & (self._scores > -math.inf)
+        self._closed.append(tuple(x[is_final] for x in columns))  # type: ignore[arg-type]
         self._scores, self._steps, self._candidates = self._scores[live], self._steps[live], self._candidates[live]
 
     def hypotheses(self, frontier: Frontier) -> list[list[Hypothesis]]:
-        """The n best of every sentence, in the order of the source."""
+        """Return the n best hypotheses of every sentence, in the order of the source."""
         if not self._closed:
             return []
         sentences, scores, steps, candidates = (torch.cat(part) for part in zip(*self._closed, strict=True))
-        found = frontier.hypotheses(sentences, candidates, steps, scores)
+        hypotheses = frontier.hypotheses(sentences, candidates, steps, scores)
         lists: list[list[Hypothesis]] = [[] for _ in range(self._sentences)]
-        for sentence, hypothesis in zip(sentences.tolist(), found, strict=True):
+        for sentence, hypothesis in zip(sentences.tolist(), hypotheses, strict=True):
             lists[sentence].append(hypothesis)
         return lists
 
 
 def _best(logits: Tensor, total: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The `count` best continuations of each sentence: log p, the row they extend, the token and its log p."""
+    """Return the `count` best continuations per sentence: log p, the row they extend, the token and its log p."""
     sentences, lanes = totals.shape
-    values, tokens = top(logits, min(count, logits.shape[1]))  # a row cannot have more among the best
+    values, tokens = blockwise_topk(logits, min(count, logits.shape[1]))  # no row contributes more than `count`
     gains = values.double() - total[:, None]
     choices = lanes * tokens.shape[1]
     scores, best = (totals.view(-1, 1) + gains).view(sentences, choices).topk(min(count, choices))

@@ -1,4 +1,4 @@
-"""Limits: what may be chosen next, and when a hypothesis is over."""
+"""Limits: which tokens may follow, and when a hypothesis is finished."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..checks import check_int
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The bounds every search keeps: what ends a hypothesis, its length, n-grams and tokens not to choose."""
+    """Constraints of every search: end tokens, lengths, repeated n-grams, forbidden tokens."""
 
     ends: tuple[int, ...]
     max_length: int
@@ -31,7 +31,7 @@ class Limits:
         no_repeat: int | None,
         forbid: Sequence[int],
     ) -> Limits:
-        """The limits as users write them, validated."""
+        """Validate the arguments of a search."""
         ends = () if end is None else tuple(end) if isinstance(end, Sequence) else (end,)
         for token in ends:
             check_int("end", token)
@@ -46,13 +46,13 @@ class Limits:
         for token in forbid:
             check_int("forbid", token)
             if token in ends:
-                raise ValueError(f"forbid must leave the end to be chosen, got {token} in both")
+                raise ValueError(f"forbid must not contain an end token, got {token} in both")
         return Limits(
             ends=ends, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=tuple(forbid)
         )
 
     def check(self, vocabulary: int) -> None:
-        """Raise unless a vocabulary of this size has all tokens named, and one that may be chosen."""
+        """Raise unless all tokens are in a vocabulary of this size, and some token may be chosen."""
         for name, tokens in (("end", self.ends), ("forbid", self.forbid)):
             for token in tokens:
                 if token >= vocabulary:
@@ -66,25 +66,25 @@ class Limits:
             )
 
     def are_ends(self, tokens: Tensor) -> Tensor:
-        """Which of the tokens end a hypothesis."""
+        """Return True for tokens that end a hypothesis."""
         if len(self.ends) == 1:
             return tokens == self.ends[0]
         return torch.isin(tokens, torch.tensor(self.ends, dtype=tokens.dtype, device=tokens.device))
 
     @property
     def allow_all(self) -> bool:
-        """May any token be chosen at any time?"""
+        """Whether every token may be chosen at every step."""
         return self.no_repeat is None and not self.forbid and not (self.ends and self.min_length)
 
     def allow(self, logits: Tensor, lengths: Tensor, history: Tensor) -> Tensor:
-        """The logits with -inf where a token may not follow; the ones given are not modified.
+        """Return logits with -inf for tokens that may not follow; the argument is not modified.
 
-        `lengths` says how many tokens each row has chosen, `history` everything it has read. An end is never a
-        repetition, and where nothing else is left it may come before its time.
+        `lengths` is the number of tokens each row has chosen, `history` all it has read. An end token never counts as a
+        repetition, and is allowed before `min_length` if no other token is left.
         """
         allowed, ends = logits, list(self.ends)
         if self.no_repeat is not None:
-            allowed = without_repeats(logits, history, self.no_repeat)
+            allowed = forbid_repeats(logits, history, self.no_repeat)
             if self.ends:
                 allowed[:, ends] = logits[:, ends]
         if self.forbid:
@@ -100,8 +100,8 @@ class Limits:
         return allowed
 
 
-def without_repeats(logits: Tensor, history: Tensor, n: int) -> Tensor:
-    """The logits with -inf for each token that would complete an n-gram the row has already read."""
+def forbid_repeats(logits: Tensor, history: Tensor, n: int) -> Tensor:
+    """Return logits with -inf for each token that would complete an n-gram that the row has already read."""
     if history.shape[1] < n:
         return logits.clone()
     grams = history.unfold(1, n, 1)  # rows grams n

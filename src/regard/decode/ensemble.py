@@ -14,7 +14,7 @@ from .stepper import Stepper, advance, attention_of, read, rows_of
 
 
 class Ensemble:
-    """Several steppers over one vocabulary as a single one: the mean of their probabilities, or of their logits.
+    """A stepper from several steppers over one vocabulary: the mean of their probabilities, or of their logits.
 
     >>> import torch
     >>> from regard.decode import greedy
@@ -27,8 +27,8 @@ class Ensemble:
     >>> greedy(both, None, [[0]], end=None, max_length=2)[0].tokens
     (2, 2)
 
-    The mean of logits is the geometric mean of the probabilities, renormalized: a token any member finds impossible
-    stays so. Attention keeps its names, with the number of the member and a dot before them.
+    The mean of logits is the geometric mean of the probabilities, renormalized: a token that is impossible for one
+    member is impossible. Names of attention get the number of the member as a prefix: `0.name`.
     """
 
     def __init__(
@@ -42,27 +42,27 @@ class Ensemble:
         self.mean = mean
 
     def start(self, source: Any) -> EnsembleState:
-        """The states of all members, each from the same source."""
+        """Return the states of all members from the same source."""
         return EnsembleState(tuple(member.start(source) for member in self.members))
 
     def step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
-        """One step of every member, and the mean of what they say."""
+        """Make a step of every member; return the mean of their predictions, and their states."""
         steps = [advance(member, tokens, each) for member, each in zip(self.members, state.states, strict=True)]
-        logits = [one for one, _ in steps]
-        if len({one.shape for one in logits}) > 1:
+        logits = [x for x, _ in steps]
+        if len({x.shape for x in logits}) > 1:
             raise ValueError(
-                f"members must share one vocabulary, got logits of shapes {[tuple(one.shape) for one in logits]}"
+                f"members must share one vocabulary, got logits of shapes {[tuple(x.shape) for x in logits]}"
             )
         if self.mean == "logits":
             mean = torch.stack(logits).mean(0)
         else:
             each = torch.stack(logits)
-            impossible = each.amax(-1, keepdim=True) == -math.inf  # for a member at a dead end, which has no softmax
+            impossible = each.amax(-1, keepdim=True) == -math.inf  # a member without a possible token has no softmax
             mean = each.log_softmax(-1).masked_fill(impossible, -math.inf).logsumexp(0) - math.log(len(logits))
         return mean, EnsembleState(tuple(each for _, each in steps))
 
     def read(self, tokens: Tensor, state: EnsembleState) -> EnsembleState:
-        """What every member makes of given tokens."""
+        """Return the states of all members after the tokens."""
         pairs = zip(self.members, state.states, strict=True)
         return EnsembleState(tuple(read(member, tokens, each) for member, each in pairs))
 
@@ -75,16 +75,16 @@ class EnsembleState:
 
     @property
     def rows(self) -> int | None:
-        """How many rows the members have, as the first of them that knows says."""
+        """Number of rows, from the first member that knows it."""
         return next((rows for rows in map(rows_of, self.states) if rows is not None), None)
 
     @property
     def attention(self) -> dict[str, Tensor]:
-        """The attention of every member, as `0.name`, `1.name` and so on."""
+        """Attention of every member, as `0.name`, `1.name` and so on."""
         return {
             f"{number}.{name}": x for number, state in enumerate(self.states) for name, x in attention_of(state).items()
         }
 
     def select(self, rows: Tensor) -> Self:
-        """The same rows of every member."""
+        """Return these rows of every member."""
         return type(self)(tuple(state.select(rows) for state in self.states))

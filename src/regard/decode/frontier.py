@@ -1,4 +1,4 @@
-"""Frontier: the rows a search is extending; reading and choosing, as every search does it."""
+"""Frontier: the rows that a search extends, and the reading and choosing that all searches share."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .stepper import Stepper, advance, attention_of
 
 
 class Frontier:
-    """The rows a search is extending: `read` gives what may follow each, `choose` records, `keep` moves on.
+    """The rows that a search extends: `read` returns next logits, `choose` records candidates, `keep` extends some.
 
-    `sentences` says which row of the source each belongs to, `lengths` how many tokens it has chosen.
+    `sentences` is the source row of each row, `lengths` the number of tokens it has chosen.
     """
 
     def __init__(self, stepper: Stepper, source: Any, prefix: Tokens, limits: Limits) -> None:
@@ -31,23 +31,23 @@ class Frontier:
         self._state: Any = given.begin(stepper, source) if len(given.common) else None
         self._tokens = given.common[:, -1]
         self._history = given.common
-        self._rest, self._skip = given.rest, given.late  # of each sentence
-        self._late = given.late  # of each row
+        self._rest, self._skip = given.rest, given.late  # per sentence
+        self._late = given.late  # per row
         self._times, self._vocabulary = 1, 0
         self.sentences = torch.arange(len(given.common), device=given.common.device)
 
     @property
     def step(self) -> int:
-        """How many steps have been recorded."""
+        """Number of recorded steps."""
         return len(self.trace.steps)
 
     @property
     def lengths(self) -> Tensor:
-        """How many tokens each row has chosen; below 0 while it is still being given some."""
+        """Number of tokens each row has chosen; negative while it still reads its prefix."""
         return self.step - self._late
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """The logits of what may follow each row, -inf for what may not, and their log-sum-exp before that."""
+        """Return the logits of each row, -inf for tokens that may not follow, and the log-sum-exp of all its logits."""
         logits, self._state = advance(self._stepper, self._tokens, self._state)
         self.attention = attention_of(self._state)
         if self.step == 0:
@@ -55,10 +55,10 @@ class Frontier:
         total = log_sum_exp(logits)
         if not self.limits.allow_all:
             logits = self.limits.allow(logits, self.lengths, self._history)
-        return self._given(logits, total) if self.step < self._rest.shape[1] else (logits, total)
+        return self._force_prefix(logits, total) if self.step < self._rest.shape[1] else (logits, total)
 
     def choose(self, parents: Tensor, tokens: Tensor, gains: Tensor) -> Tensor:
-        """Record candidates; which of them are over, for good or for want of room."""
+        """Record candidates; return which of them are finished, by an end token or by `max_length`."""
         over = self.limits.are_ends(tokens)
         if self.step < self._rest.shape[1]:
             over = over & (self.lengths[parents] >= 0)
@@ -68,13 +68,13 @@ class Frontier:
         return over
 
     def keep(self, candidates: Tensor) -> None:
-        """Go on from these candidates of the step just recorded."""
+        """Continue from these candidates of the last recorded step."""
         if not len(candidates):
             self.sentences = candidates
             return
         step = self.trace.steps[-1]
         step.kept = candidates
-        if candidates is step.parents:  # each row goes on, by itself
+        if candidates is step.parents:  # every row continues with its one candidate
             rows, self._tokens = candidates, step.tokens
         else:
             rows, self._tokens = step.parents[candidates], step.tokens[candidates]
@@ -87,13 +87,13 @@ class Frontier:
     def hypotheses(
         self, sentences: Tensor, candidates: Tensor, steps: Tensor, scores: Tensor | None = None
     ) -> list[Hypothesis]:
-        """The paths to these candidates of these steps, for these rows of the source."""
+        """Return the paths to these candidates of these steps, for these rows of the source."""
         return self.trace.hypotheses(
             steps=steps, candidates=candidates, skip=self._skip[sentences], scores=scores, ends=self.limits.ends
         )
 
     def dead_end(self, row: Tensor, gain: Tensor) -> ValueError:
-        """What to raise for a row of which nothing is left, given what its best continuation gains: -inf or NaN."""
+        """Return the error for a row without a possible continuation; `gain` is its best one, -inf or NaN."""
         which = f"row {int(self.sentences[row]) // self._times}"
         if bool(gain.isnan()):
             return ValueError(
@@ -107,11 +107,11 @@ class Frontier:
             )
         return ValueError(
             f"step and limits must leave a token to choose, got none for {which} after {int(self.lengths[row]) - 1} "
-            "chosen; let the stepper give some token a logit above -inf, or loosen the limits"
+            "chosen; return a logit above -inf for some token, or loosen the limits"
         )
 
     def repeat(self, times: int) -> None:
-        """Let each row stand `times` over, every copy a sentence of its own."""
+        """Repeat each row `times`; every copy is a sentence of its own."""
         rows = torch.arange(len(self.sentences), device=self.sentences.device).repeat_interleave(times)
         if times > 1 and len(rows):
             self._state = self._state.select(rows)
@@ -120,8 +120,8 @@ class Frontier:
         self.sentences = torch.arange(len(rows), device=rows.device)
         self._times *= times
 
-    def _given(self, logits: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-        """A row that is still being given tokens has one choice, and it is certain."""
+    def _force_prefix(self, logits: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Give a row that still reads its prefix one possible token, with probability 1."""
         forced = self.lengths < 0
         token = self._rest[self.sentences, self.step]
         certain = torch.full_like(logits, -math.inf).scatter_(1, token[:, None], 0.0)
@@ -139,9 +139,9 @@ class Frontier:
 
 
 def log_sum_exp(logits: Tensor) -> Tensor:
-    """log sum_j exp(logits_j), as `logits.logsumexp(-1)`, in fewer passes over them; 0 where all are -inf.
+    """log sum_j exp(logits_j), as `logits.logsumexp(-1)` in fewer passes; 0 for a row of -inf alone.
 
-    So what is gained by a token there is -inf, and a dead end ranks behind everything, not before it as a NaN would.
+    Tokens of such a row then have log-probability -inf and rank last, whereas NaN would rank first.
     """
-    most = logits.amax(-1)
-    return torch.where(most == -math.inf, 0.0, most - logits.log_softmax(-1).amax(-1))
+    largest = logits.amax(-1)
+    return torch.where(largest == -math.inf, 0.0, largest - logits.log_softmax(-1).amax(-1))

@@ -1,4 +1,4 @@
-"""Greedy search: the likeliest token at every step."""
+"""Greedy search: the most probable token at every step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def greedy(
     no_repeat: int | None = None,
     forbid: Sequence[int] = (),
 ) -> list[Hypothesis]:
-    """The likeliest token at every step, one hypothesis for each row of the source.
+    """Choose the most probable token at every step; return one hypothesis for each row of the source.
 
     >>> import torch
     >>> from regard.decode import greedy
@@ -39,17 +39,17 @@ def greedy(
     >>> greedy(Counter(), None, [[0], [5]], end=8, max_length=5)[1].tokens
     (6, 7, 8)
 
-    The prefix is what each row is given before it chooses: the start token, and whatever is forced after it. At most
-    `max_length` tokens are chosen, the end included, and at least `min_length` before an end; no n-gram of
-    `no_repeat` tokens comes twice, the prefix included, and no token of `forbid` is chosen. Where `no_repeat`
-    leaves nothing but the end, that comes before `min_length`. Rows that are over are no longer computed.
+    The prefix holds the tokens of each row before its first choice: the start token, and any forced tokens after it. At
+    most `max_length` tokens are chosen, the end included, and at least `min_length` before an end. No n-gram of
+    `no_repeat` tokens occurs twice, the prefix included, and no token of `forbid` is chosen. If `no_repeat` leaves only
+    the end, the end is chosen even before `min_length`. Finished rows are no longer computed.
     """
     limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=forbid)
-    return walk(Frontier(stepper, source, prefix, limits), lambda logits, _: logits.max(-1).indices)
+    return follow_one_path(Frontier(stepper, source, prefix, limits), lambda logits, _: logits.max(-1).indices)
 
 
-def walk(frontier: Frontier, pick: Callable[[Tensor, Frontier], Tensor]) -> list[Hypothesis]:
-    """One path a row: `pick` names the next token of each, given the logits of what may follow."""
+def follow_one_path(frontier: Frontier, pick: Callable[[Tensor, Frontier], Tensor]) -> list[Hypothesis]:
+    """Extend every row by the token that `pick(logits, frontier)` returns, until all are finished."""
     closed: list[tuple[Tensor, Tensor, Tensor]] = []
     while len(frontier.sentences):
         logits, total = frontier.read()

@@ -1,4 +1,4 @@
-"""Hypothesis: one sequence a search came back with."""
+"""Hypothesis: one sequence that a search returned."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A sequence of tokens that was chosen, sampled or scored, and what the model thought of it.
+    """A sequence of tokens that was searched, sampled or scored, with its score and log-probabilities.
 
-    The tokens are those that follow the prefix, the end among them if it came. The score is what the search ranked
-    by; the log-probabilities, one a token, and their sum are the model's own, whatever was forbidden or tempered.
-    `finished` is False for one that was cut off at `max_length`.
+    The tokens are those after the prefix, with the end token if it was chosen. The search ranks by the score. The
+    log-probabilities, one per token, and their sum are those of the model, without constraints or temperature.
+    `finished` is False for a hypothesis that was cut off at `max_length`.
     """
 
     tokens: tuple[int, ...]
@@ -28,7 +28,7 @@ class Hypothesis:
     )
 
     def alignment(self, name: str) -> tuple[int, ...]:
-        """For each token the source position it was most attended to from, by the mean over heads."""
+        """Return for each token the source position with the largest attention, by the mean over heads."""
         if name not in self.attention:
             raise ValueError(f"name must be one of {sorted(self.attention)}, got {name!r}")
         return tuple(self.attention[name].mean(0).argmax(-1).tolist())

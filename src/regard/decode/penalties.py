@@ -1,4 +1,4 @@
-"""Penalties of Wu et al. 2016 (GNMT), equation 14: what beam search ranks by besides probability."""
+"""Length and coverage penalties of beam search, after Wu et al. 2016 (GNMT), equation 14."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from ..checks import check_number
 
-FLOOR = 1e-9  # a source position never attended to costs beta * log(FLOOR), not everything
+MIN_COVERAGE = 1e-9  # a source position without attention costs beta * log(MIN_COVERAGE), not infinity
 
-ALPHA = 50  # at most, either way: up to millions of tokens, the penalty of more would overflow
+MAX_ALPHA = 50  # absolute value; with millions of tokens, a larger alpha would overflow
 
 
 @dataclass(frozen=True)
 class Gnmt:
-    """((5 + n) / 6) ^ alpha, what the log-probability of n tokens is divided by.
+    """((5 + n) / 6) ^ alpha, the divisor of the log-probability of n tokens.
 
     >>> round(Gnmt(0.6)(7), 3)
     1.516
@@ -28,8 +28,8 @@ class Gnmt:
 
     def __post_init__(self) -> None:
         check_number("Gnmt alpha", self.alpha)
-        if abs(self.alpha) > ALPHA:
-            raise ValueError(f"Gnmt alpha must be from -{ALPHA} to {ALPHA}, got {self.alpha}; 0.6 is usual")
+        if abs(self.alpha) > MAX_ALPHA:
+            raise ValueError(f"Gnmt alpha must be from -{MAX_ALPHA} to {MAX_ALPHA}, got {self.alpha}; 0.6 is usual")
 
     def __call__(self, n: int) -> float:
         return ((5 + n) / 6) ** self.alpha
@@ -39,8 +39,8 @@ class Gnmt:
 class CoveragePenalty:
     """beta * sum_j log(min(attention received by source position j, 1)): at most 0, and 0 when all is covered.
 
-    `name` says which attention of the stepper counts, its heads averaged. `keep`, `(b, source)`, is True where the
-    source is not padding; without it every position counts.
+    `name` is the attention of the stepper that counts, averaged over heads. `keep`, `(b, source)`, is True for source
+    positions that are not padding; without it every position counts.
     """
 
     beta: float
@@ -58,7 +58,7 @@ class CoveragePenalty:
             )
 
     def received(self, attention: dict[str, Tensor]) -> Tensor:
-        """What each source position receives in this step, `(rows, source)`."""
+        """Return the attention that each source position receives in this step, `(rows, source)`."""
         if self.name not in attention:
             raise ValueError(
                 f"Coverage name must be an attention of the stepper, {sorted(attention)}, got {self.name!r}"
@@ -66,8 +66,8 @@ class CoveragePenalty:
         return attention[self.name].double().mean(1)
 
     def __call__(self, covered: Tensor, sentences: Tensor) -> Tensor:
-        """The penalty of each row, given what its source positions have received so far."""
-        logs = covered.clamp(FLOOR, 1.0).log()
+        """Return the penalty of each row from the attention its source positions received so far."""
+        logs = covered.clamp(MIN_COVERAGE, 1.0).log()
         if self.keep is not None:
             logs = logs.masked_fill(~self.keep.to(logs.device)[sentences], 0.0)
         return self.beta * logs.sum(-1)
@@ -77,14 +77,14 @@ Coverage = CoveragePenalty  # the name in `regard.decode`; `regard.nn.Coverage` 
 
 
 class LengthDivisors:
-    """length(n) by the number n of tokens, from 0, where it is 1, to `last`.
+    """Table of length(n), the divisor for n tokens, for n up to `last`; length(0) is 1.
 
     >>> divisors = LengthDivisors(float, 4, torch.device("cpu"))
     >>> divisors.at(torch.tensor([1, 3])).tolist(), divisors.most(torch.tensor([1, 3])).tolist()
     ([1.0, 3.0], [4.0, 4.0])
 
-    That of Wu et al. only rises or only falls: it is computed as far as the search has come. Any other function is
-    computed whole, for where it is largest is not known before.
+    `Gnmt` is monotonic in n, so it is computed only as far as the search has come. Any other function is computed up to
+    `last` at once, because its maximum may be anywhere.
     """
 
     def __init__(self, length: Callable[[int], float] | None, last: int, device: torch.device) -> None:
@@ -98,18 +98,18 @@ class LengthDivisors:
             self._largest = self._values.flip(0).cummax(0).values.flip(0)
 
     def extend(self, n: int) -> None:
-        """Be ready for hypotheses of n tokens."""
+        """Compute the table up to n tokens at least."""
         have = len(self._values)
         if have <= min(n, self._last):
             new = [self._of(m) for m in range(have, min(2 * n, self._last) + 1)]
             self._values = torch.cat([self._values, self._values.new_tensor(new)])
 
     def at(self, n: Tensor) -> Tensor:
-        """length(n) of each."""
+        """Return length(n) of each."""
         return self._values[n]
 
     def most(self, n: Tensor) -> Tensor:
-        """The largest length(m) of any m from n to the last."""
+        """Return the largest length(m) for m from n to `last`."""
         n = n.clamp(max=self._last)
         return self._values[n].clamp(min=self._end) if self._largest is None else self._largest[n]
 

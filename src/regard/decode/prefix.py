@@ -1,4 +1,4 @@
-"""Prefix: the tokens each row is given before it chooses its own."""
+"""Prefix: the tokens of each row before its first choice."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 
 from .stepper import Stepper, read, rows_of
 
-POSITIONS = 1024  # how many logits over the vocabulary are held at once while tokens are merely read
+POSITIONS_PER_PIECE = 1024  # bounds the logits over the vocabulary that are held at once while a prefix is read
 
 Tokens = Tensor | Sequence[Tensor] | Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class TargetPrefix:
-    """Rows of given tokens: `common`, as many as every row has, and `rest`, what the longer rows have beyond it."""
+    """Prefix tokens: `common`, the first n of every row, and `rest`, the others of longer rows."""
 
     common: Tensor  # b n
-    rest: Tensor  # b m, zeros behind
-    late: Tensor  # b, how many of `rest` each row has
+    rest: Tensor  # b m, padded with 0 on the right
+    late: Tensor  # b, the number of tokens of `rest` in each row
 
     @staticmethod
     def of(prefix: Tokens) -> TargetPrefix:
-        """The prefix as users write it: a tensor `(b, n)`, or b sequences of their own lengths."""
+        """Build from a tensor `(b, n)`, or from b sequences of any lengths."""
         rows = _rows(prefix)
         if not rows:
             nothing = torch.empty(0, 1, dtype=torch.long)
@@ -34,7 +34,7 @@ class TargetPrefix:
         n = min(map(len, rows))
         if n == 0:
             raise ValueError(
-                f"prefix must give each row a token to start from, got none for row {[*map(len, rows)].index(0)}; "
+                f"prefix must hold a token for each row, got none for row {[*map(len, rows)].index(0)}; "
                 "write prefix=[[start]] * b"
             )
         return TargetPrefix(
@@ -44,7 +44,7 @@ class TargetPrefix:
         )
 
     def begin(self, stepper: Stepper, source: Any) -> Any:
-        """The state in which the last of the common tokens is the next to be read."""
+        """Return the state after all common tokens but the last, which the first step reads."""
         state = stepper.start(source)
         if (rows := rows_of(state)) is not None and rows != len(self.common):
             raise ValueError(
@@ -57,8 +57,8 @@ class TargetPrefix:
 
 
 def pieces(tokens: Tensor) -> Sequence[Tensor]:
-    """The tokens `(rows, n)` cut along n, so that the logits of a piece stay within bounds."""
-    return tokens.split(max(1, POSITIONS // max(1, len(tokens))), dim=1) if tokens.shape[1] else ()
+    """Split tokens `(rows, n)` along n, to bound the memory of the logits of a piece."""
+    return tokens.split(max(1, POSITIONS_PER_PIECE // max(1, len(tokens))), dim=1) if tokens.shape[1] else ()
 
 
 def _rows(prefix: Tokens) -> list[Tensor]:
@@ -70,7 +70,7 @@ def _rows(prefix: Tokens) -> list[Tensor]:
         x = torch.as_tensor(row)
         if x.ndim != 1 or (len(x) and (x.is_floating_point() or x.dtype == torch.bool)):
             raise TypeError(
-                f"prefix must be a tensor (b, n) or b sequences of whole numbers, got the row {row!r}; "
+                f"prefix must be a tensor (b, n) or b sequences of integers, got the row {row!r}; "
                 "write prefix=[[start]] * b"
             )
         rows.append(x.long())

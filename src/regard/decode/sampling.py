@@ -1,4 +1,4 @@
-"""Sampling: tokens drawn at random, each row from a stream of its own."""
+"""Sampling: random tokens, each row from a random stream of its own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from ..checks import check_int, check_number
 from .constraints import Limits
 from .frontier import Frontier
-from .greedy import walk
+from .greedy import follow_one_path
 from .hypothesis import Hypothesis
 from .prefix import Tokens
 from .stepper import Stepper
-from .topk import top
+from .topk import blockwise_topk
 
-SEEDS = 2**64  # the first comes behind the last
+SEEDS = 2**64  # number of seeds; after the last comes 0
 
 
 @torch.no_grad()
@@ -37,34 +37,36 @@ def sample(
     no_repeat: int | None = None,
     forbid: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
-    """Tokens drawn from softmax(logits / temperature), `samples` hypotheses for each row of the source.
+    """Draw tokens from softmax(logits / temperature); return `samples` hypotheses for each row of the source.
 
-    `top_k` keeps the k likeliest tokens, `top_p` the likeliest whose probabilities reach p (Holtzman et al. 2020),
-    both the one within the other. The global random state is neither read nor changed: the n-th hypothesis draws
-    from a generator seeded with `seed + n`, so it does not depend on the rows beside it. Prefix and limits are those
-    of `greedy`; scores are log-probabilities under the model itself, at temperature 1 and over all tokens.
+    `top_k` keeps the k most probable tokens, `top_p` the most probable ones that together reach p (Holtzman et al.
+    2020); with both, `top_p` applies to the k tokens. The global random state is neither read nor changed: the n-th
+    hypothesis draws from a generator seeded with `seed + n`, so it does not depend on other rows. Prefix and limits are
+    those of `greedy`. Scores are log-probabilities of the model at temperature 1 and over all tokens.
     """
     limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=forbid)
     check_int("seed", seed, below=SEEDS)
     check_int("samples", samples, least=1)
     check_number("temperature", temperature)
     if temperature <= 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}; for the likeliest tokens write greedy(...)")
+        raise ValueError(
+            f"temperature must be above 0, got {temperature}; for the most probable tokens use greedy(...)"
+        )
     check_top_k_and_top_p(top_k, top_p)
     frontier = Frontier(stepper, source, prefix, limits)
     frontier.repeat(samples)
-    streams = uniform(len(frontier.sentences), max_length, seed).to(frontier.sentences.device)
+    streams = uniform_streams(len(frontier.sentences), max_length, seed).to(frontier.sentences.device)
 
     def pick(logits: Tensor, frontier: Frontier) -> Tensor:
         u = streams[frontier.sentences, frontier.lengths.clamp(min=0)]
-        return draw(logits, u, temperature=temperature, top_k=top_k, top_p=top_p)
+        return draw_tokens(logits, u, temperature=temperature, top_k=top_k, top_p=top_p)
 
-    found = walk(frontier, pick)
-    return [found[first : first + samples] for first in range(0, len(found), samples)]
+    hypotheses = follow_one_path(frontier, pick)
+    return [hypotheses[first : first + samples] for first in range(0, len(hypotheses), samples)]
 
 
 def check_top_k_and_top_p(top_k: int | None, top_p: float | None) -> None:
-    """Raise unless some tokens are left to draw from."""
+    """Raise unless `top_k` and `top_p` keep at least one token."""
     if top_k is not None:
         check_int("top_k", top_k, least=1)
     if top_p is not None:
@@ -73,29 +75,31 @@ def check_top_k_and_top_p(top_k: int | None, top_p: float | None) -> None:
             raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
 
 
-def draw(logits: Tensor, u: Tensor, *, temperature: float = 1.0, top_k: int | None, top_p: float | None) -> Tensor:
-    """The token at which the cumulative probability of each row passes the fraction `u` of what is kept."""
+def draw_tokens(
+    logits: Tensor, u: Tensor, *, temperature: float = 1.0, top_k: int | None, top_p: float | None
+) -> Tensor:
+    """Return for each row the token at which the cumulative probability passes the fraction `u` of the kept total."""
     tokens = None
     if top_k is not None and top_k < logits.shape[1]:
-        logits, tokens = top(logits, top_k)
+        logits, tokens = blockwise_topk(logits, top_k)
     elif top_p is not None:
         logits, tokens = logits.sort(descending=True, stable=True)
     logits = logits.double()
-    # From the largest down, so that what a small temperature makes overflow is a probability of 0.
+    # The largest logit becomes 0, so that with a small temperature the others become -inf and not the largest inf.
     p = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
     if top_p is not None:
         p = p.masked_fill(p.cumsum(-1) - p >= top_p, 0.0)
     cumulative = p.cumsum(-1)
     at = torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)
-    at = at.clamp(max=p.shape[1] - 1)  # a row of NaN has no such place, and whoever reads what is there sees that
+    at = at.clamp(max=p.shape[1] - 1)  # a row of NaN has no such index; its log-probability shows the NaN
     return (at if tokens is None else tokens.gather(1, at))[:, 0]
 
 
-def uniform(rows: int, steps: int, seed: int) -> Tensor:
-    """Numbers from 0 up to but never at 1, row n from a generator of its own seeded with `seed + n`."""
+def uniform_streams(rows: int, steps: int, seed: int) -> Tensor:
+    """Return random numbers in [0, 1), row n from its own generator with seed `seed + n`."""
     streams = [
         torch.rand(steps, dtype=torch.float64, generator=torch.Generator().manual_seed((seed + row) % SEEDS))
         for row in range(rows)
     ]
-    # Kept clear of 1 so that a product with the total cannot round up to the total.
+    # Clamped below 1 so that a product with the total cannot round up to the total.
     return torch.stack(streams).clamp(max=1 - 1e-12) if rows else torch.empty(0, steps, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Scoring: how likely a model finds sequences that are given to it."""
+"""Scoring: the log-probability of given sequences under a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_token_ids
-from .backpointers import join
+from .backpointers import concat_attention
 from .hypothesis import Hypothesis
 from .prefix import TargetPrefix, Tokens, pieces
 from .stepper import Stepper, advance, attention_of
@@ -19,17 +19,17 @@ from .stepper import Stepper, advance, attention_of
 def score(
     stepper: Stepper, source: Any, prefix: Tokens, targets: Sequence[Sequence[Sequence[int]]]
 ) -> list[list[Hypothesis]]:
-    """log p(target | prefix, source) of every candidate: `targets[n]` are the candidates for row n of the source.
+    """Return log p(target | prefix, source) of every candidate; `targets[n]` are the candidates for source row n.
 
-    An n-best list of one model, ranked by another:
+    To rank an n-best list of one model by another:
 
         found = beam(a, source, prefix, width=5, n_best=5, end=end, max_length=100)
         again = score(b, source, prefix, [[one.tokens for one in best] for best in found])
         ranked = [sorted(best, key=lambda one: -one.log_probability) for best in again]
 
-    Candidates are taken as they are: put the end behind those that should pay for it. They score their log-probability,
-    without a length penalty, which is the affair of a search. The source is read once a row, each candidate in a few
-    steps of many tokens; their attention is that of a forced alignment.
+    Candidates are scored without an end token unless they contain it. The score is the log-probability, without a
+    length penalty. The source is read once per row, each candidate in few steps of many tokens; its attention is that
+    of a forced alignment.
     """
     given = TargetPrefix.of(prefix)
     if len(targets) != len(given.common):
@@ -50,15 +50,15 @@ def score(
     texts = [[last[row], *rest[row], *tokens] for row, tokens in zip(owners, chosen, strict=True)]
     longest = max(map(len, texts))
     device = given.common.device
-    # What stands behind a shorter text is read after all of it and changes nothing.
+    # Padding is read after the tokens of a shorter text and does not change their scores.
     read = torch.tensor([text + text[:1] * (longest - len(text)) for text in texts], device=device)
     state = given.begin(stepper, source).select(torch.tensor(owners, device=device))
     gains, attention = _read(stepper, read, state)
 
-    found: list[list[Hypothesis]] = [[] for _ in targets]
+    hypotheses: list[list[Hypothesis]] = [[] for _ in targets]
     for n, (row, tokens) in enumerate(zip(owners, chosen, strict=True)):
         scored = slice(len(rest[row]), len(rest[row]) + len(tokens))
-        found[row].append(
+        hypotheses[row].append(
             Hypothesis(
                 tokens=tokens,
                 score=(log_probability := gains[n, scored].sum().item()),
@@ -68,11 +68,11 @@ def score(
                 attention={name: x[n, :, scored] for name, x in attention.items()},
             )
         )
-    return found
+    return hypotheses
 
 
 def _read(stepper: Stepper, tokens: Tensor, state: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """The log-probability of each token but the first, and the attention it was predicted with."""
+    """Return the log-probability of each token but the first, and the attention of its prediction."""
     gains, attention = [torch.empty(len(tokens), 0, dtype=torch.float64, device=tokens.device)], []
     for inputs, outputs in zip(pieces(tokens[:, :-1]), pieces(tokens[:, 1:]), strict=True):
         logits, state = advance(stepper, inputs, state)
@@ -80,4 +80,4 @@ def _read(stepper: Stepper, tokens: Tensor, state: Any) -> tuple[Tensor, dict[st
         gains.append((logits.gather(2, outputs[..., None])[..., 0] - logits.logsumexp(-1)).double())
         attention.append(attention_of(state))
     names = attention[0] if attention else ()
-    return torch.cat(gains, 1).cpu(), {name: join([piece[name] for piece in attention]) for name in names}
+    return torch.cat(gains, 1).cpu(), {name: concat_attention([piece[name] for piece in attention]) for name in names}

@@ -1,4 +1,4 @@
-"""What decoding asks of a model: start, step, select."""
+"""The interface of a model for decoding: start, step, select."""
 
 from __future__ import annotations
 
@@ -10,62 +10,62 @@ from torch import Tensor
 
 
 class State(Protocol):
-    """What a model remembers between steps, one row a hypothesis.
+    """The memory of a model between steps, one row per hypothesis.
 
-    A state may also have `attention`, a mapping from names to the weights of the step just made, whatever layers and
-    heads the caller wants to see: `(rows, heads, source)` after a step of tokens `(rows,)`, and
-    `(rows, heads, n, source)` after one of `(rows, n)`. It comes out on `Hypothesis.attention`.
+    A state may also have `attention`, a mapping from names to the attention weights of the last step, for any layers
+    and heads: `(rows, heads, source)` after a step of tokens `(rows,)`, and `(rows, heads, n, source)` after one of
+    `(rows, n)`. `Hypothesis.attention` returns it.
 
-    And it may have `rows`, their number, None where that is left to the tokens: a prefix of other than that is refused.
+    It may also have `rows`, the number of rows; None if the tokens decide it. A prefix with another number raises.
     """
 
     def select(self, rows: Int[Tensor, " chosen"]) -> Self:
-        """The state of these rows, in this order; rows may be left out and may come more than once."""
+        """Return the state of these rows, in this order; a row may be left out or repeat."""
         ...
 
 
 class Stepper(Protocol):
-    """A model that writes one token after another: the only thing decoding knows of it.
+    """A model that predicts one token after another: all that decoding needs of a model.
 
-    The source is whatever `start` understands, a batch of b rows. Logits have the shape of the tokens with the
-    vocabulary behind it: `(rows, vocabulary)` for tokens `(rows,)`, the plain step, and `(rows, n, vocabulary)` for
-    tokens `(rows, n)`, as when a prefix or a target to score is read at once. Neither method changes a state it is
-    given: the same state may be stepped from twice.
+    The source is any argument of `start`, a batch of b rows. Logits have the shape of the tokens and a last dim for
+    the vocabulary: `(rows, vocabulary)` for a step of tokens `(rows,)`, and `(rows, n, vocabulary)` for tokens
+    `(rows, n)`, as when a prefix or a target to score is read at once. Neither method changes its state argument: one
+    may step from the same state twice.
 
-    Beam search keeps the hypotheses of one source row side by side and equally many of each, so a model may hold the
-    keys of its source once a source row, and let the beam stand where queries stand.
+    Beam search keeps the hypotheses of one source row in consecutive rows, the same number for each source row. So a
+    model may store the keys of its source once per source row, with the beam in the dim of the queries.
 
-    A stepper may also have `read(tokens, state) -> state`, for tokens `(rows, n)`: a step whose logits nobody wants,
-    as of a long prompt.
+    A stepper may also have `read(tokens, state) -> state`, for tokens `(rows, n)`: a step without logits, as for a long
+    prompt.
     """
 
     def start(self, source: Any) -> Any:
-        """The `State` before the first token, one row for each row of the source."""
+        """Return the `State` before the first token, one row for each row of the source."""
         ...
 
     def step(self, tokens: Int[Tensor, " rows *n"], state: Any) -> tuple[Float[Tensor, " rows *n vocabulary"], Any]:
-        """Read the tokens; the logits of what follows each, and the state after the last."""
+        """Read the tokens; return the logits of each next token, and the state after the last."""
         ...
 
 
 def advance(stepper: Stepper, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """One step, with logits in float32 or better."""
+    """Make one step, with logits in float32 or better."""
     logits, state = stepper.step(tokens, state)
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits, state
 
 
 def read(stepper: Stepper, tokens: Tensor, state: Any) -> Any:
-    """The state after tokens `(rows, n)` that are given, not chosen."""
+    """Return the state after tokens `(rows, n)`, without logits if the stepper has `read`."""
     read = getattr(stepper, "read", None)
     return stepper.step(tokens, state)[1] if read is None else read(tokens, state)
 
 
 def rows_of(state: Any) -> int | None:
-    """How many rows a state has, where it says so."""
+    """Return the number of rows of a state, None if it does not say."""
     rows = getattr(state, "rows", None)
     return rows if isinstance(rows, int) else None
 
 
 def attention_of(state: Any) -> dict[str, Tensor]:
-    """The attention a state shows of its last step, if any."""
+    """Return the attention of the last step, {} if the state has none."""
     return dict(getattr(state, "attention", None) or {})

@@ -1,4 +1,4 @@
-"""Models: encoders, decoders and both, each with its config and a `loss(batch)` to train it by."""
+"""Models: encoders, decoders and encoder-decoders, each with a config and a `loss(batch)` for training."""
 
 from .bert import Bert, BertConfig, BertPretraining
 from .bert_heads import BertClassifier, BertReader, BertTagger

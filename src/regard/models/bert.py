@@ -1,4 +1,4 @@
-"""Bert: an encoder in which every token sees every other, and what it is pretrained by."""
+"""Bert: an encoder in which every token attends to every other, and the losses of its pretraining."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from .padding import Padded, keep_of
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig:
-    """What a `Bert` is made of; the presets are those of Devlin et al. 2019 and Turc et al. 2019.
+    """Sizes and choices of a `Bert`; the presets are those of Devlin et al. 2019 and Turc et al. 2019.
 
     >>> BertConfig.base().depth, BertConfig.large().dim
     (12, 1024)
 
-    `types` counts the kinds of token a table tells apart, such as question and document; 0 for no table. Positions are
-    counted from `first`, 0 in BERT and 2 in RoBERTa, and stay below `length`. `pooler` says whether there is a layer
-    over the first token, for whole sequences. `padding` is the id that fills rows up.
+    `types` is the number of token types, such as question and document; 0 for no table of types. Positions count from
+    `first`, 0 in BERT and 2 in RoBERTa, and stay below `length`. `pooler` adds a layer over the first token, for tasks
+    on whole sequences. `padding` is the id of padding.
     """
 
     vocabulary: int
@@ -102,7 +102,7 @@ class BertConfig:
 
 
 class Bert(nn.Module):
-    """A Transformer encoder with learned positions: a vector for each token, in view of all (Devlin et al. 2019).
+    """A Transformer encoder with learned positions: a vector for each token, which depends on all (Devlin et al. 2019).
 
     >>> bert = Bert(BertConfig.tiny(vocabulary=100)).eval()
     >>> ids = torch.randint(1, 100, (2, 7))
@@ -110,7 +110,7 @@ class Bert(nn.Module):
     >>> x.shape, bert.pool(x).shape
     (torch.Size([2, 7, 128]), torch.Size([2, 128]))
 
-    `types` says of each token which kind it is, all 0 unless given. `padding` is lengths `(b,)` or keep `(b, n)`,
+    `types` is the type of each token (default: all 0). `padding` is lengths `(b,)` or keep `(b, n)`,
     True = a real token, on either side: positions count real tokens only.
     """
 
@@ -140,7 +140,7 @@ class Bert(nn.Module):
         if self.types is not None:
             x = x + self.types(torch.zeros_like(ids) if types is None else types)
         elif types is not None:
-            raise ValueError("types must be None, this Bert has no table of types; build it with types=2")
+            raise ValueError("types must be None because this Bert has no table of types; build it with types=2")
         x = self.dropout(self.norm(x))
         for block in self.blocks:
             x = block(x, key_padding=keep)
@@ -157,7 +157,7 @@ class FirstTokenPool(nn.Module):
         initialize(self)
 
     def forward(self, x: Float[Tensor, "b n dim"], padding: Padded | None = None) -> Float[Tensor, "b dim"]:
-        """The pooled vector; padding as `Bert` takes it."""
+        """Return the pooled vector; padding is that of `Bert`."""
         if padding is None:
             return self.activation(self.dense(x[:, 0]))
         first = keep_of(padding, x[..., 0]).int().argmax(1)
@@ -165,7 +165,7 @@ class FirstTokenPool(nn.Module):
 
 
 class BertPretraining(nn.Module):
-    """Words that were masked, and whether the second sentence follows the first (Devlin et al. 2019, sec. 3.1).
+    """Prediction of masked words, and of whether the second sentence follows the first (Devlin et al. 2019, sec. 3.1).
 
     >>> model = BertPretraining(Bert(BertConfig.tiny(vocabulary=100))).eval()
     >>> from regard.models import mask_words
@@ -176,14 +176,14 @@ class BertPretraining(nn.Module):
     >>> model.loss({"ids": masked, "targets": targets, "next": torch.tensor([0, 1])}).count == (targets >= 0).sum()
     tensor(True)
 
-    The words share the table of the embedding. RoBERTa and its kin have no next sentence: `next_sentence=False`.
+    The output layer shares the table of the embedding. RoBERTa predicts no next sentence: `next_sentence=False`.
     """
 
     def __init__(self, bert: Bert, *, next_sentence: bool = True) -> None:
         super().__init__()
         check_submodel("bert", bert, "Bert", "BertPretraining")
         if next_sentence and bert.pool is None:
-            raise ValueError("next_sentence=True reads bert.pool, which this Bert has not; build it with pooler=True")
+            raise ValueError("next_sentence=True needs bert.pool, which this Bert lacks; build it with pooler=True")
         config = bert.config
         self.bert = bert
         self.dense = nn.Linear(config.dim, config.dim)
@@ -198,33 +198,33 @@ class BertPretraining(nn.Module):
     def forward(
         self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
     ) -> Float[Tensor, "b n vocabulary"]:
-        """The logits of the word in each place."""
+        """Return the logits of the word at each position."""
         return self.words(self.bert(ids, types, padding=padding))
 
     def follows(
         self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
     ) -> Float[Tensor, "b 2"]:
-        """The logits of whether the second sentence, type 1, follows the first: 0 if so, 1 if not."""
+        """Return the logits of two classes: 0 if the second sentence (type 1) follows the first, 1 if not."""
         return self._follows(self.bert(ids, types, padding=padding), padding)
 
     def words(self, hidden: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b vocabulary"]:
-        """The logits of words, from the states of `bert`."""
+        """Return the logits of words from the states of `bert`."""
         return self.bert.words.logits(self.norm(self.activation(self.dense(hidden)))) + self.bias
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
-        """Over `targets` (b, n), the words in masked places and below 0 elsewhere, and `next` (b,) if there.
+        """Return the loss over `targets` (b, n), the ids of masked words negative elsewhere, and `next` (b,) if given.
 
-        As published, the mean over the words plus the mean over the pairs; the words are what is counted.
+        As published, it is the mean over the words plus the mean over the pairs. `count` is the number of words.
         """
         check_keys(batch, "ids", "targets")
         targets, padding = batch["targets"], batch.get("ids_lengths")
         hidden = self.bert(batch["ids"], batch.get("types"), padding=padding)
-        asked = targets >= 0
-        if _captured(hidden):
-            # A graph is not to wait for how many are asked: every word is foretold, and those asked are counted.
-            words = cross_entropy(self.words(hidden), targets, counted=asked)
+        is_masked = targets >= 0
+        if _is_captured(hidden):
+            # A CUDA graph cannot depend on the number of masked words: predict all words, count the masked ones.
+            words = cross_entropy(self.words(hidden), targets, counted=is_masked)
         else:
-            words = cross_entropy(self.words(hidden[asked]), targets[asked])
+            words = cross_entropy(self.words(hidden[is_masked]), targets[is_masked])
         if "next" not in batch:
             return words
         follows = cross_entropy(self._follows(hidden, padding), batch["next"])
@@ -232,12 +232,12 @@ class BertPretraining(nn.Module):
 
     def _follows(self, hidden: Tensor, padding: Padded | None) -> Tensor:
         if self.next is None or self.bert.pool is None:
-            raise ValueError("this model foretells no next sentence; build it with next_sentence=True")
+            raise ValueError("this model predicts no next sentence; build it with next_sentence=True")
         return self.next(self.bert.pool(hidden, padding))
 
 
-def _captured(x: Tensor) -> bool:
-    """Is what happens to x recorded for a CUDA graph?"""
+def _is_captured(x: Tensor) -> bool:
+    """Return whether operations on x are being recorded for a CUDA graph."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -1,4 +1,4 @@
-"""Heads over a Bert: a class for each sequence, a tag for each token, a span that answers."""
+"""Heads over a Bert: sequence classification, token tagging, extractive question answering."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BertClassifier(nn.Module):
     >>> BertClassifier(Bert(BertConfig.tiny(vocabulary=100)), classes=3)(torch.randint(1, 100, (2, 7))).shape
     torch.Size([2, 3])
 
-    It reads the pool of `bert`; one of its own if that has none, or if `pooler` names another activation.
+    It reads the pooler of `bert`, or has its own one: if `bert` has none, or if `pooler` names an activation.
     """
 
     def __init__(self, bert: Bert, *, classes: int, pooler: Activation | None = None) -> None:
@@ -33,8 +33,8 @@ class BertClassifier(nn.Module):
         check_int("classes", classes, least=1)
         self.bert = bert
         self.pooler: Activation = pooler or "tanh"
-        own = pooler is not None or bert.pool is None
-        self.pool = FirstTokenPool(bert.config.dim, activation=activation_named(self.pooler)) if own else None
+        needs_pool = pooler is not None or bert.pool is None
+        self.pool = FirstTokenPool(bert.config.dim, activation=activation_named(self.pooler)) if needs_pool else None
         self.dropout = Dropout(bert.config.dropout)
         self.classes = nn.Linear(bert.config.dim, classes)
         initialize(self.classes)
@@ -47,7 +47,7 @@ class BertClassifier(nn.Module):
         return self.classes(self.dropout(pool(self.bert(ids, types, padding=padding), padding)))
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
-        """Over `label` (b,)."""
+        """Return the cross entropy of `label` (b,)."""
         check_keys(batch, "ids", "label")
         logits = self(batch["ids"], batch.get("types"), padding=batch.get("ids_lengths"))
         return cross_entropy(logits, batch["label"])
@@ -76,7 +76,7 @@ class BertTagger(nn.Module):
         return self.tags(self.dropout(self.bert(ids, types, padding=padding)))
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
-        """Over `tags` (b, n) of real tokens; one below 0 does not count, such as that of a later piece of a word."""
+        """Return the cross entropy of `tags` (b, n) of real tokens; negative tags do not count."""
         check_keys(batch, "ids", "tags")
         tags, lengths = batch["tags"], batch.get("ids_lengths")
         logits = self(batch["ids"], batch.get("types"), padding=lengths)
@@ -85,7 +85,7 @@ class BertTagger(nn.Module):
 
 
 class BertReader(nn.Module):
-    """Where the answer starts and where it ends; question and document are one sequence and see each other.
+    """Start and end of the answer; question and document are one sequence and attend to each other.
 
     >>> from regard.models import BertConfig, best_spans
     >>> reader = BertReader(Bert(BertConfig.tiny(vocabulary=100))).eval()

@@ -1,4 +1,4 @@
-"""Captioner: a convolutional network that sees, and a decoder that tells while it looks at places of the image."""
+"""Captioner: a convolutional network encodes an image, and a decoder writes a caption while attending to the map."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ Looking = Literal["soft", "hard", "transformer"]
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionerConfig:
-    """What a `Captioner` is made of.
+    """Sizes and choices of a `Captioner`.
 
-    `start` is what the decoder reads before the first word it writes. The image passes stages of `widths` channels,
-    each halving its sides. `attention` is `"soft"`, the mean of all places, `"hard"`, one place drawn at each word,
-    both with a recurrent decoder of `cell`, or `"transformer"`, with `heads` and a feed-forward of `hidden`.
+    `start` is the token the decoder reads before the first word it writes. The image passes stages of `widths`
+    channels, each of which halves height and width. `attention` is `"soft"` (the weighted mean of all positions) or
+    `"hard"` (one position sampled for each word), both with a recurrent decoder of `cell`; or `"transformer"`, with
+    `heads` and a feed-forward of `hidden`.
 
-    `doubly` is the price of places looked at more or less than once in all (Xu et al. 2015, eq. 14), for soft
-    attention. For hard attention, `reinforce` weighs the reward of a place, how much likelier it makes what is written
-    than the mean of all places does, and `entropy` keeps the draws apart (eq. 12). `smoothing` acts in training only.
+    For soft attention, `doubly` weights the penalty on positions whose weights do not sum to 1 over the caption (Xu et
+    al. 2015, eq. 14). For hard attention, `reinforce` weights the reward of a sampled position, the log-probability of
+    the caption with it less that with the mean of all positions, and `entropy` the entropy of the weights (eq. 12).
+    `smoothing` acts in training only.
     """
 
     vocabulary: int
@@ -72,25 +74,27 @@ class CaptionerConfig:
         for width in self.widths:
             check_int("widths", width, least=1)
         if self.dim % 2:
-            raise ValueError(f"dim must be even, half for the row and half for the column of a place, got {self.dim}")
+            raise ValueError(
+                f"dim must be even, half for the row and half for the column of a position, got {self.dim}"
+            )
 
 
 class Captioner(nn.Module):
-    """p(caption | image), each word written while looking at places of the image (Xu et al. 2015).
+    """p(caption | image) with attention to positions of the image at each word (Xu et al. 2015).
 
     >>> model = Captioner(CaptionerConfig(vocabulary=70, start=2, dim=16, hidden=32)).eval()
     >>> image = torch.rand(2, 3, 32, 32)
     >>> model(image, torch.tensor([[2, 5, 7]] * 2)).shape
     torch.Size([2, 3, 70])
 
-    It decodes as a stepper, the batch its source, and shows where it looked, places row by row:
+    It is a stepper for `regard.decode`, with a batch as the source. Its attention is over positions in row-major order:
 
     >>> from regard.decode import greedy
     >>> caption = greedy(model, {"image": image}, [[2], [2]], end=3, max_length=8)[0]
     >>> caption.attention["source"].shape == (1, len(caption.tokens), 4 * 4)
     True
 
-    Features of another network: `Captioner(config, features=network)`, from images to a grid of `widths[-1]` channels.
+    For other features write `Captioner(config, features=network)`, from images to a grid of `widths[-1]` channels.
     """
 
     def __init__(self, config: CaptionerConfig, *, features: nn.Module | None = None) -> None:
@@ -103,16 +107,15 @@ class Captioner(nn.Module):
         self.first = nn.ModuleList(nn.Linear(config.dim, config.layers * config.hidden) for _ in range(kinds))
 
     def forward(self, image: Float[Tensor, "b c y x"], inputs: Int[Tensor, "b m"]) -> Float[Tensor, "b m vocabulary"]:
-        """The logits of what follows each of the inputs, which begin with the start; hard attention by its mean."""
-        return self._told(inputs, self.places(self.features(image)))[0]
+        """Return the logits after each of the inputs, which begin with the start; hard attention uses the mean."""
+        return self._decode(inputs, self.places(self.features(image)))[0]
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
-        """The cross entropy of `target` (the end included, the start not), given `image`, and what attention pays.
+        """Return the cross entropy of `target` (with the end, without the start) given `image`, plus attention losses.
 
-        `target_lengths` say how many words of each row are real; all, where they are absent. In training, hard
-        attention tells each caption twice, looking at the mean of all places and at places it draws. The loss is the
-        mean of both, and draws are rewarded for what they gain over the first; rewards have a gradient and leave the
-        number as it is.
+        `target_lengths` are the numbers of real words per row (default: all). In training, hard attention decodes each
+        caption twice, with the mean of all positions and with sampled positions. The loss is the mean of both. Samples
+        are rewarded for their gain over the mean; rewards have a gradient, but do not change the value of the loss.
         """
         check_keys(batch, "image", "target")
         target, counted = counted_targets(batch)
@@ -121,11 +124,11 @@ class Captioner(nn.Module):
         cost = partial(cross_entropy_per_target, targets=target, counted=counted)
         smoothing = self.config.smoothing if self.training else 0.0
         if self.config.attention == "hard" and self.training:
-            (by_mean, by_draw), draws = self._twice(inputs, places)
-            price = self._reinforced(draws, cost(by_mean.detach()) - cost(by_draw.detach()), counted)
+            (by_mean, by_draw), draws = self._decode_twice(inputs, places)
+            price = self._reward_draws(draws, cost(by_mean.detach()) - cost(by_draw.detach()), counted)
             both = cost(by_mean, smoothing=smoothing) + cost(by_draw, smoothing=smoothing)
             return Loss(both.sum() / 2 + price, counted.sum())
-        logits, A = self._told(inputs, places)
+        logits, A = self._decode(inputs, places)
         total = cost(logits, smoothing=smoothing).sum()
         if self.config.attention == "soft":
             assert A is not None
@@ -133,43 +136,43 @@ class Captioner(nn.Module):
         return Loss(total, counted.sum())
 
     def start(self, batch: Mapping[str, Tensor]) -> Any:
-        """The state before the first word, from `image`."""
+        """Return the state before the first word, from `image`."""
         check_keys(batch, "image")
         places = self.places(self.features(batch["image"]))
         return self.decoder.start(places) if self.config.attention == "transformer" else self._start(places)
 
     def step(self, tokens: Int[Tensor, " rows *n"], state: Any) -> tuple[Float[Tensor, " rows *n vocabulary"], Any]:
-        """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
+        """Read tokens `(rows,)` or `(rows, n)`; return the logits of each next token, and the state after the last."""
         return self.decoder.step(tokens, state)
 
     def watched(self, *names: str) -> Captioner | Watched:
-        """The model as a stepper that shows attention: of a Transformer as there, `"source"` of the others anyway."""
+        """Return a stepper that records attention: that of `Transformer.watched`; `"source"` is always recorded."""
         return self.decoder.watched(self, names) if self.config.attention == "transformer" else self
 
-    def _told(self, inputs: Tensor, places: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The logits, and by what weights a recurrent decoder looked, b m n."""
+    def _decode(self, inputs: Tensor, places: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the logits, and the attention weights b m n of a recurrent decoder."""
         if self.config.attention == "transformer":
             return self.decoder(inputs, places), None
         logits, state = self.decoder(inputs, self._start(places))
         return logits, state.weights()[:, 0]
 
     def _start(self, places: Float[Tensor, "b n dim"]) -> RecurrentState:
-        """The cell begins with what the image is on the whole (Xu et al. 2015, section 3.1.2)."""
+        """Return the first state of the cell, from the mean of the image (Xu et al. 2015, section 3.1.2)."""
         whole = places.mean(1)
         shape = (self.config.layers, self.config.hidden)
         hidden = [torch.tanh(linear(whole)).unflatten(-1, shape).transpose(0, 1) for linear in self.first]
         return self.decoder.start(tuple(x.contiguous() for x in hidden), places)
 
-    def _twice(self, inputs: Tensor, places: Tensor) -> tuple[tuple[Tensor, Tensor], list[Draw]]:
-        """The logits where each word looks at the mean of all places, and where it looks at one, drawn by its weight.
+    def _decode_twice(self, inputs: Tensor, places: Tensor) -> tuple[tuple[Tensor, Tensor], list[Draw]]:
+        """Return the logits with the mean of all positions and with one sampled position per word, and the samples.
 
-        Xu et al. (2015, section 4.1) toss a coin for each caption; this is both of its sides.
+        Xu et al. (2015, section 4.1) choose one of the two at random for each caption; this computes both.
         """
         begun, attention = self._start(places), self.decoder.attention
         memory, beside = begun.memory, begun.beside
         assert memory is not None
         assert beside is not None
-        # Both sides look at one memory; what they have read so far is their own.
+        # Both versions attend to one memory; each has its own state of what it read.
         hidden = tuple(torch.cat((x, x), 1) for x in begun.hidden)
         state = replace(begun, hidden=hidden, beside=torch.cat((beside, beside)))
         logits, draws, rows = [], [], torch.arange(len(places), device=places.device)
@@ -177,18 +180,18 @@ class Captioner(nn.Module):
             h, state = self.decoder.read(tokens, state)
             first, second = h.chunk(2)
             chances = Categorical(probs=attention.weights(second, memory)[:, 0, 0], validate_args=False)
-            place = draw_positions(chances.probs)
-            contexts = torch.cat((attention(first, memory), memory.values[rows, place][:, None]))
-            some, state = self.decoder.write(h, contexts, state)
-            logits.append(some)
-            draws.append(Draw(chances.log_prob(place), chances.entropy()))
+            position = draw_positions(chances.probs)
+            contexts = torch.cat((attention(first, memory), memory.values[rows, position][:, None]))
+            step_logits, state = self.decoder.write(h, contexts, state)
+            logits.append(step_logits)
+            draws.append(Draw(chances.log_prob(position), chances.entropy()))
         by_mean, by_draw = torch.cat(logits, 1).chunk(2)
         return (by_mean, by_draw), draws
 
-    def _reinforced(self, draws: list[Draw], gains: Tensor, counted: Tensor) -> Tensor:
-        """0, with the gradient of eq. 12 in Xu et al. 2015: the reward of a place is what is gained from there on.
+    def _reward_draws(self, draws: list[Draw], gains: Tensor, counted: Tensor) -> Tensor:
+        """Return 0 with the gradient of eq. 12 in Xu et al. 2015; a sample is rewarded for the gain from its word on.
 
-        Rewards count half, as what is told by draws does.
+        Rewards count half, as the loss of the sampled version does.
         """
         reward = gains.flip(1).cumsum(1).flip(1)
         chance, entropy = (torch.stack(x, 1) for x in zip(*draws, strict=True))
@@ -198,23 +201,23 @@ class Captioner(nn.Module):
 
 
 def draw_positions(chances: Float[Tensor, "b n"]) -> Int[Tensor, " b"]:
-    """One of n by its chance: the first to come, if each comes at that rate.
+    """Sample one of n positions by its probability: the first arrival if each arrives at that rate.
 
-    `torch.multinomial` waits for the device, to see that chances are chances.
+    `torch.multinomial` would wait for the device, to check the probabilities.
     """
     chances = chances.detach().float()
     return (chances / torch.empty_like(chances).exponential_()).argmax(-1)
 
 
 class Draw(NamedTuple):
-    """What was drawn for one word of each caption."""
+    """The sampled positions for one word of each caption."""
 
-    chance: Float[Tensor, " b"]  # the log-probability of the place
-    entropy: Float[Tensor, " b"]  # of the weights it was drawn by
+    chance: Float[Tensor, " b"]  # the log-probability of the sampled position
+    entropy: Float[Tensor, " b"]  # the entropy of the attention weights
 
 
 class GridTokens(nn.Module):
-    """A grid as a sequence of places, row by row: features and, in sines and cosines, the row and the column."""
+    """A grid as a sequence of tokens in row-major order: projected features plus sinusoids of row and column."""
 
     def __init__(self, channels: int, dim: int) -> None:
         super().__init__()
@@ -229,14 +232,14 @@ class GridTokens(nn.Module):
 
 
 def grid_features(channels: int, widths: tuple[int, ...]) -> nn.Sequential:
-    """A small residual network: one stage for each width, each halving the sides of its map."""
+    """Build a small residual network with one stage per width, each of which halves height and width."""
     return nn.Sequential(
         *(HalvingStage(before, after) for before, after in zip((channels, *widths), widths, strict=False))
     )
 
 
 class HalvingStage(nn.Module):
-    """A convolution of stride 2, and one around which its result passes."""
+    """A convolution of stride 2, then a residual one."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -249,7 +252,7 @@ class HalvingStage(nn.Module):
 
 
 def unevenness(A: Float[Tensor, "b t n"], counted: Bool[Tensor, "b t"]) -> Float[Tensor, " b"]:
-    """sum_j (1 - sum_t A_tj)^2: how far each caption is from looking everywhere equally (Xu et al. 2015, eq. 14)."""
+    """sum_j (1 - sum_t A_tj)^2: how far the weights of each position are from a sum of 1 (Xu et al. 2015, eq. 14)."""
     return (1 - (A * counted[..., None]).sum(1)).square().sum(-1)
 
 

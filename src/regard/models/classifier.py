@@ -1,4 +1,4 @@
-"""TextClassifier: words, read in order or not, pooled by what is worth looking at, and a class for the whole."""
+"""TextClassifier: word vectors, an optional bidirectional RNN, attention pooling, and a class for the text."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .word_encoder import WordEncoder
 
 @dataclass(frozen=True, kw_only=True)
 class TextClassifierConfig:
-    """What a `TextClassifier` is made of.
+    """Sizes and choices of a `TextClassifier`.
 
-    What stands for a word is, side by side, what there is of: its vector of width `dim`, one for each of a
-    `vocabulary`; its spelling, from so many different `characters`, in `character_dim`; its state of width
-    `encoder_dim` in an encoder that comes with the model, and that learns along if `tuned`.
+    A word is the concatenation of those that are given: a vector of width `dim` from a table of `vocabulary` words; a
+    vector of width `character_dim` from its spelling in an alphabet of `characters`; a state of width `encoder_dim`
+    from an encoder passed to the model, which is trained too if `tuned`.
 
-    A bidirectional RNN of `layers` reads them, `hidden` wide in all; without `layers`, their order does not matter.
-    Then `queries` look over the text, in `heads`, by a score with a layer of `score` (Lin et al. 2017). Two that look
-    at the same words cost so much as `apart` says (eq. 8). `smoothing` acts in training only, `padding` is the id that
-    fills rows up.
+    A bidirectional RNN of `layers` reads the words, `hidden` wide in all; with `layers=0` their order does not matter.
+    Then `queries` attend to the text, in `heads`, by a score with a hidden layer of width `score` (Lin et al. 2017).
+    `apart` weights the penalty on queries that attend to the same words (eq. 8). `smoothing` acts in training only,
+    `padding` is the id of padding.
     """
 
     classes: int
@@ -57,7 +57,9 @@ class TextClassifierConfig:
         check_int("layers", self.layers)
         given = [name for name in ("vocabulary", "characters", "encoder_dim") if getattr(self, name) is not None]
         if not given:
-            raise ValueError("nothing stands for a word; pass vocabulary, characters, encoder_dim or several of them")
+            raise ValueError(
+                "words need at least one kind of vector; pass vocabulary, characters, encoder_dim or several of them"
+            )
         for name in given:
             check_int(name, getattr(self, name), least=1)
         check_choice("cell", self.cell, Cell)
@@ -70,17 +72,17 @@ class TextClassifierConfig:
 
     @classmethod
     def pooled(cls, *, classes: int, vocabulary: int) -> Self:
-        """Vectors of words and attention over them, nothing else: order does not matter."""
+        """Word vectors and attention over them, nothing else: the order of words does not matter."""
         return cls(classes=classes, vocabulary=vocabulary, layers=0)
 
     @classmethod
     def structured(cls, *, classes: int, vocabulary: int, characters: int | None = None) -> Self:
-        """Words in order, and several looks at them that must differ, after Lin et al. 2017."""
+        """An RNN over the words and several queries that must differ, after Lin et al. 2017."""
         return cls(classes=classes, vocabulary=vocabulary, characters=characters, queries=4, apart=0.03)
 
 
 class TextClassifier(nn.Module):
-    """A class for each text, from the words its attention finds.
+    """A class for each text, from a weighted mean of its words.
 
     >>> model = TextClassifier(TextClassifierConfig(classes=2, vocabulary=1000)).eval()
     >>> ids, lengths = torch.randint(1, 1000, (3, 9)), torch.tensor([9, 4, 6])
@@ -92,7 +94,7 @@ class TextClassifier(nn.Module):
     >>> tape["pool"]
     Weights(3 x 1 x 1 x 9, score=Dot(scale=1.0), mask=Padding(int64[3]))
 
-    An encoder of yours is called as `encoder(ids, padding=lengths)` and gives a state for each word, as a `Bert` does:
+    An encoder is called as `encoder(ids, padding=lengths)` and returns a state for each word, as a `Bert` does:
 
     >>> from regard.models import Bert, BertConfig
     >>> bert = Bert(BertConfig.tiny(vocabulary=1000))
@@ -127,8 +129,8 @@ class TextClassifier(nn.Module):
         *,
         lengths: Int[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "b classes"]:
-        """The logits; characters as `WordEncoder` takes them."""
-        return self._classified(self.states(ids, characters, lengths=lengths), lengths)
+        """Return the logits; `characters` are those of `WordEncoder`."""
+        return self._classify(self.states(ids, characters, lengths=lengths), lengths)
 
     def states(
         self,
@@ -137,27 +139,27 @@ class TextClassifier(nn.Module):
         *,
         lengths: Int[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "b n width"]:
-        """What attention looks at, one for each word."""
+        """Return the state of each word, to which attention is computed."""
         x = self.dropout(self.words(ids, characters, lengths))
         return x if self.rnn is None else self.dropout(self.rnn(x, lengths))
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
-        """Over `label` (b,), from `ids`, `ids_lengths` where rows are padded, and `characters` where these are read."""
+        """Return the loss of `label` (b,), from `ids`, `ids_lengths` if rows are padded, and `characters` if used."""
         check_keys(batch, "ids", "label")
         lengths, config = batch.get("ids_lengths"), self.config
         x = self.states(batch["ids"], batch.get("characters"), lengths=lengths)
         smoothing = config.smoothing if self.training else 0.0
-        each = cross_entropy_per_target(self._classified(x, lengths), batch["label"], smoothing=smoothing)
+        each = cross_entropy_per_target(self._classify(x, lengths), batch["label"], smoothing=smoothing)
         if config.apart:
             each = each + config.apart * sameness(self.pool.weights(x, lengths)[...])
         return Loss(each.sum(), len(each))
 
-    def _classified(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+    def _classify(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         return self.classes(self.dropout(self.pool(x, lengths).flatten(1)))
 
 
 def sameness(A: Float[Tensor, "b h r n"]) -> Float[Tensor, " b"]:
-    """||A A^T - I||^2, the mean over heads: how far rows are from each looking at one place of its own.
+    """||A A^T - I||^2, the mean over heads: how far the rows are from each attending to one position of its own.
 
     Lin et al. 2017, eq. 8.
     """

@@ -1,4 +1,4 @@
-"""AttentionConvNet: a residual convolutional network that weighs its channels, its places or its kernels."""
+"""AttentionConvNet: a residual convolutional network with attention over channels, positions or kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Looking = Literal["self", "squeeze", "cbam", "selective"]
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConvNetConfig:
-    """What an `AttentionConvNet` is made of; without attention, the presets are those of Zagoruyko & Komodakis 2016.
+    """Sizes of an `AttentionConvNet`; without attention the presets are those of Zagoruyko & Komodakis 2016.
 
     >>> AttentionConvNetConfig.small(classes=10).widths
     (64, 128, 256)
@@ -32,11 +32,11 @@ class AttentionConvNetConfig:
     The image passes a convolution to `stem` channels, then a stage for each of `widths`, of `depth` residual blocks
     with two convolutions each. Every stage but the first halves the sides of the map.
 
-    `attention` is `"squeeze"` (a gate for each channel) or `"cbam"` (for each channel, then for each place) at the end
-    of every block, both with a `reduction`; `"selective"`, which mixes kernels of 3 and 5 in place of a block's first
-    convolution; `"self"`, where places look at each other in `heads` between the convolutions of a stage's last block,
-    in every stage but the first; or None. `dropout` acts between the convolutions of a block, `smoothing` in training
-    only.
+    `attention` is `"squeeze"` (a gate for each channel) or `"cbam"` (for each channel, then for each position) at the
+    end of every block, both with a `reduction`; `"selective"`, which mixes kernels of 3 and 5 in place of the first
+    convolution of a block; `"self"`, self-attention between positions, with `heads`, between the convolutions of the
+    last block of every stage but the first; or None. `dropout` acts between the convolutions of a block, `smoothing`
+    in training only.
     """
 
     classes: int
@@ -63,7 +63,7 @@ class AttentionConvNetConfig:
             check_choice("attention", self.attention, Looking)
         if self.attention == "self" and len(self.widths) == 1:
             raise ValueError(
-                f"attention='self' stands in the stages that halve the map, got widths={self.widths}; pass two"
+                f"attention='self' needs a stage that halves the map, got widths={self.widths}; pass two or more widths"
             )
 
     @classmethod
@@ -96,7 +96,7 @@ class AttentionConvNet(nn.Module):
     >>> model(image).shape, model.features(image).shape
     (torch.Size([2, 10]), torch.Size([2, 128, 7, 7]))
 
-    Images of any size will do. What the places look at:
+    Images may have any size. To see the attention between positions:
 
     >>> from regard.lens import capture
     >>> with capture(model) as tape:
@@ -106,7 +106,7 @@ class AttentionConvNet(nn.Module):
     features.stage2.0.attention  Weights(2 x 4 x 196 x 196)
     features.stage3.0.attention  Weights(2 x 4 x 49 x 49)
 
-    Without its head it sees for another model: `Captioner(config, features=model.features)`.
+    Without its head it gives features to another model: `Captioner(config, features=model.features)`.
     """
 
     def __init__(self, config: AttentionConvNetConfig) -> None:
@@ -129,17 +129,17 @@ class AttentionConvNet(nn.Module):
         return self.classes(self.features(image).mean((2, 3)))
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
-        """Over `label` (b,), from `image` (b, c, y, x)."""
+        """Return the cross entropy of `label` (b,), from `image` (b, c, y, x)."""
         smoothing = self.config.smoothing if self.training else 0.0
         check_keys(batch, "image", "label")
         return cross_entropy(self(batch["image"]), batch["label"], smoothing=smoothing)
 
 
 class ResidualStage(nn.Sequential):
-    """Residual blocks of one width, the first of which halves the map, the last of which may have places look."""
+    """Residual blocks of one width; the first may halve the map, the last may have self-attention."""
 
     def __init__(self, config: AttentionConvNetConfig, before: int, after: int, *, first: bool) -> None:
-        looks = config.attention == "self" and not first
+        attends = config.attention == "self" and not first
         last = config.depth - 1
         super().__init__(
             *(
@@ -148,35 +148,35 @@ class ResidualStage(nn.Sequential):
                     after if n else before,
                     after,
                     stride=1 if first or n else 2,
-                    looks=looks and n == last,
+                    attends=attends and n == last,
                 )
                 for n in range(config.depth)
             )
         )
 
     def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c_out y_out x_out"]:
-        if x.is_cuda:  # there, convolutions are fastest where the channels of a place lie side by side
+        if x.is_cuda:  # on a GPU convolutions are fastest if the channels of a position are contiguous
             x = x.contiguous(memory_format=torch.channels_last)
         return super().forward(x)
 
 
 class ResidualBlock(nn.Module):
-    """x + gate(conv(look(relu(norm(conv(relu(norm(x)))))))): norms come first (Zagoruyko & Komodakis 2016, fig. 1d)."""
+    """x + gate(conv(attention(relu(norm(conv(relu(norm(x)))))))): pre-norm (Zagoruyko & Komodakis 2016, fig. 1d)."""
 
     def __init__(
-        self, config: AttentionConvNetConfig, before: int, after: int, *, stride: int = 1, looks: bool = False
+        self, config: AttentionConvNetConfig, before: int, after: int, *, stride: int = 1, attends: bool = False
     ) -> None:
         super().__init__()
         selective = config.attention == "selective"
         self.norm = nn.BatchNorm2d(before)
         self.first = SelectiveKernel(before, after, stride=stride) if selective else _convolution(before, after, stride)
         self.second_norm = nn.BatchNorm2d(after)
-        self.attention = _between_places(after, config.heads) if looks else nn.Identity()
+        self.attention = _self_attention(after, config.heads) if attends else nn.Identity()
         self.dropout = Dropout(config.dropout)
         self.second = _convolution(after, after)
         self.gate = _gate(config, after)
-        alike = before == after and stride == 1
-        self.shortcut = None if alike else nn.Conv2d(before, after, 1, stride=stride, bias=False)
+        is_same_shape = before == after and stride == 1
+        self.shortcut = None if is_same_shape else nn.Conv2d(before, after, 1, stride=stride, bias=False)
 
     def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c_out y_out x_out"]:
         normed = F.relu(self.norm(x))
@@ -195,8 +195,8 @@ def _gate(config: AttentionConvNetConfig, channels: int) -> nn.Module:
             return nn.Identity()
 
 
-def _between_places(channels: int, heads: int) -> SelfAttention2d:
-    """An eighth of the channels, as published, rounded up to an even split over the heads; scores are scaled."""
+def _self_attention(channels: int, heads: int) -> SelfAttention2d:
+    """Build self-attention with 1/8 of the channels, as published, rounded up to a multiple of heads."""
     return SelfAttention2d(channels, heads=heads, width=-(-channels // (8 * heads)) * heads, score=Dot())
 
 

@@ -15,7 +15,7 @@ from ..nn.fast_decode import FastSteps, Step
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CachedState:
-    """What a decoder has read, one row per hypothesis, and the attention it recorded in its last step.
+    """The state of a decoder, one row per hypothesis, and the attention it recorded in its last step.
 
     `caches` holds one per block, `fast` the blocks as functions of one token per row, `watch` the names of the layers
     whose attention is recorded.
@@ -58,7 +58,7 @@ def watched(stepper: Any, names: Sequence[str], *, known: Sequence[str]) -> Watc
     """Return a stepper that records the attention of the layers named."""
     for name in names:
         if name not in known:
-            raise ValueError(f"attention is named {', '.join(known)}, got {name!r}")
+            raise ValueError(f"no attention is named {name!r}; pass one of {', '.join(known)}")
     return Watched(stepper, tuple(names))
 
 

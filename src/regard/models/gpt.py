@@ -1,4 +1,4 @@
-"""Gpt: a causal language model, from GPT-2 to the Llama family, by the choices of its config."""
+"""Gpt: a causal language model; its config covers GPT-2 and the Llama family."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ Positions = Literal["learned", "rotary"]
 
 @dataclass(frozen=True, kw_only=True)
 class GptConfig:
-    """What a `Gpt` is made of; GPT-2 unless said otherwise.
+    """Sizes and choices of a `Gpt`; the defaults are GPT-2.
 
     >>> GptConfig.small().dim, GptConfig.llama(vocabulary=32000, dim=512, depth=8, heads=8, kv_heads=2).norm
     (768, 'rms')
 
-    `hidden` is the width inside the feed-forward, 4 dim unless given, 8/3 dim where it is `gated`. `biased` names what
-    has a bias: q, k, v, o, and f for the feed-forward. `length` bounds learned positions; rotary ones have no bound.
-    `window` is how many tokens, its own included, a token sees. `dropout` acts on the embedding and on what each
-    sublayer adds, `attention_dropout` on the weights.
+    `hidden` is the width inside the feed-forward (default: 4 dim, or 8/3 dim if `gated`). `biased` names the parts with
+    a bias: q, k, v, o, and f for the feed-forward. `length` bounds learned positions; rotary ones have no bound.
+    `stretch` rescales rotary frequencies for longer contexts. `window` is the number of tokens, its own included, that
+    a token sees. `dropout` acts on the embedding and the output of each sublayer, `attention_dropout` on the weights.
     """
 
     vocabulary: int
@@ -99,14 +99,14 @@ class GptConfig:
         pair = 2 * self.heads
         if self.positions == "rotary" and self.head_dim is None and self.dim % pair:
             raise ValueError(
-                f"rotary positions turn features in pairs: dim must be a multiple of 2 * heads, got dim={self.dim} and "
-                f"heads={self.heads}; pass dim={-(-self.dim // pair) * pair}"
+                f"rotary positions rotate features in pairs: dim must be a multiple of 2 * heads, got dim={self.dim} "
+                f"and heads={self.heads}; pass dim={-(-self.dim // pair) * pair}"
             )
         if not isinstance(self.stretch, Stretch | None):
             raise TypeError(f"stretch must be a Stretch or None, got {self.stretch!r}; write Stretch(factor=8.0)")
 
-    def spelled_out(self) -> Self:
-        """The same config, every size a number."""
+    def with_sizes(self) -> Self:
+        """Return the same config with all default sizes as numbers."""
         return replace(
             self,
             kv_heads=self.heads if self.kv_heads is None else self.kv_heads,
@@ -164,7 +164,7 @@ class GptConfig:
 
 
 class Gpt(nn.Module):
-    """A causal language model: the logits of what follows each token (Radford et al. 2019).
+    """A causal language model: the logits of the token after each token (Radford et al. 2019).
 
     >>> from regard.decode import greedy
     >>> model = Gpt(GptConfig.llama(vocabulary=50, dim=32, depth=2, heads=4, kv_heads=2)).eval()
@@ -176,8 +176,8 @@ class Gpt(nn.Module):
 
     `padding` is lengths `(b,)` or keep `(b, n)`, True = a real token, on either side: positions count real tokens only.
 
-    A stepper for `regard.decode`: prompts are the prefix, with None for the source; or, read at once whatever their
-    lengths, all but their last tokens are the source, padded on the left: ids, or the pair of ids and keep.
+    A stepper for `regard.decode`. Either the prompts are the prefix and the source is None; or, to read prompts of
+    different lengths at once, the source is all but their last tokens, padded on the left: ids, or (ids, keep).
     """
 
     def __init__(self, config: GptConfig) -> None:
@@ -196,35 +196,35 @@ class Gpt(nn.Module):
         return self.logits(self.hidden(ids, padding=padding))
 
     def hidden(self, ids: Int[Tensor, "b n"], *, padding: Padded | None = None) -> Float[Tensor, "b n dim"]:
-        """The states of the last layer, normalized: what `logits` reads."""
+        """Return the normalized states of the last layer, the input of `logits`."""
         check_token_rows("ids", ids)
         return self._read(ids, None if padding is None else keep_of(padding, ids))[0]
 
     def logits(self, hidden: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b vocabulary"]:
-        """The logits of the next token, from its states."""
+        """Return the logits of the next token from hidden states."""
         return linear(hidden, self.tokens.table.weight) if self.head is None else self.head(hidden)
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
-        """-log p of each token of `ids` (b, n) but the first, given those before it; up to `ids_lengths` if there."""
+        """Return -log p of each token of `ids` (b, n) but the first, given those before it, within `ids_lengths`."""
         check_keys(batch, "ids")
         ids, lengths = batch["ids"], batch.get("ids_lengths")
         check_token_rows("ids", ids)
-        # What stands behind a text is read after all of it: hiding it would change nothing.
+        # Padding on the right comes after all real tokens, which a causal mask hides from them anyway.
         counted = None if lengths is None else counted_of(lengths, ids, name="ids_lengths")[:, 1:]
         return cross_entropy(self(ids[:, :-1]), ids[:, 1:], counted=counted)
 
     def start(self, source: Tensor | tuple[Tensor, Padded] | None = None) -> GptState:
-        """Before the first token: nothing read, or the prompts."""
+        """Return the state before the first token, after reading the prompts of `source` if any."""
         caches = tuple(block.attention.new_cache() for block in self.blocks)
         rows, keep = None, None
         if source is not None:
             ids, padding = source if isinstance(source, tuple) else (source, None)
             check_token_rows("source", ids)
             keep = None if padding is None else keep_of(padding, ids)
-            # A prompt of one token leaves a row of padding alone.
+            # A prompt of one token, which is the prefix, leaves a row of padding alone.
             if keep is not None and not bool((keep[:, -1:] | ~keep.any(1, keepdim=True)).all()):
                 raise ValueError(
-                    "source must be padded on the left, so that what is written follows each prompt; pass (ids, keep) "
+                    "source must be padded on the left, so that new tokens follow each prompt; pass (ids, keep) "
                     "with the padding before the ids of each row"
                 )
             if ids.shape[1]:
@@ -235,15 +235,15 @@ class Gpt(nn.Module):
     def step(
         self, tokens: Int[Tensor, " rows *n"], state: GptState
     ) -> tuple[Float[Tensor, " rows *n vocabulary"], GptState]:
-        """Read the tokens; the logits of what follows each, and the state after the last."""
+        """Read tokens `(rows,)` or `(rows, n)`; return the logits of each next token, and the state after the last."""
         return step(tokens, state, advance=self._advance, logits=self.logits)
 
     def read(self, tokens: Int[Tensor, "rows n"], state: GptState) -> GptState:
-        """The state after tokens that are given: a step without logits."""
+        """Return the state after the tokens: a step without logits."""
         return self._advance(tokens, state)[1]
 
     def watched(self, *names: str) -> Watched:
-        """The model as a stepper that shows attention: `"self.0"`, and every layer where none is named."""
+        """Return a stepper that records attention: `"self.0"`, or every layer if none is named."""
         known = tuple(f"self.{n}" for n in range(len(self.blocks)))
         return watched(self, names or known, known=known)
 
@@ -298,23 +298,23 @@ class Gpt(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GptState(CachedState):
-    """What a `Gpt` has read, one row a hypothesis; `keep` says which tokens are real, None for all.
+    """The state of a `Gpt`, one row per hypothesis; `keep` is True for real tokens, None if all are real.
 
-    `rows` is how many prompts were read, or were selected since; None where there were none.
+    `rows` is the number of prompts read, or of rows selected since; None if there were no prompts.
     """
 
     keep: Bool[Tensor, "rows n"] | None = None
     rows: int | None = None
 
     def select(self, rows: Int[Tensor, " chosen"]) -> GptState:
-        """The state of these rows, in this order, repeats allowed."""
+        """Return the state of these rows, in this order; a row may repeat."""
         keep = None if self.keep is None else self.keep.index_select(0, rows)
         caches = tuple(cache.select(rows) for cache in self.caches)
         return replace(self, caches=caches, keep=keep, rows=len(rows), attention={})
 
 
 def _block(config: GptConfig) -> EncoderBlock:
-    sizes = config.spelled_out()
+    sizes = config.with_sizes()
     assert sizes.head_dim is not None
     assert sizes.hidden is not None
     rotary = Rotary(sizes.head_dim, base=config.base, scaling=config.stretch) if config.positions == "rotary" else None

@@ -1,4 +1,4 @@
-"""Initial weights as GPT-2, BERT and ViT have them."""
+"""Initial weights of GPT-2, BERT and ViT."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from torch import nn
 
 
-def spread(width: int) -> float:
-    """The deviation that lets a matrix of this width pass on as much as one of 0.02 does at 768, as published."""
+def std_for_width(width: int) -> float:
+    """Return the standard deviation for a matrix of this width, scaled from the published 0.02 at width 768."""
     return 0.02 * math.sqrt(768 / width)
 
 
 def initialize(model: nn.Module, *, std: float = 0.02) -> None:
-    """Normal matrices and tables, biases of 0; norms, and the vector of a padding id, stay as they are."""
+    """Draw matrices and embedding tables from a normal distribution and set biases to 0; norms are not changed."""
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding, nn.Conv2d)):
             nn.init.normal_(module.weight, std=std)
@@ -25,7 +25,7 @@ def initialize(model: nn.Module, *, std: float = 0.02) -> None:
 
 
 def initialize_residual(blocks: Sequence[nn.Module], *, std: float = 0.02) -> None:
-    """What enters the residual stream, less the more layers do (Radford et al. 2019, sec. 2.3)."""
+    """Draw projections into the residual stream with std / sqrt(2 * layers) (Radford et al. 2019, sec. 2.3)."""
     for block in blocks:
         for name in ("attention.out.weight", "feedforward.down.weight"):
             nn.init.normal_(block.get_parameter(name), std=std / math.sqrt(2 * len(blocks)))

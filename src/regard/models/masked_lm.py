@@ -1,4 +1,4 @@
-"""Masking: words to foretell, for a masked language model."""
+"""Random masks over tokens, for training a masked language model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def mask_words(
     share: float = 0.15,
     generator: torch.Generator | None = None,
 ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b n"]]:
-    """Ids to read and targets to foretell: a `share` of the words, 8 in 10 of them masked, 1 random, 1 as it was.
+    """Return ids with masks and the targets: a `share` of the tokens is predicted, 8 in 10 masked and 1 in 10 random.
 
-    Targets are -100 where nothing is asked. `special` ids, padding among them, are never asked for (Devlin et al. 2019,
-    sec. 3.1 and app. A.1).
+    The other predicted tokens are unchanged. Targets are -100 for tokens that are not predicted. `special` ids, which
+    should include padding, are never predicted (Devlin et al. 2019, sec. 3.1 and app. A.1).
     """
-    fate = torch.rand(2, *ids.shape, generator=generator, device=ids.device)
-    asked = (fate[0] < share) & ~torch.isin(ids, torch.tensor(tuple(special), device=ids.device, dtype=ids.dtype))
+    draws = torch.rand(2, *ids.shape, generator=generator, device=ids.device)
+    is_target = (draws[0] < share) & ~torch.isin(ids, torch.tensor(tuple(special), device=ids.device, dtype=ids.dtype))
     random = torch.randint(vocabulary, ids.shape, generator=generator, device=ids.device, dtype=ids.dtype)
-    read = torch.where(asked & (fate[1] < 0.8), mask, ids)
-    read = torch.where(asked & (fate[1] >= 0.9), random, read)
-    return read, torch.where(asked, ids, -100)
+    masked = torch.where(is_target & (draws[1] < 0.8), mask, ids)
+    masked = torch.where(is_target & (draws[1] >= 0.9), random, masked)
+    return masked, torch.where(is_target, ids, -100)

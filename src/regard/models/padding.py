@@ -1,4 +1,4 @@
-"""Padding as models take it: lengths, or which tokens are real."""
+"""Padding as an argument of models: lengths, or a keep that is True for real tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Padded = Bool[Tensor, "b n"] | Int[Tensor, " b"]
 
 
 def keep_of(padding: Padded, ids: Int[Tensor, "b n"], *, name: str = "padding") -> Bool[Tensor, "b n"]:
-    """Which of the tokens are real, from lengths `(b,)` or keep `(b, n)`.
+    """Return a keep `(b, n)`, True for real tokens, from lengths `(b,)` or a keep.
 
     >>> keep_of(torch.tensor([3, 1]), torch.zeros(2, 3, dtype=torch.long)).tolist()
     [[True, True, True], [True, False, False]]
@@ -32,13 +32,13 @@ def keep_of(padding: Padded, ids: Int[Tensor, "b n"], *, name: str = "padding") 
 
 
 def counted_of(lengths: Int[Tensor, " b"], ids: Int[Tensor, "b n"], *, name: str) -> Bool[Tensor, "b n"]:
-    """The same where it is lengths alone that are meant."""
+    """Return a keep `(b, n)`, True for real tokens, from lengths `(b,)` alone."""
     check_lengths(name, lengths, ids)
     return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
 
 
 def counted_targets(batch: Mapping[str, Tensor]) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
-    """The `target` of a batch, and which of its tokens `target_lengths`, if there, say are real."""
+    """Return the `target` of a batch and a keep of its real tokens, from `target_lengths` if given."""
     target, lengths = batch["target"], batch.get("target_lengths")
     check_token_rows("target", target)
     if lengths is None:
@@ -47,19 +47,19 @@ def counted_targets(batch: Mapping[str, Tensor]) -> tuple[Int[Tensor, "b n"], Bo
 
 
 def check_lengths(name: str, lengths: Int[Tensor, " b"], x: Shaped[Tensor, "b n *dim"]) -> None:
-    """Raise unless `lengths` say of each row of x how many of its tokens are real; numbers are looked at on the CPU."""
+    """Raise unless `lengths` are the numbers of real tokens of the rows of x; values are checked on the CPU only."""
     check_tensor(name, lengths, hint="torch.tensor([3, 5])")
     if lengths.dtype == torch.bool:
         raise TypeError(
-            f"{name} must say how many tokens of each row are real, the padding behind them, got torch.bool "
-            f"{tuple(lengths.shape)}; write keep.sum(1) of a keep that is padded so"
+            f"{name} must be the number of real tokens per row, with padding on the right, got torch.bool "
+            f"{tuple(lengths.shape)}; write keep.sum(1) if the padding is on the right"
         )
     check_integer_tensor(name, lengths, 1)
     b, n = x.shape[:2]
     if len(lengths) != b:
-        raise ValueError(f"{name} must be one a row, from 0 to {n}, for {b} rows, got {len(lengths)} of them")
+        raise ValueError(f"{name} must be one number per row, from 0 to {n}, for {b} rows, got {len(lengths)} numbers")
     if b and can_read_values(lengths):
         least, most = (int(x) for x in lengths.aminmax())
         if least < 0 or most > n:
             wrong = least if least < 0 else most
-            raise ValueError(f"{name} must be one a row, from 0 to {n}, for {b} rows, got {wrong}")
+            raise ValueError(f"{name} must be one number per row, from 0 to {n}, for {b} rows, got {wrong}")

@@ -1,4 +1,4 @@
-"""Reader: finds the answer to a question in a document, trained from nothing but such questions."""
+"""Reader: finds the answer to a question in a document, without a pretrained encoder."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .word_encoder import WordEncoder, characters_per_word
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderConfig:
-    """What a `Reader` is made of.
+    """Sizes and choices of a `Reader`.
 
-    Words have a vector of width `dim`, one for each of a `vocabulary`, and beside it, if they are spelled from so many
-    different `characters`, one of `character_dim`. `hidden` is the width of all that follows, both directions of an
-    RNN together; attention splits it over `heads`. `padding` is the id that fills rows up.
+    Words have a vector of width `dim` from a table of `vocabulary` words and, with an alphabet of `characters`, one of
+    width `character_dim` from their spelling. `hidden` is the width of all later layers, both directions of an RNN
+    together; attention splits it over `heads`. `padding` is the id of padding.
     """
 
     vocabulary: int
@@ -71,7 +71,7 @@ class ReaderConfig:
 
 
 class Reader(nn.Module):
-    """Where in a document the answer to a question starts and where it ends.
+    """Start and end of the answer to a question in a document.
 
     >>> model = Reader(ReaderConfig.small(vocabulary=1000)).eval()
     >>> batch = {"document": torch.randint(1, 1000, (2, 12)), "document_lengths": torch.tensor([12, 7])}
@@ -79,9 +79,9 @@ class Reader(nn.Module):
     >>> model.answer(batch, longest=4).shape
     torch.Size([2, 2])
 
-    Both are read word by word from both sides; then each word of the question looks at the document, each word of the
-    document at the question and at what that found, and at the rest of the document (Seo et al. 2017; Xiong et al.
-    2017; Wang et al. 2017).
+    Bidirectional RNNs read both. Then each word of the question attends to the document, each word of the document to
+    the question with its contexts, and to the other words of the document (Seo et al. 2017; Xiong et al. 2017; Wang et
+    al. 2017).
 
     >>> from regard.lens import capture
     >>> with capture(model) as tape:
@@ -126,18 +126,18 @@ class Reader(nn.Module):
         document_lengths: Int[Tensor, " b"] | None = None,
         question_lengths: Int[Tensor, " b"] | None = None,
     ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n"]]:
-        """The logits of each word as the first and as the last of the answer; -inf for padding.
+        """Return the logits of each word as first and as last word of the answer; -inf for padding.
 
-        Characters are those of each word, as `WordEncoder` takes them.
+        Characters are those of each word, in a form of `WordEncoder`.
         """
         text = PaddedText.of("document", document, document_characters, document_lengths)
         asked = PaddedText.of("question", question, question_characters, question_lengths)
         words = (self.words(side.ids, side.characters) for side in (text, asked))
-        x, y = self._encoded(text, asked, *words)
+        x, y = self._encode(text, asked, *words)
         x = self.both(x, y, mask=text.mask, other_mask=asked.mask)
         x = self.digest(self.dropout(x), text.lengths)
-        found = self.itself(x, mask=text.mask)
-        x = self.dropout(x + F.relu(self.fuse(torch.cat((x, found, x * found), -1))))
+        context = self.itself(x, mask=text.mask)
+        x = self.dropout(x + F.relu(self.fuse(torch.cat((x, context, x * context), -1))))
         last = self.dropout(self.conclude(x, text.lengths))
         start, end = self.span(torch.cat((x, last), -1)).unbind(-1)
         if text.keep is None:
@@ -145,10 +145,10 @@ class Reader(nn.Module):
         return start.masked_fill(~text.keep, -torch.inf), end.masked_fill(~text.keep, -torch.inf)
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
-        """The mean over `start` (b,) and `end` (b,), the first and the last word of the answer; below 0, not counted.
+        """Return the mean loss of `start` (b,) and `end` (b,), the first and last word of the answer, if not negative.
 
-        From `document` and `question`, with `_lengths` where rows are padded and `_characters` where these are read.
-        Where a question may have no answer, let every document begin with a word of its own, and point there.
+        It reads `document` and `question`, with `_lengths` if rows are padded and `_characters` if the model uses them.
+        If questions may have no answer, begin every document with a special word, which is then the answer.
         """
         check_keys(batch, "document", "question", "start", "end")
         start, end = (
@@ -158,7 +158,7 @@ class Reader(nn.Module):
         return Loss((start.sum + end.sum) / 2, start.count)
 
     def answer(self, batch: Mapping[str, Tensor], *, longest: int | None = 17) -> Int[Tensor, "b 2"]:
-        """The first and the last word of the best answer, of at most `longest` words; from what `loss` reads."""
+        """Return the first and last word of the best answer, of at most `longest` words, from a batch."""
         check_keys(batch, "document", "question")
         lengths, document = batch.get("document_lengths"), batch["document"]
         among = None if lengths is None else counted_of(lengths, document, name="document_lengths")
@@ -168,10 +168,10 @@ class Reader(nn.Module):
         names = ("document_characters", "question_characters", "document_lengths", "question_lengths")
         return self(batch["document"], batch["question"], **{name: batch.get(name) for name in names})
 
-    def _encoded(self, text: PaddedText, asked: PaddedText, *words: Float[Tensor, "b _ width"]) -> list[Tensor]:
-        """Both sides read from both ends, each word marked where the other side has it too."""
+    def _encode(self, text: PaddedText, asked: PaddedText, *words: Float[Tensor, "b _ width"]) -> list[Tensor]:
+        """Return the RNN states of both sides, with marks on the words that occur on the other side too."""
         states = []
-        for side, x, marks in zip((text, asked), words, _matches(text, asked), strict=True):
+        for side, x, marks in zip((text, asked), words, _mark_matches(text, asked), strict=True):
             x = self.highway(self.narrow(self.dropout(x)))
             x = torch.cat((x, marks.to(x.dtype)), -1)
             states.append(self.dropout(self.encode(x, side.lengths)))
@@ -189,7 +189,7 @@ class PaddedText(NamedTuple):
 
     @classmethod
     def of(cls, name: str, ids: Tensor, characters: Tensor | None, lengths: Tensor | None) -> PaddedText:
-        """From characters as they were given, and lengths on the device of the ids."""
+        """Check the inputs of one side and build its keep and mask."""
         check_token_rows(name, ids)
         characters = None if characters is None else characters_per_word(characters, ids)
         if lengths is None:
@@ -198,12 +198,12 @@ class PaddedText(NamedTuple):
         return cls(ids, characters, lengths.cpu(), keep, Padding(lengths))
 
 
-def _matches(text: PaddedText, asked: PaddedText) -> tuple[Bool[Tensor, "b n marks"], Bool[Tensor, "b m marks"]]:
-    """Of each word, whether the other side has it too; and whether spelled the same, where spelling is read."""
+def _mark_matches(text: PaddedText, asked: PaddedText) -> tuple[Bool[Tensor, "b n marks"], Bool[Tensor, "b m marks"]]:
+    """Return for each word whether the other side has the same id and, if characters are used, the same spelling."""
     same = [text.ids[:, :, None] == asked.ids[:, None]]
     x, y = text.characters, asked.characters
     if x is not None and y is not None:
-        # Each side may be filled up to a longest word of its own, and a word is the same whatever fills it up.
+        # Words of the two sides may be padded to different widths; padding does not change a word.
         width = max(x.shape[-1], y.shape[-1])
         x, y = (F.pad(side, (0, width - side.shape[-1])) for side in (x, y))
         same.append((x[:, :, None] == y[:, None]).all(-1))
@@ -214,10 +214,10 @@ def _matches(text: PaddedText, asked: PaddedText) -> tuple[Bool[Tensor, "b n mar
 
 
 class BothWays(nn.Module):
-    """A document in view of a question and of what the question finds there, after Xiong et al. 2017, section 2.2.
+    """Attention of a document to a question and its contexts in the document, after Xiong et al. 2017, section 2.2.
 
-    Each word y_j of the question looks at the document; each word x_i of the document at the words of the question,
-    what they found included: c_i. What comes out is relu(W [x; c; x * c]).
+    Each word y_j of the question attends to the document; each word x_i of the document attends to the words of the
+    question with their contexts, which gives c_i. The output is relu(W [x; c; x * c]).
     """
 
     def __init__(self, dim: int, *, heads: int = 1) -> None:
@@ -236,8 +236,8 @@ class BothWays(nn.Module):
         other_mask: Mask | None = None,
     ) -> Float[Tensor, "b n dim"]:
         """`mask` hides words of the document, `other_mask` of the question."""
-        found = self.to_document(y, x, x, mask=mask)
-        context = self.to_question(x, y, self.join(torch.cat((y, found), -1)), mask=other_mask)
+        seen = self.to_document(y, x, x, mask=mask)  # b m dim
+        context = self.to_question(x, y, self.join(torch.cat((y, seen), -1)), mask=other_mask)  # b n dim
         return F.relu(self.fuse(torch.cat((x, context, x * context), -1)))
 
 
@@ -245,7 +245,7 @@ class Trilinear(nn.Module):
     """softmax_j(w . [x_i; y_j; x_i * y_j]) @ v, the score of Seo et al. 2017, split over heads.
 
     The part of x_i alone is the same for every j, so the softmax drops it, and the rest is a dot product:
-    (u * x_i + w) . y_j. It begins as the scaled one.
+    (u * x_i + w) . y_j. It is initialized as the scaled dot product.
     """
 
     def __init__(self, dim: int, *, heads: int = 1) -> None:
@@ -270,7 +270,7 @@ class Trilinear(nn.Module):
 
 
 class WholeDropout(nn.Module):
-    """Dropout of whole features: what a row loses, it loses in all its words (Gal & Ghahramani 2016)."""
+    """Dropout of whole features: a row loses the same features in all its words (Gal & Ghahramani 2016)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

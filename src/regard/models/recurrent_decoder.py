@@ -1,4 +1,4 @@
-"""RecurrentDecoder: a GRU or LSTM that writes, looking at the states of a source at every word."""
+"""RecurrentDecoder: a GRU or LSTM with attention to the states of a source at every token."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ..ops.weights import Weights
 Cell = Literal["gru", "lstm"]
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 
-Sequence = TypeVar("Sequence", Tensor, PackedSequence)
+StatesT = TypeVar("StatesT", Tensor, PackedSequence)
 
 
-def run(
-    cell: nn.GRU | nn.LSTM, x: Sequence, hidden: tuple[Tensor, ...] | None = None
-) -> tuple[Sequence, tuple[Tensor, ...]]:
-    """The states of a sequence and the last of each layer, two tensors of an LSTM; from `hidden`, or from zeros.
+def run_rnn(
+    cell: nn.GRU | nn.LSTM, x: StatesT, hidden: tuple[Tensor, ...] | None = None
+) -> tuple[StatesT, tuple[Tensor, ...]]:
+    """Run an RNN from `hidden` or zeros; return the states and the last state per layer (two tensors for an LSTM).
 
-    On the CPU the cell works outside of autocast: in bfloat16 its fused LSTM has no kernel for every shape.
+    On the CPU it runs outside of autocast, since the fused LSTM has no bfloat16 kernel for some shapes.
     """
     weight = next(cell.parameters())
     device, dtype = weight.device.type, weight.dtype
     if device == "cpu" and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
-            return run(cell, x.to(dtype), None if hidden is None else tuple(h.to(dtype) for h in hidden))
+            return run_rnn(cell, x.to(dtype), None if hidden is None else tuple(h.to(dtype) for h in hidden))
     states, last = cell(x, hidden[0] if hidden is not None and len(hidden) == 1 else hidden)
     return states, last if isinstance(last, tuple) else (last,)
 
@@ -44,9 +44,9 @@ class RecurrentDecoder(nn.Module):
     With `feed`, the modulated state of the step before enters each step beside its token (section 3.3). Without
     attention, the last state of the source enters there instead, at every step (Cho et al. 2014, section 2.2).
 
-    The attention is any layer of `regard.nn` for recurrent decoders, from queries of `hidden` to states of
-    `state_dim`. Unless a step depends on what the one before looked at, by `feed` or coverage, all are computed at
-    once.
+    The attention is any layer of `regard.nn` for recurrent decoders, from queries of width `hidden` to states of width
+    `state_dim`. All steps are computed at once, unless a step depends on the attention of the one before, by `feed` or
+    coverage.
     """
 
     def __init__(
@@ -66,7 +66,9 @@ class RecurrentDecoder(nn.Module):
     ) -> None:
         super().__init__()
         if feed and attention is None:
-            raise ValueError("feed hands on what attention found, got feed=True and no attention; pass one of them")
+            raise ValueError(
+                "feed=True feeds back the output of attention, got no attention; pass an attention layer or feed=False"
+            )
         self.feed = feed
         self.attention: Any = attention
         self.embedding = TokenEmbedding(vocabulary, dim)
@@ -80,7 +82,7 @@ class RecurrentDecoder(nn.Module):
 
     @property
     def stepwise(self) -> bool:
-        """Whether a step needs what the one before has looked at."""
+        """Whether a step depends on the attention of the step before."""
         return self.feed or getattr(self.attention, "coverage", None) is not None
 
     def start(
@@ -89,7 +91,7 @@ class RecurrentDecoder(nn.Module):
         states: Float[Tensor, "b n state_dim"],
         lengths: Int[Tensor, " b"] | None = None,
     ) -> RecurrentState:
-        """The state before the first token, from that of the cell (two tensors for an LSTM) and the source."""
+        """Return the state before the first token, from a state of the RNN (two tensors for an LSTM) and the source."""
         top = hidden[0][-1]
         memory = None if self.attention is None else self.attention.remember(states, lengths)
         beside = top if self.attention is None else torch.zeros_like(top) if self.feed else None
@@ -99,18 +101,18 @@ class RecurrentDecoder(nn.Module):
     def forward(
         self, inputs: Int[Tensor, "b t"], state: RecurrentState, *, forcing: float = 1.0
     ) -> tuple[Float[Tensor, "b t vocabulary"], RecurrentState]:
-        """The logits of what follows each of the inputs, and the state after them.
+        """Return the logits of each next token after the inputs, and the state after them.
 
-        Each token but the first is read with probability `forcing`, and otherwise the likeliest of the logits before
-        it: 1 is teacher forcing, 0 lets the decoder read itself alone. Where steps do not need each other, what is
-        likeliest is found by a pass of its own, with its own dropout.
+        Each token but the first is read with probability `forcing`, otherwise the most probable token of the step
+        before: 1 is teacher forcing, with 0 the decoder reads its own predictions alone. If steps do not depend on
+        each other, a pass of its own, with its own dropout, makes these predictions.
         """
         check_token_rows("inputs", inputs)
         if self.stepwise:
             logits, state, _ = self._one_by_one(inputs, state, forcing)
             return logits, state
         if forcing < 1:
-            # Which tokens are read is found out first, one by one, without gradients; then they are read all at once.
+            # A first pass, step by step and without gradients, decides which tokens the second pass reads at once.
             with torch.no_grad():
                 inputs = self._one_by_one(inputs, state, forcing)[2]
         return self._advance(inputs, state)
@@ -118,7 +120,7 @@ class RecurrentDecoder(nn.Module):
     def step(
         self, tokens: Int[Tensor, " rows *n"], state: RecurrentState
     ) -> tuple[Float[Tensor, " rows *n vocabulary"], RecurrentState]:
-        """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
+        """Read tokens `(rows,)` or `(rows, n)`; return the logits of each next token, and the state after the last."""
         logits, state = self(tokens.view(len(tokens), -1), state)
         if state.memory is not None:
             A = state.weights()
@@ -128,22 +130,22 @@ class RecurrentDecoder(nn.Module):
     def read(
         self, inputs: Int[Tensor, "b t"], state: RecurrentState
     ) -> tuple[Float[Tensor, "b t hidden"], RecurrentState]:
-        """What the cell makes of the tokens, before it looks at the source."""
+        """Run the RNN over the tokens; return its states, before attention to the source."""
         x = self.dropout(self.embedding(inputs))
         if state.beside is not None:
             x = torch.cat((x, state.beside[:, None].expand(-1, x.shape[1], -1)), -1)
-        h, hidden = run(self.cell, x, state.hidden)
-        return h, replace(state, hidden=hidden, place=state.place + inputs.shape[1])
+        h, hidden = run_rnn(self.cell, x, state.hidden)
+        return h, replace(state, hidden=hidden, position=state.position + inputs.shape[1])
 
     def look(self, h: Float[Tensor, "b t hidden"], state: RecurrentState) -> tuple[Tensor, Weights]:
-        """The contexts that states just read fetch from the source, `b t state_dim`, and by what weights."""
-        step = {"step": state.place - h.shape[1]} if isinstance(self.attention, LocalAttention) else {}
+        """Attend from RNN states to the source; return the contexts, `b t state_dim`, and the attention weights."""
+        step = {"step": state.position - h.shape[1]} if isinstance(self.attention, LocalAttention) else {}
         return self.attention(h, state.memory, **step), self.attention.weights(h, state.memory, **step)
 
     def write(
         self, h: Float[Tensor, "b t hidden"], context: Float[Tensor, "b t state_dim"] | None, state: RecurrentState
     ) -> tuple[Float[Tensor, "b t vocabulary"], RecurrentState]:
-        """The logits of states and their contexts."""
+        """Return the logits from RNN states and their contexts."""
         if self.modulate is not None:
             h = self.modulate(h, context)
         state = replace(state, beside=h[:, -1]) if self.feed else state
@@ -153,15 +155,15 @@ class RecurrentDecoder(nn.Module):
     def _one_by_one(
         self, inputs: Tensor, state: RecurrentState, forcing: float
     ) -> tuple[Tensor, RecurrentState, Tensor]:
-        """Logits and state as by `forward`, and the tokens that were read."""
+        """Return logits and state as `forward` does, and the tokens that were read."""
         logits: list[Tensor] = []
         read: list[Tensor] = []
         seen: list[Weights] = []
         for tokens in inputs.split(1, 1):
             if logits and forcing < 1:
                 tokens = choose_fed_tokens(tokens, logits[-1].argmax(-1), forcing)
-            some, state = self._advance(tokens, state)
-            logits.append(some)
+            step_logits, state = self._advance(tokens, state)
+            logits.append(step_logits)
             read.append(tokens)
             seen += state.seen
         return torch.cat(logits, 1), replace(state, seen=tuple(seen)), torch.cat(read, 1)
@@ -175,34 +177,34 @@ class RecurrentDecoder(nn.Module):
         return self.write(h, context, replace(state, memory=memory, seen=(A,)))
 
 
-def choose_fed_tokens(tokens: Int[Tensor, "b t"], own: Int[Tensor, "b t"], forcing: float) -> Int[Tensor, "b t"]:
-    """Each token with probability `forcing`, and otherwise what the model would have written there."""
-    return torch.where(torch.rand(own.shape, device=own.device) < forcing, tokens, own)
+def choose_fed_tokens(tokens: Int[Tensor, "b t"], predicted: Int[Tensor, "b t"], forcing: float) -> Int[Tensor, "b t"]:
+    """Return each true token with probability `forcing`, otherwise the predicted one."""
+    return torch.where(torch.rand(predicted.shape, device=predicted.device) < forcing, tokens, predicted)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecurrentState:
-    """What a recurrent decoder remembers, one row a hypothesis."""
+    """The state of a recurrent decoder, one row per hypothesis."""
 
     hidden: tuple[Float[Tensor, "layers rows hidden"], ...]
-    beside: Float[Tensor, "rows hidden"] | None  # enters the cell beside the next token
+    beside: Float[Tensor, "rows hidden"] | None  # input of the RNN beside the next token
     memory: Memory | None
-    sources: Int[Tensor, " rows"]  # which row of the source each belongs to
-    place: int = 0  # of the next token
-    seen: tuple[Weights, ...] = ()  # by what weights the steps just made looked
+    sources: Int[Tensor, " rows"]  # the source row of each hypothesis
+    position: int = 0  # position of the next token
+    seen: tuple[Weights, ...] = ()  # the attention of the steps just made
     attention: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
-        """How many hypotheses there are."""
+        """Number of hypotheses."""
         return len(self.sources)
 
     def weights(self) -> Float[Tensor, "rows heads t source"]:
-        """The weights of the steps just made."""
+        """Return the attention weights of the steps just made."""
         return torch.cat([A[...] for A in self.seen], 2)
 
     def select(self, rows: Int[Tensor, " chosen"]) -> RecurrentState:
-        """The state of these rows, in this order, repeats allowed."""
+        """Return the state of these rows, in this order; a row may repeat."""
         sources, memory = self.sources[rows], self.memory
         if memory is not None and not torch.equal(sources, self.sources):
             memory = memory.select(rows)
@@ -213,5 +215,5 @@ class RecurrentState:
             beside=None if self.beside is None else self.beside[rows],
             memory=memory,
             sources=sources,
-            place=self.place,
+            position=self.position,
         )

@@ -1,4 +1,4 @@
-"""Stretch: rotary positions for a longer context than a model was first trained on."""
+"""RoPE scaling: rotary frequencies for a longer context than that of the first training."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..checks import check_int, check_number
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Rotary frequencies for a context longer than the one first trained on, as Llama 3.1 has them.
+    """RoPE scaling of Llama 3.1: rotary frequencies for a context longer than that of the first training.
 
-    A frequency that turns less than `low` times within `original` positions is divided by `factor`, one that turns
-    more than `high` times stays, and those between are blended.
+    A frequency with less than `low` turns within `original` positions is divided by `factor`, one with more than `high`
+    turns is not changed, and those between are interpolated.
     """
 
     factor: float

@@ -1,4 +1,4 @@
-"""Seq2Seq: a recurrent encoder that reads and a recurrent decoder that writes, with attention between them or none."""
+"""Seq2Seq: a recurrent encoder and a recurrent decoder, with or without attention between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..nn import BahdanauAttention, Coverage, LocalAttention, LocationScore, Luo
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy_per_target, shift_right
 from .padding import check_lengths, counted_targets
-from .recurrent_decoder import CELLS, Cell, RecurrentDecoder, RecurrentState, run
+from .recurrent_decoder import CELLS, Cell, RecurrentDecoder, RecurrentState, run_rnn
 
 Looking = Literal["bahdanau", "dot", "general", "concat", "location", "local_monotonic", "local_predictive"]
 How = Literal["concatenate", "gate", "dot"]
@@ -35,15 +35,15 @@ Tied = Literal["none", "output", "all"]
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqConfig:
-    """What a `Seq2Seq` is made of.
+    """Sizes and choices of a `Seq2Seq`.
 
-    `start` is what the decoder reads before the first token it writes. `hidden` is the width of the decoder and of
-    the encoder, both its directions together. `attention` names a layer, None is a sequence squeezed into one vector;
-    `places` is the longest source `"location"` can score, `radius` how far the local ones see. `modulate` says how
-    the context acts on the state, and `feed` feeds the result into the next step. With `coverage`, attention knows
-    what it has looked at, and looking twice costs so much of the loss (See et al. 2017, eq. 13). `tied` says whether
-    the output reads the table of the target's embedding backwards, and whether the source uses the same table.
-    `smoothing` acts in training only.
+    `start` is the token the decoder reads before the first one it writes. `hidden` is the width of the decoder and of
+    the encoder, both directions together. `attention` names a layer; with None the decoder gets the source as one
+    vector. `places` is the longest source that `"location"` can score, `radius` that of the windows of the local ones.
+    `modulate` is the way the context changes the state (see `Modulate`), and `feed` feeds the result into the next
+    step. With `coverage`, attention depends on the weights so far, and attending again adds to the loss with this
+    weight (See et al. 2017, eq. 13). `tied="output"` shares the embedding table of the target with the output,
+    `tied="all"` with the source too. `smoothing` acts in training only.
     """
 
     source_vocabulary: int
@@ -84,7 +84,7 @@ class Seq2SeqConfig:
             raise ValueError(f"hidden must be even, half for each direction, got {self.hidden}")
         if self.coverage is not None and self.attention != "bahdanau":
             raise ValueError(
-                f"coverage enters an additive score, got attention={self.attention!r}; pass attention='bahdanau'"
+                f"coverage needs an additive score, got attention={self.attention!r}; pass attention='bahdanau'"
             )
 
 
@@ -97,15 +97,15 @@ class Seq2Seq(nn.Module):
     >>> model(batch["source"], torch.tensor([[2, 5, 7]] * 2), source_lengths=batch["source_lengths"]).shape
     torch.Size([2, 3, 70])
 
-    It decodes as a stepper, the batch its source, and shows its attention:
+    It is a stepper for `regard.decode`, with a batch as the source, and records its attention:
 
     >>> from regard.decode import beam
     >>> best = beam(model.eval(), batch, [[2], [2]], width=3, end=3, max_length=8)[1][0]
     >>> best.attention["source"].shape == (1, len(best.tokens), 9)
     True
 
-    A layer of your own in place of the one the config names: `Seq2Seq(config, attention=layer)`, from queries and to
-    states of `config.hidden`.
+    For a layer of your own write `Seq2Seq(config, attention=layer)`; its queries and states have width
+    `config.hidden`.
     """
 
     def __init__(self, config: Seq2SeqConfig, *, attention: nn.Module | None = None) -> None:
@@ -136,16 +136,16 @@ class Seq2Seq(nn.Module):
         source_lengths: Int[Tensor, " b"] | None = None,
         forcing: float = 1.0,
     ) -> Float[Tensor, "b m vocabulary"]:
-        """The logits of what follows each of the inputs, which begin with the start; `forcing` as in `loss`."""
+        """Return the logits after each of the inputs, which begin with the start; `forcing` is that of `loss`."""
         logits, _ = self.decoder(inputs, self._start(source, source_lengths), forcing=forcing)
         return logits
 
     def loss(self, batch: Mapping[str, Tensor], *, forcing: float = 1.0) -> Loss:
-        """The cross entropy of `target` (the end included, the start not), given `source`; with coverage, its price.
+        """Return the cross entropy of `target` (with the end, without the start) given `source`, and the coverage loss.
 
-        `source_lengths` and `target_lengths` say how many tokens of each row are real; all, where they are absent.
-        `forcing` is the probability with which a step reads the true token rather than the decoder's own: 1 is
-        teacher forcing, less is scheduled sampling (Bengio et al. 2015), 0 is decoding by itself.
+        `source_lengths` and `target_lengths` are the numbers of real tokens per row (default: all). `forcing` is the
+        probability that a step reads the true token rather than the prediction of the decoder: 1 is teacher forcing,
+        less is scheduled sampling (Bengio et al. 2015), with 0 the decoder reads its predictions alone.
         """
         if not 0 <= forcing <= 1:
             raise ValueError(f"forcing must be a probability, got {forcing}")
@@ -160,14 +160,14 @@ class Seq2Seq(nn.Module):
         return Loss(each.sum(), counted.sum())
 
     def start(self, batch: Mapping[str, Tensor]) -> RecurrentState:
-        """The state before the first token, from `source` and, where rows are padded, `source_lengths`."""
+        """Return the state before the first token, from `source` and, if rows are padded, `source_lengths`."""
         check_keys(batch, "source")
         return self._start(batch["source"], batch.get("source_lengths"))
 
     def step(
         self, tokens: Int[Tensor, " rows *n"], state: RecurrentState
     ) -> tuple[Float[Tensor, " rows *n vocabulary"], RecurrentState]:
-        """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
+        """Read tokens `(rows,)` or `(rows, n)`; return the logits of each next token, and the state after the last."""
         return self.decoder.step(tokens, state)
 
     def _start(self, source: Tensor, lengths: Tensor | None) -> RecurrentState:
@@ -176,7 +176,7 @@ class Seq2Seq(nn.Module):
 
 
 class RecurrentEncoder(nn.Module):
-    """States of a source, each having read up to its place from either side, and the state a decoder begins with."""
+    """A bidirectional or forward RNN over the source, and the first state of the decoder."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
@@ -197,16 +197,16 @@ class RecurrentEncoder(nn.Module):
     def forward(
         self, source: Int[Tensor, "b n"], lengths: Int[Tensor, " b"] | None = None
     ) -> tuple[Float[Tensor, "b n hidden"], tuple[Float[Tensor, "layers b hidden"], ...]]:
-        """The states, and tanh(W [forward; backward]) of the last ones of each layer (and cell, in an LSTM)."""
+        """Return the states, and tanh(W [forward; backward]) of the last state of each layer (and cell, in an LSTM)."""
         check_token_rows("source", source)
         x = self.dropout(self.embedding(source))
         if lengths is None:
-            states, last = run(self.cell, x)
+            states, last = run_rnn(self.cell, x)
         else:
             check_lengths("source_lengths", lengths, source)
-            # A packed row must have a token. One with none reads a token of padding, and attention sees none of it.
+            # A packed row must have a token: an empty row reads one token of padding, which attention does not see.
             packed = pack_padded_sequence(x, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
-            packed, last = run(self.cell, packed)
+            packed, last = run_rnn(self.cell, packed)
             states, _ = pad_packed_sequence(packed, batch_first=True, total_length=source.shape[1])
         return states, tuple(
             torch.tanh(bridge(x.unflatten(0, (self.layers, self.directions)).transpose(1, 2).flatten(2)))
@@ -215,7 +215,7 @@ class RecurrentEncoder(nn.Module):
 
 
 def coverage_overlap(A: Float[Tensor, "b t n"]) -> Float[Tensor, "b t"]:
-    """sum_j min(A_tj, sum of A_sj over s < t): what each step looks at again (See et al. 2017, eq. 12)."""
+    """sum_j min(A_tj, sum of A_sj over s < t), large if a step attends again (See et al. 2017, eq. 12)."""
     return torch.minimum(A, A.cumsum(1) - A).sum(-1)
 
 

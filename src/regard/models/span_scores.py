@@ -1,4 +1,4 @@
-"""Spans: the stretch of text that answers, from the logits of where it starts and where it ends."""
+"""Best answer spans, from the logits of start and end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def best_spans(
     among: Bool[Tensor, "b n"] | None = None,
     longest: int | None = None,
 ) -> Int[Tensor, "b 2"]:
-    """First and last token of the span with the largest start + end logit, inside `among`, of at most `longest`.
+    """Return first and last token of the span with the largest start + end logit, within `among` and `longest` tokens.
 
     >>> best_spans(torch.tensor([[0.0, 1, 3]]), torch.tensor([[0.0, 2, 0]]), longest=2).tolist()
     [[1, 1]]
@@ -25,8 +25,8 @@ def best_spans(
     scores = _scores(start, end, among, longest).flatten(1)
     if not is_traced() and (none := (scores == -torch.inf).all(1)).any():
         raise ValueError(
-            f"every row must have a token for a span, got none in row {int(none.int().argmax())}: among, or logits of "
-            "-inf, leave it out; drop such rows, or take top_spans, which gives them -inf"
+            f"every row must have a possible span, got none in row {int(none.int().argmax())}: among or logits of -inf "
+            "exclude all; drop such rows, or use top_spans, which returns -inf for them"
         )
     best = scores.argmax(1)
     return torch.stack((best // start.shape[1], best % start.shape[1]), 1)
@@ -40,7 +40,7 @@ def top_spans(
     among: Bool[Tensor, "b n"] | None = None,
     longest: int | None = None,
 ) -> tuple[Float[Tensor, "b k"], Int[Tensor, "b k 2"]]:
-    """The k best spans, best first: their logits, -inf where there are fewer, and their first and last tokens.
+    """Return the k best spans, best first: logits, -inf beyond the possible spans, and first and last tokens.
 
     >>> scores, spans = top_spans(torch.tensor([[0.0, 1, 3]]), torch.tensor([[0.0, 2, 0]]), k=2)
     >>> scores.tolist(), spans.tolist()
@@ -50,9 +50,9 @@ def top_spans(
     scores = _scores(start, end, among, longest).flatten(1)
     if k > scores.shape[1]:
         scores = torch.nn.functional.pad(scores, (0, k - scores.shape[1]), value=-torch.inf)
-    found, best = scores.topk(k)
+    values, best = scores.topk(k)
     n = max(start.shape[1], 1)
-    return found, torch.stack((best // n, best % n), 2)
+    return values, torch.stack((best // n, best % n), 2)
 
 
 def _scores(start: Tensor, end: Tensor, among: Tensor | None, longest: int | None) -> Float[Tensor, "b n n"]:

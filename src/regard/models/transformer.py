@@ -1,4 +1,4 @@
-"""Transformer: an encoder that reads and a decoder that writes, attending to each other's words."""
+"""Transformer: an encoder, and a decoder that attends to its states."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ Tied = Literal["none", "output", "all"]
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """What a `Transformer` is made of.
+    """Sizes and choices of a `Transformer`.
 
-    `start` is what the decoder reads before the first token it writes. `norm` says whether norms stand before each
-    sublayer or after it. `longest` bounds learned positions, `reach` the distances Shaw's can tell apart; rotary ones
-    turn a quarter and more where tokens are farther apart than about `rotary_base`. `tied` says whether the output
-    reads the table of the target's embedding backwards, and whether the source uses the same table.
-    `embedding_scale` is sqrt(dim) unless given. `smoothing` acts in training only.
+    `start` is the token the decoder reads before the first one it writes. `norm` places norms before ("pre") or after
+    ("post") each sublayer. `longest` bounds learned positions, `reach` the distances that Shaw's biases distinguish;
+    rotary positions rotate by a quarter turn and more for tokens farther apart than about `rotary_base`.
+    `tied="output"` shares the embedding table of the target with the output, `tied="all"` with the source too.
+    `embedding_scale` is sqrt(dim) by default. `smoothing` acts in training only.
 
-    For long documents, `encoder_mask` is the source of a mask, `"Window(128) | Global(4)"`; with `segment`, the
-    encoder reads so many tokens at a time, and sees the last `memory` states of what it read before in every layer,
-    without gradient (Dai et al. 2019).
+    For long documents, `encoder_mask` is a mask as text, `"Window(128) | Global(4)"`. With `segment`, the encoder
+    reads this number of tokens at a time, and in every layer attends to the last `memory` states of earlier segments
+    too, without gradient (Dai et al. 2019).
     """
 
     source_vocabulary: int
@@ -100,10 +100,12 @@ class TransformerConfig:
         check_tied_vocabularies(self.tied, self.source_vocabulary, self.target_vocabulary)
         mask = _encoder_mask(self)
         if self.memory and self.segment is None:
-            raise ValueError(f"memory is of earlier segments, got memory={self.memory} and no segment; pass segment=")
+            raise ValueError(
+                f"memory holds states of earlier segments, got memory={self.memory} without segment; pass segment="
+            )
         if self.memory and mask is not None and not depends_on_distance_only(mask):
             raise ValueError(
-                f"encoder_mask must go by distance where segments have a memory, got {self.encoder_mask!r} and "
+                f"encoder_mask must depend on distance alone if segments have a memory, got {self.encoder_mask!r} and "
                 f"memory={self.memory}: the first keys are other tokens in each segment; write 'Window(128)', "
                 "or pass memory=0"
             )
@@ -135,7 +137,7 @@ class Transformer(nn.Module):
     >>> model(batch["source"], torch.tensor([[2, 5, 7]] * 2), source_lengths=batch["source_lengths"]).shape
     torch.Size([2, 3, 70])
 
-    It decodes as a stepper, the batch its source; `watched` shows the attention of the layers named:
+    It is a stepper for `regard.decode`, with a batch as the source; `watched` records attention by layer:
 
     >>> from regard.decode import beam
     >>> best = beam(model.eval().watched("cross.5"), batch, [[2], [2]], width=3, end=3, max_length=8)[1][0]
@@ -158,14 +160,14 @@ class Transformer(nn.Module):
         *,
         source_lengths: Int[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "b m vocabulary"]:
-        """The logits of what follows each of the inputs, which begin with the start."""
+        """Return the logits of each next token after the inputs, which begin with the start."""
         states = self.encoder(source, source_lengths)
         return self.decoder(inputs, states, source_lengths)
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
-        """The cross entropy of `target` (the end included, the start not), given `source`.
+        """Return the cross entropy of `target` (with the end, without the start) given `source`.
 
-        `source_lengths` and `target_lengths` say how many tokens of each row are real; all, where they are absent.
+        `source_lengths` and `target_lengths` are the numbers of real tokens per row (default: all).
         """
         check_keys(batch, "source", "target")
         target, lengths = batch["target"], batch.get("target_lengths")
@@ -180,31 +182,31 @@ class Transformer(nn.Module):
         )
 
     def start(self, batch: Mapping[str, Tensor]) -> DecoderState:
-        """The state before the first token, from `source` and, where rows are padded, `source_lengths`."""
+        """Return the state before the first token, from `source` and, if rows are padded, `source_lengths`."""
         check_keys(batch, "source")
         source, lengths = batch["source"], batch.get("source_lengths")
         if lengths is not None:
             check_token_rows("source", source)
             check_lengths("source_lengths", lengths, source)
             if bool((lengths == source.shape[1]).all()):
-                lengths = None  # nothing to hide, and attention without a mask is faster
+                lengths = None  # there is no padding, and attention without a mask is faster
         return self.decoder.start(self.encoder(source, lengths), lengths)
 
     def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
+        """Read tokens `(rows,)` or `(rows, n)`; return the logits of each next token, and the state after the last."""
         return self.decoder.step(tokens, state)
 
     def read(self, tokens: Int[Tensor, "rows n"], state: DecoderState) -> DecoderState:
-        """The state after tokens that are given: a step without logits."""
+        """Return the state after the tokens: a step without logits."""
         return self.decoder.read(tokens, state)
 
     def watched(self, *names: str) -> Watched:
-        """The model as a stepper that shows attention: `"cross.5"`, `"self.0"`, and every cross where none is named."""
+        """Return a stepper that records attention: `"cross.5"`, `"self.0"`, or every cross-attention by default."""
         return self.decoder.watched(self, names)
 
 
 class TransformerEncoder(nn.Module):
-    """Self-attention over the source, in one piece or segment by segment."""
+    """Self-attention over the source, whole or segment by segment."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -219,7 +221,7 @@ class TransformerEncoder(nn.Module):
     def forward(self, source: Int[Tensor, "b n"], lengths: Int[Tensor, " b"] | None = None) -> Float[Tensor, "b n dim"]:
         check_token_rows("source", source)
         if lengths is not None:
-            # Positions are those of tokens from the first column on: a keep would be read as another source.
+            # Positions count from the first column, so padding must be on the right: lengths, not a keep.
             check_lengths("source_lengths", lengths, source)
         x = self.input(source)
         if self.segment is None:
@@ -239,7 +241,7 @@ class TransformerEncoder(nn.Module):
 
 
 def decoder_of(config: TransformerConfig) -> TransformerDecoder:
-    """The decoder a config describes; it may read the states of any encoder that are `config.dim` wide."""
+    """Build the decoder of a config; it can attend to the states of any encoder of width `config.dim`."""
     blocks = [
         DecoderBlock(
             _self_attention(config, mask=Causal()),
@@ -256,7 +258,7 @@ def decoder_of(config: TransformerConfig) -> TransformerDecoder:
 
 
 class Input(nn.Module):
-    """dropout(norm(scale * table[id] + position)): from tokens to what enters the first block."""
+    """dropout(norm(scale * table[id] + position)): from token ids to the input of the first block."""
 
     def __init__(self, config: TransformerConfig, vocabulary: int) -> None:
         super().__init__()
@@ -302,9 +304,7 @@ def _encoder_mask(config: TransformerConfig) -> Mask | None:
     except ValueError as error:
         mask, why = None, f" ({error})"
     if not isinstance(mask, Mask):
-        raise ValueError(
-            f"encoder_mask must be the source of a mask, got {config.encoder_mask!r}{why}; write 'Window(128)'"
-        )
+        raise ValueError(f"encoder_mask must be a mask as text, got {config.encoder_mask!r}{why}; write 'Window(128)'")
     return mask
 
 

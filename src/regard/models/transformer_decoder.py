@@ -1,4 +1,4 @@
-"""TransformerDecoder: the half of a Transformer that writes, to all targets at once or a step at a time."""
+"""TransformerDecoder: the decoder of a Transformer, over whole targets or one step at a time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from .decoder_state import CachedState, Watched, step, watched
 
 
 class TransformerDecoder(nn.Module):
-    """Blocks between an input, from tokens to vectors, and an output, from vectors to logits.
+    """Decoder blocks between an input module (tokens to vectors) and an output (vectors to logits).
 
-    `input(tokens, first=n)` embeds tokens of which the first stands at position n. Without `out`, the table of
-    `input.embedding` is read backwards. A step gives what the whole pass gives, over states that something else has
-    made:
+    `input(tokens, first=n)` embeds tokens, the first one at position n. Without `out`, the output shares the table of
+    `input.embedding`. The blocks attend to `states` of an encoder. A step returns the logits of the whole pass:
 
     >>> from regard.models.transformer import TransformerConfig, decoder_of
     >>> decoder = decoder_of(TransformerConfig(source_vocabulary=9, target_vocabulary=9, start=2, dim=16)).eval()
@@ -53,7 +52,7 @@ class TransformerDecoder(nn.Module):
     def forward(
         self, inputs: Int[Tensor, "b m"], states: Float[Tensor, "b n dim"], lengths: Int[Tensor, " b"] | None = None
     ) -> Float[Tensor, "b m vocabulary"]:
-        """The logits of what follows each of the inputs; lengths say how many states of each row are real."""
+        """Return the logits of each next token after the inputs; lengths are the numbers of real states per row."""
         check_token_rows("inputs", inputs)
         x = self.input(inputs)
         for block in self.blocks:
@@ -61,7 +60,7 @@ class TransformerDecoder(nn.Module):
         return self.logits(x)
 
     def logits(self, x: Float[Tensor, "b m dim"]) -> Float[Tensor, "b m vocabulary"]:
-        """From what leaves the last block to the words."""
+        """Return the logits from the output of the last block."""
         x = self.norm(x)
         if self.out is None:
             return linear(x, self.input.embedding.table.weight, self.bias)
@@ -69,21 +68,21 @@ class TransformerDecoder(nn.Module):
         return logits if self.bias is None else logits + self.bias
 
     def start(self, states: Float[Tensor, "b n dim"], lengths: Int[Tensor, " b"] | None = None) -> DecoderState:
-        """The state before the first token; the keys and values of the source are projected here, once for all."""
+        """Return the state before the first token; it projects the keys and values of the source once for all steps."""
         source = tuple(block.remember(states, context_padding=lengths) for block in self.blocks)
         caches = tuple(block.attention.new_cache() for block in self.blocks)
         return DecoderState(source=source, caches=caches, fast=FastSteps(self.blocks))
 
     def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Read tokens `(rows,)` or `(rows, n)`; the logits of what follows each, and the state after the last."""
+        """Read tokens `(rows,)` or `(rows, n)`; return the logits of each next token, and the state after the last."""
         return step(tokens, state, advance=self._advance, logits=self.logits)
 
     def read(self, tokens: Int[Tensor, "rows n"], state: DecoderState) -> DecoderState:
-        """The state after tokens that are given: a step without logits."""
+        """Return the state after the tokens: a step without logits."""
         return self._advance(tokens, state)[1]
 
     def watched(self, stepper: Any, names: Sequence[str]) -> Watched:
-        """A stepper that steps by this decoder, and shows the attention named; every cross where none is."""
+        """Return a stepper that records the attention named, or every cross-attention if none is named."""
         known = [f"{kind}.{n}" for kind in ("cross", "self") for n in range(len(self.blocks))]
         return watched(stepper, names or known[: len(self.blocks)], known=known)
 
@@ -132,18 +131,18 @@ class TransformerDecoder(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DecoderState(CachedState):
-    """What a decoder has read, one row a hypothesis; those of one source stand side by side, `each` to a source."""
+    """The state of a decoder, one row per hypothesis; each source has `each` hypotheses, in consecutive rows."""
 
-    source: tuple[KeyValues, ...]  # of each block
+    source: tuple[KeyValues, ...]  # one per block
     each: int = 1
 
     @property
     def rows(self) -> int:
-        """How many hypotheses there are."""
+        """Number of hypotheses."""
         return self.each * len(self.source[0].k)
 
     def select(self, rows: Int[Tensor, " chosen"]) -> DecoderState:
-        """The state of these rows, in this order, repeats allowed."""
+        """Return the state of these rows, in this order; a row may repeat."""
         owners = rows.div(self.each, rounding_mode="floor")
         sources, counts = owners.unique_consecutive(return_counts=True)
         even = len(counts) > 0 and bool((counts == counts[0]).all())

@@ -17,7 +17,7 @@ from ..checks import check_choice, check_eps, check_int, check_keys, check_lette
 from ..nn import Attention, EncoderBlock, FeedForward, PatchEmbedding
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
-from .initialization import initialize, spread
+from .initialization import initialize, std_for_width
 from .named_choices import Activation, activation_named
 
 Pooling = Literal["class", "mean"]
@@ -25,14 +25,14 @@ Pooling = Literal["class", "mean"]
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-    """What a `ViT` is made of; the presets are those of Dosovitskiy et al. 2021 and Touvron et al. 2021.
+    """Sizes and choices of a `ViT`; the presets are those of Dosovitskiy et al. 2021 and Touvron et al. 2021.
 
     >>> ViTConfig.base().grid
     (14, 14)
 
-    `image` and `patch` are height and width in pixels, or one number for both. With `pool="class"` a learned token
-    stands before the patches and speaks for the image, with `"mean"` the mean of the patches does. `biased` names the
-    projections of attention that have a bias.
+    `image` and `patch` are height and width in pixels, or one number for both. `pool="class"` represents the image by
+    a learned token before the patches, `"mean"` by the mean of the patches. `biased` names the projections of attention
+    that have a bias.
     """
 
     image: int | tuple[int, int] = 224
@@ -71,7 +71,7 @@ class ViTConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """How many patches an image has, down and across."""
+        """Number of patches per image, as (rows, columns)."""
         (height, width), (down, across) = _pair(self.image), _pair(self.patch)
         return height // down, width // across
 
@@ -97,7 +97,7 @@ class ViTConfig:
 
 
 class ViT(nn.Module):
-    """A vector for each patch of an image, in view of all; the class token, if there is one, comes first.
+    """A vector for each patch of an image, which depends on all; the class token, if any, comes first.
 
     >>> vit = ViT(ViTConfig(image=32, patch=8, dim=64, depth=2, heads=4, hidden=128))
     >>> x = vit(torch.randn(2, 3, 32, 32))
@@ -118,8 +118,8 @@ class ViT(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.dim, eps=config.eps)
-        initialize(self, std=spread(config.dim))
-        nn.init.normal_(self.patches.project.weight, std=spread(self.patches.project.weight[0].numel()))
+        initialize(self, std=std_for_width(config.dim))
+        nn.init.normal_(self.patches.project.weight, std=std_for_width(self.patches.project.weight[0].numel()))
         for parameter in (self.token, self.positions):
             if parameter is not None:
                 nn.init.normal_(parameter, std=0.02)
@@ -138,11 +138,11 @@ class ViT(nn.Module):
         return self.norm(x)
 
     def pooled(self, x: Float[Tensor, "b n dim"]) -> Float[Tensor, "b dim"]:
-        """The vector that speaks for the image: the class token's, or the mean of all."""
+        """Return the vector of the image: that of the class token, or the mean of all."""
         return x.mean(1) if self.token is None else x[:, 0]
 
     def resized(self, image: int | tuple[int, int]) -> ViT:
-        """A copy for images of another size, its map of positions resampled (Dosovitskiy et al. 2021, sec. 3.2)."""
+        """Return a copy for images of another size, with resampled positions (Dosovitskiy et al. 2021, sec. 3.2)."""
         other = copy.deepcopy(self)
         other.config = replace(self.config, image=image)
         leading = 0 if self.token is None else 1
@@ -168,13 +168,13 @@ class ViTClassifier(nn.Module):
         check_int("classes", classes, least=1)
         self.vit = vit
         self.classes = nn.Linear(vit.config.dim, classes)
-        initialize(self.classes, std=spread(vit.config.dim))
+        initialize(self.classes, std=std_for_width(vit.config.dim))
 
     def forward(self, image: Float[Tensor, "b c y x"]) -> Float[Tensor, "b classes"]:
         return self.classes(self.vit.pooled(self.vit(image)))
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
-        """Over `label` (b,), from `image` (b, c, y, x)."""
+        """Return the cross entropy of `label` (b,), from `image` (b, c, y, x)."""
         check_keys(batch, "image", "label")
         return cross_entropy(self(batch["image"]), batch["label"])
 

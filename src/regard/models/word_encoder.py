@@ -1,4 +1,4 @@
-"""Words: vectors of words, by what they are, how they are spelled and what stands around them."""
+"""WordEncoder: word vectors from a table, from characters, and from an encoder in context."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from torch import Tensor, nn
 from ..checks import check_token_rows
 from ..nn import CharacterEmbedding, TokenEmbedding
 
-WIDTHS = (2, 3, 4, 5)  # of the stretches of characters that filters look for
+FILTER_WIDTHS = (2, 3, 4, 5)  # in characters
 
 
 class WordEncoder(nn.Module):
-    """[table[word]; cnn(its characters); its state in an encoder]: one of them, or several side by side.
+    """[table[word]; cnn(its characters); its state in an encoder]: one of them, or several concatenated.
 
     >>> words = WordEncoder(1000, 64, characters=100, character_dim=32)
     >>> ids, characters = torch.tensor([[5, 7]]), torch.randint(1, 100, (1, 2, 9))
     >>> words(ids, characters).shape
     torch.Size([1, 2, 96])
 
-    Characters are (b, n, c), filled up with 0 behind each word, or the same in one row (b, n * c), which is how a batch
-    of `regard.data` pads them:
+    Characters are (b, n, c), padded with 0 after each word, or flattened to (b, n * c), as in batches of `regard.data`:
 
     >>> torch.equal(words(ids, characters.flatten(1)), words(ids, characters))
     True
 
-    An encoder, with states of `encoder_dim`, is called as `encoder(ids, padding=lengths)`, as a `Bert` is. Unless it is
-    `tuned` it learns nothing, and stays in evaluation mode.
+    An encoder with states of width `encoder_dim` is called as `encoder(ids, padding=lengths)`, as a `Bert` is. Unless
+    `tuned` it is not trained, and stays in evaluation mode.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class WordEncoder(nn.Module):
                 f"encoder_dim={encoder_dim} and {'no encoder' if encoder is None else type(encoder).__name__}"
             )
         self.table = None if vocabulary is None else TokenEmbedding(vocabulary, dim, padding=padding)
-        filters = dict.fromkeys(WIDTHS, character_dim)
+        filters = dict.fromkeys(FILTER_WIDTHS, character_dim)
         self.spelling = None if characters is None else CharacterEmbedding(characters, character_dim, filters=filters)
         self.encoder = encoder if encoder is None or tuned else encoder.requires_grad_(False)
         self.tuned = tuned
@@ -66,19 +65,23 @@ class WordEncoder(nn.Module):
         lengths: Int[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "b n width"]:
         check_token_rows("ids", ids)
-        found = [] if self.table is None else [self.table(ids)]
+        vectors = [] if self.table is None else [self.table(ids)]
         if self.spelling is not None:
             if characters is None:
-                raise ValueError("characters must be given: this model reads how words are spelled; pass (b, n, c)")
-            found.append(self.spelling(characters_per_word(characters, ids)))
+                raise ValueError(
+                    "characters must be given because this model reads the spelling of words; pass (b, n, c)"
+                )
+            vectors.append(self.spelling(characters_per_word(characters, ids)))
         elif characters is not None:
-            raise ValueError("characters must be None: this model reads no spelling; build it with characters=...")
+            raise ValueError(
+                "characters must be None because this model reads no spelling; build it with characters=..."
+            )
         if self.encoder is not None:
-            found.append(self.encoder(ids, padding=lengths))
-        return torch.cat(found, -1)
+            vectors.append(self.encoder(ids, padding=lengths))
+        return torch.cat(vectors, -1)
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode, but not for an encoder that does not learn."""
+        """Set the mode; an encoder that is not trained stays in evaluation mode."""
         super().train(mode)
         if self.encoder is not None and not self.tuned:
             self.encoder.eval()
@@ -86,7 +89,7 @@ class WordEncoder(nn.Module):
 
 
 def characters_per_word(characters: Int[Tensor, "b *n c"], ids: Int[Tensor, "b n"]) -> Int[Tensor, "b n c"]:
-    """The characters of each word, given so or in one row."""
+    """Return characters as (b, n, c), from (b, n, c) or flattened (b, n * c)."""
     b, n = ids.shape
     fits = characters.shape[:2] == ids.shape if characters.ndim == 3 else characters.ndim == 2 and len(characters) == b
     if not fits or characters.shape[1] % max(n, 1):

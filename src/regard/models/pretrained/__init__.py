@@ -1,4 +1,4 @@
-"""Pretrained models: folders of Hugging Face as models of ours, and back."""
+"""Pretrained models: load Hugging Face folders into our models, and save ours as such folders."""
 
 from .folder import ARCHITECTURES, load, save
 

@@ -1,4 +1,4 @@
-"""Architecture: which tensors and config fields of Hugging Face are which of ours, a table read in both directions."""
+"""Architecture: a table between tensors and config fields of Hugging Face and ours, read in both directions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ACTIVATIONS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class TensorLocation:
-    """Where one of our modules is among their tensors.
+    """The Hugging Face tensor that holds one of our modules or parameters.
 
-    It may be the n-th `part` along the rows of one, a `transposed` matrix, behind `skip` rows that mean nothing, or
-    have a `lead` dim of 1 in front.
+    Ours may be the n-th `part` along its rows, or `transposed`; it may begin after `skip` unused rows, or have a `lead`
+    dim of 1 in front.
     """
 
     name: str
@@ -42,10 +42,10 @@ class TensorLocation:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelHead:
-    """A model of theirs by the end of its class name: ours of a kind, built from a config and a number of classes.
+    """A model class of transformers (by the end of its name) and ours: `kind`, built from a config and class count.
 
-    The classes are the rows of our module `counted`. A model of the kind fits if its attributes are as `wanted`.
-    `ties` are tensors that a file may hold besides, each by the one it repeats: ours keeps the numbers of both once.
+    The classes are the rows of our module `counted`. A model of the kind fits if its attributes equal `wanted`. `ties`
+    maps tensors that a file may hold in addition to the tensors they duplicate; our models store them once.
     """
 
     kind: type[nn.Module]
@@ -59,13 +59,13 @@ class ModelHead:
 class Architecture:
     """One `model_type`.
 
-    `fields` says which field of theirs is which of `config`, with a default where theirs may be absent; `given` are
-    those of ours that never vary, `fixed` the values theirs must have where they are there, `silent` what changes
-    nothing, `alone` what only ours has, for training; `read` and `write` do what a table cannot.
+    `fields` maps fields of config.json to fields of our `config`, with a default if theirs may be absent. `given` are
+    fields of ours with one value, `fixed` the allowed values of theirs if present, `silent` fields of theirs without
+    effect, `alone` fields that only ours has, for training. `read` and `write` do what a table cannot.
 
-    `names` says where the files keep a module or parameter of ours, `{n}` being the layer; a model with a head keeps
-    the rest under `prefix`, ours under `root`; tensors under `spare` are theirs alone. Their classes are `title` and
-    then a head.
+    `names` maps our modules and parameters to tensors of the files, with `{n}` for the layer. In a model with a head
+    theirs keeps the encoder or decoder under `prefix`, ours under `root`. Tensors under `spare` exist in theirs alone.
+    A class name of theirs is `title` plus the name of a head.
     """
 
     title: str
@@ -84,7 +84,7 @@ class Architecture:
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
 
     def config_of(self, fields: ConfigFields, held: Collection[str]) -> Any:
-        """Our config, from the fields of theirs and the names of the tensors there are."""
+        """Return our config from the fields of theirs and the names of the tensors in the files."""
         for name, values in {"is_encoder_decoder": (False,), **self.fixed}.items():
             fields.must(name, *values)
         hints = get_type_hints(self.config)
@@ -93,7 +93,7 @@ class Architecture:
             name, default = mapped if isinstance(mapped, tuple) else (mapped, None)
             value = self._value(fields, theirs, hints[name], default)
             if ours.setdefault(name, value) != value:
-                raise fields.error(theirs, f"{ours[name]}, as another field has it", value)
+                raise fields.error(theirs, f"{ours[name]}, the value of another field for the same size", value)
         ours |= self.read(fields, ours, held)
         fields.close(*self.silent)
         with fields.named():
@@ -101,7 +101,7 @@ class Architecture:
 
     @staticmethod
     def _value(fields: ConfigFields, name: str, hint: Any, default: Any) -> Any:
-        """A field of theirs, of the kind that ours is."""
+        """Read a field of theirs with the type of ours."""
         if hint is int:
             return fields.count(name, default=default, least=0)
         if hint is float:
@@ -113,36 +113,36 @@ class Architecture:
         return fields.maybe_count(name, least=0)
 
     def fields_of(self, config: Any) -> dict[str, Any]:
-        """The fields of theirs, from our config."""
-        config = _spelled_out(config)
+        """Return the fields of theirs for our config."""
+        config = _normalize(config)
         names = {theirs: mapped if isinstance(mapped, str) else mapped[0] for theirs, mapped in self.fields.items()}
         back = {ours: theirs for theirs, ours in reversed(list(ACTIVATIONS.items()))}
-        found = {theirs: getattr(config, name) for theirs, name in names.items()}
+        fields = {theirs: getattr(config, name) for theirs, name in names.items()}
         for theirs, name in names.items():
             if name == "activation":
-                found[theirs] = back[found[theirs]]
-        return found | self.write(config)
+                fields[theirs] = back[fields[theirs]]
+        return fields | self.write(config)
 
-    def lost(self, config: Any, held: Collection[str]) -> list[str]:
-        """What of our config theirs cannot say: the fields that do not come back from `fields_of`."""
-        again = _spelled_out(self.config_of(ConfigFields(self.fields_of(config), Path("config.json")), held))
+    def inexpressible_fields(self, config: Any, held: Collection[str]) -> list[str]:
+        """Return the fields of our config that theirs cannot express: those that differ after a round trip."""
+        again = _normalize(self.config_of(ConfigFields(self.fields_of(config), Path("config.json")), held))
         names = (f.name for f in dataclasses.fields(config) if f.name not in self.alone)
-        ours = _spelled_out(config)
+        ours = _normalize(config)
         return [f"{name}={getattr(ours, name)!r}" for name in names if getattr(ours, name) != getattr(again, name)]
 
     def locate(self, ours: str, layer: str) -> TensorLocation | None:
-        """Where a module or parameter of ours is, of this layer if its name has `{n}`; None if nowhere."""
-        found = self.names.get(ours)
-        found = TensorLocation(found) if isinstance(found, str) else found
-        return None if found is None else replace(found, name=found.name.replace("{n}", layer))
+        """Return the tensor of theirs for a module or parameter of ours in this layer, None if there is none."""
+        location = self.names.get(ours)
+        location = TensorLocation(location) if isinstance(location, str) else location
+        return None if location is None else replace(location, name=location.name.replace("{n}", layer))
 
 
-def _spelled_out(config: Any) -> Any:
-    """A config whose sizes are all numbers, so that two ways to say the same compare equal."""
-    return config.spelled_out() if hasattr(config, "spelled_out") else config
+def _normalize(config: Any) -> Any:
+    """Return the config with default sizes as numbers, so that equal models have equal configs."""
+    return config.with_sizes() if hasattr(config, "with_sizes") else config
 
 
 def layers(ours: str, theirs: str, parts: Mapping[str, str | TensorLocation]) -> dict[str, str | TensorLocation]:
-    """The names of one layer, as those of every layer."""
-    found = {name: TensorLocation(part) if isinstance(part, str) else part for name, part in parts.items()}
-    return {f"{ours}.{name}": replace(part, name=f"{theirs}.{part.name}") for name, part in found.items()}
+    """Return the names of one layer as patterns for every layer."""
+    locations = {name: TensorLocation(part) if isinstance(part, str) else part for name, part in parts.items()}
+    return {f"{ours}.{name}": replace(part, name=f"{theirs}.{part.name}") for name, part in locations.items()}

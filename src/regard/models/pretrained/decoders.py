@@ -1,4 +1,4 @@
-"""GPT-2 and the Llama family: their names and fields, and ours."""
+"""GPT-2 and the Llama family: tensor names and config fields of Hugging Face and ours."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _read_gpt2(fields: ConfigFields, ours: dict[str, Any], held: Collection[str]
 
 
 def _read_llama(fields: ConfigFields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
-    """Rotary positions, as transformers writes them since version 5 or as it did before, and sizes it may leave out."""
+    """Read rotary positions in the format of transformers 5 or in the one before."""
     place = "rope_parameters" if fields.within("rope_parameters") is not None else "rope_scaling"
     base = fields.number("rope_theta", default=10_000.0)
     rope = dict(fields.within(place) or {})

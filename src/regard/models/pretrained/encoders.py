@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, DistilBERT and ViT: their names and fields, and ours."""
+"""BERT, RoBERTa, DistilBERT and ViT: tensor names and config fields of Hugging Face and ours."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _read_bert(fields: ConfigFields, ours: dict[str, Any], held: Collection[str]
 
 
 def _read_roberta(fields: ConfigFields, ours: dict[str, Any], held: Collection[str]) -> dict[str, Any]:
-    """Positions begin behind the id of padding."""
+    """Read the fields of RoBERTa, whose positions begin after the id of padding."""
     if ours["padding"] is None:
         raise fields.error("pad_token_id", "a whole number from 0", None)
     more = _read_bert(fields, ours, held)

@@ -1,4 +1,4 @@
-"""ConfigFields: the config.json of a folder from others, read with a closed schema."""
+"""ConfigFields: a config.json of Hugging Face, read with a closed schema: an unknown key raises."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
-LARGEST = 1_000_000
+MAX_BYTES = 1_000_000
 
-# What a config may say without changing what the model computes.
+# Keys that do not change what the model computes.
 _SILENT = """
     _attn_implementation_autoset _name_or_path _num_labels architectures bad_words_ids begin_suppress_tokens
     bos_token_id chunk_size_feed_forward classifier_dropout cls_token_id decoder_start_token_id diversity_penalty
@@ -35,64 +35,64 @@ FIXED: Mapping[str, Any] = {
 
 
 class ConfigFields:
-    """The fields of a config, each asked for by name and kind; what nobody asked for is an error in the end."""
+    """The fields of a config. Each method reads a field and checks its type; `close` raises for a field never read."""
 
     def __init__(self, data: Mapping[str, Any], path: Path) -> None:
         self.path = path
         self._data = data
-        self._asked = set(SILENT)
+        self._read = set(SILENT)
         for name, value in FIXED.items():
             self.must(name, value)
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Those of a JSON file."""
+        """Read a JSON file."""
         try:
-            if path.stat().st_size > LARGEST:
-                raise ValueError(f"it has {path.stat().st_size} bytes, at most {LARGEST} are read")
+            if path.stat().st_size > MAX_BYTES:
+                raise ValueError(f"it has {path.stat().st_size} bytes, at most {MAX_BYTES} are read")
             data = json.loads(path.read_bytes())
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror}; expected a Hugging Face folder") from None
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is not a config: {error}") from None
+            raise ValueError(f"{path} cannot be read as a config: {error}") from None
         if not isinstance(data, dict):
-            raise ValueError(f"{path} is not a config: it must hold an object, got {type(data).__name__}")
+            raise ValueError(f"{path} cannot be read as a config: it must hold an object, got {type(data).__name__}")
         return cls(data, path)
 
     def count(self, name: str, *, default: int | None = None, least: int = 1) -> int:
-        """A whole number."""
+        """Return an integer field."""
         value = self._take(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
             raise self.error(name, f"a whole number from {least}", value)
         return value
 
     def maybe_count(self, name: str, *, least: int = 1) -> int | None:
-        """A whole number, or None where it is absent or null."""
+        """Return an integer field, None if it is absent or null."""
         return None if self._take(name, None) is None else self.count(name, least=least)
 
     def number(self, name: str, *, default: float | None = None, below: float = float("inf")) -> float:
-        """A number from 0."""
+        """Return a non-negative number."""
         value = self._take(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < below:
             raise self.error(name, f"a number from 0{'' if below == float('inf') else f', below {below:g}'}", value)
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean field."""
         value = self._take(name, default)
         if not isinstance(value, bool):
             raise self.error(name, "true or false", value)
         return value
 
     def one_of(self, name: str, table: Mapping[str, T], *, default: str | None = None) -> T:
-        """What a table has under the name given."""
+        """Return the entry of a table that the field names."""
         value = self._take(name, default)
         if not isinstance(value, str) or value not in table:
             raise self.error(name, f"one of {', '.join(map(repr, table))}", value)
         return table[value]
 
     def size(self, name: str) -> int | tuple[int, int]:
-        """Height and width, or one whole number for both."""
+        """Return (height, width), or one integer for both."""
         value = self._take(name, None)
         if not isinstance(value, list):
             return self.count(name)
@@ -101,27 +101,27 @@ class ConfigFields:
         return value[0], value[1]
 
     def within(self, name: str) -> Mapping[str, Any] | None:
-        """An object inside this one, or None where it is absent or null."""
+        """Return a nested object, None if it is absent or null."""
         value = self._take(name, None)
         if value is not None and not isinstance(value, Mapping):
             raise self.error(name, "an object of keys and values", value)
         return value
 
     def any(self, name: str) -> Any:
-        """Whatever stands there, None where nothing does: for the caller to check."""
+        """Return a field of any type, None if it is absent; the caller checks it."""
         return self._take(name, None)
 
     def must(self, name: str, *values: object) -> None:
-        """Raise unless the field is absent or has one of these values."""
-        self._asked.add(name)
+        """Raise unless the field is absent or equal to one of these values."""
+        self._read.add(name)
         if name in self._data and self._data[name] not in values:
             raise self.error(name, " or ".join(map(json.dumps, values)), self._data[name])
 
     def close(self, *known: str) -> None:
-        """Raise if a field is left that nobody asked for; `known` ones change nothing."""
+        """Raise for a field that was never read and is not among `known`, the fields without effect."""
         for name in self._data:
-            if name not in self._asked and name not in known:
-                near = difflib.get_close_matches(name, self._asked, n=1)
+            if name not in self._read and name not in known:
+                near = difflib.get_close_matches(name, self._read, n=1)
                 raise ValueError(
                     f"{self.path}: unknown key {name!r}{f', did you mean {near[0]!r}?' if near else ''}; "
                     "remove it if it does not change what the model computes"
@@ -129,17 +129,17 @@ class ConfigFields:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Errors of what is built from the fields name the file they came from."""
+        """Within the block, put the path of the config in front of error messages."""
         try:
             yield
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self.path}: {error}") from None
 
     def error(self, name: str, expected: str, value: object) -> ValueError:
-        """The error of a field that is not as expected."""
+        """Return the error for a field with an unexpected value."""
         return ValueError(f"{self.path}: {name} must be {expected}, got {json.dumps(value)[:100]}")
 
     def _take(self, name: str, default: object) -> Any:
-        self._asked.add(name)
+        self._read.add(name)
         value = self._data.get(name)
         return default if value is None else value

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face: load one into our models, save one that transformers loads."""
+"""Load a Hugging Face folder into our models, and save one that transformers can load."""
 
 from __future__ import annotations
 
@@ -36,51 +36,51 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "bart": BART,
 }
 LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
-# Numbers that files of older versions hold and that follow from the config.
+# Tensors in files of older versions whose values follow from the config.
 DERIVED = re.compile(r"(.*\.)?(position_ids|token_type_ids|attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq)")
 
 
 def load(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The model of a Hugging Face folder as one of ours, in evaluation mode.
+    """Return the model of a Hugging Face folder as one of ours, in evaluation mode.
 
-    `config.json` says which; its tensors come from `model.safetensors`, or the files its index names. Nothing is
-    fetched, and nothing in the folder is run: a pickle, a `model_type` outside `ARCHITECTURES`, a field or tensor that
-    is unknown, missing or of another shape is a ValueError that names it, before any weight is read; so is one that
-    repeats another by the config, and holds other numbers. Tokenizers stay with the caller: `Tokenizer.from_file` of
-    `tokenizers` reads the `tokenizer.json` beside them.
+    The model is that of `config.json`; tensors come from `model.safetensors`, or the files in its index. Nothing is
+    downloaded, and no code of the folder is run. A pickle, a `model_type` outside `ARCHITECTURES`, a field or tensor
+    that is unknown, missing or of another shape raise a ValueError that names it, before any weight is read. So does a
+    tensor that the config ties to another one but that holds other numbers. Tokenizers are left to the caller:
+    `Tokenizer.from_file` of `tokenizers` reads the `tokenizer.json`.
     """
     folder = Path(folder)
     fields = ConfigFields.of(folder / CONFIG)
     architecture = fields.one_of("model_type", ARCHITECTURES)
-    held = _canonical(tensors.stored(folder), architecture)
+    held = _canonical_names(tensors.list_tensors(folder), architecture)
     config = architecture.config_of(fields, held)
     head = _head(fields, architecture)
     depth = sum(getattr(config, name, 0) for name in ("depth", "encoder_layers", "decoder_layers"))
     if depth > len(held):
-        raise ValueError(f"{fields.path}: there are {depth} layers by the config, and {len(held)} tensors in the files")
+        raise ValueError(f"{fields.path}: the config has {depth} layers, but the files hold only {len(held)} tensors")
     classes = _classes(head, architecture, held, fields)
     with fields.named(), torch.device("meta"):
         model = head.build(config, classes)
-    places = _places(model, architecture)
+    places = _map_tensors(model, architecture)
     _check(places, held, architecture, folder)
     _check_ties({name: of for name, of in head.ties.items() if name not in places}, held, architecture)
     wanted = {held[name]: place for name, place in places.items()}
-    for one, x in tensors.read(list(wanted)):
-        for name, part in wanted[one].apart(x.to(dtype)).items():
+    for one, x in tensors.read_tensors(list(wanted)):
+        for name, part in wanted[one].split(x.to(dtype)).items():
             module, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(module), leaf, nn.Parameter(part))
     return model.eval()
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
-    """Write `config.json` and `model.safetensors` into the folder, for transformers, or `load`, to read.
+    """Write `config.json` and `model.safetensors` into the folder, for transformers or `load` to read.
 
-    A model that no architecture of theirs can express raises and names what stands in the way.
+    A model that no architecture of transformers can express raises with the reasons.
     """
     folder = Path(folder)
-    kind, architecture, head, places = _expressed(model)
+    kind, architecture, head, places = _find_expression(model)
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    found = {name: place.joined(state) for name, place in places.items()}
+    found = {name: place.join(state) for name, place in places.items()}
     config = _config(model)
     data = {
         "architectures": [architecture.title + head],
@@ -102,45 +102,46 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
 @dataclass(frozen=True)
 class TensorMapping:
-    """One tensor of theirs, and the parameters of ours that are in it, one after the other along its rows."""
+    """One tensor of theirs and the parameters of ours that it holds, one after the other along its rows."""
 
     ours: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]  # of each of ours
-    how: TensorLocation
+    shapes: tuple[tuple[int, ...], ...]  # one shape per name of `ours`
+    location: TensorLocation
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What theirs has to have."""
-        shape = (self.how.skip + sum(shape[0] for shape in self.shapes), *self.shapes[0][1:])
-        return (1, *shape) if self.how.lead else shape[::-1] if self.turned else shape
+        """The shape of the tensor of theirs."""
+        shape = (self.location.skip + sum(shape[0] for shape in self.shapes), *self.shapes[0][1:])
+        return (1, *shape) if self.location.lead else shape[::-1] if self.is_transposed else shape
 
     @property
-    def turned(self) -> bool:
-        return self.how.transposed and len(self.shapes[0]) == 2
+    def is_transposed(self) -> bool:
+        """Whether the tensor of theirs is a transposed matrix."""
+        return self.location.transposed and len(self.shapes[0]) == 2
 
-    def apart(self, x: Tensor) -> dict[str, Tensor]:
+    def split(self, x: Tensor) -> dict[str, Tensor]:
         """Split a tensor of theirs into parameters of ours."""
-        x = x[0] if self.how.lead else x.T if self.turned else x
-        parts = x[self.how.skip :].split([shape[0] for shape in self.shapes])
+        x = x[0] if self.location.lead else x.T if self.is_transposed else x
+        parts = x[self.location.skip :].split([shape[0] for shape in self.shapes])
         return {
             name: part.clone(memory_format=torch.contiguous_format) for name, part in zip(self.ours, parts, strict=True)
         }
 
-    def joined(self, state: Mapping[str, Tensor]) -> Tensor:
-        """Ours as theirs."""
+    def join(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Join parameters of ours into the tensor of theirs."""
         parts = [state[name] for name in self.ours]
-        x = torch.cat([parts[0].new_zeros(self.how.skip, *parts[0].shape[1:]), *parts])
-        return (x[None] if self.how.lead else x.T if self.turned else x).contiguous()
+        x = torch.cat([parts[0].new_zeros(self.location.skip, *parts[0].shape[1:]), *parts])
+        return (x[None] if self.location.lead else x.T if self.is_transposed else x).contiguous()
 
 
-def _places(model: nn.Module, architecture: Architecture) -> dict[str, TensorMapping]:
-    """Their tensors by name, for every parameter of a model of ours."""
+def _map_tensors(model: nn.Module, architecture: Architecture) -> dict[str, TensorMapping]:
+    """Map the tensors of theirs by name to the parameters of our model that they hold."""
     groups: dict[str, dict[int, tuple[str, TensorLocation]]] = {}
     parameters = dict(model.named_parameters())
     for ours in parameters:
         name = ours if _has_head(model, architecture) else f"{architecture.root}.{ours}"
         if name.startswith("bert.pool.") and getattr(model, "pool", model) is None:
-            name = name.removeprefix("bert.")  # theirs keeps what a classifier reads with the classifier
+            name = name.removeprefix("bert.")  # theirs stores the pooler of a classifier with the classifier
         number = LAYER.search(name)
         layer = "" if number is None else number.group()
         name = LAYER.sub("{n}", name, count=1)
@@ -148,10 +149,10 @@ def _places(model: nn.Module, architecture: Architecture) -> dict[str, TensorMap
         whole, part = architecture.locate(name, layer), architecture.locate(stem, layer)
         theirs = whole if whole is not None else part and replace(part, name=f"{part.name}.{leaf}")
         if theirs is None:
-            raise ValueError(f"there is no place for {ours}")
+            raise ValueError(f"no tensor of theirs holds {ours}")
         parts = groups.setdefault(theirs.name, {})
         if theirs.part in parts:
-            raise ValueError(f"there is one place for {parts[theirs.part][0]} and {ours}")
+            raise ValueError(f"one tensor of theirs would hold both {parts[theirs.part][0]} and {ours}")
         parts[theirs.part] = ours, theirs
     places = {}
     for name, parts in groups.items():
@@ -164,10 +165,10 @@ def _places(model: nn.Module, architecture: Architecture) -> dict[str, TensorMap
 def _check(
     places: Mapping[str, TensorMapping], held: Mapping[str, StoredTensor], architecture: Architecture, folder: Path
 ) -> None:
-    """Every tensor is there, of its shape, and no other is that would change the model."""
+    """Raise unless every tensor is present with its shape, and no other one that would change the model."""
     for name, place in places.items():
         if name not in held:
-            raise ValueError(f"{folder} holds no tensor {name!r}, which its {CONFIG} asks for")
+            raise ValueError(f"{folder} holds no tensor {name!r}, which its {CONFIG} requires")
         tensors.check_floating_point(held[name])
         if held[name].shape != place.shape:
             one = held[name]
@@ -177,18 +178,18 @@ def _check(
         stem = name.rpartition(".")[0]
         known = name in places or name in heads or stem in heads or stem in architecture.spare
         if not known and not DERIVED.fullmatch(name):
-            raise ValueError(f"{one.file} holds {one.name!r}, which a model of its {CONFIG} has no place for")
+            raise ValueError(f"{one.file} holds {one.name!r}, which the model of its {CONFIG} does not have")
 
 
 def _check_ties(ties: Mapping[str, str], held: Mapping[str, StoredTensor], architecture: Architecture) -> None:
-    """What a file holds twice is twice the same: transformers computes with both where they differ, ours with one."""
+    """Raise if tied tensors of a file differ: transformers would compute with both, our model has only one."""
     for name, of in ties.items():
         if name not in held:
             continue
         one, other = held[name], held[of]
         tensors.check_floating_point(one)
         if one.shape == other.shape:
-            x, y = (x for _, x in tensors.read([one, other]))
+            x, y = (x for _, x in tensors.read_tensors([one, other]))
             if bool((x == y).all()):
                 continue
         hint = f"drop {one.name} from the file if it is stale"
@@ -200,8 +201,8 @@ def _check_ties(ties: Mapping[str, str], held: Mapping[str, StoredTensor], archi
         )
 
 
-def _canonical(held: Mapping[str, StoredTensor], architecture: Architecture) -> dict[str, StoredTensor]:
-    """By the names a model with a head has, whether the folder is of one or not, and old names of norms as new ones."""
+def _canonical_names(held: Mapping[str, StoredTensor], architecture: Architecture) -> dict[str, StoredTensor]:
+    """Rename tensors to the names in a model with a head, and old names of norms to the new ones."""
     bare = not any(name.startswith(f"{architecture.prefix}.") for name in held)
     heads = {theirs.name for ours in architecture.names if (theirs := architecture.locate(ours, "{n}"))}
     found = {}
@@ -214,7 +215,7 @@ def _canonical(held: Mapping[str, StoredTensor], architecture: Architecture) -> 
 
 
 def _head(fields: ConfigFields, architecture: Architecture) -> ModelHead:
-    """Which model of the architecture the folder holds, by the class it names."""
+    """Return the head for the class that the config names."""
     named = fields.any("architectures")
     title = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
     head = None if title is None else architecture.heads.get(title.removeprefix(architecture.title))
@@ -227,7 +228,7 @@ def _head(fields: ConfigFields, architecture: Architecture) -> ModelHead:
 def _classes(
     head: ModelHead, architecture: Architecture, held: Mapping[str, StoredTensor], fields: ConfigFields
 ) -> int:
-    """How many classes the head tells apart: rows of its tensor, since configs leave it out where it is 2."""
+    """Return the number of classes from the rows of the head's tensor, since configs omit it if it is 2."""
     if head.counted is None:
         return 0
     theirs = architecture.locate(head.counted, "")
@@ -248,11 +249,11 @@ def _config(model: nn.Module) -> Any:
     for part in (model, getattr(model, "bert", None), getattr(model, "vit", None)):
         if (config := getattr(part, "config", None)) is not None:
             return config
-    raise ValueError(f"model must be one that transformers has too, got {type(model).__name__}")
+    raise ValueError(f"model must be of a class that transformers has too, got {type(model).__name__}")
 
 
-def _expressed(model: nn.Module) -> tuple[str, Architecture, str, dict[str, TensorMapping]]:
-    """The architecture and head that say all a model is; where none does, what the nearest cannot say."""
+def _find_expression(model: nn.Module) -> tuple[str, Architecture, str, dict[str, TensorMapping]]:
+    """Return an architecture and head that express the whole model; if there is none, raise with the fewest reasons."""
     config, objections = _config(model), []
     for kind, architecture in ARCHITECTURES.items():
         for name, head in architecture.heads.items():
@@ -260,8 +261,8 @@ def _expressed(model: nn.Module) -> tuple[str, Architecture, str, dict[str, Tens
                 continue
             lost = [f"{what}={x!r}" for what, wish in head.wanted.items() if (x := getattr(model, what)) != wish]
             try:
-                places = _places(model, architecture)
-                lost += architecture.lost(config, places)
+                places = _map_tensors(model, architecture)
+                lost += architecture.inexpressible_fields(config, places)
             except ValueError as error:
                 objections.append((1, f"{architecture.title}{name} of transformers cannot hold this model: {error}"))
                 continue
@@ -269,5 +270,5 @@ def _expressed(model: nn.Module) -> tuple[str, Architecture, str, dict[str, Tens
                 return kind, architecture, name, places
             objections.append((len(lost), f"{architecture.title}{name} of transformers has no {', '.join(lost)}"))
     if not objections:
-        raise ValueError(f"model must be one that transformers has too, got {type(model).__name__}")
+        raise ValueError(f"model must be of a class that transformers has too, got {type(model).__name__}")
     raise ValueError(min(objections)[1])

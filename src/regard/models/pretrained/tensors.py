@@ -1,4 +1,4 @@
-"""Tensors: the safetensors files of a folder, their headers checked before anything is read from them."""
+"""The safetensors files of a folder; headers are checked before anything is read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-LARGEST_HEADER = 10_000_000
+MAX_HEADER_BYTES = 10_000_000
 FLOATS = ("F64", "F32", "F16", "BF16")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that is in a file, by its name there."""
+    """A tensor in a file, by its name there."""
 
     file: Path
     name: str
@@ -27,8 +27,8 @@ class StoredTensor:
     dtype: str
 
 
-def stored(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder by name; nothing but headers is read."""
+def list_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of the folder by name; only headers are read."""
     found: dict[str, StoredTensor] = {}
     for file in _files(folder):
         _check_header(file)
@@ -44,8 +44,8 @@ def stored(folder: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def read(wanted: list[StoredTensor]) -> Iterator[tuple[StoredTensor, Tensor]]:
-    """Each of the tensors, a file at a time."""
+def read_tensors(wanted: list[StoredTensor]) -> Iterator[tuple[StoredTensor, Tensor]]:
+    """Yield each of the tensors, file by file."""
     for file in dict.fromkeys(one.file for one in wanted):
         with safe_open(file, "pt") as opened:
             for one in wanted:
@@ -56,7 +56,7 @@ def read(wanted: list[StoredTensor]) -> Iterator[tuple[StoredTensor, Tensor]]:
 def check_floating_point(one: StoredTensor) -> None:
     """Raise unless a tensor holds floating-point numbers as models compute with them."""
     if one.dtype not in FLOATS:
-        raise ValueError(f"{one.file}: {one.name} must be of {', '.join(FLOATS)}, got {one.dtype}")
+        raise ValueError(f"{one.file}: {one.name} must have dtype {', '.join(FLOATS)}, got {one.dtype}")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -76,8 +76,8 @@ def _files(folder: Path) -> list[Path]:
     for pattern in PICKLES:
         for file in folder.glob(pattern):
             raise ValueError(
-                f"{file} is a pickle, and to open one is to run what it says; "
-                f"save the model as {WEIGHTS}, with save_pretrained of transformers, where you trust it"
+                f"{file} is a pickle, and opening it would run its code; "
+                f"if you trust it, save the model as {WEIGHTS} with save_pretrained of transformers"
             )
     raise ValueError(f"{folder} must hold {WEIGHTS} or {INDEX}; expected a Hugging Face folder")
 
@@ -86,6 +86,6 @@ def _check_header(file: Path) -> None:
     size = file.stat().st_size
     with file.open("rb") as opened:
         header = int.from_bytes(opened.read(8), "little")
-    if header > min(LARGEST_HEADER, size):
-        limit = f"at most {LARGEST_HEADER} are believed, of {size} in the file"
-        raise ValueError(f"{file} is damaged: its header says it has {header} bytes; {limit}")
+    if header > min(MAX_HEADER_BYTES, size):
+        limit = f"at most {MAX_HEADER_BYTES} are accepted, and the file has {size}"
+        raise ValueError(f"{file} is damaged: its header claims {header} bytes; {limit}")

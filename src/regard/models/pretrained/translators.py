@@ -1,4 +1,4 @@
-"""Marian and BART: their names and fields, and ours."""
+"""Marian and BART: tensor names and config fields of Hugging Face and ours."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ MARIAN = Architecture(
         "static_position_embeddings": (True,),
         "tie_word_embeddings": (True,),
     },
-    # Dropout of theirs alone, which acts in training, and what older files say twice.
+    # Dropout that only theirs has, which acts in training, and duplicate fields of older files.
     silent=(
         "activation_dropout",
         "classif_dropout",
@@ -118,7 +118,7 @@ BART = replace(
     fixed={**MARIAN.fixed, "normalize_embedding": (True,), "static_position_embeddings": (False,)},
     names={
         **NAMES,
-        # Their positions begin behind two rows that nothing reads.
+        # The positions of theirs begin after two unused rows.
         "encoder.input.positions": TensorLocation("model.encoder.embed_positions", skip=2),
         "decoder.input.positions": TensorLocation("model.decoder.embed_positions", skip=2),
         "encoder.input.norm": "model.encoder.layernorm_embedding",
