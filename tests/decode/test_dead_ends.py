@@ -62,9 +62,7 @@ def test_what_is_impossible_is_never_read():
 
 
 def test_a_row_without_a_way_on_is_told(search):
-    with pytest.raises(
-        ValueError, match=r"leave a token to choose, got none for row 1 after 0 chosen; let the stepper"
-    ):
+    with pytest.raises(ValueError, match=r"leave a token to choose, got none for row 1 after 0 chosen; return a logit"):
         search(TRAP, None, [[2], [1]], end=2, max_length=3)
     with pytest.raises(ValueError, match=r"got none for row 1 after 1 chosen"):
         search(TRAP, None, [[2], [0]], end=2, max_length=3, forbid=[0])

@@ -124,7 +124,7 @@ def test_streams_stay_clear_of_one_and_of_each_other():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"temperature": 0.0}, ValueError, r"temperature must be above 0, got 0.0; .* write greedy\(...\)"),
+        ({"temperature": 0.0}, ValueError, r"temperature must be above 0, got 0.0; .* use greedy\(...\)"),
         ({"temperature": math.inf}, ValueError, "temperature must be finite, got inf"),
         ({"temperature": "hot"}, TypeError, r"temperature must be a number, got 'hot' \(str\)"),
         ({"top_k": 0}, ValueError, "top_k must be 1 or more, got 0"),

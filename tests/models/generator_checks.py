@@ -201,8 +201,12 @@ def wrong_batches_are_refused(model, batch, tokens=(99, -1)):
         ),
         ({"target_lengths": torch.full((b,), -1)}, ValueError, f"target_lengths must be .* from 0 to {m}, .* got -1"),
         ({"target_lengths": torch.ones(b)}, TypeError, "target_lengths must hold whole numbers, got torch.float32"),
-        ({"target_lengths": torch.ones(b + 1).long()}, ValueError, f"target_lengths must be .* got {b + 1} of them"),
-        ({"target_lengths": torch.ones(b, m).bool()}, TypeError, "target_lengths must say how many .* got torch.bool"),
+        ({"target_lengths": torch.ones(b + 1).long()}, ValueError, f"target_lengths must be .* got {b + 1} numbers"),
+        (
+            {"target_lengths": torch.ones(b, m).bool()},
+            TypeError,
+            "target_lengths must be the .* got torch.bool",
+        ),
         ({"target": batch["target"][0]}, ValueError, r"target must have dims b n, got shape \(.*write target\[None\]"),
         ({"target": batch["target"] - 99}, ValueError, "ids must be from 0 to .*, the rows of this table, got -"),
     ]
@@ -227,15 +231,15 @@ def wrong_sources_are_refused(model, batch):
         ({"source_lengths": torch.full((b,), n + 2)}, ValueError, f"engths must be .*from 0 to .*{n}.* got {n + 2}"),
         ({"source_lengths": torch.full((b,), -1)}, ValueError, f"engths must be .*from 0 to .*{n}.* got -1"),
         ({"source_lengths": torch.ones(b)}, TypeError, "engths must hold whole numbers, got torch.float32"),
-        ({"source_lengths": torch.ones(b, n).bool()}, TypeError, "engths must say how many .* got torch.bool"),
+        ({"source_lengths": torch.ones(b, n).bool()}, TypeError, "engths must be the number of .* got torch.bool"),
         ({"source": batch["source"] + 99}, ValueError, "ids must be from 0 to .*, the rows of this table, got 1"),
     ]
     for values, error, message in wrong:
         with pytest.raises(error, match=message):
             model.loss({**batch, **values})
     for lengths, error, message in (
-        (torch.ones(b, n).bool(), TypeError, "source_lengths must say how many .* got torch.bool"),
-        (torch.tensor([n]), ValueError, f"source_lengths must be one a row, .* for {b} rows, got 1 of them"),
+        (torch.ones(b, n).bool(), TypeError, "source_lengths must be the number of .* got torch.bool"),
+        (torch.tensor([n]), ValueError, f"source_lengths must be one number per row, .* for {b} rows, got 1 numbers"),
         ([n] * b, TypeError, "source_lengths must be a tensor, got list"),
     ):
         with pytest.raises(error, match=message):

@@ -35,7 +35,7 @@ def test_hidden_is_split_over_two_directions():
         Bidirectional(5, 7)
 
 
-@pytest.mark.parametrize(("lengths", "got"), [([3, 10], "10"), ([-1, 2], "-1"), ([3], "1 of them")], ids=str)
+@pytest.mark.parametrize(("lengths", "got"), [([3, 10], "10"), ([-1, 2], "-1"), ([3], "1 numbers")], ids=str)
 def test_lengths_are_of_the_rows(lengths, got):
-    with pytest.raises(ValueError, match=f"lengths must be one a row, from 0 to 9, for 2 rows, got {got}$"):
+    with pytest.raises(ValueError, match=f"lengths must be one number per row, from 0 to 9, for 2 rows, got {got}$"):
         Bidirectional(5, 6)(torch.randn(2, 9, 5), torch.tensor(lengths))

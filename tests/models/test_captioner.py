@@ -216,7 +216,7 @@ def test_a_draw_is_rewarded_by_what_it_gains_from_there_on():
     model, gains = model_of("hard"), torch.tensor([[1.0, -2.0, 0.5, 0.0]], dtype=D)
     chance = [torch.tensor([-1.0], dtype=D, requires_grad=True) for _ in range(4)]
     draws = [captioner.Draw(one, torch.zeros_like(one)) for one in chance]
-    price = model._reinforced(draws, gains, torch.tensor([[True, True, True, False]]))
+    price = model._reward_draws(draws, gains, torch.tensor([[True, True, True, False]]))
     assert price.item() == 0
     assert [one.item() for one in torch.autograd.grad(price, chance)] == [0.25, 0.75, -0.25, 0.0]
 
@@ -268,7 +268,7 @@ def test_captions_are_written_by_greedy_search(model):
         ({"widths": (8, 0)}, "widths must be 1 or more, got 0"),
         ({"widths": (4.5,)}, "widths must be a whole number, got 4.5"),
         ({"tied": "no"}, "tied must be True or False, got 'no'"),
-        ({"dim": 7}, "dim must be even, half for the row and half for the column of a place, got 7"),
+        ({"dim": 7}, "dim must be even, half for the row and half for the column of a position, got 7"),
         ({"start": 19}, "start must be a token of the vocabulary of 19, got 19"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",

@@ -219,7 +219,7 @@ def test_presets():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "nothing stands for a word; pass vocabulary, characters, encoder_dim or several of them"),
+        ({}, "words need at least one kind of vector; pass vocabulary, characters, encoder_dim or several of them"),
         ({"vocabulary": 0}, "vocabulary must be 1 or more, got 0"),
         ({"vocabulary": 9, "padding": 9}, "padding must be a token of the vocabulary of 9, got 9"),
         ({"vocabulary": 9, "layers": -1}, "layers must be 0 or more, got -1"),

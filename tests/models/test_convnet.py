@@ -206,7 +206,7 @@ def test_dropout_stands_in_every_block_and_acts_in_training_alone():
         ({"attention": "loud"}, "attention must be one of 'self', 'squeeze', 'cbam', 'selective', got 'loud'"),
         ({"widths": ()}, "widths must name the channels of at least one stage, got none"),
         ({"widths": (8, 0)}, "widths must be 1 or more, got 0"),
-        ({"widths": (8,), "attention": "self"}, r"attention='self' stands in the stages .* got widths=\(8,\)"),
+        ({"widths": (8,), "attention": "self"}, r"attention='self' needs a stage .* got widths=\(8,\)"),
         ({"classes": 0}, "classes must be 1 or more, got 0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ({"smoothing": -0.1}, "smoothing must be at least 0 and below 1, got -0.1"),

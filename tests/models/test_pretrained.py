@@ -433,7 +433,9 @@ def test_rotary_fields_that_are_not_known_are_refused(rope, message, tmp_path):
 
 def test_fields_that_must_agree_are_checked(tmp_path):
     reconfigure(saved(tmp_path, *TRANSLATORS["bart"]), decoder_attention_heads=4)
-    with pytest.raises(ValueError, match="decoder_attention_heads must be 3, the value of another field for the same size, got 4"):
+    with pytest.raises(
+        ValueError, match="decoder_attention_heads must be 3, the value of another field for the same size, got 4"
+    ):
         load(tmp_path)
 
 
@@ -476,9 +478,7 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path):
 def test_a_pickle_is_refused_with_the_reason(tmp_path):
     saved(tmp_path)
     shutil.move(tmp_path / "model.safetensors", tmp_path / "pytorch_model.bin")
-    with pytest.raises(
-        ValueError, match=r"pytorch_model.bin is a pickle, and opening it would run its code; if"
-    ):
+    with pytest.raises(ValueError, match=r"pytorch_model.bin is a pickle, and opening it would run its code; if"):
         load(tmp_path)
 
 
@@ -558,7 +558,7 @@ SMALL = {"dim": 12, "depth": 1, "heads": 3}
         (lambda: Bert(BertConfig(vocabulary=9, hidden=8, first=5, **SMALL)), "has no first=5"),
         (
             lambda: Gpt(GptConfig(vocabulary=9, qk_norm=True, **SMALL)),
-            "GPT2LMHeadModel of transformers cannot hold this model: no tensor of theirs holds blocks.0.attention.query",
+            "GPT2LMHeadModel of transformers cannot hold .*: no tensor of theirs holds blocks.0.attention.query",
         ),
         (
             lambda: BertClassifier(Bert(BertConfig(vocabulary=9, hidden=8, **SMALL)), classes=2, pooler="tanh"),

@@ -324,7 +324,7 @@ def reversals(b, seed):
         ({"attention": "loud"}, "attention must be one of 'bahdanau', .* got 'loud'"),
         ({"cell": "rnn"}, "cell must be one of 'gru', 'lstm', got 'rnn'"),
         ({"hidden": 13}, "hidden must be even, half for each direction, got 13"),
-        ({"attention": "dot", "coverage": 1.0}, "coverage enters an additive score, got attention='dot'"),
+        ({"attention": "dot", "coverage": 1.0}, "coverage needs an additive score, got attention='dot'"),
         ({"tied": "all"}, "tied='all' needs one vocabulary for both sides, got source_vocabulary=23"),
         ({"start": 19}, "start must be a token of the vocabulary of 19, got 19"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
@@ -340,7 +340,7 @@ def test_configs_that_cannot_be(options, message):
 
 
 def test_feeding_without_attention_raises():
-    with pytest.raises(ValueError, match="feed hands on what attention found"):
+    with pytest.raises(ValueError, match="feed=True feeds back the output of attention"):
         Seq2Seq(config(attention=None, feed=True))
 
 

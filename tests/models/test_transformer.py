@@ -334,10 +334,10 @@ def copies(b, seed):
         ({"tied": "all"}, "tied='all' needs one vocabulary for both sides, got source_vocabulary=23"),
         ({"start": 19}, "start must be a token of the vocabulary of 19, got 19"),
         ({"smoothing": 1.0}, "smoothing must be at least 0 and below 1, got 1.0"),
-        ({"memory": 3}, "memory is of earlier segments, got memory=3 and no segment; pass segment="),
+        ({"memory": 3}, "memory holds states of earlier segments, got memory=3 without segment"),
         (
             {"encoder_mask": "Window(3) | Global(1)", "segment": 4, "memory": 3},
-            r"encoder_mask must go by distance .* got 'Window\(3\) \| Global\(1\)' and memory=3: .* or pass memory=0",
+            r"encoder_mask must depend on distance .* got 'Window\(3\) \| Global\(1\)' and memory=3: .* pass memory=0",
         ),
         ({"decoder_layers": 0}, "decoder_layers must be 1 or more, got 0"),
         ({"kv_heads": 0}, "kv_heads must be 1 or more, got 0"),
@@ -358,7 +358,7 @@ def test_configs_that_cannot_be(options, message):
     ("mask", "why"), [("Alibi(3)", "write .Window"), ("Windw(3)", "did you mean Window"), ("Window(", "not a term")]
 )
 def test_an_encoder_mask_that_is_none_raises_before_a_model_is_built(mask, why):
-    with pytest.raises(ValueError, match=rf"encoder_mask must be the source of a mask, got '{mask[:5]}.*{why}"):
+    with pytest.raises(ValueError, match=rf"encoder_mask must be a mask as text, got '{mask[:5]}.*{why}"):
         config(encoder_mask=mask)
 
 
