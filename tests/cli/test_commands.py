@@ -84,8 +84,8 @@ def test_memory_that_the_machine_does_not_have_ends_a_command_with_its_exit_code
 
 @pytest.mark.filterwarnings("default")
 def test_a_warning_is_one_line_that_names_no_place_in_the_code(monkeypatch):
-    monkeypatch.setattr(cli, "app", lambda **options: warnings.warn("the epoch begins anew", stacklevel=1))
-    assert run("anything") == (0, "", "warning: the epoch begins anew\n")
+    monkeypatch.setattr(cli, "app", lambda **options: warnings.warn("the epoch restarts", stacklevel=1))
+    assert run("anything") == (0, "", "warning: the epoch restarts\n")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])

@@ -96,7 +96,7 @@ QA = ("data", 0, "paragraphs", 0, "qas", 0)
         (changed((*QA, "id"), 7), r"qas\[0\]: expected text in 'id', got int"),
         (
             changed((*QA, "id"), "b"),
-            r"data\[0\].paragraphs\[0\].qas\[1\]: the id 'b' is that of data\[0\].paragraphs\[0\].qas\[0\] already",
+            r"data\[0\].paragraphs\[0\].qas\[1\]: the id 'b' is already used by data\[0\].paragraphs\[0\].qas\[0\]",
         ),
         (
             changed((*QA, "id"), "\ud800"),
@@ -106,13 +106,13 @@ QA = ("data", 0, "paragraphs", 0, "qas", 0)
         (changed((*QA, "answers"), None), r"qas\[0\]: expected a list in 'answers'"),
         (
             changed((*QA, "answers", 1, "text"), "1974"),
-            r"answers\[1\]: the context does not read '1974' at character 15",
+            r"answers\[1\]: the context does not contain '1974' at character 15",
         ),
         (
             changed((*QA, "answers", 1, "answer_start"), -8),
-            r"answers\[1\]: the context does not read .* at character -8",
+            r"answers\[1\]: the context does not contain .* at character -8",
         ),
-        (changed((*QA, "answers", 1, "text"), ""), r"answers\[1\]: the context does not read ''"),
+        (changed((*QA, "answers", 1, "text"), ""), r"answers\[1\]: the context does not contain ''"),
         (changed((*QA, "answers", 0, "answer_start"), "18"), r"expected a whole number in 'answer_start', got '18'"),
         (changed((*QA, "answers", 0, "answer_start"), True), r"expected a whole number in 'answer_start', got True"),
         (b'{\n"data": [}', r"squad.json line 2: not valid JSON"),

@@ -269,11 +269,9 @@ def test_a_trained_tokenizer_is_forked_without_a_word():
 def test_too_long_is_an_error_that_names_the_example(tmp_path):
     (tmp_path / "a.tsv").write_text("x\ty\nlonger\ty\n")
     batches = Batches(pairs_tsv(tmp_path / "a.tsv"), lambda pair: {"a": [1] * len(pair.source)}, rows=2, limit=3)
-    with pytest.raises(
-        DataError, match=r"a.tsv line 2: the example is longer than limit=3: a 6; raise it, or choose long"
-    ):
+    with pytest.raises(DataError, match=r"a.tsv line 2: the example exceeds limit=3: a 6; raise it, or pass a limit"):
         list(batches)
-    with pytest.raises(DataError, match=r"example 1: the example is longer than limit=3"):
+    with pytest.raises(DataError, match=r"example 1: the example exceeds limit=3"):
         list(Batches([{"a": [1]}, {"a": [1] * 4}], rows=2, limit=3))
 
 
@@ -299,7 +297,7 @@ def test_truncated_ones_are_cut_at_the_end_and_counted():
 
 
 def test_an_example_larger_than_a_batch_is_an_error():
-    with pytest.raises(DataError, match=r"example 0: the example is longer than tokens=4 a batch: a 5, b 1"):
+    with pytest.raises(DataError, match=r"example 0: the example exceeds tokens=4 per batch: a 5, b 1"):
         list(Batches([{"a": [1] * 5, "b": [1]}], tokens=4))
 
 
@@ -402,7 +400,7 @@ def test_fields_keep_their_kind():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "give the size of a batch as tokens or as rows, got tokens=None and rows=None"),
+        ({}, "give the batch size as either tokens or rows, got tokens=None and rows=None"),
         ({"tokens": 8, "rows": 8}, "got tokens=8 and rows=8"),
         ({"tokens": 0}, "tokens must be a whole number, at least 1, got 0"),
         ({"rows": True}, "rows must be a whole number, at least 1, got True"),
@@ -430,7 +428,9 @@ def test_a_source_without_examples_is_refused():
 
 
 def test_a_source_that_can_be_read_once_only_is_refused():
-    with pytest.raises(TypeError, match=r"source must give a new iterator for each epoch, got generator; pass a list"):
+    with pytest.raises(
+        TypeError, match=r"source must return a new iterator for each epoch, got generator; pass a list"
+    ):
         Batches((one for one in examples(3)), rows=1)
 
 
@@ -445,18 +445,26 @@ def test_a_stream_with_fewer_examples_than_ranks_says_so():
         (
             [{"a": [1]}, {"b": [1]}],
             ValueError,
-            r"encode must give every example the same fields, got \['a'\] and \['b'\]",
+            r"encode must return the same fields for every example, got \['a'\] and \['b'\]",
         ),
-        ([{"index": [1]}], ValueError, "encode must not name a field 'index'"),
+        ([{"index": [1]}], ValueError, "encode must not return a field 'index'"),
         (
             [{"a": [1, 2], "a_lengths": 1}],
             ValueError,
-            "encode must not name a field 'a_lengths': batches carry the len",
+            "encode must not return a field 'a_lengths': batches hold the len",
         ),
-        ([{"a": [1, 2]}, {"a": 3}], ValueError, "give the field 'a' as many dims in every example, got 1 and 0"),
-        ([{"a": 3}, {"a": [1, 2]}], ValueError, "give the field 'a' as many dims in every example, got 0 and 1"),
-        ([[1, 2]], TypeError, r"encode must give fields by name, got list; write {'ids': \.\.\.}"),
-        ([{"a": "text"}], TypeError, "encode must give numbers, got str in the field 'a'"),
+        (
+            [{"a": [1, 2]}, {"a": 3}],
+            ValueError,
+            "the field 'a' must have the same number of dims in every example, got 1 and 0",
+        ),
+        (
+            [{"a": 3}, {"a": [1, 2]}],
+            ValueError,
+            "the field 'a' must have the same number of dims in every example, got 0 and 1",
+        ),
+        ([[1, 2]], TypeError, r"encode must return fields by name, got list; write {'ids': \.\.\.}"),
+        ([{"a": "text"}], TypeError, "encode must return numbers, got str in the field 'a'"),
     ],
 )
 def test_fields_that_cannot_be_say_why(items, error, message):
@@ -475,7 +483,7 @@ def test_batches_of_other_sizes_begin_the_epoch_anew_and_say_so(changed):
     list(before)
     next(iter(before))
     now, fresh = (Batches(examples(9), **({"rows": 2} | changed)) for _ in range(2))
-    with pytest.warns(UserWarning, match=r"the state was saved with \w+=.*, got \w+=.*; the epoch begins anew"):
+    with pytest.warns(UserWarning, match=r"the state was saved with \w+=.*, got \w+=.*; the epoch restarts"):
         now.restore(before.state())
     list(fresh)
     assert [batch["index"].tolist() for batch in now] == [batch["index"].tolist() for batch in fresh]
@@ -495,7 +503,7 @@ def test_a_state_of_other_settings_is_refused(changed):
     "state", [{}, {"epoch": 1}, {"epoch": "x", "chunk": 0, "batch": 0, "report": {}, "settings": {}}]
 )
 def test_a_state_that_is_none_is_refused(state):
-    with pytest.raises(ValueError, match=r"state must be what state\(\) gave"):
+    with pytest.raises(ValueError, match=r"state must be a result of state\(\)"):
         Batches(examples(3), rows=1).restore(state)
 
 

@@ -92,8 +92,8 @@ def test_arithmetic_is_right(seed, digits, operations):
         (lambda: Dates(locales=("tlh",)), "unknown locale 'tlh'; expected some of en, en_GB"),
         (lambda: Dates(formats=("short",)), "unknown format 'short'; expected some of full, long"),
         (lambda: Dates(locales=("en",), formats=("yMd",)), "no format of .* is unambiguous in .*; add 'long'"),
-        (lambda: Scenes(pixels=8), "pixels must be at least 16 for shapes to be told apart, got 8"),
-        (lambda: Scenes(most=3), "most must be 1 or 2 shapes a scene, got 3"),
+        (lambda: Scenes(pixels=8), "pixels must be at least 16 for shapes to be distinguishable, got 8"),
+        (lambda: Scenes(most=3), "most must be 1 or 2 shapes per scene, got 3"),
     ],
 )
 def test_tasks_that_cannot_be_say_why(call, message):

@@ -54,7 +54,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
         write_ids([], TOKENIZER, tmp_path / "ids.npy")
     with pytest.raises(DataError, match=r"there is no text; expected at least one line"):
         ids_of([], TOKENIZER)
-    with pytest.raises(TypeError, match=r"texts must be many texts, got one; pass \[text\]"):
+    with pytest.raises(TypeError, match=r"texts must be a list of texts, got a single text; pass \[text\]"):
         ids_of("one", TOKENIZER)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DataError, match=r"nowhere/ids.npy: .*nowhere is not a folder; create it first"):
@@ -65,13 +65,13 @@ def test_files_that_are_no_rows_of_ids_are_refused(tmp_path):
     path = tmp_path / "ids.npy"
     for content in (np.zeros((2, 2), np.int64), np.zeros(3), np.array([{}, []], dtype=object)):
         np.save(path, content)
-        with pytest.raises(DataError, match=r"ids.npy: not a row of ids.*; write it with write_ids"):
+        with pytest.raises(DataError, match=r"ids.npy: not a file of ids.*; write it with write_ids"):
             read_ids(path)
     for data in (b"", b"\x93NUMPY", b"something else"):
         path.write_bytes(data)
-        with pytest.raises(DataError, match=r"not a row of ids"):
+        with pytest.raises(DataError, match=r"not a file of ids"):
             read_ids(path)
-    with pytest.raises(DataError, match=r"not a row of ids"):
+    with pytest.raises(DataError, match=r"not a file of ids"):
         read_ids(tmp_path / "nothing.npy")
 
 
@@ -79,7 +79,7 @@ def test_a_row_cut_short_is_refused(tmp_path):
     write_ids(TEXTS, TOKENIZER, tmp_path / "ids.npy")
     data = (tmp_path / "ids.npy").read_bytes()
     (tmp_path / "ids.npy").write_bytes(data[:-3])
-    with pytest.raises(DataError, match=r"not a row of ids"):
+    with pytest.raises(DataError, match=r"not a file of ids"):
         read_ids(tmp_path / "ids.npy")
 
 
@@ -87,7 +87,7 @@ def test_a_row_cut_short_is_refused(tmp_path):
     ("ids", "size", "message"),
     [
         (np.arange(5), 0, "size must be at least 1, got 0"),
-        (np.arange(1), 3, r"one row of at least 2 whole numbers, got int64 \(1,\)"),
+        (np.arange(1), 3, r"a 1-D array of at least 2 whole numbers, got int64 \(1,\)"),
         (np.zeros((2, 2), int), 3, r"got int64 \(2, 2\)"),
         (np.zeros(4), 3, "got float64"),
     ],

@@ -80,7 +80,7 @@ def test_empty_file_says_so(tmp_path):
 
 def test_missing_file_folder_and_pipe_say_so(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match=r"pipe: is a pipe or a device, expected a file; write its lines into one"):
+    with pytest.raises(DataError, match=r"pipe: is a pipe or a device, expected a file; write its lines to a file"):
         Lines(tmp_path / "pipe")
     with pytest.raises(DataError, match=r"nothing: no such file; check the path"):
         Lines(tmp_path / "nothing")
@@ -100,7 +100,7 @@ def test_damaged_gzip_says_so(tmp_path, read):
 def test_gzip_that_grows_without_bound_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_BYTES", 64)
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"a" * 1000))
-    with pytest.raises(DataError, match=r"holds more than 500 bytes, too many to read into memory; split it, or"):
+    with pytest.raises(DataError, match=r"holds more than 500 bytes, the limit for reading into memory; split it, or"):
         module.read_content(tmp_path / "a.gz", 500)
     assert module.read_content(tmp_path / "a.gz", 1000) == b"a" * 1000
 

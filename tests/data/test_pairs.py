@@ -81,9 +81,9 @@ def test_columns_by_number_or_by_name(write):
             DataError,
             "line 1: expected one column 'fr' in the header, got de, en; name a",
         ),
-        ({"source": "de", "target": 1}, ValueError, "all by name or all by number"),
-        ({"source": -1, "target": 1}, ValueError, "a column is a name or a number from 0, got -1"),
-        ({"source": True, "target": 1}, ValueError, "a column is a name or a number from 0, got True"),
+        ({"source": "de", "target": 1}, ValueError, "all names or all numbers"),
+        ({"source": -1, "target": 1}, ValueError, "a column must be a name or a number from 0, got -1"),
+        ({"source": True, "target": 1}, ValueError, "a column must be a name or a number from 0, got True"),
     ],
 )
 def test_columns_that_cannot_be_are_named(write, columns, error, message):
@@ -93,7 +93,7 @@ def test_columns_that_cannot_be_are_named(write, columns, error, message):
 
 @pytest.mark.parametrize("read", [len, list])
 def test_a_header_alone_is_no_corpus(write, read):
-    with pytest.raises(DataError, match=r"a.tsv: holds no examples; expected one a line"):
+    with pytest.raises(DataError, match=r"a.tsv: holds no examples; expected one per line"):
         read(pairs_tsv(write("a.tsv", "de\ten\n"), source="de", target="en"))
 
 
@@ -119,8 +119,8 @@ def test_json_lines_pair_two_fields(write):
             r"the field 'subject' must be Unicode, got the lone surrogate '\\ud800' as character 2",
         ),
         ("[1]", "expected a JSON object, got list"),
-        ('{"body"', "expected one JSON object a line"),
-        ("[" * 100_000, "expected one JSON object a line"),
+        ('{"body"', "expected one JSON object per line"),
+        ("[" * 100_000, "expected one JSON object per line"),
     ],
 )
 def test_bad_json_names_its_line(write, line, message):
@@ -162,8 +162,8 @@ def test_lines_of_a_pair_keep_their_tabs_and_spaces(write):
 @pytest.mark.parametrize(
     ("classes", "error", "message"),
     [
-        (("a", "b", "a"), ValueError, "classes must have a name each, got 'a' more than once; name it once"),
-        ("ab", TypeError, r"classes must be many texts, got one; pass \[text\]"),
+        (("a", "b", "a"), ValueError, "class names must be unique, got 'a' more than once"),
+        ("ab", TypeError, r"classes must be a list of texts, got a single text; pass \[text\]"),
     ],
 )
 def test_every_class_has_a_name_of_its_own(tmp_path, classes, error, message):

@@ -182,10 +182,10 @@ def test_foreign_tokenizers_are_found_by_their_usual_names(tmp_path):
     assert tokenizer.encode(TEXTS[0]) == PIECES.encode(TEXTS[0])
     other = Tokenizer.load(tmp_path / "tokenizer.json", bos="[SEP]", eos="[CLS]")
     assert (other.bos, other.eos) == (3, 2)
-    with pytest.raises(DataError, match=r"tokenizer.json: the tokenizer has no token '<s>' for bos; name one"):
+    with pytest.raises(DataError, match=r"tokenizer.json: the tokenizer has no token '<s>' for bos; name an existing"):
         Tokenizer.load(tmp_path / "tokenizer.json", bos="<s>")
     text = json.dumps(tree).replace("[SEP]", "[END]")
-    with pytest.raises(DataError, match=r"has no eos token by any name known here; name it: Tokenizer.load\(path, eos"):
+    with pytest.raises(DataError, match=r"has no eos token under a known name; name it: Tokenizer.load\(path, eos"):
         Tokenizer.from_json(text)
 
 
@@ -206,7 +206,9 @@ def test_special_tokens_that_were_chosen_are_kept(tokenizer, tmp_path):
 def test_special_tokens_that_a_file_tells_wrongly_are_refused(told):
     tree = json.loads(WORDS.to_json())
     tree["model"]["roles"] = told
-    with pytest.raises(DataError, match=r"tells special tokens by .*; expected names for some of pad, unk, bos, eos"):
+    with pytest.raises(
+        DataError, match=r"names its special tokens by .*; expected an object with keys among pad, unk, bos, eos"
+    ):
         Tokenizer.from_json(json.dumps(tree))
 
 
@@ -255,9 +257,17 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: Tokenizer.bpe([]), DataError, "no text to learn"),
-        (lambda: Tokenizer.words(["", " "]), DataError, "there is no text to learn a vocabulary from; pass texts"),
-        (lambda: Tokenizer.words("one text"), TypeError, r"texts must be many texts, got one; pass \[text\]"),
+        (lambda: Tokenizer.bpe([]), DataError, "nothing to learn"),
+        (
+            lambda: Tokenizer.words(["", " "]),
+            DataError,
+            "no texts, or only blank ones: there is nothing to learn a vocabulary from; pass texts",
+        ),
+        (
+            lambda: Tokenizer.words("one text"),
+            TypeError,
+            r"texts must be a list of texts, got a single text; pass \[text\]",
+        ),
         (
             lambda: Tokenizer.wordpiece(["a", "b\udcff"]),
             ValueError,
@@ -269,7 +279,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         (
             lambda: Tokenizer.words(TEXTS, size=4),
             ValueError,
-            "size must be more than 4, the tokens it begins with, got 4",
+            "size must be more than the 4 special tokens, got 4",
         ),
         (lambda: Tokenizer.bpe(TEXTS, size=259), ValueError, "the 256 bytes and the specials, at least 260, got 259"),
         (lambda: Tokenizer.words(TEXTS, specials=["<pad>"]), ValueError, "specials must differ from each other"),
@@ -291,7 +301,7 @@ def test_half_a_character_is_refused(call):
 
 
 def test_one_text_is_not_many_to_encode():
-    with pytest.raises(TypeError, match=r"texts must be many texts, got one; pass \[text\]"):
+    with pytest.raises(TypeError, match=r"texts must be a list of texts, got a single text; pass \[text\]"):
         BPE.encode_all("abc")
 
 
@@ -355,7 +365,9 @@ def test_a_character_that_nothing_stands_for_is_shown(model):
     tokenizer = Tokenizer(hf.Tokenizer(model))
     assert tokenizer.encode("ab") == [3, 4]
     for read in (tokenizer.encode, tokenizer.spans, tokenizer.pieces, lambda text: tokenizer.encode_all(["ab", text])):
-        with pytest.raises(DataError, match=r"the tokenizer cannot read 'axb' \(.*\); give its model a token for what"):
+        with pytest.raises(
+            DataError, match=r"the tokenizer cannot read 'axb' \(.*\); give its model a token for unknown"
+        ):
             read("axb")
 
 

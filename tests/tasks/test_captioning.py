@@ -258,5 +258,5 @@ def test_captions_of_another_number_than_the_images_are_counted(folder):
     for show in (describer.looks, describer.tape):
         with pytest.raises(ValueError, match="captions must be one for each image, got 1 for 2 images"):
             show(IMAGES[:2], ["blue"])
-        with pytest.raises(TypeError, match=r"captions must be many texts, got one; pass \[text\]"):
+        with pytest.raises(TypeError, match=r"captions must be a list of texts, got a single text; pass \[text\]"):
             show(IMAGES[:2], "hi")

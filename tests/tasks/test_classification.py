@@ -297,7 +297,7 @@ def test_attention_that_looks_nowhere_is_refused(tmp_path):
 
 def test_one_text_is_not_many(reader):
     for call in (reader.classify, reader.looks, reader.tape, reader.too_long):
-        with pytest.raises(TypeError, match=r"examples must be many texts, got one; pass \[text\]"):
+        with pytest.raises(TypeError, match=r"examples must be a list of texts, got a single text; pass \[text\]"):
             call("a cat")
 
 

@@ -50,16 +50,16 @@ def row(model, lines):
 
 def test_one_line_is_not_many(model):
     for call in (model.evaluate, model.score):
-        with pytest.raises(TypeError, match=r"lines must be many texts, got one; pass \[text\]"):
+        with pytest.raises(TypeError, match=r"lines must be a list of texts, got a single text; pass \[text\]"):
             call("a line")
     with pytest.raises(TypeError, match=r"text must be text, got \['the'\]"):
         model.generate(["the"])
 
 
 def test_lines_are_many_and_come_again(tmp_path):
-    with pytest.raises(TypeError, match="lines must come again each time they are read, got a generator; pass a list"):
+    with pytest.raises(TypeError, match="lines must be readable more than once, got a generator; pass a list"):
         language.train((line for line in LINES), out=tmp_path / "run")
-    with pytest.raises(TypeError, match=r"valid must be many texts, got one; pass \[text\]"):
+    with pytest.raises(TypeError, match=r"valid must be a list of texts, got a single text; pass \[text\]"):
         trained(tmp_path / "run", valid="a line")
     assert not (tmp_path / "run").exists()
 

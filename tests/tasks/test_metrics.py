@@ -129,16 +129,16 @@ def test_lines_may_have_more_references_or_fewer():
 @pytest.mark.parametrize("metric", [metrics.exact_of_many, partial(metrics.bleu_of_many, order=1)])
 def test_one_reference_is_not_many(metric):
     with pytest.raises(
-        TypeError, match=r"the references of each hypothesis must be many texts, got one; pass \[text\]"
+        TypeError, match=r"the references of each hypothesis must be a list of texts, got a single text; pass \[text\]"
     ):
         metric(["a"], ["abc"])
 
 
 @pytest.mark.parametrize("metric", [metrics.bleu, metrics.chrf, metrics.exact, metrics.rouge, metrics.exact_of_many])
 def test_one_hypothesis_is_not_many(metric):
-    with pytest.raises(TypeError, match=r"hypotheses must be many texts, got one; pass \[text\]"):
+    with pytest.raises(TypeError, match=r"hypotheses must be a list of texts, got a single text; pass \[text\]"):
         metric("abc", ["a", "b", "c"])
-    with pytest.raises(TypeError, match=r"references must be many texts, got one; pass \[text\]"):
+    with pytest.raises(TypeError, match=r"references must be a list of texts, got a single text; pass \[text\]"):
         metric(["a", "b", "c"], "abc")
 
 

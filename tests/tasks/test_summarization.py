@@ -217,7 +217,7 @@ def test_a_validation_chooses_the_best(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pairs": []}, "there is no text to learn a vocabulary from"),
+        ({"pairs": []}, "there is nothing to learn a vocabulary from"),
         ({"valid": []}, "valid must hold at least one pair, got none"),
         ({"batching": replace(SIZES, limit=2, long="error")}, "example 0: the example has more than 2 tokens"),
         ({"model": SummarizationModelSettings(dim=0)}, "dim must be 1 or more, got 0"),

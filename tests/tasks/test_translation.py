@@ -233,7 +233,7 @@ def test_what_is_wrong_shows_before_anything_is_written(settings, message, tmp_p
 
 
 def test_no_pairs_at_all_are_an_error(tmp_path):
-    with pytest.raises(DataError, match="there is no text to learn a vocabulary from"):
+    with pytest.raises(DataError, match="there is nothing to learn a vocabulary from"):
         translation.train([], out=tmp_path / "run")
 
 
@@ -249,7 +249,7 @@ def test_a_pair_is_no_tuple(folder, tmp_path):
 
 
 def test_pairs_come_again(tmp_path):
-    with pytest.raises(TypeError, match="pairs must come again each time they are read, got a generator; pass a list"):
+    with pytest.raises(TypeError, match="pairs must be readable more than once, got a generator; pass a list"):
         translation.train((pair for pair in PAIRS), out=tmp_path / "run")
 
 
@@ -439,9 +439,9 @@ def test_a_tape_is_of_one_model_and_of_few_sentences(folder):
 def test_one_line_is_not_many(folder):
     translator = Translator.load(folder)
     for call in (translator.translate, partial(translator.n_best, n=2)):
-        with pytest.raises(TypeError, match=r"lines must be many texts, got one; pass \[text\]"):
+        with pytest.raises(TypeError, match=r"lines must be a list of texts, got a single text; pass \[text\]"):
             call("eins und zwei")
-    with pytest.raises(TypeError, match=r"sources must be many texts, got one; pass \[text\]"):
+    with pytest.raises(TypeError, match=r"sources must be a list of texts, got a single text; pass \[text\]"):
         translator.too_long("eins und zwei")
 
 

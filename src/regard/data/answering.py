@@ -12,7 +12,7 @@ from .text import check_text
 
 
 class Answer(NamedTuple):
-    """A stretch of the context: its text, and where it starts, in characters."""
+    """A span of the context: its text, and its start in characters."""
 
     text: str
     start: int
@@ -30,9 +30,9 @@ class Question:
 
 
 def questions(path: str | Path) -> list[Question]:
-    """Every question of a SQuAD-format JSON file, plain or gzip.
+    """Read every question of a SQuAD-format JSON file, plain or gzip.
 
-    Each answer must stand in its context where it says, and no two questions share an id; the error names the place in
+    Each answer must occur in its context at its `answer_start`, and ids must be unique; the error names the place in
     the file, such as `data[3].paragraphs[0].qas[1].answers[0]`. In SQuAD 2.0 a question marked `is_impossible` has no
     answers.
     """
@@ -46,7 +46,9 @@ def questions(path: str | Path) -> list[Question]:
                 impossible = qa.has("is_impossible") and qa.value["is_impossible"] is True
                 answers = () if impossible else tuple(_answer(node, context) for node in qa.each("answers"))
                 if (first := places.setdefault(qa.text("id"), qa.place)) != qa.place:
-                    raise qa.error(f"the id {qa.text('id')!r} is that of {first} already; give each question its own")
+                    raise qa.error(
+                        f"the id {qa.text('id')!r} is already used by {first}; give each question a unique id"
+                    )
                 found.append(
                     Question(
                         id=qa.text("id"),
@@ -66,7 +68,7 @@ def _answer(node: _Node, context: str) -> Answer:
     if isinstance(start, bool) or not isinstance(start, int):
         raise node.error(f"expected a whole number in 'answer_start', got {start!r}")
     if start < 0 or context[start : start + len(text)] != text or not text:
-        raise node.error(f"the context does not read {text!r} at character {start}")
+        raise node.error(f"the context does not contain {text!r} at character {start}")
     return Answer(text, start)
 
 

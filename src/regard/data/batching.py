@@ -1,4 +1,4 @@
-"""Batches: an endless supply of epochs, in an order that depends on seed and epoch alone."""
+"""Batches of padded tensors, epoch after epoch, in an order that depends only on seed and epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 DEFAULT_POOL = 16_384
 PIECES_PER_CHUNK = 16
-RESTARTING_SETTINGS = ("tokens", "rows", "pool", "multiple", "ranks")  # settings that another epoch may have others of
+RESTARTING_SETTINGS = (
+    "tokens",
+    "rows",
+    "pool",
+    "multiple",
+    "ranks",
+)  # after a change of these, `restore` restarts the epoch
 
 
 LONG_CHOICES = ("error", "drop", "truncate")
@@ -34,7 +40,7 @@ class Indexed(Protocol[T_co]):
 
 
 class Batches:
-    """Batches of padded tensors, an epoch for each `for`.
+    """Batches of padded tensors; each `for` loop is an epoch.
 
     >>> from regard.data import Copy, Generated, Tokenizer
     >>> toys = Generated(Copy(), size=1000)
@@ -49,28 +55,28 @@ class Batches:
     >>> print(batches.report())
     1,000 examples, 24,668 tokens, 5.8% padding
 
-    `encode` turns an example into named fields; without it, the examples are such already. A sequence of ids is padded
-    and comes with `name_lengths`, numbers and arrays are stacked, and `index` says which examples they are.
+    `encode` turns an example into named fields; without it, examples must be mappings of fields. A sequence of ids is
+    padded and comes with `name_lengths`, numbers and arrays are stacked, and `index` holds the numbers of the examples.
 
-    Give one size: `tokens`, the most that rows times longest sequence may come to, or `rows`. Examples are sorted by
-    length within a `pool`, of 16,384 unless you say so; an indexed source with `rows` and neither `limit` nor `pool`
-    is not sorted at all, as for images.
+    Give one size: `tokens`, the limit of rows times longest sequence, or `rows`. Examples are sorted by length within a
+    `pool`, by default of 16,384; an indexed source with `rows` and neither `limit` nor `pool` is not sorted, as for
+    images.
 
-    A source with `len` and index is shuffled whole; one that can only be iterated is read along, so it may be larger
-    than memory, and shuffled within its pools. `seed=None` shuffles nothing.
+    A source with `len` and index is shuffled as a whole; a source that can only be iterated is streamed, so it may be
+    larger than memory, and shuffled within its pools. `seed=None` shuffles nothing.
 
-    Sequences are padded to the longest of their batch, up to a `multiple`: then few shapes come up, and come again.
+    Sequences are padded to the longest of their batch, rounded up to a `multiple`, so that few shapes occur.
 
-    Sequences longer than `limit` (a number, or one for each field) are an error, dropped, or truncated at the end
-    (`eos` goes with it), as `long` says, and counted in `report()`.
+    `long` decides about sequences longer than `limit` (a number, or one for each field): "error", "drop", or
+    "truncate" at the end (which cuts `eos` off). `report()` counts them.
 
-    `shard=(rank, ranks)` gives each process its own batches, as many to each; what cannot be shared evenly, fewer
-    than `ranks` a pool, is counted. Every process encodes its pools whole, for all must know the lengths. `workers`
-    processes read and encode; the order does not depend on how many.
+    `shard=(rank, ranks)` gives each process its own batches, the same number to each; `report()` counts the examples
+    that cannot be shared evenly, fewer than `ranks` per pool. Every process encodes whole pools, because the shares
+    depend on all lengths. `workers` processes read and encode; the order does not depend on their number.
 
-    `state()` after any batch, `restore` in a new process, and the rest of the epoch is the same. Where batches are of
-    other sizes than before, or shared by another number of processes, the epoch begins anew, and a warning says so.
-    Leaving a loop early is no end of the epoch: the next `for` goes on there.
+    `state()` after any batch and `restore` in a new process continue the epoch exactly. If the batch size or the number
+    of processes has changed, the epoch restarts with a warning. Leaving a loop early does not end the epoch: the next
+    `for` continues there.
     """
 
     def __init__(
@@ -90,7 +96,7 @@ class Batches:
         workers: int = 0,
     ) -> None:
         if (tokens is None) == (rows is None):
-            raise ValueError(f"give the size of a batch as tokens or as rows, got tokens={tokens} and rows={rows}")
+            raise ValueError(f"give the batch size as either tokens or rows, got tokens={tokens} and rows={rows}")
         for name, value in (("tokens", tokens), ("rows", rows), ("pool", pool), ("multiple", multiple)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
@@ -109,7 +115,9 @@ class Batches:
         size = getattr(source, "__len__", None) if hasattr(source, "__getitem__") else None
         self._size: int | None = None if size is None else size()
         if self._size is None and iter(self._source) is self._source:
-            raise TypeError(f"source must give a new iterator for each epoch, got {type(source).__name__}; pass a list")
+            raise TypeError(
+                f"source must return a new iterator for each epoch, got {type(source).__name__}; pass a list"
+            )
         pooled = tokens is not None or limit is not None or self._size is None
         self._pool = DEFAULT_POOL if pooled and pool is None else pool
         if self._size == 0:
@@ -121,7 +129,7 @@ class Batches:
         self._report = Report()
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """What is left of the epoch."""
+        """Yield the rest of the epoch."""
         if self._chunk == self._batch == 0:
             self._report = Report()
         for chunk in load_chunks(self._chunks(), self._workers):
@@ -133,23 +141,23 @@ class Batches:
                 f"the epoch has no batch: {self._report.dropped:,} examples are longer than limit={self._limit.most}"
                 if self._report.dropped
                 else f"the source has fewer examples than ranks={self._ranks}",
-                hint="raise the limit" if self._report.dropped else "expected at least one for each",
+                hint="raise the limit" if self._report.dropped else "expected at least one for each rank",
             )
         self.epoch, self._chunk, self._batch = self.epoch + 1, 0, 0
 
     def report(self) -> Report:
-        """Counts of the epoch under way, or of the last one between epochs."""
+        """Return the counts of the current epoch, or between epochs of the last one."""
         return replace(self._report)
 
     def progress(self) -> float | None:
-        """About which share of the epoch is behind; None where the source has no length."""
+        """Return the approximate share of the epoch that is done, None if the source has no length."""
         if self._size is None:
             return None
         done = self._report.examples * self._ranks + self._report.dropped + self._report.uneven
         return min(1.0, done / self._size)
 
     def state(self) -> dict[str, Any]:
-        """Where we are, in plain numbers; the same on every rank but for the counts."""
+        """Return the position as plain numbers; the same on every rank except for the counts."""
         return {
             "epoch": self.epoch,
             "chunk": self._chunk,
@@ -159,19 +167,19 @@ class Batches:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state()`: with the same source and the same settings, the same batches follow."""
+        """Continue from a `state()`: with the same source and settings, the same batches follow."""
         try:
             epoch, chunk, batch = (int(state[key]) for key in ("epoch", "chunk", "batch"))
             counts, settings = {f.name: int(state["report"][f.name]) for f in fields(Report)}, dict(state["settings"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"state must be what state() gave, got {state!r}") from error
+            raise ValueError(f"state must be a result of state(), got {state!r}") from error
         for name, value in self._settings().items():
             if settings.get(name) == value:
                 continue
             changed = f"the state was saved with {name}={settings.get(name)!r}, got {name}={value!r}"
             if name not in RESTARTING_SETTINGS:
                 raise ValueError(f"{changed}; use the same")
-            warnings.warn(f"{changed}; the epoch begins anew", stacklevel=2)
+            warnings.warn(f"{changed}; the epoch restarts", stacklevel=2)
             chunk, batch, counts = 0, 0, {}
         self.epoch, self._chunk, self._batch, self._report = epoch, chunk, batch, Report(**counts)
 
@@ -191,14 +199,14 @@ class Batches:
 
     @property
     def _chunk_size(self) -> int:
-        """Examples that are dealt with together: a pool, or a batch for every rank."""
+        """The number of examples in a chunk: a pool, or a batch for every rank."""
         return self._pool if self._pool is not None else (self._rows or 1) * self._ranks
 
     def _chunks(self) -> Chunks:
         order = None
         if self._size is not None:
             order = np.arange(self._size) if self._seed is None else self._random(0).permutation(self._size)
-        # Lengths decide who gets what, so every rank encodes all of a pool; without them, its own examples only.
+        # Shares of a pool depend on all lengths, so every rank encodes all of it; without one, only its own examples.
         share, pieces = ((self._rank, self._ranks), 1) if self._pool is None else ((0, 1), PIECES_PER_CHUNK)
         return Chunks(
             source=self._source,
@@ -228,7 +236,7 @@ class Batches:
             yield self._collate([examples[n] for n in bucket])
 
     def _apply_limit(self, chunk: Chunk) -> tuple[list[tuple[int, Example]], int]:
-        """The examples that are short enough or made so, and how many were not."""
+        """Return the examples that fit the limit or were truncated to it, and the number of longer ones."""
         kept, long = [], 0
         for index, example in chunk.examples:
             if not self._limit.holds(example):
@@ -239,22 +247,22 @@ class Batches:
                     continue
                 example = self._limit.cut(example)
             if self._tokens is not None and self._cost(example) > self._tokens:
-                raise self._too_long(index, example, f"tokens={self._tokens} a batch")
+                raise self._too_long(index, example, f"tokens={self._tokens} per batch")
             kept.append((index, example))
         return kept, long
 
     def _cost(self, example: Example) -> int:
-        """Its longest sequence as a batch of its own would hold it."""
+        """Return the padded length of the longest sequence of an example."""
         return round_up(max((len(value) for value in example.values() if value.ndim == 1), default=0), self._multiple)
 
     def _too_long(self, index: int, example: Example, most: str) -> DataError:
         where = getattr(self._source, "where", "example {}".format)(index)
         lengths = ", ".join(f"{name} {len(value)}" for name, value in sequences(example).items())
-        problem = f"{where}: the example is longer than {most}: {lengths}"
-        return DataError(problem, hint="raise it, or choose long='drop' or long='truncate' with a limit")
+        problem = f"{where}: the example exceeds {most}: {lengths}"
+        return DataError(problem, hint="raise it, or pass a limit with long='drop' or long='truncate'")
 
     def _cut(self, chunk: Chunk, examples: list[Example]) -> tuple[list[Bucket], int]:
-        """This rank's batches of a chunk, and how many examples no rank has."""
+        """Return this rank's batches of a chunk, and the number of examples left out on all ranks."""
         if self._pool is None:
             return ([list(range(len(examples)))], 0) if chunk.count >= self._ranks else ([], chunk.count)
         lengths = [tuple(len(value) for value in example.values() if value.ndim == 1) for example in examples]
@@ -268,11 +276,13 @@ class Batches:
         names, dims = examples[0][1].keys(), {name: value.ndim for name, value in examples[0][1].items()}
         for _, example in examples:
             if example.keys() != names:
-                raise ValueError(f"encode must give every example the same fields, got {[*names]} and {[*example]}")
+                raise ValueError(
+                    f"encode must return the same fields for every example, got {[*names]} and {[*example]}"
+                )
             for name, value in example.items():
                 if value.ndim != dims[name]:
                     raise ValueError(
-                        f"encode must give the field {name!r} as many dims in every example, got {dims[name]} and "
+                        f"the field {name!r} must have the same number of dims in every example, got {dims[name]} and "
                         f"{value.ndim}"
                     )
         batch = collate([example for _, example in examples], self._padding(names), multiple=self._multiple)
@@ -319,7 +329,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Limit:
-    """The most ids a sequence may have (a number, or one for each field), and what to do where there are more."""
+    """The maximum length of sequences (a number, or one for each field), and what to do with longer ones."""
 
     most: int | Mapping[str, int] | None
     long: str
@@ -332,7 +342,7 @@ class Limit:
                 raise ValueError(f"limit must be a whole number, at least 1, or one for each field, got {self.most!r}")
 
     def holds(self, example: Example) -> bool:
-        """Whether every sequence is short enough."""
+        """Whether every sequence is within the limit."""
         if self.most is None:
             return True
         if isinstance(self.most, int):
@@ -340,9 +350,9 @@ class Limit:
         return all(len(value) <= len(value[: self.of(name)]) for name, value in sequences(example).items())
 
     def cut(self, example: Example) -> Example:
-        """The example with its sequences cut at the end."""
+        """Truncate the sequences of an example at the end."""
         return {**example, **{name: value[: self.of(name)] for name, value in sequences(example).items()}}
 
     def of(self, name: str) -> int | None:
-        """The most ids of one field."""
+        """Return the maximum length of one field."""
         return self.most.get(name) if isinstance(self.most, Mapping) else self.most

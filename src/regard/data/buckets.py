@@ -1,4 +1,4 @@
-"""Buckets: which examples go into a batch together, so that little of it is padding."""
+"""Buckets: group examples of similar length into batches, to reduce padding."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Bucket = list[int]
 def buckets(
     lengths: Sequence[tuple[int, ...]], *, tokens: int | None = None, rows: int | None = None, multiple: int = 1
 ) -> list[Bucket]:
-    """The numbers of the examples, sorted by length and cut into batches.
+    """Sort example numbers by length and cut them into batches.
 
     >>> buckets([(3,), (9,), (2,), (8,), (3,)], tokens=18)
     [[2, 0, 4], [3, 1]]
 
-    A batch costs its rows times its longest sequence, of either side and padded to a `multiple`: at most `tokens`. Or
-    it has at most `rows`.
+    A batch has at most `rows`, or costs at most `tokens`: rows times the longest sequence of any field, rounded up to a
+    `multiple`.
     """
     order = sorted(range(len(lengths)), key=lambda n: _snake(lengths[n]))
     cut: list[Bucket] = []
@@ -35,19 +35,19 @@ def buckets(
 
 
 def _snake(lengths: tuple[int, ...]) -> tuple[int, ...]:
-    """By the longest side; then by the sides, up and down in turn, so that neighbours are alike on both."""
+    """Return the sort key: the longest field, then all fields, in alternating order so that neighbours are similar."""
     longest = max(lengths, default=0)
     return longest, *(length if longest % 2 else -length for length in lengths)
 
 
 def share_evenly(cut: list[Bucket], ranks: int) -> tuple[list[Bucket], Bucket]:
-    """The same batches, as many as `ranks` divides, and the examples that then have no place.
+    """Split batches until `ranks` divides their number; return them and the examples left out.
 
     >>> shared([[0, 1, 2], [3, 4]], 3)
     ([[0, 1], [2], [3, 4]], [])
 
-    The largest are halved until the count fits. Only where every batch is down to one example, fewer than `ranks`
-    are left over.
+    The largest are halved until the count fits. Examples are left out, fewer than `ranks`, only if every batch is down
+    to one example.
     """
     cut = list(cut)
     while len(cut) % ranks:

@@ -1,4 +1,4 @@
-"""Images with captions: the pictures of a folder or archive, described line by line or in JSON."""
+"""Images with captions: pictures of a folder or archive, with captions in a tab-separated or JSON file."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Captioned(NamedTuple):
 
 
 class Captions:
-    """Pictures with all their captions: `len`, index, iteration. Pictures are read when asked for.
+    """Pictures with all their captions: `len`, index, iteration. Pictures are read on access.
 
-    `each()` gives every caption a turn of its own: to train on; the whole set, to evaluate against all references.
+    Train on `each()`, which has an example per caption; evaluate on the set itself, against all references.
     """
 
     def __init__(self, pictures: Pictures, captions: Mapping[str, tuple[str, ...]]) -> None:
@@ -32,13 +32,13 @@ class Captions:
         self._listed = list(captions.items())
 
     def each(self) -> Captions:
-        """The same pictures, once for each caption."""
+        """Return the same pictures, once for each caption."""
         one = Captions(self.pictures, {})
         one._listed = [(name, (caption,)) for name, captions in self._listed for caption in captions]
         return one
 
     def texts(self) -> Iterator[str]:
-        """Every caption, without opening a picture: for training a tokenizer."""
+        """Iterate over all captions, without opening a picture: for training a tokenizer."""
         return (caption for _, captions in self._listed for caption in captions)
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class Captions:
         return (self[number] for number in range(len(self)))
 
     def where(self, number: int) -> str:
-        """The file of a picture."""
+        """Return the file of a picture."""
         return f"{self.pictures.path}/{self._listed[number][0]}"
 
 
@@ -64,10 +64,10 @@ def captions_tsv(
     caption: int = 1,
     where: Mapping[int, str] | None = None,
 ) -> Captions:
-    """Tab-separated lines of image name and caption, several lines for an image with several captions.
+    """Read tab-separated lines of image name and caption; an image may have several lines.
 
     A name may be joined from columns: `name=(0, 1)` reads `train <tab> 1.jpg` as `train/1.jpg`. `where={0: "train"}`
-    keeps the lines whose first column says so. Every image must be there.
+    keeps the lines whose first column is `train`. Every image must exist.
     """
     parts = (name,) if isinstance(name, int) else tuple(name)
     most = max(*parts, caption, *(where or {}))
@@ -82,7 +82,7 @@ def captions_tsv(
 
 
 def captions_json(path: str | Path, images: str | Path) -> Captions:
-    """A JSON list of `{"image": name, "caption": text or list of texts}`, or the format of COCO captions."""
+    """Read a JSON list of `{"image": name, "caption": text or list of texts}`, or the format of COCO captions."""
     tree = read_json(path)
     pictures, found = Pictures(images), _CaptionFile(path)
     for place, name, captions in _iterate_coco(tree, path) if isinstance(tree, dict) else _iterate_list(tree, path):
@@ -106,7 +106,7 @@ class _CaptionFile:
 
     def add(self, pictures: Pictures, name: str, caption: str, *, line: int | None = None, place: str = "") -> None:
         if name not in self.by_name and name not in pictures:
-            raise DataError(f"{place}there is no image {name!r} in {pictures.path}", file=self.path, line=line)
+            raise DataError(f"{place}no image {name!r} in {pictures.path}", file=self.path, line=line)
         if not caption.strip():
             raise DataError(f"{place}the caption of {name!r} is empty", file=self.path, line=line)
         self.by_name[name] = (*self.by_name.get(name, ()), caption)
@@ -128,7 +128,7 @@ def _iterate_coco(tree: dict[str, Any], path: str | Path) -> Iterator[tuple[str,
     images, notes = tree.get("images"), tree.get("annotations")
     if not isinstance(images, list) or not isinstance(notes, list):
         raise DataError("expected the lists 'images' and 'annotations'", file=path, hint="or one list of objects")
-    # Ids may be numbers or texts; as keys they are spelled out, so that nothing else a file holds can break the table.
+    # Ids may be numbers or texts; repr makes keys of them that are hashable whatever the file holds.
     names = {repr(image.get("id")): image.get("file_name") for image in images if isinstance(image, dict)}
     for n, note in enumerate(notes):
         if not isinstance(note, dict) or "image_id" not in note or repr(note["image_id"]) not in names:

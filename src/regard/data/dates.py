@@ -26,7 +26,7 @@ FIRST, LAST = date(1900, 1, 1), date(2099, 12, 31)
 
 
 class Dated(NamedTuple):
-    """A date as people write it, the same in ISO 8601, and how it was written."""
+    """A date in a local format, the same in ISO 8601, its locale and its format."""
 
     source: str
     target: str
@@ -42,10 +42,10 @@ class Dates:
     >>> Generated(Dates(locales=("de",)), size=3)[1]
     Dated(source='17. Mai 2087', target='2087-05-17', locale='de', format='long')
 
-    One day in ten is kept for testing. `part="train"` draws the others; `"test"` the kept days; `"locales"` the kept
-    days in languages, and `"formats"` in a format, that training never shows. Locale data is the Unicode consortium's,
-    through babel. Each text means one day only: numbers that begin with the month are left out, since elsewhere they
-    begin with the day, and every year has four digits.
+    One day in ten is held out for testing. `part="train"` draws the others, `"test"` the held-out days, `"locales"` the
+    held-out days in languages, and `"formats"` in a format, that training never contains. Locale data is the Unicode
+    consortium's, through babel. Each text means exactly one day: numeric formats that begin with the month are left
+    out, since elsewhere they begin with the day, and every year has four digits.
     """
 
     part: str = "train"
@@ -81,13 +81,13 @@ class Dates:
 
 
 def is_held_out(day: date) -> bool:
-    """Whether a day is kept for testing: one in ten, the same ones for ever."""
+    """Whether a day is held out for testing: one in ten, by a fixed hash."""
     return zlib.crc32(day.isoformat().encode()) % 10 == 0
 
 
 @cache
 def is_unambiguous(locale: str, form: str) -> bool:
-    """Whether a locale has this format and it cannot be misread."""
+    """Whether a locale has this format and it is unambiguous."""
     data = Locale.parse(locale)
     if not form.startswith("y"):
         return form in data.date_formats
@@ -96,7 +96,7 @@ def is_unambiguous(locale: str, form: str) -> bool:
 
 
 def write(day: date, locale: str, form: str) -> str:
-    """A day as a locale writes it: `form` is full, long, medium, or one of the Unicode consortium's skeletons."""
+    """Write a day in a locale; `form` is full, long, medium, or one of the Unicode consortium's skeletons."""
     if form.startswith("y"):
         return format_skeleton(form, day, fuzzy=False, locale=locale)
     return format_date(day, form, locale=locale)

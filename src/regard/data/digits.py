@@ -8,14 +8,14 @@ from .images import Images
 
 
 def digits(part: str = "train") -> Images:
-    """Grey 8 x 8 digits: every fifth is `"test"`, the rest `"train"`.
+    """Load grey 8 x 8 digits: every fifth is `"test"`, the others `"train"`.
 
     >>> len(digits("train")), len(digits("test")), digits("test").classes
     (1438, 359, ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9'))
     """
     if part not in ("train", "test"):
         raise ValueError(f"part must be 'train' or 'test', got {part!r}")
-    # Half a second of import, and only here.
+    # Imported here because it takes half a second.
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     found = load_digits()

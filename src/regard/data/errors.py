@@ -1,4 +1,4 @@
-"""DataError: what is wrong with a file, where, and what to do about it."""
+"""DataError: an error in a data file, with its place and the next step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DataError(ValueError):
         self.line = line
         where = "" if file is None else f"{file}: " if line is None else f"{file} line {line}: "
         text = where + problem + (f"; {hint}" if hint else "")
-        # Control characters of a hostile file must not reach the terminal, nor break the one line.
+        # Escape control characters: a hostile file must not control the terminal or break the line.
         super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
 
 

@@ -1,4 +1,4 @@
-"""Generated examples: as many as you ask for, each from its own seed."""
+"""Generated examples: any number, each from its own seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Generated(Generic[T_co]):
-    """`make(random numbers)` for each number below `size`: example n is the same whenever and wherever it is asked for.
+    """Calls `make(rng)` for each number below `size`; example n is the same in every epoch and process.
 
     >>> from regard.data import Reverse
     >>> toys = Generated(Reverse(), size=1000, seed=0)

@@ -1,4 +1,4 @@
-"""Pictures: image files by name, in a folder or a tar archive, and as the tensors models take."""
+"""Image files of a folder or a tar archive by name, and as tensors for models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Pictures:
     """The image files of a folder or of a tar archive: `"a/1.png" in pictures`, `pictures["a/1.png"]`, iteration.
 
     Names are relative, with forward slashes, in sorted order. A picture is an array (height, width, 3), or (height,
-    width) if it is grey; a picture of more than 64 million pixels is refused before it is unpacked.
+    width) if it is grey; a picture of more than 64 million pixels raises before it is decoded.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -67,7 +67,7 @@ class Pictures:
 
     def __getitem__(self, name: str) -> Array:
         if name not in self:
-            raise DataError(f"there is no image {name!r}", file=self.path)
+            raise DataError(f"no image {name!r}", file=self.path)
         if self.path.is_dir():
             return read_image(self.path / name)
         start, size = self._places[name]
@@ -80,7 +80,7 @@ class Pictures:
 
 
 def read_image(file: str | Path | io.BytesIO, *, name: str | None = None) -> Array:
-    """An image file as an array (height, width, 3), or (height, width) if it is grey, upright; 16 bits become 8."""
+    """Read an image file as an upright array (height, width, 3), or (height, width) if grey; 16 bits become 8."""
     name = name or str(file)
     try:
         # Our own limit is lower than the one Pillow warns at.
@@ -88,11 +88,15 @@ def read_image(file: str | Path | io.BytesIO, *, name: str | None = None) -> Arr
             image = Image.open(file, formats=READERS)
         with image:
             if image.width * image.height > MAX_PIXELS:
-                raise DataError(f"{image.width} x {image.height} pixels are too many", file=name, hint="scale it down")
+                raise DataError(
+                    f"{image.width} x {image.height} pixels exceed the limit of {MAX_PIXELS:,}",
+                    file=name,
+                    hint="scale it down",
+                )
             deep = _has_16_bits(image)
             if image.mode in ("I", "F") and not deep:
                 raise DataError(
-                    f"pixels of mode {image.mode} have no range that tells black from white", file=name, hint=UNSCALED
+                    f"pixels of mode {image.mode} have no fixed range from black to white", file=name, hint=UNSCALED
                 )
             upright = ImageOps.exif_transpose(image)
             if deep:
@@ -107,12 +111,12 @@ def read_image(file: str | Path | io.BytesIO, *, name: str | None = None) -> Arr
 
 
 def pixels(image: Array, *, size: int | None = None, channels: int = 3) -> Tensor:
-    """An array (height, width[, 3]) as a tensor (channels, height, width) between 0 and 1.
+    """Convert an array (height, width[, 3]) to a tensor (channels, height, width) between 0 and 1.
 
     >>> pixels(np.full((40, 60, 3), 255, np.uint8), size=32).shape
     torch.Size([3, 32, 32])
 
-    With `size` the shorter side is scaled to it and the middle square kept; 1 channel is grey.
+    With `size` the shorter side is scaled to it and the center square is cropped; 1 channel is grey.
     """
     if channels not in (1, 3):
         raise ValueError(f"channels must be 1 or 3, got {channels}")
@@ -120,8 +124,8 @@ def pixels(image: Array, *, size: int | None = None, channels: int = 3) -> Tenso
         raise TypeError(f"an image must be an array (height, width[, 3]), got {type(image).__name__}; see read_image")
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
         raise ValueError(
-            f"an image must be bytes (height, width[, 3]), got {image.dtype} {image.shape}; read_image gives such, and "
-            "of numbers from 0 to 1 write (image * 255).astype('uint8')"
+            f"an image must be bytes (height, width[, 3]), got {image.dtype} {image.shape}; use read_image, "
+            "or for numbers from 0 to 1 write (image * 255).astype('uint8')"
         )
     grey = image.ndim == 2
     if size is not None and image.shape[:2] != (size, size):
@@ -136,7 +140,7 @@ def pixels(image: Array, *, size: int | None = None, channels: int = 3) -> Tenso
 
 
 def _has_16_bits(image: Image.Image) -> bool:
-    """Whether a picture is grey from 0 to 65,535; of these formats it is, though Pillow may say 32 bits."""
+    """Whether a picture has 16-bit grey values; for PNG and PPM Pillow may report 32 bits."""
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 

@@ -58,7 +58,7 @@ class Images:
 
 
 class ImageFolder:
-    """One folder a class, pictures inside it, of any size: `root/cat/1.jpg`. A tar archive of the same serves too.
+    """Pictures of any size in a folder per class, `root/cat/1.jpg`, or in a tar archive of such folders.
 
     Pass `classes` of the training set for the test set; a folder not among them is an error.
     """
@@ -67,10 +67,12 @@ class ImageFolder:
         self.pictures = Pictures(root)
         self.names = list(self.pictures)
         if not self.names:
-            raise DataError("holds no images", file=root, hint="expected a folder a class with images inside")
+            raise DataError("holds no images", file=root, hint="expected a folder for each class with images inside")
         for name in self.names:
             if "/" not in name:
-                raise DataError(f"the image {name!r} lies in no class", file=root, hint="put it into a folder")
+                raise DataError(
+                    f"the image {name!r} is in no class", file=root, hint="move it into the folder of its class"
+                )
         found = [name.split("/")[0] for name in self.names]
         self.classes = tuple(sorted(set(found)) if classes is None else classes)
         check_class_names(classes)
@@ -89,12 +91,12 @@ class ImageFolder:
         return (self[number] for number in range(len(self)))
 
     def where(self, number: int) -> str:
-        """The file of an example."""
+        """Return the file of an example."""
         return f"{self.pictures.path}/{self.names[number]}"
 
 
 def idx_images(images: str | Path, labels: str | Path, *, classes: Sequence[str] | None = None) -> Images:
-    """The IDX files of MNIST and its kin, plain or gzip."""
+    """Load IDX files, as of MNIST, plain or gzip."""
     pictures, numbers = read_idx(images), read_idx(labels)
     if pictures.ndim != 3 or numbers.ndim != 1:
         problem = f"expected images of 3 dims and labels of 1, got {pictures.ndim} and {numbers.ndim}"
@@ -105,7 +107,7 @@ def idx_images(images: str | Path, labels: str | Path, *, classes: Sequence[str]
 def npz_images(
     path: str | Path, *, images: str = "images", labels: str = "labels", classes: Sequence[str] | None = None
 ) -> Images:
-    """Two arrays of a NumPy `.npz` file, by name, such as `images="x_train", labels="y_train"`."""
+    """Load two arrays of a NumPy `.npz` file by name, such as `images="x_train", labels="y_train"`."""
     file = Lines(path).path
     try:
         with zipfile.ZipFile(file) as archive:
@@ -118,30 +120,30 @@ def npz_images(
 
 
 def cifar10(*paths: str | Path) -> Images:
-    """CIFAR-10 in its binary version: `data_batch_1.bin` and so on. The Python version is pickled, and never opened."""
+    """Load the binary version of CIFAR-10: `data_batch_1.bin`, ... The Python version is a pickle and not supported."""
     return _cifar(paths, before=1, count=10, classes=CIFAR10)
 
 
 def cifar100(*paths: str | Path, classes: Sequence[str] | None = None) -> Images:
-    """CIFAR-100 in its binary version, with its hundred fine labels; their names are in `fine_label_names.txt`."""
+    """Load the binary version of CIFAR-100 with its 100 fine labels; their names are in `fine_label_names.txt`."""
     return _cifar(paths, before=2, count=100, classes=classes)
 
 
 def read_idx(path: str | Path) -> Array:
-    """The array of an IDX file of bytes; its size must be what its header says."""
+    """Read the array of an IDX file of bytes; raises unless its size matches its header."""
     with open_file(Lines(path).path) as file:
         head = file.read(4)
         if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 4:
             raise DataError(f"not an IDX file of bytes, it begins with {head!r}", file=path)
         sizes = file.read(4 * head[3])
         if len(sizes) < 4 * head[3]:
-            raise DataError("the header is cut short", file=path, hint="fetch it again")
+            raise DataError("the header is truncated", file=path, hint="download it again")
         shape = tuple(int(n) for n in np.frombuffer(sizes, ">u4"))
         data = read_at_most(file, prod(shape) + 1)
     if len(data) != prod(shape):
         there = f"{len(data)}" if len(data) < prod(shape) else "more"
         problem = f"the header says {' x '.join(map(str, shape))} bytes, the file has {there}"
-        raise DataError(problem, file=path, hint="fetch it again")
+        raise DataError(problem, file=path, hint="download it again")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
@@ -162,7 +164,7 @@ def _member(archive: zipfile.ZipFile, file: Path, name: str) -> np.ndarray[Any, 
             if dtype.hasobject or dtype.kind not in "ui":
                 raise DataError(f"the array {name!r} holds {dtype}, expected whole numbers", file=file)
             if prod(shape) * dtype.itemsize != info.file_size - stream.tell():
-                raise DataError(f"the array {name!r} is not as large as its header says", file=file)
+                raise DataError(f"the array {name!r} does not have the size in its header", file=file)
             values = np.frombuffer(stream.read(), dtype)
             return values.reshape(shape, order="F" if fortran else "C")
     except DataError:
@@ -179,11 +181,11 @@ def _cifar(paths: Sequence[str | Path], *, before: int, count: int, classes: Seq
     for path in paths:
         data = np.frombuffer(read_content(Lines(path).path, MAX_ARRAY_BYTES), np.uint8)
         if len(data) == 0 or len(data) % record:
-            hint = "this looks like the Python version" if data[:1].tolist() == [0x80] else "is it cut short?"
+            hint = "this looks like the Python version" if data[:1].tolist() == [0x80] else "it may be truncated"
             raise DataError(
                 f"expected records of {record} bytes, got {len(data):,} bytes",
                 file=path,
-                hint=f"{hint}; fetch the binary version",
+                hint=f"{hint}; download the binary version",
             )
         rows = data.reshape(-1, record)
         if int(rows[:, before - 1].max()) >= count:

@@ -1,4 +1,4 @@
-"""A JSON file, whole, read with care."""
+"""Read a JSON file, with errors that name the file and line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_BYTES = 2**30
 
 
 def read_json(path: str | Path) -> Any:
-    """The content of a JSON file, plain or gzip, of at most 1 GiB."""
+    """Return the content of a JSON file, plain or gzip, of at most 1 GiB."""
     file = Lines(path).path
     try:
         return json.loads(read_content(file, MAX_BYTES).decode("utf-8-sig"))

@@ -29,8 +29,8 @@ class LabelledText:
     >>> train.classes, train[1]
     (('bad', 'good'), Labelled(text='all heart', label=1))
 
-    Without `classes` they are the labels found, sorted. Hand the training set's to the test set, so that both count
-    alike; a label not among them is then an error that names its line.
+    Without `classes` they are the sorted labels of the file. Pass those of the training set to the test set, so that
+    both number them alike; an unknown label then raises and names its line.
     """
 
     def __init__(self, rows: Rows[tuple[str, str]], *, classes: Sequence[str] | None = None) -> None:
@@ -56,20 +56,20 @@ class LabelledText:
             yield Labelled(text, label)
 
     def where(self, number: int) -> str:
-        """The file and line of an example."""
+        """Return the file and line of an example."""
         return self._rows.where(number)
 
 
 def labelled_tsv(
     path: str | Path, *, text: int | str = 1, label: int | str = 0, classes: Sequence[str] | None = None
 ) -> LabelledText:
-    """Two columns of a tab-separated file, by number, or by name where the first line names them."""
+    """Read two columns of a tab-separated file, by number, or by name if the first line is a header."""
     file, places, header = columns(path, text, label)
     return LabelledText(Rows(file, parse=Columns(places, _check_label), header=header), classes=classes)
 
 
 def labelled(texts: str | Path, labels: str | Path, *, classes: Sequence[str] | None = None) -> LabelledText:
-    """Two files that match line by line: texts, and the label of each."""
+    """Read two files that match line by line: texts, and the label of each."""
     return LabelledText(Rows(Lines(texts), Lines(labels), parse=_check_label), classes=classes)
 
 

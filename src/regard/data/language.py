@@ -1,4 +1,4 @@
-"""Plain text for language models: one long row of ids, in memory or on disk, seen through windows."""
+"""Plain text for language models: one long sequence of ids, in memory or on disk, and windows over it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ TEXTS_PER_CHUNK = 1024
 
 
 class Windows:
-    """Windows of `size + 1` ids over a long row: the first `size` are read, the last `size` are to be foretold.
+    """Windows of `size + 1` ids over a long sequence: the first `size` are the input, the last `size` the targets.
 
     >>> [window.tolist() for window in Windows(np.arange(8), size=3)]
     [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7]]
 
-    Each id but the first is foretold once; the last window is as short as what is left.
+    Each id except the first is a target once; the last window may be shorter.
     """
 
     def __init__(self, ids: Ids, *, size: int) -> None:
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
         if ids.ndim != 1 or ids.dtype.kind not in "ui" or len(ids) < 2:
-            raise ValueError(f"ids must be one row of at least 2 whole numbers, got {ids.dtype} {ids.shape}")
+            raise ValueError(f"ids must be a 1-D array of at least 2 whole numbers, got {ids.dtype} {ids.shape}")
         self.ids, self.size = ids, size
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class Windows:
 
 
 def ids_of(texts: Iterable[str], tokenizer: Tokenizer, *, eos: bool = True) -> Ids:
-    """The ids of all texts in one row in memory, each text ended by `eos` unless it ends by itself."""
+    """Encode all texts into one array in memory, with `eos` after each text by default."""
     found = np.concatenate([np.empty(0, _width(tokenizer)), *_encode_chunks(texts, tokenizer, eos)])
     if len(found) == 0:
         raise DataError("there is no text", hint="expected at least one line")
@@ -57,10 +57,7 @@ def ids_of(texts: Iterable[str], tokenizer: Tokenizer, *, eos: bool = True) -> I
 
 
 def write_ids(texts: Iterable[str], tokenizer: Tokenizer, path: str | Path, *, eos: bool = True) -> Ids:
-    """The same row written to a `.npy` file and opened from there: for text larger than memory.
-
-    The file appears whole or not at all.
-    """
+    """Encode all texts into a `.npy` file, atomically, and open it: for text larger than memory."""
     path, width = Path(path), _width(tokenizer)
     check_parent_folder(path)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
@@ -71,20 +68,20 @@ def write_ids(texts: Iterable[str], tokenizer: Tokenizer, path: str | Path, *, e
             file.write(ids.tobytes())
         if count == 0:
             raise DataError("there is no text", file=path, hint="expected at least one line")
-        # NumPy leaves room in the header for a longer count, so it can be written last.
+        # NumPy pads the header for a longer count, so the count can be written last.
         file.seek(0)
         _header(file, width, count)
     return read_ids(path)
 
 
 def read_ids(path: str | Path) -> Ids:
-    """A row of ids that `write_ids` wrote, left on disk and read where it is looked at."""
+    """Open a file of `write_ids` as a memory-mapped array."""
     try:
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"not a row of ids ({error})", file=path, hint="write it with write_ids") from error
+        raise DataError(f"not a file of ids ({error})", file=path, hint="write it with write_ids") from error
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "ui":
-        raise DataError("not a row of ids", file=path, hint="write it with write_ids")
+        raise DataError("not a file of ids", file=path, hint="write it with write_ids")
     return ids
 
 

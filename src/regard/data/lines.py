@@ -1,4 +1,4 @@
-"""Lines: a text file by line number, however large, checked once."""
+"""Lines of a text file by number, for files of any size; the encoding is checked once."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Lines:
     >>> len(lines), lines[1], list(lines)
     (2, 'ein Hund', ['ein Haus', 'ein Hund'])
 
-    Lines end at a newline and nowhere else, a carriage return before it goes, and so does a byte order mark. The
-    first `len` or index reads the file once: it checks the encoding and keeps 8 bytes a line, so files larger than
-    memory are fine. A gzip file is unpacked into memory, up to 4 GiB. Iteration reads along and keeps nothing.
+    Lines end at a newline only; a carriage return before it and a byte order mark are removed. The first `len` or index
+    reads the file once: it checks the encoding and stores 8 bytes per line, so files may be larger than memory. A gzip
+    file is unpacked into memory, up to 4 GiB. Iteration streams the file and stores nothing.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -45,7 +45,7 @@ class Lines:
         if not self.path.exists():
             raise DataError("no such file", file=path, hint="check the path")
         if not self.path.is_file():
-            raise DataError("is a pipe or a device, expected a file", file=path, hint="write its lines into one")
+            raise DataError("is a pipe or a device, expected a file", file=path, hint="write its lines to a file")
         self._starts: np.ndarray[Any, np.dtype[np.int64]] | None = None
         self._unpacked: bytes | None = None
         self._handle: IO[bytes] | None = None
@@ -67,7 +67,7 @@ class Lines:
             yield decode_line(raw, self.path, number)
 
     def where(self, number: int) -> str:
-        """File and line, counted from 1 as editors do."""
+        """Return file and line number, counted from 1 as in editors."""
         return f"{self.path} line {number + 1}"
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class Lines:
                 size, last = size + len(block), block[-1:]
             check.decode(b"", final=True)
         except UnicodeDecodeError:
-            for _ in self:  # a second reading, line by line, finds which one
+            for _ in self:  # reading again line by line raises with the number of the line
                 pass
         if size == 0:
             raise DataError("the file is empty", file=self.path, hint="expected at least one line of text")
@@ -134,16 +134,18 @@ def is_gzip(path: Path) -> bool:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[File]:
-    """A file to read, unpacked on the way if it is gzip."""
+    """Open a file for reading, through gzip if it is compressed."""
     try:
         with gzip.open(path) if is_gzip(path) else path.open("rb") as file:
             yield file
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise DataError(f"the gzip file is damaged ({error})", file=path, hint="fetch or pack it again") from error
+        raise DataError(
+            f"the gzip file is damaged ({error})", file=path, hint="download or compress it again"
+        ) from error
 
 
 def read_at_most(file: File, limit: int) -> bytes:
-    """The rest of a file, or its next `limit` bytes; memory grows with what is there, not with the limit."""
+    """Read the rest of a file, or its next `limit` bytes; memory grows with the content, not with the limit."""
     blocks, left = [], limit
     while left and (block := file.read(min(BLOCK_BYTES, left))):
         blocks.append(block)
@@ -152,17 +154,17 @@ def read_at_most(file: File, limit: int) -> bytes:
 
 
 def read_content(path: Path, limit: int = MAX_CONTENT_BYTES) -> bytes:
-    """The content of a file, gzip or not, of at most `limit` bytes."""
+    """Return the content of a file, gzip or not, of at most `limit` bytes."""
     with open_file(path) as file:
         content = read_at_most(file, limit + 1)
     if len(content) > limit:
-        problem = f"holds more than {limit:,} bytes, too many to read into memory"
+        problem = f"holds more than {limit:,} bytes, the limit for reading into memory"
         raise DataError(problem, file=path, hint="split it, or unpack it with gunzip")
     return content
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file as bytes, newline included, in constant memory."""
+    """Iterate over the lines of a file as bytes, newline included, in constant memory."""
     with open_file(path) as file:
         number = 0
         while raw := file.readline(MAX_LINE_BYTES + 1):
@@ -173,7 +175,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def decode_line(raw: bytes, path: Path, number: int) -> str:
-    """One line as text, without its end."""
+    """Decode one line, without its end."""
     if number == 0:
         raw = raw.removeprefix(BOM)
     try:

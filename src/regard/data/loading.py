@@ -1,4 +1,4 @@
-"""Loading: examples read and encoded chunk by chunk, here or in other processes, in the same order."""
+"""Loading: read and encode examples chunk by chunk, here or in worker processes, in the same order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .padding import Example
 
 @dataclass(frozen=True)
 class Chunk:
-    """Examples that belong together, each with its number in the source, and how many there are over all ranks."""
+    """The examples of a chunk with their numbers in the source; `count` is the total over all ranks."""
 
     number: int
     count: int
@@ -29,8 +29,8 @@ class Chunk:
 class Chunks(IterableDataset[Chunk | DataError]):
     """The chunks of an epoch from `first` on, each in pieces; of n workers, each reads and encodes every n-th piece.
 
-    With an order the source is asked by number. Without, it is read along, and what is not wanted is passed over
-    without being encoded. `share=(rank, ranks)` takes every ranks-th example of a piece.
+    With an order the source is indexed. Without, it is iterated, and the pieces of other workers are skipped without
+    encoding. `share=(rank, ranks)` takes every ranks-th example of a piece.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Chunks(IterableDataset[Chunk | DataError]):
                     found = [(index, self._encode(index, example)) for index, example in piece[rank::ranks]]
                     yield Chunk(number, len(piece), found)
         except DataError as error:
-            # Handed over whole: raised in a worker, it would arrive with a traceback for a message.
+            # Yielded, because an error raised in a worker arrives with a traceback as its message.
             yield error
 
     def _pieces(self) -> Iterator[tuple[int, list[tuple[int, Any]]]]:
-        """Chunk by chunk, numbers with their examples; an indexed source is not asked for them yet."""
+        """Yield chunk number and piece: example numbers with their examples, None for an indexed source."""
         rest: Iterator[tuple[int, Any]]
         if self.order is None:
             rest = enumerate(self.source)
@@ -83,10 +83,10 @@ class Chunks(IterableDataset[Chunk | DataError]):
 
 
 def load_chunks(chunks: Chunks, workers: int) -> Iterator[Chunk]:
-    """The chunks in order and whole, from this process or from as many workers."""
+    """Yield complete chunks in order, loaded by this process or by `workers` processes."""
     found: Iterable[Chunk | DataError] = chunks
     if workers:
-        # Its own generator: the default would draw from the global one, and a resumed run would draw once more.
+        # Its own generator: the default draws from the global one, once more in a resumed run.
         found = DataLoader(chunks, batch_size=None, num_workers=workers, generator=torch.Generator())
     pieces: list[Chunk] = []
     for piece in found:
@@ -101,17 +101,17 @@ def load_chunks(chunks: Chunks, workers: int) -> Iterator[Chunk]:
 
 
 def join_pieces(pieces: list[Chunk]) -> Chunk:
-    """The pieces of one chunk as one."""
+    """Join the pieces of a chunk."""
     examples = [example for piece in pieces for example in piece.examples]
     return Chunk(pieces[0].number, sum(piece.count for piece in pieces), examples)
 
 
 def as_arrays(values: Mapping[str, Any]) -> Example:
-    """Fields as arrays: whole numbers as int64, Python floats as float32, the rest as it is."""
+    """Convert fields to arrays: whole numbers to int64, Python floats to float32; other dtypes are kept."""
     if not isinstance(values, Mapping):
-        raise TypeError(f"encode must give fields by name, got {type(values).__name__}; write {{'ids': ...}}")
+        raise TypeError(f"encode must return fields by name, got {type(values).__name__}; write {{'ids': ...}}")
     if "index" in values:
-        raise ValueError("encode must not name a field 'index': batches carry the numbers of their examples there")
+        raise ValueError("encode must not return a field 'index': batches hold the numbers of their examples there")
     fields = {}
     for name, value in values.items():
         if type(value) is np.ndarray:
@@ -121,7 +121,7 @@ def as_arrays(values: Mapping[str, Any]) -> Example:
         if isinstance(value, (list, tuple)) and not value:
             array = np.empty(0, np.int64)
         if array.dtype.kind not in "buif":
-            raise TypeError(f"encode must give numbers, got {type(value).__name__} in the field {name!r}")
+            raise TypeError(f"encode must return numbers, got {type(value).__name__} in the field {name!r}")
         if array.ndim <= 1 and array.dtype.kind in "ui":
             array = array.astype(np.int64)
         elif isinstance(value, (float, list, tuple)) and array.dtype.kind == "f":
@@ -130,6 +130,6 @@ def as_arrays(values: Mapping[str, Any]) -> Example:
     for name in fields:
         if f"{name}_lengths" in fields and fields[name].ndim == 1:
             raise ValueError(
-                f"encode must not name a field '{name}_lengths': batches carry the lengths of {name!r} there"
+                f"encode must not return a field '{name}_lengths': batches hold the lengths of {name!r} there"
             )
     return fields

@@ -1,4 +1,4 @@
-"""Examples side by side in tensors, the short ones padded."""
+"""Collate examples into tensors, with padding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Example = Mapping[str, Array]
 
 
 def pad(rows: Sequence[Array], value: int = 0, *, multiple: int = 1) -> Array:
-    """Rows of any length as one array (rows, longest, up to a `multiple`), filled up on the right.
+    """Pad rows on the right into one array (rows, longest rounded up to a `multiple`).
 
     >>> pad([np.array([5, 6]), np.array([7])]).tolist()
     [[5, 6], [7, 0]]
@@ -27,7 +27,7 @@ def pad(rows: Sequence[Array], value: int = 0, *, multiple: int = 1) -> Array:
 
 
 def kind(arrays: Sequence[Array]) -> np.dtype[Any]:
-    """The dtype that holds all arrays: where some are fractions, theirs, as in PyTorch.
+    """Return the common dtype of arrays: if any is floating point, that of the floating-point arrays, as in PyTorch.
 
     >>> kind([np.array([5, 6]), np.array([7.5], np.float32)])
     dtype('float32')
@@ -38,12 +38,12 @@ def kind(arrays: Sequence[Array]) -> np.dtype[Any]:
 
 
 def round_up(length: int, multiple: int) -> int:
-    """The length, up to the next multiple."""
+    """Round a length up to the next multiple."""
     return -(-length // multiple) * multiple
 
 
 def collate(examples: Sequence[Example], padding: Mapping[str, int], *, multiple: int = 1) -> dict[str, Tensor]:
-    """Examples with the same fields as one batch, by field.
+    """Collate examples with the same fields into one batch.
 
     A field of one dim is a sequence: it becomes `name` (b, n), padded, and `name_lengths` (b,). Any other is stacked.
     """
@@ -65,5 +65,5 @@ def collate(examples: Sequence[Example], padding: Mapping[str, int], *, multiple
 
 
 def sequences(example: Example) -> dict[str, Array]:
-    """The fields that have a length of their own: those of one dim."""
+    """Return the sequence fields: those of one dim."""
     return {name: value for name, value in example.items() if value.ndim == 1}

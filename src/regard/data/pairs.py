@@ -10,14 +10,14 @@ from .tabular import Columns, Fields, Rows, columns
 
 
 class Pair(NamedTuple):
-    """What is read and what is to be written."""
+    """An input text and its output text."""
 
     source: str
     target: str
 
 
 def parallel(source: str | Path, target: str | Path) -> Rows[Pair]:
-    """Two files that match line by line: parallel text, or documents beside their summaries.
+    """Read two files that match line by line: parallel text, or documents and their summaries.
 
     >>> folder = getfixture("tmp_path")
     >>> _ = (folder / "a.de").write_text("ein Haus\\nein Hund\\n"), (folder / "a.en").write_text("a house\\na dog\\n")
@@ -28,14 +28,14 @@ def parallel(source: str | Path, target: str | Path) -> Rows[Pair]:
 
 
 def pairs_tsv(path: str | Path, *, source: int | str = 0, target: int | str = 1) -> Rows[Pair]:
-    """Two columns of a tab-separated file, by number, or by name where the first line names them.
+    """Read two columns of a tab-separated file, by number, or by name if the first line is a header.
 
-    Tabs separate and nothing quotes.
+    There is no quoting.
     """
     file, places, header = columns(path, source, target)
     return Rows(file, parse=Columns(places, Pair), header=header)
 
 
 def pairs_jsonl(path: str | Path, *, source: str, target: str) -> Rows[Pair]:
-    """Two text fields of a file with one JSON object a line, such as `source="body", target="subject"`."""
+    """Read two text fields of a file with one JSON object per line, such as `source="body", target="subject"`."""
     return Rows(Lines(path), parse=Fields((source, target), Pair))

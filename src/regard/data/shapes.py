@@ -23,7 +23,7 @@ OVERSAMPLING = 4
 
 
 class Shape(NamedTuple):
-    """One shape of a scene and the pixels it lies in: left, top, right, bottom, the last two not included."""
+    """One shape of a scene and its box in pixels: left, top, right, bottom, the last two excluded."""
 
     size: str
     colour: str
@@ -32,12 +32,12 @@ class Shape(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the caption calls it."""
+        """The phrase of the caption."""
         return f"a {self.size} {self.colour} {self.form}"
 
 
 class Scene(NamedTuple):
-    """A picture (height, width, 3), what it shows in words, and where each shape lies."""
+    """A picture (height, width, 3), its caption, and its shapes with their boxes."""
 
     image: np.ndarray[Any, np.dtype[np.uint8]]
     caption: str
@@ -54,7 +54,7 @@ class Scenes:
     ((32, 32, 3), 'a small white square above a large blue triangle')
 
     Two shapes stand side by side or one above the other: the caption begins with the left or the upper one. The
-    boxes say where a caption's words should look.
+    boxes are the regions that a caption's words should attend to.
     """
 
     pixels: int = 32
@@ -62,9 +62,9 @@ class Scenes:
 
     def __post_init__(self) -> None:
         if self.pixels < 16:
-            raise ValueError(f"pixels must be at least 16 for shapes to be told apart, got {self.pixels}")
+            raise ValueError(f"pixels must be at least 16 for shapes to be distinguishable, got {self.pixels}")
         if self.most not in (1, 2):
-            raise ValueError(f"most must be 1 or 2 shapes a scene, got {self.most}")
+            raise ValueError(f"most must be 1 or 2 shapes per scene, got {self.most}")
 
     def __call__(self, rng: random.Random) -> Scene:
         ground = tuple(rng.randint(0, 50) for _ in range(3))
@@ -88,7 +88,7 @@ class Scenes:
             size, side = self._size(rng)
             place = [0, 0]
             place[axis] = n * half + rng.randint(0, half - side)
-            # Nearly in line the other way, else "above" would be as right as "left of".
+            # Nearly aligned on the other axis, otherwise "above" and "left of" would both be right.
             aside = across - side / 2 + rng.uniform(-0.05, 0.05) * self.pixels
             place[1 - axis] = min(max(round(aside), 0), self.pixels - side)
             shapes.append(_shape(rng, size, side, place))

@@ -1,4 +1,4 @@
-"""Rows: one example a line, from one file or from several side by side."""
+"""Rows: one example per line, from one file or from several parallel files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ T_co = TypeVar("T_co", covariant=True)
 class Rows(Generic[T_co]):
     """`parse(line of file 1, line of file 2, ...)` for every line: `len`, index, iteration.
 
-    `parse` raises `ValueError` for a line that cannot be; the error then names file and line. A header is a first
-    line to leave out. The first `len` or index reads everything once and raises on the first bad line.
+    `parse` raises `ValueError` for a bad line; the error then names file and line. With `header` the first line is
+    skipped. The first `len` or index reads everything once and raises on the first bad line.
     """
 
     def __init__(self, *files: Lines, parse: Callable[..., T_co], header: bool = False) -> None:
@@ -54,15 +54,15 @@ class Rows(Generic[T_co]):
             raise self._empty()
 
     def stream(self) -> Stream[T_co]:
-        """The same rows for reading along only, without an index: nothing is checked before it is read."""
+        """Return the same rows for iteration only, without an index: a row is checked when it is read."""
         return Stream(self)
 
     def where(self, number: int) -> str:
-        """The file and line of a row; of the first file where there are several."""
+        """Return the file and line of a row, in the first file if there are several."""
         return self.files[0].where(number + self._skip)
 
     def error(self, number: int, problem: str, *, hint: str | None = None) -> DataError:
-        """A complaint about a row."""
+        """Return an error about a row."""
         return DataError(problem, file=self.files[0].path, line=number + self._skip + 1, hint=hint)
 
     def __repr__(self) -> str:
@@ -86,11 +86,11 @@ class Rows(Generic[T_co]):
         )
 
     def _empty(self) -> DataError:
-        return DataError("holds no examples", file=self.files[0].path, hint="expected one a line")
+        return DataError("holds no examples", file=self.files[0].path, hint="expected one per line")
 
 
 class Stream(Generic[T_co]):
-    """Rows that can only be read along, from the start: for text too large to index."""
+    """Rows for iteration only: for text too large to index."""
 
     def __init__(self, rows: Rows[T_co]) -> None:
         self._rows = rows
@@ -99,13 +99,13 @@ class Stream(Generic[T_co]):
         return iter(self._rows)
 
     def where(self, number: int) -> str:
-        """The file and line of a row."""
+        """Return the file and line of a row."""
         return self._rows.where(number)
 
 
 @dataclass(frozen=True)
 class Columns(Generic[T]):
-    """The fields of a tab-separated line at these places, handed to `make`."""
+    """Parser of tab-separated lines: passes the columns at `places` to `make`."""
 
     places: tuple[int, ...]
     make: Callable[..., T]
@@ -121,7 +121,7 @@ class Columns(Generic[T]):
 
 @dataclass(frozen=True)
 class Fields(Generic[T]):
-    """The text fields of these names in a line of JSON, handed to `make`."""
+    """Parser of JSON lines: passes the text fields `names` to `make`."""
 
     names: tuple[str, ...]
     make: Callable[..., T]
@@ -130,7 +130,7 @@ class Fields(Generic[T]):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"expected one JSON object a line ({error})") from error
+            raise ValueError(f"expected one JSON object per line ({error})") from error
         if not isinstance(record, dict):
             raise ValueError(f"expected a JSON object, got {type(record).__name__}")
         for name in self.names:
@@ -143,7 +143,7 @@ class Fields(Generic[T]):
 
 
 def columns(path: str | Path, *wanted: int | str) -> tuple[Lines, tuple[int, ...], bool]:
-    """The places of columns given by number, or by name in the header, and whether there is a header.
+    """Return the file, the places of columns given by number or by name, and whether there is a header.
 
     >>> path = getfixture("tmp_path") / "a.tsv"
     >>> _ = path.write_text("label\\tsentence\\n1\\tgood\\n")
@@ -153,11 +153,11 @@ def columns(path: str | Path, *wanted: int | str) -> tuple[Lines, tuple[int, ...
     file = Lines(path)
     named = [name for name in wanted if isinstance(name, str)]
     if named and len(named) != len(wanted):
-        raise ValueError(f"columns are given all by name or all by number, got {wanted}")
+        raise ValueError(f"columns must be all names or all numbers, got {wanted}")
     if not named:
         for place in wanted:
             if isinstance(place, bool) or not isinstance(place, int) or place < 0:
-                raise ValueError(f"a column is a name or a number from 0, got {place!r}")
+                raise ValueError(f"a column must be a name or a number from 0, got {place!r}")
         return file, tuple(int(place) for place in wanted), False
     first = next(iter(file), None)
     header = [] if first is None else first.split("\t")
@@ -167,6 +167,6 @@ def columns(path: str | Path, *wanted: int | str) -> tuple[Lines, tuple[int, ...
                 f"expected one column {name!r} in the header, got {', '.join(header) or 'an empty file'}",
                 file=path,
                 line=1,
-                hint="name a column that is there, or give columns by number where there is no header",
+                hint="name an existing column, or give columns by number if there is no header",
             )
     return file, tuple(header.index(name) for name in named), True

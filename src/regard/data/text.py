@@ -1,4 +1,4 @@
-"""What counts as text: Unicode that can be written down, and many texts told from one."""
+"""Checks of texts: valid Unicode, and lists of texts rather than a single one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_text(text: object, name: str = "text") -> None:
-    """Raise unless it is a text of whole characters: half of one, a lone surrogate, has no bytes in UTF-8.
+    """Raise unless it is a text without lone surrogates, which UTF-8 cannot encode.
 
-    Python makes one of each byte of an argument or a file name that is not UTF-8, JSON of an escape such as \\ud800.
+    They come from bytes of an argument or a file name that are not UTF-8, and from JSON escapes such as \\ud800.
     """
     if not isinstance(text, str):
         raise TypeError(f"{name} must be text, got {text!r} ({type(text).__name__})")
@@ -24,26 +24,26 @@ def check_text(text: object, name: str = "text") -> None:
 
 
 def check_not_a_string(texts: object, name: str = "texts") -> None:
-    """Raise if it is one text, which would be taken for its characters."""
+    """Raise if it is a single text, whose characters would be taken for texts."""
     if isinstance(texts, str):
-        raise TypeError(f"{name} must be many texts, got one; pass [text]")
+        raise TypeError(f"{name} must be a list of texts, got a single text; pass [text]")
 
 
 def check_reiterable(texts: object, name: str = "texts") -> None:
-    """Raise if it can be read only once, as a generator can: a vocabulary is learned from it before it is encoded."""
+    """Raise for a generator, which can be read once only: a vocabulary is learned from the texts before encoding."""
     if iter(texts) is texts:  # type: ignore[call-overload]
-        raise TypeError(f"{name} must come again each time they are read, got a {type(texts).__name__}; pass a list")
+        raise TypeError(f"{name} must be readable more than once, got a {type(texts).__name__}; pass a list")
 
 
 def check_class_names(classes: Sequence[str] | None) -> None:
-    """Raise if it is one text, or if two classes share a name; None are those found."""
+    """Raise if it is a single text, or if two classes share a name; None is valid."""
     check_not_a_string(classes, "classes")
     if twice := [name for name, count in Counter(classes).items() if count > 1]:
-        raise ValueError(f"classes must have a name each, got {twice[0]!r} more than once; name it once")
+        raise ValueError(f"class names must be unique, got {twice[0]!r} more than once")
 
 
 def lines_in(text: str) -> list[str]:
-    """The lines of a text: they end with a line feed, as those of files do, and with nothing else.
+    """Split a text into lines at line feeds only, as in files.
 
     >>> lines_in("one\\u2028line\\nand another\\n")
     ['one\\u2028line', 'and another']

@@ -16,7 +16,7 @@ from .text import check_not_a_string, check_text
 from .unknown_tokens import check_unknown_token, read, read_all, set_unknown_token
 
 SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")
-# What others call them, the likeliest first.
+# Usual names of the special tokens, the most likely first.
 KNOWN = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|endoftext|>"),
     "unk": ("<unk>", "[UNK]"),
@@ -24,12 +24,12 @@ KNOWN = {
     "eos": ("<eos>", "</s>", "[SEP]", "<|end_of_text|>", "<|endoftext|>"),
 }
 MAX_FILE_BYTES = 2**28
-MAX_VOCABULARY = 2**24  # tokens of a vocabulary: the trainers set room aside for all of them at once
-ROLES = "roles"  # where a file tells which tokens they are: in its model, where the library of others passes it over
+MAX_VOCABULARY = 2**24  # the trainers allocate memory for the whole vocabulary
+ROLES = "roles"  # key in the "model" section of tokenizer.json for unusual names; other libraries ignore it
 
 
 class TokenSpan(NamedTuple):
-    """A token and the characters `text[start:end]` it stands for."""
+    """A token id and its characters `text[start:end]`."""
 
     id: int
     start: int
@@ -71,11 +71,11 @@ class Tokenizer:
     def words(
         cls, texts: Iterable[str], *, size: int = 30_000, split: str = "punctuation", specials: Sequence[str] = ()
     ) -> Tokenizer:
-        """Whole words, the `size` most frequent; any other is `unk`.
+        """Train on whole words, the `size` most frequent; any other is `unk`.
 
-        `split="punctuation"` sets punctuation apart and marks where a space stood, so `decode` gives back the text,
-        with one space for any run of them. `split="space"` is for text that comes tokenized; there the word `<unk>` is
-        `unk`, as such corpora mean it, and so with the other specials.
+        `split="punctuation"` separates punctuation and marks spaces, so that `decode` returns the text, with one space
+        for any run of white space. `split="space"` is for tokenized text; there the word `<unk>` is encoded as `unk`,
+        as such corpora mean it, and likewise the other specials.
         """
         inner = hf.Tokenizer(models.WordLevel(unk_token="<unk>"))
         if split == "punctuation":
@@ -95,7 +95,7 @@ class Tokenizer:
 
     @classmethod
     def characters(cls, texts: Iterable[str], *, size: int = 30_000, specials: Sequence[str] = ()) -> Tokenizer:
-        """Single characters, white space included; those never seen are `unk`."""
+        """Train on single characters, white space included; unknown ones are `unk`."""
         inner = hf.Tokenizer(models.WordLevel(unk_token="<unk>"))
         inner.pre_tokenizer = pre_tokenizers.Split(hf.Regex(r"[\s\S]"), "isolated")
         inner.decoder = decoders.Fuse()
@@ -103,7 +103,7 @@ class Tokenizer:
 
     @classmethod
     def bpe(cls, texts: Iterable[str], *, size: int = 8000, specials: Sequence[str] = ()) -> Tokenizer:
-        """Byte pairs (Sennrich et al. 2016, over bytes): any text at all, and `decode` gives it back exactly."""
+        """Train byte-level BPE (Sennrich et al. 2016): encodes any text, and `decode` restores it exactly."""
         inner = hf.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
@@ -118,9 +118,9 @@ class Tokenizer:
     def wordpiece(
         cls, texts: Iterable[str], *, size: int = 8000, lower: bool = False, specials: Sequence[str] = ()
     ) -> Tokenizer:
-        """Word pieces as in BERT (Schuster & Nakajima 2012); `lower` also takes off accents.
+        """Train word pieces as in BERT (Schuster & Nakajima 2012); `lower` also removes accents.
 
-        `decode` sets words and punctuation by rule, so it may differ from the text in spaces.
+        `decode` places spaces by rules, so its spaces may differ from the text's.
         """
         inner = hf.Tokenizer(models.WordPiece(unk_token="<unk>"))
         inner.normalizer = normalizers.BertNormalizer(lowercase=lower)
@@ -145,7 +145,7 @@ class Tokenizer:
         bos: str | None = None,
         eos: str | None = None,
     ) -> Tokenizer:
-        """A `tokenizer.json`, ours or anyone's; name the special tokens where they are called something unusual."""
+        """Load any `tokenizer.json`; pass the special tokens if their names are unusual."""
         path = Path(path)
         if not path.is_file():
             raise DataError("no such file", file=path, hint="expected a tokenizer.json")
@@ -168,7 +168,7 @@ class Tokenizer:
         bos: str | None = None,
         eos: str | None = None,
     ) -> Tokenizer:
-        """The tokenizer that `to_json` wrote."""
+        """Build a tokenizer from the text of a `tokenizer.json`."""
         try:
             inner = hf.Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing narrower
@@ -177,7 +177,7 @@ class Tokenizer:
         return cls(inner, **_stored_roles(text) | {role: name for role, name in given.items() if name is not None})
 
     def to_json(self) -> str:
-        """The whole tokenizer as text, as in `tokenizer.json`; it tells the special tokens that no name would."""
+        """Return the tokenizer as the text of `tokenizer.json`, with special tokens of unusual names recorded."""
         text = self._inner.to_str()
         roles = self._roles().items()
         chosen = {role: id for role, id in roles if id is not None and id != self._find_id(role, None)}
@@ -188,7 +188,7 @@ class Tokenizer:
         return json.dumps(tree, indent=2, ensure_ascii=False)
 
     def save(self, path: str | Path) -> None:
-        """Write `tokenizer.json`, whole or not at all."""
+        """Write `tokenizer.json`, atomically."""
         path = Path(path)
         check_parent_folder(path)
         with atomic_path(path) as temporary:
@@ -196,7 +196,7 @@ class Tokenizer:
 
     @property
     def unwritten(self) -> tuple[int, ...]:
-        """The tokens that no text holds: `pad` and `bos`, unless texts end with one of them."""
+        """Tokens that never occur in text: `pad` and `bos`, unless one of them is also `eos`."""
         return tuple(sorted({self.pad, self.bos} - {self.eos}))
 
     def __len__(self) -> int:
@@ -212,24 +212,24 @@ class Tokenizer:
         return hash(self.to_json())
 
     def encode(self, text: str, *, bos: bool = False, eos: bool = False) -> list[int]:
-        """The ids of a text, between `bos` and `eos` where asked."""
+        """Encode a text, with `bos` and `eos` if requested."""
         ids = self._read(text).ids
         return [self.bos] * bos + ids + [self.eos] * eos
 
     def encode_all(self, texts: Sequence[str], *, bos: bool = False, eos: bool = False) -> list[list[int]]:
-        """The ids of many texts at once, on all cores."""
+        """Encode many texts, on all cores."""
         check_not_a_string(texts)
         for text in (texts := list(texts)):
             check_text(text)
         return [[self.bos] * bos + one.ids + [self.eos] * eos for one in read_all(self._inner, texts)]
 
     def spans(self, text: str) -> list[TokenSpan]:
-        """The ids of a text, each with the characters it stands for."""
+        """Encode a text; return each id with its range of characters."""
         found = self._read(text)
         return [TokenSpan(id, *ends) for id, ends in zip(found.ids, found.offsets, strict=True)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; `pad`, `bos` and `eos` say nothing; `unk` shows, among words as a word of its own.
+        """Decode ids to text; `pad`, `bos` and `eos` are left out; `unk` is shown, among words as a separate word.
 
         >>> tokenizer = Tokenizer.words(["ein Haus"])
         >>> tokenizer.decode(tokenizer.encode("ein altes Haus"))
@@ -240,16 +240,16 @@ class Tokenizer:
         return self.join([token for token in named if token is not None])
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """What each id is called: `['ein', 'ĠgrÃ¼n', '<eos>']`, bytes as byte-level BPE spells them."""
+        """Return the token of each id: `['ein', 'ĠgrÃ¼n', '<eos>']`, bytes as byte-level BPE spells them."""
         found = [self._token_name(id) for id in ids]
         return ["<none>" if token is None else token for token in found]
 
     def labels(self, ids: Iterable[int]) -> list[str]:
-        """What each id reads as, for showing: `['ein', ' grün', '<eos>']`."""
+        """Return readable text for each id: `['ein', ' grün', '<eos>']`."""
         return readable_pieces(self.tokens(ids), self._inner.decoder)
 
     def pieces(self, text: str) -> list[str]:
-        """What each token of a text is called, as `tokens` has it, but one that is `unk` by the text it stands for.
+        """Return the tokens of a text as in `tokens`, but for `unk` the text itself.
 
         >>> Tokenizer.words(["ein Haus"]).pieces("ein Hund!")
         ['▁ein', '▁Hund', '!']
@@ -263,14 +263,14 @@ class Tokenizer:
         return [words[word or 0] if id == self.unk else token for id, token, word in named]
 
     def join(self, pieces: Sequence[str]) -> str:
-        """The text of tokens by what they are called: of `pieces`, what `decode` gives, with nothing unknown."""
+        """Join tokens or `pieces` to text; for pieces, the result of `decode` with unknown words spelled out."""
         decoder, unknown = self._inner.decoder, self._unknown_word()
         if decoder is None:
             return " ".join(pieces)
         return decoder.decode([f"▁{piece}" if piece == unknown else piece for piece in pieces])
 
     def id(self, token: str) -> int | None:
-        """The id of a token by its exact name, such as `"<mask>"`."""
+        """Return the id of a token by its exact name, such as `"<mask>"`, or None."""
         return self._inner.token_to_id(token)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class Tokenizer:
             raise ValueError(f"specials must differ from each other and from {', '.join(SPECIALS)}, got {specials}")
         _check_size(size)
         if size <= len(everything):
-            raise ValueError(f"size must be more than {len(everything)}, the tokens it begins with, got {size}")
+            raise ValueError(f"size must be more than the {len(everything)} special tokens, got {size}")
         check_not_a_string(texts)
         trainer = trainer(vocab_size=size, special_tokens=everything, show_progress=False, **options)
         inner.train_from_iterator(_check_texts(texts), trainer)
@@ -299,7 +299,7 @@ class Tokenizer:
     def _required_id(self, role: str, name: str | None) -> int:
         id = self._find_id(role, name)
         if id is None:
-            problem = f"the tokenizer has no {role} token by any name known here"
+            problem = f"the tokenizer has no {role} token under a known name"
             raise DataError(problem, hint=f"name it: Tokenizer.load(path, {role}='...')")
         return id
 
@@ -307,7 +307,7 @@ class Tokenizer:
         if name is not None:
             id = self._inner.token_to_id(name)
             if id is None:
-                raise DataError(f"the tokenizer has no token {name!r} for {role}", hint="name one that it has")
+                raise DataError(f"the tokenizer has no token {name!r} for {role}", hint="name an existing token")
             return id
         ids = (self._inner.token_to_id(known) for known in KNOWN[role])
         return next((id for id in ids if id is not None), None)
@@ -317,10 +317,12 @@ class Tokenizer:
         return read(self._inner, text)
 
     def _token_name(self, id: int) -> str | None:
-        return self._inner.id_to_token(int(id)) if id >= 0 else None  # as of -100, what a loss passes over
+        return (
+            self._inner.id_to_token(int(id)) if id >= 0 else None
+        )  # negative ids, such as the ignored -100 of a loss, have no token
 
     def _unknown_word(self) -> str | None:
-        """What an unknown word is called where words carry the mark of the space before them, which it has lost."""
+        """Return the unknown token if words carry a mark for the space before them, which this token lacks."""
         marked = isinstance(self._inner.model, models.WordLevel) and isinstance(self._inner.decoder, decoders.Metaspace)
         return self._inner.id_to_token(self.unk) if marked and self.unk is not None else None
 
@@ -334,26 +336,30 @@ def _check_size(size: object) -> None:
 
 
 def _stored_roles(text: str) -> dict[str, str]:
-    """The special tokens that the JSON of a tokenizer tells of."""
+    """Return the special tokens recorded in the JSON of a tokenizer."""
     told = json.loads(text)["model"].get(ROLES, {}) if f'"{ROLES}"' in text else {}
     if not isinstance(told, dict) or not all(role in KNOWN and isinstance(name, str) for role, name in told.items()):
-        raise DataError(f"tells special tokens by {told!r}", hint=f"expected names for some of {', '.join(KNOWN)}")
+        raise DataError(
+            f"names its special tokens by {told!r}", hint=f"expected an object with keys among {', '.join(KNOWN)}"
+        )
     return told
 
 
 def _check_texts(texts: Iterable[str]) -> Iterator[str]:
-    """The texts as they are; an error at the end if they say nothing."""
+    """Yield the texts; raises at the end if all of them are blank."""
     empty = True
     for text in texts:
         check_text(text)
         empty = empty and not text.strip()
         yield text
     if empty:
-        raise DataError("there is no text to learn a vocabulary from", hint="pass texts that are not all empty")
+        raise DataError(
+            "no texts, or only blank ones: there is nothing to learn a vocabulary from", hint="pass texts with words"
+        )
 
 
 def _letters_inside(inner: hf.Tokenizer, texts: Iterable[str]) -> list[str]:
-    """Every letter that stands in a word other than first."""
+    """Return all letters that occur in words after the first letter."""
     found: set[str] = set()
     for text in texts:
         check_text(text)
@@ -363,7 +369,7 @@ def _letters_inside(inner: hf.Tokenizer, texts: Iterable[str]) -> list[str]:
 
 
 def _plain(inner: hf.Tokenizer) -> hf.Tokenizer:
-    """Without padding and truncation of its own, and with the names of special tokens in a text taken as text."""
+    """Turn off padding and truncation, and encode the names of special tokens in a text as plain text."""
     inner.no_padding()
     inner.no_truncation()
     inner.encode_special_tokens = True
@@ -371,7 +377,7 @@ def _plain(inner: hf.Tokenizer) -> hf.Tokenizer:
 
 
 def _renumber(trained: hf.Tokenizer, specials: Sequence[str]) -> hf.Tokenizer:
-    """The same words, specials first and no id left out: one that a text spells out is counted twice in training."""
+    """Renumber the words, specials first and without gaps: training counts a special that a text spells out twice."""
     words = sorted(trained.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
     named = [*specials, *(word for word, _ in words if word not in specials)]
     inner = hf.Tokenizer(models.WordLevel({word: id for id, word in enumerate(named)}, unk_token="<unk>"))
@@ -383,7 +389,7 @@ def _renumber(trained: hf.Tokenizer, specials: Sequence[str]) -> hf.Tokenizer:
 
 
 def readable_pieces(pieces: Sequence[str], decoder: object) -> list[str]:
-    """Pieces as people read them: byte-level BPE spells bytes, and 'ĠschÃ¶n' is ' schön'; half a character stays.
+    """Return readable pieces: byte-level BPE writes ' schön' as 'ĠschÃ¶n'; incomplete characters are kept.
 
     >>> spelled(["ĠschÃ¶n", "Ã"], decoders.ByteLevel())
     [' schön', 'Ã']

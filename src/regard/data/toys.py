@@ -1,4 +1,4 @@
-"""Toy tasks that separate mechanisms: copy, reverse, sort, recall, arithmetic. Symbols stand apart by spaces."""
+"""Toy tasks that separate mechanisms: copy, reverse, sort, recall, arithmetic. Spaces separate symbols."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Letters:
 
 
 class Copy(_Letters):
-    """Write what you read.
+    """Copy the letters.
 
     >>> Copy(longest=4)(random.Random(0))
     Pair(source='t k g n', target='t k g n')
@@ -41,7 +41,7 @@ class Copy(_Letters):
 
 
 class Reverse(_Letters):
-    """Write it backwards.
+    """Reverse the letters.
 
     >>> Reverse(longest=4)(random.Random(0))
     Pair(source='t k g n', target='n g k t')
@@ -53,7 +53,7 @@ class Reverse(_Letters):
 
 
 class Sort(_Letters):
-    """Write it in alphabetical order.
+    """Sort the letters.
 
     >>> Sort(longest=4)(random.Random(0))
     Pair(source='t k g n', target='g k n t')
@@ -108,7 +108,7 @@ class Arithmetic:
             raise ValueError(f"operations must be some of '+-*', got {self.operations!r}")
 
     def __call__(self, rng: random.Random) -> Pair:
-        # First how many digits, then which: short numbers are as common as long ones.
+        # Draw the number of digits first, so that short numbers are as common as long ones.
         a, b = (rng.randrange(10 ** rng.randint(1, self.digits)) for _ in range(2))
         sign = rng.choice(self.operations)
         result = {"+": a + b, "-": a - b, "*": a * b}[sign]

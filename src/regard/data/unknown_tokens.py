@@ -1,4 +1,4 @@
-"""Unknown: what a tokenizer makes of words and characters that its vocabulary lacks."""
+"""Unknown words and characters: check and set the token that a tokenizer uses for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .errors import DataError
 
 
 def check_unknown_token(inner: hf.Tokenizer) -> None:
-    """Raise if the first word that a vocabulary of words or word pieces lacks would be an error."""
+    """Raise if a model of words or word pieces has no token for unknown words."""
     model = inner.model
     if isinstance(model, models.WordLevel | models.WordPiece) and model.token_to_id(model.unk_token) is None:
         raise DataError(
@@ -21,7 +21,7 @@ def check_unknown_token(inner: hf.Tokenizer) -> None:
 
 
 def set_unknown_token(inner: hf.Tokenizer, unk: int | None) -> None:
-    """Let byte pairs without a token for the unknown take `unk`, or fail at what they lack, in place of dropping it."""
+    """Let BPE without an unknown token use `unk`, or without `unk` raise at unknown characters: it would drop them."""
     model = inner.model
     if isinstance(model, models.BPE) and model.unk_token is None and not _knows_all_bytes(inner):
         model.unk_token = "<unk>" if unk is None else inner.id_to_token(unk)
@@ -33,22 +33,21 @@ def _knows_all_bytes(inner: hf.Tokenizer) -> bool:
 
 
 def read(inner: hf.Tokenizer, text: str) -> hf.Encoding:
-    """The tokens of a text, or an error that shows it.
+    """Encode a text; raises with the text if it cannot be encoded.
 
-    Byte pairs whose `unk_token` is not in the vocabulary and a Unigram without `unk_id` read what they know: only a
-    character that they do not know is an error.
+    BPE whose `unk_token` is not in the vocabulary, and a Unigram without `unk_id`, raise only for unknown characters.
     """
     try:
         return inner.encode(text, add_special_tokens=False)
     except Exception as error:  # the library raises nothing narrower
         raise DataError(
             f"the tokenizer cannot read {text[:80]!r} ({error})",
-            hint="give its model a token for what it does not know: unk_token, or the unk_id of a Unigram",
+            hint="give its model a token for unknown text: unk_token, or the unk_id of a Unigram",
         ) from error
 
 
 def read_all(inner: hf.Tokenizer, texts: Sequence[str]) -> list[hf.Encoding]:
-    """The tokens of many texts, on all cores, or the error of the first that cannot be read."""
+    """Encode many texts, on all cores; raises for the first that cannot be encoded."""
     try:
         return inner.encode_batch_fast(texts, add_special_tokens=False)
     except Exception:
