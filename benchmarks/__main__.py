@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from .cases import TABLES, TESTS, Case
-from .measure import Measured, memory, speeds, times
+from .measure import Measured, memory, save, speeds, times
 
 RESULTS = Path(__file__).parent / "results"
 REPEATS = 20
@@ -42,7 +42,7 @@ def main() -> None:
                 row = measured(table, case, arguments.repeats)
                 report(row)
                 if arguments.repeats >= REPEATS:
-                    save(row, RESULTS / f"{table}_cpu.csv", FIELDS, [case.name for case in TABLES[table]])
+                    update(row, RESULTS / f"{table}_cpu.csv", FIELDS, [case.name for case in TABLES[table]])
 
 
 def report(row: dict[str, object]) -> None:
@@ -129,7 +129,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """That of the repository, dirty if more than tables has changed; a copy without one is told by COMMIT."""
+    """Return the commit, marked dirty if more than tables has changed; COMMIT overrides it outside a repository."""
     if "COMMIT" in os.environ:
         return os.environ["COMMIT"]
     found = _git("rev-parse", "--short", "HEAD") or "unknown"
@@ -144,19 +144,14 @@ def _git(*arguments: str) -> str:
 COMMIT = commit()
 
 
-def save(row: dict[str, object], path: Path, fields: Sequence[str], order: Sequence[str]) -> None:
-    """Put the row in the place of an older one; each tells its commit, and a run cut short has not run for nothing."""
+def update(row: dict[str, object], path: Path, fields: Sequence[str], order: Sequence[str]) -> None:
+    """Save the row in place of the older one of its case, after every case: an interrupted run keeps its results."""
     rows: dict[object, dict[str, object]] = {}
     if path.exists():
         with path.open(newline="", encoding="utf8") as file:
             rows = {old["case"]: old for old in csv.DictReader(file)}
     rows[row["case"]] = row
-    new = path.with_suffix(".new")
-    with new.open("w", newline="", encoding="utf8") as file:
-        writer = csv.DictWriter(file, fields, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows[case] for case in order if case in rows)
-    new.replace(path)
+    save((rows[case] for case in order if case in rows), path, fields)
 
 
 if __name__ == "__main__":

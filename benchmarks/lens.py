@@ -9,7 +9,6 @@ right weights is checked first.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import platform
 import time
@@ -25,7 +24,7 @@ from torch import Tensor
 from regard.lens import capture
 
 from .__main__ import COMMIT, RESULTS, machine, milliseconds, spread
-from .measure import Measured
+from .measure import Measured, save
 
 LENGTHS = (2_048, 8_192, 32_768, 131_072)
 LAYERS, HIDDEN, HEADS, KV_HEADS, INNER, VOCABULARY = 8, 2048, 16, 4, 8192, 1000  # as wide as Llama 3.2 1B
@@ -55,7 +54,8 @@ def main() -> None:
             times = f"{row['time']:>14}  x {row['ratio'] or '-':<6}"
             print(f"{row['tokens']:>9} tokens  {row['case']:<34}{times}{row['peak_memory']:>10}  {bar}", flush=True)
     if device.type == "cuda" and tuple(arguments.lengths) == LENGTHS and arguments.hidden == HIDDEN:
-        save(rows)
+        save(rows, RESULTS / "lens_gpu.csv", FIELDS)
+        print(f"saved {RESULTS / 'lens_gpu.csv'}")
 
 
 def llama(hidden: int, longest: int) -> Any:
@@ -250,16 +250,6 @@ def row(
         "commit": COMMIT,
         "date": date.today().isoformat(),
     }
-
-
-def save(rows: list[dict[str, object]]) -> None:
-    path = RESULTS / "lens_gpu.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf8") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"saved {path}")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +84,17 @@ def peak(call: Call) -> int:
 def _status(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def save(rows: Iterable[Mapping[str, object]], path: Path, fields: Sequence[str]) -> None:
+    """Write the rows to a CSV file; an interrupted run leaves the old file as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    with new.open("w", newline="", encoding="utf8") as file:
+        writer = csv.DictWriter(file, fields, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    new.replace(path)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ tile costs does not depend on them.
 from __future__ import annotations
 
 import argparse
-import csv
 import http.client
 import platform
 import random
@@ -28,7 +27,7 @@ from regard.views.viewer.pyramid import TILE
 from regard.views.viewer.wire_format import parse_frame
 
 from .__main__ import COMMIT, RESULTS, machine
-from .measure import Measured
+from .measure import Measured, save
 
 BARS = {"first view": 2.0, "exact tile": 0.15, "preview": 0.15, "memory": 500e6}
 
@@ -56,7 +55,9 @@ def main() -> None:
             rows = [
                 row | {"machine": f"{torch.cuda.get_device_name(arguments.device)}, {row['machine']}"} for row in rows
             ]
-        save(rows, RESULTS / ("viewer_gpu.csv" if arguments.device else "viewer_cpu.csv"))
+        table = RESULTS / ("viewer_gpu.csv" if arguments.device else "viewer_cpu.csv")
+        save(rows, table, list(rows[0]))
+        print(f"saved {table}")
 
 
 def synthetic(path: Path, arguments: argparse.Namespace) -> None:
@@ -226,15 +227,6 @@ def row(case: str, bar: str | float, values: list[float], show=milliseconds) -> 
         "commit": COMMIT,
         "date": date.today().isoformat(),
     }
-
-
-def save(rows: list[dict[str, object]], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf8") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"saved {path}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard import Additive, Causal, Window, attend, weights
 
-from ..__main__ import RESULTS, save
+from ..__main__ import RESULTS, update
 from .cases import cases, groups, tensors
 from .table import FIELDS, measured, report
 
@@ -28,7 +28,7 @@ def main() -> None:
         if any(part in case.name for part in arguments.only):
             row = measured(case)
             report(row)
-            save(row, RESULTS / "kernels_gpu.csv", FIELDS, [case.name for case in cases()])
+            update(row, RESULTS / "kernels_gpu.csv", FIELDS, [case.name for case in cases()])
             torch.cuda.empty_cache()
 
 
