@@ -14,11 +14,13 @@ from .language import Windows, ids_of, read_ids, write_ids
 from .lines import Lines
 from .pairs import Pair, pairs_jsonl, pairs_tsv, parallel
 from .shapes import Scene, Scenes, Shape
-from .tabular import Rows, Stream
+from .tabular import Stream, TextRows
 from .tokenizers import Tokenizer, TokenSpan
 from .toys import Arithmetic, Copy, Recall, Reverse, Sort
 
-Span = TokenSpan  # the name in earlier versions
+# Names of earlier versions.
+Rows = TextRows
+Span = TokenSpan
 
 __all__ = [
     "Answer",
@@ -50,6 +52,7 @@ __all__ = [
     "Sort",
     "Span",
     "Stream",
+    "TextRows",
     "TokenSpan",
     "Tokenizer",
     "Windows",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .lines import Lines
-from .tabular import Columns, Rows, columns
+from .tabular import Columns, TextRows, columns
 from .text import check_class_names
 
 
@@ -33,7 +33,7 @@ class LabelledText:
     both number them alike; an unknown label then raises and names its line.
     """
 
-    def __init__(self, rows: Rows[tuple[str, str]], *, classes: Sequence[str] | None = None) -> None:
+    def __init__(self, rows: TextRows[tuple[str, str]], *, classes: Sequence[str] | None = None) -> None:
         self._rows = rows
         names = [name for _, name in rows]
         self.classes = tuple(sorted(set(names)) if classes is None else classes)
@@ -65,12 +65,12 @@ def labelled_tsv(
 ) -> LabelledText:
     """Read two columns of a tab-separated file, by number, or by name if the first line is a header."""
     file, places, header = columns(path, text, label)
-    return LabelledText(Rows(file, parse=Columns(places, _check_label), header=header), classes=classes)
+    return LabelledText(TextRows(file, parse=Columns(places, _check_label), header=header), classes=classes)
 
 
 def labelled(texts: str | Path, labels: str | Path, *, classes: Sequence[str] | None = None) -> LabelledText:
     """Read two files that match line by line: texts, and the label of each."""
-    return LabelledText(Rows(Lines(texts), Lines(labels), parse=_check_label), classes=classes)
+    return LabelledText(TextRows(Lines(texts), Lines(labels), parse=_check_label), classes=classes)
 
 
 def _check_label(text: str, label: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Rows(Generic[T_co]):
+class TextRows(Generic[T_co]):
     """`parse(line of file 1, line of file 2, ...)` for every line: `len`, index, iteration.
 
     `parse` raises `ValueError` for a bad line; the error then names file and line. With `header` the first line is
@@ -66,7 +66,7 @@ class Rows(Generic[T_co]):
         return DataError(problem, file=self.files[0].path, line=number + self._skip + 1, hint=hint)
 
     def __repr__(self) -> str:
-        return f"Rows({', '.join(str(file.path) for file in self.files)})"
+        return f"TextRows({', '.join(str(file.path) for file in self.files)})"
 
     def _row(self, number: int, *texts: str) -> T_co:
         try:
@@ -92,7 +92,7 @@ class Rows(Generic[T_co]):
 class Stream(Generic[T_co]):
     """Rows for iteration only: for text too large to index."""
 
-    def __init__(self, rows: Rows[T_co]) -> None:
+    def __init__(self, rows: TextRows[T_co]) -> None:
         self._rows = rows
 
     def __iter__(self) -> Iterator[T_co]:

@@ -13,8 +13,10 @@ from .scheduled_sampling import Exponential, InverseSigmoid, LinearSchedule
 from .schedules import Constant, CosineSchedule, InverseSquareRoot, Plateau
 
 # Names of earlier versions.
-Cosine, Linear = CosineSchedule, LinearSchedule
-Lines, Report = ProgressLines, StepReport
+Cosine = CosineSchedule
+Linear = LinearSchedule
+Lines = ProgressLines
+Report = StepReport
 joined = process_group
 
 __all__ = [

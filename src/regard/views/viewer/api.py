@@ -174,14 +174,14 @@ class ViewerApi:
         rows, cols = (some, slice(0, n_j)) if axis == "query" else (slice(0, n_i), some)
         key = "token", capture, layer, batch, head, axis, first, last, top
 
-        def found() -> bytes:
+        def make_frame() -> bytes:
             weight = mean_given(view, some) if axis == "query" else sum_received(view, some)
             best = strongest(weight, min(top, len(weight)))
             links = int((best.values > 0).sum())
             top_links = {"top": plain(best.indices[:links], "u4"), "top_weight": plain(best.values[:links])}
             return frame({"weight": plain(weight), **top_links}, state="exact")
 
-        return self._now_or_later(key, view.work(rows, cols), found)
+        return self._now_or_later(key, view.work(rows, cols), make_frame)
 
     def block(self, capture: int, layer: int, batch: int, row: int, rows: int, col: int, cols: int) -> bytes:
         """Return the weights of all heads in a rectangle of queries by keys."""
@@ -193,10 +193,10 @@ class ViewerApi:
         at = slice(row, row + rows), slice(col, col + cols)
         key = "block", capture, layer, batch, row, rows, col, cols
 
-        def found() -> bytes:
+        def make_frame() -> bytes:
             return frame({"weight": plain(torch.stack([head.block(*at) for head in heads]))}, state="exact")
 
-        return self._now_or_later(key, sum(head.work(*at) for head in heads), found)
+        return self._now_or_later(key, sum(head.work(*at) for head in heads), make_frame)
 
     def flow(self, capture: int, layer: int, batch: int, token: int) -> bytes:
         """Return the rollout of a token from the output of a layer down to the input."""
