@@ -49,8 +49,9 @@ PATTERNS = {
         "name the actor: the user, the model, autograd, the caller",
     ),
     "told": pattern(
-        r"\b(told|tells?|telling)\b(?! apart)|\bsaid to\b|\bsays? so\b|"
-        rf"\b{BE} (said|heard|handed)\b|\b{BE} asked\b|\basked for\b|\b(let|lets) \w+ hear\b|\bforetell\w*",
+        r"\b(told|tells?|telling)\b(?! (apart|you)\b)|\bsaid to\b|"
+        rf"\b{BE} (said|heard|handed)\b|\b(is|are|was|were) asked\b|\basked for\b|"
+        r"\b(let|lets) \w+ hear\b|\bforetell\w*",
         EVERYWHERE,
         "use the verb of the field: report, warn, return, request, pass, predict",
     ),
@@ -60,7 +61,7 @@ PATTERNS = {
         "name the noun: the recorded calls, the copied rows",
     ),
     "of-which": pattern(
-        r"\bof (whom|whose)\b|\bof (those|these)\b(?! [a-z-]*[a-z]s\b)|(?<!, )(?<!\d )\bof which\b",
+        r"\bof (whom|whose)\b|(?<!\bone )\bof (those|these)\b(?! [a-z-]*[a-z]s\b)|(?<!, )(?<!\d )\bof which\b",
         EVERYWHERE,
         "repeat the noun",
     ),
