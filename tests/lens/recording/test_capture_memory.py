@@ -48,13 +48,13 @@ def peak(how, n):
 
 
 @pytest.mark.slow
-def test_capture_and_summary_of_32768_tokens_stay_within_a_fifth_of_the_forward_pass_plus_queries_and_keys():
+def test_capture_of_32768_tokens_takes_at_most_a_fifth_more_memory():
     n = 32_768
     queries_and_keys = 2 * DEPTH * n * DIM * 4
     assert peak("watched", n) <= 1.2 * (peak("plain", n) + queries_and_keys)
 
 
-def test_what_is_held_are_queries_and_keys():
+def test_a_tape_holds_queries_and_keys_only():
     model, x = model_of(), torch.randn(1, 1_000, DIM)
     with torch.no_grad(), capture(model) as tape:
         model(x)
@@ -64,7 +64,7 @@ def test_what_is_held_are_queries_and_keys():
     assert sum(held.values()) == 2 * DEPTH * 1_000 * DIM * 4
 
 
-def test_parts_of_a_joint_projection_do_not_hold_the_whole():
+def test_views_of_a_joint_projection_do_not_keep_it_alive():
     class Joint(nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Terms of a captured call: the masks and biases that were, whoever writes to their tensors later."""
+"""Snapshots of terms: a tape keeps the masks and biases of the call, even if their tensors change later."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ class Called(nn.Module):
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_a_mask_that_is_used_again_for_the_next_batch(mode):
+def test_a_mask_that_is_reused_in_place_for_the_next_batch_is_copied(mode):
     with mode():
         model, x = Attention(D, heads=H), torch.randn(B, N, D)
         keep, right = torch.ones(B, N, dtype=torch.bool), []
@@ -44,7 +44,7 @@ def test_a_mask_that_is_used_again_for_the_next_batch(mode):
         ("score", Bilinear, torch.randn(D // H, D // H)),
     ],
 )
-def test_tensors_of_terms_that_are_written_to(slot, make, held, tmp_path):
+def test_tensors_of_terms_are_copied_before_they_change(slot, make, held, tmp_path):
     x = torch.randn(B, N, D)
     model = Called()
     with torch.no_grad(), capture(model) as tape:
@@ -59,7 +59,7 @@ def test_tensors_of_terms_that_are_written_to(slot, make, held, tmp_path):
 
 @pytest.mark.parametrize(("slot", "part"), [("bias", T5Bias(H)), ("normalize", LearnedSink(H))])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_parameters_that_are_written_to(slot, part, frozen):
+def test_parameters_of_terms_are_copied_before_they_change(slot, part, frozen):
     model, x = Attention(D, heads=H, **{slot: part}).requires_grad_(not frozen), torch.randn(B, N, D)
     with capture(model) as tape:
         model(x)
@@ -70,7 +70,7 @@ def test_parameters_that_are_written_to(slot, part, frozen):
     torch.testing.assert_close(tape[0].dense(), right)
 
 
-def test_sinks_of_models_of_transformers_that_are_written_to():
+def test_sinks_of_transformers_are_copied_before_they_change():
     model = zoo.made(zoo.gpt_oss, "eager")
     with torch.no_grad(), capture(model) as tape:
         model(zoo.ids(1))

@@ -39,9 +39,13 @@ def register_kernel(
     >>> class Layer(nn.Module):
     ...     def forward(self, x):
     ...         return fast_attention(x, x, x)
+    >>> layer = Layer()
     >>> with register_kernel(fast_attention, to_kernel_call, output="b i h e"):
-    ...     with capture(Layer()) as tape:
-    ...         out = Layer()(torch.randn(1, 5, 2, 8))
+    ...     with capture(layer) as tape:
+    ...         out = layer(torch.randn(1, 5, 2, 8))
+    >>> tape
+    Tape(1 layer)
+    (model)  Weights(1 x 2 x 5 x 5, mask=Causal())
 
     `to_kernel_call` receives the arguments of `function` and returns a `KernelCall`, or raises `NotUnderstood` with
     the reason. `output` names the dims of what `function` returns (its first element, if it returns a tuple): b batch,
