@@ -214,7 +214,7 @@ def test_huge_finite_garbage_in_hidden_keys_changes_nothing(backend):
     torch.testing.assert_close(dirty[:, :, :20], clean[:, :, :20])
 
 
-def test_nan_in_a_query_that_sees_nothing_reaches_nobody(backend):
+def test_nan_in_a_query_that_sees_nothing_changes_no_output(backend):
     q, k, v = qkv(i=6, j=4)
     q[:, :, 0] = torch.nan
     leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -224,7 +224,7 @@ def test_nan_in_a_query_that_sees_nothing_reaches_nobody(backend):
     assert all(grad.isfinite().all() for grad in grads)
 
 
-def test_nan_in_a_bias_under_a_hidden_entry_reaches_nobody(backend):
+def test_nan_in_a_bias_under_a_hidden_entry_changes_no_output(backend):
     q, k, v = qkv()
     values = torch.zeros(9, 9)
     values[2, 5], values[0, 8] = torch.nan, torch.inf

@@ -64,7 +64,7 @@ def test_output_and_gradients_are_those_of_the_oracle(case: Case, dtype: torch.d
 @pytest.mark.parametrize("dtype", HALVES, ids=short)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("kernel", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"])
-def test_every_kernel_hands_over_the_log_sum_exp_of_each_row(kernel, causal, dtype):
+def test_every_kernel_returns_the_log_sum_exp_of_each_row(kernel, causal, dtype):
     torch.manual_seed(0)
     for n, d in ((33, 64), (130, 128), (257, 64)):
         q, k, v = (torch.randn(2, 4, n, d, device="cuda", dtype=dtype) for _ in range(3))
@@ -80,7 +80,7 @@ def test_every_kernel_hands_over_the_log_sum_exp_of_each_row(kernel, causal, dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
-def test_the_fused_route_answers_from_the_kernel_s_statistic(dtype):
+def test_measures_reuse_the_statistic_of_the_fused_kernel(dtype):
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 4, 300, 64, device="cuda", dtype=dtype) for _ in range(3))
     for terms in ({}, {"mask": R.Causal()}, {"mask": R.Causal() & R.Window(50)}):
@@ -116,7 +116,7 @@ def test_no_call_stores_the_matrix(terms):
 
 
 @pytest.mark.parametrize("case", MASKS, ids=str)
-def test_flex_is_what_masks_take_on_a_gpu(case):
+def test_masks_use_sdpa_or_flex_on_a_gpu(case):
     shape = next(shape for shape in SHAPES if case.fits(shape))
     torch.manual_seed(0)
     (q, k, v), t = (torch.randn(2, 4, 33, 32), torch.randn(2, 2, 70, 32), torch.randn(2, 2, 70, 32)), []
@@ -160,7 +160,7 @@ def test_an_offset_alone_does_not_compile_again():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
 
 
-def test_many_kinds_of_mask_do_not_use_up_each_other_s_compilations():
+def test_many_masks_do_not_exhaust_the_compile_cache():
     torch._dynamo.reset()
     flex._compiled.cache_clear()
     q, k, v = (torch.randn(1, 1, 200, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))

@@ -109,13 +109,13 @@ def test_a_second_derivative_is_refused(device):
         first.sum().backward()
 
 
-def test_additive_attention_goes_to_the_kernel_unasked(device):
+def test_additive_attention_uses_the_kernel_by_default(device):
     q, k, v = torch.randn(3, 1, 2, 9, 6, device=device)
     table = explain(q, k, v, score=R.Additive(torch.ones(6, device=device)))
     assert "-> triton     chosen" in table
 
 
-def test_every_question_can_be_asked_of_additive_weights(device, monkeypatch):
+def test_every_measure_of_additive_weights_is_right(device, monkeypatch):
     monkeypatch.setattr(rows, "additive_scores", None)  # every score comes from the kernel
     q, k, u = (
         torch.randn(1, 2, 9, 6, device=device),

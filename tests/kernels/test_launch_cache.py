@@ -48,7 +48,7 @@ def kernel(monkeypatch):
     return Kernel()
 
 
-def test_the_second_time_it_goes_to_the_kernel_of_the_first(kernel):
+def test_a_repeated_launch_uses_the_compiled_kernel(kernel):
     x, y = torch.zeros(8), torch.ones(8)
     launch.launch(kernel, (3,), x, 8, None, CAP=None, WIDTH=16, num_warps=4)
     launch.launch(kernel, (5, 2), y, 8, None, CAP=None, WIDTH=16, num_warps=4)
@@ -71,7 +71,7 @@ def test_the_second_time_it_goes_to_the_kernel_of_the_first(kernel):
         ((torch.zeros(8), 8, None), {"num_warps": 8}),
     ],
 )
-def test_anything_else_is_looked_up_by_triton(kernel, given, named):
+def test_a_launch_with_other_arguments_is_looked_up_by_triton(kernel, given, named):
     usual = {"CAP": None, "WIDTH": 16, "num_warps": 4}
     launch.launch(kernel, (3,), torch.zeros(8), 8, None, **usual)
     launch.launch(kernel, (3,), *given, **(usual | named))
@@ -85,7 +85,7 @@ def test_another_device_is_looked_up_by_triton(kernel, monkeypatch):
     assert len(kernel.made) == 2
 
 
-def test_it_runs_where_its_tensors_are(kernel, monkeypatch):
+def test_a_launch_runs_on_the_device_of_its_tensors(kernel, monkeypatch):
     class Elsewhere(torch.Tensor):
         device = torch.device("cuda", 1)
 
@@ -105,7 +105,7 @@ def test_it_runs_where_its_tensors_are(kernel, monkeypatch):
     assert len(kernel.made) == 2
 
 
-def test_no_more_is_remembered_than_is_said(kernel, monkeypatch):
+def test_the_cache_is_bounded(kernel, monkeypatch):
     monkeypatch.setattr(launch, "MAX_CACHED_LAUNCHES", 4)
     for n in range(11):
         launch.launch(kernel, (3,), torch.zeros(8), n, None, WIDTH=16, CAP=None)
@@ -121,7 +121,7 @@ def test_an_interpreted_kernel_is_launched_as_it_is(kernel, monkeypatch):
 
 
 @pytest.mark.compiled
-def test_a_compiled_kernel_is_given_what_triton_gives_it():
+def test_a_cached_launch_passes_the_arguments_that_triton_passes():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.fake_launches"],

@@ -76,7 +76,7 @@ def test_a_second_derivative_raises(small_tiles):
         grad.sum().backward()
 
 
-def test_what_else_is_differentiated_goes_without_the_kernel(small_tiles):
+def test_other_gradients_are_computed_without_the_kernel(small_tiles):
     q, k = torch.randn(1, 2, 9, 8, device=small_tiles, requires_grad=True), torch.randn(1, 2, 9, 8, device=small_tiles)
     for terms in (
         {"bias": R.Alibi(slopes=torch.rand(2, device=small_tiles).requires_grad_())},
@@ -118,7 +118,7 @@ def test_a_mask_of_inference_mode_serves_a_gradient(small_tiles):
 
 
 @pytest.mark.parametrize("name", ["plain", "documents", "alibi", "added"])
-def test_a_row_that_is_not_a_number_is_one_for_every_key_it_sees(name, small_tiles):
+def test_a_nan_row_is_nan_for_every_key_it_sees(name, small_tiles):
     q, k = torch.randn(2, 2, 19, 16, device=small_tiles), torch.randn(2, 1, 40, 16, device=small_tiles)
     seen = judged(q, k, TERMS[name])[1].dense() != 0
     k[1, 0, 30, 5] = torch.nan

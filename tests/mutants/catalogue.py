@@ -128,7 +128,7 @@ BLOCKS = [
         "ops/blocks/prepared_call.py",
         "return torch.where(rows[..., None], prepared.q, 0.0), ",
         "return prepared.q, ",
-        "test_conventions.py::test_nan_in_a_query_that_sees_nothing_reaches_nobody",
+        "test_conventions.py::test_nan_in_a_query_that_sees_nothing_changes_no_output",
     ),
     Mutant(
         "the last key left out of scattered tiles",
@@ -285,7 +285,7 @@ MASKS = [
         "ops/terms/masks/position_masks.py",
         "Tiles(grid.j.low <= grid.i.high, grid.j.high <= grid.i.low)",
         "Tiles(grid.j.low <= grid.i.low, grid.j.high <= grid.i.low)",
-        "ops/terms/masks/test_masks.py::test_a_tile_said_empty_is_empty_and_one_said_full_is_full",
+        "ops/terms/masks/test_masks.py::test_tiles_reported_empty_are_empty_and_tiles_reported_full_are_full",
     ),
     Mutant(
         "causal marks a tile on the diagonal as full",
@@ -320,7 +320,7 @@ MASKS = [
         "ops/terms/masks/position_masks.py",
         "full if self.step == 1 else torch.zeros_like(full)",
         "full",
-        "ops/terms/masks/test_masks.py::test_a_tile_said_empty_is_empty_and_one_said_full_is_full",
+        "ops/terms/masks/test_masks.py::test_tiles_reported_empty_are_empty_and_tiles_reported_full_are_full",
     ),
     Mutant(
         "padding lets its first key through",
@@ -390,14 +390,14 @@ MASKS = [
         "ops/terms/masks/mask_algebra.py",
         "Tiles(left.some & right.some, left.full & right.full)",
         "Tiles(left.some & right.some, left.full | right.full)",
-        "ops/terms/masks/test_masks.py::test_a_tile_said_empty_is_empty_and_one_said_full_is_full",
+        "ops/terms/masks/test_masks.py::test_tiles_reported_empty_are_empty_and_tiles_reported_full_are_full",
     ),
     Mutant(
         "a disjunction empty where one side is",
         "ops/terms/masks/mask_algebra.py",
         "Tiles(left.some | right.some, left.full | right.full)",
         "Tiles(left.some & right.some, left.full | right.full)",
-        "ops/terms/masks/test_masks.py::test_a_tile_said_empty_is_empty_and_one_said_full_is_full",
+        "ops/terms/masks/test_masks.py::test_tiles_reported_empty_are_empty_and_tiles_reported_full_are_full",
     ),
     Mutant(
         "a negation leaks through tiles that are partly hidden",
@@ -1004,7 +1004,7 @@ BACKENDS = [
         "ops/fused/kernel_reductions.py",
         "if bins.rows.last < high:",
         "if False:",
-        "kernels/summary/test_hopper_kernel.py::test_last_cells_are_means_of_what_they_hold",
+        "kernels/summary/test_hopper_kernel.py::test_smaller_last_cells_are_means_of_their_entries",
     ),
     Mutant(
         "a measure that was written to is differentiated as it is now",
@@ -1032,14 +1032,14 @@ BACKENDS = [
         "ops/fused/kernel_reductions.py",
         "        and call.bias is None\n",
         "",
-        "kernels/summary/test_hopper_kernel.py::test_what_is_left_to_the_other_kernel",
+        "kernels/summary/test_hopper_kernel.py::test_other_calls_go_to_the_generic_kernel",
     ),
     Mutant(
         "the kernel for Hopper taken where sums must be deterministic",
         "ops/fused/kernel_reductions.py",
         "        and not torch.are_deterministic_algorithms_enabled()\n",
         "",
-        "kernels/summary/test_hopper_kernel.py::test_what_is_left_to_the_other_kernel",
+        "kernels/summary/test_hopper_kernel.py::test_other_calls_go_to_the_generic_kernel",
     ),
 ]
 

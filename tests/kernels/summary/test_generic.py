@@ -126,7 +126,7 @@ def test_sums_over_rows_come_out_the_same_when_determinism_is_asked_for(terms, d
         torch.testing.assert_close(one.cpu().double(), right, atol=1e-5, rtol=1e-5)
 
 
-def test_bins_that_fall_into_parts_by_themselves_are_summed_in_one_order_too(device):
+def test_deterministic_sums_of_bins_in_parts_are_repeatable(device):
     q, k = torch.randn(1, 2, 48, 16, device=device), torch.randn(1, 1, 32, 16, device=device)
     A, exact = judged(q, k, {})
     torch.use_deterministic_algorithms(True)
@@ -196,7 +196,7 @@ def test_groups_may_differ_between_batch_rows(terms, device, monkeypatch):
 @pytest.mark.interpreter
 @pytest.mark.usefixtures("no_walk")
 @pytest.mark.parametrize("terms", [*FEW.values(), *(TERMS[name] for name in ("dense", "alibi", "cap", "t5"))])
-def test_the_largest_weights_are_found_where_runs_of_keys_have_theirs(terms, device, monkeypatch):
+def test_topk_equals_topk_of_the_dense_matrix(terms, device, monkeypatch):
     monkeypatch.setattr("regard.ops.fused.topk_entries.STRIP_BYTES", 1)
     q, k = torch.randn(2, 2, 19, 16, device=device), torch.randn(2, 1, 40, 16, device=device)
     A, exact = judged(q, k, terms)
@@ -209,7 +209,7 @@ def test_the_largest_weights_are_found_where_runs_of_keys_have_theirs(terms, dev
 
 
 @pytest.mark.usefixtures("no_walk")
-def test_the_largest_weights_may_crowd_in_one_run_or_lie_in_the_last(device):
+def test_topk_finds_entries_in_one_run_and_in_the_last_run(device):
     q, k = torch.ones(1, 1, 3, 16, device=device), torch.zeros(1, 1, 83, 16, device=device)
     k[:, :, 32:36] = torch.tensor([4.0, 3.0, 2.0, 1.0], device=device)[:, None]
     k[:, :, 82] = 2.5
@@ -218,7 +218,7 @@ def test_the_largest_weights_may_crowd_in_one_run_or_lie_in_the_last(device):
 
 
 @pytest.mark.usefixtures("no_walk")
-def test_no_key_past_the_last_is_among_the_largest(device):
+def test_topk_returns_no_key_past_the_end(device):
     q, k = torch.ones(1, 1, 3, 16, device=device), -torch.ones(1, 1, 83, 16, device=device)
     k[:, :, 80:] = torch.tensor([-0.3, -0.2, -0.1], device=device)[:, None]
     assert weights(q, k).topk(4).indices[..., :3].tolist() == [[[[82, 81, 80]] * 3]]
@@ -242,7 +242,7 @@ def test_hidden_garbage_changes_nothing(mask, garbage, device):
         torch.testing.assert_close(getattr(clean, name), getattr(dirty, name))
 
 
-def test_only_what_is_asked_for_is_computed(device):
+def test_only_requested_measures_are_returned(device):
     q, k = torch.randn(1, 1, 20, 16, device=device), torch.randn(1, 1, 20, 16, device=device)
     lse = weights(q, k).lse
     found = summarize_generic(
@@ -324,7 +324,7 @@ def test_bins_of_a_tile_have_slots_of_their_own():
     ],
     ids=["additive", "sparsemax", "shaw"],
 )
-def test_what_the_kernel_cannot_do_is_done_without_it(terms, reason, device):
+def test_unsupported_terms_are_computed_without_the_kernel(terms, reason, device):
     q, k = torch.randn(1, 2, 12, 16, device=device), torch.randn(1, 2, 12, 16, device=device)
     A, exact = judged(q, k, terms)
     assert reason in " ".join(fused.objections(A._call))
@@ -333,7 +333,7 @@ def test_what_the_kernel_cannot_do_is_done_without_it(terms, reason, device):
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("name", ["plain", "causal", "documents", "alibi", "added", "cap"])
-def test_a_row_that_is_not_a_number_is_not_taken_for_one_that_sees_nothing(name, device):
+def test_a_nan_row_is_not_treated_as_an_empty_row(name, device):
     q, k = torch.randn(2, 2, 19, 16, device=device), torch.randn(2, 1, 40, 16, device=device)
     seen = judged(q, k, TERMS[name])[1].dense() != 0
     k[1, 0, 30, 5] = torch.nan

@@ -47,7 +47,7 @@ def portions(split, blocks):
 
 @pytest.mark.parametrize("at_once", [264, 396])
 @pytest.mark.parametrize("blocks", [1, 16, 256, 264, 395, 396, 400, 512, 1024, 2048, 8192])
-def test_blocks_are_dealt_out_whole_and_processors_end_at_about_one_time(blocks, at_once):
+def test_split_even_blocks_covers_all_blocks_and_processors_finish_together(blocks, at_once):
     split = split_even_blocks(blocks, at_once)
     shared = portions(split, blocks)
     assert len(shared) == blocks
@@ -57,7 +57,7 @@ def test_blocks_are_dealt_out_whole_and_processors_end_at_about_one_time(blocks,
 
 
 @pytest.mark.parametrize(("blocks", "at_once", "places"), [(512, 396, 32), (256, 396, 16), (128, 264, 8), (3, 396, 3)])
-def test_a_few_long_blocks_keep_no_processor_busy_after_the_others(blocks, at_once, places):
+def test_split_causal_blocks_shares_the_longest_blocks(blocks, at_once, places):
     split = split_causal_blocks(blocks, at_once, places)
     shared = portions(split, blocks)
     assert len(shared) == blocks
@@ -70,7 +70,7 @@ def test_a_few_long_blocks_keep_no_processor_busy_after_the_others(blocks, at_on
         assert rounds(apart, at_once) < 0.85 * rounds(lengths, at_once)
 
 
-def test_outputs_are_apart_and_have_room_for_a_tile_past_their_end(monkeypatch):
+def test_outputs_do_not_overlap_and_are_padded_by_a_tile(monkeypatch):
     monkeypatch.setattr(kernel, "zeros_for_next_kernel", lambda n, device: torch.zeros(n, device=device))
     shapes = {"received": (1, 2, 70), "map": (1, 2, 3, 4), "entropy": (1, 2, 64)}
     found = kernel._make_outputs(shapes, torch.device("cpu"), map_is_written=False)
@@ -102,7 +102,7 @@ def test_outputs_are_apart_and_have_room_for_a_tile_past_their_end(monkeypatch):
         (False, 64, torch.bfloat16, (None, 16)),
     ],
 )
-def test_what_it_takes(takes, d, dtype, sizes):
+def test_is_supported(takes, d, dtype, sizes):
     assert kernel.is_supported(torch.zeros(1, 1, 9, d, dtype=dtype), sizes) is takes
 
 
@@ -118,7 +118,7 @@ def test_what_it_takes(takes, d, dtype, sizes):
         ({}, "map", False),
     ],
 )
-def test_what_is_left_to_the_other_kernel(terms, want, binned, monkeypatch):
+def test_other_calls_go_to_the_generic_kernel(terms, want, binned, monkeypatch):
     monkeypatch.setattr(fused, "is_hopper", lambda device: True)
     q = torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16)
     bins = fused.Mesh(Axis.even(64, 8), Axis.even(64, 8), q.device)
@@ -139,7 +139,7 @@ def test_what_is_left_to_the_other_kernel(terms, want, binned, monkeypatch):
 
 @pytest.mark.parametrize("how", ["mean", "sum"])
 @pytest.mark.parametrize(("n", "m"), [(64, 128), (70, 100), (65, 9), (16, 33)])
-def test_last_cells_are_means_of_what_they_hold(n, m, how, monkeypatch):
+def test_smaller_last_cells_are_means_of_their_entries(n, m, how, monkeypatch):
     """By a kernel that is not one: sums over cells, times a share that is that of whole cells."""
 
     def summed(q, k, lse, *, scale, shape, bin_sizes, share, **others):
@@ -175,7 +175,7 @@ STORED = {
 @pytest.mark.parametrize("b", [1, 3])
 @pytest.mark.parametrize("g", [1, 2])
 @pytest.mark.parametrize("stored", STORED)
-def test_keys_are_found_however_they_are_stored(stored, b, g):
+def test_keys_as_matrix_addresses_every_head_in_any_memory_layout(stored, b, g):
     k = STORED[stored](b, g, 10, 64)
     matrix, (batch, head), side = kernel.keys_as_matrix(k)
     assert (matrix.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()) is (stored not in COPIED)
@@ -188,7 +188,7 @@ def test_keys_are_found_however_they_are_stored(stored, b, g):
 
 
 @pytest.mark.parametrize(("n", "m"), [(5, 0), (0, 5)])
-def test_without_queries_or_keys_there_is_nothing(n, m, monkeypatch):
+def test_without_queries_or_keys_all_measures_are_zero(n, m, monkeypatch):
     q, k = torch.ones(1, 2, n, 64, dtype=torch.bfloat16), torch.ones(1, 2, m, 64, dtype=torch.bfloat16)
     asked = {"want": frozenset(NAMES), "shape": (2, 3), "bin_sizes": (8, 8)}
     monkeypatch.setattr(torch, "empty", lambda sizes, **options: torch.full(sizes, float("nan"), **options))
@@ -206,7 +206,7 @@ def test_without_queries_or_keys_there_is_nothing(n, m, monkeypatch):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("kind", compiled.KINDS)
-def test_it_can_be_compiled_for_any_call(kind):
+def test_the_kernel_compiles_for_any_call(kind):
     """Apart from these tests, in which kernels are interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -244,7 +244,7 @@ CASES = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("case", CASES)
-def test_its_measures_are_those_of_the_definition(case, d, dtype):
+def test_measures_equal_the_definition(case, d, dtype):
     (b, h, g, i, j), shape, terms, options = CASES[case]
     q = torch.randn(b, h, i, d, device="cuda", dtype=dtype)
     k = torch.randn(b, j, g, d, device="cuda", dtype=dtype).transpose(1, 2)
@@ -261,7 +261,7 @@ def test_its_measures_are_those_of_the_definition(case, d, dtype):
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("mask", [None, R.Causal()], ids=["plain", "causal"])
-def test_a_long_text_is_summed_up_as_by_the_other_kernel(mask, monkeypatch):
+def test_a_long_sequence_has_the_measures_of_the_generic_kernel(mask, monkeypatch):
     q, k = (torch.randn(1, 2, 16384, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     found = weights(q, k, mask=mask).summary()
     monkeypatch.setattr(fused, "_band_for_hopper", lambda *call: None)
@@ -278,7 +278,7 @@ def test_a_long_text_is_summed_up_as_by_the_other_kernel(mask, monkeypatch):
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (63, 63), (64, 64), (129, 129), (1000, 1000), (77, 301), (301, 77)])
 @pytest.mark.parametrize("mask", [None, R.Causal()], ids=["plain", "causal"])
-def test_single_measures_of_any_length_are_those_of_the_definition(mask, n, m, d):
+def test_single_measures_of_any_length_equal_the_definition(mask, n, m, d):
     q, k = (torch.randn(2, 3, size, d, device="cuda", dtype=torch.bfloat16) for size in (n, m))
     A, exact = weights(q, k, mask=mask), weights(q.double(), k.double(), mask=mask)
     assert fused._band_for_hopper(A._call, q, frozenset(("received",)), None) is not None
@@ -291,7 +291,7 @@ def test_single_measures_of_any_length_are_those_of_the_definition(mask, n, m, d
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("mask", [None, R.Causal()], ids=["plain", "causal"])
 @pytest.mark.parametrize(("n", "m"), [(4097, 4097), (5000, 5000), (4100, 9000), (9000, 4100)])
-def test_a_text_of_any_length_has_a_map(n, m, mask):
+def test_a_sequence_of_any_length_has_a_map(n, m, mask):
     """Whose last cells are of fewer entries."""
     q, k = (torch.randn(1, 2, size, 64, device="cuda", dtype=torch.bfloat16) for size in (n, m))
     A = weights(q, k, mask=mask)
@@ -304,7 +304,7 @@ def test_a_text_of_any_length_has_a_map(n, m, mask):
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("mask", [None, R.Causal()], ids=["plain", "causal"])
-def test_a_row_that_is_not_a_number_is_not_taken_for_one_that_sees_nothing(mask):
+def test_a_nan_row_is_not_treated_as_an_empty_row(mask):
     q, k = (torch.randn(2, 2, 150, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     k[1, 0, 90, 5] = torch.nan
     A = weights(q, k, mask=mask)
@@ -341,7 +341,7 @@ def _copy_late(X, OUT):
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("want", [{"map"}, {"received"}, set(NAMES)], ids=["map", "received", "all"])
 @pytest.mark.parametrize("size", [8, 128])
-def test_it_begins_when_what_it_reads_is_written(size, want):
+def test_the_kernel_waits_for_kernels_that_write_its_inputs(size, want):
     ready = torch.randn(2, 8, 16 * size, 64, device="cuda", dtype=torch.bfloat16)
     lse = torch.logsumexp(ready.float() @ ready.float().mT, -1)
     terms = {"want": frozenset(want), "scale": 1.0, "offset": 0, "pattern": Pattern(), "shape": (16, 16)}
@@ -355,7 +355,7 @@ def test_it_begins_when_what_it_reads_is_written(size, want):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-def test_what_keys_receive_may_be_written_to_and_learned_from():
+def test_received_mass_may_be_changed_in_place_and_differentiated():
     q, k = (torch.randn(1, 2, 100, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     share = weights(q, k).received()
     share /= 100

@@ -233,7 +233,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("source", "message"), REFUSED, ids=[source[:40] for source, _ in REFUSED])
-def test_what_is_not_a_term_is_refused(source, message):
+def test_invalid_sources_are_refused(source, message):
     with pytest.raises(ValueError, match=message) as caught:
         parse(source)
     assert not isinstance(caught.value, SyntaxError)

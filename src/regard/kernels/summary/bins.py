@@ -1,6 +1,6 @@
 """Bins of a map: the map row and column of each query and key, and the order in which queries are put into tiles.
 
-There are three ways to tell the bins of a tile of rows apart:
+The bins of a tile of rows are separated in one of three ways:
 
 - parts: if every bin holds a multiple of 8 neighbouring rows, a tile is cut into parts that lie in one bin each.
 - slots: otherwise queries are sorted by bin, so that a tile holds few bins, and sums per bin are a matrix product: the

@@ -22,18 +22,18 @@ class RowTile(NamedTuple):
     q: Any  # [D, I]
     lse2: Any  # log2 of each row's sum of exponentials
     row: Any
-    position: Any  # of each row, counted from `first`
+    position: Any  # position of each row minus `first`
     first: Any  # position of the first row
 
 
 class TileOutputs(NamedTuple):
-    """Pointers to what is summed per key and bin, and whether sums per row are wanted; None if not requested."""
+    """Pointers to the outputs of this program; None for outputs that were not requested."""
 
     ENTROPY: Any
     RECEIVED: Any
     LARGEST: Any
     DISTANCE: Any
-    slots: Any  # [I, WIDE], a one in the slot of each row; None if rows are told apart by parts
+    slots: Any  # [I, WIDE], a one in the slot of each row; None if bins are parts of the tile
     cells: Any  # the map
     at: Any  # [PARTS or WIDE], the map row each part or slot adds to, times the width of the map
     peaks: Any

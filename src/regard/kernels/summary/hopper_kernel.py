@@ -355,7 +355,7 @@ def hopper_summary_kernel(
     async_copy.wait_group(0)
     barrier()
     queries = (upper_queries, copied.index(1).load(operand))
-    wait_for_previous_kernel()  # which writes the zeros
+    wait_for_previous_kernel()  # it writes the zeros
     if MASKED and MAP is not None and cells_fit_in_warp(ROW_BIN, COL_BIN):
         clear_cells(place, gl.where(portion == 0, (reach + 63) // 64 * (64 // COL_BIN), cols), cells, ROW_BIN)
     zeros = gl.zeros([64, 64], gl.float32, layout=PRODUCT)

@@ -37,7 +37,7 @@ class HopperConfig(NamedTuple):
     stages: int  # key tiles in flight
     registers: int  # the most a thread may use
     programs_per_processor: int  # how many run at the same time
-    max_shared_blocks: float  # causal: up to so many blocks per processor, programs share the longest blocks
+    max_shared_blocks: float  # causal: up to this many blocks per processor, programs share the longest blocks
     padded_sums: bool  # whether sums in shared memory are padded, not swizzled
 
 

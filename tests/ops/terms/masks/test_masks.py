@@ -272,7 +272,7 @@ def _every(tile):
 @given(masks_on_a_grid())
 @example((Causal(), block_of((1, 1, 5, 7), -6), 2, 3))
 @example((~Blocks(LAYOUTS, 3), block_of((2, 3, 5, 7)), 2, 4))
-def test_a_tile_said_empty_is_empty_and_one_said_full_is_full(case):
+def test_tiles_reported_empty_are_empty_and_tiles_reported_full_are_full(case):
     mask, block, rows, cols = case
     some, full, any_seen, all_seen = tiles_of(mask, block, rows, cols)
     assert not (any_seen & ~some).any()

@@ -1,8 +1,8 @@
 """Masks: which keys each query may attend to, as an algebra of small terms.
 
 A mask is a callable over `(b, h, i, j)` that is True where the query at i may attend to the key at j, so it is a
-FlexAttention `mask_mod`. Masks combine by `&`, `|` and `~`, print as a picture, and tell which tiles of the matrix are
-empty and which are full without evaluating single entries.
+FlexAttention `mask_mod`. Masks combine by `&`, `|` and `~`, print as a picture, and know which tiles of the matrix are
+empty or full without evaluating single entries.
 """
 
 from __future__ import annotations
