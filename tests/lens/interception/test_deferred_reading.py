@@ -66,7 +66,7 @@ def test_a_plain_pass_is_read_when_somebody_looks_and_never_makes_a_device_wait(
     [pytest.param(2**13, {}, id="short"), pytest.param(0, {"aten._fused_sdp_choice.default": 2}, id="long")],
 )
 def test_a_captured_pass_launches_what_the_plain_one_does(monkeypatch, short, added):
-    monkeypatch.setattr(statistic, "SHORT", short)
+    monkeypatch.setattr(statistic, "CHEAP_ENTRIES", short)
     model, ids = llama(), torch.arange(14).view(2, 7)
     with Launched() as plain:
         model(ids, use_cache=False)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
-from regard.lens.interception.sdpa import _EAR, SDPA, attended, hear, tell, tell_no_more
+from regard.lens.interception.sdpa import _LSE_SINK, SDPA, install_hook, remove_hook, run_with_lse, sdpa_with_lse
 
 
 def tensors(h=4, g=4, i=9, j=9, d=6, dtype=torch.float32):
@@ -28,7 +28,7 @@ CALLS = [
 @pytest.mark.parametrize(("made", "asked"), CALLS)
 def test_output_is_pytorchs_to_the_bit_and_the_statistic_is_the_log_sum_exp(made, asked):
     q, k, v = tensors(**made)
-    out, lse = attended(q, k, v, **asked)
+    out, lse = sdpa_with_lse(q, k, v, **asked)
     assert torch.equal(out, F.scaled_dot_product_attention(q, k, v, **asked))
     s = q.double() @ k.double().repeat_interleave(4 // k.shape[1], 1).mT * asked.get("scale", q.shape[-1] ** -0.5)
     if "is_causal" in asked:
@@ -40,7 +40,7 @@ def test_output_is_pytorchs_to_the_bit_and_the_statistic_is_the_log_sum_exp(made
 def test_gradients_are_those_of_the_function():
     leaves = [x.requires_grad_() for x in tensors()]
     expected = torch.autograd.grad(F.scaled_dot_product_attention(*leaves, is_causal=True).square().sum(), leaves)
-    out, lse = attended(*leaves, is_causal=True)
+    out, lse = sdpa_with_lse(*leaves, is_causal=True)
     assert not lse.requires_grad
     assert all(map(torch.equal, torch.autograd.grad(out.square().sum(), leaves), expected))
 
@@ -59,17 +59,17 @@ def test_there_is_none_where_the_kernel_is_another(made, asked):
     torch.manual_seed(0)
     expected = F.scaled_dot_product_attention(q, k, v, **asked)
     torch.manual_seed(0)
-    out, lse = attended(q, k, v, **asked)
+    out, lse = sdpa_with_lse(q, k, v, **asked)
     assert lse is None
     assert torch.equal(out, expected)
 
 
 def test_there_is_none_for_three_dims_gaps_and_autocast():
     q, k, v = tensors()
-    assert attended(q[0], k[0], v[0])[1] is None
-    assert attended(q[..., ::2], k[..., ::2], v[..., ::2])[1] is None
+    assert sdpa_with_lse(q[0], k[0], v[0])[1] is None
+    assert sdpa_with_lse(q[..., ::2], k[..., ::2], v[..., ::2])[1] is None
     with torch.autocast("cpu", torch.bfloat16):
-        out, lse = attended(q, k, v)
+        out, lse = sdpa_with_lse(q, k, v)
     assert lse is None
     assert out.dtype == torch.bfloat16
 
@@ -77,24 +77,24 @@ def test_there_is_none_for_three_dims_gaps_and_autocast():
 def test_wrong_calls_raise_as_they_do():
     q, k, v = tensors(g=2)
     with pytest.raises(RuntimeError):
-        attended(q, k, v)
+        sdpa_with_lse(q, k, v)
 
 
 @pytest.fixture
 def telling():
-    tell()
+    install_hook()
     yield
-    tell_no_more()
+    remove_hook()
     assert F.scaled_dot_product_attention is SDPA
 
 
 def test_the_statistic_of_a_single_call_is_heard(telling):
     q, k, v = tensors()
-    out, statistic = hear(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+    out, statistic = run_with_lse(F.scaled_dot_product_attention, q, k, v, is_causal=True)
     assert torch.equal(out, SDPA(q, k, v, is_causal=True))
-    assert torch.equal(statistic, attended(q, k, v, is_causal=True)[1])
-    assert hear(lambda: [F.scaled_dot_product_attention(q, k, v) for _ in range(2)])[1] is None
-    assert hear(lambda: hear(F.scaled_dot_product_attention, q, k, v))[1] is None
+    assert torch.equal(statistic, sdpa_with_lse(q, k, v, is_causal=True)[1])
+    assert run_with_lse(lambda: [F.scaled_dot_product_attention(q, k, v) for _ in range(2)])[1] is None
+    assert run_with_lse(lambda: run_with_lse(F.scaled_dot_product_attention, q, k, v))[1] is None
 
 
 def test_whoever_does_not_listen_gets_the_plain_function(telling):
@@ -105,7 +105,7 @@ def test_whoever_does_not_listen_gets_the_plain_function(telling):
         thread.start()
         thread.join()
 
-    assert hear(elsewhere) == (None, None)
+    assert run_with_lse(elsewhere) == (None, None)
     assert torch.equal(F.scaled_dot_product_attention(q, k, v), SDPA(q, k, v))
 
 
@@ -117,7 +117,7 @@ def test_masks_that_know_the_function_by_its_name_do_their_work(telling, mask, l
     keep = keep.tril(k.shape[2] - q.shape[2] if mask is causal_lower_right else 0)
     given = {"attn_mask": mask(*keep.shape)}
     if listens:
-        out, _ = hear(F.scaled_dot_product_attention, q, k, v, **given)
+        out, _ = run_with_lse(F.scaled_dot_product_attention, q, k, v, **given)
     else:
         out = F.scaled_dot_product_attention(q, k, v, **given)
     assert type(out) is torch.Tensor
@@ -127,15 +127,15 @@ def test_masks_that_know_the_function_by_its_name_do_their_work(telling, mask, l
 def test_nothing_is_heard_after_a_function_has_failed(telling):
     q, k, v = tensors(g=2)
     with pytest.raises(RuntimeError):
-        hear(F.scaled_dot_product_attention, q, k, v)
-    assert _EAR.found is None
+        run_with_lse(F.scaled_dot_product_attention, q, k, v)
+    assert _LSE_SINK.collected is None
 
 
 def test_a_function_somebody_put_in_its_place_stays(monkeypatch):
     monkeypatch.setattr(F, "scaled_dot_product_attention", other := lambda q, k, v: q)
-    tell()
+    install_hook()
     assert F.scaled_dot_product_attention is other
-    tell_no_more()
+    remove_hook()
     assert F.scaled_dot_product_attention is other
 
 
@@ -147,7 +147,7 @@ def test_a_function_somebody_put_in_its_place_stays(monkeypatch):
 def test_kernels_of_a_gpu_give_the_same_bits_and_tell_the_statistic(g, d, asked, learned):
     q, k, v = (x.bfloat16().cuda().requires_grad_(learned) for x in tensors(h=8, g=g, i=1000, j=1000, d=d))
     asked = {**asked, "enable_gqa": g < 8}
-    out, lse = attended(q, k, v, **asked)
+    out, lse = sdpa_with_lse(q, k, v, **asked)
     assert torch.equal(out, F.scaled_dot_product_attention(q, k, v, **asked))
     s = q.double() @ k.double().repeat_interleave(8 // g, 1).mT * d**-0.5
     if "is_causal" in asked:

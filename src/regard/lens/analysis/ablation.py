@@ -1,10 +1,8 @@
-"""Heads at work: switch some off, and ask which of them a loss depends on.
+"""Ablate heads, and estimate how much a loss depends on each head.
 
-Seen are the layers of `regard.nn`, `nn.MultiheadAttention`, and every module that calls `attend`,
-`F.scaled_dot_product_attention`, `flex_attention`, a function of `flash_attn` or `memory_efficient_attention` of
-xformers, Hugging Face models on their default implementation included.
-Layers go by their name in the model, `model.layers.3.self_attn`; a model that is itself one layer has the name "", and
-a tape shows it as "(model)".
+Every attention that `capture` records can be ablated, because both use the same interception. Layers go by their name
+in the model, `model.layers.3.self_attn`; a model that is itself one layer has the name "", and a tape shows it as
+"(model)".
 """
 
 from __future__ import annotations
@@ -66,8 +64,8 @@ def ablate(model: nn.Module, heads: Mapping[str, Iterable[int]]) -> Iterator[Non
 
 @contextmanager
 def importance(model: nn.Module) -> Iterator[dict[str, Float[Tensor, " h"]]]:
-    """sum over tokens of abs(out_h . dL/dout_h), for each layer and head: how much a loss leans on each (Michel et al.
-    2019, sec. 4.1). The dot product is also the sum over keys of A * dL/dA.
+    """sum over tokens of abs(out_h . dL/dout_h), for each layer and head: how much the loss depends on each (Michel et
+    al. 2019, sec. 4.1). The dot product is also the sum over keys of A * dL/dA.
 
     >>> import torch
     >>> from regard.nn import Attention

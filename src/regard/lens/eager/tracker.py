@@ -1,12 +1,21 @@
-"""Attention that a model writes out itself: a product, a softmax and a product, seen as one.
+"""Recognize attention that a model writes out itself, as matmul, softmax and matmul ("eager" attention).
 
     scores = (q @ k.mT / d**0.5).masked_fill(hidden, -inf)
     out = dropout(scores.softmax(-1)) @ v
 
-Of scores it is remembered what they are the product of, what they were multiplied by, and what was added to them or
-hidden in them, so that a tape holds q, k and terms as of any other attention. Where something else was done to them
-they are kept themselves, queries by keys, as the model did. Either way rows of the weights that the model has found
-tell whether it was understood.
+What
+    `EagerTracker` keeps a symbolic value beside each tensor of scores: the q and k whose product it is, its scale, and
+    the numbers added to it or hidden in it. So a tape holds q, k and terms, as for any other attention.
+
+How it flows
+    The function mode passes each relevant call to `follow`. `matmul.py` recognizes products, `op_rules.py` has one rule
+    per function (mul, masked_fill, softmax, ...), and a product of a softmax output with values completes an
+    `EagerAttention`. If the model did something to the scores that has no rule, the scores themselves are stored,
+    queries x keys. Either way some rows of the weights that the model computed are compared with the interpretation.
+
+Lifetimes
+    Symbolic values live as long as their tensors, which are referenced weakly, and as nothing writes to them in place.
+    `clear` forgets all when the outermost module of the model returns.
 """
 
 from __future__ import annotations
@@ -31,35 +40,36 @@ from .op_rules import OP_RULES, SOFTMAX, OpCall, SymbolicTensors, is_in_place
 from .provenance import Provenance
 from .symbolic_scores import Scores, SoftmaxOutput, WeightedValues
 
-ROWS = 8  # of each matrix that are looked at, to see whether it was understood
-ENTRIES = 2**24  # of a matrix looked at at once, where all rows are
-EXACT, ROUNDED = 0.03, 0.1  # how far weights may be off, as a share of the largest of their row, in float32 and halves
-FOLDS = 8  # of the latest batch dims that were made one, that are remembered
+ROWS = 8  # rows of each matrix that are compared with the weights of the model
+MAX_COMPARED_ENTRIES = 2**24  # matrix entries compared at once if all rows are compared
+TOLERANCE, HALF_TOLERANCE = 0.03, 0.1  # error relative to the largest weight of a row, in float32 and half precision
+MAX_FOLDS = 8  # latest merges of two batch dims that are remembered
 LINEAR, SUM = "linear", "sum"
-BEGINNING = MATMUL_NAMES | MERGING_NAMES | {LINEAR, SOFTMAX}  # functions that matter even where there are no scores yet
-NAMES = BEGINNING | OP_RULES.keys() | {SUM}
+STARTING_NAMES = MATMUL_NAMES | MERGING_NAMES | {LINEAR, SOFTMAX}  # functions that matter before there are scores
+NAMES = STARTING_NAMES | OP_RULES.keys() | {SUM}
 
-Heads = Callable[[int], int | None]  # how many of so many matrices are of one text, if somebody says
+Heads = Callable[[int], int | None]  # number of matrices -> number of heads among them, None if unknown
 
 
 class EagerAttention(NamedTuple):
-    """One attention that was written out."""
+    """One attention that a model has written out as matmul, softmax and matmul."""
 
     scores: Scores | None
     logits: Tensor  # b h i j
-    found: Tensor  # b h i j: the weights as the model found them
+    found: Tensor  # b h i j: the weights that the model computed
     v: Tensor  # b h j e
-    heads: Callable[[Tensor], Tensor]  # makes b h i e of the output, or of its gradient
-    reweighed: bool  # was something done to the weights after the softmax?
-    sink: Tensor | None = None  # h: one more logit, of which nothing is read
+    heads: Callable[[Tensor], Tensor]  # b h i e of the output, or of its gradient
+    reweighed: bool  # the model changed the weights after the softmax
+    sink: Tensor | None = None  # h: an extra logit per head that takes weight but no value
 
     @classmethod
     def of(
         cls, x: Tensor, softmaxed: SoftmaxOutput, average: Average, heads: int | None, first: bool
     ) -> EagerAttention:
-        """The attention by a softmax, of which x is the tensor, with values; `heads` may be in the batch, and `first`.
+        """Return the attention of a softmax output, whose current tensor is x, with its values.
 
-        Batch dims may have been one for all heads; then the finest there were are taken.
+        `heads` is their number if they are merged into the batch dim, outermost if `first`. If batch dims were merged
+        along the way, the finest ones are used.
         """
         v, scores, shape = average.v, softmaxed.scores, softmaxed.keys_last(x).shape
         logits, found = (average.weights(y.reshape(shape)) for y in (softmaxed.logits, softmaxed.weights_in(x)))
@@ -113,7 +123,7 @@ class EagerAttention(NamedTuple):
         if not self.found.numel():
             return True
         rows = torch.arange(i) if self.reweighed else torch.linspace(0, i - 1, ROWS).round().long().unique()
-        step = max(1, ENTRIES // (b * h * j))
+        step = max(1, MAX_COMPARED_ENTRIES // (b * h * j))
         return all(self._has_rows(weights, part.to(self.found.device)) for part in rows.split(step))
 
     def _has_rows(self, weights: Weights, rows: Tensor) -> bool:
@@ -121,23 +131,23 @@ class EagerAttention(NamedTuple):
         theirs = self.found[:, :, rows, : ours.shape[-1]].float().nan_to_num()
         off, largest = (ours - theirs).abs().amax(-1), ours.amax(-1)
         halves = any(x.dtype.itemsize <= 2 for x in (self.logits, self.v))  # scores may be cast up before a softmax
-        return bool((off <= (ROUNDED if halves else EXACT) * largest)[largest > 0].all())
+        return bool((off <= (HALF_TOLERANCE if halves else TOLERANCE) * largest)[largest > 0].all())
 
 
 class EagerTracker:
-    """Follows scores through the functions of PyTorch, outside of what autograd records."""
+    """Follows scores through the functions of PyTorch; without gradients unless a consumer may replace the call."""
 
     def __init__(self, *, with_gradients: bool = False) -> None:
         self._with_gradients = with_gradients
         self._symbolic = SymbolicTensors()
         self.traces = Provenance()
-        self._folds: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=FOLDS)
+        self._folds: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=MAX_FOLDS)
 
     def follow(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
     ) -> EagerAttention | None:
-        """Take in one call, that has run, of a function that `touches` scores; return an attention that it ends."""
-        if (not self._symbolic.entries and name not in BEGINNING) or in_functorch():
+        """Process a call that has run of a function that `touches` scores; return the attention that it completes."""
+        if (not self._symbolic.entries and name not in STARTING_NAMES) or in_functorch():
             return None
         if name in MATMUL_NAMES:
             with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
@@ -153,7 +163,7 @@ class EagerTracker:
             return self._changed(OpCall(self._symbolic, name, args, kwargs, out), heads)
 
     def is_averaged(self, x: Tensor) -> list[bool] | None:
-        """Of a softmax of queries and keys, what will hold True once values are averaged by it; None of others."""
+        """Return a list that holds True once values are averaged by this softmax over q-k scores; None for others."""
         note = self._symbolic.get(x)
         return note.averaged if isinstance(note, SoftmaxOutput) and note.is_attention else None
 
@@ -164,7 +174,7 @@ class EagerTracker:
         self._folds.clear()
 
     def _changed(self, call: OpCall, heads: Heads) -> EagerAttention | None:
-        """Take in what was done to scores, or to weights: where these have been multiplied, their sum is an average."""
+        """Apply the rule of an op to scores or weights; a sum over weights times values completes an attention."""
         if call.name == SUM:
             note = self._symbolic.get(call.argument(0))
             if isinstance(note, WeightedValues) and (found := note.average(call.args, call.kwargs)) is not None:
@@ -181,7 +191,7 @@ class EagerTracker:
         return None
 
     def _pairs(self, call: OpCall, softmaxed: SoftmaxOutput) -> bool:
-        """Is it a softmax of queries and keys? Words there are, or classes, are no keys, but parameters."""
+        """True if the softmax is over keys. A product with an nn.Parameter is a classifier or vocabulary projection."""
         if softmaxed.scores is not None and not _is_parameter(softmaxed.scores.k):
             return True
         return self.traces.is_attention_softmax(call.argument(0, "input"), call.argument(1, "dim"))
@@ -208,10 +218,10 @@ class EagerTracker:
     def _averaged(
         self, note: SoftmaxOutput, found: Average, x: Tensor, values: Any, heads: Heads
     ) -> EagerAttention | None:
-        """The attention that is whole with an average by weights x, unless it is none, or has been seen.
+        """Return the attention that an average by weights x completes; None if it is none, or was returned before.
 
-        It is seen by its first values; those of relative positions come after. An average of experts is none, nor one
-        of parameters, such as the words there are.
+        The first average counts; averages of relative positions come after it. Averages of experts, and of parameters
+        such as embeddings, are no attention.
         """
         shape = note.keys_last(x).shape
         if note.averaged or shape.numel() != note.logits.numel() or _is_parameter(found.v):
@@ -230,7 +240,7 @@ _TOUCHING: dict[Any, str | None] = {Tensor.mT.__get__: "mT", Tensor.T.__get__: "
 
 
 def touches(func: Any) -> str | None:
-    """The name of a function that may be a step of an attention, or writes to what it is given; None for others."""
+    """Return the name of a function that may be a step of an attention or writes in place; None for others."""
     try:
         return _TOUCHING[func]
     except KeyError:
@@ -239,11 +249,11 @@ def touches(func: Any) -> str | None:
 
 
 def _by_head(sink: Tensor) -> Tensor | None:
-    """One number a head, of b h i j that are to be the same in all rows of one."""
+    """Return one number per head, `h`, if it is the same in all rows of a head; else None."""
     first = sink[:1, :, :1, :1]
     return first.flatten().clone() if bool((sink[..., :1] == first).all()) else None
 
 
 def _is_parameter(x: Tensor) -> bool:
-    """Is it a parameter, or a view of one?"""
+    """True for a parameter or a view of one."""
     return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)

@@ -1,7 +1,8 @@
-"""Doors: the places where the code of a model's layers finds a function, so that another can be put there.
+"""Find every reference to a kernel reachable from a model's code (globals, closures, attributes), so it can be patched.
 
-Followed are names in the code, closures, attributes of layers and of their classes, and what helpers, objects, dicts
-and lists found on the way lead to. Code of PyTorch, of transformers and of Python itself is not, nor compiled code.
+The search follows names in the code of layers, closures, attributes of layers and of their classes, and the helper
+functions, objects, dicts and lists that it meets. It does not follow code of PyTorch, of transformers and of the
+standard library, nor compiled code.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-OTHERS = frozenset(("torch", "transformers", "regard", "numpy"))  # whose code calls it nowhere, or where it is watched
+OTHERS = frozenset(("torch", "transformers", "regard", "numpy"))  # their code is never patched
 FOREIGN = OTHERS | sys.stdlib_module_names
-PLAIN = frozenset((int, float, bool, str, bytes, type(None), Tensor, nn.Parameter))  # lead nowhere
-OWN = frozenset(vars(nn.Module()))  # what every layer has
-DEEP = 2  # objects within objects that are looked into
-LONG = 64  # a list or dict that is too long to hold functions by design
+PLAIN = frozenset((int, float, bool, str, bytes, type(None), Tensor, nn.Parameter))  # types that refer to no function
+OWN = frozenset(vars(nn.Module()))  # attributes of every nn.Module
+MAX_OBJECT_DEPTH = 2  # objects within objects that are searched
+MAX_CONTAINER_LENGTH = 64  # longer lists and dicts are not searched
 
 
-class Door(NamedTuple):
-    """A key of a dict or list, or an attribute of a class or cell."""
+class CallSite(NamedTuple):
+    """A reference that can be replaced: a key of a dict or list, or an attribute of a class or closure cell."""
 
     holder: Any
     name: Any
 
     def get(self) -> Any:
-        """What is there now; None if nothing is."""
+        """Return the current value; None if the reference is gone."""
         with suppress(LookupError, AttributeError, ValueError):
             if isinstance(self.holder, (dict, list)):
                 return self.holder[self.name]
@@ -38,7 +39,7 @@ class Door(NamedTuple):
         return None
 
     def put(self, value: Any) -> None:
-        """Set what is found there."""
+        """Replace the value."""
         if isinstance(self.holder, (dict, list)):
             self.holder[self.name] = value
         else:
@@ -47,67 +48,67 @@ class Door(NamedTuple):
 
 @functools.cache
 def may_lead_somewhere(kinds: frozenset[type]) -> bool:
-    """Is there code of such layers to be followed?"""
+    """True if any of these layer classes has code that the search follows."""
     return any(_root(kind) not in OTHERS for kind in kinds)
 
 
-def doors(
+def find_call_sites(
     parts: Iterable[nn.Module], wanted: Callable[[Any], bool], homes: Collection[ModuleType]
-) -> Iterator[tuple[Door, Any]]:
-    """Wherever the code of layers finds something wanted: the place, and what is there; `homes` is where it is from."""
+) -> Iterator[tuple[CallSite, Any]]:
+    """Yield each reference to a wanted value and the value; `homes` are the modules that define wanted values."""
     met: set[Any] = set()
     waiting: list[tuple[Any, int]] = [(part, 0) for part in parts if _root(type(part)) not in OTHERS]
-    for thing, depth in waiting:  # which grows meanwhile
-        for door, value in _places(thing, homes, met):
+    for thing, depth in waiting:  # the list grows during the search
+        for site, value in _places(thing, homes, met):
             if type(value) in PLAIN:
                 continue
             if wanted(value):
-                if (place := (id(door.holder), door.name)) not in met:
+                if (place := (id(site.holder), site.name)) not in met:
                     met.add(place)
-                    yield door, value
+                    yield site, value
                 continue
             for other in _leads_to(value):
                 deeper = 0 if isinstance(other, (FunctionType, type)) else depth + 1
-                if id(other) not in met and deeper <= DEEP:
-                    met.add(id(other))  # as long as it waits it is the only one with this id
+                if id(other) not in met and deeper <= MAX_OBJECT_DEPTH:
+                    met.add(id(other))  # the queue keeps it alive, so its id stays unique
                     waiting.append((other, deeper))
 
 
-def _places(thing: Any, homes: Collection[ModuleType], met: set[Any]) -> Iterator[tuple[Door, Any]]:
-    """What code may find in a function, a class, an object, a dict or a list."""
+def _places(thing: Any, homes: Collection[ModuleType], met: set[Any]) -> Iterator[tuple[CallSite, Any]]:
+    """Yield the references that a function, class, object, dict or list holds."""
     if isinstance(thing, FunctionType):
         yield from _named(thing, homes)
     elif isinstance(thing, type):
-        yield from ((Door(thing, name), value) for name, value in list(vars(thing).items()))
+        yield from ((CallSite(thing, name), value) for name, value in list(vars(thing).items()))
     elif isinstance(thing, list):
-        yield from ((Door(thing, place), value) for place, value in enumerate(list(thing)))
+        yield from ((CallSite(thing, place), value) for place, value in enumerate(list(thing)))
     elif isinstance(thing, dict):
-        yield from ((Door(thing, name), value) for name, value in list(thing.items()))
+        yield from ((CallSite(thing, name), value) for name, value in list(thing.items()))
     else:
         held = vars(thing)
-        yield from ((Door(held, name), value) for name, value in list(held.items()) if name not in OWN)
+        yield from ((CallSite(held, name), value) for name, value in list(held.items()) if name not in OWN)
         for base in type(thing).__mro__:
             if id(base) not in met and _root(base) not in FOREIGN:
                 met.add(id(base))
                 yield from _places(base, homes, met)
 
 
-def _named(fn: FunctionType, homes: Collection[ModuleType]) -> Iterator[tuple[Door, Any]]:
-    """What a function finds by names, in its closure, and as what it takes unless given."""
+def _named(fn: FunctionType, homes: Collection[ModuleType]) -> Iterator[tuple[CallSite, Any]]:
+    """Yield the references of a function: names in its code, closure cells, and keyword defaults."""
     names = _names(fn.__code__)
-    modules = [sys.modules.get(name) for name in names]  # what it imports itself
+    modules = [sys.modules.get(name) for name in names]  # modules that it imports when it runs
     for holder in (fn.__globals__, *_vars_of(modules, homes)):
         holders = [holder]
-        for each in holders:  # which grows meanwhile, by modules in modules
+        for each in holders:  # the list grows by modules in modules
             found = [(name, each[name]) for name in names if name in each]
-            yield from ((Door(each, name), value) for name, value in found)
+            yield from ((CallSite(each, name), value) for name, value in found)
             holders += [x for x in _vars_of((value for _, value in found), homes) if not any(x is y for y in holders)]
-    # It may be imported within, or asked of its module by a longer name.
+    # It may import the kernel when it runs, or find it by a dotted name.
     for home in map(vars, homes):
-        yield from ((Door(home, name), home[name]) for name in names if name in home)
+        yield from ((CallSite(home, name), home[name]) for name in names if name in home)
     for cell in fn.__closure__ or ():
-        yield (door := Door(cell, "cell_contents")), door.get()
-    yield from ((Door(fn.__kwdefaults__, name), value) for name, value in (fn.__kwdefaults__ or {}).items())
+        yield (site := CallSite(cell, "cell_contents")), site.get()
+    yield from ((CallSite(fn.__kwdefaults__, name), value) for name, value in (fn.__kwdefaults__ or {}).items())
 
 
 def _vars_of(values: Iterable[Any], homes: Collection[ModuleType]) -> list[dict[str, Any]]:
@@ -116,7 +117,7 @@ def _vars_of(values: Iterable[Any], homes: Collection[ModuleType]) -> list[dict[
 
 
 def _leads_to(value: Any) -> Iterator[Any]:
-    """What of a value there is to look into."""
+    """Yield the objects within a value that are searched next."""
     if isinstance(value, (staticmethod, classmethod, MethodType)):
         yield from _leads_to(value.__func__)
         yield from _leads_to(getattr(value, "__self__", None))
@@ -129,7 +130,7 @@ def _leads_to(value: Any) -> Iterator[Any]:
         if not compiled and (value.__module__ or "").partition(".")[0] not in FOREIGN:
             yield value
     elif isinstance(value, (dict, list)):
-        if len(value) <= LONG:
+        if len(value) <= MAX_CONTAINER_LENGTH:
             yield value
     elif isinstance(value, type):
         if _root(value) not in FOREIGN:
@@ -146,6 +147,6 @@ def _root(kind: type) -> str:
 
 @functools.cache
 def _names(code: CodeType) -> frozenset[str]:
-    """Names in the code of a function, and of those within it."""
+    """Return the names in the code of a function and of functions nested in it."""
     within = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(code.co_names).union(*within)

@@ -27,7 +27,7 @@ def imported_kernels(
     layout: Callable[[Tensor], OutputLayout],
     dropout: str,
 ) -> list[Kernel]:
-    """Return the functions of these modules that are imported already; `to_kernel_call` takes the name of one first."""
+    """Return functions of modules that are imported already; `to_kernel_call` takes the function name first."""
     homes = tuple(module for name in modules if (module := sys.modules.get(name)) is not None)
     found = [
         (unpatched(vars(home)[name]), name) for home in homes for name in functions if callable(vars(home).get(name))

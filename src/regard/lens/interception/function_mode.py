@@ -3,7 +3,7 @@
 What
     A torch function mode sees each call of `attend`, `F.scaled_dot_product_attention` and
     `F.multi_head_attention_forward`, and the matmul and softmax calls by which a model writes attention out. Forward
-    hooks tell which layer is under way. The transformers interfaces (`transformers.py`) and patched kernels
+    hooks show which layer is under way. The transformers interfaces (`transformers.py`) and patched kernels
     (`patching.py`) report to the same mode.
 
 How it flows
@@ -51,7 +51,7 @@ from .kernel_call import KernelCall, OutputProof
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
 from .output_projection import projection_weight
 from .patching import KernelRun, is_active, remove_mode
-from .sdpa import SDPA, attended
+from .sdpa import SDPA, sdpa_with_lse
 from .torch_multihead import merged_mask, projected
 
 FLEX = frozenset((torch.ops.higher_order.flex_attention,))
@@ -183,21 +183,21 @@ class AttentionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, here = kwargs or {}, self.here
-        if is_compiling():  # what is traced into a graph holds no numbers
+        if is_compiling():  # traced tensors hold no numbers
             self.compiled = self.compiled or func in ATTENTIONS
             self.flexed = self.flexed or func in FLEX
             return func(*args, **kwargs)
         if here.silent or _PAUSED.count or not self._on:
             return func(*args, **kwargs)
         if self.is_observer:
-            if is_recomputing():  # by the same kernel, so that it saves the same tensors for its backward pass
-                return attended(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
+            if is_recomputing():  # the same kernel saves the same tensors for backward
+                return sdpa_with_lse(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
             if func in ATTENTIONS:
                 check_holds_numbers(*args, **kwargs)
         if func is attend:
             return self.observe(self._layer, partial(_attend_call, *args, **kwargs), func(*args, **kwargs))
         if func is SDPA:
-            out, statistic = attended(*args, **kwargs) if self.is_observer else (func(*args, **kwargs), None)
+            out, statistic = sdpa_with_lse(*args, **kwargs) if self.is_observer else (func(*args, **kwargs), None)
             return self._dot_product(out, statistic, *args, **kwargs)
         if func is F.multi_head_attention_forward:
             return self._multi_head(MULTI_HEAD.bind(*args, **kwargs))
@@ -307,7 +307,7 @@ class AttentionMode(TorchFunctionMode):
         return self in modes or not any(id(module) in other.names for other in modes)
 
     def _heads(self, matrices: int) -> int | None:
-        """Return the number of heads among so many matrices, from the attributes of the layer under way."""
+        """Return the number of heads among `matrices` matrices, from the attributes of the layer under way."""
         return head_count([(self.names[id(part)], part) for part in self.here.parts], matrices)
 
     def _dot_product(

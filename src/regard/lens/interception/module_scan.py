@@ -1,6 +1,6 @@
-"""What the code of a class says about attention, before any of it has run.
+"""Decide from the bytecode and source of a module class whether it can attend, before it runs.
 
-Whoever watches everything slows all of it down; so classes that cannot attend are passed over.
+An active function mode slows every function of PyTorch, so it is active only in classes that may attend.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .sdpa import SDPA
 
 ATTENTIONS = frozenset((attend, SDPA, F.multi_head_attention_forward))
 ATTENTIVE = frozenset((Core, nn.MultiheadAttention, nn.TransformerEncoderLayer))
-KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")  # PyTorch's own, by name
-WORDS = ("matmul", "bmm", "einsum")  # what the names of products have in them
-NAMED = ("attention", "attn")  # what the names of layers that attend have in them
-INTERFACE = "all_attention_functions"  # of transformers, in small letters
-HOLDERS = frozenset((nn.ModuleList, nn.ModuleDict))  # are never called
+KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")  # names of PyTorch's attention functions
+MATMUL_WORDS = ("matmul", "bmm", "einsum")  # parts of the names of product functions
+ATTENTION_WORDS = ("attention", "attn")  # parts of the names of layers that attend
+INTERFACE = "all_attention_functions"  # ALL_ATTENTION_FUNCTIONS of transformers, in lower case
+HOLDERS = frozenset((nn.ModuleList, nn.ModuleDict))  # never called themselves
 
 
 @cache
 def may_attend(kind: type) -> bool:
-    """May layers of this kind attend by themselves? Few of transformers do: most ask its interface."""
+    """True if layers of this class may attend by themselves; most of transformers call its interface instead."""
     file = kind.__module__
     if kind in HOLDERS:
         return False
@@ -39,14 +39,14 @@ def may_attend(kind: type) -> bool:
         return True
     try:
         source = inspect.getsource(sys.modules[file])
-    except (OSError, KeyError):  # there is no source to look at
+    except (OSError, KeyError):  # no source is available
         return True
     return _calls_one(source, KERNELS)
 
 
 @cache
 def attends(kind: type) -> bool:
-    """Does a layer of this kind call an attention by itself, as far as the names in its code tell?"""
+    """True if the code of a class names an attention function."""
     if kind in ATTENTIVE:
         return True
     return any(map(_names_one, functions(kind)))
@@ -54,7 +54,7 @@ def attends(kind: type) -> bool:
 
 @cache
 def attends_aside(kind: type) -> bool:
-    """Does a class call an attention in a method other than `forward`, as far as its code can be read?"""
+    """True if a method other than `forward` calls an attention function; False if its source is not available."""
     try:
         others = [fn for name, fn in vars(kind).items() if inspect.isfunction(fn) and name != "forward"]
         return any(_calls_one(inspect.getsource(fn), (*KERNELS, attend.__name__)) for fn in others)
@@ -64,22 +64,22 @@ def attends_aside(kind: type) -> bool:
 
 @cache
 def multiplies(kind: type) -> bool:
-    """Does the code of a class name a softmax and a product, and not the interface that does both?"""
+    """True if the code of a class names a softmax and a product, and not the interface of transformers."""
     code = [fn.__code__ for fn in functions(kind)]
     names = {name.lower() for each in code for name in each.co_names}
     if INTERFACE in names or not any(name.endswith("softmax") for name in names):
         return False
-    return any(word in name for name in names for word in WORDS) or any(map(_has_sign, code))
+    return any(word in name for name in names for word in MATMUL_WORDS) or any(map(_has_sign, code))
 
 
 @cache
 def is_an_attention(kind: type) -> bool:
-    """Is a class an attention by its name, and by what its code multiplies?"""
-    return any(word in kind.__name__.lower() for word in NAMED) and multiplies(kind)
+    """True if the name of a class says attention, and its code has a softmax and a product."""
+    return any(word in kind.__name__.lower() for word in ATTENTION_WORDS) and multiplies(kind)
 
 
 def functions(kind: type) -> Iterator[Any]:
-    """The functions in the code of a class of modules, and of those it is made of."""
+    """Return the functions of a module class and of its bases, up to `nn.Module`."""
     own = (fn for base in kind.__mro__ if base not in nn.Module.__mro__ for fn in vars(base).values())
     return filter(inspect.isfunction, map(inspect.unwrap, own))
 

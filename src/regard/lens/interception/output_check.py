@@ -10,7 +10,7 @@ from torch import Tensor
 from ...ops.weights import Weights
 from ..recording.observed import ObservedAttention
 
-MIN_RELATIVE_ERROR = 2**-9  # of the norm of an output row: kernels may multiply float32 in TF32
+MIN_RELATIVE_ERROR = 2**-9  # relative to the norm of an output row: kernels may multiply float32 in TF32
 ROUNDING_UNITS = 4  # units in the last place of the output's dtype
 
 

@@ -36,7 +36,7 @@ from torch.compiler import is_compiling
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from ..recording.store import check_holds_numbers
-from .call_sites import Door, doors
+from .call_sites import CallSite, find_call_sites
 from .intercepted import OutputLayout
 from .kernel_call import KernelCall, OutputProof
 from .output_check import reproduces_output
@@ -127,7 +127,7 @@ class KernelMode(Protocol):
 
 @contextmanager
 def patched(mode: KernelMode, parts: Collection[nn.Module], kernels: Collection[Kernel]) -> Iterator[None]:
-    """Report calls of these kernels to the mode within the block."""
+    """Report calls of the kernels to the mode within the block."""
     known = {id(kernel.function): kernel for kernel in kernels}
     homes = tuple(dict.fromkeys(home for kernel in kernels for home in kernel.homes))
 
@@ -138,7 +138,7 @@ def patched(mode: KernelMode, parts: Collection[nn.Module], kernels: Collection[
         return None if value is None else known[id(value)]
 
     with _LOCK:
-        sites = list(doors(parts, lambda value: kernel_of(value) is not None, homes))
+        sites = list(find_call_sites(parts, lambda value: kernel_of(value) is not None, homes))
         if sites:
             _MODES.append(mode)
         for site, value in sites:
@@ -167,7 +167,7 @@ class _Running(threading.local):
 _RUNNING = _Running()
 _LOCK = threading.Lock()
 _MODES: list[KernelMode] = []
-_PATCHED_SITES: list[Door] = []
+_PATCHED_SITES: list[CallSite] = []
 
 
 class _PatchedKernel:

@@ -1,7 +1,8 @@
-"""The row statistic of a model's own attention: PyTorch's kernels find it on their way and drop it; here it is kept.
+"""Run `F.scaled_dot_product_attention` so that the log-sum-exp (lse) of each row, which its kernels drop, is returned.
 
-With it a summary of what was captured takes one pass over q and k, not two. A short pass, which takes no longer than
-its Python, is not kept waiting for it: there it is found again once somebody looks.
+With the lse, a summary of a captured attention takes one pass over q and k instead of two. For short sequences the
+kernel is not asked for it, because that costs the host more time than the kernel takes: it is recomputed when the tape
+is read.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from torch.overrides import has_torch_function
 from ...ops.backends.torch_kernels import SdpaKernel, run_fused
 from ...ops.torch_state import is_traced
 
-SHORT, SHORT_ON_GPU = 2**13, 2**26  # entries of all matrices of an attention
-SDPA = torch._C._nn.scaled_dot_product_attention  # PyTorch's own, whatever its name in `F` stands for
+CHEAP_ENTRIES, CHEAP_ENTRIES_ON_GPU = 2**13, 2**26  # matrix entries of an attention whose lse is recomputed on demand
+SDPA = torch._C._nn.scaled_dot_product_attention  # the original function, even while its name in `F` is patched
 
 
-def attended(
+def sdpa_with_lse(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -35,109 +36,109 @@ def attended(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """`F.scaled_dot_product_attention`, by the kernel it takes, and the log-sum-exp of each row, `b h i`.
+    """Return the output of `F.scaled_dot_product_attention`, by the kernel that it selects, and the lse, `b h i`.
 
-    The second is None where there is a mask or dropout, where PyTorch has no fused kernel, and where somebody else
-    waits for a call of the function by its name.
+    The lse is None with a mask or dropout, if PyTorch has no fused kernel, and if another function mode or a tensor
+    subclass intercepts the function by its name.
     """
     if attn_mask is None and not dropout_p:
-        found = _by_kernel(query, key, value, is_causal, scale, enable_gqa)
-        if found is not None:
-            return found
-    given: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    return _own(query, key, value, attn_mask, **given), None
+        result = _run_kernel(query, key, value, is_causal, scale, enable_gqa)
+        if result is not None:
+            return result
+    options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    return _run_sdpa(query, key, value, attn_mask, **options), None
 
 
 def is_causal_bias(mask: object) -> TypeGuard[Any]:
-    """Is it a mask of `torch.nn.attention.bias`? Who has one has imported that, which takes a second."""
+    """True for a mask class of `torch.nn.attention.bias`, without importing that module, which takes a second."""
     module = sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(mask, module.CausalBias)
 
 
-def holds(q: Tensor, k: Tensor) -> bool:
-    """May a statistic of these be believed? Of a row that sees NaN the kernel for CPUs tells what the others sum to."""
+def lse_is_reliable(q: Tensor, k: Tensor) -> bool:
+    """False if q or k contain NaN or Inf on the CPU: the CPU kernel then returns an lse that ignores them."""
     return not q.is_cpu or bool(torch.isfinite(q).all() and torch.isfinite(k).all())
 
 
-def is_short(q: Tensor, k: Tensor) -> bool:
-    """Is the statistic found again, if somebody looks, in the time that asking the kernel for it takes the host?"""
+def is_recompute_cheap(q: Tensor, k: Tensor) -> bool:
+    """True if recomputing the lse on demand is cheaper than requesting it from the kernel."""
     b, h, i, _ = q.shape
-    return b * h * i * k.shape[2] <= (SHORT_ON_GPU if q.is_cuda else SHORT)
+    return b * h * i * k.shape[2] <= (CHEAP_ENTRIES_ON_GPU if q.is_cuda else CHEAP_ENTRIES)
 
 
-def found_again(q: Tensor, k: Tensor, *, is_causal: bool, scale: float | None) -> Tensor | None:
-    """The log-sum-exp of each row, `b h i`, of an attention that has run; None where PyTorch has no fused kernel."""
-    found = _by_kernel(q, k, k, is_causal, scale, q.shape[1] != k.shape[1])
-    return None if found is None else found[1]
+def recompute_lse(q: Tensor, k: Tensor, *, is_causal: bool, scale: float | None) -> Tensor | None:
+    """Return the lse, `b h i`, of an attention that has run; None if PyTorch has no fused kernel for it."""
+    result = _run_kernel(q, k, k, is_causal, scale, q.shape[1] != k.shape[1])
+    return None if result is None else result[1]
 
 
-def tell() -> None:
-    """From now on `F.scaled_dot_product_attention`, called by its name, tells its statistic to whoever wants to `hear`.
+def install_hook() -> None:
+    """Patch `F.scaled_dot_product_attention` so that `run_with_lse` can collect its lse.
 
-    A function mode would see it too, and every other function with it: that takes as long as a short attention. Where
-    the name stands for something else already, it stays so, and nothing is told.
+    A function mode would see every other function too, which takes as long as a short attention. If the name is patched
+    by other code already, it stays so, and no lse is collected.
     """
     if F.scaled_dot_product_attention is SDPA:
-        F.scaled_dot_product_attention = _telling
+        F.scaled_dot_product_attention = _hooked_sdpa
 
 
-def tell_no_more() -> None:
-    """Let the name stand for PyTorch's own function again."""
-    if F.scaled_dot_product_attention is _telling:
+def remove_hook() -> None:
+    """Restore `F.scaled_dot_product_attention`."""
+    if F.scaled_dot_product_attention is _hooked_sdpa:
         F.scaled_dot_product_attention = SDPA
 
 
-def hear(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Tensor | None]:
-    """What a function returns and, after `tell()`, the statistic of the one attention it calls for in this thread.
+def run_with_lse(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Tensor | None]:
+    """Return the result of a function and, after `install_hook()`, the lse of the attention that it calls.
 
-    The second is None where there was none, and where several calls make the whole.
+    The lse is None unless the function makes exactly one attention call in this thread.
     """
-    found: list[Tensor | None] = []
-    outer, _EAR.found = _EAR.found, found
+    collected: list[Tensor | None] = []
+    outer, _LSE_SINK.collected = _LSE_SINK.collected, collected
     try:
         result = function(*args, **kwargs)
     finally:
-        _EAR.found = outer
-    return result, found[0] if len(found) == 1 else None
+        _LSE_SINK.collected = outer
+    return result, collected[0] if len(collected) == 1 else None
 
 
-class _Ear(threading.local):
-    found: list[Tensor | None] | None = None
+class _LseSink(threading.local):
+    collected: list[Tensor | None] | None = None
 
 
-_EAR = _Ear()
+_LSE_SINK = _LseSink()
 
 
-def _telling(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-    if is_compiling() or (found := _EAR.found) is None:
-        # A mode knows the function as PyTorch's own; a mask does not, while it has another name.
-        own = _own if is_causal_bias(attn_mask) and not _watched() else SDPA
-        return own(query, key, value, attn_mask, *args, **kwargs)
-    out, statistic = attended(query, key, value, attn_mask, *args, **kwargs)
-    found.append(statistic)
+def _hooked_sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+    if is_compiling() or (collected := _LSE_SINK.collected) is None:
+        # Function modes know the original function; CausalBias compares with the patched name.
+        original = _run_sdpa if is_causal_bias(attn_mask) and not _mode_is_active() else SDPA
+        return original(query, key, value, attn_mask, *args, **kwargs)
+    out, statistic = sdpa_with_lse(query, key, value, attn_mask, *args, **kwargs)
+    collected.append(statistic)
     return out
 
 
-def _watched() -> bool:
+def _mode_is_active() -> bool:
     return is_compiling() or torch._C._is_torch_function_mode_enabled()
 
 
-def _own(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """PyTorch's own function, under the name it has now for a mask that goes by that, and does the work itself."""
-    given = query, key, value, attn_mask, *args
+def _run_sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Run the original function; a CausalBias mask intercepts it by its current name, and does the work itself."""
+    arguments = query, key, value, attn_mask, *args
     if is_causal_bias(attn_mask):
         kind = type(attn_mask)
-        return kind.__torch_function__(F.scaled_dot_product_attention, (kind,), given, kwargs)
-    return SDPA(*given, **kwargs)
+        return kind.__torch_function__(F.scaled_dot_product_attention, (kind,), arguments, kwargs)
+    return SDPA(*arguments, **kwargs)
 
 
-def _by_kernel(
+def _run_kernel(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, grouped: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Output and statistic, if PyTorch takes a fused kernel."""
-    if not _plain(q, k, v):
+    """Return output and lse, or None if PyTorch selects no fused kernel."""
+    if not _is_plain(q, k, v):
         return None
-    # The question the function itself asks, so that the answer is the kernel it takes.
+    # The original function calls this too, so both select the same kernel.
     kernel = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
     if kernel <= SdpaKernel.MATH:
         return None
@@ -145,8 +146,8 @@ def _by_kernel(
     return run_fused(q, k, v, scale=scale, added=None, causal=causal, dropout=0.0, kernel=kernel)
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Would PyTorch hand these tensors as they are to a kernel it chooses?"""
+def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """True if PyTorch passes these tensors to a kernel as they are."""
     return (
         not has_torch_function((q, k, v))
         and not torch._C._is_any_autocast_enabled()

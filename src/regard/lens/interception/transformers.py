@@ -36,7 +36,7 @@ from ..terms.interpret import Interpreter
 from .function_mode import AttentionMode, is_recomputing
 from .intercepted import HEADS_THIRD
 from .kernel_call import KernelCall
-from .sdpa import found_again, hear, is_short, tell, tell_no_more
+from .sdpa import install_hook, is_recompute_cheap, recompute_lse, remove_hook, run_with_lse
 from .transformers_generate import unwrap_generate, wrap_generate
 
 EAGER, CAUSAL = "eager", Causal()
@@ -88,11 +88,11 @@ def _patch(transformers: Any) -> None:
     _ORIGINALS.update(attention=attention.get_interface, masks=masks.__getitem__)
     attention.get_interface = _intercepting(attention.get_interface)
     masks.__getitem__ = _noting_positions(masks.__getitem__)
-    tell()
+    install_hook()
 
 
 def _unpatch(transformers: Any) -> None:
-    tell_no_more()
+    remove_hook()
     transformers.AttentionInterface.get_interface = _ORIGINALS.pop("attention")
     transformers.AttentionMaskInterface.__getitem__ = _ORIGINALS.pop("masks")
 
@@ -103,7 +103,7 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
     def get_interface(self: Any, attn_implementation: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
         function, name = find(self, attn_implementation, default), attn_implementation or EAGER
 
-        # Layers pass some of these by name, and the names are those of transformers.
+        # Layers of transformers pass these arguments by the names that transformers uses.
         def attend(
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
         ) -> Any:
@@ -117,22 +117,22 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
                 return function(module, q, k, v, mask, *args, **kwargs)
             if not modes:
                 return function(module, q, k, v, mask, *args, **kwargs)
-            observed, defers = modes[-1].is_observer, False
+            observed, defers, part = modes[-1].is_observer, False, id(module)
             if is_recomputing():
                 modes = [mode for mode in modes if not mode.is_observer]
             elif mask is None and kwargs.get("position_bias") is None and kwargs.get("s_aux") is None:
                 defers = observed  # a deferred call must hold little memory: no mask and no bias of queries by keys
             for mode in modes:
                 if mode.recorder is not None:
-                    defers = defers and mode.recorder.can_defer(mode.names[id(module)], q, k)
+                    defers = defers and mode.recorder.can_defer(mode.names[part], q, k)
                 mode.here.silent += 1
             try:
-                if not observed or (defers and is_short(q, k)):
+                if not observed or (defers and is_recompute_cheap(q, k)):
                     result, statistic = function(module, q, k, v, mask, *args, **kwargs), None
                 else:
-                    result, statistic = hear(function, module, q, k, v, mask, *args, **kwargs)
+                    result, statistic = run_with_lse(function, module, q, k, v, mask, *args, **kwargs)
                 for mode in modes:
-                    layer = mode.names[id(module)]
+                    layer = mode.names[part]
                     if mode.recorder is not None and defers:
                         given = {argument: kwargs[argument] for argument in NUMBERS if argument in kwargs}
                         read = partial(_read_deferred, mode.interpreter, name, module, q, k, statistic, given)
@@ -163,7 +163,7 @@ def _noting_positions(find: Callable[..., Any]) -> Callable[..., Any]:
             mask = function(*args, **kwargs)
             if mask is not None and "q_offset" in kwargs and not is_traced():
                 size = int(kwargs["q_length"]), int(kwargs["kv_length"])
-                for mode in tuple(_MODES):  # the call does not tell its model, but it runs in the model's thread
+                for mode in tuple(_MODES):  # the call has no reference to its model, but runs in the same thread
                     mode.here.first_positions[size] = int(kwargs["q_offset"]) - int(kwargs.get("kv_offset", 0))
             return mask
 
@@ -182,8 +182,8 @@ def _read_deferred(
     given: dict[str, Any],
 ) -> ObservedAttention:
     """Interpret a call without a mask after the forward pass; a short one gets its log-sum-exp only now."""
-    if implementation == "sdpa" and is_short(q, k):
-        statistic = found_again(q, k, is_causal=_is_causal(module, q, given), scale=given.get("scaling"))
+    if implementation == "sdpa" and is_recompute_cheap(q, k):
+        statistic = recompute_lse(q, k, is_causal=_is_causal(module, q, given), scale=given.get("scaling"))
     # A recorder defers only if it keeps no values; k stands in for v to find key heads that are repeated.
     return interpreter.read(_kernel_call(implementation, module, q, k, k, None, None, statistic, given))
 

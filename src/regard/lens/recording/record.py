@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ...ops.weights import Weights
-from ..interception.sdpa import holds
+from ..interception.sdpa import lse_is_reliable
 from ..layer_names import shown_name
 from .generation import GenerationStep, JoinedMatrix, Memo, Terms, join_steps, looks_back_only, to_device
 from .observed import ObservedAttention, weights_of_observed
@@ -113,7 +113,7 @@ class Record:
         terms: Any = {"score": score, "mask": mask, "bias": bias, "normalize": normalize, "offset": offset}
         statistic = self._whole("statistic") if "statistic" in self._parts else None
         # Some steps' kernels may not have returned it, and some kernels return a wrong one for NaN and Inf.
-        if statistic is not None and (statistic.shape[2] != self.rows or not holds(q, k)):
+        if statistic is not None and (statistic.shape[2] != self.rows or not lse_is_reliable(q, k)):
             statistic = None
         return weights_of_observed(q, k, self.heads, **terms, statistic=statistic)
 

@@ -1,8 +1,8 @@
-"""Block masks of FlexAttention, read tile by tile as a fused kernel reads them.
+"""Interpret block masks of FlexAttention tile by tile, as a fused kernel does.
 
-Such a mask lists the tiles of the matrix that are full and those its function is asked about; what it does not list is
-empty. Of one over N tokens that is causal, N / 128 tiles tell everything: to ask about every pair would take many times
-as long as the attention itself.
+A block mask lists full tiles, and partial tiles for which its `mask_mod` is evaluated; all other tiles are empty. A
+causal mask over N tokens has N / 128 partial tiles; evaluating every pair instead would take many times as long as the
+attention itself.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .infer_mask import ENTRIES, Edges, Rows
 
 
 def rows_of_blocks(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> Rows:
-    """The pairs that a block mask shows: by its tiles where its function says the same, or else by the function."""
+    """Return the pairs that a block mask shows: by its tiles if its `mask_mod` agrees with them, else by `mask_mod`."""
     mod: Mod = blocks.mask_mod
     return tiled(blocks, shape, device) or rows_of(mod, shape, device)
 
 
 def by_blocks(blocks: BlockMask) -> Mod:
-    """The pairs a fused kernel shows, as a function: all of the full tiles, of others those its function shows."""
+    """Return the pairs that a fused kernel shows, as a function: full tiles, and `mask_mod` within partial tiles."""
     partial, full = _lists(blocks)
     high, wide = blocks.BLOCK_SIZE
 
@@ -43,10 +43,10 @@ def by_blocks(blocks: BlockMask) -> Mod:
 
 @dataclass(frozen=True, eq=False)
 class Tiled(Rows):
-    """Rows of booleans, the same for all heads, of which most tiles are known to be full or empty."""
+    """A boolean matrix, the same for all heads, whose tiles are full, empty or partial."""
 
-    mod: Mod  # of the others
-    partial: Tensor  # b rows cols of tiles: those it is asked about
+    mod: Mod  # evaluated within partial tiles
+    partial: Tensor  # b rows cols, in tiles
     full: Tensor
     size: tuple[int, int]
 
@@ -94,7 +94,7 @@ class Tiled(Rows):
         return True
 
     def _looked_into(self, tiles: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some tiles at a time, `t 3`, and which pairs of each are shown, `t rows keys`; none is past the end."""
+        """Yield tiles in chunks, `t 3`, with the visible pairs of each, `t rows keys`; pairs past the end are False."""
         i, j = self.shape[2:]
         for tile in tiles.split(max(1, ENTRIES // (self.size[0] * self.size[1]))):
             row, key = self._places(tile)
@@ -104,7 +104,7 @@ class Tiled(Rows):
             yield tile, ((partial & shown) | full) & (row < i) & (key < j)
 
     def _places(self, tile: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows and the keys of tiles, `t rows 1` and `t 1 keys`."""
+        """Return the row and key indices of tiles, `t rows 1` and `t 1 keys`."""
         row, key = (torch.arange(n, device=self.device) for n in self.size)
         return (
             (tile[:, 1, None] * self.size[0] + row).unsqueeze(2),
@@ -113,9 +113,9 @@ class Tiled(Rows):
 
 
 def tiled(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> Tiled | None:
-    """The pairs that its tiles show, if its function says the same of some pairs of each tile it is not asked about.
+    """Return the pairs that the tiles show, if `mask_mod` agrees on nine pairs of each full and empty tile.
 
-    None where it does not, where heads differ, and where it takes one pair at a time.
+    Returns None if it does not agree, if heads differ, or if `mask_mod` takes one pair at a time.
     """
     b, h, i, j = shape
     mod: Mod = blocks.mask_mod
@@ -141,7 +141,7 @@ def tiled(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.dev
 
 
 def _asked(rows: Tiled) -> bool:
-    """Does the function say of the corners and the middle of each full and each empty tile what the lists say?"""
+    """True if `mask_mod` agrees with the lists at the corners, edge centers and center of each full and empty tile."""
     b, _, i, j = rows.shape
     row, key = (_corners(n, size, rows.device) for n, size in zip((i, j), rows.size, strict=True))
     key, batch = key.view(1, -1, 1, 3), torch.arange(b, device=rows.device).view(-1, 1, 1, 1, 1)
@@ -155,13 +155,13 @@ def _asked(rows: Tiled) -> bool:
 
 
 def _corners(n: int, size: int, device: torch.device) -> Tensor:
-    """The first, the middle and the last place of each tile along a side of n."""
+    """Return the first, middle and last index of each tile along a side of n."""
     first = torch.arange(0, n, size, device=device)[:, None]
     return (first + torch.tensor([0, size // 2, size - 1], device=device)).clamp(max=n - 1)
 
 
 def _lists(blocks: BlockMask) -> tuple[Tensor, Tensor]:
-    """Which tiles it is asked about, and which are full, `b h rows cols`."""
+    """Return the partial and the full tiles of a block mask, `b h rows cols`."""
     partial = _listed(blocks.kv_num_blocks, blocks.kv_indices)
     if blocks.full_kv_num_blocks is None or blocks.full_kv_indices is None:
         return partial, torch.zeros_like(partial)
@@ -169,7 +169,7 @@ def _lists(blocks: BlockMask) -> tuple[Tensor, Tensor]:
 
 
 def _listed(count: Tensor, places: Tensor) -> Tensor:
-    """Which columns of tiles each row of tiles lists, of as many as it counts."""
+    """Return a boolean per tile from the lists of a block mask: the first `count` columns of each row of tiles."""
     columns = places.shape[-1]
     listed = torch.where(torch.arange(columns, device=count.device) < count[..., None], places, columns).long()
     tiles = torch.zeros(*count.shape, columns + 1, dtype=torch.bool, device=count.device)

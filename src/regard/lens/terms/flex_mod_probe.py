@@ -1,7 +1,7 @@
-"""FlexAttention's functions of one pair, (b, h, i, j), over whole rows of pairs.
+"""Evaluate a mask_mod or score_mod of FlexAttention, a function of one pair (b, h, i, j), over whole rows of pairs.
 
-Most of them can be called with all indices at once, which leaves out dims they do not look at. One such as
-`table[b][i, j]` means something else then, so each is asked about some pairs in both ways first.
+Most of them accept broadcast index tensors, and return dims of size 1 for indices that they do not use. One such as
+`table[b][i, j]` would compute something else, so each is compared with torch.vmap on a few pairs first.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 from .infer_mask import Rows
 
 Mod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-ASKED = 4  # of each dim
+PROBED = 4  # indices of each dim
 ONE_BY_ONE = ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None))
 
 
 def rows_of(mod: Mod, shape: tuple[int, int, int, int], device: torch.device) -> Rows:
-    """What it says of each pair, `b|1 h|1 i j`, as rows."""
+    """Return the values of a mod for all pairs, `b|1 h|1 i j`, as rows."""
     b, h, i, j = (torch.arange(n, device=device) for n in shape)
     at_once = all_at_once(mod, shape, device) is not None
 
@@ -34,15 +34,15 @@ def rows_of(mod: Mod, shape: tuple[int, int, int, int], device: torch.device) ->
 
 
 def all_at_once(mod: Mod, shape: tuple[int, int, int, int], device: torch.device) -> torch.Size | None:
-    """Which dims, `b|1 h|1 i|1 j|1`, it returns of some pairs if asked about all at once; None if it cannot be."""
-    some = [torch.linspace(0, max(0, n - 1), min(ASKED, n), device=device).round().long() for n in shape]
+    """Return the shape, `b|1 h|1 i|1 j|1`, that a mod returns for broadcast indices; None if it cannot."""
+    some = [torch.linspace(0, max(0, n - 1), min(PROBED, n), device=device).round().long() for n in shape]
     if not all(map(len, some)):
         return torch.Size((1, 1, 1, 1))
     truth = _one_by_one(mod)(*some)
     try:
         value = mod(*_spread(*some))
         return value[(None,) * (4 - value.ndim)].shape if torch.equal(value.expand_as(truth), truth) else None
-    except (IndexError, RuntimeError):  # shapes that do not go together
+    except (IndexError, RuntimeError):  # shapes that do not broadcast
         return None
 
 
@@ -51,7 +51,7 @@ def _spread(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _one_by_one(mod: Mod) -> Mod:
-    """The function of four lists of indices, `b, h, i, j -> b h i j`."""
+    """Return the mod as a function of four index vectors, `b, h, i, j -> b h i j`, by torch.vmap."""
     for dims in ONE_BY_ONE:
         mod = torch.vmap(mod, in_dims=dims)
     return mod

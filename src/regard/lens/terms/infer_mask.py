@@ -1,8 +1,8 @@
-"""From a mask spelled out in a tensor back to the terms it was made from.
+"""Infer mask and bias terms from dense mask tensors.
 
-Models hand their kernels (b, 1, N, N) masks of what was causal, windowed, padded or packed. `recognize` reads the
-numbers once, guesses the structure from the first and last key of each row, and believes the guess only where every
-entry agrees. What has no structure it knows is packed, eight keys to a byte.
+Models pass (b, 1, N, N) tensors to their kernels for masks that were causal, windowed, padded or packed. `recognize`
+guesses the structure from the first and last key of each row, and accepts a guess only if every entry agrees. Masks
+without known structure are stored as bits, eight keys to a byte.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from ...ops.terms.term import term
 if TYPE_CHECKING:
     from ...ops.shape import Sizes
 
-ENTRIES = 2**22  # of a mask looked at at once
+ENTRIES = 2**22  # mask elements inspected per block
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """What the rows of a mask show at a glance."""
+    """The first and last visible key of each row of a mask, and the keys that any row sees."""
 
-    first: Tensor  # b i, the first key of each row
-    last: Tensor  # b i
-    some: Tensor  # b i, does the row see any?
-    keep: Tensor  # b j, does any row see the key?
-    everything: bool  # does every row see every key?
+    first: Tensor  # b i: first visible key of each row
+    last: Tensor  # b i: last visible key of each row
+    some: Tensor  # b i: True if the row sees any key
+    keep: Tensor  # b j: True if any row sees the key
+    everything: bool  # True if every row sees every key
 
     def distance(self, key: Tensor) -> Tensor:
-        """key - row, for the rows that see something."""
+        """Return key - row for the rows that see a key."""
         return (key - torch.arange(key.shape[1], device=key.device))[self.some]
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A matrix over b h i j that comes a block of rows at a time; b and h may be 1 for all."""
+    """A matrix `b|1 h|1 i j` that is computed a block of rows at a time."""
 
     shape: tuple[int, int, int, int]
     block: Callable[[int, int], Tensor]
@@ -59,7 +59,7 @@ class Rows:
         return cls((b, h, i, j), lambda start, stop: x[:, :, start:stop], x.device)
 
     def merged(self) -> Rows:
-        """The same with batch rows, and heads, that are all alike as one."""
+        """Return the matrix with equal batch rows merged into one, and equal heads likewise."""
         b, h, i, j = self.shape
         one_b = b > 1 and all(torch.equal(part, part[:1].expand_as(part)) for _, part in self.blocks())
         one_h = h > 1 and all(torch.equal(part, part[:, :1].expand_as(part)) for _, part in self.blocks())
@@ -71,14 +71,14 @@ class Rows:
         return Rows((batch.stop, heads.stop, i, j), block, self.device)
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """Each block after the number of its first row."""
+        """Yield the first row of each block, and the block."""
         b, h, i, j = self.shape
         step = max(1, ENTRIES // max(1, b * h * j))
         for start in range(0, i, step):
             yield start, self.block(start, min(start + step, i))
 
     def edges(self) -> Edges:
-        """Of booleans without heads, what they show at a glance."""
+        """Return the edges of a boolean mask without heads."""
         b, _, _, j = self.shape
         keep = torch.zeros(b, j, dtype=torch.bool, device=self.device)
         first, last, some = [], [], []
@@ -93,7 +93,7 @@ class Rows:
         return Edges(torch.cat(first, 1), torch.cat(last, 1), torch.cat(some, 1), keep, everything)
 
     def are_those_of(self, mask: Mask, offset: int) -> bool:
-        """Of booleans without heads, does the mask agree with every one?"""
+        """True if a mask term agrees with every entry of a boolean mask without heads."""
         b, _, _, j = self.shape
         batch = torch.arange(b, device=self.device).view(-1, 1, 1, 1)
         head, keys = torch.zeros_like(batch[:1]), torch.arange(j, device=self.device)
@@ -143,13 +143,13 @@ class Packed(Mask):
 
 
 def recognize(rows: Rows, *, offset: int | None = None) -> tuple[Mask | None, int]:
-    """The term a boolean mask spells out, None where it hides nothing, and the position of its first query.
+    """Return the term of a boolean mask, None if it hides nothing, and the position of its first query.
 
     >>> keep = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril().triu(-2)
     >>> recognize(Rows.of(keep))
     (Causal() & Window(3), 0)
 
-    `offset` is where the first query stands, if somebody knows; a mask that looks no further than its own place tells.
+    `offset` is the position of the first query if the caller knows it; otherwise a causal mask shows it.
     """
     rows = rows.merged()
     _, h, i, j = rows.shape
@@ -170,9 +170,9 @@ def recognize(rows: Rows, *, offset: int | None = None) -> tuple[Mask | None, in
 
 
 def recognize_bias(rows: Rows, *, seen: Rows | None = None, offset: int) -> Bias | None:
-    """The term that numbers added to the scores spell out: one for each distance where they allow it.
+    """Return the bias term of numbers that are added to the scores: `Relative` if they depend on the distance alone.
 
-    Where `seen` is False the numbers do not matter. None where all that matter are 0.
+    Entries that `seen` hides do not matter. Returns None if all numbers are 0.
     """
     rows = rows.merged()
     b, _, i, j = rows.shape
@@ -184,13 +184,13 @@ def recognize_bias(rows: Rows, *, seen: Rows | None = None, offset: int) -> Bias
 
 
 def _guesses(edges: Edges, rows: Rows, offset: int | None) -> Iterator[tuple[Mask, int]]:
-    """Masks that could be it, but for padding, and where their first query stands; the plainest first."""
+    """Yield candidate masks without padding, and the position of the first query; the simplest first."""
     _, _, i, j = rows.shape
     if not bool(edges.some.any()):
         return
     given = j - i if offset is None else offset
     ahead, behind = int(edges.distance(edges.last).max()), int(edges.distance(edges.first).min())
-    # Keys past the last query's place are room of a static cache, and then the diagonal says where queries stand.
+    # Keys behind the last query are unused slots of a static cache; then the diagonal shows where queries are.
     if ahead == given or (offset is None and 0 <= ahead < given):
         yield Causal(), ahead
         yield Causal() & Window(ahead - behind + 1), ahead
@@ -207,14 +207,14 @@ def _guesses(edges: Edges, rows: Rows, offset: int | None) -> Iterator[tuple[Mas
 
 
 def _padding(keep: Tensor) -> Padding:
-    """Lengths where padding is on the right, else which keys are real."""
+    """Return padding by lengths if it is on the right, else by a boolean per key."""
     lengths = keep.sum(1)
     right = torch.equal(keep, torch.arange(keep.shape[1], device=keep.device) < lengths[:, None])
     return Padding(tuple(lengths.tolist())) if right else Padding(keep)
 
 
 def _by_distance(rows: Rows, seen: Rows | None, offset: int) -> Relative | None:
-    """One number for each head and distance, if the numbers are a function of these."""
+    """Return one number for each head and distance, or None if the numbers depend on more."""
     _, h, i, j = rows.shape
     reach = max(abs(i - 1 + offset), abs(j - 1 - offset))
     table: Tensor | None = None
@@ -226,7 +226,7 @@ def _by_distance(rows: Rows, seen: Rows | None, offset: int) -> Relative | None:
             row = torch.arange(start, start + n, device=rows.device)[:, None]
             shown = None if seen is None else seen.block(start, start + n)
             matters = torch.ones(1, 1, n, j, dtype=torch.bool, device=rows.device) if shown is None else shown
-            # Of several batch rows and heads that share a number, one that sees the entry is enough to know it.
+            # An entry that any batch row or head sees has to match; entries that are hidden from all may differ.
             yield values[0], matters.any(0).any(0), keys - row - offset + reach
 
     for values, matters, bucket in parts():

@@ -129,21 +129,21 @@ class Interpreter:
         return [replace(call, flex=None, mask=reading.mask, cap=reading.cap) for reading in readings]
 
     def begin_pass(self) -> None:
-        """Forget what functions said: from now on they may look up other numbers."""
+        """Forget the results for mask functions: from now on they may look up other numbers."""
         self._pass = {}
 
     def in_this_pass(self, key: tuple[Any, ...], find: Callable[[], Any]) -> Any:
-        """What `find` found for a key in this pass of the model; of the key, objects stand for themselves."""
+        """Return `find()`, computed once per key in this forward pass; objects in the key count by identity."""
         asked = tuple(x if isinstance(x, (str, int, tuple, torch.dtype, torch.device)) else id(x) for x in key)
         if asked not in self._pass:
-            self._pass[asked] = key, find()  # which lives as long, so that no other object has its id
+            self._pass[asked] = key, find()  # the key keeps its objects alive, so that their ids stay unique
         return self._pass[asked][1]
 
     def _once(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values without the copies that grouped queries were given.
+        """Return keys and values without the copies that the model made for grouped queries.
 
-        Layers of a model are alike: where one was looked at and has none, others like it are not, for a look makes the
-        host wait for the device; where one has, the others are looked at for as many, once.
+        Layers of a model are alike, and a comparison makes the host wait for the device. So if a layer has no copies,
+        layers of the same size are not compared; if it has n, the others are compared once, for n copies.
         """
         kind = k.shape[1], k.shape[3]
         times = self._copies.get(kind)
@@ -152,7 +152,7 @@ class Interpreter:
         return (k, v) if times == 1 else (k[:, ::times], v[:, ::times])
 
     def _without_room(self, seen: ObservedAttention) -> ObservedAttention:
-        """The call without keys behind the last query that its mask hides from all."""
+        """Return the call without the keys behind the last query if its mask hides them from all queries."""
         if seen.offset is None or (used := seen.offset + seen.q.shape[2]) >= seen.k.shape[2] or seen.bias is not None:
             return seen
         asked = id(seen.mask), used
@@ -165,7 +165,7 @@ class Interpreter:
         return seen._replace(k=seen.k[:, :, :used], v=seen.v[:, :, :used], mask=shorter.mask)
 
     def _found(self, tensor: Tensor | BlockMask | Rows, seen: ObservedAttention, lead: torch.Size) -> _Found:
-        """The terms of a tensor, looked at once for all layers it is handed to."""
+        """Return the terms of a tensor, interpreted once for all layers that receive it."""
         if not isinstance(tensor, Tensor):
             mod = tensor.mask_mod if isinstance(tensor, BlockMask) else None
             key = tensor, mod, seen.q.shape[:3], seen.k.shape[2], seen.offset, len(lead)
@@ -182,7 +182,7 @@ class Interpreter:
         return found._replace(mask=self._one(found.mask), bias=self._one(found.bias))
 
     def _one(self, term: Any) -> Any:
-        """The term itself, or one seen before that says the same."""
+        """Return the term, or an equal one that is known already."""
         if term is None or id(term) in self._known:
             return term
         alike = self._terms.setdefault(repr(term), [])
@@ -209,7 +209,7 @@ class Interpreter:
 
 
 class _Found(NamedTuple):
-    """What a tensor turned out to be."""
+    """The terms of a mask tensor, and the position of the first query if the mask shows it."""
 
     mask: Mask | None
     bias: Bias | None = None
@@ -225,25 +225,25 @@ def _terms_of(tensor: Tensor | BlockMask | Rows, seen: ObservedAttention, lead: 
     else:
         rows = tensor
     dtype = rows.block(0, min(1, rows.shape[2])).dtype
-    # One row for all queries does not tell where they stand.
+    # A single row for all queries does not show their positions.
     given = seen.offset if rows.shape[2] == seen.q.shape[2] else seen.first_position
     if dtype == torch.bool:
         mask, offset = recognize(rows, offset=given)
         return _Found(mask, offset=seen.offset if offset == seen.first_position else offset)
-    # Models hide by -inf or by the least number there is; both are a mask and no bias. What is no number hides nothing.
+    # Models hide keys by -inf or by the least number of the dtype: both become a mask. NaN hides nothing.
     least = torch.finfo(dtype).min / 2
     shown = replace(rows, block=lambda start, stop: ~(rows.block(start, stop) <= least))
     mask, offset = recognize(shown, offset=given)
-    _tell_even(rows, shown, offset)
+    _warn_fully_masked(rows, shown, offset)
     numbers = replace(rows, block=lambda start, stop: _zeroed(rows.block(start, stop), least))
     bias = recognize_bias(numbers, seen=shown, offset=offset)
     return _Found(mask, bias, seen.offset if offset == seen.first_position else offset)
 
 
-def _tell_even(rows: Rows, shown: Rows, place: int) -> None:
-    """Warn of rows that hide every key by finite numbers, which a softmax spreads evenly: as terms they see nothing.
+def _warn_fully_masked(rows: Rows, shown: Rows, place: int) -> None:
+    """Warn of rows that hide every key by finite numbers: a softmax spreads evenly over them, while terms give zeros.
 
-    Those of padding, whose own key nobody sees, are of no interest.
+    Rows at padded positions, whose own key is hidden from all queries, are ignored.
     """
     b, _, i, j = shown.shape
     blind = torch.zeros(b, i, dtype=torch.bool, device=shown.device)
@@ -256,13 +256,13 @@ def _tell_even(rows: Rows, shown: Rows, place: int) -> None:
             blind[:, start:stop] = (nothing & (rows.block(start, stop) > -torch.inf).any(-1)).any(1)
     if j and bool(blind.any()):
         own = (torch.arange(i, device=shown.device) + place).clamp(0, j - 1)
-        told = (blind & keep[:, own]).any(0).nonzero().flatten().tolist()
-        if told:
-            several = len(told) > 1
+        masked_rows = (blind & keep[:, own]).any(0).nonzero().flatten().tolist()
+        if masked_rows:
+            several = len(masked_rows) > 1
             warnings.warn(
-                f"{len(told)} query row{'s are' if several else ' is'} fully masked with finite values (first: row "
-                f"{told[0]}, all {j} keys). The model attends uniformly there; regard shows zeros. Use a boolean mask, "
-                "or leave at least one key visible",
+                f"{len(masked_rows)} query row{'s are' if several else ' is'} fully masked with finite values (first: "
+                f"row {masked_rows[0]}, all {j} keys). The model attends uniformly there; regard shows zeros. Use a "
+                "boolean mask, or leave at least one key visible",
                 CaptureWarning,
                 stacklevel=2,
             )
@@ -271,7 +271,7 @@ def _tell_even(rows: Rows, shown: Rows, place: int) -> None:
 def _rows(tensor: Tensor, lead: torch.Size, keys: int) -> Rows:
     x = _four(tensor, lead) if tensor.ndim > 2 else tensor[None, None]
     x = x.expand(-1, -1, -1, keys) if x.shape[3] == 1 else x
-    # One row for all queries stays one row.
+    # A row that is broadcast over queries stays one row.
     return Rows.of(x[:, :, :1] if x.shape[2] > 1 and x.stride(2) == 0 else x)
 
 
@@ -280,13 +280,13 @@ def _zeroed(x: Tensor, least: float) -> Tensor:
 
 
 def _prints(tensor: Tensor) -> Tensor:
-    """What tells a tensor that does not count its changes from what it was: the sums of its rows and columns."""
+    """Return checksums of a tensor without a version counter: the sums of its rows and columns."""
     x = as_integers(tensor)
     return torch.cat([x.sum(dim, dtype=torch.int64).flatten() for dim in range(-min(x.ndim, 2), 0)])
 
 
 def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with as many batch rows, where a kernel takes one for all, and heads likewise."""
+    """Return q, k and v with batch rows and heads of size 1 expanded, as kernels broadcast them."""
     b, g = max(map(len, (q, k, v))), max(k.shape[1], v.shape[1])
     q = q.expand(b, g if q.shape[1] == 1 else -1, -1, -1)
     k, v = (x.expand(b, g if x.shape[1] == 1 else -1, -1, -1) for x in (k, v))
@@ -294,26 +294,26 @@ def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _four(x: Tensor, lead: torch.Size) -> Tensor:
-    """A tensor of a call whose batch dims are `lead` with dims b h i d: batch dims as one, no heads as one head."""
+    """Return a tensor of a call with batch dims `lead` as `b h i d`: batch dims merged, and no heads as one head."""
     if len(lead) == 1:
         return x if x.ndim == 4 else x[(None,) * (4 - x.ndim)]
-    if not lead:  # b i d: kernels take a batch without heads
+    if not lead:  # b i d: a batch without heads
         return x[:, None] if x.ndim == 3 else x[(None,) * (4 - x.ndim)]
     x = x[(None,) * (len(lead) + 3 - x.ndim)]
     return x.expand(*lead, *x.shape[-3:]).flatten(0, -4)
 
 
 def _copies(k: Tensor, v: Tensor) -> int:
-    """How often each key head and its values stand side by side."""
+    """Return how many adjacent copies there are of each key head and its values."""
     heads = k.shape[1]
-    # One look at the first two heads tells most models that there are no copies.
+    # For most models one comparison, of the first two heads, rules copies out.
     if heads == 1 or not torch.equal(k[:, 0, :1], k[:, 1, :1]):
         return 1
     return next((n for n in range(heads, 1, -1) if heads % n == 0 and _repeats(k, v, n)), 1)
 
 
 def _repeats(k: Tensor, v: Tensor, times: int) -> bool:
-    """Does every key head, and its values, stand there so many times, side by side?"""
+    """True if every key head and its values have `times` adjacent copies."""
     if v.shape[1] != k.shape[1]:
         return False
     same = [(x.unflatten(1, (-1, times)) == x[:, ::times, None]).all() for x in (k, v)]
@@ -321,7 +321,7 @@ def _repeats(k: Tensor, v: Tensor, times: int) -> bool:
 
 
 def _shortened(seen: ObservedAttention, used: int) -> _Found | None:
-    """The mask over the keys in use, if it hides all others from every query."""
+    """Return the mask over the keys in use if it hides all others from every query; else None."""
     parts: list[Any] = list(_parts(seen.mask))
     hidden = any(isinstance(x, Causal) or (isinstance(x, Padding) and _ends(x, seen, used)) for x in parts)
     if not hidden or not all(isinstance(x, (Causal, Window, Padding)) for x in parts):
@@ -346,7 +346,7 @@ def _narrow(part: Mask, seen: ObservedAttention, used: int) -> Mask | None:
 
 
 def _parts(term: Term | None) -> Iterator[Term]:
-    """The terms that are joined by `&` or `+`."""
+    """Yield the terms that are joined by `&` or `+`."""
     if term is None:
         return
     if isinstance(term, (And, Sum)):
