@@ -1,4 +1,6 @@
-"""A hook of mkdocs: `<!-- table: FILE.csv -->` in a page becomes the table of that file, so that no number is retyped.
+"""A mkdocs hook: `<!-- table: FILE.csv -->` in a page becomes the table of that file, so that no number is retyped.
+
+Links to source files, which the site does not hold, become their text.
 
 Columns that say the same in every row, as machine and versions do, stand in a line above the table; spread and repeats
 are left to the file.
@@ -13,12 +15,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LEFT = ("what", "repeats", "met", "quartiles")
+SOURCE_LINK = re.compile(r"\[([^\]]+)\]\(\.\./(?:src|tests)/[^)]+\)")
 MARK = re.compile(r"<!-- table: (\S+\.csv) -->")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called for each page before it is rendered."""
-    return MARK.sub(lambda found: table(ROOT / found[1]), markdown)
+    markdown = SOURCE_LINK.sub(lambda link: link[1] if link[1].startswith("`") else f"`{link[1]}`", markdown)
+    return MARK.sub(lambda mark: table(ROOT / mark[1]), markdown)
 
 
 def table(path: Path) -> str:
