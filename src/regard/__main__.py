@@ -1,4 +1,4 @@
-"""`python -m regard`, and `torchrun --nproc-per-node 2 -m regard train ...` for several processes."""
+"""Entry point of `python -m regard`, and of `torchrun --nproc-per-node 2 -m regard train ...` on several processes."""
 
 from .cli import main
 

@@ -66,19 +66,20 @@ def test_where_questions_looked_is_a_picture_or_a_tape(answerer, files, tmp_path
     well("answer", answerer, "--data", files / "squad.json", "--attention", tmp_path / "b.safetensors")
     assert len(Tape.load(tmp_path / "b.safetensors")["itself"].shape) == 4
     ended = run("answer", answerer, "--data", files / "squad.json", "--attention", tmp_path / "b.png")
-    assert "error: --attention b.png is a picture of one example, got more; give it one, or write" in ended.err
+    assert "error: --attention b.png is a picture of one example, got more; give one example, or write" in ended.err
 
 
 def test_an_empty_document_has_no_picture(answerer, tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     asked = ["--document", tmp_path / "empty.txt", "--question", "Who?", "--attention", tmp_path / "a.png"]
-    assert run("answer", answerer, *asked).err == "error: the document is empty; there is nothing to look at\n"
+    assert run("answer", answerer, *asked).err == "error: the document is empty\n"
 
 
 def test_questions_that_are_cut_are_counted(answerer, files):
     long = "What " * 10
     asked = ["--document", files / "bridge.txt", "--question", long, "--question", "Who?"]
-    assert well("answer", answerer, *asked).err == "1 of 2 questions have more than 9 tokens and were cut\n"
+    long = "1 of 2 questions have more than 9 tokens; only the first 9 were read\n"
+    assert well("answer", answerer, *asked).err == long
 
 
 def test_an_evaluation_prints_each_number_with_what_it_counts(answerer, files):
@@ -96,7 +97,7 @@ def test_flags_reach_the_model_and_the_windows(files, tmp_path):
     ]
     ended = well("train", "answering", "--data", files / "squad.json", *flags, "--out", tmp_path / "run")
     assert ended.lines == [str(tmp_path / "run" / "step-00000001")]
-    assert "4 of 4 questions have more than 5 tokens and are truncated" in ended.err
+    assert "4 of 4 questions have more than 5 tokens and were truncated" in ended.err
     config = json.loads((tmp_path / "run" / "step-00000001" / "config.json").read_text())
     expected = {"kind": "BertConfig", "dim": 16, "hidden": 24, "depth": 2, "heads": 2, "dropout": 0.3}
     assert expected.items() <= config["model"].items()
@@ -111,4 +112,4 @@ def test_a_run_goes_on_by_its_name_alone(files, tmp_path):
     ended = well("train", "answering", "--out", tmp_path / "run", "--resume", "--steps", 2)
     assert ended.lines == [str(tmp_path / "run" / "step-00000002")]
     ended = run("train", "answering", "--out", tmp_path / "run", "--resume", "--window", 9)
-    assert "error: a resumed run keeps its windows: size was 384, got 9; name another folder" in ended.err
+    assert "error: a resumed run cannot change its windows: size was 384, got 9; give --out a new folder" in ended.err

@@ -32,7 +32,7 @@ def test_captions_that_do_not_end_are_counted(captioner, files):
     for flags, most in (((), describer.longest * 3 // 2 + 10), (("--max-length", 1), 1)):
         ended = well("caption", captioner, path, "--beam", 1, *flags)
         [found] = describer.describe([read_image(path)], beam=1, max_length=most)
-        told = f"1 of 1 captions did not come to an end and were cut off at {most} tokens; --max-length N allows more"
+        told = f"1 of 1 captions reached the maximum of {most} tokens before they ended; raise it with --max-length"
         assert (told in ended.err) == (not found.finished)
         assert ended.lines == [f"{path}\t{found.text}"]
     assert not found.finished
@@ -92,5 +92,5 @@ def test_several_images_fit_no_picture(captioner, files, tmp_path):
     path = files / "scenes" / "0.png"
     ended = run("caption", captioner, path, path, "--attention", tmp_path / "a.png")
     assert ended.code == 2
-    assert "error: --attention a.png is a picture of one example, got more; give it one, or write" in ended.err
+    assert "error: --attention a.png is a picture of one example, got more; give one example, or write" in ended.err
     assert list(tmp_path.iterdir()) == []

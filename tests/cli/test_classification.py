@@ -57,7 +57,7 @@ def test_an_evaluation_prints_the_numbers_and_who_was_taken_for_whom(critic, fil
     assert [line.split()[:2] for line in lines[:3]] == [
         [name, f"{found[name].value:.2f}"] for name in ("accuracy", "f1", "loss")
     ]
-    assert lines[3].startswith("confusion   down what they are")
+    assert lines[3].startswith("confusion   rows: true class")
     assert "\n".join(lines[4:]) == str(found["confusion"])
 
 
@@ -105,7 +105,7 @@ LONG = "dull " * 10
 
 
 def test_what_is_not_read_of_texts_is_counted(critic, files, tmp_path):
-    told = "1 of 2 texts have more than 9 tokens, of which the rest was not read"
+    told = "1 of 2 texts have more than 9 tokens; only the first 9 were read"
     assert told in well("classify", critic, stdin=f"{LONG}\nso dull\n").err
     assert "tokens" not in well("classify", critic, stdin="so dull\n").err
     (tmp_path / "long.tsv").write_text(f"bad\t{LONG}\ngood\twit\n")
@@ -117,7 +117,7 @@ def test_what_is_not_read_of_texts_to_validate_by_is_counted_once(files, tmp_pat
     (tmp_path / "long.tsv").write_text(f"bad\t{LONG}\ngood\twit\n")
     data = ["--labelled", files / "reviews.tsv", "--valid-labelled", tmp_path / "long.tsv", "--limit", 9]
     ended = well("train", "classification", *data, *SMALL, "--out", tmp_path / "run")
-    told = "1 of 2 texts to validate by have more than 9 tokens, of which the rest is not read"
+    told = "1 of 2 validation texts have more than 9 tokens; only the first 9 are read"
     assert ended.err.count(told) == 1
 
 
@@ -129,8 +129,8 @@ def test_images_are_seen_whole(seer, files):
 def test_attention_of_several_fits_no_picture(critic, tmp_path):
     ended = run("classify", critic, "--attention", tmp_path / "a.png", stdin="a\nb\n")
     assert ended.code == 2
-    assert "error: --attention a.png is a picture of one example, got more; give it one, or write" in ended.err
-    assert "--attention a.safetensors, which holds many and is shown by regard view\n" in ended.err
+    assert "error: --attention a.png is a picture of one example, got more; give one example, or write" in ended.err
+    assert "a capture with --attention a.safetensors and open it with regard view\n" in ended.err
     assert list(tmp_path.iterdir()) == []
 
 

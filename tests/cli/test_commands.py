@@ -35,7 +35,7 @@ def test_help_has_an_example_and_a_word_on_every_option(command):
 
 def test_help_groups_the_flags():
     shown = well("train", "translation", "--help").out
-    for panel in ("Run", "Data", "Valid", "Vocabulary", "Model", "Batching", "Training"):
+    for panel in ("Run", "Training data", "Validation data", "Vocabulary", "Model", "Batching", "Training"):
         assert f"─ {panel} ─" in shown
 
 
@@ -45,7 +45,7 @@ def test_the_version_is_that_of_the_package():
 
 def test_help_begins_with_training():
     shown = well("--help").out
-    assert shown.index("one command a task") < shown.index("built-in data") < shown.index("Translate standard input")
+    assert shown.index("Train a model") < shown.index("built-in data") < shown.index("Translate standard input")
 
 
 def test_without_a_command_help_is_shown_and_the_exit_code_is_2():
@@ -127,7 +127,7 @@ def test_benchmarks_are_those_of_a_clone(monkeypatch, tmp_path):
     assert run("bench") == (
         2,
         "",
-        "error: benchmarks come with the repository and not with the package; run this in a clone\n",
+        "error: the installed package does not contain the benchmarks; run this in a clone of the repository\n",
     )
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__main__.py").write_text(
@@ -221,7 +221,7 @@ def test_the_best_checkpoint_is_chosen_by_the_metric_named(files, tmp_path):
 
 
 def test_a_task_that_cannot_be_asked_is_named(translator):
-    with pytest.raises(ValueError, match=r"is of the task 'translation', expected 'painting' or 'music'"):
+    with pytest.raises(ValueError, match=r"is a run of the task 'translation', expected 'painting' or 'music'"):
         task_settings({"painting": None, "music": None}, [translator], {})
 
 
@@ -230,14 +230,14 @@ def test_a_flag_of_several_tasks_is_one_and_tells_what_each_takes_it_for():
     names = [flag.name for some in panels.values() for flag in some]
     assert len(names) == len(set(names))
     [beam] = [flag for flag in panels["Several tasks"] if flag.name == "--beam"]
-    assert all(f"{task}: " in beam.help for task in ("translation", "summarization", "captioning"))
-    assert "(default 3)" in beam.help
+    assert all(f"{task}: " in beam.help for task in ("Translation", "Summarization", "Captioning"))
+    assert "Default: 3" in beam.help
 
 
 def test_flags_of_one_name_that_mean_different_things_are_a_mistake():
     number = dataclasses.make_dataclass("Number", [("size", Annotated[int, "how many"], 3)])
     text = dataclasses.make_dataclass("Text", [("size", Annotated[str, "which"], "a")])
-    with pytest.raises(TypeError, match="--size must be the same field of the same type in painting, music; name one"):
+    with pytest.raises(TypeError, match="--size has different fields or types in painting, music; rename one"):
         shared_flags({"painting": number, "music": text})
 
 
@@ -257,7 +257,8 @@ def test_weights_before_the_first_step_are_never_averaged(files, tmp_path):
     told = well("train", "translation", *flags, "--average", 3, "--out", out).err
     first, *trained = checkpoint.all_checkpoints(out)
     assert checkpoint.step_of(first) == 0
-    few = f"of the 3 checkpoints to average, {out} holds 2; save more of them by --save-every and --keep"
+    more = "to keep more, train with a smaller --save-every and a larger --keep"
+    few = f"{out} holds 2 checkpoints instead of the 3 to average; {more}"
     which = f"averaged {trained[0]}, {trained[1]}"
     assert told.splitlines()[-2:] == [few, which]
     again = well("average", out, "--last", 3, "--out", tmp_path / "mean")
@@ -265,11 +266,12 @@ def test_weights_before_the_first_step_are_never_averaged(files, tmp_path):
     well("average", *trained, "--out", tmp_path / "named")
     assert len({checkpoint.read_text(x, "manifest.sha256") for x in (out / "averaged", *tmp_path.glob("[mn]*"))}) == 1
     refused = run("average", first, *trained, "--out", tmp_path / "none")
-    assert refused.err == f"error: {first} holds the weights before the first step; name checkpoints of later steps\n"
+    message = f"{first} is the checkpoint of step 0, which is untrained; name checkpoints of later steps"
+    assert refused.err == f"error: {message}\n"
     for path in trained:
         checkpoint.remove(path)
     refused = run("average", out, "--out", tmp_path / "none")
-    assert refused.err == f"error: {out} holds no checkpoint of a step after 0 to be averaged; train it first\n"
+    assert refused.err == f"error: {out} holds only the checkpoint of step 0, which is untrained; train the run first\n"
     assert not (tmp_path / "none").exists()
 
 

@@ -11,8 +11,8 @@ from regard.cli import fingerprints
 from regard.cli.fingerprints import digest
 from tests.cli.commands import SMALL, run, well
 
-KEPT = "error: a resumed run keeps its data, and this is not what it began with: "
-ANEW = "; give it the same, or name another folder by --out to train anew\n"
+KEPT = "error: a resumed run must continue with the same training data, but this differs: "
+ANEW = "; give the same data, or give --out a new folder to train another model\n"
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_file_that_is_gone_is_named_as_such(begun):
 def test_other_data_to_validate_by_is_told(begun):
     ended = resumed(begun, "--valid-source", begun / "a.en")
     assert ended.code == 0
-    told = f"the data to validate by is not that of the checkpoint: --valid-source {begun / 'a.en'}\n"
+    told = f"the validation data differs from that of the checkpoint: --valid-source {begun / 'a.en'}\n"
     assert ended.err.startswith(told)
     assert "earlier scores (on other data) are not comparable with new ones" in ended.err
 
@@ -107,8 +107,8 @@ def test_every_byte_of_a_file_counts(tmp_path):
 
 
 def test_of_a_large_file_stretches_from_first_to_last_count_and_its_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprints, "BLOCK", 10)
-    monkeypatch.setattr(fingerprints, "MOST", 3)
+    monkeypatch.setattr(fingerprints, "BLOCK_BYTES", 10)
+    monkeypatch.setattr(fingerprints, "MAX_BLOCKS", 3)
     path, content = tmp_path / "a", b"0123456789" * 5
     path.write_bytes(content)
     before = digest(str(path))

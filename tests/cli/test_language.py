@@ -40,7 +40,7 @@ def test_an_evaluation_prints_each_number(writer, files):
     ended = well("evaluate", writer, "--text", files / "a.en", "--overlap", 3)
     measured = LanguageModel.load(writer).evaluate(TARGET, overlap=3)
     assert [line.split()[:2] for line in ended.lines] == [[k, f"{v.value:.2f}"] for k, v in measured.items()]
-    assert "a word, 24 words, line ends included" in ended.lines[0]
+    assert "per word, 24 words including line ends" in ended.lines[0]
 
 
 def test_scores_are_log_probabilities_a_line(writer, files):
@@ -51,9 +51,9 @@ def test_scores_are_log_probabilities_a_line(writer, files):
 def test_flags_of_another_task_are_refused(writer, translator, files):
     ended = run("evaluate", writer, "--source", files / "a.de")
     assert ended.code == 2
-    assert "is of the task 'language', which takes --text, --overlap, got --source" in ended.err
+    assert "is a run of the task 'language'; it takes --text, --overlap, got --source" in ended.err
     ended = run("score", translator, "--text", files / "a.de")
-    assert "is of the task 'translation', which takes --source, --target, --pairs, got --text" in ended.err
+    assert "is a run of the task 'translation'; it takes --source, --target, --pairs, got --text" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -110,14 +110,14 @@ def test_a_text_for_which_a_model_has_no_positions_is_told(texts):
     (texts / "text.txt").write_text("the cat sat " * 2 + "the")
     done = run(*look)
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "the text has 7 tokens, and the model reads at most 6; shorten it" in done.err
+    assert "the text has 7 tokens, but the model reads at most 6; shorten it" in done.err
 
 
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("--image", "model holds no image processor that transformers can read: if its model reads text give --text"),
-        ("--text", "model holds no tokenizer that transformers can read: if its model sees images give --image"),
+        ("--image", "model has no image processor that transformers can read: if its model reads text, give --text"),
+        ("--text", "model has no tokenizer that transformers can read: if its model reads images, give --image"),
     ],
 )
 @pytest.mark.parametrize("make", [a_bert, a_t5, a_vit])
@@ -170,7 +170,7 @@ def test_weights_that_are_missing_are_named_and_none_are_made_up(texts):
     assert done.code == 2
     lost = len(weights) - len(kept)
     first = "encoder.layer.1.attention.output.LayerNorm.bias, "
-    assert f"model lacks {lost} of the tensors of a BertModel: {first}" in done.err
+    assert f"model lacks {lost} tensors of a BertModel: {first}" in done.err
     assert done.err.count("\n") == 1
     assert not (texts / "look.safetensors").exists()
 
@@ -182,12 +182,12 @@ def test_weights_that_are_torn_or_of_another_config_are_told_in_one_line(texts):
     (model / "config.json").write_text(config.replace('"intermediate_size": 16', '"intermediate_size": 20'))
     done = run(*look)
     assert (done.code, done.err.count("error: ")) == (2, 1)
-    assert "model holds weights of other shapes than its config.json says; get both again" in done.err
+    assert "model have other shapes than its config.json says; download both again" in done.err
     (model / "config.json").write_text(config)
     (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-9])
     done = run(*look)
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "model holds weights that cannot be read: " in done.err
+    assert "cannot read the weights in " in done.err
 
 
 def test_a_target_is_what_a_decoder_reads(texts):
@@ -206,10 +206,10 @@ def test_a_target_is_what_a_decoder_reads(texts):
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({}, "the config names no token that decoding starts with; add decoder_start_token_id to it"),
+        ({}, "the config has no start token for decoding; add decoder_start_token_id to it"),
         (
             {"decoder_start_token_id": 1, "max_position_embeddings": 3},
-            "the target has 4 tokens, and the model reads at most 3; shorten it",
+            "the target has 4 tokens, but the model reads at most 3; shorten it",
         ),
     ],
 )
@@ -228,49 +228,49 @@ def test_a_target_is_refused_where_nothing_would_read_it(texts, language_run):
         files = ["--text", texts / "text.txt", "--target", texts / "target.txt"]
         done = run("look", folder, *files, "--out", texts / "look.safetensors")
         assert done.code == 2
-        assert done.err == f"error: {who} writes no text beside what it reads; leave out --target\n"
+        assert done.err == f"error: {who} has no decoder to write a target; leave out --target\n"
 
 
 MALFORMED = {
     "nothing": (
         ("look", "{tmp}/bert-base-uncased", "--text", "{line}", "--out", "{tmp}/a.safetensors"),
-        "is no folder; expected a run that regard train has written, or the folder of a Hugging Face model",
+        "is not a folder; expected a run written by regard train, or the folder of a Hugging Face model",
     ),
-    "no run": (("look", "{empty}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "holds no run"),
-    "neither": (("look", "{run}", "--out", "{tmp}/a.safetensors"), "give a text or an image"),
+    "no run": (("look", "{empty}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "has no checkpoints"),
+    "neither": (("look", "{run}", "--out", "{tmp}/a.safetensors"), "give either a text or an image"),
     "both": (("look", "{run}", "--text", "{line}", "--image", "{line}", "--out", "{tmp}/a.safetensors"), "got both"),
     "image to a reader": (("look", "{run}", "--image", "{line}", "--out", "{tmp}/a.safetensors"), "reads text"),
     "empty": (("look", "{run}", "--text", "{blank}", "--out", "{tmp}/a.safetensors"), "the text is empty"),
-    "not UTF-8": (("look", "{run}", "--text", "{bytes}", "--out", "{tmp}/a.safetensors"), "is not UTF-8 at byte 0"),
+    "not UTF-8": (("look", "{run}", "--text", "{bytes}", "--out", "{tmp}/a.safetensors"), "not valid UTF-8 at byte 0"),
     "too long": (("look", "{run}", "--text", "{long}", "--out", "{tmp}/a.safetensors"), "reads at most 32; shorten"),
-    "nowhere": (("look", "{run}", "--text", "{line}", "--out", "{tmp}/no/a.safetensors"), "cannot be written"),
+    "nowhere": (("look", "{run}", "--text", "{line}", "--out", "{tmp}/no/a.safetensors"), "cannot write "),
     "no text": (("look", "{run}", "--text", "{tmp}/none.txt", "--out", "{tmp}/a.safetensors"), "none.txt"),
     "a text for a file": (
         ("look", "{run}", "--text", "the cat sat", "--out", "{tmp}/a.safetensors"),
-        "--text must be a file with the text in it, and 'the cat sat' cannot be read (No such file or directory); save",
+        "cannot read 'the cat sat' (No such file or directory); --text must be the name of a file: save",
     ),
     "a folder for a file": (("look", "{run}", "--text", "{empty}", "--out", "{tmp}/a.safetensors"), "(Is a directory)"),
     "pickled": (("look", "{pickled}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "may run code"),
-    "no JSON": (("look", "{broken}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "is no JSON"),
+    "no JSON": (("look", "{broken}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "is not valid JSON"),
     "onto its text": (
         ("look", "{run}", "--text", "{tmp}/s.safetensors", "--out", "{tmp}/s.safetensors"),
-        "s.safetensors is read, and writing would replace it; name another file",
+        "s.safetensors is an input of this command and would be overwritten; name another file",
     ),
     "onto its text by another name": (
         ("look", "{run}", "--text", "{tmp}/s.safetensors", "--out", "{tmp}/empty/../s.safetensors"),
-        "s.safetensors is read, and writing would replace it; name another file",
+        "s.safetensors is an input of this command and would be overwritten; name another file",
     ),
     "onto its target": (
         ("look", "{run}", "--text", "{line}", "--target", "{tmp}/s.safetensors", "--out", "{tmp}/s.safetensors"),
-        "s.safetensors is read, and writing would replace it; name another file",
+        "s.safetensors is an input of this command and would be overwritten; name another file",
     ),
     "onto the weights": (
         ("look", "{model}", "--text", "{line}", "--out", "{model}/model.safetensors"),
-        "model.safetensors is there already, in the folder that is read; name another file",
+        "model.safetensors exists already in ",
     ),
     "onto a link to the weights": (
         ("look", "{model}", "--text", "{line}", "--out", "{model}/linked.safetensors"),
-        "linked.safetensors is there already, in the folder that is read; name another file",
+        "linked.safetensors exists already in ",
     ),
     "a capture that is a text": (
         ("look", "{run}", "--text", "{line}", "--out", "{tmp}/s.txt"),
@@ -282,14 +282,14 @@ MALFORMED = {
     ),
     "a page onto a capture": (
         ("view", "{tmp}/s.html", "--html", "{tmp}/s.html"),
-        "s.html is read, and writing would replace it; name another file",
+        "s.html is an input of this command and would be overwritten; name another file",
     ),
     "a device for a file": (
         ("view", "{line}", "--html", "{tmp}/page.html", "--device", "nonsense"),
-        "--device is where the viewer computes maps, and --html opens none; leave one of them out",
+        "--device is for the viewer, which --html does not start; remove one of the two flags",
     ),
     "no capture": (("view", "{line}", "--html", "{tmp}/page.html"), "line.txt is not a capture: it is not a"),
-    "three": (("view", "{line}", "{line}", "{line}"), "one capture or two side by side, got 3"),
+    "three": (("view", "{line}", "{line}", "{line}"), "one or two captures, got 3"),
     "missing": (("view", "{tmp}/none.safetensors"), "none.safetensors"),
 }
 
@@ -357,7 +357,7 @@ def test_classifiers_are_shown_what_they_take(critic, seer, files, tmp_path):
     done = run("look", critic, "--image", files / "scenes" / "0.png", "--out", out)
     assert (done.code, done.err) == (2, "error: a classifier of texts reads text; give --text\n")
     done = run("look", seer, "--text", files / "reviews.txt", "--out", out)
-    assert (done.code, done.err) == (2, "error: a classifier of images sees images; give --image\n")
+    assert (done.code, done.err) == (2, "error: this classifier reads images; give --image\n")
     assert not out.exists()
 
 

@@ -25,7 +25,7 @@ def test_every_document_has_a_summary_in_its_place(summarizer):
 def test_a_summary_is_as_long_as_it_may_be(summarizer):
     ended = well("summarize", summarizer, "--min-length", 2, "--max-length", 2, stdin=LINES)
     assert ended.lines == [one.text for one in Summarizer.load(summarizer).summarize(NEWS, min_length=2, max_length=2)]
-    assert f"{len(NEWS)} of {len(NEWS)} summaries did not come to an end and were cut off at 2 tokens" in ended.err
+    assert f"{len(NEWS)} of {len(NEWS)} summaries reached the maximum of 2 tokens before they ended" in ended.err
 
 
 def test_no_input_is_no_output(summarizer):
@@ -63,7 +63,7 @@ def test_a_model_that_knows_where_it_looked_has_a_picture_too(files, tmp_path):
 
 
 def test_what_is_not_read_is_counted(summarizer):
-    told = "1 of 2 documents have more than 8 tokens, of which the rest was not read"
+    told = "1 of 2 documents have more than 8 tokens; only the first 8 were read"
     assert told in well("summarize", summarizer, stdin=f"{'The fox ' * 9}\nThe fox\n").err
     assert "documents have more than" not in well("summarize", summarizer, stdin="The fox\n").err
 
@@ -72,8 +72,8 @@ def test_what_is_not_read_of_documents_to_train_and_to_validate_by_is_counted_on
     (tmp_path / "long.tsv").write_text(f"{'The fox ' * 9}\tfox\nThe fox\tfox\n")
     data = ["--pairs", tmp_path / "long.tsv", "--valid-pairs", tmp_path / "long.tsv", "--batch-tokens", 64]
     ended = well("train", "summarization", *data, *SMALL, "--limit", 8, "--out", tmp_path / "run")
-    assert ended.err.count("1 of 2 examples have more than 8 tokens and are truncated") == 1
-    told = "1 of 2 documents to validate by have more than 8 tokens, of which the rest is not read"
+    assert ended.err.count("1 of 2 examples have more than 8 tokens and were truncated") == 1
+    told = "1 of 2 validation documents have more than 8 tokens; only the first 8 are read"
     assert ended.err.count(told) == 1
     ended = well("train", "summarization", *data, *SMALL, "--limit", 19, "--out", tmp_path / "whole")
     assert "more than" not in ended.err

@@ -119,14 +119,14 @@ def test_the_attention_of_one_sentence_is_a_picture(kind, request, tmp_path):
     well("translate", folder, "--attention", tmp_path / "a.png", stdin="ein Haus\n")
     assert imread(tmp_path / "a.png").ndim == 3
     ended = run("translate", folder, "--attention", tmp_path / "b.png", stdin=LINES)
-    assert "error: --attention b.png is a picture of one example, got more; give it one, or write" in ended.err
+    assert "error: --attention b.png is a picture of one example, got more; give one example, or write" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 
 def test_attention_is_that_of_one_model(translator, recurrent, tmp_path):
     ended = run("translate", translator, recurrent, "--attention", tmp_path / "a.png", stdin=LINES)
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err == "error: --attention is that of one model, got 2 folders; name one\n"
+    assert ended.err == "error: --attention needs exactly one run, got 2; name one folder\n"
 
 
 def test_translations_that_do_not_end_are_counted(translator):
@@ -134,7 +134,7 @@ def test_translations_that_do_not_end_are_counted(translator):
     for flags, most in (((), loaded.longest * 3 // 2 + 10), (("--max-length", 2), 2)):
         ended = well("translate", translator, "--beam", 1, *flags, stdin=LINES)
         cut = sum(not one.finished for one in loaded.translate(SOURCE, beam=1, max_length=most))
-        told = f"{cut} of 8 translations did not come to an end and were cut off at {most} tokens; --max-length N"
+        told = f"{cut} of 8 translations reached the maximum of {most} tokens before they ended; raise"
         assert (told in ended.err) == (cut > 0)
     assert cut > 0
 
@@ -194,7 +194,7 @@ def test_links_may_be_those_of_one_head(translator, files, tmp_path):
     well("translate", translator, "--head", 1, "--attention", other, stdin="ein Haus\n")
     assert one.read_bytes() != other.read_bytes()
     ended = run("translate", translator, "--head", 9, "--alignments", tmp_path / "links", stdin="ein Haus\n")
-    assert (ended.code, ended.err) == (2, "error: head must be from 0 to 1, got 9\n")
+    assert (ended.code, ended.err) == (2, "error: head must be between 0 and 1, got 9\n")
 
 
 def test_flags_reach_the_model_and_the_recipe(files, tmp_path):
@@ -251,4 +251,4 @@ def test_a_new_run_may_be_told_to_resume(files, tmp_path):
 def test_other_models_cannot_be_resumed_into_a_run(recurrent):
     ended = run("train", "translation", "--out", recurrent, "--resume", "--dim", 32)
     assert ended.code == 2
-    assert "error: a resumed run keeps its model: dim was 16, got 32; name another folder" in ended.err
+    assert "error: a resumed run cannot change its model: dim was 16, got 32; give --out a new folder" in ended.err

@@ -88,7 +88,7 @@ def test_a_higher_threshold_answers_less(learned):
     assert {one.score for one in found if not one.text} == {between}
     assert not any(one.text for one in learned.answer(QUESTIONS, threshold=math.inf))
     assert all(one.text for one in learned.answer(NONE, threshold=-math.inf))
-    with pytest.raises(ValueError, match="threshold must be a number, got NaN; 0 is that of training"):
+    with pytest.raises(ValueError, match="threshold must be a number, got NaN; training uses 0"):
         learned.answer(QUESTIONS, threshold=math.nan)
 
 
@@ -137,7 +137,7 @@ def test_a_document_without_words_holds_no_answer(folder):
 def test_a_question_is_no_tuple(folder):
     answerer = Answerer.load(folder)
     for ask in (answerer.answer, answerer.tape):
-        with pytest.raises(TypeError, match=r"a question and a context, got \('What\?', 'red'\); write Asking\("):
+        with pytest.raises(TypeError, match=r"a question and a context, got \('What\?', 'red'\); use Asking\("):
             ask([("What?", "red")])
 
 
@@ -146,7 +146,7 @@ def test_a_blank_question_has_no_answer_and_no_look(folder):
     found = answerer.n_best([Asking(" \t", QUESTIONS[0].context), QUESTIONS[0], Asking("", "red")], n=2)
     assert [[(one.text, one.score) for one in best] for best in (found[0], found[2])] == [[("", -math.inf)]] * 2
     assert found[1] == answerer.n_best(iter([QUESTIONS[0]]), n=2)[0]
-    with pytest.raises(ValueError, match="the question is blank, and no word of it looks anywhere; ask one"):
+    with pytest.raises(ValueError, match="the question is empty"):
         answerer.look(Asking(" ", "red"))
 
 
@@ -168,7 +168,7 @@ def test_a_tape_holds_a_row_for_each_question(folder):
         assert tape[key].shape[0] == 3
         assert all(names is not None for names in tape.tokens_of(key, batch=2))
     for asked in ([], QUESTIONS * 50):
-        with pytest.raises(ValueError, match=f"a tape holds the attention of 1 to 500 questions, got {len(asked)}"):
+        with pytest.raises(ValueError, match=f"a capture holds 1 to 500 questions, got {len(asked)}"):
             answerer.tape(asked)
 
 
@@ -243,13 +243,13 @@ def test_a_validation_chooses_the_best(tmp_path):
     ("settings", "message"),
     [
         ({"questions": []}, "there are no questions; expected at least one"),
-        ({"valid": []}, "valid must hold at least one question, got none"),
-        ({"windows": replace(NARROW, question=2, long="error")}, r"question '\d+' has more than 2 tokens, as \d+ of"),
+        ({"valid": []}, "valid has no questions"),
+        ({"windows": replace(NARROW, question=2, long="error")}, r"question '\d+' has more than 2 tokens, like \d+ of"),
         ({"windows": replace(NARROW, question=2, long="drop")}, "raise the limit, or choose long='truncate'"),
-        ({"tokens": 5}, "tokens of a batch must hold the longest row of 8 tokens, got 5"),
-        ({"recipe": replace(RECIPE, forcing=Linear(steps=9))}, "forcing feeds a recurrent decoder its own words"),
+        ({"tokens": 5}, "room for the longest row of 8 tokens, got tokens=5"),
+        ({"recipe": replace(RECIPE, forcing=Linear(steps=9))}, "forcing needs a recurrent decoder"),
         ({"model": AnsweringModelSettings(dim=0)}, "dim must be 1 or more, got 0"),
-        ({"pretrained": "somewhere"}, "pretrained brings a model and a vocabulary of its own; leave out"),
+        ({"pretrained": "somewhere"}, "pretrained includes its own model and vocabulary; leave out"),
     ],
 )
 def test_what_is_wrong_shows_before_anything_is_written(settings, message, tmp_path):
@@ -269,7 +269,7 @@ def test_how_many_questions_are_too_long_is_said(long, tmp_path):
     wordy = replace(QUESTIONS[0], question="What is it that the house is?")
     questions = [*QUESTIONS[:4], wordy]
     trained(tmp_path / "run", questions=questions, windows=replace(NARROW, long=long), show=Heard())
-    assert f"1 of 5 questions have more than 6 tokens and are {long.rstrip('e')}{'p' * (long == 'drop')}ed" in heard
+    assert f"1 of 5 questions have more than 6 tokens and were {long.rstrip('e')}{'p' * (long == 'drop')}ed" in heard
     assert Answerer.load(tmp_path / "run").too_long(questions) == [False] * 4 + [True]
 
 
@@ -297,7 +297,7 @@ def test_a_pretrained_bert_is_begun_with(head, pieces, tmp_path):
     bert = Bert(BertConfig(vocabulary=len(pieces), length=40, dim=16, depth=1, heads=2, hidden=32))
     model = bert if head is Bert else head(bert)
     published(tmp_path / "bert", model, pieces)
-    begun = {"pretrained": tmp_path / "bert", "model": answering.SMALL}
+    begun = {"pretrained": tmp_path / "bert", "model": answering.DEFAULT_MODEL}
     trained(tmp_path / "run", recipe=replace(RECIPE, steps=0), **begun)
     answerer = Answerer.load(tmp_path / "run")
     assert answerer.tokenizer == Tokenizer.load(tmp_path / "bert" / "tokenizer.json")
@@ -317,18 +317,18 @@ def test_a_folder_that_holds_no_bert_cannot_be_begun_with(pieces, tmp_path):
     few = Bert(BertConfig(vocabulary=50, length=40, dim=16, depth=1, heads=2, hidden=32))
     published(tmp_path / "few", BertTagger(few, tags=3), pieces)
     for name, message in (
-        ("gpt", "gpt must hold a BERT, RoBERTa or DistilBERT, got a Gpt"),
-        ("small", "a window of 7 tokens behind a question of 6 makes a row of 16, and .*small reads 15"),
-        ("few", rf"tokenizer.json has {len(pieces)} tokens, more than the 50 of the model"),
+        ("gpt", "gpt must contain a BERT, RoBERTa or DistilBERT, got a Gpt"),
+        ("small", "a question of 6 tokens and a window of 7 make a row of 16 tokens, but .*small reads at most 15"),
+        ("few", rf"tokenizer.json has {len(pieces)} tokens, but the model has 50 embeddings"),
         ("none", "none"),
     ):
         with pytest.raises(ValueError, match=message):
-            trained(tmp_path / "run", model=answering.SMALL, pretrained=tmp_path / name)
+            trained(tmp_path / "run", model=answering.DEFAULT_MODEL, pretrained=tmp_path / name)
     (tmp_path / "small" / "tokenizer.json").unlink()
     with pytest.raises(DataError, match=r"tokenizer.json: no such file; expected a tokenizer.json"):
         trained(
             tmp_path / "run",
-            model=answering.SMALL,
+            model=answering.DEFAULT_MODEL,
             pretrained=tmp_path / "small",
             windows=replace(NARROW, size=5, overlap=1),
         )

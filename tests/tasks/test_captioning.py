@@ -144,15 +144,15 @@ def test_several_copies_of_a_model_write_as_the_model(folder):
     assert [one.text for one in twice.describe(IMAGES[:3])] == [one.text for one in alone.describe(IMAGES[:3])]
     [one], [other] = (some.looks(IMAGES[:1], ["blue"]) for some in (alone, twice))
     assert torch.allclose(one, other)
-    with pytest.raises(ValueError, match="a tape is of one model, got 2"):
+    with pytest.raises(ValueError, match="a capture needs exactly one model, got 2"):
         twice.tape(IMAGES[:1], ["blue"])
 
 
 def test_models_that_see_otherwise_are_no_ensemble(folder, tmp_path):
     trained(tmp_path / "other", seeing=ImageSettings(size=8))
-    with pytest.raises(ValueError, match=r"an ensemble shares vocabulary and sight, and those of .*other.* differ"):
+    with pytest.raises(ValueError, match=r"an ensemble must share vocabulary and image size, but .*other.* differ"):
         Describer.load(folder, tmp_path / "other")
-    with pytest.raises(ValueError, match="folders must name at least one run, got none"):
+    with pytest.raises(ValueError, match="load needs at least one folder, got none"):
         Describer.load()
 
 
@@ -208,13 +208,13 @@ def test_captions_that_are_too_long_are_dropped_or_cut_and_counted(long, count, 
     turns = CaptionExamples(SCENES, tokenizer, CaptionLengths(limit=4, long=long), say=said.append)
     assert (len(turns), turns.longest) == (count, longest)
     done = "dropped" if long == "drop" else "truncated"
-    assert said == [f"12 of 15 captions have more than 4 tokens and are {done}"]
+    assert said == [f"12 of 15 captions have more than 4 tokens and were {done}"]
 
 
 @pytest.mark.parametrize("lengths", [CaptionLengths(limit=4, long="error"), CaptionLengths(limit=2)])
 def test_captions_that_may_not_be_so_long_are_named(lengths):
     tokenizer = WordVocabulary().learn(texts_of(SCENES))
-    with pytest.raises(DataError, match=r"image 0: the caption has 6 tokens, more than \d, as 1\d of 15 do; raise"):
+    with pytest.raises(DataError, match=r"image 0: the caption has 6 tokens, more than \d, like 1\d of 15 captions; r"):
         CaptionExamples(SCENES, tokenizer, lengths, say=print)
 
 
@@ -230,33 +230,35 @@ def test_a_sketch_is_a_config():
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):
     out = tmp_path / "run"
-    with pytest.raises(ValueError, match="images of 2 pixels a side cannot be halved 2 times; pass fewer stages"):
+    with pytest.raises(ValueError, match="images of 2 pixels per side cannot be halved 2 times; pass fewer stages"):
         trained(out, seeing=ImageSettings(size=2))
     with pytest.raises(ValueError, match="stages must be at least 1, got 0"):
         CaptioningModelSettings(stages=0)
     with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
         CaptionLengths(limit=0)
-    with pytest.raises(ValueError, match="valid must hold at least one image, got none"):
+    with pytest.raises(ValueError, match="valid has no images"):
         trained(out, valid=[])
-    with pytest.raises(ValueError, match="forcing is not for captioners"):
+    with pytest.raises(ValueError, match="forcing is not supported for captioners"):
         trained(out, recipe=replace(RECIPE, forcing=Linear(steps=9)))
     assert not out.exists()
 
 
 def test_a_tape_holds_so_many_and_no_more(folder):
-    with pytest.raises(ValueError, match="a tape holds the attention of 1 to 500 images, got 0"):
+    with pytest.raises(ValueError, match="a capture holds 1 to 500 images, got 0"):
         Describer.load(folder).tape([], [])
 
 
 def test_one_image_is_not_taken_for_many(folder):
-    with pytest.raises(TypeError, match=r"images must be many, got one of shape \(32, 32, 3\); pass \[image\]"):
+    with pytest.raises(
+        TypeError, match=r"images must be a sequence of images, got one image of shape \(32, 32, 3\); pass \[image\]"
+    ):
         Describer.load(folder).describe(np.zeros((32, 32, 3), np.uint8))
 
 
 def test_captions_of_another_number_than_the_images_are_counted(folder):
     describer = Describer.load(folder)
     for show in (describer.looks, describer.tape):
-        with pytest.raises(ValueError, match="captions must be one for each image, got 1 for 2 images"):
+        with pytest.raises(ValueError, match="each image needs one caption, got 1 captions for 2 images"):
             show(IMAGES[:2], ["blue"])
         with pytest.raises(TypeError, match=r"captions must be a list of texts, got a single text; pass \[text\]"):
             show(IMAGES[:2], "hi")

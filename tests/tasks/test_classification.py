@@ -291,7 +291,7 @@ def test_attention_that_looks_nowhere_is_refused(tmp_path):
     )
     classifier = Classifier.load(tmp_path / "run")
     for show in (classifier.looks, classifier.tape):
-        with pytest.raises(ValueError, match=r"do not look at each other, its attention is squeeze; .*='self'"):
+        with pytest.raises(ValueError, match=r"no attention between positions, only attention='squeeze'; .*='self'"):
             show(list(bars().images[:1]))
 
 
@@ -314,16 +314,16 @@ def test_a_reader_takes_texts_and_a_seer_images(reader, seer):
 
 def test_a_tape_holds_so_many_and_no_more(reader):
     for count in (0, 501):
-        with pytest.raises(ValueError, match=f"a tape holds the attention of 1 to 500 examples, got {count}"):
+        with pytest.raises(ValueError, match=f"a capture holds 1 to 500 examples, got {count}"):
             reader.tape(["dull"] * count)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "bert", "smoothing": 0.1}, "smoothing is for an rnn, a pool or a convnet, got kind='bert'"),
-        ({"kind": "vit", "spelling": True}, "spelling is read by an rnn or a pool, got kind='vit'"),
-        ({"kind": "convnet", "pooling": "mean"}, "pooling is for a vit, got kind='convnet'; choose a vit"),
+        ({"kind": "bert", "smoothing": 0.1}, "smoothing is only for rnn, pool and convnet, got kind='bert'"),
+        ({"kind": "vit", "spelling": True}, "spelling is only for rnn and pool, got kind='vit'"),
+        ({"kind": "convnet", "pooling": "mean"}, "pooling is only for vit, got kind='convnet'; leave it out"),
     ],
 )
 def test_settings_of_another_kind_are_refused(settings, message):
@@ -339,11 +339,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):
         read(out, model=ClassificationModelSettings(kind="vit"))
     with pytest.raises(ValueError, match="kind must be convnet or vit for images, got 'rnn'"):
         seen(out, model=ClassificationModelSettings(kind="rnn"))
-    with pytest.raises(ValueError, match="classes must be those of the training, lying, standing, none, got a, b, c"):
+    with pytest.raises(
+        ValueError, match="classes must be the same as in training: expected lying, standing, none, got a, b, c"
+    ):
         seen(out, valid=other)
-    with pytest.raises(ValueError, match="forcing feeds a recurrent decoder its own words, got a classifier"):
+    with pytest.raises(ValueError, match="forcing needs a recurrent decoder, and classifiers have none"):
         read(out, replace(RECIPE, forcing=Linear(steps=9)))
-    with pytest.raises(ValueError, match="expected at least one labelled example, got none"):
+    with pytest.raises(ValueError, match="there are no labelled examples"):
         read(out, valid=Reviews([]))
     assert not out.exists()
 
@@ -351,13 +353,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):
 def test_a_run_of_texts_is_not_gone_on_with_images(tmp_path):
     read(tmp_path / "run", model=TEXTS["pool"])
     images = bars(20)
-    with pytest.raises(ValueError, match="classes must be those of the training, bad, good"):
+    with pytest.raises(ValueError, match="classes must be the same as in training: expected bad, good"):
         seen(tmp_path / "run", examples=images, resume=True)
     two = Images(images.images, images.labels % 2, classes=("bad", "good"))
-    with pytest.raises(ValueError, match="the run is one of texts, got images"):
+    with pytest.raises(ValueError, match="the run is a classifier of texts, got images"):
         seen(tmp_path / "run", examples=two, resume=True)
     seen(tmp_path / "images", examples=two)
-    with pytest.raises(ValueError, match="the run is one of images, got texts"):
+    with pytest.raises(ValueError, match="the run is a classifier of images, got texts"):
         read(tmp_path / "images", resume=True)
 
 
@@ -433,7 +435,7 @@ def test_a_classifier_of_others_says_what_it_said_there(kind, tmp_path):
         assert torch.allclose(
             torch.tensor([found.probabilities[name] for name in reviews.classes]), expected, atol=1e-5
         )
-    assert f"the classifier of {tmp_path / kind} is kept; its classes are, in this order, bad, good" in told.lines
+    assert f"using the classification head of {tmp_path / kind}; its classes are, in order: bad, good" in told.lines
 
 
 def test_texts_that_were_taken_for_labels_are_told_of(tmp_path):
@@ -445,9 +447,9 @@ def test_texts_that_were_taken_for_labels_are_told_of(tmp_path):
     for examples, told in ((texts, swapped), (Reviews(), usual)):
         out = tmp_path / str(len(examples.classes))
         classification.train_texts(examples, out=out, recipe=replace(RECIPE, steps=0), show=told)
-    what = "30 texts are of 30 classes; if texts were taken for labels, name the columns of both"
+    what = "30 texts have 30 different labels; if the column of the texts was read as labels, name both columns"
     assert what in swapped.lines
-    assert not any("taken for labels" in line for line in usual.lines)
+    assert not any("read as labels" in line for line in usual.lines)
 
 
 def test_a_single_class_is_told_of(tmp_path):
@@ -457,12 +459,12 @@ def test_a_single_class_is_told_of(tmp_path):
     told = Told()
     texts = Praise([("all heart", "good")])
     classification.train_texts(texts, out=tmp_path / "run", recipe=replace(RECIPE, steps=0), show=told)
-    assert "there is one class, good, and nothing to tell it from; give examples of another" in told.lines
+    assert "all examples have the same label, good; give examples of at least two classes" in told.lines
 
 
 def test_a_classifier_of_other_classes_is_said_to_be_new(published, tmp_path):
     theirs(tmp_path / "three", "Bert", labels=3)
-    for folder, why in ((tmp_path / "three", "that of .*three tells 3 apart"), (published[0], ".*bert has none")):
+    for folder, why in ((tmp_path / "three", "that of .*three has 3 classes"), (published[0], ".*bert has none")):
         told, out = Told(), tmp_path / f"{folder.name}-run"
         classification.train_texts(
             Reviews(),
@@ -472,7 +474,7 @@ def test_a_classifier_of_other_classes_is_said_to_be_new(published, tmp_path):
             batching=Batching(limit=40),
             show=told,
         )
-        assert any(re.fullmatch(f"the classifier of 2 classes is new, {why}", line) for line in told.lines)
+        assert any(re.fullmatch(f"the classification head for 2 classes is new: {why}", line) for line in told.lines)
 
 
 def test_texts_end_as_they_did_in_training(published, tmp_path):
@@ -494,14 +496,14 @@ def test_what_cannot_be_begun_with_is_named(published, tmp_path):
     for settings, message in (
         (
             {"pretrained": folder, "batching": Batching(limit=41)},
-            "limit must be at most the 40 tokens that .*bert reads",
+            "limit must be at most 40, the maximum of .*bert, got",
         ),
         (
             {"pretrained": folder, "model": ClassificationModelSettings(kind="bert")},
-            "pretrained brings a model and a vocabulary of its own",
+            "pretrained includes its own model and vocabulary",
         ),
-        ({"pretrained": tmp_path / "few"}, rf"tokenizer.json has {len(pieces)} tokens, more than the 9 of the model"),
-        ({"pretrained": tmp_path / "gpt"}, "gpt must hold a BERT, RoBERTa or DistilBERT, got a Gpt"),
+        ({"pretrained": tmp_path / "few"}, rf"tokenizer.json has {len(pieces)} tokens, but the model has 9 embeddings"),
+        ({"pretrained": tmp_path / "gpt"}, "gpt must contain a BERT, RoBERTa or DistilBERT, got a Gpt"),
     ):
         with pytest.raises(ValueError, match=message):
             classification.train_texts(Reviews(), out=tmp_path / "run", recipe=RECIPE, **settings)

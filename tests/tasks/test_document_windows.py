@@ -60,7 +60,7 @@ def test_characters_between_tokens_belong_to_none():
 @pytest.mark.parametrize("tokens", [0, 1, 5, 6, 7, 14, 63, 129])
 @pytest.mark.parametrize(("size", "overlap"), [(6, 2), (6, 0), (6, 5), (1, 0)])
 def test_windows_cover_every_stretch_that_the_overlap_allows(tokens, size, overlap):
-    firsts = WindowSettings(size=size, overlap=overlap).firsts(tokens)
+    firsts = WindowSettings(size=size, overlap=overlap).starts(tokens)
     windows = [set(range(first, min(first + size, tokens))) for first in firsts]
     assert set().union(*windows) == set(range(tokens))
     assert all(windows) or tokens == 0
@@ -153,6 +153,6 @@ def test_the_letters_of_a_window_are_those_of_its_words():
 def test_an_alphabet_pads_with_0():
     tokenizer = Tokenizer.characters(["ab"])
     tokenizer.pad = 3
-    with pytest.raises(ValueError, match="alphabet must number its padding 0, got 3"):
+    with pytest.raises(ValueError, match="the padding id of the alphabet must be 0, got 3"):
         CharacterIds(tokenizer)
     assert CharacterIds(Tokenizer.characters(["ab"]))([]).shape == (0, 16)

@@ -24,7 +24,7 @@ def test_every_row_comes_back_whatever_its_length():
         assert encoded[number - 5]["sizes"].tolist() == [len(text)]
     assert encoded.lengths["ids"].tolist() == [2, 0, 3, 0, 1]
     assert encoded.longest.tolist() == [2, 1, 3, 1, 1]
-    with pytest.raises(IndexError, match="example 5 of 5"):
+    with pytest.raises(IndexError, match="there is no example 5: the dataset has 5"):
         encoded[5]
 
 

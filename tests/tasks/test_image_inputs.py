@@ -49,7 +49,7 @@ def test_a_sight_is_what_the_images_are_unless_told(seeing, examples, sight):
 
 
 def test_images_that_are_no_squares_want_a_size():
-    with pytest.raises(DataError, match="the images have 6 x 9 pixels, and models see squares; pass size=6"):
+    with pytest.raises(DataError, match="the images have 6 x 9 pixels, but models need square images; pass size=6"):
         ImageSettings().transform_for(images((5, 6, 9)))
 
 
@@ -60,7 +60,7 @@ def test_images_that_are_no_squares_want_a_size():
         ({"rows": 0}, "rows must be at least 1, got 0"),
         ({"shift": -1}, "shift must be at least 0, got -1"),
         ({"workers": -1}, "workers must be at least 0, got -1"),
-        ({"channels": 2}, "channels must be 1, grey, or 3, colour, got 2"),
+        ({"channels": 2}, "channels must be 1 .grey. or 3 .colour., got 2"),
     ],
 )
 def test_settings_out_of_range_are_named(settings, message):

@@ -89,7 +89,7 @@ def test_with_the_largest_overlap_every_token_sees_all_it_can(model):
     assert measured["loss"].value == pytest.approx(sum(costs) / len(costs), rel=1e-5)
     assert measured["perplexity"].value == pytest.approx(math.exp(sum(costs) / words), rel=1e-4)
     assert measured["bits"].value == pytest.approx(sum(costs) / math.log(2) / characters, rel=1e-5)
-    assert "a word, 18 words" in measured["perplexity"].signature
+    assert "per word, 18 words" in measured["perplexity"].signature
 
 
 @torch.no_grad()
@@ -110,7 +110,7 @@ def test_windows_foretell_every_token_once_with_the_context_they_have(model, ove
 
 def test_an_overlap_leaves_something_to_foretell(model):
     for overlap in (-1, 16):
-        message = f"overlap must be at least 0 and below the model's length 16, got {overlap}"
+        message = f"overlap must be at least 0 and less than the model's length of 16, got {overlap}"
         with pytest.raises(ValueError, match=message):
             model.evaluate(LINES, overlap=overlap)
 
@@ -212,10 +212,10 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(tmp
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tokens": 15}, "tokens of a batch must hold a window of 16, got 15"),
+        ({"tokens": 15}, "room for a window of 16 tokens, got tokens=15"),
         ({"model": replace(TINY, heads=3)}, "heads"),
-        ({"valid": []}, "valid must hold at least one line, got none"),
-        ({"recipe": replace(RECIPE, forcing=Linear(steps=9))}, "forcing feeds a recurrent decoder its own words"),
+        ({"valid": []}, "valid has no lines"),
+        ({"recipe": replace(RECIPE, forcing=Linear(steps=9))}, "forcing needs a recurrent decoder"),
     ],
 )
 def test_what_is_wrong_shows_before_anything_is_written(settings, message, tmp_path):

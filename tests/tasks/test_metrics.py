@@ -167,7 +167,7 @@ def test_words_that_share_letters_only_are_different_words():
 @pytest.mark.parametrize("references", [[["a"], []], [[], ["a"]], [[], []]])
 def test_a_hypothesis_without_a_reference_is_named(metric, references):
     missing = references.index([])
-    with pytest.raises(ValueError, match=f"each hypothesis needs a reference, got none for number {missing}; leave it"):
+    with pytest.raises(ValueError, match=f"each hypothesis needs a reference, but number {missing} has none; leave it"):
         metric(["a", "a"], references)
 
 
@@ -219,7 +219,7 @@ def test_questions_with_and_without_answers_are_told_apart():
 
 @pytest.mark.parametrize(("answers", "gold"), [([], []), (["a"], []), ([], [["a"]])])
 def test_answers_and_questions_come_in_equal_numbers(answers, gold):
-    with pytest.raises(ValueError, match="answers must be one for each of one or more questions, got"):
+    with pytest.raises(ValueError, match="each question needs one answer, and there must be at least one, got"):
         squad_scores(answers, gold)
 
 
@@ -251,5 +251,5 @@ def test_a_table_is_as_wide_as_its_numbers_and_names():
 
 def test_of_many_classes_only_the_mistakes_are_told():
     names = tuple(f"class{n}" for n in range(21))
-    assert str(Confusion.of([3, 3, 4], [3, 5, 4], names)) == "       1 x class3 taken for class5"
-    assert str(Confusion.of([3], [3], names)) == "    nothing was taken for anything else"
+    assert str(Confusion.of([3, 3, 4], [3, 5, 4], names)) == "       1 x class3 predicted as class5"
+    assert str(Confusion.of([3], [3], names)) == "    no example was misclassified"

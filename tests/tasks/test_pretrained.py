@@ -11,7 +11,7 @@ from regard.data import Tokenizer, labelled_tsv
 from regard.models import Bert, BertClassifier, BertConfig, BertReader, Gpt, GptConfig, pretrained
 from regard.tasks import Batching, classification
 from regard.tasks.classification import Classifier
-from regard.tasks.pretrained import encoder_of, places
+from regard.tasks.pretrained import encoder_of, max_positions
 from regard.train import Constant, Recipe, Silence
 
 SIZES = {"dim": 16, "depth": 1, "heads": 2}
@@ -26,19 +26,19 @@ def test_an_encoder_comes_with_its_head_and_its_tokenizer(tmp_path):
     assert isinstance(model, BertReader)
     assert model.bert is found
     assert tokenizer == PIECES
-    assert places(found) == 40
+    assert max_positions(found) == 40
 
 
 def test_what_is_no_encoder_is_named(tmp_path):
     pretrained.save(Gpt(GptConfig(vocabulary=9, **SIZES)), tmp_path)
-    with pytest.raises(ValueError, match="must hold a BERT, RoBERTa or DistilBERT, got a Gpt"):
+    with pytest.raises(ValueError, match="must contain a BERT, RoBERTa or DistilBERT, got a Gpt"):
         encoder_of(tmp_path)
 
 
 def test_a_tokenizer_of_another_model_is_named(tmp_path):
     pretrained.save(Bert(BertConfig(vocabulary=3, hidden=32, **SIZES)), tmp_path)
     PIECES.save(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match=rf"has {len(PIECES)} tokens, more than the 3 of the model"):
+    with pytest.raises(ValueError, match=rf"has {len(PIECES)} tokens, but the model has 3 embeddings"):
         encoder_of(tmp_path)
 
 
@@ -83,14 +83,16 @@ def test_classes_are_kept_by_name(tmp_path, classes, labels, numbers):
         show=show,
     )
     found = Classifier.load(tmp_path / "run").model.classes
-    [said] = [line for line in lines if "the classifier of" in line]
+    [said] = [line for line in lines if "the classification head" in line]
     if numbers is None:
         names = f"{labels['0']}, {labels['1']}"
-        assert said == f"the classifier of 2 classes is new, that of {tmp_path / 'bert'} tells {names} apart"
+        assert (
+            said == f"the classification head for 2 classes is new: that of {tmp_path / 'bert'} has the classes {names}"
+        )
         assert not torch.equal(found.weight, model.classes.weight)
         return
     order = ", ".join(classes[numbers.index(n)] for n in range(2))
-    assert said == f"the classifier of {tmp_path / 'bert'} is kept; its classes are, in this order, {order}"
+    assert said == f"using the classification head of {tmp_path / 'bert'}; its classes are, in order: {order}"
     assert torch.equal(found.weight, model.classes.weight[numbers])
     assert torch.equal(found.bias, model.classes.bias[numbers])
 

@@ -16,60 +16,76 @@ WORDS = Tokenizer.words(["ein Haus"])
 @pytest.mark.parametrize(
     ("sketch", "given", "message"),
     [
-        (translation.TranslationModelSettings, {"cell": "lstm"}, "cell is for recurrent models, got a Transformer"),
+        (
+            translation.TranslationModelSettings,
+            {"cell": "lstm"},
+            "cell is only for recurrent models, got a Transformer",
+        ),
         (
             translation.TranslationModelSettings,
             {"kind": "rnn", "heads": 3},
-            "heads is for a Transformer, got kind='rnn'",
+            "heads is only for a Transformer, got kind='rnn'",
         ),
-        (summarization.SummarizationModelSettings, {"heads": 2}, "heads is for a Transformer, got kind='pointer'"),
+        (summarization.SummarizationModelSettings, {"heads": 2}, "heads is only for a Transformer, got kind='pointer'"),
         (
             summarization.SummarizationModelSettings,
             {"kind": "transformer", "cell": "gru"},
-            "cell is for recurrent models, got a Transformer",
+            "cell is only for recurrent models, got a Transformer",
         ),
         (
             summarization.SummarizationModelSettings,
             {"kind": "transformer", "coverage": 1.0},
-            "coverage is for recurrent models, got a Tra",
+            "coverage is only for recurrent models, got a Tra",
         ),
-        (answering.AnsweringModelSettings, {"depth": 2}, "depth is for a Bert, got kind='reader'"),
-        (answering.AnsweringModelSettings, {"kind": "bert", "cell": "lstm"}, "cell is for a reader, got kind='bert'"),
+        (answering.AnsweringModelSettings, {"depth": 2}, "depth is only for a Bert, got kind='reader'"),
+        (
+            answering.AnsweringModelSettings,
+            {"kind": "bert", "cell": "lstm"},
+            "cell is only for a reader, got kind='bert'",
+        ),
         (
             answering.AnsweringModelSettings,
             {"kind": "bert", "spelling": False},
-            "spelling is for a reader, got kind='bert'",
+            "spelling is only for a reader, got kind='bert'",
         ),
         (
             captioning.CaptioningModelSettings,
             {"kind": "transformer", "doubly": 1.0},
-            "doubly is for soft attention, got a Transformer",
+            "doubly is only for soft attention, got a Transformer",
         ),
         (
             captioning.CaptioningModelSettings,
             {"kind": "hard", "doubly": 1.0},
-            "doubly is for soft attention, got hard attention",
+            "doubly is only for soft attention, got hard attention",
         ),
         (
             captioning.CaptioningModelSettings,
             {"kind": "soft", "reinforce": 0.5},
-            "reinforce is for hard attention, got soft attention",
+            "reinforce is only for hard attention, got soft attention",
         ),
         (
             captioning.CaptioningModelSettings,
             {"kind": "transformer", "entropy": 0.1},
-            "entropy is for hard attention, got a Transformer",
+            "entropy is only for hard attention, got a Transformer",
         ),
         (
             captioning.CaptioningModelSettings,
             {"kind": "soft", "heads": 8},
-            "heads is for a Transformer, got soft attention",
+            "heads is only for a Transformer, got soft attention",
         ),
-        (Vocabulary, {"split": "space"}, "split is for words, got kind='bpe'"),
-        (WordVocabulary, {"kind": "char", "split": "space"}, "split is for words, got kind='char'"),
-        (Vocabulary, {"load": "t.json", "size": 5}, "size is for a vocabulary that is learned, got load='t.json'"),
-        (WordVocabulary, {"load": "t.json", "kind": "bpe"}, "kind is for a vocabulary that is learned, got load='t.js"),
-        (PairVocabulary, {"load": "t.json", "joint": False}, "joint is for a vocabulary that is learned, got load='t"),
+        (Vocabulary, {"split": "space"}, "split is only for words, got kind='bpe'"),
+        (WordVocabulary, {"kind": "char", "split": "space"}, "split is only for words, got kind='char'"),
+        (Vocabulary, {"load": "t.json", "size": 5}, "size is only for a vocabulary that is learned, got load='t.json'"),
+        (
+            WordVocabulary,
+            {"load": "t.json", "kind": "bpe"},
+            "kind is only for a vocabulary that is learned, got load='t.js",
+        ),
+        (
+            PairVocabulary,
+            {"load": "t.json", "joint": False},
+            "joint is only for a vocabulary that is learned, got load='t",
+        ),
     ],
 )
 def test_what_means_nothing_for_a_kind_is_refused(sketch, given, message):
@@ -80,10 +96,10 @@ def test_what_means_nothing_for_a_kind_is_refused(sketch, given, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"attention": "cbam"}, "attention is for models of images, got texts"),
-        ({"patch": 2}, "patch is for models of images, got texts"),
-        ({"kind": "pool", "depth": 5}, "depth is for models with layers, got kind='pool'"),
-        ({"kind": "bert", "queries": 2}, "queries is for an rnn or a pool, got kind='bert'"),
+        ({"attention": "cbam"}, "attention is only for models of images, got texts"),
+        ({"patch": 2}, "patch is only for models of images, got texts"),
+        ({"kind": "pool", "depth": 5}, "depth is only for models with layers, got kind='pool'"),
+        ({"kind": "bert", "queries": 2}, "queries is only for an rnn or a pool, got kind='bert'"),
     ],
 )
 def test_a_classifier_of_texts_takes_nothing_that_is_of_images(given, message):
@@ -94,10 +110,10 @@ def test_a_classifier_of_texts_takes_nothing_that_is_of_images(given, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"queries": 2}, "queries is for models of texts, got images"),
-        ({"spelling": True}, "spelling is for models of texts, got images"),
-        ({"kind": "vit", "attention": "cbam"}, "attention is for a convnet, got kind='vit'"),
-        ({"patch": 2}, "patch is for a vit, got a convnet"),
+        ({"queries": 2}, "queries is only for models of texts, got images"),
+        ({"spelling": True}, "spelling is only for models of texts, got images"),
+        ({"kind": "vit", "attention": "cbam"}, "attention is only for a convnet, got kind='vit'"),
+        ({"patch": 2}, "patch is only for a vit, got a convnet"),
     ],
 )
 def test_a_classifier_of_images_takes_nothing_that_is_of_texts(given, message):
@@ -108,5 +124,5 @@ def test_a_classifier_of_images_takes_nothing_that_is_of_texts(given, message):
 def test_one_table_for_both_sides_needs_one_vocabulary():
     other = Tokenizer.words(["a house"])
     assert translation.TranslationModelSettings(tied="all")(WORDS, WORDS).tied == "all"
-    with pytest.raises(ValueError, match="tied='all' needs one vocabulary for both sides, got one for each; lea"):
+    with pytest.raises(ValueError, match="tied='all' needs one vocabulary for both sides, got two; lea"):
         translation.TranslationModelSettings(tied="all")(WORDS, other)

@@ -126,12 +126,12 @@ def test_models_that_do_not_match_are_no_ensemble(tmp_path):
     trained(tmp_path / "rnn", "rnn")
     trained(tmp_path / "other", vocabulary=replace(FEW, size=8))
     with pytest.raises(
-        ValueError, match=r"all of an ensemble copy words or none does, and .*rnn.* and .*pointer.* differ"
+        ValueError, match=r"all models of an ensemble must copy words, or none, but .*rnn.* and .*pointer.* differ"
     ):
         Summarizer.load(tmp_path / "pointer", tmp_path / "rnn")
-    with pytest.raises(ValueError, match=r"an ensemble shares its vocabularies, and those of .*other.* differ"):
+    with pytest.raises(ValueError, match=r"an ensemble must share its vocabularies, but those of .*other.* differ"):
         Summarizer.load(tmp_path / "pointer", tmp_path / "other")
-    with pytest.raises(ValueError, match="folders must name at least one run, got none"):
+    with pytest.raises(ValueError, match="load needs at least one folder, got none"):
         Summarizer.load()
 
 
@@ -218,7 +218,7 @@ def test_a_validation_chooses_the_best(tmp_path):
     ("settings", "message"),
     [
         ({"pairs": []}, "there is nothing to learn a vocabulary from"),
-        ({"valid": []}, "valid must hold at least one pair, got none"),
+        ({"valid": []}, "valid has no pairs"),
         ({"batching": replace(SIZES, limit=2, long="error")}, "example 0: the example has more than 2 tokens"),
         ({"model": SummarizationModelSettings(dim=0)}, "dim must be 1 or more, got 0"),
         ({"model": SummarizationModelSettings(smoothing=0.1)}, r"smoothing must be 0 where words are copied, got 0.1"),
@@ -228,7 +228,7 @@ def test_a_validation_chooses_the_best(tmp_path):
         ),
         (
             {"model": TINY["transformer"], "recipe": replace(RECIPE, forcing=Linear(steps=9))},
-            "forcing feeds a recurrent",
+            "forcing needs a recurrent",
         ),
     ],
 )
@@ -241,10 +241,10 @@ def test_what_is_wrong_shows_before_anything_is_written(settings, message, tmp_p
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "transformer", "coverage": 1.0}, "coverage is for recurrent models, got a Transformer"),
+        ({"kind": "transformer", "coverage": 1.0}, "coverage is only for recurrent models, got a Transformer"),
         (
             {"encoder_mask": "Window(3)"},
-            "encoder_mask, segment and memory are of a Transformer's encoder, got kind='pointer'",
+            "encoder_mask, segment and memory are only for a Transformer, got kind='pointer'",
         ),
         ({"kind": "rnn", "segment": 3}, "got kind='rnn'; leave them out, or choose kind='transformer'"),
     ],

@@ -67,8 +67,8 @@ def test_an_end_that_a_batch_was_cut_of_comes_back():
     texts = how(spelled=False, start=True, limit=3, end=True)
     eos = texts.words.eos
     batch = {"ids": torch.tensor([[9, 8, 7, 0], [9, eos, 0, 0]]), "ids_lengths": torch.tensor([3, 2])}
-    assert texts.ended(batch)["ids"].tolist() == [[9, 8, eos, 0], [9, eos, 0, 0]]
-    assert how(limit=3).ended(batch) is batch
+    assert texts.with_ends(batch)["ids"].tolist() == [[9, 8, eos, 0], [9, eos, 0, 0]]
+    assert how(limit=3).with_ends(batch) is batch
 
 
 def test_without_letters_there_are_none():

@@ -180,7 +180,7 @@ def test_several_copies_of_a_model_decode_as_the_model(folder):
 
 def test_models_of_other_vocabularies_are_no_ensemble(folder, tmp_path):
     trained(tmp_path / "other", vocabulary=PairVocabulary(kind="char"))
-    with pytest.raises(ValueError, match=r"an ensemble shares its vocabularies, and those of .*other.* differ"):
+    with pytest.raises(ValueError, match=r"an ensemble must share its vocabularies, but those of .*other.* differ"):
         Translator.load(folder, tmp_path / "other")
 
 
@@ -198,16 +198,16 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(kin
 
 def test_a_folder_that_holds_a_run_is_refused(folder):
     before = sorted(folder.rglob("*"))
-    with pytest.raises(ValueError, match=r"run already holds a run; resume it \(resume=True, --resume\)"):
+    with pytest.raises(ValueError, match=r"run already has a run; resume it \(resume=True, --resume\)"):
         trained(folder)
     assert sorted(folder.rglob("*")) == before
 
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     (tmp_path / "letter.txt").write_text("Dear")
-    with pytest.raises(ValueError, match="already holds something; "):
+    with pytest.raises(ValueError, match="is not empty; name another folder"):
         trained(tmp_path)
-    with pytest.raises(ValueError, match=r"out must be a folder, got .*letter.txt, which is a file"):
+    with pytest.raises(ValueError, match=r"out must be a folder, but .*letter.txt is a file"):
         trained(tmp_path / "letter.txt")
 
 
@@ -215,13 +215,13 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     ("settings", "message"),
     [
         ({"batching": Batching(limit=3, long="error")}, "example 0: the example has more than 3 tokens"),
-        ({"batching": Batching(limit=3)}, "as 20 of 20 do; raise the limit"),
-        ({"valid": []}, "valid must hold at least one pair, got none"),
+        ({"batching": Batching(limit=3)}, "like 20 of 20 examples; raise the limit"),
+        ({"valid": []}, "valid has no pairs"),
         ({"model": TranslationModelSettings(kind="rnn", dim=0)}, "dim must be 1 or more, got 0"),
         ({"vocabulary": PairVocabulary(kind="bpe", size=7)}, "size must leave room for the 256 bytes"),
         (
             {"model": TINY["transformer"], "recipe": replace(RECIPE, forcing=Linear(steps=9))},
-            "forcing feeds a recurrent decoder its own words, got a Transformer",
+            "forcing needs a recurrent decoder, got a Transformer",
         ),
         ({"recipe": replace(RECIPE, patience=2)}, "patience and Plateau need evaluations"),
     ],
@@ -238,7 +238,7 @@ def test_no_pairs_at_all_are_an_error(tmp_path):
 
 
 def test_a_pair_is_no_tuple(folder, tmp_path):
-    told = r"a pair must have a source and a target, got \('eins', 'one'\); write Pair\("
+    told = r"a pair must have a source and a target, got \('eins', 'one'\); use Pair\("
     translator = Translator.load(folder)
     with pytest.raises(TypeError, match=told):
         translation.train([("eins", "one")], out=tmp_path / "run")
@@ -263,7 +263,7 @@ def test_how_many_are_too_long_is_said(tmp_path):
     pairs = [*PAIRS, Pair("eins " * 9, "one")]
     settings = {"model": TINY["rnn"], "vocabulary": WORDS, "batching": Batching(limit=8, tokens=64)}
     translation.train(pairs, out=tmp_path / "run", recipe=RECIPE, show=Heard(), **settings)
-    assert "1 of 21 examples have more than 8 tokens and are dropped" in heard
+    assert "1 of 21 examples have more than 8 tokens and were dropped" in heard
 
 
 @pytest.mark.parametrize(
@@ -339,12 +339,12 @@ def test_a_config_of_another_shape_is_named(folder, tmp_path):
     texts = {path.name: path.read_text() for path in best.glob("*.json") if path.name != "training.json"}
     tensors = checkpoint.read_tensors(best)
     for old, new, message in (
-        ('"longest"', '"longset"', r"config.json: unknown key 'longset'; did you mean 'longest'\?; was it"),
-        ('"translation"', '"painting"', r"is of the task 'painting', expected 'translation'"),
-        ('"format": 1', '"format": 2', "config.json is not of format 1"),
+        ('"longest"', '"longset"', r"config.json: unknown key 'longset'; did you mean 'longest'\?; it may"),
+        ('"translation"', '"painting"', r"is a checkpoint of the task 'painting', expected 'translation'"),
+        ('"format": 1', '"format": 2', "config.json does not have format 1"),
         ('"start": 2', '"start": "two"', "start must be a whole number"),
-        ('"format": 1,', "", "config.json is not of format 1"),
-        ('"format": 1,', "'", "config.json is not JSON"),
+        ('"format": 1,', "", "config.json does not have format 1"),
+        ('"format": 1,', "'", "config.json is not valid JSON"),
     ):
         config = texts["config.json"].replace(old, new)
         assert config != texts["config.json"]
@@ -354,7 +354,7 @@ def test_a_config_of_another_shape_is_named(folder, tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match="nowhere is no folder; expected a run that regard train has written"):
+    with pytest.raises(ValueError, match="nowhere is not a folder; expected a run written by regard train"):
         Translator.load(tmp_path / "nowhere")
 
 
@@ -397,7 +397,7 @@ def test_only_links_that_both_directions_agree_on_are_kept(folder):
 
 
 def test_a_layer_that_is_not_there_cannot_be_aligned_by(folder):
-    with pytest.raises(ValueError, match=r"layer must be from 0 to [01], got 7"):
+    with pytest.raises(ValueError, match=r"layer must be between 0 and [01], got 7"):
         Translator.load(folder).align(PAIRS[:1], layer=7)
 
 
@@ -411,7 +411,7 @@ def test_the_mean_of_the_maps_of_all_heads_is_the_map_of_all(tmp_path):
     for whole, *maps in zip(translator.word_maps(PAIRS[:3]), *each, strict=True):
         torch.testing.assert_close(torch.stack(maps).mean(0), whole)
     for head in (-1, heads):
-        with pytest.raises(ValueError, match=rf"head must be from 0 to {heads - 1}, got {head}"):
+        with pytest.raises(ValueError, match=rf"head must be between 0 and {heads - 1}, got {head}"):
             translator.align([], head=head)
 
 
@@ -429,10 +429,10 @@ def test_a_tape_has_a_row_for_each_pair_in_its_order(folder):
 
 
 def test_a_tape_is_of_one_model_and_of_few_sentences(folder):
-    with pytest.raises(ValueError, match="a tape is of one model, got 2; load one of them"):
+    with pytest.raises(ValueError, match="a capture needs exactly one model, got 2; load one of them"):
         Translator.load(folder, folder).tape(PAIRS[:1])
     for pairs in ([], PAIRS * 30):
-        with pytest.raises(ValueError, match=f"attention of 1 to 500 pairs, got {len(pairs)}"):
+        with pytest.raises(ValueError, match=f"a capture holds 1 to 500 pairs, got {len(pairs)}"):
             Translator.load(folder).tape(pairs)
 
 
@@ -446,7 +446,7 @@ def test_one_line_is_not_many(folder):
 
 
 def test_the_loss_is_that_of_a_pair_or_more(folder):
-    with pytest.raises(ValueError, match="loss is that of at least one pair, got none"):
+    with pytest.raises(ValueError, match="loss needs at least one pair, got none"):
         Translator.load(folder).loss([])
 
 
@@ -482,7 +482,7 @@ def test_progress_is_told_up_to_the_last_line(folder):
 
 
 def test_a_translator_is_loaded_from_a_folder():
-    with pytest.raises(ValueError, match="folders must name at least one run, got none"):
+    with pytest.raises(ValueError, match="load needs at least one folder, got none"):
         Translator.load()
 
 

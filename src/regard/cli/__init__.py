@@ -1,7 +1,7 @@
 """The command line: a thin layer over `regard.tasks`, and the only room that knows all the others.
 
-Exit codes: 0 success, 2 bad input or usage, 3 no usable checkpoint, 4 training that is not finite, 5 disk, memory or
-device, 130 and 143 interrupted. Whatever goes wrong is one line on standard error that begins with `error:`.
+Exit codes: 0 success, 2 bad input or usage, 3 no usable checkpoint, 4 NaN or infinity in training, 5 disk, memory or
+device, 130 and 143 interrupted. Every error is one line on standard error that begins with `error:`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from . import (
 )
 from .terminal import print_status
 
-UsageError: Any = typer.BadParameter.__bases__[0]  # typer has it by no public name
+UsageError: Any = typer.BadParameter.__bases__[0]  # typer has no public name for it
 
 
 class TrainFirst(TyperGroup):
-    """Commands in the order they are needed; typer would list those that have commands of their own last."""
+    """Lists the group `train` first; typer lists command groups last."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names."""
+        """The names of the commands, `train` first."""
         return sorted(super().list_commands(ctx), key=lambda name: name != "train")
 
 
@@ -52,7 +52,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-train = typer.Typer(no_args_is_help=True, help="Train a model: one command a task, listed by regard train --help.")
+train = typer.Typer(no_args_is_help=True, help="Train a model. Each task has a command, listed by regard train --help.")
 app.add_typer(train, name="train", rich_help_panel="Train")
 
 train_command.add_train_command(train, "translation", translation.TranslationPlan, translation.train)
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except Failure as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:
-        # Whoever read our output has left; typer ends the same way. Python would complain when it closes the stream.
+        # The reader of our output has closed it. Without dup2, Python would print an error when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning in one line, without the place in our code it comes from."""
+    """Print a warning as one line, without its place in the code."""
     print_status(f"warning: {message}")
 
 
@@ -124,13 +124,13 @@ def root(
         bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_version)
     ] = False,
 ) -> None:
-    """Attention in neural networks: train, use, and look inside.
+    """Attention in neural networks: train models, use them, and look inside.
 
     Example:
 
         regard train translation --source a.de --target a.en --out runs/deen && regard translate runs/deen < in.de
 
-    New here? Run regard demo: it trains four small models in minutes and shows what they look at.
+    New here? Run regard demo, which trains four small models in a few minutes and shows their attention.
     """
 
 

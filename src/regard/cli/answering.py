@@ -28,14 +28,18 @@ from .files import QuestionFile, check_writable
 from .terminal import chunks_of_input, n_best_lines, print_status, progress
 from .training_flags import Training
 
+THRESHOLD = (
+    "Give an empty answer if the best score is below this (only for models trained with unanswerable questions)."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedEncoder:
-    """What a model begins with."""
+    """The pretrained encoder that a model starts from."""
 
     folder: Annotated[
         str | None,
-        "a Hugging Face folder of a BERT, RoBERTa or DistilBERT to begin with, in place of model and vocabulary",
+        "Hugging Face folder of a BERT, RoBERTa or DistilBERT to fine-tune; replaces model and vocabulary settings.",
         "--pretrained",
     ] = None
 
@@ -47,7 +51,9 @@ class PretrainedEncoder:
 class AnsweringBatching:
     """The size of a batch."""
 
-    tokens: Annotated[int, "the most tokens of a batch: windows times longest row", "--batch-tokens"] = 8192
+    tokens: Annotated[
+        int, "Maximum number of tokens of a batch, padding included: windows x longest row.", "--batch-tokens"
+    ] = 8192
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -68,7 +74,7 @@ class AnsweringPlan:
 
 
 def train(plan: AnsweringPlan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
-    """Train a model that finds the answers to questions in documents, from a file in the format of SQuAD.
+    """Train a model that finds the answers to questions in documents, on a file in the format of SQuAD.
 
     Examples:
 
@@ -78,7 +84,7 @@ def train(plan: AnsweringPlan, out: Path, resume: bool, device: str | None, file
 
         regard train answering --data train.json --pretrained bert-base-uncased --rate 3e-5 --epochs 2 --out runs/bert
 
-    The best checkpoint is that with the highest F1 on the validation data, or the last where there is none.
+    The best checkpoint has the highest F1 on the validation data; without validation data it is the last one.
     """
     return answering.train(
         plan.data.read(),
@@ -98,15 +104,17 @@ def train(plan: AnsweringPlan, out: Path, resume: bool, device: str | None, file
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweringEvaluation(QuestionFile):
-    """What `regard evaluate` asks of a model that answers."""
+    """The flags of `regard evaluate` for a model that answers questions."""
 
-    threshold: Annotated[float, "give no answer unless its score is above this, where training has had such"] = 0.0
+    threshold: Annotated[float, THRESHOLD] = 0.0
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
-        """F1 and exact matches, as SQuAD counts them."""
+        """Compute F1 and exact matches as SQuAD does."""
         questions = self.read()
         if len(folders) != 1:
-            raise ValueError(f"a model that answers works alone, got {len(folders)} folders; name one")
+            raise ValueError(
+                f"models that answer questions cannot be used as an ensemble, got {len(folders)} folders; name one"
+            )
         answerer = Answerer.load(folders[0], device=device)
         with progress("answering") as show:
             found = answerer.evaluate(questions, threshold=self.threshold, show=show)
@@ -115,24 +123,35 @@ class AnsweringEvaluation(QuestionFile):
 
 
 def answer(
-    folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
-    document: Annotated[Path | None, typer.Option(help="a text to find answers in")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    document: Annotated[Path | None, typer.Option(help="File with the text to find answers in.")] = None,
     question: Annotated[
-        list[str] | None, typer.Option(help="a question about it, or several; else lines of standard input")
+        list[str] | None,
+        typer.Option(help="Question about the document; may be repeated. Default: the lines of standard input."),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="instead, all questions of a file in the format of SQuAD")] = None,
-    out: Annotated[Path | None, typer.Option(help="write their answers to this file, as JSON, by id")] = None,
-    nbest: Annotated[int, typer.Option("--nbest", help="print so many a question: number ||| text ||| score")] = 1,
-    threshold: Annotated[
-        float, typer.Option(help="give no answer unless its score is above this, where training has had such")
-    ] = 0.0,
+    data: Annotated[
+        str | None, typer.Option(help="Instead of a document: answer all questions of a file in the format of SQuAD.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the answers to --data to this file: JSON, by question id. Default: print them."),
+    ] = None,
+    nbest: Annotated[
+        int,
+        typer.Option(
+            "--nbest", help="Number of answers to print per question, as: question number ||| text ||| score."
+        ),
+    ] = 1,
+    threshold: Annotated[float, typer.Option(help=THRESHOLD)] = 0.0,
     attention: Annotated[
         Path | None,
-        typer.Option(help="where questions looked: a .png of one, or a .safetensors for regard view"),
+        typer.Option(
+            help="Write the attention of questions to this file: .png (one question) or .safetensors for regard view."
+        ),
     ] = None,
     device: Device = None,
 ) -> None:
-    """Answer questions about a document, each on a line; an empty line where it holds no answer.
+    """Answer questions about a document, one answer per line; the line is empty if the document has no answer.
 
     Examples:
 
@@ -144,22 +163,24 @@ def answer(
 
         regard answer runs/squad --document tower.txt --question "When did it open?" --attention look.png
 
-    An answer is a stretch of the document as it stands there, on one line. The answers to a file of questions are
-    JSON, as SQuAD's own evaluation reads it, printed where no file is named.
+    An answer is copied from the document, with line breaks replaced by spaces. The answers to --data are JSON in the
+    format that the official SQuAD evaluation reads.
     """
     if nbest < 1:
-        raise ValueError(f"--nbest must be 1 or more, got {nbest}")
+        raise ValueError(f"--nbest must be at least 1, got {nbest}")
     most = max_examples(attention, answering.MAX_CAPTURED_QUESTIONS, folder, document, data)
     if (document is None) == (data is None):
-        raise ValueError("give --document, and questions about it, or --data, a file of both")
+        raise ValueError(
+            "give either --document, with questions about it, or --data, a file of documents and questions"
+        )
     if data is not None:
         if question or nbest != 1:
-            raise ValueError("--data has questions of its own, with one answer each; leave out --question and --nbest")
+            raise ValueError("--data contains the questions, and prints one answer each; remove --question and --nbest")
         check_writable(out, folder, data)
         _answer_all(folder, QuestionFile(data=data), out, threshold, attention, device)
         return
     if out is not None:
-        raise ValueError("--out is for the answers to --data; those about a --document are printed")
+        raise ValueError("--out is only for the answers to --data; answers about a --document are printed")
     text = _text(document)
     answerer, number, seen = Answerer.load(folder, device=device), 0, []
     for some in _questions(question):
@@ -173,7 +194,7 @@ def answer(
         sys.stdout.flush()
         _print_cut(answerer, asked)
         seen += asked if attention is not None else []
-    _show(answerer, seen, attention)
+    _save_attention(answerer, seen, attention)
 
 
 def _answer_all(
@@ -191,10 +212,10 @@ def _answer_all(
     else:
         checkpoints.write_text(out, f"{written}\n", then="try again")
     _print_cut(answerer, questions)
-    _show(answerer, questions, attention)
+    _save_attention(answerer, questions, attention)
 
 
-def _show(answerer: Answerer, asked: Sequence[QuestionWithContext], path: Path | None) -> None:
+def _save_attention(answerer: Answerer, asked: Sequence[QuestionWithContext], path: Path | None) -> None:
     if path is None or not asked:
         return
     with disk_errors(path, then="try again"):
@@ -206,7 +227,7 @@ def _show(answerer: Answerer, asked: Sequence[QuestionWithContext], path: Path |
 
 
 def _text(document: Path | None) -> str:
-    """A text, its encoding checked; lines end as one newline."""
+    """Read a text and check its encoding; every line end becomes one newline."""
     lines = Lines(str(document))
     len(lines)
     return "\n".join(lines)
@@ -222,4 +243,6 @@ def _questions(given: list[str] | None) -> Iterator[list[str]]:
 def _print_cut(answerer: Answerer, asked: Sequence[QuestionWithContext]) -> None:
     if cut := sum(answerer.too_long(asked)):
         limit = answerer.config.windows.question
-        print_status(f"{cut:,} of {len(asked):,} questions have more than {limit} tokens and were cut")
+        print_status(
+            f"{cut:,} of {len(asked):,} questions have more than {limit} tokens; only the first {limit} were read"
+        )

@@ -29,16 +29,18 @@ from .training_flags import Training
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionFiles:
-    """Images, and what is said of them."""
+    """Images and their captions."""
 
-    captions: Annotated[str | None, "image names and captions: tab-separated, or .json, a list or as COCO's"] = None
-    images: Annotated[str | None, "the folder, or .tar, with the images"] = None
+    captions: Annotated[
+        str | None, "File of image names and captions: tab-separated, or .json (a list, or COCO format)."
+    ] = None
+    images: Annotated[str | None, "Folder or .tar file that contains the images."] = None
 
     def __post_init__(self) -> None:
         check_types(self)
 
     def read(self, *, prefix: str = "") -> Captions:
-        """The images with their captions, every one of them there."""
+        """Return the images with their captions; raise if an image is missing."""
         if self.captions is None or self.images is None:
             raise ValueError(f"give --{prefix}captions and --{prefix}images")
         read = captions_json if ".json" in Path(self.captions).suffixes else captions_tsv
@@ -47,9 +49,9 @@ class CaptionFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionVocabulary(WordVocabulary):
-    """What captions are made of."""
+    """The vocabulary of captions."""
 
-    size: Annotated[int, "the most tokens a vocabulary may have", "--vocabulary"] = 10_000
+    size: Annotated[int, "Maximum number of tokens in the vocabulary.", "--vocabulary"] = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class CaptioningPlan:
 
 
 def train(plan: CaptioningPlan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
-    """Train a captioner on images and what is said of them.
+    """Train an image captioner on images and captions.
 
     Examples:
 
@@ -75,7 +77,7 @@ def train(plan: CaptioningPlan, out: Path, resume: bool, device: str | None, fil
         regard train captioning --captions train.json --images train2014 --valid-captions valid.json \\
             --valid-images val2014 --model transformer --size 128 --stages 4 --flip --workers 4 --out runs/coco
 
-    The best checkpoint is that with the highest BLEU-4 on the validation data, or the last where there is none.
+    The best checkpoint has the highest BLEU-4 on the validation data; without validation data it is the last one.
     """
     return captioning.train(
         plan.data.read(),
@@ -94,13 +96,13 @@ def train(plan: CaptioningPlan, out: Path, resume: bool, device: str | None, fil
 
 @dataclass(frozen=True, kw_only=True)
 class CaptioningEvaluation(CaptionFiles):
-    """What `regard evaluate` asks of a captioner."""
+    """The flags of `regard evaluate` for a captioner."""
 
-    beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 3
+    beam: Annotated[int, "Beam size; 1 is greedy search."] = 3
     max_length: Annotated[int | None, LENGTH] = None
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
-        """BLEU-1 to BLEU-4 and exact matches against all references, and the loss."""
+        """Compute BLEU-1 to BLEU-4 and exact matches against all references, and the loss."""
         Search(beam=self.beam, max_length=self.max_length)
         examples = self.read()
         describer = Describer.load(*folders, device=device)
@@ -110,29 +112,31 @@ class CaptioningEvaluation(CaptionFiles):
 
 @dataclass(frozen=True, kw_only=True)
 class CaptioningScoring(CaptionFiles):
-    """What `regard score` asks of a captioner."""
+    """The flags of `regard score` for a captioner."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
-        """log p(caption | image) of each caption, image by image."""
+        """Compute log p(caption | image) of each caption, image by image."""
         examples = self.read()
         describer = Describer.load(*folders, device=device)
         with progress("scoring") as show:
-            return [value for some in describer.score(examples, show=show) for value in some]
+            return [score for scores in describer.score(examples, show=show) for score in scores]
 
 
 def caption(
-    folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
-    images: Annotated[list[Path], typer.Argument(help="the images to describe", metavar="IMAGE")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    images: Annotated[list[Path], typer.Argument(help="Image files to describe.", metavar="IMAGE")],
     beam: Beam = 3,
-    nbest: Annotated[int, typer.Option(help="print so many for each image, with their scores")] = 1,
+    nbest: Annotated[int, typer.Option(help="Number of captions to print for each image, with their scores.")] = 1,
     max_length: MaxLength = None,
     attention: Annotated[
         Path | None,
-        typer.Option(help="where words looked: a .png of one image, or a .safetensors for regard view"),
+        typer.Option(
+            help="Write the attention of each word to this file: .png (one image) or .safetensors for regard view."
+        ),
     ] = None,
     device: Device = None,
 ) -> None:
-    """Describe images: the name of each, a tab, and the caption.
+    """Print a caption for each image, after the name of the file and a tab.
 
     Examples:
 
@@ -151,12 +155,12 @@ def caption(
             print(f"{path}\t{one_line(one.text)}" + (f"\t{one.score:.4f}" if nbest > 1 else ""))
     if attention is not None:
         with disk_errors(attention, then="try again"):
-            _show(describer, pictures, [one_line(best[0].text) for best in found], attention)
+            _save_attention(describer, pictures, [one_line(best[0].text) for best in found], attention)
     cut = sum(not best[0].finished for best in found)
     search.print_unfinished("captions", cut, len(found), longest=describer.longest)
 
 
-def _show(describer: Describer, pictures: list[Image], texts: list[str], path: Path) -> None:
+def _save_attention(describer: Describer, pictures: list[Image], texts: list[str], path: Path) -> None:
     if path.suffix == TAPE:
         describer.tape(pictures, texts).save(path)
         return

@@ -41,39 +41,40 @@ from .device import Device
 from .terminal import chunks_of_input, print_truncated, progress
 from .training_flags import Training
 
-CIFAR_RECORD_BYTES = {10: 3073, 100: 3074}  # bytes of an image of CIFAR-10 and of CIFAR-100
+CIFAR_RECORD_BYTES = {10: 3073, 100: 3074}  # one image with its labels, of CIFAR-10 and of CIFAR-100
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledFiles:
-    """Texts or images, and the class of each."""
+    """Texts or images with their labels."""
 
-    labelled: Annotated[str | None, "texts and labels: a tab-separated file"] = None
-    text: Annotated[str | None, "texts, one a line, beside --labels"] = None
+    labelled: Annotated[str | None, "Tab-separated file of texts and labels."] = None
+    text: Annotated[str | None, "File of texts, one per line; needs --labels."] = None
     images: Annotated[
         str | None,
-        "images: a folder, or .tar, of a folder a class; .npz; an IDX file beside --labels; CIFAR's .bin files",
+        "Images: a folder or .tar file with one folder per class, an .npz file, an IDX file (needs --labels), or "
+        "the .bin files of CIFAR.",
     ] = None
-    labels: Annotated[str | None, "the label of each text, line by line, or the IDX file of labels"] = None
-    text_column: Annotated[str, "the column of the texts of --labelled, a number from 0 or a name"] = "1"
-    label_column: Annotated[str, "the column of their labels"] = "0"
-    image_array: Annotated[str, "the images in an .npz"] = "images"
-    label_array: Annotated[str, "the labels in an .npz"] = "labels"
+    labels: Annotated[str | None, "File of labels, one per line, or an IDX file."] = None
+    text_column: Annotated[str, "Column of the texts in --labelled: a number from 0, or a name."] = "1"
+    label_column: Annotated[str, "Column of the labels in --labelled."] = "0"
+    image_array: Annotated[str, "Name of the array of images in an .npz file."] = "images"
+    label_array: Annotated[str, "Name of the array of labels in an .npz file."] = "labels"
 
     def __post_init__(self) -> None:
         check_types(self)
 
     @property
     def shows(self) -> str | None:
-        """What there is to classify, None where nothing is named."""
+        """Whether the examples are texts or images; None if no file is given."""
         return "images" if self.images is not None else "texts" if self.labelled or self.text else None
 
     def read(self, *, prefix: str = "", classes: Sequence[str] | None = None) -> LabelledText | Images | ImageFolder:
-        """The examples, of these classes where they are known; `prefix` is what the flags begin with."""
+        """Return the examples; `classes` are those of training, `prefix` is that of the flags in error messages."""
         given = [name for name in ("labelled", "text", "images") if getattr(self, name) is not None]
         if len(given) != 1:
             names = [f"--{prefix}{name}" for name in ("labelled", "text", "images")]
-            raise ValueError(f"give texts by {names[0]} or {names[1]}, or images by {names[2]}, one of them")
+            raise ValueError(f"give exactly one of {names[0]} (texts), {names[1]} (texts) and {names[2]}")
         if self.labelled is not None:
             text, label = _column(self.text_column), _column(self.label_column)
             return labelled_tsv(self.labelled, text=text, label=label, classes=classes)
@@ -96,7 +97,9 @@ class LabelledFiles:
 
     def _labels(self, prefix: str) -> str:
         if self.labels is None:
-            raise ValueError(f"give --{prefix}labels, a file with a label for each of {self.text or self.images}")
+            raise ValueError(
+                f"--{prefix}labels is missing; give a file with a label for each example of {self.text or self.images}"
+            )
         return self.labels
 
 
@@ -115,7 +118,7 @@ class ClassificationPlan:
 
 
 def train(plan: ClassificationPlan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
-    """Train a classifier of texts or of images.
+    """Train a classifier of texts or images.
 
     Examples:
 
@@ -125,10 +128,12 @@ def train(plan: ClassificationPlan, out: Path, resume: bool, device: str | None,
 
         regard train classification --images train-images.gz --labels train-labels.gz --shift 2 --out runs/mnist
 
-    The best checkpoint is that with the highest accuracy on the validation data, or the last where there is none.
+    The best checkpoint has the highest accuracy on the validation data; without validation data it is the last one.
     """
     if plan.valid is not None and plan.valid.shows != plan.data.shows:
-        raise ValueError(f"training and validation must be alike, got {plan.data.shows} and {plan.valid.shows}")
+        raise ValueError(
+            f"training and validation data must be of the same kind, got {plan.data.shows} and {plan.valid.shows}"
+        )
     data = plan.data.read()
     valid = None if plan.valid is None else plan.valid.read(prefix="valid-", classes=data.classes)
     shared: dict[str, Any] = {
@@ -149,16 +154,16 @@ def train(plan: ClassificationPlan, out: Path, resume: bool, device: str | None,
             **shared,
         )
     if plan.pretrained.folder is not None:
-        raise ValueError("--pretrained is for texts, got images; leave it out")
+        raise ValueError("--pretrained supports only texts, got images; remove it")
     return classification.train_images(data, seeing=plan.images, **shared)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationEvaluation(LabelledFiles):
-    """What `regard evaluate` asks of a classifier."""
+    """The flags of `regard evaluate` for a classifier."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
-        """Accuracy, F1, loss, and which classes were taken for which."""
+        """Compute accuracy, F1, loss and the confusion matrix."""
         classifier = Classifier.load(only(folders), device=device)
         shown = "texts" if isinstance(classifier.reads, TextInputs) else "images"
         if self.shows not in (None, shown):
@@ -168,20 +173,25 @@ class ClassificationEvaluation(LabelledFiles):
             found = classifier.evaluate(examples, show=show)
         long = sum(classifier.too_long(ExampleInputs(examples, "text")))
         print_truncated("texts", long, len(examples), classifier.limit)
-        return {**found, "confusion": f"down what they are, across what they were taken for\n{found['confusion']}"}
+        return {**found, "confusion": f"rows: true class, columns: predicted class\n{found['confusion']}"}
 
 
 def classify(
-    folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
-    images: Annotated[list[Path] | None, typer.Argument(help="the images to classify", metavar="IMAGE")] = None,
-    top: Annotated[int, typer.Option(help="print so many of the likeliest classes")] = 1,
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    images: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Image files to classify. Default: classify the lines of standard input.", metavar="IMAGE"),
+    ] = None,
+    top: Annotated[int, typer.Option(help="Number of most likely classes to print.")] = 1,
     attention: Annotated[
         Path | None,
-        typer.Option(help="what was looked at: a .png of one text or image, or a .safetensors for regard view"),
+        typer.Option(
+            help="Write the attention to this file: .png (one text or image) or .safetensors for regard view."
+        ),
     ] = None,
     device: Device = None,
 ) -> None:
-    """Classify the lines of standard input, or images: a class and its probability, and the name of an image before.
+    """Classify the lines of standard input, or image files. Prints the label and its probability, after the image name.
 
     Examples:
 
@@ -190,39 +200,41 @@ def classify(
         regard classify runs/pets rex.jpg --top 3 --attention rex.png
     """
     if top < 1:
-        raise ValueError(f"top must be at least 1, got {top}")
+        raise ValueError(f"--top must be at least 1, got {top}")
     most = max_examples(attention, classification.MAX_CAPTURED_EXAMPLES, folder, *(images or []))
     classifier = Classifier.load(folder, device=device)
-    reads = isinstance(classifier.reads, TextInputs)
-    if reads == bool(images):
-        wanted = "lines of standard input, got images" if reads else "images, got none; name them"
+    reads_texts = isinstance(classifier.reads, TextInputs)
+    if reads_texts == bool(images):
+        wanted = (
+            "texts from standard input, got image files" if reads_texts else "images, got no image files; name them"
+        )
         raise ValueError(f"{folder} classifies {wanted}")
     if attention is not None:
-        classifier.looks([])  # what cannot be shown is refused before the work
-    seen: list[Any] = []
-    found: list[Prediction] = []
+        classifier.looks([])  # raises before classifying if the model has no attention to show
+    captured: list[Any] = []
+    predictions: list[Prediction] = []
     number = long = 0
     with progress("classifying") as show:
-        for some in chunks_of_input() if reads else [[read_image(path) for path in images or []]]:
-            check_fits(attention, len(seen) + len(some), most)
-            answers = classifier.classify(some, show=show)
-            for n, one in enumerate(answers):
-                likely = "\t".join(f"{name}\t{p:.4f}" for name, p in list(one.probabilities.items())[:top])
-                print(likely if reads else f"{(images or [])[n]}\t{likely}")
+        for chunk in chunks_of_input() if reads_texts else [[read_image(path) for path in images or []]]:
+            check_fits(attention, len(captured) + len(chunk), most)
+            answers = classifier.classify(chunk, show=show)
+            for n, prediction in enumerate(answers):
+                likely = "\t".join(f"{name}\t{p:.4f}" for name, p in list(prediction.probabilities.items())[:top])
+                print(likely if reads_texts else f"{(images or [])[n]}\t{likely}")
             sys.stdout.flush()
-            number, long = number + len(some), long + sum(classifier.too_long(some))
+            number, long = number + len(chunk), long + sum(classifier.too_long(chunk))
             if attention is not None:
-                seen, found = [*seen, *some], [*found, *answers]
-    if attention is not None and seen:
+                captured, predictions = [*captured, *chunk], [*predictions, *answers]
+    if attention is not None and captured:
         with disk_errors(attention, then="try again"):
-            _show(classifier, seen, found, attention)
+            _save_attention(classifier, captured, predictions, attention)
     print_truncated("texts", long, number, classifier.limit)
 
 
 def only(folders: Sequence[Path]) -> Path:
-    """The folder, where a task takes one."""
+    """Return the only folder; raise if there are several."""
     if len(folders) != 1:
-        raise ValueError(f"a classifier works alone, got {len(folders)} folders; name one")
+        raise ValueError(f"classifiers cannot be used as an ensemble, got {len(folders)} folders; name one")
     return folders[0]
 
 
@@ -230,12 +242,12 @@ def _column(name: str) -> int | str:
     return int(name) if name.isdecimal() else name
 
 
-def _show(classifier: Classifier, seen: list[Any], found: list[Prediction], path: Path) -> None:
+def _save_attention(classifier: Classifier, examples: list[Any], predictions: list[Prediction], path: Path) -> None:
     if path.suffix == TAPE:
-        classifier.tape(seen).save(path)
+        classifier.tape(examples).save(path)
         return
-    [look], [one], [first] = classifier.looks(seen), found, seen
-    title = f"{one.label}, by {one.probability:.0%}"
+    [look], [one], [first] = classifier.looks(examples), predictions, examples
+    title = f"{one.label} ({one.probability:.0%})"
     if isinstance(classifier.reads, TextInputs):
         pieces = classifier.reads.pieces(first)
         figure = regard.views.text(look[None], pieces, title=title)

@@ -1,4 +1,4 @@
-"""Search: how what is written is looked for, in the words of the command line."""
+"""Flags of beam search."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from ..decode.penalties import MAX_ALPHA
 from ..tasks.seq2seq_task import length_limit
 from .terminal import print_status
 
-Beam = Annotated[int, typer.Option("--beam", help="hypotheses side by side; 1 is greedy")]
-Nbest = Annotated[int, typer.Option("--nbest", help="print so many for each line: number ||| text ||| score")]
-Penalty = Annotated[float, typer.Option("--length-penalty", help="alpha of Wu et al. 2016; 0 for none")]
-LENGTH = "the most tokens to write (half as many again as the longest target of the training, and ten)"
+Beam = Annotated[int, typer.Option("--beam", help="Beam size; 1 is greedy search.")]
+Nbest = Annotated[
+    int, typer.Option("--nbest", help="Number of outputs to print for each line, as: line number ||| text ||| score.")
+]
+Penalty = Annotated[
+    float, typer.Option("--length-penalty", help="Exponent alpha of the length penalty (Wu et al. 2016); 0 for none.")
+]
+LENGTH = "Maximum number of output tokens. Default: 1.5 x the longest training target, plus 10."
 MaxLength = Annotated[int | None, typer.Option("--max-length", help=LENGTH)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The flags of a search, checked together; `settings` is what `Writer.n_best` makes of them."""
+    """The flags of a search, checked together; `settings` are the arguments of `Writer.n_best`."""
 
     beam: int
     nbest: int = 1
@@ -38,10 +42,10 @@ class Search:
             ("--no-repeat", self.no_repeat, 1),
         ):
             if value is not None and value < least:
-                raise ValueError(f"{flag} must be {least} or more, got {value}")
+                raise ValueError(f"{flag} must be at least {least}, got {value}")
         if not -MAX_ALPHA <= self.penalty <= MAX_ALPHA:
             raise ValueError(
-                f"--length-penalty must be from -{MAX_ALPHA} to {MAX_ALPHA}, got {self.penalty}; 0.6 is usual"
+                f"--length-penalty must be between -{MAX_ALPHA} and {MAX_ALPHA}, got {self.penalty}; 0.6 is common"
             )
         for low, least, high, most in (
             ("--nbest", self.nbest, "--beam", self.beam),
@@ -54,7 +58,7 @@ class Search:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The same as Python names them."""
+        """The flags as arguments of `Writer.n_best`."""
         return {
             "n": self.nbest,
             "beam": self.beam,
@@ -64,11 +68,11 @@ class Search:
             "no_repeat": self.no_repeat,
         }
 
-    def print_unfinished(self, what: str, cut: int, number: int, *, longest: int) -> None:
-        """Say how many did not come to an end, and where they were cut off."""
-        if cut:
+    def print_unfinished(self, what: str, unfinished: int, number: int, *, longest: int) -> None:
+        """Print how many outputs reached the maximum length before they ended."""
+        if unfinished:
             most = length_limit(longest, min_length=self.min_length, max_length=self.max_length)
             print_status(
-                f"{cut:,} of {number:,} {what} did not come to an end and were cut off at {most} tokens; "
-                "--max-length N allows more"
+                f"{unfinished:,} of {number:,} {what} reached the maximum of {most} tokens before they ended; "
+                "raise it with --max-length"
             )

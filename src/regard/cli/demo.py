@@ -1,4 +1,4 @@
-"""`regard demo`: four models with attention, trained on data made on the spot, and what they look at."""
+"""`regard demo`: train four small models on generated data, and show their attention on one HTML page."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from ..train.checkpoint import write_text
 from .device import Device
 from .terminal import print_status
 
-TRAINING_DATES, TRAINING_SCENES = 40_000, 20_000  # to train on
-TEST_EXAMPLES = 500  # of each, never seen
-SHOWN_LOCALES = ("de", "fr", "ru", "ja")  # of the dates that are shown
+TRAINING_DATES, TRAINING_SCENES = 40_000, 20_000  # numbers of training examples
+TEST_EXAMPLES = 500  # for each model
+SHOWN_LOCALES = ("de", "fr", "ru", "ja")
 
 POLICY = "default-src 'none'; img-src 'self' file:; style-src 'unsafe-inline'"
 STYLE = (
@@ -43,7 +43,7 @@ STYLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class DemoExample:
-    """What a model was given, what it made of it, and what would have been right."""
+    """The input of a model, its output, and the right answer."""
 
     given: str
     found: str
@@ -56,7 +56,7 @@ class DemoExample:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoChapter:
-    """One model: how good it is, a few examples, pictures of its attention, and the page to look inside."""
+    """One model: its quality, a few examples, pictures of its attention, and the page that shows all of it."""
 
     title: str
     quality: str
@@ -68,7 +68,7 @@ class DemoChapter:
         return "\n".join([self.quality, *map(str, self.examples)])
 
     def html(self, folder: Path) -> str:
-        """The chapter as part of the page in a folder."""
+        """Return the chapter as HTML, with links relative to `folder`."""
         rows = "".join(
             f"<tr><td>{escape(one.given)}</td><td{'' if one.found == one.right else ' class=wrong'}>"
             f"{escape(one.found)}</td></tr>"
@@ -81,24 +81,29 @@ class DemoChapter:
         link = escape(self.page.relative_to(folder).as_posix())
         return (
             f"<h2>{escape(self.title)}</h2><p>{escape(self.quality)}</p><table>{rows}</table>{shown}"
-            f'<p><a href="{link}">Look inside: every layer, head and token</a></p>'
+            f'<p><a href="{link}">Open the viewer: every layer, head and token</a></p>'
         )
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="the folder for runs, pictures and pages")] = Path("runs/demo"),
-    steps: Annotated[int | None, typer.Option(help="train each model for at most so many steps: a quick look")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs, pictures and pages.")] = Path("runs/demo"),
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Train each model for at most this number of steps, for a quick look. Default: full training."
+        ),
+    ] = None,
     device: Device = None,
 ) -> None:
-    """Train four small models with attention on built-in data, and show what they look at.
+    """Train four small models with attention on built-in data, and show their attention.
 
     DemoExample:
 
         regard demo --out runs/demo
 
-    Dates in 27 languages are translated to ISO 8601 by a recurrent network with Bahdanau's attention and by a
-    Transformer, handwritten digits are told apart, and scenes of shapes described: less than five minutes on two
-    cores. A demo that was stopped goes on where it was.
+    A recurrent network with Bahdanau's attention and a Transformer translate dates from 27 languages to ISO 8601, a
+    convolutional network classifies handwritten digits, and a captioner describes scenes of shapes. Training takes less
+    than five minutes on two CPU cores. Run the command again to resume a demo that was interrupted.
     """
     if steps is not None and steps < 1:
         raise ValueError(f"--steps must be at least 1, got {steps}; leave it out to train in full")
@@ -108,12 +113,14 @@ def demo(
         chapters.append(chapter(out, steps, device))
         print(f"\n{chapters[-1].title}\n{chapters[-1]}\n", flush=True)
     page = save_page(chapters, out)
-    print(f"{time.monotonic() - began:,.0f} seconds in all. Runs, pictures and pages are in {out}; to see them:\n")
+    print(
+        f"{time.monotonic() - began:,.0f} seconds in total. Runs, pictures and pages are in {out}. To see them, run:\n"
+    )
     print(f"    python -m webbrowser -t {page.resolve().as_uri()}")
 
 
 def recurrent_dates_chapter(out: Path, steps: int | None, device: str | None) -> DemoChapter:
-    """Dates, by a recurrent network."""
+    """Train a recurrent network to translate dates."""
     model = translation.TranslationModelSettings(kind="rnn", dim=32, hidden=64, dropout=0.0, smoothing=0.0)
     recipe = _recipe(600, 7e-3, steps)
     return _dates_chapter(
@@ -122,7 +129,7 @@ def recurrent_dates_chapter(out: Path, steps: int | None, device: str | None) ->
 
 
 def transformer_dates_chapter(out: Path, steps: int | None, device: str | None) -> DemoChapter:
-    """Dates, by a Transformer."""
+    """Train a Transformer to translate dates."""
     model = translation.TranslationModelSettings(dim=64, hidden=128, depth=2, heads=4, dropout=0.0, smoothing=0.0)
     return _dates_chapter(
         "Dates, by a Transformer", model, _recipe(1100, 3.5e-3, steps), out / "dates-transformer", device
@@ -130,7 +137,7 @@ def transformer_dates_chapter(out: Path, steps: int | None, device: str | None) 
 
 
 def digits_chapter(out: Path, steps: int | None, device: str | None) -> DemoChapter:
-    """Digits, by a convolutional network whose places look at each other."""
+    """Train a convolutional network with self-attention to classify digits."""
     run, test = out / "digits", digits("test")
     classification.train_images(
         digits("train"),
@@ -152,8 +159,8 @@ def digits_chapter(out: Path, steps: int | None, device: str | None) -> DemoChap
         title = f"{one.label}, by {one.probability:.0%}"
         regard.views.image(look.view(1, -1), image, patches=(y, x), title=title).savefig(path)
     return DemoChapter(
-        title="Digits, by a convolutional network with attention between places",
-        quality=f"accuracy {measured['accuracy'].value:.1f} % of {len(test)} digits it has never seen",
+        title="Digits, by a convolutional network with self-attention",
+        quality=f"accuracy {measured['accuracy'].value:.1f} % of {len(test)} test digits",
         examples=[
             DemoExample(given=f"digit number {n}", found=one.label, right=test.classes[test.labels[n]])
             for n, one in zip(chosen, found, strict=True)
@@ -164,7 +171,7 @@ def digits_chapter(out: Path, steps: int | None, device: str | None) -> DemoChap
 
 
 def scenes_chapter(out: Path, steps: int | None, device: str | None) -> DemoChapter:
-    """Scenes of shapes, by a captioner."""
+    """Train a captioner on scenes of shapes."""
     run = out / "shapes"
     scenes, test = (
         [Captioned(scene.image, (scene.caption,), "") for scene in Generated(Scenes(), size=size, seed=seed)]
@@ -192,7 +199,7 @@ def scenes_chapter(out: Path, steps: int | None, device: str | None) -> DemoChap
         regard.views.caption(look.flatten(1), image, describer.tokens(text), patches=(y, x)).savefig(path)
     return DemoChapter(
         title="Scenes, described by a captioner",
-        quality=f"{measured['exact'].value:.1f} % of {TEST_EXAMPLES} captions of new scenes are exactly right, "
+        quality=f"{measured['exact'].value:.1f} % of {TEST_EXAMPLES} captions of test scenes are exactly right, "
         f"BLEU-4 {measured['bleu4'].value:.1f}",
         examples=[
             DemoExample(given=f"scene {n}", found=text, right=scene.captions[0])
@@ -241,7 +248,7 @@ def _dates_chapter(
         regard.views.heatmap(look, rows, columns, title=f"{one.source} is {text}").savefig(path)
     return DemoChapter(
         title=title,
-        quality=f"{exact:.1f} % of {TEST_EXAMPLES} dates it has never seen are exactly right",
+        quality=f"{exact:.1f} % of {TEST_EXAMPLES} test dates are exactly right",
         examples=[
             DemoExample(given=one.source, found=text, right=one.target)
             for one, text in zip(shown, written, strict=True)
@@ -258,7 +265,7 @@ def _recipe(most: int, rate: float, steps: int | None, *, weight_decay: float = 
 
 
 def _mean_map(tape: Tape, layer: str) -> Tensor:
-    """The weights of a layer, b i j, the mean over its heads."""
+    """Return the weights of a layer averaged over heads, b i j."""
     A = tape[layer]
     assert isinstance(A, Weights)
     return A[...].mean(1)
@@ -270,13 +277,13 @@ def _save_page(tape: Tape, path: Path) -> Path:
 
 
 def save_page(chapters: Sequence[DemoChapter], folder: Path) -> Path:
-    """Write the page of all chapters."""
+    """Write the page of all chapters, and return its path."""
     path = folder / "index.html"
     inside = "".join(chapter.html(folder) for chapter in chapters)
     write_text(
         path,
         f'<!doctype html><html lang="en"><head><meta charset="utf8"><title>regard demo</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><style>{STYLE}</style></head>'
-        f"<body><h1>What four models look at</h1>{inside}</body></html>\n",
+        f"<body><h1>The attention of four models</h1>{inside}</body></html>\n",
     )
     return path

@@ -1,4 +1,4 @@
-"""`--device`: where a command computes."""
+"""The flag `--device`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from ..train import own_device
 
 
 def _check_available(device: str | None) -> str | None:
-    """The device, if there is such a one: what is not there is told before anything is read."""
+    """Return the device; raise before any file is read if it is not available."""
     own_device(device)
     return device
 
 
 Device = Annotated[
     Literal["cpu", "cuda"] | None,
-    typer.Option("--device", help="where to compute (a GPU where there is one)", callback=_check_available),
+    typer.Option(
+        "--device", help="Device to compute on. Default: cuda if available, else cpu.", callback=_check_available
+    ),
 ]

@@ -1,4 +1,4 @@
-"""Files: the data that commands name, checked when they are read, and those they write, checked before the work."""
+"""Input files, checked when a command reads them, and output files, checked before the work begins."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ..data import Lines, Pair, Question, Rows, pairs_jsonl, pairs_tsv, parallel
 from ..lens.tape.archive import is_tape
 from ..train.dataclass_json import check_types
 
-OVERWRITABLE = (".png", ".html", ".htm")  # what is looked at, and by no model read
+OVERWRITABLE = (".png", ".html", ".htm")  # files that no command reads as data
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairFiles:
-    """Parallel text: two files that match line by line, or one of two columns."""
+    """Parallel text: two files with matching lines, or one file of two columns."""
 
-    source: Annotated[str | None, "sentences to read, one a line"] = None
-    target: Annotated[str | None, "what they become, line by line"] = None
-    pairs: Annotated[str | None, "both at once: a tab-separated file of two columns"] = None
+    source: Annotated[str | None, "File of source sentences, one per line."] = None
+    target: Annotated[str | None, "File of target sentences, line by line as in --source."] = None
+    pairs: Annotated[str | None, "Source and target in one file: two columns separated by a tab."] = None
 
     def __post_init__(self) -> None:
         check_types(self)
 
     def read(self, *, prefix: str = "") -> Rows[Pair]:
-        """The pairs, every line checked; `prefix` is what the flags that name the files begin with."""
+        """Return the pairs, with every line checked; `prefix` is the prefix of the flags in error messages."""
         both = self.source is not None and self.target is not None
         if both == (self.pairs is not None) or (self.source is None) != (self.target is None):
             raise ValueError(f"give --{prefix}source and --{prefix}target, or --{prefix}pairs")
@@ -39,20 +39,20 @@ class PairFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class SummaryFiles:
-    """Documents and their summaries: two files that match line by line, or one of both."""
+    """Documents and their summaries: two files with matching lines, or one file of both."""
 
-    documents: Annotated[str | None, "documents, one a line"] = None
-    summaries: Annotated[str | None, "their summaries, line by line"] = None
-    pairs: Annotated[str | None, "both at once: a tab-separated file of two columns"] = None
-    jsonl: Annotated[str | None, "both at once: a file with one JSON object a line"] = None
-    document_field: Annotated[str, "where a line of JSON has the document"] = "document"
-    summary_field: Annotated[str, "where a line of JSON has the summary"] = "summary"
+    documents: Annotated[str | None, "File of documents, one per line."] = None
+    summaries: Annotated[str | None, "File of summaries, line by line as in --documents."] = None
+    pairs: Annotated[str | None, "Document and summary in one file: two columns separated by a tab."] = None
+    jsonl: Annotated[str | None, "Document and summary in one file: one JSON object per line."] = None
+    document_field: Annotated[str, "Field of the document in a line of JSON."] = "document"
+    summary_field: Annotated[str, "Field of the summary in a line of JSON."] = "summary"
 
     def __post_init__(self) -> None:
         check_types(self)
 
     def read(self, *, prefix: str = "") -> Rows[Pair]:
-        """The pairs, every line checked; `prefix` is what the flags that name the files begin with."""
+        """Return the pairs, with every line checked; `prefix` is the prefix of the flags in error messages."""
         given = (self.documents is not None, self.summaries is not None, self.pairs is not None, self.jsonl is not None)
         if given == (True, True, False, False):
             rows = parallel(str(self.documents), str(self.summaries))
@@ -62,7 +62,7 @@ class SummaryFiles:
             rows = pairs_jsonl(str(self.jsonl), source=self.document_field, target=self.summary_field)
         else:
             raise ValueError(
-                f"give --{prefix}documents and --{prefix}summaries, or --{prefix}pairs, or --{prefix}jsonl, and no more"
+                f"give --{prefix}documents and --{prefix}summaries, or --{prefix}pairs, or --{prefix}jsonl"
             )
         len(rows)
         return rows
@@ -70,17 +70,17 @@ class SummaryFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFile:
-    """Plain text."""
+    """A file of plain text."""
 
-    text: Annotated[str | None, "a text, read line by line"] = None
+    text: Annotated[str | None, "File of plain text, read line by line."] = None
 
     def __post_init__(self) -> None:
         check_types(self)
 
     def read(self, *, prefix: str = "") -> Lines:
-        """The lines, their encoding checked."""
+        """Return the lines, with their encoding checked."""
         if self.text is None:
-            raise ValueError(f"give --{prefix}text, a file of plain text")
+            raise ValueError(f"--{prefix}text is missing; give a file of plain text")
         lines = Lines(self.text)
         len(lines)
         return lines
@@ -88,49 +88,50 @@ class TextFile:
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionFile:
-    """Questions, the texts they are about, and their answers."""
+    """A file of questions, their documents and their answers."""
 
-    data: Annotated[str | None, "questions with their documents and answers: JSON in the format of SQuAD"] = None
+    data: Annotated[str | None, "File of questions with documents and answers: JSON in the format of SQuAD."] = None
 
     def __post_init__(self) -> None:
         check_types(self)
 
     def read(self, *, prefix: str = "") -> list[Question]:
-        """The questions, every answer checked against its document."""
+        """Return the questions, with every answer checked against its document."""
         if self.data is None:
-            raise ValueError(f"give --{prefix}data, a file in the format of SQuAD")
+            raise ValueError(f"--{prefix}data is missing; give a JSON file in the format of SQuAD")
         return questions(self.data)
 
 
 def check_writable(path: Path | None, *read: Path | str | None, flag: str = "", ends: Sequence[str] = ()) -> None:
-    """Raise unless a file could be written there, before the work that it is to hold.
+    """Raise unless the file can be written; commands call this before they compute its content.
 
-    It must be none of what is `read`: files, standard input, and folders with all they hold, but for pictures, pages
-    and captures of an earlier time. `flag` names it, and it has one of the `ends`, where there are some.
+    The path must not be an input: a file in `read`, standard input, or anything inside a folder in `read`, except
+    pictures, pages and captures, which may be overwritten. If `ends` is given, the path must end in one of them;
+    `flag` is the name of its flag.
     """
     if path is None:
         return
     if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{path} cannot be written: expected the name of a file in a folder that exists")
+        raise ValueError(f"cannot write {path}: it is a folder, or its folder does not exist; give the name of a file")
     if ends and path.suffix not in ends:
         raise ValueError(f"{flag} must end in {' or '.join(ends)}, got {path}")
     if not path.exists():
         return
-    for one in (Path(one) for one in read if one is not None):
-        if one.exists() and path.samefile(one):
-            raise ValueError(f"{path} is read, and writing would replace it; name another file")
-        # A link in the folder is of the folder, wherever it leads, and so is what a link from elsewhere leads to.
-        places = path.resolve(), path.parent.resolve() / path.name
-        within = one.is_dir() and any(place.is_relative_to(one.resolve()) for place in places)
-        if within and path.suffix not in OVERWRITABLE and not is_tape(path):
-            raise ValueError(f"{path} is there already, in the folder that is read; name another file")
+    for source in (Path(name) for name in read if name is not None):
+        if source.exists() and path.samefile(source):
+            raise ValueError(f"{path} is an input of this command and would be overwritten; name another file")
+        # Check links on both sides: a link inside the folder, and a link elsewhere to a file inside it.
+        locations = path.resolve(), path.parent.resolve() / path.name
+        is_inside = source.is_dir() and any(place.is_relative_to(source.resolve()) for place in locations)
+        if is_inside and path.suffix not in OVERWRITABLE and not is_tape(path):
+            raise ValueError(f"{path} exists already in {source}, an input of this command; name another file")
     if _is_standard_input(path):
-        raise ValueError(f"{path} is read as standard input, and writing would replace it; name another file")
+        raise ValueError(f"{path} is the standard input of this command and would be overwritten; name another file")
 
 
 def _is_standard_input(path: Path) -> bool:
-    """Is the file what the shell gave as standard input?"""
+    """Return whether the file is the standard input."""
     try:
         return os.path.samestat(path.stat(), os.fstat(sys.stdin.fileno()))
-    except (OSError, ValueError, AttributeError):  # standard input that is no file, or is closed
+    except (OSError, ValueError, AttributeError):  # standard input is closed or not a file
         return False

@@ -1,7 +1,7 @@
-"""Fingerprints: what a run is trained on, so that one that is resumed goes on with the same.
+"""Fingerprints of the training data, so that a resumed run continues with the same data.
 
-Each checkpoint keeps them as `data.json`: by flag the digest of the file or folder it names, or its value where it says
-how that is read. Names do not count, so files may be moved.
+Each checkpoint holds them as `data.json`: for each flag the digest of the file or folder it names, or the value of the
+flag if it says how the data is read. File names are not compared, so files may be moved.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from .flags import flags_of
 T = TypeVar("T")
 FILE = training_state.DATA
 PREFIXES = {"data": "", "valid": "valid-"}
-BLOCK_BYTES, MAX_BLOCKS = 2**20, 1024  # the bytes that are read at once, and how often at most
+BLOCK_BYTES, MAX_BLOCKS = 2**20, 1024  # a digest reads at most this many blocks of this size
 
-Prints = dict[str, dict[str, str | None]]  # by section and flag
+Fingerprints = dict[str, dict[str, str | None]]  # by section and flag
 
 
-def fingerprints(plan: Any) -> Prints:
-    """Those of the training and the validation data of a plan, None for a file that is not there."""
+def fingerprints(plan: Any) -> Fingerprints:
+    """Compute the fingerprints of the training and validation data of a plan; None for a missing file."""
     groups = {section: getattr(plan, section) for section in PREFIXES}
     return {section: _section_fingerprints(section, group) for section, group in groups.items() if group is not None}
 
 
-def check_matches(checkpoint: Path, plan: Any, now: Prints, *, say: Callable[[str], None]) -> None:
-    """Raise unless a run goes on with the training data it began with; other data to validate by is only told.
+def check_matches(checkpoint: Path, plan: Any, now: Fingerprints, *, say: Callable[[str], None]) -> None:
+    """Raise if the training data differs from that of the checkpoint; print a line if only the validation data does.
 
-    Scores are not compared across it, so the best checkpoint is sought anew (`fit`). A checkpoint that has no
-    record goes on with any. A file that is not there is left to its reader to complain of.
+    Scores on different validation data are not compared, so `fit` starts a new search for the best checkpoint. A
+    checkpoint without fingerprints accepts any data. A missing file is reported later, when it is read.
     """
     if not (checkpoint / FILE).exists():
         return
     before = json.loads(run_folder.read_text(checkpoint, FILE))
-    if other := _changed_flags("data", plan, before, now):
+    if changes := _changed_flags("data", plan, before, now):
         raise ValueError(
-            f"a resumed run keeps its data, and this is not what it began with: {other}; give it the same, or name "
-            "another folder by --out to train anew"
+            f"a resumed run must continue with the same training data, but this differs: {changes}; give the same "
+            "data, or give --out a new folder to train another model"
         )
-    if "valid" in before and (other := _changed_flags("valid", plan, before, now)):
-        say(f"the data to validate by is not that of the checkpoint: {other}")
+    if "valid" in before and (changes := _changed_flags("valid", plan, before, now)):
+        say(f"the validation data differs from that of the checkpoint: {changes}")
 
 
 def digest(path: str) -> str | None:
-    """The digest of a file, or of the images in a folder; None where there is neither.
+    """Return the digest of a file, or of the images in a folder; None if the path does not exist.
 
-    Of a file beyond 1 GiB its size and 1,024 stretches of 1 MiB count, evenly spaced; of a folder all names and sizes,
-    and the first MiB of at most 1,024 files.
+    A file larger than 1 GiB is represented by its size and 1,024 evenly spaced blocks of 1 MiB; a folder by all names
+    and sizes, and the first MiB of at most 1,024 files.
     """
     hashed = hashlib.sha256()
     if os.path.isfile(path):
@@ -66,12 +66,12 @@ def digest(path: str) -> str | None:
                 file.seek(start)
                 hashed.update(file.read(BLOCK_BYTES))
     elif os.path.isdir(path):
-        inside = [Path(folder, name) for folder, _, names in os.walk(path) for name in names if _is_data_file(name)]
-        inside = sorted(file for file in inside if file.is_file())
-        for one in inside:
-            hashed.update(os.fsencode(f"{one.relative_to(path).as_posix()}\n{one.stat().st_size}\n"))
-        for one in _evenly_spaced(inside):
-            with one.open("rb") as file:
+        files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names if _is_data_file(name)]
+        files = sorted(file for file in files if file.is_file())
+        for name in files:
+            hashed.update(os.fsencode(f"{name.relative_to(path).as_posix()}\n{name.stat().st_size}\n"))
+        for name in _evenly_spaced(files):
+            with name.open("rb") as file:
                 hashed.update(file.read(BLOCK_BYTES))
     else:
         return None
@@ -79,28 +79,28 @@ def digest(path: str) -> str | None:
 
 
 def _section_fingerprints(section: str, group: Any) -> dict[str, str | None]:
-    """A field without a default names a file or a folder, one with a default says how these are read."""
+    """Fingerprint each flag: fields whose default is None name files or folders, others say how these are read."""
     default = {field.name: field.default for field in dataclasses.fields(group)}
-    found: dict[str, str | None] = {}
+    prints: dict[str, str | None] = {}
     for flag in flags_of(section, type(group), prefix=PREFIXES[section]):
         value = getattr(group, flag.field)
         if value != default[flag.field]:
-            found[flag.name] = digest(value) if default[flag.field] is None else value
-    return found
+            prints[flag.name] = digest(value) if default[flag.field] is None else value
+    return prints
 
 
-def _changed_flags(section: str, plan: Any, before: Mapping[str, Mapping[str, str]], now: Prints) -> str:
-    """The flags that no longer say what they did, with what they are given; nothing where all do."""
+def _changed_flags(section: str, plan: Any, before: Mapping[str, Mapping[str, str]], now: Fingerprints) -> str:
+    """Return the flags whose data has changed, with their new values, as text; empty if none has."""
     old, new, group = before[section], now.get(section, {}), getattr(plan, section)
     flags = [] if group is None else flags_of(section, type(group), prefix=PREFIXES[section])
     given = {flag.name: getattr(group, flag.field) for flag in flags}
     gone = [f"no {name}" for name in old if name not in new]
-    other = [f"{name} {given[name]}" for name, one in new.items() if one is not None and one != old.get(name)]
-    return ", ".join(gone + other)
+    different = [f"{name} {given[name]}" for name, x in new.items() if x is not None and x != old.get(name)]
+    return ", ".join(gone + different)
 
 
 def _evenly_spaced(items: Sequence[T]) -> Sequence[T]:
-    """At most so many, evenly spaced, the first and the last among them."""
+    """Return at most `MAX_BLOCKS` items, evenly spaced, including the first and the last."""
     if len(items) <= MAX_BLOCKS:
         return items
     return [items[n * (len(items) - 1) // (MAX_BLOCKS - 1)] for n in range(MAX_BLOCKS)]

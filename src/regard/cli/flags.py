@@ -1,6 +1,6 @@
-"""Flags from dataclasses: a field `dim: Annotated[int, "the width"] = 256` is the option `--dim`, and its help.
+"""Flags from dataclasses: the field `dim: Annotated[int, "Width."] = 256` becomes the option `--dim` with that help.
 
-So a group of settings is written once: it is what Python takes, what a config file may say, and what `--help` shows.
+Settings are therefore declared once, for Python, for config files and for `--help`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Flag:
 
     @property
     def key(self) -> str:
-        """What Python calls it where options of several sections meet."""
+        """The name of the parameter, unique among the options of all sections."""
         return f"{self.section}_{self.field}"
 
     def parameter(self, panel: str) -> inspect.Parameter:
-        """The parameter from which typer makes the option; None where it is not given."""
+        """The parameter from which typer makes the option; its value is None if the user leaves it out."""
         name = f"{self.name}/--no-{self.name[2:]}" if self.type is bool else self.name
         option = typer.Option(name, help=self.help, rich_help_panel=panel, show_default=False)
         return inspect.Parameter(
@@ -46,22 +46,22 @@ class Flag:
 def flags_of(section: str, group: type, *, prefix: str = "") -> list[Flag]:
     """The flags of a group of settings."""
     hints = get_type_hints(group, include_extras=True)
-    found = []
+    flags = []
     for field in dataclasses.fields(group):
-        kind, said, *named = get_args(hints[field.name])
-        shown = "" if field.default is None else f" (default {_format_default(field.default)})"
-        name = named[0] if named else "--" + field.name.replace("_", "-")
+        kind, text, *names = get_args(hints[field.name])
+        default = "" if field.default is None else f" Default: {_format_default(field.default)}."
+        name = names[0] if names else "--" + field.name.replace("_", "-")
         name = f"--{prefix}{name[2:]}"
-        found.append(Flag(section, field.name, name, _without_none(kind), said + shown))
-    return found
+        flags.append(Flag(section, field.name, name, _without_none(kind), text + default))
+    return flags
 
 
 def command(run: Callable[..., None], fixed: Mapping[str, Any], flags: Mapping[str, list[Flag]]) -> Callable[..., None]:
-    """A function for typer that calls `run(**fixed options, given={flag: value})` with the flags that were given.
+    """Return a function for typer that calls `run(**fixed, given={flag: value})` with the flags that the user gave.
 
-    `fixed` are options by name, each an annotation or a pair of annotation and default; `flags` come by panel.
+    `fixed` are options by name, each an annotation or a pair of annotation and default; `flags` are grouped by panel.
     """
-    by_key = {flag.key: flag for some in flags.values() for flag in some}
+    by_key = {flag.key: flag for group in flags.values() for flag in group}
 
     def called(**options: Any) -> None:
         given = {flag: options.pop(key) for key, flag in by_key.items()}
@@ -76,33 +76,33 @@ def command(run: Callable[..., None], fixed: Mapping[str, Any], flags: Mapping[s
         else inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=option)
         for name, option in fixed.items()
     ]
-    parameters += [flag.parameter(panel) for panel, some in flags.items() for flag in some]
+    parameters += [flag.parameter(panel) for panel, group in flags.items() for flag in group]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called
 
 
 def with_flag_names(message: str, flags: Iterable[Flag]) -> str:
-    """What is said to Python, said to the command line: `kind='rnn'` as `--model rnn`, `segment=` as `--segment`.
+    """Write the fields in an error message as flags: `kind='rnn'` as `--model rnn`, `segment=` as `--segment`.
 
-    A field that the message begins with is meant, too: `kv_heads must be 1 or more`.
+    A field at the beginning of the message is replaced too: `kv_heads must be 1 or more`.
     """
     by_field: dict[str, list[Flag]] = {}
     for flag in flags:
         by_field.setdefault(flag.field, []).append(flag)
     for field, several in by_field.items():
-        # A name that sections share is of the one the message names.
-        meant = several if len(several) == 1 else [flag for flag in several if f"[{flag.section}]: " in message]
-        # Alone, as a word of the sentence: Alibi(heads=8) and a path are left as they are.
-        written = rf"(?<!\S){field}=('?)([\w.+-]*)\1(?=([^\s;,:.)])?)"
-        for flag in meant:
+        # If several sections have this field, the message names the section.
+        matching = several if len(several) == 1 else [flag for flag in several if f"[{flag.section}]: " in message]
+        # Only whole words: Alibi(heads=8) and paths stay as they are.
+        assignment = rf"(?<!\S){field}=('?)([\w.+-]*)\1(?=([^\s;,:.)])?)"
+        for flag in matching:
             message = re.sub(rf"^(\[\w+\]: )?{field}(?= must )", rf"\g<1>{flag.name}", message)
-            message = re.sub(written, partial(_as_typed, flag), message)
+            message = re.sub(assignment, partial(_as_typed, flag), message)
     return message
 
 
-def _as_typed(flag: Flag, found: re.Match[str]) -> str:
-    _, value, follows = found.groups()
+def _as_typed(flag: Flag, match: re.Match[str]) -> str:
+    _, value, follows = match.groups()
     if flag.type is bool and value in ("True", "False"):
         return flag.name if value == "True" else f"--no-{flag.name[2:]}"
     return f"{flag.name} {value}" if value or follows else flag.name

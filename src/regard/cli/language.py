@@ -27,10 +27,10 @@ from .training_flags import Training
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageBatching:
-    """The size of a batch, and the windows in it."""
+    """The size of a batch, and the distance between its windows."""
 
-    tokens: Annotated[int, "the tokens of a batch, in windows of --length", "--batch-tokens"] = 8192
-    stride: Annotated[int | None, "windows begin so many tokens apart (their length)"] = None
+    tokens: Annotated[int, "Number of tokens of a batch, in windows of --length tokens.", "--batch-tokens"] = 8192
+    stride: Annotated[int | None, "Distance between the starts of windows, in tokens. Default: --length."] = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -57,7 +57,7 @@ def train(plan: LanguagePlan, out: Path, resume: bool, device: str | None, files
 
         regard train language --text shakespeare.txt --tokenizer char --model llama --length 128 --out runs/play
 
-    The best checkpoint is that with the lowest loss on the validation text, or the last where there is none.
+    The best checkpoint has the lowest loss on the validation text; without one it is the last checkpoint.
     """
     return language.train(
         plan.data.read(),
@@ -76,12 +76,14 @@ def train(plan: LanguagePlan, out: Path, resume: bool, device: str | None, files
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageEvaluation(TextFile):
-    """What `regard evaluate` asks of a language model."""
+    """The flags of `regard evaluate` for a language model."""
 
-    overlap: Annotated[int | None, "how many tokens before it each one sees at least (half of --length)"] = None
+    overlap: Annotated[
+        int | None, "Minimum number of preceding tokens that each token is predicted from. Default: half of --length."
+    ] = None
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
-        """Perplexity a word, bits a character, loss a token."""
+        """Compute perplexity per word, bits per character and loss per token."""
         lines, model = self.read(), LanguageModel.load(only(folders), device=device)
         with progress("reading") as show:
             return dict(model.evaluate(lines, overlap=self.overlap, show=show))
@@ -89,34 +91,41 @@ class LanguageEvaluation(TextFile):
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageScoring(TextFile):
-    """What `regard score` asks of a language model."""
+    """The flags of `regard score` for a language model."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
-        """log p of each line."""
+        """Compute log p of each line."""
         lines = self.read()
         with progress("scoring") as show:
             return LanguageModel.load(only(folders), device=device).score(list(lines), show=show)
 
 
 def generate(
-    folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
-    prompt: Annotated[str, typer.Option(help="what the text begins with")] = "",
-    tokens: Annotated[int, typer.Option(help="how many tokens to write")] = 200,
-    samples: Annotated[int, typer.Option(help="how many texts to write")] = 1,
-    temperature: Annotated[float, typer.Option(help="below 1 for likelier text; 0 for the likeliest tokens")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="draw from so many of the likeliest tokens")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    prompt: Annotated[str, typer.Option(help="Beginning of the text.")] = "",
+    tokens: Annotated[int, typer.Option(help="Number of tokens to generate.")] = 200,
+    samples: Annotated[int, typer.Option(help="Number of texts to generate.")] = 1,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            help="Sampling temperature: below 1 for more likely text, 0 for the most likely token at each step."
+        ),
+    ] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this number of most likely tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="draw from the likeliest tokens that make up this probability")
+        float | None, typer.Option(help="Sample from the most likely tokens that together have this probability.")
     ] = None,
-    line: Annotated[bool, typer.Option("--line", help="end where the line ends")] = False,
-    seed: Annotated[int, typer.Option(help="the same seed writes the same text")] = 0,
+    line: Annotated[bool, typer.Option("--line", help="Stop at the end of the line.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same text.")] = 0,
     attention: Annotated[
         Path | None,
-        typer.Option(help="what was looked at in one text: a .png of every head, or a .safetensors for regard view"),
+        typer.Option(
+            help="Write the attention of one text to this file: .png (all heads) or .safetensors for regard view."
+        ),
     ] = None,
     device: Device = None,
 ) -> None:
-    """Write a text that goes on from a prompt.
+    """Generate a text that continues a prompt.
 
     Examples:
 
@@ -124,20 +133,20 @@ def generate(
 
         regard generate runs/play --prompt "ROMEO:" --tokens 60 --attention heads.png
 
-    A run is a folder that regard train language has written.
+    The run must be a language model, trained by regard train language.
     """
     if samples < 1:
-        raise ValueError(f"--samples must be 1 or more, got {samples}")
+        raise ValueError(f"--samples must be at least 1, got {samples}")
     if not 0 <= seed < 2**63:
-        raise ValueError(f"--seed must be 0 or more and below 2^63, got {seed}")
+        raise ValueError(f"--seed must be at least 0 and below 2^63, got {seed}")
     max_examples(attention, 1, folder)
     if attention is not None and samples > 1:
-        raise ValueError(f"--attention is of one text, got --samples {samples}; leave one of them out")
+        raise ValueError(f"--attention supports one text, got --samples {samples}; remove one of the two flags")
     model = LanguageModel.load(folder, device=device)
     if attention is not None and tokens > (left := model.room(prompt)):
         raise ValueError(
-            f"--attention is of a text that the model sees whole, and after this prompt it sees {left} tokens more, "
-            f"got --tokens {tokens}"
+            f"--attention supports only texts that fit into the context: after this prompt {left} tokens are left, "
+            f"got --tokens {tokens}; pass --tokens {left} or less"
         )
     texts = model.generate(
         prompt,
@@ -153,10 +162,10 @@ def generate(
         print(prompt + text.rstrip("\n") if line else prompt + text)
     if attention is not None:
         with disk_errors(attention, then="try again"):
-            _show(model.tape(prompt + texts[0]), attention)
+            _save_attention(model.tape(prompt + texts[0]), attention)
 
 
-def _show(tape: Tape, path: Path) -> None:
+def _save_attention(tape: Tape, path: Path) -> None:
     if path.suffix == TAPE:
         tape.save(path)
     else:
@@ -164,7 +173,7 @@ def _show(tape: Tape, path: Path) -> None:
 
 
 def only(folders: Sequence[Path]) -> Path:
-    """The folder, where a task takes one."""
+    """Return the only folder; raise if there are several."""
     if len(folders) != 1:
-        raise ValueError(f"a language model works alone, got {len(folders)} folders; name one")
+        raise ValueError(f"language models cannot be used as an ensemble, got {len(folders)} folders; name one")
     return folders[0]

@@ -1,4 +1,4 @@
-"""`regard look` and `view`: what a model attends to, captured and shown."""
+"""`regard look` and `regard view`: capture the attention of a model, and show it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,26 @@ from .terminal import print_status, progress
 
 
 def look(
-    folder: Annotated[Path, typer.Argument(help="a run, or the folder of a Hugging Face model", metavar="DIR")],
-    out: Annotated[Path, typer.Option(help="the capture to write, a .safetensors file")],
-    text: Annotated[Path | None, typer.Option(help="a file with the text to read", metavar="FILE")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a Hugging Face model.", metavar="DIR")],
+    out: Annotated[Path, typer.Option(help="Capture to write, a .safetensors file.")],
+    text: Annotated[Path | None, typer.Option(help="File with the text that the model reads.", metavar="FILE")] = None,
     target: Annotated[
         Path | None,
-        typer.Option(help="a file with what it is to write (its own words): translations, a caption", metavar="FILE"),
+        typer.Option(
+            help="File with the output that the model must write: translations, or a caption. Default: its own output.",
+            metavar="FILE",
+        ),
     ] = None,
-    image: Annotated[Path | None, typer.Option(help="an image to see", metavar="FILE")] = None,
+    image: Annotated[Path | None, typer.Option(help="Image that the model reads.", metavar="FILE")] = None,
     summarize: Annotated[
-        bool, typer.Option("--summarize", help="measure every layer now, so that a long text opens at once")
+        bool,
+        typer.Option(
+            "--summarize", help="Compute the summary of every layer now, so that the viewer opens long texts faster."
+        ),
     ] = False,
     device: Device = None,
 ) -> None:
-    """Capture every attention of a model while it reads a text or sees an image.
+    """Capture all attention of a model while it reads a text or an image.
 
     Examples:
 
@@ -36,7 +42,7 @@ def look(
 
         regard look ./bert-base-uncased --text essay.txt --summarize --out essay.safetensors
 
-    Give a text or an image. What is captured is shown by regard view.
+    Give either a text or an image. Open the capture with regard view.
     """
     from ..tasks.look import tape_of
 
@@ -54,21 +60,21 @@ def look(
 
 def view(
     captures: Annotated[
-        list[Path], typer.Argument(help="a capture, or two to see side by side", metavar="CAPTURE", exists=True)
+        list[Path], typer.Argument(help="Capture file, or two to compare side by side.", metavar="CAPTURE", exists=True)
     ],
     html: Annotated[
-        Path | None, typer.Option(help="write one file to open or send, and serve nothing", metavar="PAGE.html")
+        Path | None, typer.Option(help="Write a single HTML file instead of starting the viewer.", metavar="PAGE.html")
     ] = None,
-    port: Annotated[int, typer.Option(help="the port of the page; 0 takes one that is free", min=0, max=65535)] = 0,
+    port: Annotated[int, typer.Option(help="Port of the viewer; 0 chooses a free one.", min=0, max=65535)] = 0,
     host: Annotated[
-        str, typer.Option(help="the address of the page; another than this machine's own lets others in")
+        str, typer.Option(help="Address to listen on; any other than this default opens the viewer to other machines.")
     ] = "127.0.0.1",
     device: Annotated[
-        str | None, typer.Option(help="where maps are computed: cuda makes long ones exact at once")
+        str | None, typer.Option(help="Device that computes the maps; cuda computes even long maps exactly at once.")
     ] = None,
-    browser: Annotated[bool, typer.Option(help="open a browser, or print the address alone")] = True,
+    browser: Annotated[bool, typer.Option(help="Open a browser, or only print the address.")] = True,
 ) -> None:
-    """Show captures as a map that zooms from the whole matrix to one pair of tokens.
+    """Show captures as a map that zooms from the whole attention matrix to one pair of tokens.
 
     Examples:
 
@@ -78,16 +84,16 @@ def view(
 
         regard view long.safetensors --device cuda
 
-    A capture is a file that regard look has written. Ctrl-C ends the viewer.
+    Captures are files written by regard look. Press Ctrl-C to stop the viewer.
     """
     from .. import views
     from ..lens import Tape
 
     if len(captures) > 2:
-        raise ValueError(f"the viewer shows one capture or two side by side, got {len(captures)}")
+        raise ValueError(f"the viewer shows one or two captures, got {len(captures)}")
     if html is not None:
         if device is not None:
-            raise ValueError("--device is where the viewer computes maps, and --html opens none; leave one of them out")
+            raise ValueError("--device is for the viewer, which --html does not start; remove one of the two flags")
         check_writable(html, *captures, flag="--html", ends=(".html", ".htm"))
         tapes = [Tape.load(path) for path in captures]
         with disk_errors(html, then="try again"):
@@ -95,7 +101,7 @@ def view(
         print_status(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
         return
     viewer = views.serve(captures, host=host, port=port, device=device, open_browser=browser)
-    print_status("Ctrl-C ends it")
+    print_status("press Ctrl-C to stop the viewer")
     viewer.wait()
 
 
@@ -106,8 +112,8 @@ def _read(path: Path | None, flag: str) -> str | None:
         return path.read_text("utf-8")
     except OSError as error:
         raise ValueError(
-            f"{flag} must be a file with the text in it, and {str(path)!r} cannot be read ({error.strerror}); save the "
-            "text in a file and give its name"
+            f"cannot read {str(path)!r} ({error.strerror}); {flag} must be the name of a file: save the text in a file "
+            "and give its name"
         ) from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from None
+        raise ValueError(f"{path} is not valid UTF-8 at byte {error.start}; save it as UTF-8") from None

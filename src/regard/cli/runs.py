@@ -1,4 +1,4 @@
-"""`regard evaluate`, `score` and `average`: what is done with a run, whatever its task."""
+"""`regard evaluate`, `score` and `average`, for runs of any task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from .averaging import average_checkpoints
 from .device import Device
 from .flags import Flag, command, flags_of
 
-Folders = Annotated[list[Path], typer.Argument(help="a run, or several that work as one", metavar="DIR")]
+Folders = Annotated[
+    list[Path], typer.Argument(help="Folder of a run, or of several runs to use as an ensemble.", metavar="DIR")
+]
 
 # What a run of each task can be run_task: a dataclass of flags, with `run(folders, device)`.
 EVALUATIONS: dict[str, Any] = {
@@ -36,55 +38,57 @@ SCORINGS: dict[str, Any] = {
 }
 
 
-def task_command(questions: Mapping[str, Any], run: Callable[[Any], None]) -> Callable[..., None]:
-    """A command whose flags are those of all tasks, and that asks a run what its own task knows to answer."""
+def task_command(settings: Mapping[str, Any], run: Callable[[Any], None]) -> Callable[..., None]:
+    """Return a command with the flags of all tasks, which runs the settings class of the task of the given run."""
 
     def run_task(folders: Sequence[Path], device: str | None, given: Mapping[Flag, Any]) -> None:
-        run(task_settings(questions, folders, given).run(folders, device))
+        run(task_settings(settings, folders, given).run(folders, device))
 
-    made = command(run_task, {"folders": Folders, "device": (Device, None)}, shared_flags(questions))
+    made = command(run_task, {"folders": Folders, "device": (Device, None)}, shared_flags(settings))
     made.__doc__ = run.__doc__
     return made
 
 
-def shared_flags(questions: Mapping[str, Any]) -> dict[str, list[Flag]]:
-    """The flags of all tasks by panel, those that several tasks have in a panel of their own, once.
+def shared_flags(settings: Mapping[str, Any]) -> dict[str, list[Flag]]:
+    """Group the flags of all tasks by panel; a flag of several tasks appears once, in a panel of its own.
 
-    A flag of several tasks is one flag: it must have the same name for the field and the same type in all of them.
+    Such a flag must have the same field name and type in all tasks.
     """
     owners: dict[str, list[Flag]] = {}
-    for task, group in questions.items():
+    for task, group in settings.items():
         for flag in flags_of(task, group):
             owners.setdefault(flag.name, []).append(flag)
     panels: dict[str, list[Flag]] = {"Several tasks": []}
     for name, flags in owners.items():
         if len({(flag.field, flag.type) for flag in flags}) > 1:
             tasks = ", ".join(flag.section for flag in flags)
-            raise TypeError(f"{name} must be the same field of the same type in {tasks}; name one of them otherwise")
+            raise TypeError(f"{name} has different fields or types in {tasks}; rename one of them")
         if len(flags) == 1:
             panels.setdefault(flags[0].section.capitalize(), []).append(flags[0])
         else:
-            alike = len({flag.help for flag in flags}) == 1
-            told = flags[0].help if alike else "; ".join(f"{flag.section}: {flag.help}" for flag in flags)
-            panels["Several tasks"].append(replace(flags[0], help=told))
+            same = len({flag.help for flag in flags}) == 1
+            text = flags[0].help if same else " ".join(f"{flag.section.capitalize()}: {flag.help}" for flag in flags)
+            panels["Several tasks"].append(replace(flags[0], help=text))
     return panels
 
 
-def task_settings(questions: Mapping[str, Any], folders: Sequence[Path], given: Mapping[Flag, Any]) -> Any:
-    """What the flags given ask of these runs; raises for a flag of another task."""
+def task_settings(settings: Mapping[str, Any], folders: Sequence[Path], given: Mapping[Flag, Any]) -> Any:
+    """Return the settings that the flags make, for the task of these runs; raise for a flag of another task."""
     task = run_folder.task_of(run_folder.open_run(folders[0]))
-    if task not in questions:
-        raise ValueError(f"{folders[0]} is of the task {task!r}, expected {' or '.join(map(repr, questions))}")
-    known = [flag.name for flag in flags_of(task, questions[task])]
+    if task not in settings:
+        raise ValueError(f"{folders[0]} is a run of the task {task!r}, expected {' or '.join(map(repr, settings))}")
+    known = [flag.name for flag in flags_of(task, settings[task])]
     for flag in given:
         if flag.name not in known:
-            raise ValueError(f"{folders[0]} is of the task {task!r}, which takes {', '.join(known)}, got {flag.name}")
+            raise ValueError(
+                f"{folders[0]} is a run of the task {task!r}; it takes {', '.join(known)}, got {flag.name}"
+            )
     values = {flag.field: value for flag, value in given.items()}
-    return from_json(questions[task], json.dumps(values), source=task)
+    return from_json(settings[task], json.dumps(values), source=task)
 
 
-def print_evaluation(found: Mapping[str, object]) -> None:
-    """Measure a model on data of its task: a name, a number and how it was computed, line by line.
+def print_evaluation(metrics: Mapping[str, object]) -> None:
+    """Evaluate a model on data of its task. Each line is a metric: its name, its value and how it was computed.
 
     Examples:
 
@@ -96,12 +100,12 @@ def print_evaluation(found: Mapping[str, object]) -> None:
 
         regard evaluate runs/squad --data dev.json
     """
-    for name, measured in found.items():
-        print(f"{name:12}{measured}")
+    for name, value in metrics.items():
+        print(f"{name:12}{value}")
 
 
-def print_scores(found: Sequence[float]) -> None:
-    """Print the log-probability of each line, in nats, under a model.
+def print_scores(scores: Sequence[float]) -> None:
+    """Print the log-probability of each example under a model, in nats, one per line.
 
     Examples:
 
@@ -109,8 +113,8 @@ def print_scores(found: Sequence[float]) -> None:
 
         regard score runs/shakespeare --text lines.txt
     """
-    for value in found:
-        print(f"{value:.4f}")
+    for score in scores:
+        print(f"{score:.4f}")
 
 
 evaluate = task_command(EVALUATIONS, print_evaluation)
@@ -118,11 +122,13 @@ score = task_command(SCORINGS, print_scores)
 
 
 def average(
-    folders: Annotated[list[Path], typer.Argument(help="a run, or checkpoints of one", metavar="DIR")],
-    out: Annotated[Path, typer.Option(help="the new checkpoint, to be used as a run is")],
-    last: Annotated[int, typer.Option(help="of a run, take so many of the newest checkpoints")] = 5,
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folder of a run, or folders of its checkpoints.", metavar="DIR")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the new checkpoint, which can be used like a run.")],
+    last: Annotated[int, typer.Option(help="Number of newest checkpoints of a run to average.")] = 5,
 ) -> None:
-    """Average the weights of checkpoints, which often decodes better than the last of them.
+    """Average the weights of checkpoints, which often gives better results than the last checkpoint.
 
     Examples:
 
@@ -130,11 +136,11 @@ def average(
 
         regard average runs/deen/step-00009000 runs/deen/step-00010000 --out runs/deen-averaged
 
-    Which they are is told; the weights before the first step are never among them.
+    Prints which checkpoints were averaged. The checkpoint of step 0 is never included.
     """
     if last < 1:
         raise ValueError(f"last must be at least 1, got {last}")
     for folder in folders:
         if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder; expected a run or a checkpoint")
+            raise ValueError(f"{folder} is not a folder; expected a run or a checkpoint")
     print(average_checkpoints(folders, out, last=last))

@@ -1,4 +1,4 @@
-"""Standard input through a writer, line by line: what `translate` and `summarize` have in common."""
+"""Standard input through an encoder-decoder, line by line, for `translate` and `summarize`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from .attention_output import check_fits, max_examples
 from .decoding_flags import Search
 from .terminal import chunks_of_input, n_best_lines, one_line, print_truncated, progress
 
-Runs = Annotated[list[Path], typer.Argument(help="a run, or several that decode as one", metavar="DIR")]
+Runs = Annotated[
+    list[Path], typer.Argument(help="Folder of a run, or of several runs to decode with as an ensemble.", metavar="DIR")
+]
 
 
 def write_lines(
     writer: Writer, search: Search, *, doing: str, what: str, attention: Path | None, keep: bool
 ) -> list[Draft]:
-    """Print what becomes of each line, as soon as many are done; lines with their best, where these are to be kept."""
+    """Print the output for each line of standard input; with `keep`, return each line with its best output."""
     most = max_examples(attention, MAX_CAPTURED_PAIRS)
     number, unfinished, long, pairs = 0, 0, 0, []
     with progress(doing) as show:

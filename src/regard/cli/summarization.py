@@ -50,8 +50,8 @@ def train(plan: SummarizationPlan, out: Path, resume: bool, device: str | None, 
         regard train summarization --pairs long.tsv --model transformer --tokenizer bpe --limit 4096 \\
             --batch-tokens 16384 --encoder-mask "Window(128) | Global(4)" --out runs/long
 
-    A model of the kind pointer copies words of the document, those outside of its vocabulary among them. The best
-    checkpoint is that with the highest ROUGE-L on the validation data, or the last where there is none.
+    The model pointer can copy words from the document, even words outside its vocabulary. The best checkpoint has the
+    highest ROUGE-L on the validation data; without validation data it is the last one.
     """
     return summarization.train(
         plan.data.read(),
@@ -69,15 +69,19 @@ def train(plan: SummarizationPlan, out: Path, resume: bool, device: str | None, 
 
 @dataclass(frozen=True, kw_only=True)
 class SummarizationEvaluation(SummaryFiles):
-    """What `regard evaluate` asks of a summarizer."""
+    """The flags of `regard evaluate` for a summarizer."""
 
-    beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 4
+    beam: Annotated[int, "Beam size; 1 is greedy search."] = 4
     max_length: Annotated[int | None, LENGTH] = None
-    no_repeat: Annotated[int | None, "write no run of so many tokens twice"] = None
-    rouge: Annotated[RougeWords, "the words of ROUGE: English, stemmed, or those of any script"] = "english"
+    no_repeat: Annotated[
+        int | None, "Never repeat a sequence of this number of tokens. Default: repetition is allowed."
+    ] = None
+    rouge: Annotated[RougeWords, "Words that ROUGE compares: stemmed English words, or words of any script."] = (
+        "english"
+    )
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
-        """ROUGE-1, -2 and -L of summaries, and the loss."""
+        """Compute ROUGE-1, -2 and -L of the summaries, and the loss."""
         Search(beam=self.beam, max_length=self.max_length, no_repeat=self.no_repeat)
         pairs = list(self.read())
         summarizer = Summarizer.load(*folders, device=device)
@@ -96,10 +100,10 @@ class SummarizationEvaluation(SummaryFiles):
 
 @dataclass(frozen=True, kw_only=True)
 class SummarizationScoring(SummaryFiles):
-    """What `regard score` asks of a summarizer."""
+    """The flags of `regard score` for a summarizer."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
-        """log p(summary | document) of each pair."""
+        """Compute log p(summary | document) of each pair."""
         pairs = list(self.read())
         summarizer = Summarizer.load(*folders, device=device)
         with progress("scoring") as show:
@@ -113,16 +117,19 @@ def summarize(
     beam: Beam = 4,
     nbest: Nbest = 1,
     penalty: Penalty = 0.6,
-    min_length: Annotated[int, typer.Option(help="the fewest tokens of a summary")] = 0,
+    min_length: Annotated[int, typer.Option(help="Minimum number of tokens of a summary.")] = 0,
     max_length: MaxLength = None,
-    no_repeat: Annotated[int | None, typer.Option(help="write no run of so many tokens twice, such as 3")] = None,
+    no_repeat: Annotated[
+        int | None,
+        typer.Option(help="Never repeat a sequence of this number of tokens, e.g. 3. Default: repetition is allowed."),
+    ] = None,
     attention: Annotated[
         Path | None,
-        typer.Option(help="what was looked at: a .png of one document, or a .safetensors for regard view"),
+        typer.Option(help="Write the attention to this file: .png (one document) or .safetensors for regard view."),
     ] = None,
     device: Device = None,
 ) -> None:
-    """Summarize standard input, a document a line.
+    """Summarize the documents on standard input, one per line.
 
     Examples:
 

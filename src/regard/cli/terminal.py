@@ -1,4 +1,4 @@
-"""What commands read and show: lines of standard input, and how far the work has come."""
+"""Standard input, status lines and progress bars of commands."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..data.lines import decode_line
 
 LINES_PER_CHUNK = 2048
-SECONDS_BETWEEN_LINES = 10.0  # seconds between plain lines
+SECONDS_BETWEEN_LINES = 10.0  # of progress, if standard error is not a terminal
 STDIN = Path("standard input")
 
 
 def is_main_process() -> bool:
-    """Whether this is the one of the processes torchrun started that speaks."""
+    """Whether this process prints: the first of those that torchrun started, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def print_status(line: str) -> None:
-    """Tell whoever watches, beside what the command prints."""
+    """Print a line on standard error, so that standard output holds results only."""
     print(line, file=sys.stderr, flush=True)
 
 
 def print_truncated(what: str, long: int, number: int, limit: int | None) -> None:
-    """Say how many have not been read to their end."""
+    """Print how many texts were longer than the model reads."""
     if long:
-        print_status(f"{long:,} of {number:,} {what} have more than {limit} tokens, of which the rest was not read")
+        print_status(f"{long:,} of {number:,} {what} have more than {limit} tokens; only the first {limit} were read")
 
 
 def chunks_of_input() -> Iterator[list[str]]:
-    """The lines of standard input, many at once; one by one where someone types them."""
+    """Yield the lines of standard input in chunks, or one by one if standard input is a terminal."""
     size = 1 if sys.stdin.isatty() else LINES_PER_CHUNK
     lines = (decode_line(raw, STDIN, number) for number, raw in zip(count(), sys.stdin.buffer, strict=False))
-    while some := list(islice(lines, size)):
-        yield some
+    while chunk := list(islice(lines, size)):
+        yield chunk
 
 
 def one_line(text: str) -> str:
-    """A text on one line, whatever a model has written."""
+    """Return a text on one line, with each line break replaced by a space."""
     return " ".join(text.splitlines())
 
 
 def n_best_lines(number: int, best: Sequence[tuple[str, float]], nbest: int) -> list[str]:
-    """What a command prints of one example: the best text, or a line for each of several with number and score."""
+    """Return the lines to print for an example: the best text, or each of the n best with number and score."""
     if nbest == 1:
         return [best[0][0]]
     return [f"{number} ||| {text} ||| {score:.4f}" for text, score in best]
@@ -58,7 +58,7 @@ def n_best_lines(number: int, best: Sequence[tuple[str, float]], nbest: int) -> 
 
 @contextmanager
 def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
-    """A function to tell how many are done, of how many: a bar on a terminal, a line now and then elsewhere."""
+    """Show progress as a bar on a terminal, else as a line every ten seconds; yields `update(done, total)`."""
     if not sys.stderr.isatty():
         yield _PlainProgress(doing).update
         return

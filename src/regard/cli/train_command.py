@@ -1,7 +1,7 @@
-"""Plans: all that a training command is told, in sections, by a config file, by the run it resumes, and by flags.
+"""`regard train TASK`: settings from a resumed run, a config file and flags, in this order, make the plan of a run.
 
 A plan is a frozen dataclass whose fields are groups of settings: `data`, `vocabulary`, `model` and so on, the sections
-of a config file. It goes into each checkpoint as `plan.json`, which is itself a config file.
+of a config file. Each checkpoint holds it as `plan.json`, which is itself a valid config file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .training_flags import Training
 
 
 class TrainingPlan(Protocol):
-    """A frozen dataclass of sections, the one on training among them."""
+    """A frozen dataclass of sections, one of which is `training`."""
 
     @property
     def training(self) -> Training: ...
@@ -36,41 +36,42 @@ class TrainingPlan(Protocol):
 P = TypeVar("P", bound=TrainingPlan)
 
 PLAN_FILE = "plan.json"
-CHANGEABLE_SECTIONS = (
-    "data",
-    "valid",
-    "batching",
-    "training",
-)  # what a resumed run may be told anew, its data by other names
+CHANGEABLE_SECTIONS = ("data", "valid", "batching", "training")  # may change when a run is resumed
 MAX_CONFIG_BYTES = 2**20
+PANELS = {"data": "Training data", "valid": "Validation data"}
 
 Values = Mapping[str, Mapping[str, Any]]
-Out = Annotated[Path, typer.Option("--out", help="the folder of the run, a new one", rich_help_panel="Run")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out", help="Folder of the run; must be new or empty unless --resume is given.", rich_help_panel="Run"
+    ),
+]
 Config = Annotated[
     Path | None,
-    typer.Option("--config", help="a TOML or JSON file of these settings; flags override it", rich_help_panel="Run"),
+    typer.Option("--config", help="TOML or JSON file with these settings; flags override it.", rich_help_panel="Run"),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --out", rich_help_panel="Run")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.", rich_help_panel="Run")]
 
 
 def add_train_command(
     app: typer.Typer, name: str, plan: type[P], run: Callable[[P, Path, bool, str | None, Mapping[str, str]], Outcome]
 ) -> None:
-    """Give `app` the command of a task, which makes a plan of its flags and has it run.
+    """Add the command of a task to `app`; it makes a plan from the flags and calls `run`.
 
-    `run(plan, out, resume, device, files)` trains and keeps `files` in each checkpoint; its docstring is the help.
+    `run(plan, out, resume, device, files)` trains and stores `files` in each checkpoint; its docstring is the help.
     """
 
     def train_from_flags(
         out: Path, config: Path | None, resume: bool, device: str | None, given: Mapping[Flag, Any]
     ) -> None:
-        begun = _checkpoint_to_resume(out, task=name, resume=resume)
-        saved = {} if begun is None else _saved_plan(begun, plan)
+        checkpoint = _checkpoint_to_resume(out, task=name, resume=resume)
+        saved = {} if checkpoint is None else _saved_plan(checkpoint, plan)
         made = make_plan(plan, saved, {} if config is None else read_config(config, plan), given, source=config)
         prints = fingerprints.fingerprints(made)
-        if begun is not None:
+        if checkpoint is not None:
             fingerprints.check_matches(
-                begun, made, prints, say=print_status if is_main_process() else lambda line: None
+                checkpoint, made, prints, say=print_status if is_main_process() else lambda line: None
             )
         outcome = run(
             made,
@@ -87,91 +88,92 @@ def add_train_command(
 
 
 def sections(plan: type) -> dict[str, Any]:
-    """The group of settings in each section of a plan."""
+    """The class of settings of each section of a plan."""
     hints = get_type_hints(plan).items()
     return {name: next(filter(dataclasses.is_dataclass, (hint, *get_args(hint)))) for name, hint in hints}
 
 
 def flags_by_panel(plan: type) -> dict[str, list[Flag]]:
-    """The flags of each section, by panel; those of the section `valid` begin with `--valid-`."""
+    """The flags of each section, by panel; the flags of the section `valid` begin with `--valid-`."""
     return {
-        section.capitalize(): flags_of(section, group, prefix="valid-" if section == "valid" else "")
+        PANELS.get(section, section.capitalize()): flags_of(
+            section, group, prefix="valid-" if section == "valid" else ""
+        )
         for section, group in sections(plan).items()
     }
 
 
-def make_plan(plan: type[P], saved: Values, told: Values, given: Mapping[Flag, Any], *, source: Path | None) -> P:
-    """The plan of what a run has saved, overridden by what a config file tells, overridden by the flags given."""
+def make_plan(plan: type[P], saved: Values, config: Values, given: Mapping[Flag, Any], *, source: Path | None) -> P:
+    """Merge the settings of a saved run, a config file and flags into a plan; later ones override earlier ones."""
     values: dict[str, dict[str, Any]] = {}
     flagged = [(flag.section, {flag.field: value}) for flag, value in given.items()]
-    for section, some in (*saved.items(), *told.items(), *flagged):
-        values.setdefault(section, {}).update(some)
+    for section, settings in (*saved.items(), *config.items(), *flagged):
+        values.setdefault(section, {}).update(settings)
     for section, before in saved.items():
         for name, value in before.items():
             if section not in CHANGEABLE_SECTIONS and values[section][name] != value:
                 raise ValueError(
-                    f"a resumed run keeps its {section}: {name} was {value!r}, got {values[section][name]!r}; "
-                    "name another folder to train anew"
+                    f"a resumed run cannot change its {section}: {name} was {value!r}, got {values[section][name]!r}; "
+                    "give --out a new folder to train another model"
                 )
     made: dict[str, Any] = {}
     for section, group in sections(plan).items():
-        where = f"{source} [{section}]" if section in told else f"[{section}]"
-        some = values.get(section, {})
-        absent = section == "valid" and all(value is None for value in some.values())
-        made[section] = None if absent else from_json(group, json.dumps(some, default=str), source=where)
+        where = f"{source} [{section}]" if section in config else f"[{section}]"
+        settings = values.get(section, {})
+        is_absent = section == "valid" and all(value is None for value in settings.values())
+        made[section] = None if is_absent else from_json(group, json.dumps(settings, default=str), source=where)
     return plan(**made)
 
 
 def plan_to_json(plan: Any) -> dict[str, Any]:
-    """A plan as the content of a config file."""
+    """Return a plan as the content of a config file."""
     groups = {section: getattr(plan, section) for section in sections(type(plan))}
     return {section: to_json(group) for section, group in groups.items() if group is not None}
 
 
 def read_config(path: Path, plan: type) -> Values:
-    """The sections of a config file, each name among those the plan knows."""
+    """Read the sections of a config file; raise for a section that the plan does not have."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ValueError(f"{path} is larger than {MAX_CONFIG_BYTES:,} bytes; expected a config file")
-        text = path.read_text(encoding="utf-8-sig")  # as some editors on Windows save it
-        found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+            raise ValueError(f"{path} is larger than {MAX_CONFIG_BYTES:,} bytes, too large for a config file")
+        text = path.read_text(encoding="utf-8-sig")  # some editors on Windows save a byte order mark
+        config = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}; expected a config file") from None
+        raise ValueError(f"cannot read the config file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not valid UTF-8; expected a config file") from None
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as error:
         kind = "TOML" if path.suffix == ".toml" else "JSON"
-        raise ValueError(f"{path} is not {kind}: {error}") from None
-    return _checked(found, plan, source=str(path))
+        raise ValueError(f"{path} is not valid {kind}: {error}") from None
+    return _check_sections(config, plan, source=str(path))
 
 
-def _checked(found: Any, plan: type, *, source: str) -> Values:
+def _check_sections(config: Any, plan: type, *, source: str) -> Values:
+    """Raise unless each section is known and holds keys and values; `make_plan` checks the keys."""
     groups = sections(plan)
-    if not isinstance(found, dict):
-        raise ValueError(f"{source} must be an object of sections, {', '.join(groups)}, got {type(found).__name__}")
-    for section, some in found.items():
+    if not isinstance(config, dict):
+        raise ValueError(f"{source} must be an object of sections, {', '.join(groups)}, got {type(config).__name__}")
+    for section, settings in config.items():
         if section not in groups:
             raise ValueError(f"{source}: unknown section {section!r}; {unknown(section, groups)}")
-        if not isinstance(some, dict):
-            raise ValueError(f"{source}: section {section!r} must hold keys and values, got {some!r}")
-        known = [field.name for field in dataclasses.fields(groups[section])]
-        for name in some:
-            if name not in known:
-                raise ValueError(f"{source} [{section}]: unknown key {name!r}; {unknown(name, known)}")
-    return found
+        if not isinstance(settings, dict):
+            raise ValueError(f"{source}: section {section!r} must hold keys and values, got {settings!r}")
+    return config
 
 
 def _checkpoint_to_resume(out: Path, *, task: str, resume: bool) -> Path | None:
-    """The checkpoint of the run to resume, None where there is none yet; refuses a run that is not to be resumed."""
+    """Return the checkpoint to resume from, None for a new run; raise for a run of another task or without --resume."""
     checkpoint = run_folder.checkpoint_to_resume(out, resume=resume, say=lambda line: None)
     if checkpoint is not None and (other := run_folder.task_of(checkpoint)) != task:
-        raise ValueError(f"{out} holds a run of the task {other!r}, got {task!r}; name another folder")
+        raise ValueError(f"{out} holds a run of the task {other!r}, not {task!r}; name another folder")
     return checkpoint
 
 
 def _saved_plan(checkpoint: Path, plan: type) -> Values:
-    """The plan that a checkpoint was made by."""
-    return _checked(json.loads(run_folder.read_text(checkpoint, PLAN_FILE)), plan, source=str(checkpoint / PLAN_FILE))
+    """Return the plan that a checkpoint was trained with."""
+    return _check_sections(
+        json.loads(run_folder.read_text(checkpoint, PLAN_FILE)), plan, source=str(checkpoint / PLAN_FILE)
+    )
 
 
 def _json_text(content: Any) -> str:

@@ -1,4 +1,4 @@
-"""Training: the flags of a `Recipe`."""
+"""The flags of a training `Recipe`."""
 
 from __future__ import annotations
 
@@ -10,41 +10,48 @@ from ..train.dataclass_json import check_types, unknown
 from ..train.scheduled_sampling import Forcing
 from ..train.schedules import Schedule
 
-LOWER = ("loss", "bits", "perplexity")
+LOWER_IS_BETTER = ("loss", "bits", "perplexity")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a model is trained, in words that fit on a command line."""
+    """The settings of a training run; `recipe` makes a `Recipe` of them."""
 
-    steps: Annotated[int | None, "updates of the weights (10,000 unless --epochs is given)"] = None
-    epochs: Annotated[int | None, "passes over the data"] = None
-    rate: Annotated[float, "the highest learning rate"] = 1e-3
+    steps: Annotated[int | None, "Number of optimizer steps. Default: 10,000 unless --epochs is given."] = None
+    epochs: Annotated[int | None, "Number of passes over the training data."] = None
+    rate: Annotated[float, "Peak learning rate."] = 1e-3
     schedule: Annotated[
-        Literal["inverse-sqrt", "cosine", "constant", "plateau"], "how the rate falls after the warm-up"
+        Literal["inverse-sqrt", "cosine", "constant", "plateau"], "Learning-rate schedule after the warm-up."
     ] = "inverse-sqrt"
-    warmup: Annotated[int, "steps the rate climbs for, before it falls"] = 400
-    weight_decay: Annotated[float, "AdamW's decay of matrices"] = 0.0
-    clip: Annotated[float | None, "the largest norm of the gradient"] = 1.0
-    accumulate: Annotated[int, "batches to an update"] = 1
+    warmup: Annotated[int, "Number of warm-up steps, in which the learning rate rises from 0 to its peak."] = 400
+    weight_decay: Annotated[float, "Weight decay of AdamW, for matrices only."] = 0.0
+    clip: Annotated[float | None, "Maximum norm of the gradient; larger gradients are scaled down."] = 1.0
+    accumulate: Annotated[int, "Number of batches per optimizer step (gradient accumulation)."] = 1
     forcing: Annotated[
-        Literal["linear", "exponential", "inverse-sigmoid"] | None, "scheduled sampling, for recurrent decoders"
+        Literal["linear", "exponential", "inverse-sigmoid"] | None,
+        "Schedule of scheduled sampling, which feeds a recurrent decoder its own outputs (recurrent models of "
+        "translation and summarization only). Default: none.",
     ] = None
     forcing_k: Annotated[
-        float | None, "its steps where it is linear (10,000), or k: exponential (0.9999), sigmoid (1,000)"
+        float | None,
+        "Parameter of --forcing: number of steps (linear; default: 10,000) or k (default: 0.9999 for exponential, "
+        "1,000 for inverse-sigmoid).",
     ] = None
-    precision: Annotated[Literal["auto", "float32", "bfloat16"], "auto is bfloat16 on a GPU"] = "auto"
-    compile: Annotated[bool, "compile the model"] = False
-    graphs: Annotated[bool, "on a GPU, replay batches of a shape seen before as CUDA graphs"] = False
-    shard: Annotated[bool, "share the weights out over processes (FSDP2)"] = False
-    evaluate_every: Annotated[int, "steps between evaluations of the validation data"] = 500
-    save_every: Annotated[int, "steps between checkpoints"] = 500
-    keep: Annotated[int, "checkpoints to keep besides the best"] = 2
-    metric: Annotated[str | None, "the number that says which checkpoint is best"] = None
-    patience: Annotated[int | None, "end after so many evaluations without a better one"] = None
-    average: Annotated[int | None, "at the end, average this many of the last checkpoints"] = None
-    log_every: Annotated[int, "steps between lines of the log"] = 50
-    seed: Annotated[int, "of weights, dropout and the order of the data"] = 0
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        "Number format of computation; auto is bfloat16 on a GPU and float32 on a CPU.",
+    ] = "auto"
+    compile: Annotated[bool, "Compile the model with torch.compile."] = False
+    graphs: Annotated[bool, "Replay batches of a shape seen before as CUDA graphs (GPU only)."] = False
+    shard: Annotated[bool, "Shard the weights over processes (FSDP2)."] = False
+    evaluate_every: Annotated[int, "Number of steps between evaluations on the validation data."] = 500
+    save_every: Annotated[int, "Number of steps between checkpoints."] = 500
+    keep: Annotated[int, "Number of recent checkpoints to keep besides the best."] = 2
+    metric: Annotated[str | None, "Metric that selects the best checkpoint. Default: see the description above."] = None
+    patience: Annotated[int | None, "Stop after this number of evaluations without improvement. Default: never."] = None
+    average: Annotated[int | None, "Average this number of the last checkpoints at the end. Default: none."] = None
+    log_every: Annotated[int, "Number of steps between log lines."] = 50
+    seed: Annotated[int, "Random seed for the initial weights, dropout and the order of the data."] = 0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -52,12 +59,12 @@ class Training:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}; leave it out for 10,000 steps")
         if self.average is not None and self.average < 2:
-            raise ValueError(f"average must be at least 2 checkpoints, got {self.average}")
+            raise ValueError(f"average must be at least 2 checkpoints, got {self.average}; leave it out for none")
         if self.forcing is None and self.forcing_k is not None:
-            raise ValueError("forcing_k is of a forcing, got none; choose linear, exponential or inverse-sigmoid")
+            raise ValueError("forcing_k needs forcing, got none; choose linear, exponential or inverse-sigmoid")
 
     def recipe(self, *metrics: str) -> Recipe:
-        """The recipe these flags mean, for an evaluation that gives these metrics; the first is watched unless told."""
+        """Return the recipe for an evaluation with these metrics; `metric`, or else the first, selects checkpoints."""
         metric = self.metric or metrics[0]
         if metric not in metrics:
             raise ValueError(f"metric must be one of {', '.join(metrics)}, got {metric!r}; {unknown(metric, metrics)}")
@@ -76,7 +83,7 @@ class Training:
             shard=self.shard,
             evaluate_every=self.evaluate_every,
             metric=metric,
-            better="lower" if metric in LOWER else "higher",
+            better="lower" if metric in LOWER_IS_BETTER else "higher",
             patience=self.patience,
             save_every=self.save_every,
             keep=max(self.keep, self.average or 0),
@@ -93,7 +100,7 @@ class Training:
                 return InverseSquareRoot(self.rate, warmup=self.warmup)
             case "cosine":
                 if self._steps is None:
-                    raise ValueError("schedule cosine falls over a number of steps, got epochs; pass steps")
+                    raise ValueError("schedule cosine needs the number of steps, got epochs; pass steps")
                 return Cosine(self.rate, steps=self._steps, warmup=self.warmup)
             case "constant":
                 return Constant(self.rate, warmup=self.warmup)

@@ -29,11 +29,23 @@ from .terminal import print_status, progress
 from .training_flags import Training
 
 Layer = Annotated[
-    int | None, typer.Option("--layer", help="align by this layer of a Transformer, from 0 (the one above the middle)")
+    int | None,
+    typer.Option(
+        "--layer", help="Layer to read alignments from, from 0 (Transformer only). Default: the one above the middle."
+    ),
 ]
 
-Head = Annotated[int | None, typer.Option("--head", help="align by this head, from 0 (the mean of all)", min=0)]
-Moment = Annotated[When, typer.Option("--when", help="align by the attention of words when written, or when read")]
+Head = Annotated[
+    int | None,
+    typer.Option("--head", help="Head to read alignments from, from 0. Default: the mean of all heads.", min=0),
+]
+Moment = Annotated[
+    When,
+    typer.Option(
+        "--when",
+        help="Align a target word by its attention in the step that writes it, or in the next, which reads it.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +70,7 @@ def train(plan: TranslationPlan, out: Path, resume: bool, device: str | None, fi
         regard train translation --source a.de --target a.en --valid-source b.de --valid-target b.en \\
             --model rnn --tokenizer word --patience 10 --out runs/words
 
-    The best checkpoint is that with the highest chrF on the validation data, or the last where there is none.
+    The best checkpoint has the highest chrF on the validation data; without validation data it is the last one.
     """
     return translation.train(
         plan.data.read(),
@@ -76,14 +88,14 @@ def train(plan: TranslationPlan, out: Path, resume: bool, device: str | None, fi
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationEvaluation(PairFiles):
-    """What `regard evaluate` asks of a translator."""
+    """The flags of `regard evaluate` for a translator."""
 
-    beam: Annotated[int, "hypotheses side by side; 1 is greedy"] = 5
+    beam: Annotated[int, "Beam size; 1 is greedy search."] = 5
     max_length: Annotated[int | None, LENGTH] = None
-    tokenize: Annotated[str, "sacreBLEU's tokenizer: 13a, intl, zh, char, none"] = "13a"
+    tokenize: Annotated[str, "Tokenizer of sacreBLEU: 13a, intl, zh, char or none."] = "13a"
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
-        """BLEU, chrF and exact matches of translations, and the loss."""
+        """Compute BLEU, chrF and exact matches of the translations, and the loss."""
         Search(beam=self.beam, max_length=self.max_length)
         pairs = list(self.read())
         translator = Translator.load(*folders, device=device)
@@ -96,10 +108,10 @@ class TranslationEvaluation(PairFiles):
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationScoring(PairFiles):
-    """What `regard score` asks of a translator."""
+    """The flags of `regard score` for a translator."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
-        """log p(target | source) of each pair."""
+        """Compute log p(target | source) of each pair."""
         pairs = list(self.read())
         with progress("scoring") as show:
             return Translator.load(*folders, device=device).score(pairs, show=show)
@@ -111,10 +123,10 @@ def translate(
     nbest: Nbest = 1,
     penalty: Penalty = 0.6,
     max_length: MaxLength = None,
-    alignments: Annotated[Path | None, typer.Option(help="write word links to this file, in Pharaoh format")] = None,
+    alignments: Annotated[Path | None, typer.Option(help="Write word links to this file, in Pharaoh format.")] = None,
     attention: Annotated[
         Path | None,
-        typer.Option(help="what was looked at: a .png of one sentence, or a .safetensors for regard view"),
+        typer.Option(help="Write the attention to this file: .png (one sentence) or .safetensors for regard view."),
     ] = None,
     layer: Layer = None,
     head: Head = None,
@@ -136,9 +148,9 @@ def translate(
     translator = Translator.load(*folders, device=device)
     watched = alignments is not None or attention is not None
     if not watched and (layer is not None or head is not None):
-        raise ValueError("--layer and --head say what alignments go by; give --alignments or --attention, too")
+        raise ValueError("--layer and --head select the attention to write; also give --alignments or --attention")
     if watched:
-        translator.align([], layer=layer, head=head)  # what cannot be shown is refused before the work
+        translator.align([], layer=layer, head=head)  # raises before decoding if the layer or head does not exist
     pairs = write_lines(
         translator,
         search,
@@ -150,31 +162,34 @@ def translate(
     if alignments is not None:
         with progress("aligning") as show:
             links = translator.align(pairs, layer=layer, head=head, when=when, show=show)
-        checkpoints.write_text(alignments, "".join(f"{one}\n" for one in links), then="try again")
+        checkpoints.write_text(alignments, "".join(f"{link}\n" for link in links), then="try again")
     if attention is not None and pairs:
         with disk_errors(attention, then="try again"):
             save_pairs(translator, pairs, attention, layer=layer, head=head)
 
 
 def align(
-    folder: Annotated[Path, typer.Argument(help="a run", metavar="DIR")],
-    source: Annotated[str, typer.Option(help="sentences, words separated by spaces")],
-    target: Annotated[str, typer.Option(help="their translations, line by line")],
-    reverse: Annotated[Path | None, typer.Option(help="a run the other way: only links that both agree on")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    source: Annotated[str, typer.Option(help="File of source sentences, one per line, words separated by spaces.")],
+    target: Annotated[str, typer.Option(help="File of their translations, line by line.")],
+    reverse: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a run for the opposite direction; print only links that both runs agree on."),
+    ] = None,
     layer: Layer = None,
     head: Head = None,
     when: Moment = "written",
-    gold: Annotated[Path | None, typer.Option(help="links to judge by, in Pharaoh format, as 0-0 1-2 2p1")] = None,
-    first: Annotated[int, typer.Option(help="the number of the first word in the gold links")] = 0,
+    gold: Annotated[Path | None, typer.Option(help="File of gold links in Pharaoh format, e.g. 0-0 1-2 2p1.")] = None,
+    first: Annotated[int, typer.Option(help="Number of the first word in the gold links.")] = 0,
     device: Device = None,
 ) -> None:
-    """Print the word links of sentence pairs, source-target from 0, by the attention of a translator.
+    """Print word alignments of sentence pairs, as source-target pairs counted from 0, from a translator's attention.
 
     Example:
 
         regard align runs/deen --source test.de --target test.en --gold gold.pharaoh > links
 
-    With gold links, the alignment error rate is told (Och & Ney 2003).
+    With gold links, also prints the alignment error rate (Och & Ney 2003) on standard error.
     """
     pairs = list(PairFiles(source=source, target=target).read())
     right = None if gold is None else _gold(gold, len(pairs), first=first)

@@ -1,27 +1,30 @@
-"""Tasks: from data to a model that does something, one file a task.
+"""Tasks: train a model on data and use it, one file per task.
 
 A task is three things in `tasks/<task>.py`, and a test of each in `tests/tasks/test_<task>.py`:
 
-1. **A sketch**, the frozen dataclass `Model`: few fields of plain values, each `Annotated[type, "what it means"]` with
-   a default. Called with the tokenizers it gives the config of a model in `regard.models`.
+1. **Model settings**, a frozen dataclass such as `TranslationModelSettings` (short: `translation.Model`): few fields
+   of plain values, each `Annotated[type, "Its help."]` with a default. Called with the tokenizers, it returns the
+   config of a model in `regard.models`.
 2. **`train(data, *, out, valid=None, recipe=..., model=..., resume=False, files=None, show=None) -> Outcome`**. It
-   hands a function `prepare(start) -> Setup` to `training.run`, which does what is common to all. Whatever can be
-   wrong is found in `prepare`, before anything is written: there data is read and encoded (`Encoded`), the vocabulary
-   learned (`Vocabulary`), the model built. A run that goes on has its config and tokenizers in `start.checkpoint`.
-3. **A predictor**, a class named for what it does (`Translator`): `load(folder)`, its verb, `score` where it has one,
-   and `evaluate(data) -> dict[str, Measured]`, which as plain numbers is also what `fit` validates by.
+   passes a function `prepare(start) -> Setup` to `setup.run`, which all tasks share. `prepare` raises every error in
+   data and settings before anything is written: it reads and encodes the data (`EncodedExamples`), learns the
+   vocabulary (`Vocabulary`) and builds the model. A resumed run reads its config and tokenizers from
+   `start.checkpoint`.
+3. **A predictor**, such as `Translator`: `load(folder)`, its verb, `score` if it has one, and
+   `evaluate(data) -> dict[str, MetricValue]`, whose numbers `fit` also uses for validation.
 
-Each checkpoint holds what `load` needs: `config.json`, that is `runs.described(TASK, config)` of a frozen dataclass
-`Config`, and the tokenizers. Nothing else is looked at, and nothing is a pickle.
+Each checkpoint holds what `load` needs: `config.json`, which is `run_folder.config_text(TASK, config)` of a frozen
+dataclass such as `LanguageConfig`, and the tokenizers. `load` reads nothing else, and no file is a pickle.
 
-Its commands are in `cli/<task>.py`: a frozen dataclass `Plan`, whose fields are the sections of a config file, each a
-group of settings whose fields are flags; `train(plan, out, resume, files)`, whose docstring is the help; `Evaluation`
-and `Scoring`, groups of flags with a method `run(folders)`; and a function for each verb. `cli/__init__.py` names
-these, `cli/runs.py` what `evaluate` and `score` ask. `tests/cli/test_<task>.py` runs each command, and each way to get
-one wrong is a row of `tests/cli/test_malformed.py`.
+The commands of a task are in `cli/<task>.py`: a frozen dataclass such as `TranslationPlan`, whose fields are the
+sections of a config file, each a group of settings whose fields are flags; `train(plan, out, resume, device, files)`,
+whose docstring is the help; `TranslationEvaluation` and `TranslationScoring`, groups of flags with a method
+`run(folders, device)`; and a function for each verb. `cli/__init__.py` registers the commands, `cli/runs.py` the
+evaluations and scorings. `tests/cli/test_<task>.py` runs each command; each bad command line is a case in
+`tests/cli/malformed.toml`.
 
-Tasks that read a text and write another share `pairs` (tokenizers, encoding), `writing` (training) and `writer`
-(decoding, scoring); tasks over images share `seeing` (what a model sees of them, batches).
+Tasks from one text to another share `pairs` (tokenizers, encoding), `seq2seq_training` and `seq2seq_task` (decoding,
+scoring); tasks on images share `image_inputs` (sizes, batches).
 """
 
 from . import answering, captioning, classification, language, summarization, translation

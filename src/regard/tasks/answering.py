@@ -1,4 +1,4 @@
-"""Question answering: the stretch of a document that answers a question, cut out of it as it stands there."""
+"""Question answering: find the span of a document that answers a question (extractive, as in SQuAD)."""
 
 from __future__ import annotations
 
@@ -31,36 +31,39 @@ from .document_windows import (
     longest_row,
 )
 from .metrics import MetricValue, squad_scores
-from .pretrained import encoder_of, places
+from .pretrained import encoder_of, max_positions
 from .seq2seq_task import ShowProgress
 from .setup import Setup, Start, run
 from .span_search import Span, SpanFinder
 from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
 
 TASK = "answering"
-MAX_ALPHABET = 200  # different ones that words are spelled with, the most frequent
-MAX_CAPTURED_QUESTIONS = 500  # questions on one tape
-SORTING_POOL = 4096  # examples sorted by length together; spelled, they are large
+MAX_ALPHABET = 200  # characters that a reader distinguishes, the most frequent ones
+MAX_CAPTURED_QUESTIONS = 500
+SORTING_POOL = 4096  # examples sorted by length together; few, since rows of characters are large
 Network = ReaderConfig | BertConfig
-Sketch = Callable[[Tokenizer], Network]
+ModelConfigFunction = Callable[[Tokenizer], Network]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweringModelSettings:
-    """A model that finds answers in a few words: called with a tokenizer, it gives the model's config.
+    """Settings of a model that answers questions; called with a tokenizer, they return the config of the model.
 
-    `reader` needs no pretraining: recurrent networks, and attention between question and document (`models.Reader`).
-    `bert` is an encoder over both in one row (Devlin et al. 2019, section 4.2).
+    `reader` needs no pretraining: recurrent networks with attention between question and document (`models.Reader`).
+    `bert` encodes both in one row (Devlin et al. 2019, section 4.2).
     """
 
-    kind: Annotated[Literal["reader", "bert"], "what it is made of", "--model"] = "reader"
-    dim: Annotated[int, "the width of word vectors, and of a Bert's states"] = 128
-    hidden: Annotated[int | None, "the width of a reader's states (2 dim), or of feed-forwards (4 dim)"] = None
-    depth: Annotated[int, "the layers of a Bert"] = 4
-    heads: Annotated[int, "its attention heads"] = 4
-    spelling: Annotated[bool, "whether a reader reads how words are spelled"] = True
-    cell: Annotated[Literal["gru", "lstm"], "the cell of a reader"] = "gru"
-    dropout: Annotated[float, "the share of activations left out while training"] = 0.2
+    kind: Annotated[Literal["reader", "bert"], "Architecture: a recurrent reader, or a BERT.", "--model"] = "reader"
+    dim: Annotated[int, "Width of word vectors (reader) or of hidden states (bert)."] = 128
+    hidden: Annotated[
+        int | None,
+        "Width of recurrent states (reader; default: 2 x --dim) or of feed-forward layers (bert; default: 4 x --dim).",
+    ] = None
+    depth: Annotated[int, "Number of layers (bert only)."] = 4
+    heads: Annotated[int, "Number of attention heads."] = 4
+    spelling: Annotated[bool, "Also read the characters of each word (reader only)."] = True
+    cell: Annotated[Literal["gru", "lstm"], "Recurrent cell (reader only)."] = "gru"
+    dropout: Annotated[float, "Dropout probability in training."] = 0.2
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -70,7 +73,7 @@ class AnsweringModelSettings:
             check_left_at_default(self, "depth", whose="a Bert", got="kind='reader'")
 
     def __call__(self, tokenizer: Tokenizer) -> Network:
-        """The config for this vocabulary."""
+        """Return the config for this vocabulary."""
         if self.kind == "bert":
             return BertConfig(
                 vocabulary=len(tokenizer),
@@ -81,7 +84,7 @@ class AnsweringModelSettings:
                 pooler=False,
                 padding=tokenizer.pad,
                 dropout=self.dropout,
-                attention_dropout=0.0,  # which on a CPU costs more than all the rest
+                attention_dropout=0.0,  # on a CPU it would cost more than the rest of the step
             )
         return ReaderConfig(
             vocabulary=len(tokenizer),
@@ -98,7 +101,7 @@ class AnsweringModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweringConfig:
-    """What `config.json` says: the model, what it reads at once, and whether it has seen questions without answers."""
+    """The content of `config.json`; `impossible` says whether training included questions without answers."""
 
     model: Network
     windows: WindowSettings
@@ -106,7 +109,7 @@ class AnsweringConfig:
 
 
 Model = AnsweringModelSettings  # short, for `answering.Model(...)`
-SMALL, LEARNED, SIZES = AnsweringModelSettings(), WordVocabulary(), WindowSettings()
+DEFAULT_MODEL, DEFAULT_VOCABULARY, DEFAULT_WINDOWS = AnsweringModelSettings(), WordVocabulary(), WindowSettings()
 RECIPE = Recipe(
     steps=10_000,
     rate=InverseSquareRoot(1e-3, warmup=400),
@@ -123,10 +126,10 @@ def train(
     out: str | Path,
     valid: Iterable[Question] | None = None,
     recipe: Recipe = RECIPE,
-    model: Sketch = SMALL,
-    vocabulary: Vocabulary = LEARNED,
+    model: ModelConfigFunction = DEFAULT_MODEL,
+    vocabulary: Vocabulary = DEFAULT_VOCABULARY,
     pretrained: str | Path | None = None,
-    windows: WindowSettings = SIZES,
+    windows: WindowSettings = DEFAULT_WINDOWS,
     tokens: int = 8192,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
@@ -138,31 +141,32 @@ def train(
         train(questions("train.json"), valid=questions("dev.json"), out="runs/squad")
         Answerer.load("runs/squad").answer([Asking("When did it open?", document)])
 
-    It learns where the first answer of each question starts and ends, in each window that holds all of it, and that
-    the other windows hold none; a batch has as many windows as `tokens` hold, padding included. `pretrained` is the
-    Hugging Face folder of a BERT, RoBERTa or DistilBERT to begin with, its tokenizer included, in place of `model` and
-    `vocabulary`. An evaluation gives `f1` and `exact`. The rest is as in `translation.train`.
+    The model learns the start and end of the first answer of each question in every window that contains all of it,
+    and that other windows contain no answer. A batch has as many windows as fit into `tokens`, padding included.
+    `pretrained` is the Hugging Face folder of a BERT, RoBERTa or DistilBERT to fine-tune, with its tokenizer; it
+    replaces `model` and `vocabulary`. An evaluation returns `f1` and `exact`. Other arguments are as in
+    `translation.train`.
     """
 
     def prepare(start: Start) -> Setup:
         if recipe.forcing is not None:
-            raise ValueError("forcing feeds a recurrent decoder its own words, got a model that writes none")
+            raise ValueError("forcing needs a recurrent decoder, which this task does not have; leave it out")
         asked = list(questions)
         if not asked:
             raise DataError("there are no questions", hint="expected at least one")
         if start.checkpoint is not None:
             answerer = Answerer.of(start.checkpoint)
         elif pretrained is None:
-            answerer = _new(asked, model, vocabulary, windows)
-        elif model != SMALL or vocabulary != LEARNED:
-            raise ValueError("pretrained brings a model and a vocabulary of its own; leave out model and vocabulary")
+            answerer = _new_answerer(asked, model, vocabulary, windows)
+        elif model != DEFAULT_MODEL or vocabulary != DEFAULT_VOCABULARY:
+            raise ValueError("pretrained includes its own model and vocabulary; leave out model and vocabulary")
         else:
-            answerer = _begun(Path(pretrained), asked, windows)
-        asked = _short(asked, answerer, say=start.say)
+            answerer = _from_pretrained(Path(pretrained), asked, windows)
+        asked = _handle_long_questions(asked, answerer, say=start.say)
         examples = answerer.window_examples(asked, answers=[_first_answer(one) for one in asked])
         scale, longest = answerer.layout.scale, max(examples.lengths)
         if tokens < longest:
-            raise ValueError(f"tokens of a batch must hold the longest row of {longest} tokens, got {tokens}")
+            raise ValueError(f"a batch must have room for the longest row of {longest} tokens, got tokens={tokens}")
         return Setup(
             model=answerer.model,
             batches=Batches(
@@ -182,7 +186,7 @@ def train(
 
 
 class Asking(NamedTuple):
-    """A question, and the document to find its answer in."""
+    """A question and the document that may contain its answer."""
 
     question: str
     context: str
@@ -190,9 +194,9 @@ class Asking(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FoundAnswer:
-    """`text`, the document from character `start` to `end`; empty where the document is thought to hold no answer.
+    """An answer: `text` is the document from character `start` to `end`, or empty if the model finds no answer.
 
-    The score is the log-odds of this answer against there being none in the window where it was found.
+    The score is the log-odds of this answer against no answer, in the window that contains it.
     """
 
     text: str
@@ -208,7 +212,7 @@ class Answerer:
         [found] = answerer.answer([Asking("When did it open?", document)])
         print(found.text, document[found.start : found.end])
 
-    A document longer than a window is read by windows that overlap, and the answer is the best of all of them.
+    A long document is read in overlapping windows; the answer is the best over all windows.
     """
 
     def __init__(
@@ -225,7 +229,7 @@ class Answerer:
 
     @classmethod
     def load(cls, folder: str | Path, *, device: torch.device | str | None = None) -> Answerer:
-        """The model of a run."""
+        """Load the model of a run."""
         path = run_folder.open_run(folder)
         answerer = cls.of(path)
         run_folder.load_weights(answerer.model, path)
@@ -234,7 +238,7 @@ class Answerer:
 
     @classmethod
     def of(cls, checkpoint: Path) -> Answerer:
-        """What a checkpoint describes, its weights not yet read."""
+        """Build the model of a checkpoint, without loading its weights."""
         config = run_folder.config_of(checkpoint, TASK, AnsweringConfig)
         tokenizer = Tokenizer.from_json(run_folder.read_text(checkpoint, TOKENIZER))
         spelled = isinstance(config.model, ReaderConfig) and config.model.characters is not None
@@ -242,28 +246,28 @@ class Answerer:
         return cls(_build_model(config.model), tokenizer, config, alphabet)
 
     def files(self) -> dict[str, str]:
-        """What a checkpoint keeps beside the weights."""
+        """Return the files of a checkpoint besides the weights, by name."""
         files = {run_folder.CONFIG: run_folder.config_text(TASK, self.config), TOKENIZER: self.tokenizer.to_json()}
         return files if self.alphabet is None else {**files, ALPHABET_FILE: self.alphabet.to_json()}
 
     def answer(
         self, asked: Sequence[QuestionWithContext], *, threshold: float = 0.0, show: ShowProgress | None = None
     ) -> list[FoundAnswer]:
-        """The best answer to each question."""
+        """Return the best answer to each question."""
         return [best[0] for best in self.n_best(asked, n=1, threshold=threshold, show=show)]
 
     def n_best(
         self, asked: Sequence[QuestionWithContext], *, n: int, threshold: float = 0.0, show: ShowProgress | None = None
     ) -> list[list[FoundAnswer]]:
-        """The n best answers to each question, best first.
+        """Return the n best answers to each question, best first.
 
-        If the training has had questions without an answer, then to give none is an answer too, whose score is the
-        threshold: the higher, the fewer questions are answered. To a blank question, none is the only answer.
+        If training included questions without answers, the empty answer competes with `threshold` as its score: a
+        higher threshold answers fewer questions. A blank question gets only the empty answer.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")
         if math.isnan(threshold):
-            raise ValueError("threshold must be a number, got NaN; 0 is that of training")
+            raise ValueError("threshold must be a number, got NaN; training uses 0")
         check_questions(asked := list(asked))
         found = iter(self._finder.spans(self.window_examples([one for one in asked if one.question.strip()]), n, show))
         return [self._ranked(one, next(found) if one.question.strip() else {}, n, threshold) for one in asked]
@@ -271,45 +275,45 @@ class Answerer:
     def evaluate(
         self, questions: Sequence[Question], *, threshold: float = 0.0, show: ShowProgress | None = None
     ) -> dict[str, MetricValue]:
-        """`f1` and `exact` as SQuAD counts them, and more where some questions have no answer: see `squad.judged`."""
+        """Compute `f1` and `exact` as SQuAD does, and more if some questions have no answer: see `squad_scores`."""
         answers = [one.text for one in self.answer(questions, threshold=threshold, show=show)]
         return squad_scores(answers, [[answer.text for answer in one.answers] for one in questions])
 
     def tape(self, asked: Sequence[QuestionWithContext]) -> Tape:
-        """Every attention of the model while it reads each question, a batch row each, to be measured and viewed.
+        """Capture all attention while the model reads each question, one batch row per question.
 
-        Of a document longer than a window, it reads the window where the best answer is.
+        If a document is longer than a window, the model reads the window with the best answer.
         """
         if not 0 < len(asked) <= MAX_CAPTURED_QUESTIONS:
-            raise ValueError(f"a tape holds the attention of 1 to {MAX_CAPTURED_QUESTIONS} questions, got {len(asked)}")
+            raise ValueError(f"a capture holds 1 to {MAX_CAPTURED_QUESTIONS} questions, got {len(asked)}; give fewer")
         window_examples = self.window_examples(asked)
         return self._finder.tape(window_examples, self._finder.windows(window_examples))
 
     def look(self, asked: QuestionWithContext) -> tuple[Float[Tensor, "question window"], list[str]]:
-        """How the words of a question look at the window where the best answer is, and the words of that.
+        """Return the attention of the question's words to the window with the best answer, and the window's words.
 
-        Heads are averaged. A Bert's is that of its last layer.
+        Heads are averaged; for a BERT it is the attention of the last layer.
         """
         if not asked.question.strip():
-            raise ValueError("the question is blank, and no word of it looks anywhere; ask one")
+            raise ValueError("the question is empty")
         window_examples = self.window_examples([asked])
         [number] = self._finder.windows(window_examples)
         window, first = window_examples.window(number), window_examples.place(number)
         if not len(window):
-            raise ValueError("the document is empty; there is nothing to look at")
+            raise ValueError("the document is empty")
         A = self.layout.look(self._finder.tape(window_examples, [number]), first)[:, first : first + len(window)]
         places = zip(window.starts.tolist(), window.ends.tolist(), strict=True)
         return A.cpu(), [asked.context[start:end] for start, end in places]
 
     def too_long(self, asked: Sequence[QuestionWithContext]) -> list[bool]:
-        """Of each question, whether it has more tokens than are read of it."""
+        """Return for each question whether it has more tokens than the model reads."""
         ids = self.tokenizer.encode_all([one.question for one in asked])
         return [len(row) > self.config.windows.question for row in ids]
 
     def window_examples(
         self, asked: Sequence[QuestionWithContext], *, answers: Sequence[tuple[int, int] | None] | None = None
     ) -> WindowExamples:
-        """Questions and documents as the model reads them."""
+        """Encode questions and documents into the windows that the model reads."""
         check_questions(asked)
         return WindowExamples(
             asked,
@@ -333,8 +337,10 @@ class Answerer:
         return sorted(found, key=lambda answered: -answered.score)[:n]
 
 
-def _new(asked: Sequence[Question], model: Sketch, vocabulary: Vocabulary, windows: WindowSettings) -> Answerer:
-    """A model whose words are those of the questions and of their documents."""
+def _new_answerer(
+    asked: Sequence[Question], model: ModelConfigFunction, vocabulary: Vocabulary, windows: WindowSettings
+) -> Answerer:
+    """Build a new model, with a vocabulary learned from the questions and their documents."""
     texts = [*dict.fromkeys(one.context for one in asked), *(one.question for one in asked)]
     tokenizer = vocabulary.learn(texts)
     network, alphabet = model(tokenizer), None
@@ -348,18 +354,18 @@ def _new(asked: Sequence[Question], model: Sketch, vocabulary: Vocabulary, windo
     return Answerer(_build_model(network), tokenizer, config, alphabet)
 
 
-def _begun(folder: Path, asked: Sequence[Question], windows: WindowSettings) -> Answerer:
-    """A model with the weights and the tokenizer of a Hugging Face folder, and with its span head if it has one."""
+def _from_pretrained(folder: Path, asked: Sequence[Question], windows: WindowSettings) -> Answerer:
+    """Build a model from the weights and the tokenizer of a Hugging Face folder, with its span head if it has one."""
     bert, model, tokenizer = encoder_of(folder)
-    bert.config, bert.pool = replace(bert.config, pooler=False), None  # no answer reads it, so it would learn nothing
+    bert.config, bert.pool = replace(bert.config, pooler=False), None  # unused here, so it would stay untrained
     config = AnsweringConfig(model=bert.config, windows=windows, impossible=_impossible(asked))
     reader = model if isinstance(model, BertReader) else BertReader(bert)
     answerer = Answerer(reader, tokenizer, config, None)
     longest = longest_row(answerer.layout, windows)
-    if longest > places(bert):
+    if longest > max_positions(bert):
         raise ValueError(
-            f"a window of {windows.size} tokens behind a question of {windows.question} makes a row of {longest}, and "
-            f"{folder} reads {places(bert)}; choose a smaller window"
+            f"a question of {windows.question} tokens and a window of {windows.size} make a row of {longest} tokens, "
+            f"but {folder} reads at most {max_positions(bert)}; choose a smaller window"
         )
     return answerer
 
@@ -379,25 +385,25 @@ def _first_answer(one: Question) -> tuple[int, int] | None:
     return start, start + len(text)
 
 
-def _short(asked: list[Question], answerer: Answerer, *, say: Callable[[str], None]) -> list[Question]:
-    """The questions that training reads: all, the end of long ones cut off, or all but these."""
+def _handle_long_questions(asked: list[Question], answerer: Answerer, *, say: Callable[[str], None]) -> list[Question]:
+    """Apply `windows.long` to the questions: drop those that are too long, keep them to be truncated, or raise."""
     windows, long = answerer.config.windows, answerer.too_long(asked)
     if not any(long):
         return asked
     first, many = asked[long.index(True)], f"{sum(long):,} of {len(asked):,}"
     if windows.long == "error" or (windows.long == "drop" and all(long)):
         raise DataError(
-            f"question {first.id!r} has more than {windows.question} tokens, as {many} have",
+            f"question {first.id!r} has more than {windows.question} tokens, like {many} questions",
             hint=TOO_LONG[windows.long],
         )
     done = "dropped" if windows.long == "drop" else "truncated"
-    say(f"{many} questions have more than {windows.question} tokens and are {done}")
+    say(f"{many} questions have more than {windows.question} tokens and were {done}")
     return asked if windows.long == "truncate" else [one for one, cut in zip(asked, long, strict=True) if not cut]
 
 
 def _judge(valid: list[Question], trained: Answerer) -> Callable[[nn.Module], dict[str, float]]:
     if not valid:
-        raise ValueError("valid must hold at least one question, got none; leave it out to train without validation")
+        raise ValueError("valid has no questions; leave it out to train without validation")
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         answerer = Answerer(model, trained.tokenizer, trained.config, trained.alphabet)

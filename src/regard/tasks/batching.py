@@ -1,4 +1,4 @@
-"""Batching: how many tokens a batch has, and what becomes of examples that are too long."""
+"""Batch size in tokens, and the handling of examples that are too long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..train.dataclass_json import check_types
 from .encoded_dataset import EncodedExamples
 
 Long = Literal["drop", "truncate", "error"]
-# What to do where examples are too long, and one must not be, or all would be dropped.
+# Hints of errors: an example is too long with long="error", or all are with long="drop".
 TOO_LONG: dict[Long, str] = {
     "error": "raise the limit, or choose long='drop' or long='truncate'",
     "drop": "raise the limit, or choose long='truncate'",
@@ -24,12 +24,17 @@ TOO_LONG: dict[Long, str] = {
 class Batching:
     """The size of a batch, and the longest example it may hold."""
 
-    tokens: Annotated[int, "the most tokens of a batch: rows times longest row, padding included", "--batch-tokens"] = (
-        4096
-    )
-    limit: Annotated[int, "the most tokens an example may have, on either side"] = 256
-    long: Annotated[Long, "what becomes of longer ones; how many there are is said"] = "drop"
-    multiple: Annotated[int, "pad lengths to a multiple of this, so that few shapes come up", "--pad-to"] = 1
+    tokens: Annotated[
+        int, "Maximum number of tokens of a batch, padding included: rows x longest row.", "--batch-tokens"
+    ] = 4096
+    limit: Annotated[int, "Maximum number of tokens of an example, for source and target each."] = 256
+    long: Annotated[
+        Long,
+        "What to do with longer examples: drop them, truncate them, or stop with an error. Their number is printed.",
+    ] = "drop"
+    multiple: Annotated[
+        int, "Pad lengths to a multiple of this number of tokens, so that batches have fewer shapes.", "--pad-to"
+    ] = 1
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -38,13 +43,13 @@ class Batching:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.tokens < round_up(self.limit, self.multiple):
             raise ValueError(
-                f"tokens of a batch must hold the longest example, got tokens={self.tokens} and limit={self.limit}"
+                f"a batch must have room for the longest example, got tokens={self.tokens} and limit={self.limit}"
             )
 
     def over(
         self, examples: EncodedExamples, *, pad: Mapping[str, int], seed: int, group: Group, say: Callable[[str], None]
     ) -> Batches:
-        """The batches of a training run for this process; raises if an example may not be as long as it is."""
+        """Return the batches of a training run for this process; raise if `long` forbids their lengths."""
         if not len(examples):
             raise DataError("there are no examples", hint="expected at least one")
         long = examples.longest > self.limit
@@ -53,12 +58,12 @@ class Batching:
             if self.long == "error" or (self.long == "drop" and count == len(examples)):
                 lengths = ", ".join(f"{name} {counts[first]}" for name, counts in examples.lengths.items())
                 raise DataError(
-                    f"{examples.where(first)}: the example has more than {self.limit} tokens ({lengths}), as "
-                    f"{count:,} of {len(examples):,} do",
+                    f"{examples.where(first)}: the example has more than {self.limit} tokens ({lengths}), like "
+                    f"{count:,} of {len(examples):,} examples",
                     hint=TOO_LONG[self.long],
                 )
             done = "dropped" if self.long == "drop" else "truncated"
-            say(f"{count:,} of {len(examples):,} examples have more than {self.limit} tokens and are {done}")
+            say(f"{count:,} of {len(examples):,} examples have more than {self.limit} tokens and were {done}")
         return Batches(
             examples,
             tokens=self.tokens,

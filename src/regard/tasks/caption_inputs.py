@@ -1,4 +1,4 @@
-"""Turns: captions and images as a captioner is trained on them, every caption a turn of its own."""
+"""Training examples of captioners: one per caption, with the image it belongs to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .image_inputs import Image
 
 
 class ImageWithCaptions(Protocol):
-    """An image and what people say of it, as `regard.data.Captioned` has them."""
+    """An image and its captions, such as `regard.data.Captioned`."""
 
     @property
     def image(self) -> Image: ...
@@ -26,10 +26,13 @@ Examples = Captions | Sequence[ImageWithCaptions]
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionLengths:
-    """The longest caption there may be."""
+    """The maximum length of captions, and the handling of longer ones."""
 
-    limit: Annotated[int, "the most tokens a caption may have"] = 64
-    long: Annotated[Long, "what becomes of longer ones; how many there are is said"] = "drop"
+    limit: Annotated[int, "Maximum number of tokens of a caption."] = 64
+    long: Annotated[
+        Long,
+        "What to do with longer captions: drop them, truncate them, or stop with an error. Their number is printed.",
+    ] = "drop"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -38,9 +41,9 @@ class CaptionLengths:
 
 
 class CaptionExamples(Sequence[Mapping[str, list[int]]]):
-    """Every caption a turn of its own: the ids of what is said, as `target`; `owners[n]` is the image of turn n.
+    """One example per caption: its token ids as `target`; `owners[n]` is the number of the image of example n.
 
-    Captions that are too long are left out, cut or refused, as `lengths` say. No picture is opened.
+    Captions that are too long are dropped, truncated or refused, as `lengths.long` says. No image is opened.
     """
 
     def __init__(
@@ -54,24 +57,24 @@ class CaptionExamples(Sequence[Mapping[str, list[int]]]):
         where: Callable[[int], str] = getattr(examples, "where", "image {}".format)
         owners = _owners(examples)
         rows = tokenizer.encode_all(list(texts_of(examples)), eos=True)
-        long = [turn for turn, row in enumerate(rows) if len(row) > lengths.limit]
+        long = [number for number, row in enumerate(rows) if len(row) > lengths.limit]
         if long and (lengths.long == "error" or (lengths.long == "drop" and len(long) == len(rows))):
             raise DataError(
                 f"{where(owners[long[0]])}: the caption has {len(rows[long[0]])} tokens, more than "
-                f"{lengths.limit}, as {len(long):,} of {len(rows):,} do",
+                f"{lengths.limit}, like {len(long):,} of {len(rows):,} captions",
                 hint=TOO_LONG[lengths.long],
             )
         if long:
             done = "dropped" if lengths.long == "drop" else "truncated"
-            say(f"{len(long):,} of {len(rows):,} captions have more than {lengths.limit} tokens and are {done}")
+            say(f"{len(long):,} of {len(rows):,} captions have more than {lengths.limit} tokens and were {done}")
         left_out = set(long) if lengths.long == "drop" else set()
-        kept = [turn for turn in range(len(rows)) if turn not in left_out]
-        self.owners = [owners[turn] for turn in kept]
-        self._rows = [rows[turn][: lengths.limit] for turn in kept]
+        kept = [number for number in range(len(rows)) if number not in left_out]
+        self.owners = [owners[number] for number in kept]
+        self._rows = [rows[number][: lengths.limit] for number in kept]
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest caption."""
+        """The number of tokens of the longest caption."""
         return max(map(len, self._rows))
 
     def __len__(self) -> int:
@@ -83,7 +86,7 @@ class CaptionExamples(Sequence[Mapping[str, list[int]]]):
 
 @dataclass(frozen=True)
 class ExampleImages(Sequence[Image]):
-    """The images of examples, read when asked for."""
+    """The images of examples, each read when it is indexed."""
 
     examples: Any
 
@@ -95,16 +98,16 @@ class ExampleImages(Sequence[Image]):
 
 
 def texts_of(examples: Examples) -> Iterator[str]:
-    """Every caption, image by image; no picture is opened where they lie in files."""
+    """Yield every caption, image by image, without opening images that are in files."""
     if isinstance(examples, Captions):
         return examples.texts()
     return (caption for example in examples for caption in example.captions)
 
 
 def _owners(examples: Examples) -> list[int]:
-    """The image of each caption, image by image."""
+    """Return the number of the image of each caption."""
     if isinstance(examples, Captions):
         each = examples.each()
-        number = {examples.where(n): n for n in range(len(examples))}
-        return [number[each.where(turn)] for turn in range(len(each))]
+        image_numbers = {examples.where(n): n for n in range(len(examples))}
+        return [image_numbers[each.where(n)] for n in range(len(each))]
     return [n for n, example in enumerate(examples) for _ in example.captions]

@@ -1,4 +1,4 @@
-"""Captioning: a sentence for each image, and where each of its words looked."""
+"""Image captioning, and the attention of each word of a caption to the image."""
 
 from __future__ import annotations
 
@@ -31,32 +31,46 @@ from .setup import Setup, Start, run
 from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
 
 TASK = "captioning"
-MAX_CAPTURED_IMAGES = 500  # images on one tape
+MAX_CAPTURED_IMAGES = 500
 
 
-Sketch = Callable[[Tokenizer, ImageTransform], CaptionerConfig]
+ModelConfigFunction = Callable[[Tokenizer, ImageTransform], CaptionerConfig]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptioningModelSettings:
-    """A captioner in a few words: called with the tokenizer and what it sees of images, it gives the model's config.
+    """Settings of a captioner; called with the tokenizer and the image transform, they return the config of the model.
 
-    `soft` looks at the mean of all places and `hard` at one, both recurrent (Xu et al. 2015); `transformer` looks in
-    several heads.
+    `soft` attends to the weighted mean of all positions and `hard` to one sampled position, both recurrent (Xu et al.
+    2015); `transformer` has multi-head attention.
     """
 
-    kind: Annotated[Literal["soft", "hard", "transformer"], "how it looks at the image", "--model"] = "soft"
-    dim: Annotated[int, "the width of embeddings, and of what places are to the decoder"] = 256
-    hidden: Annotated[int | None, "the width of recurrent states (2 dim), or of feed-forwards (4 dim)"] = None
-    depth: Annotated[int | None, "the layers of the decoder (recurrent 1, Transformer 3)"] = None
-    heads: Annotated[int, "the attention heads of a Transformer"] = 4
-    channels: Annotated[int, "the channels of the last stage that sees the image", "--features"] = 128
-    stages: Annotated[int, "how often the image is halved, until its places are those to look at"] = 3
-    doubly: Annotated[float, "the price of places looked at more or less than once, for soft (Xu et al., eq. 14)"] = 0.0
-    reinforce: Annotated[float, "how much the reward of a drawn place counts, for hard (Xu et al., eq. 12)"] = 1.0
-    entropy: Annotated[float, "the price of narrow looks, for hard (Xu et al., eq. 12)"] = 0.002
-    dropout: Annotated[float, "the share of activations left out while training"] = 0.1
-    smoothing: Annotated[float, "label smoothing"] = 0.0
+    kind: Annotated[
+        Literal["soft", "hard", "transformer"],
+        "How the decoder attends to the image: soft or hard attention of a recurrent decoder, or a Transformer.",
+        "--model",
+    ] = "soft"
+    dim: Annotated[int, "Width of embeddings and of the image features that the decoder attends to."] = 256
+    hidden: Annotated[
+        int | None,
+        "Width of recurrent states (default: 2 x --dim) or of feed-forward layers (transformer; default: 4 x --dim).",
+    ] = None
+    depth: Annotated[int | None, "Number of decoder layers. Default: 1 (soft, hard) or 3 (transformer)."] = None
+    heads: Annotated[int, "Number of attention heads (transformer only)."] = 4
+    channels: Annotated[int, "Channels of the last convolution stage of the image encoder.", "--features"] = 128
+    stages: Annotated[int, "Number of convolution stages; each halves the width and height of the image."] = 3
+    doubly: Annotated[
+        float,
+        "Weight of the penalty on positions attended to more or less than once (soft only; Xu et al. 2015, eq. 14).",
+    ] = 0.0
+    reinforce: Annotated[float, "Weight of the reward for a sampled position (hard only; Xu et al. 2015, eq. 12)."] = (
+        1.0
+    )
+    entropy: Annotated[
+        float, "Weight of the entropy bonus, which favours spread-out attention (hard only; Xu et al. 2015, eq. 12)."
+    ] = 0.002
+    dropout: Annotated[float, "Dropout probability in training."] = 0.1
+    smoothing: Annotated[float, "Label smoothing; 0 for none."] = 0.0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -71,10 +85,10 @@ class CaptioningModelSettings:
             check_left_at_default(self, "heads", whose="a Transformer", got=got)
 
     def __call__(self, tokenizer: Tokenizer, sight: ImageTransform) -> CaptionerConfig:
-        """The config for this vocabulary and these images."""
+        """Return the config for this vocabulary and these images."""
         if sight.size < 2**self.stages:
             raise ValueError(
-                f"images of {sight.size} pixels a side cannot be halved {self.stages} times; pass fewer stages"
+                f"images of {sight.size} pixels per side cannot be halved {self.stages} times; pass fewer stages"
             )
         transformer = self.kind == "transformer"
         return CaptionerConfig(
@@ -97,7 +111,7 @@ class CaptioningModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptioningConfig:
-    """What `config.json` says: the model, what it sees, and its longest caption in training, in tokens."""
+    """The content of `config.json`; `longest` is the longest caption in training, in tokens."""
 
     model: CaptionerConfig
     sight: ImageTransform
@@ -105,8 +119,8 @@ class CaptioningConfig:
 
 
 Model = CaptioningModelSettings  # short, for `captioning.Model(...)`
-SMALL, IMAGE_SETTINGS, LONGEST = CaptioningModelSettings(), ImageSettings(), CaptionLengths()
-WORDS = WordVocabulary(size=10_000)
+DEFAULT_MODEL, DEFAULT_IMAGES, DEFAULT_LENGTHS = CaptioningModelSettings(), ImageSettings(), CaptionLengths()
+DEFAULT_VOCABULARY = WordVocabulary(size=10_000)
 RECIPE = Recipe(
     steps=10_000,
     rate=InverseSquareRoot(1e-3, warmup=400),
@@ -123,10 +137,10 @@ def train(
     out: str | Path,
     valid: Examples | None = None,
     recipe: Recipe = RECIPE,
-    model: Sketch = SMALL,
-    vocabulary: Vocabulary = WORDS,
-    seeing: ImageSettings = IMAGE_SETTINGS,
-    lengths: CaptionLengths = LONGEST,
+    model: ModelConfigFunction = DEFAULT_MODEL,
+    vocabulary: Vocabulary = DEFAULT_VOCABULARY,
+    seeing: ImageSettings = DEFAULT_IMAGES,
+    lengths: CaptionLengths = DEFAULT_LENGTHS,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
@@ -137,28 +151,28 @@ def train(
         train(captions_tsv("captions.tsv", "images"), out="runs/captions")
         Describer.load("runs/captions").describe([read_image("rex.jpg")])
 
-    Each caption has a turn of its own. An evaluation gives `bleu1` to `bleu4` of greedy captions against all
-    references, `exact`, and the `loss` a token. The rest is as in `translation.train`.
+    Each caption is one training example. An evaluation returns `bleu1` to `bleu4` of greedy captions against all
+    references, `exact`, and the `loss` per token. Other arguments are as in `translation.train`.
     """
 
     def prepare(start: Start) -> Setup:
         begun = start.checkpoint
         tokenizer = vocabulary.learn(texts_of(examples)) if begun is None else _tokenizer_of(begun)
-        turns = CaptionExamples(examples, tokenizer, lengths, say=start.say)
+        captions_to_learn = CaptionExamples(examples, tokenizer, lengths, say=start.say)
         if begun is None:
             sight = seeing.transform_for(examples)
-            config = CaptioningConfig(model=model(tokenizer, sight), sight=sight, longest=turns.longest)
+            config = CaptioningConfig(model=model(tokenizer, sight), sight=sight, longest=captions_to_learn.longest)
         else:
             config = _config_of(begun)
         if recipe.forcing is not None:
-            raise ValueError("forcing is not for captioners, which are told every word; leave it out")
+            raise ValueError("forcing is not supported for captioners; leave it out")
         if valid is not None and not len(valid):
-            raise ValueError("valid must hold at least one image, got none; leave it out to train without validation")
+            raise ValueError("valid has no images; leave it out to train without validation")
         batches = seeing.batches(
-            turns,
+            captions_to_learn,
             ExampleImages(examples),
             config.sight,
-            owners=turns.owners,
+            owners=captions_to_learn.owners,
             pad=tokenizer.pad,
             seed=recipe.seed,
             start=start,
@@ -174,13 +188,13 @@ def train(
 
 
 class Describer:
-    """A trained captioner, or several over the same vocabulary that write as one.
+    """A trained captioner, or an ensemble of several that share a vocabulary.
 
         describer = Describer.load("runs/captions")
         [found] = describer.describe([read_image("rex.jpg")], beam=3)
 
-    Images are arrays (height, width[, 3]) of bytes, as `regard.data.read_image` gives them. `show(done, all)` hears of
-    progress.
+    Images are arrays (height, width[, 3]) of bytes, as `regard.data.read_image` returns them. Methods call
+    `show(done, total)` to report progress.
     """
 
     def __init__(
@@ -193,15 +207,15 @@ class Describer:
 
     @classmethod
     def load(cls, *folders: str | Path, device: torch.device | str | None = None) -> Describer:
-        """The captioner of a run, or the ensemble of several that share their vocabulary and what they see."""
+        """Load the captioner of a run, or an ensemble of several with the same vocabulary and image size."""
         if not folders:
-            raise ValueError("folders must name at least one run, got none")
+            raise ValueError("load needs at least one folder, got none")
         place = own_device(device)
         opened = [run_folder.open_run(folder) for folder in folders]
         configs, tokenizers = [_config_of(path) for path in opened], [_tokenizer_of(path) for path in opened]
         for path, config, tokenizer in zip(opened[1:], configs[1:], tokenizers[1:], strict=True):
             if tokenizer != tokenizers[0] or config.sight != configs[0].sight:
-                raise ValueError(f"an ensemble shares vocabulary and sight, and those of {path} and {opened[0]} differ")
+                raise ValueError(f"an ensemble must share vocabulary and image size, but {path} and {opened[0]} differ")
         models = [Captioner(config.model) for config in configs]
         for model, path in zip(models, opened, strict=True):
             run_folder.load_weights(model, path)
@@ -217,7 +231,7 @@ class Describer:
         max_length: int | None = None,
         show: ShowProgress | None = None,
     ) -> list[GeneratedText]:
-        """The best caption that beam search finds for each image; a beam of 1 is greedy."""
+        """Return the best caption for each image by beam search; a beam of 1 is greedy."""
         found = self.n_best(images, n=1, beam=beam, alpha=alpha, max_length=max_length, show=show)
         return [best[0] for best in found]
 
@@ -231,9 +245,10 @@ class Describer:
         max_length: int | None = None,
         show: ShowProgress | None = None,
     ) -> list[list[GeneratedText]]:
-        """The n best for each image, best first; `alpha` is that of the length penalty of Wu et al. 2016.
+        """Return the n best captions of each image, best first.
 
-        None is longer than `max_length` tokens, which is `writer.at_most` unless given.
+        `alpha` is the exponent of the length penalty of Wu et al. 2016. Captions have at most `max_length` tokens, by
+        default `length_limit`.
         """
         check_beam(beam, n)
         found: list[list[GeneratedText]] = []
@@ -251,7 +266,7 @@ class Describer:
         return found
 
     def score(self, examples: Examples, *, show: ShowProgress | None = None) -> list[list[float]]:
-        """log p(caption | image) of each caption of each image, the end included."""
+        """Compute log p(caption | image) of each caption of each image, including the end token."""
         found: list[list[float]] = []
         for rows, batch in self.sight.batches(ExampleImages(examples), self.device):
             prefix = torch.full((len(rows), 1), self.tokenizer.bos, device=self.device)
@@ -265,7 +280,7 @@ class Describer:
     def evaluate(
         self, examples: Examples, *, beam: int = 3, max_length: int | None = None, show: ShowProgress | None = None
     ) -> dict[str, MetricValue]:
-        """`bleu1` to `bleu4` and `exact` of captions against all references, and the `loss` of these a token."""
+        """Compute `bleu1` to `bleu4` and `exact` of captions against all references, and their `loss` per token."""
         references = [example.captions for example in examples]
         written = [
             one.text for one in self.describe(ExampleImages(examples), beam=beam, max_length=max_length, show=show)
@@ -275,15 +290,15 @@ class Describer:
         return {
             **{f"bleu{n}": metrics.bleu_of_many(written, references, order=n) for n in (1, 2, 3, 4)},
             "exact": metrics.exact_of_many(written, references),
-            "loss": MetricValue(cost / tokens, f"nats a token, {tokens:,} tokens"),
+            "loss": MetricValue(cost / tokens, f"nats per token, {tokens:,} tokens"),
         }
 
     def looks(
         self, images: Sequence[Image], captions: Sequence[str], *, layer: int | None = None
     ) -> list[Float[Tensor, "words y x"]]:
-        """Where each token of a caption, the end included, looked in its image; heads and models averaged.
+        """Return the attention of each token of a caption and its end to the image, averaged over heads and models.
 
-        A Transformer's is that of one `layer`, the one above the middle unless given.
+        For a Transformer it is the attention of one `layer`, by default the one above the middle.
         """
         _check_paired(images, captions)
         found: list[Tensor] = []
@@ -291,7 +306,7 @@ class Describer:
             maps = []
             for model in self.models:
                 name = word_alignment.layer_of(model, layer)
-                A = self._watched(model, [image], [caption], layers=name)[name]
+                A = self._capture(model, [image], [caption], layers=name)[name]
                 assert isinstance(A, Weights)
                 maps.append(A[...].mean((0, 1)).cpu())
             side = _side(maps[0].shape[-1])
@@ -299,19 +314,19 @@ class Describer:
         return found
 
     def tape(self, images: Sequence[Image], captions: Sequence[str]) -> Tape:
-        """Every attention of the model while it writes these captions, a batch row each."""
+        """Capture all attention of the model while it writes these captions, one batch row per caption."""
         if len(self.models) > 1:
-            raise ValueError(f"a tape is of one model, got {len(self.models)}; load one of them")
+            raise ValueError(f"a capture needs exactly one model, got {len(self.models)}; load one of them")
         if not 0 < len(images) <= MAX_CAPTURED_IMAGES:
-            raise ValueError(f"a tape holds the attention of 1 to {MAX_CAPTURED_IMAGES} images, got {len(images)}")
+            raise ValueError(f"a capture holds 1 to {MAX_CAPTURED_IMAGES} images, got {len(images)}; give fewer")
         _check_paired(images, captions)
-        return self._watched(self.models[0], images, captions)
+        return self._capture(self.models[0], images, captions)
 
     def tokens(self, caption: str) -> list[str]:
-        """The tokens of a caption as people read them, and its end."""
+        """Return the tokens of a caption as text, and its end."""
         return [caption[one.start : one.end].strip() for one in self.tokenizer.spans(caption)] + ["<end>"]
 
-    def _watched(
+    def _capture(
         self, model: Any, images: Sequence[Image], captions: Sequence[str], *, layers: str | None = None
     ) -> Tape:
         rows = self.tokenizer.encode_all(captions, eos=True)
@@ -319,11 +334,11 @@ class Describer:
         for place, row in zip(target, rows, strict=True):
             place[: len(row)] = torch.tensor(row)
         inputs = shift_right(target, start=model.config.start)
-        heard, written = ([self.tokenizer.labels(row) for row in x.tolist()] for x in (inputs, target))
+        input_labels, written = ([self.tokenizer.labels(row) for row in x.tolist()] for x in (inputs, target))
         crossing = word_alignment.cross_layers(model)
-        n = _places(self.sight, model)
+        n = _count_positions(self.sight, model)
         places = [f"{place // _side(n)},{place % _side(n)}" for place in range(n)]
-        named: dict[str, Any] = {"decoder.*": heard, **dict.fromkeys(crossing, (written, [places] * len(rows)))}
+        named: dict[str, Any] = {"decoder.*": input_labels, **dict.fromkeys(crossing, (written, [places] * len(rows)))}
         batch = self.sight.batch(images, self.device)
         with capture(model, named, layers=layers) as tape, torch.no_grad():
             model(batch["image"], inputs)
@@ -338,11 +353,11 @@ class Describer:
 def _check_paired(images: Sequence[Image], captions: Sequence[str]) -> None:
     check_not_a_string(captions, "captions")
     if len(images) != len(captions):
-        raise ValueError(f"captions must be one for each image, got {len(captions)} for {len(images)} images")
+        raise ValueError(f"each image needs one caption, got {len(captions)} captions for {len(images)} images")
 
 
-def _places(sight: ImageTransform, model: Any) -> int:
-    """How many places a model sees in an image."""
+def _count_positions(sight: ImageTransform, model: Any) -> int:
+    """Return the number of image positions that a model attends to."""
     side = sight.size
     for _ in model.config.widths:
         side = -(-side // 2)

@@ -1,4 +1,4 @@
-"""Spelling: the characters of words as ids, so that a model reads words it has never seen."""
+"""Characters of words as ids, so that a model can read words outside its vocabulary."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 
 from ..data import Tokenizer
 
-ALPHABET_FILE = "characters.json"  # what it is called in a checkpoint
-LETTERS_PER_WORD = 16  # of a word, the first ones
+ALPHABET_FILE = "characters.json"  # in a checkpoint
+LETTERS_PER_WORD = 16  # further letters of a word are ignored
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class CharacterIds:
-    """Words as rows of character ids, `letters` to a word, filled up with 0.
+    """Encodes words as rows of `letters` character ids, padded with 0.
 
     >>> Spelling(Tokenizer.characters(["abc"]), letters=4)(["cab", "", "abacus"]).tolist()
     [[6, 4, 5, 0], [0, 0, 0, 0], [4, 5, 4, 6]]
 
-    The alphabet is a tokenizer of characters whose padding is 0. Each word is spelled once, however often it comes.
+    The alphabet is a tokenizer of characters whose padding id is 0. Each distinct word is encoded once.
     """
 
     def __init__(self, alphabet: Tokenizer, *, letters: int = LETTERS_PER_WORD) -> None:
         if alphabet.pad:
-            raise ValueError(f"alphabet must number its padding 0, got {alphabet.pad}")
+            raise ValueError(f"the padding id of the alphabet must be 0, got {alphabet.pad}")
         self.alphabet, self.letters = alphabet, letters
         self._numbers: dict[str, int] = {}
         self._rows: list[Ids] = []

@@ -1,4 +1,4 @@
-"""Classification: a class for each text or image, and what it was told by."""
+"""Classification of texts and images, and the attention that led to each class."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from .classifiers import ClassificationModelSettings, Network, build_model
 from .encoded_dataset import EncodedExamples
 from .image_inputs import ImageSettings, ImageTransform, MappedBatches
 from .metrics import Confusion, MetricValue
-from .pretrained import encoder_of, names_of, numbers_of, places
+from .pretrained import class_names, class_numbers, encoder_of, max_positions
 from .seq2seq_task import ShowProgress
 from .setup import Setup, Start, run
 from .text_inputs import TextInputs
 from .vocabulary import Vocabulary, WordVocabulary
 
 TASK = "classification"
-MAX_CAPTURED_EXAMPLES = 500  # examples on one tape
-MIN_TEXTS_FOR_LABEL_WARNING = 40  # texts up to which half as many classes are not too many
+MAX_CAPTURED_EXAMPLES = 500
+MIN_TEXTS_FOR_LABEL_WARNING = 40  # with fewer texts, many classes are no sign of a mistake
 
 
 class Examples(Protocol):
-    """Examples with an `image` or a `text`, and the number of a class, as `regard.data` reads them."""
+    """Examples with an `image` or a `text`, and the number of their class, such as those of `regard.data`."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...
@@ -48,9 +48,9 @@ class Examples(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationConfig:
-    """What `config.json` says: the model, the names of the classes, and the most tokens or the pixels it reads.
+    """The content of `config.json`: the model, the class names, and the token limit of texts or the size of images.
 
-    `end` says whether texts are read with their `eos`, and `pooler` what a BERT's classes are told from if not tanh.
+    `end` says whether texts end with `eos`; `pooler` is the activation of a BERT's pooler if it is not tanh.
     """
 
     model: Network
@@ -61,8 +61,8 @@ class ClassificationConfig:
     pooler: Activation | None = None
 
 
-SMALL, SIZES, IMAGE_SETTINGS = ClassificationModelSettings(), Batching(), ImageSettings()
-WORDS = WordVocabulary()
+DEFAULT_MODEL, DEFAULT_BATCHING, DEFAULT_IMAGES = ClassificationModelSettings(), Batching(), ImageSettings()
+DEFAULT_VOCABULARY = WordVocabulary()
 RECIPE = Recipe(
     steps=5_000,
     rate=InverseSquareRoot(1e-3, warmup=400),
@@ -79,10 +79,10 @@ def train_texts(
     out: str | Path,
     valid: Examples | None = None,
     recipe: Recipe = RECIPE,
-    model: ClassificationModelSettings = SMALL,
-    vocabulary: Vocabulary = WORDS,
+    model: ClassificationModelSettings = DEFAULT_MODEL,
+    vocabulary: Vocabulary = DEFAULT_VOCABULARY,
     pretrained: str | Path | None = None,
-    batching: Batching = SIZES,
+    batching: Batching = DEFAULT_BATCHING,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
@@ -93,19 +93,19 @@ def train_texts(
         train_texts(labelled_tsv("reviews.tsv"), out="runs/reviews")
         Classifier.load("runs/reviews").classify(["no wit at all"])
 
-    `pretrained` is the Hugging Face folder of a BERT, RoBERTa or DistilBERT to begin with, its tokenizer included, in
-    place of `model` and `vocabulary`; its classifier too, where it has one of these classes, by the names in its
-    `id2label`, or of as many without names. An evaluation gives `accuracy`, `f1` and `loss`. The rest is as in
-    `translation.train`.
+    `pretrained` is the Hugging Face folder of a BERT, RoBERTa or DistilBERT to fine-tune, with its tokenizer; it
+    replaces `model` and `vocabulary`. Its classification head is kept if its `id2label` has the same class names, or
+    has no names and the same number of classes. An evaluation returns `accuracy`, `f1` and `loss`. Other arguments are
+    as in `translation.train`.
     """
 
     def prepare(start: Start) -> Setup:
         begun, learned = start.checkpoint, None
         if begun is None and pretrained is not None:
-            if model != SMALL or vocabulary != WORDS:
-                raise ValueError("pretrained brings a model and a vocabulary of its own; leave them out")
+            if model != DEFAULT_MODEL or vocabulary != DEFAULT_VOCABULARY:
+                raise ValueError("pretrained includes its own model and vocabulary; leave out model and vocabulary")
             classes = tuple(examples.classes)
-            learned, words = _begun(Path(pretrained), classes, limit=batching.limit, say=start.say)
+            learned, words = _from_pretrained(Path(pretrained), classes, limit=batching.limit, say=start.say)
             config = ClassificationConfig(
                 model=learned.bert.config,
                 classes=classes,
@@ -114,7 +114,7 @@ def train_texts(
                 end=True,
                 pooler=None if learned.pooler == "tanh" else learned.pooler,
             )
-            how = TextInputs(words, None, True, batching.limit, end=True)
+            inputs = TextInputs(words, None, True, batching.limit, end=True)
         elif begun is None:
             texts = [example.text for example in examples]
             words = vocabulary.learn(texts)
@@ -123,30 +123,30 @@ def train_texts(
             config = ClassificationConfig(
                 model=network, classes=tuple(examples.classes), limit=batching.limit, sight=None
             )
-            how = TextInputs(words, letters, isinstance(network, BertConfig), batching.limit)
+            inputs = TextInputs(words, letters, isinstance(network, BertConfig), batching.limit)
         else:
-            config, how = _config_of(begun), _texts_of(begun)
+            config, inputs = _config_of(begun), _texts_of(begun)
         _check_shared_classes(examples, config.classes)
-        _tell_of_one(config.classes, start.say)
+        _warn_single_class(config.classes, start.say)
         if 2 * len(config.classes) > max(len(examples), MIN_TEXTS_FOR_LABEL_WARNING):
             start.say(
-                f"{len(examples):,} texts are of {len(config.classes):,} classes; if texts were taken for labels, name "
-                "the columns of both"
+                f"{len(examples):,} texts have {len(config.classes):,} different labels; if the column of the texts "
+                "was read as labels, name both columns"
             )
-        read = EncodedExamples(examples, lambda some: how.read([example.text for example in some]))
-        batches = batching.over(read, pad=how.pad, seed=recipe.seed, group=start.group, say=start.say)
-        spelling = how.spelling(example.text for example in examples)
+        read = EncodedExamples(examples, lambda some: inputs.read([example.text for example in some]))
+        batches = batching.over(read, pad=inputs.pad, seed=recipe.seed, group=start.group, say=start.say)
+        spelling = inputs.spelling(example.text for example in examples)
         labels = torch.as_tensor(examples.labels)
-        if valid is not None and (long := sum(how.too_long(ExampleInputs(valid, "text")))):
+        if valid is not None and (long := sum(inputs.too_long(ExampleInputs(valid, "text")))):
             start.say(
-                f"{long:,} of {len(valid):,} texts to validate by have more than {how.limit} tokens, of which the rest "
-                "is not read"
+                f"{long:,} of {len(valid):,} validation texts have more than {inputs.limit} tokens; only the first "
+                f"{inputs.limit} are read"
             )
 
         def labelled(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-            return spelling(batch["index"].tolist(), {**how.ended(batch), "label": labels[batch["index"]]})
+            return spelling(batch["index"].tolist(), {**inputs.with_ends(batch), "label": labels[batch["index"]]})
 
-        prepared = _setup(config, how, MappedBatches(batches, labelled), valid, recipe, unit="texts")
+        prepared = _setup(config, inputs, MappedBatches(batches, labelled), valid, recipe, unit="texts")
         return prepared if learned is None else replace(prepared, model=learned)
 
     return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
@@ -158,8 +158,8 @@ def train_images(
     out: str | Path,
     valid: Examples | None = None,
     recipe: Recipe = RECIPE,
-    model: ClassificationModelSettings = SMALL,
-    seeing: ImageSettings = IMAGE_SETTINGS,
+    model: ClassificationModelSettings = DEFAULT_MODEL,
+    seeing: ImageSettings = DEFAULT_IMAGES,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
@@ -170,7 +170,7 @@ def train_images(
         train_images(ImageFolder("pets/train"), valid=ImageFolder("pets/valid"), out="runs/pets")
         Classifier.load("runs/pets").classify([read_image("rex.jpg")])
 
-    An evaluation gives `accuracy`, `f1` and `loss`. The rest is as in `translation.train`.
+    An evaluation returns `accuracy`, `f1` and `loss`. Other arguments are as in `translation.train`.
     """
 
     def prepare(start: Start) -> Setup:
@@ -182,9 +182,9 @@ def train_images(
         else:
             config = _config_of(begun)
         _check_shared_classes(examples, config.classes)
-        _tell_of_one(config.classes, start.say)
+        _warn_single_class(config.classes, start.say)
         if config.sight is None:
-            raise ValueError("the run is one of texts, got images; name another folder")
+            raise ValueError("the run is a classifier of texts, got images; name another folder")
         labels = [{"label": int(label)} for label in examples.labels]
         batches = seeing.batches(labels, ExampleInputs(examples, "image"), config.sight, seed=recipe.seed, start=start)
         return _setup(config, config.sight, batches, valid, recipe, unit="images")
@@ -194,7 +194,7 @@ def train_images(
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The likeliest class, and the probability of each, likeliest first."""
+    """The most likely class, and the probabilities of all classes, most likely first."""
 
     label: str
     probability: float
@@ -202,14 +202,15 @@ class Prediction:
 
 
 class Classifier:
-    """A trained classifier, of texts or of images.
+    """A trained classifier of texts or images.
 
         classifier = Classifier.load("runs/reviews")
         [found] = classifier.classify(["no wit at all"])
         found.label, found.probability
 
-    Images are arrays (height, width[, 3]) of bytes, as `regard.data.read_image` gives them. A text is read as far as
-    texts went in training, `limit`; `too_long` says where that is not all. `show(done, all)` hears of progress.
+    Images are arrays (height, width[, 3]) of bytes, as `regard.data.read_image` returns them. Only the first `limit`
+    tokens of a text are read, as in training; `too_long` finds longer texts. Methods call `show(done, total)` to
+    report progress.
     """
 
     def __init__(self, model: nn.Module, reads: TextInputs | ImageTransform, classes: Sequence[str]) -> None:
@@ -219,7 +220,7 @@ class Classifier:
 
     @classmethod
     def load(cls, folder: str | Path, *, device: torch.device | str | None = None) -> Classifier:
-        """The classifier of a run."""
+        """Load the classifier of a run."""
         path = run_folder.open_run(folder)
         config = _config_of(path)
         model = _build_model(config)
@@ -228,7 +229,7 @@ class Classifier:
         return cls(model.to(own_device(device)), reads, config.classes)
 
     def classify(self, examples: Sequence[Any], *, show: ShowProgress | None = None) -> list[Prediction]:
-        """The class of each text or image."""
+        """Classify each text or image."""
         check_not_a_string(examples, "examples")
         found = []
         for row in self._logits(examples, show).softmax(-1):
@@ -239,7 +240,7 @@ class Classifier:
         return found
 
     def evaluate(self, examples: Examples, *, show: ShowProgress | None = None) -> dict[str, Any]:
-        """`accuracy`, `f1` and `loss` against the labels, and their `confusion`."""
+        """Compute `accuracy`, `f1` and `loss` against the labels, and the `confusion` matrix."""
         _check_shared_classes(examples, self.classes)
         logits = self._logits(
             ExampleInputs(examples, "image" if isinstance(self.reads, ImageTransform) else "text"), show
@@ -255,7 +256,7 @@ class Classifier:
         }
 
     def looks(self, examples: Sequence[Any]) -> list[Tensor]:
-        """What each token of a text, `n`, or place of an image, `y x`, counted for; see `attention_maps.input_maps`."""
+        """Return the relevance of each token of a text, `n`, or position of an image, `y x`; see `input_maps`."""
         check_not_a_string(examples, "examples")
         attention_maps.check_attends(self.model)
         found = [torch.empty(0)] * len(examples)
@@ -265,19 +266,17 @@ class Classifier:
         return found
 
     def tape(self, examples: Sequence[Any]) -> Tape:
-        """Every attention of the model over these, a batch row each, to be measured, saved and viewed."""
+        """Capture all attention of the model over the examples, one batch row per example."""
         check_not_a_string(examples, "examples")
         attention_maps.check_attends(self.model)
         if not 0 < len(examples) <= MAX_CAPTURED_EXAMPLES:
-            raise ValueError(
-                f"a tape holds the attention of 1 to {MAX_CAPTURED_EXAMPLES} examples, got {len(examples)}"
-            )
+            raise ValueError(f"a capture holds 1 to {MAX_CAPTURED_EXAMPLES} examples, got {len(examples)}; give fewer")
         if isinstance(self.reads, ImageTransform):
             return attention_maps.capture_batch(self.model, self.reads.batch(list(examples), self.device))
         return attention_maps.capture_batch(self.model, *self.reads.whole(list(examples), self.device))
 
     def too_long(self, examples: Sequence[Any]) -> list[bool]:
-        """Of each text, whether its end is not read; an image is seen whole."""
+        """Return for each text whether it has more tokens than are read; False for images."""
         check_not_a_string(examples, "examples")
         return self.reads.too_long(examples) if isinstance(self.reads, TextInputs) else [False] * len(examples)
 
@@ -294,7 +293,7 @@ class Classifier:
 
 @dataclass(frozen=True)
 class ExampleInputs(Sequence[Any]):
-    """What labelled examples show, their `text` or their `image`, read when asked for."""
+    """The `text` or `image` of labelled examples, read when it is indexed."""
 
     examples: Examples
     field: str
@@ -316,7 +315,7 @@ def _setup(
     unit: str,
 ) -> Setup:
     if recipe.forcing is not None:
-        raise ValueError("forcing feeds a recurrent decoder its own words, got a classifier; leave it out")
+        raise ValueError("forcing needs a recurrent decoder, and classifiers have none; leave it out")
     if valid is not None:
         _check_shared_classes(valid, config.classes)
     kept = reads.files() if isinstance(reads, TextInputs) else {}
@@ -329,26 +328,27 @@ def _setup(
     )
 
 
-def _begun(
+def _from_pretrained(
     folder: Path, classes: Sequence[str], *, limit: int, say: Callable[[str], None]
 ) -> tuple[BertClassifier, Tokenizer]:
-    """A model with the weights and the tokenizer of a Hugging Face folder, and with its classifier if that fits."""
+    """Build a model from a Hugging Face folder, with its tokenizer, and with its classification head if it fits."""
     bert, model, tokenizer = encoder_of(folder)
-    if limit > places(bert):
-        raise ValueError(f"limit must be at most the {places(bert)} tokens that {folder} reads, got {limit}")
-    why = f"{folder} has none"
+    if limit > max_positions(bert):
+        raise ValueError(f"limit must be at most {max_positions(bert)}, the maximum of {folder}, got {limit}")
+    reason = f"{folder} has none"
     if isinstance(model, BertClassifier):
-        told = model.classes.out_features
-        names = names_of(folder, told)
-        numbers = numbers_of(classes, names) if told == len(classes) else None
+        count = model.classes.out_features
+        names = class_names(folder, count)
+        numbers = class_numbers(classes, names) if count == len(classes) else None
         if numbers is not None:
-            order = ", ".join(classes[numbers.index(n)] for n in range(told))
-            say(f"the classifier of {folder} is kept; its classes are, in this order, {order}")
+            order = ", ".join(classes[numbers.index(n)] for n in range(count))
+            say(f"using the classification head of {folder}; its classes are, in order: {order}")
             for x in model.classes.parameters():
                 x.data = x.data[numbers]
             return model, tokenizer
-        why = f"that of {folder} tells {told if told != len(classes) else ', '.join(names[:8])} apart"
-    say(f"the classifier of {len(classes)} classes is new, {why}")
+        theirs = f"{count} classes" if count != len(classes) else f"the classes {', '.join(names[:8])}"
+        reason = f"that of {folder} has {theirs}"
+    say(f"the classification head for {len(classes)} classes is new: {reason}")
     return BertClassifier(bert, classes=len(classes)), tokenizer
 
 
@@ -363,23 +363,23 @@ def _config_of(checkpoint: Path) -> ClassificationConfig:
 def _texts_of(checkpoint: Path) -> TextInputs:
     config = _config_of(checkpoint)
     if config.limit is None:
-        raise ValueError("the run is one of images, got texts; name another folder")
+        raise ValueError("the run is a classifier of images, got texts; name another folder")
     return TextInputs.load(checkpoint, start=isinstance(config.model, BertConfig), limit=config.limit, end=config.end)
 
 
 def _check_shared_classes(examples: Examples, classes: Sequence[str]) -> None:
     if not len(examples):
-        raise ValueError("expected at least one labelled example, got none")
+        raise ValueError("there are no labelled examples; give at least one")
     if tuple(examples.classes) != tuple(classes):
         there, known = (", ".join(some[:8]) for some in (examples.classes, tuple(classes)))
         raise ValueError(
-            f"the classes must be those of the training, {known}, got {there}; pass classes= to the reader"
+            f"the classes must be the same as in training: expected {known}, got {there}; pass classes= to the reader"
         )
 
 
-def _tell_of_one(classes: Sequence[str], say: Callable[[str], None]) -> None:
+def _warn_single_class(classes: Sequence[str], say: Callable[[str], None]) -> None:
     if len(classes) == 1:
-        say(f"there is one class, {classes[0]}, and nothing to tell it from; give examples of another")
+        say(f"all examples have the same label, {classes[0]}; give examples of at least two classes")
 
 
 def _judge(

@@ -1,4 +1,4 @@
-"""Classifiers in a few words: of texts or of images, recurrent, convolutional or Transformers."""
+"""Settings of classifiers of texts and images: recurrent, convolutional or Transformers."""
 
 from __future__ import annotations
 
@@ -33,45 +33,56 @@ Network = TextNetwork | ImageNetwork
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationModelSettings:
-    """A classifier in a few words.
+    """Settings of a classifier.
 
-    Of texts: `rnn` reads words in order and pools them by attention (after Lin et al. 2017), `pool` does without the
-    order, `bert` is a Transformer. Of images: `convnet` is a residual network with attention, `vit` a Transformer.
+    For texts, `rnn` reads words in order and pools them by attention (after Lin et al. 2017), `pool` ignores the order,
+    and `bert` is a Transformer. For images, `convnet` is a residual network with attention and `vit` a Transformer.
     """
 
     kind: Annotated[
         Literal["rnn", "pool", "bert", "convnet", "vit"] | None,
-        "what it is made of: rnn, pool or bert for texts (rnn), convnet or vit for images (convnet)",
+        "Architecture: rnn (default), pool or bert for texts; convnet (default) or vit for images.",
         "--model",
     ] = None
-    dim: Annotated[int, "the width of embeddings and states; the channels of a convnet's last stage"] = 128
-    hidden: Annotated[int | None, "the width of recurrent states (2 dim), or of feed-forwards (4 dim)"] = None
-    depth: Annotated[int | None, "layers (rnn 1, bert and vit 4), or a convnet's blocks a stage (1)"] = None
-    heads: Annotated[int, "attention heads"] = 4
-    queries: Annotated[int, "how many looks an rnn or a pool takes at a text"] = 1
-    spelling: Annotated[bool, "an rnn or a pool also reads the letters of each token"] = False
+    dim: Annotated[int, "Width of embeddings and hidden states, or channels of the last stage (convnet)."] = 128
+    hidden: Annotated[
+        int | None,
+        "Width of recurrent states (default: 2 x --dim) or of feed-forward layers (bert, vit; default: 4 x --dim).",
+    ] = None
+    depth: Annotated[
+        int | None,
+        "Number of layers (default: 1 for rnn, 4 for bert and vit) or of blocks per stage (convnet; default: 1).",
+    ] = None
+    heads: Annotated[int, "Number of attention heads."] = 4
+    queries: Annotated[int, "Number of queries that pool a text by attention (rnn and pool only)."] = 1
+    spelling: Annotated[bool, "Also read the characters of each token (rnn and pool only)."] = False
     attention: Annotated[
         Literal["self", "squeeze", "cbam", "selective", "none"],
-        "of a convnet: between places, over channels, over both, or over kernels",
+        "Attention of a convnet: self (between positions), squeeze (over channels), cbam (over channels and "
+        "positions), selective (over kernel sizes), or none.",
     ] = "self"
-    patch: Annotated[int | None, "pixels a side of a ViT's patches (an eighth of the image)"] = None
+    patch: Annotated[
+        int | None,
+        "Side of a patch in pixels (vit only). Default: the largest divisor of the image's side up to an eighth of it.",
+    ] = None
     pooling: Annotated[
-        Literal["class", "mean"], "what of a ViT speaks for the image: a class token, or the mean of its patches"
+        Literal["class", "mean"],
+        "Image representation to classify: the class token, or the mean of all patches (vit only).",
     ] = "class"
-    dropout: Annotated[float, "the share of activations left out while training"] = 0.1
-    smoothing: Annotated[float, "label smoothing, of an rnn, a pool or a convnet"] = 0.0
+    dropout: Annotated[float, "Dropout probability in training."] = 0.1
+    smoothing: Annotated[float, "Label smoothing; 0 for none (rnn, pool and convnet only)."] = 0.0
 
     def __post_init__(self) -> None:
         check_types(self)
         if self.smoothing and self.kind in ("bert", "vit"):
-            raise ValueError(f"smoothing is of an rnn, a pool or a convnet, got kind={self.kind!r}; leave it out")
+            raise ValueError(f"smoothing is only for rnn, pool and convnet, got kind={self.kind!r}; leave it out")
         if self.pooling != "class" and self.kind != "vit":
-            raise ValueError(f"pooling is of a vit, got kind={self.kind!r}; choose a vit, or leave it out")
+            raise ValueError(f"pooling is only for vit, got kind={self.kind!r}; leave it out, or choose kind='vit'")
         if self.spelling and self.kind not in (None, "rnn", "pool"):
-            raise ValueError(f"spelling is read by an rnn or a pool, got kind={self.kind!r}; leave it out")
+            raise ValueError(f"spelling is only for rnn and pool, got kind={self.kind!r}; leave it out")
 
     def texts(self, words: Tokenizer, letters: Tokenizer | None, *, classes: int, limit: int) -> TextNetwork:
-        """The config for texts of these tokens, at most `limit` of them."""
+        """Return the config for texts with these tokenizers and at most `limit` tokens."""
         self._check_model(TEXTS, "texts")
         check_left_at_default(self, "attention", "patch", whose="models of images", got="texts")
         if self.kind == "pool":
@@ -106,7 +117,7 @@ class ClassificationModelSettings:
         )
 
     def images(self, sight: ImageTransform, *, classes: int) -> ImageNetwork:
-        """The config for images seen so."""
+        """Return the config for images of this size."""
         self._check_model(IMAGES, "images")
         check_left_at_default(self, "queries", "spelling", whose="models of texts", got="images")
         if self.kind == "vit":
@@ -127,7 +138,8 @@ class ClassificationModelSettings:
                 hidden=self.hidden or 4 * self.dim,
                 dropout=self.dropout,
             )
-        stages = min(3, max(1, int(log2(sight.size / 4)) + 1))  # a map is halved while it has four places a side
+        # Each stage but the first halves the feature map; at least 4 positions per side remain.
+        stages = min(3, max(1, int(log2(sight.size / 4)) + 1))
         return AttentionConvNetConfig(
             classes=classes,
             channels=sight.channels,
@@ -148,7 +160,7 @@ Model = ClassificationModelSettings  # short, for `classifiers.Model(...)`
 
 
 def build_model(config: Network, *, classes: int, pooler: Activation | None = None) -> nn.Module:
-    """The model of a config, for so many classes; `pooler` is of a BERT that has another than tanh."""
+    """Build the model of a config; `pooler` is the activation of a BERT's pooler if it is not tanh."""
     match config:
         case TextClassifierConfig():
             return TextClassifier(config)

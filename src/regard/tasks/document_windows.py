@@ -1,4 +1,4 @@
-"""Reading: documents by windows that overlap, each beside its question, as a model reads them."""
+"""Long documents as overlapping windows, each encoded with its question for a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class QuestionWithContext(Protocol):
-    """A question and the text to find its answer in, as `regard.data.Question` has them."""
+    """A question and the text that may contain its answer, such as `regard.data.Question`."""
 
     @property
     def question(self) -> str: ...
@@ -32,27 +32,31 @@ class QuestionWithContext(Protocol):
 
 
 def check_questions(asked: Sequence[QuestionWithContext]) -> None:
-    """Raise unless each has a question and a context, as a plain tuple has not."""
+    """Raise unless each item has a question and a context; a plain tuple has neither."""
     for one in asked:
         if not (hasattr(one, "question") and hasattr(one, "context")):
-            raise TypeError(f"each must have a question and a context, got {one!r}; write Asking(question, context)")
+            raise TypeError(f"each item must have a question and a context, got {one!r}; use Asking(question, context)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSettings:
-    """How much is read at once. Windows overlap, so that an answer at the edge of one is whole in the next.
+    """Lengths of windows and questions. Windows overlap, so that an answer cut by one is whole in the next.
 
-    >>> Windows(size=6, overlap=2).firsts(15)
+    >>> Windows(size=6, overlap=2).starts(15)
     [0, 4, 8, 12]
     """
 
     stored_name: ClassVar[str] = "Windows"
 
-    size: Annotated[int, "the tokens of a document that are read at once", "--window"] = 384
-    overlap: Annotated[int, "the tokens that a window shares with the next"] = 128
-    question: Annotated[int, "the most tokens a question may have", "--question-limit"] = 64
-    long: Annotated[Long, "what becomes of longer questions in training; how many there are is said"] = "truncate"
-    answer: Annotated[int, "the most tokens of an answer that is given", "--answer-limit"] = 30
+    size: Annotated[int, "Number of document tokens that the model reads at once.", "--window"] = 384
+    overlap: Annotated[int, "Number of tokens that consecutive windows share."] = 128
+    question: Annotated[int, "Maximum number of tokens of a question.", "--question-limit"] = 64
+    long: Annotated[
+        Long,
+        "What to do with longer questions in training: drop them, truncate them, or stop with an error. Their number "
+        "is printed.",
+    ] = "truncate"
+    answer: Annotated[int, "Maximum number of tokens of a predicted answer.", "--answer-limit"] = 30
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -62,23 +66,23 @@ class WindowSettings:
         if not 0 <= self.overlap < self.size:
             raise ValueError(f"overlap must be at least 0 and below the window of {self.size}, got {self.overlap}")
 
-    def firsts(self, tokens: int) -> list[int]:
-        """Where the windows over a document of so many tokens begin; one that is empty has one."""
+    def starts(self, tokens: int) -> list[int]:
+        """Return the first token of each window over a document of `tokens` tokens; at least one window."""
         return list(range(0, max(1, tokens - self.overlap), self.size - self.overlap))
 
 
 @dataclass(frozen=True, eq=False)
 class TokenizedText:
-    """The tokens of a text, each with the characters `text[start:end]` it stands for, spaces at their ends left out."""
+    """The tokens of a text, each with its characters `text[start:end]` without surrounding spaces."""
 
     ids: Array
     starts: Array
     ends: Array
-    letters: Array | None = None  # n letters, where spelling is read
+    letters: Array | None = None  # n letters, if the model reads characters
 
     @classmethod
     def of(cls, text: str, tokenizer: Tokenizer, spelling: CharacterIds | None = None) -> TokenizedText:
-        """A text cut into tokens, and these spelled."""
+        """Tokenize a text, and encode the characters of its tokens if `spelling` is given."""
         ids, starts, words = [], [], []
         for id, start, end in tokenizer.spans(text):
             whole = text[start:end]
@@ -93,35 +97,35 @@ class TokenizedText:
         return len(self.ids)
 
     def part(self, first: int, count: int) -> TokenizedText:
-        """So many of its tokens, or as many as there are."""
+        """Return at most `count` tokens from `first` on."""
         chosen = slice(first, first + count)
         letters = None if self.letters is None else self.letters[chosen]
         return TokenizedText(self.ids[chosen], self.starts[chosen], self.ends[chosen], letters)
 
     def tokens(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first and the last token that have a share in these characters, None if none has."""
+        """Return the first and the last token that overlap these characters; None if no token does."""
         inside = np.flatnonzero((self.ends > start) & (self.starts < end))
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
 
 class InputLayout(Protocol):
-    """How question and window become the rows of a model, in which the place 0 stands for no answer."""
+    """How a question and a window become the input rows of a model; position 0 of a row stands for no answer."""
 
     pad: dict[str, int]
-    scale: int  # numbers to a token, in the longest of the rows
+    scale: int  # numbers per token in the longest row
 
     def row(self, question: TokenizedText, window: TokenizedText) -> dict[str, Array]: ...
     def length(self, question: int, window: int) -> int: ...
     def first(self, question: int) -> int: ...
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]: ...
-    def named(self, batch: Mapping[str, Tensor]) -> Any: ...
+    def labels_by_layer(self, batch: Mapping[str, Tensor]) -> Any: ...
     def look(self, tape: Tape, first: int) -> Tensor: ...
 
 
 class TwoRowLayout:
-    """Two rows, as a `Reader` takes them; the document begins with a token that means no answer.
+    """Two rows, as a `Reader` takes them; the document begins with a token that stands for no answer.
 
-    The question has an end, so that even an empty one has something to attend to.
+    The question ends with a token, so that there is something to attend to even if it is empty.
     """
 
     def __init__(self, tokenizer: Tokenizer, spelling: CharacterIds | None) -> None:
@@ -130,7 +134,7 @@ class TwoRowLayout:
         self.scale = 1 if spelling is None else spelling.letters
 
     def row(self, question: TokenizedText, window: TokenizedText) -> dict[str, Array]:
-        """The document and the question, and their letters in one row each."""
+        """Return the document and the question, and their characters in one row each."""
         row = {
             "document": np.concatenate([[self.bos], window.ids]),
             "question": np.concatenate([question.ids, [self.eos]]),
@@ -141,32 +145,32 @@ class TwoRowLayout:
         return row
 
     def length(self, question: int, window: int) -> int:
-        """The longer of the two rows."""
+        """Return the length of the longer row."""
         return 1 + max(question, window)
 
     def first(self, question: int) -> int:
-        """Where the window begins."""
+        """Return the position of the first token of the window."""
         return 1
 
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Of each place in the document, as the start and as the end."""
+        """Compute the logits of each document position as start and as end."""
         names = ("document_lengths", "question_lengths", "document_characters", "question_characters")
         return model(batch["document"], batch["question"], **{name: batch.get(name) for name in names})
 
-    def named(self, batch: Mapping[str, Tensor]) -> Any:
-        """The tokens of each layer, as `capture` takes them."""
+    def labels_by_layer(self, batch: Mapping[str, Tensor]) -> Any:
+        """Return the tokens of each layer, as `capture` takes them."""
         document, question = ([self.labels(row) for row in batch[name].tolist()] for name in ("document", "question"))
         return {"both.to_document": (question, document), "both.to_question": (document, question), "itself": document}
 
     def look(self, tape: Tape, first: int) -> Tensor:
-        """How the words of a question look at the document, heads averaged."""
+        """Return the attention of the question's words to the document, averaged over heads."""
         return _weights(tape["both.to_document"])[0].mean(0)
 
 
 class OneRowLayout:
-    """One row, as a `BertReader` takes it: the start, the question, its end, the document, its end.
+    """One row, as a `BertReader` takes it: start token, question, end token, document, end token.
 
-    RoBERTa, which counts places from 2 and has no types, sets two ends behind the question.
+    RoBERTa, whose positions begin at 2 and which has no token types, puts two end tokens after the question.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, types: int, first: int) -> None:
@@ -176,39 +180,39 @@ class OneRowLayout:
         self.scale = 1
 
     def row(self, question: TokenizedText, window: TokenizedText) -> dict[str, Array]:
-        """The row, and which of its tokens are of the document, where the model tells them apart."""
+        """Return the row, and its token types if the model has them (1 for the document)."""
         row = {"ids": np.concatenate([[self.bos], question.ids, self.ends, window.ids, self.ends[:1]])}
         if self.types > 1:
             row["types"] = (np.arange(len(row["ids"])) >= self.first(len(question))).astype(np.int64)
         return row
 
     def length(self, question: int, window: int) -> int:
-        """The tokens of the row."""
+        """Return the length of the row."""
         return self.first(question) + window + 1
 
     def first(self, question: int) -> int:
-        """Where the window begins."""
+        """Return the position of the first token of the window."""
         return 1 + question + len(self.ends)
 
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Of each place in the row, as the start and as the end."""
+        """Compute the logits of each position in the row as start and as end."""
         return model(batch["ids"], batch.get("types"), padding=batch["ids_lengths"])
 
-    def named(self, batch: Mapping[str, Tensor]) -> Any:
-        """The tokens of every layer, as `capture` takes them."""
+    def labels_by_layer(self, batch: Mapping[str, Tensor]) -> Any:
+        """Return the tokens of all layers, as `capture` takes them."""
         return [self.labels(row) for row in batch["ids"].tolist()]
 
     def look(self, tape: Tape, first: int) -> Tensor:
-        """How the words of a question, before the place where the window begins, look at the row in the last layer."""
+        """Return the attention of the question's words to the row in the last layer, averaged over heads."""
         return _weights(tape[-1])[0].mean(0)[1 : first - len(self.ends)]
 
 
 class WindowExamples:
-    """Every window of every document, once for each question about it: examples by number.
+    """One example per question and window of its document.
 
-    A document that many questions share is cut into tokens once. With `answers`, the characters of one in each
-    document, or None, an example also says where it is: its `start` and its `end`, both 0 where the window does not
-    hold all of it.
+    A document shared by several questions is tokenized once. `answers` are the characters (start, end) of the answer in
+    each document, or None; with it, an example also has the tokens `start` and `end` of the answer, both 0 if the
+    window does not contain all of it.
     """
 
     def __init__(
@@ -235,9 +239,9 @@ class WindowExamples:
                 None if span is None else document.tokens(*span)
                 for document, span in zip(self.documents, answers, strict=True)
             ]
-        each = [windows.firsts(len(document)) for document in self.documents]
-        self.owners = [number for number, firsts in enumerate(each) for _ in firsts]  # which question, of each window
-        self.firsts = [first for firsts in each for first in firsts]  # which token of the document it begins with
+        each = [windows.starts(len(document)) for document in self.documents]
+        self.owners = [number for number, firsts in enumerate(each) for _ in firsts]  # the question of each window
+        self.firsts = [first for firsts in each for first in firsts]  # the first document token of each window
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -251,26 +255,26 @@ class WindowExamples:
         return row
 
     def window(self, number: int) -> TokenizedText:
-        """The tokens of a window."""
+        """Return the tokens of a window."""
         return self.documents[self.owners[number]].part(self.firsts[number], self.windows.size)
 
     @property
     def lengths(self) -> list[int]:
-        """How long each row is, in tokens."""
+        """The length of each row in tokens."""
         return [
             self.layout.length(len(self.questions[owner]), min(len(self.documents[owner]) - first, self.windows.size))
             for owner, first in zip(self.owners, self.firsts, strict=True)
         ]
 
     def batch(self, numbers: Sequence[int], device: torch.device) -> dict[str, Tensor]:
-        """These examples side by side, with the places of the `first` token of each window and `behind` its last."""
+        """Collate examples; `first` and `behind` are the row positions of each window's first token and end."""
         batch = collate([self[number] for number in numbers], self.layout.pad)
         batch["first"] = torch.tensor([self.place(number) for number in numbers])
         batch["behind"] = batch["first"] + torch.tensor([len(self.window(number)) for number in numbers])
         return move_to_device(batch, device)
 
     def place(self, number: int) -> int:
-        """Where in its row a window begins."""
+        """Return the position in its row at which a window begins."""
         return self.layout.first(len(self.questions[self.owners[number]]))
 
     def _target(self, number: int) -> tuple[int, int]:
@@ -288,5 +292,5 @@ def _weights(A: object) -> Weights:
 
 
 def longest_row(layout: InputLayout, windows: WindowSettings) -> int:
-    """The tokens of the longest row there can be."""
+    """Return the maximum number of tokens of a row."""
     return layout.length(windows.question, windows.size)

@@ -1,4 +1,4 @@
-"""Encoded: examples as ids, all of them in memory at 4 bytes a token, and the batches a model reads them in."""
+"""Examples as token ids, all in memory at 4 bytes per token, and their batches."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ EXAMPLES_PER_CHUNK = 4096
 
 
 class EncodedExamples:
-    """Named rows of ids for each example: `encoded[7]["source"]`, and their `lengths` by name.
+    """Named rows of ids for each example, such as `encoded[7]["source"]`, and their `lengths` by name.
 
     >>> encoded = Encoded(["ab", "c"], lambda texts: {"ids": [[ord(letter) for letter in text] for text in texts]})
     >>> encoded[0]["ids"].tolist(), encoded.lengths["ids"].tolist()
     ([97, 98], [2, 1])
 
-    `encode` is given many examples at once. What is wrong with an example therefore shows here, before a run begins,
-    and no epoch spends time on text. `where(number)` says where an example came from.
+    `encode` takes many examples at a time. Errors in examples are therefore raised here, before a run begins, and no
+    epoch encodes text. `where(number)` is the origin of an example, such as a file and line.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class EncodedExamples:
         self.where: Callable[[int], str] = getattr(examples, "where", "example {}".format)
         ids: dict[str, list[Ids]] = {}
         lengths: dict[str, list[int]] = {}
-        rest = iter(examples)
-        while some := list(islice(rest, EXAMPLES_PER_CHUNK)):
-            for name, rows in encode(some).items():
+        remaining = iter(examples)
+        while chunk := list(islice(remaining, EXAMPLES_PER_CHUNK)):
+            for name, rows in encode(chunk).items():
                 ids.setdefault(name, []).extend(np.asarray(row, np.int32) for row in rows)
                 lengths.setdefault(name, []).extend(map(len, rows))
         self.lengths = {name: np.array(counts) for name, counts in lengths.items()}
@@ -51,12 +51,12 @@ class EncodedExamples:
 
     def __getitem__(self, number: int) -> dict[str, Ids]:
         if not -self._count <= number < self._count:
-            raise IndexError(f"example {number} of {self._count}")
+            raise IndexError(f"there is no example {number}: the dataset has {self._count}")
         number %= self._count
         return {name: x[self._ends[name][number] : self._ends[name][number + 1]] for name, x in self._ids.items()}
 
     def batch(self, rows: Sequence[int], *, pad: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
-        """These examples side by side: each field padded, `(b, n)`, with `name_lengths`, `(b,)`."""
+        """Collate examples: each field padded, `(b, n)`, and its lengths as `name_lengths`, `(b,)`."""
         chosen = [{name: x.astype(np.int64) for name, x in self[row].items()} for row in rows]
         return move_to_device(collate(chosen, pad), device)
 
@@ -69,9 +69,9 @@ class EncodedExamples:
 def in_batches(
     examples: EncodedExamples, *, tokens: int, pad: Mapping[str, int], device: torch.device
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Every example once, those of like length together: their numbers, and the batch on a device.
+    """Yield the numbers and the batch of every example once, grouped by similar length.
 
-    A batch costs at most `tokens`, rows times longest row; a longer example has one of its own.
+    A batch has at most `tokens` tokens, rows x longest row; a longer example has a batch of its own.
     """
     lengths = list(zip(*(x.tolist() for x in examples.lengths.values()), strict=True))
     for rows in buckets(lengths, tokens=tokens):

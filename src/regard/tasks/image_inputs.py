@@ -1,4 +1,4 @@
-"""Seeing: images as models take them, of one size, and the batches they are trained in."""
+"""Images as models take them: one size, optional augmentation, and batches."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .setup import Start
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
-DEFAULT_PIXELS = 64  # of images that come in many sizes
-IMAGES_PER_BATCH = 256  # of a batch that is only looked at
-MAX_CACHED_BYTES = 2**30  # bytes of images that stay on the device
-ANNOUNCED_IMAGES = 1000  # images that take a moment to read
+DEFAULT_PIXELS = 64  # per side, for images of different sizes
+IMAGES_PER_BATCH = 256  # in inference
+MAX_CACHED_BYTES = 2**30  # images that fit are kept on the device
+ANNOUNCED_IMAGES = 1000  # reading more than this prints a line, since it takes a while
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTransform:
-    """What a model sees of an image: its middle square, so many pixels a side, in grey or in colour.
+    """Crops an image to its central square and scales it to `size` pixels per side, grey or colour.
 
     >>> Sight(size=8, channels=1)(np.zeros((20, 30, 3), np.uint8)).shape
     torch.Size([1, 8, 8])
@@ -41,28 +41,31 @@ class ImageTransform:
         return pixels(image, size=self.size, channels=self.channels)
 
     def batches(self, images: Sequence[Image], device: torch.device) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-        """Every image once, in order: their numbers, and the batch on a device."""
+        """Yield the numbers and the batch of every image once, in order."""
         if isinstance(images, np.ndarray) and images.ndim == 3 and images.shape[-1] == 3:
-            raise TypeError(f"images must be many, got one of shape {images.shape}; pass [image]")
+            raise TypeError(f"images must be a sequence of images, got one image of shape {images.shape}; pass [image]")
         for first in range(0, len(images), IMAGES_PER_BATCH):
             rows = list(range(first, min(first + IMAGES_PER_BATCH, len(images))))
             yield rows, self.batch([images[row] for row in rows], device)
 
     def batch(self, images: Sequence[Image], device: torch.device) -> dict[str, Tensor]:
-        """These as one batch, `image` of dims b c y x."""
+        """Return images as one batch, `image` with dims b c y x."""
         return {"image": torch.stack([self(image) for image in images]).to(device)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSettings:
-    """How images are read, and how they are varied while a model learns from them."""
+    """Settings of image size, batches and augmentation."""
 
-    size: Annotated[int | None, "pixels a side that images are scaled to (their own, or 64 where they differ)"] = None
-    channels: Annotated[int | None, "1 for grey, 3 for colour (as the images are)"] = None
-    rows: Annotated[int, "the images of a batch", "--batch"] = 64
-    shift: Annotated[int, "in training, move images by up to so many pixels"] = 0
-    flip: Annotated[bool, "in training, mirror every other image, left and right"] = False
-    workers: Annotated[int, "processes that read images too many to be held"] = 0
+    size: Annotated[
+        int | None,
+        "Side in pixels that images are scaled to. Default: their image_numbers size, or 64 if sizes may differ.",
+    ] = None
+    channels: Annotated[int | None, "Number of channels: 1 for grey, 3 for colour. Default: as the images are."] = None
+    rows: Annotated[int, "Number of images in a batch.", "--batch"] = 64
+    shift: Annotated[int, "Shift training images at random by at most this number of pixels."] = 0
+    flip: Annotated[bool, "Mirror half of the training images left to right, chosen at random."] = False
+    workers: Annotated[int, "Number of processes that read images which do not fit into 1 GiB of memory."] = 0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -70,21 +73,21 @@ class ImageSettings:
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         if self.channels not in (None, 1, 3):
-            raise ValueError(f"channels must be 1, grey, or 3, colour, got {self.channels}")
+            raise ValueError(f"channels must be 1 (grey) or 3 (colour), got {self.channels}")
 
     def transform_for(self, examples: Any) -> ImageTransform:
-        """What there is to see in examples with an `image` each: as they are, where all are alike in an array."""
+        """Return the transform for examples: the settings, or else the size and channels of images in one array."""
         image = examples[0].image
-        alike = hasattr(examples, "images")
+        is_array = hasattr(examples, "images")
         height, width = image.shape[:2]
-        if self.size is None and alike and height != width:
+        if self.size is None and is_array and height != width:
             raise DataError(
-                f"the images have {height} x {width} pixels, and models see squares",
-                hint=f"pass size={min(height, width)} to keep the middle of each",
+                f"the images have {height} x {width} pixels, but models need square images",
+                hint=f"pass size={min(height, width)} to use the central square",
             )
-        grey = alike and image.ndim == 2
+        grey = is_array and image.ndim == 2
         return ImageTransform(
-            size=self.size or (height if alike else DEFAULT_PIXELS), channels=self.channels or (1 if grey else 3)
+            size=self.size or (height if is_array else DEFAULT_PIXELS), channels=self.channels or (1 if grey else 3)
         )
 
     def batches(
@@ -98,42 +101,42 @@ class ImageSettings:
         seed: int,
         start: Start,
     ) -> Epochs:
-        """The batches of a training run for this process: the fields of each example, and its `image`.
+        """Return the batches of a training run for this process: the fields of each example, and its `image`.
 
-        Example n shows the image `owners[n]`, its own number unless given. Images that fit into a gigabyte as bytes are
-        read once and stay on the device; others are read at each turn, by `workers`.
+        Example n has the image `owners[n]`, by default n. Images that fit into 1 GiB as bytes are read once and stay on
+        the device; others are read again in each epoch, by `workers` processes.
         """
         if not len(examples):
             raise DataError("there are no examples", hint="expected at least one")
-        own = np.arange(len(examples)) if owners is None else np.asarray(owners)
-        held = len(images) * sight.channels * sight.size**2 <= MAX_CACHED_BYTES
-        dealt = Batches(
-            examples if held else ImageExamples(examples, images, sight, own),
+        image_numbers = np.arange(len(examples)) if owners is None else np.asarray(owners)
+        fits = len(images) * sight.channels * sight.size**2 <= MAX_CACHED_BYTES
+        shuffled = Batches(
+            examples if fits else ImageExamples(examples, images, sight, image_numbers),
             rows=self.rows,
             pad=pad,
             seed=seed,
             shard=(start.group.rank, start.group.size),
-            workers=0 if held else self.workers,
+            workers=0 if fits else self.workers,
         )
-        batches: Epochs = dealt
-        if held:
+        batches: Epochs = shuffled
+        if fits:
             if len(images) > ANNOUNCED_IMAGES:
                 start.say(f"reading {len(images):,} images")
-            batches = MappedBatches(dealt, ImageCache(images, sight, own, start.group.device))
-        return MappedBatches(batches, self._varied) if self.shift or self.flip else batches
+            batches = MappedBatches(shuffled, ImageCache(images, sight, image_numbers, start.group.device))
+        return MappedBatches(batches, self._augment) if self.shift or self.flip else batches
 
-    def _varied(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _augment(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         image = batch["image"]
         if self.shift:
             image = shift_images(image, torch.randint(-self.shift, self.shift + 1, (len(image), 2)))
         if self.flip:
-            turned = torch.rand(len(image), 1, 1, 1) < 0.5
-            image = torch.where(turned.to(image.device), image.flip(-1), image)
+            mirrored = torch.rand(len(image), 1, 1, 1) < 0.5
+            image = torch.where(mirrored.to(image.device), image.flip(-1), image)
         return {**batch, "image": image}
 
 
 class ImageCache:
-    """Images as a model sees them, read once and kept as bytes on a device; added to batches by their `index`."""
+    """Transformed images, read once and kept as bytes on a device; calling it adds them to a batch by `index`."""
 
     def __init__(self, images: Sequence[Image], sight: ImageTransform, owners: Numbers, device: torch.device) -> None:
         bytes_of = ((sight(images[n]) * 255).round().to(torch.uint8) for n in range(len(images)))
@@ -147,7 +150,7 @@ class ImageCache:
 
 @dataclass(frozen=True)
 class ImageExamples:
-    """Examples with their images, read when asked for."""
+    """Examples with their images, each read when it is indexed."""
 
     examples: Sequence[Mapping[str, Any]]
     images: Sequence[Image]
@@ -162,7 +165,7 @@ class ImageExamples:
 
 
 class MappedBatches:
-    """Batches that pass a function before the model has them; where they stand is as it was."""
+    """Batches with a function applied to each; the state is that of the wrapped batches."""
 
     def __init__(self, batches: Epochs, change: Callable[[Any], Any]) -> None:
         self.batches, self.change = batches, change
@@ -171,16 +174,16 @@ class MappedBatches:
         return map(self.change, self.batches)
 
     def state(self) -> dict[str, Any]:
-        """The place behind the last batch."""
+        """Return the position after the last batch."""
         return self.batches.state()
 
     def restore(self, state: Mapping[str, Any], /) -> None:
-        """Go to a place that `state` gave."""
+        """Continue from a position that `state` returned."""
         self.batches.restore(state)
 
 
 def shift_images(image: Tensor, by: Tensor) -> Tensor:
-    """Each image moved down and right by its row of `by`, (b, 2) whole numbers; what comes in is black.
+    """Shift each image down and right by its row of `by`, (b, 2) integers, and fill with black.
 
     >>> shift_images(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([[0, 1]])).tolist()
     [[[[0.0, 1.0], [0.0, 3.0]]]]

@@ -1,4 +1,4 @@
-"""Language modelling: what comes next in a text, token by token."""
+"""Language modelling: predict and generate text token by token."""
 
 from __future__ import annotations
 
@@ -29,36 +29,40 @@ from .setup import Setup, Start, run
 from .vocabulary import TOKENIZER, Vocabulary
 
 TASK = "language"
-LOGITS_PER_BATCH = 2**25  # held at once while text is judged
+LOGITS_PER_BATCH = 2**25  # in evaluation, to bound memory
 
 Ids = np.ndarray[Any, np.dtype[Any]]
-Sketch = Callable[[Tokenizer], GptConfig]
+ModelConfigFunction = Callable[[Tokenizer], GptConfig]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelSettings:
-    """A language model in a few words: called with a tokenizer, it gives the model's config.
+    """Settings of a language model; called with a tokenizer, they return the config of the model.
 
     `gpt` is GPT-2 (Radford et al. 2019), `llama` has rotary positions, RMSNorm and SwiGLU (Touvron et al. 2023).
     """
 
-    kind: Annotated[Literal["gpt", "llama"], "what it is made of", "--model"] = "gpt"
-    length: Annotated[int, "the most tokens it sees, and the length of a training window"] = 256
-    dim: Annotated[int, "the width of its states"] = 256
-    depth: Annotated[int, "its layers"] = 4
-    heads: Annotated[int, "its attention heads"] = 4
-    kv_heads: Annotated[int | None, "heads of keys and values, where they are fewer"] = None
-    hidden: Annotated[int | None, "the width of feed-forwards (gpt 4 dim, llama 8/3 dim)"] = None
-    dropout: Annotated[float, "the share of activations left out while training"] = 0.1
-    attention_dropout: Annotated[float, "the share of attention weights left out; on a CPU it costs most of a step"] = (
-        0.0
+    kind: Annotated[
+        Literal["gpt", "llama"], "Architecture: GPT-2, or Llama (rotary positions, RMSNorm and SwiGLU).", "--model"
+    ] = "gpt"
+    length: Annotated[int, "Context length, and length of a training window, in tokens."] = 256
+    dim: Annotated[int, "Width of hidden states."] = 256
+    depth: Annotated[int, "Number of layers."] = 4
+    heads: Annotated[int, "Number of attention heads."] = 4
+    kv_heads: Annotated[int | None, "Number of key and value heads. Default: --heads."] = None
+    hidden: Annotated[int | None, "Width of feed-forward layers. Default: 4 x --dim (gpt) or 8/3 x --dim (llama)."] = (
+        None
     )
+    dropout: Annotated[float, "Dropout probability in training."] = 0.1
+    attention_dropout: Annotated[
+        float, "Dropout probability of attention weights; above 0 it takes most of the time of a step on a CPU."
+    ] = 0.0
 
     def __post_init__(self) -> None:
         check_types(self)
 
     def __call__(self, tokenizer: Tokenizer) -> GptConfig:
-        """The config for this vocabulary."""
+        """Return the config for this vocabulary."""
         if self.kind == "llama":
             llama = GptConfig.llama(
                 vocabulary=len(tokenizer),
@@ -85,13 +89,13 @@ class LanguageModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageConfig:
-    """What `config.json` says."""
+    """The content of `config.json`."""
 
     model: GptConfig
 
 
 Model = LanguageModelSettings  # short, for `language.Model(...)`
-SMALL, LEARNED = LanguageModelSettings(), Vocabulary()
+DEFAULT_MODEL, DEFAULT_VOCABULARY = LanguageModelSettings(), Vocabulary()
 RECIPE = Recipe(
     steps=10_000,
     rate=InverseSquareRoot(1e-3, warmup=400),
@@ -107,8 +111,8 @@ def train(
     out: str | Path,
     valid: Iterable[str] | None = None,
     recipe: Recipe = RECIPE,
-    model: Sketch = SMALL,
-    vocabulary: Vocabulary = LEARNED,
+    model: ModelConfigFunction = DEFAULT_MODEL,
+    vocabulary: Vocabulary = DEFAULT_VOCABULARY,
     tokens: int = 8192,
     stride: int | None = None,
     resume: bool = False,
@@ -121,12 +125,12 @@ def train(
         train(Lines("a.txt"), valid=Lines("b.txt"), out="runs/a")
         LanguageModel.load("runs/a").generate("Once upon")
 
-    The text is one long row of tokens, its line ends among them, seen through windows of the model's length; a batch
-    has as many windows as `tokens` hold. Windows begin a `stride` apart, their own length unless given: with less, an
-    epoch sees each token again behind other beginnings, so that what is learned by heart comes later. Lines may be
-    iterated more than once. An evaluation gives `perplexity` a word, `bits` a character and `loss` a token. The lowest
-    of one is the lowest of all, but a perplexity ends at e^700, which text without spaces may be beyond. The rest is
-    as in `translation.train`.
+    The text is one long row of tokens, including line ends, cut into windows of the model's length; a batch has as many
+    windows as fit into `tokens`. Windows start `stride` tokens apart, by default their length; with a smaller stride an
+    epoch shows each token after several different beginnings, which delays overfitting. `lines` may be iterated more
+    than once. An evaluation returns `perplexity` per word, `bits` per character and `loss` per token; all three rank
+    models alike, except that the perplexity is capped at e^700, which text without spaces can reach. Other arguments
+    are as in `translation.train`.
     """
 
     check_reiterable(lines, "lines")
@@ -137,7 +141,9 @@ def train(
         tokenizer = vocabulary.learn(lines) if begun is None else _tokenizer_of(begun)
         config = LanguageConfig(model=model(tokenizer)) if begun is None else _config_of(begun)
         if tokens < config.model.length:
-            raise ValueError(f"tokens of a batch must hold a window of {config.model.length}, got {tokens}")
+            raise ValueError(
+                f"a batch must have room for a window of {config.model.length} tokens, got tokens={tokens}"
+            )
         batches = Batches(
             _windows(_row(lines, tokenizer), config.model.length, stride),
             _window,
@@ -147,7 +153,7 @@ def train(
             shard=(start.group.rank, start.group.size),
         )
         if recipe.forcing is not None:
-            raise ValueError("forcing feeds a recurrent decoder its own words, got a language model; leave it out")
+            raise ValueError("forcing needs a recurrent decoder, and language models have none; leave it out")
         return Setup(
             model=Gpt(config.model),
             batches=batches,
@@ -164,7 +170,7 @@ class LanguageModel:
         model = LanguageModel.load("runs/a")
         print(model.generate("Once upon", temperature=0.8)[0])
 
-    It reads a text as one row of tokens, in which the end of each line is one of them.
+    It reads a text as one row of tokens, in which each line ends with an end token.
     """
 
     def __init__(self, model: Gpt, tokenizer: Tokenizer) -> None:
@@ -174,7 +180,7 @@ class LanguageModel:
 
     @classmethod
     def load(cls, folder: str | Path, *, device: torch.device | str | None = None) -> LanguageModel:
-        """The model of a run."""
+        """Load the model of a run."""
         path = run_folder.open_run(folder)
         model = Gpt(_config_of(path).model)
         run_folder.load_weights(model, path)
@@ -192,20 +198,22 @@ class LanguageModel:
         top_p: float | None = None,
         until_line_end: bool = False,
     ) -> list[str]:
-        """What follows the prompt, `samples` times over: `tokens` tokens, or less where it ends with the line.
+        """Generate `samples` continuations of the prompt, of `tokens` tokens or up to the end of the line.
 
-        A temperature of 0 takes the likeliest token each time. Beyond the model's length it goes on from the latter
-        half of what it sees.
+        A temperature of 0 takes the most likely token at each step. When the context is full, generation continues with
+        its second half.
         """
         check_text(prompt)
         for name, value in (("tokens", tokens), ("samples", samples)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if temperature < 0:
-            raise ValueError(f"temperature must be 0, for the likeliest tokens, or above, got {temperature}")
+            raise ValueError(
+                f"temperature must be at least 0, got {temperature}; 0 takes the most likely token at each step"
+            )
         check_top_k_and_top_p(top_k, top_p)
         end = self.tokenizer.eos if until_line_end else None
-        before, last = self._begun(prompt)
+        before, last = self._prompt_tokens(prompt)
         written: list[tuple[int, ...]] = [()] * samples
         going = list(range(samples))
         while going and (done := len(written[going[0]])) < tokens:
@@ -222,7 +230,7 @@ class LanguageModel:
                 found = greedy(self.model, None, prefix, **limits)
             else:
                 limits |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-                # The rows of a stretch draw from seeds side by side, those of the next from seeds behind them.
+                # Each row has its own seed; rows of the next context window continue with the following seeds.
                 limits["seed"] = (seed + samples * done) % SEEDS if done else seed
                 found = [one for [one] in sample(self.model, None, prefix, **limits)]
             for row, one in zip(going, found, strict=True):
@@ -231,20 +239,20 @@ class LanguageModel:
         return [self._text(last, row) for row in written]
 
     def room(self, prompt: str) -> int:
-        """How many tokens may follow a prompt before the model loses sight of its beginning."""
-        return max(0, self.length - len(self._begun(prompt)[0]))
+        """Return how many tokens fit into the context after a prompt."""
+        return max(0, self.length - len(self._prompt_tokens(prompt)[0]))
 
     def score(self, lines: Sequence[str], *, show: ShowProgress | None = None) -> list[float]:
-        """log p of each line, its end included, as if it stood at the start of a text."""
+        """Compute log p of each line, including its end, as the first line of a text."""
         check_not_a_string(lines, "lines")
         rows = [np.array([self.tokenizer.eos, *ids]) for ids in self.tokenizer.encode_all(lines, eos=True)]
         return [-cost for cost in self._costs(rows, self.length // 2, show)]
 
     def tape(self, text: str) -> Tape:
-        """Every attention of the model while it reads a text, to be measured, saved and viewed."""
+        """Capture all attention of the model while it reads a text."""
         row = _row(lines_in(text), self.tokenizer)[:-1]
         if len(row) > self.length:
-            raise ValueError(f"the text has {len(row)} tokens, and the model reads at most {self.length}; shorten it")
+            raise ValueError(f"the text has {len(row)} tokens, but the model reads at most {self.length}; shorten it")
         with capture(self.model, self.tokenizer.labels(row.tolist())) as tape, torch.no_grad():
             self.model(torch.as_tensor(row.astype(np.int64), device=self.device)[None])
         return tape
@@ -252,29 +260,33 @@ class LanguageModel:
     def evaluate(
         self, lines: Iterable[str], *, overlap: int | None = None, show: ShowProgress | None = None
     ) -> dict[str, MetricValue]:
-        """`perplexity` a word, `bits` a character and `loss` a token of a text.
+        """Compute `perplexity` per word, `bits` per character and `loss` per token of a text.
 
-        The perplexity is exp(-log p / words), words being what spaces separate and one more for each line end: that
-        of word-level corpora, whatever the tokens, so that models of any vocabulary compare, as long as none has
-        unknown tokens where another has none. Each token but those at the very start sees at least `overlap` tokens
-        before it, half the model's length unless given.
+        The perplexity is exp(-log p / words), where words are separated by spaces and each line end counts as a word.
+        This is the word-level perplexity of the literature, so models with different vocabularies can be compared, as
+        long as none has unknown tokens. Each token, except at the start of the text, is predicted from at least
+        `overlap` tokens, by default half of the model's length.
         """
         check_not_a_string(lines, "lines")
         lines = list(lines)
         overlap = self.length // 2 if overlap is None else overlap
         if not 0 <= overlap < self.length:
-            raise ValueError(f"overlap must be at least 0 and below the model's length {self.length}, got {overlap}")
+            raise ValueError(
+                f"overlap must be at least 0 and less than the model's length of {self.length}, got {overlap}"
+            )
         row = _row(lines, self.tokenizer)
         [cost] = self._costs([row], overlap, show)
         words, characters = (sum(map(len, parts)) + len(lines) for parts in (map(str.split, lines), lines))
         return {
-            "perplexity": MetricValue(math.exp(min(cost / words, 700)), f"a word, {words:,} words, line ends included"),
-            "bits": MetricValue(cost / math.log(2) / characters, f"a character, {characters:,} characters"),
-            "loss": MetricValue(cost / (len(row) - 1), f"nats a token, {len(row) - 1:,} tokens"),
+            "perplexity": MetricValue(
+                math.exp(min(cost / words, 700)), f"per word, {words:,} words including line ends"
+            ),
+            "bits": MetricValue(cost / math.log(2) / characters, f"per character, {characters:,} characters"),
+            "loss": MetricValue(cost / (len(row) - 1), f"nats per token, {len(row) - 1:,} tokens"),
         }
 
     def _costs(self, rows: Sequence[Ids], overlap: int, show: ShowProgress | None) -> list[float]:
-        """-log p of each row but its first token, by windows that overlap."""
+        """Compute -log p of each row without its first token, in overlapping windows."""
         owners, firsts, windows = [], [], []
         for number, ids in enumerate(rows):
             for start in range(0, max(1, len(ids) - 1 - overlap), self.length - overlap):
@@ -286,12 +298,12 @@ class LanguageModel:
         tokens = max(self.length + 1, LOGITS_PER_BATCH // len(self.tokenizer))
         pad = {"ids": self.tokenizer.pad}
         for chosen, batch in in_batches(examples, tokens=tokens, pad=pad, device=self.device):
-            read, foretold = batch["ids"][:, :-1], batch["ids"][:, 1:]
-            places = torch.arange(foretold.shape[1], device=self.device)
+            read, targets = batch["ids"][:, :-1], batch["ids"][:, 1:]
+            positions = torch.arange(targets.shape[1], device=self.device)
             first = torch.tensor([firsts[one] for one in chosen], device=self.device)
-            counted = (places >= first[:, None]) & (places < batch["ids_lengths"][:, None] - 1)
+            counted = (positions >= first[:, None]) & (positions < batch["ids_lengths"][:, None] - 1)
             with torch.no_grad():
-                each = cross_entropy_per_target(self.model(read).float(), foretold, counted=counted)
+                each = cross_entropy_per_target(self.model(read).float(), targets, counted=counted)
             for one, cost in zip(chosen, each.double().sum(1).tolist(), strict=True):
                 costs[owners[one]] += cost
             done += len(chosen)
@@ -299,13 +311,13 @@ class LanguageModel:
                 show(done, len(windows))
         return costs
 
-    def _begun(self, prompt: str) -> tuple[list[int], list[int]]:
-        """The tokens of a prompt, behind an end as every line is, and those of its last line."""
+    def _prompt_tokens(self, prompt: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of a prompt, which begins with an end token like every line, and those of its last line."""
         *lines, last = self.tokenizer.encode_all(prompt.split("\n"))
         return [self.tokenizer.eos, *(token for line in lines for token in (*line, self.tokenizer.eos)), *last], last
 
     def _text(self, begun: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text of tokens, whose ends are those of lines, as it goes on from a line that is begun."""
+        """Decode tokens, with end tokens as line ends, as the continuation of an unfinished line."""
         lines = [list(begun)]
         for token in tokens:
             if token == self.tokenizer.eos:
@@ -317,7 +329,7 @@ class LanguageModel:
 
 
 def _windows(row: Ids, size: int, stride: int | None) -> ConcatDataset[Any]:
-    """The windows over a row, and over what is left of it from each multiple of the stride below their size."""
+    """Return the windows over a row, started again at each multiple of the stride below the window size."""
     if stride is not None and stride < 1:
         raise ValueError(f"stride must be at least 1 token, got {stride}")
     firsts = range(0, min(size, len(row) - 1), stride or size)
@@ -329,7 +341,7 @@ def _window(ids: Ids) -> dict[str, Ids]:
 
 
 def _row(lines: Iterable[str], tokenizer: Tokenizer) -> Ids:
-    """All lines as one row, which begins as each line does: behind an end."""
+    """Return all lines as one row of ids, which begins with an end token."""
     ids = ids_of(lines, tokenizer)
     return np.concatenate([np.array([tokenizer.eos], ids.dtype), ids])
 
@@ -344,7 +356,7 @@ def _tokenizer_of(checkpoint: Path) -> Tokenizer:
 
 def _judge(valid: list[str], tokenizer: Tokenizer) -> Callable[[Gpt], dict[str, float]]:
     if not valid:
-        raise ValueError("valid must hold at least one line, got none; leave it out to train without validation")
+        raise ValueError("valid has no lines; leave it out to train without validation")
 
     def evaluate(model: Gpt) -> dict[str, float]:
         found = LanguageModel(model, tokenizer).evaluate(valid, overlap=0)

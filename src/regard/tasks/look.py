@@ -1,4 +1,4 @@
-"""Tapes: what a trained model attends to, from a run of ours or from a Hugging Face folder."""
+"""Capture the attention of a trained model, from a run or from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from . import captioning, classification, language, run_folder, translation
 from .image_inputs import ImageTransform
 from .seq2seq_task import length_limit
 
-# What comes after the last layer and looks at nothing; models trained on masked words have none.
+# Weights after the last layer without attention, which masked language models do not save.
 POOLER = re.compile(r"(^|\.)pooler\.(?!.*att)")
 
 
@@ -34,17 +34,16 @@ def tape_of(
     image: str | Path | None = None,
     device: torch.device | str | None = None,
 ) -> Tape:
-    """Every attention of the model in a folder while it reads a text or sees an image.
+    """Capture all attention of the model in a folder while it reads a text or an image.
 
-    A translator writes its translation of each line, or the lines of `target`; a captioner its caption, and a Hugging
-    Face model with a decoder its own text, or `target`. The model runs on `device`, a GPU where there is one unless
-    given.
+    A translator writes its translation of each line, or the lines of `target`; a captioner writes its caption, and a
+    Hugging Face model with a decoder its own text, or `target`. `device` is by default a GPU if there is one.
     """
     folder = Path(folder)
     if (text is None) == (image is None):
-        raise ValueError(f"give a text or an image, one of them, got {'neither' if text is None else 'both'}")
+        raise ValueError(f"give either a text or an image, got {'neither' if text is None else 'both'}")
     if text is not None and not text.strip():
-        raise ValueError("the text is empty; there is nothing to look at")
+        raise ValueError("the text is empty")
     if _is_hugging_face(folder):
         return _hugging_face(folder, text, target, image, own_device(device))
     try:
@@ -53,7 +52,7 @@ def tape_of(
         raise ValueError(f"{error}, or the folder of a Hugging Face model, with its config.json") from None
     task = run_folder.task_of(checkpoint)
     if task not in TAPES:
-        raise ValueError(f"{folder} is of the task {task!r}; expected a run of {', '.join(TAPES)}")
+        raise ValueError(f"{folder} is a run of the task {task!r}; expected one of {', '.join(TAPES)}")
     return TAPES[task](folder, text, target, image, own_device(device))
 
 
@@ -67,31 +66,33 @@ def _translation(
     else:
         targets = lines_in(target)
         if len(targets) != len(lines):
-            raise ValueError(f"text and target must have as many lines, got {len(lines)} and {len(targets)}")
+            raise ValueError(f"text and target must have the same number of lines, got {len(lines)} and {len(targets)}")
     return translator.tape([Pair(*pair) for pair in zip(lines, targets, strict=True)])
 
 
 def _language(
     folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
 ) -> Tape:
-    _check_not_forced("a language model", target)
+    _check_no_target("a language model", target)
     return language.LanguageModel.load(folder, device=device).tape("\n".join(_lines("a language model", text)))
 
 
 def _classification(
     folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
 ) -> Tape:
-    _check_not_forced("a classifier", target)
+    _check_no_target("a classifier", target)
     classifier = classification.Classifier.load(folder, device=device)
     if isinstance(classifier.reads, ImageTransform):
         if image is None:
-            raise ValueError("a classifier of images sees images; give --image")
+            raise ValueError("this classifier reads images; give --image")
         return classifier.tape([read_image(image)])
     lines = _lines("a classifier of texts", text)
     for number, long in enumerate(classifier.too_long(lines), start=1):
         if long:
             most = classifier.limit
-            raise ValueError(f"line {number} of the text has more than the {most} tokens the model reads; shorten it")
+            raise ValueError(
+                f"line {number} of the text has more than {most} tokens, the maximum of the model; shorten it"
+            )
     return classifier.tape(lines)
 
 
@@ -99,7 +100,7 @@ def _captioning(
     folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
 ) -> Tape:
     if image is None:
-        raise ValueError("a captioner sees images; give --image")
+        raise ValueError("a captioner reads images; give --image")
     describer = captioning.Describer.load(folder, device=device)
     pixels = read_image(image)
     caption = describer.describe([pixels])[0].text if target is None else target.strip()
@@ -120,9 +121,9 @@ def _lines(who: str, text: str | None) -> list[str]:
     return lines_in(text)
 
 
-def _check_not_forced(who: str, target: str | None) -> None:
+def _check_no_target(who: str, target: str | None) -> None:
     if target is not None:
-        raise ValueError(f"{who} writes no text beside what it reads; leave out --target")
+        raise ValueError(f"{who} has no decoder to write a target; leave out --target")
 
 
 def _is_hugging_face(folder: Path) -> bool:
@@ -132,131 +133,137 @@ def _is_hugging_face(folder: Path) -> bool:
     try:
         found = json.loads(config.read_text("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError):
-        raise ValueError(f"{config} is no JSON; expected the config of a model") from None
+        raise ValueError(f"{config} is not valid JSON; expected the config of a model") from None
     return isinstance(found, dict) and "model_type" in found
 
 
 def _hugging_face(
     folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
 ) -> Tape:
-    """By transformers, whatever the architecture; weights from safetensors alone, and no code from the folder."""
+    """Capture a model of any architecture by transformers; reads only safetensors and runs no code from the folder."""
     try:
         import transformers
     except ImportError:
-        raise ValueError("a Hugging Face folder is read by transformers; pip install 'regard[hf]'") from None
+        raise ValueError("reading a Hugging Face folder needs transformers; pip install 'regard[hf]'") from None
     if not list(folder.glob("*.safetensors")):
-        raise ValueError(f"{folder} holds no .safetensors; other weights may run code when they are read")
+        raise ValueError(f"{folder} has no .safetensors file; other formats are not read, since they may run code")
     here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(folder, **here)
     if not config.is_encoder_decoder:
-        _check_not_forced(f"a model of type {config.model_type}", target)
+        _check_no_target(f"a model of type {config.model_type}", target)
     kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModel
-    model = _filled(kind, folder, here).eval().to(device)
+    model = _load_complete(kind, folder, here).eval().to(device)
     if image is not None:
-        return _seen(transformers, model, folder, read_image(image), here)
-    tokenizer = _part(transformers.AutoTokenizer, "tokenizer", "sees images give --image", folder, here)
+        return _capture_image(transformers, model, folder, read_image(image), here)
+    tokenizer = _load_processor(transformers.AutoTokenizer, "tokenizer", "reads images, give --image", folder, here)
     encoded = tokenizer(text, return_tensors="pt").to(device)
-    _check_is_read("text", encoded["input_ids"], model)
-    source = _named(tokenizer, encoded["input_ids"][0])
+    _check_length("text", encoded["input_ids"], model)
+    source = _labels(tokenizer, encoded["input_ids"][0])
     if not config.is_encoder_decoder:
         with capture(model, source) as tape, torch.no_grad():
             model(**encoded)
         return tape
     if target is None:
         with torch.no_grad():
-            written = model.generate(**encoded, **_most_written(model, len(source)))
+            written = model.generate(**encoded, **_generation_limit(model, len(source)))
     else:
-        written = _forced(model, tokenizer, target).to(device)
-        _check_is_read("target", written, model)
-    names = _named(tokenizer, written[0])
-    with capture(model, {"*": source, "*decoder*": names, **_crossing(names, source)}) as tape, torch.no_grad():
+        written = _decoder_input(model, tokenizer, target).to(device)
+        _check_length("target", written, model)
+    names = _labels(tokenizer, written[0])
+    with capture(model, {"*": source, "*decoder*": names, **_cross_labels(names, source)}) as tape, torch.no_grad():
         model(**encoded, decoder_input_ids=written)
     return tape
 
 
-def _filled(kind: Any, folder: Path, here: dict[str, Any]) -> Any:
-    """The model with all its weights; transformers would make up those that the folder does not have."""
+def _load_complete(kind: Any, folder: Path, here: dict[str, Any]) -> Any:
+    """Load a model; raise if the folder lacks weights, which transformers would initialize at random."""
     try:
-        model, told = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **here)
+        model, info = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **here)
     except SafetensorError as error:
-        raise ValueError(f"{folder} holds weights that cannot be read: {error}; get them again") from None
+        raise ValueError(f"cannot read the weights in {folder}: {error}; download them again") from None
     except RuntimeError as error:
         if "mismatch" not in str(error):
             raise
-        raise ValueError(f"{folder} holds weights of other shapes than its config.json says; get both again") from None
-    missing = sorted(name for name in told["missing_keys"] if not POOLER.search(name))
+        raise ValueError(
+            f"the weights in {folder} have other shapes than its config.json says; download both again"
+        ) from None
+    missing = sorted(name for name in info["missing_keys"] if not POOLER.search(name))
     if missing:
         first = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise ValueError(
-            f"{folder} lacks {len(missing)} of the tensors of a {type(model).__name__}: {first}; get all its files"
+            f"{folder} lacks {len(missing)} tensors of a {type(model).__name__}: {first}; download all its files"
         )
     return model
 
 
-def _part(kind: Any, what: str, otherwise: str, folder: Path, here: dict[str, Any]) -> Any:
-    """What makes numbers of a text or an image for the model of a folder."""
-    lacking = f"{folder} holds no {what} that transformers can read: if its model {otherwise}, else get all its files"
+def _load_processor(kind: Any, what: str, otherwise: str, folder: Path, here: dict[str, Any]) -> Any:
+    """Load the tokenizer or the image processor of a folder."""
+    lacking = (
+        f"{folder} has no {what} that transformers can read: if its model {otherwise}, else download all its files"
+    )
     try:
         part = kind.from_pretrained(folder, **here)
     except (OSError, ValueError) as error:
         raise ValueError(f"{lacking} ({error})") from None
     if hasattr(part, "get_vocab") and len(part.get_vocab().keys() - set(part.all_special_tokens)) < 2:
-        raise ValueError(lacking)  # transformers makes one up, to which every word is unknown
+        raise ValueError(lacking)  # transformers returned an empty one, to which every word is unknown
     return part
 
 
-def _most_written(model: Any, read: int) -> dict[str, int]:
-    """How many tokens a model may write where its folder does not say; transformers would end every text at 20."""
-    told = model.generation_config
-    if told.max_length is not None or told.max_new_tokens is not None:
+def _generation_limit(model: Any, read: int) -> dict[str, int]:
+    """Return the length limit of generation if the folder sets none; transformers would stop at 20 tokens."""
+    settings = model.generation_config
+    if settings.max_length is not None or settings.max_new_tokens is not None:
         return {}
-    places = _most_tokens(model)
+    places = _max_positions(model)
     return {"max_new_tokens": length_limit(read) if places is None else min(length_limit(read), places - 1)}
 
 
-def _forced(model: Any, tokenizer: Any, target: str) -> Tensor:
-    """What a decoder reads that is to write the target: the token it starts with, then those of the target."""
+def _decoder_input(model: Any, tokenizer: Any, target: str) -> Tensor:
+    """Return the decoder input that forces the target: its start token, then the tokens of the target."""
     settings = (model.generation_config, model.config)
     names = ("decoder_start_token_id", "bos_token_id")
     start = next((x for name in names for of in settings if (x := getattr(of, name, None)) is not None), None)
     if start is None:
-        raise ValueError("the config names no token that decoding starts with; add decoder_start_token_id to it")
+        raise ValueError("the config has no start token for decoding; add decoder_start_token_id to it")
     ids = tokenizer(text_target=target.strip(), return_tensors="pt")["input_ids"]
     return torch.cat([torch.full_like(ids[:, :1], start), ids], 1)
 
 
-def _check_is_read(what: str, ids: Tensor, model: Any) -> None:
-    limit, n = _most_tokens(model), ids.shape[1]
+def _check_length(what: str, ids: Tensor, model: Any) -> None:
+    limit, n = _max_positions(model), ids.shape[1]
     if limit is not None and n > limit:
-        raise ValueError(f"the {what} has {n} tokens, and the model reads at most {limit}; shorten it")
+        raise ValueError(f"the {what} has {n} tokens, but the model reads at most {limit}; shorten it")
 
 
-def _most_tokens(model: Any) -> int | None:
-    """How many tokens it has positions for, if it says so; some count them from that of padding on."""
+def _max_positions(model: Any) -> int | None:
+    """Return the number of positions, None if unknown; some models number them from the padding index on."""
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
     places = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
     padded = [part for part in places if getattr(part, "padding_idx", None) is not None]
     return padded[0].num_embeddings - padded[0].padding_idx - 1 if limit is not None and padded else limit
 
 
-def _named(tokenizer: Any, ids: Tensor) -> list[str]:
-    """What each id is called, for showing."""
+def _labels(tokenizer: Any, ids: Tensor) -> list[str]:
+    """Return the text of each token."""
     inner = getattr(tokenizer, "backend_tokenizer", None)
     return readable_pieces(tokenizer.convert_ids_to_tokens(ids), getattr(inner, "decoder", None))
 
 
-def _crossing(target: Sequence[str], source: Sequence[str]) -> dict[str, tuple[list[str], list[str]]]:
-    """The names architectures give to the layers between their two halves."""
+def _cross_labels(target: Sequence[str], source: Sequence[str]) -> dict[str, tuple[list[str], list[str]]]:
+    """Return the labels of cross-attention layers, by the names that architectures give them."""
     patterns = ("*decoder*encoder_attn*", "*decoder*EncDecAttention*", "*decoder*crossattention*")
     return dict.fromkeys(patterns, (list(target), list(source)))
 
 
-def _seen(transformers: Any, model: Any, folder: Path, pixels: Any, here: dict[str, Any]) -> Tape:
-    model = getattr(model, "vision_model", model)  # one that reads texts as well has a part that sees
+def _capture_image(transformers: Any, model: Any, folder: Path, pixels: Any, here: dict[str, Any]) -> Tape:
+    model = getattr(model, "vision_model", model)  # models that also read text have a vision part
     fitted = {"use_fast": False, **here}
-    processor = _part(transformers.AutoImageProcessor, "image processor", "reads text give --text", folder, fitted)
+    processor = _load_processor(
+        transformers.AutoImageProcessor, "image processor", "reads text, give --text", folder, fitted
+    )
     values = processor(pixels, return_tensors="pt")["pixel_values"]
     with capture(model) as tape, torch.no_grad():
         model(pixel_values=values.to(model.device))

@@ -1,4 +1,4 @@
-"""Metrics of written text against references, as the field reports them: a number, and how it was computed."""
+"""Metrics: BLEU, chrF and ROUGE of texts, SQuAD scores of answers, and the confusion matrix of classes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch import Tensor
 from ..data.text import check_not_a_string
 from ..train.progress import number
 
-# sacreBLEU and above all rouge-score, with all of SciPy behind it, are imported where a text is measured.
+# sacreBLEU and rouge-score, which imports SciPy, are slow to import, so functions import them when needed.
 
-# Those of sacreBLEU that want no files from elsewhere, nor packages that are not here.
+# The tokenizers of sacreBLEU that need no downloads and no other packages.
 TOKENIZERS = ("13a", "intl", "zh", "char", "none")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 MAX_TABLE_CLASSES = 20
-JOINERS = "_\u200c\u200d"  # the last two have no width: Indic and Persian words are spelled with them
+JOINERS = "_\u200c\u200d"  # the last two are zero-width joiners, which occur inside Indic and Persian words
 
 
 class MetricValue(NamedTuple):
-    """A number and its signature, by which others can compute the same."""
+    """The value of a metric and its signature, which says how to compute the same number."""
 
     value: float
     signature: str
@@ -47,12 +47,12 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str 
     from sacrebleu.metrics.bleu import BLEU
 
     check_tokenizable(tokenize)
-    # What sacreBLEU says of text that looks tokenized, it would say again at each validation.
+    # force=True silences the warning about tokenized text, which would appear at each validation.
     return _measured(BLEU(tokenize=tokenize, force=True), hypotheses, references)
 
 
 def check_tokenizable(tokenize: str) -> None:
-    """Raise unless `bleu` knows the tokenizer: to be asked before the work that it is to measure."""
+    """Raise unless `bleu` has the tokenizer; called before the translations are computed."""
     if tokenize not in TOKENIZERS:
         raise ValueError(f"tokenize must be one of {', '.join(TOKENIZERS)}, got {tokenize!r}")
 
@@ -65,7 +65,7 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> MetricValue:
 
 
 def exact(hypotheses: Sequence[str], references: Sequence[str]) -> MetricValue:
-    """The percentage of lines that are the reference, spaces at the ends aside."""
+    """The percentage of lines equal to their reference, ignoring spaces at the ends."""
     _check_matches(hypotheses, references)
     same = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
     return MetricValue(100 * same / len(references), "lines")
@@ -81,7 +81,7 @@ def bleu_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]],
 
     _check_all_match(hypotheses, references)
     most = max(map(len, references))
-    # A corpus of references each; where an image has fewer than another, sacreBLEU takes None.
+    # One list per reference number; sacreBLEU takes None for images with fewer references.
     streams = [[some[n] if n < len(some) else None for some in references] for n in range(most)]
     metric: Any = BLEU(max_ngram_order=order, smooth_method="none", force=True)
     value = metric.corpus_score(list(hypotheses), streams).score
@@ -89,7 +89,7 @@ def bleu_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]],
 
 
 def exact_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> MetricValue:
-    """The percentage of lines that are one of their references, spaces at the ends aside."""
+    """The percentage of lines equal to one of their references, ignoring spaces at the ends."""
     _check_all_match(hypotheses, references)
     same = sum(h.strip() in [r.strip() for r in some] for h, some in zip(hypotheses, references, strict=True))
     return MetricValue(100 * same / len(references), "lines")
@@ -109,8 +109,8 @@ def rouge(
     rouge2 50.00  F1|stemmed|rouge-score:...
     rougeL 66.67  F1|stemmed|rouge-score:...
 
-    The words are those of rouge-score: letters from a to z and digits, stemmed as English. It finds none in other
-    scripts; `words="unicode"` takes every run of letters, their marks and digits for a word, without stemming.
+    By default words are those of rouge-score: letters a to z and digits, stemmed as English, so other scripts have no
+    words. With `words="unicode"`, every run of letters, marks and digits is a word, without stemming.
     """
     from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
@@ -125,10 +125,10 @@ def rouge(
 
 
 class UnicodeWords:
-    """Runs of letters, their marks and digits of any script, as rouge-score takes a tokenizer."""
+    """Tokenizer for rouge-score: runs of letters, marks and digits of any script."""
 
     def tokenize(self, text: str) -> list[str]:
-        """The words of a text, in lower case and composed (NFC).
+        """Return the words of a text, in lower case and composed (NFC).
 
         >>> UnicodeWords().tokenize("हिन्दी, Cafe\\u0301!")
         ['हिन्दी', 'café']
@@ -138,20 +138,21 @@ class UnicodeWords:
 
 
 def squad_scores(answers: Sequence[str], gold: Sequence[Sequence[str]]) -> dict[str, MetricValue]:
-    """`f1` and `exact`, the percentages of Rajpurkar et al. 2016: each answer by the gold one it is nearest to.
+    """Compute `f1` and `exact` of Rajpurkar et al. 2016, in percent: each answer against its nearest gold answer.
 
     >>> for name, measured in judged(["the Eiffel tower", "1889"], [["Eiffel Tower"], ["in 1889", "May 1889"]]).items():
     ...     print(name, measured)
     f1 83.33  SQuAD, 2 questions
     exact 50.00  SQuAD, 2 questions
 
-    No gold answers mean that the question has none, which an empty answer says. Where there are such questions, f1
-    of the others is `possible`, and the percentage of these that were left unanswered is `impossible`.
+    An empty list of gold answers means that the question has no answer, and only an empty answer is right. If there
+    are such questions, `possible` is the f1 of all others, and `impossible` the percentage of them
+    with an empty answer.
     """
     if len(answers) != len(gold) or not gold:
         raise ValueError(
-            f"answers must be one for each of one or more questions, got {len(answers)} answers and {len(gold)} "
-            "questions"
+            f"each question needs one answer, and there must be at least one, got {len(answers)} answers and "
+            f"{len(gold)} questions"
         )
     f1 = [max(_squad_f1(answer, one) for one in some or [""]) for answer, some in zip(answers, gold, strict=True)]
     exact = [max(_squad_exact(answer, one) for one in some or [""]) for answer, some in zip(answers, gold, strict=True)]
@@ -166,7 +167,7 @@ def squad_scores(answers: Sequence[str], gold: Sequence[Sequence[str]]) -> dict[
 
 
 def normalize_answer(answer: str) -> str:
-    """What of an answer counts.
+    """Remove from an answer what SQuAD ignores: case, punctuation, articles and extra spaces.
 
     >>> normalize_answer("The  Eiffel-Tower, a tower.")
     'eiffeltower tower'
@@ -175,7 +176,7 @@ def normalize_answer(answer: str) -> str:
 
 
 class Confusion(NamedTuple):
-    """Counts by class, as it is (down) and as it was found (across).
+    """Counts of examples by true class (rows) and predicted class (columns).
 
     >>> print(Confusion.of([0, 0, 1, 1], [0, 1, 1, 1], ("cat", "dog")))
                  cat dog
@@ -187,21 +188,21 @@ class Confusion(NamedTuple):
     classes: tuple[str, ...]
 
     @classmethod
-    def of(cls, right: Sequence[int], found: Sequence[int], classes: tuple[str, ...]) -> Confusion:
-        """The table of what examples are, and what they were taken for."""
+    def of(cls, labels: Sequence[int], predictions: Sequence[int], classes: tuple[str, ...]) -> Confusion:
+        """Count examples by their labels and predictions."""
         n = len(classes)
-        pairs = torch.tensor([a * n + b for a, b in zip(right, found, strict=True)], dtype=torch.long)
+        pairs = torch.tensor([a * n + b for a, b in zip(labels, predictions, strict=True)], dtype=torch.long)
         return cls(pairs.bincount(minlength=n * n).view(n, n), tuple(classes))
 
     @property
     def accuracy(self) -> MetricValue:
-        """The percentage that was found to be what it is."""
+        """The percentage of examples with the right prediction."""
         total = int(self.counts.sum())
         return MetricValue(100 * int(self.counts.diagonal().sum()) / max(total, 1), f"% of {total:,} examples")
 
     @property
     def f1(self) -> MetricValue:
-        """2 p r / (p + r) of precision and recall, in percent, the mean over the classes that occur."""
+        """2 p r / (p + r) of precision p and recall r, in percent, averaged over the classes that occur."""
         hits = self.counts.diagonal().double()
         there, found = self.counts.sum(1), self.counts.sum(0)
         occurs = there + found > 0
@@ -209,7 +210,7 @@ class Confusion(NamedTuple):
         return MetricValue(100 * float(each.mean()) if len(each) else 0.0, f"% macro, {len(each)} classes")
 
     def most_confused(self, limit: int = MAX_TABLE_CLASSES) -> list[tuple[str, str, int]]:
-        """What was limit often taken for what: class, other class, how often."""
+        """Return the most frequent confusions: true class, predicted class, count."""
         wrong = self.counts.clone()
         wrong.fill_diagonal_(0)
         values, places = wrong.flatten().sort(descending=True, stable=True)
@@ -219,8 +220,8 @@ class Confusion(NamedTuple):
 
     def __str__(self) -> str:
         if len(self.classes) > MAX_TABLE_CLASSES:
-            found = [f"{count:>8} x {a} taken for {b}" for a, b, count in self.most_confused()]
-            return "\n".join(found) or "    nothing was taken for anything else"
+            lines = [f"{count:>8} x {a} predicted as {b}" for a, b, count in self.most_confused()]
+            return "\n".join(lines) or "    no example was misclassified"
         names = [name[:12] for name in self.classes]
         wide = max(3, *(len(str(count)) for count in self.counts.flatten().tolist()), *map(len, names))
         left = max(8, *map(len, names))
@@ -231,7 +232,7 @@ class Confusion(NamedTuple):
 
 
 def _in_word(letter: str) -> bool:
-    """Whether a character does not end a word: vowel signs are marks, and joiners stand between letters."""
+    """Whether a character is part of a word: letters, digits, marks such as vowel signs, and joiners."""
     return letter.isalnum() or letter in JOINERS or unicodedata.category(letter).startswith("M")
 
 
@@ -246,7 +247,7 @@ def _check_all_match(hypotheses: Sequence[str], references: Sequence[Sequence[st
     for n, some in enumerate(references):
         check_not_a_string(some, "the references of each hypothesis")
         if not some:
-            raise ValueError(f"each hypothesis needs a reference, got none for number {n}; leave it out")
+            raise ValueError(f"each hypothesis needs a reference, but number {n} has none; leave it out")
 
 
 def _check_matches(hypotheses: Sequence[str], references: Sequence[Any]) -> None:
@@ -264,7 +265,7 @@ def _squad_exact(answer: str, gold: str) -> float:
 
 
 def _squad_f1(answer: str, gold: str) -> float:
-    """The harmonic mean of precision and recall over words, each as often as it comes."""
+    """The harmonic mean of precision and recall over words, counting repetitions."""
     a, b = normalize_answer(answer).split(), normalize_answer(gold).split()
     if not a or not b:
         return float(a == b)

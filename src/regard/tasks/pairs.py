@@ -1,4 +1,4 @@
-"""Tasks from one text to another: two tokenizers, or one for both sides, and pairs as ids."""
+"""Pairs of texts as token ids, with one tokenizer for both sides or one for each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from . import run_folder
 from .encoded_dataset import EncodedExamples
 from .vocabulary import TOKENIZER, Vocabulary
 
-SOURCE, TARGET = "tokenizer.source.json", "tokenizer.target.json"  # where the sides share none
+SOURCE, TARGET = "tokenizer.source.json", "tokenizer.target.json"  # if the sides share no tokenizer
 
 
 class TextPair(Protocol):
-    """A text and what is to become of it, as `regard.data.Pair` has them."""
+    """A source text and its target text, such as `regard.data.Pair`."""
 
     @property
     def source(self) -> str: ...
@@ -25,14 +25,14 @@ class TextPair(Protocol):
 
 
 def check_pairs(pairs: Iterable[TextPair]) -> None:
-    """Raise unless each has a source and a target, as a plain tuple has not."""
+    """Raise unless each item has a source and a target; a plain tuple has neither."""
     for pair in pairs:
         if not (hasattr(pair, "source") and hasattr(pair, "target")):
-            raise TypeError(f"a pair must have a source and a target, got {pair!r}; write Pair(source, target)")
+            raise TypeError(f"a pair must have a source and a target, got {pair!r}; use Pair(source, target)")
 
 
 class Draft(NamedTuple):
-    """A source, what was written from it, and its tokens as they were chosen: of an unknown word, text tells less."""
+    """A source, the text generated from it, and its tokens, which the text alone does not determine."""
 
     source: str
     target: str
@@ -40,7 +40,7 @@ class Draft(NamedTuple):
 
 
 class Tokenizers(NamedTuple):
-    """The tokenizers of both sides; the same one twice where they share it."""
+    """The tokenizers of both sides; the same one twice if they share it."""
 
     source: Tokenizer
     target: Tokenizer
@@ -52,39 +52,42 @@ class Tokenizers(NamedTuple):
 
     @property
     def pad(self) -> dict[str, int]:
-        """What batches are padded with, by field."""
+        """Padding ids of batches, by field."""
         return {"source": self.source.pad, "target": self.target.pad}
 
     def encode(self, pairs: Iterable[TextPair]) -> EncodedExamples:
-        """Pairs as `source` and `target`, each with its end."""
+        """Encode pairs as `source` and `target`, each with its end token."""
 
-        def both(some: Sequence[TextPair]) -> dict[str, list[list[int]]]:
-            return {"source": self.encode_sources([pair.source for pair in some]), "target": self.encode_targets(some)}
+        def encode_chunk(chunk: Sequence[TextPair]) -> dict[str, list[list[int]]]:
+            return {
+                "source": self.encode_sources([pair.source for pair in chunk]),
+                "target": self.encode_targets(chunk),
+            }
 
-        return EncodedExamples(pairs, both)
+        return EncodedExamples(pairs, encode_chunk)
 
     def sources(self, lines: Sequence[str]) -> EncodedExamples:
-        """Sources alone."""
-        return EncodedExamples(lines, lambda some: {"source": self.encode_sources(some)})
+        """Encode sources alone."""
+        return EncodedExamples(lines, lambda chunk: {"source": self.encode_sources(chunk)})
 
     def text(self, tokens: Sequence[int], source: str) -> str:
-        """What was written from a source."""
+        """Decode output tokens to text."""
         return self.target.decode(tokens)
 
     def source_labels(self, ids: Sequence[int], source: str) -> list[str]:
-        """The tokens of a source."""
+        """Return the text of each token of a source."""
         return self.source.labels(ids)
 
     def target_labels(self, ids: Sequence[int], source: str) -> list[str]:
-        """The tokens of what was written from a source."""
+        """Return the text of each output token."""
         return self.target.labels(ids)
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """Sources as ids. The end makes sure that even an empty text has something to attend to."""
+        """Encode sources as ids; the end token gives even an empty text something to attend to."""
         return self.source.encode_all(texts, eos=True)
 
     def encode_targets(self, pairs: Sequence[TextPair]) -> list[list[int]]:
-        """Targets as ids; those of a draft are its own."""
+        """Encode targets as ids; a draft keeps its own tokens."""
         rows = self.target.encode_all([pair.target for pair in pairs], eos=True)
         return [self._with_end(pair) if isinstance(pair, Draft) else row for pair, row in zip(pairs, rows, strict=True)]
 
@@ -93,14 +96,14 @@ class Tokenizers(NamedTuple):
         return [*draft.tokens, *([] if draft.tokens[-1:] == (end,) else [end])]
 
     def files(self) -> dict[str, str]:
-        """What a checkpoint keeps of them."""
+        """Return the files of a checkpoint that hold the tokenizers."""
         if self.joint:
             return {TOKENIZER: self.source.to_json()}
         return {SOURCE: self.source.to_json(), TARGET: self.target.to_json()}
 
     @classmethod
     def load(cls, checkpoint: Path) -> Tokenizers:
-        """The tokenizers a checkpoint holds."""
+        """Load the tokenizers of a checkpoint."""
         if (checkpoint / TOKENIZER).exists():
             one = Tokenizer.from_json(run_folder.read_text(checkpoint, TOKENIZER))
             return cls(one, one)
@@ -109,12 +112,12 @@ class Tokenizers(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PairVocabulary(Vocabulary):
-    """The tokens of both sides."""
+    """Settings of the vocabulary of both sides."""
 
-    joint: Annotated[bool, "one vocabulary for both sides"] = True
+    joint: Annotated[bool, "Share one vocabulary between source and target."] = True
 
     def learn_both(self, pairs: Iterable[TextPair]) -> Tokenizers:
-        """The tokenizers of these pairs, which are iterated more than once."""
+        """Learn the tokenizers of these pairs, which are iterated more than once."""
         if self.joint or self.load is not None:
             one = self.learn(text for pair in pairs for text in (pair.source, pair.target))
             return Tokenizers(one, one)

@@ -1,4 +1,4 @@
-"""Writer: encoder-decoders with their tokenizers, which read lines and write lines."""
+"""Decoding and scoring with trained encoder-decoders, line by line."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .encoded_dataset import EncodedExamples, in_batches
 from .metrics import MetricValue
 from .pairs import Draft, TextPair, Tokenizers, check_pairs
 
-TOKENS_PER_BATCH = 4096  # of a batch
-MAX_CAPTURED_PAIRS = 500  # pairs on one tape
+TOKENS_PER_BATCH = 4096
+MAX_CAPTURED_PAIRS = 500
 Network = Seq2SeqConfig | PointerConfig | TransformerConfig
-ShowProgress = Callable[[int, int], None]  # is told how many are done, and of how many
+ShowProgress = Callable[[int, int], None]  # called with the number of examples done, and of all
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqTaskConfig:
-    """What `config.json` says: the model, the longest target of its training, and how much it reads of a source.
+    """The content of `config.json`: the model, the longest target in training, and the limit of sources, in tokens.
 
-    Lengths are in tokens; without a limit sources are read whole.
+    Without a limit, sources are read whole.
     """
 
     model: Network
@@ -44,10 +44,10 @@ class Seq2SeqTaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedText:
-    """A line that was written, and what the writer thought of it; `finished` is False where it was cut off.
+    """A generated line with its scores; `finished` is False if it reached the maximum length before its end.
 
-    `score` is the log-probability divided by the length penalty, whatever the beam. `tokens` are those it was written
-    in, the end among them if it came; `pairs.Draft` takes them.
+    `score` is the log-probability divided by the length penalty, for any beam size. `tokens` are its tokens, including
+    the end token if it was generated; `pairs.Draft` takes them.
     """
 
     text: str
@@ -58,7 +58,7 @@ class GeneratedText:
 
     @classmethod
     def of(cls, found: Hypothesis, text: str) -> GeneratedText:
-        """What a search has found, and how it reads."""
+        """Make a generated text of a hypothesis and its decoded text."""
         return cls(
             text=text,
             score=found.score,
@@ -68,16 +68,16 @@ class GeneratedText:
         )
 
 
-EMPTY_TEXT = GeneratedText(text="", score=0.0, log_probability=0.0, finished=True)  # what becomes of a blank line
+EMPTY_TEXT = GeneratedText(text="", score=0.0, log_probability=0.0, finished=True)  # the output for a blank line
 
 
 class Writer:
-    """One encoder-decoder, or several over the same vocabularies that decode as one.
+    """A trained encoder-decoder, or an ensemble of several with the same vocabularies.
 
-    `longest` is the longest target of the training, in tokens: what is written is about half as long again at most,
-    see `at_most`. Of a source it reads as many tokens as its training has read, `limit`; `too_long` says where that is
-    not all. Lines are read in batches of like length, and each is written as if it were alone. `show(done, all)` hears
-    of progress.
+    `longest` is the longest target in training, in tokens, which bounds the length of outputs (`length_limit`). Only
+    the first `limit` tokens of a source are read, as in training; `too_long` finds longer sources. Lines are decoded in
+    batches of similar length, and the batch does not change their outputs. Methods call `show(done, total)` to report
+    progress.
     """
 
     task: ClassVar[str]
@@ -92,18 +92,20 @@ class Writer:
 
     @classmethod
     def load(cls, *folders: str | Path, device: torch.device | str | None = None) -> Self:
-        """The writer of a run, or the ensemble of several that share their vocabularies, and whether they copy."""
+        """Load the model of a run, or an ensemble of several with the same vocabularies."""
         if not folders:
-            raise ValueError("folders must name at least one run, got none")
+            raise ValueError("load needs at least one folder, got none")
         place = own_device(device)
         opened = [run_folder.open_run(folder) for folder in folders]
         configs = [run_folder.config_of(path, cls.task, Seq2SeqTaskConfig) for path in opened]
         tokenizers = [tokenizers_class(config.model).load(path) for config, path in zip(configs, opened, strict=True)]
         for path, other in zip(opened[1:], tokenizers[1:], strict=True):
             if type(other) is not type(tokenizers[0]):
-                raise ValueError(f"all of an ensemble copy words or none does, and {path} and {opened[0]} differ")
+                raise ValueError(
+                    f"all models of an ensemble must copy words, or none, but {path} and {opened[0]} differ"
+                )
             if tuple(other) != tuple(tokenizers[0]):
-                raise ValueError(f"an ensemble shares its vocabularies, and those of {path} and {opened[0]} differ")
+                raise ValueError(f"an ensemble must share its vocabularies, but those of {path} and {opened[0]} differ")
         models = [build_model(config.model) for config in configs]
         for model, path in zip(models, opened, strict=True):
             run_folder.load_weights(model, path)
@@ -126,7 +128,7 @@ class Writer:
         no_repeat: int | None = None,
         show: ShowProgress | None = None,
     ) -> list[GeneratedText]:
-        """The best that beam search finds for each line; a beam of 1 is greedy."""
+        """Return the best output for each line by beam search; a beam of 1 is greedy."""
         found = self.n_best(
             lines,
             n=1,
@@ -151,11 +153,11 @@ class Writer:
         no_repeat: int | None = None,
         show: ShowProgress | None = None,
     ) -> list[list[GeneratedText]]:
-        """The n best for each line, best first; `alpha` is that of the length penalty of Wu et al. 2016.
+        """Return the n best outputs for each line, best first.
 
-        None is longer than `max_length` tokens, which is `at_most` unless given, and none has the same `no_repeat`
-        tokens in a row twice. None is shorter than `min_length`, unless `no_repeat` leaves nothing but the end. Of a
-        blank line comes an empty one, and no model is asked.
+        `alpha` is the exponent of the length penalty of Wu et al. 2016. Outputs have at most `max_length` tokens, by
+        default `length_limit`, and never repeat a sequence of `no_repeat` tokens. They have at least `min_length`
+        tokens, unless `no_repeat` leaves only the end token. A blank line gives an empty output.
         """
         check_not_a_string(lines, "lines")
         check_beam(beam, n)
@@ -178,7 +180,7 @@ class Writer:
         return found
 
     def score(self, pairs: Sequence[TextPair], *, show: ShowProgress | None = None) -> list[float]:
-        """log p(target | source) of each pair, the end included."""
+        """Compute log p(target | source) of each pair, including the end token."""
         found = [0.0] * len(pairs)
         examples = self.tokenizers.encode(self._cut(pairs))
         for rows, batch in self._batches(examples, show):
@@ -189,30 +191,30 @@ class Writer:
         return found
 
     def loss(self, pairs: Sequence[TextPair]) -> MetricValue:
-        """What the targets cost a token."""
+        """Compute the mean -log p per target token."""
         if not pairs:
-            raise ValueError("loss is that of at least one pair, got none")
+            raise ValueError("loss needs at least one pair, got none")
         tokens = int(self.tokenizers.encode(pairs).lengths["target"].sum())
-        return MetricValue(-sum(self.score(pairs)) / tokens, f"nats a token, {tokens:,} tokens")
+        return MetricValue(-sum(self.score(pairs)) / tokens, f"nats per token, {tokens:,} tokens")
 
     def tape(self, pairs: Sequence[TextPair]) -> Tape:
-        """Every attention of the model over these pairs, a batch row each, to be measured, saved and viewed."""
+        """Capture all attention of the model over these pairs, one batch row per pair."""
         if len(self.models) > 1:
-            raise ValueError(f"a tape is of one model, got {len(self.models)}; load one of them")
+            raise ValueError(f"a capture needs exactly one model, got {len(self.models)}; load one of them")
         if not 0 < len(pairs) <= MAX_CAPTURED_PAIRS:
-            raise ValueError(f"a tape holds the attention of 1 to {MAX_CAPTURED_PAIRS} pairs, got {len(pairs)}")
+            raise ValueError(f"a capture holds 1 to {MAX_CAPTURED_PAIRS} pairs, got {len(pairs)}; give fewer")
         pairs = self._cut(pairs)
         batch = self.tokenizers.encode(pairs).batch(range(len(pairs)), pad=self.tokenizers.pad, device=self.device)
         return word_alignment.tape_of(self.models[0], self.tokenizers, pairs, batch)
 
     def read(self, source: str) -> str:
-        """What is read of a source: its text up to the limit, which the end counts to."""
+        """Return the part of a source that is read: its text up to the limit, in which the end token counts."""
         if self.limit is None or len(spans := self.tokenizers.source.spans(source)) < self.limit:
             return source
         return source[: spans[self.limit - 2].end] if self.limit > 1 else ""
 
     def too_long(self, sources: Sequence[str]) -> list[bool]:
-        """Of each source, whether its end is not read."""
+        """Return for each source whether it has more tokens than are read."""
         check_not_a_string(sources, "sources")
         return [self.read(source) != source for source in sources]
 
@@ -245,7 +247,7 @@ class Writer:
 def search_n_best(
     stepper: Any, source: Any, prefix: Tensor, *, n: int, beam: int, alpha: float, **limits: Any
 ) -> list[list[Hypothesis]]:
-    """The n best of each row of the source; those of a beam of 1, which is greedy, score as all others do."""
+    """Return the n best hypotheses of each source row; greedy search (beam 1) gets the same kind of score."""
     length = Gnmt(alpha)
     if beam > 1:
         return decode.beam(stepper, source, prefix, width=beam, n_best=n, length=length, **limits)
@@ -254,7 +256,7 @@ def search_n_best(
 
 
 def length_limit(longest: int, *, min_length: int = 0, max_length: int | None = None) -> int:
-    """The most tokens to write: `max_length`, else half as many again as the longest target of the training, and ten.
+    """Return the maximum number of output tokens: `max_length`, or else 1.5 x the longest target in training, plus 10.
 
     >>> at_most(40), at_most(40, max_length=500)
     (70, 500)
@@ -263,7 +265,7 @@ def length_limit(longest: int, *, min_length: int = 0, max_length: int | None = 
 
 
 def check_beam(beam: int, n: int) -> None:
-    """Raise unless a beam can find the n best."""
+    """Raise if `n` is larger than the beam."""
     check_int("beam", beam, least=1)
     check_int("n", n, least=1)
     if n > beam:
@@ -271,7 +273,7 @@ def check_beam(beam: int, n: int) -> None:
 
 
 def build_model(network: Network) -> nn.Module:
-    """The model of a config."""
+    """Build the model of a config."""
     match network:
         case PointerConfig():
             return Pointer(network)
@@ -282,5 +284,5 @@ def build_model(network: Network) -> nn.Module:
 
 
 def tokenizers_class(network: Network) -> type[Tokenizers]:
-    """How a model reads pairs: one that copies numbers the words it does not know."""
+    """Return the tokenizers class of a model; one that copies gives unknown words ids of their own."""
     return CopyTokenizers if isinstance(network, PointerConfig) else Tokenizers

@@ -1,4 +1,4 @@
-"""Writing: how an encoder-decoder learns from pairs of texts, whatever it is to write."""
+"""Train an encoder-decoder on pairs of texts, for any task from one text to another."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .seq2seq_task import Network, Seq2SeqTaskConfig, build_model, tokenizers_cl
 from .setup import Setup, Start, run
 
 
-class Judge(Protocol):
-    """A writer that can say how good it is, as `Translator` does."""
+class Evaluator(Protocol):
+    """A predictor with an evaluation, such as `Translator`."""
 
     def evaluate(self, pairs: Sequence[TextPair], *, beam: int) -> dict[str, MetricValue]: ...
 
 
 def train(
     task: str,
-    writer: Callable[..., Judge],
+    writer: Callable[..., Evaluator],
     new: Callable[[], tuple[Network, Tokenizers]],
     pairs: Iterable[TextPair],
     *,
@@ -43,9 +43,10 @@ def train(
     device: torch.device | str | None,
     show: Progress | None,
 ) -> Outcome:
-    """Train what `new` makes of the pairs, or the model of the run in `out`, and judge it as the writer it becomes.
+    """Train a new model, or resume the run in `out`; validate with `writer`, the class of the predictor.
 
-    `limit` is how many tokens of a source are read later, where training has cut them.
+    `new` builds the config and the tokenizers of a new model. `limit` is the number of source tokens that the predictor
+    reads, if training truncates sources.
     """
 
     check_reiterable(pairs, "pairs")
@@ -61,7 +62,7 @@ def train(
         examples = tokenizers.encode(pairs)
         batches = batching.over(examples, pad=tokenizers.pad, seed=recipe.seed, group=start.group, say=start.say)
         if recipe.forcing is not None and isinstance(network, TransformerConfig):
-            raise ValueError("forcing feeds a recurrent decoder its own words, got a Transformer; leave it out")
+            raise ValueError("forcing needs a recurrent decoder, got a Transformer; leave it out")
         if config is None:
             longest = min(batching.limit, int(examples.lengths["target"].max()))
             config = Seq2SeqTaskConfig(model=network, longest=longest, limit=limit)
@@ -76,7 +77,7 @@ def train(
 
 
 def _judge(
-    writer: Callable[..., Judge],
+    writer: Callable[..., Evaluator],
     valid: list[TextPair],
     tokenizers: Tokenizers,
     config: Seq2SeqTaskConfig,
@@ -84,13 +85,13 @@ def _judge(
     say: Callable[[str], None],
 ) -> Callable[[nn.Module], dict[str, float]]:
     if not valid:
-        raise ValueError("valid must hold at least one pair, got none; leave it out to train without validation")
+        raise ValueError("valid has no pairs; leave it out to train without validation")
     if (limit := config.limit) is not None:
         lengths = map(len, tokenizers.encode_sources([pair.source for pair in valid]))
         if long := sum(length > limit for length in lengths):
             say(
-                f"{long:,} of {len(valid):,} documents to validate by have more than {limit} tokens, of which the rest "
-                "is not read"
+                f"{long:,} of {len(valid):,} validation documents have more than {limit} tokens; only the first "
+                f"{limit} are read"
             )
 
     def evaluate(model: nn.Module) -> dict[str, float]:

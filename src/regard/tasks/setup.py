@@ -1,4 +1,4 @@
-"""The course of a training run, the same for every task: look, prepare, and only then write."""
+"""The steps of a training run, shared by all tasks: check, prepare, and only then write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import run_folder
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: at a `checkpoint`, or anew where that is None; `say` tells whoever watches."""
+    """The start of a run: the `checkpoint` to resume from, None for a new run; `say` prints a line to the log."""
 
     checkpoint: Path | None
     group: Group
@@ -26,7 +26,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a task hands to `fit`; `files` are the `config.json` and tokenizers by which it is loaded again."""
+    """The arguments of a task for `fit`; `files` are its `config.json` and tokenizers."""
 
     model: nn.Module
     batches: Epochs
@@ -45,17 +45,16 @@ def run(
     device: torch.device | str | None = None,
     show: Progress | None = None,
 ) -> Outcome:
-    """Train what `prepare` makes ready, in the folder `out`; `files` are more texts to keep in each checkpoint.
+    """Train the model that `prepare` returns, in the folder `out`; `files` are stored in each checkpoint too.
 
-    Everything that can be wrong with data or settings shows in `prepare`, before anything is written. It is called
-    with PyTorch's generator seeded, on each of the processes that train together. They train on `device`, each on its
-    own GPU where there are any unless given.
+    `prepare` raises every error in data and settings before anything is written. It runs in each training process, with
+    PyTorch's generator seeded. `device` is by default a GPU per process if there are any.
     """
     shown = show or default_progress(every=recipe.log_every)
     with process_group(device) as group:
         say = shown.say if group.leads else Silence().say
         checkpoint = run_folder.checkpoint_to_resume(out, resume=resume, say=say)
-        group.wait()  # nobody writes before all have looked
+        group.wait()  # no process writes before all have checked the folder
         torch.manual_seed(recipe.seed)
         setup = prepare(Start(checkpoint, group, say))
         return fit(

@@ -1,4 +1,4 @@
-"""Finding: the stretches of documents that a model points at, over every window it reads."""
+"""Find the best answer spans of documents over all their windows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..models import top_spans
 from .document_windows import InputLayout, WindowExamples
 from .seq2seq_task import ShowProgress
 
-TOKENS_PER_BATCH = 8192  # of a batch
-Span = tuple[int, int]  # characters of a document, from the first to behind the last
+TOKENS_PER_BATCH = 8192
+Span = tuple[int, int]  # start and end characters in a document
 
 
 @dataclass(frozen=True, eq=False)
 class SpanFinder:
-    """A model over windows, and the most tokens of what it may find; scores are log-odds against finding nothing."""
+    """Searches spans of at most `longest` tokens; scores are log-odds against no answer."""
 
     model: nn.Module
     layout: InputLayout
@@ -30,7 +30,7 @@ class SpanFinder:
     def spans(
         self, window_examples: WindowExamples, n: int, show: ShowProgress | None = None
     ) -> list[dict[Span, float]]:
-        """What is found for each question, the n best of each window; of what windows share, the better score."""
+        """Return the n best spans of each window, by question; a span in two windows has the better score."""
         found: list[dict[Span, float]] = [{} for _ in window_examples.questions]
         for number, scores, places in self._read(window_examples, n, show):
             window, best = window_examples.window(number), found[window_examples.owners[number]]
@@ -41,7 +41,7 @@ class SpanFinder:
         return found
 
     def windows(self, window_examples: WindowExamples) -> list[int]:
-        """For each question the window with the best find, by number."""
+        """Return the number of the window with the best span, for each question."""
         best: dict[int, tuple[float, int]] = {}
         for number, [score], _ in self._read(window_examples, 1):
             owner = window_examples.owners[number]
@@ -49,9 +49,9 @@ class SpanFinder:
         return [best[owner][1] for owner in sorted(best)]
 
     def tape(self, window_examples: WindowExamples, numbers: Sequence[int]) -> Tape:
-        """Every attention of the model while it reads these windows, a batch row each."""
+        """Capture all attention while the model reads these windows, one batch row per window."""
         batch = window_examples.batch(numbers, self._device)
-        with capture(self.model, self.layout.named(batch)) as tape, torch.no_grad():
+        with capture(self.model, self.layout.labels_by_layer(batch)) as tape, torch.no_grad():
             self.layout.logits(self.model, batch)
         return tape
 
@@ -62,7 +62,7 @@ class SpanFinder:
     def _read(
         self, window_examples: WindowExamples, n: int, show: ShowProgress | None = None
     ) -> Iterator[tuple[int, list[float], list[tuple[int, int]]]]:
-        """Every window, by its number: the scores of its n best spans, and their first and last tokens in it."""
+        """Yield for each window its number, the scores of its n best spans, and their first and last tokens."""
         done = 0
         for rows in buckets([(length,) for length in window_examples.lengths], tokens=TOKENS_PER_BATCH):
             scores, places = self._best(window_examples.batch(rows, self._device), n)
@@ -74,7 +74,7 @@ class SpanFinder:
     def _best(self, batch: Mapping[str, Tensor], n: int) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             start, end = (x.float() for x in self.layout.logits(self.model, batch))
-        places = torch.arange(start.shape[1], device=start.device)
-        among = (places >= batch["first"][:, None]) & (places < batch["behind"][:, None])
-        scores, spans = top_spans(start, end, k=n, among=among, longest=self.longest)
+        positions = torch.arange(start.shape[1], device=start.device)
+        candidates = (positions >= batch["first"][:, None]) & (positions < batch["behind"][:, None])
+        scores, spans = top_spans(start, end, k=n, among=candidates, longest=self.longest)
         return scores - (start + end)[:, :1], spans - batch["first"][:, None, None]

@@ -1,4 +1,4 @@
-"""Summarization: from documents to what matters in them, with rare words copied as they stand there."""
+"""Summarization of documents, with copying of rare words."""
 
 from __future__ import annotations
 
@@ -21,31 +21,49 @@ from .seq2seq_task import GeneratedText, Network, ShowProgress, Writer, tokenize
 from .vocabulary import Vocabulary, WordVocabulary
 
 TASK = "summarization"
-Sketch = Callable[[Tokenizer], Network]
+ModelConfigFunction = Callable[[Tokenizer], Network]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SummarizationModelSettings:
-    """A summarization model in a few words: called with the tokenizer, it gives the model's config.
+    """Settings of a summarizer; called with the tokenizer, they return the config of the model.
 
-    `pointer` is recurrent, and copies words of the document, those it does not know among them (See et al. 2017);
-    `rnn` is the same without copying.
+    `pointer` is recurrent and can copy words from the document, even unknown ones (See et al. 2017); `rnn` is the same
+    without copying.
     """
 
-    kind: Annotated[Literal["pointer", "rnn", "transformer"], "what it is made of", "--model"] = "pointer"
-    dim: Annotated[int, "the width of embeddings, and of a Transformer's states"] = 128
-    hidden: Annotated[int | None, "the width of feed-forwards (4 dim), or of recurrent states (2 dim)"] = None
-    depth: Annotated[int | None, "the layers of encoder and decoder each (Transformer 3, recurrent 1)"] = None
-    heads: Annotated[int, "the attention heads of a Transformer"] = 4
-    cell: Annotated[Literal["gru", "lstm"], "the cell of a recurrent model"] = "lstm"
-    coverage: Annotated[float | None, "the price of looking twice at a word, against repetitions (recurrent)"] = None
-    encoder_mask: Annotated[
-        str | None, "what a Transformer's encoder sees of a long document, as 'Window(128) | Global(4)'"
+    kind: Annotated[
+        Literal["pointer", "rnn", "transformer"],
+        "Architecture: recurrent with copying of words from the document, recurrent without copying, or a Transformer.",
+        "--model",
+    ] = "pointer"
+    dim: Annotated[int, "Width of embeddings and of a Transformer's hidden states."] = 128
+    hidden: Annotated[
+        int | None,
+        "Width of feed-forward layers (transformer; default: 4 x --dim) or of recurrent states (default: 2 x --dim).",
     ] = None
-    segment: Annotated[int | None, "a Transformer's encoder reads so many tokens at a time"] = None
-    memory: Annotated[int, "and sees so many states of what it read before"] = 0
-    dropout: Annotated[float, "the share of activations left out while training"] = 0.1
-    smoothing: Annotated[float | None, "label smoothing (0.1, and 0 with a pointer, which takes none)"] = None
+    depth: Annotated[
+        int | None, "Number of layers of the encoder and of the decoder. Default: 3 (transformer) or 1 (recurrent)."
+    ] = None
+    heads: Annotated[int, "Number of attention heads (transformer only)."] = 4
+    cell: Annotated[Literal["gru", "lstm"], "Recurrent cell (pointer and rnn only)."] = "lstm"
+    coverage: Annotated[
+        float | None,
+        "Weight of the coverage loss, which penalizes attending to a word twice (pointer and rnn only). Default: none.",
+    ] = None
+    encoder_mask: Annotated[
+        str | None,
+        "Attention mask of the encoder, for long documents, e.g. 'Window(128) | Global(4)' (transformer only). "
+        "Default: none.",
+    ] = None
+    segment: Annotated[
+        int | None, "Number of tokens that the encoder reads at a time (transformer only). Default: the whole document."
+    ] = None
+    memory: Annotated[
+        int, "Number of states of earlier segments that each segment also attends to (transformer with --segment only)."
+    ] = 0
+    dropout: Annotated[float, "Dropout probability in training."] = 0.1
+    smoothing: Annotated[float | None, "Label smoothing. Default: 0.1; a pointer supports only 0."] = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -55,12 +73,12 @@ class SummarizationModelSettings:
             check_left_at_default(self, "heads", whose="a Transformer", got=f"kind={self.kind!r}")
         if self.kind != "transformer" and (self.encoder_mask, self.segment, self.memory) != (None, None, 0):
             raise ValueError(
-                f"encoder_mask, segment and memory are of a Transformer's encoder, got kind={self.kind!r}; leave them "
-                "out, or choose kind='transformer'"
+                f"encoder_mask, segment and memory are only for a Transformer, got kind={self.kind!r}; leave them out, "
+                "or choose kind='transformer'"
             )
 
     def __call__(self, tokenizer: Tokenizer) -> Network:
-        """The config for this vocabulary."""
+        """Return the config for this vocabulary."""
         smoothing = self.smoothing if self.smoothing is not None else 0.0 if self.kind == "pointer" else 0.1
         common: dict[str, Any] = {
             "source_vocabulary": len(tokenizer),
@@ -90,23 +108,27 @@ class SummarizationModelSettings:
         }
         if self.kind == "rnn":
             return Seq2SeqConfig(**common)
-        # A vocabulary without a token for the unknown has no word outside of it.
+        # A vocabulary without an unknown token covers every word.
         return PointerConfig(**common, unknown=tokenizer.pad if tokenizer.unk is None else tokenizer.unk)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentBatching(Batching):
-    """Batches of documents, of which the first 400 tokens are read, as by See et al. 2017, unless told otherwise."""
+    """Batch settings for documents, by default truncated to 400 tokens as in See et al. 2017."""
 
-    tokens: Annotated[int, "the most tokens of a batch: rows times longest row, padding included", "--batch-tokens"] = (
-        8192
-    )
-    limit: Annotated[int, "the most tokens a document or a summary may have"] = 400
-    long: Annotated[Long, "what becomes of longer ones; how many there are is said"] = "truncate"
+    tokens: Annotated[
+        int, "Maximum number of tokens of a batch, padding included: rows x longest row.", "--batch-tokens"
+    ] = 8192
+    limit: Annotated[int, "Maximum number of tokens of a document, and of a summary."] = 400
+    long: Annotated[
+        Long,
+        "What to do with longer documents and summaries: drop them, truncate them, or stop with an error. Their "
+        "number is printed.",
+    ] = "truncate"
 
 
 Model = SummarizationModelSettings  # short, for `summarization.Model(...)`
-SMALL, LEARNED, SIZES = SummarizationModelSettings(), WordVocabulary(), DocumentBatching()
+DEFAULT_MODEL, DEFAULT_VOCABULARY, DEFAULT_BATCHING = SummarizationModelSettings(), WordVocabulary(), DocumentBatching()
 RECIPE = Recipe(
     steps=10_000,
     rate=InverseSquareRoot(1e-3, warmup=400),
@@ -123,9 +145,9 @@ def train(
     out: str | Path,
     valid: Iterable[TextPair] | None = None,
     recipe: Recipe = RECIPE,
-    model: Sketch = SMALL,
-    vocabulary: Vocabulary = LEARNED,
-    batching: Batching = SIZES,
+    model: ModelConfigFunction = DEFAULT_MODEL,
+    vocabulary: Vocabulary = DEFAULT_VOCABULARY,
+    batching: Batching = DEFAULT_BATCHING,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
@@ -136,15 +158,15 @@ def train(
         train(parallel("a.txt", "a.summary"), valid=parallel("b.txt", "b.summary"), out="runs/news")
         Summarizer.load("runs/news").summarize([document])
 
-    Both sides share one vocabulary. A model that is trained on documents cut at a limit (`batching.long="truncate"`)
-    reads as much of every document later. An evaluation gives `rouge1`, `rouge2`, `rougeL` and `loss`, of greedy
-    summaries. The rest is as in `translation.train`.
+    Both sides share one vocabulary. If training truncates documents (`batching.long="truncate"`), the summarizer also
+    truncates every document to the same limit. An evaluation returns `rouge1`, `rouge2`, `rougeL` and `loss`, of greedy
+    summaries. Other arguments are as in `translation.train`.
     """
 
     def new() -> tuple[Network, Tokenizers]:
-        one = vocabulary.learn(text for pair in pairs for text in (pair.source, pair.target))
-        network = model(one)
-        return network, tokenizers_class(network)(one, one)
+        tokenizer = vocabulary.learn(text for pair in pairs for text in (pair.source, pair.target))
+        network = model(tokenizer)
+        return network, tokenizers_class(network)(tokenizer, tokenizer)
 
     return seq2seq_training.train(
         TASK,
@@ -164,12 +186,12 @@ def train(
 
 
 class Summarizer(Writer):
-    """A trained summarizer, or several that decode as one.
+    """A trained summarizer, or an ensemble of several.
 
         summarizer = Summarizer.load("runs/news")
         [best] = summarizer.summarize([document])
 
-    It reads as much of a document as its training has read.
+    It reads as many tokens of a document as in training.
     """
 
     task = TASK
@@ -185,7 +207,7 @@ class Summarizer(Writer):
         no_repeat: int | None = None,
         show: ShowProgress | None = None,
     ) -> list[GeneratedText]:
-        """The best summary of each document, as `write` has it; `n_best` has more of them."""
+        """Return the best summary of each document; `n_best` returns several."""
         return self.write(
             documents,
             beam=beam,
@@ -206,7 +228,7 @@ class Summarizer(Writer):
         words: RougeWords = "english",
         show: ShowProgress | None = None,
     ) -> dict[str, MetricValue]:
-        """`rouge1`, `rouge2` and `rougeL` of summaries against the targets, and the `loss` of those a token."""
+        """Compute `rouge1`, `rouge2` and `rougeL` of summaries against the targets, and the `loss` per target token."""
         check_pairs(pairs)
         documents, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         found = self.summarize(documents, beam=beam, max_length=max_length, no_repeat=no_repeat, show=show)

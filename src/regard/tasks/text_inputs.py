@@ -1,4 +1,4 @@
-"""Texts as a classifier reads them: tokens, the letters of each where these count, and the batches of both."""
+"""Texts as a classifier reads them: token ids, optionally the characters of each token, and batches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .encoded_dataset import EncodedExamples, Ids, in_batches
 from .vocabulary import TOKENIZER
 
 T = TypeVar("T")
-TOKENS_PER_BATCH = 8192  # of a batch that is only read
+TOKENS_PER_BATCH = 8192  # in inference
 
 
 @dataclass(frozen=True)
 class TextInputs:
-    """How texts become ids: by tokens, and by their letters where there is a second tokenizer for these.
+    """Encodes texts as token ids, and as characters if there is a second tokenizer for these.
 
     >>> texts = ["ein Haus", "ein Hund"]
     >>> how = Texts(Tokenizer.words(texts), Tokenizer.characters(texts), start=False, limit=100)
@@ -30,9 +30,9 @@ class TextInputs:
     >>> batch["ids"].shape, batch["characters"].shape
     (torch.Size([2, 2]), torch.Size([2, 32]))
 
-    With `start` a text begins with `bos`, which speaks for the whole in a BERT, and with `end` it ends with `eos`, as
-    those of others have learned it. A text that says nothing is its end. What is only read is cut after `limit`
-    tokens, of which an `end` is one.
+    With `start` a text begins with `bos`, whose state a BERT classifies; with `end` it ends with `eos`, as pretrained
+    models expect. A text without tokens is encoded as `eos`. In inference, texts are truncated to `limit` tokens,
+    including `eos`.
     """
 
     words: Tokenizer
@@ -42,12 +42,12 @@ class TextInputs:
     end: bool = False
 
     def read(self, texts: Sequence[str]) -> dict[str, list[list[int]]]:
-        """Texts as `ids`."""
+        """Encode texts as `ids`."""
         rows = self.words.encode_all(texts, bos=self.start, eos=self.end)
         return {"ids": [row or [self.words.eos] for row in rows]}
 
-    def ended(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch with the ends that cutting texts to the limit took off."""
+    def with_ends(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Put back the end tokens that truncation removed from a batch."""
         if not self.end:
             return batch
         last = torch.arange(batch["ids"].shape[1]) == self.limit - 1
@@ -55,65 +55,67 @@ class TextInputs:
         return {**batch, "ids": batch["ids"].masked_fill(full[:, None] & last, self.words.eos)}
 
     def spell(self, texts: Sequence[str]) -> dict[str, list[Ids]]:
-        """Texts as `characters`: so many to a token, one token behind the other."""
+        """Encode texts as `characters`, `LETTERS_PER_WORD` per token, token after token."""
         assert self.letters is not None
         spelled = CharacterIds(self.letters)
-        return {"characters": [spelled(self._stretches(text)).reshape(-1) for text in texts]}
+        return {"characters": [spelled(self._token_texts(text)).reshape(-1) for text in texts]}
 
     def pieces(self, text: str) -> list[str]:
-        """The part of the text that each token read stands for; the name of one that stands for none."""
-        found = self._stretches(text)
+        """Return the part of the text of each token that is read, or the name of a special token."""
+        found = self._token_texts(text)
         before = [self.words.bos] if self.start else []
         after = [self.words.eos] if self.end or not (before or found) else []
-        return self._kept(self.words.tokens(before) + found + self.words.tokens(after))
+        return self._truncate(self.words.tokens(before) + found + self.words.tokens(after))
 
     def batches(self, texts: Sequence[str], device: torch.device) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-        """Every text once, those of like length together: their numbers, and the batch on a device."""
-        ids, spelling = EncodedExamples(texts, self._cut), self.spelling(texts)
+        """Yield the numbers and the batch of every text once, grouped by similar length."""
+        ids, spelling = EncodedExamples(texts, self._encode_truncated), self.spelling(texts)
         for rows, batch in in_batches(ids, tokens=TOKENS_PER_BATCH, pad=self.pad, device=device):
             yield rows, spelling(rows, batch)
 
     def too_long(self, texts: Sequence[str]) -> list[bool]:
-        """Of each text, whether its end is not read."""
+        """Return for each text whether it has more tokens than are read."""
         return [bool(n > self.limit) for n in EncodedExamples(texts, self.read).lengths.get("ids", ())]
 
     def whole(self, texts: Sequence[str], device: torch.device) -> tuple[dict[str, Tensor], list[list[str]]]:
-        """These as one batch, in order, and what its tokens stand for, padding included."""
+        """Return texts as one batch, in order, and the text of each token, including padding."""
         rows = range(len(texts))
-        batch = self.spelling(texts)(rows, EncodedExamples(texts, self._cut).batch(rows, pad=self.pad, device=device))
+        batch = self.spelling(texts)(
+            rows, EncodedExamples(texts, self._encode_truncated).batch(rows, pad=self.pad, device=device)
+        )
         n, [fill] = batch["ids"].shape[1], self.words.tokens([self.words.pad])
         pieces = [self.pieces(text) for text in texts]
         return batch, [row + [fill] * (n - len(row)) for row in pieces]
 
     def spelling(self, texts: Iterable[str]) -> CharacterColumns:
-        """What adds the letters of these texts to batches of their ids."""
+        """Return a function that adds the characters of these texts to batches of their ids."""
         return CharacterColumns(None if self.letters is None else EncodedExamples(texts, self.spell))
 
-    def _stretches(self, text: str) -> list[str]:
+    def _token_texts(self, text: str) -> list[str]:
         return [text[span.start : span.end].strip() for span in self.words.spans(text)]
 
-    def _cut(self, texts: Sequence[str]) -> dict[str, list[list[int]]]:
-        return {"ids": [self._kept(row) for row in self.read(texts)["ids"]]}
+    def _encode_truncated(self, texts: Sequence[str]) -> dict[str, list[list[int]]]:
+        return {"ids": [self._truncate(row) for row in self.read(texts)["ids"]]}
 
-    def _kept(self, row: list[T]) -> list[T]:
-        """What is read of a row: up to the limit, and with its end."""
+    def _truncate(self, row: list[T]) -> list[T]:
+        """Truncate a row to the limit, and keep its end token."""
         if not self.end or len(row) <= self.limit:
             return row[: self.limit]
         return row[: self.limit - 1] + row[-1:]
 
     @property
     def pad(self) -> dict[str, int]:
-        """What batches are padded with."""
+        """Padding ids of batches, by field."""
         return {"ids": self.words.pad}
 
     def files(self) -> dict[str, str]:
-        """What a checkpoint keeps of them."""
+        """Return the files of a checkpoint that hold the tokenizers."""
         spelling = {} if self.letters is None else {ALPHABET_FILE: self.letters.to_json()}
         return {TOKENIZER: self.words.to_json(), **spelling}
 
     @classmethod
     def load(cls, checkpoint: Path, *, start: bool, limit: int, end: bool = False) -> TextInputs:
-        """What a checkpoint has kept."""
+        """Load the tokenizers of a checkpoint."""
         words = Tokenizer.from_json(run_folder.read_text(checkpoint, TOKENIZER))
         spelled = (checkpoint / ALPHABET_FILE).exists()
         letters = Tokenizer.from_json(run_folder.read_text(checkpoint, ALPHABET_FILE)) if spelled else None
@@ -122,12 +124,12 @@ class TextInputs:
 
 @dataclass(frozen=True)
 class CharacterColumns:
-    """The letters of texts, nothing where they do not count."""
+    """Adds the characters of texts to batches; does nothing if `letters` is None."""
 
     letters: EncodedExamples | None
 
     def __call__(self, rows: Sequence[int], batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch of these texts with its `characters`, as many as it has tokens."""
+        """Return the batch with its `characters`, as many per row as the row has tokens."""
         if self.letters is None:
             return batch
         found = self.letters.batch(rows, pad={}, device=batch["ids"].device)["characters"]

@@ -1,4 +1,4 @@
-"""Translation: from the sentences of one language to those of another, with their alignments."""
+"""Translation of sentences, and word alignments by attention."""
 
 from __future__ import annotations
 
@@ -42,26 +42,38 @@ ATTENTION: dict[str, Any] = {
     "luong-local-p": "local_predictive",
 }
 Network = Seq2SeqConfig | TransformerConfig
-Sketch = Callable[[Tokenizer, Tokenizer], Network]
+ModelConfigFunction = Callable[[Tokenizer, Tokenizer], Network]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationModelSettings:
-    """A translation model in a few words: called with the tokenizers of both sides, it gives the model's config.
+    """Settings of a translator; called with the tokenizers of both sides, they return the config of the model.
 
-    `rnn` has the attention of Bahdanau et al. 2015, `luong-*` those of Luong et al. 2015, `rnn-plain` none.
+    `rnn` has the attention of Bahdanau et al. 2015, `luong-*` one of those of Luong et al. 2015, `rnn-plain` none.
     """
 
-    kind: Annotated[Kind, "what it is made of", "--model"] = "transformer"
-    dim: Annotated[int, "the width of embeddings, and of a Transformer's states"] = 256
-    hidden: Annotated[int | None, "the width of feed-forwards (4 dim), or of recurrent states (2 dim)"] = None
-    depth: Annotated[int | None, "the layers of encoder and decoder each (Transformer 3, recurrent 1)"] = None
-    heads: Annotated[int, "the attention heads of a Transformer"] = 4
-    cell: Annotated[Literal["gru", "lstm"], "the cell of a recurrent model"] = "gru"
-    dropout: Annotated[float, "the share of activations left out while training"] = 0.1
-    smoothing: Annotated[float, "label smoothing"] = 0.1
+    kind: Annotated[
+        Kind,
+        "Architecture: a Transformer, or recurrent with the attention of Bahdanau et al. 2015 (rnn), without attention "
+        "(rnn-plain), or with one of Luong et al. 2015 (luong-*).",
+        "--model",
+    ] = "transformer"
+    dim: Annotated[int, "Width of embeddings and of a Transformer's hidden states."] = 256
+    hidden: Annotated[
+        int | None,
+        "Width of feed-forward layers (transformer; default: 4 x --dim) or of recurrent states (default: 2 x --dim).",
+    ] = None
+    depth: Annotated[
+        int | None, "Number of layers of the encoder and of the decoder. Default: 3 (transformer) or 1 (recurrent)."
+    ] = None
+    heads: Annotated[int, "Number of attention heads (transformer only)."] = 4
+    cell: Annotated[Literal["gru", "lstm"], "Recurrent cell (all recurrent models)."] = "gru"
+    dropout: Annotated[float, "Dropout probability in training."] = 0.1
+    smoothing: Annotated[float, "Label smoothing; 0 for none."] = 0.1
     tied: Annotated[
-        Literal["none", "output", "all"] | None, "which tables are one: output and target, or the source's too"
+        Literal["none", "output", "all"] | None,
+        "Tables that share weights: none, output (target embedding and output layer), or all (the source embedding "
+        "too). Default: all for a joint vocabulary, else output.",
     ] = None
 
     def __post_init__(self) -> None:
@@ -72,14 +84,14 @@ class TranslationModelSettings:
             check_left_at_default(self, "heads", whose="a Transformer", got=f"kind={self.kind!r}")
 
     def __call__(self, source: Tokenizer, target: Tokenizer) -> Network:
-        """The config for these vocabularies."""
+        """Return the config for these vocabularies."""
         vocabularies: dict[str, Any] = {
             "source_vocabulary": len(source),
             "target_vocabulary": len(target),
             "start": target.bos,
         }
         if self.tied == "all" and source is not target:
-            raise ValueError("tied='all' needs one vocabulary for both sides, got one for each; learn a joint one")
+            raise ValueError("tied='all' needs one vocabulary for both sides, got two; learn a joint vocabulary")
         tied: Literal["none", "output", "all"] = self.tied or ("all" if source is target else "output")
         if self.kind == "transformer":
             return TransformerConfig(
@@ -107,7 +119,7 @@ class TranslationModelSettings:
 
 
 Model = TranslationModelSettings  # short, for `translation.Model(...)`
-SMALL, LEARNED, SIZES = TranslationModelSettings(), PairVocabulary(), Batching()
+DEFAULT_MODEL, DEFAULT_VOCABULARY, DEFAULT_BATCHING = TranslationModelSettings(), PairVocabulary(), Batching()
 RECIPE = Recipe(
     steps=10_000,
     rate=InverseSquareRoot(1e-3, warmup=400),
@@ -124,9 +136,9 @@ def train(
     out: str | Path,
     valid: Iterable[TextPair] | None = None,
     recipe: Recipe = RECIPE,
-    model: Sketch = SMALL,
-    vocabulary: PairVocabulary = LEARNED,
-    batching: Batching = SIZES,
+    model: ModelConfigFunction = DEFAULT_MODEL,
+    vocabulary: PairVocabulary = DEFAULT_VOCABULARY,
+    batching: Batching = DEFAULT_BATCHING,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
@@ -137,13 +149,13 @@ def train(
         train(parallel("a.de", "a.en"), valid=parallel("b.de", "b.en"), out="runs/deen")
         Translator.load("runs/deen").translate(["ein kleines Haus"])
 
-    Pairs may be iterated more than once. `model` is any function from the tokenizers to the config of a model, so
-    that every choice of `TransformerConfig` and `Seq2SeqConfig` is open. An evaluation gives `loss`, `bleu`, `chrf`
-    and `exact`, of greedy translations. `files` are kept in each checkpoint, as `fit` does. It trains on `device`, a
-    GPU where there is one unless given. Before `fit` begins, nothing is written.
+    Pairs may be iterated more than once. `model` is any function from the two tokenizers to the config of a model, so
+    every field of `TransformerConfig` and `Seq2SeqConfig` can be set. An evaluation returns `loss`, `bleu`, `chrf` and
+    `exact`, of greedy translations. `files` are stored in each checkpoint. `device` is by default a GPU if there is
+    one. Nothing is written before all data and settings have been checked.
 
-    A run that is resumed keeps the model and the tokenizers it began with, and wants the same pairs again. Here only
-    their number is checked; `regard train --resume` compares the files.
+    A resumed run keeps its model and tokenizers, and needs the same pairs again. This function checks only their
+    number; `regard train --resume` compares the files.
     """
 
     def new() -> tuple[Network, Tokenizers]:
@@ -170,12 +182,12 @@ def train(
 
 
 class Translator(Writer):
-    """A trained translator, or several that decode as one.
+    """A trained translator, or an ensemble of several.
 
         translator = Translator.load("runs/deen")
         [best] = translator.translate(["ein kleines Haus"], beam=5)
 
-    Pairs to score, align or evaluate by are anything with a `source` and a `target`.
+    Pairs to score, align or evaluate are objects with a `source` and a `target`.
     """
 
     task = TASK
@@ -189,7 +201,7 @@ class Translator(Writer):
         max_length: int | None = None,
         show: ShowProgress | None = None,
     ) -> list[GeneratedText]:
-        """The best translation of each line, as `write` has it; `n_best` has more of them."""
+        """Return the best translation of each line; `n_best` returns several."""
         return self.write(lines, beam=beam, alpha=alpha, max_length=max_length, show=show)
 
     def evaluate(
@@ -201,7 +213,7 @@ class Translator(Writer):
         tokenize: str = "13a",
         show: ShowProgress | None = None,
     ) -> dict[str, MetricValue]:
-        """`bleu`, `chrf` and `exact` of translations against the targets, and the `loss` of those a token."""
+        """Compute `bleu`, `chrf` and `exact` of translations against the targets, and the `loss` per target token."""
         metrics.check_tokenizable(tokenize)
         check_pairs(pairs)
         sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
@@ -223,9 +235,10 @@ class Translator(Writer):
         reverse: Translator | None = None,
         show: ShowProgress | None = None,
     ) -> list[Links]:
-        """Links between the words of each pair, which spaces separate: each target word with what it attends to most.
+        """Link each target word to the source word it attends to most; words are separated by spaces.
 
-        With `reverse`, a translator the other way, only the links both agree on. The rest is as in `word_maps`.
+        With `reverse`, a translator of the opposite direction, return only the links that both agree on. Other
+        arguments are as in `word_maps`.
         """
         maps = self.word_maps(pairs, layer=layer, head=head, when=when, show=show)
         if reverse is None:
@@ -243,11 +256,11 @@ class Translator(Writer):
         when: When = "written",
         show: ShowProgress | None = None,
     ) -> list[Float[Tensor, "target source"]]:
-        """Attention between the words of each pair, averaged over heads, and over models where there are several.
+        """Return the attention between the words of each pair, averaged over heads, and over the models of an ensemble.
 
-        A Transformer's is that of one `layer`, the one above the middle unless given, and of a `head` if one is given.
-        Words attend `when` they are written; in deep Transformers they may do so more clearly one step later, when they
-        are read (Chen et al. 2020).
+        For a Transformer it is the attention of one `layer`, by default the one above the middle, and of one `head` if
+        given. `when` selects the decoding step: the one that writes a word, or the next, which reads it and in deep
+        Transformers may align it better (Chen et al. 2020).
         """
         names = [word_alignment.layer_of(model, layer) for model in self.models]
         for model, name in zip(self.models, names, strict=True):

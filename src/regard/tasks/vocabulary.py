@@ -1,4 +1,4 @@
-"""Vocabulary: how text is cut into tokens, learned from the training text or loaded."""
+"""Settings of the vocabulary, which is learned from the training text or loaded."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ from typing import Annotated, Literal
 from ..data import Tokenizer
 from ..train.dataclass_json import check_left_at_default, check_types
 
-TOKENIZER = "tokenizer.json"  # what it is called in a folder
+TOKENIZER = "tokenizer.json"  # in a checkpoint or a Hugging Face folder
 Kind = Literal["bpe", "wordpiece", "word", "char"]
 Split = Literal["punctuation", "space"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What tokens are: byte pairs, word pieces, words or characters, and how many.
+    """Settings of a vocabulary: the type of its tokens, and their maximum number.
 
     >>> Vocabulary(kind="char", size=50).learn(["ein Haus", "ein Hund"])
     Tokenizer(WordLevel, 13 tokens)
     """
 
-    kind: Annotated[Kind, "what a token is", "--tokenizer"] = "bpe"
-    size: Annotated[int, "the most tokens a vocabulary may have", "--vocabulary"] = 8000
-    split: Annotated[Split, "where words end: 'space' for text that comes tokenized"] = "punctuation"
-    load: Annotated[str | None, "a tokenizer.json to use instead of learning one", "--tokenizer-file"] = None
+    kind: Annotated[Kind, "Type of token: byte pairs, word pieces, words or characters.", "--tokenizer"] = "bpe"
+    size: Annotated[int, "Maximum number of tokens in the vocabulary.", "--vocabulary"] = 8000
+    split: Annotated[
+        Split,
+        "Where words end (word only): at punctuation and spaces, or only at spaces, for tokenized text.",
+    ] = "punctuation"
+    load: Annotated[
+        str | None, "A tokenizer.json file to use instead of learning a vocabulary.", "--tokenizer-file"
+    ] = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -36,7 +41,7 @@ class Vocabulary:
             check_left_at_default(self, "split", whose="words", got=f"kind={self.kind!r}")
 
     def learn(self, texts: Iterable[str]) -> Tokenizer:
-        """The tokenizer of these texts, which are read once or twice."""
+        """Learn the tokenizer of these texts, which are iterated once or twice."""
         if self.load is not None:
             return Tokenizer.load(self.load)
         match self.kind:
@@ -52,7 +57,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class WordVocabulary(Vocabulary):
-    """Words unless told otherwise: for models that read how words are spelled, or copy those they do not know."""
+    """Settings with words as default tokens, for models that read characters or copy unknown words."""
 
-    kind: Annotated[Kind, "what a token is", "--tokenizer"] = "word"
-    size: Annotated[int, "the most tokens a vocabulary may have", "--vocabulary"] = 30_000
+    kind: Annotated[Kind, "Type of token: byte pairs, word pieces, words or characters.", "--tokenizer"] = "word"
+    size: Annotated[int, "Maximum number of tokens in the vocabulary.", "--vocabulary"] = 30_000

@@ -1,4 +1,4 @@
-"""Aligning: which words of a translation come from which words of its source, by cross-attention."""
+"""Word alignment between a translation and its source, by cross-attention."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def word_maps(
     head: int | None,
     when: When,
 ) -> list[Tensor]:
-    """Attention between the words of each pair in a layer, `target source`, of one head or of all averaged.
+    """Return the attention between words in a layer, `target source` for each pair, of a head or averaged over heads.
 
-    Words are what spaces separate, whatever the tokens: a source word receives the sum over its tokens, a target word
-    gives the mean. It asks `when` it is written, or one step later, when it is read (Chen et al. 2020, section 3).
+    Words are separated by spaces, whatever the tokens: attention is summed over the tokens of a source word, and
+    averaged over those of a target word. `when` is "written" for the step that writes a target word, or "read" for the
+    next, which reads it (Chen et al. 2020, section 3).
     """
     with capture(model, layers=layer) as tape:
         run_forced(model, batch)
@@ -43,61 +44,61 @@ def word_maps(
     counts = [(len(pair.target.split()), len(pair.source.split())) for pair in pairs]
     t, s = (max(side) for side in zip(*counts, strict=True))
     of_targets, of_sources = _pad_word_ids(targets, A.shape[-2], rest=t), _pad_word_ids(sources, A.shape[-1], rest=s)
-    every = A.mass(of_targets.to(A.device), of_sources.to(A.device)).cpu()  # b h t s
-    maps = every.mean(1) if head is None else every[:, head]
+    heads = A.mass(of_targets.to(A.device), of_sources.to(A.device)).cpu()  # b h t s
+    maps = heads.mean(1) if head is None else heads[:, head]
     return [one[:t, :s] for one, (t, s) in zip(maps, counts, strict=True)]
 
 
 def tape_of(model: nn.Module, tokenizers: Tokenizers, pairs: Sequence[TextPair], batch: Batch) -> Tape:
-    """Every attention of the model while it reads sources and writes their targets, with the tokens of each."""
+    """Capture all attention while the model reads sources and writes their given targets, labelled with tokens."""
     texts = [pair.source for pair in pairs]
     source = [tokenizers.source_labels(row, text) for row, text in zip(_source_ids(batch).tolist(), texts, strict=True)]
-    heard, written = (
+    input_labels, target_labels = (
         [tokenizers.target_labels(row, text) for row, text in zip(ids.tolist(), texts, strict=True)]
         for ids in (_inputs(model, batch), batch["target"])
     )
-    crossing = dict.fromkeys(cross_layers(model), (written, source))
-    with capture(model, {"encoder.*": source, "decoder.*": heard, **crossing}) as tape:
+    crossing = dict.fromkeys(cross_layers(model), (target_labels, source))
+    with capture(model, {"encoder.*": source, "decoder.*": input_labels, **crossing}) as tape:
         run_forced(model, batch)
     return tape
 
 
 def cross_layers(model: nn.Module) -> list[str]:
-    """The names of the layers that attend to the source."""
+    """Return the names of the cross-attention layers."""
     found = [
         name
         for name, _ in model.named_modules()
         if name == "decoder.attention" or (name.startswith("decoder.blocks.") and name.endswith(".cross"))
     ]
     if not found:
-        raise ValueError("the model has no attention to its source, and nothing else shows which words come from which")
+        raise ValueError("the model has no attention to its source, so words cannot be aligned")
     return found
 
 
 def layer_of(model: nn.Module, layer: int | None = None) -> str:
-    """The name of a layer that attends to the source by its number, the one above the middle unless given."""
+    """Return the name of a cross-attention layer by its number, by default the one above the middle."""
     names = cross_layers(model)
     if layer is not None and not 0 <= layer < len(names):
-        raise ValueError(f"layer must be from 0 to {len(names) - 1}, got {layer}")
+        raise ValueError(f"layer must be between 0 and {len(names) - 1}, got {layer}")
     return names[len(names) // 2 if layer is None else layer]
 
 
 def check_head(model: nn.Module, layer: str, head: int | None) -> None:
-    """Raise unless the layer has a head of that number; None is all of them."""
+    """Raise unless the layer has a head of this number; None stands for all heads."""
     heads = getattr(model.get_submodule(layer), "heads", 1)
     if head is not None and not 0 <= head < heads:
-        raise ValueError(f"head must be from 0 to {heads - 1}, got {head}")
+        raise ValueError(f"head must be between 0 and {heads - 1}, got {head}")
 
 
 def run_forced(model: nn.Module, batch: Batch) -> None:
-    """Let the model read the sources, and write the targets."""
+    """Run the model on the sources with the targets as decoder input (teacher forcing)."""
     with torch.no_grad():
         copies = (batch["copies"],) if "copies" in batch else ()
         model(batch["source"], _inputs(model, batch), *copies, source_lengths=batch["source_lengths"])
 
 
 def word_per_token(tokenizer: Tokenizer, text: str) -> list[int | None]:
-    """Which word of the text each token belongs to, None for a token between words; spaces separate words.
+    """Return the number of the word of each token, None for a token between words; words are separated by spaces.
 
     >>> tokenizer = Tokenizer.characters(["ein Haus"])
     >>> word_per_token(tokenizer, "ei Ha")
@@ -111,7 +112,7 @@ def word_per_token(tokenizer: Tokenizer, text: str) -> list[int | None]:
 
 
 def word_per_draft_token(tokenizers: Tokenizers, draft: Draft) -> list[int | None]:
-    """Which word of a draft each of its tokens belongs to, None for a token between words, and for the end.
+    """Return the number of the word of each token of a draft, None for a token between words and for the end.
 
     >>> one = Tokenizer.word_per_token(["ein Haus"])
     >>> word_per_draft_token(Tokenizers(one, one), Draft("", "ein <unk> Haus", (4, 1, 5, 3)))
@@ -140,12 +141,12 @@ def _inputs(model: Any, batch: Batch) -> Tensor:
 
 
 def _source_ids(batch: Batch) -> Tensor:
-    """What stands in the sources, words that can be copied told apart."""
+    """Return the source ids, in which each word that can be copied has its own id if the model copies."""
     return batch.get("copies", batch["source"])
 
 
 def _pad_word_ids(rows: Sequence[Sequence[int | None]], n: int, *, rest: int) -> Tensor:
-    """The word of each of n tokens, `rest` for those of none: ends, padding, spaces."""
+    """Pad rows of word numbers to n tokens; `rest` stands for tokens without a word: ends, padding, spaces."""
     ids = torch.full((len(rows), n), rest)
     for place, row in zip(ids, rows, strict=True):
         place[: len(row)] = torch.tensor([rest if word is None else word for word in row], dtype=torch.long)[:n]

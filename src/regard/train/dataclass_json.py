@@ -48,7 +48,7 @@ def check_left_at_default(instance: Any, *names: str, whose: str, got: str) -> N
     """Raise if one of these fields, which have no effect here, differs from its default."""
     for field in dataclasses.fields(instance):
         if field.name in names and getattr(instance, field.name) != field.default:
-            raise ValueError(f"{field.name} is for {whose}, got {got}; leave it out")
+            raise ValueError(f"{field.name} is only for {whose}, got {got}; leave it out")
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
