@@ -1023,8 +1023,8 @@ BACKENDS = [
     Mutant(
         "the statistic is always asked for",
         "ops/backends/flex.py",
-        "told = call.statistic or isinstance(call.normalize, SinkSoftmax)",
-        "told = True",
+        "with_statistic = call.statistic or isinstance(call.normalize, SinkSoftmax)",
+        "with_statistic = True",
         "ops/test_dispatch.py::test_flex_tells_the_statistic_only_where_it_is_asked_for",
     ),
     Mutant(

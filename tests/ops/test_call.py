@@ -82,7 +82,7 @@ TENSORS = [
     ("v_batch", call(v=V[:1]), ValueError, r"same batch dims, got q .* and v \(1, 2, 6, 3\); write v\.expand"),
     ("k_lead", call(k=K[None]), ValueError, r"same batch dims, got q \(2, 4, 5, 8\) and k \(1, 2, 2, 6, 8\)"),
     ("heads", call(k=K.repeat(1, 2, 1, 1)[:, :3]), ValueError, r"got h=4 and g=3; give k one of 1, 2, 4 heads"),
-    ("no_heads", call(k=K[:, :0]), ValueError, r"heads of q must be a multiple of those of k, got h=4 and g=0"),
+    ("no_heads", call(k=K[:, :0]), ValueError, r"q heads must be a multiple of k heads, got h=4 and g=0"),
     ("v_heads", call(v=V[:, :1]), ValueError, r"v must have as many heads as k, got 1 and g=2"),
     ("v_positions", call(v=V[:, :, :5]), ValueError, r"v must have as many positions as k, got 5 and j=6"),
     ("width", call(k=K[..., :7]), ValueError, r"same width for Dot, got d=8 and 7; project .* score=Bilinear\(w\)"),

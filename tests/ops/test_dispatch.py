@@ -420,13 +420,13 @@ def test_contexts_have_a_kernel_of_their_own_and_other_lengths_share_one(monkeyp
     monkeypatch.setattr(flex, "_compiled", lambda kind: kind)
     q = SimpleNamespace(device=torch.device("cuda"))
 
-    def kernel(n_i, n_j, told=False):
+    def kernel(n_i, n_j, with_statistic=False):
         call = SimpleNamespace(q=q, score=R.Dot(), mask=R.Window(9), bias=None, offset=0, shape=(1, 1, n_i, n_j))
-        return flex._attention(call, told)
+        return flex._attention(call, with_statistic)
 
     assert len({kernel(n, n) for n in (1024, 2048, 65536)} | {kernel(1024, 2048)}) == 4
     assert len({kernel(n, m) for n, m in ((1000, 1000), (3072, 3072), (512, 512), (1, 2048), (2048, 2000))}) == 1
-    assert kernel(1024, 1024) != kernel(1024, 1024, told=True)
+    assert kernel(1024, 1024) != kernel(1024, 1024, with_statistic=True)
 
 
 @pytest.mark.parametrize("normalize", [None, R.SinkSoftmax(torch.zeros(4))], ids=["softmax", "sinks"])

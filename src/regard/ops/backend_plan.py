@@ -1,4 +1,4 @@
-"""What a backend decides about one call: a plan that runs it, or its objections."""
+"""A backend's decision about one call: a plan that runs it, or its objections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Call: the frozen value of one attention, and the only place where shapes are validated."""
+"""Call: one attention as a frozen value, and the only place that validates shapes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Call:
     batch_ids: Tensor | None = None
     head_ids: Tensor | None = None
     row_ids: Tensor | None = None
-    statistic: bool = False  # is that of its rows asked for, too?
+    statistic: bool = False  # True if the backend must return the row statistic too
 
     @staticmethod
     def of(
@@ -56,7 +56,7 @@ class Call:
         offset: int | None = None,
         backend: str | None = None,
     ) -> Call:
-        """Validate, flatten leading dims into b, and cast as autocast asks."""
+        """Validate, flatten leading dims into b, and cast to the dtype of autocast."""
         tensors = {"q": q, "k": k} | ({} if v is None else {"v": v})
         for name, x in tensors.items():
             _is_floating(name, x)
@@ -117,7 +117,7 @@ class Call:
 
     @property
     def records_gradients(self) -> bool:
-        """True if autograd differentiates, here and now, what is computed from q, k and the terms."""
+        """True if autograd would now record a computation on q, k and the terms."""
         return in_forward_mode() or (torch.is_grad_enabled() and any(x.requires_grad for x in self.tensors()))
 
     def tensors(self) -> list[Tensor]:
@@ -149,7 +149,7 @@ class Call:
     def select(
         self, batch: Selector | None = None, heads: Selector | None = None, rows: Selector | None = None
     ) -> Call:
-        """The same attention for some batch rows, heads and query rows; terms still see the original numbers."""
+        """The same attention for some batch rows, heads and query rows; terms still get their original indices."""
         q, k, batch_ids, head_ids, row_ids = self.q, self.k, self.batch_ids, self.head_ids, self.row_ids
         with torch.enable_grad():
             if batch is not None:
@@ -174,7 +174,7 @@ class Call:
         if g == 0 or h % g:
             divisors = ", ".join(str(n) for n in range(1, h + 1) if h % n == 0)
             raise ValueError(
-                f"the heads of q must be a multiple of those of k, got h={h} and g={g}; give k one of {divisors} heads"
+                f"q heads must be a multiple of k heads, got h={h} and g={g}; the number of k heads can be {divisors}"
             )
         if self.v is not None:
             if self.v.shape[1] != g:
@@ -262,13 +262,13 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, T
     if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
-    # Grad mode counts when weights are evaluated, not when they are made: the way back to q and k is always kept.
+    # Grad mode counts when weights are evaluated, not when they are made: record the cast in any mode.
     with torch.enable_grad():
         return q.to(dtype), k.to(dtype), None if v is None else v.to(dtype)
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Autocast has had its say when the call was made; the arithmetic is in the dtypes chosen then."""
+    """A context without autocast: `Call.of` has cast already, and the arithmetic keeps those dtypes."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
@@ -277,7 +277,7 @@ def _ids(ids: Tensor | None, n: int, device: torch.device) -> Tensor:
 
 
 def _shared(kv: Tensor) -> Tensor:
-    """The key heads to keep: each once where the kept query heads share them evenly and in order, else one a query."""
+    """The key heads to keep: each once if the query heads share them evenly and in order, else one per query head."""
     heads, counts = torch.unique_consecutive(kv, return_counts=True)
     even = bool((counts == counts[:1]).all()) and bool((heads[1:] > heads[:-1]).all())
     return heads if even else kv

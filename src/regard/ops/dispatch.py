@@ -19,7 +19,7 @@ MAX_UNCOMPILED_ENTRIES = (
 
 
 def choose(call: Call) -> BackendPlan:
-    """The plan of the backend asked for by name, or of the first that has no objections."""
+    """The plan of `call.backend`, or of the first backend without objections."""
     if call.backend is not None:
         plan = named(call.backend).plan(call)
         if isinstance(plan, BackendPlan):
@@ -38,7 +38,7 @@ def choose(call: Call) -> BackendPlan:
 
 
 def order(call: Call) -> tuple[ModuleType, ...]:
-    """Backends by measured speed, fastest first; the reference, which stores the matrix, must be asked for."""
+    """Backends by measured speed, fastest first, without the reference, which stores the matrix."""
     if isinstance(call.score, Additive):
         return triton, tiled, sdpa, flex
     masked = call.mask is not None and not isinstance(call.mask, Causal)

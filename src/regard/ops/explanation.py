@@ -46,12 +46,12 @@ def explain_call(call: Call) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an attention takes at least: arithmetic on the tiles that are not empty, and each tensor moved once."""
+    """Lower bounds for one attention: arithmetic on the tiles that are not empty, and every tensor moved once."""
 
     flops: int
     moved: int  # bytes
-    share: float  # of the matrix in tiles that are not empty
-    matrix: int  # bytes of the matrix that is not stored
+    share: float  # share of the matrix that lies in tiles that are not empty
+    matrix: int  # bytes the stored matrix would take
 
     def __str__(self) -> str:
         return (

@@ -1,10 +1,10 @@
-"""Sizes in bytes, as people write them, and what does not fit."""
+"""Memory limits: parse sizes such as "1GB", and refuse answers that are larger."""
 
 from __future__ import annotations
 
 import torch
 
-LIMIT = "1GB"  # of an answer, unless more is asked for
+LIMIT = "1GB"  # default limit for one answer
 
 
 def parse_size(text: str) -> int:

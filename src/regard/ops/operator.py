@@ -49,10 +49,10 @@ def attend(
     acts on the weights, here and nowhere else: pass 0 in evaluation. A query that may see no key gets zeros. It is
     differentiable once; for second derivatives pass backend="reference", which stores the matrix.
     """
-    if has_torch_function((q, k, v)):  # as every function of PyTorch, so that whoever watches these sees this one
+    if has_torch_function((q, k, v)):  # like PyTorch's functions, so that function modes see this one
         terms: Any = {"score": score, "mask": mask, "bias": bias, "normalize": normalize, "offset": offset}
-        seen: Tensor = handle_torch_function(attend, (q, k, v), q, k, v, **terms, dropout=dropout, backend=backend)
-        return seen
+        result: Tensor = handle_torch_function(attend, (q, k, v), q, k, v, **terms, dropout=dropout, backend=backend)
+        return result
     if v is None:
         raise TypeError("v must be a tensor of dims b g j e, got None; for the weights alone write weights(q, k)")
     if score is None and bias is None and normalize is None and backend is None and dropout == 0:
@@ -117,6 +117,6 @@ def explain(
     dropout: float = 0.0,
     offset: int | None = None,
 ) -> str:
-    """Which backend `attend` would take for this call, and what the others object to."""
+    """Say what a call costs, which backend `attend` would choose, why not the others, and how `summary()` would run."""
     call = Call.of(q, k, v, score=score, mask=mask, bias=bias, normalize=normalize, dropout=dropout, offset=offset)
     return explain_call(call)

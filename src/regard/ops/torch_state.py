@@ -1,4 +1,4 @@
-"""What may be done while a compiler, or a transform of torch.func, follows along."""
+"""The state of PyTorch: compiling, inside torch.func, inside forward-mode AD; and what is refused there."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ REASON = "regard plans this attention by the tiles its mask leaves empty; plain,
 
 
 def in_functorch() -> bool:
-    """True inside vmap, grad and their kin, where tensors stand for more than they hold."""
+    """True inside vmap, grad and other torch.func transforms, where tensors are wrappers."""
     return not torch.compiler.is_compiling() and torch_internals.in_functorch_transform()
 
 
 def in_forward_mode() -> bool:
-    """True inside a `dual_level`, which jvp, jacfwd and their kin open too: tensors may carry tangents."""
+    """True inside a `dual_level`, which jvp and jacfwd open too: tensors may carry tangents."""
     return torch_internals.in_dual_level() and not torch.compiler.is_compiling()
 
 
 def refuse_jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
-    """The `jvp` of a function that has none, with the next step."""
+    """Raise from the `jvp` of an autograd function that has none, and say what to write."""
     raise NotImplementedError(
-        "blocks have no derivative in forward mode beside gradients, nor for additive scores; "
-        "pass backend='reference' to store the matrix"
+        "this backend has no derivative in forward mode beside gradients, nor for additive scores; "
+        "pass backend='reference', which stores the matrix"
     )
 
 
 def check_single_gradient(grad: Tensor) -> None:
-    """Refuse many gradients that autograd hands to a backward as one, with the next step."""
+    """Raise if autograd passes a batch of gradients (is_grads_batched=True) to a backward, and say what to write."""
     if torch_internals.is_batched_gradient(grad):
         raise RuntimeError(
-            "blocks take one gradient at a time, got a batch of them by is_grads_batched=True; "
+            "this backend takes one gradient at a time, got a batch of them (is_grads_batched=True); "
             "call torch.autograd.grad for each, or pass backend='reference' to store the matrix"
         )
 
 
 def is_traced() -> bool:
-    """True where a compiler or a transform follows along, and no number can be looked at."""
+    """True while torch.compile or torch.func traces: tensor values cannot be read."""
     return torch.compiler.is_compiling() or torch_internals.in_functorch_transform()
 
 
 def can_read_values(x: Tensor) -> bool:
-    """True where numbers can be read, and without stopping a device."""
+    """True if tensor values can be read, and without synchronizing a device."""
     return x.device.type == "cpu" and not is_traced()
 
 
 def run_uncompiled(fn: F) -> F:
     """Under torch.compile, run eagerly: the work depends on which tiles a mask leaves empty.
 
-    PyTorch's compiler, and Triton with it, are imported by `disable`: not before somebody compiles.
+    PyTorch's compiler, and Triton with it, are imported by `disable`: so not before the user compiles.
     """
 
     @functools.wraps(fn)
@@ -64,7 +64,7 @@ def run_uncompiled(fn: F) -> F:
             return fn(*args, **kwargs)
         if torch.compiler.is_exporting():
             raise ValueError(
-                f"this attention cannot be exported: {REASON}, and others can by backend='reference', of a layer by "
+                f"this attention cannot be exported: {REASON}; others can by backend='reference', of a layer by "
                 "layer.core.backend = 'reference'"
             )
         torch_internals.break_graph(REASON)

@@ -6,7 +6,7 @@ matrix. `Transposed` is the same matrix read the other way, `Summary` the measur
 
 How it flows. A product `A @ x` goes to a backend, as `attend` does (`dispatch.choose`). Every other answer goes to a
 `Reducer`, which `choose_reducer` picks per question: `KernelReducer` (ops/fused) launches one Triton kernel,
-`BlockReducer` (ops/blocks) walks blocks of rows in PyTorch. Entries `A[...]` score only the rows and keys asked for.
+`BlockReducer` (ops/blocks) walks blocks of rows in PyTorch. Entries `A[...]` score only the rows and keys of the index.
 Methods of `Weights` check arguments, ask, and restore the leading dims.
 
 Lifetimes. The first answer that computes the row statistic leaves it in the object, detached; later answers reuse it,
@@ -100,7 +100,7 @@ def _raise_for_tensor_method(self: Any, name: str) -> NoReturn:
 
 
 class Weights:
-    """A = normalize(mask(score(q, k) + bias)), dims b h i j, rebuilt wherever it is asked for.
+    """A = normalize(mask(score(q, k) + bias)), dims b h i j, computed on demand.
 
     >>> import torch
     >>> from regard import Causal, weights
@@ -121,17 +121,17 @@ class Weights:
         self._statistic = statistic  # b h i 1
         self._versions = [(x, x._version) for x in call.tensors() if not x.is_inference()]
 
-    if not TYPE_CHECKING:  # or a type checker would take every attribute for one that exists
+    if not TYPE_CHECKING:  # else a type checker would accept any attribute
         __getattr__ = _raise_for_tensor_method
 
     @property
     def call(self) -> Call:
-        """What these are the weights of: q and k, the four terms, the offset; leading dims as one."""
+        """The attention these weights belong to: q, k, the four terms and the offset; leading dims flattened to one."""
         return self._call
 
     @property
     def known_statistic(self) -> Tensor | None:
-        """The row statistic if it was found, or given, already: `b h i 1`, leading dims as one."""
+        """The row statistic if it is known already: `b h i 1`, leading dims flattened to one."""
         return self._statistic
 
     @property
@@ -160,9 +160,11 @@ class Weights:
         return f"Weights({', '.join(shown)})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """The whole matrix as numpy takes it, as `dense` under its limit."""
+        """The whole matrix as a numpy array; raises above the limit of `dense`."""
         if copy is False:
-            raise ValueError("the matrix is made when it is asked for; np.asarray(A) without copy=False makes it")
+            raise ValueError(
+                "the matrix is not stored, so numpy cannot share it; write np.asarray(A) without copy=False"
+            )
         array = self.dense().detach().cpu().numpy()
         return array if dtype is None else array.astype(dtype)
 
@@ -198,7 +200,7 @@ class Weights:
     def select(
         self, batch: int | slice | list[int] | None = None, heads: int | slice | list[int] | None = None
     ) -> Weights:
-        """Some batch rows (leading dims counted as one) and heads, still lazy: `A.select(heads=3).entropy()`."""
+        """The weights of some batch rows (leading dims count as one) and heads, lazy: `A.select(heads=3).entropy()`."""
         self._check_unchanged()
         b, h = self._call.shape[:2]
         named = (("batch", batch, b), ("heads", heads, h))
@@ -222,7 +224,7 @@ class Weights:
         return self.reduce(measures.largest())
 
     def distance(self) -> Tensor:
-        """How far each query looks, sum_j A abs(i - j): `b h i`."""
+        """The mean distance of each query to its keys, sum_j A abs(i - j): `b h i`."""
         return self.reduce(measures.distance())
 
     @run_uncompiled

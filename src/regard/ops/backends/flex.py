@@ -1,8 +1,8 @@
 """FlexAttention: any mask and any bias in one compiled kernel, on a GPU.
 
-The terms are its `mask_mod` and `score_mod` as they stand. Which tiles a mask leaves empty is read from the mask's
-structure, never from an N x N tensor, and remembered; the first call with a new kind of term compiles, for seconds.
-Lengths share a kernel, but for powers of two from 1,024 on: one that knows its length is faster.
+The terms serve as its `mask_mod` and `score_mod`. The empty tiles of a mask are found from its structure, never from an
+N x N tensor, and cached; the first call with a new kind of term compiles for seconds. Lengths share a kernel, except
+powers of two from 1,024 on: a kernel compiled for one length is faster.
 PyTorch's module is imported when first needed: it brings the compiler with it.
 """
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 name = "flex"
-MOST = 2**16 - 1
-WIDEST = 256  # numbers of a key or a value: of wider ones its backward finds no room for a tile
+MAX_GRID_SIZE = 2**16 - 1  # batch rows x heads
+MAX_WIDTH = 256  # features of a key or a value; beyond, tiles of its backward exceed shared memory
 MAX_RECOMPILATIONS = 1024
-SHORTEST_CONTEXT = 1024
-DEVICES = ("cuda",)  # on the CPU FlexAttention stores the matrix and has no backward: good for tests alone
+MIN_CONTEXT_LENGTH = 1024
+DEVICES = ("cuda",)  # on the CPU FlexAttention stores the matrix and has no backward: for tests alone
 
 
 def plan(call: Call) -> BackendPlan | Objections:
@@ -62,12 +62,12 @@ def _objections(call: Call) -> Objections:
         found.append("values must have the heads of keys")
     if call.q.device.type == "cuda" and min(call.k.shape[-1], call.v.shape[-1]) < 16:
         found.append("on a GPU it takes widths of 16 and more")
-    if call.q.device.type == "cuda" and (widest := max(call.k.shape[-1], call.v.shape[-1])) > WIDEST:
-        found.append(f"on a GPU it takes widths up to {WIDEST}, got {widest}")
+    if call.q.device.type == "cuda" and (widest := max(call.k.shape[-1], call.v.shape[-1])) > MAX_WIDTH:
+        found.append(f"on a GPU it takes widths up to {MAX_WIDTH}, got {widest}")
     if 0 in call.shape:
         found.append("there is nothing to attend to")
-    if call.shape[0] * call.shape[1] > MOST:
-        found.append(f"a GPU takes at most {MOST} pairs of a batch row and a head at once")
+    if call.shape[0] * call.shape[1] > MAX_GRID_SIZE:
+        found.append(f"a GPU takes at most {MAX_GRID_SIZE} pairs of a batch row and a head at once")
     if call.is_selection:
         found.append("it takes whole problems, not selections of rows and heads")
     if in_functorch():
@@ -78,12 +78,12 @@ def _objections(call: Call) -> Objections:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    """The output and, where it is asked for, the row statistic, `b h i 1`."""
+    """The output and, if `call.statistic`, the row statistic `b h i 1`."""
     assert call.v is not None
     q, k, scale = scaled_product_inputs(call)
     v = call.v
-    # 0, as it nearly always is, is built into the kernel; others share one, which reads them. (Filled on the device:
-    # a copy would wait for it.)
+    # Offset 0, by far the most common, is compiled in; other offsets share a kernel that reads a tensor. (Filled on
+    # the device: a copy from the host would synchronize.)
     offset = torch.full((), call.offset, device=q.device) if call.offset else 0
     block_mask = None
     if call.mask is not None:
@@ -91,15 +91,17 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         if seen is not None:
             k, v = torch.where(seen.mT, k, 0.0), torch.where(seen.mT, v, 0.0)
     learned = call.bias is not None and any(x.requires_grad for x in call.bias.tensors())
-    # With a learned bias the kernel keeps more at hand, and its default pipeline does not fit.
+    # With a learned bias the kernel needs more shared memory: its default pipeline depth does not fit.
     options = {"num_stages": 2} if learned else None
     grouped = call.shape[1] != call.k.shape[1]
-    told = call.statistic or isinstance(call.normalize, SinkSoftmax)
-    out, lse = _attention(call, told)(q, k, v, _score_mod(call, offset), block_mask, scale, grouped, options, told)
+    with_statistic = call.statistic or isinstance(call.normalize, SinkSoftmax)
+    out, lse = _attention(call, with_statistic)(
+        q, k, v, _score_mod(call, offset), block_mask, scale, grouped, options, with_statistic
+    )
     if lse is None:
         return out, None
     if isinstance(call.normalize, SinkSoftmax):
-        # One more logit in the denominator scales a row by what it leaves to the others.
+        # The sink is one more logit in the denominator: it scales a row by exp(lse - total).
         sink = call.normalize.sink
         sink = sink.to(lse.dtype) if isinstance(sink, Tensor) else torch.full_like(lse[:1, :1, :1], sink)
         total = torch.logaddexp(lse, sink[:, None] if sink.ndim == 1 else sink)
@@ -124,7 +126,7 @@ def _score_mod(call: Call, offset: int | Tensor) -> Callable[..., Tensor] | None
 
 @run_uncompiled
 def _tiles(call: Call, offset: int | Tensor) -> tuple[BlockMask, Tensor | None]:
-    """The block mask of a call, and the keys that anyone sees, where those are not all."""
+    """The block mask of a call, and its visible keys, `b|1 1 1 j`; None if every key is visible."""
     from torch.nn.attention.flex_attention import BlockMask
 
     mask = call.mask
@@ -148,16 +150,16 @@ def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
     return chosen.sum(-1, dtype=torch.int32), chosen.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
 
-def _attention(call: Call, told: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
+def _attention(call: Call, with_statistic: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
         return _uncompiled
-    kind = skeleton(call.mask), skeleton(call.bias), score_cap(call), call.offset == 0, told
-    return _compiled((*kind, call.shape[2:] if all(map(_is_a_context, call.shape[2:])) else None))
+    kind = skeleton(call.mask), skeleton(call.bias), score_cap(call), call.offset == 0, with_statistic
+    return _compiled((*kind, call.shape[2:] if all(map(_is_context_length, call.shape[2:])) else None))
 
 
-def _is_a_context(length: int) -> bool:
-    """Is this a length that a model reads again and again, a power of two? It is worth a kernel of its own."""
-    return length >= SHORTEST_CONTEXT and length & (length - 1) == 0
+def _is_context_length(length: int) -> bool:
+    """True for powers of two from 1,024 on: context lengths that recur, each worth a kernel of its own."""
+    return length >= MIN_CONTEXT_LENGTH and length & (length - 1) == 0
 
 
 def _uncompiled(
@@ -169,7 +171,7 @@ def _uncompiled(
     scale: float,
     grouped: bool,
     options: Any,
-    told: bool,
+    with_statistic: bool,
 ) -> tuple[Tensor, Tensor | None]:
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
@@ -182,7 +184,7 @@ def _uncompiled(
         scale=scale,
         enable_gqa=grouped,
         kernel_options=options,
-        return_aux=AuxRequest(lse=told),
+        return_aux=AuxRequest(lse=with_statistic),
     )
     return out, aux.lse
 
@@ -194,9 +196,9 @@ _kinds = count()
 def _compiled(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """FlexAttention for one kind of terms.
 
-    A code object and a name of its own keep one kind from using up the recompilations of another, and its numbers from
-    being taken for lengths that vary; `fullgraph` makes it an error when recompilations are used up, where PyTorch
-    would go on uncompiled, storing the matrix.
+    A code object and a name of its own: kinds do not share a recompile limit, and constants of one kind are not taken
+    for lengths that vary. With `fullgraph`, exceeding the limit is an error; else PyTorch would go on uncompiled and
+    store the matrix.
     """
 
     def attention(*arguments: Any) -> tuple[Tensor, Tensor | None]:

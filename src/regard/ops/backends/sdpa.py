@@ -1,7 +1,7 @@
-"""PyTorch's fused kernels: one call where they can do the whole, block by block where they cannot.
+"""PyTorch's fused kernels: one call if they can compute the whole attention, else block by block.
 
 Dot products and softmax, in linear memory. A plain, causal or padded attention, and any that is small, is a single
-call. On the CPU every other mask, and any bias that is not learned, is handed over as a tile for each block of rows,
+call. On the CPU every other mask, and any bias that is not learned, is passed as a tile for each block of rows,
 empty tiles left out.
 """
 
@@ -32,7 +32,7 @@ from .torch_kernels import choose_kernel, is_surely_fused, run_fused, scaled_pro
 name = "sdpa"
 DEVICES = ("cpu", "cuda")
 INF = float("inf")
-MAX_TILE_ENTRIES = 2**15  # entries of a mask that is made whole sooner than planned
+MAX_TILE_ENTRIES = 2**15  # up to this size one dense tile is faster than planned blocks
 
 
 def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: int | None = None) -> Tensor | None:
@@ -99,7 +99,7 @@ def plan(call: Call) -> BackendPlan | Objections:
         return objections
     form = plan_single_call(call)
     if form is None and not can_read_values(call.q):
-        return ["beyond plain, causal and padded calls it plans blocks, on the CPU and uncompiled"]
+        return ["calls that are not plain, causal or padded run in blocks, on the CPU and uncompiled only"]
     if call.q.device.type == "cuda" and not torch.compiler.is_compiling():
         assert form is not None
         added = None if form.keys is None else call.q.new_zeros(1, 1, 1, call.shape[3])
@@ -121,7 +121,7 @@ def _run_single(call: Call, form: SingleCall, finite: bool | None = None) -> tup
     """The output and the log-sum-exp of each row, `b h i 1`. `finite` is None if values were not looked at yet."""
     assert call.v is not None
     q, k, scale = scaled_product_inputs(call)
-    if call.bias is not None:  # its numbers may be finer, and larger, than half precision can tell
+    if call.bias is not None:  # half precision would round it, or overflow
         q, k = q.to(call.dtype), k.to(call.dtype)
     v = call.v.to(q.dtype)
     added = empty = None
@@ -137,20 +137,20 @@ def _run_single(call: Call, form: SingleCall, finite: bool | None = None) -> tup
         empty = (added == -INF).all(-1, keepdim=True)
     out, lse = run_fused(q, k, v, scale=scale, added=added, causal=form.causal, dropout=call.dropout)
     if empty is not None and lse is not None:
-        lse = torch.where(empty[..., 0], -INF, lse)  # the kernel calls the sum of an empty row 1
+        lse = torch.where(empty[..., 0], -INF, lse)  # the kernel takes the sum of an empty row as 1
     return out.to(call.v.dtype), None if lse is None else lse[..., None]
 
 
 class SingleCall(NamedTuple):
-    """How one call of a kernel serves the whole attention."""
+    """The arguments with which one kernel call computes the whole attention."""
 
-    causal: bool = False  # by the kernel's own mask
-    keys: Mask | None = None  # a mask that hides keys from everyone
-    tile: bool = False  # by adding the bias and the mask, made whole
+    causal: bool = False  # True for the kernel's own causal mask
+    keys: Mask | None = None  # a mask that hides keys from every query
+    tile: bool = False  # True to pass the whole bias and mask as one tensor
 
 
 def plan_single_call(call: Call) -> SingleCall | None:
-    """The one call of a kernel that does it all, if there is one."""
+    """The single kernel call that computes this attention, or None if it takes blocks."""
     b, h, i, j = call.shape
     if not (b and i and j):
         return None
@@ -189,9 +189,9 @@ def _term_objections(call: Call) -> Objections:
 
 
 def _hiding(call: Call, keys: Mask, causal: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Which keys are seen, `b|1 1 1 j`, which rows see none, `b|1 1 i|1 1`, and -inf where a key is not seen.
+    """Visible keys, `b|1 1 1 j`; rows that see none, `b|1 1 i|1 1`; and the additive mask of the keys.
 
-    None for rows that see nothing where it is known that there are none.
+    The second is None if every row sees a key.
     """
 
     def make() -> tuple[Tensor, Tensor | None, Tensor]:

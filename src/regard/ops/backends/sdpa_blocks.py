@@ -30,7 +30,7 @@ def run_blocks(call: Call) -> tuple[Tensor, Tensor]:
 
 
 class BlockwiseSdpa(torch.autograd.Function):
-    """softmax(q k^T + tile) v over the parts of a problem; b h i d, b g j d, b g j d -> b h i d and b h i 1."""
+    """softmax(q k^T + tile) v over the blocks of a prepared call; b h i d, b g j d, b g j d -> b h i d and b h i 1."""
 
     @staticmethod
     def forward(ctx: Any, prepared: PreparedCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,7 +42,7 @@ class BlockwiseSdpa(torch.autograd.Function):
                 q[rows], take_entries(k, keys), take_entries(v, keys), scale=1.0, added=added
             )
             out[rows] = part
-            # The kernel calls the sum of an empty row 1.
+            # The kernel takes the sum of an empty row as 1.
             empty = False if added is None else (added == -INF).all(-1)
             lse[rows] = torch.where(torch.as_tensor(empty), -INF, total)[..., None]
         ctx.prepared = prepared.map_tensors(lambda _: PLACEHOLDER)
@@ -81,7 +81,7 @@ class BlockwiseSdpa(torch.autograd.Function):
 
 
 def _parts(prepared: PreparedCall) -> Iterator[tuple[Block, Tensor | None]]:
-    """Blocks, and what is added to their scores."""
+    """Blocks, each with the tile of bias and mask that is added to its scores."""
     for planned in planned_blocks(prepared):
         block = planned.block
         added = additive_tile(prepared, block, prepared.q.dtype, masked=planned.masked is not None)

@@ -1,7 +1,7 @@
 """PyTorch's fused attention kernels, called by their private names because only those return the log-sum-exp.
 
-softmax(q k^T * scale + added) v and the log-sum-exp of each row, whichever kernel it is; the shapes in which they hand
-the second over differ, and end here. All are differentiable once, grouped heads as they are.
+softmax(q k^T * scale + added) v and the log-sum-exp of each row, whichever kernel it is. The kernels return the
+log-sum-exp in different shapes; this file makes them one. All are differentiable once and take grouped heads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SdpaKernel(IntEnum):
 
     @property
     def is_fused(self) -> bool:
-        """Does it keep the matrix out of memory?"""
+        """True if the kernel does not store the matrix."""
         return self > SdpaKernel.MATH
 
 
@@ -51,7 +51,7 @@ def run_fused(
     """
     if q.is_cpu:
         if kernel is None and not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
-            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # the kernel overlooks gaps in the last dim
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # the kernel ignores the stride of the last dim
         return torch_internals.cpu_flash_attention(q, k, v, scale=scale, added=added, causal=causal)
     added = _align_rows(added, q)
     if torch.compiler.is_compiling():
@@ -79,16 +79,16 @@ def run_fused(
 
 
 def choose_kernel(q: Tensor, k: Tensor, v: Tensor, *, added: Tensor | None, causal: bool, dropout: float) -> SdpaKernel:
-    """The kernel PyTorch takes for these tensors on a GPU."""
+    """The kernel PyTorch chooses for these tensors on a GPU."""
     grouped = q.shape[1] != k.shape[1]
     kernel = torch_internals.choose_sdp_kernel(q, k, v, _align_rows(added, q), dropout, causal, enable_gqa=grouped)
     return SdpaKernel(kernel)
 
 
 def is_surely_fused(q: Tensor) -> bool:
-    """Is there a fused kernel for q on a GPU, and keys and values like it, square under a causal mask?
+    """True if PyTorch surely has a fused kernel for q, and k and v of its shape and dtype, square under a causal mask.
 
-    For most calls what PyTorch would choose is known, and in a short call asking costs nearly as much as all else.
+    For most calls PyTorch's choice is known, and in a short call asking for it takes nearly as long as all else.
     """
     d = q.shape[-1]
     half = q.dtype in (torch.float16, torch.bfloat16)
@@ -97,7 +97,7 @@ def is_surely_fused(q: Tensor) -> bool:
 
 @cache
 def _has_flash(device: int) -> bool:
-    """Was PyTorch built with its flash kernel, and for this GPU?"""
+    """True if this build of PyTorch has its flash kernel, and the kernel runs on this GPU."""
     built = torch.version.hip is None and torch.backends.cuda.is_flash_attention_available()
     return built and (8, 0) <= torch.cuda.get_device_capability(device) <= (12, 1)
 
@@ -109,19 +109,19 @@ def scaled_product_inputs(call: Call) -> tuple[Tensor, Tensor, float]:
             number = call.q.shape[-1] ** -0.5 if scale is None else float(scale)
             if number > 0:
                 return call.q, call.k, number
-            # The kernels take the largest product for the largest score; to turn a sign rounds nothing.
+            # The kernels need a positive scale, since they look for the largest product. Negating q is exact.
             return (-call.q, call.k, -number) if number < 0 else (call.q * 0, call.k, 1.0)
     q, k = call.score.prepare(call.q.to(call.dtype), call.k.to(call.dtype), call.head_ids)
     return (q, k, 1.0) if q.is_cpu else (q.to(call.q.dtype), k.to(call.q.dtype), 1.0)
 
 
 def score_cap(call: Call) -> float | None:
-    """Where scores level off, if they do."""
+    """The bound of capped scores, `Dot.cap`; None if there is none."""
     return call.score.cap if isinstance(call.score, Dot) else None
 
 
 def _align_rows(added: Tensor | None, q: Tensor) -> Tensor | None:
-    """The same numbers over b h i j, rows starting at addresses the kernels take."""
+    """The same numbers over b h i j, every row aligned to 16 entries as the kernels require."""
     if added is None:
         return None
     j = added.shape[-1]

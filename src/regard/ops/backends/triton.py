@@ -1,4 +1,4 @@
-"""Our own kernels on a GPU: additive attention, its scores without a tanh for each pair, whole or block by block."""
+"""Additive attention by our own Triton kernels, which avoid a tanh per pair: stored whole, or block by block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..terms.scores import Additive, grouped_product
 from ..torch_state import check_single_gradient, in_forward_mode, in_functorch, is_traced, run_uncompiled
 
 name = "triton"
-DEVICES = ("cuda",)  # on the CPU Triton interprets a kernel: good for tests alone
+DEVICES = ("cuda",)  # on the CPU Triton interprets its kernels: for tests alone
 
 
 def plan(call: Call) -> BackendPlan | Objections:
@@ -32,7 +32,7 @@ def objections(call: Call) -> Objections:
     """Why this backend cannot run the call."""
     found = kernel_objections(call)
     if not isinstance(call.score, Additive):
-        found.append("it is for additive scores; for products PyTorch's kernels are as fast")
+        found.append("it is for additive scores; PyTorch's kernels are as fast for products")
     if in_functorch():
         found.append("it works block by block, in place, which torch.func cannot follow")
     if in_forward_mode():
@@ -53,16 +53,16 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def prepare_with_kernel(call: Call, statistic: Tensor | None = None) -> PreparedCall:
-    """The work per token, with additive scores by our kernel where it can make them."""
+    """The prepared call, with additive scores computed by our kernel if it can."""
     kernel = isinstance(call.score, Additive) and call.backend in (None, name) and not (is_traced() or objections(call))
     return replace(prepare(call, statistic), kernel=kernel)
 
 
-MAX_STORED_SCORES = 2**24  # scores that are kept at once; more are cut into blocks
+MAX_STORED_SCORES = 2**24  # more scores than this are computed block by block
 
 
 def _can_store_scores(call: Call) -> bool:
-    """May the scores be kept, and are they all there is to it?"""
+    """True for a plain softmax over so few scores that they can be stored."""
     b, h, i, j = call.shape
     plain = call.mask is None and call.bias is None and type(call.normalize) is Softmax and not call.dropout
     chosen = call.is_selection
@@ -70,7 +70,7 @@ def _can_store_scores(call: Call) -> bool:
 
 
 class StoredAdditiveAttention(torch.autograd.Function):
-    """softmax(u . tanh(q + k)) v with the weights kept for the backward: few launches where the matrix is small."""
+    """softmax(u . tanh(q + k)) v with the weights stored for the backward: few launches for a small matrix."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,13 +98,13 @@ class StoredAdditiveAttention(torch.autograd.Function):
             dq, dk, du = score_gradients(SavedTensors(*saved), ds)
         grads = dq, dk, dv, du
         if torch.is_grad_enabled():
-            # Somebody means to differentiate these gradients; let them hear that it cannot be done here.
+            # The caller recorded a graph of the gradients (create_graph=True): differentiating it must raise.
             return tuple(DifferentiableOnce.apply(x, grad, A, v, *saved[:3]) for x in grads)
         return grads
 
 
 def kernel_objections(call: Call) -> list[str]:
-    """What keeps any of our kernels from these tensors."""
+    """Why no kernel of ours runs on these tensors."""
     found = []
     if call.q.device.type not in DEVICES:
         found.append(f"it is compiled for GPUs, and q is on {call.q.device}")
@@ -117,5 +117,5 @@ def kernel_objections(call: Call) -> list[str]:
 
 @cache
 def is_installed() -> bool:
-    """Is there a Triton?"""
+    """True if Triton is installed."""
     return find_spec("triton") is not None

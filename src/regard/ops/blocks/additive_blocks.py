@@ -4,7 +4,7 @@ With E_i = exp(2 (q_i - c)) and F_j = exp(2 (k_j + c)), made once per token for 
 
     tanh(q_i + k_j) = 1 - 2 R,    R = 1 / (1 + E_i F_j),    so    s_ij = sum(u) - 2 u . R_ij,
 
-one multiply-add and one reciprocal for each pair and feature, in pieces that stay in cache. The range is guarded:
+one multiply-add and one reciprocal for each pair and feature, in chunks that stay in cache. The range is guarded:
 c centres the queries, so that |q - c| <= REACH and no E is 0 or infinite; F may be, and then R is 1 or 0 as it should
 be. Where queries of a block lie farther apart than that, tanh itself is taken.
 """
@@ -20,8 +20,8 @@ from torch.autograd.function import once_differentiable
 
 from ..torch_state import refuse_jvp
 
-REACH = 15.0  # exp(2 * REACH) and its inverse are far inside float32
-ENTRIES = 2**19  # pairs x features of a piece: two megabytes of float32
+REACH = 15.0  # largest |q - c|; exp(2 * REACH) and its inverse are far inside float32
+CHUNK_ENTRIES = 2**19  # pairs x features: two megabytes of float32
 
 
 def additive_scores(q: Tensor, k: Tensor, u: Tensor) -> Tensor:
@@ -30,11 +30,11 @@ def additive_scores(q: Tensor, k: Tensor, u: Tensor) -> Tensor:
     g, j = k.shape[1:3]
     k = k if g == h else k.repeat_interleave(h // g, 1)
     u = u.expand(b, h, d)
-    s = AdditiveScores.apply(q.reshape(b * h, i, d), k.reshape(b * h, j, d), u.reshape(b * h, d))
+    s = BlockAdditiveScores.apply(q.reshape(b * h, i, d), k.reshape(b * h, j, d), u.reshape(b * h, d))
     return s.view(b, h, i, j)
 
 
-class AdditiveScores(torch.autograd.Function):
+class BlockAdditiveScores(torch.autograd.Function):
     """n i d, n j d, n d -> n i j."""
 
     jvp = staticmethod(refuse_jvp)
@@ -64,7 +64,7 @@ class AdditiveScores(torch.autograd.Function):
 
 
 def _half_gaps(q: Tensor, k: Tensor) -> Iterator[tuple[tuple[slice, slice, slice], Tensor]]:
-    """R = (1 - tanh(q_i + k_j)) / 2, piece by piece, n i j d."""
+    """R = (1 - tanh(q_i + k_j)) / 2, chunk by chunk, n i j d."""
     if not q.shape[:2].numel():
         return
     low, high = q.amin(1, keepdim=True), q.amax(1, keepdim=True)
@@ -83,9 +83,9 @@ def _half_gaps(q: Tensor, k: Tensor) -> Iterator[tuple[tuple[slice, slice, slice
 
 
 def _cuts(n: int, i: int, j: int, d: int) -> Iterator[tuple[slice, slice, slice]]:
-    cols = max(1, min(j, ENTRIES // (16 * d)))
-    rows = max(1, min(i, ENTRIES // (cols * d)))
-    batch = max(1, ENTRIES // (rows * cols * d))
+    cols = max(1, min(j, CHUNK_ENTRIES // (16 * d)))
+    rows = max(1, min(i, CHUNK_ENTRIES // (cols * d)))
+    batch = max(1, CHUNK_ENTRIES // (rows * cols * d))
     for a in range(0, n, batch):
         for r in range(0, i, rows):
             for c in range(0, j, cols):

@@ -35,7 +35,7 @@ class Layout:
 
 
 def layout(mask: Mask, call: Call) -> Layout:
-    """What the mask leaves of a call's matrix."""
+    """The tiles and keys of a call that its mask leaves visible."""
     block = call.whole()
     some, full = mask.tiles(Grid(block, TILE, TILE))
     shape = -(-call.shape[2] // TILE), -(-call.shape[3] // TILE)

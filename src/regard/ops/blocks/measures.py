@@ -1,6 +1,6 @@
-"""What can be asked of the weights without storing them: each a reduction over blocks of rows.
+"""Measures of the weights that never store them: reductions over blocks of rows.
 
-Those made by `evaluate` are differentiable once; the walks at the end of the file gather numbers, not gradients.
+A `Reduction` run by `evaluate` is differentiable once; the functions from `summarize` on return detached numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def distance() -> Reduction:
 
 
 def statistic() -> Reduction:
-    """That of the rows: `b h i`."""
+    """The row statistic: `b h i`."""
     return Reduction(None, "rows")
 
 
@@ -47,7 +47,7 @@ def columns(ids: Tensor, n_j: int) -> Reduction:
     """Whole columns of A: `b h i ids`."""
 
     def value(prepared: PreparedCall, block: Block, A: Tensor, x: Tensor | None) -> Tensor:
-        # Keys the block leaves out have weight 0: they are read from one more column, of zeros.
+        # Keys outside of the block have weight 0: they are read from an extra column of zeros.
         place = torch.full((n_j,), A.shape[-1], device=A.device)
         place[block.cols] = torch.arange(A.shape[-1], device=A.device)
         return F.pad(A, (0, 1))[..., place[ids]]
@@ -56,7 +56,7 @@ def columns(ids: Tensor, n_j: int) -> Reduction:
 
 
 def known_columns(prepared: PreparedCall, ids: Tensor) -> Tensor:
-    """The same columns where the row statistic is known, without a gradient: only those keys are scored."""
+    """The same columns from the row statistic, without a gradient: only those keys are scored."""
     b, h, i, _ = prepared.shape
     parts = []
     step = max(1, 2**20 // max(1, b * h * ids.numel()))
@@ -150,14 +150,14 @@ def topk(prepared: PreparedCall, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _entropy_of(prepared: PreparedCall, A: Tensor, s: Tensor, statistic: Tensor | None) -> Tensor:
-    """The entropy of each row; spends the scores, which nobody needs after it."""
+    """The entropy of each row; overwrites the scores, which are not used afterwards."""
     if not isinstance(prepared.normalize, (Softmax, SinkSoftmax)) or statistic is None:
         return _entropy(A)
     return _entropy_by_logs(A, s.sub_(_finite(statistic)), hidden=True)
 
 
 def _entropy_by_logs(A: Tensor, log: Tensor, hidden: bool) -> Tensor:
-    """-sum A log A with log A known, and spent; hidden entries are lifted off -inf, where 0 * -inf would be NaN."""
+    """-sum A log A from log A, which is overwritten; -inf of hidden entries is clamped, since 0 * -inf is NaN."""
     log = log.clamp_(min=torch.finfo(log.dtype).min / 2) if hidden else log
     return -log.mul_(A).sum(-1)
 

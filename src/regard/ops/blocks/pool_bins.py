@@ -1,4 +1,4 @@
-"""Bins and groups: which cell of a map a query or a key falls into."""
+"""Bins and groups: the cell of a map that a query or a key belongs to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ How = Literal["mean", "sum", "max"]
 
 @dataclass(frozen=True)
 class Axis:
-    """n neighbours in `count` bins: `size` in each, in the last one what is left; without a size, evenly shared out.
+    """n neighbours in `count` bins: `size` per bin and the remainder in the last; evenly spread if size is None.
 
     >>> Axis.even(10, 4).edges().tolist(), Axis.cells(10, 4).edges().tolist()
     ([0, 3, 5, 8, 10], [0, 4, 8, 10])
@@ -31,28 +31,28 @@ class Axis:
 
     @staticmethod
     def cells(n: int, most: int) -> Axis:
-        """At most so many bins, and of a power of two: the smallest that is enough."""
+        """At most `most` bins; each holds 2^n neighbours, with the smallest n for which they suffice."""
         size = 1 << (-(-n // most) - 1).bit_length() if n else 1
         return Axis(n, max(1, -(-n // size)), size)
 
     @property
     def is_uniform(self) -> bool:
-        """Are all bins of one size?"""
+        """True if all bins hold equally many neighbours."""
         return self.size is not None and self.size * self.count == self.n
 
     @property
     def last(self) -> int:
-        """How many the last bin holds."""
+        """The number of neighbours in the last bin."""
         before = self.count - 1
         return self.n - (-(-before * self.n // self.count) if self.size is None else before * self.size)
 
     def edges(self) -> Tensor:
-        """Where bins begin, and where the last one ends."""
+        """The first neighbour of each bin, and the end of the last bin."""
         numbers = torch.arange(self.count + 1)
         return -(-numbers * self.n // self.count) if self.size is None else (numbers * self.size).clamp(max=self.n)
 
     def ids(self, device: torch.device) -> Tensor:
-        """The bin of each neighbour: `1 n`. Not to be written to."""
+        """The bin of each neighbour: `1 n`. Cached: do not write to it."""
         return _ids(self, device)
 
 
@@ -66,7 +66,7 @@ def _ids(axis: Axis, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=16)
 def area(rows: Axis, cols: Axis, device: torch.device) -> Tensor | int:
-    """How many entries each pair of bins holds, 1 at least: a number, or `rows cols`, not to be written to."""
+    """The number of entries of each pair of bins, at least 1: an int, or a cached tensor `rows cols`, read only."""
     if rows.is_uniform and cols.is_uniform:
         return max(1, (rows.size or 0) * (cols.size or 0))
     with torch.inference_mode(False):
@@ -100,7 +100,7 @@ class Mesh:
 
 
 def check_groups(name: str, ids: Tensor, b: int, n: int, device: torch.device) -> Tensor:
-    """Ids that a caller gave, as `1 n` or `b n`."""
+    """Check the group ids of a caller and return them as `1 n` or `b n`."""
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise TypeError(f"{name} must be a tensor of whole numbers, got {kind}")

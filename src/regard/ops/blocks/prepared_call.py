@@ -26,14 +26,14 @@ from .tile_weights import PlannedBlock
 
 Flags = npt.NDArray[np.bool_]
 
-ROWS_PER_BLOCK = 192  # rows of a block
-KEYS_PER_TILE = 64  # keys of a tile that can be skipped
-SCORES_PER_BLOCK = 2**21  # scores a block holds at once
+ROWS_PER_BLOCK = 192
+KEYS_PER_TILE = 64  # a tile that no row of its block sees is skipped
+SCORES_PER_BLOCK = 2**21
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedCall:
-    """q and k as the score prepared them, the other terms as they are, and what is known of the rows so far."""
+    """A call after the work per token: q and k as `Score.prepare` returned them, the terms, and the row statistic."""
 
     q: Tensor  # b h i d
     k: Tensor  # b g j d
@@ -45,8 +45,8 @@ class PreparedCall:
     normalize: Normalizer
     nonfinite_keys: Tensor | None = None  # b j, keys that hold NaN, Inf or huge numbers; None if there are none
     statistic: Tensor | None = None  # b h i 1
-    dense: bool = False  # one block for the whole, as the reference asks
-    kernel: bool = False  # additive scores by our kernel
+    dense: bool = False  # the whole matrix as one block, for the reference
+    kernel: bool = False  # additive scores by the Triton kernel
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -54,12 +54,12 @@ class PreparedCall:
         return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor a block may take from."""
+        """Every tensor that a block may read."""
         terms = (self.score, self.mask, self.bias, self.normalize)
         return [self.q, self.k, self.whole.q, *(x for term in terms if term is not None for x in term.tensors())]
 
     def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> PreparedCall:
-        """The same problem over other tensors, visited in the order of `tensors()`."""
+        """The same call over other tensors, visited in the order of `tensors()`."""
         return replace(
             self,
             q=fn(self.q),
@@ -72,7 +72,7 @@ class PreparedCall:
         )
 
     def block(self, batch: slice, heads: slice, rows: slice, cols: Selector) -> Block:
-        """The block of those batch rows, heads, rows and keys."""
+        """The block at these batch rows, heads, rows and keys."""
         return replace(self.whole, batch=batch, heads=heads, rows=rows, cols=cols)
 
 
@@ -129,7 +129,7 @@ def planned_blocks(prepared: PreparedCall) -> Iterator[PlannedBlock]:
 
 
 def take_visible(prepared: PreparedCall, block: Block, x: Tensor, index: tuple[slice, slice, Selector]) -> Tensor:
-    """A block's part of keys or values; where garbage may be about, those no row of the block sees read as 0."""
+    """A block's part of keys or values; if some keys are not finite, those hidden from the whole block are set to 0."""
     x = block.take(x, index)
     if prepared.nonfinite_keys is None:
         return x
@@ -139,9 +139,9 @@ def take_visible(prepared: PreparedCall, block: Block, x: Tensor, index: tuple[s
 
 
 def all_values_finite(call: Call) -> bool:
-    """True unless some tensor holds NaN, Inf or numbers so large that a product may overflow.
+    """True unless a tensor holds NaN, Inf or numbers so large that a product may overflow.
 
-    Where a mask hides such a number, it must change nothing, and plain arithmetic would let it through.
+    If a mask hides such a number, it must change nothing, but plain arithmetic would let it through.
     """
     biases = [] if call.bias is None else [x for x in call.bias.tensors() if x.is_floating_point()]
     values = [] if call.v is None else [call.v]
@@ -149,13 +149,13 @@ def all_values_finite(call: Call) -> bool:
 
 
 def _is_safe(x: Tensor) -> bool:
-    """True unless the tensor holds NaN, Inf or the like: its norm is no less than its largest entry."""
+    """True if every entry is small enough to multiply: no entry exceeds the norm, and NaN compares False."""
     norm = torch.linalg.vector_norm(x.detach(), dtype=torch.promote_types(x.dtype, torch.float32))
     return float(norm) < _largest_safe_value(x)
 
 
 def _is_safe_above(x: Tensor) -> bool:
-    # -inf in a bias hides, and does so safely.
+    # -inf in a bias hides an entry, and is safe.
     return not x.numel() or bool(x.detach().amax() < _largest_safe_value(x))
 
 
@@ -164,7 +164,7 @@ def _largest_safe_value(x: Tensor) -> float:
 
 
 def _find_nonfinite_keys(call: Call) -> Tensor:
-    """Which keys hold what `all_values_finite` objects to in any head or feature, `b j`."""
+    """Keys that are not finite, or too large, in any head or feature of k or v: `b j`."""
     values = [] if call.v is None else [call.v]
     bad = [~(x.detach().abs() < _largest_safe_value(x)).all(-1).all(1) for x in (call.k, *values)]
     return bad[0] if len(bad) == 1 else bad[0] | bad[1]
@@ -245,7 +245,7 @@ def _visibility(prepared: PreparedCall, block: Block) -> Tensor:
 
 
 def _split_until_uniform(prepared: PreparedCall, planned: PlannedBlock) -> Iterator[PlannedBlock]:
-    """Split a block until each garbage key in it is seen by all the rows that share it, or by none of them."""
+    """Split a block until every row sees the same of its non-finite keys: a key is visible to all rows, or to none."""
     block = planned.block
     assert prepared.nonfinite_keys is not None
     garbage = prepared.nonfinite_keys[block.batch][:, block.cols]

@@ -1,8 +1,8 @@
 """Reductions over the weights, a block of rows at a time: linear memory, forward and backward.
 
-`evaluate(prepared, reduction)` visits the blocks of a prepared call, weighs each, and lays the reduction's values along
-the rows of the matrix or adds them up along its keys. Its backward visits the blocks again and lets autograd
-differentiate each by itself, so every term has its gradient and nothing larger than a block is ever kept.
+`evaluate(prepared, reduction)` visits the blocks of a prepared call, computes its weights, and writes the
+reduction's values along the rows of the matrix or adds them up along its keys. Its backward visits the blocks again and
+lets autograd differentiate each by itself: every term has its gradient, and nothing larger than a block is kept.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .additive_blocks import additive_scores
 from .prepared_call import PreparedCall, planned_blocks, take_visible
 from .tile_weights import PlannedBlock, normalize_tile, tile_scores
 
-PLACEHOLDER = torch.empty(0)  # stands for a tensor in a problem that waits for its backward
+PLACEHOLDER = torch.empty(0)  # stands for a saved tensor in a prepared call that waits for its backward
 
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """`value(prepared, block, A, x)`: what a block adds to the result, along "rows" or along "keys".
+    """`value(prepared, block, A, x)`: the contribution of a block to the result, along "rows" or along "keys".
 
-    Without a value it is the statistic of the rows. `x` is the other factor of a product, if there is one; `tail` is
-    the shape of one row (or key) of the result; `measure` is its name where there is a kernel for it.
+    Without a value the result is the row statistic. `x` is the other factor of a product; `tail` is the shape of one
+    row (or key) of the result; `measure` is its name if there is a kernel for it.
     """
 
     value: Callable[[PreparedCall, Block, Tensor, Tensor | None], Tensor] | None
@@ -52,7 +52,7 @@ def evaluate(prepared: PreparedCall, reduction: Reduction) -> tuple[Tensor, Tens
     tensors = [*prepared.tensors(), *([] if reduction.x is None else [reduction.x])]
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     if learns or in_forward_mode():
-        # A statistic of earlier is detached: with it derivatives would miss the part that flows through it.
+        # A known statistic is detached: derivatives would miss the part that flows through it.
         prepared = replace(prepared, statistic=None)
     if learns:
         value, statistic = BlockwiseReduction.apply(prepared, reduction, *tensors)
@@ -96,7 +96,7 @@ def _additive(prepared: PreparedCall) -> Callable[[Tensor, Tensor, Tensor], Tens
 
 
 class BlockwiseReduction(torch.autograd.Function):
-    """Forward: blocks without a graph. Backward: each block again, with one of its own."""
+    """Forward: blocks without a graph. Backward: each block again, with a graph of its own."""
 
     jvp = staticmethod(refuse_jvp)
 
@@ -119,7 +119,7 @@ class BlockwiseReduction(torch.autograd.Function):
         with torch.no_grad(), no_autocast(grad.device):
             grads = BlockwiseReduction._backward(ctx, grad, saved)
         if torch.is_grad_enabled():
-            # Somebody means to differentiate these gradients; let them hear that it cannot be done here.
+            # The caller recorded a graph of the gradients (create_graph=True): differentiating it must raise.
             grads = [None if g is None else DifferentiableOnce.apply(g, grad, *saved) for g in grads]
         return None, None, *grads
 
@@ -134,19 +134,19 @@ class BlockwiseReduction(torch.autograd.Function):
             with torch.enable_grad():
                 _add_block_gradients(prepared, reduction, planned, grad, needed, totals)
         for key, x in needed.items():
-            totals.setdefault(key, torch.zeros_like(x))  # where no block has a row that sees anything
-        # A tensor that serves twice has one total: hand it out once.
+            totals.setdefault(key, torch.zeros_like(x))  # zero gradient if no block saw this tensor
+        # A tensor that occurs twice has one total: return it once.
         grads = [(x, totals.pop(id(x), None)) for x in saved]
         return [None if total is None else total.to(x.dtype) for x, total in grads]
 
 
 def clone_if_inference(x: Tensor) -> Tensor:
-    """A tensor as autograd saves it for the backward: it refuses those of inference mode."""
+    """A tensor that autograd can save for the backward: a clone if it was made in inference mode."""
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
 
 class DifferentiableOnce(torch.autograd.Function):
-    """The identity, for gradients that must not be differentiated again."""
+    """The identity; its backward raises, for gradients that cannot be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, *sources: Tensor) -> Tensor:
@@ -154,9 +154,7 @@ class DifferentiableOnce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        raise RuntimeError(
-            "this backend is differentiable once; pass backend='reference' where second derivatives are needed"
-        )
+        raise RuntimeError("this backend is differentiable once; pass backend='reference' for second derivatives")
 
 
 def _forward(prepared: PreparedCall, reduction: Reduction) -> tuple[Tensor, Tensor | None]:
@@ -170,7 +168,7 @@ def _forward(prepared: PreparedCall, reduction: Reduction) -> tuple[Tensor, Tens
         _place(result, reduction, block, reduction.of(prepared, block, A, rows))
         if statistic is not None and rows is not None:
             statistic[block.batch, block.heads, block.rows] = rows
-    if reduction.value is None and statistic is not None:  # that of rows in no block is known, too
+    if reduction.value is None and statistic is not None:  # includes rows that are in no block
         result = statistic.squeeze(-1).clone()
     return result, statistic
 
@@ -208,7 +206,7 @@ def _add_block_gradients(
     needed: dict[int, Tensor],
     totals: dict[int, Tensor],
 ) -> None:
-    """Differentiate one block and add its gradients to the totals, by the id of what they are gradients of."""
+    """Differentiate one block and add its gradients to `totals`, keyed by the id of the tensor."""
     leaves: list[tuple[int, tuple[Selector, ...], Tensor]] = []
 
     def take(x: Tensor, index: tuple[Selector, ...]) -> Tensor:

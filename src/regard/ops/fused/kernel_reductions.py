@@ -1,4 +1,4 @@
-"""Reductions of the weights by one kernel, from q, k and the row statistic, where there is one for the call."""
+"""Reductions of the weights by one kernel launch, from q, k and the row statistic."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAP = frozenset(("map",))
 
 
 def objections(call: Call) -> list[str]:
-    """What keeps the kernel from reducing the weights of a call."""
+    """Why the kernel cannot reduce the weights of a call."""
     found = triton.kernel_objections(call)
     if not isinstance(call.score, (Dot, Cosine, Bilinear, Location)):
         found.append(f"{type(call.score).__name__} is no product of queries and keys")
@@ -56,7 +56,7 @@ def reduce_by_kernel(
 ) -> dict[str, Tensor]:
     """Any of "entropy", "received", "max", "distance", and of bins "map", "peaks", from the row statistic `b h i 1`.
 
-    A map holds sums, or what a `Mesh` asks for.
+    A map holds sums, or what `Mesh.how` says.
     """
     q, k, scale = scaled_product_inputs(call)
     lse = statistic.squeeze(-1).to(torch.float32)
@@ -101,10 +101,10 @@ def _by_hopper(
 
     if not isinstance(bins, Mesh):
         return summarize_hopper(*inputs, **asked, pattern=band)
-    high, wide = bins.rows.size or 1, bins.cols.size or 1  # they have one, or the kernel would not take them
+    high, wide = bins.rows.size or 1, bins.cols.size or 1  # the kernel takes bins of one size alone
     share = 1 / (high * wide) if bins.how == "mean" else 1.0
     found = summarize_hopper(*inputs, **asked, pattern=band, shape=bins.shape, bin_sizes=(high, wide), share=share)
-    if bins.how == "mean" and found.map is not None:  # of fewer entries, where the last bins hold fewer
+    if bins.how == "mean" and found.map is not None:  # the last bins may hold fewer entries
         if bins.rows.last < high:
             found.map[..., -1, :] *= high / max(1, bins.rows.last)
         if bins.cols.last < wide:
@@ -113,7 +113,7 @@ def _by_hopper(
 
 
 def _band_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning | None) -> Pattern | None:
-    """The mask, if the call is one of the commonest, for which there is a kernel laid out for Hopper GPUs."""
+    """The mask as a band of diagonals if the kernel written for Hopper GPUs can take this call, else None."""
     if not (
         is_hopper(q.device)
         and isinstance(call.normalize, Softmax)
@@ -134,7 +134,7 @@ def _band_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning 
 
 @cache
 def is_hopper(device: torch.device) -> bool:
-    """Is it a GPU of compute capability 9, and Triton's dialect for it one that has been tried?"""
+    """True for a GPU of compute capability 9 and a version of Triton whose Gluon dialect our kernel was tested on."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return False
     import triton
@@ -164,14 +164,14 @@ def group_sums(call: Call, statistic: Tensor, query_groups: Tensor, key_groups: 
 
     if query_groups.shape[0] == key_groups.shape[0] == 1:
         return sums(query_groups[0], key_groups[0], ALL_BATCH_ROWS)
-    # A kernel deals out the same rows for every batch row: groups of their own take a launch each.
+    # A kernel orders rows alike in every batch row: if groups differ, each batch row takes a launch.
     b = call.shape[0]
     each = zip(query_groups.expand(b, -1), key_groups.expand(b, -1), strict=True)
     return torch.cat([sums(queries, keys, slice(m, m + 1)) for m, (queries, keys) in enumerate(each)])
 
 
 def transposed_product(call: Call, statistic: Tensor, x: Tensor) -> Tensor:
-    """A.T @ x from the row statistic `b h i 1`: `b 1|g|h i e -> b h j e`, features in parts as wide as a tile."""
+    """A.T @ x from the row statistic `b h i 1`: `b 1|g|h i e -> b h j e`, features split to the width of a tile."""
     from ...kernels.weighted_products import product_by_keys
 
     q, k, scale = scaled_product_inputs(call)
@@ -184,7 +184,7 @@ def transposed_product(call: Call, statistic: Tensor, x: Tensor) -> Tensor:
 
 
 def has_gradient(call: Call, measure: str) -> bool:
-    """Does the kernel know the gradient of this measure for all that needs one?"""
+    """True if the kernel has the gradient of this measure for every tensor that needs one."""
     beside = [x for term in (call.bias, call.normalize) if term is not None for x in term.tensors()]
     return (
         measure in ("entropy", "received")
@@ -205,7 +205,7 @@ MAX_PRODUCT_WIDTH = 256
 
 
 class MeasureSettings(NamedTuple):
-    """What a measure is taken of, beside the tensors."""
+    """The inputs of a measure that are no tensors."""
 
     call: Call
     scale: float
@@ -219,8 +219,8 @@ class KernelMeasure(torch.autograd.Function):
     def forward(ctx: Any, setting: MeasureSettings, statistic: Tensor, q: Tensor, k: Tensor) -> Tensor:
         value = reduce_by_kernel(setting.call, statistic, frozenset((setting.measure,)))[setting.measure]
         ctx.setting = setting
-        needed = (value.clone(),) if setting.measure == "entropy" else ()  # the value itself may be written to
-        # Terms stay whole, with the tiles they remember; their tensors are saved so that a change in place is refused.
+        needed = (value.clone(),) if setting.measure == "entropy" else ()  # the user may write to the value itself
+        # Terms are kept, since tiles are cached per term; saving their tensors makes autograd detect in-place changes.
         terms = (term for term in (setting.call.mask, setting.call.bias) if term is not None)
         held = [clone_if_inference(x.detach()) for term in terms for x in term.tensors()]
         ctx.save_for_backward(statistic, q, k, *needed, *held)

@@ -24,7 +24,7 @@ CHUNK = 2**24  # entries of a mask looked at one by one at a time
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a kernel cuts the matrix, in which order it deals out rows (None: as they are), and what it walks."""
+    """The tile sizes of a kernel, the order of its rows (None: unchanged), and whether it loops over keys."""
 
     rows: int
     cols: int
@@ -33,7 +33,7 @@ class Tiling:
 
 
 def expressible(bias: Bias) -> bool:
-    """Can the kernels add it?"""
+    """True if the kernels can add this bias."""
     return isinstance(bias, (Alibi, Added)) or (isinstance(bias, Relative) and bias.table is not None)
 
 
@@ -59,7 +59,7 @@ def kernel_bias(call: Call) -> KernelBias:
 
 @dataclass(frozen=True)
 class _Read:
-    """What a mask says of a band of diagonals and of lengths; `rest` must be looked at tile by tile."""
+    """The part of a mask that is a band of diagonals and lengths; `rest` is True if other terms remain."""
 
     low: int
     high: int
@@ -68,7 +68,7 @@ class _Read:
 
 
 def banded(call: Call) -> Pattern | None:
-    """The mask of a call, if a band of diagonals and lengths are all it is."""
+    """The mask of a call, if it is a band of diagonals and lengths and no more; else None."""
     from ...kernels.tiles import Pattern
 
     read = _read(call)
@@ -76,7 +76,7 @@ def banded(call: Call) -> Pattern | None:
 
 
 def pattern(call: Call, tiling: Tiling) -> Pattern:
-    """The mask of a call; lists of tiles are remembered."""
+    """The mask of a call; lists of tiles are cached per mask."""
     from ...kernels.tiles import Pattern
 
     band = banded(call)
@@ -86,7 +86,7 @@ def pattern(call: Call, tiling: Tiling) -> Pattern:
     mask = call.mask
     if _changes(mask):
         return Pattern(lists=_lists(mask, call, tiling))
-    # An order of rows is known by its tensor: two orders may be as long.
+    # The order of rows is part of the key by identity: two orders may have one length.
     key = (call.shape, call.offset, call.q.device, tiling.rows, tiling.cols, tiling.row_order, tiling.by_keys)
     return Pattern(lists=remembered(mask, key, lambda: _lists(mask, call, tiling)))
 
@@ -131,7 +131,7 @@ def _lists(mask: Mask, call: Call, tiling: Tiling) -> TileLists:
     grid = Grid(block, rows, cols)
     shape = row_order.numel() // rows, -(-n_j // cols)
     some, full = (x.expand(*x.shape[:2], *shape) for x in mask.tiles(grid))
-    # Where distances change sign, and at the ragged end, entries are looked at one by one.
+    # Tiles in which i - j changes sign, and tiles past the last key, are evaluated entry by entry.
     crossing = (grid.distance.low <= 0) & (grid.distance.high >= 0)
     ragged = torch.arange(shape[1], device=row_order.device) >= n_j // cols
     full = some & full & ~crossing & ~ragged
@@ -152,7 +152,7 @@ def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bits(mask: Mask, call: Call, part: Tensor, row_order: Tensor, tiling: Tiling) -> Tensor:
-    """The entries of each partly visible tile: n rows cols/32, a bit each."""
+    """The visible entries of each partly visible tile as bits: `n rows cols/32`."""
     from ...kernels.tiles import pack_bits
 
     _, _, n_i, n_j = call.shape

@@ -2,7 +2,7 @@
 
 An entry among the k largest lies in one of the k runs with the largest maxima: were it in another, each of those k
 would hold one as large. So one pass of the kernel finds the maxima, a strip of rows at a time, and then k runs a row
-are looked at entry by entry.
+are scored entry by entry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .kernel_terms import Tiling, kernel_bias, pattern
 
 
 def saves_work(call: Call, k: int) -> bool:
-    """Are k runs of keys fewer than there are?"""
+    """True if k runs of keys are fewer keys than there are."""
     from ...kernels.summary.generic import tile_config
 
     return k * tile_config(call.k.shape[-1], call.q.dtype).run < call.shape[3]
@@ -57,8 +57,8 @@ def topk(call: Call, statistic: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, indices
 
 
-STRIP_BYTES = 2**27  # bytes of a strip of rows
-BYTES_PER_ENTRY = 32  # of an entry that is looked at: its key twice, its score, its weight, whether it is seen
+STRIP_BYTES = 2**27  # memory for the rows handled at once
+BYTES_PER_ENTRY = 32  # per candidate entry: its key twice, its score, its weight, its visibility
 
 
 def _weights(call: Call, s: Tensor, lse: Tensor, rows: slice, j: Tensor) -> Tensor:
