@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ... import torch_internals
 from ..backend_plan import BackendPlan, Objections
-from ..blocks.mask_layout import TILE, layout, remembered, skeleton
+from ..blocks.mask_layout import TILE, mask_layout, visible_first
 from ..call import Call
+from ..term_cache import cached_per_term, without_tensors
 from ..terms.biases import ScoreMod
 from ..terms.normalizers import SinkSoftmax, Softmax
 from ..terms.scores import Bilinear, Cosine, Dot
@@ -133,27 +134,21 @@ def _tiles(call: Call, offset: int | Tensor) -> tuple[BlockMask, Tensor | None]:
     assert mask is not None
 
     def make() -> tuple[BlockMask, Tensor | None]:
-        found = layout(mask, call)
-        partial, full = (_ordered(x) for x in (found.some & ~found.full, found.full))
+        layout = mask_layout(mask, call)
+        partial, full = (visible_first(x) for x in (layout.some & ~layout.full, layout.full))
         tiles = BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=TILE, seq_lengths=call.shape[2:])
-        return tiles, found.seen
+        return tiles, layout.seen
 
-    tiles, seen = remembered(mask, (call.shape, call.offset, call.q.device), make)
+    tiles, seen = cached_per_term(mask, (call.shape, call.offset, call.q.device), make)
     tiles = copy.copy(tiles)
     tiles.mask_mod = mask.with_tensors(call.q.device, call.dtype).bind(call.q, call.k, offset)
     return tiles, seen
 
 
-def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """How many tiles each row of tiles holds, and which, those first: `b h rows` and `b h rows cols`."""
-    chosen = tiles.to(torch.int8)
-    return chosen.sum(-1, dtype=torch.int32), chosen.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
-
-
 def _attention(call: Call, with_statistic: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
         return _uncompiled
-    kind = skeleton(call.mask), skeleton(call.bias), score_cap(call), call.offset == 0, with_statistic
+    kind = without_tensors(call.mask), without_tensors(call.bias), score_cap(call), call.offset == 0, with_statistic
     return _compiled((*kind, call.shape[2:] if all(map(_is_context_length, call.shape[2:])) else None))
 
 

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..backend_plan import BackendPlan, Objections
-from ..blocks.mask_layout import remembered
 from ..blocks.prepared_call import all_values_finite
 from ..blocks.tile_weights import additive_mask, additive_tile
 from ..call import FLOATS, Call
+from ..term_cache import cached_per_term
 from ..terms.coordinates import Point
 from ..terms.masks import Causal, Padding
 from ..terms.masks.mask_algebra import And, Mask, conjuncts
@@ -206,4 +206,4 @@ def _hiding(call: Call, keys: Mask, causal: bool, dtype: torch.dtype) -> tuple[T
 
     if is_traced() or call.batch_ids is not None:
         return make()
-    return remembered(keys, (call.shape, causal, dtype, call.q.device), make)
+    return cached_per_term(keys, (call.shape, causal, dtype, call.q.device), make)

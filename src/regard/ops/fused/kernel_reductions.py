@@ -17,7 +17,7 @@ from ..call import Call
 from ..terms.normalizers import SinkSoftmax, Softmax
 from ..terms.scores import Bilinear, Cosine, Dot, Location
 from ..torch_state import check_single_gradient, in_forward_mode, is_traced
-from .kernel_terms import Tiling, banded, expressible, kernel_bias, pattern
+from .kernel_terms import Tiling, band_pattern, has_kernel_form, kernel_bias, mask_pattern
 
 if TYPE_CHECKING:
     from ...kernels.summary.bins import Bins
@@ -38,7 +38,7 @@ def objections(call: Call) -> list[str]:
         found.append(f"{type(call.score).__name__} is no product of queries and keys")
     if not isinstance(call.normalize, (Softmax, SinkSoftmax)):
         found.append(f"the kernel is softmax, not {type(call.normalize).__name__}")
-    if call.bias is not None and not expressible(call.bias):
+    if call.bias is not None and not has_kernel_form(call.bias):
         found.append(f"the kernel has no {type(call.bias).__name__}")
     if call.k.shape[-1] > 256:
         found.append(f"the kernel takes widths up to 256, got {call.k.shape[-1]}")
@@ -84,7 +84,7 @@ def _by_any_gpu(
         **asked,
         config=config,
         cap=score_cap(call),
-        pattern=pattern(call, Tiling(config.rows, config.cols, row_order)).for_batch(batch),
+        pattern=mask_pattern(call, Tiling(config.rows, config.cols, row_order)).for_batch(batch),
         bias=kernel_bias(call).for_batch(batch),
         bins=binned,
         sums_to_one=isinstance(call.normalize, Softmax),
@@ -128,7 +128,7 @@ def _band_for_hopper(call: Call, q: Tensor, want: frozenset[str], bins: Binning 
     from ...kernels.tiles import UNBOUNDED
 
     sizes = None if bins is None else (bins.rows.size, bins.cols.size)
-    band = banded(call) if is_supported(q, sizes) else None
+    band = band_pattern(call) if is_supported(q, sizes) else None
     return None if band is None or band.high < UNBOUNDED else band
 
 
@@ -261,6 +261,6 @@ def _product_arguments(call: Call, q: Tensor, x: Tensor, scale: float, keys: boo
         "scale": scale,
         "offset": call.offset,
         "cap": score_cap(call),
-        "pattern": pattern(call, Tiling(config.rows, config.cols, by_keys=keys)),
+        "pattern": mask_pattern(call, Tiling(config.rows, config.cols, by_keys=keys)),
         "bias": kernel_bias(call),
     }

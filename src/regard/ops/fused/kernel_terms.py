@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..blocks.mask_layout import remembered
+from ..blocks.mask_layout import contains_rule, visible_first
 from ..call import Call
+from ..term_cache import cached_per_term
 from ..terms.biases import Added, Alibi, Bias, Relative
 from ..terms.coordinates import Point
 from ..terms.mask_tiles import Grid
-from ..terms.masks import Causal, Diagonal, Padding, Rule, Window
+from ..terms.masks import Causal, Diagonal, Padding, Window
 from ..terms.masks.mask_algebra import Mask, conjuncts
 
 if TYPE_CHECKING:
     from ...kernels.tiles import KernelBias, Pattern, TileLists
 
-CHUNK = 2**24  # entries of a mask looked at one by one at a time
+ENTRIES_PER_CHUNK = 2**24  # mask entries evaluated at once
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Tiling:
     by_keys: bool = False
 
 
-def expressible(bias: Bias) -> bool:
+def has_kernel_form(bias: Bias) -> bool:
     """True if the kernels can add this bias."""
     return isinstance(bias, (Alibi, Added)) or (isinstance(bias, Relative) and bias.table is not None)
 
@@ -58,7 +59,7 @@ def kernel_bias(call: Call) -> KernelBias:
 
 
 @dataclass(frozen=True)
-class _Read:
+class _MaskParts:
     """The part of a mask that is a band of diagonals and lengths; `rest` is True if other terms remain."""
 
     low: int
@@ -67,31 +68,31 @@ class _Read:
     rest: bool
 
 
-def banded(call: Call) -> Pattern | None:
+def band_pattern(call: Call) -> Pattern | None:
     """The mask of a call, if it is a band of diagonals and lengths and no more; else None."""
     from ...kernels.tiles import Pattern
 
-    read = _read(call)
-    return None if read.rest else Pattern(read.low, read.high, read.lengths)
+    parts = _mask_parts(call)
+    return None if parts.rest else Pattern(parts.low, parts.high, parts.lengths)
 
 
-def pattern(call: Call, tiling: Tiling) -> Pattern:
+def mask_pattern(call: Call, tiling: Tiling) -> Pattern:
     """The mask of a call; lists of tiles are cached per mask."""
     from ...kernels.tiles import Pattern
 
-    band = banded(call)
+    band = band_pattern(call)
     if band is not None:
         return band
     assert call.mask is not None
     mask = call.mask
-    if _changes(mask):
+    if contains_rule(mask):
         return Pattern(lists=_lists(mask, call, tiling))
     # The order of rows is part of the key by identity: two orders may have one length.
     key = (call.shape, call.offset, call.q.device, tiling.rows, tiling.cols, tiling.row_order, tiling.by_keys)
-    return Pattern(lists=remembered(mask, key, lambda: _lists(mask, call, tiling)))
+    return Pattern(lists=cached_per_term(mask, key, lambda: _lists(mask, call, tiling)))
 
 
-def _read(call: Call) -> _Read:
+def _mask_parts(call: Call) -> _MaskParts:
     from ...kernels.tiles import UNBOUNDED
 
     low, high, rest = -UNBOUNDED, UNBOUNDED, False
@@ -110,13 +111,7 @@ def _read(call: Call) -> _Read:
                 lengths = here.contiguous() if lengths is None else torch.minimum(lengths, here)
             case _:
                 rest = True
-    return _Read(low, high, lengths, rest)
-
-
-def _changes(mask: Mask) -> bool:
-    """A rule may read what changes between calls."""
-    parts = (getattr(mask, name) for name in mask.__dataclass_fields__)
-    return isinstance(mask, Rule) or any(_changes(part) for part in parts if isinstance(part, Mask))
+    return _MaskParts(low, high, lengths, rest)
 
 
 def _lists(mask: Mask, call: Call, tiling: Tiling) -> TileLists:
@@ -140,15 +135,9 @@ def _lists(mask: Mask, call: Call, tiling: Tiling) -> TileLists:
     where = part.flatten().cumsum(0).view(part.shape).to(torch.int32) - 1
     if tiling.by_keys:
         part, full, where = part.mT.contiguous(), full.mT.contiguous(), where.mT
-    part_counts, part_tiles = _ordered(part)
-    full_counts, full_tiles = _ordered(full)
+    part_counts, part_tiles = visible_first(part)
+    full_counts, full_tiles = visible_first(full)
     return TileLists(full_counts, full_tiles, part_counts, part_tiles, where.gather(-1, part_tiles.long()), bits)
-
-
-def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """How many tiles each row of tiles holds, and which, those first."""
-    counts = tiles.sum(-1, dtype=torch.int32)
-    return counts, tiles.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
 
 def _bits(mask: Mask, call: Call, part: Tensor, row_order: Tensor, tiling: Tiling) -> Tensor:
@@ -160,7 +149,7 @@ def _bits(mask: Mask, call: Call, part: Tensor, row_order: Tensor, tiling: Tilin
     b, h, r, c = part.nonzero(as_tuple=True)
     packed = [torch.zeros(0, rows, cols // 32, dtype=torch.int32, device=part.device)]
     bound = mask.with_tensors(call.q.device, call.dtype).bind(call.q, call.k, call.offset)
-    step = max(1, CHUNK // (rows * cols))
+    step = max(1, ENTRIES_PER_CHUNK // (rows * cols))
     for start in range(0, b.numel(), step):
         at = slice(start, start + step)
         row = row_order.view(-1, rows)[r[at]][:, :, None]

@@ -14,7 +14,7 @@ from ..backends.torch_kernels import scaled_product_inputs, score_cap
 from ..blocks.tile_weights import entry_weights
 from ..call import Call
 from ..terms.coordinates import Point
-from .kernel_terms import Tiling, kernel_bias, pattern
+from .kernel_terms import Tiling, kernel_bias, mask_pattern
 
 
 def saves_work(call: Call, k: int) -> bool:
@@ -44,7 +44,7 @@ def topk(call: Call, statistic: Tensor, k: int) -> tuple[Tensor, Tensor]:
         offset=call.offset,
         config=config,
         cap=score_cap(call),
-        pattern=pattern(call, Tiling(config.rows, config.cols)),
+        pattern=mask_pattern(call, Tiling(config.rows, config.cols)),
         bias=kernel_bias(call),
         rows_per_strip=STRIP_BYTES // max(1, b * h * size),
     )
