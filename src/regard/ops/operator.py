@@ -34,14 +34,32 @@ def attend(
 ) -> Float[Tensor, "*b h i e"]:
     """dropout(A) @ v with A = normalize(mask(score(q, k) + bias)).
 
-    Scaled dot-product attention unless the terms say otherwise:
-
     >>> import torch
-    >>> from regard import Alibi, Causal, Window, attend
+    >>> from regard import Additive, Alibi, Causal, Padding, SinkSoftmax, Window, attend
     >>> q, k, v = torch.randn(3, 2, 8, 100, 64)
+
+    >>> # scaled dot-product attention: softmax(q @ k.mT / sqrt(d)) @ v
     >>> attend(q, k, v).shape
     torch.Size([2, 8, 100, 64])
+
+    >>> # each query sees itself and up to 15 positions before it; farther keys score lower
     >>> attend(q, k, v, mask=Causal() & Window(16), bias=Alibi(8)).shape
+    torch.Size([2, 8, 100, 64])
+
+    >>> # sequences of 100 and 60 tokens in one batch: the padding is hidden
+    >>> attend(q, k, v, mask=Padding([100, 60])).shape
+    torch.Size([2, 8, 100, 64])
+
+    >>> # grouped queries: heads 0-3 of q read head 0 of k and v, heads 4-7 head 1
+    >>> attend(q, k[:, :2], v[:, :2]).shape
+    torch.Size([2, 8, 100, 64])
+
+    >>> # decoding: one query at the last position sees all 100 keys
+    >>> torch.allclose(attend(q[:, :, -1:], k, v, mask=Causal()), attend(q, k, v, mask=Causal())[:, :, -1:], atol=1e-5)
+    True
+
+    >>> # another score and another normalizer: u . tanh(q + k), and heads may attend to nothing
+    >>> attend(q, k, v, score=Additive(torch.randn(64)), normalize=SinkSoftmax(0.0)).shape
     torch.Size([2, 8, 100, 64])
 
     Head n of q uses head n * g // h of k and v, so g < h is grouped-query attention and g = 1 multi-query. Query
@@ -91,12 +109,34 @@ def weights(
 
     >>> import torch
     >>> from regard import Causal, weights
-    >>> q, k = torch.randn(2, 1, 8, 65536, 64)
+    >>> q, k, v = torch.randn(3, 1, 8, 65536, 64)
+
+    >>> # nothing is computed yet; dense, this matrix would take 137 GB
     >>> A = weights(q, k, mask=Causal())
     >>> A
     Weights(1 x 8 x 65536 x 65536, mask=Causal())
+
+    >>> # any part, as PyTorch would index the dense matrix
     >>> A[0, 3, :2, :2].tolist()[0]
     [1.0, 0.0]
+
+    >>> # a product: A @ v is attend(q, k, v, mask=Causal())
+    >>> q, k, v = q[:, :, :300], k[:, :, :300], v[:, :, :300]
+    >>> A = weights(q, k, mask=Causal())
+    >>> (A @ v).shape, (A.T @ v).shape
+    (torch.Size([1, 8, 300, 64]), torch.Size([1, 8, 300, 64]))
+
+    >>> # measures: per query, and per key
+    >>> A.entropy().shape, A.received().shape
+    (torch.Size([1, 8, 300]), torch.Size([1, 8, 300]))
+
+    >>> # the three largest weights of each query, and a map of 10 x 10 cells
+    >>> A.topk(3).values.shape, A.pool(10, 10).shape
+    (torch.Size([1, 8, 300, 3]), torch.Size([1, 8, 10, 10]))
+
+    >>> # the dense matrix, if it is small: each row sums to 1
+    >>> torch.allclose(A.dense().sum(-1), torch.ones(1, 8, 300), atol=1e-5)
+    True
     """
     if backend is not None:
         dispatch.named(backend)
