@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -181,3 +182,25 @@ def test_names_of_a_room_above_are_not_reached_through_the_package_either():
 def test_an_import_circle_is_found():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d", "a"}, "e": set()}
     assert [part for part in house.strongly_connected(graph) if len(part) > 1] == [{"b", "c"}]
+
+
+def private_symbols(path: Path) -> set[str]:
+    """Names of PyTorch that begin with an underscore, and two that are private without one."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == "torch":
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            found |= {f"{node.module}: {name}" for name in names if name.startswith("_") and name != "__future__"}
+        elif isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            private = re.fullmatch(r"(torch|torch_module|F|aten|forward_ad|overrides)(\.\w+)*\._[a-zA-Z]\w*", name)
+            found |= {name} if private or name == "RemovableHandle.next_id" else set()
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value} if node.value.startswith("_torchdynamo") else set()
+    return found
+
+
+def test_private_symbols_of_pytorch_are_in_one_file():
+    named = {path.name: private_symbols(path) for path in FILES if path.name != "torch_internals.py"}
+    assert {name: symbols for name, symbols in named.items() if symbols} == {}
+    assert len(private_symbols(SOURCE / "torch_internals.py")) > 15

@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
-from torch.utils.hooks import RemovableHandle
 
+from .. import torch_internals
 from ..ops.operator import attend
 from ..ops.terms.masks import Causal, Padding, Window
 from ..ops.terms.masks.mask_algebra import Mask, conjuncts
@@ -36,7 +35,7 @@ from .prepacked import PrepackedWeights, is_plain_tensor
 Map = Callable[[Tensor], Tensor]
 Step = Callable[..., Tensor]
 TRAINING, VERSION = itemgetter("training"), attrgetter("_version")
-GLOBAL_HOOKS = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
+GLOBAL_HOOKS = torch_internals.global_module_hooks()
 
 
 class FastSteps:
@@ -97,10 +96,10 @@ class CompiledSteps:
 
     def needs_modules(self) -> bool:
         """Return whether modules must run: for hooks, a replaced `forward`, dropout or autocast."""
-        if self._hook_id != RemovableHandle.next_id:  # a hook was added to some module since the last check
+        if self._hook_id != torch_internals.next_hook_id():  # a hook was added to some module since the last check
             if any(map(has_hooks, self._blocks)) or any(GLOBAL_HOOKS):
                 return True
-            self._hook_id = RemovableHandle.next_id
+            self._hook_id = torch_internals.next_hook_id()
         if any(map(TRAINING, self._attributes)) or any(map(contains, self._attributes, repeat("forward"))):
             return True
         return torch.is_autocast_enabled(self._device)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import torch_internals
 from .linear import Product, use_product
 
 MAX_PREPACKED_ROWS = 128  # with more rows the product takes so long that packing the matrix each time hardly shows
@@ -63,9 +64,9 @@ class PrepackedWeights:
             return F.linear(x, weight, bias)
         entry = self._packed.get(id(weight))
         if entry is None or entry.version != weight._version or entry.address != weight.data_ptr():
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), x.numel() // x.shape[-1])
+            packed = torch_internals.pack_linear_weight(weight.detach(), x.numel() // x.shape[-1])
             entry = self._packed[id(weight)] = PackedWeight(weight, weight._version, weight.data_ptr(), packed)
-        return torch.ops.mkldnn._linear_pointwise(x, entry.packed, bias, "none", [], "")
+        return torch_internals.packed_linear(x, entry.packed, bias)
 
 
 class PackedWeight(NamedTuple):

@@ -174,7 +174,7 @@ class Call:
         if g == 0 or h % g:
             divisors = ", ".join(str(n) for n in range(1, h + 1) if h % n == 0)
             raise ValueError(
-                f"q heads must be a multiple of k heads, got h={h} and g={g}; the number of k heads can be {divisors}"
+                f"q heads must be a multiple of k heads, got h={h} and g={g}; give k one of {divisors} heads"
             )
         if self.v is not None:
             if self.v.shape[1] != g:

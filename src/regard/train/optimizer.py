@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from .. import torch_internals
 from .checkpoint import plain
 from .failures import CheckpointError
 from .recipe import Recipe
@@ -72,7 +72,7 @@ def set_rate(optimizer: AdamW, rate: float) -> None:
 def scale(gradients: list[Tensor], by: float) -> None:
     """Multiply all gradients in place."""
     if gradients and by != 1.0:
-        torch._foreach_mul_(gradients, by)
+        torch_internals.multiply_all_(gradients, by)
 
 
 @runtime_checkable

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ... import torch_internals
+
 OTHERS = frozenset(("torch", "transformers", "regard", "numpy"))  # their code is never patched
 FOREIGN = OTHERS | sys.stdlib_module_names
 PLAIN = frozenset((int, float, bool, str, bytes, type(None), Tensor, nn.Parameter))  # types that refer to no function
@@ -126,7 +128,9 @@ def _leads_to(value: Any) -> Iterator[Any]:
     elif isinstance(value, functools.partial):
         yield from _leads_to(value.func)
     elif isinstance(value, FunctionType):
-        compiled = "_torchdynamo_orig_callable" in vars(value) and not vars(value).get("_torchdynamo_disable")
+        compiled = torch_internals.COMPILED_FUNCTION in vars(value) and not vars(value).get(
+            torch_internals.NOT_COMPILED
+        )
         if not compiled and (value.__module__ or "").partition(".")[0] not in FOREIGN:
             yield value
     elif isinstance(value, (dict, list)):

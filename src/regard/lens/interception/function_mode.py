@@ -31,10 +31,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.jit._script import RecursiveScriptModule
-from torch.jit._trace import TopLevelTracedModule, TracedModule
 from torch.overrides import TorchFunctionMode
 
+from ... import torch_internals
 from ...nn.core import Core
 from ...nn.dropout import Dropout
 from ...ops.operator import attend
@@ -379,7 +378,7 @@ def _attend_call(
 
 def is_recomputing() -> bool:
     """True inside a backward pass, which may compute checkpointed layers again."""
-    return torch._C._current_graph_task_id() != -1
+    return torch_internals.in_backward()
 
 
 def layer_of(name: str, part: nn.Module) -> str:
@@ -388,7 +387,7 @@ def layer_of(name: str, part: nn.Module) -> str:
     return owner if own == "core" and type(part) is Core else name
 
 
-SCRIPTED = frozenset((RecursiveScriptModule, TracedModule, TopLevelTracedModule))
+SCRIPTED = frozenset(torch_internals.SCRIPTED_MODULES)
 LEAVES = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, Dropout))  # without submodules
 
 

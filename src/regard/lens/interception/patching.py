@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from ... import torch_internals
 from ..recording.store import check_holds_numbers
 from .call_sites import CallSite, find_call_sites
 from .intercepted import OutputLayout
@@ -44,7 +44,7 @@ from .output_check import reproduces_output
 if TYPE_CHECKING:
     from ..recording.observed import ObservedAttention
 
-INLINED = "torch._dynamo.external_utils"  # torch.compile wraps callables that are no functions in one of this module
+INLINED = torch_internals.WRAPPER_MODULE  # torch.compile wraps callables that are no functions in one of this module
 COMPARED_ROWS = 64  # rows of each matrix that are compared with the output of a kernel
 
 
@@ -175,7 +175,7 @@ class _PatchedKernel:
 
     def __init__(self, called: Callable[..., Any], kernel: Kernel) -> None:
         self.func, self.kernel = called, kernel
-        self._torchdynamo_orig_callable = called  # torch.compile uses this one instead
+        setattr(self, torch_internals.COMPILED_FUNCTION, called)  # torch.compile uses this one instead
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy of a patched model calls the original kernel."""
@@ -248,21 +248,21 @@ def _wrapped(value: Any) -> Any:
     if not isinstance(value, FunctionType):
         return None
     inlined = value.__globals__.get("__name__") == INLINED
-    return value.__dict__.get("__wrapped__" if inlined else "_torchdynamo_orig_callable")
+    return value.__dict__.get("__wrapped__" if inlined else torch_internals.COMPILED_FUNCTION)
 
 
 def is_active(mode: Any) -> bool:
     """True if a torch function mode is on the stack of this thread."""
-    return mode in _get_current_function_mode_stack()
+    return mode in torch_internals.function_mode_stack()
 
 
 def remove_mode(mode: Any) -> list[Any]:
     """Take a mode off the stack of this thread; return the modes above it, which stay."""
     above: list[Any] = []
-    while (top := _pop_mode()) is not mode:
+    while (top := torch_internals.pop_function_mode()) is not mode:
         above.insert(0, top)
     for each in above:
-        _push_mode(each)
+        torch_internals.push_function_mode(each)
     return above
 
 
@@ -277,6 +277,6 @@ def inactive(mode: Any) -> Iterator[None]:
         yield
     finally:
         for _ in above:
-            _pop_mode()
+            torch_internals.pop_function_mode()
         for each in (mode, *above):
-            _push_mode(each)
+            torch_internals.push_function_mode(each)

@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function
 
+from ... import torch_internals
 from ...ops.backends.torch_kernels import SdpaKernel, run_fused
 from ...ops.torch_state import is_traced
 
 CHEAP_ENTRIES, CHEAP_ENTRIES_ON_GPU = 2**13, 2**26  # matrix entries of an attention whose lse is recomputed on demand
-SDPA = torch._C._nn.scaled_dot_product_attention  # the original function, even while its name in `F` is patched
+SDPA = torch_internals.SDPA  # the original function, even while its name in `F` is patched
 
 
 def sdpa_with_lse(
@@ -120,7 +121,7 @@ def _hooked_sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = Non
 
 
 def _mode_is_active() -> bool:
-    return is_compiling() or torch._C._is_torch_function_mode_enabled()
+    return is_compiling() or torch_internals.is_function_mode_enabled()
 
 
 def _run_sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -139,7 +140,7 @@ def _run_kernel(
     if not _is_plain(q, k, v):
         return None
     # The original function calls this too, so both select the same kernel.
-    kernel = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+    kernel = torch_internals.choose_sdp_kernel(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
     if kernel <= SdpaKernel.MATH:
         return None
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -150,7 +151,7 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """True if PyTorch passes these tensors to a kernel as they are."""
     return (
         not has_torch_function((q, k, v))
-        and not torch._C._is_any_autocast_enabled()
+        and not torch_internals.is_any_autocast_enabled()
         and (q.is_cuda or q.is_cpu)
         and not is_traced()
     )

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor
 
+from ... import torch_internals
 from ...ops.call import SLOTS
 from ..capture_warning import CaptureWarning
 from ..interception.kernel_call import NotUnderstood
@@ -108,7 +109,7 @@ class Recorder:
             and self._generated is None
             and name not in self._deferred
             and name not in self._latest
-            and not (q.requires_grad or k.requires_grad or torch._C._is_any_autocast_enabled())
+            and not (q.requires_grad or k.requires_grad or torch_internals.is_any_autocast_enabled())
             and owns_unmodified_memory(q)
             and owns_unmodified_memory(k)
         )
