@@ -39,7 +39,7 @@ from .memory_limit import LIMIT as LIMIT
 from .memory_limit import check_fits
 from .terms.coordinates import take_entries
 from .terms.normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
-from .torch_state import run_uncompiled
+from .torch_state import in_forward_mode, run_uncompiled
 
 MAX_MAP_CELLS = 512  # rows and columns of the map of a summary
 DEFAULT_TERMS = ("Dot()", "Softmax()")  # left out of the repr
@@ -333,7 +333,8 @@ class Weights:
 
     def _keep(self, statistic: Tensor | None) -> None:
         if self._statistic is None and statistic is not None:
-            self._statistic = statistic.detach() if statistic.requires_grad else statistic
+            carries_derivative = statistic.requires_grad or in_forward_mode()
+            self._statistic = statistic.detach() if carries_derivative else statistic
 
     def _entries(self, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         """The entries where those batch rows, heads, rows and keys cross: `batch heads rows cols`."""
