@@ -34,7 +34,8 @@ def pattern(text: str, kinds: str, advice: str) -> Pattern:
 
 PATTERNS = {
     "headless": pattern(
-        r"\A\s*(What|Where|Who|Whose|Which|Of|Those|These|Such|Over|With|From|Whatever|Whoever|what|of|those)\b(?!-)",
+        r"\A\s*(What|Where|Who|Whose|Which|Of|Those|These|Such|Over|With|From|Whatever|Whoever|what|of|those)\b"
+        r"(?!-| to do\b)",
         "docstring help",
         "begin with an imperative verb or with the noun of the thing",
     ),
@@ -81,7 +82,7 @@ PATTERNS = {
         "say the number, the variable or the bound",
     ),
     "let": pattern(
-        r"[;:,.] (let|lets) (it|them|the|that|what|each|those|[a-z_]+) [a-z]+\b|\bmust be of\b",
+        r"[;:,.] (let|lets) (it|them|the|that|what|each|those|[a-z_]+) [a-z]+\b|\bmust be of\b(?! the same)",
         "message help",
         "tell the reader what to write: pass, use, set",
     ),

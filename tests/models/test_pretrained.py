@@ -546,7 +546,7 @@ SMALL = {"dim": 12, "depth": 1, "heads": 3}
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: torch.nn.Linear(2, 2), "model must be of a class that transformers has too, got Linear"),
+        (lambda: torch.nn.Linear(2, 2), "transformers must have a model of the same class, got Linear"),
         (lambda: ViT(ViTConfig(image=8, patch=4, hidden=8, pool="mean", **SMALL)), "ViTModel .* has no pool='mean'"),
         (lambda: Gpt(GptConfig(vocabulary=9, window=3, **SMALL)), "GPT2LMHeadModel of transformers has no window=3"),
         (

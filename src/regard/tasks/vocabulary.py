@@ -26,7 +26,7 @@ class Vocabulary:
     size: Annotated[int, "Maximum number of tokens in the vocabulary.", "--vocabulary"] = 8000
     split: Annotated[
         Split,
-        "Where words end (word only): at punctuation and spaces, or only at spaces, for tokenized text.",
+        "End of a word (word only): at punctuation and spaces, or only at spaces, for tokenized text.",
     ] = "punctuation"
     load: Annotated[
         str | None, "A tokenizer.json file to use instead of learning a vocabulary.", "--tokenizer-file"

@@ -249,7 +249,7 @@ def _config(model: nn.Module) -> Any:
     for part in (model, getattr(model, "bert", None), getattr(model, "vit", None)):
         if (config := getattr(part, "config", None)) is not None:
             return config
-    raise ValueError(f"model must be of a class that transformers has too, got {type(model).__name__}")
+    raise ValueError(f"transformers must have a model of the same class, got {type(model).__name__}")
 
 
 def _find_expression(model: nn.Module) -> tuple[str, Architecture, str, dict[str, TensorMapping]]:
@@ -270,5 +270,5 @@ def _find_expression(model: nn.Module) -> tuple[str, Architecture, str, dict[str
                 return kind, architecture, name, places
             objections.append((len(lost), f"{architecture.title}{name} of transformers has no {', '.join(lost)}"))
     if not objections:
-        raise ValueError(f"model must be of a class that transformers has too, got {type(model).__name__}")
+        raise ValueError(f"transformers must have a model of the same class, got {type(model).__name__}")
     raise ValueError(min(objections)[1])
