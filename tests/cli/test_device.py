@@ -73,7 +73,7 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_read(name, tmp_pa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     nothing = dict.fromkeys(("files", "translator"), tmp_path / "none") | {"out": tmp_path / "out"}
     ended = run(*shlex.split(LINES[name].format(**nothing)), "--device", "cuda")
-    told = "error: device 'cuda' needs a GPU, and there is none; pass 'cpu' (--device cpu)\n"
+    told = "error: device 'cuda' needs a GPU, and this machine has none; pass 'cpu' (--device cpu)\n"
     assert ended == (2, "", told)
     assert list(tmp_path.iterdir()) == []
 

@@ -225,7 +225,7 @@ def test_what_is_wrong_shows_before_anything_is_written(settings, message, tmp_p
 
 
 def test_no_text_at_all_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="there is no text"):
+    with pytest.raises(DataError, match="there is nothing to learn a vocabulary from"):
         language.train([], out=tmp_path / "run")
 
 
