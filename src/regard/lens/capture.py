@@ -34,7 +34,9 @@ def capture(
     to: torch.device | str | Path | None = None,
     budget: str | None = None,
 ) -> Iterator[Tape]:
-    """A tape of every attention of the model within the block: layer by layer, the weights, lazy.
+    """Record every attention call that the model makes inside the block; yield the tape that holds the weights, lazily.
+
+    Record a model of regard's layers and PyTorch's; the tape lists its layers by name:
 
     >>> from regard.lens import capture
     >>> from regard.nn import Attention
@@ -47,21 +49,62 @@ def capture(
     0  Weights(1 x 4 x 7 x 7)
     1  Weights(7 x 2 x 1 x 1)
 
-    It keeps queries and keys, detached, in memory linear in the sequence, and the model runs the kernels it always
-    runs: its outputs are the same to the bit. (`nn.TransformerEncoder` and `nn.MultiheadAttention` in evaluation leave
-    their fused fast path, so there outputs agree to rounding, and at padding the plain path writes numbers where the
-    fused one writes zeros.)
-    While a model generates with a cache, the rows of each new token join those of the prompt. What the model runs in
-    threads that are started within the block is seen too; of threads that capture the same model at once each sees what
-    it runs itself.
+    Name the tokens, and read the weights of one head, query by key:
 
-    `tokens` are those of a text, a list of them for each batch row, or by pattern of layers, with pairs for queries and
-    keys of different texts: {"decoder.*.cross": (words, source)}.
-    `layers` are name patterns such as "decoder.*", `heads` numbers of heads to keep. `to` is a device to move what is
-    kept to, or the `Path` of a folder to keep it in; `budget`, such as "2GB", bounds the memory it takes. `keep` names
-    measures to reduce to at once, "entropy", "received", "max", "distance" or "pool:512", after which nothing else is
-    kept; steps of a generation then stay apart. `values` also keeps values and output projections, `gradients` the
-    gradient of each output once backward has run: both under `tape.extras(layer)`.
+    >>> model, x = nn.Sequential(Attention(16, heads=4), Attention(16, heads=4)), torch.randn(1, 3, 16)
+    >>> with capture(model, ["the", "cat", "sat"]) as tape, torch.no_grad():
+    ...     y = model(x)
+    >>> tape["0"][0, 2].shape
+    torch.Size([3, 3])
+
+    Record one layer and two of its heads:
+
+    >>> with capture(model, layers="1", heads=[0, 3]) as tape, torch.no_grad():
+    ...     y = model(x)
+    >>> tape
+    Tape(1 layer)
+    1  Weights(1 x 2 x 3 x 3)
+
+    Keep two measures and nothing else, for texts whose queries and keys do not fit in memory:
+
+    >>> with capture(model, keep=["entropy", "received"]) as tape, torch.no_grad():
+    ...     y = model(x)
+    >>> tape["0"].entropy().shape
+    torch.Size([1, 4, 3])
+
+    Keep values and output projections too, as `norm_attention` needs them:
+
+    >>> with capture(model, values=True) as tape, torch.no_grad():
+    ...     y = model(x)
+    >>> tape.extras("0").v.shape
+    torch.Size([1, 4, 3, 4])
+
+    Keep the gradient of each head's output, once backward has run:
+
+    >>> with capture(model, gradients=True) as tape:
+    ...     model(x).square().sum().backward()
+    >>> tape.extras("0").gradient.shape
+    torch.Size([1, 4, 3, 4])
+
+    The tape keeps detached queries and keys, in memory linear in the sequence length. The model runs its usual kernels,
+    so its outputs are equal to the bit. (Exception: `nn.TransformerEncoder` and `nn.MultiheadAttention` in evaluation
+    leave their fused fast path. There outputs agree to rounding, and at padded positions the plain path writes numbers
+    where the fused one writes zeros.) While a model generates with a cache, the rows of each new token are appended to
+    those of the prompt. Calls in threads started inside the block are recorded too; if several threads capture the same
+    model at once, each records its own calls.
+
+    Args:
+        model: the model to watch; it is not changed.
+        tokens: the tokens of a text, a list of them per batch row, or a dict by pattern of layer names, with a pair if
+            queries and keys belong to different texts: {"decoder.*.cross": (words, source)}.
+        layers: patterns of layer names to record, such as "decoder.*".
+        heads: indices of the heads to record.
+        keep: measures to compute at once instead of keeping queries and keys: "entropy", "received", "max", "distance"
+            or "pool:512". The steps of a generation then stay separate.
+        values: keep values and output projections too, under `tape.extras(layer)`.
+        gradients: keep the gradient of each output, under `tape.extras(layer)`.
+        to: a device to move the kept tensors to, or the `Path` of a folder to keep them in.
+        budget: a bound on the memory of the kept tensors, such as "2GB"; capture raises when it would be exceeded.
     """
     diagnostics.check_capturable(model)
     if keep is not None:
