@@ -146,12 +146,12 @@ class EagerTracker:
     def follow(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
     ) -> EagerAttention | None:
-        """Process a call that has run of a function that `touches` scores; return the attention that it completes."""
+        """Process a call, which has run, of a function with a `traced_name`; return the attention that it completes."""
         if (not self._symbolic.entries and name not in STARTING_NAMES) or in_functorch():
             return None
         if name in MATMUL_NAMES:
             with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
-                return self._multiplied(name, args, kwargs, out, heads)
+                return self._follow_matmul(name, args, kwargs, out, heads)
         if name == LINEAR:
             self._symbolic.linear_output = weakref.ref(out)
             return None
@@ -160,7 +160,7 @@ class EagerTracker:
         if not self._symbolic.entries and name != SOFTMAX:
             return None
         with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
-            return self._changed(OpCall(self._symbolic, name, args, kwargs, out), heads)
+            return self._follow_op(OpCall(self._symbolic, name, args, kwargs, out), heads)
 
     def is_averaged(self, x: Tensor) -> list[bool] | None:
         """Return a list that holds True once values are averaged by this softmax over q-k scores; None for others."""
@@ -173,30 +173,30 @@ class EagerTracker:
         self.traces.clear()
         self._folds.clear()
 
-    def _changed(self, call: OpCall, heads: Heads) -> EagerAttention | None:
+    def _follow_op(self, call: OpCall, heads: Heads) -> EagerAttention | None:
         """Apply the rule of an op to scores or weights; a sum over weights times values completes an attention."""
         if call.name == SUM:
             note = self._symbolic.get(call.argument(0))
             if isinstance(note, WeightedValues) and (found := note.average(call.args, call.kwargs)) is not None:
-                return self._averaged(note.softmaxed, found, note.weights, None, heads)
+                return self._attention_from(note.softmaxed, found, note.weights, None, heads)
             return None
         step = OP_RULES.get(call.name)
         what = None if step is None else step(call)
         if is_in_place(call.name):
             self._symbolic.forget(call.argument(0))
         if isinstance(what, SoftmaxOutput) and call.name == SOFTMAX:
-            what = replace(what, is_attention=self._pairs(call, what))
+            what = replace(what, is_attention=self._is_softmax_over_keys(call, what))
         if what is not None:
             self._symbolic.add(call.result, what)
         return None
 
-    def _pairs(self, call: OpCall, softmaxed: SoftmaxOutput) -> bool:
+    def _is_softmax_over_keys(self, call: OpCall, softmaxed: SoftmaxOutput) -> bool:
         """True if the softmax is over keys. A product with an nn.Parameter is a classifier or vocabulary projection."""
         if softmaxed.scores is not None and not _is_parameter(softmaxed.scores.k):
             return True
         return self.traces.is_attention_softmax(call.argument(0, "input"), call.argument(1, "dim"))
 
-    def _multiplied(
+    def _follow_matmul(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor, heads: Heads
     ) -> EagerAttention | None:
         if self._symbolic.entries:
@@ -208,14 +208,14 @@ class EagerTracker:
                     found := parse_average(name, args, kwargs, x, behind=note.behind)
                 ):
                     other = next((y for y in given if y is not x), None)
-                    return self._averaged(note, found, x, other, heads)
+                    return self._attention_from(note, found, x, other, heads)
         if has_data(out) and (scored := parse_product(name, args, kwargs)) is not None:
             self._symbolic.add(out, Scores.of(scored))
             if not (_is_parameter(scored.left) or _is_parameter(scored.right)):
                 self.traces.begin(out)
         return None
 
-    def _averaged(
+    def _attention_from(
         self, note: SoftmaxOutput, found: Average, x: Tensor, values: Any, heads: Heads
     ) -> EagerAttention | None:
         """Return the attention that an average by weights x completes; None if it is none, or was returned before.
@@ -236,16 +236,16 @@ class EagerTracker:
         return EagerAttention.of(x, note, found, count, first)
 
 
-_TOUCHING: dict[Any, str | None] = {Tensor.mT.__get__: "mT", Tensor.T.__get__: "T"}  # type: ignore[attr-defined]
+_TRACED_NAMES: dict[Any, str | None] = {Tensor.mT.__get__: "mT", Tensor.T.__get__: "T"}  # type: ignore[attr-defined]
 
 
-def touches(func: Any) -> str | None:
+def traced_name(func: Any) -> str | None:
     """Return the name of a function that may be a step of an attention or writes in place; None for others."""
     try:
-        return _TOUCHING[func]
+        return _TRACED_NAMES[func]
     except KeyError:
         name = getattr(func, "__name__", "")
-        return _TOUCHING.setdefault(func, name if name in NAMES or is_in_place(name) else None)
+        return _TRACED_NAMES.setdefault(func, name if name in NAMES or is_in_place(name) else None)
 
 
 def _by_head(sink: Tensor) -> Tensor | None:

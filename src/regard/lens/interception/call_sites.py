@@ -33,7 +33,7 @@ class CallSite(NamedTuple):
     name: Any
 
     def get(self) -> Any:
-        """Return the current value; None if the reference is gone."""
+        """Return the current value; None if the key or attribute is gone, or the closure cell is empty."""
         with suppress(LookupError, AttributeError, ValueError):
             if isinstance(self.holder, (dict, list)):
                 return self.holder[self.name]
@@ -49,7 +49,7 @@ class CallSite(NamedTuple):
 
 
 @functools.cache
-def may_lead_somewhere(kinds: frozenset[type]) -> bool:
+def has_searchable_code(kinds: frozenset[type]) -> bool:
     """True if any of these layer classes has code that the search follows."""
     return any(_root(kind) not in OTHERS for kind in kinds)
 
@@ -61,7 +61,7 @@ def find_call_sites(
     met: set[Any] = set()
     waiting: list[tuple[Any, int]] = [(part, 0) for part in parts if _root(type(part)) not in OTHERS]
     for thing, depth in waiting:  # the list grows during the search
-        for site, value in _places(thing, homes, met):
+        for site, value in _references_in(thing, homes, met):
             if type(value) in PLAIN:
                 continue
             if wanted(value):
@@ -69,17 +69,17 @@ def find_call_sites(
                     met.add(place)
                     yield site, value
                 continue
-            for other in _leads_to(value):
+            for other in _objects_to_search(value):
                 deeper = 0 if isinstance(other, (FunctionType, type)) else depth + 1
                 if id(other) not in met and deeper <= MAX_OBJECT_DEPTH:
                     met.add(id(other))  # the queue keeps it alive, so its id stays unique
                     waiting.append((other, deeper))
 
 
-def _places(thing: Any, homes: Collection[ModuleType], met: set[Any]) -> Iterator[tuple[CallSite, Any]]:
+def _references_in(thing: Any, homes: Collection[ModuleType], met: set[Any]) -> Iterator[tuple[CallSite, Any]]:
     """Yield the references that a function, class, object, dict or list holds."""
     if isinstance(thing, FunctionType):
-        yield from _named(thing, homes)
+        yield from _references_of_function(thing, homes)
     elif isinstance(thing, type):
         yield from ((CallSite(thing, name), value) for name, value in list(vars(thing).items()))
     elif isinstance(thing, list):
@@ -92,10 +92,10 @@ def _places(thing: Any, homes: Collection[ModuleType], met: set[Any]) -> Iterato
         for base in type(thing).__mro__:
             if id(base) not in met and _root(base) not in FOREIGN:
                 met.add(id(base))
-                yield from _places(base, homes, met)
+                yield from _references_in(base, homes, met)
 
 
-def _named(fn: FunctionType, homes: Collection[ModuleType]) -> Iterator[tuple[CallSite, Any]]:
+def _references_of_function(fn: FunctionType, homes: Collection[ModuleType]) -> Iterator[tuple[CallSite, Any]]:
     """Yield the references of a function: names in its code, closure cells, and keyword defaults."""
     names = _names(fn.__code__)
     modules = [sys.modules.get(name) for name in names]  # modules that it imports when it runs
@@ -118,15 +118,15 @@ def _vars_of(values: Iterable[Any], homes: Collection[ModuleType]) -> list[dict[
     return [vars(x) for x in modules if x in homes or x.__name__.partition(".")[0] not in FOREIGN]
 
 
-def _leads_to(value: Any) -> Iterator[Any]:
+def _objects_to_search(value: Any) -> Iterator[Any]:
     """Yield the objects within a value that are searched next."""
     if isinstance(value, (staticmethod, classmethod, MethodType)):
-        yield from _leads_to(value.__func__)
-        yield from _leads_to(getattr(value, "__self__", None))
+        yield from _objects_to_search(value.__func__)
+        yield from _objects_to_search(getattr(value, "__self__", None))
     elif isinstance(value, property):
-        yield from _leads_to(value.fget)
+        yield from _objects_to_search(value.fget)
     elif isinstance(value, functools.partial):
-        yield from _leads_to(value.func)
+        yield from _objects_to_search(value.func)
     elif isinstance(value, FunctionType):
         compiled = torch_internals.COMPILED_FUNCTION in vars(value) and not vars(value).get(
             torch_internals.NOT_COMPILED

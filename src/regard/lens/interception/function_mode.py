@@ -41,7 +41,7 @@ from ...ops.terms.masks import Causal
 from ...ops.terms.scores import Dot
 from ..eager.head_layout import head_count, replace_heads, to_heads_function
 from ..eager.op_rules import SOFTMAX
-from ..eager.tracker import EagerTracker, touches
+from ..eager.tracker import EagerTracker, traced_name
 from ..recording.recorder import Recorder
 from ..recording.store import Store, check_holds_numbers
 from ..terms.interpret import Interpreter
@@ -171,7 +171,7 @@ class AttentionMode(TorchFunctionMode):
             _PAUSED.count -= 1
 
     def observe_kernel(self, run: KernelRun, out: Tensor) -> Tensor:
-        """Hand a call of a patched kernel to the consumer."""
+        """Hand a call of a patched kernel to the consumer; return the output that the model goes on with."""
         if self.is_observer and is_recomputing():
             return out
         return self.observe(self._layer, lambda: run.kernel_call, out, run.layout(out), run.proof)
@@ -206,7 +206,7 @@ class AttentionMode(TorchFunctionMode):
                 callback(weight)
                 here.awaiting = None
         out = func(*args, **kwargs)
-        tracker, name = here.tracker, touches(func)
+        tracker, name = here.tracker, traced_name(func)
         if tracker.traces.held and name != SOFTMAX:
             tracker.traces.follow(func, args, kwargs, out)
         if name is not None:

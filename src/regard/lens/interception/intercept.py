@@ -12,7 +12,7 @@ from torch import nn
 
 from ..terms.interpret import Interpreter
 from . import flash_attn, flex, transformers, xformers
-from .call_sites import may_lead_somewhere
+from .call_sites import has_searchable_code
 from .function_mode import AttentionMode
 from .intercepted import Consumer
 from .patching import KernelMode, patched
@@ -31,7 +31,7 @@ def intercept(model: nn.Module, consumer: Consumer, interpreter: Interpreter | N
 
 def patched_kernels(mode: KernelMode, parts: Collection[nn.Module]) -> AbstractContextManager[None]:
     """Report calls of kernels within the block; does nothing if the layers have no code that may call one."""
-    if not may_lead_somewhere(frozenset(map(type, parts))):
+    if not has_searchable_code(frozenset(map(type, parts))):
         return NOTHING_TO_PATCH
     kernels = [*flex.kernels(), *flash_attn.kernels(), *xformers.kernels(), *registered_kernels()]
     return patched(mode, parts, kernels)

@@ -177,7 +177,7 @@ class Record:
         return torch.equal(self._parts["q"][0].get().to(q.device), q)
 
     def _has_same_keys(self, k: Tensor, sums: Tensor) -> bool:
-        """Whether k is the tensor that an earlier call passed, with the same values."""
+        """Whether k is the tensor that an earlier call passed, with the same values; `sums` are the checksums of k."""
         if self._passed_keys is None or not _same_memory(self._passed_keys, k):
             return False
         if not k.is_inference() and k._version == self._passed_version:
