@@ -99,7 +99,7 @@ def fit(
         start = _starting_point(run, group, resume=resume, say=shown.say)
         state, ended = TrainingState(), False
         if start is not None:
-            state, ended = _take_up(start, model, batches, recipe, files or {}, say=shown.say)
+            state, ended = _resume(start, model, batches, recipe, files or {}, say=shown.say)
         trained = _prepare(model, recipe, group)
         once = partial(forward_and_backward, trained, autocast, group.device)
         replayed = Replayed(partial(once, {}), group) if recipe.graphs else None
@@ -111,14 +111,22 @@ def fit(
         saver = Saver(run, model, optimizer, batches, recipe, files or {}, group, written=state.step if start else None)
         saver.mark_best(state)
         saver.save(state)  # before the first step, so that a disk that cannot be written to fails at once
-        log = Log(run, state, recipe, shown, board if group.leads else None, epoch=_length(batches, recipe), unit=unit)
+        log = Log(
+            run,
+            state,
+            recipe,
+            shown,
+            board if group.leads else None,
+            epoch=_steps_per_epoch(batches, recipe),
+            unit=unit,
+        )
         left, last = iter(batches), None
         counted = state.batch > 0  # whether a loss of this epoch counted an item; assumed after a resume
         model.train()
 
         while True:
             over, stop = state.end_reason(recipe), int(group.largest(signals.received))
-            evaluating = evaluate is not None and _owed(state, recipe, bool(over) or ended)
+            evaluating = evaluate is not None and _is_evaluation_due(state, recipe, bool(over) or ended)
             if over or stop or evaluating or state.due(recipe.save_every):
                 saver.save(state)
             if stop:
@@ -188,7 +196,7 @@ def _evaluate(
             rng.preserved_generators(),
             signals.at_once() if alone else nullcontext(),
         ):
-            metrics = _numbers(evaluate(model), recipe)
+            metrics = _as_floats(evaluate(model), recipe)
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -199,17 +207,18 @@ def _evaluate(
     return dict(zip(metrics, group.same(list(metrics.values())), strict=True))
 
 
-def _numbers(found: object, recipe: Recipe) -> dict[str, float]:
-    """Return the metrics as Python floats; raises unless they are a mapping."""
-    if not isinstance(found, Mapping):
+def _as_floats(metrics: object, recipe: Recipe) -> dict[str, float]:
+    """Return what `evaluate` returned as Python floats; raises unless it is a mapping."""
+    if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"evaluate must return numbers by name, got {type(found).__name__}; write return {{{recipe.metric!r}: ...}}"
+            f"evaluate must return numbers by name, got {type(metrics).__name__}; "
+            f"write return {{{recipe.metric!r}: ...}}"
         )
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in metrics.items()}
 
 
-def _owed(state: TrainingState, recipe: Recipe, last: bool) -> bool:
-    """Whether an evaluation is due at this step, or is the last one, and has not been done."""
+def _is_evaluation_due(state: TrainingState, recipe: Recipe, last: bool) -> bool:
+    """Whether to evaluate now: the step is due or the last, is not 0, and has not been evaluated."""
     made = state.step in state.evaluated[-1:]
     return state.step > 0 and not made and (last or state.due(recipe.evaluate_every))
 
@@ -229,7 +238,7 @@ def _starting_point(run: Path, group: Group, *, resume: bool, say: Callable[[str
     return None if step < 0 else checkpoint.path_of(run, int(step))
 
 
-def _take_up(
+def _resume(
     start: Path,
     model: nn.Module,
     batches: Epochs,
@@ -283,7 +292,7 @@ def _prepare(model: nn.Module, recipe: Recipe, group: Group) -> nn.Module:
     return distribute(objective, group, shard=recipe.shard)
 
 
-def _length(batches: Epochs, recipe: Recipe) -> int | None:
+def _steps_per_epoch(batches: Epochs, recipe: Recipe) -> int | None:
     """Return the steps of an epoch, None if the batches have no length."""
     return math.ceil(len(batches) / recipe.accumulate) if isinstance(batches, Sized) else None
 

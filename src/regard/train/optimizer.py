@@ -36,7 +36,7 @@ def moments(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_moments(values: Mapping[str, Tensor], optimizer: AdamW, model: nn.Module, *, source: str) -> None:
-    """Restore the optimizer's state from `moments`."""
+    """Restore the optimizer's state from what `moments` returned; raises `CheckpointError` if that does not fit."""
     named = {plain(name): parameter for name, parameter in model.named_parameters()}
     for key, x in values.items():
         what, _, name = plain(key).removeprefix("optimizer.").partition(".")

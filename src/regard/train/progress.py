@@ -90,16 +90,16 @@ class Bar:
 
 
 class Silence:
-    """Displays nothing: for all processes but the first."""
+    """A progress display that shows nothing, for all processes but the first."""
 
     def advance(self, report: StepReport) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def say(self, line: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def default_progress(*, every: int) -> Progress:
