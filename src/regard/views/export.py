@@ -206,8 +206,8 @@ class PageBuilder:
 
 def _links(view: MatrixView, given: int, received: int) -> bytes:
     """Return the frame of the strongest links of every query and every key."""
-    keys, to = _strongest(view, given, 0)
-    queries, of = _strongest(view, received, 1)
+    keys, to = _strongest_links(view, given, 0)
+    queries, of = _strongest_links(view, received, 1)
     arrays: dict[str, Coded] = {
         "given": plain(keys, "u2" if view.shape[1] <= 2**16 else "u4"),
         "given_weight": coarse(to),
@@ -217,8 +217,11 @@ def _links(view: MatrixView, given: int, received: int) -> bytes:
     return frame(arrays, state="exact", error=error(COARSE))
 
 
-def _strongest(view: MatrixView, count: int, axis: int) -> tuple[Tensor, Tensor]:
-    """Return the partners of the largest weights of each query (axis 0) or key (axis 1), and these: n count, twice."""
+def _strongest_links(view: MatrixView, count: int, axis: int) -> tuple[Tensor, Tensor]:
+    """Return the strongest links of each query (axis 0) or of each key (axis 1): indices and weights, both `n count`.
+
+    The indices are of keys if axis is 0, of queries if axis is 1.
+    """
     n, across = view.shape[axis], slice(0, view.shape[1 - axis])
     step = max(1, min(STEP[0], 2**22 // max(across.stop, 1)))
     found = []

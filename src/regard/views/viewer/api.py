@@ -81,13 +81,13 @@ class ViewerApi:
         """Return summary numbers and a thumbnail for each head."""
         return self.thumbnails(capture, layer, batch, THUMBNAIL_CELLS)
 
-    def thumbnails(self, capture: int, layer: int, batch: int, most: int) -> bytes:
-        """Return the overview with thumbnails of at most `most` cells a side."""
+    def thumbnails(self, capture: int, layer: int, batch: int, max_side: int) -> bytes:
+        """Return summary numbers and a thumbnail, at most `max_side` cells a side, for each head of a batch row."""
         self.library.entry(capture, layer, batch)
         found, exact = self.library.overview(capture, layer)
         arrays = {name: plain(getattr(found, name)[batch]) for name in ("entropy", "distance", "max", "sink", "peak")}
         arrays["peak_key"] = plain(found.peak_key[batch], "u4")
-        arrays["thumbs"] = coarse(shrink(found.thumbs[batch], most))
+        arrays["thumbs"] = coarse(shrink(found.thumbs[batch], max_side))
         return frame(arrays, state="exact" if exact else "preview", retry=None, error=error(COARSE))
 
     def measures(self, capture: int, layer: int, batch: int, head: Which, level: int) -> bytes:

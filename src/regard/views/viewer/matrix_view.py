@@ -119,7 +119,7 @@ class HeadView:
 
     @torch.no_grad()
     def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
-        parts = self._visible(_part(self._outline, rows, cols))
+        parts = self._visible_slices(_part(self._outline, rows, cols))
         if parts and self._fetch is not None:
             self._fetch(rows, slice(parts[0][0].start, parts[-1][0].stop))
         place = _part(self._whole, rows, cols)
@@ -163,8 +163,8 @@ class HeadView:
                 self._known[missing] = True
         return None if self._statistic is None else self._statistic[rows]
 
-    def _visible(self, place: Block) -> list[tuple[slice, bool]]:
-        """Return the visible slices of keys of a rectangle, with True if the mask must be applied by entry."""
+    def _visible_slices(self, place: Block) -> list[tuple[slice, bool]]:
+        """Return the slices of keys that some row of a rectangle may see, each with True if it needs the mask."""
         assert isinstance(place.cols, slice)
         first, stop = place.cols.start, place.cols.stop
         if self._call.mask is None:

@@ -121,7 +121,7 @@ def sample_rows(view: MatrixView, rows: CellSpan, cols: CellSpan) -> Tensor:
 
 
 def from_map(stored: StoredMap, rows: CellSpan, cols: CellSpan) -> CellValues:
-    """Resample a stored map to the cells of a tile."""
+    """Resample a stored map to the cells of a tile: means only, without maxima."""
     cells = stored.map.float().cpu()
     for dim, (axis, wanted) in enumerate(zip(stored.axes, (rows, cols), strict=True)):
         cells = resample(cells, dim, axis.edges(), wanted.edges())

@@ -22,7 +22,10 @@ class Closed(Exception):
 
 
 class Worker:
-    """`do` runs a function as soon as possible; `schedule` runs a job while no `do` waits, the latest job first."""
+    """A thread that runs functions: those of `do` as soon as possible, jobs of `schedule` step by step in between.
+
+    The job that was scheduled last runs first.
+    """
 
     def __init__(self) -> None:
         self._urgent: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
