@@ -86,7 +86,10 @@ def check_integer_tensor(name: str, value: Tensor, *dims: int) -> None:
 
 
 def check_broadcast(name: str, x: Tensor, sizes: Mapping[str, int | None]) -> None:
-    """Raise unless the dims of `x`, aligned right with the letters of `sizes`, are 1 or that size; None is any size."""
+    """Raise unless `x` broadcasts to `sizes`, a size per letter from left to right; None allows any size.
+
+    As in broadcasting, `x` may lack dims on the left, and each of its dims is 1 or the size of its letter.
+    """
     letters = list(sizes)
     if x.ndim > len(letters):
         raise ValueError(f"{name} must have at most {len(letters)} dims ({_named(sizes)}), got shape {tuple(x.shape)}")

@@ -102,7 +102,10 @@ class CaptioningEvaluation(CaptionFiles):
     max_length: Annotated[int | None, LENGTH] = None
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
-        """Compute BLEU-1 to BLEU-4 and exact matches against all references, and the loss."""
+        """Compute BLEU-1 to BLEU-4 and exact matches against all references, and the loss.
+
+        Several run folders are one ensemble.
+        """
         Search(beam=self.beam, max_length=self.max_length)
         examples = self.read()
         describer = Describer.load(*folders, device=device)
@@ -115,7 +118,7 @@ class CaptioningScoring(CaptionFiles):
     """The flags of `regard score` for a captioner."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
-        """Compute log p(caption | image) of each caption, image by image."""
+        """Compute log p(caption | image) of each caption, image by image; several run folders are one ensemble."""
         examples = self.read()
         describer = Describer.load(*folders, device=device)
         with progress("scoring") as show:

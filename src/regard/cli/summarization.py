@@ -81,7 +81,7 @@ class SummarizationEvaluation(SummaryFiles):
     )
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
-        """Compute ROUGE-1, -2 and -L of the summaries, and the loss."""
+        """Compute ROUGE-1, -2 and -L of the summaries, and the loss; several run folders are one ensemble."""
         Search(beam=self.beam, max_length=self.max_length, no_repeat=self.no_repeat)
         pairs = list(self.read())
         summarizer = Summarizer.load(*folders, device=device)
@@ -103,7 +103,7 @@ class SummarizationScoring(SummaryFiles):
     """The flags of `regard score` for a summarizer."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
-        """Compute log p(summary | document) of each pair."""
+        """Compute log p(summary | document) of each pair; several run folders are one ensemble."""
         pairs = list(self.read())
         summarizer = Summarizer.load(*folders, device=device)
         with progress("scoring") as show:

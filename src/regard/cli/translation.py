@@ -95,7 +95,10 @@ class TranslationEvaluation(PairFiles):
     tokenize: Annotated[str, "Tokenizer of sacreBLEU: 13a, intl, zh, char or none."] = "13a"
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
-        """Compute BLEU, chrF and exact matches of the translations, and the loss."""
+        """Compute BLEU, chrF and exact matches of the translations, and the loss.
+
+        Several run folders are one ensemble.
+        """
         Search(beam=self.beam, max_length=self.max_length)
         pairs = list(self.read())
         translator = Translator.load(*folders, device=device)
@@ -111,7 +114,7 @@ class TranslationScoring(PairFiles):
     """The flags of `regard score` for a translator."""
 
     def run(self, folders: Sequence[Path], device: str | None) -> list[float]:
-        """Compute log p(target | source) of each pair."""
+        """Compute log p(target | source) of each pair; several run folders are one ensemble."""
         pairs = list(self.read())
         with progress("scoring") as show:
             return Translator.load(*folders, device=device).score(pairs, show=show)

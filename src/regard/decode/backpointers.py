@@ -35,9 +35,9 @@ class Trace:
     def hypotheses(
         self, *, steps: Tensor, candidates: Tensor, skip: Tensor, scores: Tensor | None, ends: tuple[int, ...]
     ) -> list[Hypothesis]:
-        """Return the paths to these candidates of these steps, each without its `skip` tokens of the prefix.
+        """Return the hypotheses that end with candidate `candidates[n]` of step `steps[n]`.
 
-        Without scores, the score is the log-probability.
+        The first `skip[n]` tokens, of the prefix, are left out. Without scores, the score is the log-probability.
         """
         tokens, gains, attention = self._follow(steps, candidates)
         totals = gains.cumsum(1).gather(1, steps.cpu()[:, None])[:, 0]

@@ -17,9 +17,11 @@ from .stepper import Stepper, advance, attention_of
 
 
 class Frontier:
-    """The rows that a search extends: `read` returns next logits, `choose` records candidates, `keep` extends some.
+    """The rows of a search: hypotheses that each step extends by one token.
 
-    `sentences` is the source row of each row, `lengths` the number of tokens it has chosen.
+    A step calls `read` for the next logits of each row, `choose` to record candidates (a row and its next token each),
+    and `keep` to make some of these candidates the rows of the next step. `sentences` is the sentence that each row
+    belongs to, a row of the source or a copy made by `repeat`; `lengths` is the number of tokens each row has chosen.
     """
 
     def __init__(self, stepper: Stepper, source: Any, prefix: Tokens, limits: Limits) -> None:
@@ -58,7 +60,10 @@ class Frontier:
         return self._force_prefix(logits, total) if self.step < self._rest.shape[1] else (logits, total)
 
     def choose(self, parents: Tensor, tokens: Tensor, gains: Tensor) -> Tensor:
-        """Record candidates; return which of them are finished, by an end token or by `max_length`."""
+        """Record candidates: `tokens` after the rows `parents`, with log-probability `gains`.
+
+        Return True for each candidate that is finished, by an end token or by `max_length`.
+        """
         over = self.limits.are_ends(tokens)
         if self.step < self._rest.shape[1]:
             over = over & (self.lengths[parents] >= 0)
@@ -68,7 +73,7 @@ class Frontier:
         return over
 
     def keep(self, candidates: Tensor) -> None:
-        """Continue from these candidates of the last recorded step."""
+        """Make these candidates, indices into the last recorded step, the rows of the next step."""
         if not len(candidates):
             self.sentences = candidates
             return
@@ -87,7 +92,7 @@ class Frontier:
     def hypotheses(
         self, sentences: Tensor, candidates: Tensor, steps: Tensor, scores: Tensor | None = None
     ) -> list[Hypothesis]:
-        """Return the paths to these candidates of these steps, for these rows of the source."""
+        """Return the hypotheses of `sentences[n]` that end with candidate `candidates[n]` of step `steps[n]`."""
         return self.trace.hypotheses(
             steps=steps, candidates=candidates, skip=self._skip[sentences], scores=scores, ends=self.limits.ends
         )

@@ -80,7 +80,11 @@ def _weighted_product_kernel(
     PRECISION: tl.constexpr,
     X_PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program keeps a tile of rows and loops over keys; if BY_KEYS, it keeps a tile of keys and loops over rows."""
+    """Compute W x; if BY_KEYS, W.T x. W is the matrix of the module docstring, `i j` in each head.
+
+    Each program computes one tile of output rows: for I queries it loops over the visible tiles of keys, or, if
+    BY_KEYS, for J keys over the tiles of queries.
+    """
     tile = tl.program_id(0) % tiles
     bh = tl.program_id(0) // tiles
     b, h = (bh // heads).to(tl.int64), (bh % heads).to(tl.int64)

@@ -161,7 +161,10 @@ class ResidualStage(nn.Sequential):
 
 
 class ResidualBlock(nn.Module):
-    """x + gate(conv(attention(relu(norm(conv(relu(norm(x)))))))): pre-norm (Zagoruyko & Komodakis 2016, fig. 1d)."""
+    """x + gate(conv(attention(relu(norm(conv(relu(norm(x)))))))): pre-norm (Zagoruyko & Komodakis 2016, fig. 1d).
+
+    If the number of channels or the size changes, a 1 x 1 convolution of relu(norm(x)) replaces the first x.
+    """
 
     def __init__(
         self, config: AttentionConvNetConfig, before: int, after: int, *, stride: int = 1, attends: bool = False

@@ -82,7 +82,10 @@ class ClassificationModelSettings:
             raise ValueError(f"spelling is only for rnn and pool, got kind={self.kind!r}; leave it out")
 
     def texts(self, words: Tokenizer, letters: Tokenizer | None, *, classes: int, limit: int) -> TextNetwork:
-        """Return the config for texts with these tokenizers and at most `limit` tokens."""
+        """Return the config of a text model: `words` tokenizes texts, `letters`, if given, the spelling of each word.
+
+        `limit` is the maximum number of tokens; only a BERT has a parameter for each position.
+        """
         self._check_model(TEXTS, "texts")
         check_left_at_default(self, "attention", "patch", whose="models of images", got="texts")
         if self.kind == "pool":
@@ -117,7 +120,7 @@ class ClassificationModelSettings:
         )
 
     def images(self, sight: ImageTransform, *, classes: int) -> ImageNetwork:
-        """Return the config for images of this size."""
+        """Return the config of an image model; `sight` holds the size and channels of the images."""
         self._check_model(IMAGES, "images")
         check_left_at_default(self, "queries", "spelling", whose="models of texts", got="images")
         if self.kind == "vit":
