@@ -52,6 +52,6 @@ def test_tensors_have_the_permissions_of_other_files(tmp_path):
 def test_a_folder_that_is_not_there_is_named_before_anything_is_written(tmp_path):
     with pytest.raises(IsADirectoryError, match="is a folder; name a file in it"):
         check_parent_folder(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"none is not a folder; create it before x\.html is saved there"):
+    with pytest.raises(FileNotFoundError, match=r"none is not a folder; create it before you save x\.html there"):
         check_parent_folder(tmp_path / "none" / "x.html")
     assert temporary_path(tmp_path / "x").name == f".x-writing-{os.getpid()}.regard"

@@ -53,4 +53,4 @@ def check_parent_folder(path: Path) -> None:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is not a folder; create it before {path.name} is saved there")
+        raise FileNotFoundError(f"{path.parent} is not a folder; create it before you save {path.name} there")

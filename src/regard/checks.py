@@ -18,7 +18,9 @@ def check_int(name: str, value: object, least: int = 0, below: int = 2**63) -> N
     if value < least:
         raise ValueError(f"{name} must be {least} or more, got {value}")
     if int(value) >= below:
-        raise ValueError(f"{name} must be below 2^{below.bit_length() - 1}, got a larger number")
+        raise ValueError(
+            f"{name} must be below 2^{below.bit_length() - 1}, got 2^{int(value).bit_length() - 1} or more"
+        )
 
 
 def check_within(name: str, value: object, most: int, what: str) -> None:

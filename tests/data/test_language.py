@@ -95,5 +95,5 @@ def test_a_row_cut_short_is_refused(tmp_path):
 def test_windows_that_cannot_be_say_why(ids, size, message):
     with pytest.raises(ValueError, match=message):
         Windows(ids, size=size)
-    with pytest.raises(IndexError, match=r"window 2 of 2"):
+    with pytest.raises(IndexError, match=r"there is no window 2: there are 2, counted from 0"):
         Windows(np.arange(5), size=2)[2]

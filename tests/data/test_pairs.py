@@ -36,7 +36,7 @@ def test_two_files_pair_line_by_line(write):
     assert list(pairs) == [pairs[n] for n in range(3)] == [("ein Haus", "a house"), ("", ""), ("ein Hund", "a dog")]
     assert pairs[-1] == Pair("ein Hund", "a dog")
     assert pairs.where(2).endswith("a.de line 3")
-    with pytest.raises(IndexError, match=r"row 3 of 3"):
+    with pytest.raises(IndexError, match=r"there is no row 3: there are 3, counted from 0"):
         pairs[3]
 
 
@@ -79,7 +79,7 @@ def test_columns_by_number_or_by_name(write):
         (
             {"source": "fr", "target": "en"},
             DataError,
-            "line 1: expected one column 'fr' in the header, got de, en; name a",
+            "line 1: the header has no column 'fr', only de, en; name a",
         ),
         ({"source": "de", "target": 1}, ValueError, "all names or all numbers"),
         ({"source": -1, "target": 1}, ValueError, "a column must be a name or a number from 0, got -1"),
@@ -89,6 +89,11 @@ def test_columns_by_number_or_by_name(write):
 def test_columns_that_cannot_be_are_named(write, columns, error, message):
     with pytest.raises(error, match=message):
         pairs_tsv(write("a.tsv", "de\ten\n"), **columns)
+
+
+def test_a_column_that_the_header_has_twice_is_refused(write):
+    with pytest.raises(DataError, match="line 1: the header has 2 columns 'de'; give each its own name"):
+        pairs_tsv(write("a.tsv", "de\ten\tde\n"), source="de", target="en")
 
 
 @pytest.mark.parametrize("read", [len, list])

@@ -207,7 +207,8 @@ def test_special_tokens_that_a_file_tells_wrongly_are_refused(told):
     tree = json.loads(WORDS.to_json())
     tree["model"]["roles"] = told
     with pytest.raises(
-        DataError, match=r"names its special tokens by .*; expected an object with keys among pad, unk, bos, eos"
+        DataError,
+        match=r"the special tokens must be an object of names by role, got .*; the roles are pad, unk, bos, eos",
     ):
         Tokenizer.from_json(json.dumps(tree))
 

@@ -131,7 +131,7 @@ def test_streams_stay_clear_of_one_and_of_each_other():
         ({"top_p": 0.0}, ValueError, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.5}, ValueError, "top_p must be above 0 and at most 1, got 1.5"),
         ({"samples": 0}, ValueError, "samples must be 1 or more, got 0"),
-        ({"seed": 2**64}, ValueError, r"seed must be below 2\^64, got a larger number"),
+        ({"seed": 2**64}, ValueError, r"seed must be below 2\^64, got 2\^64 or more"),
         ({"seed": 0.5}, TypeError, r"seed must be a whole number, got 0.5 \(float\)"),
     ],
     ids=str,

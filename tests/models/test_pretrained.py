@@ -546,7 +546,10 @@ SMALL = {"dim": 12, "depth": 1, "heads": 3}
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: torch.nn.Linear(2, 2), "transformers must have a model of the same class, got Linear"),
+        (
+            lambda: torch.nn.Linear(2, 2),
+            "transformers has no counterpart of Linear; pass a model of one of the classes Bert, ",
+        ),
         (lambda: ViT(ViTConfig(image=8, patch=4, hidden=8, pool="mean", **SMALL)), "ViTModel .* has no pool='mean'"),
         (lambda: Gpt(GptConfig(vocabulary=9, window=3, **SMALL)), "GPT2LMHeadModel of transformers has no window=3"),
         (
@@ -558,11 +561,11 @@ SMALL = {"dim": 12, "depth": 1, "heads": 3}
         (lambda: Bert(BertConfig(vocabulary=9, hidden=8, first=5, **SMALL)), "has no first=5"),
         (
             lambda: Gpt(GptConfig(vocabulary=9, qk_norm=True, **SMALL)),
-            "GPT2LMHeadModel of transformers cannot hold .*: no tensor of theirs holds blocks.0.attention.query",
+            "GPT2LMHeadModel of transformers cannot hold .*: it has no tensor for blocks.0.attention.query",
         ),
         (
             lambda: BertClassifier(Bert(BertConfig(vocabulary=9, hidden=8, **SMALL)), classes=2, pooler="tanh"),
-            "one tensor of theirs would hold both bert.pool.dense.weight and pool.dense.weight",
+            "it has one tensor for both bert.pool.dense.weight and pool.dense.weight",
         ),
     ],
     ids=["other", "mean", "window", "pooler", "first", "norms", "pools"],

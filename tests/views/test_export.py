@@ -275,7 +275,7 @@ def test_a_page_is_written_whole_or_not_at_all(printed, tmp_path, monkeypatch):
 
 
 def test_a_page_saved_where_no_folder_is_names_the_folder(printed, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nodir is not a folder; create it before x.html is saved there"):
+    with pytest.raises(FileNotFoundError, match=r"nodir is not a folder; create it before you save x.html there"):
         printed.save(tmp_path / "nodir" / "x.html")
 
 

@@ -132,7 +132,8 @@ def train(plan: ClassificationPlan, out: Path, resume: bool, device: str | None,
     """
     if plan.valid is not None and plan.valid.shows != plan.data.shows:
         raise ValueError(
-            f"training and validation data must be of the same kind, got {plan.data.shows} and {plan.valid.shows}"
+            "training and validation data must both be texts or both be images, got "
+            f"{plan.data.shows or 'no training data'} and {plan.valid.shows or 'no validation data'}"
         )
     data = plan.data.read()
     valid = None if plan.valid is None else plan.valid.read(prefix="valid-", classes=data.classes)

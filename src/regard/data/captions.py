@@ -108,7 +108,12 @@ class _CaptionFile:
         if name not in self.by_name and name not in pictures:
             raise DataError(f"{place}no image {name!r} in {pictures.path}", file=self.path, line=line)
         if not caption.strip():
-            raise DataError(f"{place}the caption of {name!r} is empty", file=self.path, line=line)
+            raise DataError(
+                f"{place}the caption of {name!r} is empty",
+                file=self.path,
+                line=line,
+                hint="write a caption, or remove the entry",
+            )
         self.by_name[name] = (*self.by_name.get(name, ()), caption)
 
     def captions(self, pictures: Pictures) -> Captions:

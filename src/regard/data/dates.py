@@ -57,10 +57,10 @@ class Dates:
             raise ValueError(f"part must be one of {', '.join(PARTS)}, got {self.part!r}")
         for locale in self._locales:
             if locale not in LOCALES + UNSEEN_LOCALES:
-                raise ValueError(f"unknown locale {locale!r}; expected some of {', '.join(LOCALES + UNSEEN_LOCALES)}")
+                raise ValueError(f"unknown locale {locale!r}; choose from {', '.join(LOCALES + UNSEEN_LOCALES)}")
         for form in self._formats:
             if form not in FORMATS + UNSEEN_FORMATS:
-                raise ValueError(f"unknown format {form!r}; expected some of {', '.join(FORMATS + UNSEEN_FORMATS)}")
+                raise ValueError(f"unknown format {form!r}; choose from {', '.join(FORMATS + UNSEEN_FORMATS)}")
         if not any(is_unambiguous(locale, form) for locale in self._locales for form in self._formats):
             raise ValueError(f"no format of {self.formats} is unambiguous in {self.locales}; add 'long'")
 

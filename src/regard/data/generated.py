@@ -30,7 +30,7 @@ class Generated(Generic[T_co]):
 
     def __getitem__(self, number: int) -> T_co:
         if not -self.size <= number < self.size:
-            raise IndexError(f"example {number} of {self.size}")
+            raise IndexError(f"there is no example {number}: there are {self.size}, counted from 0")
         return self.make(random.Random(f"{self.seed} {number % self.size}"))
 
     def __iter__(self) -> Iterator[T_co]:

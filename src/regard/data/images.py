@@ -154,7 +154,11 @@ def _member(archive: zipfile.ZipFile, file: Path, name: str) -> np.ndarray[Any, 
         there = ", ".join(entry.removesuffix(".npy") for entry in archive.namelist()[:8]) or "nothing"
         raise DataError(f"no array {name!r}", file=file, hint=f"it has {there}") from None
     if info.file_size > MAX_ARRAY_BYTES:
-        raise DataError(f"the array {name!r} takes {info.file_size:,} bytes", file=file, hint="split it")
+        raise DataError(
+            f"the array {name!r} takes {info.file_size:,} bytes, more than the limit of {MAX_ARRAY_BYTES:,}",
+            file=file,
+            hint="split it",
+        )
     try:
         with archive.open(info) as stream:
             version = npy.read_magic(stream)
@@ -162,9 +166,18 @@ def _member(archive: zipfile.ZipFile, file: Path, name: str) -> np.ndarray[Any, 
             shape, fortran, dtype = read(stream)
             # NumPy allocates what the header says before it reads, so the header is checked first.
             if dtype.hasobject or dtype.kind not in "ui":
-                raise DataError(f"the array {name!r} holds {dtype}, expected whole numbers", file=file)
-            if prod(shape) * dtype.itemsize != info.file_size - stream.tell():
-                raise DataError(f"the array {name!r} does not have the size in its header", file=file)
+                raise DataError(
+                    f"the array {name!r} holds {dtype}, expected whole numbers",
+                    file=file,
+                    hint="save pixels as uint8 from 0 to 255, and labels as integers",
+                )
+            size, expected = info.file_size - stream.tell(), prod(shape) * dtype.itemsize
+            if size != expected:
+                raise DataError(
+                    f"the array {name!r} holds {size:,} bytes, but its header says {expected:,}",
+                    file=file,
+                    hint="write the file again with numpy.savez, or download it again",
+                )
             values = np.frombuffer(stream.read(), dtype)
             return values.reshape(shape, order="F" if fortran else "C")
     except DataError:

@@ -40,7 +40,7 @@ class Windows:
 
     def __getitem__(self, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         if not -len(self) <= number < len(self):
-            raise IndexError(f"window {number} of {len(self)}")
+            raise IndexError(f"there is no window {number}: there are {len(self)}, counted from 0")
         start = number % len(self) * self.size
         return np.array(self.ids[start : start + self.size + 1], dtype=np.int64)
 

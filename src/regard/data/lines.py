@@ -57,7 +57,7 @@ class Lines:
     def __getitem__(self, number: int) -> str:
         starts = self._index()
         if not -len(self) <= number < len(self):
-            raise IndexError(f"line {number} of {self.path}, which has {len(self)}")
+            raise IndexError(f"{self.path} has no line {number}: it has {len(self)}, counted from 0")
         number %= len(self)
         first, last = int(starts[number]), int(starts[number + 1])
         return decode_line(self._read(first, last), self.path, number)

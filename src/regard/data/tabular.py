@@ -39,7 +39,7 @@ class TextRows(Generic[T_co]):
 
     def __getitem__(self, number: int) -> T_co:
         if not -len(self) <= number < len(self):
-            raise IndexError(f"row {number} of {len(self)}")
+            raise IndexError(f"there is no row {number}: there are {len(self)}, counted from 0")
         number = number % len(self) + self._skip
         return self._row(number, *(file[number] for file in self.files))
 
@@ -162,11 +162,17 @@ def columns(path: str | Path, *wanted: int | str) -> tuple[Lines, tuple[int, ...
     first = next(iter(file), None)
     header = [] if first is None else first.split("\t")
     for name in named:
-        if header.count(name) != 1:
+        if name not in header:
             raise DataError(
-                f"expected one column {name!r} in the header, got {', '.join(header) or 'an empty file'}",
+                f"the header has no column {name!r}, only {', '.join(header)}"
+                if first
+                else f"expected a header with the column {name!r}, got an empty {'file' if first is None else 'line'}",
                 file=path,
                 line=1,
                 hint="name an existing column, or give columns by number if there is no header",
+            )
+        if (count := header.count(name)) > 1:
+            raise DataError(
+                f"the header has {count} columns {name!r}", file=path, line=1, hint="give each its own name"
             )
     return file, tuple(header.index(name) for name in named), True

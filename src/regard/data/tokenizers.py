@@ -340,7 +340,8 @@ def _stored_roles(text: str) -> dict[str, str]:
     told = json.loads(text)["model"].get(ROLES, {}) if f'"{ROLES}"' in text else {}
     if not isinstance(told, dict) or not all(role in KNOWN and isinstance(name, str) for role, name in told.items()):
         raise DataError(
-            f"names its special tokens by {told!r}", hint=f"expected an object with keys among {', '.join(KNOWN)}"
+            f"the special tokens must be an object of names by role, got {told!r}",
+            hint=f"the roles are {', '.join(KNOWN)}",
         )
     return told
 

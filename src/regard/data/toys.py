@@ -105,7 +105,7 @@ class Arithmetic:
         if self.digits < 1:
             raise ValueError(f"digits must be at least 1, got {self.digits}")
         if not self.operations or set(self.operations) - set("+-*"):
-            raise ValueError(f"operations must be some of '+-*', got {self.operations!r}")
+            raise ValueError(f"operations must be one or more of '+', '-' and '*', got {self.operations!r}")
 
     def __call__(self, rng: random.Random) -> Pair:
         # Draw the number of digits first, so that short numbers are as common as long ones.

@@ -30,7 +30,7 @@ class Batching:
     limit: Annotated[int, "Maximum number of tokens of an example, for source and target each."] = 256
     long: Annotated[
         Long,
-        "What to do with longer examples: drop them, truncate them, or stop with an error. Their number is printed.",
+        "Handling of longer examples: drop them, truncate them, or stop with an error. Their number is printed.",
     ] = "drop"
     multiple: Annotated[
         int, "Pad lengths to a multiple of this number of tokens, so that batches have fewer shapes.", "--pad-to"

@@ -31,7 +31,7 @@ class CaptionLengths:
     limit: Annotated[int, "Maximum number of tokens of a caption."] = 64
     long: Annotated[
         Long,
-        "What to do with longer captions: drop them, truncate them, or stop with an error. Their number is printed.",
+        "Handling of longer captions: drop them, truncate them, or stop with an error. Their number is printed.",
     ] = "drop"
 
     def __post_init__(self) -> None:

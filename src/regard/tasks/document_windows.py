@@ -53,8 +53,8 @@ class WindowSettings:
     question: Annotated[int, "Maximum number of tokens of a question.", "--question-limit"] = 64
     long: Annotated[
         Long,
-        "What to do with longer questions in training: drop them, truncate them, or stop with an error. Their number "
-        "is printed.",
+        "Handling of longer questions in training: drop them, truncate them, or stop with an error. Their number is "
+        "printed.",
     ] = "truncate"
     answer: Annotated[int, "Maximum number of tokens of a predicted answer.", "--answer-limit"] = 30
 

@@ -122,8 +122,8 @@ class DocumentBatching(Batching):
     limit: Annotated[int, "Maximum number of tokens of a document, and of a summary."] = 400
     long: Annotated[
         Long,
-        "What to do with longer documents and summaries: drop them, truncate them, or stop with an error. Their "
-        "number is printed.",
+        "Handling of longer documents and summaries: drop them, truncate them, or stop with an error. Their number "
+        "is printed.",
     ] = "truncate"
 
 

@@ -373,7 +373,9 @@ def test_of_the_format_before_everything_but_summaries_is_read(tape, tmp_path):
 
 
 def test_a_tape_is_not_saved_where_there_is_no_folder(tape, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none is not a folder; create it before tape\.safetensors"):
+    with pytest.raises(
+        FileNotFoundError, match=r"none is not a folder; create it before you save tape\.safetensors there"
+    ):
         tape.save(tmp_path / "none" / "tape.safetensors")
 
 

@@ -149,10 +149,10 @@ def _map_tensors(model: nn.Module, architecture: Architecture) -> dict[str, Tens
         whole, part = architecture.locate(name, layer), architecture.locate(stem, layer)
         theirs = whole if whole is not None else part and replace(part, name=f"{part.name}.{leaf}")
         if theirs is None:
-            raise ValueError(f"no tensor of theirs holds {ours}")
+            raise ValueError(f"it has no tensor for {ours}")
         parts = groups.setdefault(theirs.name, {})
         if theirs.part in parts:
-            raise ValueError(f"one tensor of theirs would hold both {parts[theirs.part][0]} and {ours}")
+            raise ValueError(f"it has one tensor for both {parts[theirs.part][0]} and {ours}")
         parts[theirs.part] = ours, theirs
     places = {}
     for name, parts in groups.items():
@@ -249,7 +249,17 @@ def _config(model: nn.Module) -> Any:
     for part in (model, getattr(model, "bert", None), getattr(model, "vit", None)):
         if (config := getattr(part, "config", None)) is not None:
             return config
-    raise ValueError(f"transformers must have a model of the same class, got {type(model).__name__}")
+    raise _no_counterpart(model)
+
+
+def _no_counterpart(model: nn.Module) -> ValueError:
+    """Return the error for a model whose class no architecture can express."""
+    heads = (head for architecture in ARCHITECTURES.values() for head in architecture.heads.values())
+    known = sorted({head.kind.__name__ for head in heads})
+    return ValueError(
+        f"transformers has no counterpart of {type(model).__name__}; pass a model of one of the classes "
+        f"{', '.join(known)}"
+    )
 
 
 def _find_expression(model: nn.Module) -> tuple[str, Architecture, str, dict[str, TensorMapping]]:
@@ -270,5 +280,5 @@ def _find_expression(model: nn.Module) -> tuple[str, Architecture, str, dict[str
                 return kind, architecture, name, places
             objections.append((len(lost), f"{architecture.title}{name} of transformers has no {', '.join(lost)}"))
     if not objections:
-        raise ValueError(f"transformers must have a model of the same class, got {type(model).__name__}")
+        raise _no_counterpart(model)
     raise ValueError(min(objections)[1])
