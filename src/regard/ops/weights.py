@@ -34,7 +34,7 @@ from .blocks.reduction import Reduction, has_row_statistic
 from .call import Call, no_autocast
 from .fused import kernel_reductions
 from .fused.kernel_reducer import KernelReducer
-from .indexing import chosen_ids, split
+from .indexing import chosen_ids, split_index
 from .memory_limit import LIMIT as LIMIT
 from .memory_limit import check_fits
 from .terms.coordinates import take_entries
@@ -189,7 +189,7 @@ class Weights:
 
     def __getitem__(self, index: Any) -> Tensor:
         """A[index] as PyTorch would index the dense matrix, computing only the rows and keys it names."""
-        ids, rest = split(index, self.shape, self.device)
+        ids, rest = split_index(index, self.shape, self.device)
         check_fits("this part of the matrix", math.prod(axis.numel() for axis in ids), self.dtype)
         *lead, heads, rows, cols = ids
         flat = torch.arange(self._call.shape[0], device=self.device).view(self._call.lead)
@@ -387,7 +387,7 @@ class Transposed:
 
     def __getitem__(self, index: Any) -> Tensor:
         """A.T[index] as PyTorch would index the dense matrix."""
-        ids, rest = split(index, self.shape, self._weights.device)
+        ids, rest = split_index(index, self.shape, self._weights.device)
         swapped = (*ids[:-2], ids[-1], ids[-2])
         A = self._weights
         return A[tuple(x.view([-1 if m == n else 1 for m in range(len(ids))]) for n, x in enumerate(swapped))].mT[rest]

@@ -32,7 +32,7 @@ MAP = frozenset(("map",))
 
 
 def objections(call: Call) -> list[str]:
-    """Why the kernel cannot reduce the weights of a call."""
+    """Return the reasons why the kernel cannot reduce the weights of a call."""
     found = triton.kernel_objections(call)
     if not isinstance(call.score, (Dot, Cosine, Bilinear, Location)):
         found.append(f"{type(call.score).__name__} is no product of queries and keys")
@@ -54,9 +54,10 @@ def objections(call: Call) -> list[str]:
 def reduce_by_kernel(
     call: Call, statistic: Tensor, want: frozenset[str], bins: Binning | None = None, batch: slice = ALL_BATCH_ROWS
 ) -> dict[str, Tensor]:
-    """Any of "entropy", "received", "max", "distance", and of bins "map", "peaks", from the row statistic `b h i 1`.
+    """Return the measures in `want` by name, from the row statistic `b h i 1`.
 
-    A map holds sums, or what `Mesh.how` says.
+    `want` may hold "entropy", "received", "max", "distance", and with `bins` also "map" and "peaks", per pair of bins:
+    "map" is the sum of the weights, or their mean if `bins` is a `Mesh` with how="mean"; "peaks" is the largest weight.
     """
     q, k, scale = scaled_product_inputs(call)
     lse = statistic.squeeze(-1).to(torch.float32)

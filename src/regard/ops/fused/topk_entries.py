@@ -18,14 +18,14 @@ from .kernel_terms import Tiling, kernel_bias, mask_pattern
 
 
 def saves_work(call: Call, k: int) -> bool:
-    """True if k runs of keys are fewer keys than there are."""
+    """True if k runs hold fewer keys than the matrix."""
     from ...kernels.summary.generic import tile_config
 
     return k * tile_config(call.k.shape[-1], call.q.dtype).run < call.shape[3]
 
 
 def topk(call: Call, statistic: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Values and keys, `b h i k` each, from the row statistic `b h i 1`."""
+    """Return the k largest weights of each row and their keys, `b h i k` each, from the row statistic `b h i 1`."""
     from ...kernels.summary.generic import run_maxima, tile_config
     from ...kernels.topk_scores import score_key_runs
 
@@ -52,7 +52,7 @@ def topk(call: Call, statistic: Tensor, k: int) -> tuple[Tensor, Tensor]:
         runs = largest.topk(min(k, largest.shape[-1]), sorted=False).indices
         chosen = (runs[..., None] * config.run + torch.arange(config.run, device=q.device)).flatten(-2)
         s = score_key_runs(q[:, :, rows], keys, runs, config.run) * scale
-        best = _weights(call, s, lse[:, :, rows], rows, chosen).topk(k)
+        best = _candidate_weights(call, s, lse[:, :, rows], rows, chosen).topk(k)
         values[:, :, rows], indices[:, :, rows] = best.values, chosen.gather(-1, best.indices)
     return values, indices
 
@@ -61,8 +61,11 @@ STRIP_BYTES = 2**27  # memory for the rows handled at once
 BYTES_PER_ENTRY = 32  # per candidate entry: its key twice, its score, its weight, its visibility
 
 
-def _weights(call: Call, s: Tensor, lse: Tensor, rows: slice, j: Tensor) -> Tensor:
-    """The weights of chosen keys, `b h rows chosen`, from their products; below 0 past the last key."""
+def _candidate_weights(call: Call, s: Tensor, lse: Tensor, rows: slice, j: Tensor) -> Tensor:
+    """Return the weights of the candidate keys `j`, `b h rows chosen`; -1 for a candidate past the last key.
+
+    `s` holds their scaled products with the queries, before cap, bias and mask.
+    """
     b, h, _, n_j = call.shape
     device = s.device
     entries = (

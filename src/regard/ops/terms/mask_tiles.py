@@ -82,7 +82,10 @@ class Grid:
         return self._span(self.block.slice_of(tensor, axes))
 
     def count(self, layout: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Count the True cells, and all cells, of a `size` x `size` block layout that each tile touches."""
+        """Return for each tile how many cells of a layout that it touches are True, and how many it touches.
+
+        A cell of the layout covers `size` x `size` entries of the matrix.
+        """
         row, col = self._span(self.block.row[None, None]), self.j
         layout = layout[(None,) * (4 - layout.ndim)]
         layout = take_entries(
