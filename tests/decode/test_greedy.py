@@ -278,11 +278,11 @@ def test_a_hypothesis_aligns_each_token_with_a_source_position():
         ({"forbid": (9,)}, ValueError, "forbid must be within the vocabulary of 9, got 9"),
         ({"forbid": (2.0,)}, TypeError, r"forbid must be a whole number, got 2.0 \(float\)"),
         ({"forbid": (1, END)}, ValueError, "forbid must not contain an end token, got 8 in both"),
-        ({"forbid": range(8)}, ValueError, "forbid must leave a token to choose, got all but the end of 9"),
+        ({"forbid": range(8)}, ValueError, "forbid must leave a token to choose, but forbid and end hold all 9 tokens"),
         (
             {"end": range(9), "min_length": 1},
             ValueError,
-            "end must leave a token to choose before min_length=1, got all of 9; pass fewer or min_length=0",
+            "end must leave a token to choose before min_length=1, got all 9 tokens of the vocabulary; pass",
         ),
     ],
     ids=str,

@@ -300,7 +300,7 @@ def test_configs_that_cannot_be(options, message):
 
 def test_characters_are_for_both_sides_or_for_none():
     batch = batch_of(model_of("characters"))
-    with pytest.raises(ValueError, match="characters must be None because this model reads no spelling"):
+    with pytest.raises(ValueError, match="characters must be None because this model was built without characters="):
         logits_of(model_of("words"), batch)
     del batch["question_characters"]
     with pytest.raises(ValueError, match="characters must be given because this model reads the spelling"):

@@ -66,7 +66,7 @@ def test_an_encoder_that_is_tuned_learns_and_knows_of_padding():
     ("options", "characters", "message"),
     [
         ({"characters": 11}, None, "characters must be given because this model reads the spelling"),
-        ({}, CHARACTERS, "characters must be None because this model reads no spelling"),
+        ({}, CHARACTERS, "characters must be None because this model was built without characters="),
         ({"characters": 11}, CHARACTERS[:1], r"characters must be .* for ids \(2, 3\), got shape \(1, 3, 4\)"),
         ({"characters": 11}, CHARACTERS.mT, r"characters must be .* for ids \(2, 3\), got shape \(2, 4, 3\)"),
         ({"characters": 11}, CHARACTERS.flatten(1)[:, 1:], r"characters must be .* got shape \(2, 11\)"),

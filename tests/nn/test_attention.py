@@ -505,7 +505,7 @@ X = torch.zeros(2, 7, 12)
         ({"context": X, "cache": KVCache()}, "a cache is for self-attention"),
         ({"key_padding": KEEP[:, :5]}, "key_padding must be lengths (b,) or keep (b, 7)"),
         ({"key_padding": torch.tensor([8, 1])}, "Padding lengths must be from 0 to the number of keys j=7, got 8"),
-        ({"positions": torch.arange(5)}, "positions must hold one for each of the 7 new keys, got shape (5,)"),
+        ({"positions": torch.arange(5)}, "positions must hold one position for each of the 7 new keys, got shape (5,)"),
         ({"context": X[:, :3]}, "queries take the last key positions, got 7 queries and 3 keys"),
         (
             {"cache": KVCache(window=4)},
@@ -527,7 +527,7 @@ def test_a_tensor_for_a_mask_is_refused_with_what_to_write():
 
 
 def test_rotary_keys_are_not_remembered():
-    with pytest.raises(ValueError, match="rotary= rotates keys by positions shared with queries; pass context itself"):
+    with pytest.raises(ValueError, match=r"remember\(\) does not support rotary=: .*; call layer\(x, context\)"):
         Attention(12, 3, rotary=Rotary(4)).remember(X)
 
 

@@ -280,7 +280,7 @@ WEIGHTS = [
     ("index_low", lambda: A()[..., -7], IndexError, r"index out of range: dim 3 of the weights has 6 entries, got -7"),
     ("index_many", lambda: A()[0, 0, 0, 0, 0], IndexError, r"too many indices: the weights have 4 dims, got 5"),
     ("index_dots", lambda: A()[..., 0, ...], IndexError, r"one Ellipsis, got more"),
-    ("index_bool", lambda: A()[KEEP[0]], IndexError, r"one entry for each of the 2, got shape \(6,\)"),
+    ("index_bool", lambda: A()[KEEP[0]], IndexError, r"a bool index of dim 0 must have shape \(2,\), got \(6,\)"),
     ("index_float", lambda: A()[0, 0, 1.5], IndexError, r"an index must be whole numbers, .*, got 1.5"),
     (
         "select",

@@ -216,8 +216,11 @@ def test_leading_dims_are_indexed_one_by_one(lead):
         (2, "dim 0 of the weights has 2 entries, got 2"),
         ((0, -5), "dim 1 of the weights has 4 entries, got -5"),
         ((..., [0, J]), f"dim 3 of the weights has {J} entries"),
-        ((..., torch.ones(J + 1, dtype=torch.bool)), rf"one entry for each of the {J}, got shape \({J + 1},\)"),
-        (torch.ones(B, H, dtype=torch.bool), "a bool index must have one entry for each"),
+        (
+            (..., torch.ones(J + 1, dtype=torch.bool)),
+            rf"a bool index of dim 3 must have shape \({J},\), got \({J + 1},\)",
+        ),
+        (torch.ones(B, H, dtype=torch.bool), r"a bool index of dim 0 must have shape"),
         ((0, 1.5), "an index must be whole numbers.*got 1.5"),
         (torch.tensor([0.0]), "an index must be whole numbers"),
         ("0", "an index must be whole numbers"),

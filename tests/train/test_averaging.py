@@ -50,7 +50,10 @@ def test_bad_averages_are_answered(tmp_path):
     with pytest.raises(ValueError, match="out must be a new folder"):
         average([path], path)
     wider = write(tmp_path / "step-00000002", Counted(0.3, width=4))
-    with pytest.raises(CheckpointError, match=r"different models: 'weight' has shapes \(3, 2\) and \(4, 2\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"different models: 'weight' has shapes \(3, 2\) and \(4, 2\); average checkpoints of one run",
+    ):
         average([path, wider], tmp_path / "mean")
     other = write(tmp_path / "step-00000003", nn.Linear(1, 1, bias=False))
     with pytest.raises(CheckpointError, match="different models: only one has"):

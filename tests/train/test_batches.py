@@ -52,7 +52,9 @@ def test_another_number_of_processes_goes_on_at_the_same_place():
     alone = Shuffled(range(9))
     alone.restore(pair[0].state())
     assert sorted(behind + list(alone)) == list(range(9))
-    with pytest.raises(ValueError, match="the state is after 4 batches, which 3 processes cannot share equally"):
+    with pytest.raises(
+        ValueError, match="the state is after 4 batches, which 3 processes cannot share equally; resume with"
+    ):
         Shuffled(range(9), world=3).restore(pair[0].state())
 
 

@@ -58,11 +58,14 @@ class Limits:
                 if token >= vocabulary:
                     raise ValueError(f"{name} must be within the vocabulary of {vocabulary}, got {token}")
         if len({*self.ends, *self.forbid}) == vocabulary and self.forbid:
-            raise ValueError(f"forbid must leave a token to choose, got all but the end of {vocabulary}")
+            raise ValueError(
+                f"forbid must leave a token to choose, but forbid and end hold all {vocabulary} tokens of the "
+                "vocabulary; forbid fewer"
+            )
         if len({*self.ends}) == vocabulary and self.min_length:
             raise ValueError(
-                f"end must leave a token to choose before min_length={self.min_length}, got all of {vocabulary}; pass "
-                "fewer or min_length=0"
+                f"end must leave a token to choose before min_length={self.min_length}, got all {vocabulary} "
+                "tokens of the vocabulary; pass fewer end tokens, or min_length=0"
             )
 
     def are_ends(self, tokens: Tensor) -> Tensor:

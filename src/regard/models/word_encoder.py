@@ -74,7 +74,8 @@ class WordEncoder(nn.Module):
             vectors.append(self.spelling(characters_per_word(characters, ids)))
         elif characters is not None:
             raise ValueError(
-                "characters must be None because this model reads no spelling; build it with characters=..."
+                "characters must be None because this model was built without characters=; leave them out, or build it "
+                "with characters=, the number of different characters"
             )
         if self.encoder is not None:
             vectors.append(self.encoder(ids, padding=lengths))

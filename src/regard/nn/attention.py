@@ -161,7 +161,10 @@ class Attention(nn.Module):
     ) -> KeyValues:
         """Project the keys and values of another sequence once: `layer(x, layer.remember(context))`."""
         if self.rotary is not None:
-            raise ValueError("rotary= rotates keys by positions shared with queries; pass context itself")
+            raise ValueError(
+                "remember() does not support rotary=: a call rotates its queries and keys by the same positions; "
+                "call layer(x, context)"
+            )
         return KeyValues(self._keys(context), self._values(context, context, values), key_padding)
 
     def new_cache(self) -> KVCache:
@@ -302,7 +305,9 @@ def _key_positions(positions: Tensor | None, i: int, k: Tensor, start: int) -> T
     if positions is None:
         return torch.arange(start, start + j, device=k.device)
     if positions.shape[-1] != j:
-        raise ValueError(f"positions must hold one for each of the {j} new keys, got shape {tuple(positions.shape)}")
+        raise ValueError(
+            f"positions must hold one position for each of the {j} new keys, got shape {tuple(positions.shape)}"
+        )
     return positions
 
 

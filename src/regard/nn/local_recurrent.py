@@ -58,7 +58,10 @@ class LocalAttention(nn.Module):
     def remember(self, states: Float[Tensor, "b n state_dim"], lengths: Tensor | Sequence[int] | None = None) -> Memory:
         """Return the memory of a batch of sources; lengths are `(b,)`, None if all are equal."""
         if lengths is not None and torch.as_tensor(lengths).dtype == torch.bool:
-            raise TypeError("local attention counts positions from the left: pass lengths (b,), got a bool keep")
+            raise TypeError(
+                "lengths must be whole numbers (b,), got a bool mask: local attention counts source positions from "
+                "index 0, so padding must be on the right; pass keep.sum(1)"
+            )
         return Memory.of(self.score.keys(states), states, lengths)
 
     def forward(

@@ -43,9 +43,7 @@ def split_index(index: Any, shape: torch.Size, device: torch.device) -> tuple[li
         chosen = _as_index_tensor(x, device)
         if chosen.dtype == torch.bool:
             if chosen.shape != (n,):
-                raise IndexError(
-                    f"a bool index must have one entry for each of the {n}, got shape {tuple(chosen.shape)}"
-                )
+                raise IndexError(f"a bool index of dim {len(ids)} must have shape ({n},), got {tuple(chosen.shape)}")
             chosen = chosen.nonzero().squeeze(-1)
         touched, place = _nonnegative_ids(f"dim {len(ids)}", chosen, n).unique(return_inverse=True)
         ids.append(touched)

@@ -32,11 +32,11 @@ def average(folders: Sequence[str | Path], out: str | Path, *, records: Collecti
     for path in paths[:-1]:
         other = checkpoint.read_tensors(path)
         for name in mean.keys() ^ other.keys():
-            raise CheckpointError(f"{path} and {paths[-1]} are of different models: only one has {name!r}")
+            raise _different_models(path, paths[-1], f"only one has {name!r}")
         for name in dtypes:
             if other[name].shape != mean[name].shape:
                 shapes = f"{tuple(other[name].shape)} and {tuple(mean[name].shape)}"
-                raise CheckpointError(f"{path} and {paths[-1]} are of different models: {name!r} has shapes {shapes}")
+                raise _different_models(path, paths[-1], f"{name!r} has shapes {shapes}")
             mean[name] += other[name]
     weights = mean | {name: (mean[name] / len(paths)).to(dtype) for name, dtype in dtypes.items()}
     checkpoint.write(out, {**files, checkpoint.MODEL: weights})
@@ -55,7 +55,12 @@ def _check_matches(
     for name in sorted((files.keys() | theirs.keys()) - set(records)):
         if files.get(name) != theirs.get(name):
             how = f"{name} differs" if name in files and name in theirs else f"only one has {name}"
-            raise CheckpointError(
-                f"{path} and {last} are of different models: {how}; average checkpoints of one run, or use models "
-                "over one vocabulary as an ensemble (regard translate A B)"
-            )
+            raise _different_models(path, last, how)
+
+
+def _different_models(path: Path, last: Path, how: str) -> CheckpointError:
+    """Return the error for checkpoints whose files or tensors differ."""
+    return CheckpointError(
+        f"{path} and {last} are of different models: {how}; average checkpoints of one run, or use models over one "
+        "vocabulary as an ensemble (regard translate A B)"
+    )

@@ -71,7 +71,10 @@ class Shuffled:
                 raise ValueError(f"the state was saved with {name}={saved!r}, got {name}={value!r}; use the same")
         behind = state["position"] * state["world"]
         if behind % self.world:
-            raise ValueError(f"the state is after {behind} batches, which {self.world} processes cannot share equally")
+            raise ValueError(
+                f"the state is after {behind} batches, which {self.world} processes cannot share equally; resume with "
+                f"a number of processes that divides {behind}"
+            )
         self.epoch, self.position = state["epoch"], behind // self.world
 
     def _settings(self) -> dict[str, int]:

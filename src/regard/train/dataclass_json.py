@@ -71,7 +71,7 @@ def _plain(value: Any) -> Any:
 
 def _build(cls: type[T], data: Any, at: str) -> T:
     if not isinstance(data, Mapping):
-        raise TypeError(f"{at or 'the whole'} must be an object of keys and values, got {data!r}")
+        raise TypeError(f"{at.rstrip('.') or 'the top level'} must be an object of keys and values, got {data!r}")
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in data:
         if key not in fields:

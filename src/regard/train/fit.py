@@ -232,7 +232,10 @@ def _starting_point(run: Path, group: Group, *, resume: bool, say: Callable[[str
             raise ValueError(f"{run} already holds a run, up to {there[-1].name}; pass resume=True or another folder")
         found = checkpoint.usable(run, say)
         if found is None and (run / training_state.RECIPE).exists():
-            raise CheckpointError(f"{run} holds a run without checkpoints; nothing was changed there")
+            raise CheckpointError(
+                f"{run} holds a run without checkpoints, which cannot be resumed; nothing was changed there, name "
+                "another folder"
+            )
         step = -1.0 if found is None else float(checkpoint.step_of(found))
     [step] = group.same([step])
     return None if step < 0 else checkpoint.path_of(run, int(step))

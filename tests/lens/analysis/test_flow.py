@@ -195,9 +195,9 @@ def test_bad_arguments_are_named():
     v, grad, output = torch.randn(B, G, N, E), torch.randn(B, H, N, E), torch.randn(7, H * E)
     with pytest.raises(ValueError, match="the stack holds no layers"):
         rollout([])
-    with pytest.raises(ValueError, match="a stack is self-attention over the same tokens"):
+    with pytest.raises(ValueError, match="a stack must be self-attention over the same tokens"):
         rollout([A, stack_of(1, N + 1)[0]])
-    with pytest.raises(ValueError, match="a stack is self-attention"):
+    with pytest.raises(ValueError, match="a stack must be self-attention"):
         rollout([weights(torch.randn(1, 1, 3, 4), torch.randn(1, 1, 5, 4))])
     with pytest.raises(ValueError, match=r"weights must have dims b h i j here.*A.select"):
         rollout([weights(torch.randn(2, 1, 1, 3, 4), torch.randn(2, 1, 1, 3, 4))])
@@ -208,7 +208,7 @@ def test_bad_arguments_are_named():
         rollout(stack, token=1.5)
     with pytest.raises(TypeError, match="token must hold whole numbers"):
         rollout(stack, token=torch.tensor([0.5, 1.0]))
-    with pytest.raises(ValueError, match="token must hold one for each of the 2 batch rows, got 3"):
+    with pytest.raises(ValueError, match="token must hold one position for each of the 2 batch rows, got 3"):
         rollout(stack, token=torch.tensor([0, 1, 2]))
     with pytest.raises(ValueError, match="residual must be from 0 to 1"):
         rollout(stack, residual=1.5)

@@ -230,7 +230,7 @@ def test_bad_arguments_are_named():
         share(A, torch.ones(23, 23))
     with pytest.raises(ValueError, match="Dense keep must broadcast"):
         share(A, Dense(torch.ones(22, 23, dtype=torch.bool)))
-    with pytest.raises(ValueError, match="queries must be bool with one entry for each of the 23"):
+    with pytest.raises(ValueError, match="queries must be bool with one entry for each of the 23 queries"):
         locality(A, 3, queries=torch.ones(22, dtype=torch.bool))
     with pytest.raises(ValueError, match="queries must be bool"):
         sinks(A, queries=torch.ones(23))

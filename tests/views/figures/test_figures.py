@@ -332,7 +332,7 @@ def test_bad_arguments_are_named():
         heatmap(torch.ones(0, 3))
     with pytest.raises(TypeError, match="A must be a Weights, or a 2-D tensor or array, got list"):
         heatmap([[1.0]])
-    with pytest.raises(ValueError, match="queries must hold 5 strings, one each, got 4"):
+    with pytest.raises(ValueError, match="queries must hold 5 strings, got 4"):
         heatmap(np.eye(5), WORDS[:4])
     with pytest.raises(TypeError, match="keys must be a list of strings, got str"):
         heatmap(np.eye(5), WORDS, "words")
@@ -346,7 +346,7 @@ def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match=r"a layer must have one batch row, got shape \(2, 3, 5, 5\)"):
         grid([A])
     for draw in (grid, by_layer):
-        with pytest.raises(ValueError, match="layers must hold 1 strings, one each, got 2"):
+        with pytest.raises(ValueError, match="layers must hold 1 strings, got 2"):
             draw([None], layers=["a", "b"])  # before the layer is looked at
     with pytest.raises(ValueError, match="query must be from 0 to 4"):
         text(np.eye(5), WORDS, query=5)

@@ -251,8 +251,8 @@ def _check_stack(stack: Iterable[Weights]) -> list[Weights]:
         b, _, i, j = _four_dims(A)
         if i != j or (b, i) != (layers[0].shape[0], layers[0].shape[2]):
             raise ValueError(
-                "a stack is self-attention over the same tokens, with n queries and n keys in each layer, "
-                f"got {[tuple(A.shape) for A in layers]}"
+                "a stack must be self-attention over the same tokens, with n queries and n keys in each layer, "
+                f"got shapes {[tuple(A.shape) for A in layers]}"
             )
     return layers
 
@@ -279,7 +279,7 @@ def _tokens(token: int | Tensor, b: int, n: int, device: torch.device) -> Tensor
     if isinstance(token, Tensor):
         check_integer_tensor("token", token, 0, 1)
         if token.ndim and len(token) != b:
-            raise ValueError(f"token must hold one for each of the {b} batch rows, got {len(token)}")
+            raise ValueError(f"token must hold one position for each of the {b} batch rows, got {len(token)}")
     else:
         check_int("token", token, least=-n)
     ids = torch.as_tensor(token, device=device).long().expand(b)

@@ -216,7 +216,7 @@ def _check_queries(queries: Tensor, n: int) -> Tensor:
     check_tensor("queries", queries)
     if queries.dtype != torch.bool or queries.shape[-1:] != (n,):
         raise ValueError(
-            f"queries must be bool with one entry for each of the {n}, True = counts, "
+            f"queries must be bool with one entry for each of the {n} queries, True for those to average, "
             f"got {queries.dtype} of shape {tuple(queries.shape)}"
         )
     return queries

@@ -23,8 +23,9 @@ COMPILED = (
     "with torch.compiler.set_stance('force_eager'), capture(model)"
 )
 FLEX_COMPILED = (
-    "calls flex_attention inside a torch.compile'd function, or in code that its layers do not reach, so nothing was "
-    "recorded. Compile flex_attention alone, flex = torch.compile(flex_attention), and call flex in a layer"
+    "calls flex_attention inside a torch.compile'd function, or through a reference that capture does not find, "
+    "where it cannot be recorded. Compile flex_attention alone, flex = torch.compile(flex_attention), "
+    "and call flex in a layer"
 )
 
 

@@ -87,9 +87,10 @@ def save(
     )
     # A lone UTF-16 surrogate cannot be encoded in UTF-8: write it as its JSON escape.
     text = text.encode("utf8", "backslashreplace").decode()
-    if len(text.encode()) > MAX_HEADER_BYTES * 0.9:
+    if (size := len(text.encode())) > MAX_HEADER_BYTES * 0.9:
         raise ValueError(
-            f"tokens and labels take {len(text) / 1e6:.1f} MB, a tape holds up to 9; save fewer layers or tokens"
+            f"the description of the tape (layers, tokens, groups, facts) takes {size / 1e6:.1f} MB, more than the 9 "
+            "MB that a file may hold; save fewer layers, or shorter tokens, groups or facts"
         )
     with atomic_path(path) as temporary:
         save_tensors(temporary, box.tensors, checksummed_metadata(text, box.tensors))

@@ -73,7 +73,7 @@ def run_fused(
             out, lse, *_ = torch_internals.cudnn_attention(q, k, v, added, dropout, causal, scale)
         case other:
             raise RuntimeError(
-                f"PyTorch takes {SdpaKernel(other).name} for q {tuple(q.shape)} {q.dtype}, no fused kernel"
+                f"PyTorch has no fused kernel for q {tuple(q.shape)} {q.dtype}, it chose {SdpaKernel(other).name}"
             )
     return out, lse.flatten(2)[..., :i]  # b h i-rounded-up of efficient, b h i 1 of cuDNN
 

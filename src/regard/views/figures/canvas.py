@@ -223,5 +223,5 @@ def check_labels(name: str, texts: Sequence[str], n: int) -> list[str]:
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"{name} must be a list of strings, got {type(texts).__name__}")
     if len(texts) != n:
-        raise ValueError(f"{name} must hold {n} strings, one each, got {len(texts)}")
+        raise ValueError(f"{name} must hold {n} strings, got {len(texts)}")
     return list(texts)
