@@ -370,10 +370,13 @@ class AttentionMode(TorchFunctionMode):
         return F.linear(self.observe(self._layer, read_call, joined, layout), weight, bias), A
 
 
+DOT = Dot()
+
+
 def _attend_call(
     q: Tensor, k: Tensor, v: Tensor, *, score: Any = None, backend: str | None = None, **given: Any
 ) -> KernelCall:
-    return KernelCall(q=q, k=k, v=v, score=score or Dot(), **given)
+    return KernelCall(q=q, k=k, v=v, score=score or DOT, **given)
 
 
 def is_recomputing() -> bool:
