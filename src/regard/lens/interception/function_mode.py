@@ -379,9 +379,8 @@ def _attend_call(
     return KernelCall(q=q, k=k, v=v, score=score or DOT, **given)
 
 
-def is_recomputing() -> bool:
-    """True inside a backward pass, which may compute checkpointed layers again."""
-    return torch_internals.in_backward()
+# A backward pass may compute checkpointed layers again.
+is_recomputing = torch_internals.in_backward
 
 
 def layer_of(name: str, part: nn.Module) -> str:
