@@ -43,7 +43,7 @@ def _snake(lengths: tuple[int, ...]) -> tuple[int, ...]:
 def share_evenly(cut: list[Bucket], ranks: int) -> tuple[list[Bucket], Bucket]:
     """Split batches until `ranks` divides their number; return them and the examples left out.
 
-    >>> shared([[0, 1, 2], [3, 4]], 3)
+    >>> share_evenly([[0, 1, 2], [3, 4]], 3)
     ([[0, 1], [2], [3, 4]], [])
 
     The largest are halved until the count fits. Examples are left out, fewer than `ranks`, only if every batch is down

@@ -392,7 +392,7 @@ def _renumber(trained: hf.Tokenizer, specials: Sequence[str]) -> hf.Tokenizer:
 def readable_pieces(pieces: Sequence[str], decoder: object) -> list[str]:
     """Return readable pieces: byte-level BPE writes ' schön' as 'ĠschÃ¶n'; incomplete characters are kept.
 
-    >>> spelled(["ĠschÃ¶n", "Ã"], decoders.ByteLevel())
+    >>> readable_pieces(["ĠschÃ¶n", "Ã"], decoders.ByteLevel())
     [' schön', 'Ã']
     """
     if "ByteLevel" not in repr(decoder):

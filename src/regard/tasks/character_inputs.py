@@ -17,7 +17,7 @@ Ids = np.ndarray[Any, np.dtype[np.int32]]
 class CharacterIds:
     """Encodes words as rows of `letters` character ids, padded with 0.
 
-    >>> Spelling(Tokenizer.characters(["abc"]), letters=4)(["cab", "", "abacus"]).tolist()
+    >>> CharacterIds(Tokenizer.characters(["abc"]), letters=4)(["cab", "", "abacus"]).tolist()
     [[6, 4, 5, 0], [0, 0, 0, 0], [4, 5, 4, 6]]
 
     The alphabet is a tokenizer of characters whose padding id is 0. Each distinct word is encoded once.

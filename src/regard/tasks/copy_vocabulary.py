@@ -15,7 +15,7 @@ class CopyTokenizers(Tokenizers):
 
     >>> from regard.data import Pair, Tokenizer
     >>> words = Tokenizer.words(["the house of Mr and Mrs"])
-    >>> copying = Copying(words, words)
+    >>> copying = CopyTokenizers(words, words)
     >>> row = copying.encode([Pair("Mr Bell of Mrs Bell", "the Bell house")])[0]
     >>> len(words), row["copies"].tolist(), row["target"].tolist()
     (10, [4, 10, 8, 5, 10, 3], [9, 10, 7, 3])

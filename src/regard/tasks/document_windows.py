@@ -42,7 +42,7 @@ def check_questions(asked: Sequence[QuestionWithContext]) -> None:
 class WindowSettings:
     """Lengths of windows and questions. Windows overlap, so that an answer cut by one is whole in the next.
 
-    >>> Windows(size=6, overlap=2).starts(15)
+    >>> WindowSettings(size=6, overlap=2).starts(15)
     [0, 4, 8, 12]
     """
 

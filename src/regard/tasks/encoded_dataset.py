@@ -22,7 +22,7 @@ EXAMPLES_PER_CHUNK = 4096
 class EncodedExamples:
     """Named rows of ids for each example, such as `encoded[7]["source"]`, and their `lengths` by name.
 
-    >>> encoded = Encoded(["ab", "c"], lambda texts: {"ids": [[ord(letter) for letter in text] for text in texts]})
+    >>> encoded = EncodedExamples(["ab", "c"], lambda texts: {"ids": [[ord(c) for c in text] for text in texts]})
     >>> encoded[0]["ids"].tolist(), encoded.lengths["ids"].tolist()
     ([97, 98], [2, 1])
 

@@ -28,7 +28,7 @@ ANNOUNCED_IMAGES = 1000  # reading more than this prints a line, since it takes 
 class ImageTransform:
     """Crops an image to its central square and scales it to `size` pixels per side, grey or colour.
 
-    >>> Sight(size=8, channels=1)(np.zeros((20, 30, 3), np.uint8)).shape
+    >>> ImageTransform(size=8, channels=1)(np.zeros((20, 30, 3), np.uint8)).shape
     torch.Size([1, 8, 8])
     """
 

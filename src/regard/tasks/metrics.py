@@ -140,7 +140,8 @@ class UnicodeWords:
 def squad_scores(answers: Sequence[str], gold: Sequence[Sequence[str]]) -> dict[str, MetricValue]:
     """Compute `f1` and `exact` of Rajpurkar et al. 2016, in percent: each answer against its nearest gold answer.
 
-    >>> for name, measured in judged(["the Eiffel tower", "1889"], [["Eiffel Tower"], ["in 1889", "May 1889"]]).items():
+    >>> gold = [["Eiffel Tower"], ["in 1889", "May 1889"]]
+    >>> for name, measured in squad_scores(["the Eiffel tower", "1889"], gold).items():
     ...     print(name, measured)
     f1 83.33  SQuAD, 2 questions
     exact 50.00  SQuAD, 2 questions

@@ -258,7 +258,7 @@ def search_n_best(
 def length_limit(longest: int, *, min_length: int = 0, max_length: int | None = None) -> int:
     """Return the maximum number of output tokens: `max_length`, or else 1.5 x the longest target in training, plus 10.
 
-    >>> at_most(40), at_most(40, max_length=500)
+    >>> length_limit(40), length_limit(40, max_length=500)
     (70, 500)
     """
     return max(longest * 3 // 2 + 10, min_length) if max_length is None else max_length

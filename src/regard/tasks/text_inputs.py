@@ -25,7 +25,7 @@ class TextInputs:
     """Encodes texts as token ids, and as characters if there is a second tokenizer for these.
 
     >>> texts = ["ein Haus", "ein Hund"]
-    >>> how = Texts(Tokenizer.words(texts), Tokenizer.characters(texts), start=False, limit=100)
+    >>> how = TextInputs(Tokenizer.words(texts), Tokenizer.characters(texts), start=False, limit=100)
     >>> [(rows, batch)] = how.batches(["Haus", "ein Hund"], torch.device("cpu"))
     >>> batch["ids"].shape, batch["characters"].shape
     (torch.Size([2, 2]), torch.Size([2, 32]))

@@ -114,7 +114,7 @@ def word_per_token(tokenizer: Tokenizer, text: str) -> list[int | None]:
 def word_per_draft_token(tokenizers: Tokenizers, draft: Draft) -> list[int | None]:
     """Return the number of the word of each token of a draft, None for a token between words and for the end.
 
-    >>> one = Tokenizer.word_per_token(["ein Haus"])
+    >>> one = Tokenizer.words(["ein Haus"])
     >>> word_per_draft_token(Tokenizers(one, one), Draft("", "ein <unk> Haus", (4, 1, 5, 3)))
     [0, 1, 2, None]
     """

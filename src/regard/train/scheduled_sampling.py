@@ -17,7 +17,7 @@ from .dataclass_json import check_types
 class LinearSchedule:
     """Linear from 1 down to `lowest`, reached after `steps` updates.
 
-    >>> [Linear(steps=4, lowest=0.5)(step) for step in (0, 2, 4, 99)]
+    >>> [LinearSchedule(steps=4, lowest=0.5)(step) for step in (0, 2, 4, 99)]
     [1.0, 0.75, 0.5, 0.5]
     """
 

@@ -56,7 +56,7 @@ class InverseSquareRoot:
 class CosineSchedule:
     """Linear warm-up to `peak`, then half a cosine down to `lowest` at step `steps`, and constant after it.
 
-    >>> round(Cosine(1.0, steps=100, warmup=20, lowest=0.1)(60), 3)
+    >>> round(CosineSchedule(1.0, steps=100, warmup=20, lowest=0.1)(60), 3)
     0.55
 
     Loshchilov & Hutter 2017, equation 5, without restarts.

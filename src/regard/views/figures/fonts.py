@@ -30,7 +30,7 @@ class DrawableText(NamedTuple):
 def drawable(texts: Iterable[str]) -> DrawableText:
     """Make every character visible: drawn by an installed font that has it, or else written as its code point.
 
-    >>> shown(["a\\u200bb", " ", "$x$"]).texts
+    >>> drawable(["a\\u200bb", " ", "$x$"]).texts
     ['a\\\\u200bb', '␣', '$x$']
 
     Control, zero-width and bidirectional characters are always code points, and a token of spaces is drawn as ␣.

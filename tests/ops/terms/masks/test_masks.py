@@ -132,7 +132,7 @@ def test_bound_mask_is_its_predicate_at_every_offset(mask, rule, offset):
 def test_mask_over_a_block_is_its_predicate(mask, rule, offset):
     expected = plain(rule, offset)
     whole = problem(mask, offset)
-    assert torch.equal(mask.over(whole.whole()).expand(SIZES), expected)
+    assert torch.equal(mask.over(whole.whole).expand(SIZES), expected)
     cut = slice(1, 2), slice(1, 3), slice(2, 5)
     for cols in (slice(1, 6), slice(6, 7), torch.tensor([0, 3, 6])):
         part = expected[cut][..., cols]
@@ -144,7 +144,7 @@ def test_mask_over_chosen_rows_and_heads_keeps_their_numbers(mask, rule, offset)
     batch, heads, rows = torch.tensor([1]), torch.tensor([2, 0]), torch.tensor([4, 1, 2])
     expected = plain(rule, offset)[batch][:, heads][:, :, rows]
     chosen = problem(mask, offset, batch=batch, heads=heads, rows=rows)
-    assert torch.equal(mask.over(chosen.whole()).expand(expected.shape), expected)
+    assert torch.equal(mask.over(chosen.whole).expand(expected.shape), expected)
     part = expected[:, 1:, 1:, 2:5]
     block = chosen.block(slice(0, 1), slice(1, 2), slice(1, 3), slice(2, 5))
     assert torch.equal(mask.over(block).expand(part.shape), part)
