@@ -86,7 +86,7 @@ def test_additive_attention_and_its_gradients_are_those_of_the_reference(mask, d
 @pytest.mark.interpreter
 @pytest.mark.parametrize("whole", [0, 2**24], ids=["in blocks", "at once"])
 def test_grouped_heads_and_half_precision_are_right_whole_and_in_blocks(whole, device, monkeypatch):
-    monkeypatch.setattr(triton, "WHOLE", whole)
+    monkeypatch.setattr(triton, "MAX_STORED_SCORES", whole)
     shapes = (2, 4, 7, 5), (2, 2, 9, 5), (2, 2, 9, 3), (4, 5)
     leaves = [torch.randn(shape, device=device).bfloat16().requires_grad_() for shape in shapes]
     exact = [x.detach().double().requires_grad_() for x in leaves]

@@ -81,7 +81,7 @@ def test_signal_to_one_process_stops_both_at_the_same_step(pair):
 def test_loss_that_is_not_finite_in_one_process_stops_both(pair):
     _, (lead, other) = pair
     assert "loss nan" in lead["broken"]
-    assert "the loss made of them is not" in other["broken"]
+    assert "every module's output is finite, but the loss is not" in other["broken"]
 
 
 def test_process_without_torchrun_is_alone():
@@ -106,7 +106,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert own_device() == torch.device("cpu")
     for name in ("cuda", "cuda:1"):
-        with pytest.raises(ValueError, match=rf"device '{name}' needs a GPU, and there is none; pass 'cpu'"):
+        with pytest.raises(ValueError, match=rf"device '{name}' needs a GPU, and this machine has none; pass 'cpu'"):
             own_device(name)
 
 
