@@ -94,11 +94,13 @@ def check_broadcast(name: str, x: Tensor, sizes: Mapping[str, int | None]) -> No
     """
     letters = list(sizes)
     if x.ndim > len(letters):
-        raise ValueError(f"{name} must have at most {len(letters)} dims ({_named(sizes)}), got shape {tuple(x.shape)}")
+        raise ValueError(
+            f"{name} must have at most {len(letters)} dims ({_format_sizes(sizes)}), got shape {tuple(x.shape)}"
+        )
     for letter, size in zip(letters[len(letters) - x.ndim :], x.shape, strict=True):
         if sizes[letter] is not None and size != 1 and size != sizes[letter]:
             raise ValueError(
-                f"{name} must broadcast to ({_named(sizes)}), got shape {tuple(x.shape)}: "
+                f"{name} must broadcast to ({_format_sizes(sizes)}), got shape {tuple(x.shape)}: "
                 f"its dim '{letter}' is {size}; pass 1 or {sizes[letter]} there"
             )
 
@@ -177,6 +179,6 @@ def check_submodel(name: str, value: object, kind: str, inside: str) -> None:
         raise TypeError(f"{name} must be a {kind}, got {type(value).__name__}; write {inside}({kind}(config), ...)")
 
 
-def _named(sizes: Mapping[str, int | None]) -> str:
+def _format_sizes(sizes: Mapping[str, int | None]) -> str:
     # Called on errors only: torch.compile specializes on a length that is formatted into a string.
     return " ".join(letter if size is None else f"{letter}={size}" for letter, size in sizes.items())

@@ -223,7 +223,7 @@ def _same_dtype_and_device(tensors: dict[str, Tensor]) -> None:
 def _is_term(name: str, value: Any, kind: type) -> Any:
     if value is None or isinstance(value, kind):
         return value
-    raise TypeError(f"{name} must be a {kind.__name__} term, got {_called(value)}; {_next_step(name, value)}")
+    raise TypeError(f"{name} must be a {kind.__name__} term, got {_type_label(value)}; {_next_step(name, value)}")
 
 
 def _next_step(name: str, value: Any) -> str:
@@ -240,7 +240,7 @@ def _next_step(name: str, value: Any) -> str:
     return f"write {name}={examples[name]}"
 
 
-def _called(value: Any) -> str:
+def _type_label(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 

@@ -34,7 +34,7 @@ def cached_per_term(term: Term, key: Hashable, make: Callable[[], V]) -> V:
         return _recall(_by_value, key, make)
     memory = _by_tensor.setdefault(tensors[0], OrderedDict())
     entry = memory.get(key)
-    if entry is None or not all(map(_unchanged, entry[0], tensors)):
+    if entry is None or not all(map(_is_unchanged, entry[0], tensors)):
         memory[key] = entry = [(ref(x), x.detach().clone() if x.is_cpu else x._version) for x in tensors], make()
         memory.move_to_end(key)
         if len(memory) > MAX_ENTRIES:
@@ -47,7 +47,7 @@ _by_value: OrderedDict[Hashable, object] = OrderedDict()
 _by_tensor = WeakTensorKeyDictionary()
 
 
-def _unchanged(known: tuple[ref[Tensor], Tensor | int], x: Tensor) -> bool:
+def _is_unchanged(known: tuple[ref[Tensor], Tensor | int], x: Tensor) -> bool:
     tensor, state = known
     return tensor() is x and (torch.equal(state, x) if isinstance(state, Tensor) else state == x._version)
 

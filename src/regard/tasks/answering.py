@@ -270,7 +270,7 @@ class Answerer:
             raise ValueError("threshold must be a number, got NaN; training uses 0")
         check_questions(asked := list(asked))
         found = iter(self._finder.spans(self.window_examples([one for one in asked if one.question.strip()]), n, show))
-        return [self._ranked(one, next(found) if one.question.strip() else {}, n, threshold) for one in asked]
+        return [self._rank_answers(one, next(found) if one.question.strip() else {}, n, threshold) for one in asked]
 
     def evaluate(
         self, questions: Sequence[Question], *, threshold: float = 0.0, show: ShowProgress | None = None
@@ -324,7 +324,7 @@ class Answerer:
             answers=answers,
         )
 
-    def _ranked(
+    def _rank_answers(
         self, one: QuestionWithContext, spans: Mapping[Span, float], n: int, threshold: float
     ) -> list[FoundAnswer]:
         found = [

@@ -260,7 +260,7 @@ class Describer:
         for rows, batch in self.sight.batches(images, self.device):
             prefix = torch.full((len(rows), 1), self.tokenizer.bos, device=self.device)
             best = search_n_best(self._stepper, batch, prefix, n=n, beam=beam, alpha=alpha, **limits)
-            found += [[self._written(one) for one in hypotheses] for hypotheses in best]
+            found += [[self._decode_text(one) for one in hypotheses] for hypotheses in best]
             if show is not None:
                 show(len(found), len(images))
         return found
@@ -346,7 +346,7 @@ class Describer:
             tape.picture(batch["image"].cpu(), patches=(_side(n), _side(n)), special=0, layers=name)
         return tape
 
-    def _written(self, one: Hypothesis) -> GeneratedText:
+    def _decode_text(self, one: Hypothesis) -> GeneratedText:
         return GeneratedText.of(one, self.tokenizer.decode(one.tokens))
 
 

@@ -48,7 +48,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str 
 
     check_tokenizable(tokenize)
     # force=True silences the warning about tokenized text, which would appear at each validation.
-    return _measured(BLEU(tokenize=tokenize, force=True), hypotheses, references)
+    return _corpus_score(BLEU(tokenize=tokenize, force=True), hypotheses, references)
 
 
 def check_tokenizable(tokenize: str) -> None:
@@ -61,7 +61,7 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> MetricValue:
     """chrF2 from 0 to 100, over characters, so for any script (Popović 2015)."""
     from sacrebleu.metrics.chrf import CHRF
 
-    return _measured(CHRF(), hypotheses, references)
+    return _corpus_score(CHRF(), hypotheses, references)
 
 
 def exact(hypotheses: Sequence[str], references: Sequence[str]) -> MetricValue:
@@ -237,7 +237,7 @@ def _in_word(letter: str) -> bool:
     return letter.isalnum() or letter in JOINERS or unicodedata.category(letter).startswith("M")
 
 
-def _measured(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> MetricValue:
+def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> MetricValue:
     _check_matches(hypotheses, references)
     value = metric.corpus_score(list(hypotheses), [list(references)]).score
     return MetricValue(value, str(metric.get_signature()))

@@ -176,7 +176,7 @@ class Writer:
         for rows, batch in self._batches(self.tokenizers.sources(texts), show):
             best = search_n_best(self._stepper, batch, self._starts(len(rows)), n=n, beam=beam, alpha=alpha, **limits)
             for row, hypotheses in zip(rows, best, strict=True):
-                found[places[row]] = [self._written(one, texts[row]) for one in hypotheses]
+                found[places[row]] = [self._decode_text(one, texts[row]) for one in hypotheses]
         return found
 
     def score(self, pairs: Sequence[TextPair], *, show: ShowProgress | None = None) -> list[float]:
@@ -240,7 +240,7 @@ class Writer:
     def _starts(self, rows: int) -> Tensor:
         return torch.full((rows, 1), self.tokenizers.target.bos, device=self.device)
 
-    def _written(self, one: Hypothesis, line: str) -> GeneratedText:
+    def _decode_text(self, one: Hypothesis, line: str) -> GeneratedText:
         return GeneratedText.of(one, self.tokenizers.text(one.tokens, line))
 
 

@@ -36,7 +36,7 @@ def imported_kernels(
         Kernel(
             function=function,
             homes=homes,
-            to_kernel_call=partial(_guarded, to_kernel_call, name),
+            to_kernel_call=partial(_read_kernel_call, to_kernel_call, name),
             layout=lambda run, out: layout(out),
             mismatch=f"{name} did not return what its documented arguments give",
             dropout=dropout,
@@ -51,7 +51,7 @@ def check_float_dtypes(name: str, *tensors: Tensor) -> None:
         raise NotUnderstood(f"{name} got tensors of {', '.join(map(str, dtypes))}, which are not supported")
 
 
-def _guarded(to_kernel_call: ToKernelCall, name: str, run: KernelRun) -> KernelCall:
+def _read_kernel_call(to_kernel_call: ToKernelCall, name: str, run: KernelRun) -> KernelCall:
     """Return the call; another version of a library may have other arguments, which must not stop the model."""
     try:
         return to_kernel_call(name, run.arguments)

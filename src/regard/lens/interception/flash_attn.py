@@ -49,7 +49,7 @@ def to_kernel_call(name: str, given: dict[str, Any]) -> KernelCall:
     if others := [x for x, value in given.items() if x not in known and not _is_absent(value)]:
         arguments = f"argument{'s' * (len(others) > 1)} {', '.join(others)}"
         raise NotUnderstood(f"{name} {arguments} {'are' if len(others) > 1 else 'is'} not supported")
-    q, k, v, sequences = _cached(name, given) if name == CACHED else _tokens(name, given)
+    q, k, v, sequences = _cached_inputs(name, given) if name == CACHED else _tokens(name, given)
     check_float_dtypes(name, q, k, v)
     before, after = (None if x is None or x < 0 else int(x) for x in given.get("window_size") or (None, None))
     return packed_call(
@@ -84,7 +84,7 @@ def _tokens(name: str, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, V
     return q, k, v, VarlenSequences.packed(*starts, device=q.device)
 
 
-def _cached(name: str, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, VarlenSequences]:
+def _cached_inputs(name: str, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, VarlenSequences]:
     """Return the same for a KV cache; keys and values are copied, because later calls write to the cache."""
     q, k, v = (given[x].transpose(1, 2) for x in ("q", "k_cache", "v_cache"))
     new, room = 0 if given["k"] is None else given["k"].shape[1], k.shape[2]

@@ -134,7 +134,7 @@ def patched(mode: KernelMode, parts: Collection[nn.Module], kernels: Collection[
     def kernel_of(value: Any) -> Kernel | None:
         """Return the kernel that a callable is, also if it is compiled or a `functools.partial`."""
         while value is not None and id(value) not in known:
-            value = _wrapped(value)
+            value = _inner_callable(value)
         return None if value is None else known[id(value)]
 
     with _LOCK:
@@ -218,14 +218,14 @@ def _all_arguments(called: Any, kernel: Kernel, args: Any, kwargs: Any) -> tuple
     while called is not kernel.function:
         if isinstance(called, functools.partial):
             args, kwargs = (*called.args, *args), {**called.keywords, **kwargs}
-        called = _wrapped(called)
+        called = _inner_callable(called)
     return args, kwargs
 
 
 def _is_compiled(called: Any, kernel: Kernel) -> bool:
     """True if the callable is a compiled kernel, with arguments fixed or not."""
     while isinstance(called, (functools.partial, staticmethod)):
-        called = _wrapped(called)
+        called = _inner_callable(called)
     return called is not kernel.function
 
 
@@ -239,7 +239,7 @@ def unpatched(value: Any) -> Any:
     return value.func if isinstance(value, _PatchedKernel) else value
 
 
-def _wrapped(value: Any) -> Any:
+def _inner_callable(value: Any) -> Any:
     """Return the callable within a compiled, partial or patched one; None for any other."""
     if isinstance(value, (functools.partial, _PatchedKernel)):
         return value.func

@@ -137,10 +137,10 @@ def tiled(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.dev
         return by_blocks(blocks)(batch, torch.zeros_like(batch), rows, torch.arange(j, device=device))
 
     found = Tiled((len(partial), 1, i, j), block, device, mod, partial, full, size)
-    return found if _asked(found) else None
+    return found if _agrees_at_corners(found) else None
 
 
-def _asked(rows: Tiled) -> bool:
+def _agrees_at_corners(rows: Tiled) -> bool:
     """True if `mask_mod` agrees with the lists at the corners, edge centers and center of each full and empty tile."""
     b, _, i, j = rows.shape
     row, key = (_corners(n, size, rows.device) for n, size in zip((i, j), rows.size, strict=True))
@@ -162,13 +162,13 @@ def _corners(n: int, size: int, device: torch.device) -> Tensor:
 
 def _lists(blocks: BlockMask) -> tuple[Tensor, Tensor]:
     """Return the partial and the full tiles of a block mask, `b h rows cols`."""
-    partial = _listed(blocks.kv_num_blocks, blocks.kv_indices)
+    partial = _tiles_from_lists(blocks.kv_num_blocks, blocks.kv_indices)
     if blocks.full_kv_num_blocks is None or blocks.full_kv_indices is None:
         return partial, torch.zeros_like(partial)
-    return partial, _listed(blocks.full_kv_num_blocks, blocks.full_kv_indices)
+    return partial, _tiles_from_lists(blocks.full_kv_num_blocks, blocks.full_kv_indices)
 
 
-def _listed(count: Tensor, places: Tensor) -> Tensor:
+def _tiles_from_lists(count: Tensor, places: Tensor) -> Tensor:
     """Return a boolean per tile from the lists of a block mask: the first `count` columns of each row of tiles."""
     columns = places.shape[-1]
     listed = torch.where(torch.arange(columns, device=count.device) < count[..., None], places, columns).long()

@@ -157,7 +157,7 @@ class Interpreter:
             return seen
         asked = id(seen.mask), used
         if asked not in self._shorter:
-            found = _shortened(seen, used)
+            found = _mask_over_used_keys(seen, used)
             self._shorter[asked] = None if found is None else self._shared(found)
         shorter = self._shorter[asked]
         if shorter is None:
@@ -235,7 +235,7 @@ def _terms_of(tensor: Tensor | BlockMask | Rows, seen: ObservedAttention, lead: 
     shown = replace(rows, block=lambda start, stop: ~(rows.block(start, stop) <= least))
     mask, offset = recognize(shown, offset=given)
     _warn_fully_masked(rows, shown, offset)
-    numbers = replace(rows, block=lambda start, stop: _zeroed(rows.block(start, stop), least))
+    numbers = replace(rows, block=lambda start, stop: _zero_hidden(rows.block(start, stop), least))
     bias = recognize_bias(numbers, seen=shown, offset=offset)
     return _Found(mask, bias, seen.offset if offset == seen.first_position else offset)
 
@@ -275,7 +275,7 @@ def _rows(tensor: Tensor, lead: torch.Size, keys: int) -> Rows:
     return Rows.of(x[:, :, :1] if x.shape[2] > 1 and x.stride(2) == 0 else x)
 
 
-def _zeroed(x: Tensor, least: float) -> Tensor:
+def _zero_hidden(x: Tensor, least: float) -> Tensor:
     return torch.where(x <= least, 0.0, x)
 
 
@@ -320,7 +320,7 @@ def _repeats(k: Tensor, v: Tensor, times: int) -> bool:
     return bool(same[0] & same[1])
 
 
-def _shortened(seen: ObservedAttention, used: int) -> _Found | None:
+def _mask_over_used_keys(seen: ObservedAttention, used: int) -> _Found | None:
     """Return the mask over the keys in use if it hides all others from every query; else None."""
     parts: list[Any] = list(_parts(seen.mask))
     hidden = any(isinstance(x, Causal) or (isinstance(x, Padding) and _ends(x, seen, used)) for x in parts)

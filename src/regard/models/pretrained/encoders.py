@@ -211,7 +211,7 @@ def _read_vit(fields: ConfigFields, ours: dict[str, Any], held: Collection[str])
     return {"image": fields.size("image_size"), "patch": fields.size("patch_size"), "biased": biased}
 
 
-def _listed(size: int | tuple[int, int]) -> int | list[int]:
+def _as_json_size(size: int | tuple[int, int]) -> int | list[int]:
     return size if isinstance(size, int) else list(size)
 
 
@@ -235,8 +235,8 @@ VIT = Architecture(
     silent=("encoder_stride", "pooler_act", "pooler_output_size"),
     read=_read_vit,
     write=lambda config: {
-        "image_size": _listed(config.image),
-        "patch_size": _listed(config.patch),
+        "image_size": _as_json_size(config.image),
+        "patch_size": _as_json_size(config.patch),
         "qkv_bias": config.biased == "qkvo",
     },
     names={

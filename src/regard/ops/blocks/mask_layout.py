@@ -32,11 +32,11 @@ def mask_layout(mask: Mask, call: Call) -> MaskLayout:
     shape = -(-call.shape[2] // TILE), -(-call.shape[3] // TILE)
     some, full = (x.expand(*x.shape[:2], *shape).contiguous() for x in (some, full & some))
     # A rule may read state that changes between calls, so its visible keys must not be cached.
-    seen = None if contains_rule(mask) else _seen(mask, call)
+    seen = None if contains_rule(mask) else _visible_keys(mask, call)
     return MaskLayout(some, full, None if seen is None or bool(seen.all()) else seen)
 
 
-def _seen(mask: Mask, call: Call) -> Tensor:
+def _visible_keys(mask: Mask, call: Call) -> Tensor:
     """Keys that some query of a batch row sees, `b|1 1 1 j`."""
     b, h, i, j = call.shape
     found = torch.zeros(1, 1, 1, j, dtype=torch.bool, device=call.q.device)

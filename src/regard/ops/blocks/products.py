@@ -58,11 +58,11 @@ def check_factor(call: Call, x: Tensor, n: int, what: str) -> Tensor:
 def _keep(A: Tensor, dropout: float, seed: int, block: Block) -> Tensor:
     """Which weights stay, scaled to keep their expectation; the same for the same block, forward and backward."""
     generator = torch.Generator(A.device)
-    generator.manual_seed(_mixed(seed, block.batch.start, block.heads.start, block.rows.start))
+    generator.manual_seed(_mix_seed(seed, block.batch.start, block.heads.start, block.rows.start))
     return torch.empty_like(A).bernoulli_(1 - dropout, generator=generator) / (1 - dropout)
 
 
-def _mixed(*numbers: int) -> int:
+def _mix_seed(*numbers: int) -> int:
     """A seed for each tuple of numbers: all of them reach its lower 32 bits, as many as generators of CPUs take."""
     mixed = 0
     for number in numbers:

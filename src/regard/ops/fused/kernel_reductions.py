@@ -78,7 +78,7 @@ def _by_any_gpu(
 
     q = inputs[0]
     config = reduce.tile_config(q.shape[-1], q.dtype)
-    binned = _binned(bins, config) if isinstance(bins, Mesh) else None if bins is None else bins(config)
+    binned = _bins_for(bins, config) if isinstance(bins, Mesh) else None if bins is None else bins(config)
     row_order = binned.row_order if binned is not None and call.shape[2] else None
     found = reduce.summarize_generic(
         *inputs,
@@ -144,7 +144,7 @@ def is_hopper(device: torch.device) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _binned(mesh: Mesh, config: TileConfig) -> Bins:
+def _bins_for(mesh: Mesh, config: TileConfig) -> Bins:
     from ...kernels.summary.bins import assign_bins
 
     with torch.inference_mode(False):

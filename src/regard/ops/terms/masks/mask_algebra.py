@@ -87,7 +87,7 @@ class And(Mask):
         return Tiles(left.some & right.some, left.full & right.full)
 
     def __repr__(self) -> str:
-        return f"{_parenthesized(self.left, Or)} & {_parenthesized(self.right, Or, And)}"
+        return f"{_in_parentheses(self.left, Or)} & {_in_parentheses(self.right, Or, And)}"
 
     def _drawing_size(self) -> tuple[int, int]:
         return _common_size(self.left, self.right)
@@ -112,7 +112,7 @@ class Or(Mask):
         return Tiles(left.some | right.some, left.full | right.full)
 
     def __repr__(self) -> str:
-        return f"{self.left!r} | {_parenthesized(self.right, Or)}"
+        return f"{self.left!r} | {_in_parentheses(self.right, Or)}"
 
     def _drawing_size(self) -> tuple[int, int]:
         return _common_size(self.left, self.right)
@@ -135,7 +135,7 @@ class Not(Mask):
         return Tiles(~full, ~some)
 
     def __repr__(self) -> str:
-        return f"~{_parenthesized(self.mask, And, Or)}"
+        return f"~{_in_parentheses(self.mask, And, Or)}"
 
     def _drawing_size(self) -> tuple[int, int]:
         return self.mask._drawing_size()
@@ -150,7 +150,7 @@ def conjuncts(mask: Mask | None) -> Iterator[Mask]:
         yield mask
 
 
-def _parenthesized(mask: Mask, *looser: type[Mask]) -> str:
+def _in_parentheses(mask: Mask, *looser: type[Mask]) -> str:
     return f"({mask!r})" if isinstance(mask, looser) else repr(mask)
 
 
