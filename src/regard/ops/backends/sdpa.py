@@ -82,7 +82,7 @@ def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: 
     ):
         return None
     if is_direct:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # the same kernel, is_direct at hand
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # the same kernel
     else:
         out, _ = run_fused(q, k, v, scale=d**-0.5, added=None, causal=causal, dropout=0.0)
     if q.is_cuda or not causal:
