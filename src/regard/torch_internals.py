@@ -37,9 +37,9 @@ WRAPPER_MODULE = "torch._dynamo.external_utils"
 # --- Tracing and transforms -------------------------------------------------------------------------------------------
 
 
-def in_functorch_transform() -> bool:
-    """True inside torch.func's vmap, grad, jvp, ... Without it: unsupported calls fail late, inside PyTorch."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+# The innermost transform of torch.func (vmap, grad, jvp, ...) that runs, or None. PyTorch's own function, not wrapped:
+# every attention asks. Without it: unsupported calls fail late, inside PyTorch.
+functorch_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def in_dual_level() -> bool:
@@ -77,9 +77,9 @@ def recompile_limit(most: int) -> AbstractContextManager[Any]:
     return limit
 
 
-def is_any_autocast_enabled() -> bool:
-    """True under autocast for any device. Without it: ask `torch.is_autocast_enabled` per device."""
-    return torch._C._is_any_autocast_enabled()
+# True under autocast for any device. PyTorch's own function, not wrapped: a capture calls it in every layer.
+# Without it: ask `torch.is_autocast_enabled` per device.
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 # --- Attention kernels: only the private functions return the log-sum-exp ---------------------------------------------

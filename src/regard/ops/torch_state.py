@@ -17,7 +17,7 @@ REASON = "regard plans this attention by the tiles its mask leaves empty; plain,
 
 def in_functorch() -> bool:
     """True inside vmap, grad and other torch.func transforms, where tensors are wrappers."""
-    return not torch.compiler.is_compiling() and torch_internals.in_functorch_transform()
+    return not torch.compiler.is_compiling() and torch_internals.functorch_transform() is not None
 
 
 def in_forward_mode() -> bool:
@@ -44,7 +44,7 @@ def check_single_gradient(grad: Tensor) -> None:
 
 def is_traced() -> bool:
     """True while torch.compile or torch.func traces: tensor values cannot be read."""
-    return torch.compiler.is_compiling() or torch_internals.in_functorch_transform()
+    return torch.compiler.is_compiling() or torch_internals.functorch_transform() is not None
 
 
 def can_read_values(x: Tensor) -> bool:
