@@ -76,11 +76,11 @@ def test_the_wheel_works_where_nothing_else_of_ours_is(built, tmp_path):
     assert run(str(python.with_name("regard")), "--version", cwd=tmp_path).strip() == f"regard {regard.__version__}"
     code = """
 import json, torch, regard
-from regard.views.viewer.server import STATIC, bundled
+from regard.views.viewer.server import STATIC, read_bundled
 q, k, v = torch.randn(3, 1, 2, 9, 8)
 out = regard.attend(q, k, v, mask=regard.Causal())
 same = torch.allclose(out, regard.weights(q, k, mask=regard.Causal()) @ v, atol=1e-6)
-print(json.dumps([regard.__file__, same, [len(bundled(name)) for name, _ in STATIC.values()]]))
+print(json.dumps([regard.__file__, same, [len(read_bundled(name)) for name, _ in STATIC.values()]]))
 """
     file, same, sizes = json.loads(run(str(python), "-c", code, cwd=tmp_path))
     assert Path(file).is_relative_to(own)
