@@ -20,7 +20,12 @@ from tests.cases import CASES, MASKS
 from tests.oracle import Case, Shape
 from tests.test_conformance import FORWARD, GRADIENT, _largest, close, cotangent, judged
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    # TorchDynamo reads .grad of every input, and hides this warning from users by replacing `showwarning`.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 SHAPES = [Shape(b=2, h=4, g=2, i=33, j=70, d=32, e=32), Shape(b=1, h=2, g=2, i=130, j=130, d=24, e=24)]
 HALVES = [torch.bfloat16, torch.float16]

@@ -36,6 +36,8 @@ TENSOR_TERMS = (
 )
 MAX_SOURCE_CHARACTERS = 2_000
 MAX_TERM_COUNT = 100  # calls and ~ in one source
+MAX_DEPTH = 200  # levels of the syntax tree
+TOO_DEEP = "the term is nested too deeply; write it with fewer parentheses"
 
 
 def parse(source: str) -> Term:
@@ -52,13 +54,23 @@ def parse(source: str) -> Term:
         tree = ast.parse(source.strip(), mode="eval").body
         if sum(isinstance(node, (ast.Call, ast.UnaryOp)) for node in ast.walk(tree)) > MAX_TERM_COUNT:
             raise ValueError(f"a term must be made of at most {MAX_TERM_COUNT} terms and ~; build it in Python")
+        _check_depth(tree)
         return _term(tree)
     except SyntaxError as error:
         raise ValueError(
             f"not a term: {_short(source)!r} ({error.msg}); write for example Causal() & Window(256)"
         ) from None
-    except (RecursionError, MemoryError):
-        raise ValueError("the term is nested too deeply; write it with fewer parentheses") from None
+    except (RecursionError, MemoryError):  # raised by Python's own parser
+        raise ValueError(TOO_DEEP) from None
+
+
+def _check_depth(tree: ast.expr) -> None:
+    level: list[ast.AST] = [tree]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return
+    raise ValueError(TOO_DEEP)
 
 
 def _term(node: ast.expr) -> Term:
