@@ -57,7 +57,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
     with pytest.raises(TypeError, match=r"texts must be a list of texts, got a single text; pass \[text\]"):
         ids_of("one", TOKENIZER)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(DataError, match=r"nowhere/ids.npy: .*nowhere is not a folder; create it first"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder; create it before you save ids\.npy there"):
         write_ids(TEXTS, TOKENIZER, tmp_path / "nowhere" / "ids.npy")
 
 

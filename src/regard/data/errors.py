@@ -21,9 +21,3 @@ class DataError(ValueError):
         text = where + problem + (f"; {hint}" if hint else "")
         # Escape control characters: a hostile file must not control the terminal or break the line.
         super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
-
-
-def check_parent_folder(path: Path) -> None:
-    """Raise if the folder that a file is to be written into does not exist."""
-    if not path.parent.is_dir():
-        raise DataError(f"{path.parent} is not a folder", file=path, hint="create it first")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from ..atomic_files import atomic_path
-from .errors import DataError, check_parent_folder
+from ..atomic_files import atomic_path, check_parent_folder
+from .errors import DataError
 from .text import check_not_a_string
 from .tokenizers import Tokenizer
 

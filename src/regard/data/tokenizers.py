@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import tokenizers as hf
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from ..atomic_files import atomic_path
-from .errors import DataError, check_parent_folder
+from ..atomic_files import atomic_path, check_parent_folder
+from .errors import DataError
 from .text import check_not_a_string, check_text
 from .unknown_tokens import check_unknown_token, read, read_all, set_unknown_token
 
