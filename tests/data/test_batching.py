@@ -1,12 +1,7 @@
 """Batches: every example once, in an order that seed and epoch alone decide, resumed wherever it was left."""
 
 import json
-import os
-import random
-import subprocess
-import sys
 from dataclasses import asdict
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,37 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data import Batches, DataError, Report, pairs_tsv
-from regard.data.buckets import buckets, share_evenly
-from regard.data.padding import collate, pad
-
-FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
-
-def examples(count, longest=9, seed=0):
-    """Examples of two sequences and a number, whose content says which they are."""
-    rng = random.Random(seed)
-    return [
-        {"a": [n] * rng.randint(1, longest), "b": [n] * rng.randint(0, longest), "label": n % 3} for n in range(count)
-    ]
-
-
-class Stream:
-    """Examples that can only be read along."""
-
-    def __init__(self, items):
-        self.items = items
-
-    def __iter__(self):
-        return iter(self.items)
-
-
-def indices(batches):
-    return [batch["index"].tolist() for batch in batches]
-
-
-def flat(lists):
-    return [n for one in lists for n in one]
-
+from tests.data.numbered_examples import Stream, examples, flat, indices
 
 SOURCES = st.sampled_from([list, Stream])
 SIZES = st.sampled_from([{"tokens": 12}, {"tokens": 40}, {"rows": 1}, {"rows": 4}, {"rows": 4, "pool": 9}])
@@ -219,53 +184,6 @@ def test_order_does_not_draw_from_the_global_generators():
     assert torch.equal(torch.rand(1), expected)
 
 
-@pytest.mark.parametrize("kind", [list, Stream])
-@pytest.mark.parametrize("plan", [{"tokens": 40, "pool": 33}, {"rows": 4}, {"rows": 4, "pool": 7, "shard": (1, 2)}])
-@FORKS
-def test_workers_change_nothing(kind, plan):
-    items = examples(101)
-    alone, together = Batches(kind(items), **plan), Batches(kind(items), workers=2, **plan)
-    state = torch.get_rng_state()
-    expected = indices(alone)
-    assert indices(together) == expected
-    assert torch.equal(torch.get_rng_state(), state)
-    assert alone.report() == together.report()
-    again = Batches(kind(items), workers=2, **plan)
-    rest = iter(again)
-    got = [next(rest)["index"].tolist() for _ in range(3)]
-    last = Batches(kind(items), workers=1, **plan)
-    last.restore(again.state())
-    assert got + indices(last) == expected
-
-
-@FORKS
-def test_an_error_in_a_worker_arrives_as_it_is(tmp_path):
-    (tmp_path / "a.tsv").write_text("x\ty\n" * 20 + "bad\n")
-    rows = pairs_tsv(tmp_path / "a.tsv")
-    for workers in (0, 1):
-        with pytest.raises(
-            DataError, match=r"^[^\n]*a.tsv line 21: expected at least 2 columns, got 1[^\n]*$"
-        ) as caught:
-            list(Batches(rows.stream(), lambda pair: {"a": [len(pair.source)]}, rows=4, workers=workers))
-        assert caught.value.line == 21
-
-
-FORKED = """
-from regard.data import Batches, Generated, Copy, Tokenizer
-toys = Generated(Copy(), size=200)
-tokenizer = Tokenizer.bpe(toy.source for toy in toys)
-tokenizer.encode_all([toy.source for toy in toys])
-for _ in Batches(toys, lambda toy: {"a": tokenizer.encode(toy.source)}, tokens=100, workers=1): pass
-"""
-
-
-def test_a_trained_tokenizer_is_forked_without_a_word():
-    environment = {key: value for key, value in os.environ.items() if key != "TOKENIZERS_PARALLELISM"}
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, env=environment)
-    assert done.stderr == ""
-    assert done.stdout == ""
-
-
 def test_too_long_is_an_error_that_names_the_example(tmp_path):
     (tmp_path / "a.tsv").write_text("x\ty\nlonger\ty\n")
     batches = Batches(pairs_tsv(tmp_path / "a.tsv"), lambda pair: {"a": [1] * len(pair.source)}, rows=2, limit=3)
@@ -324,79 +242,6 @@ def test_little_is_padding():
     assert unsorted.report().padding > 0.3
 
 
-@given(lengths=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60), tokens=st.integers(30, 200))
-def test_buckets_hold_each_example_once_within_the_budget(lengths, tokens):
-    cut = buckets(lengths, tokens=tokens)
-    assert sorted(flat(cut)) == list(range(len(lengths)))
-    assert all(len(bucket) * max(max(lengths[n]) for n in bucket) <= tokens for bucket in cut)
-    # Two neighbours that fit together are together.
-    for one, other in pairwise(cut):
-        assert (len(one) + 1) * max(lengths[other[0]]) > tokens
-
-
-@given(sizes=st.lists(st.integers(1, 9), max_size=20), ranks=st.integers(1, 8))
-def test_sharing_loses_only_what_cannot_be_shared(sizes, ranks):
-    numbers = iter(range(1000))
-    cut = [[next(numbers) for _ in range(size)] for size in sizes]
-    even, spare = share_evenly(cut, ranks)
-    assert len(even) % ranks == 0
-    assert sorted(flat(even) + spare) == sorted(flat(cut))
-    assert len(spare) < ranks
-    if spare:
-        assert all(len(bucket) == 1 for bucket in even)
-    assert all(any(set(bucket) <= set(old) for old in cut) for bucket in even)
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_batch_keeps_fractions_whichever_example_comes_first(turned):
-    some = [{"a": [1, 2], "y": 1}, {"a": [1.5, 2.5, 3.75], "y": 0.5}, {"a": [], "y": 3}]
-    some = some[::-1] if turned else some
-    batch = next(iter(Batches(some, rows=3, seed=None)))
-    assert batch["a"].dtype == batch["y"].dtype == torch.float32
-    assert batch["a"].tolist() == [[*one["a"], 0, 0, 0][:3] for one in some]
-    assert batch["y"].tolist() == [one["y"] for one in some]
-
-
-def test_whole_numbers_beside_an_empty_row_stay_whole():
-    batch = next(iter(Batches([{"a": []}, {"a": [2**53 + 1]}], rows=2, seed=None)))
-    assert batch["a"].tolist() == [[0], [2**53 + 1]]
-
-
-def test_padding_is_on_the_right_with_the_value_asked_for():
-    assert pad([np.array([1]), np.array([2, 3])], 9).tolist() == [[1, 9], [2, 3]]
-    assert pad([]).shape == (0, 0)
-    batch = collate([{"a": np.array(x), "b": np.array(x)} for x in ([1], [2, 3])], {"b": 9})
-    assert (batch["a"].tolist(), batch["b"].tolist()) == ([[1, 0], [2, 3]], [[1, 9], [2, 3]])
-    batch = collate([{"x": np.ones((2, 3))}, {"x": np.zeros((2, 3))}], {})
-    assert batch["x"].shape == (2, 2, 3)
-    with pytest.raises(
-        ValueError, match=r"the field 'x' must have one shape in a batch, got \(2, 3\) and \(3, 3\); scale"
-    ):
-        collate([{"x": np.ones((2, 3))}, {"x": np.ones((3, 3))}], {})
-
-
-def test_fields_keep_their_kind():
-    example = {
-        "ids": torch.tensor([1, 2], dtype=torch.int32),
-        "none": [],
-        "rate": 0.5,
-        "image": torch.ones(1, 2, 2),
-        "flag": True,
-        "vector": np.ones(3, np.float64),
-    }
-    (batch,) = Batches([example], rows=1)
-    kinds = {name: value.dtype for name, value in batch.items() if not name.endswith("lengths")}
-    assert kinds == {
-        "ids": torch.int64,
-        "none": torch.int64,
-        "rate": torch.float32,
-        "image": torch.float32,
-        "flag": torch.bool,
-        "vector": torch.float64,
-        "index": torch.int64,
-    }
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -437,44 +282,6 @@ def test_a_source_that_can_be_read_once_only_is_refused():
 def test_a_stream_with_fewer_examples_than_ranks_says_so():
     with pytest.raises(DataError, match=r"the source has fewer examples than ranks=3; expected at least one for each"):
         list(Batches(Stream(examples(2)), rows=1, shard=(0, 3)))
-
-
-@pytest.mark.parametrize(
-    ("items", "error", "message"),
-    [
-        (
-            [{"a": [1]}, {"b": [1]}],
-            ValueError,
-            r"encode must return the same fields for every example, got \['a'\] and \['b'\]",
-        ),
-        ([{"index": [1]}], ValueError, "encode must not return a field 'index'"),
-        (
-            [{"a": [1, 2], "a_lengths": 1}],
-            ValueError,
-            "encode must not return a field 'a_lengths': batches hold the len",
-        ),
-        (
-            [{"a": [1, 2]}, {"a": 3}],
-            ValueError,
-            "the field 'a' must have the same number of dims in every example, got 1 and 0",
-        ),
-        (
-            [{"a": 3}, {"a": [1, 2]}],
-            ValueError,
-            "the field 'a' must have the same number of dims in every example, got 0 and 1",
-        ),
-        ([[1, 2]], TypeError, r"encode must return fields by name, got list; write {'ids': \.\.\.}"),
-        ([{"a": "text"}], TypeError, "encode must return numbers, got str in the field 'a'"),
-    ],
-)
-def test_fields_that_cannot_be_say_why(items, error, message):
-    with pytest.raises(error, match=message):
-        list(Batches(items, rows=2, seed=None))
-
-
-def test_lengths_beside_what_has_none_are_a_field_like_any_other():
-    [batch] = Batches([{"a": 5, "a_lengths": 7}], rows=1)
-    assert batch["a_lengths"].tolist() == [7]
 
 
 @pytest.mark.parametrize("changed", [{"rows": 3}, {"pool": 4}, {"multiple": 8}, {"shard": (0, 2)}])
@@ -537,3 +344,25 @@ def test_with_a_multiple_few_shapes_come_up():
         {tuple(batch["a"].shape) for batch in Batches(items, tokens=512, multiple=multiple)} for multiple in (1, 16)
     )
     assert len(rounded) < len(exact) / 4
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (
+            [{"a": [1]}, {"b": [1]}],
+            r"encode must return the same fields for every example, got \['a'\] and \['b'\]",
+        ),
+        (
+            [{"a": [1, 2]}, {"a": 3}],
+            "the field 'a' must have the same number of dims in every example, got 1 and 0",
+        ),
+        (
+            [{"a": 3}, {"a": [1, 2]}],
+            "the field 'a' must have the same number of dims in every example, got 0 and 1",
+        ),
+    ],
+)
+def test_fields_that_differ_between_examples_are_refused(items, message):
+    with pytest.raises(ValueError, match=message):
+        list(Batches(items, rows=2, seed=None))

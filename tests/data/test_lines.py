@@ -140,15 +140,3 @@ def test_lines_travel_to_spawned_processes(tmp_path):
     lines = Lines(tmp_path / "a.txt")
     assert lines[1] == "b"
     assert pickle.loads(pickle.dumps(lines))[1] == "b"
-
-
-def test_control_characters_of_a_name_do_not_reach_the_terminal(tmp_path):
-    with pytest.raises(DataError) as caught:
-        Lines(tmp_path / "a\x1b[31m\nb")
-    assert str(caught.value).isprintable()
-
-
-def test_errors_survive_pickling():
-    error = DataError("bad", file="a.txt", line=3, hint="mend it")
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.file, again.line) == (str(error), "a.txt", 3)
