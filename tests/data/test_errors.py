@@ -5,7 +5,6 @@ import pickle
 import pytest
 
 from regard.data import DataError, Lines
-from regard.data.errors import check_parent_folder
 
 
 def test_control_characters_of_a_name_do_not_reach_the_terminal(tmp_path):
@@ -24,9 +23,3 @@ def test_place_problem_and_next_step_make_one_line():
     assert str(DataError("bad")) == "bad"
     assert str(DataError("bad", file="a.txt")) == "a.txt: bad"
     assert str(DataError("bad", file="a.txt", line=3, hint="mend it")) == "a.txt line 3: bad; mend it"
-
-
-def test_a_folder_to_write_in_must_be_there(tmp_path):
-    check_parent_folder(tmp_path / "a.txt")
-    with pytest.raises(DataError, match=r"nowhere/a.txt: .*nowhere is not a folder; create it first"):
-        check_parent_folder(tmp_path / "nowhere" / "a.txt")
