@@ -9,7 +9,7 @@ import regard as R
 from regard import weights
 from regard.kernels import weighted_products as products
 from regard.ops.weights import choose_reducer
-from tests.kernels.summary.test_generic import TERMS, judged
+from tests.kernels.judged import TERMS, judged
 
 
 @pytest.fixture

@@ -285,28 +285,6 @@ def test_a_selection_out_of_range_is_refused(batch, heads):
         build("plain").select(batch=batch, heads=heads)
 
 
-class TestLimit:
-    def test_past_it_the_error_says_what_to_do(self):
-        q, k = torch.zeros(1, 1, 40_000, 1), torch.zeros(1, 1, 40_000, 1)
-        for ask in (Weights.dense, lambda A: A[...], lambda A: A.T.dense(), lambda A: A.T[...]):
-            with pytest.raises(ValueError, match=r"takes 6\.4 GB, more than limit='1GB'; ask for a tile.*A\.pool"):
-                ask(weights(q, k))
-
-    def test_it_counts_bytes(self):
-        A = build("plain")
-        need = B * H * I * J * 8
-        assert A.dense(limit=f"{need}B").shape == A.shape
-        assert A.T.dense(limit=f"{need / 1000} kb").shape == A.T.shape
-        for ask in (A.dense, A.T.dense):
-            with pytest.raises(ValueError, match="more than limit"):
-                ask(limit=f"{need - 1}B")
-
-    @pytest.mark.parametrize("limit", ["much", "GB", "3", "1 PB", ""])
-    def test_what_is_no_size_is_refused(self, limit):
-        with pytest.raises(ValueError, match="a size must be a number with KB, MB, GB or TB"):
-            build("plain").dense(limit=limit)
-
-
 class Largest(TorchDispatchMode):
     """Records the largest storage any operation returns."""
 

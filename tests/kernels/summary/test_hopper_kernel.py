@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 import subprocess
 import sys
@@ -15,9 +14,7 @@ from triton.experimental.gluon import language as gl
 import regard as R
 from regard import weights
 from regard.kernels.summary import hopper_launcher as kernel
-from regard.kernels.summary.generic import SummaryTensors
 from regard.kernels.summary.hopper_pdl import allow_next_kernel
-from regard.kernels.summary.hopper_schedule import split_causal_blocks, split_even_blocks
 from regard.kernels.tiles import Pattern
 from regard.ops.blocks.pool_bins import Axis
 from regard.ops.fused import kernel_reductions as fused
@@ -26,182 +23,6 @@ from tests.kernels import compile_hopper as compiled
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 NAMES = ("entropy", "received", "max", "distance", "map")
-
-
-def rounds(lengths, at_once):
-    """How long it takes if whoever is done takes the next."""
-    ends = [0.0] * at_once
-    for length in lengths:
-        heapq.heapreplace(ends, ends[0] + length)
-    return max(ends)
-
-
-def portions(split, blocks):
-    """By block, how many programs share its keys."""
-    return (
-        [split.to_first] * split.first
-        + [split.to_second] * split.second
-        + [split.to_rest] * (blocks - split.first - split.second)
-    )
-
-
-@pytest.mark.parametrize("at_once", [264, 396])
-@pytest.mark.parametrize("blocks", [1, 16, 256, 264, 395, 396, 400, 512, 1024, 2048, 8192])
-def test_split_even_blocks_covers_all_blocks_and_processors_finish_together(blocks, at_once):
-    split = split_even_blocks(blocks, at_once)
-    shared = portions(split, blocks)
-    assert len(shared) == blocks
-    assert sum(shared) == split.programs(blocks)
-    taken = rounds([1 / of for of in shared for _ in range(of)], at_once)
-    assert blocks / at_once <= taken <= blocks / at_once + 1 / 4
-
-
-@pytest.mark.parametrize(("blocks", "at_once", "places"), [(512, 396, 32), (256, 396, 16), (128, 264, 8), (3, 396, 3)])
-def test_split_causal_blocks_shares_the_longest_blocks(blocks, at_once, places):
-    split = split_causal_blocks(blocks, at_once, places)
-    shared = portions(split, blocks)
-    assert len(shared) == blocks
-    assert sum(shared) == split.programs(blocks)
-    lengths = [2 * (places - n * places // blocks) for n in range(blocks)]  # in tiles, the longest first
-    apart = [length / of for length, of in zip(lengths, shared, strict=True) for _ in range(of)]
-    assert split.to_first == 1 or lengths[0] / split.to_first >= 8
-    assert rounds(apart, at_once) <= rounds(lengths, at_once)
-    if blocks > 100:
-        assert rounds(apart, at_once) < 0.85 * rounds(lengths, at_once)
-
-
-def test_outputs_do_not_overlap_and_are_padded_by_a_tile(monkeypatch):
-    monkeypatch.setattr(kernel, "zeros_for_next_kernel", lambda n, device: torch.zeros(n, device=device))
-    shapes = {"received": (1, 2, 70), "map": (1, 2, 3, 4), "entropy": (1, 2, 64)}
-    found = kernel._make_outputs(shapes, torch.device("cpu"), map_is_written=False)
-    taken = {}
-    for name, shape in shapes.items():
-        x = getattr(found, name)
-        assert x.shape == shape
-        assert not x.any()
-        assert not x._is_view()  # so that it may be written to where gradients flow
-        first = x.data_ptr() // 4
-        taken[name] = range(first, first + x.numel() + kernel.TILE_KEYS)
-        assert x.data_ptr() % 16 == 0
-        assert (x.storage_offset() + len(taken[name])) * 4 <= x.untyped_storage().nbytes()
-    assert not set(taken["received"]) & set(taken["entropy"])
-    assert found.map.untyped_storage().data_ptr() != found.entropy.untyped_storage().data_ptr()
-
-
-@pytest.mark.parametrize(
-    ("takes", "d", "dtype", "sizes"),
-    [
-        (True, 64, torch.bfloat16, None),
-        (True, 128, torch.float16, (8, 32)),
-        (True, 64, torch.float16, (8, 8)),
-        (False, 32, torch.bfloat16, None),
-        (False, 64, torch.float32, None),
-        (False, 64, torch.bfloat16, (4, 8)),
-        (False, 64, torch.bfloat16, (8, 4)),
-        (False, 64, torch.bfloat16, (12, 16)),
-        (False, 64, torch.bfloat16, (None, 16)),
-    ],
-)
-def test_is_supported(takes, d, dtype, sizes):
-    assert kernel.is_supported(torch.zeros(1, 1, 9, d, dtype=dtype), sizes) is takes
-
-
-@pytest.mark.parametrize(
-    ("terms", "want", "binned"),
-    [
-        ({"normalize": R.SinkSoftmax(torch.zeros(2))}, "entropy", True),
-        ({"bias": R.Alibi(2)}, "entropy", True),
-        ({"score": R.Dot(cap=3.0)}, "entropy", True),
-        ({"mask": R.Window(9)}, "entropy", True),
-        ({"mask": R.Causal() | R.Prefix(3)}, "entropy", True),
-        ({}, "peaks", True),
-        ({}, "map", False),
-    ],
-)
-def test_other_calls_go_to_the_generic_kernel(terms, want, binned, monkeypatch):
-    monkeypatch.setattr(fused, "is_hopper", lambda device: True)
-    q = torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16)
-    bins = fused.Mesh(Axis.even(64, 8), Axis.even(64, 8), q.device)
-
-    def taken(want, bins, **terms):
-        return fused._band_for_hopper(weights(q, q, **terms)._call, q, frozenset((want,)), bins) is not None
-
-    assert taken("map", bins)
-    assert taken("entropy", None, mask=R.Causal())
-    assert taken("entropy", None, mask=R.Causal() & R.Padding((9,)))
-    assert not taken(want, bins if binned else lambda cut: bins(cut), **terms)
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert not taken("entropy", None)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize("how", ["mean", "sum"])
-@pytest.mark.parametrize(("n", "m"), [(64, 128), (70, 100), (65, 9), (16, 33)])
-def test_smaller_last_cells_are_means_of_their_entries(n, m, how, monkeypatch):
-    """By a kernel that is not one: sums over cells, times a share that is that of whole cells."""
-
-    def summed(q, k, lse, *, scale, shape, bin_sizes, share, **others):
-        A = (q @ k.mT * scale - lse[..., None]).exp()
-        rows, cols = (torch.arange(count) // size for count, size in zip(A.shape[2:], bin_sizes, strict=True))
-        sums = torch.zeros(*A.shape[:2], shape[0], A.shape[3]).index_add_(2, rows, A)
-        return SummaryTensors(map=torch.zeros(*A.shape[:2], *shape).index_add_(3, cols, sums) * share)
-
-    monkeypatch.setattr(kernel, "summarize_hopper", summed)
-    q, k = torch.randn(1, 2, n, 8), torch.randn(1, 2, m, 8)
-    A = weights(q, k)
-    mesh = fused.Mesh(Axis(n, -(-n // 16), 16), Axis(m, -(-m // 8), 8), q.device, how)
-    asked = {"want": frozenset(("map",)), "scale": 8**-0.5, "offset": 0}
-    got = fused._by_hopper((q, k, A.lse), asked, Pattern(), mesh).map
-    cells = [rows.split(8, -1) for rows in A.dense().split(16, -2)]
-    want = torch.stack([torch.stack([getattr(cell, how)((-1, -2)) for cell in row], -1) for row in cells], -2)
-    torch.testing.assert_close(got, want)
-
-
-COPIED = ("features apart", "off its bytes")
-STORED = {
-    "as they come": lambda b, g, n, d: torch.randn(b, g, n, d),
-    "heads side by side": lambda b, g, n, d: torch.randn(b, n, g, d).transpose(1, 2),
-    "beside values": lambda b, g, n, d: torch.randn(b, n, 2, g, d)[:, :, 0].transpose(1, 2),
-    "some heads": lambda b, g, n, d: torch.randn(b, 2 * g, n, d)[:, :g],
-    "part of a cache": lambda b, g, n, d: torch.randn(b, g, 3 * n, d)[:, :, n : 2 * n],
-    "features apart": lambda b, g, n, d: torch.randn(b, g, d, n).transpose(2, 3),
-    "off its bytes": lambda b, g, n, d: torch.randn(b * g * n * d + 1)[1:].view(b, g, n, d),
-    "one for all": lambda b, g, n, d: torch.randn(1, g, n, d).expand(b, g, n, d),
-}
-
-
-@pytest.mark.parametrize("b", [1, 3])
-@pytest.mark.parametrize("g", [1, 2])
-@pytest.mark.parametrize("stored", STORED)
-def test_keys_as_matrix_addresses_every_head_in_any_memory_layout(stored, b, g):
-    k = STORED[stored](b, g, 10, 64)
-    matrix, (batch, head), side = kernel.keys_as_matrix(k)
-    assert (matrix.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()) is (stored not in COPIED)
-    assert matrix.stride(1) == 1
-    assert matrix.stride(0) % 16 == matrix.data_ptr() % 16 == 0
-    for m in range(b):
-        for h in range(g):
-            row = m * batch + h * head
-            assert torch.equal(matrix[row : row + 10, h * side : h * side + 64], k[m, h])
-
-
-@pytest.mark.parametrize(("n", "m"), [(5, 0), (0, 5)])
-def test_without_queries_or_keys_all_measures_are_zero(n, m, monkeypatch):
-    q, k = torch.ones(1, 2, n, 64, dtype=torch.bfloat16), torch.ones(1, 2, m, 64, dtype=torch.bfloat16)
-    asked = {"want": frozenset(NAMES), "shape": (2, 3), "bin_sizes": (8, 8)}
-    monkeypatch.setattr(torch, "empty", lambda sizes, **options: torch.full(sizes, float("nan"), **options))
-    torch.set_default_dtype(torch.float64)  # what is asked for is float32 all the same
-    try:
-        found = kernel.summarize_hopper(q, k, torch.zeros(1, 2, n), scale=1.0, offset=0, pattern=Pattern(), **asked)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert all(measure.dtype == torch.float32 for measure in found if measure is not None)
-    assert torch.equal(found.received, torch.zeros(1, 2, m))
-    assert torch.equal(found.map, torch.zeros(1, 2, 2, 3))
-    for measure in (found.entropy, found.max, found.distance):
-        assert torch.equal(measure, torch.zeros(1, 2, n))
 
 
 @pytest.mark.compiled

@@ -1,0 +1,51 @@
+"""FlexAttention: what it objects to, which kernels it compiles, and when it tells the statistic."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import regard as R
+from regard.ops.backends import flex, reference
+from regard.ops.call import Call
+from tests.backends import flex_on_the_cpu
+from tests.ops.inputs import qkv
+
+
+def test_more_heads_than_a_grid_takes_are_an_objection_of_flex():
+    x = torch.zeros(2**14, 4, 1, 16)
+    assert "at most 65535 pairs of a batch row and a head" in " ".join(flex.plan(Call.of(x, x, x)))
+
+
+def test_contexts_have_a_kernel_of_their_own_and_other_lengths_share_one(monkeypatch):
+    monkeypatch.setattr(flex, "_compiled", lambda kind: kind)
+    q = SimpleNamespace(device=torch.device("cuda"))
+
+    def kernel(n_i, n_j, with_statistic=False):
+        call = SimpleNamespace(q=q, score=R.Dot(), mask=R.Window(9), bias=None, offset=0, shape=(1, 1, n_i, n_j))
+        return flex._attention(call, with_statistic)
+
+    assert len({kernel(n, n) for n in (1024, 2048, 65536)} | {kernel(1024, 2048)}) == 4
+    assert len({kernel(n, m) for n, m in ((1000, 1000), (3072, 3072), (512, 512), (1, 2048), (2048, 2000))}) == 1
+    assert kernel(1024, 1024) != kernel(1024, 1024, with_statistic=True)
+
+
+@pytest.mark.parametrize("normalize", [None, R.SinkSoftmax(torch.zeros(4))], ids=["softmax", "sinks"])
+def test_flex_tells_the_statistic_only_where_it_is_asked_for(normalize, monkeypatch):
+    asked = []
+    real = flex._uncompiled
+    monkeypatch.setattr(flex, "_uncompiled", lambda *given: asked.append(given[-1]) or real(*given))
+    q, k, v = qkv()
+    terms = {"mask": R.Causal() & R.Window(9), "normalize": normalize}
+    with flex_on_the_cpu():
+        call = Call.of(q, k, v, **terms)
+        out, none = flex.plan(call).run()
+        again, statistic = flex.plan(call.with_values(v)).run()
+    want, exact = reference.plan(call).run()
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(again, want)
+    torch.testing.assert_close(statistic, exact)
+    assert asked == [normalize is not None, True]
+    assert (none is None) is (normalize is None)
