@@ -48,14 +48,6 @@ def test_scores_are_log_probabilities_a_line(writer, files):
     assert printed == pytest.approx(LanguageModel.load(writer).score(TARGET), abs=1e-4)
 
 
-def test_flags_of_another_task_are_refused(writer, translator, files):
-    ended = run("evaluate", writer, "--source", files / "a.de")
-    assert ended.code == 2
-    assert "is a run of the task 'language'; it takes --text, --overlap, got --source" in ended.err
-    ended = run("score", translator, "--text", files / "a.de")
-    assert "is a run of the task 'translation'; it takes --source, --target, --pairs, got --text" in ended.err
-
-
 @pytest.mark.parametrize(
     ("flags", "end"),
     [

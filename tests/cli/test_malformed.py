@@ -8,9 +8,6 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from string import Formatter
@@ -78,52 +75,6 @@ def test_input_that_is_not_text_is_named_by_its_line(translator):
 def test_control_characters_of_a_file_name_do_not_reach_the_terminal(tmp_path):
     ended = run("train", "language", "--text", "\x1b[2J.txt", "--out", tmp_path / "out")
     assert ended.err == "error: \\x1b[2J.txt: no such file; check the path\n"
-
-
-def test_more_attention_than_a_tape_holds_is_refused_before_anything_is_printed(translator, tmp_path):
-    ended = run("translate", translator, "--attention", tmp_path / "a.safetensors", stdin="das\n" * 501)
-    assert ended.code == 2
-    assert ended.err == "error: --attention a.safetensors can hold 500 examples, got more; process fewer at a time\n"
-    assert ended.out == ""
-    assert list(tmp_path.iterdir()) == []
-
-
-ONTO = {
-    "an image with where a classifier looked": "classify {seer} {tmp}/0.png --attention {tmp}/0.png",
-    "an image with where words looked": "caption {captioner} {tmp}/0.png --attention {tmp}/0.png",
-    "questions with their answers": "answer {answerer} --data {tmp}/squad.json --out {tmp}/squad.json",
-    "weights with where sentences looked": "translate {translator} --attention {translator}/{weights}",
-    "weights with links": "translate {translator} --alignments {translator}/{weights}",
-    "weights with where documents looked": "summarize {summarizer} --attention {summarizer}/{weights}",
-    "weights with where a text looked": "generate {writer} --attention {writer}/{weights}",
-    "weights with where questions looked": "answer {answerer} --data {tmp}/squad.json --attention {answerer}/{weights}",
-}
-
-
-@pytest.mark.parametrize("line", ONTO.values(), ids=ONTO)
-def test_what_is_read_is_not_written_over(line, files, tmp_path, request):
-    for name in ("scenes/0.png", "squad.json"):
-        shutil.copy(files / name, tmp_path)
-    runs = [name for _, name, _, _ in Formatter().parse(line) if name not in (None, "tmp", "weights")]
-    places = {name: request.getfixturevalue(name) for name in runs}
-    folder = places[runs[0]]
-    places |= {"tmp": tmp_path, "weights": next(folder.rglob("model.safetensors")).relative_to(folder)}
-    before = {path: path.stat().st_mtime_ns for kept in (tmp_path, folder) for path in kept.rglob("*")}
-    ended = run(*shlex.split(line.format(**places)), stdin="ein Haus\n")
-    assert ended.code == 2, ended
-    refused = "(is an input of this command|exists already in .*, an input of this command)"
-    assert re.fullmatch(f"error: .* {refused}.*\n", ended.err)
-    assert {path: path.stat().st_mtime_ns for kept in (tmp_path, folder) for path in kept.rglob("*")} == before
-
-
-def test_standard_input_is_not_written_over(translator, tmp_path):
-    (tmp_path / "in.de").write_text("ein Haus\n")
-    command = [sys.executable, "-m", "regard", "translate", translator, "--alignments", tmp_path / "in.de"]
-    with (tmp_path / "in.de").open() as lines:
-        ended = subprocess.run(command, stdin=lines, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 2
-    assert re.fullmatch("error: .*in.de is the standard input of this command and would be .*\n", ended.stderr)
-    assert (tmp_path / "in.de").read_text() == "ein Haus\n"
 
 
 def test_names_of_cases_are_unique():

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import re
 
 import pytest
-from matplotlib.image import imread
 
 from regard.data import Pair
 from regard.lens import Links, Tape, alignment_score
@@ -27,31 +23,12 @@ def test_a_run_holds_all_it_takes_to_use_it(translator):
     assert {path.name for path in translator.iterdir()} >= {"recipe.json", "log.csv", "evaluations.csv", "best"}
 
 
-def test_every_line_has_a_translation_in_its_place(translator):
-    printed = well("translate", translator, "--beam", 2, stdin=LINES).lines
-    found = Translator.load(translator).translate(SOURCE, beam=2)
-    assert printed == [" ".join(one.text.splitlines()) for one in found]
-
-
-def test_no_input_is_no_output(translator):
-    assert well("translate", translator).out == ""
-
-
 def test_blank_lines_stay_blank_and_in_their_place(translator, tmp_path):
     links, lines = tmp_path / "links", "\nein Haus\n  \r\n"
     printed = well("translate", translator, "--beam", 2, "--alignments", links, stdin=lines).lines
     [found] = Translator.load(translator).translate(["ein Haus"], beam=2)
     assert printed == ["", found.text, ""]
     assert [bool(line) for line in links.read_text().split("\n")] == [False, bool(found.text), False, False]
-
-
-def test_n_best_lists_have_numbers_and_scores(translator):
-    printed = well("translate", translator, "--beam", 3, "--nbest", 3, stdin="ein Haus\ndas\n").lines
-    assert len(printed) == 6
-    rows = [re.fullmatch(r"(\d) \|\|\| (.*) \|\|\| (-\d+\.\d{4})", line) for line in printed]
-    assert [row[1] for row in rows] == ["0"] * 3 + ["1"] * 3
-    scores = [float(row[3]) for row in rows]
-    assert scores[:3] == sorted(scores[:3], reverse=True)
 
 
 def test_several_runs_decode_as_one(translator, recurrent):
@@ -77,21 +54,6 @@ def test_alignments_and_attention_are_of_what_was_printed(kind, request, tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {"links", "attention.safetensors"}
 
 
-def test_a_picture_that_cannot_be_written_leaves_the_one_before(translator, tmp_path, monkeypatch):
-    picture = tmp_path / "a.png"
-    picture.write_bytes(b"before")
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    ended = run("translate", translator, "--attention", picture, stdin="ein Haus\n")
-    assert ended.code == 5
-    assert "a.png could not be written: No space left on device; make room on the disk, then try again" in ended.err
-    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
-    assert picture.read_bytes() == b"before"
-
-
 @pytest.mark.parametrize(("kind", "model"), [("translator", Transformer), ("recurrent", Seq2Seq)])
 def test_unknown_words_are_aligned_and_shown_as_they_were_written(kind, model, request, tmp_path, monkeypatch):
     step = model.step
@@ -111,32 +73,6 @@ def test_unknown_words_are_aligned_and_shown_as_they_were_written(kind, model, r
     name = word_alignment.layer_of(Translator.load(request.getfixturevalue(kind)).models[0])
     [key, *_] = [key for key in tape if key == name or key[0] == name]
     assert tape.tokens_of(key)[0] == ["<unk>", "<unk>", "<unk>", "<eos>"]
-
-
-@pytest.mark.parametrize("kind", ["translator", "recurrent"])
-def test_the_attention_of_one_sentence_is_a_picture(kind, request, tmp_path):
-    folder = request.getfixturevalue(kind)
-    well("translate", folder, "--attention", tmp_path / "a.png", stdin="ein Haus\n")
-    assert imread(tmp_path / "a.png").ndim == 3
-    ended = run("translate", folder, "--attention", tmp_path / "b.png", stdin=LINES)
-    assert "error: --attention b.png is a picture of one example, got more; give one example, or write" in ended.err
-    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
-
-
-def test_attention_is_that_of_one_model(translator, recurrent, tmp_path):
-    ended = run("translate", translator, recurrent, "--attention", tmp_path / "a.png", stdin=LINES)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err == "error: --attention needs exactly one run, got 2; name one folder\n"
-
-
-def test_translations_that_do_not_end_are_counted(translator):
-    loaded = Translator.load(translator)
-    for flags, most in (((), loaded.longest * 3 // 2 + 10), (("--max-length", 2), 2)):
-        ended = well("translate", translator, "--beam", 1, *flags, stdin=LINES)
-        cut = sum(not one.finished for one in loaded.translate(SOURCE, beam=1, max_length=most))
-        told = f"{cut} of 8 translations reached the maximum of {most} tokens before they ended; raise"
-        assert (told in ended.err) == (cut > 0)
-    assert cut > 0
 
 
 def test_a_translation_is_as_long_as_it_may_be(translator):
@@ -240,15 +176,3 @@ def test_a_run_goes_on_by_its_name_alone(files, tmp_path):
     weights = [(tmp_path / run / "step-00000004" / "model.safetensors").read_bytes() for run in ("whole", "parts")]
     assert weights[0] == weights[1]
     assert whole.endswith("step-00000004")
-
-
-def test_a_new_run_may_be_told_to_resume(files, tmp_path):
-    flags = ["--source", files / "a.de", "--target", files / "a.en", "--model", "rnn", *SMALL]
-    for _ in range(2):
-        well("train", "translation", *flags, "--out", tmp_path / "run", "--resume")
-
-
-def test_other_models_cannot_be_resumed_into_a_run(recurrent):
-    ended = run("train", "translation", "--out", recurrent, "--resume", "--dim", 32)
-    assert ended.code == 2
-    assert "error: a resumed run cannot change its model: dim was 16, got 32; give --out a new folder" in ended.err
