@@ -63,7 +63,7 @@ def command(run: Callable[..., None], fixed: Mapping[str, Any], flags: Mapping[s
     """
     by_key = {flag.key: flag for group in flags.values() for flag in group}
 
-    def called(**options: Any) -> None:
+    def run_with_flags(**options: Any) -> None:
         given = {flag: options.pop(key) for key, flag in by_key.items()}
         try:
             run(**options, given={flag: value for flag, value in given.items() if value is not None})
@@ -77,9 +77,9 @@ def command(run: Callable[..., None], fixed: Mapping[str, Any], flags: Mapping[s
         for name, option in fixed.items()
     ]
     parameters += [flag.parameter(panel) for panel, group in flags.items() for flag in group]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return called
+    run_with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run_with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run_with_flags
 
 
 def with_flag_names(message: str, flags: Iterable[Flag]) -> str:

@@ -143,10 +143,10 @@ def train_texts(
                 f"{inputs.limit} are read"
             )
 
-        def labelled(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        def add_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
             return spelling(batch["index"].tolist(), {**inputs.with_ends(batch), "label": labels[batch["index"]]})
 
-        prepared = _setup(config, inputs, MappedBatches(batches, labelled), valid, recipe, unit="texts")
+        prepared = _setup(config, inputs, MappedBatches(batches, add_labels), valid, recipe, unit="texts")
         return prepared if learned is None else replace(prepared, model=learned)
 
     return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
