@@ -10,10 +10,8 @@ import torch
 
 from regard.decode import Coverage, Gnmt, beam, greedy
 from regard.decode.beam import FinishedHypotheses
-from regard.decode.penalties import LengthDivisors
-from tests.decode.steppers import Cached, D, Recurrent, Table
-
-LENGTHS = [None, Gnmt(0.6), Gnmt(1.5), Gnmt(-1.0), float]
+from tests.decode.searches import LENGTHS
+from tests.decode.steppers import D, Recurrent, Table
 
 
 def leaves(vocabulary, end, most):
@@ -150,28 +148,6 @@ def test_a_sentence_that_is_over_is_no_longer_computed(length):
     assert all(rows % 3 == 0 for rows in rest)
 
 
-def test_attention_follows_its_hypothesis_through_every_reordering():
-    model, source, prefix = Table(8, 4, sharpness=0.5), torch.tensor([3, 1, 4, 1]), [[0, 5], [1], [2, 2, 2], [1]]
-    found = beam(model, source, prefix, width=6, n_best=6, end=7, max_length=11, length=Gnmt(1.0))
-    for row, best in enumerate(found):
-        for one in best:
-            codes = torch.tensor(model.codes(source[row].item(), prefix[row], one.tokens), dtype=D)
-            assert torch.equal(one.attention["code"], torch.stack([codes, codes.sqrt()])[..., None])
-
-
-def test_attention_over_a_growing_source_is_that_of_reading_the_whole():
-    model = Cached()
-    prefix = torch.randint(13, (3, 4))
-    for best in zip(prefix, beam(model, 3, prefix, width=4, end=12, max_length=9, n_best=2), strict=True):
-        for one in best[1]:
-            tokens = torch.cat([best[0], torch.tensor(one.tokens)])[None, :-1]
-            _, state = model.step(tokens, model.start(1))
-            for layer in ("0.self", "1.self"):
-                whole = state.attention[layer][0, :, 3:]
-                torch.testing.assert_close(one.attention[layer], whole)
-                assert one.attention[layer].shape == (3, len(one.tokens), 3 + len(one.tokens))
-
-
 def coverage_by_hand(attention, beta, n):
     return beta * sum(math.log(min(1.0, attention[:, :, j].mean(0).sum().item())) for j in range(n))
 
@@ -221,19 +197,6 @@ def test_coverage_does_not_depend_on_the_prefixes_beside():
         assert [one.score for one in beside] == pytest.approx([one.score for one in alone])
 
 
-def test_unattended_positions_cost_much_but_not_everything():
-    penalty = Coverage(1.0, "x")(torch.tensor([[0.0, 1.0, 3.0]], dtype=D), torch.tensor([0]))
-    assert penalty.item() == pytest.approx(math.log(1e-9))
-
-
-def test_gnmt_is_equation_14():
-    assert Gnmt(0.6)(1) == 1.0
-    assert 0 < Gnmt(-50)(10**6) < Gnmt(50)(10**6) < math.inf
-    assert Gnmt(0.6)(13) == pytest.approx(3**0.6)
-    assert repr(Gnmt(0.6)) == "Gnmt(alpha=0.6)"
-    assert Gnmt(0.6) == Gnmt(0.6)
-
-
 def test_the_pool_keeps_the_best_of_all_steps():
     pool = FinishedHypotheses(1, 2, torch.device("cpu"))
     for step, scores in enumerate([[-3.0, -math.inf], [-1.0, -5.0], [-2.0, -4.0]]):
@@ -266,38 +229,6 @@ def test_two_ends_are_both_ends():
 def test_beam_says_what_it_cannot_do(options, message):
     with pytest.raises(ValueError, match=message):
         beam(Table(5, 0), torch.arange(2), [[0]] * 2, **({"width": 3, "end": 4, "max_length": 5} | options))
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: Gnmt("x"), TypeError, r"Gnmt alpha must be a number, got 'x' \(str\)"),
-        (lambda: Gnmt(math.nan), ValueError, "Gnmt alpha must be finite, got nan"),
-        (lambda: Gnmt(1e308), ValueError, r"Gnmt alpha must be from -50 to 50, got 1e\+308; 0.6 is usual"),
-        (lambda: Gnmt(-51), ValueError, "Gnmt alpha must be from -50 to 50, got -51"),
-        (lambda: Coverage(-1.0, "x"), ValueError, "Coverage beta must be 0 or more, got -1.0"),
-        (
-            lambda: Coverage(1.0, "x", torch.ones(2, 3)),
-            ValueError,
-            r"must be bool of dims b source, .* got torch.float32 of shape \(2, 3\)",
-        ),
-    ],
-    ids=["alpha", "nan", "huge", "tiny", "beta", "keep"],
-)
-def test_penalties_say_what_they_cannot_do(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
-
-
-@pytest.mark.parametrize("length", [*LENGTHS, lambda n: 1 + n % 3])
-@pytest.mark.parametrize("last", [1, 2, 7, 20])
-def test_divisors_are_those_of_a_table_of_all_lengths(length, last):
-    values = [1.0] + [1.0 if length is None else float(length(n)) for n in range(1, last + 1)]
-    divisors = LengthDivisors(length, last, torch.device("cpu"))
-    for n in range(last + 1):
-        divisors.extend(n + 1)
-        assert divisors.at(torch.tensor([n])).item() == values[n]
-        assert divisors.most(torch.tensor([n + 1])).item() == max(values[n + 1 :], default=values[-1])
 
 
 def test_the_penalty_is_asked_for_as_far_as_the_search_goes(monkeypatch):

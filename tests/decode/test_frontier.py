@@ -1,4 +1,4 @@
-"""Where nothing may follow: such a hypothesis is dropped, and a row of which none is left is an error."""
+"""Rows of a search: a hypothesis that nothing may follow is dropped, and a row without any raises."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from regard.decode import Ensemble, beam, greedy, sample
+from regard.decode.frontier import log_sum_exp
 from tests.decode.steppers import Table
 
 INF, NAN = math.inf, math.nan
@@ -109,3 +110,11 @@ def test_a_hypothesis_that_may_only_repeat_itself_makes_way_for_others(vocabular
     )
     assert {one.tokens for one in found[0]} == every
     assert len(every) >= 1
+
+
+def test_the_log_of_the_sum_of_exponentials_is_exact_with_tokens_ruled_out():
+    logits = torch.randn(3, 501, dtype=torch.double) * 30
+    logits[:, ::2] = -torch.inf
+    exact = logits.exp().sum(-1).log()
+    torch.testing.assert_close(log_sum_exp(logits), exact, rtol=0, atol=1e-12)
+    torch.testing.assert_close(log_sum_exp(logits.float() + 1e4), (exact + 1e4).float())
