@@ -139,7 +139,7 @@ def test_masks_use_sdpa_or_flex_on_a_gpu(case):
 
 def test_decoding_does_not_compile_at_each_step():
     torch._dynamo.reset()
-    flex._compiled.cache_clear()
+    flex._compile_kind.cache_clear()
     mask = R.Causal() & R.Window(40)
     k, v = (torch.randn(1, 2, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -153,7 +153,7 @@ def test_decoding_does_not_compile_at_each_step():
 
 def test_an_offset_alone_does_not_compile_again():
     torch._dynamo.reset()
-    flex._compiled.cache_clear()
+    flex._compile_kind.cache_clear()
     q, k, v = (torch.randn(1, 2, n, 64, device="cuda", dtype=torch.bfloat16) for n in (20, 300, 300))
     attend(q, k, v, mask=R.Causal(), offset=3, backend="flex")
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -167,7 +167,7 @@ def test_an_offset_alone_does_not_compile_again():
 
 def test_many_masks_do_not_exhaust_the_compile_cache():
     torch._dynamo.reset()
-    flex._compiled.cache_clear()
+    flex._compile_kind.cache_clear()
     q, k, v = (torch.randn(1, 1, 200, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     for width in range(1, 13):
         mask = R.Window(width)

@@ -268,12 +268,12 @@ def _four_x(E, F, padded_i, padded_j, MODE: tl.constexpr):
     x2 = 1 + tl.load(E + 2 * padded_i)[:, None] * tl.load(F + 2 * padded_j)[None, :]
     x3 = 1 + tl.load(E + 3 * padded_i)[:, None] * tl.load(F + 3 * padded_j)[None, :]
     if MODE == BOUNDED_X:
-        x0, x1, x2, x3 = _bound(x0), _bound(x1), _bound(x2), _bound(x3)
+        x0, x1, x2, x3 = _clip(x0), _clip(x1), _clip(x2), _clip(x3)
     return x0, x1, x2, x3
 
 
 @triton.jit
-def _bound(x):
+def _clip(x):
     return tl.minimum(x, MAX_X, propagate_nan=tl.PropagateNan.ALL)
 
 

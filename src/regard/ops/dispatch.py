@@ -21,7 +21,7 @@ MAX_UNCOMPILED_ENTRIES = (
 def choose(call: Call) -> BackendPlan:
     """The plan of `call.backend`, or of the first backend without objections."""
     if call.backend is not None:
-        plan = named(call.backend).plan(call)
+        plan = find_backend(call.backend).plan(call)
         if isinstance(plan, BackendPlan):
             return plan
         raise ValueError(f"backend {call.backend!r} cannot run this call: " + "; ".join(plan))
@@ -49,7 +49,7 @@ def order(call: Call) -> tuple[ModuleType, ...]:
     return sdpa, flex, triton, tiled
 
 
-def named(name: str) -> ModuleType:
+def find_backend(name: str) -> ModuleType:
     """The backend of that name."""
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")

@@ -139,7 +139,7 @@ def weights(
     True
     """
     if backend is not None:
-        dispatch.named(backend)
+        dispatch.find_backend(backend)
     return Weights(
         Call.of(q, k, score=score, mask=mask, bias=bias, normalize=normalize, offset=offset, backend=backend)
     )

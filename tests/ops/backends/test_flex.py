@@ -20,7 +20,7 @@ def test_more_heads_than_a_grid_takes_are_an_objection_of_flex():
 
 
 def test_contexts_have_a_kernel_of_their_own_and_other_lengths_share_one(monkeypatch):
-    monkeypatch.setattr(flex, "_compiled", lambda kind: kind)
+    monkeypatch.setattr(flex, "_compile_kind", lambda kind: kind)
     q = SimpleNamespace(device=torch.device("cuda"))
 
     def kernel(n_i, n_j, with_statistic=False):
@@ -35,8 +35,8 @@ def test_contexts_have_a_kernel_of_their_own_and_other_lengths_share_one(monkeyp
 @pytest.mark.parametrize("normalize", [None, R.SinkSoftmax(torch.zeros(4))], ids=["softmax", "sinks"])
 def test_flex_tells_the_statistic_only_where_it_is_asked_for(normalize, monkeypatch):
     asked = []
-    real = flex._uncompiled
-    monkeypatch.setattr(flex, "_uncompiled", lambda *given: asked.append(given[-1]) or real(*given))
+    real = flex._call_flex
+    monkeypatch.setattr(flex, "_call_flex", lambda *given: asked.append(given[-1]) or real(*given))
     q, k, v = qkv()
     terms = {"mask": R.Causal() & R.Window(9), "normalize": normalize}
     with flex_on_the_cpu():

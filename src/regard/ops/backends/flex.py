@@ -147,9 +147,9 @@ def _tiles(call: Call, offset: int | Tensor) -> tuple[BlockMask, Tensor | None]:
 
 def _attention(call: Call, with_statistic: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
-        return _uncompiled
+        return _call_flex
     kind = without_tensors(call.mask), without_tensors(call.bias), score_cap(call), call.offset == 0, with_statistic
-    return _compiled((*kind, call.shape[2:] if all(map(_is_context_length, call.shape[2:])) else None))
+    return _compile_kind((*kind, call.shape[2:] if all(map(_is_context_length, call.shape[2:])) else None))
 
 
 def _is_context_length(length: int) -> bool:
@@ -157,7 +157,7 @@ def _is_context_length(length: int) -> bool:
     return length >= MIN_CONTEXT_LENGTH and length & (length - 1) == 0
 
 
-def _uncompiled(
+def _call_flex(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -188,7 +188,7 @@ _kinds = count()
 
 
 @lru_cache(maxsize=64)
-def _compiled(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor | None]]:
+def _compile_kind(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """FlexAttention for one kind of terms.
 
     A code object and a name of its own: kinds do not share a recompile limit, and constants of one kind are not taken
@@ -197,7 +197,7 @@ def _compiled(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """
 
     def attention(*arguments: Any) -> tuple[Tensor, Tensor | None]:
-        return _uncompiled(*arguments)
+        return _call_flex(*arguments)
 
     attention.__code__ = attention.__code__.replace(co_name=f"attention_{next(_kinds)}")
     compiled = torch.compile(attention, fullgraph=True)

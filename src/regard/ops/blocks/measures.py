@@ -14,7 +14,7 @@ from torch import Tensor
 from ..terms.coordinates import Block
 from ..terms.normalizers import SinkSoftmax, Softmax
 from .prepared_call import PreparedCall, planned_blocks
-from .reduction import Reduction, empty_row_statistic, normalized, scores, weigh
+from .reduction import Reduction, empty_row_statistic, normalize_block, scores, weigh
 from .tile_weights import PlannedBlock
 
 
@@ -87,7 +87,7 @@ def summarize(
             A = log.exp()
             entropies = _entropy_by_logs(A, log, hidden=planned.masked is not None or prepared.bias is not None)
         else:
-            A, rows_statistic = normalized(prepared, block, s)
+            A, rows_statistic = normalize_block(prepared, block, s)
             entropies = _entropy_of(prepared, A, s, rows_statistic)
             if statistic is not None and rows_statistic is not None:
                 statistic[at] = rows_statistic

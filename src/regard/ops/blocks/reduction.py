@@ -63,10 +63,10 @@ def evaluate(prepared: PreparedCall, reduction: Reduction) -> tuple[Tensor, Tens
 
 def weigh(prepared: PreparedCall, planned: PlannedBlock) -> tuple[Tensor, Tensor | None]:
     """The weights of a block and their row statistic."""
-    return normalized(prepared, planned.block, scores(prepared, planned))
+    return normalize_block(prepared, planned.block, scores(prepared, planned))
 
 
-def normalized(prepared: PreparedCall, block: Block, s: Tensor) -> tuple[Tensor, Tensor | None]:
+def normalize_block(prepared: PreparedCall, block: Block, s: Tensor) -> tuple[Tensor, Tensor | None]:
     """Scores to weights, by the row statistic if it is known."""
     statistic = prepared.statistic
     known = None if statistic is None else statistic[block.batch, block.heads, block.rows]
