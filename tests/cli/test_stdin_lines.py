@@ -75,11 +75,11 @@ def test_the_best_output_of_each_line_is_kept_as_it_was_printed(monkeypatch, cap
 
 def test_lines_are_numbered_through_and_outputs_that_were_cut_counted_over_all_chunks(monkeypatch, capsys):
     monkeypatch.setattr("regard.cli.terminal.LINES_PER_CHUNK", 2)
-    written(monkeypatch, "a b c d\nb\nthree long words\nd\n", Search(beam=1, max_length=3, nbest=1))
+    written(monkeypatch, "a b c d e\nb\nthree long words\nd\n", Search(beam=1, max_length=3, nbest=1))
     ended = capsys.readouterr()
-    assert ended.out.splitlines() == ["A B C D", "B", "THREE LONG WORDS", "D"]
+    assert ended.out.splitlines() == ["A B C D E", "B", "THREE LONG WORDS", "D"]
     assert ended.err.splitlines() == [
-        "1 of 4 shouts reached the maximum of 3 tokens before they ended; raise it with --max-length",
+        "2 of 4 shouts reached the maximum of 3 tokens before they ended; raise it with --max-length",
         "2 of 4 documents have more than 2 tokens; only the first 2 were read",
     ]
     written(monkeypatch, "a\nb\nc\n", Search(beam=2, nbest=2))
