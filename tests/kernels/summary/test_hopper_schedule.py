@@ -5,8 +5,13 @@ from __future__ import annotations
 import heapq
 
 import pytest
+import torch
 
-from regard.kernels.summary.hopper_schedule import split_causal_blocks, split_even_blocks
+from regard.kernels.summary import hopper_schedule
+from regard.kernels.summary.hopper_schedule import WorkSplit, split_causal_blocks, split_even_blocks
+from tests.kernels.plain_python import plain_python
+
+plain = plain_python(hopper_schedule, unsigned_divmod=divmod)
 
 
 def rounds(lengths, at_once):
@@ -49,3 +54,30 @@ def test_split_causal_blocks_shares_the_longest_blocks(blocks, at_once, places):
     assert rounds(apart, at_once) <= rounds(lengths, at_once)
     if blocks > 100:
         assert rounds(apart, at_once) < 0.85 * rounds(lengths, at_once)
+
+
+@pytest.mark.parametrize("split", [WorkSplit(5, 1, 0, 1, 1), WorkSplit(3, 1, 2, 4, 2), WorkSplit(2, 3, 2, 2, 1)])
+@pytest.mark.parametrize("blocks", [5, 8])
+def test_each_portion_of_each_block_goes_to_one_program(split, blocks):
+    dealt = [plain.block_of_program(program, split) for program in range(split.programs(blocks))]
+    want = [(block, portion, of) for block, of in enumerate(portions(split, blocks)) for portion in range(of)]
+    assert [tuple(int(x) for x in one) for one in dealt] == want
+
+
+@pytest.mark.parametrize(("programs", "processors"), [(12, 4), (14, 4), (3, 4), (9, 1), (0, 4)])
+def test_every_second_wave_of_programs_runs_backwards(programs, processors):
+    order = [int(plain.serpentine_order(n, programs, processors)) for n in range(programs)]
+    waves = [list(range(n, min(n + processors, programs))) for n in range(0, programs, processors)]
+    assert order == [x for n, wave in enumerate(waves) for x in (reversed(wave) if n % 2 else wave)]
+
+
+@pytest.mark.parametrize(("x", "y"), [(0, 1), (7, 1), (7, 2), (6, 3), (2**31 - 1, 7)])
+def test_quotient_and_remainder_are_those_of_python(x, y):
+    quotient, remainder = plain_python(hopper_schedule).unsigned_divmod(torch.tensor(x), y)
+    assert (int(quotient), int(remainder)) == divmod(x, y)
+
+
+def test_blocks_that_fill_the_last_wave_are_left_whole():
+    assert split_even_blocks(400, 200) == WorkSplit(400, 1, 0, 1, 1)
+    assert split_even_blocks(390, 200) == WorkSplit(390, 1, 0, 1, 1)
+    assert split_even_blocks(250, 200).first == 200
