@@ -74,6 +74,7 @@ def dialect(memory: Memory | None = None) -> SimpleNamespace:
         # types and layouts
         constexpr=None,
         int32=torch.int32,
+        int64=torch.int64,
         uint32=torch.int64,
         float32=torch.float32,
         SliceLayout=lambda *given: None,
