@@ -436,3 +436,20 @@ def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=N
 def memory_efficient_attention_partial(query, key, value, attn_bias=None, p=0.0, scale=None):
     out = memory_efficient_attention(query, key, value, attn_bias, p, scale)
     return out, torch.zeros(out.shape[:-1])
+
+
+def own_kernel(q, k, v):
+    """A kernel of a user, `b i h d`, in NumPy, which PyTorch does not see."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return Opaque.apply(q, k, v).transpose(1, 2).flatten(2)
+
+
+class Opaque(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        scores = torch.from_numpy(q.detach().numpy() @ k.detach().mT.numpy()) / q.shape[-1] ** 0.5
+        return torch.from_numpy(scores.exp().numpy() / scores.exp().sum(-1, keepdim=True).numpy() @ v.detach().numpy())
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad, grad

@@ -77,3 +77,22 @@ def assert_not_recorded(layer, *args, match):
 
 
 MISMATCH = r"one was not recorded: flash_attn_func did not return what its documented arguments give"
+
+
+class QkvLayer(nn.Module):
+    """An attention without parameters over q, k and v side by side, `b i h (3 d)`."""
+
+    num_heads = HEADS
+
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def forward(self, x):
+        return self.call(*x.chunk(3, -1))
+
+
+def qkv():
+    """b i h (3 d)."""
+    torch.manual_seed(0)
+    return torch.randn(2, 7, HEADS, 3 * WIDTH, dtype=torch.float64)

@@ -13,10 +13,7 @@ from transformers import AttentionInterface
 from regard import Causal, weights
 from regard.lens import capture
 from regard.lens.interception import sdpa as statistic
-from regard.lens.interception.kernel_call import KernelCall
-from regard.lens.recording.observed import ObservedAttention
 from regard.lens.recording.recorder import Recorder
-from regard.lens.recording.store import Store
 from regard.lens.terms.interpret import Interpreter
 from regard.models import Gpt, GptConfig
 from tests.lens.tiny_transformers import llama, t5
@@ -168,55 +165,6 @@ def test_a_bias_of_queries_by_keys_is_not_held_while_it_waits(monkeypatch):
     with capture(model):
         model(input_ids=torch.arange(3, 8)[None], decoder_input_ids=torch.arange(3, 6)[None], use_cache=False)
     assert not any("SelfAttention" in name for name in later)
-
-
-def tensors():
-    return torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
-
-
-def test_what_is_written_to_while_it_waits_raises_when_it_is_asked_for():
-    interpreter = Interpreter(Store())
-    recorder = Recorder(store=Store())
-    for name in ("good", "bad"):
-        q, k = tensors()
-        assert recorder.can_defer(name, q, k)
-        recorder.record_deferred(name, lambda q=q, k=k: interpreter.read(KernelCall(q=q, k=k, v=k)))
-    k.add_(1)
-    assert recorder.entries["good", 0].weights({}).shape == (1, 2, 5, 5)
-    with pytest.raises(RuntimeError, match=r"shape \(1, 2, 5, 4\) was changed in place"):
-        recorder.entries["bad", 0].weights({})
-
-
-def test_only_whole_plain_tensors_of_a_first_call_wait():
-    recorder, (q, k) = Recorder(store=Store()), tensors()
-    assert recorder.can_defer("x", q, k)
-    assert not recorder.can_defer("x", q[:, :1], k)
-    assert not recorder.can_defer("x", q.clone().requires_grad_(), k)
-    assert not recorder.can_defer("x", q, k.clone().zero_())
-    with torch.inference_mode():
-        assert not recorder.can_defer("x", q + 1, k)
-    with torch.autocast("cpu"):
-        assert not recorder.can_defer("x", q, k)
-    with recorder.generation():
-        assert not recorder.can_defer("x", q, k)
-    recorder.record("x", ObservedAttention(q, k, k), q)
-    assert not recorder.can_defer("x", q, k)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        pytest.param({"layers": ["x"]}, id="layers"),
-        pytest.param({"heads": [0]}, id="heads"),
-        pytest.param({"keep": ["entropy"]}, id="measures"),
-        pytest.param({"values": True}, id="values"),
-        pytest.param({"gradients": True}, id="gradients"),
-        pytest.param({"store": Store(budget="1GB")}, id="budget"),
-        pytest.param({"store": Store("cpu")}, id="device"),
-    ],
-)
-def test_nothing_waits_where_more_or_less_is_asked_for(asked):
-    assert not Recorder(**{"store": Store(), **asked}).can_defer("x", *tensors())
 
 
 class Repeating(nn.Module):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -124,101 +121,6 @@ def test_a_part_of_the_users_own_keeps_its_name():
     with ablate(model, {"0": [0]}):  # its own, not that of the part
         without = model(x)
     torch.testing.assert_close(without, model[1](model[0].core(x, x, x)[0]))
-
-
-class Aside(nn.Module):
-    """Attends in a method of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = Attention(D, H)
-
-    def encode(self, x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x) + self.layer(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.encode(x)
-
-
-def test_what_a_method_attends_to_beside_forward_is_told():
-    model, x = Aside(), torch.randn(1, 3, D)
-    with pytest.warns(UserWarning, match="only submodules of Aside ran inside capture"), capture(model):
-        model.encode(x)
-    with capture(model) as tape:
-        model(x)
-    assert list(tape) == [("", 0), ("layer", 0)]
-
-
-class Joined(nn.Module):
-    """Attention by hand; what is made of its heads is each test's own."""
-
-    def __init__(self, then) -> None:
-        super().__init__()
-        self.out, self.other, self.norm = nn.Linear(D, D), nn.Linear(D, D), nn.LayerNorm(D)
-        self.then = then
-
-    def forward(self, x: Tensor) -> Tensor:
-        q = x.unflatten(-1, (H, -1)).transpose(1, 2)
-        return self.then(self, F.scaled_dot_product_attention(q, q, q), x)
-
-
-def side_by_side(heads: Tensor) -> Tensor:
-    return heads.transpose(1, 2).flatten(2)
-
-
-PROJECTED = {
-    "batch first": lambda m, heads, x: m.out(side_by_side(heads)),
-    "batch second": lambda m, heads, x: m.out(heads.permute(2, 0, 1, 3).flatten(2)),
-    "batch and tokens as one": lambda m, heads, x: m.out(side_by_side(heads).flatten(0, 1)),
-    "after another": lambda m, heads, x: m.other(x) * m.out(side_by_side(heads)),
-    "by keyword": lambda m, heads, x: F.linear(side_by_side(heads), weight=m.out.weight),
-    "as a product": lambda m, heads, x: torch.addmm(m.out.bias, side_by_side(heads)[0], m.out.weight.mT),
-    "in another precision": lambda m, heads, x: F.linear(side_by_side(heads).bfloat16(), m.out.weight.bfloat16()),
-}
-UNPROJECTED = {
-    "next layer": lambda m, heads, x: m.out(m.norm(x + side_by_side(heads))),
-    "gated": lambda m, heads, x: m.out(side_by_side(heads) * x.sigmoid()),
-    "heads interleaved": lambda m, heads, x: m.out(heads.permute(0, 2, 3, 1).flatten(2)),
-}
-
-
-@pytest.mark.parametrize("then", PROJECTED.values(), ids=PROJECTED)
-def test_the_projection_is_the_linear_map_that_takes_the_heads(then):
-    model = Joined(then)
-    with torch.no_grad(), capture(model, values=True) as tape:
-        model(torch.randn(1, 5, D))
-    assert torch.equal(tape.extras(0).projection.float(), model.out.weight.to(tape.extras(0).projection.dtype).float())
-
-
-@pytest.mark.parametrize("then", UNPROJECTED.values(), ids=UNPROJECTED)
-def test_a_linear_map_of_something_else_is_no_projection(then):
-    model = Joined(then)
-    with torch.no_grad(), capture(model, values=True) as tape:
-        model(torch.randn(1, 5, D))
-    assert tape.extras(0).projection is None
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_a_projection_may_belong_to_another_module(implementation):
-    model = zoo.made(zoo.bert, implementation)
-    with torch.no_grad(), capture(model, values=True) as tape:
-        model(zoo.ids())
-    for n, layer in enumerate(model.encoder.layer):
-        assert torch.equal(tape.extras(n).projection, layer.attention.output.dense.weight)
-
-
-def test_each_thread_finds_its_own_projections():
-    meet = threading.Barrier(2, timeout=20)
-
-    def together(m, heads, x):
-        meet.wait()
-        return m.out(side_by_side(heads))
-
-    model = nn.ModuleList([Joined(together), Joined(together)])
-    with torch.no_grad(), capture(model, values=True) as tape, ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda layer: layer(torch.randn(1, 5, D)), model))
-    for n, layer in enumerate(model):
-        assert torch.equal(tape.extras(str(n)).projection, layer.out.weight)
 
 
 class Compiled(nn.Module):
@@ -351,6 +253,18 @@ def test_attention_that_cannot_be_seen_beside_one_that_can_is_told():
         assert len(tape) == 1
 
 
+class ByHand(nn.Module):
+    """Calls the kernel, and projects its heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unflatten(-1, (H, -1)).transpose(1, 2)
+        return self.out(sdpa(q, q, q).transpose(1, 2).flatten(2))
+
+
 def under_vmap(model: nn.Module, x: Tensor) -> None:
     torch.vmap(model)(x[None])
 
@@ -360,7 +274,7 @@ def under_grad(model: nn.Module, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("run", [under_vmap, under_grad])
-@pytest.mark.parametrize("model", [Attention(D, H), Joined(PROJECTED["batch first"])], ids=["ours", "by hand"])
+@pytest.mark.parametrize("model", [Attention(D, H), ByHand()], ids=["ours", "by hand"])
 def test_transforms_of_functions_are_refused(run, model):
     with (
         pytest.raises(RuntimeError, match=r"capture does not work inside torch.func transforms .*vmap.*outside"),
@@ -380,7 +294,7 @@ def test_transforms_around_models_of_transformers_are_refused():
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
 def test_nested_tensors_are_refused(layout):
     x = torch.nested.nested_tensor([torch.randn(5, D), torch.randn(3, D)], layout=layout)
-    kernel = Joined(PROJECTED["batch first"])
+    kernel = ByHand()
     encoder = nn.TransformerEncoderLayer(D, H, 8, batch_first=True).eval()
     for model in (kernel, encoder) if layout == torch.jagged else (encoder,):
         with (

@@ -1,7 +1,6 @@
 """One interception: every entrance can be captured, ablated and masked, and the list of entrances is the same."""
 
 import sys
-from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -12,17 +11,26 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import tests.lens.fake_kernels as fake
 from regard import Causal, Window, attend
-from regard.lens import CaptureWarning, KernelCall, NotUnderstood, ablate, capture, importance, register_kernel
+from regard.lens import KernelCall, ablate, capture, importance, register_kernel
 from regard.lens.interception.intercept import intercept
+from tests.lens.fake_kernels import own_kernel
+from tests.lens.kernel_layers import HEADS, WIDTH, QkvLayer, qkv
 
 transformers = pytest.importorskip("transformers")
+
+
 pytest.importorskip("transformers.models.llama.modeling_llama")  # it would look for the stand-ins of libraries
+
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
     pytest.mark.filterwarnings("ignore:_compile flag:DeprecationWarning"),
 ]
 
-B, N, HEADS, WIDTH = 2, 7, 4, 8
+
+B, N = 2, 7
+
+
 close = torch.testing.assert_close
 
 
@@ -45,19 +53,6 @@ class Watching:
         return attention.out
 
 
-class Layer(nn.Module):
-    """An attention without parameters over q, k and v side by side, `b i h (3 d)`."""
-
-    num_heads = HEADS
-
-    def __init__(self, call):
-        super().__init__()
-        self.call = call
-
-    def forward(self, x):
-        return self.call(*x.chunk(3, -1))
-
-
 def by_heads(function):
     """A function of b h i d as one of b i h d."""
     return lambda q, k, v: function(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
@@ -65,23 +60,6 @@ def by_heads(function):
 
 def by_hand(q, k, v):
     return (q @ k.mT / WIDTH**0.5).softmax(-1) @ v
-
-
-def own_kernel(q, k, v):
-    """One that regard does not know, in NumPy."""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return Opaque.apply(q, k, v).transpose(1, 2).flatten(2)
-
-
-class Opaque(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v):
-        scores = torch.from_numpy(q.detach().numpy() @ k.detach().mT.numpy()) / WIDTH**0.5
-        return torch.from_numpy(scores.exp().numpy() / scores.exp().sum(-1, keepdim=True).numpy() @ v.detach().numpy())
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, grad, grad
 
 
 def to_kernel_call(q, k, v):
@@ -106,8 +84,14 @@ ENTRANCES = {
     "xformers": lambda q, k, v: sys.modules["xformers.ops"].memory_efficient_attention(q, k, v),
     "registered": lambda q, k, v: own_kernel(q, k, v).unflatten(2, (HEADS, WIDTH)),
 }
+
+
 every_entrance = pytest.mark.parametrize("entrance", ENTRANCES)
+
+
 NO_BACKWARD = {"flex_attention", "registered"}  # on the CPU
+
+
 with_gradients = pytest.mark.parametrize("entrance", [name for name in ENTRANCES if name not in NO_BACKWARD])
 
 
@@ -122,13 +106,8 @@ def libraries(monkeypatch):
         yield
 
 
-def tokens():
-    torch.manual_seed(0)
-    return torch.randn(B, N, HEADS, 3 * WIDTH, dtype=torch.float64)
-
-
 def build(entrance):
-    return nn.Sequential(Layer(ENTRANCES[entrance]))
+    return nn.Sequential(QkvLayer(ENTRANCES[entrance]))
 
 
 def reference(x, keep):
@@ -140,7 +119,7 @@ def reference(x, keep):
 
 @every_entrance
 def test_every_entrance_can_be_captured(entrance):
-    model, x = build(entrance), tokens()
+    model, x = build(entrance), qkv()
     plain = model(x)
     with capture(model) as tape:
         out = model(x)
@@ -152,7 +131,7 @@ def test_every_entrance_can_be_captured(entrance):
 
 @every_entrance
 def test_every_entrance_can_be_ablated(entrance):
-    model, x = build(entrance), tokens()
+    model, x = build(entrance), qkv()
     plain = model(x)
     with ablate(model, {"0": [1, 2]}):
         out = model(x)
@@ -163,7 +142,7 @@ def test_every_entrance_can_be_ablated(entrance):
 
 @every_entrance
 def test_a_mask_can_be_added_at_every_entrance(entrance):
-    model, x = build(entrance), tokens()
+    model, x = build(entrance), qkv()
     plain, masking = model(x), Masking(Causal())
     with intercept(model, masking):
         out = model(x)
@@ -174,7 +153,7 @@ def test_a_mask_can_be_added_at_every_entrance(entrance):
 
 @every_entrance
 def test_a_consumer_that_changes_nothing_leaves_every_bit(entrance):
-    model, x = build(entrance), tokens()
+    model, x = build(entrance), qkv()
     plain = model(x)
     with intercept(model, Watching()):
         assert torch.equal(model(x), plain)
@@ -182,7 +161,7 @@ def test_a_consumer_that_changes_nothing_leaves_every_bit(entrance):
 
 @with_gradients
 def test_gradients_pass_through_an_added_mask(entrance):
-    model, x = build(entrance), tokens().requires_grad_()
+    model, x = build(entrance), qkv().requires_grad_()
     keep = torch.ones(N, N, dtype=torch.bool).tril()
     weight = torch.randn(B, N, HEADS, WIDTH, dtype=torch.float64)
     with intercept(model, Masking(Causal())):
@@ -193,7 +172,7 @@ def test_gradients_pass_through_an_added_mask(entrance):
 
 @with_gradients
 def test_heads_of_every_entrance_are_weighed(entrance):
-    model, x = build(entrance), tokens().requires_grad_()
+    model, x = build(entrance), qkv().requires_grad_()
     with importance(model) as scores:
         model(x).square().sum().backward()
     close(scores["0"], 2 * model(x).detach().square().sum(-1).sum((0, 1)))
@@ -202,7 +181,7 @@ def test_heads_of_every_entrance_are_weighed(entrance):
 @every_entrance
 @pytest.mark.parametrize("outer", ["ablate", "capture"])
 def test_a_capture_and_an_ablation_nest(entrance, outer):
-    model, x = build(entrance), tokens()
+    model, x = build(entrance), qkv()
     first, second = ablate(model, {"0": [1]}), capture(model)
     first, second = (first, second) if outer == "ablate" else (second, first)
     with first as one, second as other:
@@ -280,33 +259,6 @@ def test_a_model_of_transformers_is_captured_ablated_and_masked_on_every_impleme
     close(out, llama(ids).last_hidden_state, atol=1e-5, rtol=1e-4)
 
 
-class Weighted(nn.Module):
-    def forward(self, x):
-        q, k, v = (part.transpose(1, 2) for part in x.chunk(3, -1))
-        return ((q @ k.mT).softmax(-1) * torch.linspace(0, 1, N, dtype=q.dtype) @ v).transpose(1, 2)
-
-
-def test_a_call_that_is_not_understood_cannot_be_replaced():
-    model = nn.Sequential(Weighted())
-    message = "the attention of 0 cannot be replaced: the weights that"
-    with pytest.raises(NotUnderstood, match=message), intercept(model, Masking(Causal())):
-        model(tokens())
-
-
-class Scaling:
-    """Consumer that changes the arguments of a call."""
-
-    def observe(self, attention):
-        return attention.computed_from(replace(attention.kernel_call, scale=0.0))
-
-
-def test_arguments_of_a_call_can_be_replaced():
-    model, x = build("sdpa"), tokens()
-    with intercept(model, Scaling()):
-        out = model(x)
-    close(out, x.chunk(3, -1)[2].mean(1, keepdim=True).expand_as(out))
-
-
 def test_layers_that_are_computed_again_are_masked_again():
     class Again(nn.Module):
         def __init__(self):
@@ -316,7 +268,7 @@ def test_layers_that_are_computed_again_are_masked_again():
         def forward(self, x):
             return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
 
-    x = tokens().requires_grad_()
+    x = qkv().requires_grad_()
     with intercept(Again(), Masking(Causal())):
         pass
     model = Again()
@@ -325,70 +277,3 @@ def test_layers_that_are_computed_again_are_masked_again():
     keep = torch.ones(N, N, dtype=torch.bool).tril()
     (want,) = torch.autograd.grad(reference(x, keep).square().sum(), x)
     close(grad, want)
-
-
-def wrong_call(q, k, v):
-    return replace(to_kernel_call(q, k, v), mask=Causal())
-
-
-def refused_call(q, k, v):
-    raise NotUnderstood("own_kernel is always dense")
-
-
-@pytest.mark.parametrize(
-    ("to_call", "message"),
-    [
-        (wrong_call, "0 was not recorded: the KernelCall registered for own_kernel does not reproduce its output"),
-        (refused_call, "0 was not recorded: own_kernel is always dense"),
-    ],
-)
-def test_a_registered_kernel_that_is_read_wrong_is_left_out(to_call, message):
-    model = nn.Sequential(*build("registered"), nn.Flatten(2), nn.Linear(HEADS * WIDTH, 12).double(), Sdpa())
-    registered = register_kernel(own_kernel, to_call, output="b i (h e)")
-    with registered, pytest.warns(CaptureWarning, match=message), capture(model) as tape:
-        model(tokens())
-    assert tape.layers == ["3"]
-
-
-class Sdpa(nn.Module):
-    def forward(self, x):
-        return F.scaled_dot_product_attention(*x[:, None].chunk(3, -1))
-
-
-def test_a_kernel_is_registered_until_its_handle_is_removed():
-    def kernel(q, k, v):
-        return Opaque.apply(q, k, v)
-
-    model, x = Layer(lambda q, k, v: kernel(q, k, v)), tokens()
-    handle = register_kernel(kernel, lambda q, k, v: KernelCall(q=q, k=k, v=v), output="b h i e")
-    with capture(model) as tape:
-        model(x)
-    assert len(tape) == 1
-    handle.remove()
-    with pytest.raises(ValueError, match="no attention of Layer was recorded"), capture(model):
-        model(x)
-
-
-@pytest.mark.parametrize("output", ["b h i", "b h i e e", "b (h i e", "q k v"])
-def test_dims_of_an_output_that_make_no_sense_are_refused(output):
-    with pytest.raises(ValueError, match="output must name the dims b, h, i and e once each"):
-        register_kernel(own_kernel, to_kernel_call, output=output)
-
-
-def test_what_is_registered_must_be_functions():
-    with pytest.raises(TypeError, match="register_kernel takes two functions, got 3"):
-        register_kernel(3, to_kernel_call)
-
-
-def test_a_registered_kernel_without_a_batch_and_with_dropout_is_recorded():
-    def kernel(q, k, v, p=0.0):  # h i d
-        out = Opaque.apply(q, k, v)
-        return (out * (torch.rand_like(out) > p), "more") if p else (out, "more")
-
-    model = Layer(lambda q, k, v: kernel(q[0], k[0], v[0], p=0.5)[0])
-    call = lambda q, k, v, p=0.0: KernelCall(q=q[None], k=k[None], v=v[None], dropout=p)  # noqa: E731
-    x = tokens()
-    with register_kernel(kernel, call, output="h i e", dropout="p"), capture(model) as tape:
-        model(x)
-    q, k, _ = (part[:1] for part in x.chunk(3, -1))
-    close(tape[0][:], (q @ k.mT / WIDTH**0.5).softmax(-1))

@@ -2,15 +2,21 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import tests.lens.tiny_transformers as zoo
-from regard import Bilinear, Dense, Documents, Padding, attend
+from regard import Additive, Bilinear, Causal, Dense, Documents, Padding, attend
 from regard.lens import Tape, capture
 from regard.lens.recording.store import TermSnapshots
-from regard.nn import Attention, LearnedSink, T5Bias
-
-B, N, D, H = 2, 5, 16, 2
+from regard.nn import (
+    Attention,
+    BahdanauAttention,
+    KVCache,
+    LearnedSink,
+    T5Bias,
+)
+from tests.lens.sdpa_layers import B, D, H, Layer, N, assert_close, tokens
 
 
 class Called(nn.Module):
@@ -39,7 +45,7 @@ def test_a_mask_that_is_reused_in_place_for_the_next_batch_is_copied(mode):
     ("slot", "make", "held"),
     [
         ("mask", Padding, torch.tensor([3, 4])),
-        ("mask", Documents, torch.tensor([[0, 0, 1, 1, 1]])),
+        ("mask", Documents, torch.arange(N)[None] // 2),
         ("mask", Dense, torch.rand(N, N) > 0.3),
         ("score", Bilinear, torch.randn(D // H, D // H)),
     ],
@@ -80,8 +86,8 @@ def test_sinks_of_transformers_are_copied_before_they_change():
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.sinks.fill_(5.0)
-    for A, B in zip(tape.values(), right, strict=True):
-        torch.testing.assert_close(A.dense(), B)
+    for A, want in zip(tape.values(), right, strict=True):
+        torch.testing.assert_close(A.dense(), want)
 
 
 def test_a_tensor_is_copied_once_for_all_layers_until_it_is_written_to():
@@ -111,3 +117,79 @@ def test_copies_count_towards_the_budget_where_they_are_kept():
     with pytest.raises(MemoryError, match="more than budget"):
         held(budget=f"{whole - 1}B")
     assert held(keep=["entropy"]) == 4 * H * 64
+
+
+def test_parameters_in_terms_are_copied():
+    layer = BahdanauAttention(query_dim=5, state_dim=6, dim=7)
+    memory = layer.remember(torch.randn(B, N, 6), torch.tensor([9, 4]))
+    with capture(layer) as tape:
+        layer(torch.randn(B, 3, 5), memory)
+    before = tape[0].dense()
+    assert isinstance(tape[0]._call.score, Additive)
+    with torch.no_grad():
+        layer.score.vector.add_(1.0)
+    assert torch.equal(tape[0].dense(), before)
+
+
+def test_a_change_in_place_after_the_attention_raises_unless_it_was_copied():
+    class Rude(nn.Module):
+        def forward(self, x):
+            out = F.scaled_dot_product_attention(x, x, x)
+            x.zero_()
+            return out
+
+    model = Rude()
+    with capture(model) as tape:
+        model(torch.randn(1, 2, 5, 4))
+    with pytest.raises(RuntimeError, match=r"changed in place by the model.*to='cpu'"):
+        tape[0]
+    with capture(model, to="cpu") as tape:
+        x = torch.randn(1, 2, 5, 4)
+        truth = (x @ x.mT / 2).softmax(-1)
+        model(x)
+    assert_close(tape[0], truth.double())
+
+
+def test_tensors_on_disk_do_not_count_towards_the_budget(tmp_path):
+    model, x = nn.Sequential(Layer(), Attention(D, H, mask=Causal()).eval()), tokens()
+    with torch.no_grad(), capture(model) as held:
+        model(x)
+    with torch.no_grad(), capture(model, to=tmp_path / "scratch", budget="0KB") as tape:
+        model(x)
+    # Queries and keys of both, and what the kernel said of each row where it was PyTorch's own.
+    assert len(list((tmp_path / "scratch").glob("*/*.safetensors"))) == 5
+    for A, B_ in zip(tape.values(), held.values(), strict=True):
+        assert torch.equal(A.dense(), B_.dense())
+
+
+def test_generation_on_disk_leaves_one_file_per_tensor(tmp_path):
+    layer, x = Attention(D, H, mask=Causal()).eval(), tokens()
+    with torch.no_grad(), capture(layer, to=tmp_path) as tape:
+        cache = KVCache()
+        for part in x.split(1, 1):
+            layer(part, cache=cache)
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 2
+    assert (tape[0].dense() - layer.weights(x).dense()).abs().max() < 1e-6
+
+
+def test_a_tensor_beyond_the_budget_raises_before_it_is_kept():
+    model, x = nn.Sequential(*(Layer() for _ in range(4))), tokens(64)
+    one = 2 * B * 64 * D * 4 + B * H * 64 * 4  # queries, keys and a number for each row
+    with torch.no_grad(), capture(model, budget=f"{4 * one}B"):
+        model(x)
+    message = r"^3: statistic of shape \(2, 4, 64\) .* more than budget='.*keep=\['entropy'"
+    with torch.no_grad(), pytest.raises(MemoryError, match=message), capture(model, budget=f"{4 * one - 1}B"):
+        model(x)
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("some/folder", r"or to=Path\('some/folder'\)"),
+        ("gpu", r"got 'gpu'; write to='cpu' or to='cuda', or to=Path\('gpu'\)"),
+        ("cuda:99", r"to='cuda:99' is a device this machine does not have; write"),
+    ],
+)
+def test_a_place_that_is_no_device_of_this_machine_is_refused(to, message):
+    with pytest.raises(ValueError, match=message), capture(Layer(), to=to):
+        pass

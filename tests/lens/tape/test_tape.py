@@ -18,6 +18,8 @@ from regard.lens.recording.store import TensorInMemory
 from regard.nn import Attention
 
 B, N, D, H = 2, 7, 16, 4
+
+
 TEXT = ["A", "que", "##ry", "look", "##s", "at", "keys"]
 
 
@@ -101,36 +103,6 @@ def test_extras_are_empty_where_nothing_was_kept(tape):
     assert Extras().gradient is None
 
 
-def test_tokens_label_axes_of_their_length(tape):
-    assert tape.tokens_of(0) == (TEXT, TEXT)
-    assert tape.tokens_of(("a", 1)) == (None, None)
-    tape.tokens = {"*": TEXT, "b.1": (TEXT, [*TEXT[:-1], "values"]), "a": [["x"] * 7, ["y"] * 7]}
-    assert tape.tokens_of("b.1")[1][-1] == "values"
-    assert tape.tokens_of(("a", 0), batch=1) == (["y"] * 7, ["y"] * 7)
-    assert len(tape.tokens) == 3
-    tape.tokens = {"b.*": TEXT}
-    assert tape.tokens_of(("a", 0)) == (None, None)
-
-
-def test_the_last_token_a_model_writes_may_have_no_row(tape):
-    tape.tokens = [*TEXT, "."]
-    assert tape.tokens_of(0) == (TEXT, TEXT)
-
-
-def test_two_tokens_are_a_text_and_no_pair():
-    A = weights(torch.randn(1, 1, 2, 4), torch.randn(1, 1, 2, 4))
-    tape = Tape({("x", 0): A})
-    tape.tokens = ("a", "b")
-    assert tape.tokens_of("x") == (["a", "b"], ["a", "b"])
-    tape.tokens = {"x": ("a", "b")}
-    assert tape.tokens_of("x") == (["a", "b"], ["a", "b"])
-
-
-def test_tokens_must_be_strings(tape):
-    with pytest.raises(TypeError, match="tokens must be strings"):
-        tape.tokens = [[1, 2], [3, 4]]
-
-
 def test_mass_between_groups_is_that_of_the_matrix(tape):
     tape.group("words", words(TEXT))
     tape.group("words", words(TEXT), spans(N, {"start": (0, 2)}), layers="b.1")
@@ -140,14 +112,6 @@ def test_mass_between_groups_is_that_of_the_matrix(tape):
     assert (found - truth).abs().max() < 1e-6
     assert tape.mass("b.1", "words").shape == (B, H, 5, 2)
     assert tape.groups_of("b.1", "words")[1].labels == ("start", "other")
-
-
-def test_groups_that_are_missing_or_do_not_fit_are_named(tape):
-    with pytest.raises(KeyError, match=r"'b.0' has no groups 'lines'; add them with tape.group"):
-        tape.mass("b.0", "lines")
-    tape.group("words", words(TEXT))
-    with pytest.raises(ValueError, match="groups 'words' have 7 tokens, but 'a' has 5 queries"):
-        tape.groups_of(("a", 1), "words")
 
 
 def test_groups_need_queries_and_keys():
@@ -213,17 +177,6 @@ def test_facts_name_the_model(tape):
     assert tape.facts["torch"] == str(torch.__version__)
 
 
-def test_batch_rows_without_tokens_or_pictures_have_none(tape):
-    rows = [TEXT, TEXT[::-1]]
-    tape.tokens = rows
-    assert tape.tokens_of("b.0", batch=1) == (rows[1], rows[1])
-    assert tape.tokens_of("b.0", batch=2) == (None, None)
-    pixels = torch.zeros(4, 4, 3, dtype=torch.uint8)
-    tape.picture([pixels, pixels], patches=(2, 3), special=1)
-    assert None not in tape.pictures_of("b.0", batch=1)
-    assert tape.pictures_of("b.0", batch=2) == (None, None)
-
-
 def test_numpy_integers_index_entries_and_get_returns_none_for_missing_ones(tape):
     assert tape[np.int64(2)] is tape[2]
     assert 3 in tape
@@ -233,21 +186,6 @@ def test_numpy_integers_index_entries_and_get_returns_none_for_missing_ones(tape
     assert tape.get("b.0") is tape["b.0"]
 
 
-def test_two_batch_rows_are_no_pair_of_queries_and_keys(tape):
-    first, second = [f"{n}" for n in range(N)], [f"w{n}" for n in range(N)]
-    tape.tokens = (first, second)
-    assert tape.tokens_of("b.0", batch=1) == (second, second)
-    tape.tokens = {"*": (first, second)}
-    assert tape.tokens_of("b.0", batch=1) == (first, second)
-    tape.tokens = None
-    assert tape.tokens_of("b.0") == (None, None)
-
-
-def test_a_list_instead_of_groups_raises(tape):
-    with pytest.raises(TypeError, match=r"Groups, got list; write tape.group\('words', words\(tokens\)\)"):
-        tape.group("words", TEXT)
-
-
 def test_a_table_has_every_measure_that_any_layer_has():
     A = weights(*torch.randn(2, 1, 2, 6, 4))
     reduced = Reduced(torch.Size(A.shape), {"entropy": TensorInMemory(A.entropy())})
@@ -255,49 +193,6 @@ def test_a_table_has_every_measure_that_any_layer_has():
         found = Tape(entries).table()
         assert {"entropy", "received", "max", "distance"} <= set(found)
         assert sum(math.isnan(x) for x in found["received"]) == 2
-
-
-def test_groups_that_fit_no_layer_warn(tape):
-    few = words(TEXT[:3])
-    message = r"groups 'few' cover 3 queries and 3 keys, but 'b.0' has 7 queries and 7 keys; pass groups of all tokens"
-    with pytest.warns(UserWarning, match=message):
-        tape.group("few", few, layers="b.*")
-    with pytest.warns(UserWarning, match=r"groups were given for 'c\*', which matches no layer; there are a, b.0, b.1"):
-        tape.group("words", words(TEXT), layers="c*")
-
-
-def test_another_number_of_pictures_than_batch_rows_warns(tape):
-    pixels = torch.zeros(4, 4, 3, dtype=torch.uint8)
-    with pytest.warns(UserWarning, match=f"3 pictures were given, but 'a' has {B} batch rows; pass one for all"):
-        tape.picture([pixels] * 3, patches=(2, 3), special=1)
-    with pytest.warns(UserWarning, match="pictures were given for 'c', which matches no layer; there are a, b.0, b.1"):
-        tape.picture(pixels, patches=(2, 3), special=1, layers="c")
-
-
-def test_messages_show_a_layer_without_a_name_as_model():
-    model, x = Attention(D, H), torch.randn(1, N, D)
-    with capture(model) as tape:
-        model(x)
-        model(x)
-    with pytest.raises(KeyError, match=r"write tape\['\(model\)', 0\], tape\['\(model\)', 1\]"):
-        tape[""]
-    with pytest.raises(KeyError, match=r"'\(model\)' has no groups 'words'"):
-        tape.groups_of(0, "words")
-    with pytest.warns(UserWarning, match="cover 3 queries"):
-        tape.group("words", spans(3, {"first": (0, 2)}))
-    with pytest.raises(ValueError, match=r"'\(model\)' has 7 queries"):
-        tape.groups_of(0, "words")
-    for keep, what in ((None, "q"), (["entropy"], "entropy")):
-        with pytest.raises(MemoryError, match=rf"^\(model\): {what}"), capture(model, keep=keep, budget="1KB"):
-            model(torch.randn(9, 50, D))
-    with pytest.raises(IndexError, match=r"from 0 to 3 in '\(model\)'"), capture(model, heads=[4]):
-        model(x)
-    with (
-        pytest.raises(ValueError, match=r"the output of '\(model\)' does not"),
-        torch.no_grad(),
-        capture(model, gradients=True),
-    ):
-        model(x)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])

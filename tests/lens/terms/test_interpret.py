@@ -7,22 +7,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from regard import Causal
 from regard.lens import Tape, ablate, capture
-
-
-class Bare(nn.Module):
-    """The kernel alone."""
-
-    def forward(self, q: Tensor, k: Tensor, **asked: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, k, **asked)
-
-
-def plain(q: Tensor, k: Tensor) -> Tensor:
-    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+from tests.lens.sdpa_layers import Bare, plain
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 1, 6), (1, 6), (3, 1, 6)], ids=str)
@@ -128,28 +118,6 @@ def test_a_mask_is_of_heads_or_of_batch_rows_as_the_call_is():
     assert torch.equal(tape[1].dense() > 0, mask[:, None])
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_keys_written_over_are_other_keys(mode):
-    model = Bare()
-    with mode(), capture(model) as tape:
-        room, seen = torch.zeros(1, 1, 5, 8), []
-        for _ in range(2):
-            room.copy_(torch.randn(1, 1, 5, 8))
-            q = torch.randn(1, 1, 1, 8)
-            model(q, room)
-            seen.append(plain(q, room))
-    assert len(tape) == 2
-    assert all(torch.allclose(tape[n].dense(), right, atol=1e-6) for n, right in enumerate(seen))
-
-
-def test_several_queries_over_the_same_keys_are_a_call_of_their_own():
-    memory, model = torch.randn(1, 1, 5, 8), Bare()
-    with torch.no_grad(), capture(model) as tape:
-        model(torch.randn(1, 1, 3, 8), memory)
-        model(torch.randn(1, 1, 4, 8), memory)
-    assert [tuple(tape[n].shape) for n in range(len(tape))] == [(1, 1, 3, 5), (1, 1, 4, 5)]
-
-
 def test_a_batch_without_heads_has_one_head():
     q, model = torch.randn(3, 5, 8), Bare()
     with ablate(model, {"": [0]}):
@@ -170,16 +138,6 @@ def test_measures_without_a_map_make_a_page(tmp_path):
         model(x, x, x)
     tape.page().save(tmp_path / "page.html")
     assert "</html>" in (tmp_path / "page.html").read_text(encoding="utf8")
-
-
-def test_a_projection_is_copied_with_the_rest():
-    model, x = nn.MultiheadAttention(16, 2), torch.randn(5, 1, 16)
-    before = model.out_proj.weight.detach().clone()
-    with capture(model, values=True, to="cpu") as tape:
-        model(x, x, x)
-    with torch.no_grad():
-        model.out_proj.weight.zero_()
-    assert torch.equal(tape.extras(0).projection, before)
 
 
 @pytest.mark.parametrize(("mask", "first"), [(causal_upper_left, 0), (causal_lower_right, 3)])

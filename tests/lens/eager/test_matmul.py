@@ -1,0 +1,109 @@
+"""Calls of matrix products: which of them are q @ k.mT, and which are weights @ v."""
+
+import pytest
+import torch
+from torch import nn
+
+from regard.lens.eager.matmul import has_data, parse_average, parse_einsum, parse_product
+
+Q, K, V = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 6)
+SCORES = Q @ K.mT
+WEIGHTS = SCORES.softmax(-1)
+START = torch.randn(2, 5, 7)
+
+
+def product_of(name, *args, **kwargs):
+    found = parse_product(name, args, kwargs)
+    made = found.scale * found.left @ found.right.mT
+    return made if found.added is None else made + found.added
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs", "want"),
+    [
+        ("matmul", (Q, K.mT), {}, SCORES),
+        ("matmul", (), {"input": Q, "other": K.mT}, SCORES),
+        ("__matmul__", (Q, K.mT), {}, SCORES),
+        ("bmm", (Q[0], K[0].mT), {}, SCORES[0]),
+        ("bmm", (Q[0],), {"mat2": K[0].mT}, SCORES[0]),
+        ("mm", (Q[0, 0], K[0, 0].mT), {}, SCORES[0, 0]),
+        ("baddbmm", (START, Q[:, 0], K[:, 0].mT), {"alpha": 0.5}, START + 0.5 * SCORES[:, 0]),
+        ("baddbmm", (START, Q[:, 0], K[:, 0].mT), {"beta": 2, "alpha": 3}, 2 * START + 3 * SCORES[:, 0]),
+        ("baddbmm", (START * torch.nan, Q[:, 0], K[:, 0].mT), {"beta": 0}, SCORES[:, 0]),
+        ("einsum", ("bhid,bhjd->bhij", Q, K), {}, SCORES),
+        ("einsum", ("bhjd,bhid->bhij", K, Q), {}, SCORES),
+        ("einsum", ("...id,...jd->...ij", [Q, K]), {}, SCORES),
+        ("einsum", ("bihd, bjhd -> bhij", Q.transpose(1, 2), K.transpose(1, 2)), {}, SCORES),
+    ],
+)
+def test_a_product_of_queries_and_keys_is_parsed(name, args, kwargs, want):
+    torch.testing.assert_close(product_of(name, *args, **kwargs), want)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("matmul", (Q, nn.Parameter(K[0, 0].mT))),
+        ("matmul", (Q, K[0, 0].mT)),
+        ("matmul", (Q, torch.randn(4))),
+        ("matmul", (Q.long(), K.mT.long())),
+        ("einsum", ("bhid,bhjd->bhji", Q, K[:, :, :, :1])),
+        ("einsum", ("bhid,bhjd->bhijd", Q, K)),
+        ("einsum", ("bhid->bhi", Q)),
+        ("einsum", ("bhid,bhjd", Q, K)),
+        ("einsum", ("bhii,bhji->bhij", Q, K)),
+    ],
+)
+def test_other_products_are_not_scores(name, args):
+    assert parse_product(name, args, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "weights", "behind", "out"),
+    [
+        ("matmul", (WEIGHTS, V), WEIGHTS, 0, WEIGHTS @ V),
+        ("matmul", (V.mT, WEIGHTS.mT), None, 1, (WEIGHTS @ V).mT),
+        ("einsum", ("bhij,bhje->bhie", WEIGHTS, V), WEIGHTS, 0, WEIGHTS @ V),
+        ("einsum", ("bhje,bhij->bihe", V, WEIGHTS), WEIGHTS, 0, (WEIGHTS @ V).transpose(1, 2)),
+    ],
+)
+def test_an_average_of_values_is_parsed(name, args, weights, behind, out):
+    weights = args[1] if weights is None else weights
+    found = parse_average(name, args, {}, weights, behind=behind)
+    torch.testing.assert_close(found.v, V)
+    torch.testing.assert_close(found.heads(out), WEIGHTS @ V)
+    torch.testing.assert_close(found.weights(WEIGHTS), WEIGHTS)
+    assert not found.summed
+
+
+def test_an_average_without_queries_gets_one():
+    weights = WEIGHTS[:, :, 0]
+    found = parse_average("einsum", ("bhj,bhje->bhe", weights, V), {}, weights, behind=0)
+    assert found.summed
+    assert found.weights(weights).shape == (2, 3, 1, 7)
+    want = WEIGHTS[:, :, :1] @ V
+    torch.testing.assert_close(found.heads(want[:, :, 0]), want)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "behind"),
+    [
+        ("matmul", (WEIGHTS, V), 1),
+        ("matmul", (Q.mT, WEIGHTS), 0),
+        ("baddbmm", (START, WEIGHTS, V), 0),
+        ("einsum", ("bhij,bgje->bhige", WEIGHTS, V[:, :2]), 1),
+        ("einsum", ("bhij,bhie->bhje", WEIGHTS, Q), 0),
+    ],
+)
+def test_products_that_sum_over_something_else_are_no_average(name, args, behind):
+    assert parse_average(name, args, {}, WEIGHTS, behind=behind) is None
+
+
+def test_an_ellipsis_gets_labels_of_its_own():
+    (a, _), (b, _), out = parse_einsum(("...id,jd->...ij", Q, K[0, 0]))
+    assert (a, b, out) == ("01id", "jd", "01ij")
+
+
+def test_nested_and_meta_tensors_hold_no_data():
+    assert has_data(Q)
+    assert not has_data(Q.to("meta"))

@@ -1,0 +1,61 @@
+"""nn.MultiheadAttention: its tape holds the weights that it returns."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from regard.lens import capture
+from tests.lens.sdpa_layers import B, D, H, N, assert_close, lower
+
+MULTI = [
+    pytest.param({}, {}, id="plain"),
+    pytest.param({"bias": False}, {"need_weights": False}, id="no bias"),
+    pytest.param({"kdim": 5, "vdim": 7}, {}, id="other widths"),
+    pytest.param({"add_bias_kv": True, "add_zero_attn": True}, {}, id="added keys"),
+    pytest.param({"batch_first": False}, {}, id="batch second"),
+    pytest.param({}, {"attn_mask": ~lower(N, N)}, id="causal"),
+    pytest.param({}, {"key_padding_mask": torch.arange(N) >= torch.tensor([[N], [4]])}, id="padding"),
+    pytest.param(
+        {}, {"attn_mask": ~lower(N, N), "key_padding_mask": torch.arange(N) >= torch.tensor([[N], [4]])}, id="both"
+    ),
+    pytest.param({"add_zero_attn": True}, {"attn_mask": torch.randn(B * H, N, N)}, id="numbers"),
+]
+
+
+@pytest.mark.parametrize(("made", "asked"), MULTI)
+@pytest.mark.parametrize("training", [False, True])
+def test_multi_head_attention_of_pytorch_shows_its_own_weights(made, asked, training):
+    layer = nn.MultiheadAttention(D, H, **{"batch_first": True, **made}).train(training)
+    widths = [D, made.get("kdim", D), made.get("vdim", D)]
+    q, k, v = (torch.randn(B, N, width) for width in widths)
+    if made.get("batch_first") is False:
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    with torch.no_grad():
+        out, truth = layer(q, k, v, average_attn_weights=False, **{**asked, "need_weights": True})
+        with capture(layer) as tape:
+            seen, _ = layer(q, k, v, **asked)
+    assert_close(tape[0], truth.double())
+    assert (seen - out).abs().max() < 1e-6
+
+
+def test_boolean_masks_given_to_the_function_hide_where_true():
+    class Direct(nn.MultiheadAttention):
+        def forward(self, x, **masks):
+            projections = self.in_proj_weight, self.in_proj_bias
+            out = self.out_proj.weight, self.out_proj.bias
+            given = *projections, None, None, False, 0.0, *out
+            return F.multi_head_attention_forward(x, x, x, D, H, *given, average_attn_weights=False, **masks)
+
+    layer, x = Direct(D, H), torch.randn(N, B, D)
+    with torch.no_grad(), capture(layer) as tape:
+        _, truth = layer(x, attn_mask=~lower(N, N), key_padding_mask=torch.arange(N) >= torch.tensor([[N], [4]]))
+    assert repr(tape[0]._call.mask) == "Causal() & Padding((9, 4))"
+    assert_close(tape[0], truth.double())
+
+
+def test_multi_head_attention_takes_one_text_without_a_batch():
+    layer, x = nn.MultiheadAttention(D, H), torch.randn(N, D)
+    with torch.no_grad(), capture(layer) as tape:
+        _, truth = layer(x, x, x, average_attn_weights=False)
+    assert_close(tape[0], truth[None].double())

@@ -1,0 +1,63 @@
+"""Measures that are kept instead of queries and keys are those of the weights."""
+
+import pytest
+import torch
+from torch import nn
+
+from regard.lens import capture
+from tests.lens.sdpa_layers import B, H, Layer, by_hand, tokens
+
+
+def test_measures_alone_can_be_kept():
+    model, x = nn.Sequential(Layer(), Layer()), tokens(70)
+    keep = ["entropy", "received", "pool:512", "pool:8"]
+    with torch.no_grad(), capture(model, keep=keep) as tape:
+        model(x)
+    truth = by_hand(model[0], x)
+    reduced = tape["0"]
+    assert (reduced.entropy() + (truth * truth.log()).sum(-1)).abs().max() < 1e-5
+    assert (reduced.received() - truth.sum(-2)).abs().max() < 1e-5
+    assert reduced.pool(70, 70).shape == (B, H, 70, 70)
+    assert reduced.pool(8, 8).shape == (B, H, 8, 8)
+    assert repr(reduced) == f"Reduced(2 x 4 x 70 x 70, {', '.join(keep)})"
+    with pytest.raises(KeyError, match="'distance' was not kept, only entropy"):
+        reduced.distance()
+    with pytest.raises(
+        AttributeError, match=r"topk needs the full weights, but .* kept only entropy, .*; capture without"
+    ):
+        reduced.topk(2)
+    with pytest.raises(TypeError, match=r"A\[\(0, 0\)\] needs the full weights"):
+        reduced[0, 0]
+    assert not hasattr(reduced, "anything")
+
+
+@pytest.mark.parametrize("keep", [["max"], ["distance", "max"], ["pool:4"]])
+def test_kept_measures_are_those_of_the_weights(keep):
+    layer, x = Layer(), tokens()
+    with torch.no_grad(), capture(layer) as tape:
+        layer(x)
+    with torch.no_grad(), capture(layer, keep=keep) as reduced:
+        layer(x)
+    A = tape[0]
+    for name in keep:
+        truth = A.pool(4, 4) if name == "pool:4" else getattr(A, name)()
+        assert (reduced[0][name] - truth).abs().max() < 1e-6
+
+
+def test_keep_refuses_a_string():
+    with pytest.raises(TypeError, match=r"write keep=\['entropy'\]"), capture(Layer(), keep="entropy"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"keep": ["mean"]}, r"keep takes entropy, .*pool:N.*'mean'"),
+        ({"keep": ["pool:0"]}, "keep takes entropy"),
+        ({"keep": []}, "at least one measure"),
+        ({"keep": ["max"], "values": True}, "reduces to measures at once"),
+    ],
+)
+def test_measures_that_cannot_be_kept_are_refused(asked, message):
+    with pytest.raises(ValueError, match=message), capture(Layer(), **asked):
+        pass
