@@ -5,11 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from regard.data import (
-    DataError,
-    captions_json,
-    captions_tsv,
-)
+from regard.data import DataError, captions_json, captions_tsv
 
 
 def test_captions_of_an_image_are_gathered(shop, tmp_path):

@@ -2,9 +2,7 @@
 
 import pytest
 
-from regard.data import (
-    digits,
-)
+from regard.data import digits
 
 
 def test_digits_are_split_and_bright():

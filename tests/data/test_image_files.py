@@ -8,12 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.data import (
-    DataError,
-    Pictures,
-    pixels,
-    read_image,
-)
+from regard.data import DataError, Pictures, pixels, read_image
 from regard.data import image_files as module
 from tests.data.pictures import noise
 

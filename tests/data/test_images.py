@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from regard.data import (
-    DataError,
-    ImageFolder,
-    Images,
-    Pictures,
-    cifar10,
-    cifar100,
-    idx_images,
-    npz_images,
-)
+from regard.data import DataError, ImageFolder, Images, Pictures, cifar10, cifar100, idx_images, npz_images
 from regard.data.images import read_idx
 from tests.data.pictures import noise
 

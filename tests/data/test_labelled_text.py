@@ -2,12 +2,7 @@
 
 import pytest
 
-from regard.data import (
-    DataError,
-    Labelled,
-    labelled,
-    labelled_tsv,
-)
+from regard.data import DataError, Labelled, labelled, labelled_tsv
 
 
 def test_labels_are_numbered_in_sorted_order(write):

@@ -5,13 +5,7 @@ import json
 
 import pytest
 
-from regard.data import (
-    DataError,
-    Lines,
-    Pair,
-    pairs_jsonl,
-    parallel,
-)
+from regard.data import DataError, Lines, Pair, pairs_jsonl, parallel
 
 
 def test_two_files_pair_line_by_line(write):

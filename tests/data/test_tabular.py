@@ -2,12 +2,7 @@
 
 import pytest
 
-from regard.data import (
-    DataError,
-    Pair,
-    pairs_jsonl,
-    pairs_tsv,
-)
+from regard.data import DataError, Pair, pairs_jsonl, pairs_tsv
 
 
 def test_a_bad_line_anywhere_is_found_before_the_first_row(write):

@@ -1,20 +1,18 @@
-"""Seq2Seq: every attention, step by step and at once, padded and alone, forced and left to itself."""
+"""Seq2Seq: every attention, padded and alone, and every price of its loss."""
 
 import pytest
 import torch
 
 from regard import Sparsemax
 from regard.decode import greedy
-from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from regard.models.seq2seq import Seq2Seq
 from regard.nn import BahdanauAttention
 from tests.models.generator_checks import (
     END,
-    SOURCES,
     START,
     VOCABULARY,
     B,
     D,
-    M,
     N,
     a_row_alone_gives_what_it_gives_in_a_padded_batch,
     a_state_may_be_stepped_from_twice,
@@ -35,36 +33,9 @@ from tests.models.generator_checks import (
     wrong_batches_are_refused,
     wrong_sources_are_refused,
 )
+from tests.models.small_seq2seq import KINDS, config, model_of
 
-KINDS = {
-    "none": {"attention": None},
-    "bahdanau": {"attention": "bahdanau", "cell": "lstm"},
-    "dot": {"attention": "dot", "layers": 2},
-    "general": {"attention": "general", "modulate": "gate"},
-    "concat": {"attention": "concat", "modulate": "dot"},
-    "location": {"attention": "location"},
-    "local_monotonic": {"attention": "local_monotonic", "radius": 2.0},
-    "local_predictive": {"attention": "local_predictive", "radius": 3.0},
-    "feed": {"attention": "general", "feed": True, "cell": "lstm", "layers": 2},
-    "local_feed": {"attention": "local_monotonic", "radius": 2.0, "feed": True},
-    "coverage": {"attention": "bahdanau", "coverage": 0.7},
-    "one_way": {"bidirectional": False, "tied": "output", "hidden": 13},
-}
-AT_ONCE = [kind for kind in KINDS if kind not in ("feed", "local_feed", "coverage")]
 SHOWN = [kind for kind in KINDS if kind != "none"]
-
-
-def config(**options):
-    sizes = {"source_vocabulary": SOURCES, "target_vocabulary": VOCABULARY, "start": START, "dim": 10, "hidden": 12}
-    return Seq2SeqConfig(**{**sizes, "dropout": 0.0, **options})
-
-
-def model_of(kind):
-    model = Seq2Seq(config(**KINDS[kind])).to(D).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3)  # so that states differ and attention is not flat
-    return model
 
 
 @pytest.fixture(params=KINDS)
@@ -149,80 +120,6 @@ def test_smoothing_counts_in_training_alone():
 
 def test_no_logit_sees_the_token_it_predicts(model):
     no_logit_sees_the_token_it_predicts(model)
-
-
-@pytest.mark.parametrize("kind", AT_ONCE)
-@torch.no_grad()
-def test_teacher_forcing_step_by_step_equals_all_at_once(kind, monkeypatch):
-    model, batch = model_of(kind), pairs()
-    whole = logits_of(model, batch)
-    monkeypatch.setattr(type(model.decoder), "stepwise", True)
-    torch.testing.assert_close(logits_of(model, batch), whole)
-
-
-@torch.no_grad()
-def test_without_forcing_the_decoder_reads_its_own_words(model):
-    batch = pairs()
-    logits = logits_of(model, batch, forcing=0.0)
-    own = torch.cat((torch.full((B, 1), START), logits.argmax(-1)[:, :-1]), 1)
-    torch.testing.assert_close(logits, model(batch["source"], own, source_lengths=batch["source_lengths"]))
-    written = greedy(model, batch, own[:, :1], end=None, max_length=M)
-    assert [list(one.tokens) for one in written] == logits.argmax(-1).tolist()
-
-
-@torch.no_grad()
-def test_scheduled_sampling_mixes_truth_and_own_words_token_by_token():
-    model, batch = model_of("general"), pairs()
-    torch.manual_seed(3)
-    logits = logits_of(model, batch, forcing=0.5)
-    truth = begun(batch["target"])
-    own = torch.cat((truth[:, :1], logits.argmax(-1)[:, :-1]), 1)
-    torch.manual_seed(3)
-    coins = torch.stack([torch.rand(B, 1)[:, 0] for _ in range(M - 1)], 1) < 0.5
-    read = torch.cat((truth[:, :1], torch.where(coins, truth[:, 1:], own[:, 1:])), 1)
-    assert coins.any()
-    assert not coins.all()
-    torch.testing.assert_close(logits, model(batch["source"], read, source_lengths=batch["source_lengths"]))
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_a_sampling_decoder_learns_from_what_it_read(half, monkeypatch):
-    model, batch = model_of("general").float(), pairs()
-    read: list[torch.Tensor] = []
-    advance = model.decoder._advance
-    monkeypatch.setattr(model.decoder, "_advance", lambda tokens, state: read.append(tokens) or advance(tokens, state))
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        model(batch["source"], begun(batch["target"]), forcing=0.5).square().sum().backward()
-    sampled = [p.grad for p in model.parameters()]
-    model.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        model(batch["source"], read[-1]).square().sum().backward()
-    assert not torch.equal(read[-1], begun(batch["target"]))
-    assert all(grad is not None for grad in sampled)
-    torch.testing.assert_close(sampled, [p.grad for p in model.parameters()])
-
-
-def test_without_attention_the_context_enters_every_step():
-    model, batch = model_of("none"), pairs()
-    state = model.start(batch)
-    beside = state.beside.detach().requires_grad_()
-    h, _ = model.decoder.read(begun(batch["target"]), type(state)(**{**vars(state), "beside": beside}))
-    assert model.decoder.cell.input_size == model.config.dim + model.config.hidden
-    torch.testing.assert_close(state.beside, state.hidden[0][-1])
-    for t in range(M):
-        others = [x.detach() for x in state.hidden]
-        fresh = type(state)(hidden=tuple(others), beside=beside, memory=None, sources=state.sources)
-        h, _ = model.decoder.read(begun(batch["target"])[:, t : t + 1], fresh)
-        assert torch.autograd.grad(h.sum(), beside)[0].abs().sum() > 0
-
-
-def test_input_feeding_hands_on_what_was_written_from():
-    model, batch = model_of("feed"), pairs()
-    h, state = model.decoder.read(begun(batch["target"])[:, :1], model.start(batch))
-    context, _ = model.decoder.look(h, state)
-    _, state = model.decoder.write(h, context, state)
-    assert torch.equal(state.beside, model.decoder.modulate(h, context)[:, 0])
-    assert torch.count_nonzero(model.start(batch).beside) == 0
 
 
 def test_coverage_adds_up_and_its_price_is_that_of_the_paper():

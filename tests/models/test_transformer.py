@@ -10,7 +10,6 @@ from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn import Attention
 from tests.models.generator_checks import (
     END,
-    SOURCES,
     START,
     VOCABULARY,
     B,
@@ -26,7 +25,6 @@ from tests.models.generator_checks import (
     beam_never_scores_below_greedy,
     begun,
     by_hand,
-    decoded_attention_is_that_of_the_hypotheses,
     logits_of,
     no_logit_sees_the_token_it_predicts,
     pairs,
@@ -37,35 +35,7 @@ from tests.models.generator_checks import (
     wrong_batches_are_refused,
     wrong_sources_are_refused,
 )
-
-DIM, HEADS = 12, 3
-KINDS = {
-    "pre": {},
-    "post": {"norm": "post", "positions": "sinusoidal_halves", "activation": "silu", "output_bias": True},
-    "learned": {"positions": "learned", "longest": N, "embedding_norm": True, "embedding_scale": 1.0, "tied": "none"},
-    "rotary": {"positions": "rotary", "kv_heads": 1},
-    "t5": {"positions": "t5"},
-    "shaw": {"positions": "shaw", "reach": 3},
-    "alibi": {"positions": "alibi"},
-    "no_positions": {"positions": "none"},
-    "masked": {"encoder_mask": "Window(3) | Global(1)"},
-    "segments": {"segment": 4, "memory": 3},
-    "rotary_segments": {"segment": 4, "memory": 8, "positions": "rotary"},
-}
-
-
-def config(**options):
-    sizes = {"source_vocabulary": SOURCES, "target_vocabulary": VOCABULARY, "start": START}
-    sizes |= {"dim": DIM, "heads": HEADS, "hidden": 16, "encoder_layers": 2, "decoder_layers": 2}
-    return TransformerConfig(**{**sizes, "dropout": 0.0, **options})
-
-
-def model_of(kind):
-    model = Transformer(config(**KINDS[kind])).to(D).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.mul_(1.0 if "norm" in name else 2.0)  # so that attention is not flat
-    return model
+from tests.models.small_transformer import DIM, HEADS, KINDS, config, model_of
 
 
 @pytest.fixture(params=KINDS)
@@ -107,62 +77,6 @@ def test_the_state_of_selected_rows_is_that_of_their_sources(model, rows):
 
 def test_a_state_may_be_stepped_from_twice(model):
     a_state_may_be_stepped_from_twice(model)
-
-
-@torch.no_grad()
-def test_beams_share_the_keys_of_their_source():
-    model, batch = model_of("pre"), pairs()
-    state = model.start(batch)
-    spread = state.select(torch.arange(B).repeat_interleave(4))
-    assert spread.each == 4
-    assert all(a is b for a, b in zip(spread.source, state.source, strict=True))
-    fewer = spread.select(torch.tensor([1, 0, 3, 3, 16, 17, 17, 19]))
-    assert [len(one.k) for one in fewer.source] == [2, 2]
-    torch.testing.assert_close(fewer.source[0].k, state.source[0].k[[0, 4]])
-
-
-@pytest.mark.parametrize("name", ["cross.0", "cross.1", "self.1"])
-@pytest.mark.parametrize("kind", ["pre", "post", "rotary"])
-def test_attention_follows_the_hypotheses_of_a_beam(kind, name):
-    decoded_attention_is_that_of_the_hypotheses(
-        model_of(kind).watched("cross.0", "cross.1", "self.1"), pairs(), name, B
-    )
-
-
-@torch.no_grad()
-def test_watched_attention_is_that_of_the_layers():
-    model, batch = model_of("post"), pairs()
-    inputs = begun(batch["target"])
-    seen = {}
-    for n, block in enumerate(model.decoder.blocks):
-        for kind, layer in (("self", block.attention), ("cross", block.cross)):
-            hook = _note(seen, f"{kind}.{n}", layer)
-            layer.register_forward_pre_hook(hook, with_kwargs=True)
-    logits_of(model, batch)
-    whole = dict(seen)
-    stepper = model.watched("self.0", "self.1", "cross.0", "cross.1")
-    _, state = stepper.step(inputs, stepper.start(batch))
-    assert state.attention.keys() == whole.keys()
-    for name, A in state.attention.items():
-        torch.testing.assert_close(A, whole[name])
-    assert set(model.watched().start(batch).watch) == {"cross.0", "cross.1"}
-
-
-def _note(seen, name, layer):
-    def hook(_, args, kwargs):
-        kwargs = {key: x for key, x in kwargs.items() if x is not None and key != "cache"}
-        context = args[1:2] if len(args) > 1 and args[1] is not None else ()
-        if not context or torch.is_tensor(context[0]):
-            seen.setdefault(name, layer.weights(args[0], *context, **kwargs)[...])
-
-    return hook
-
-
-def test_watching_what_is_not_there_raises():
-    with pytest.raises(
-        ValueError, match=r"no attention is named 'cross.2'; pass one of cross.0, cross.1, self.0, self.1"
-    ):
-        model_of("pre").watched("cross.2")
 
 
 def test_the_loss_is_the_cross_entropy_of_targets_shifted_once(model):
