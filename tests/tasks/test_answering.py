@@ -349,3 +349,16 @@ def test_any_function_from_a_tokenizer_to_a_config_is_a_model(tmp_path):
 def test_a_bert_has_places_for_the_longest_row(tmp_path):
     trained(tmp_path / "run", "bert", windows=WindowSettings(size=600, overlap=1))
     assert Answerer.load(tmp_path / "run").model.bert.config.length == 600 + 64 + 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"depth": 2}, "depth is only for a Bert, got kind='reader'"),
+        ({"kind": "bert", "cell": "lstm"}, "cell is only for a reader, got kind='bert'"),
+        ({"kind": "bert", "spelling": False}, "spelling is only for a reader, got kind='bert'"),
+    ],
+)
+def test_settings_that_mean_nothing_for_a_kind_are_refused(settings, message):
+    with pytest.raises(ValueError, match=f"{message}.*; leave it out"):
+        AnsweringModelSettings(**settings)

@@ -7,38 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from regard.data import Captioned, DataError, Tokenizer, captions_tsv
+from regard.data import Tokenizer
 from regard.decode import score
 from regard.models import CaptionerConfig
 from regard.tasks import captioning, metrics
-from regard.tasks.caption_inputs import CaptionExamples, CaptionLengths, texts_of
+from regard.tasks.caption_inputs import CaptionLengths, texts_of
 from regard.tasks.captioning import CaptioningModelSettings, Describer
 from regard.tasks.image_inputs import ImageSettings, ImageTransform
-from regard.tasks.vocabulary import WordVocabulary
 from regard.train import Constant, Linear, Recipe, Silence, checkpoint
+from tests.tasks.coloured_squares import SCENES
 
 RECIPE = Recipe(steps=4, rate=Constant(3e-3), save_every=2, log_every=1)
-COLOURS = {"red": (220, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 220)}
 KINDS = ("soft", "hard", "transformer")
 
 
-def scenes():
-    """A coloured square in one of four corners, and the one or two ways to say so."""
-    found = []
-    for colour, rgb in COLOURS.items():
-        for corner in range(4):
-            image = np.zeros((16, 16, 3), np.uint8)
-            y, x = (8 * n for n in divmod(corner, 2))
-            image[y : y + 8, x : x + 8] = rgb
-            place = f"{'bottom' if y else 'top'} {'right' if x else 'left'}"
-            captions = (f"{colour} at the {place}",) + ((f"a {colour} square",) if corner == 3 else ())
-            found.append(Captioned(image, captions, ""))
-    return found
-
-
-SCENES = scenes()
 TINY = CaptioningModelSettings(dim=16, depth=1, channels=16, stages=2, dropout=0.0)
 
 
@@ -177,47 +160,6 @@ def test_the_best_checkpoint_has_the_highest_bleu(tmp_path):
     assert outcome.score == Describer.load(tmp_path / "run").evaluate(SCENES, beam=1)["bleu1"].value
 
 
-def test_every_caption_has_a_turn(tmp_path):
-    tokenizer = WordVocabulary().learn(texts_of(SCENES))
-    turns = CaptionExamples(SCENES, tokenizer, CaptionLengths(), say=print)
-    said = [tokenizer.decode(turn["target"]) for turn in turns]
-    assert said == list(texts_of(SCENES))
-    assert len(turns) == len(turns.owners) == 15
-    assert turns.longest == 6
-    assert turns.owners[4] == 3
-    assert all(turn["target"][-1] == tokenizer.eos for turn in turns)
-
-
-def test_turns_of_files_are_those_of_their_pictures(tmp_path):
-    for n, scene in enumerate(SCENES[:4]):
-        Image.fromarray(scene.image).save(tmp_path / f"{n}.png")
-    lines = [f"{n}.png\t{text}\n" for n, scene in enumerate(SCENES[:4]) for text in scene.captions]
-    (tmp_path / "captions.tsv").write_text("".join(lines))
-    files = captions_tsv(tmp_path / "captions.tsv", tmp_path)
-    tokenizer = WordVocabulary().learn(texts_of(files))
-    one, other = (CaptionExamples(some, tokenizer, CaptionLengths(), say=print) for some in (files, SCENES[:4]))
-    assert len(one) == len(other) == 5
-    assert list(one) == list(other)
-    assert one.owners == other.owners
-
-
-@pytest.mark.parametrize(("long", "count", "longest"), [("drop", 3, 4), ("truncate", 15, 4)])
-def test_captions_that_are_too_long_are_dropped_or_cut_and_counted(long, count, longest):
-    said = []
-    tokenizer = WordVocabulary().learn(texts_of(SCENES))
-    turns = CaptionExamples(SCENES, tokenizer, CaptionLengths(limit=4, long=long), say=said.append)
-    assert (len(turns), turns.longest) == (count, longest)
-    done = "dropped" if long == "drop" else "truncated"
-    assert said == [f"12 of 15 captions have more than 4 tokens and were {done}"]
-
-
-@pytest.mark.parametrize("lengths", [CaptionLengths(limit=4, long="error"), CaptionLengths(limit=2)])
-def test_captions_that_may_not_be_so_long_are_named(lengths):
-    tokenizer = WordVocabulary().learn(texts_of(SCENES))
-    with pytest.raises(DataError, match=r"image 0: the caption has 6 tokens, more than \d, like 1\d of 15 captions; r"):
-        CaptionExamples(SCENES, tokenizer, lengths, say=print)
-
-
 def test_a_sketch_is_a_config():
     tokenizer = Tokenizer.words(["a b"])
     config = CaptioningModelSettings(kind="transformer", channels=64, stages=3)(
@@ -262,3 +204,18 @@ def test_captions_of_another_number_than_the_images_are_counted(folder):
             show(IMAGES[:2], ["blue"])
         with pytest.raises(TypeError, match=r"captions must be a list of texts, got a single text; pass \[text\]"):
             show(IMAGES[:2], "hi")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "transformer", "doubly": 1.0}, "doubly is only for soft attention, got a Transformer"),
+        ({"kind": "hard", "doubly": 1.0}, "doubly is only for soft attention, got hard attention"),
+        ({"kind": "soft", "reinforce": 0.5}, "reinforce is only for hard attention, got soft attention"),
+        ({"kind": "transformer", "entropy": 0.1}, "entropy is only for hard attention, got a Transformer"),
+        ({"kind": "soft", "heads": 8}, "heads is only for a Transformer, got soft attention"),
+    ],
+)
+def test_settings_that_mean_nothing_for_a_kind_are_refused(settings, message):
+    with pytest.raises(ValueError, match=f"{message}.*; leave it out"):
+        CaptioningModelSettings(**settings)

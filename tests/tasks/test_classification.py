@@ -12,24 +12,18 @@ import torch
 from torch.nn import functional as F
 
 from regard.data import Images, Labelled, Tokenizer
-from regard.lens import rollout_matrix
 from regard.models import (
-    AttentionConvNetConfig,
     Bert,
     BertConfig,
     BertPretraining,
     Gpt,
     GptConfig,
-    TextClassifierConfig,
-    ViT,
-    ViTClassifier,
-    ViTConfig,
     pretrained,
 )
-from regard.tasks import Batching, attention_maps, classification, run_folder
+from regard.tasks import Batching, classification, run_folder
 from regard.tasks.classification import Classifier
 from regard.tasks.classifiers import ClassificationModelSettings
-from regard.tasks.image_inputs import ImageSettings, ImageTransform
+from regard.tasks.image_inputs import ImageSettings
 from regard.train import Constant, Linear, Recipe, Silence, checkpoint
 
 RECIPE = Recipe(steps=4, rate=Constant(3e-3), save_every=2, log_every=1)
@@ -168,19 +162,6 @@ def test_looks_are_shares_of_what_there_is_to_look_at(reader, seer):
         assert look.sum().item() == pytest.approx(1, abs=1e-5)
 
 
-def test_a_vit_without_a_class_token_looks_as_the_mean_of_its_patches_does():
-    sizes = {"image": 8, "patch": 2, "channels": 1, "dim": 16, "depth": 2, "heads": 2, "hidden": 32}
-    model = ViTClassifier(ViT(ViTConfig(**sizes, pool="mean")), classes=3).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3)  # so that attention is not flat
-    batch = {"image": torch.rand(2, 1, 8, 8)}
-    expected = rollout_matrix(attention_maps.capture_batch(model, batch).values()).mean(1)
-    found = torch.stack(attention_maps.input_maps(model, batch)).flatten(1)
-    torch.testing.assert_close(found, expected)
-    assert found.std() > 1e-3
-
-
 def test_pieces_are_what_tokens_stand_for(reader):
     start = ["<bos>"] if reader.reads.start else []
     assert reader.reads.pieces("the  dull film!") == [*start, "the", "dull", "film", "!"]
@@ -250,39 +231,6 @@ def test_a_text_is_read_as_far_as_texts_went_in_training(tmp_path):
     assert cut.probabilities == pytest.approx(longer.probabilities, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("model", "kind"),
-    [
-        (ClassificationModelSettings(), TextClassifierConfig),
-        (ClassificationModelSettings(kind="pool"), TextClassifierConfig),
-        (ClassificationModelSettings(kind="bert"), BertConfig),
-    ],
-)
-def test_sketches_of_text_models_are_configs(model, kind, reader):
-    words = reader.reads.words
-    network = model.texts(words, None, classes=2, limit=50)
-    assert type(network) is kind
-    assert network.vocabulary == len(words)
-    assert getattr(network, "layers", 1) == (0 if model.kind == "pool" else 1)
-
-
-@pytest.mark.parametrize(("size", "widths"), [(8, (64, 128)), (28, (32, 64, 128)), (4, (128,)), (224, (32, 64, 128))])
-def test_a_convnet_has_as_many_stages_as_the_image_can_be_halved(size, widths):
-    network = ClassificationModelSettings(attention="none").images(ImageTransform(size=size, channels=3), classes=5)
-    assert type(network) is AttentionConvNetConfig
-    assert (network.widths, network.attention, network.channels) == (widths, None, 3)
-
-
-@pytest.mark.parametrize(("size", "patch"), [(8, 1), (28, 2), (32, 4), (224, 28), (7, 1), (64, 8)])
-def test_patches_are_an_eighth_of_the_image_or_less(size, patch):
-    network = ClassificationModelSettings(kind="vit").images(ImageTransform(size=size, channels=1), classes=5)
-    assert type(network) is ViTConfig
-    assert network.patch == patch
-    assert ClassificationModelSettings(kind="vit", patch=size).images(
-        ImageTransform(size=size, channels=1), classes=5
-    ).grid == (1, 1)
-
-
 def test_attention_that_looks_nowhere_is_refused(tmp_path):
     seen(
         tmp_path / "run",
@@ -316,19 +264,6 @@ def test_a_tape_holds_so_many_and_no_more(reader):
     for count in (0, 501):
         with pytest.raises(ValueError, match=f"a capture holds 1 to 500 examples, got {count}"):
             reader.tape(["dull"] * count)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"kind": "bert", "smoothing": 0.1}, "smoothing is only for rnn, pool and convnet, got kind='bert'"),
-        ({"kind": "vit", "spelling": True}, "spelling is only for rnn and pool, got kind='vit'"),
-        ({"kind": "convnet", "pooling": "mean"}, "pooling is only for vit, got kind='convnet'; leave it out"),
-    ],
-)
-def test_settings_of_another_kind_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        ClassificationModelSettings(**settings)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):

@@ -284,3 +284,16 @@ def test_byte_pairs_are_copied_too(tmp_path):
     assert isinstance(summarizer.tokenizers, CopyTokenizers)
     assert summarizer.tokenizers.source.unk is None
     assert len(summarizer.summarize([PAIRS[0].source])) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"heads": 2}, "heads is only for a Transformer, got kind='pointer'"),
+        ({"kind": "transformer", "cell": "gru"}, "cell is only for recurrent models, got a Transformer"),
+        ({"kind": "transformer", "coverage": 1.0}, "coverage is only for recurrent models, got a Transformer"),
+    ],
+)
+def test_settings_that_mean_nothing_for_a_kind_are_refused(settings, message):
+    with pytest.raises(ValueError, match=f"{message}.*; leave it out"):
+        SummarizationModelSettings(**settings)

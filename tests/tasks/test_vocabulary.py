@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from regard.data import DataError, Pair, Tokenizer
-from regard.tasks import PairVocabulary, Vocabulary
+from regard.data import DataError, Tokenizer
+from regard.tasks.vocabulary import Vocabulary, WordVocabulary
 
 TEXTS = ["ein kleines Haus.", "ein kleiner Hund"]
 
@@ -34,26 +34,24 @@ def test_a_loaded_tokenizer_is_taken_as_it_is(tmp_path):
         Vocabulary(load=str(tmp_path / "nothing.json")).learn(TEXTS)
 
 
-def test_both_sides_share_a_vocabulary_or_have_their_own():
-    pairs = [Pair("ab", "cd")]
-    joint = PairVocabulary(kind="char").learn_both(pairs)
-    assert joint.source is joint.target
-    assert "<unk>" not in joint.source.tokens(joint.source.encode("abcd"))
-    apart = PairVocabulary(kind="char", joint=False).learn_both(pairs)
-    assert apart.source.tokens(apart.source.encode("abc")) == ["a", "b", "<unk>"]
-    assert apart.target.tokens(apart.target.encode("bcd")) == ["<unk>", "c", "d"]
-
-
-def test_only_source_and_target_of_an_example_are_learned_from():
-    class Dated(Pair):
-        def __iter__(self):
-            return iter((*super().__iter__(), "zz"))
-
-    assert "<unk>" in (learned := PairVocabulary(kind="char").learn_both([Dated("ab", "cd")]).source).tokens(
-        learned.encode("z")
-    )
-
-
 def test_a_kind_that_is_not_known_is_refused():
     with pytest.raises(TypeError, match="kind must be 'bpe' or 'wordpiece' or 'word' or 'char', got 'syllable'"):
         Vocabulary(kind="syllable")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (Vocabulary, {"split": "space"}, "split is only for words, got kind='bpe'"),
+        (WordVocabulary, {"kind": "char", "split": "space"}, "split is only for words, got kind='char'"),
+        (Vocabulary, {"load": "t.json", "size": 5}, "size is only for a vocabulary that is learned, got load='t.json'"),
+        (
+            WordVocabulary,
+            {"load": "t.json", "kind": "bpe"},
+            "kind is only for a vocabulary that is learned, got load='t.json'",
+        ),
+    ],
+)
+def test_settings_that_mean_nothing_for_a_kind_are_refused(kind, settings, message):
+    with pytest.raises(ValueError, match=f"{message}.*; leave it out"):
+        kind(**settings)
