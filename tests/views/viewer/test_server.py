@@ -12,7 +12,6 @@ import torch
 from regard import Causal, weights
 from regard.lens import Tape
 from regard.views import serve
-from regard.views.viewer import http as connection
 from regard.views.viewer import server
 from regard.views.viewer.api import ViewerApi
 from regard.views.viewer.describe import Capture
@@ -263,10 +262,3 @@ def test_one_file_is_served_by_its_path(tape, tmp_path, knock):
     for path in (tmp_path / "p.safetensors", str(tmp_path / "p.safetensors")):
         with serve(path, open_browser=False) as viewer:
             assert [capture["name"] for capture in knock(viewer).json("session")["captures"]] == ["p"]
-
-
-def test_limits_are_set():
-    settings = connection.server_config(None)
-    assert settings.limit_concurrency == 256
-    assert settings.access_log is False
-    assert settings.ws == "none"

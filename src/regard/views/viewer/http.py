@@ -56,13 +56,18 @@ class TimeoutProtocol(H11Protocol):
         self.transport.close()
 
     def _schedule_check(self, since: float) -> None:
-        self._timer = self.loop.call_later(IDLE_SECONDS / 4, self._check_timeout, since, self.cycle)
+        self._timer = self.loop.call_later(IDLE_SECONDS / 4, self._check_timeout, since, self._activity())
 
-    def _check_timeout(self, since: float, before: object) -> None:
-        now, answering = self.loop.time(), self.cycle is not None and not self.cycle.response_complete
-        if self.cycle is not before:
+    def _check_timeout(self, since: float, before: tuple[object, bool]) -> None:
+        now, activity = self.loop.time(), self._activity()
+        if activity != before:
             since = now
+        _, answering = activity
         if now - since > (2 * ANSWER_SECONDS if answering else IDLE_SECONDS):
             self.transport.abort()
         else:
             self._schedule_check(since)
+
+    def _activity(self) -> tuple[object, bool]:
+        """Return the last request, and whether it is still being answered."""
+        return self.cycle, self.cycle is not None and not self.cycle.response_complete

@@ -90,8 +90,8 @@ def parse_query(name: str, query: str) -> dict[str, Any]:
         raise ApiError(400, "the query cannot be read", _usage_hint(name)) from None
     names = [key for key, _ in given]
     if sorted(names) != sorted(parameters):
-        shown = ", ".join(parameters) or "no parameters"
-        raise ApiError(400, f"{name} takes {shown}, each once", _usage_hint(name))
+        shown = f"{', '.join(parameters)}, each once" if parameters else "no parameters"
+        raise ApiError(400, f"{name} takes {shown}", _usage_hint(name))
     found = {}
     for key, value in given:
         try:
@@ -103,4 +103,5 @@ def parse_query(name: str, query: str) -> dict[str, Any]:
 
 def _usage_hint(name: str) -> str:
     values = {"minus": "none", "axis": "query"}
-    return f"write {name}?" + "&".join(f"{key}={values.get(key, 0)}" for key in RESOURCES[name].parameters)
+    query = "&".join(f"{key}={values.get(key, 0)}" for key in RESOURCES[name].parameters)
+    return f"write {name}?{query}" if query else f"write {name}"
