@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from regard.lens import capture, spans
+from regard.lens.layer_names import list_names, matches, own_name, shown_calls, shown_name, within
 from regard.nn import Attention
 from tests.lens.sdpa_layers import Layer, tokens
 
@@ -39,3 +40,40 @@ def test_messages_show_a_layer_without_a_name_as_model():
         capture(model, gradients=True),
     ):
         model(x)
+
+
+def test_the_model_itself_is_shown_as_model():
+    assert (shown_name(""), shown_name("a.b")) == ("(model)", "a.b")
+    assert (own_name("(model)"), own_name("a.*")) == ("", "a.*")
+    assert list_names(["", "a", ""]) == "(model), a"
+    assert list_names([]) == "none"
+
+
+def test_calls_are_numbered_if_a_layer_has_several():
+    assert shown_calls([("a", 0), ("b", 0), ("a", 1)]) == ["a, 0", "b", "a, 1"]
+    assert shown_calls(iter([("", 0)])) == ["(model)"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "pattern", "is_match"),
+    [
+        ("encoder.0", "encoder.*", True),
+        ("encoder.0.self", "encoder.*", True),
+        ("encoder.0", "encoder.[1-9]", False),
+        ("encoder.0", "ENCODER.*", False),
+        ("encoder.0", "encoder", False),
+        ("", "(model)", True),
+        ("", "*", True),
+        ("a", "(model)", False),
+    ],
+)
+def test_patterns_match_whole_names_like_file_names(layer, pattern, is_match):
+    assert matches(layer, pattern) is is_match
+
+
+@pytest.mark.parametrize(
+    ("layer", "part", "inside"),
+    [("a", "a", True), ("a", "a.b", True), ("", "a.b", True), ("a", "ab", False), ("a.b", "a", False)],
+)
+def test_a_part_is_the_layer_or_a_submodule(layer, part, inside):
+    assert within(layer, part) is inside

@@ -49,7 +49,7 @@ class Watching:
     """Consumer that changes nothing."""
 
     def observe(self, attention):
-        attention.observed()
+        attention.interpret()
         return attention.out
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from regard import Causal
 from regard.lens import NotUnderstood
 from regard.lens.interception.intercept import intercept
+from regard.lens.interception.intercepted import HEADS_SECOND, HEADS_THIRD
 from tests.lens.kernel_layers import QkvLayer, qkv
 
 
@@ -45,3 +46,55 @@ def test_arguments_of_a_call_can_be_replaced():
     with intercept(model, Replacing(lambda call: replace(call, scale=0.0))):
         out = model(x)
     torch.testing.assert_close(out, x.chunk(3, -1)[2].mean(1, keepdim=True).expand_as(out))
+
+
+@pytest.mark.parametrize(("layout", "shape"), [(HEADS_SECOND, (2, 4, 7, 8)), (HEADS_THIRD, (2, 7, 4, 8))])
+def test_a_layout_finds_the_heads_of_an_output_and_makes_one_of_them(layout, shape):
+    out = torch.randn(shape)
+    assert layout.heads(out).shape == (2, 4, 7, 8)
+    again = layout.output(layout.heads(out))
+    assert torch.equal(again, out)
+    assert again.is_contiguous()
+
+
+class Watching:
+    """Consumer that keeps the calls it sees."""
+
+    def __init__(self):
+        self.seen, self.terms, self.projections = [], [], []
+
+    def observe(self, attention):
+        self.seen.append(attention)
+        attention.await_projection(self.projections.append)
+        self.terms.append(attention.interpret())
+        return attention.out
+
+
+def test_a_call_is_read_in_terms_with_its_heads_and_its_projection():
+    class Projecting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(32, 32).double()
+
+        def forward(self, x):
+            q, k, v = (part.transpose(1, 2) for part in x.chunk(3, -1))
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return self.out(out.transpose(1, 2).flatten(2))
+
+    model, watching, x = nn.Sequential(Projecting()), Watching(), qkv()
+    with intercept(model, watching):
+        model(x)
+    (attention,), (terms,) = watching.seen, watching.terms
+    assert attention.layer == "0"
+    assert terms.mask == Causal()
+    torch.testing.assert_close(terms.weights @ terms.v, attention.heads)
+    assert torch.equal(attention.with_heads(attention.heads), attention.out)
+
+
+def test_a_call_that_is_not_understood_is_read_as_its_reason():
+    model, watching = nn.Sequential(Weighted()), Watching()
+    with intercept(model, watching):
+        model(qkv())
+    (reason,) = watching.terms
+    assert isinstance(reason, NotUnderstood)
+    assert "not the softmax" in str(reason)

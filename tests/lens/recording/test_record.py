@@ -12,6 +12,7 @@ from torch import nn
 from regard import Alibi, Causal, Window
 from regard.decode import beam, greedy, score
 from regard.lens import capture
+from regard.lens.recording.record import checksums
 from regard.models import Transformer, TransformerConfig
 from regard.nn import Attention, BahdanauAttention, KVCache, ShawBias, T5Bias
 from tests.lens.sdpa_layers import B, Bare, D, H, Layer, N, assert_close, lower, plain, tokens
@@ -231,3 +232,15 @@ def test_keys_written_over_in_place_start_another_call(mode):
             seen.append(plain(q, room))
     assert len(tape) == 2
     assert all(torch.allclose(tape[n].dense(), right, atol=1e-6) for n, right in enumerate(seen))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_checksums_are_those_of_the_bits_wherever_they_lie(dtype):
+    k = torch.randn(2, 3, 5, 4).to(dtype)
+    sums = checksums(k)
+    assert sums.shape == (2, 5)
+    other = k.transpose(1, 2).clone().transpose(1, 2)
+    assert torch.equal(checksums(other), sums)
+    changed = k.clone()
+    changed.view(torch.uint8)[1, 0, 3, 0] ^= 1
+    assert (checksums(changed) != sums).nonzero().tolist() == [[1, 3]]

@@ -1,5 +1,7 @@
 """Every term as JSON and back; nothing but known terms is rebuilt."""
 
+import json
+
 import pytest
 import torch
 
@@ -35,8 +37,10 @@ from regard import (
     weights,
 )
 from regard.lens import Tape
-from regard.lens.tape.term_json import TERMS
+from regard.lens.tape.term_json import TERMS, TensorBox, check_fields, evaluate_functions, from_json, to_json
 from regard.lens.terms.infer_mask import Packed
+from regard.ops.terms.biases import Bias
+from regard.ops.terms.term import term
 
 B, H, I, J, D = 2, 4, 5, 7, 8
 
@@ -89,3 +93,57 @@ def test_masks_with_functions_are_saved_as_bits(tmp_path):
     again = Tape.load(tmp_path / "tape.safetensors")["x"]
     assert isinstance(again._call.mask, Packed)
     assert torch.equal(again.dense(), A.dense())
+
+
+@pytest.mark.parametrize("terms", CASES, ids=[str(n) for n in range(len(CASES))])
+def test_every_term_is_plain_json_and_comes_back(terms):
+    box = TensorBox()
+    sources = {name: to_json(term, box) for name, term in terms.items()}
+    again = {name: from_json(source, box.tensors) for name, source in json.loads(json.dumps(sources)).items()}
+    assert repr(again) == repr(terms)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"term": "Rule", "fn": "print"}, "unknown term 'Rule'; known are Causal, Window"),
+        ({"term": ["Causal"]}, "unknown term"),
+        ({"fields": 3}, "unknown term None"),
+        ({"term": "Prefix"}, "Prefix must have the fields n, got "),
+        ({"term": "Prefix", "n": 2, "more": 3}, "Prefix must have the fields n, got n, more"),
+        ({"tensor": "t1"}, "the file has no tensor 't1'"),
+        ({"tensor": 0}, "the file has no tensor 0"),
+        ([{"tensor": "t1"}], "the file has no tensor 't1'"),
+    ],
+)
+def test_other_json_is_refused(source, message):
+    with pytest.raises(ValueError, match=message):
+        from_json(source, {"t0": torch.zeros(1)})
+
+
+def test_fields_are_those_of_an_object():
+    check_fields("entry", {"a": 1, "b": 2}, "a", "b")
+    with pytest.raises(ValueError, match="entry must have the fields a, b, got list"):
+        check_fields("entry", [1], "a", "b")
+
+
+def test_a_tensor_is_boxed_once_and_memory_is_never_shared():
+    box, x = TensorBox(), torch.arange(6.0)
+    assert box.add(x) == box.add(x) == "t0"
+    assert box.add(x[:3]) == "t1"  # a view of the same memory
+    first, second = box.tensors.values()
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+    assert torch.equal(second, x[:3])
+
+
+def test_a_term_that_is_no_mask_and_not_in_the_table_cannot_be_saved():
+    @term
+    class Own(Bias):
+        def over(self, at):
+            return at.i * 0.0
+
+    A = weights(some(B, H, I, D), some(B, H, J, D))
+    with pytest.raises(ValueError, match=r"cannot be saved: tape files have no term Own"):
+        evaluate_functions(Own(), A)
+    assert evaluate_functions(None, A) is None
+    assert evaluate_functions(Causal(), A) is not None

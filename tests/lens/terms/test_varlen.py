@@ -8,7 +8,7 @@ import torch
 import regard as R
 from regard import weights
 from regard.lens import Tape, capture
-from regard.lens.terms.varlen import Sloped
+from regard.lens.terms.varlen import Sloped, VarlenSequences
 from tests.lens.kernel_layers import HEADS, SLOPES, WIDTH, Held, assert_shows, capture_one, inputs, side_by_side
 
 
@@ -61,3 +61,48 @@ def test_a_saved_tape_holds_its_terms(flash, tmp_path):
     tape.save(tmp_path / "tape.safetensors")
     ((_, A),) = Tape.load(tmp_path / "tape.safetensors").items()
     assert_shows(A, flash.flash_attn_varlen_func(*args, **given, return_attn_probs=True)[2])
+
+
+CPU = torch.device("cpu")
+
+
+def test_sequences_of_equal_starts_are_documents():
+    found = VarlenSequences.from_starts([0, 3, 4], [0, 3, 4], device=CPU)
+    assert found.numbers.tolist() == [0, 0, 0, 1]
+    assert (found.offset, found.positions) == (0, None)
+
+
+@pytest.mark.parametrize(("at_end", "positions"), [(True, [2, 3, 4, 5]), (False, [0, 1, 4, 5])])
+def test_queries_have_positions_among_the_keys_of_their_sequence(at_end, positions):
+    found = VarlenSequences.from_starts([0, 2, 4], [0, 4, 6], at_end=at_end, device=CPU)
+    assert found.positions.tolist() == [[positions]]
+    assert (found.queries, found.keys, found.offset) == (4, 6, None)
+
+
+@pytest.mark.parametrize(("at_end", "offset"), [(True, None), (False, 0)])
+def test_one_sequence_has_one_offset_and_no_mask(at_end, offset):
+    found = VarlenSequences.from_starts([0, 2], [0, 5], at_end=at_end, device=CPU)
+    assert (found.own, found.offset, found.positions) == (None, offset, None)
+    assert found.mask(None, None) is None
+
+
+def test_caches_of_one_length_need_no_mask_and_others_are_padded():
+    assert VarlenSequences.from_cache([5, 5], 2, device=CPU).own is None
+    found = VarlenSequences.from_cache([3, 5], 2, device=CPU)
+    assert repr(found.own) == "Padding((3, 5))"
+    assert found.positions.tolist() == [[[1, 2]], [[3, 4]]]
+    assert VarlenSequences.from_cache([], 2, device=CPU).keys == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "mask"),
+    [
+        (None, None, "None"),
+        (None, 0, "Causal()"),
+        (2, 0, "Causal() & Window(3)"),
+        (2, 2, "Window(3)"),
+        (2, 1, "Window(before=2, after=1)"),
+    ],
+)
+def test_reaches_around_a_query_are_named_masks(before, after, mask):
+    assert repr(VarlenSequences(5, 5).mask(before, after)) == mask

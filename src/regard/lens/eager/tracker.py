@@ -80,17 +80,17 @@ class EagerAttention(NamedTuple):
             scores.lead if scores is not None and len(scores.lead) > len(given) else given, heads, first
         )
 
-        def laid(y: Tensor) -> Tensor:
+        def to_layout(y: Tensor) -> Tensor:
             return layout.of_matrices(y.expand(*given, i, j).reshape(*layout.lead, i, j))
 
         return cls(
             None if scores is None else scores.with_batch_dims(layout.lead).in_layout(layout),
-            laid(logits),
-            laid(found),
+            to_layout(logits),
+            to_layout(found),
             layout.of_matrices(with_batch_dims(v, given, layout.lead)),
             lambda out: layout.of_matrices(average.heads(out).reshape(*layout.lead, i, -1)),
             softmaxed.reweighed,
-            None if softmaxed.sink is None else _by_head(laid(average.weights(softmaxed.sink.reshape(shape)))),
+            None if softmaxed.sink is None else _by_head(to_layout(average.weights(softmaxed.sink.reshape(shape)))),
         )
 
     def kernel_call(self) -> KernelCall:

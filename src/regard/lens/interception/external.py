@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .intercepted import OutputLayout
 from .kernel_call import KernelCall, NotUnderstood
-from .patching import Kernel, KernelRun, unpatched
+from .patching import Kernel, KernelRun, original_function
 
 ToKernelCall = Callable[[str, dict[str, Any]], KernelCall]
 
@@ -30,7 +30,10 @@ def imported_kernels(
     """Return functions of modules that are imported already; `to_kernel_call` takes the function name first."""
     homes = tuple(module for name in modules if (module := sys.modules.get(name)) is not None)
     found = [
-        (unpatched(vars(home)[name]), name) for home in homes for name in functions if callable(vars(home).get(name))
+        (original_function(vars(home)[name]), name)
+        for home in homes
+        for name in functions
+        if callable(vars(home).get(name))
     ]
     return [
         Kernel(

@@ -81,7 +81,7 @@ def _tokens(name: str, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, V
         if each != sorted(each) or (each[0], each[-1]) != (0, len(x)):
             raise NotUnderstood(f"{name} got cu_seqlens {each}, which do not cover its {len(x)} tokens in order")
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return q, k, v, VarlenSequences.packed(*starts, device=q.device)
+    return q, k, v, VarlenSequences.from_starts(*starts, device=q.device)
 
 
 def _cached_inputs(name: str, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, VarlenSequences]:
@@ -90,7 +90,7 @@ def _cached_inputs(name: str, given: dict[str, Any]) -> tuple[Tensor, Tensor, Te
     new, room = 0 if given["k"] is None else given["k"].shape[1], k.shape[2]
     before = given["cache_seqlens"]
     lengths = (torch.as_tensor(room if before is None else before).expand(len(q)) + new).tolist()
-    sequences = VarlenSequences.cached(lengths, q.shape[2], device=q.device)
+    sequences = VarlenSequences.from_cache(lengths, q.shape[2], device=q.device)
     if len(k) != len(q) or sequences.keys > room:
         raise NotUnderstood(
             f"{name} got a cache for {len(k)} sequences of {room} keys, and queries of {len(q)} sequences of up to "

@@ -51,7 +51,7 @@ from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multi
 from .output_projection import projection_weight
 from .patching import KernelRun, is_active, remove_mode
 from .sdpa import SDPA, sdpa_with_lse
-from .torch_multihead import merged_mask, projected
+from .torch_multihead import merged_mask, project_inputs
 
 FLEX = frozenset((torch.ops.higher_order.flex_attention,))
 MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
@@ -112,7 +112,7 @@ class AttentionMode(TorchFunctionMode):
         self._on = False
 
     @contextmanager
-    def hooked(self) -> Iterator[None]:
+    def install_hooks(self) -> Iterator[None]:
         """Intercept within the block."""
         everywhere = self.recorder is not None and self.recorder.values  # any layer may hold an output projection
         kinds = {kind for kind in set(map(type, self.parts)) if everywhere or may_attend(kind)}
@@ -350,7 +350,7 @@ class AttentionMode(TorchFunctionMode):
         result: tuple[Tensor, Tensor | None]
 
         def read_call() -> KernelCall:
-            q, k, v = projected(given)
+            q, k, v = project_inputs(given)
             dropout = given["dropout_p"] if given["training"] else 0.0
             return KernelCall(q=q, k=k, v=v, mask=merged_mask(given, k.shape[2]), dropout=dropout)
 

@@ -25,7 +25,7 @@ NOTHING_TO_PATCH = nullcontext()
 def intercept(model: nn.Module, consumer: Consumer, interpreter: Interpreter | None = None) -> Iterator[AttentionMode]:
     """Hand every attention call of the model to the consumer within the block."""
     mode = AttentionMode(model, consumer, interpreter)
-    with mode.hooked(), transformers.patched_interfaces(mode), patched_kernels(mode, mode.parts):
+    with mode.install_hooks(), transformers.patched_interfaces(mode), patched_kernels(mode, mode.parts):
         yield mode
 
 

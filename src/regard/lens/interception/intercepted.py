@@ -48,7 +48,7 @@ class Source(Protocol):
 class InterceptedAttention:
     """One attention call that has run in a layer, the same value whichever function the model called.
 
-    A consumer reads it (`observed`), changes the heads of its output (`heads`, `with_heads`), or replaces the call
+    A consumer reads it (`interpret`), changes the heads of its output (`heads`, `with_heads`), or replaces the call
     (`kernel_call`, `computed_from`). Nothing is interpreted before a consumer asks for it.
     """
 
@@ -63,7 +63,8 @@ class InterceptedAttention:
         projection: Tensor | None = None,
     ) -> None:
         self.layer, self.out, self.layout = layer, out, layout
-        self.has_terms = False  # True once observed, if the call had terms, and no tensors, for masks: those of attend
+        # True once the attention is interpreted, if the call had terms and no tensors for masks: a call of attend.
+        self.has_terms = False
         self._source, self._read_call, self._proof, self._projection = source, read_call, proof, projection
 
     @property
@@ -75,7 +76,7 @@ class InterceptedAttention:
         """Return an output of the same layout with other heads, `b h i e`."""
         return self.layout.output(heads)
 
-    def observed(self) -> ObservedAttention | NotUnderstood:
+    def interpret(self) -> ObservedAttention | NotUnderstood:
         """Return the attention in terms, or the reason why it has none."""
         try:
             call = self._read_call()

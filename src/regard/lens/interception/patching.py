@@ -234,7 +234,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
 
 
-def unpatched(value: Any) -> Any:
+def original_function(value: Any) -> Any:
     """Return the original object."""
     return value.func if isinstance(value, _PatchedKernel) else value
 

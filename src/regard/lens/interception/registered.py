@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .intercepted import OutputLayout
 from .kernel_call import KernelCall
-from .patching import Kernel, KernelRun, unpatched
+from .patching import Kernel, KernelRun, original_function
 
 _REGISTERED: OrderedDict[int, Kernel] = OrderedDict()
 
@@ -61,7 +61,7 @@ def register_kernel(
     name = getattr(function, "__name__", repr(function))
     home = sys.modules.get(getattr(function, "__module__", None) or "")
     kernel = Kernel(
-        function=unpatched(function),
+        function=original_function(function),
         homes=() if home is None else (home,),
         to_kernel_call=lambda run: to_kernel_call(*run.args, **run.kwargs),
         layout=lambda run, out: _layout(dims, run, out),

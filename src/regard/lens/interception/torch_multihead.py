@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+def project_inputs(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v, `b h i d`, as `F.multi_head_attention_forward` computes them."""
     inputs = [given[name] if given[name].ndim == 3 else given[name][:, None] for name in ("query", "key", "value")]
     if given["use_separate_proj_weight"]:

@@ -79,7 +79,7 @@ def _sequences(band: Band, bias: Any, q: Tensor, k: Tensor) -> VarlenSequences:
     if not band.packed:
         return VarlenSequences(q.shape[2], k.shape[2], offset=None if band.at_end else 0)
     starts = (info.seqstart_py for info in (bias.q_seqinfo, bias.k_seqinfo))
-    return VarlenSequences.packed(*starts, at_end=band.at_end, device=q.device)
+    return VarlenSequences.from_starts(*starts, at_end=band.at_end, device=q.device)
 
 
 def _reach(band: Band, bias: Any) -> tuple[int | None, int | None]:

@@ -145,7 +145,7 @@ class Recorder:
             self.passed_over.add(layer)
             return out
         with torch.no_grad():
-            observed = attention.observed()
+            observed = attention.interpret()
             if isinstance(observed, NotUnderstood):
                 warnings.warn(f"{shown_name(layer)} was not recorded: {observed}", CaptureWarning, stacklevel=2)
                 return out

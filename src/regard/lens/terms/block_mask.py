@@ -24,7 +24,7 @@ from .infer_mask import ENTRIES, Edges, Rows
 def rows_of_blocks(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> Rows:
     """Return the pairs that a block mask shows: by its tiles if its `mask_mod` agrees with them, else by `mask_mod`."""
     mod: Mod = blocks.mask_mod
-    return tiled(blocks, shape, device) or rows_of(mod, shape, device)
+    return read_tiles(blocks, shape, device) or rows_of(mod, shape, device)
 
 
 def by_blocks(blocks: BlockMask) -> Mod:
@@ -35,10 +35,10 @@ def by_blocks(blocks: BlockMask) -> Mod:
     def at(which: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return which[b.clamp(max=which.shape[0] - 1), h.clamp(max=which.shape[1] - 1), i // high, j // wide]
 
-    def shown(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def is_shown(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (at(partial, b, h, i, j) & blocks.mask_mod(b, h, i, j)) | at(full, b, h, i, j)
 
-    return shown
+    return is_shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Tiled(Rows):
     full: Tensor
     size: tuple[int, int]
 
-    def merged(self) -> Rows:
+    def merge_equal_dims(self) -> Rows:
         return self
 
     def edges(self) -> Edges:
@@ -112,7 +112,7 @@ class Tiled(Rows):
         )
 
 
-def tiled(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> Tiled | None:
+def read_tiles(blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> Tiled | None:
     """Return the pairs that the tiles show, if `mask_mod` agrees on nine pairs of each full and empty tile.
 
     Returns None if it does not agree, if heads differ, or if `mask_mod` takes one pair at a time.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from .block_mask import by_blocks, tiled
+from .block_mask import by_blocks, read_tiles
 from .flex_mod_probe import Mod, rows_of
 from .infer_mask import Rows
 
@@ -64,7 +64,7 @@ def _visible_pairs(
     blocks: BlockMask, shape: tuple[int, int, int, int], device: torch.device, fused: bool
 ) -> Rows | None:
     """Return the pairs that a block mask shows; None if its blocks and its `mask_mod` disagree."""
-    by_tiles = tiled(blocks, shape, device)
+    by_tiles = read_tiles(blocks, shape, device)
     if by_tiles is not None and fused:
         return by_tiles
     one, other = (rows_of(mod, shape, device) for mod in (by_blocks(blocks), blocks.mask_mod))

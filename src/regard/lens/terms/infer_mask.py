@@ -58,7 +58,7 @@ class Rows:
         b, h, i, j = x.shape
         return cls((b, h, i, j), lambda start, stop: x[:, :, start:stop], x.device)
 
-    def merged(self) -> Rows:
+    def merge_equal_dims(self) -> Rows:
         """Return the matrix with equal batch rows merged into one, and equal heads likewise."""
         b, h, i, j = self.shape
         one_b = b > 1 and all(torch.equal(part, part[:1].expand_as(part)) for _, part in self.blocks())
@@ -151,7 +151,7 @@ def recognize(rows: Rows, *, offset: int | None = None) -> tuple[Mask | None, in
 
     `offset` is the position of the first query if the caller knows it; otherwise a causal mask shows it.
     """
-    rows = rows.merged()
+    rows = rows.merge_equal_dims()
     _, h, i, j = rows.shape
     given = j - i if offset is None else offset
     if not (i and j) or h > 1:
@@ -174,7 +174,7 @@ def recognize_bias(rows: Rows, *, seen: Rows | None = None, offset: int) -> Bias
 
     Entries that `seen` hides do not matter. Returns None if all numbers are 0.
     """
-    rows = rows.merged()
+    rows = rows.merge_equal_dims()
     b, _, i, j = rows.shape
     if not any(bool(part.any()) for _, part in rows.blocks()):
         return None

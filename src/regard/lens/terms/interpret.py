@@ -93,7 +93,7 @@ class Interpreter:
             seen = ObservedAttention(q, k, v, score, self._one(mask), None, call.normalize, offset, call.statistic)
         else:
             seen = ObservedAttention(q, k, v, score, None, None, call.normalize, offset, call.statistic)
-            found = self._found(mask, seen, lead)
+            found = self._find_terms(mask, seen, lead)
             seen = seen._replace(mask=found.mask, bias=found.bias, offset=found.offset)
         if call.extra_mask is not None:
             seen = seen._replace(mask=self._one(_join(and_, seen.mask, call.extra_mask)), statistic=None)
@@ -103,7 +103,7 @@ class Interpreter:
         if isinstance(bias, Bias):
             return seen._replace(bias=_join(add, seen.bias, self._one(bias)))
         whole = bias.shape[-1] == seen.k.shape[2]
-        found = self._found(bias if whole else bias[..., : seen.k.shape[2]], seen, lead)
+        found = self._find_terms(bias if whole else bias[..., : seen.k.shape[2]], seen, lead)
         return seen._replace(bias=_join(add, seen.bias, found.bias))
 
     def _reading(self, call: KernelCall, proof: OutputProof | None) -> tuple[KernelCall, ObservedAttention]:
@@ -164,7 +164,7 @@ class Interpreter:
             return seen
         return seen._replace(k=seen.k[:, :, :used], v=seen.v[:, :, :used], mask=shorter.mask)
 
-    def _found(self, tensor: Tensor | BlockMask | Rows, seen: ObservedAttention, lead: torch.Size) -> _Found:
+    def _find_terms(self, tensor: Tensor | BlockMask | Rows, seen: ObservedAttention, lead: torch.Size) -> _Found:
         """Return the terms of a tensor, interpreted once for all layers that receive it."""
         if not isinstance(tensor, Tensor):
             mod = tensor.mask_mod if isinstance(tensor, BlockMask) else None

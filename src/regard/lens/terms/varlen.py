@@ -58,7 +58,7 @@ class VarlenSequences:
     numbers: Tensor | None = None  # i: sequence that each query belongs to, if they are packed
 
     @classmethod
-    def packed(
+    def from_starts(
         cls, of_queries: Sequence[int], of_keys: Sequence[int], *, at_end: bool = True, device: torch.device
     ) -> VarlenSequences:
         """Packed sequences, from cu_seqlens of queries and keys; `at_end` aligns the last query with the last key."""
@@ -77,7 +77,7 @@ class VarlenSequences:
         return cls(queries, keys, documents, positions=positions[None, None], numbers=numbers)
 
     @classmethod
-    def cached(cls, lengths: Sequence[int], queries: int, *, device: torch.device) -> VarlenSequences:
+    def from_cache(cls, lengths: Sequence[int], queries: int, *, device: torch.device) -> VarlenSequences:
         """Sequences whose keys are the first `lengths` of each row of a KV cache; the last query is at the last key.
 
         Keys behind the longest sequence are left out.
