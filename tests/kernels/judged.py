@@ -28,6 +28,7 @@ TERMS = {
     "not self": {"mask": R.Causal() & ~R.Diagonal()},
     "dense": {"mask": R.Dense(torch.rand(2, 2, 19, 40, generator=torch.Generator().manual_seed(2)) > 0.5)},
     "rule": {"mask": R.Rule(lambda b, h, i, j: (i + j) % 3 > 0)},
+    "rule of heads": {"mask": R.Rule(lambda b, h, i, j: (j <= i) & ((i + j + h) % 3 > b))},
     "alibi": {"bias": R.Alibi(2)},
     "t5": {"bias": R.Relative.t5(torch.randn(2, 32, generator=torch.Generator().manual_seed(3)))},
     "added": {"bias": R.Added(torch.randn(2, 19, 40, generator=torch.Generator().manual_seed(4))), "mask": R.Causal()},

@@ -125,7 +125,9 @@ def _lists(mask: Mask, call: Call, tiling: Tiling) -> TileLists:
     block = replace(call.whole(), rows=slice(0, row_order.numel()), row_ids=row_order.clamp(max=n_i - 1))
     grid = Grid(block, rows, cols)
     shape = row_order.numel() // rows, -(-n_j // cols)
-    some, full = (x.expand(*x.shape[:2], *shape) for x in mask.tiles(grid))
+    tiles = mask.tiles(grid)
+    each = torch.broadcast_shapes(_own_masks(mask, call), *(x.shape[:2] for x in tiles))
+    some, full = (x.expand(*each, *shape) for x in tiles)
     # Tiles in which i - j changes sign, and tiles past the last key, are evaluated entry by entry.
     crossing = (grid.distance.low <= 0) & (grid.distance.high >= 0)
     ragged = torch.arange(shape[1], device=row_order.device) >= n_j // cols
@@ -138,6 +140,13 @@ def _lists(mask: Mask, call: Call, tiling: Tiling) -> TileLists:
     part_counts, part_tiles = visible_first(part)
     full_counts, full_tiles = visible_first(full)
     return TileLists(full_counts, full_tiles, part_counts, part_tiles, where.gather(-1, part_tiles.long()), bits)
+
+
+def _own_masks(mask: Mask, call: Call) -> tuple[int, int]:
+    """`b|1 h|1`: whether batch rows and heads have masks of their own, which its tiles need not tell (a `Rule`)."""
+    entry = mask.over(replace(call.whole(), rows=slice(0, 1), cols=slice(0, 1)))
+    b, h, _, _ = (1,) * (4 - entry.ndim) + entry.shape
+    return b, h
 
 
 def _bits(mask: Mask, call: Call, part: Tensor, row_order: Tensor, tiling: Tiling) -> Tensor:

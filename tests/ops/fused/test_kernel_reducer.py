@@ -1,0 +1,102 @@
+"""KernelReducer: what it answers by a kernel, what it hands to blocks, and the row statistic it asks for once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard as R
+from regard.ops.blocks import measures
+from regard.ops.blocks.block_reducer import BlockReducer
+from regard.ops.call import Call
+from regard.ops.fused import kernel_reducer as module
+from regard.ops.fused.kernel_reducer import KernelReducer
+
+NONE = torch.zeros(1, 2, 9, 1)
+
+
+class Recorder:
+    """Stands for the kernels, or for the blocks: keeps the names of what it is asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __getattr__(self, name):
+        if name.startswith("has_"):
+            return getattr(module.kernel_reductions, name)
+        return lambda *given, **options: self.asked.append(name) or ("answer", None)
+
+
+def reducer_of(statistic=NONE, grad=False, **terms):
+    q, k = torch.randn(1, 2, 9, 4, requires_grad=grad), torch.randn(1, 2, 12, 4)
+    blocks = Recorder()
+    return KernelReducer(Call.of(q, k, **terms), statistic, blocks), blocks
+
+
+def test_the_row_statistic_is_that_of_a_product_and_is_not_computed_again(monkeypatch):
+    q, k = torch.randn(1, 2, 9, 4), torch.randn(1, 2, 12, 4)
+    call = Call.of(q, k, mask=R.Causal())
+    found = KernelReducer(call, None, BlockReducer(call)).row_statistic()
+    torch.testing.assert_close(found.squeeze(-1), R.weights(q, k, mask=R.Causal()).lse)
+    monkeypatch.setattr(module.dispatch, "choose", None)
+    assert KernelReducer(call, found, BlockReducer(call)).row_statistic() is found
+
+
+def test_columns_and_products_with_gradients_are_left_to_blocks():
+    reducer, blocks = reducer_of()
+    reducer.columns(torch.tensor([3]))
+    reducer.transposed_product(torch.ones(1, 2, 9, 3, requires_grad=True))
+    assert blocks.asked == ["columns", "transposed_product"]
+    reducer, blocks = reducer_of(grad=True)
+    reducer.transposed_product(torch.ones(1, 2, 9, 3))
+    assert blocks.asked == ["transposed_product"]
+
+
+def test_measures_without_a_kernel_or_without_its_gradient_are_left_to_blocks():
+    reducer, blocks = reducer_of(grad=True, bias=R.Alibi(2))
+    assert [reducer.can_measure(name) for name in ("entropy", "received", "max", "distance")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    reducer.measure(measures.largest())
+    assert blocks.asked == ["measure"]
+    reducer, blocks = reducer_of()
+    assert all(reducer.can_measure(name) for name in ("entropy", "received", "max", "distance"))
+    reducer.measure(measures.columns(torch.tensor([1]), 12))
+    assert blocks.asked == ["measure"]
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"score": R.Dot(cap=3.0)},
+        {"normalize": R.SinkSoftmax(0.0)},
+        {"bias": R.Alibi(slopes=torch.ones(2, requires_grad=True))},
+    ],
+    ids=repr,
+)
+def test_capped_scores_sinks_and_learned_biases_have_no_gradient_by_kernel(terms):
+    reducer, _ = reducer_of(grad=True, **terms)
+    assert not reducer.can_measure("entropy")
+
+
+def test_groups_of_nothing_are_left_to_blocks():
+    reducer, blocks = reducer_of()
+    reducer.group_sums(torch.zeros(1, 9), torch.zeros(1, 12), 0, 3)
+    assert blocks.asked == ["group_sums"]
+
+
+@pytest.mark.parametrize(("saves", "asked"), [(True, []), (False, ["topk"])])
+def test_the_largest_weights_are_left_to_blocks_where_runs_save_no_work(saves, asked, monkeypatch):
+    monkeypatch.setattr(module, "saves_work", lambda call, k: saves)
+    monkeypatch.setattr(module, "topk", lambda call, statistic, k: ("values", "keys"))
+    reducer, blocks = reducer_of()
+    found = reducer.topk(3)
+    assert blocks.asked == asked
+    assert saves is (found == (("values", "keys"), NONE))
+
+
+def test_it_describes_itself():
+    assert reducer_of()[0].describe() == "one fused product for the row statistic, if it is not known, and one kernel"
