@@ -147,7 +147,7 @@ class Captioner(nn.Module):
 
     def watched(self, *names: str) -> Captioner | Watched:
         """Return a stepper that records attention: that of `Transformer.watched`; `"source"` is always recorded."""
-        return self.decoder.watched(self, names) if self.config.attention == "transformer" else self
+        return self.decoder.watch_attention(self, names) if self.config.attention == "transformer" else self
 
     def _decode(self, inputs: Tensor, places: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the logits, and the attention weights b m n of a recurrent decoder."""

@@ -54,7 +54,7 @@ def step(
         return logits(x)[:, 0], replace(state, attention=attention)
 
 
-def watched(stepper: Any, names: Sequence[str], *, known: Sequence[str]) -> Watched:
+def watch_attention(stepper: Any, names: Sequence[str], *, known: Sequence[str]) -> Watched:
     """Return a stepper that records the attention of the layers named."""
     for name in names:
         if name not in known:

@@ -38,7 +38,7 @@ from ..nn.fast_decode import FastSteps, Step
 from ..nn.linear import Linear, linear
 from ..nn.losses import Loss, cross_entropy
 from ..ops.terms.masks import Causal, Window
-from .decoder_state import CachedState, Watched, step, watched
+from .decoder_state import CachedState, Watched, step, watch_attention
 from .initialization import initialize, initialize_residual
 from .named_choices import Activation, NormName, activation_named, norm_named
 from .padding import Padded, counted_of, keep_of
@@ -245,7 +245,7 @@ class Gpt(nn.Module):
     def watched(self, *names: str) -> Watched:
         """Return a stepper that records attention: `"self.0"`, or every layer if none is named."""
         known = tuple(f"self.{n}" for n in range(len(self.blocks)))
-        return watched(self, names or known, known=known)
+        return watch_attention(self, names or known, known=known)
 
     def _advance(
         self, tokens: Int[Tensor, "rows n"], state: GptState, blocks: Sequence[Step] | None = None

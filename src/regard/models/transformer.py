@@ -202,7 +202,7 @@ class Transformer(nn.Module):
 
     def watched(self, *names: str) -> Watched:
         """Return a stepper that records attention: `"cross.5"`, `"self.0"`, or every cross-attention by default."""
-        return self.decoder.watched(self, names)
+        return self.decoder.watch_attention(self, names)
 
 
 class TransformerEncoder(nn.Module):

@@ -15,7 +15,7 @@ from ..checks import check_token_rows
 from ..nn import DecoderBlock, KeyValues, KVCache
 from ..nn.fast_decode import FastSteps, Step, has_hooks
 from ..nn.linear import linear
-from .decoder_state import CachedState, Watched, step, watched
+from .decoder_state import CachedState, Watched, step, watch_attention
 
 
 class TransformerDecoder(nn.Module):
@@ -81,10 +81,10 @@ class TransformerDecoder(nn.Module):
         """Return the state after the tokens: a step without logits."""
         return self._advance(tokens, state)[1]
 
-    def watched(self, stepper: Any, names: Sequence[str]) -> Watched:
+    def watch_attention(self, stepper: Any, names: Sequence[str]) -> Watched:
         """Return a stepper that records the attention named, or every cross-attention if none is named."""
         known = [f"{kind}.{n}" for kind in ("cross", "self") for n in range(len(self.blocks))]
-        return watched(stepper, names or known[: len(self.blocks)], known=known)
+        return watch_attention(stepper, names or known[: len(self.blocks)], known=known)
 
     def _advance(
         self, tokens: Int[Tensor, "rows n"], state: DecoderState, blocks: Sequence[Step] | None = None

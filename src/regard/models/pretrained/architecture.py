@@ -96,7 +96,7 @@ class Architecture:
                 raise fields.error(theirs, f"{ours[name]}, the value of another field for the same size", value)
         ours |= self.read(fields, ours, held)
         fields.close(*self.silent)
-        with fields.named():
+        with fields.path_in_errors():
             return self.config(**ours)
 
     @staticmethod

@@ -63,7 +63,7 @@ def _read_llama(fields: ConfigFields, ours: dict[str, Any], held: Collection[str
     if kind != "llama3" or rope.keys() != STRETCH.keys():
         expected = f"of rope_type 'default', or 'llama3' with {', '.join(STRETCH)}"
         raise fields.error(place, expected, {"rope_type": kind, **rope})
-    with fields.named():
+    with fields.path_in_errors():
         return {"base": base, "stretch": Stretch(**{STRETCH[name]: value for name, value in rope.items()})}
 
 

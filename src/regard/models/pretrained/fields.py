@@ -128,7 +128,7 @@ class ConfigFields:
                 )
 
     @contextmanager
-    def named(self) -> Iterator[None]:
+    def path_in_errors(self) -> Iterator[None]:
         """Within the block, put the path of the config in front of error messages."""
         try:
             yield

@@ -59,7 +59,7 @@ def load(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> nn.Module
     if depth > len(held):
         raise ValueError(f"{fields.path}: the config has {depth} layers, but the files hold only {len(held)} tensors")
     classes = _classes(head, architecture, held, fields)
-    with fields.named(), torch.device("meta"):
+    with fields.path_in_errors(), torch.device("meta"):
         model = head.build(config, classes)
     places = _map_tensors(model, architecture)
     _check(places, held, architecture, folder)
