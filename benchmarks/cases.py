@@ -215,7 +215,7 @@ WRITERS = ("seq2seq", "transformer")
 TESTS = {  # what must be green before a table is measured: files, and the tests in them
     "backends": (["tests/test_conformance.py", "tests/ops/test_weights.py"], CONFORMANCE),
     "operator": (["tests/test_conformance.py", "tests/ops/test_weights.py"], CONFORMANCE),
-    "decoding": (["tests/models/test_gpt.py", "tests/models/test_pretrained.py"], "generate"),
+    "decoding": (["tests/models/test_gpt.py", "tests/models/pretrained/test_translators.py"], "generate"),
     "training": (
         ["tests/train/test_fit.py", "tests/models/test_seq2seq.py", "tests/models/test_transformer.py"],
         "loss",

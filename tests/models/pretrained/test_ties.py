@@ -1,4 +1,4 @@
-"""Pretrained: what a file holds twice, and a model of ours once."""
+"""Folders: what a file holds twice, and a model of ours once."""
 
 from __future__ import annotations
 

@@ -1,0 +1,95 @@
+"""Language models of transformers and ours: equal numbers and gradients, and every format of rotary fields."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from regard.models.pretrained import load, save
+from tests.models.pretrained.peers import (
+    GPT2,
+    LANGUAGE,
+    LLAMA,
+    STRETCHED,
+    V,
+    close,
+    peer,
+    reconfigure,
+    rewrite,
+    same_gradients,
+    saved,
+    transformers,
+)
+
+
+@pytest.mark.parametrize("kind", LANGUAGE)
+def test_language_models_equal_transformers(kind, tmp_path):
+    name, values = LANGUAGE[kind]
+    theirs = peer(name, values)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load(tmp_path / "theirs")
+    ids = torch.randint(0, V, (3, 11))
+    out, expected = ours(ids), theirs(ids).logits
+    close(out, expected)
+    same_gradients(ours.tokens.table.weight, theirs.get_input_embeddings().weight, out, expected)
+
+    save(ours, tmp_path / "ours")
+    again = getattr(transformers, name).from_pretrained(tmp_path / "ours").eval()
+    close(again(ids).logits, expected)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", LANGUAGE)
+def test_padded_language_equals_transformers(kind, side, tmp_path):
+    theirs = peer(*LANGUAGE[kind])
+    theirs.save_pretrained(tmp_path)
+    keep = torch.arange(11) < torch.tensor([11, 4, 7])[:, None]
+    keep = keep.flip(1) if side == "left" else keep
+    ids = torch.randint(0, V, (3, 11))
+    places = (keep.long().cumsum(1) - 1).clamp(min=0)
+    expected = theirs(ids, attention_mask=keep.long(), position_ids=places).logits
+    close(load(tmp_path)(ids, padding=keep)[keep], expected[keep])
+
+
+def test_a_model_without_prefix_and_with_buffers_is_read(tmp_path):
+    """As the first GPT-2 files are."""
+    saved(tmp_path, "GPT2LMHeadModel", GPT2)
+    expected = load(tmp_path).state_dict()
+    rewrite(
+        tmp_path,
+        lambda tensors: (
+            {name.removeprefix("transformer."): x for name, x in tensors.items()}
+            | {"h.0.attn.bias": torch.ones(1, 1, 17, 17), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+        ),
+    )
+    for name, x in load(tmp_path).state_dict().items():
+        assert torch.equal(x, expected[name])
+
+
+def test_older_rotary_fields_are_read(tmp_path):
+    saved(tmp_path, "LlamaForCausalLM", {**LLAMA, "rope_parameters": STRETCHED})
+    expected = load(tmp_path).config
+    data = json.loads((tmp_path / "config.json").read_text())
+    rope = data.pop("rope_parameters")
+    data |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    assert load(tmp_path).config == expected
+    assert expected.stretch is not None
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"rope_type": "yarn", "factor": 2.0}, "rope_parameters must be of rope_type 'default', or 'llama3'"),
+        ({"rope_type": "llama3", "factor": 2.0}, "with factor, low_freq_factor"),
+        ({**STRETCHED, "factor": "2"}, "factor must be a number"),
+        ({**STRETCHED, "low_freq_factor": 9.0}, "low and high must be 0 < low < high"),
+        ([1], "rope_parameters must be an object"),
+    ],
+)
+def test_rotary_fields_that_are_not_known_are_refused(rope, message, tmp_path):
+    reconfigure(saved(tmp_path, "LlamaForCausalLM", LLAMA), rope_parameters=rope)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
