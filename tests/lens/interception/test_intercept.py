@@ -151,6 +151,24 @@ def test_a_mask_can_be_added_at_every_entrance(entrance):
     assert torch.equal(model(x), plain)
 
 
+@pytest.mark.parametrize("entrance", ["attend", "sdpa"])
+def test_the_kernel_of_a_replaced_call_does_not_run(entrance):
+    ran = []
+
+    class Counting(Masking):
+        def observe(self, attention):
+            out = super().observe(attention)
+            ran.append("out" in vars(attention))
+            return out
+
+    model, x = build(entrance), qkv()
+    with intercept(model, Counting(Causal())):
+        model(x)
+    with intercept(model, Watching()):
+        close(model(x), reference(x, torch.ones(N, N, dtype=torch.bool)))
+    assert ran == [False]
+
+
 @every_entrance
 def test_a_consumer_that_changes_nothing_leaves_every_bit(entrance):
     model, x = build(entrance), qkv()
@@ -257,6 +275,25 @@ def test_a_model_of_transformers_is_captured_ablated_and_masked_on_every_impleme
         out = llama(ids).last_hidden_state
     llama.layers[0].self_attn.o_proj.weight[:, 8:16] = 0
     close(out, llama(ids).last_hidden_state, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_function_of_transformers_does_not_run_if_its_call_is_replaced(llama):
+    calls = []
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs.get("output_attentions"))
+        return registered_attention(*args, **kwargs)
+
+    transformers.AttentionInterface.register("registered", counted)
+    llama.set_attn_implementation("registered")
+    ids = torch.arange(2 * N).view(2, N) % 19
+    with intercept(llama, Masking(Window(2))):
+        llama(ids)
+    assert calls == []
+    with intercept(llama, Watching()):
+        llama(ids)
+    assert len(calls) == 2
 
 
 def test_layers_that_are_computed_again_are_masked_again():

@@ -156,12 +156,15 @@ class AttentionMode(TorchFunctionMode):
         self,
         layer: str,
         read_call: Callable[[], KernelCall],
-        out: Tensor,
+        out: Tensor | Callable[[], Tensor],
         layout: OutputLayout = HEADS_SECOND,
         proof: OutputProof | None = None,
         projection: Tensor | None = None,
     ) -> Tensor:
-        """Hand an attention call to the consumer; return the output that the model goes on with."""
+        """Hand an attention call to the consumer; return the output that the model goes on with.
+
+        If `out` is a function, it runs the kernel of the model once the consumer reads the output.
+        """
         self.here.awaiting = None
         attention = InterceptedAttention(self, layer, read_call, out, layout, proof, projection)
         _PAUSED.count += 1
@@ -194,10 +197,12 @@ class AttentionMode(TorchFunctionMode):
             if func in ATTENTIONS:
                 check_holds_numbers(*args, **kwargs)
         if func is attend:
-            return self.observe(self._layer, partial(_attend_call, *args, **kwargs), func(*args, **kwargs))
+            read_call, run = partial(_attend_call, *args, **kwargs), partial(func, *args, **kwargs)
+            return self.observe(self._layer, read_call, run() if self.is_observer else partial(run_resumed, run))
         if func is SDPA:
-            out, statistic = sdpa_with_lse(*args, **kwargs) if self.is_observer else (func(*args, **kwargs), None)
-            return self._dot_product(out, statistic, *args, **kwargs)
+            if not self.is_observer:
+                return self._dot_product(partial(func, *args, **kwargs), None, *args, **kwargs)
+            return self._dot_product(*sdpa_with_lse(*args, **kwargs), *args, **kwargs)
         if func is F.multi_head_attention_forward:
             return self._multi_head(MULTI_HEAD.bind(*args, **kwargs))
         if here.awaiting is not None:
@@ -311,7 +316,7 @@ class AttentionMode(TorchFunctionMode):
 
     def _dot_product(
         self,
-        out: Tensor,
+        out: Tensor | Callable[[], Tensor],
         statistic: Tensor | None,
         query: Tensor,
         key: Tensor,
@@ -324,11 +329,14 @@ class AttentionMode(TorchFunctionMode):
     ) -> Tensor:
         """Hand over a call of `F.scaled_dot_product_attention`."""
         layout, to_heads = HEADS_SECOND, None
-        if out.ndim != 4:
+        if not isinstance(out, Tensor):
+            out = partial(run_resumed, out) if query.ndim == key.ndim == value.ndim == 4 else out()
+        if isinstance(out, Tensor) and out.ndim != 4:
+            whole = out
             # With other batch dims than b h the heads come from the layer; with enable_gqa they are the last batch dim.
-            lead = out.shape[:-2]
+            lead = whole.shape[:-2]
             function = to_heads_function(lead, lead[-1] if enable_gqa and lead else self._heads(lead.numel()))
-            layout = OutputLayout(function, lambda heads: replace_heads(out, heads, function))
+            layout = OutputLayout(function, lambda heads: replace_heads(whole, heads, function))
             to_heads = None if enable_gqa else function
 
         def read_call() -> KernelCall:
@@ -368,6 +376,15 @@ class AttentionMode(TorchFunctionMode):
         joined, A = F.multi_head_attention_forward(*call.args, **call.kwargs)
         layout = OutputLayout(split_heads, lambda changed: changed.permute(2, 0, 1, 3).reshape(joined.shape))
         return F.linear(self.observe(self._layer, read_call, joined, layout), weight, bias), A
+
+
+def run_resumed(run: Callable[[], Tensor]) -> Tensor:
+    """Run a kernel for a consumer: unlike what the consumer itself calls, it is intercepted by other modes."""
+    paused, _PAUSED.count = _PAUSED.count, 0
+    try:
+        return run()
+    finally:
+        _PAUSED.count = paused
 
 
 DOT = Dot()

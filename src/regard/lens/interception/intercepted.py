@@ -46,10 +46,11 @@ class Source(Protocol):
 
 
 class InterceptedAttention:
-    """One attention call that has run in a layer, the same value whichever function the model called.
+    """One attention call of a layer, the same value whichever function the model called.
 
     A consumer reads it (`interpret`), changes the heads of its output (`heads`, `with_heads`), or replaces the call
-    (`kernel_call`, `computed_from`). Nothing is interpreted before a consumer asks for it.
+    (`kernel_call`, `computed_from`). Nothing is interpreted before a consumer asks for it. If `out` is a function, the
+    kernel of the model runs when `out` is first read: never, if the consumer replaces the call.
     """
 
     def __init__(
@@ -57,15 +58,26 @@ class InterceptedAttention:
         source: Source,
         layer: str,
         read_call: Callable[[], KernelCall],
-        out: Tensor,
+        out: Tensor | Callable[[], Tensor],
         layout: OutputLayout = HEADS_SECOND,
         proof: OutputProof | None = None,
         projection: Tensor | None = None,
     ) -> None:
-        self.layer, self.out, self.layout = layer, out, layout
+        if isinstance(out, Tensor):
+            self.out, self._run = out, None
+        else:
+            self._run = out
+        self.layer, self.layout = layer, layout
         # True once the attention is interpreted, if the call had terms and no tensors for masks: a call of attend.
         self.has_terms = False
         self._source, self._read_call, self._proof, self._projection = source, read_call, proof, projection
+
+    @cached_property
+    def out(self) -> Tensor:
+        """The output of the model's kernel."""
+        assert self._run is not None
+        out, self._run = self._run(), None
+        return out
 
     @property
     def heads(self) -> Tensor:
@@ -97,7 +109,8 @@ class InterceptedAttention:
     def computed_from(self, call: KernelCall) -> Tensor:
         """Return the output of another call in the layout of this one, computed by `regard.attend`.
 
-        The kernel of the model has run before, so a cache that it writes to is written; its output is dropped.
+        A kernel that may write to a cache, or whose arguments only its output can confirm, has run before; its output
+        is dropped. All others do not run.
         """
         observed = self._source.interpreter.interpret(call)
         if isinstance(observed, NotUnderstood):
@@ -105,7 +118,7 @@ class InterceptedAttention:
         q, k, v = observed.q, observed.k, observed.v
         terms: dict[str, Any] = {slot: term for slot in SLOTS if (term := getattr(observed, slot)) is not None}
         heads = attend(q, k, v.to(q.dtype), **terms, offset=observed.offset, dropout=call.dropout)
-        return self.layout.output(heads.to(self.out.dtype))
+        return self.layout.output(heads if self._run is not None else heads.to(self.out.dtype))
 
     def await_projection(self, callback: Callable[[Tensor], None]) -> None:
         """Call back with the weight of the output projection once it is known; never if there is none."""

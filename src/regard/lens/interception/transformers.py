@@ -33,7 +33,7 @@ from ...ops.torch_state import is_traced
 from ..recording.observed import ObservedAttention
 from ..recording.store import check_holds_numbers
 from ..terms.interpret import Interpreter
-from .function_mode import AttentionMode, is_recomputing
+from .function_mode import AttentionMode, is_recomputing, run_resumed
 from .intercepted import HEADS_THIRD
 from .kernel_call import KernelCall
 from .sdpa import install_hook, is_recompute_cheap, recompute_lse, remove_hook, run_with_lse
@@ -127,6 +127,18 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
                     defers = defers and mode.recorder.can_defer(mode.names[part], q, k)
                 mode.here.silent += 1
             try:
+                if len(modes) == 1 and not observed and name != EAGER and not kwargs.get("output_attentions"):
+                    result: Any = (None, None)
+
+                    def run() -> Tensor:
+                        nonlocal result
+                        result = function(module, q, k, v, mask, *args, **kwargs)
+                        return result[0]
+
+                    position = None if mask is None else modes[0].here.first_positions.get((q.shape[2], k.shape[2]))
+                    read_call = partial(_kernel_call, name, module, q, k, v, mask, position, None, kwargs)
+                    out = modes[0].observe(modes[0].names[part], read_call, partial(run_resumed, run), HEADS_THIRD)
+                    return (out, *result[1:])
                 if not observed or (defers and is_recompute_cheap(q, k)):
                     result, statistic = function(module, q, k, v, mask, *args, **kwargs), None
                 else:
