@@ -146,6 +146,10 @@ def test_functions_are_named_by_a_verb_and_its_object():
     assert len(house.participle_functions(house.ROOT)) <= PARTICIPLE_FUNCTIONS
 
 
+def test_every_file_has_a_test_file_of_its_name():
+    assert house.untested_files(house.ROOT) == []
+
+
 def test_files_have_names_that_say_something():
     assert not {path.stem for path in FILES} & {"utils", "util", "common", "base", "misc", "helpers"}
 

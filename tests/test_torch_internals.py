@@ -122,7 +122,7 @@ def test_hooks_are_counted_and_those_of_all_modules_are_known():
         hooks.remove(), handle.remove()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace")
 def test_scripted_modules_are_of_the_classes_named():
     traced = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     assert isinstance(traced, internals.SCRIPTED_MODULES)
