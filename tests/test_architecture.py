@@ -54,15 +54,6 @@ SAME_FILE_NAMES = {
 }
 # Public classes that share a name. May only shrink.
 SAME_CLASS_NAMES: set[str] = set()
-# Files that use private names of PyTorch beside torch_internals.py. May only shrink.
-PRIVATE_TORCH = {
-    "lens/interception/function_mode.py",
-    "lens/interception/patching.py",
-    "lens/interception/sdpa.py",
-    "lens/recording/recorder.py",
-    "nn/prepacked.py",
-    "train/optimizer.py",
-}
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "yaml.load", "os.system"}
 PARTICIPLE_FUNCTIONS = 14  # may only fall
@@ -174,7 +165,7 @@ def test_no_files_import_each_other():
 
 def test_private_names_of_pytorch_are_in_one_file():
     files = {str(path) for paths in house.private_torch(house.ROOT).values() for path in paths}
-    assert files - {"torch_internals.py"} <= PRIVATE_TORCH
+    assert files == {"torch_internals.py"}
 
 
 def test_names_of_a_room_above_are_not_reached_through_the_package_either():
