@@ -1,14 +1,11 @@
 """Prepacked weights give the product of F.linear, are used only where allowed, and are never out of date."""
 
-import threading
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.nn import linear as linear_module
 from regard.nn import prepacked as module
-from regard.nn.linear import Linear, linear
+from regard.nn.linear import Linear, current_product, linear
 from regard.nn.prepacked import PrepackedWeights
 
 SHAPES = [(512, 512), (513, 515), (2048, 129)]  # each of at least MIN_PREPACKED_ENTRIES
@@ -168,26 +165,22 @@ def test_no_buffer_is_kept_for_more_than_a_row(monkeypatch):
     assert not module._row_buffers.by_shape
 
 
-def test_prepacked_weights_are_used_within_the_block_and_in_its_thread_alone():
-    x, seen = torch.randn(5, 515), []
+def test_prepacked_weights_are_used_within_the_block_alone():
+    x = torch.randn(5, 515)
     with PrepackedWeights().for_rows(x):
-        inside = linear_module._current_product.get()
-        thread = threading.Thread(target=lambda: seen.append(linear_module._current_product.get()))
-        thread.start()
-        thread.join()
+        inside = current_product()
         with PrepackedWeights().for_rows(torch.randn(300, 515)):
-            assert linear_module._current_product.get() is None
-        assert linear_module._current_product.get() == inside
-    assert seen == [None]
-    assert (inside is not None) == module.CAN_PREPACK
-    assert linear_module._current_product.get() is None
+            assert current_product() is F.linear
+        assert current_product() == inside
+    assert (inside != F.linear) == module.CAN_PREPACK
+    assert current_product() is F.linear
 
 
 def test_prepacked_weights_are_not_used_after_an_error():
     layer, x = layer_of(), torch.randn(5, 515)
     with pytest.raises(RuntimeError), PrepackedWeights().for_rows(x):
         layer(x[:, :3])
-    assert linear_module._current_product.get() is None
+    assert current_product() is F.linear
 
 
 def test_the_function_multiplies_weights_that_belong_to_no_layer():

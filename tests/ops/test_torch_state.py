@@ -186,13 +186,6 @@ def test_a_batch_of_gradients_is_refused_by_blocks_and_served_by_the_reference(t
     torch.testing.assert_close(got, torch.stack(each))
 
 
-def test_the_reference_serves_torch_func():
-    q, k, v = torch.randn(3, 2, 1, 2, 30, 8)
-    mask = R.Window(5)
-    out = torch.func.vmap(lambda q, k, v: attend(q, k, v, mask=mask, backend="reference"))(q, k, v)
-    torch.testing.assert_close(out, torch.stack([attend(*x, mask=mask) for x in zip(q, k, v, strict=True)]))
-
-
 @pytest.mark.compiled
 @pytest.mark.parametrize("fn", TRACEABLE)
 def test_autocast_inside_a_compiled_function(fn):
