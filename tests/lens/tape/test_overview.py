@@ -13,7 +13,6 @@ from regard.lens.recording.store import TensorInMemory
 from regard.lens.tape import archive
 from regard.lens.tape.overview import Overview
 from regard.nn import Attention
-from regard.ops.blocks.resample import resample, shrink
 
 NAMES = ("entropy", "received", "max", "distance", "map", "statistic")
 
@@ -110,24 +109,6 @@ def test_sinks_are_keys_with_more_than_three_tenths():
     assert found.sink.item() > 0.9
     assert found.peak_key.item() == 3
     assert Overview.of(weights(q * 0, k).summary()).sink.item() == 0
-
-
-def test_small_maps_are_means():
-    cells = torch.rand(2, 96, 100)
-    small = shrink(cells, 48)
-    assert small.shape == (2, 48, 48)
-    assert torch.allclose(small.mean((1, 2)), cells.mean((1, 2)))
-    assert shrink(cells[:, :5, :7], 48).shape == (2, 5, 7)
-    halves = resample(cells, 1, torch.arange(97), torch.arange(49) * 2)
-    assert torch.allclose(halves, cells.unflatten(1, (-1, 2)).mean(2))
-
-
-def test_nan_stays_in_its_cell_of_small_maps():
-    cells = torch.rand(96, 96)
-    cells[10] = torch.nan
-    found = shrink(cells, 48)
-    assert found.isnan().all(1).nonzero().flatten().tolist() == [5]
-    assert torch.equal(found[6:], shrink(cells.nan_to_num(), 48)[6:])
 
 
 def test_summaries_survive_a_file_and_open_without_the_rest(tmp_path):

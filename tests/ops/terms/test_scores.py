@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from regard import Additive, Dot, Sigmoid, attend, weights
-from regard.ops.blocks.additive_blocks import additive_scores
 
 
 @pytest.mark.parametrize("backend", ["tiled", "reference"])
@@ -22,14 +21,3 @@ def test_a_negative_scale_rounds_no_query():
     q, k, v = torch.randn(3, 1, 2, 40, 16, dtype=torch.bfloat16)
     negative, turned = attend(q, k, v, score=Dot(scale=-0.3)), attend(-q, k, v, score=Dot(scale=0.3))
     assert torch.equal(negative, turned)
-
-
-@pytest.mark.parametrize(("b", "i", "j"), [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
-def test_additive_scores_of_nothing_are_empty(b, i, j):
-    q, k, u = torch.randn(b, 2, i, 5), torch.randn(b, 2, j, 5), torch.randn(5)
-    q.requires_grad_(), u.requires_grad_()
-    A = weights(q, k, score=Additive(u))
-    assert A[:].shape == A.dense().shape == (b, 2, i, j)
-    additive_scores(q, k, u).sum().backward()
-    assert not q.grad.any()
-    assert not u.grad.any()
