@@ -38,6 +38,7 @@ from .interception.kernel_call import KernelCall, NotUnderstood
 from .interception.registered import register_kernel
 from .recording.record import Extras
 from .recording.reduced import Reduced
+from .recording.unseen import Unseen
 from .tape.groups import Groups, lines, patches, sentences, spans, words
 from .tape.tape import Tape
 
@@ -52,6 +53,7 @@ __all__ = [
     "Reduced",
     "Sinks",
     "Tape",
+    "Unseen",
     "ablate",
     "ablation_importance",
     "alignment_score",

@@ -93,6 +93,9 @@ def capture(
     those of the prompt. Calls in threads started inside the block are recorded too; if several threads capture the same
     model at once, each records its own calls.
 
+    A layer that attends and cannot be recorded is listed in `tape.unseen` as (layer, kind, reason), and one
+    `CaptureWarning` at the end of the block names them all. If nothing was recorded, capture raises with the reasons.
+
     Args:
         model: the model to watch; it is not changed.
         tokens: the tokens of a text, a list of them per batch row, or a dict by pattern of layer names, with a pair if
@@ -133,9 +136,10 @@ def capture(
         yield tape
     recorder.close()
     interpreter.begin_pass()
+    diagnostics.note_unseen_layers(mode, recorder)
     diagnostics.check_recorded(mode, recorder)
     diagnostics.warn_compiled(mode)
-    diagnostics.warn_unrecognized_softmax(mode, recorder)
+    diagnostics.warn_unseen(recorder)
     diagnostics.warn_only_submodules_ran(mode)
     diagnostics.warn_finished_rows(recorder)
     tape._warn_unmatched_tokens(stacklevel=4)

@@ -114,7 +114,7 @@ def test_what_is_no_sink_of_heads_is_told_of(attention):
     told = (
         "the weights that it multiplies with v are not the softmax"
         if attention is of_rows
-        else r"4 computes softmax\(q @ k.mT\), but its result was never"
+        else r"4 was not recorded: it computes softmax\(q @ k.mT\), but the result was never"
     )
     model = nn.Sequential(Layer(last), nn.Flatten(1, 2), nn.Unflatten(1, (N, H)), nn.Flatten(2), Layer(attention))
     with torch.no_grad(), pytest.warns(UserWarning, match=told), capture(model) as tape:

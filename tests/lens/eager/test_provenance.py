@@ -14,7 +14,7 @@ DIM = H * D
 in_each_mode = pytest.mark.parametrize(
     "context", [torch.no_grad, torch.enable_grad, torch.inference_mode], ids=lambda f: f.__name__
 )
-LOST = r"other computes softmax\(q @ k.mT\), but its result was never"
+LOST = r"other was not recorded: it computes softmax\(q @ k.mT\), but the result was never multiplied"
 
 
 def split(x):
@@ -343,7 +343,7 @@ def test_other_layers_with_a_softmax_are_not_told_of(kind):
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        (lambda: Layer(talking), r"[(]model[)] computes softmax\(q @ k.mT\), but"),
+        (lambda: Layer(talking), r"[(]model[)] was not recorded: it computes softmax\(q @ k.mT\), but"),
         (BeadsAttention, "its softmax input could not"),
     ],
     ids=["talking", "beads"],

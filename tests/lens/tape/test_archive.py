@@ -177,8 +177,8 @@ def entry(change):
 HOSTILE = [
     ("text that is no JSON", lambda d, t: "{", "cannot read .* as a tape"),
     ("not an object", lambda d, t: "[]", "must have the fields format, entries"),
-    ("newer format", lambda d, t: {**d, "format": 4}, "it has format 4, but .* reads format 3; upgrade regard"),
-    ("older format", lambda d, t: {**d, "format": 1}, "it has format 1, but .* reads format 3; create it again"),
+    ("newer format", lambda d, t: {**d, "format": 5}, "it has format 5, but .* reads format 4; upgrade regard"),
+    ("older format", lambda d, t: {**d, "format": 1}, "it has format 1, but .* reads format 4; create it again"),
     ("no format", lambda d, t: {k: v for k, v in d.items() if k != "format"}, "has format None.*create it again"),
     ("unknown field", lambda d, t: {**d, "code": "import os"}, "must have the fields format, entries.*code"),
     ("unknown term", entry(lambda e, t: e["terms"].update(mask={"term": "os.system"})), "unknown term 'os.system'"),
@@ -299,6 +299,17 @@ def test_of_the_format_before_everything_but_summaries_is_read(tape, tmp_path):
             assert not found.summarized(key)
             torch.testing.assert_close(found[key].dense(), tape[key].dense())
             torch.testing.assert_close(found.summary(key).map, tape.summary(key).map)
+
+
+def test_a_tape_of_the_format_without_unseen_layers_has_none(tape, tmp_path):
+    path = tmp_path / "before.safetensors"
+    tape.save(path)
+    rewritten(path, lambda described, tensors: {**without(described, "unseen"), "format": 3})
+    assert Tape.load(path).unseen == []
+
+
+def without(described, name):
+    return {key: value for key, value in described.items() if key != name}
 
 
 def test_a_tape_is_not_saved_where_there_is_no_folder(tape, tmp_path):

@@ -10,6 +10,7 @@ from torch import nn
 from ..capture_warning import CaptureWarning
 from ..layer_names import list_names, shown_name, within
 from ..recording.recorder import Recorder
+from ..recording.unseen import describe
 from .function_mode import SCRIPTED, AttentionMode
 from .module_scan import attends_aside
 
@@ -26,6 +27,13 @@ FLEX_COMPILED = (
     "calls flex_attention inside a torch.compile'd function, or through a reference that capture does not find, "
     "where it cannot be recorded. Compile flex_attention alone, flex = torch.compile(flex_attention), "
     "and call flex in a layer"
+)
+NO_PRODUCT = (
+    "its softmax input could not be traced back to q @ k.mT. Compute scores as q @ k.mT, or call regard.attend(q, k, v)"
+)
+NEVER_AVERAGED = (
+    "it computes softmax(q @ k.mT), but the result was never multiplied with values in a form regard recognizes. "
+    "Multiply the softmax output with v directly, or call regard.attend(q, k, v)"
 )
 
 
@@ -81,10 +89,29 @@ def warn_compiled(mode: AttentionMode) -> None:
         warnings.warn(f"{kind} {FLEX_COMPILED}", CaptureWarning, stacklevel=4)
 
 
-def warn_unrecognized_softmax(mode: AttentionMode, recorder: Recorder) -> None:
-    """Warn of each softmax that looks like attention and was not recorded."""
-    for message in _unrecognized_softmax(mode, recorder):
-        warnings.warn(message, CaptureWarning, stacklevel=4)
+def note_unseen_layers(mode: AttentionMode, recorder: Recorder) -> None:
+    """Note every layer that attended and was not recorded, in the order of the model."""
+    _note_unrecognized_softmax(mode, recorder)
+    if len(recorder.unseen) > 1:
+        recorder.order_unseen(name for name, _ in mode.model.named_modules())
+
+
+def _note_unrecognized_softmax(mode: AttentionMode, recorder: Recorder) -> None:
+    """Note the layers with a softmax that looks like attention and was not recorded."""
+    lost = [layer for layer, each in mode.softmaxes.items() if not all(each)]
+    for layer in lost:
+        recorder.note_unseen(layer, "softmax", NEVER_AVERAGED)
+    if mode.unclear:
+        known = [*lost, *(layer for layer, _ in recorder.entries)]
+        for layer in sorted(mode.unclear):
+            if not any(within(layer, part) for part in known):
+                recorder.note_unseen(layer, "softmax", NO_PRODUCT)
+
+
+def warn_unseen(recorder: Recorder) -> None:
+    """Warn once of all layers that mix positions and were not recorded."""
+    if recorder.unseen:
+        warnings.warn(f"{describe(recorder.unseen)} (tape.unseen lists them)", CaptureWarning, stacklevel=4)
 
 
 def warn_finished_rows(recorder: Recorder) -> None:
@@ -114,34 +141,9 @@ def check_recorded(mode: AttentionMode, recorder: Recorder) -> None:
         raise ValueError(f"no attention was recorded: {kind} {FLEX_COMPILED}")
     if mode.compiled:
         raise ValueError(f"no attention was recorded: an attention of {kind} {COMPILED}")
-    if lost := _unrecognized_softmax(mode, recorder):
-        raise ValueError(f"no attention of {kind} was recorded: {'; '.join(lost)}")
+    if recorder.unseen:
+        raise ValueError(f"no attention of {kind} was recorded: {describe(recorder.unseen)}")
     raise ValueError(
         f"no attention of {kind} was recorded; {RECOGNIZED}. A model that attends in another way can call one of "
         "these, or build its weights with regard.weights(q, k)"
     )
-
-
-def _unrecognized_softmax(mode: AttentionMode, recorder: Recorder) -> list[str]:
-    """Return a message for each kind of softmax that looks like attention and was not recorded."""
-    messages = []
-    lost = [layer for layer, each in mode.softmaxes.items() if not all(each) and recorder.should_record(layer)]
-    if mode.unclear:
-        known = [*lost, *(layer for layer, _ in recorder.entries)]
-        unclear = [
-            layer
-            for layer in mode.unclear
-            if recorder.should_record(layer) and not any(within(layer, part) for part in known)
-        ]
-        if unclear:
-            messages.append(
-                f"{list_names(sorted(unclear))} was not recorded: its softmax input could not be traced back to "
-                "q @ k.mT. Compute scores as q @ k.mT, or call regard.attend(q, k, v)"
-            )
-    if lost:
-        messages.append(
-            f"{list_names(lost)} computes softmax(q @ k.mT), but its result was never multiplied with values in a form "
-            "regard recognizes, so it was not recorded. Multiply the softmax output with v directly, or call "
-            "regard.attend(q, k, v)"
-        )
-    return messages

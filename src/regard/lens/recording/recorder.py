@@ -16,8 +16,7 @@ Lifetimes
 from __future__ import annotations
 
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +27,6 @@ from torch import Tensor
 
 from ... import torch_internals
 from ...ops.call import SLOTS
-from ..capture_warning import CaptureWarning
 from ..interception.kernel_call import NotUnderstood
 from ..layer_names import matches, shown_name
 from .generation import Memo, looks_back_only
@@ -36,6 +34,7 @@ from .observed import ObservedAttention
 from .record import Record
 from .reduced import Reduced, reduce
 from .store import Store, TermSnapshots, owns_unmodified_memory
+from .unseen import Unseen
 
 if TYPE_CHECKING:
     from ..interception.intercepted import InterceptedAttention
@@ -62,6 +61,7 @@ class Recorder:
         self._entries: dict[Key, Record | Reduced] = {}
         # Calls that are interpreted when `entries` is read.
         self._deferred: dict[str, Callable[[], ObservedAttention]] = {}
+        self._unseen: dict[tuple[str, str], Unseen] = {}
         keeps_all = self.layers is None and self.heads is None and self.keep is None and self.store.limit is None
         self._may_defer = keeps_all and not (self.values or self.gradients) and self.store.in_place
         self.is_open = True
@@ -94,6 +94,27 @@ class Recorder:
     def is_empty(self) -> bool:
         """True if no attention call was recorded."""
         return not (self._entries or self._deferred)
+
+    @property
+    def unseen(self) -> list[Unseen]:
+        """Layers that were left out, in the order in which they were noted."""
+        return list(self._unseen.values())
+
+    def note_unseen(self, layer: str, kind: str, reason: str) -> None:
+        """Note a layer that mixes positions and is not recorded; the first reason per layer and kind is kept.
+
+        Layers that match no pattern in `layers` are not noted.
+        """
+        if self.should_record(layer):
+            with self._lock:
+                self._unseen.setdefault((layer, kind), Unseen(layer, kind, reason))
+
+    def order_unseen(self, names: Iterable[str]) -> None:
+        """Sort the notes by the order in which the model names its modules."""
+        position = {name: n for n, name in enumerate(names)}
+        with self._lock:
+            noted = sorted(self._unseen.items(), key=lambda note: position.get(note[0][0], len(position)))
+            self._unseen = dict(noted)
 
     def should_record(self, name: str) -> bool:
         """Whether the name of a layer matches a pattern in `layers`."""
@@ -147,7 +168,7 @@ class Recorder:
         with torch.no_grad():
             observed = attention.interpret()
             if isinstance(observed, NotUnderstood):
-                warnings.warn(f"{shown_name(layer)} was not recorded: {observed}", CaptureWarning, stacklevel=2)
+                self.note_unseen(layer, "attention", str(observed))
                 return out
             # Later writes of the model must not change the tape. Other masks and biases are copies already.
             slots = SLOTS if attention.has_terms else ("normalize",)

@@ -31,13 +31,16 @@ from ..recording.record import Extras
 from ..recording.recorder import Key
 from ..recording.reduced import MEASURE_NAMES, Reduced
 from ..recording.store import TensorInMemory
+from ..recording.unseen import Unseen
 from .groups import Groups
 from .image_patches import PatchedImage
 from .overview import Overview
 from .term_json import TensorBox, check_fields, evaluate_functions, from_json, tensor_named, to_json
 
-FORMAT = 3
+FORMAT = 4
+FORMAT_WITHOUT_UNSEEN = 3
 FORMAT_WITH_EVEN_MAPS = 2  # its summaries had maps with other cells: they are dropped, and computed anew when needed
+FORMATS = (FORMAT_WITH_EVEN_MAPS, FORMAT_WITHOUT_UNSEEN, FORMAT)
 METADATA_KEY = "regard.tape"
 MAX_HEADER_BYTES = 10_000_000
 OVERVIEW_FIELDS = tuple(field.name for field in dataclasses.fields(Overview))
@@ -55,6 +58,7 @@ class TapeContents:
     pictures: list[tuple[str, list[PatchedImage]]]
     facts: dict[str, str]
     summaries: dict[Key, tuple[Summary, Overview]]
+    unseen: list[Unseen]
 
 
 def save(
@@ -66,6 +70,7 @@ def save(
     pictures: Sequence[Any],
     facts: Mapping[str, str],
     summaries: Mapping[Key, tuple[Summary, Overview]],
+    unseen: Sequence[Unseen] = (),
 ) -> None:
     """Write a tape to a temporary file, sync it to the disk, then rename it: `path` is never a partial file."""
     check_parent_folder(path)
@@ -82,6 +87,7 @@ def save(
             },
             "pictures": [[x.layers, [_image_json(image, box) for image in x.queries]] for x in pictures],
             "facts": {name: str(value) for name, value in facts.items()},
+            "unseen": [list(each) for each in unseen],
         },
         ensure_ascii=False,
     )
@@ -108,9 +114,11 @@ def load_unchecked(path: Path) -> TapeContents:
     text, _, tensors = _read(path)
     try:
         described = json.loads(text)
-        if isinstance(described, dict) and described.get("format") not in (FORMAT_WITH_EVEN_MAPS, FORMAT):
+        if isinstance(described, dict) and described.get("format") not in FORMATS:
             raise ValueError(_unsupported_format(described.get("format")))
-        check_fields("the tape", described, "format", "entries", "tokens", "groups", "pictures", "facts")
+        if isinstance(described, dict) and described["format"] <= FORMAT_WITHOUT_UNSEEN:
+            described.setdefault("unseen", [])
+        check_fields("the tape", described, "format", "entries", "tokens", "groups", "pictures", "facts", "unseen")
         if described["format"] == FORMAT_WITH_EVEN_MAPS:
             for entry in described["entries"]:
                 if isinstance(entry, dict) and "summary" in entry:
@@ -132,9 +140,10 @@ def load_unchecked(path: Path) -> TapeContents:
             (str(layers), [_read_image(x, tensors) for x in images]) for layers, images in described["pictures"]
         ]
         facts = {str(name): str(value) for name, value in described["facts"].items()}
+        unseen = [Unseen(str(layer), str(kind), str(reason)) for layer, kind, reason in described["unseen"]]
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(f"cannot read {path} as a tape: {error}") from None
-    return TapeContents(entries, extras, tokens, groups, pictures, facts, summaries)
+    return TapeContents(entries, extras, tokens, groups, pictures, facts, summaries, unseen)
 
 
 def is_tape(path: Path) -> bool:

@@ -3,7 +3,8 @@
 What it holds
     An entry for each (layer, call): lazy `Weights` (queries, keys and terms, never the matrix), or `Reduced` measures
     after `capture(keep=[...])`. Beside the entries: `Annotations` (tokens, groups, images),
-    `Extras` (values, output projection, gradient), computed summaries, and `facts` such as the model's class.
+    `Extras` (values, output projection, gradient), computed summaries, `facts` such as the model's class, and
+    `unseen`, the layers that could not be recorded.
 
 How it flows
     `capture` builds a tape on its `Recorder`. Each `__getitem__` asks the layer's `Record` for the `Weights` of the
@@ -36,6 +37,7 @@ from ..layer_names import list_names, matches, own_name, shown_calls, shown_name
 from ..recording.record import Extras, Record
 from ..recording.recorder import Key, Recorder
 from ..recording.reduced import Reduced
+from ..recording.unseen import Unseen
 from . import archive
 from .annotations import Annotations, Labels, Shape, Tokens, TokensByLayer, no_layer_matches, unmatched_tokens
 from .groups import Groups, group_mismatch
@@ -102,6 +104,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         pictures: Sequence[Labels] = (),
         facts: Mapping[str, str] | None = None,
         summaries: Mapping[Key, tuple[Summary, Overview]] | None = None,
+        unseen: Sequence[Unseen] = (),
     ) -> None:
         self._stored: Mapping[Key, Weights | Reduced] = dict(entries)
         self._extras = dict(extras or {})
@@ -109,6 +112,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         self.facts = dict(facts or {})
         self._summaries = {key: summary for key, (summary, _) in (summaries or {}).items()}
         self._overviews = {key: overview for key, (_, overview) in (summaries or {}).items()}
+        self._unseen = list(unseen)
         self._recorder: Recorder | None = None
         self._cache: dict[Key, tuple[int, Weights]] = {}  # rows recorded when the weights were built, and the weights
 
@@ -153,6 +157,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         shown, layers = shown_calls(self), len(self.layers)
         width = max(map(len, shown), default=0)
         counts = f"{layers} layer{'s' * (layers != 1)}" + (f", {len(self)} calls" if len(self) > layers else "")
+        counts += f", {len(unseen)} in tape.unseen" if (unseen := self.unseen) else ""
         lines = (f"{name:{width}}  {A!r}" for name, A in zip(shown, self.values(), strict=True))
         return "\n".join([f"Tape({counts})", *lines])
 
@@ -160,6 +165,15 @@ class Tape(Mapping[Key, Weights | Reduced]):
     def layers(self) -> list[str]:
         """The names of the layers, each once."""
         return list(dict.fromkeys(name for name, _ in self))
+
+    @property
+    def unseen(self) -> list[Unseen]:
+        """Layers that mix positions and are not on this tape, as (layer, kind, reason) in the order of the model.
+
+        Empty if every mixing layer that `capture` knows of was recorded. Measures over all layers, such as `rollout`,
+        then speak of the recorded layers alone.
+        """
+        return list(self._unseen) if self._recorder is None else self._recorder.unseen
 
     def calls(self, layer: str) -> list[Weights | Reduced]:
         """Return the weights of every call of a layer, in order."""
@@ -177,6 +191,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             groups=self._annotations.groups,
             pictures=self._annotations.images,
             facts=self.facts,
+            unseen=[each for each in self.unseen if matches(each.layer, pattern)],
         )
         # Overviews are left lazy: a summary may not have one yet.
         tape._summaries = {key: x for key, x in self._summaries.items() if key in chosen}
@@ -343,6 +358,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             pictures=self._annotations.images,
             facts=self.facts,
             summaries={key: (x, self.overview(key)) for key, x in self._summaries.items() if self.summarized(key)},
+            unseen=self.unseen,
         )
 
     @classmethod
@@ -368,6 +384,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             pictures=[Labels(layers, images, images) for layers, images in contents.pictures],
             facts=contents.facts,
             summaries=contents.summaries,
+            unseen=contents.unseen,
         )
 
     @property

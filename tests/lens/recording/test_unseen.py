@@ -1,0 +1,102 @@
+"""Layers that a capture knows of and could not record are listed on the tape, and one warning names them."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from regard.lens import CaptureWarning, Tape, Unseen, capture
+from regard.lens.recording.recorder import Recorder
+from regard.lens.recording.store import Store
+from regard.lens.recording.unseen import describe
+from regard.nn import Attention
+
+DIM = 8
+
+
+class Halved(nn.Module):
+    """Attention whose weights are halved after the softmax."""
+
+    def forward(self, x):
+        return (x @ x.mT).softmax(-1) * 0.5 @ x
+
+
+class Model(nn.Module):
+    """Named so that neither the order of the calls nor that of the alphabet is the order of the modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.z, self.first, self.a = Halved(), Attention(DIM, heads=2), Halved()
+
+    def forward(self, x):
+        return self.first(self.z(self.a(x)))
+
+
+def recorder(**options):
+    return Recorder(store=Store(), **options)
+
+
+@pytest.fixture
+def tape():
+    recording = recorder()
+    recording.note_unseen("b", "softmax", "it is halved")
+    recording.note_unseen("a", "state space", "it has no weights")
+    recording.note_unseen("b", "softmax", "another reason")
+    return Tape.live(recording, None, Model())
+
+
+def test_the_first_reason_per_layer_and_kind_is_kept(tape):
+    assert tape.unseen == [("b", "softmax", "it is halved"), ("a", "state space", "it has no weights")]
+    assert tape.unseen[0].kind == "softmax"
+
+
+def test_layers_that_are_not_wanted_are_not_noted():
+    recording = recorder(layers=["x.*"])
+    recording.note_unseen("x.0", "softmax", "r")
+    recording.note_unseen("y", "softmax", "r")
+    assert [each.layer for each in recording.unseen] == ["x.0"]
+
+
+def test_one_warning_names_all_layers_in_the_order_of_the_model(monkeypatch):
+    monkeypatch.setattr("regard.lens.eager.tracker.TOLERANCE", -1.0)  # no reading is ever believed
+    with warnings.catch_warnings(record=True) as raised, torch.no_grad():
+        warnings.simplefilter("always")
+        model = Model().eval()
+        with capture(model) as tape:
+            model(torch.randn(1, 5, DIM))
+    assert [each.layer for each in tape.unseen] == ["z", "a"]
+    assert {each.kind for each in tape.unseen} == {"attention"}
+    (message,) = [str(x.message) for x in raised if x.category is CaptureWarning]
+    assert message.startswith("z, a were not recorded: ")
+    assert repr(tape).startswith("Tape(1 layer, 2 in tape.unseen)")
+
+
+def test_a_model_without_such_layers_has_an_empty_list():
+    model = Attention(DIM, heads=2)
+    with capture(model) as tape:
+        model(torch.randn(1, 5, DIM))
+    assert tape.unseen == []
+    assert repr(tape).startswith("Tape(1 layer)\n")
+
+
+def test_the_list_is_saved_and_selected_with_the_tape(tape, tmp_path):
+    tape.save(tmp_path / "tape.safetensors")
+    assert Tape.load(tmp_path / "tape.safetensors").unseen == tape.unseen
+    assert isinstance(Tape.open(tmp_path / "tape.safetensors").unseen[0], Unseen)
+
+
+def test_selected_layers_keep_their_own_notes():
+    tape = Tape({("a", 0): None}, unseen=[Unseen("a", "softmax", "r"), Unseen("b", "softmax", "r")])
+    assert tape.select("a").unseen == [("a", "softmax", "r")]
+
+
+def test_a_message_groups_layers_by_reason():
+    notes = [Unseen(f"layers.{n}", "state space", "no weights") for n in range(5)]
+    assert describe(notes) == "layers.0, layers.1, layers.2 and 2 more layers were not recorded: no weights"
+    assert describe([Unseen("", "softmax", "r"), notes[0]]) == (
+        "(model) was not recorded: r; layers.0 was not recorded: no weights"
+    )
+    assert str(notes[0]) == "layers.0 (state space): no weights"
