@@ -171,3 +171,10 @@ def test_every_check_passes_something_and_refuses_something():
     names = {name for name in vars(checks) if name.startswith("check_")}
     for table in (PASSING, [check for check, *_ in REFUSED]):
         assert {check.__code__.co_names[1] for check in table} == names
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_or_with_a_list():
+    assert checks.suggest_name("stpes", ["epochs", "steps"]) == "did you mean 'steps'?"
+    assert checks.suggest_name("xyzzy", ("steps", "epochs")) == "known: 'steps', 'epochs'"
+    assert checks.suggest_name("xyzzy", (f"n{n}" for n in range(30))).endswith(", 'n18', 'n19' and 10 more")
+    assert checks.suggest_name("xyzzy", []) == "known: none"

@@ -1,14 +1,20 @@
-"""Argument checks: each raises an error with the name, the expected value, the actual value and a correction."""
+"""Argument checks: each raises an error with the name, the expected value, the actual value and a correction.
+
+`suggest_name` writes the correction for an unknown name.
+"""
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+
+MAX_LISTED_NAMES = 20  # in the message about an unknown name
 
 
 def check_int(name: str, value: object, least: int = 0, below: int = 2**63) -> None:
@@ -177,6 +183,20 @@ def check_submodel(name: str, value: object, kind: str, inside: str) -> None:
     """Raise unless `value` is a module, such as `kind`; the hint shows it as an argument of `inside`."""
     if not isinstance(value, nn.Module):
         raise TypeError(f"{name} must be a {kind}, got {type(value).__name__}; write {inside}({kind}(config), ...)")
+
+
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known name, or a list of the known names.
+
+    >>> suggest_name("Casual", ["Causal", "Window"]), suggest_name("xyz", ["Causal", "Window"])
+    ("did you mean 'Causal'?", "known: 'Causal', 'Window'")
+    """
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    listed, rest = known[:MAX_LISTED_NAMES], known[MAX_LISTED_NAMES:]
+    return f"known: {', '.join(map(repr, listed)) or 'none'}{f' and {len(rest)} more' if rest else ''}"
 
 
 def _format_sizes(sizes: Mapping[str, int | None]) -> str:

@@ -243,7 +243,10 @@ MALFORMED = {
     "empty": (("look", "{run}", "--text", "{blank}", "--out", "{tmp}/a.safetensors"), "the text is empty"),
     "not UTF-8": (("look", "{run}", "--text", "{bytes}", "--out", "{tmp}/a.safetensors"), "not valid UTF-8 at byte 0"),
     "too long": (("look", "{run}", "--text", "{long}", "--out", "{tmp}/a.safetensors"), "reads at most 32; shorten"),
-    "nowhere": (("look", "{run}", "--text", "{line}", "--out", "{tmp}/no/a.safetensors"), "cannot write "),
+    "nowhere": (
+        ("look", "{run}", "--text", "{line}", "--out", "{tmp}/no/a.safetensors"),
+        "no is not a folder; create it ",
+    ),
     "no text": (("look", "{run}", "--text", "{tmp}/none.txt", "--out", "{tmp}/a.safetensors"), "none.txt"),
     "a text for a file": (
         ("look", "{run}", "--text", "the cat sat", "--out", "{tmp}/a.safetensors"),

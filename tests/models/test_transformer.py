@@ -269,7 +269,7 @@ def test_configs_that_cannot_be(options, message):
 
 
 @pytest.mark.parametrize(
-    ("mask", "why"), [("Alibi(3)", "write .Window"), ("Windw(3)", "did you mean Window"), ("Window(", "not a term")]
+    ("mask", "why"), [("Alibi(3)", "write .Window"), ("Windw(3)", "did you mean 'Window'"), ("Window(", "not a term")]
 )
 def test_an_encoder_mask_that_is_none_raises_before_a_model_is_built(mask, why):
     with pytest.raises(ValueError, match=rf"encoder_mask must be a mask as text, got '{mask[:5]}.*{why}"):

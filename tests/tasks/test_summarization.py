@@ -224,7 +224,7 @@ def test_a_validation_chooses_the_best(tmp_path):
         ({"model": SummarizationModelSettings(smoothing=0.1)}, r"smoothing must be 0 where words are copied, got 0.1"),
         (
             {"model": SummarizationModelSettings(kind="transformer", dim=8, encoder_mask="Widow(3)")},
-            "did you mean Window",
+            "did you mean 'Window'",
         ),
         (
             {"model": TINY["transformer"], "recipe": replace(RECIPE, forcing=Linear(steps=9))},

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import pytest
 
 from regard.train import Recipe
-from regard.train.dataclass_json import check_left_at_default, check_types, from_json, stored_name, to_json, unknown
+from regard.train.dataclass_json import check_left_at_default, check_types, from_json, stored_name, to_json
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,6 @@ def test_a_field_without_effect_must_stay_at_its_default():
     check_left_at_default(Drawing(Circle(1.0), fill="solid"), "name", whose="prints", got="a plot")
     with pytest.raises(ValueError, match=r"^fill is only for prints, got a plot; leave it out$"):
         check_left_at_default(Drawing(Circle(1.0), fill="solid"), "name", "fill", whose="prints", got="a plot")
-
-
-def test_an_unknown_name_is_answered_with_the_nearest_or_with_a_list():
-    assert unknown("stpes", ["epochs", "steps"]) == "did you mean 'steps'?"
-    assert unknown("xyzzy", (f"n{n}" for n in range(30))).endswith(", 'n18', 'n19'")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from ..atomic_files import check_parent_folder
 from ..data import Lines, Pair, Question, Rows, pairs_jsonl, pairs_tsv, parallel, questions
 from ..lens.tape.archive import is_tape
 from ..train.dataclass_json import check_types
@@ -111,8 +112,7 @@ def check_writable(path: Path | None, *read: Path | str | None, flag: str = "", 
     """
     if path is None:
         return
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"cannot write {path}: it is a folder, or its folder does not exist; give the name of a file")
+    check_parent_folder(path)
     if ends and path.suffix not in ends:
         raise ValueError(f"{flag} must end in {' or '.join(ends)}, got {path}")
     if not path.exists():

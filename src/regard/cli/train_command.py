@@ -15,9 +15,10 @@ from typing import Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
 
 import typer
 
+from ..checks import suggest_name
 from ..tasks import run_folder
 from ..train import Outcome
-from ..train.dataclass_json import from_json, to_json, unknown
+from ..train.dataclass_json import from_json, to_json
 from . import fingerprints
 from .averaging import average_last
 from .device import Device
@@ -155,7 +156,7 @@ def _check_sections(config: Any, plan: type, *, source: str) -> Values:
         raise ValueError(f"{source} must be an object of sections, {', '.join(groups)}, got {type(config).__name__}")
     for section, settings in config.items():
         if section not in groups:
-            raise ValueError(f"{source}: unknown section {section!r}; {unknown(section, groups)}")
+            raise ValueError(f"{source}: unknown section {section!r}; {suggest_name(section, groups)}")
         if not isinstance(settings, dict):
             raise ValueError(f"{source}: section {section!r} must hold keys and values, got {settings!r}")
     return config

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from ..checks import suggest_name
 from ..train import Constant, Cosine, Exponential, InverseSigmoid, InverseSquareRoot, Linear, Plateau, Recipe
-from ..train.dataclass_json import check_types, unknown
+from ..train.dataclass_json import check_types
 from ..train.scheduled_sampling import Forcing
 from ..train.schedules import Schedule
 
@@ -67,7 +68,9 @@ class Training:
         """Return the recipe for an evaluation with these metrics; `metric`, or else the first, selects checkpoints."""
         metric = self.metric or metrics[0]
         if metric not in metrics:
-            raise ValueError(f"metric must be one of {', '.join(metrics)}, got {metric!r}; {unknown(metric, metrics)}")
+            raise ValueError(
+                f"metric must be one of {', '.join(metrics)}, got {metric!r}; {suggest_name(metric, metrics)}"
+            )
         return Recipe(
             steps=self._steps,
             epochs=self.epochs,

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..atomic_files import atomic_path, save_tensors, sync, temporary_path
-from .dataclass_json import unknown
+from ..checks import suggest_name
 from .failures import CheckpointError, disk_errors
 
 MANIFEST = "manifest.sha256"
@@ -153,7 +153,7 @@ def put(values: Mapping[str, Tensor], model: nn.Module, *, source: str) -> None:
     own, values = tensors(model), {plain(name): x for name, x in values.items()}
     for name in [*values, *own]:
         if name not in own:
-            raise CheckpointError(f"{source} holds {name!r}, which the model lacks; {unknown(name, own)}")
+            raise CheckpointError(f"{source} holds {name!r}, which the model lacks; {suggest_name(name, own)}")
         if name not in values:
             raise CheckpointError(
                 f"{source} lacks {name!r}, which the model has; was the model built from its config.json?"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ..checks import suggest_name
 
 T = TypeVar("T")
 KIND = "kind"
@@ -51,13 +52,6 @@ def check_left_at_default(instance: Any, *names: str, whose: str, got: str) -> N
             raise ValueError(f"{field.name} is only for {whose}, got {got}; leave it out")
 
 
-def unknown(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest known name, or a list."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(map(repr, known[:20]))}"
-
-
 def stored_name(cls: type) -> str:
     """Return the name of a dataclass in files: its `stored_name`, so that classes can be renamed, or the class name."""
     return str(getattr(cls, "stored_name", cls.__name__))
@@ -75,7 +69,7 @@ def _build(cls: type[T], data: Any, at: str) -> T:
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in data:
         if key not in fields:
-            raise ValueError(f"unknown key {at + key!r}; {unknown(key, fields)}")
+            raise ValueError(f"unknown key {at + key!r}; {suggest_name(key, fields)}")
     for name, field in fields.items():
         if name not in data and field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"key {at + name!r} is missing")
@@ -89,7 +83,7 @@ def _value(value: Any, hint: Any, at: str) -> Any:
     if classes and isinstance(value, Mapping):
         kind = str(value.get(KIND, ""))
         if kind not in classes:
-            raise ValueError(f"{at}.{KIND} must name a class, got {kind!r}; {unknown(kind, classes)}")
+            raise ValueError(f"{at}.{KIND} must name a class, got {kind!r}; {suggest_name(kind, classes)}")
         return _build(classes[kind], {key: x for key, x in value.items() if key != KIND}, at + ".")
     return tuple(value) if isinstance(value, list) else value
 

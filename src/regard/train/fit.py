@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..checks import suggest_name
 from . import checkpoint, progress, rng, training_state
 from .batches import Epochs, move_to_device
 from .cuda_graphs import Replayed
-from .dataclass_json import unknown
 from .distributed import Group, distribute, process_group
 from .failures import CheckpointError, NonFiniteError, Stopped, memory_errors
 from .gradient import GradientStep, Objective, forward_and_backward, mean_gradient
@@ -202,7 +202,7 @@ def _evaluate(
             module.training = mode
     if recipe.metric not in metrics:
         raise ValueError(
-            f"evaluate returned no {recipe.metric!r}, the recipe's metric; {unknown(recipe.metric, metrics)}"
+            f"evaluate returned no {recipe.metric!r}, the recipe's metric; {suggest_name(recipe.metric, metrics)}"
         )
     return dict(zip(metrics, group.same(list(metrics.values())), strict=True))
 

@@ -42,7 +42,7 @@ CONFIGS = {
     "model_type": ({"model_type": "bloom"}, "model_type must be one of 'bert', .*, got \"bloom\""),
     "no type": ({"model_type": None}, "model_type must be one of"),
     "head": ({"architectures": ["BertForNothing"]}, "architectures must be .*BertModel.* got"),
-    "unknown": ({"hidden_sizes": 3}, "unknown key 'hidden_sizes', did you mean 'hidden_size'\\?"),
+    "unknown": ({"hidden_sizes": 3}, "unknown key 'hidden_sizes'; .*; did you mean 'hidden_size'\\?"),
     "code": ({"auto_map": {"AutoModel": "evil.Model"}}, "unknown key 'auto_map'"),
     "decoder": ({"is_decoder": True}, "is_decoder must be false, got true"),
     "positions": ({"position_embedding_type": "relative_key"}, 'position_embedding_type must be "absolute"'),

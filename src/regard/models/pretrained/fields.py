@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
+
+from ...checks import suggest_name
 
 T = TypeVar("T")
 MAX_BYTES = 1_000_000
@@ -121,10 +122,10 @@ class ConfigFields:
         """Raise for a field that was never read and is not among `known`, the fields without effect."""
         for name in self._data:
             if name not in self._read and name not in known:
-                near = difflib.get_close_matches(name, self._read, n=1)
+                known_keys = sorted(self._read, key=lambda key: (key in SILENT or key in FIXED, key))
                 raise ValueError(
-                    f"{self.path}: unknown key {name!r}{f', did you mean {near[0]!r}?' if near else ''}; "
-                    "remove it if it does not change what the model computes"
+                    f"{self.path}: unknown key {name!r}; remove it if it does not change what the model computes; "
+                    f"{suggest_name(name, known_keys)}"
                 )
 
     @contextmanager

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import operator
 from typing import Any
 
+from ...checks import suggest_name
 from . import biases, masks, normalizers, scores
 from .masks.mask_algebra import Mask
 from .term import Term
@@ -81,9 +81,7 @@ def _term(node: ast.expr) -> Term:
                     f"{name} holds tensors or functions, which cannot be parsed from text; build it in Python"
                 )
             if name not in TERMS_BY_NAME:
-                near = difflib.get_close_matches(name, TERMS_BY_NAME, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known terms: {', '.join(TERMS_BY_NAME)}"
-                raise ValueError(f"unknown term {name!r}; {hint}")
+                raise ValueError(f"unknown term {name!r}; {suggest_name(name, TERMS_BY_NAME)}")
             arguments = [_argument(x) for x in node.args]
             names = [keyword.arg for keyword in node.keywords]
             if None in names or len(set(names)) < len(names):
