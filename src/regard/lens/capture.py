@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .interception import diagnostics
 from .interception.intercept import intercept
+from .interception.known_mixers import note_known_mixers
 from .recording.recorder import Recorder
 from .recording.reduced import check_measures
 from .recording.store import Store
@@ -131,7 +132,7 @@ def capture(
     )
     interpreter = Interpreter(recorder.store, holds_biases=keep is None)
     tape = Tape.live(recorder, tokens, model)
-    with intercept(model, recorder, interpreter) as mode:
+    with intercept(model, recorder, interpreter) as mode, note_known_mixers(mode, recorder):
         diagnostics.check_not_compiled(mode)
         yield tape
     recorder.close()

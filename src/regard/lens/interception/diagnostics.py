@@ -102,7 +102,7 @@ def _note_unrecognized_softmax(mode: AttentionMode, recorder: Recorder) -> None:
     for layer in lost:
         recorder.note_unseen(layer, "softmax", NEVER_AVERAGED)
     if mode.unclear:
-        known = [*lost, *(layer for layer, _ in recorder.entries)]
+        known = [*lost, *recorder.recorded_layers]
         for layer in sorted(mode.unclear):
             if not any(within(layer, part) for part in known):
                 recorder.note_unseen(layer, "softmax", NO_PRODUCT)

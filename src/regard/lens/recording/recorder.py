@@ -96,6 +96,11 @@ class Recorder:
         return not (self._entries or self._deferred)
 
     @property
+    def recorded_layers(self) -> set[str]:
+        """The names of the recorded layers; deferred calls stay deferred."""
+        return {layer for layer, _ in self._entries} | self._deferred.keys()
+
+    @property
     def unseen(self) -> list[Unseen]:
         """Layers that were left out, in the order in which they were noted."""
         return list(self._unseen.values())
