@@ -50,17 +50,23 @@ CASES = {
 every_case = pytest.mark.parametrize("terms", CASES.values(), ids=CASES)
 
 
+def real(A):
+    """True for the queries that are real tokens, `b i`: those whose key some query sees."""
+    b, _, i, _ = A.shape
+    return (A.dense() > 0).any(2).any(1) if i == A.shape[-1] else torch.ones(b, i, dtype=torch.bool)
+
+
 def by_hand(A, counts):
     """mean_i sum_j A_ij over the pairs that count, entry by entry; counts(b, i, j) with i the query's position."""
-    dense, offset = A.dense(), A.shape[-1] - A.shape[-2]
+    dense, offset, queries = A.dense(), A.shape[-1] - A.shape[-2], real(A)
     b, h, n_i, n_j = dense.shape
     total = torch.zeros(b, h, dtype=dense.dtype)
     for m in range(b):
         for r in range(n_i):
             for j in range(n_j):
-                if counts(m, r + offset, j):
+                if queries[m, r] and counts(m, r + offset, j):
                     total[m] += dense[m, :, r, j]
-    return total / n_i
+    return total / queries.sum(1)[:, None]
 
 
 @every_case
@@ -72,7 +78,8 @@ def test_locality_is_the_mass_within_a_window(terms, small_blocks):
 @every_case
 def test_previous_token_is_the_first_lower_diagonal(terms):
     A = make(**terms)
-    close(previous_token(A), A.dense().diagonal(-1, -2, -1).sum(-1) / 23)
+    dense = A.dense() * real(A)[:, None, :, None]
+    close(previous_token(A), dense.diagonal(-1, -2, -1).sum(-1) / real(A).sum(1)[:, None])
 
 
 def test_positions_count_from_the_end_of_the_keys_when_queries_are_few():
@@ -90,7 +97,11 @@ def test_duplicate_token_is_the_mass_on_earlier_equals(terms, small_blocks):
 @every_case
 def test_induction_is_the_mass_behind_earlier_equals(terms, small_blocks):
     A, tokens = make(**terms), torch.randint(5, (B, 23))
-    close(induction(A, tokens), by_hand(A, lambda b, i, j: 0 < j <= i and tokens[b, j - 1] == tokens[b, i]))
+    follows = real(A).roll(1, 1)  # the first token of a text follows no token, though padding may stand before it
+    follows[:, 0] = False
+    close(
+        induction(A, tokens), by_hand(A, lambda b, i, j: follows[b, j] and j <= i and tokens[b, j - 1] == tokens[b, i])
+    )
 
 
 def test_token_measures_take_one_sequence_for_all_and_queries_at_the_end():
@@ -102,8 +113,9 @@ def test_token_measures_take_one_sequence_for_all_and_queries_at_the_end():
 def test_a_head_that_copies_in_context_has_induction_one():
     period, n = 7, 21
     tokens = torch.arange(n) % period
-    keep = torch.zeros(n, n, dtype=torch.bool)
+    keep = torch.eye(n, dtype=torch.bool)
     for i in range(period, n):
+        keep[i, i] = False
         keep[i, i - period + 1] = True
     A = make(n, mask=Dense(keep))
     late = torch.arange(n) >= period
@@ -172,7 +184,7 @@ def test_sinks_are_keys_with_a_large_mean():
 def test_similarity_is_the_cosine_of_whole_matrices(terms, entries, monkeypatch):
     monkeypatch.setattr(measures, "CHUNK_ENTRIES", entries)
     A, other = make(**terms), make(seed=1)
-    ours, theirs = A.dense().flatten(-2), other.dense().flatten(-2)
+    ours, theirs = ((X.dense() * real(A)[:, None, :, None]).flatten(-2) for X in (A, other))
     close(similarity(A, other), torch.cosine_similarity(ours[:, :, None], theirs[:, None], -1))
     close(similarity(A), torch.cosine_similarity(ours[:, :, None], ours[:, None], -1))
 

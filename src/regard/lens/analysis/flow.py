@@ -3,6 +3,9 @@
 A stack is a sequence of `Weights` of self-attention, the bottom layer first. For one token, rollout and relevance carry
 a row vector down through products with the lazy matrices, so memory is linear in the length.
 
+Padding is read from the masks (`real_tokens.py`). A negative token counts from the end of the real tokens of each batch
+row: -1, the default, is the last token of each text, on whichever side its padding is.
+
 Attention is not explanation: high weights need not mean that a token mattered, and quite different weights can give the
 same output (Jain & Wallace 2019; Wiegreffe & Pinter 2019). Test what these maps suggest by ablation.
 """
@@ -15,12 +18,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...checks import check_int, check_integer_tensor, check_number, check_tensor
 from ...ops.weights import LIMIT, Weights
-from .head_measures import check_weights, row_chunks
+from ..real_tokens import find_real_keys, padding_queries, real_tokens, without_queries
+from .head_measures import check_queries, check_weights, row_chunks
 
 CAPACITY_UNITS = 2**30  # integer capacity of an edge with weight 1
 
@@ -31,7 +35,7 @@ def rollout(
 ) -> Float[Tensor, "b n"]:
     """Row `token` of W_L ... W_1, W = (1 - residual) mean_h A + residual I with rows normalized to sum to 1: the share
     of each input token in the token at the top (Abnar & Zuidema 2020, sec. 3, with residual 1/2). With None, the mean
-    of all rows.
+    of the rows of all real tokens.
 
     >>> import torch
     >>> from regard import Causal, weights
@@ -53,10 +57,10 @@ def rollout_per_layer(
 ) -> Iterator[Float[Tensor, "b n"]]:
     """Yield the rollout from the top: a row with 1 at the token, then its shares below each layer, the top layer first.
 
-    With None it starts from the mean of all tokens.
+    With None it starts from the mean of all real tokens.
     """
     layers = _check_stack(stack)
-    r = _start(layers[-1], token)
+    r = _start(layers, token)
     yield r
     for A in reversed(layers):
         r = torch.where(r == 0, 0.0, r / _row_sums(A, residual))
@@ -66,14 +70,17 @@ def rollout_per_layer(
 
 @torch.no_grad()
 def rollout_matrix(stack: Iterable[Weights], *, residual: float = 0.5, limit: str = LIMIT) -> Float[Tensor, "b n n"]:
-    """W_L ... W_1: the rollout of every token; raises if a dense layer takes more memory than `limit`."""
+    """W_L ... W_1: the rollout of every token; raises if a dense layer takes more memory than `limit`.
+
+    Rows of padding are 0.
+    """
     layers = _check_stack(stack)
     result = None
     for A in layers:
         W = _mixing_matrix(A, residual, limit)
         result = W if result is None else reachable_product(W, result)
     assert result is not None
-    return result
+    return torch.where(_real_tokens(layers)[..., None], result, 0.0)
 
 
 @torch.no_grad()
@@ -91,7 +98,7 @@ def relevance(
     Caveat: only positive contributions count, and whatever bypasses attention is taken to stay with its token.
     """
     layers = _check_stack(stack)
-    r = _start(layers[-1], token)
+    r = _start(layers, token)
     for A, v, grad in reversed(list(zip(layers, values, gradients, strict=True))):
         v, grad = _per_head("values", v, A), _check_is_output("gradients", grad, A)
         carried = r.clone()
@@ -105,15 +112,24 @@ def relevance(
 
 @torch.no_grad()
 def gradient_attention(
-    A: Weights, v: Float[Tensor, "b g j e"], gradient: Float[Tensor, "b h i e"]
+    A: Weights,
+    v: Float[Tensor, "b g j e"],
+    gradient: Float[Tensor, "b h i e"],
+    *,
+    queries: Bool[Tensor, "b i"] | None = None,
 ) -> Float[Tensor, "b h j"]:
     """sum_i (A * dL/dA)_ij = v_j . (A.T @ dL/dout)_j: the contribution of each key, by head, to L in first order.
 
     `gradient` is dL/dout of out = A @ v. Keys that lower L have negative values. The sum over keys is out . dL/dout,
-    which `importance` uses. Caveat: it is a first-order statement about this one layer.
+    which `importance` uses. The sum over i leaves out padding queries, as the mask shows them, or takes the `queries`
+    that are True; for a cross-attention pass `tape.real_queries(layer)`. Caveat: it is a first-order statement about
+    this one layer.
     """
-    v = _per_head("v", v, A)
-    return (v * (A.T @ _check_is_output("gradient", gradient, A))).sum(-1)
+    v, gradient = _per_head("v", v, A), _check_is_output("gradient", gradient, A)
+    counted = padding_queries(A) if queries is None else check_queries(queries, A.shape[-2]).to(A.device)
+    if counted is not None:
+        A, gradient = without_queries(A, counted), torch.where(counted[..., None, :, None], gradient, 0.0)
+    return (v * (A.T @ gradient)).sum(-1)
 
 
 @torch.no_grad()
@@ -140,14 +156,14 @@ def norm_attention(
     attention sink, counts little. It takes O(j h^2) memory. Caveat: the residual and the norms around the layer are
     left out.
     """
-    b, _, i, _ = _four_dims(A)
+    b, *_ = _four_dims(A)
     gram = _gram(v, output)  # b j h h
     if gram.shape[1] != A.shape[-1] or gram.shape[2] != A.shape[1]:
         raise ValueError(
             f"v and output must have the {A.shape[1]} heads and {A.shape[-1]} keys of A, "
             f"got {gram.shape[2]} heads and {gram.shape[1]} keys"
         )
-    t = _tokens(token, b, i, A.device)
+    t = _positions(token, real_tokens(A).queries)
     row = torch.cat([A.select(batch=n)[..., int(t[n]), :] for n in range(b)])  # b h j
     row = row.mT.to(gram.dtype)
     return torch.einsum("b j h, b j h f, b j f -> b j", row, gram, row).clamp(min=0).sqrt()
@@ -167,12 +183,13 @@ def attention_flow(
     check_int("edges", edges, least=1)
     layers = _check_stack(stack)
     b, _, n, _ = layers[0].shape
-    if (dense := len(layers) * n * n) > edges and (kept := _count_edges(layers, edges)) > edges:
+    real = _real_tokens(layers)
+    if (dense := len(layers) * n * n) > edges and (kept := _count_edges(layers, real, edges)) > edges:
         raise ValueError(
             f"attention_flow takes at most edges={edges} weights above 0, got {kept} or more of {dense}; "
             "use rollout(stack, token=...), which has no limit, or pass a larger edges="
         )
-    tops = _tokens(token, b, n, layers[0].device).tolist()
+    tops = _positions(token, real).tolist()
     mixed = torch.stack([_mixing_matrix(A, residual, LIMIT) for A in layers], 1).double().cpu().numpy()  # b layers n n
     all_nan = [math.nan] * n
     reachable = [_reachable_layers(W, top) for W, top in zip(mixed, tops, strict=True)]
@@ -224,13 +241,14 @@ def _flows(layers: npt.NDArray[np.float64], top: int) -> list[float]:
     return [maximum_flow(graph, depth * n + top, bottom).flow_value / CAPACITY_UNITS for bottom in range(n)]
 
 
-def _count_edges(layers: Sequence[Weights], limit: int) -> int:
-    """Count the weights above 0 in the mean over heads, plus the diagonal; stop once there are more than `limit`."""
+def _count_edges(layers: Sequence[Weights], real: Tensor, limit: int) -> int:
+    """Count the weights above 0 of real tokens in the mean over heads, plus the diagonal; stop above `limit`."""
     count = 0
     for A in layers:
         for rows in row_chunks(A):
             is_edge = (A[..., rows, :] > 0).any(1)
             is_edge[:, range(rows.stop - rows.start), range(rows.start, rows.stop)] = True
+            is_edge &= real[:, rows, None]
             count += int(is_edge.sum((-2, -1)).max()) if is_edge.numel() else 0
             if count > limit:
                 return count
@@ -265,27 +283,46 @@ def _four_dims(A: Weights) -> tuple[int, int, int, int]:
     return b, h, i, j
 
 
-def _start(A: Weights, token: int | Tensor | None) -> Tensor:
-    """Return a row with 1 at the token and 0 elsewhere, `b n`; with None, 1 / n everywhere."""
-    b, n = A.shape[0], A.shape[2]
+def _start(layers: Sequence[Weights], token: int | Tensor | None) -> Tensor:
+    """Return a row with 1 at the token and 0 elsewhere, `b n`; with None, the same number for every real token."""
+    A, real = layers[-1], _real_tokens(layers)
     if token is None:
-        return torch.full((b, n), 1 / max(n, 1), dtype=A.dtype, device=A.device)
-    r = torch.zeros(b, n, dtype=A.dtype, device=A.device)
-    return r.scatter_(1, _tokens(token, b, n, A.device)[:, None], 1.0)
+        return real.to(A.dtype) / real.sum(-1, keepdim=True).clamp(min=1)
+    r = torch.zeros(real.shape, dtype=A.dtype, device=A.device)
+    return r.scatter_(1, _positions(token, real)[:, None], 1.0)
 
 
-def _tokens(token: int | Tensor, b: int, n: int, device: torch.device) -> Tensor:
-    """Return the token of each batch row, counted from 0."""
+def _real_tokens(layers: Sequence[Weights]) -> Tensor:
+    """Return `b n`: True for the tokens that any layer of a stack shows to a query."""
+    b, _, n, _ = layers[0].call.shape
+    real = torch.zeros(b, n, dtype=torch.bool, device=layers[0].device)
+    for A in layers:
+        keys = find_real_keys(A.call)
+        if keys is None:
+            return torch.ones_like(real)
+        real |= keys.to(real.device)
+    return real
+
+
+def _positions(token: int | Tensor, real: Tensor) -> Tensor:
+    """Return the position of a token in each batch row; a negative number counts from the end of the real tokens."""
+    b, n = real.shape
     if isinstance(token, Tensor):
         check_integer_tensor("token", token, 0, 1)
         if token.ndim and len(token) != b:
             raise ValueError(f"token must hold one position for each of the {b} batch rows, got {len(token)}")
     else:
         check_int("token", token, least=-n)
-    ids = torch.as_tensor(token, device=device).long().expand(b)
-    if not bool(((ids >= -n) & (ids < n)).all()):
-        raise ValueError(f"token must be from 0 to {n - 1}, or negative from the end, got {ids.tolist()}")
-    return ids.remainder(max(n, 1))
+    ids = torch.as_tensor(token, device=real.device).long().expand(b)
+    counts = torch.where(real.any(-1), real.sum(-1), n)  # a row of padding alone counts all its tokens
+    if not bool(((ids >= -counts) & (ids < n)).all()):
+        raise ValueError(
+            f"token must be from 0 to {n - 1}, or negative from the end of the real tokens, {counts.tolist()}, "
+            f"got {ids.tolist()}"
+        )
+    rank = (real | ~real.any(-1, keepdim=True)).flip(-1).cumsum(-1).flip(-1)  # 1 at the last real token
+    from_end = n - 1 - (rank.flip(-1) == -ids[:, None]).to(torch.uint8).argmax(-1) if n else ids
+    return torch.where(ids < 0, from_end, ids)
 
 
 def _row_sums(A: Weights, residual: float) -> Tensor:

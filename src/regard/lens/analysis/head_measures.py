@@ -1,8 +1,9 @@
 """One number per head: where its attention falls, which tokens it copies, which other head it resembles.
 
 Each function takes a `Weights` and returns a number for each batch row and head, `b h`: the mean over queries, in
-memory linear in the sequence. `queries`, a bool tensor `(i,)` or `(b, i)`, selects the queries that count, e.g. those
-that are not padding.
+memory linear in the sequence. `queries`, a bool tensor `(i,)` or `(b, i)`, selects the queries that count. By default
+those are the real tokens of each text, as the mask shows them (`real_tokens.py`): a text in a padded batch has the
+numbers that it has alone. For a cross-attention pass `tape.real_queries(layer)`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ...ops.terms.coordinates import Block
 from ...ops.terms.masks import Causal, Diagonal, Documents, Window
 from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.weights import Weights
+from ..real_tokens import find_real_keys, padding_queries, real_tokens, received_from, without_queries
 
 CHUNK_ENTRIES = 2**21  # matrix elements in memory at a time
 
@@ -52,7 +54,7 @@ def share(A: Weights, mask: Mask, *, queries: Bool[Tensor, "*b i"] | None = None
         # If batch rows or heads were selected, the mask counts them as they are numbered after the selection.
         return (part * mask.over(replace(block, batch_ids=None, head_ids=None))).sum(-1)
 
-    return _mean(A.reduce(Reduction(value, "rows")), queries)
+    return _mean(A, A.reduce(Reduction(value, "rows")), queries)
 
 
 def locality(A: Weights, width: int, *, queries: Bool[Tensor, "*b i"] | None = None) -> Float[Tensor, "*b h"]:
@@ -83,24 +85,37 @@ def induction(
     tokens = _key_ids(A, tokens)
     no_token = tokens[..., :1] * 0 + tokens.min() - 1 if tokens.numel() else tokens  # an id that no token has
     previous = torch.cat([no_token, tokens[..., :-1]], -1)
+    if (
+        real := find_real_keys(A.call)
+    ) is not None:  # the first token of a text on the right of its padding follows none
+        real = real.view(*A.shape[:-3], -1)
+        previous = torch.where(torch.cat([real[..., :1], real[..., :-1]], -1), previous, no_token)
     return share(A, Documents(_query_ids(A, tokens), previous) & Causal(), queries=queries)
 
 
 def diagonality(A: Weights, *, queries: Bool[Tensor, "*b i"] | None = None) -> Float[Tensor, "*b h"]:
-    """mean_i sum_j A_ij (1 - abs(c_i - j) / (n_j - 1)), c_i the line from the first query and key to the last of both.
+    """mean_i sum_j A_ij (1 - abs(c_i - j) / (n_j - 1)), c_i the line from the first query that counts and the first
+    real key to the last of both.
 
     It is 1 for a head on that line and falls with the distance from it: the area under the curve of mass within each
     distance, the cumulative attention diagonality of Shim et al. 2022, extended to unequal lengths (speech, alignment).
     """
     check_weights(A)
-    _, _, i, j = A.call.shape
-    slope, max_distance = (j - 1) / max(i - 1, 1), max(j - 1, 1)
+    real = real_tokens(A)
+    counted = real.queries
+    if queries is not None:
+        counted = check_queries(queries, A.shape[-2]).to(A.device).expand(*A.shape[:-3], -1).flatten(0, -2)
+    top, rows = _extent(counted)
+    left, cols = _extent(real.keys)
+    slope, max_distance = (cols - 1).to(A.dtype) / (rows - 1).clamp(min=1), (cols - 1).clamp(min=1)
 
     def value(prepared: PreparedCall, block: Block, part: Tensor, x: Tensor | None) -> Tensor:
-        distance = (block.row.to(part.dtype) * slope - block.j).abs() / max_distance
-        return (part * (1 - distance)).sum(-1)
+        b = replace(block, batch_ids=None).b  # the numbers after a selection
+        row = replace(block, row_ids=None).row
+        line = left[b] + (row - top[b]) * slope[b]
+        return (part * (1 - (line - block.j).abs() / max_distance[b])).sum(-1)
 
-    return _mean(A.reduce(Reduction(value, "rows")), queries)
+    return _mean(A, A.reduce(Reduction(value, "rows")), queries)
 
 
 class Sinks(NamedTuple):
@@ -123,19 +138,16 @@ def sinks(A: Weights, *, threshold: float = 0.3, queries: Bool[Tensor, "*b i"] |
     """
     check_weights(A)
     check_number("threshold", threshold)
-    n = A.shape[-2]
-    if queries is None:
-        mean = A.received() / max(n, 1)
-    else:
-        counts = _check_queries(queries, n).to(A.device)
-        total = A.T @ counts.to(A.dtype)[..., None, :, None]
-        mean = total.squeeze(-1) / counts.sum(-1).clamp(min=1)[..., None, None]
+    queries = padding_queries(A) if queries is None else check_queries(queries, A.shape[-2]).to(A.device)
+    counts = A.shape[-2] if queries is None else queries.sum(-1)[..., None, None]
+    mean = received_from(A, queries) / torch.as_tensor(counts, device=A.device).clamp(min=1)
     keys = mean > threshold
     return Sinks(keys, torch.where(keys, mean, 0.0).sum(-1))
 
 
 def similarity(A: Weights, B: Weights | None = None) -> Float[Tensor, "*b h h2"]:
-    """<A_h, B_h2> / (|A_h| |B_h2|): the cosine similarity of each pair of heads of A and B; B is A by default.
+    """<A_h, B_h2> / (|A_h| |B_h2|): the cosine similarity of each pair of heads of A and B; B is A by default. Rows of
+    padding queries are left out.
 
     >>> import torch
     >>> from regard import weights
@@ -151,6 +163,11 @@ def similarity(A: Weights, B: Weights | None = None) -> Float[Tensor, "*b h h2"]
             f"A and B must share batch, queries and keys, got shapes {tuple(A.shape)} and {tuple(B.shape)}; "
             "compare layers over the same tokens"
         )
+    is_one = B is A
+    for queries in [padding_queries(X) for X in ((A,) if is_one else (A, B))]:
+        if queries is not None:
+            A = without_queries(A, queries)
+            B = A if is_one else without_queries(B, queries)
     dtype = torch.promote_types(A.dtype, B.dtype)
     inner = torch.zeros(*A.shape[:-2], B.shape[-3], dtype=dtype, device=A.device)
     squares = [torch.zeros(X.shape[:-2], dtype=dtype, device=A.device) for X in (A, B)]
@@ -202,16 +219,26 @@ def _query_ids(A: Weights, tokens: Tensor) -> Tensor:
     return tokens[..., first : first + i]
 
 
-def _mean(per_query: Tensor, queries: Tensor | None) -> Tensor:
-    """Average `b h i` to `b h` over the queries that count."""
+def _mean(A: Weights, per_query: Tensor, queries: Tensor | None) -> Tensor:
+    """Average `b h i` to `b h` over the queries that count; if None, over those that are real tokens."""
+    queries = padding_queries(A) if queries is None else queries
     if queries is None:
         return per_query.sum(-1) / max(per_query.shape[-1], 1)
-    counts = _check_queries(queries, per_query.shape[-1]).to(per_query.device)
+    counts = check_queries(queries, per_query.shape[-1]).to(per_query.device)
     total = torch.where(counts[..., None, :], per_query, 0.0).sum(-1)
     return total / counts.sum(-1).clamp(min=1)[..., None]
 
 
-def _check_queries(queries: Tensor, n: int) -> Tensor:
+def _extent(counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first position that counts in each row of `b n`, and the number from there to the last: `b`."""
+    n = counted.shape[-1]
+    position = torch.arange(n, device=counted.device)
+    first = torch.where(counted, position, n).amin(-1) if n else counted.sum(-1)
+    last = torch.where(counted, position, -1).amax(-1) if n else counted.sum(-1)
+    return first, last - first + 1
+
+
+def check_queries(queries: Tensor, n: int) -> Tensor:
     """Return `queries`; raise unless it is a bool tensor with one entry per query."""
     check_tensor("queries", queries)
     if queries.dtype != torch.bool or queries.shape[-1:] != (n,):
