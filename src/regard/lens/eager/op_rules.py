@@ -3,7 +3,8 @@
 What
     `OP_RULES` has one rule per name of a torch function (mul, add, masked_fill, softmax, view, ...). A rule gets the
     call after it ran, as an `OpCall`, and returns the `SymbolicValue` of the result: `Scores`, `ScoresWithSink`,
-    `SoftmaxOutput` or `WeightedValues`. None means that the result has no symbolic value, so tracking ends there.
+    `Exponentials`, `SoftmaxOutput` or `WeightedValues`. None means that the result has no symbolic value, so tracking
+    ends there.
 
 How it flows
     The tracker adds the result of q @ k.mT to `SymbolicTensors` as `Scores`. For each later call whose name is in
@@ -26,15 +27,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...ops.terms.normalizers import Normalizer, Sigmoid
 from ..recording.store import version_of
+from ..terms.rectified import Rectified
 from .matmul import has_data
 from .symbolic_scores import MAX_HIDDEN_SCORE, Scores, ScoresWithSink, SoftmaxOutput, WeightedValues
+from .unnormalized import Exponentials, UndividedAverage
 
 MIN_FACTOR_OF_HIDDEN = 1e-2  # a finite fill value times a smaller factor may no longer hide its key
 
 SOFTMAX = "softmax"
+SOFTMAX_NAMES = frozenset((SOFTMAX, "special_softmax", "softmin"))
+EXP_NAMES = frozenset(("exp", "exp_"))
 
-SymbolicValue = Scores | ScoresWithSink | SoftmaxOutput | WeightedValues
+SymbolicValue = Scores | ScoresWithSink | Exponentials | UndividedAverage | SoftmaxOutput | WeightedValues
 
 
 class SymbolicTensors:
@@ -143,9 +149,11 @@ def _multiply(call: OpCall) -> SymbolicValue | None:
     factor, value, x = call.argument(1, "other"), call.symbolic_argument(), call.argument(0)
     if value is None and call.name in ("mul", "multiply"):  # factor * scores, or values * weights
         factor, value, x = x, call.symbolic_argument(1), factor
+    if value is None:
+        return _divide_exponentials(call)
     if isinstance(value, SoftmaxOutput):
         weighted = WeightedValues.of(value, x, factor) if call.name in ("mul", "multiply") else None
-        return _reweigh(call, value) if weighted is None else weighted
+        return _reweigh_elementwise(call, value, factor) if weighted is None else weighted
     if value is None or "rounding_mode" in call.kwargs or call.broadcasts(value):
         return None
     divides = call.name not in ("mul", "mul_", "multiply")
@@ -175,18 +183,19 @@ def _add(call: OpCall) -> SymbolicValue | None:
         other, value = call.argument(0), call.symbolic_argument(1)
     if not isinstance(value, Scores) or other is None or call.broadcasts(value):
         return None
-    if not isinstance(other, Tensor) or other.ndim == 0:
-        return value
     factor = -alpha if subtracts else alpha
+    if not isinstance(other, Tensor) or other.ndim == 0:
+        return value.plus_number(other * factor)
     return value.plus(other if factor == 1 else other * factor, call.lead)
 
 
-def _fill(call: OpCall) -> Scores | SoftmaxOutput | None:
+def _fill(call: OpCall) -> SymbolicValue | None:
     """Hide keys by `masked_fill`, or by assignment to x[mask]."""
-    return _hide(call, call.symbolic_argument(), call.argument(1, "mask"), call.argument(2, "value"))
+    value = call.symbolic.get(call.argument(0), written=is_in_place(call.name))
+    return _hide(call, value, call.argument(1, "mask"), call.argument(2, "value"))
 
 
-def _where(call: OpCall) -> Scores | SoftmaxOutput | None:
+def _where(call: OpCall) -> SymbolicValue | None:
     """Hide keys by `torch.where(visible, scores, number)` or `torch.where(hidden, number, scores)`."""
     condition, x, y = call.argument(0, "condition"), call.argument(1, "input"), call.argument(2, "other")
     if isinstance(x, Tensor) and x.dtype == torch.bool:  # the method, x.where(condition, y)
@@ -196,17 +205,62 @@ def _where(call: OpCall) -> Scores | SoftmaxOutput | None:
     return _hide(call, call.symbolic.get(y), condition, x)
 
 
-def _hide(call: OpCall, value: SymbolicValue | None, where: Any, fill: Any) -> Scores | SoftmaxOutput | None:
+def _hide(call: OpCall, value: SymbolicValue | None, where: Any, fill: Any) -> SymbolicValue | None:
     """Hide the scores that were filled with a large negative number, or weights that were filled with 0."""
-    if not isinstance(value, (Scores, SoftmaxOutput)) or not isinstance(where, Tensor) or where.dtype != torch.bool:
+    if not isinstance(value, (Scores, Exponentials, SoftmaxOutput)):
         return None
-    if (number := _number(fill)) is None:
+    if not isinstance(where, Tensor) or where.dtype != torch.bool or (number := _number(fill)) is None:
         return None
+    if isinstance(value, Exponentials):
+        return value.without(where, call.lead) if number == 0 and call.name != "__setitem__" else None
     if isinstance(value, Scores):
         if call.broadcasts(value) or (call.name == "__setitem__" and where.ndim != len(call.shape)):
             return None
         return value.without(where, call.lead, by=number) if number <= MAX_HIDDEN_SCORE else None
-    return _reweigh(call, value) if number == 0 and call.name != "__setitem__" else None
+    if number or call.name == "__setitem__":
+        return None
+    return _hide_elementwise(value, where, call.lead) or _reweigh(call, value)
+
+
+def _hide_elementwise(value: SoftmaxOutput, hidden: Tensor, lead: torch.Size) -> SoftmaxOutput | None:
+    """Hide keys whose weights were set to 0; None if other weights of the row depend on their scores."""
+    if not value.is_elementwise or value.scores is None or value.behind:
+        return None
+    scores = value.scores.without(hidden, lead, by=-inf)
+    return replace(value, scores=scores, logits=value.logits.masked_fill(hidden, -inf), weights=None)
+
+
+def _reweigh_elementwise(call: OpCall, value: SoftmaxOutput, factor: Any) -> SoftmaxOutput | None:
+    """Multiply weights, or divide them: exactly if each weight is a function of its own score."""
+    divides = call.name not in ("mul", "mul_", "multiply")
+    if isinstance(value.normalize, Rectified):
+        if factor is call.argument(0) and not divides:
+            return replace(value, normalize=value.normalize.raise_to(2.0), weights=None)
+        if (number := _number(factor)) is not None and number > 0:
+            return replace(value, normalize=value.normalize.times(1 / number if divides else number), weights=None)
+    is_mask = value.is_elementwise and isinstance(factor, Tensor) and not divides and _is_zero_or_one(factor)
+    hidden = _hide_elementwise(value, factor == 0, call.lead) if is_mask else None
+    return _reweigh(call, value) if hidden is None else hidden
+
+
+def _is_zero_or_one(x: Tensor) -> bool:
+    return bool(((x == 0) | (x == 1)).all())
+
+
+def _divide_exponentials(call: OpCall) -> SymbolicValue | None:
+    """Divide exponentials by one number per row, multiply them by its inverse, or by 0 where keys are hidden."""
+    divides = call.name not in ("mul", "mul_", "multiply")
+    e, other = call.argument(0), call.argument(1, "other")
+    value = call.symbolic.get(e, written=is_in_place(call.name))
+    if not isinstance(value, Exponentials) and not divides:
+        e, other, value = other, e, call.symbolic.get(other)
+    if not isinstance(value, Exponentials) or not isinstance(other, Tensor) or not other.ndim:
+        return None
+    if not divides and (other.dtype == torch.bool or (other.shape[-1] > 1 and _is_zero_or_one(other))):
+        return value.without(other == 0, call.lead)
+    divisor = other if divides else 1 / other
+    before = call.result * divisor if is_in_place(call.name) else e
+    return value.divide(before, divisor) if before.shape == call.shape else None
 
 
 def _reweigh(call: OpCall, value: SoftmaxOutput) -> SoftmaxOutput | None:
@@ -215,8 +269,10 @@ def _reweigh(call: OpCall, value: SoftmaxOutput) -> SoftmaxOutput | None:
 
 
 def _clamp(call: OpCall) -> Scores | SoftmaxOutput | None:
-    """Clamp scores to bounds that no visible score reaches."""
+    """Clamp scores to bounds that no visible score reaches; a clamp at 0 is a ReLU."""
     value, low, high = call.symbolic_argument(), call.argument(1, "other", "min"), call.argument(2, "max")
+    if high is None and isinstance(low, (int, float)) and low == 0:
+        return _relu(call)
     if not isinstance(value, Scores) or not isinstance(call.out, Tensor) or call.broadcasts(value):
         return None
     least, most = -inf if low is None else _number(low), inf if high is None else _number(high)
@@ -227,8 +283,8 @@ def _clamp(call: OpCall) -> Scores | SoftmaxOutput | None:
 
 def _copy(call: OpCall) -> SymbolicValue | None:
     """Copy, cast or move a tensor to another device."""
-    if isinstance(with_sink := call.symbolic.get(call.argument(0)), ScoresWithSink):
-        return with_sink if call.result.is_floating_point() else None
+    if isinstance(value := call.symbolic.get(call.argument(0)), (ScoresWithSink, Exponentials)):
+        return value if call.result.is_floating_point() else None
     return call.symbolic_argument() if call.result.is_floating_point() else None
 
 
@@ -347,6 +403,99 @@ def _gumbel_softmax(call: OpCall) -> SoftmaxOutput | None:
     return None if output is None else replace(output, reweighed=True)
 
 
+def _softmin(call: OpCall) -> SoftmaxOutput | None:
+    """Apply the softmax to the negative scores."""
+    x = call.argument(0, "input")
+    output = _softmax_of(call, x, call.argument(1, "dim"))
+    if output is None:
+        return None
+    scores = output.scores
+    scores = None if scores is None or scores.hidden else scores.times(-1.0, call.lead)
+    return replace(output, scores=scores, logits=-output.logits)
+
+
+def _log_softmax(call: OpCall) -> Scores | None:
+    """Subtract the log-sum-exp from scores: the exponentials of the result are a softmax."""
+    x, dim, scores = call.argument(0, "input"), call.argument(1, "dim"), call.symbolic_argument()
+    if not isinstance(scores, Scores) or not isinstance(dim, int) or dim % x.ndim < x.ndim - 2:
+        return None
+    return scores.plus(-x.logsumexp(dim, keepdim=True), call.lead)
+
+
+def _exp(call: OpCall) -> Exponentials | SoftmaxOutput | None:
+    """Take the exponentials of scores, or of a tensor that is not known to be scores."""
+    x, e = call.argument(0, "input"), call.result
+    if not e.is_floating_point() or e.ndim < 2 or not has_data(e):
+        return None
+    scores = call.symbolic_argument()
+    if not isinstance(scores, Scores) or scores.zeroed is not None:
+        return Exponentials(None, is_gate=call.symbolic.linear_output() is x)
+    exponentials = Exponentials(scores, None if x is e else x)
+    return exponentials.as_weights(e) or exponentials
+
+
+def _normalize(call: OpCall) -> SoftmaxOutput | None:
+    """Divide exponentials by their sums with `F.normalize`."""
+    e, p, dim = call.argument(0, "input"), call.argument(1, "p", default=2.0), call.argument(2, "dim", default=1)
+    value = call.symbolic.get(e)
+    return value.divide(e, e.sum(dim, keepdim=True)) if isinstance(value, Exponentials) and p == 1 else None
+
+
+def _sigmoid(call: OpCall) -> SoftmaxOutput | None:
+    """Apply a sigmoid to each score."""
+    return _elementwise(call, lambda bias: Sigmoid(bias), Sigmoid())
+
+
+def _relu(call: OpCall) -> SoftmaxOutput | None:
+    """Set negative scores to 0."""
+    if call.name.startswith("clamp") and call.argument(1, "min") != 0:
+        return None
+    return _elementwise(call, None, Rectified())
+
+
+def _elementwise(
+    call: OpCall, with_bias: Callable[[float], Normalizer] | None, plain: Normalizer
+) -> SoftmaxOutput | None:
+    """Return weights that are a function of their own scores; numbers added to a row become a bias or part of q, k."""
+    scores, x = call.symbolic_argument(), call.argument(0, "input")
+    if not isinstance(scores, Scores) or scores.zeroed is not None:
+        return None
+    if is_in_place(call.name):
+        x = call.result.logit() if isinstance(plain, Sigmoid) else call.result.clone()
+    shift = scores.shift
+    if isinstance(shift, Tensor) and shift.numel() == 1:
+        shift = float(shift)
+    if with_bias is not None and not isinstance(shift, Tensor) and shift:
+        return SoftmaxOutput(replace(scores, shift=0.0), x - shift, 0, normalize=with_bias(shift))
+    scores = scores.with_row_shift(shift) if isinstance(shift, Tensor) or shift else scores
+    return SoftmaxOutput(scores, x, 0, normalize=plain)
+
+
+def _negate(call: OpCall) -> Scores | None:
+    """Change the sign of scores."""
+    value = call.symbolic_argument()
+    return value.times(-1.0, call.lead) if isinstance(value, Scores) and not value.hidden else None
+
+
+def _triangle(call: OpCall) -> SymbolicValue | None:
+    """Set weights above or below a diagonal to 0."""
+    x, diagonal = call.argument(0, "input"), call.argument(1, "diagonal", default=0)
+    value = call.symbolic.get(x, written=is_in_place(call.name))
+    kept = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device)
+    kept = kept.tril(diagonal) if call.name.startswith("tril") else kept.triu(diagonal)
+    return _hide(call, value, ~kept, 0.0)
+
+
+def _power(call: OpCall) -> SoftmaxOutput | None:
+    """Raise ReLU weights to a power."""
+    value, power = call.symbolic_argument(), call.argument(1, "exponent", default=2.0)
+    if not isinstance(value, SoftmaxOutput) or not isinstance(power, (int, float)) or power <= 0:
+        return None
+    if not isinstance(value.normalize, Rectified):
+        return _reweigh(call, value)
+    return replace(value, normalize=value.normalize.raise_to(float(power)), weights=None)
+
+
 def _softmax_of(call: OpCall, x: Any, dim: Any) -> SoftmaxOutput | None:
     """Return the symbolic softmax of x over a dim."""
     if not isinstance(dim, int) or not has_data(x) or not x.ndim:
@@ -375,7 +524,16 @@ OP_RULES: dict[str, OpRule] = {
     "pad": _pad_with_sink,
     **dict.fromkeys(("expand", "expand_as"), _expand),
     **dict.fromkeys(("transpose", "swapaxes", "swapdims", "permute", "mT", "T", "t"), _permute),
-    SOFTMAX: _softmax,
+    **dict.fromkeys(SOFTMAX_NAMES - {"softmin"}, _softmax),
+    "softmin": _softmin,
+    **dict.fromkeys(("neg", "neg_", "negative", "negative_"), _negate),
+    **dict.fromkeys(("tril", "tril_", "triu", "triu_"), _triangle),
+    **dict.fromkeys(("log_softmax", "special_log_softmax"), _log_softmax),
+    **dict.fromkeys(EXP_NAMES, _exp),
+    "normalize": _normalize,
+    **dict.fromkeys(("sigmoid", "sigmoid_", "special_expit"), _sigmoid),
+    **dict.fromkeys(("relu", "relu_", "clamp_min", "clamp_min_"), _relu),
+    **dict.fromkeys(("pow", "pow_", "square", "square_"), _power),
     "gumbel_softmax": _gumbel_softmax,
 }
 

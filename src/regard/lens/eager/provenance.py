@@ -14,10 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .matmul import MATMUL_NAMES, parse_einsum
+from .matmul import PLAIN_NAMES, parse_einsum
 
 FEATURE_DIMS = {"linear": -1, "conv1d": -2, "conv2d": -3, "conv3d": -4}  # dim of the features in the input
-TWO_OPERAND_NAMES = MATMUL_NAMES - {"einsum", "baddbmm"}
 
 Pair = tuple[int, int]  # numbers of queries and of keys, in either order
 
@@ -50,6 +49,10 @@ class Provenance:
         other_sizes = list(x.shape)
         keys = other_sizes.pop(dim)
         return pair[pair[0] == keys] in other_sizes
+
+    def holds(self, x: Any) -> bool:
+        """Whether a tensor descends from a product of queries and keys."""
+        return self._pair_of(x) is not None
 
     def clear(self) -> None:
         """Remove everything."""
@@ -85,7 +88,7 @@ def _keeps_queries_and_keys(name: str, n: int, x: Tensor, args: Sequence[Any], p
         *operands, out = parsed
         dims = next((dims for dims, y in operands if y is x), "")
         return _has_pair([size for label, size in zip(dims, x.shape, strict=False) if label in out], pair)
-    dim = FEATURE_DIMS.get(name, -1 - n if name in TWO_OPERAND_NAMES else 0)
+    dim = FEATURE_DIMS.get(name, -1 - n if name in PLAIN_NAMES else 0)
     return not dim or _has_pair([size for at, size in enumerate(x.shape, -x.ndim) if at != dim], pair)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...ops.terms.normalizers import Normalizer, SinkSoftmax
 from ..recording.store import version_of
 from .head_layout import HeadLayout, as_matrix, common_batch_dims, permute_batch_dims, with_batch_dims
 from .matmul import Average, MatrixProduct
@@ -34,6 +35,7 @@ class Scores:
     zeroed: Tensor | None = (
         None  # True where the scores were multiplied by 0, before a large negative number hides them
     )
+    shift: float | Tensor = 0.0  # added to each row, broadcasts to *lead i 1; a softmax ignores it
 
     @classmethod
     def of(cls, product: MatrixProduct) -> Scores:
@@ -51,25 +53,49 @@ class Scores:
     @property
     def mT(self) -> Scores:
         """The transposed scores: queries and keys swapped."""
-        return replace(self._map_terms(lambda x: x.mT), q=self.k, k=self.q)
+        turned = replace(self._map_terms(lambda x: x.mT), q=self.k, k=self.q)
+        rows = [x for x in turned.added if x.shape[-1] == 1 < turned.k.shape[-2]]
+        added = tuple(x for x in turned.added if not any(x is row for row in rows))
+        if isinstance(turned.shift, Tensor):
+            added, shift = (*added, turned.shift), reduce(add, rows) if rows else 0.0
+        else:
+            shift = reduce(add, rows, turned.shift)
+        return replace(turned, added=added, shift=shift)
 
     def times(self, factor: float | Tensor, lead: torch.Size) -> Scores:
         """Multiply by a number, or by one number per row in a tensor with batch dims `lead`."""
         if isinstance(factor, Tensor):
             factor = with_batch_dims(as_matrix(factor), lead, self.lead)
-            return replace(self, q=self.q * factor, added=tuple(x * factor for x in self.added))
-        return replace(self, scale=self.scale * factor, added=tuple(x * factor for x in self.added))
+            return replace(
+                self, q=self.q * factor, added=tuple(x * factor for x in self.added), shift=self.shift * factor
+            )
+        added = tuple(x * factor for x in self.added)
+        return replace(self, scale=self.scale * factor, added=added, shift=self.shift * factor)
 
     def plus(self, x: Tensor, lead: torch.Size) -> Scores:
-        """Add a tensor with batch dims `lead`; one number per row changes no weights and is dropped."""
+        """Add a tensor with batch dims `lead`; one number per row becomes part of the shift."""
         inputs = (*self.inputs, (x, version_of(x)))
         x = with_batch_dims(as_matrix(x if x.is_floating_point() else x.to(self.q.dtype)), lead, self.lead)
         if self.zeroed is not None and bool((~self.zeroed | (x <= MAX_HIDDEN_SCORE)).all()):
             x = torch.where(self.zeroed, 0, x)
             return replace(self, added=(*self.added, x), hidden=(*self.hidden, self.zeroed), zeroed=None, inputs=inputs)
         if x.shape[-1] == 1 < self.k.shape[-2]:
-            return self
+            return replace(self, shift=self.shift + x)
         return replace(self, added=(*self.added, x), inputs=inputs)
+
+    def plus_number(self, number: float | Tensor) -> Scores:
+        """Add one number, also in a tensor of one element, to all scores."""
+        number = number.reshape(1, 1) if isinstance(number, Tensor) else number
+        return replace(self, shift=self.shift + number)
+
+    def with_row_shift(self, shift: float | Tensor) -> Scores:
+        """Return scores whose product has `shift` in it, one number per row: q and k get one more feature."""
+        lead = self.q.shape[:-2]
+        if isinstance(shift, Tensor):
+            lead = common_batch_dims(lead, as_matrix(shift).shape[:-2])
+        rows = torch.as_tensor(shift, dtype=self.q.dtype, device=self.q.device) / self.scale
+        q = torch.cat((self.q.expand(*lead, *self.q.shape[-2:]), rows.expand(*lead, self.q.shape[-2], 1)), -1)
+        return replace(self, q=q, k=torch.cat((self.k, torch.ones_like(self.k[..., :1])), -1), shift=0.0)
 
     def times_zero_or_one(self, factor: Tensor, lead: torch.Size) -> Scores | None:
         """Multiply each score by 0 or 1; None if the factor holds other numbers."""
@@ -124,7 +150,9 @@ class Scores:
 
     def _map_terms(self, fn: Callable[[Tensor], Tensor]) -> Scores:
         zeroed = None if self.zeroed is None else fn(self.zeroed)
-        return replace(self, added=tuple(map(fn, self.added)), hidden=tuple(map(fn, self.hidden)), zeroed=zeroed)
+        shift = fn(self.shift) if isinstance(self.shift, Tensor) else self.shift
+        added, hidden = tuple(map(fn, self.added)), tuple(map(fn, self.hidden))
+        return replace(self, added=added, hidden=hidden, zeroed=zeroed, shift=shift)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +183,7 @@ class ScoresWithSink:
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxOutput:
-    """A tensor of attention weights: the softmax of scores."""
+    """A tensor of attention weights: the softmax of scores, or another normalizer of them."""
 
     scores: Scores | None  # None if the logits are not known as a product and terms
     logits: Tensor  # input of the softmax, keys in the last dim
@@ -166,7 +194,13 @@ class SoftmaxOutput:
     reweighed: bool = False  # the weights were changed after the softmax
     sink: Tensor | None = None  # logit of the sink of each row, expanded to the shape of the logits
     with_sink: ScoresWithSink | None = None  # the position of the sink column, while the weights have one
+    normalize: Normalizer | None = None  # the function of the logits, if it is no softmax
     averaged: list[bool] = field(default_factory=list)  # not empty once values were multiplied; shared by copies
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether each weight is a function of its own score."""
+        return self.normalize is not None and not isinstance(self.normalize, SinkSoftmax)
 
     def weights_in(self, x: Tensor) -> Tensor:
         """Return the output of the softmax, keys last; x is the tensor of this value."""

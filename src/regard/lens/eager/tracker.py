@@ -30,23 +30,28 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...ops.terms.normalizers import SinkSoftmax
+from ...ops.terms.normalizers import Normalizer, SinkSoftmax
 from ...ops.torch_state import in_functorch
 from ...ops.weights import Weights
 from ..interception.kernel_call import KernelCall, OutputProof
 from .head_layout import MERGING_NAMES, HeadLayout, common_batch_dims, merged_batch_dims, with_batch_dims
-from .matmul import MATMUL_NAMES, Average, has_data, parse_average, parse_product
-from .op_rules import OP_RULES, SOFTMAX, OpCall, SymbolicTensors, is_in_place
+from .layer_weights import is_layer_weight
+from .matmul import MATMUL_NAMES, Average, Projection, has_data, operands, parse_average, parse_product
+from .op_rules import EXP_NAMES, OP_RULES, SOFTMAX_NAMES, OpCall, SymbolicTensors, is_in_place
 from .provenance import Provenance
 from .symbolic_scores import Scores, SoftmaxOutput, WeightedValues
+from .unnormalized import Exponentials, UndividedAverage
 
 ROWS = 8  # rows of each matrix that are compared with the weights of the model
 MAX_COMPARED_ENTRIES = 2**24  # matrix entries compared at once if all rows are compared
 TOLERANCE, HALF_TOLERANCE = 0.03, 0.1  # error relative to the largest weight of a row, in float32 and half precision
 MAX_FOLDS = 8  # latest merges of two batch dims that are remembered
 LINEAR, SUM = "linear", "sum"
-STARTING_NAMES = MATMUL_NAMES | MERGING_NAMES | {LINEAR, SOFTMAX}  # functions that matter before there are scores
+DIVISION_NAMES = frozenset(("div", "div_", "divide", "true_divide", "mul", "mul_", "multiply", "normalize"))
+# Functions that matter before there are scores.
+STARTING_NAMES = MATMUL_NAMES | MERGING_NAMES | SOFTMAX_NAMES | EXP_NAMES | {LINEAR}
 NAMES = STARTING_NAMES | OP_RULES.keys() | {SUM}
+SOFTMAX_BY_HAND = DIVISION_NAMES | MATMUL_NAMES | EXP_NAMES  # results may be a softmax of exponentials, or its average
 
 Heads = Callable[[int], int | None]  # number of matrices -> number of heads among them, None if unknown
 
@@ -60,7 +65,8 @@ class EagerAttention(NamedTuple):
     v: Tensor  # b h j e
     heads: Callable[[Tensor], Tensor]  # b h i e of the output, or of its gradient
     reweighed: bool  # the model changed the weights after the softmax
-    sink: Tensor | None = None  # h: an extra logit per head that takes weight but no value
+    normalize: Normalizer | None = None  # the function of the logits, if it is no softmax
+    projection: Projection | None = None  # set if the call also maps the averages to its output
 
     @classmethod
     def of(
@@ -83,6 +89,8 @@ class EagerAttention(NamedTuple):
         def to_layout(y: Tensor) -> Tensor:
             return layout.of_matrices(y.expand(*given, i, j).reshape(*layout.lead, i, j))
 
+        sink = softmaxed.sink
+        by_head = None if sink is None else _by_head(to_layout(average.weights(sink.reshape(shape))))
         return cls(
             None if scores is None else scores.with_batch_dims(layout.lead).in_layout(layout),
             to_layout(logits),
@@ -90,13 +98,14 @@ class EagerAttention(NamedTuple):
             layout.of_matrices(with_batch_dims(v, given, layout.lead)),
             lambda out: layout.of_matrices(average.heads(out).reshape(*layout.lead, i, -1)),
             softmaxed.reweighed,
-            None if softmaxed.sink is None else _by_head(to_layout(average.weights(softmaxed.sink.reshape(shape)))),
+            softmaxed.normalize if by_head is None else SinkSoftmax(by_head),
+            average.projection,
         )
 
     def kernel_call(self) -> KernelCall:
         """Return the attention over queries and keys; its alternative stores the scores as a mask, with q = 0."""
         q = self.v.new_zeros(()).expand(*self.logits.shape[:3], self.v.shape[-1])
-        normalize = None if self.sink is None else SinkSoftmax(self.sink)
+        normalize = self.normalize
         stored = KernelCall(q=q, k=self.v, v=self.v, mask=self.logits, normalize=normalize)
         if (scores := self.scores) is None:
             return stored
@@ -130,6 +139,8 @@ class EagerAttention(NamedTuple):
         ours = weights[:, :, rows].float()
         theirs = self.found[:, :, rows, : ours.shape[-1]].float().nan_to_num()
         off, largest = (ours - theirs).abs().amax(-1), ours.amax(-1)
+        if self.normalize is not None:  # a row of zeros need not be a masked one
+            largest = torch.maximum(largest, theirs.amax(-1))
         halves = any(x.dtype.itemsize <= 2 for x in (self.logits, self.v))  # scores may be cast up before a softmax
         return bool((off <= (HALF_TOLERANCE if halves else TOLERANCE) * largest)[largest > 0].all())
 
@@ -137,8 +148,9 @@ class EagerAttention(NamedTuple):
 class EagerTracker:
     """Follows scores through the functions of PyTorch; without gradients unless a consumer may replace the call."""
 
-    def __init__(self, *, with_gradients: bool = False) -> None:
+    def __init__(self, *, with_gradients: bool = False, parts: Sequence[nn.Module] = ()) -> None:
         self._with_gradients = with_gradients
+        self._parts = parts  # the running modules, the innermost last
         self._symbolic = SymbolicTensors()
         self.traces = Provenance()
         self._folds: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=MAX_FOLDS)
@@ -149,15 +161,16 @@ class EagerTracker:
         """Process a call, which has run, of a function with a `traced_name`; return the attention that it completes."""
         if (not self._symbolic.entries and name not in STARTING_NAMES) or in_functorch():
             return None
+        if name == LINEAR:
+            self._symbolic.linear_output = weakref.ref(out)
+            if isinstance(args[1] if len(args) > 1 else kwargs.get("weight"), nn.Parameter):
+                return None
         if name in MATMUL_NAMES:
             with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
                 return self._follow_matmul(name, args, kwargs, out, heads)
-        if name == LINEAR:
-            self._symbolic.linear_output = weakref.ref(out)
-            return None
         if name in MERGING_NAMES and out.ndim == 3 and (fold := merged_batch_dims(args, kwargs, out)) is not None:
             self._folds.append((weakref.ref(out), *fold))
-        if not self._symbolic.entries and name != SOFTMAX:
+        if not self._symbolic.entries and name not in SOFTMAX_NAMES and name not in EXP_NAMES:
             return None
         with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
             return self._follow_op(OpCall(self._symbolic, name, args, kwargs, out), heads)
@@ -165,7 +178,9 @@ class EagerTracker:
     def is_averaged(self, x: Tensor) -> list[bool] | None:
         """Return a list that holds True once values are averaged by this softmax over q-k scores; None for others."""
         note = self._symbolic.get(x)
-        return note.averaged if isinstance(note, SoftmaxOutput) and note.is_attention else None
+        if isinstance(note, UndividedAverage) or (isinstance(note, SoftmaxOutput) and note.is_attention):
+            return note.averaged
+        return None
 
     def clear(self) -> None:
         """Forget all."""
@@ -180,15 +195,33 @@ class EagerTracker:
             if isinstance(note, WeightedValues) and (found := note.average(call.args, call.kwargs)) is not None:
                 return self._attention_from(note.softmaxed, found, note.weights, None, heads)
             return None
+        if call.name in DIVISION_NAMES:
+            product = self._symbolic.get(call.argument(0), written=is_in_place(call.name))
+            if isinstance(product, UndividedAverage):
+                return self._divide_average(product, call, heads)
         step = OP_RULES.get(call.name)
         what = None if step is None else step(call)
         if is_in_place(call.name):
             self._symbolic.forget(call.argument(0))
-        if isinstance(what, SoftmaxOutput) and call.name == SOFTMAX:
+        if isinstance(what, SoftmaxOutput) and call.name in SOFTMAX_NAMES:
             what = replace(what, is_attention=self._is_softmax_over_keys(call, what))
+        elif isinstance(what, SoftmaxOutput) and not what.is_elementwise and what.scores is not None:
+            what = replace(what, is_attention=not _is_parameter(what.scores.k))  # exponentials divided by their sums
+        if isinstance(what, Exponentials) and what.scores is None and self.traces.holds(call.argument(0, "input")):
+            what = what.as_weights(call.result) or what
         if what is not None:
             self._symbolic.add(call.result, what)
         return None
+
+    def _divide_average(self, product: UndividedAverage, call: OpCall, heads: Heads) -> EagerAttention | None:
+        """Return the attention that a division of exp(s) @ v by its row sums completes."""
+        divisor = call.argument(1, "other")
+        if not isinstance(divisor, Tensor):
+            return None
+        found = product.divide(1 / divisor if call.name in ("mul", "mul_", "multiply") else divisor)
+        return (
+            None if found is None else self._attention_from(found[0], product.average, found[1], product.values, heads)
+        )
 
     def _is_softmax_over_keys(self, call: OpCall, softmaxed: SoftmaxOutput) -> bool:
         """True if the softmax is over keys. A product with an nn.Parameter is a classifier or vocabulary projection."""
@@ -200,8 +233,7 @@ class EagerTracker:
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor, heads: Heads
     ) -> EagerAttention | None:
         if self._symbolic.entries:
-            given = args[1:] if name == "einsum" else (*args, *kwargs.values())
-            given = given[0] if name == "einsum" and isinstance(given[0], (list, tuple)) else given
+            given = operands(name, args, kwargs)
             for x in given:
                 note = self._symbolic.get(x)
                 if isinstance(note, SoftmaxOutput) and (
@@ -209,6 +241,12 @@ class EagerTracker:
                 ):
                     other = next((y for y in given if y is not x), None)
                     return self._attention_from(note, found, x, other, heads)
+                if isinstance(note, Exponentials) and note.scores is not None and not _is_parameter(note.scores.k):
+                    other = next((y for y in given if y is not x), None)
+                    found = parse_average(name, args, kwargs, x, behind=0)
+                    if found is not None and found.projection is None and out.shape[:-1] == x.shape[:-1]:
+                        self._symbolic.add(out, UndividedAverage(note, x, other, found))
+                        return None
         if has_data(out) and (scored := parse_product(name, args, kwargs)) is not None:
             self._symbolic.add(out, Scores.of(scored))
             if not (_is_parameter(scored.left) or _is_parameter(scored.right)):
@@ -226,6 +264,8 @@ class EagerTracker:
         shape = note.keys_last(x).shape
         if note.averaged or shape.numel() != note.logits.numel() or _is_parameter(found.v):
             return None
+        if note.is_elementwise and self._is_feed_forward(note, found):
+            return None
         laid = found.weights(note.logits.reshape(shape)).shape
         if note.is_gate and laid[-2] == 1 and (len(laid) > 3 or found.summed):
             return None
@@ -234,6 +274,11 @@ class EagerTracker:
         count = heads(common_batch_dims(laid[:-2], found.v.shape[:-2]).numel())
         first = any(ref() is values and outer == count != inner for ref, outer, inner in self._folds)
         return EagerAttention.of(x, note, found, count, first)
+
+    def _is_feed_forward(self, note: SoftmaxOutput, found: Average) -> bool:
+        """True if the keys or the values of weights that are no softmax are weight matrices of the layer."""
+        matrices = (found.v, note.scores.q, note.scores.k) if note.scores is not None else (found.v,)
+        return any(_is_parameter(x) or is_layer_weight(x, self._parts) for x in matrices)
 
 
 _TRACED_NAMES: dict[Any, str | None] = {Tensor.mT.__get__: "mT", Tensor.T.__get__: "T"}  # type: ignore[attr-defined]

@@ -40,8 +40,8 @@ from ...ops.operator import attend
 from ...ops.terms.masks import Causal
 from ...ops.terms.scores import Dot
 from ..eager.head_layout import head_count, replace_heads, to_heads_function
-from ..eager.op_rules import SOFTMAX
-from ..eager.tracker import EagerTracker, traced_name
+from ..eager.op_rules import SOFTMAX_NAMES
+from ..eager.tracker import SOFTMAX_BY_HAND, EagerAttention, EagerTracker, traced_name
 from ..recording.recorder import Recorder
 from ..recording.store import Store, check_holds_numbers
 from ..terms.interpret import Interpreter
@@ -67,7 +67,7 @@ class _ThreadState(threading.local):
         self.silent = 0  # number of open `quiet` blocks
         self.first_positions: dict[tuple[int, int], int] = {}  # (queries, keys) of the latest mask -> first query
         self.awaiting: tuple[Callable[[Tensor], None], Tensor] | None = None  # a callback, and heads, b h i e
-        self.tracker = EagerTracker(with_gradients=with_gradients)
+        self.tracker = EagerTracker(with_gradients=with_gradients, parts=self.parts)
 
 
 class _Opened(threading.local):
@@ -212,21 +212,33 @@ class AttentionMode(TorchFunctionMode):
                 here.awaiting = None
         out = func(*args, **kwargs)
         tracker, name = here.tracker, traced_name(func)
-        if tracker.traces.held and name != SOFTMAX:
+        if tracker.traces.held and name not in SOFTMAX_NAMES:
             tracker.traces.follow(func, args, kwargs, out)
         if name is not None:
             eager = tracker.follow(name, args, kwargs, out, self._heads)
             if eager is not None:
-                layout = OutputLayout(eager.heads, lambda heads: replace_heads(out, heads, eager.heads))
-                return self.observe(self._layer, eager.kernel_call, out, layout, eager.proof)
-            if name == SOFTMAX:
+                return self._written_out(eager, out)
+            if name in SOFTMAX_NAMES:
                 self._note_softmax(tracker.is_averaged(out))
+            elif name in SOFTMAX_BY_HAND and (averaged := tracker.is_averaged(out)) is not None:
+                self._note_softmax(averaged)
         return out
+
+    def _written_out(self, eager: EagerAttention, out: Tensor) -> Tensor:
+        """Hand over an attention that the model wrote out; `out` is the output of the call that completed it."""
+        projection = eager.projection
+        if projection is not None and self.is_observer:
+            layout = OutputLayout(lambda grad: eager.heads(projection.gradient_of_averages(grad)), lambda heads: heads)
+            return self.observe(self._layer, eager.kernel_call, out, layout, eager.proof)
+        averages = out if projection is None else projection.averages
+        layout = OutputLayout(eager.heads, lambda heads: replace_heads(averages, heads, eager.heads))
+        changed = self.observe(self._layer, eager.kernel_call, averages, layout, eager.proof)
+        return changed if projection is None else projection.apply(changed)
 
     def _note_softmax(self, averaged: list[bool] | None) -> None:
         """Remember a softmax over q-k scores, or one over something else in a layer that should attend."""
         if averaged is not None:
-            unfinished = [other for other in self.softmaxes.get(self._layer, ()) if not other]
+            unfinished = [other for other in self.softmaxes.get(self._layer, ()) if not other and other is not averaged]
             self.softmaxes[self._layer] = [*unfinished, averaged]
         elif self.here.parts:
             kind: type = type(self.here.parts[-1])
