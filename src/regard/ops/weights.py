@@ -212,8 +212,18 @@ class Weights:
         return Weights(self._call.select(*chosen), statistic)
 
     def entropy(self) -> Tensor:
-        """-sum_j A log A of each query, in nats: `b h i`."""
-        return self.reduce(measures.entropy())
+        """-sum_j A log A of each query, in nats: `b h i`.
+
+        Rows that do not sum to 1 are taken as they are. Weights that a model changed after the softmax may be negative:
+        then this raises, and the entropy of such a row in `summary` is NaN.
+        """
+        found = self.reduce(measures.entropy())
+        if self._call.normalize.signed and bool((negative := found.isnan()).any()):
+            raise ValueError(
+                "entropy is not defined for negative weights, which the model made after the softmax; "
+                f"{int(negative.sum())} of {negative.numel()} rows have one. Use A.summary().entropy, NaN in these rows"
+            )
+        return found
 
     def received(self) -> Tensor:
         """The attention each key receives, summed over queries: `b h j`."""

@@ -109,10 +109,18 @@ def of_rows(q, k, v, sink):
     return weights @ v, weights
 
 
-@pytest.mark.parametrize("attention", [kept, other_columns, of_rows], ids=lambda f: f.__name__)
+def test_other_columns_than_the_sink_are_shown_as_the_weights_that_they_are():
+    layer = Layer(other_columns)
+    with torch.no_grad(), capture(layer) as tape:
+        layer(torch.randn(B, N, H * D))
+    torch.testing.assert_close(tape[0].dense(), layer.found, atol=1e-6, rtol=1e-5)
+    assert list(tape.changed) == [""]
+
+
+@pytest.mark.parametrize("attention", [kept, of_rows], ids=lambda f: f.__name__)
 def test_what_is_no_sink_of_heads_is_told_of(attention):
     told = (
-        "the weights that it multiplies with v are not the softmax"
+        "4 was not recorded: the weights that it multiplies with v are not the softmax"
         if attention is of_rows
         else r"4 was not recorded: it computes softmax\(q @ k.mT\), but the result was never"
     )

@@ -290,14 +290,14 @@ def test_scores_that_were_hidden_and_made_small_are_seen():
     check(Single(attention))
 
 
-def mixed_heads(q, k, v):
+def through_numpy(q, k, v):
     q, k, v = map(split, (q, k, v))
-    weights = torch.einsum("bhij,hg->bgij", (q @ k.mT).softmax(-1), torch.eye(H).roll(1, 0))
+    weights = torch.from_numpy((q @ k.mT).softmax(-1).numpy())
     return weights @ v, weights
 
 
 def both_ways(q, k, v):
-    return pooled(q, k, v)[0] + mixed_heads(q, k, v)[0].mean((1, 2)).repeat(1, H), pooled(q, k, v)[1]
+    return pooled(q, k, v)[0] + through_numpy(q, k, v)[0].mean((1, 2)).repeat(1, H), pooled(q, k, v)[1]
 
 
 class Beside(nn.Module):

@@ -27,7 +27,7 @@ ON_SCORES = {
     "where": lambda f, x: (torch.where, ~HIDDEN, x, torch.tensor(LOW)),
     **dict.fromkeys(("max", "maximum"), lambda f, x: (f, x, torch.tensor(LOW))),
     **dict.fromkeys(("clamp", "clamp_", "clip"), lambda f, x: (f, x, LOW, -LOW)),
-    **dict.fromkeys(("float", "double", "contiguous", "clone"), lambda f, x: (f, x)),
+    **dict.fromkeys(("float", "double", "contiguous", "clone", "detach"), lambda f, x: (f, x)),
     **dict.fromkeys(("to", "type"), lambda f, x: (f, x, torch.float64)),
     "type_as": lambda f, x: (f, x, x.double()),
     **dict.fromkeys(("half", "bfloat16"), lambda f, x: (f, x)),
@@ -104,7 +104,7 @@ def test_a_softmax_is_that_of_its_scores_unless_noise_was_added(name, func):
     value = OP_RULES[name](OpCall(symbolic, name, args, {}, out))
     assert isinstance(value, SoftmaxOutput)
     assert value.logits is x
-    assert value.reweighed is (name == "gumbel_softmax")
+    assert value.changes == (("drawn at random",) if name == "gumbel_softmax" else ())
 
 
 @pytest.mark.parametrize("name", ["dropout", "dropout_", "nan_to_num", "nan_to_num_", "expand", "expand_as"])

@@ -79,7 +79,7 @@ def test_another_divisor_of_unknown_scores_makes_no_weights(divisor):
 
 @pytest.mark.parametrize("divisor", [TOTAL / 2, E.amax(-1, keepdim=True)])
 def test_another_divisor_of_scores_makes_weights_that_are_no_softmax(divisor):
-    assert exponentials().divide(E, divisor).reweighed
+    assert exponentials().divide(E, divisor).changes == ("scaled",)
 
 
 @pytest.mark.parametrize("divisor", [torch.ones(()), torch.ones(7), E, torch.ones(3, 1, 1)])

@@ -31,7 +31,30 @@ def sdpa(q, k, v):
 class Weighted(nn.Module):
     def forward(self, x):
         q, k, v = (part.transpose(1, 2) for part in x.chunk(3, -1))
-        return ((q @ k.mT).softmax(-1) * torch.linspace(0, 1, 7, dtype=q.dtype) @ v).transpose(1, 2)
+        scores = q.sum(-1, keepdim=True) + k.sum(-1)[..., None, :]
+        return (scores.softmax(-1) * torch.linspace(0, 1, 7, dtype=q.dtype) @ v).transpose(1, 2)
+
+
+class Mixed(nn.Module):
+    def forward(self, x):
+        q, k, v = (part.transpose(1, 2) for part in x.chunk(3, -1))
+        return ((q @ k.mT).softmax(-1).roll(1, 1) @ v).transpose(1, 2)
+
+
+def test_weights_that_were_changed_after_the_softmax_take_no_mask():
+    message = r"its weights were changed after the softmax \(roll\), and a mask comes before it"
+    with (
+        pytest.raises(NotUnderstood, match=message),
+        intercept(nn.Sequential(Mixed()), Replacing(lambda call: call.masked(Causal()))) as mode,
+    ):
+        mode.model(qkv())
+
+
+def test_weights_that_were_changed_after_the_softmax_can_be_replaced():
+    model, x = nn.Sequential(Mixed()), qkv()
+    plain = model(x)
+    with intercept(model, Replacing(lambda call: replace(call, v=-call.v))):
+        torch.testing.assert_close(model(x), -plain)
 
 
 def test_a_call_that_is_not_understood_cannot_be_replaced():

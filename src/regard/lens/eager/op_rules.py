@@ -30,6 +30,7 @@ from torch import Tensor
 from ...ops.terms.normalizers import Normalizer, Sigmoid
 from ..recording.store import version_of
 from ..terms.rectified import Rectified
+from .final_weights import CREATING_NAMES, LAYOUT_NAMES, describe, is_active_dropout
 from .matmul import has_data
 from .symbolic_scores import MAX_HIDDEN_SCORE, Scores, ScoresWithSink, SoftmaxOutput, WeightedValues
 from .unnormalized import Exponentials, UndividedAverage
@@ -39,6 +40,7 @@ MIN_FACTOR_OF_HIDDEN = 1e-2  # a finite fill value times a smaller factor may no
 SOFTMAX = "softmax"
 SOFTMAX_NAMES = frozenset((SOFTMAX, "special_softmax", "softmin"))
 EXP_NAMES = frozenset(("exp", "exp_"))
+NOT_ELEMENTWISE = CREATING_NAMES | LAYOUT_NAMES
 
 SymbolicValue = Scores | ScoresWithSink | Exponentials | UndividedAverage | SoftmaxOutput | WeightedValues
 
@@ -48,6 +50,7 @@ class SymbolicTensors:
 
     def __init__(self) -> None:
         self.entries: dict[int, tuple[weakref.ref[Tensor], int | None, SymbolicValue]] = {}
+        self.weights: set[int] = set()  # keys of the entries that are the output of a softmax
         self.linear_output: Callable[[], Tensor | None] = lambda: None  # output of the latest F.linear
 
     def get(self, x: Any, *, written: bool = False) -> SymbolicValue | None:
@@ -68,30 +71,39 @@ class SymbolicTensors:
 
         def forget(ref: weakref.ref[Tensor]) -> None:
             if (entry := self.entries.get(key)) is not None and entry[0] is ref:
-                del self.entries[key]
+                self._remove(key)
 
         self.entries[key] = weakref.ref(x, forget), version_of(x), value
+        if isinstance(value, SoftmaxOutput):
+            self.weights.add(key)
+        else:
+            self.weights.discard(key)
 
     def forget(self, x: Any) -> None:
         """Remove a tensor that was written to; in inference mode, where versions are not counted, also its views."""
-        self.entries.pop(id(x), None)
+        self._remove(id(x))
         if isinstance(x, Tensor) and x.is_inference():
             memory = x.untyped_storage().data_ptr()
             for key, (ref, _, _) in list(self.entries.items()):
                 if (tensor := ref()) is None or tensor.untyped_storage().data_ptr() == memory:
-                    self.entries.pop(key, None)
+                    self._remove(key)
 
     def forget_softmax(self, recorded: SoftmaxOutput) -> None:
         """Remove a softmax that was recorded: in training, autograd keeps its tensors until the backward pass."""
         for key, (_, _, value) in list(self.entries.items()):
             output = value.softmaxed if isinstance(value, WeightedValues) else value
             if isinstance(output, SoftmaxOutput) and output.averaged is recorded.averaged:
-                del self.entries[key]
+                self._remove(key)
 
     def clear(self) -> None:
         """Remove everything."""
         self.entries.clear()
+        self.weights.clear()
         self.linear_output = lambda: None
+
+    def _remove(self, key: int) -> None:
+        self.entries.pop(key, None)
+        self.weights.discard(key)
 
 
 class OpCall(NamedTuple):
@@ -264,8 +276,30 @@ def _divide_exponentials(call: OpCall) -> SymbolicValue | None:
 
 
 def _reweigh(call: OpCall, value: SoftmaxOutput) -> SoftmaxOutput | None:
-    """Mark weights as changed after the softmax: the tracker later compares all rows with the softmax."""
-    return replace(value, weights=None, reweighed=True) if call.out.numel() == value.logits.numel() else None
+    """Note a change after the softmax: the tracker later compares all rows with the softmax."""
+    return _note_change(call, value) if call.out.numel() == value.logits.numel() else None
+
+
+def change_weights(call: OpCall) -> SoftmaxOutput | None:
+    """Note a change by a function without a rule, if the result has the shape of the weights of one softmax."""
+    arguments = (*call.args, *call.kwargs.values())
+    values = [(x, value) for x in arguments if isinstance(value := _value_of(call, x), SoftmaxOutput)]
+    if len(values) != 1 or not isinstance(call.result, Tensor) or call.name in NOT_ELEMENTWISE:
+        return None
+    (x, value), result = values[0], call.result
+    fits = result.shape == x.shape and x.numel() == value.logits.numel() and result.is_floating_point()
+    can_change = (value.is_attention or value.is_elementwise) and value.with_sink is None
+    return _note_change(call, value) if fits and can_change else None
+
+
+def _value_of(call: OpCall, x: Any) -> SymbolicValue | None:
+    return call.symbolic.get(x, written=is_in_place(call.name)) if isinstance(x, Tensor) else None
+
+
+def _note_change(call: OpCall, value: SoftmaxOutput) -> SoftmaxOutput:
+    changes = ("dropped out",) * value.is_dropped + (describe(call.name, call.args, call.kwargs),)
+    changes = tuple(dict.fromkeys((*value.changes, *filter(None, changes))))
+    return replace(value, weights=None, is_dropped=False, changes=changes)
 
 
 def _clamp(call: OpCall) -> Scores | SoftmaxOutput | None:
@@ -311,7 +345,10 @@ def _pad_with_sink(call: OpCall) -> ScoresWithSink | None:
 def _keep_weights(call: OpCall) -> Scores | SoftmaxOutput | None:
     """Pass weights through ops that do not count as part of them: dropout and nan_to_num."""
     value = call.symbolic_argument()
-    return value if isinstance(value, SoftmaxOutput) else None
+    if not isinstance(value, SoftmaxOutput):
+        return None
+    drops = call.name.startswith("dropout") and is_active_dropout(call.args, call.kwargs)
+    return replace(value, is_dropped=value.is_dropped or drops)
 
 
 def _reshape(call: OpCall) -> Scores | SoftmaxOutput | None:
@@ -398,9 +435,9 @@ def _softmax(call: OpCall) -> SoftmaxOutput | None:
 
 
 def _gumbel_softmax(call: OpCall) -> SoftmaxOutput | None:
-    """Apply the softmax to scores plus noise; marked as reweighed, since it is not the softmax of the scores."""
+    """Apply the softmax to scores plus noise; marked as changed, since it is not the softmax of the scores."""
     output = _softmax_of(call, call.argument(0, "logits"), call.argument(4, "dim", default=-1))
-    return None if output is None else replace(output, reweighed=True)
+    return None if output is None else replace(output, changes=(describe(call.name, (), {}),))
 
 
 def _softmin(call: OpCall) -> SoftmaxOutput | None:
@@ -504,7 +541,7 @@ def _softmax_of(call: OpCall, x: Any, dim: Any) -> SoftmaxOutput | None:
     scores = call.symbolic.get(x)
     if isinstance(scores, ScoresWithSink):
         return None if behind else scores.softmax_output(x)
-    scores = scores if isinstance(scores, Scores) and scores.zeroed is None and behind < 2 else None
+    scores = scores if isinstance(scores, Scores) and behind < 2 else None
     if behind:
         return SoftmaxOutput(None if scores is None else scores.mT, x.movedim(dim, -1), behind)
     return SoftmaxOutput(scores, x, 0, is_gate=call.symbolic.linear_output() is x)
@@ -516,7 +553,9 @@ OP_RULES: dict[str, OpRule] = {
     **dict.fromkeys(("masked_fill", "masked_fill_", "__setitem__"), _fill),
     "where": _where,
     **dict.fromkeys(("max", "maximum", "clamp", "clamp_", "clip"), _clamp),
-    **dict.fromkeys(("to", "float", "half", "bfloat16", "double", "type", "type_as", "contiguous", "clone"), _copy),
+    **dict.fromkeys(
+        ("to", "float", "half", "bfloat16", "double", "type", "type_as", "contiguous", "clone", "detach"), _copy
+    ),
     **dict.fromkeys(("dropout", "dropout_", "nan_to_num", "nan_to_num_"), _keep_weights),
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"), _reshape),
     "__getitem__": _index,

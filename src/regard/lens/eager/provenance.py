@@ -36,14 +36,14 @@ class Provenance:
         for n, x in enumerate((*args, *kwargs.values()) if kwargs else args):
             if type(x) in (list, tuple):
                 x = next((y for y in x if id(y) in self.held), None)
-            if id(x) in self.held and (pair := self._pair_of(x)) is not None:
-                if _keeps_queries_and_keys(getattr(func, "__name__", ""), n, x, args, pair):
+            if id(x) in self.held and (pair := self.pair_of(x)) is not None:
+                if keeps_queries_and_keys(getattr(func, "__name__", ""), n, x, args, pair):
                     self._track_results(x.shape, pair, args[0] if out is None else out)
                 return
 
     def is_attention_softmax(self, x: Tensor, dim: int) -> bool:
         """Whether a softmax of x over this dim is one over keys, with the queries in another dim."""
-        pair = self._pair_of(x)
+        pair = self.pair_of(x)
         if pair is None or x.shape[dim] not in pair:
             return False
         other_sizes = list(x.shape)
@@ -52,13 +52,14 @@ class Provenance:
 
     def holds(self, x: Any) -> bool:
         """Whether a tensor descends from a product of queries and keys."""
-        return self._pair_of(x) is not None
+        return self.pair_of(x) is not None
 
     def clear(self) -> None:
         """Remove everything."""
         self.held.clear()
 
-    def _pair_of(self, x: Any) -> Pair | None:
+    def pair_of(self, x: Any) -> Pair | None:
+        """Return the numbers of queries and of keys of a tensor; None if it is not tracked."""
         held = self.held.get(id(x))
         return held[1] if held is not None and held[0]() is x else None
 
@@ -75,31 +76,31 @@ class Provenance:
         """Track each result of a call on a tensor of shape `before` that still has queries and keys."""
         for x in out if isinstance(out, (list, tuple)) else (out,):
             if isinstance(x, Tensor) and not x.is_nested and x.is_floating_point():
-                after = pair if _has_pair(x.shape, pair) else _pair_after_resize(before, x.shape, pair)
+                after = pair if has_pair(x.shape, pair) else pair_after_resize(before, x.shape, pair)
                 if after is not None:
                     self._add(x, after)
 
 
-def _keeps_queries_and_keys(name: str, n: int, x: Tensor, args: Sequence[Any], pair: Pair) -> bool:
+def keeps_queries_and_keys(name: str, n: int, x: Tensor, args: Sequence[Any], pair: Pair) -> bool:
     """Whether a function, judged by its name, sums over neither dim in x, its n-th argument."""
     if name == "einsum":
         if (parsed := parse_einsum(args)) is None:
             return True
         *operands, out = parsed
         dims = next((dims for dims, y in operands if y is x), "")
-        return _has_pair([size for label, size in zip(dims, x.shape, strict=False) if label in out], pair)
+        return has_pair([size for label, size in zip(dims, x.shape, strict=False) if label in out], pair)
     dim = FEATURE_DIMS.get(name, -1 - n if name in PLAIN_NAMES else 0)
-    return not dim or _has_pair([size for at, size in enumerate(x.shape, -x.ndim) if at != dim], pair)
+    return not dim or has_pair([size for at, size in enumerate(x.shape, -x.ndim) if at != dim], pair)
 
 
-def _has_pair(shape: Sequence[int], pair: Pair) -> bool:
+def has_pair(shape: Sequence[int], pair: Pair) -> bool:
     """Whether a shape has a dim for queries and one for keys, or one dim for both flattened."""
     a, b = pair
     has_two_dims = list(shape).count(a) > 1 if a == b else a in shape and b in shape
     return has_two_dims or (min(pair) > 1 and a * b in shape)
 
 
-def _pair_after_resize(before: Sequence[int], after: Sequence[int], pair: Pair) -> Pair | None:
+def pair_after_resize(before: Sequence[int], after: Sequence[int], pair: Pair) -> Pair | None:
     """Return the pair after one dim changed its size, because keys were selected or added; None otherwise."""
     changed = [(x, y) for x, y in zip(before, after, strict=False) if x != y]
     if len(before) != len(after) or len(changed) != 1:

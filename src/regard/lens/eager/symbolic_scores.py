@@ -188,10 +188,12 @@ class SoftmaxOutput:
     scores: Scores | None  # None if the logits are not known as a product and terms
     logits: Tensor  # input of the softmax, keys in the last dim
     behind: int  # number of dims behind the keys
-    is_attention: bool = False  # the logits are a function of queries and keys, known or not
     is_gate: bool = False  # the logits are the output of a linear map: perhaps a router of experts
     weights: Tensor | None = None  # output of the softmax, keys last; None if it is the tensor itself
-    reweighed: bool = False  # the weights were changed after the softmax
+    pair: tuple[int, int] | None = None  # numbers of queries and keys, if the logits are a function of both
+    changes: tuple[str, ...] = ()  # what the model did to the weights after the softmax
+    is_final: bool = False  # the logits stand for final weights: no softmax gives them
+    is_dropped: bool = False  # an active dropout followed; `weights` are those before it
     sink: Tensor | None = None  # logit of the sink of each row, expanded to the shape of the logits
     with_sink: ScoresWithSink | None = None  # the position of the sink column, while the weights have one
     normalize: Normalizer | None = None  # the function of the logits, if it is no softmax
@@ -201,6 +203,11 @@ class SoftmaxOutput:
     def is_elementwise(self) -> bool:
         """Whether each weight is a function of its own score."""
         return self.normalize is not None and not isinstance(self.normalize, SinkSoftmax)
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether the logits are a function of queries and keys, known or not."""
+        return self.pair is not None
 
     def weights_in(self, x: Tensor) -> Tensor:
         """Return the output of the softmax, keys last; x is the tensor of this value."""

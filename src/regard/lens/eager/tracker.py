@@ -24,23 +24,28 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import isclose, prod
+from math import inf, isclose, prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...ops.terms.normalizers import Normalizer, SinkSoftmax
+from ...ops.terms.normalizers import Normalizer, SinkSoftmax, Softmax
 from ...ops.torch_state import in_functorch
 from ...ops.weights import Weights
 from ..interception.kernel_call import KernelCall, OutputProof
+from ..interception.output_check import reproduces_output
+from ..recording.observed import ObservedAttention
+from ..terms.changed_weights import Scaled
+from .final_weights import Descent, FinalWeights, is_over_keys
 from .head_layout import MERGING_NAMES, HeadLayout, common_batch_dims, merged_batch_dims, with_batch_dims
 from .layer_weights import is_layer_weight
 from .matmul import MATMUL_NAMES, Average, Projection, has_data, operands, parse_average, parse_product
-from .op_rules import EXP_NAMES, OP_RULES, SOFTMAX_NAMES, OpCall, SymbolicTensors, is_in_place
-from .provenance import Provenance
+from .op_rules import EXP_NAMES, OP_RULES, SOFTMAX_NAMES, OpCall, SymbolicTensors, change_weights, is_in_place
+from .provenance import Pair, Provenance
 from .symbolic_scores import Scores, SoftmaxOutput, WeightedValues
 from .unnormalized import Exponentials, UndividedAverage
+from .weight_change import WeightChange, given_call
 
 ROWS = 8  # rows of each matrix that are compared with the weights of the model
 MAX_COMPARED_ENTRIES = 2**24  # matrix entries compared at once if all rows are compared
@@ -64,13 +69,14 @@ class EagerAttention(NamedTuple):
     found: Tensor  # b h i j: the weights that the model computed
     v: Tensor  # b h j e
     heads: Callable[[Tensor], Tensor]  # b h i e of the output, or of its gradient
-    reweighed: bool  # the model changed the weights after the softmax
+    out: Tensor  # the averages of the values, as the call that completed the attention returned them
+    softmaxed: SoftmaxOutput
     normalize: Normalizer | None = None  # the function of the logits, if it is no softmax
     projection: Projection | None = None  # set if the call also maps the averages to its output
 
     @classmethod
     def of(
-        cls, x: Tensor, softmaxed: SoftmaxOutput, average: Average, heads: int | None, first: bool
+        cls, x: Tensor, softmaxed: SoftmaxOutput, average: Average, out: Tensor, heads: int | None, first: bool
     ) -> EagerAttention:
         """Return the attention of a softmax output, whose current tensor is x, with its values.
 
@@ -97,17 +103,41 @@ class EagerAttention(NamedTuple):
             to_layout(found),
             layout.of_matrices(with_batch_dims(v, given, layout.lead)),
             lambda out: layout.of_matrices(average.heads(out).reshape(*layout.lead, i, -1)),
-            softmaxed.reweighed,
+            out if average.projection is None else average.projection.averages,
+            softmaxed,
             softmaxed.normalize if by_head is None else SinkSoftmax(by_head),
             average.projection,
         )
 
     def kernel_call(self) -> KernelCall:
-        """Return the attention over queries and keys; its alternative stores the scores as a mask, with q = 0."""
+        """Return the attention over queries and keys: with the final weights, if they are not the softmax of scores."""
+        changes = self.softmaxed.changes
+        if not changes:
+            return self._softmax_call(self.scores)
+        if self.softmaxed.is_final:
+            return given_call(self.found, self.v, changes)
+        change = WeightChange.of(self.found, self.logits, self.normalize)
+        is_known = self.softmaxed.is_attention or self.softmaxed.is_elementwise
+        if change.is_none or not is_known:
+            return self._softmax_call(self.scores)
+        given = given_call(self.found, self.v, changes)
+        scores, hidden, factor = self.scores, change.hidden, change.factor
+        if scores is None or factor is None:
+            return given
+        if hidden is not None:
+            if scores.zeroed is not None and bool((scores.zeroed & ~hidden).any()):
+                return given
+            scores = replace(scores, zeroed=None).without(hidden, scores.lead, by=-inf)
+        normalize = self.normalize if bool((factor == 1).all()) else Scaled(self.normalize or Softmax(), factor)
+        call = self._softmax_call(scores)
+        return replace(call, normalize=normalize, changed=given.changed, alternative=given)
+
+    def _softmax_call(self, scores: Scores | None) -> KernelCall:
+        """Return the call whose weights are the softmax; its alternative stores the scores as a mask, with q = 0."""
         q = self.v.new_zeros(()).expand(*self.logits.shape[:3], self.v.shape[-1])
         normalize = self.normalize
         stored = KernelCall(q=q, k=self.v, v=self.v, mask=self.logits, normalize=normalize)
-        if (scores := self.scores) is None:
+        if scores is None or scores.zeroed is not None:
             return stored
         scale = None if isclose(scores.scale, scores.q.shape[-1] ** -0.5, rel_tol=1e-6) else scores.scale
         terms: dict[str, Any] = dict(scores.mask_and_bias())
@@ -118,31 +148,42 @@ class EagerAttention(NamedTuple):
     @property
     def proof(self) -> OutputProof:
         """A test whether an interpretation has the weights that the model computed."""
-        return OutputProof(
-            lambda observed: self.has_weights(observed.weights),
-            "the weights that it multiplies with v are not the softmax of its scores",
-        )
+        return OutputProof(self._agrees, "the weights that it multiplies with v are not the softmax of its scores")
 
-    def has_weights(self, weights: Weights) -> bool:
+    def _agrees(self, observed: ObservedAttention) -> bool:
+        if not observed.changed:
+            return self.has_weights(observed.weights)
+        is_product = self.softmaxed.is_dropped or reproduces_output(observed, self.heads(self.out.detach()), rows=ROWS)
+        return is_product and self.has_weights(observed.weights, strict=True)
+
+    def has_weights(self, weights: Weights, *, strict: bool = False) -> bool:
         """True if the model computed these weights: compare ROWS rows, or all if it changed them after the softmax.
 
-        Fully masked rows are not compared.
+        Fully masked rows are compared only if `strict`.
         """
         b, h, i, j = self.found.shape
         if not self.found.numel():
             return True
-        rows = torch.arange(i) if self.reweighed else torch.linspace(0, i - 1, ROWS).round().long().unique()
+        changes = self.softmaxed.changes
+        rows = torch.arange(i) if changes else torch.linspace(0, i - 1, ROWS).round().long().unique()
         step = max(1, MAX_COMPARED_ENTRIES // (b * h * j))
-        return all(self._has_rows(weights, part.to(self.found.device)) for part in rows.split(step))
+        return all(self._has_rows(weights, part.to(self.found.device), strict) for part in rows.split(step))
 
-    def _has_rows(self, weights: Weights, rows: Tensor) -> bool:
+    def _has_rows(self, weights: Weights, rows: Tensor, strict: bool) -> bool:
         ours = weights[:, :, rows].float()
         theirs = self.found[:, :, rows, : ours.shape[-1]].float().nan_to_num()
         off, largest = (ours - theirs).abs().amax(-1), ours.amax(-1)
         if self.normalize is not None:  # a row of zeros need not be a masked one
             largest = torch.maximum(largest, theirs.amax(-1))
-        halves = any(x.dtype.itemsize <= 2 for x in (self.logits, self.v))  # scores may be cast up before a softmax
-        return bool((off <= (HALF_TOLERANCE if halves else TOLERANCE) * largest)[largest > 0].all())
+        if strict:
+            return bool((off <= self._tolerance * theirs.abs().amax(-1)).all())
+        return bool((off <= self._tolerance * largest)[largest > 0].all())
+
+    @property
+    def _tolerance(self) -> float:
+        # Scores may be cast up before a softmax.
+        halves = any(x.dtype.itemsize <= 2 for x in (self.logits, self.v))
+        return HALF_TOLERANCE if halves else TOLERANCE
 
 
 class EagerTracker:
@@ -153,27 +194,58 @@ class EagerTracker:
         self._parts = parts  # the running modules, the innermost last
         self._symbolic = SymbolicTensors()
         self.traces = Provenance()
+        self.final = FinalWeights()
         self._folds: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=MAX_FOLDS)
 
     def follow(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
     ) -> EagerAttention | None:
         """Process a call, which has run, of a function with a `traced_name`; return the attention that it completes."""
-        if (not self._symbolic.entries and name not in STARTING_NAMES) or in_functorch():
+        if (not self._symbolic.entries and not self.final.held and name not in STARTING_NAMES) or in_functorch():
             return None
+        with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
+            found = self._follow(name, args, kwargs, out, heads)
+            if found is None and self.holds_weights:
+                self._follow_weights(name, args, kwargs, out)
+            return found
+
+    @property
+    def holds_weights(self) -> bool:
+        """True while the model may still change weights, or multiply them with values: then follow every function."""
+        return bool(self._symbolic.weights or self.final.held)
+
+    def _follow(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
+    ) -> EagerAttention | None:
         if name == LINEAR:
             self._symbolic.linear_output = weakref.ref(out)
             if isinstance(args[1] if len(args) > 1 else kwargs.get("weight"), nn.Parameter):
                 return None
         if name in MATMUL_NAMES:
-            with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
-                return self._follow_matmul(name, args, kwargs, out, heads)
+            return self._follow_matmul(name, args, kwargs, out, heads)
         if name in MERGING_NAMES and out.ndim == 3 and (fold := merged_batch_dims(args, kwargs, out)) is not None:
             self._folds.append((weakref.ref(out), *fold))
         if not self._symbolic.entries and name not in SOFTMAX_NAMES and name not in EXP_NAMES:
             return None
-        with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
-            return self._follow_op(OpCall(self._symbolic, name, args, kwargs, out), heads)
+        return self._follow_op(OpCall(self._symbolic, name, args, kwargs, out), heads)
+
+    def _follow_weights(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Track what a function without an exact rule made of weights."""
+        if name not in SOFTMAX_NAMES and not isinstance(
+            self._symbolic.get(args[0] if out is None else out), (SoftmaxOutput, WeightedValues)
+        ):
+            self.final.follow(name, args, kwargs, out, self._descent_of)
+
+    def _descent_of(self, x: Any) -> Descent | None:
+        """Return the origin of a tensor of attention weights; None for other tensors."""
+        if not isinstance(x, Tensor):
+            return None
+        note = self._symbolic.get(x)
+        if not isinstance(note, SoftmaxOutput):
+            return self.final.get(x)
+        if note.pair is None or note.averaged:
+            return None
+        return Descent(note.pair, (note.averaged,), note.changes + ("dropped out",) * note.is_dropped)
 
     def is_averaged(self, x: Tensor) -> list[bool] | None:
         """Return a list that holds True once values are averaged by this softmax over q-k scores; None for others."""
@@ -186,6 +258,7 @@ class EagerTracker:
         """Forget all."""
         self._symbolic.clear()
         self.traces.clear()
+        self.final.clear()
         self._folds.clear()
 
     def _follow_op(self, call: OpCall, heads: Heads) -> EagerAttention | None:
@@ -193,7 +266,7 @@ class EagerTracker:
         if call.name == SUM:
             note = self._symbolic.get(call.argument(0))
             if isinstance(note, WeightedValues) and (found := note.average(call.args, call.kwargs)) is not None:
-                return self._attention_from(note.softmaxed, found, note.weights, None, heads)
+                return self._attention_from(note.softmaxed, found, note.weights, None, call.out, heads)
             return None
         if call.name in DIVISION_NAMES:
             product = self._symbolic.get(call.argument(0), written=is_in_place(call.name))
@@ -201,12 +274,12 @@ class EagerTracker:
                 return self._divide_average(product, call, heads)
         step = OP_RULES.get(call.name)
         what = None if step is None else step(call)
+        if what is None and self._symbolic.weights:
+            what = change_weights(call)
         if is_in_place(call.name):
             self._symbolic.forget(call.argument(0))
-        if isinstance(what, SoftmaxOutput) and call.name in SOFTMAX_NAMES:
-            what = replace(what, is_attention=self._is_softmax_over_keys(call, what))
-        elif isinstance(what, SoftmaxOutput) and not what.is_elementwise and what.scores is not None:
-            what = replace(what, is_attention=not _is_parameter(what.scores.k))  # exponentials divided by their sums
+        if isinstance(what, SoftmaxOutput) and what.pair is None and not what.is_elementwise:
+            what = replace(what, pair=self._queries_and_keys(call, what))
         if isinstance(what, Exponentials) and what.scores is None and self.traces.holds(call.argument(0, "input")):
             what = what.as_weights(call.result) or what
         if what is not None:
@@ -219,20 +292,26 @@ class EagerTracker:
         if not isinstance(divisor, Tensor):
             return None
         found = product.divide(1 / divisor if call.name in ("mul", "mul_", "multiply") else divisor)
-        return (
-            None if found is None else self._attention_from(found[0], product.average, found[1], product.values, heads)
-        )
+        if found is None:
+            return None
+        return self._attention_from(found[0], product.average, found[1], product.values, call.result, heads)
 
-    def _is_softmax_over_keys(self, call: OpCall, softmaxed: SoftmaxOutput) -> bool:
-        """True if the softmax is over keys. A product with an nn.Parameter is a classifier or vocabulary projection."""
-        if softmaxed.scores is not None and not _is_parameter(softmaxed.scores.k):
-            return True
-        return self.traces.is_attention_softmax(call.argument(0, "input"), call.argument(1, "dim"))
+    def _queries_and_keys(self, call: OpCall, softmaxed: SoftmaxOutput) -> Pair | None:
+        """Return the numbers of queries and keys if the softmax is over either.
+
+        A product with an nn.Parameter is a classifier or vocabulary projection.
+        """
+        if (scores := softmaxed.scores) is not None and not _is_parameter(scores.k):
+            return scores.q.shape[-2], scores.k.shape[-2]
+        if call.name not in SOFTMAX_NAMES:
+            return None
+        x = call.argument(0, "input")
+        return self.traces.pair_of(x) if self.traces.is_attention_softmax(x, call.argument(1, "dim")) else None
 
     def _follow_matmul(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor, heads: Heads
     ) -> EagerAttention | None:
-        if self._symbolic.entries:
+        if self._symbolic.entries or self.final.held:
             given = operands(name, args, kwargs)
             for x in given:
                 note = self._symbolic.get(x)
@@ -240,21 +319,56 @@ class EagerTracker:
                     found := parse_average(name, args, kwargs, x, behind=note.behind)
                 ):
                     other = next((y for y in given if y is not x), None)
-                    return self._attention_from(note, found, x, other, heads)
+                    return self._attention_from(note, found, x, other, out, heads)
                 if isinstance(note, Exponentials) and note.scores is not None and not _is_parameter(note.scores.k):
                     other = next((y for y in given if y is not x), None)
                     found = parse_average(name, args, kwargs, x, behind=0)
                     if found is not None and found.projection is None and out.shape[:-1] == x.shape[:-1]:
                         self._symbolic.add(out, UndividedAverage(note, x, other, found))
                         return None
+            if self.holds_weights and (attention := self._final_attention(name, args, kwargs, out, given, heads)):
+                return attention
         if has_data(out) and (scored := parse_product(name, args, kwargs)) is not None:
             self._symbolic.add(out, Scores.of(scored))
             if not (_is_parameter(scored.left) or _is_parameter(scored.right)):
                 self.traces.begin(out)
         return None
 
+    def _final_attention(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        out: Tensor,
+        given: Sequence[Any],
+        heads: Heads,
+    ) -> EagerAttention | None:
+        """Return the attention that a product with weights completes that were changed beyond the rules."""
+        for x in given:
+            descent = self._descent_of(x)
+            others = [y for y in given if y is not x and isinstance(y, Tensor)]
+            if descent is None or any(self._descent_of(y) is not None for y in others):
+                continue
+            for behind in range(x.ndim):
+                found = parse_average(name, args, kwargs, x, behind=behind)
+                if found is None or not is_over_keys(x, behind, descent.pair, found.v, others):
+                    continue
+                averaged, *rest = descent.averaged
+                logits = x.movedim(-1 - behind, -1)
+                is_softmax = self._symbolic.get(x) is not None
+                changes = descent.changes or ("softmax over queries" if is_softmax else "changed",)
+                note = SoftmaxOutput(
+                    None, logits, behind, pair=descent.pair, changes=changes, averaged=averaged, is_final=True
+                )
+                attention = self._attention_from(note, found, x, others[0] if others else None, out, heads)
+                if attention is not None:
+                    for each in rest:
+                        each.append(True)
+                return attention
+        return None
+
     def _attention_from(
-        self, note: SoftmaxOutput, found: Average, x: Tensor, values: Any, heads: Heads
+        self, note: SoftmaxOutput, found: Average, x: Tensor, values: Any, out: Tensor, heads: Heads
     ) -> EagerAttention | None:
         """Return the attention that an average by weights x completes; None if it is none, or was returned before.
 
@@ -271,9 +385,10 @@ class EagerTracker:
             return None
         note.averaged.append(True)
         self._symbolic.forget_softmax(note)
+        self.final.forget_recorded()
         count = heads(common_batch_dims(laid[:-2], found.v.shape[:-2]).numel())
         first = any(ref() is values and outer == count != inner for ref, outer, inner in self._folds)
-        return EagerAttention.of(x, note, found, count, first)
+        return EagerAttention.of(x, note, found, out, count, first)
 
     def _is_feed_forward(self, note: SoftmaxOutput, found: Average) -> bool:
         """True if the keys or the values of weights that are no softmax are weight matrices of the layer."""

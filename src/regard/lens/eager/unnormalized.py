@@ -54,7 +54,9 @@ class Exponentials:
         key = keys[0] if keys else -1
         weights = self._softmax(e, divisor.squeeze(key), -1 - key)
         if weights is None and self.scores is not None:  # weights, but no softmax
-            return SoftmaxOutput(None, self._exponents(e, -1 - key), -1 - key, reweighed=True, averaged=self.averaged)
+            behind = -1 - key
+            logits, scores = self._exponents(e, behind), self._scores(e, behind)
+            return SoftmaxOutput(scores, logits, behind, changes=("scaled",), averaged=self.averaged)
         return weights
 
     def _softmax(self, e: Tensor, divisor: Tensor, behind: int) -> SoftmaxOutput | None:

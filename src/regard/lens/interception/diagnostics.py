@@ -11,6 +11,7 @@ from ..capture_warning import CaptureWarning
 from ..layer_names import list_names, shown_name, within
 from ..recording.recorder import Recorder
 from ..recording.unseen import describe
+from ..terms.interpret import MIN_REPORTED_BYTES
 from .function_mode import SCRIPTED, AttentionMode
 from .module_scan import attends_aside
 
@@ -112,6 +113,19 @@ def warn_unseen(recorder: Recorder) -> None:
     """Warn once of all layers that mix positions and were not recorded."""
     if recorder.unseen:
         warnings.warn(f"{describe(recorder.unseen)} (tape.unseen lists them)", CaptureWarning, stacklevel=4)
+
+
+def warn_dense_weights(recorder: Recorder) -> None:
+    """Warn of the memory of weights that were changed after the softmax, if it is large."""
+    if (size := sum(recorder.dense_bytes.values())) > MIN_REPORTED_BYTES:
+        layers = {shown_name(layer): recorder.changed[layer] for layer in recorder.dense_bytes}
+        how = ", ".join(sorted(set(layers.values())))
+        warnings.warn(
+            f"{list_names(list(layers))} changed the weights after the softmax ({how}). The tape holds the final "
+            f"weights of each call densely, queries x keys: {size / 1e6:.3g} MB",
+            CaptureWarning,
+            stacklevel=4,
+        )
 
 
 def warn_finished_rows(recorder: Recorder) -> None:

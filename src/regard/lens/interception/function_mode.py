@@ -214,8 +214,8 @@ class AttentionMode(TorchFunctionMode):
         tracker, name = here.tracker, traced_name(func)
         if tracker.traces.held and name not in SOFTMAX_NAMES:
             tracker.traces.follow(func, args, kwargs, out)
-        if name is not None:
-            eager = tracker.follow(name, args, kwargs, out, self._heads)
+        if name is not None or (tracker.holds_weights and type(out) is not torch.Size):
+            eager = tracker.follow(name or str(getattr(func, "__name__", "")), args, kwargs, out, self._heads)
             if eager is not None:
                 return self._written_out(eager, out)
             if name in SOFTMAX_NAMES:

@@ -28,6 +28,7 @@ class ObservedAttention(NamedTuple):
     offset: int | None = None  # position of the first query among the keys; None: the last query is at the last key
     statistic: Tensor | None = None  # b h i: log-sum-exp of each row, if the kernel returned it
     version: int | None = None  # version counter of q and k when the model called, if they are read later
+    changed: str = ""  # how the model changed the weights after the softmax
 
     @property
     def first_position(self) -> int:

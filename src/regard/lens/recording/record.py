@@ -27,7 +27,8 @@ from torch import Tensor
 from ...ops.weights import Weights
 from ..interception.sdpa import lse_is_reliable
 from ..layer_names import shown_name
-from .generation import GenerationStep, JoinedMatrix, Memo, Terms, join_steps, looks_back_only, to_device
+from ..terms.changed_weights import holds_for_all_rows
+from .generation import GenerationStep, JoinedMatrix, Memo, Terms, equal_terms, join_steps, looks_back_only, to_device
 from .observed import ObservedAttention, weights_of_observed
 from .store import KeptTensor, Store, TensorInMemory, version_of
 
@@ -86,6 +87,8 @@ class Record:
         have the same keys. `lineage` are the parents that an earlier layer of the same pass found, None if that pass
         does not continue an earlier one.
         """
+        if not (holds_for_all_rows(observed.normalize) and equal_terms(observed.normalize, self.normalize)):
+            return None
         sums, i, j, total = checksums(observed.k), observed.q.shape[2], observed.k.shape[2], self.keys
         parents = self._parents_in_cross_attention(observed, sums, lineage)
         if parents is not None:

@@ -29,6 +29,7 @@ from ... import torch_internals
 from ...ops.call import SLOTS
 from ..interception.kernel_call import NotUnderstood
 from ..layer_names import matches, shown_name
+from ..terms.changed_weights import Given
 from .generation import Memo, looks_back_only
 from .observed import ObservedAttention
 from .record import Record
@@ -54,6 +55,8 @@ class Recorder:
     gradients: bool = False
     memo: Memo = field(default_factory=dict)
     passed_over: set[str] = field(default_factory=set)  # layers that attended but match no pattern in `layers`
+    changed: dict[str, str] = field(default_factory=dict)  # layer -> how the model changed weights after the softmax
+    dense_bytes: dict[str, int] = field(default_factory=dict)  # layer -> memory of its changed weights, if kept densely
 
     def __post_init__(self) -> None:
         self._snapshots = TermSnapshots(self.store if self.keep is None else None)
@@ -177,10 +180,25 @@ class Recorder:
                 return out
             # Later writes of the model must not change the tape. Other masks and biases are copies already.
             slots = SLOTS if attention.has_terms else ("normalize",)
-            record = self.record(layer, self.copy_terms(observed, *slots), out, attention.layout.heads)
+            observed = self._note_change(layer, observed) if observed.changed else self.copy_terms(observed, *slots)
+            record = self.record(layer, observed, out, attention.layout.heads)
             if record is not None:
                 attention.await_projection(partial(self.project, record))
         return out
+
+    def _note_change(self, layer: str, observed: ObservedAttention) -> ObservedAttention:
+        """Note how the weights were changed after the softmax, and copy them to the place of kept tensors."""
+        with self._lock:
+            steps = (*self.changed.get(layer, "").split(", "), *observed.changed.split(", "))
+            self.changed[layer] = ", ".join(dict.fromkeys(filter(None, steps)))
+            if not isinstance(observed.normalize, Given):
+                return self.copy_terms(observed, "normalize")
+            weights = observed.normalize.weights
+            self.dense_bytes[layer] = self.dense_bytes.get(layer, 0) + weights.nbytes
+            if self.store.in_place or self.keep is not None:
+                return self.copy_terms(observed, "normalize")
+            kept = self.store.put(weights, f"{shown_name(layer)}: weights")
+            return observed._replace(normalize=Given(kept.get()))
 
     def project(self, record: Record, weight: Tensor) -> None:
         """Keep the weight of the output projection of an attention."""

@@ -59,6 +59,7 @@ class TapeContents:
     facts: dict[str, str]
     summaries: dict[Key, tuple[Summary, Overview]]
     unseen: list[Unseen]
+    changed: dict[str, str]
 
 
 def save(
@@ -71,6 +72,7 @@ def save(
     facts: Mapping[str, str],
     summaries: Mapping[Key, tuple[Summary, Overview]],
     unseen: Sequence[Unseen] = (),
+    changed: Mapping[str, str] | None = None,
 ) -> None:
     """Write a tape to a temporary file, sync it to the disk, then rename it: `path` is never a partial file."""
     check_parent_folder(path)
@@ -88,6 +90,7 @@ def save(
             "pictures": [[x.layers, [_image_json(image, box) for image in x.queries]] for x in pictures],
             "facts": {name: str(value) for name, value in facts.items()},
             "unseen": [list(each) for each in unseen],
+            "changed": dict(changed or {}),
         },
         ensure_ascii=False,
     )
@@ -118,7 +121,10 @@ def load_unchecked(path: Path) -> TapeContents:
             raise ValueError(_unsupported_format(described.get("format")))
         if isinstance(described, dict) and described["format"] <= FORMAT_WITHOUT_UNSEEN:
             described.setdefault("unseen", [])
-        check_fields("the tape", described, "format", "entries", "tokens", "groups", "pictures", "facts", "unseen")
+        if isinstance(described, dict):
+            described.setdefault("changed", {})  # tapes of earlier versions do not have it
+        fields = "format", "entries", "tokens", "groups", "pictures", "facts", "unseen", "changed"
+        check_fields("the tape", described, *fields)
         if described["format"] == FORMAT_WITH_EVEN_MAPS:
             for entry in described["entries"]:
                 if isinstance(entry, dict) and "summary" in entry:
@@ -139,11 +145,13 @@ def load_unchecked(path: Path) -> TapeContents:
         pictures = [
             (str(layers), [_read_image(x, tensors) for x in images]) for layers, images in described["pictures"]
         ]
-        facts = {str(name): str(value) for name, value in described["facts"].items()}
+        facts, changed = (
+            {str(name): str(value) for name, value in described[field].items()} for field in ("facts", "changed")
+        )
         unseen = [Unseen(str(layer), str(kind), str(reason)) for layer, kind, reason in described["unseen"]]
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(f"cannot read {path} as a tape: {error}") from None
-    return TapeContents(entries, extras, tokens, groups, pictures, facts, summaries, unseen)
+    return TapeContents(entries, extras, tokens, groups, pictures, facts, summaries, unseen, changed)
 
 
 def is_tape(path: Path) -> bool:

@@ -105,11 +105,13 @@ class Tape(Mapping[Key, Weights | Reduced]):
         facts: Mapping[str, str] | None = None,
         summaries: Mapping[Key, tuple[Summary, Overview]] | None = None,
         unseen: Sequence[Unseen] = (),
+        changed: Mapping[str, str] | None = None,
     ) -> None:
         self._stored: Mapping[Key, Weights | Reduced] = dict(entries)
         self._extras = dict(extras or {})
         self._annotations = Annotations(tokens, groups, pictures)
         self.facts = dict(facts or {})
+        self._changed = dict(changed or {})
         self._summaries = {key: summary for key, (summary, _) in (summaries or {}).items()}
         self._overviews = {key: overview for key, (_, overview) in (summaries or {}).items()}
         self._unseen = list(unseen)
@@ -159,7 +161,8 @@ class Tape(Mapping[Key, Weights | Reduced]):
         counts = f"{layers} layer{'s' * (layers != 1)}" + (f", {len(self)} calls" if len(self) > layers else "")
         counts += f", {len(unseen)} in tape.unseen" if (unseen := self.unseen) else ""
         lines = (f"{name:{width}}  {A!r}" for name, A in zip(shown, self.values(), strict=True))
-        return "\n".join([f"Tape({counts})", *lines])
+        changed = [f"changed after the softmax: {shown_name(layer)} ({how})" for layer, how in self.changed.items()]
+        return "\n".join([f"Tape({counts})", *lines, *changed])
 
     @property
     def layers(self) -> list[str]:
@@ -174,6 +177,14 @@ class Tape(Mapping[Key, Weights | Reduced]):
         then speak of the recorded layers alone.
         """
         return list(self._unseen) if self._recorder is None else self._recorder.unseen
+
+    @property
+    def changed(self) -> dict[str, str]:
+        """How the model changed the weights after the softmax, for each layer that does: "scaled", "heads mixed", ...
+
+        The tape holds the final weights of these layers, those that multiply the values. Their rows need not sum to 1.
+        """
+        return dict(self._changed if self._recorder is None else self._recorder.changed)
 
     def calls(self, layer: str) -> list[Weights | Reduced]:
         """Return the weights of every call of a layer, in order."""
@@ -192,6 +203,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             pictures=self._annotations.images,
             facts=self.facts,
             unseen=[each for each in self.unseen if matches(each.layer, pattern)],
+            changed={layer: how for layer, how in self.changed.items() if matches(layer, pattern)},
         )
         # Overviews are left lazy: a summary may not have one yet.
         tape._summaries = {key: x for key, x in self._summaries.items() if key in chosen}
@@ -357,6 +369,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             groups=self._annotations.groups,
             pictures=self._annotations.images,
             facts=self.facts,
+            changed=self.changed,
             summaries={key: (x, self.overview(key)) for key, x in self._summaries.items() if self.summarized(key)},
             unseen=self.unseen,
         )
@@ -383,6 +396,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             groups={name: [Labels(*x) for x in labels] for name, labels in contents.groups.items()},
             pictures=[Labels(layers, images, images) for layers, images in contents.pictures],
             facts=contents.facts,
+            changed=contents.changed,
             summaries=contents.summaries,
             unseen=contents.unseen,
         )

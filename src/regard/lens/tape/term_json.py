@@ -19,6 +19,7 @@ from ...ops.terms.masks import mask_algebra as mask
 from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.terms.term import Term
 from ...ops.weights import Weights
+from ..terms.changed_weights import Given, Scaled
 from ..terms.infer_mask import Packed, Rows
 from ..terms.rectified import Rectified
 from ..terms.varlen import Sloped
@@ -32,7 +33,7 @@ TERMS: dict[str, type[Term]] = {
         Sloped,
         *(scores.Dot, scores.Cosine, scores.Bilinear, scores.Additive, scores.Location, Until),
         *(normalizers.Softmax, normalizers.SinkSoftmax, normalizers.Sigmoid, normalizers.Sparsemax),
-        *(normalizers.Entmax, normalizers.Hard, normalizers.Tapered, Rectified),
+        *(normalizers.Entmax, normalizers.Hard, normalizers.Tapered, Rectified, Given, Scaled),
     )
 }
 

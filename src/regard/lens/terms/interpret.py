@@ -114,6 +114,8 @@ class Interpreter:
         trusted = proof is None or (proof.only_if_ambiguous and len(readings) == 1)
         for reading in readings:
             observed = self.read(reading)
+            if reading.changed:
+                observed = observed._replace(changed=reading.changed)
             if trusted or (proof is not None and proof.agrees(observed)):
                 return replace(reading, alternative=None), observed
         raise NotUnderstood("" if proof is None else proof.mismatch)

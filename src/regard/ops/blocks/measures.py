@@ -19,8 +19,8 @@ from .tile_weights import PlannedBlock
 
 
 def entropy() -> Reduction:
-    """-sum_j A log A, in nats: `b h i`."""
-    return Reduction(lambda prepared, block, A, x: _entropy(A), "rows", measure="entropy")
+    """-sum_j A log A, in nats: `b h i`; NaN for a row with a negative weight."""
+    return Reduction(lambda prepared, block, A, x: _entropy(prepared, A), "rows", measure="entropy")
 
 
 def received() -> Reduction:
@@ -66,8 +66,9 @@ def known_columns(prepared: PreparedCall, ids: Tensor) -> Tensor:
     return torch.cat(parts, 2) if parts else prepared.q.new_zeros(b, h, 0, ids.numel())
 
 
-def _entropy(A: Tensor) -> Tensor:
-    return -(A * torch.where(A > 0, A, 1.0).log()).sum(-1)
+def _entropy(prepared: PreparedCall, A: Tensor) -> Tensor:
+    found = -(A * torch.where(A > 0, A, 1.0).log()).sum(-1)
+    return torch.where((A < 0).any(-1), math.nan, found) if prepared.normalize.signed else found
 
 
 def summarize(
@@ -116,7 +117,8 @@ def bin_sums(prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows: i
 def bin_maxima(prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
     """The largest entry of A in each pair of bins: `b h rows cols`."""
     b, h, _, _ = prepared.shape
-    maxima = torch.zeros(b, h, rows, cols, dtype=prepared.q.dtype, device=prepared.q.device)
+    lowest = -math.inf if prepared.normalize.signed else 0.0
+    maxima = torch.full((b, h, rows, cols), lowest, dtype=prepared.q.dtype, device=prepared.q.device)
     for planned in planned_blocks(prepared):
         block = planned.block
         A, _ = weigh(prepared, planned)
@@ -125,7 +127,7 @@ def bin_maxima(prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows:
             tallest = A[:, :, ids == row_bin].amax(2)
             into = maxima[block.batch, block.heads, row_bin]
             into.scatter_reduce_(2, col_bins[0, block.j].expand_as(tallest), tallest, "amax")
-    return maxima
+    return maxima.masked_fill_(maxima == -math.inf, 0.0) if prepared.normalize.signed else maxima
 
 
 def topk(prepared: PreparedCall, k: int) -> tuple[Tensor, Tensor]:
@@ -152,7 +154,7 @@ def topk(prepared: PreparedCall, k: int) -> tuple[Tensor, Tensor]:
 def _entropy_of(prepared: PreparedCall, A: Tensor, s: Tensor, statistic: Tensor | None) -> Tensor:
     """The entropy of each row; overwrites the scores, which are not used afterwards."""
     if not isinstance(prepared.normalize, (Softmax, SinkSoftmax)) or statistic is None:
-        return _entropy(A)
+        return _entropy(prepared, A)
     return _entropy_by_logs(A, s.sub_(_finite(statistic)), hidden=True)
 
 

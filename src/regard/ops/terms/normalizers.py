@@ -7,7 +7,7 @@ zeros, forward and backward.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ NAN_KEY = -2  # statistic of `Hard` for rows with a NaN score
 
 class Normalizer(Term):
     """A row statistic and an elementwise map."""
+
+    signed: ClassVar[bool] = False  # weights may be negative
 
     def statistic(self, s: Tensor, at: Coordinates) -> Tensor | None:
         """Return one number per row of scores, `b h i j -> b h i 1`; None if the map needs none."""
