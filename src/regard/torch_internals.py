@@ -6,16 +6,18 @@ says what it gives us, and so what is lost without it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor, overrides
+from torch import Tensor, nn, overrides
 from torch.autograd import forward_ad
 from torch.jit._script import RecursiveScriptModule
 from torch.jit._trace import TopLevelTracedModule, TracedModule
 from torch.nn.modules import module as torch_module
+from torch.utils import _python_dispatch as python_dispatch
 from torch.utils.hooks import RemovableHandle
 
 CHECKED_VERSIONS = "2.11", "2.13"
@@ -32,6 +34,23 @@ SCRIPTED_MODULES = RecursiveScriptModule, TopLevelTracedModule, TracedModule
 COMPILED_FUNCTION = "_torchdynamo_orig_callable"
 NOT_COMPILED = "_torchdynamo_disable"
 WRAPPER_MODULE = "torch._dynamo.external_utils"
+
+# A mode that sees every operator of ATen. Without it: an audit names layers, and not the operators that ran in them.
+DispatchMode = python_dispatch.TorchDispatchMode
+HOOK_TABLES = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def hook_tables(module: nn.Module) -> list[Any]:
+    """Return the dictionaries of a module's hooks. Without them: a copy of a model keeps the hooks."""
+    return [table for name in HOOK_TABLES if (table := vars(module).get(name)) is not None]
 
 
 # --- Tracing and transforms -------------------------------------------------------------------------------------------
@@ -55,6 +74,12 @@ def is_batched_gradient(x: Tensor) -> bool:
 def in_backward() -> bool:
     """True while autograd runs a backward pass, as when a checkpoint recomputes. Without it: calls are seen twice."""
     return torch._C._current_graph_task_id() != -1
+
+
+def compiles() -> bool:
+    """Whether torch.compile'd functions run compiled. Without it: functions that run as written are reported too."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    return eval_frame is not None and eval_frame._stance.stance != "force_eager"
 
 
 def break_graph(reason: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .audit.audit import note_audited_layers
+from .audit.model_copy import FirstCall
 from .interception import diagnostics
 from .interception.intercept import intercept
-from .interception.known_mixers import note_known_mixers
+from .interception.silent_layers import note_silent_layers
 from .recording.recorder import Recorder
 from .recording.reduced import check_measures
 from .recording.store import Store
@@ -34,6 +36,7 @@ def capture(
     gradients: bool = False,
     to: torch.device | str | Path | None = None,
     budget: str | None = None,
+    audit: bool = False,
 ) -> Iterator[Tape]:
     """Record every attention call that the model makes inside the block; yield the tape that holds the weights, lazily.
 
@@ -109,6 +112,9 @@ def capture(
         gradients: keep the gradient of each output, under `tape.extras(layer)`.
         to: a device to move the kept tensors to, or the `Path` of a folder to keep them in.
         budget: a bound on the memory of the kept tensors, such as "2GB"; capture raises when it would be exceeded.
+        audit: run copies of the model again after the block and list in `tape.unseen` every module that mixes
+            positions and has no entry, whatever code it runs. Costs 10 to 30 forward passes on small models. It tests
+            the first call of the model alone; it warns and does not run if that call has a filled cache.
     """
     diagnostics.check_capturable(model)
     if keep is not None:
@@ -132,14 +138,17 @@ def capture(
     )
     interpreter = Interpreter(recorder.store, holds_biases=keep is None)
     tape = Tape.live(recorder, tokens, model)
-    with intercept(model, recorder, interpreter) as mode, note_known_mixers(mode, recorder):
+    first = FirstCall(model)
+    recording = first.recording() if audit else nullcontext()
+    with intercept(model, recorder, interpreter) as mode, note_silent_layers(mode, recorder), recording:
         diagnostics.check_not_compiled(mode)
         yield tape
     recorder.close()
     interpreter.begin_pass()
+    if audit:
+        note_audited_layers(mode, first, recorder)
     diagnostics.note_unseen_layers(mode, recorder)
     diagnostics.check_recorded(mode, recorder)
-    diagnostics.warn_compiled(mode)
     diagnostics.warn_unseen(recorder)
     diagnostics.warn_only_submodules_ran(mode)
     diagnostics.warn_finished_rows(recorder)

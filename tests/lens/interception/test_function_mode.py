@@ -164,7 +164,7 @@ def dynamo():
 @pytest.mark.parametrize("then", [by_the_kernel, by_a_layer])
 def test_attention_within_a_compiled_function_is_told(then):
     model = Compiled(then)
-    message = r"an attention of Compiled ran inside a torch.compile'd function.*set_stance\('force_eager'\)"
+    message = r"its attention ran inside a torch.compile'd function.*set_stance\('force_eager'\)"
     with pytest.warns(UserWarning, match=message), capture(model) as tape:
         at_lengths(model)
     assert list(tape) == [("first", n) for n in range(3)]
@@ -178,7 +178,7 @@ def test_a_model_whose_attention_is_all_compiled_is_refused():
     model = Compiled(by_the_kernel)
     model.first = nn.Identity()
     with (
-        pytest.raises(ValueError, match=r"an attention of Compiled ran.*force_eager"),
+        pytest.raises(ValueError, match=r"its attention ran.*force_eager"),
         capture(model),
     ):
         at_lengths(model)
@@ -214,7 +214,7 @@ def encoder_layer() -> nn.Module:
 def test_a_layer_that_is_called_compiled_beside_others_is_told(build):
     model, x = nn.Sequential(Attention(D, H), build()), torch.randn(1, 5, D)
     fast = torch.compile(model[1], backend="aot_eager")
-    message = "an attention of Sequential ran inside a torch.compile'd function"
+    message = "its attention ran inside a torch.compile'd function"
     with torch.no_grad(), pytest.warns(UserWarning, match=message), capture(model) as tape:
         fast(model[0](x))
     assert list(tape) == [("0", 0)]
@@ -247,7 +247,7 @@ class Flexed(nn.Module):
 def test_attention_that_cannot_be_seen_beside_one_that_can_is_told():
     model, x = Flexed(), torch.randn(1, 16, 16)
     for _ in range(2):  # compiled, and as it was compiled
-        told = pytest.warns(UserWarning, match="Flexed calls flex_attention inside a torch.compile'd function")
+        told = pytest.warns(UserWarning, match="it calls flex_attention inside a torch.compile'd function")
         with told, torch.no_grad(), capture(model) as tape:
             model(x)
         assert len(tape) == 1

@@ -21,17 +21,10 @@ A layer of such a class that ran and left no entry on the tape, itself or in a p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 
 from torch import nn
-from torch.compiler import is_compiling
-
-from ..layer_names import within
-from ..recording.recorder import Recorder
-from .function_mode import AttentionMode
 
 
 class KnownMixer(NamedTuple):
@@ -111,38 +104,3 @@ def known_mixer(kind: type) -> KnownMixer | None:
             if re.search(known.name, base.__name__) and re.search(known.file, base.__module__):
                 return known
     return None
-
-
-@contextmanager
-def note_known_mixers(mode: AttentionMode, recorder: Recorder) -> Iterator[None]:
-    """Note each known mixer that ran within the block and has no entry on the tape."""
-    ran: dict[str, KnownMixer] = {}
-    hooks = []
-    for part in mode.parts:
-        kind: type = type(part)
-        if (known := known_mixer(kind)) is not None:
-            hooks.append(part.register_forward_pre_hook(_NoteCall(ran, mode.names[id(part)], known)))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if ran:
-        for name, known in ran.items():
-            has_inner = any(other != name and within(name, other) for other in ran)
-            if not has_inner and not any(within(name, layer) for layer in recorder.recorded_layers):
-                recorder.note_unseen(name, known.kind, known.reason)
-
-
-class _NoteCall:
-    """A hook that adds its module to those that ran; a copy of the model shares it."""
-
-    def __init__(self, ran: dict[str, KnownMixer], name: str, known: KnownMixer) -> None:
-        self.ran, self.name, self.known = ran, name, known
-
-    def __deepcopy__(self, memo: object) -> _NoteCall:
-        return self
-
-    def __call__(self, module: nn.Module, args: object) -> None:
-        if not is_compiling():
-            self.ran.setdefault(self.name, self.known)

@@ -69,13 +69,19 @@ def multiplies(kind: type) -> bool:
     names = {name.lower() for each in code for name in each.co_names}
     if INTERFACE in names or not any(name.endswith("softmax") for name in names):
         return False
-    return any(word in name for name in names for word in MATMUL_WORDS) or any(map(_has_sign, code))
+    return any(word in name for name in names for word in MATMUL_WORDS) or any(map(has_matmul_sign, code))
 
 
 @cache
 def is_an_attention(kind: type) -> bool:
-    """True if the name of a class says attention, and its code has a softmax and a product."""
-    return any(word in kind.__name__.lower() for word in ATTENTION_WORDS) and multiplies(kind)
+    """True if the name of a class says attention, and its code has a softmax and a product or a sum."""
+    return any(word in kind.__name__.lower() for word in ATTENTION_WORDS) and (multiplies(kind) or _sums(kind))
+
+
+def _sums(kind: type) -> bool:
+    """True if the code of a class names a softmax and a sum."""
+    names = {name.lower() for fn in functions(kind) for name in fn.__code__.co_names}
+    return "sum" in names and any(name.endswith("softmax") for name in names)
 
 
 def functions(kind: type) -> Iterator[Any]:
@@ -84,7 +90,8 @@ def functions(kind: type) -> Iterator[Any]:
     return filter(inspect.isfunction, map(inspect.unwrap, own))
 
 
-def _has_sign(code: CodeType) -> bool:
+def has_matmul_sign(code: CodeType) -> bool:
+    """Whether code has a product by the sign @."""
     return any(each.opname == "BINARY_OP" and each.argrepr in ("@", "@=") for each in dis.get_instructions(code))
 
 
