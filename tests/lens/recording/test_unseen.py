@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import nn
 
-from regard.lens import CaptureWarning, Tape, Unseen, capture
+from regard import weights
+from regard.lens import (
+    CaptureWarning,
+    Tape,
+    Unseen,
+    attention_flow,
+    capture,
+    relevance,
+    rollout,
+    rollout_matrix,
+)
 from regard.lens.recording.recorder import Recorder
 from regard.lens.recording.store import Store
 from regard.lens.recording.unseen import describe
 from regard.nn import Attention
+from regard.views.viewer.describe import Capture
 
 DIM = 8
 
@@ -71,7 +83,7 @@ def test_one_warning_names_all_layers_in_the_order_of_the_model(monkeypatch):
     assert {each.kind for each in tape.unseen} == {"attention"}
     (message,) = [str(x.message) for x in raised if x.category is CaptureWarning]
     assert message.startswith("z, a were not recorded: ")
-    assert repr(tape).startswith("Tape(1 layer, 2 in tape.unseen)")
+    assert repr(tape).startswith("Tape(1 layer, 1 of 3 mixing layers: see tape.unseen)")
 
 
 def test_a_model_without_such_layers_has_an_empty_list():
@@ -100,3 +112,54 @@ def test_a_message_groups_layers_by_reason():
         "(model) was not recorded: r; layers.0 was not recorded: no weights"
     )
     assert str(notes[0]) == "layers.0 (state space): no weights"
+
+
+@pytest.fixture
+def partial():
+    """A tape with two layers of three."""
+    q, k = torch.randn(2, 2, 1, 2, 5, 4)
+    entries = {("a", 0): weights(q[0], k[0]), ("b", 0): weights(q[1], k[1])}
+    return Tape(entries, unseen=[Unseen("b", "softmax", "r"), Unseen("c", "state space", "r")])
+
+
+def test_the_share_of_the_mixing_layers_counts_each_layer_once(partial):
+    assert partial.coverage == "2 of 3 mixing layers"
+    assert Tape({}).coverage == "0 of 0 mixing layers"
+
+
+FLOWS = {
+    "rollout": rollout,
+    "matrix": rollout_matrix,
+    "flow": attention_flow,
+    "relevance": lambda stack: relevance(stack, *torch.randn(2, 2, 1, 2, 5, 4)),
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS)
+@pytest.mark.parametrize("of", [lambda tape: tape, lambda tape: tape.values()], ids=["tape", "values"])
+def test_a_flow_through_a_tape_warns_of_layers_that_are_not_on_it(flow, of, partial):
+    message = "the flow of attention speaks of 2 of 3 mixing layers; tape.unseen lists those"
+    torch.manual_seed(0)
+    with pytest.warns(CaptureWarning, match=message):
+        found = flow(of(partial))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.manual_seed(0)
+        expected = flow(list(partial.values()))
+        torch.manual_seed(0)
+        whole = flow(Tape(dict(partial)))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, whole)
+
+
+def test_a_table_says_what_share_of_the_layers_it_holds(partial):
+    with pytest.warns(CaptureWarning, match="the table speaks of 2 of 3 mixing layers"):
+        found = partial.table()
+    if find_spec("pandas") is not None:
+        assert found.attrs == {"coverage": "2 of 3 mixing layers"}
+
+
+def test_the_viewer_shows_what_share_of_the_layers_it_holds(partial):
+    described = Capture(partial, "mine").describe()
+    assert described["name"] == "mine (2 of 3 mixing layers)"
+    assert described["facts"] == {"not recorded: b": "softmax", "not recorded: c": "state space"}

@@ -1,7 +1,10 @@
 """Attribution through all layers: how much each input token contributes to a token at the top.
 
-A stack is a sequence of `Weights` of self-attention, the bottom layer first. For one token, rollout and relevance carry
-a row vector down through products with the lazy matrices, so memory is linear in the length.
+A stack is a sequence of `Weights` of self-attention, the bottom layer first, or a `Tape`. The functions cannot follow
+what a layer without attention weights mixes: given a tape or its `values()`, they warn if `tape.unseen` lists one.
+
+For one token, rollout and relevance carry a row vector down through products with the lazy matrices, so memory is
+linear in the length.
 
 Padding is read from the masks (`real_tokens.py`). A negative token counts from the end of the real tokens of each batch
 row: -1, the default, is the last token of each text, on whichever side its padding is.
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +28,7 @@ from torch import Tensor
 from ...checks import check_int, check_integer_tensor, check_number, check_tensor
 from ...ops.weights import LIMIT, Weights
 from ..real_tokens import find_real_keys, padding_queries, real_tokens, without_queries
+from ..tape.tape import Tape, TapeValues
 from .head_measures import check_queries, check_weights, row_chunks
 
 CAPACITY_UNITS = 2**30  # integer capacity of an edge with weight 1
@@ -31,7 +36,7 @@ CAPACITY_UNITS = 2**30  # integer capacity of an edge with weight 1
 
 @torch.no_grad()
 def rollout(
-    stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] | None = -1, residual: float = 0.5
+    stack: Tape | Iterable[Weights], *, token: int | Int[Tensor, " b"] | None = -1, residual: float = 0.5
 ) -> Float[Tensor, "b n"]:
     """Row `token` of W_L ... W_1, W = (1 - residual) mean_h A + residual I with rows normalized to sum to 1: the share
     of each input token in the token at the top (Abnar & Zuidema 2020, sec. 3, with residual 1/2). With None, the mean
@@ -53,7 +58,7 @@ def rollout(
 
 @torch.no_grad()
 def rollout_per_layer(
-    stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] | None = -1, residual: float = 0.5
+    stack: Tape | Iterable[Weights], *, token: int | Int[Tensor, " b"] | None = -1, residual: float = 0.5
 ) -> Iterator[Float[Tensor, "b n"]]:
     """Yield the rollout from the top: a row with 1 at the token, then its shares below each layer, the top layer first.
 
@@ -69,7 +74,9 @@ def rollout_per_layer(
 
 
 @torch.no_grad()
-def rollout_matrix(stack: Iterable[Weights], *, residual: float = 0.5, limit: str = LIMIT) -> Float[Tensor, "b n n"]:
+def rollout_matrix(
+    stack: Tape | Iterable[Weights], *, residual: float = 0.5, limit: str = LIMIT
+) -> Float[Tensor, "b n n"]:
     """W_L ... W_1: the rollout of every token; raises if a dense layer takes more memory than `limit`.
 
     Rows of padding are 0.
@@ -85,7 +92,7 @@ def rollout_matrix(stack: Iterable[Weights], *, residual: float = 0.5, limit: st
 
 @torch.no_grad()
 def relevance(
-    stack: Iterable[Weights],
+    stack: Tape | Iterable[Weights],
     values: Iterable[Float[Tensor, "b g n e"]],
     gradients: Iterable[Float[Tensor, "b h n e"]],
     *,
@@ -171,7 +178,7 @@ def norm_attention(
 
 @torch.no_grad()
 def attention_flow(
-    stack: Iterable[Weights], *, token: int | Int[Tensor, " b"] = -1, residual: float = 0.5, edges: int = 200_000
+    stack: Tape | Iterable[Weights], *, token: int | Int[Tensor, " b"] = -1, residual: float = 0.5, edges: int = 200_000
 ) -> Float[Tensor, "b n"]:
     """The maximum flow from `token` at the top to each input token, with the weights W of `rollout` as edge capacities
     (Abnar & Zuidema 2020, sec. 3).
@@ -255,9 +262,12 @@ def _count_edges(layers: Sequence[Weights], real: Tensor, limit: int) -> int:
     return count
 
 
-def _check_stack(stack: Iterable[Weights]) -> list[Weights]:
-    """Return the layers of a stack; raise unless they are self-attention over the same tokens."""
-    layers = list(stack)
+def _check_stack(stack: Tape | Iterable[Weights]) -> list[Weights]:
+    """Return the layers of a stack or tape; raise unless they are self-attention over the same tokens."""
+    tape = stack if isinstance(stack, Tape) else stack.tape if isinstance(stack, TapeValues) else None
+    if tape is not None:
+        tape.warn_partial("the flow of attention", stacklevel=5)
+    layers: list[Any] = list(stack if tape is None else tape.values())
     if not layers:
         raise ValueError("the stack holds no layers; pass a list of Weights, the bottom layer first")
     for A in layers:

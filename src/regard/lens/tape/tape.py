@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
@@ -45,6 +45,14 @@ from .image_patches import Image, PatchedImage, image_mismatch
 from .overview import Overview, concatenate_heads, table
 
 CHUNK_ENTRIES = 2**24  # matrix elements that `summarizing` measures at a time on the CPU
+
+
+class TapeValues(ValuesView[Weights | Reduced]):
+    """The weights of a tape in order, with the tape, so that a function of the stack can warn of unseen layers."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__(tape)
+        self.tape = tape
 
 
 class Tape(Mapping[Key, Weights | Reduced]):
@@ -159,7 +167,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         shown, layers = shown_calls(self), len(self.layers)
         width = max(map(len, shown), default=0)
         counts = f"{layers} layer{'s' * (layers != 1)}" + (f", {len(self)} calls" if len(self) > layers else "")
-        counts += f", {len(unseen)} in tape.unseen" if (unseen := self.unseen) else ""
+        counts += f", {self.coverage}: see tape.unseen" if self.unseen else ""
         lines = (f"{name:{width}}  {A!r}" for name, A in zip(shown, self.values(), strict=True))
         changed = [f"changed after the softmax: {shown_name(layer)} ({how})" for layer, how in self.changed.items()]
         return "\n".join([f"Tape({counts})", *lines, *changed])
@@ -185,6 +193,22 @@ class Tape(Mapping[Key, Weights | Reduced]):
         The tape holds the final weights of these layers, those that multiply the values. Their rows need not sum to 1.
         """
         return dict(self._changed if self._recorder is None else self._recorder.changed)
+
+    @property
+    def coverage(self) -> str:
+        """The share of the mixing layers that are on the tape, as text: "3 of 4 mixing layers"."""
+        recorded = set(self.layers)
+        return f"{len(recorded)} of {len(recorded | {each.layer for each in self.unseen})} mixing layers"
+
+    def values(self) -> TapeValues:
+        """Return the weights in order, as the stack that `rollout` and its kin take; they warn of unseen layers."""
+        return TapeValues(self)
+
+    def warn_partial(self, what: str, *, stacklevel: int = 3) -> None:
+        """Warn that a result speaks of a part of the mixing layers, if `unseen` is not empty."""
+        if self.unseen:
+            message = f"{what} speaks of {self.coverage}; tape.unseen lists those that were not recorded"
+            warnings.warn(message, CaptureWarning, stacklevel=stacklevel)
 
     def calls(self, layer: str) -> list[Weights | Reduced]:
         """Return the weights of every call of a layer, in order."""
@@ -336,9 +360,14 @@ class Tape(Mapping[Key, Weights | Reduced]):
 
         Entropy, largest weight and distance are means over the queries that see a key; received is the largest share of
         the attention that one key gets. The result is a pandas data frame if pandas is installed, else a dictionary of
-        columns.
+        columns. It warns if `unseen` is not empty, and then the data frame has the share of the layers that it holds in
+        `attrs["coverage"]`.
         """
-        return table(self.items())
+        self.warn_partial("the table")
+        found = table(self.items())
+        if self.unseen and hasattr(found, "attrs"):
+            found.attrs["coverage"] = self.coverage
+        return found
 
     # The room `views` lies above this one, so it is reached through the package when a method is called.
     def view(

@@ -71,9 +71,10 @@ class Capture:
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the capture, as JSON."""
+        unseen = {f"not recorded: {shown_name(each.layer)}": each.kind for each in self.tape.unseen}
         return {
-            "name": self.name,
-            "facts": {name: str(value) for name, value in self.tape.facts.items()},
+            "name": f"{self.name} ({self.tape.coverage})" if unseen else self.name,
+            "facts": {name: str(value) for name, value in self.tape.facts.items()} | unseen,
             "batch": max(layer["batch"] for layer in self.layers),
             "layers": self.layers,
             "texts": [{"n": len(text)} for text in self.texts],
