@@ -35,7 +35,8 @@ def tape():
         ),
     }
     tape = Tape(entries, facts={"model": "none"})
-    tape.tokens = {"encoder.*": SOURCE, "decoder.*": TARGET, "*.cross": (TARGET, SOURCE)}
+    padded = [*SOURCE[: N - 2], "[PAD]", "[PAD]"]
+    tape.tokens = {"encoder.*": [SOURCE, padded], "decoder.*": TARGET, "*.cross": (TARGET, SOURCE)}
     tape.picture(torch.rand(3, 8, 8), patches=(2, 4), special=1, layers="encoder.0")
     return tape
 

@@ -11,6 +11,7 @@ their mask, or padding tokens that see each other as a document of their own doe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import takewhile
@@ -20,9 +21,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from ..ops.blocks.prepared_call import PreparedCall
+from ..ops.blocks.reduction import Reduction
 from ..ops.call import Call
+from ..ops.terms.coordinates import Block
 from ..ops.terms.masks import Causal, Diagonal, Dilated, Documents, Global, Near, Padding, Prefix, Window
-from ..ops.terms.masks.mask_algebra import And, Mask, Not, Or
+from ..ops.terms.masks.mask_algebra import And, Mask, Not, Or, conjuncts
 from ..ops.weights import Weights
 from .recording.generation import looks_back_only
 
@@ -38,6 +42,13 @@ class RealTokens(NamedTuple):
     queries: Tensor
     keys: Tensor
     is_causal: bool
+
+    @classmethod
+    def all_of(cls, shape: torch.Size) -> RealTokens:
+        """Return the tokens of a matrix without padding, of this shape."""
+        *lead, _, i, j = shape
+        queries, keys = (torch.ones(math.prod(lead), n, dtype=torch.bool) for n in (i, j))
+        return cls(queries, keys, is_causal=False)
 
     @property
     def are_all(self) -> bool:
@@ -123,6 +134,30 @@ def received_from(A: Weights, queries: Bool[Tensor, "*b i"] | None) -> Tensor:
     return (A if queries is None else without_queries(A, queries)).received()
 
 
+def distance_between(A: Weights, real: RealTokens) -> Tensor | None:
+    """Return the mean distance of each query to its keys, `b h i`, if padding changes it; else None.
+
+    If the mask is padding alone, the last real query stands at the last real key, as it does without padding.
+    """
+    is_padding = all(isinstance(part, Padding) for part in conjuncts(A.call.mask))
+    if not is_padding or real.are_all or not (real.queries.shape[1] and real.keys.shape[1]):
+        return None
+    shift = (_ends(real.keys) - _ends(real.queries)).to(A.device)
+    if bool((shift == A.call.offset).all()):
+        return None
+
+    def value(prepared: PreparedCall, block: Block, part: Tensor, x: Tensor | None) -> Tensor:
+        selected = replace(block, batch_ids=None)
+        return (part * (block.row + shift[selected.b] - block.j).abs()).sum(-1)
+
+    return A.reduce(Reduction(value, "rows"))
+
+
+def _ends(real: Tensor) -> Tensor:
+    """Return the position behind the last real token of each row of `b n`."""
+    return torch.where(real, torch.arange(1, real.shape[1] + 1, device=real.device), 0).amax(1)
+
+
 def with_own_queries(layer: Key, tokens: Mapping[Key, RealTokens]) -> RealTokens:
     """Return the real tokens of a layer; the queries of a cross-attention are those of its block's self-attention.
 
@@ -142,8 +177,12 @@ def with_own_queries(layer: Key, tokens: Mapping[Key, RealTokens]) -> RealTokens
     if is_square and not says_cross and own and not tokens[own[0]].is_causal and order[own[0]] > order[layer]:
         return found
     if own:
-        return found._replace(queries=tokens[own[0]].queries.to(found.queries.device))
-    return found._replace(queries=torch.ones_like(found.queries)) if says_cross or not is_square else found
+        queries = tokens[own[0]].queries.to(found.queries.device)
+    elif is_square and says_cross:
+        queries = torch.ones_like(found.queries)
+    else:
+        return found
+    return found if torch.equal(queries, found.queries) else found._replace(queries=queries)
 
 
 def _is_own_attention(key: Key, other: RealTokens, layer: Key, found: RealTokens) -> bool:

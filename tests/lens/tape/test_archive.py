@@ -217,7 +217,7 @@ HOSTILE = [
     ),
     (
         "groups past their labels",
-        lambda d, t: d["groups"]["words"][0][1].update(labels=[]),
+        lambda d, t: d["groups"]["words"][0][1][0].update(labels=[]),
         "below the number of labels 0",
     ),
     ("unknown measure", lambda d, t: {**d, "entries": [reduced(d, "mean")]}, "unknown measure 'mean'"),

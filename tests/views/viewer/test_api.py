@@ -58,7 +58,7 @@ def test_the_session_says_what_there_is(asked):
     )
     assert (own["causal"], own["self"], own["mask"], own["normalize"]) == (True, True, "Causal()", "SinkSoftmax(0.5)")
     assert (cross["causal"], cross["self"], cross["n_i"], cross["n_j"], cross["offset"]) == (False, False, 5, 9, 4)
-    assert encoder["texts"] == [[0, 0], [0, 0]]
+    assert encoder["texts"] == [[0, 0], [1, 1]]
     assert cross["texts"][0] == [own["texts"][0][0], encoder["texts"][0][1]]
     assert encoder["picture"][0] == [0, 0]
     assert cross["picture"][0] == [None, None]
@@ -73,11 +73,9 @@ def test_the_session_says_what_there_is(asked):
 
 
 def test_texts_come_as_they_are_hostile_or_not(asked, tape):
-    for number in range(2):
-        assert json.loads(asked.text(0, number))["tokens"] in (
-            tape.tokens_of("encoder.0")[0],
-            tape.tokens_of("decoder.0.own")[0],
-        )
+    own = tape.tokens_of("decoder.0.own")[0]
+    expected = [*(tape.tokens_of("encoder.0", batch=row)[0] for row in range(2)), own]
+    assert [json.loads(asked.text(0, number))["tokens"] for number in range(3)] == expected
 
 
 def test_groups_are_those_given_or_found(worker):
@@ -329,7 +327,7 @@ def test_alignments_are_between_words(asked, tape):
 
 WRONG = [
     ("text", "capture=2&text=0", "capture must be from 0 to 1, got 2"),
-    ("text", "capture=0&text=9", "text must be from 0 to 1, got 9"),
+    ("text", "capture=0&text=9", "text must be from 0 to 2, got 9"),
     ("group", "capture=0&group=99", "group must be from 0 to"),
     ("picture", "capture=0&picture=1", "picture must be from 0 to 0, got 1"),
     ("overview", "capture=0&layer=9&batch=0", "layer must be from 0 to 4, got 9"),

@@ -29,6 +29,7 @@ from ... import torch_internals
 from ...ops.call import SLOTS
 from ..interception.kernel_call import NotUnderstood
 from ..layer_names import matches, shown_name
+from ..real_tokens import real_tokens, with_own_queries
 from ..terms.changed_weights import Given
 from .generation import Memo, looks_back_only
 from .observed import ObservedAttention
@@ -220,7 +221,12 @@ class Recorder:
         if self.keep is not None:
             record = Record(name, observed, Store(), heads=self.heads, values=False)
             key = self._next_key(name)
-            self._entries[key] = reduce(record.weights({}), self.keep, self.store, shown_name(name))
+            A = record.weights({})
+            before = {
+                other: entry.real for other in self._latest.values() if (entry := self._find_reduced(other)) is not None
+            }
+            real = with_own_queries(key, {**before, key: real_tokens(A)})
+            self._entries[key] = reduce(A, self.keep, self.store, shown_name(name), real)
         elif not self._continues(name, observed):
             key = self._next_key(name, observed)
             record = Record(name, observed, self.store, heads=self.heads, values=self.values)
@@ -247,6 +253,11 @@ class Recorder:
         for entry in self._entries.values():
             if isinstance(entry, Record):
                 entry.close()
+
+    def _find_reduced(self, key: Key) -> Reduced | None:
+        """Return the kept measures of a call; None if it is not recorded yet."""
+        entry = self._entries.get(key)
+        return entry if isinstance(entry, Reduced) else None
 
     def _record_deferred_calls(self) -> None:
         """Interpret and record the deferred calls."""

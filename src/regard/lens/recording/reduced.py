@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...ops.blocks.pool_bins import Axis
 from ...ops.weights import MAX_MAP_CELLS, Weights
+from ..real_tokens import RealTokens, distance_between, received_from
 from .store import KeptTensor, Store
 
 MEASURE_NAMES = ("entropy", "received", "max", "distance")
@@ -21,8 +22,9 @@ class Reduced:
     A measure that was not kept raises an error that names those that were.
     """
 
-    def __init__(self, shape: torch.Size, measures: Mapping[str, KeptTensor]) -> None:
+    def __init__(self, shape: torch.Size, measures: Mapping[str, KeptTensor], real: RealTokens | None = None) -> None:
         self.shape = shape
+        self.real = RealTokens.all_of(shape) if real is None else real  # without a mask, who is padding must be kept
         self._measures = dict(measures)
 
     @property
@@ -61,7 +63,7 @@ class Reduced:
         return self["entropy"]
 
     def received(self) -> Tensor:
-        """Return the attention that each key receives: `b h j`."""
+        """Return the attention that each key receives, from the queries that are real tokens: `b h j`."""
         return self["received"]
 
     def max(self) -> Tensor:
@@ -83,8 +85,12 @@ class Reduced:
         return f"Reduced({' x '.join(map(str, self.shape))}, {', '.join(self.kept)})"
 
 
-def reduce(A: Weights, keep: Sequence[str], store: Store, what: str) -> Reduced:
-    """Compute the measures and keep the results in the store; `what` names the layer in errors."""
+def reduce(A: Weights, keep: Sequence[str], store: Store, what: str, real: RealTokens) -> Reduced:
+    """Compute the measures and keep the results in the store; `what` names the layer in errors.
+
+    Attention that keys receive from padding queries, those that are not `real`, does not count, and distance counts
+    from the real tokens.
+    """
     values = {}
     in_one_pass = [name for name in keep if name in MEASURE_NAMES or name == f"pool:{MAX_MAP_CELLS}"]
     summary = A.summary_in(*_map_axes(A.shape, f"pool:{MAX_MAP_CELLS}")) if len(in_one_pass) > 1 else None
@@ -96,7 +102,11 @@ def reduce(A: Weights, keep: Sequence[str], store: Store, what: str) -> Reduced:
         else:
             rows, cols = _map_axes(A.shape, name)
             values[name] = A.pool(rows.count, cols.count)
-    return Reduced(A.shape, {name: store.put(x, f"{what}: {name}") for name, x in values.items()})
+    if "received" in values and not bool(real.queries.all()):
+        values["received"] = received_from(A, real.queries)
+    if "distance" in values and (distance := distance_between(A, real)) is not None:
+        values["distance"] = distance
+    return Reduced(A.shape, {name: store.put(x, f"{what}: {name}") for name, x in values.items()}, real)
 
 
 def _map_axes(shape: torch.Size, name: str) -> tuple[Axis, Axis]:

@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from ..layer_names import list_names, matches, shown_name
-from .groups import Groups
+from ..real_tokens import RealTokens
+from .groups import Groups, groups_by_row, place_groups
 from .image_patches import Image, PatchedImage, patched_images
+from .token_fit import count_tokens, fit_tokens
 
 K = TypeVar("K")
 Shape = tuple[int, int, int]  # batch rows, queries, keys
 Tokens = Sequence[str] | Sequence[Sequence[str]]  # the tokens of one text, or of each batch row
+GroupsByRow = Groups | Sequence[Groups] | Tensor  # for all batch rows, for each of them, or ids `b n`
 TokensByLayer = Mapping[str, Tokens | tuple[Tokens, Tokens]]  # tokens by layer pattern; a pair is (queries, keys)
 
 
@@ -37,26 +42,33 @@ class Annotations:
         self.tokens = list(tokens)
         self.groups = {name: list(labels) for name, labels in (groups or {}).items()}
         self.images = list(images)
+        self._fitted: dict[tuple[int, tuple[int, ...], bytes], list[list[str] | None]] = {}
 
     def set_tokens(self, tokens: Tokens | TokensByLayer | None) -> None:
         """Replace the tokens of all layers; None removes them."""
         self.tokens = [] if tokens is None else parse_tokens(tokens)
+        self._fitted.clear()
 
-    def tokens_of(self, layer: str, shape: Shape, batch: int) -> tuple[list[str] | None, list[str] | None]:
-        """Return the tokens of a layer's queries and keys in one batch row; None for an axis of another length."""
+    def tokens_of(self, layer: str, real: RealTokens, batch: int) -> tuple[list[str] | None, list[str] | None]:
+        """Return the tokens of a layer's queries and keys in one batch row; None for an axis that they do not fit."""
         labels = last_match(layer, self.tokens)
         if labels is None:
             return None, None
-        _, i, j = shape
-        return tokens_of_row(labels.queries, i, batch), tokens_of_row(labels.keys, j, batch)
+        if batch >= len(real.queries):
+            return None, None
+        i, j = (self._fit(*axis)[batch] for axis in _axes(labels, real))
+        return i, j
 
-    def add_groups(self, name: str, queries: Groups, keys: Groups | None, pattern: str) -> Labels:
+    def _fit(self, texts: list[list[str]], real: Tensor) -> list[list[str] | None]:
+        """Return the tokens of each batch row, fitted once for layers with the same padding."""
+        key = id(texts), tuple(real.shape), real.cpu().numpy().tobytes()
+        if key not in self._fitted:
+            self._fitted[key] = fit_tokens(texts, real)
+        return self._fitted[key]
+
+    def add_groups(self, name: str, queries: GroupsByRow, keys: GroupsByRow | None, pattern: str) -> Labels:
         """Give the layers that match `pattern` groups of queries and keys; the keys' are the queries' if None."""
-        keys = queries if keys is None else keys
-        if not isinstance(queries, Groups) or not isinstance(keys, Groups):
-            got = type(keys if isinstance(queries, Groups) else queries).__name__
-            raise TypeError(f"groups must be Groups, got {got}; write tape.group({name!r}, words(tokens))")
-        labels = Labels(pattern, queries, keys)
+        labels = Labels(pattern, *(groups_by_row(name, x) for x in (queries, queries if keys is None else keys)))
         self.groups.setdefault(name, []).append(labels)
         return labels
 
@@ -64,16 +76,46 @@ class Annotations:
         """Return the names of the groups that a layer has."""
         return [name for name, labels in self.groups.items() if last_match(layer, labels) is not None]
 
-    def groups_of(self, layer: str, name: str, shape: Shape) -> tuple[Groups, Groups]:
-        """Return the groups of a layer's queries and keys; `KeyError` if there are none of that name."""
+    def groups_of(self, layer: str, name: str, real: RealTokens) -> tuple[list[Groups], list[Groups]]:
+        """Return the groups of a layer's queries and keys in each batch row; `KeyError` if none have that name."""
         labels = last_match(layer, self.groups.get(name, []))
         if labels is None:
             raise KeyError(f"{shown_name(layer)!r} has no groups {name!r}; add them with tape.group({name!r}, ...)")
-        for groups, n, axis in zip((labels.queries, labels.keys), shape[1:], ("queries", "keys"), strict=True):
-            if groups.ids.numel() != n:
-                tokens = groups.ids.numel()
-                raise ValueError(f"groups {name!r} have {tokens} tokens, but {shown_name(layer)!r} has {n} {axis}")
-        return labels.queries, labels.keys
+        found: list[list[Groups]] = []
+        for rows, tokens, axis in zip((labels.queries, labels.keys), real[:2], ("queries", "keys"), strict=True):
+            if len(rows) not in (1, len(tokens)):
+                raise ValueError(
+                    f"groups {name!r} were given for {len(rows)} texts, but {shown_name(layer)!r} has {len(tokens)} "
+                    "batch rows; pass one for all rows, or one for each"
+                )
+            placed = [place_groups(rows[n % len(rows)], row) for n, row in enumerate(tokens)]
+            if None in placed:
+                row = placed.index(None)
+                n, length, count = rows[row % len(rows)].ids.numel(), tokens.shape[1], int(tokens[row].sum())
+                which = "" if len(rows) == 1 else f" of batch row {row}"
+                padded = "" if count == length else f", {count} of them real"
+                raise ValueError(
+                    f"groups {name!r}{which} have {n} tokens, but {shown_name(layer)!r} has {length} {axis}{padded}"
+                )
+            found.append([x for x in placed if x is not None])
+        queries, keys = found
+        return queries, keys
+
+    def one_grouping_of_different_texts(self, layer: str, name: str, real: RealTokens) -> str | None:
+        """Return a warning if one grouping was given for the batch rows of a layer, and their texts differ."""
+        labels = last_match(layer, self.groups.get(name, []))
+        tokens = last_match(layer, self.tokens)
+        if labels is None:
+            return None
+        for axis, rows in zip(("queries", "keys"), real[:2], strict=True):
+            texts = [] if tokens is None else getattr(tokens, axis)
+            differ = any(text != texts[0] for text in texts) or bool((rows != rows[:1]).any())
+            if len(getattr(labels, axis)) == 1 and len(rows) > 1 and differ:
+                return (
+                    f"one grouping {name!r} was given for {len(rows)} different texts in {shown_name(layer)!r}; pass "
+                    f"one for each batch row, tape.group({name!r}, [words(tokens) for tokens in texts])"
+                )
+        return None
 
     def add_images(
         self, images: Image | Sequence[Image], patches: tuple[int, int], special: int, pattern: str
@@ -109,19 +151,8 @@ def last_match(layer: str, labels: Sequence[Labels]) -> Labels | None:
     return next((x for x in reversed(labels) if matches(layer, x.layers)), None)
 
 
-def tokens_of_row(texts: Sequence[list[str]], n: int, batch: int) -> list[str] | None:
-    """Return the n tokens of a batch row, or None if the row has no tokens or another number of them.
-
-    A text of n + 1 tokens is cut: a model never reads the last token it generates.
-    """
-    if len(texts) > 1 and batch >= len(texts):
-        return None
-    row = texts[0] if len(texts) == 1 else texts[batch]
-    return row[:n] if len(row) in (n, n + 1) else None
-
-
 def unmatched_tokens(
-    tokens: Sequence[Labels], layers: Mapping[K, str], shape_of: Callable[[K], Shape]
+    tokens: Sequence[Labels], layers: Mapping[K, str], real_tokens_of: Callable[[K], RealTokens]
 ) -> Iterator[str]:
     """Yield a warning for tokens whose pattern matches no layer, and for tokens that fit no layer they match.
 
@@ -132,23 +163,50 @@ def unmatched_tokens(
         yield no_layer_matches("tokens", (labels.layers for labels in tokens), layers.values())
     for labels in dict.fromkeys(matched.values()):
         keys = [key for key, layer_labels in matched.items() if layer_labels is labels]
-        shapes, texts = [shape_of(key) for key in keys], max(labels.queries, labels.keys, key=len)
-        layer = shown_name(layers[keys[0]])
-        b, i, j = shapes[0]
-        wrong = [row for row in range(len(texts)) if not any(_fits(labels, shape, row) for shape in shapes)]
-        if len(texts) > 1 and all(len(texts) != rows for rows, _, _ in shapes):
-            yield (
-                f"tokens of {len(texts)} texts were given, but {layer!r} has {b} batch rows; set tape.tokens to one "
-                "list of tokens for all rows, or to one list per row"
-            )
-        elif wrong:
-            all_wrong = len(wrong) == len(texts)
-            row = "" if all_wrong else f" for batch row {wrong[0]}"
-            yield (
-                f"{_token_count(texts if all_wrong else [texts[wrong[0]]])} tokens were given{row}, but {layer!r} has "
-                f"{i} queries and {j} keys; set tape.tokens to one token per position, including padding and special "
-                "tokens such as [CLS]"
-            )
+        real, layer = [real_tokens_of(key) for key in keys], shown_name(layers[keys[0]])
+        if message := _misfit(labels, real, layer):
+            yield message
+
+
+def _misfit(labels: Labels, real: Sequence[RealTokens], layer: str) -> str | None:
+    """Return a warning if tokens fit no layer in a batch row; `layer` is the name of the first."""
+    texts = max(labels.queries, labels.keys, key=len)
+    (b, i), j = real[0].queries.shape, real[0].keys.shape[1]
+    if len(texts) > 1 and all(len(texts) != len(each.queries) for each in real):
+        return (
+            f"tokens of {len(texts)} texts were given, but {layer!r} has {b} batch rows; set tape.tokens to one "
+            "list of tokens for all rows, or to one list per row"
+        )
+    fitted = [zip(*(fit_tokens(*axis) for axis in _axes(labels, each)), strict=True) for each in real]
+    fits = [[pair != (None, None) for pair in pairs] for pairs in fitted]
+    wrong = [row for row in range(b) if not any(row < len(rows) and rows[row] for rows in fits)]
+    if not wrong:
+        return None
+    given = [texts[row % len(texts)] for row in wrong]
+    if all(each.are_all for each in real):
+        which = "" if len(wrong) == b else f" for batch row {wrong[0]}"
+        return (
+            f"{_range(map(len, given if len(wrong) == b else given[:1]))} tokens were given{which}, but {layer!r} has "
+            f"{i} queries and {j} keys; set tape.tokens to one token per position, including padding and special "
+            "tokens such as [CLS]"
+        )
+    count = (real[0].queries if i == j else real[0].keys).sum(1).tolist()
+    rows, numbers, counts = (
+        ", ".join(map(str, x))
+        for x in zip(
+            *((row, count_tokens(text, max(i, j)), count[row]) for row, text in zip(wrong, given, strict=True)),
+            strict=True,
+        )
+    )
+    return (
+        f"the tokens of batch row{'s' * (len(wrong) > 1)} {rows} do not fit {layer!r}: {numbers} tokens were given for "
+        f"{counts} real ones. They are not shown; set tape.tokens to the tokens of each row, with or without padding, "
+        "in the order of the batch (some callers sort texts by length)"
+    )
+
+
+def _axes(labels: Labels, real: RealTokens) -> tuple[tuple[list[list[str]], Tensor], tuple[list[list[str]], Tensor]]:
+    return (labels.queries, real.queries), (labels.keys, real.keys)
 
 
 def no_layer_matches(what: str, patterns: Iterable[str], layers: Iterable[str]) -> str:
@@ -157,16 +215,10 @@ def no_layer_matches(what: str, patterns: Iterable[str], layers: Iterable[str]) 
     return f"{what} were given for {shown}, which matches no layer; there are {list_names(layers)}"
 
 
-def _fits(labels: Labels, shape: Shape, row: int) -> bool:
-    """Whether the tokens of a batch row have the length of the query axis or of the key axis."""
-    axes = zip((labels.queries, labels.keys), shape[1:], strict=True)
-    return any(tokens_of_row(texts, n, row) is not None for texts, n in axes)
-
-
-def _token_count(texts: Sequence[list[str]]) -> str:
-    """Return the number of tokens, such as `9`, or `7 to 9` if the texts differ in length."""
-    fewest, most = min(map(len, texts), default=0), max(map(len, texts), default=0)
-    return str(most) if fewest == most else f"{fewest} to {most}"
+def _range(lengths: Iterable[int]) -> str:
+    """Return a number, such as `9`, or `7 to 9` if they differ."""
+    numbers = sorted(lengths)
+    return str(numbers[-1]) if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
 
 
 def _token_rows(tokens: Any) -> list[list[str]]:

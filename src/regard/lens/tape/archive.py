@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from ...ops.call import SLOTS
 from ...ops.operator import weights
 from ...ops.weights import Summary, Weights, map_axes
 from ..layer_names import shown_name
+from ..real_tokens import RealTokens
 from ..recording.observed import weights_of_observed
 from ..recording.record import Extras
 from ..recording.recorder import Key
@@ -38,8 +40,8 @@ from .overview import Overview
 from .term_json import TensorBox, check_fields, evaluate_functions, from_json, tensor_named, to_json
 
 FORMAT = 4
-FORMAT_WITHOUT_UNSEEN = 3
-FORMAT_WITH_EVEN_MAPS = 2  # its summaries had maps with other cells: they are dropped, and computed anew when needed
+FORMAT_WITHOUT_UNSEEN = 3  # its summaries counted padding queries: they are dropped, and computed anew when needed
+FORMAT_WITH_EVEN_MAPS = 2  # its summaries had maps with other cells
 FORMATS = (FORMAT_WITH_EVEN_MAPS, FORMAT_WITHOUT_UNSEEN, FORMAT)
 METADATA_KEY = "regard.tape"
 MAX_HEADER_BYTES = 10_000_000
@@ -54,12 +56,13 @@ class TapeContents:
     entries: dict[Key, Weights | Reduced]
     extras: dict[Key, Extras]
     tokens: list[tuple[str, list[list[str]], list[list[str]]]]
-    groups: dict[str, list[tuple[str, Groups, Groups]]]
+    groups: dict[str, list[tuple[str, list[Groups], list[Groups]]]]
     pictures: list[tuple[str, list[PatchedImage]]]
     facts: dict[str, str]
     summaries: dict[Key, tuple[Summary, Overview]]
     unseen: list[Unseen]
     changed: dict[str, str]
+    real: dict[Key, RealTokens]
 
 
 def save(
@@ -73,18 +76,26 @@ def save(
     summaries: Mapping[Key, tuple[Summary, Overview]],
     unseen: Sequence[Unseen] = (),
     changed: Mapping[str, str] | None = None,
+    real: Mapping[Key, RealTokens] | None = None,
 ) -> None:
     """Write a tape to a temporary file, sync it to the disk, then rename it: `path` is never a partial file."""
     check_parent_folder(path)
     box = TensorBox()
     described = [_entry_json(key, A, extras, summaries.get(key), box) for key, (A, extras) in entries.items()]
+    for key, entry in zip(entries, described, strict=True):
+        A = entries[key][0]
+        known = (real or {}).get(key, A.real if isinstance(A, Reduced) else None)
+        if known is not None:  # for other entries the mask shows it
+            entry["real"] = _real_json(known, box)
     text = json.dumps(
         {
             "format": FORMAT,
             "entries": described,
             "tokens": [[x.layers, x.queries, x.keys] for x in tokens],
             "groups": {
-                name: [[x.layers, _groups_json(x.queries, box), _groups_json(x.keys, box)] for x in labels]
+                name: [
+                    [x.layers, *([_groups_json(y, box) for y in axis] for axis in (x.queries, x.keys))] for x in labels
+                ]
                 for name, labels in groups.items()
             },
             "pictures": [[x.layers, [_image_json(image, box) for image in x.queries]] for x in pictures],
@@ -125,15 +136,21 @@ def load_unchecked(path: Path) -> TapeContents:
             described.setdefault("changed", {})  # tapes of earlier versions do not have it
         fields = "format", "entries", "tokens", "groups", "pictures", "facts", "unseen", "changed"
         check_fields("the tape", described, *fields)
-        if described["format"] == FORMAT_WITH_EVEN_MAPS:
+        if described["format"] <= FORMAT_WITHOUT_UNSEEN:
             for entry in described["entries"]:
                 if isinstance(entry, dict) and "summary" in entry:
                     entry["summary"] = None
         entries: dict[Key, Weights | Reduced] = {}
         extras: dict[Key, Extras] = {}
         summaries: dict[Key, tuple[Summary, Overview]] = {}
+        real: dict[Key, RealTokens] = {}
         for entry in described["entries"]:
+            tokens_of_entry = entry.pop("real", None) if isinstance(entry, dict) else None
             key, A, extra, summary = _read_entry(entry, tensors)
+            if tokens_of_entry is not None:
+                real[key] = _read_real(tokens_of_entry, A, tensors)
+                if isinstance(A, Reduced):
+                    A.real = real[key]
             entries[key], extras[key] = A, extra
             if summary is not None:
                 summaries[key] = summary
@@ -151,7 +168,7 @@ def load_unchecked(path: Path) -> TapeContents:
         unseen = [Unseen(str(layer), str(kind), str(reason)) for layer, kind, reason in described["unseen"]]
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(f"cannot read {path} as a tape: {error}") from None
-    return TapeContents(entries, extras, tokens, groups, pictures, facts, summaries, unseen, changed)
+    return TapeContents(entries, extras, tokens, groups, pictures, facts, summaries, unseen, changed, real)
 
 
 def is_tape(path: Path) -> bool:
@@ -269,11 +286,33 @@ def _key(entry: Mapping[str, Any]) -> Key:
     return str(entry["layer"]), _check_int(entry["call"])
 
 
+def _real_json(real: RealTokens, box: TensorBox) -> dict[str, Any]:
+    return {"queries": box.add(real.queries), "keys": box.add(real.keys), "causal": real.is_causal}
+
+
+def _read_real(source: Any, A: Weights | Reduced, tensors: Mapping[str, Tensor]) -> RealTokens:
+    check_fields("real tokens", source, "queries", "keys", "causal")
+    *lead, _, i, j = A.shape
+    for name, n in (("queries", i), ("keys", j)):
+        x = tensor_named(source[name], tensors)
+        if x.dtype != torch.bool or x.shape != (math.prod(lead), n):
+            raise ValueError(
+                f"real {name} must be bool of shape {(math.prod(lead), n)}, got {x.dtype} {tuple(x.shape)}"
+            )
+    queries, keys = (tensor_named(source[name], tensors) for name in ("queries", "keys"))
+    return RealTokens(queries, keys, source["causal"] is True)
+
+
 def _groups_json(groups: Groups, box: TensorBox) -> dict[str, Any]:
     return {"ids": box.add(groups.ids), "labels": list(groups.labels)}
 
 
-def _read_groups(source: Any, tensors: Mapping[str, Tensor]) -> Groups:
+def _read_groups(source: Any, tensors: Mapping[str, Tensor]) -> list[Groups]:
+    """Return the groups of each batch row, or those for all rows, which earlier files hold without a list."""
+    return [_read_grouping(x, tensors) for x in (source if isinstance(source, list) else [source])]
+
+
+def _read_grouping(source: Any, tensors: Mapping[str, Tensor]) -> Groups:
     check_fields("groups", source, "ids", "labels")
     return Groups(tensor_named(source["ids"], tensors), tuple(str(label) for label in source["labels"]))
 

@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ...checks import check_int, check_integer_tensor, check_tensor
+from ...ops.weights import Weights
 from ..layer_names import shown_name
 
 WORD_STARTS = ("▁", "Ġ", " ")  # prefixes by which tokenizers mark the first piece of a word
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "…", "।", "؟")
 LINE_BREAKS = ("\n", "Ċ", "<0x0A>")
+PADDING_LABEL = "[PAD]"  # for padding, if tokens or groups were given for the real tokens alone
 SPECIAL_TOKEN = re.compile(r"<(?!0x).+>|\[[A-Z].*\]")  # <s>, <|endoftext|>, [CLS]; not a byte such as <0xE2>
 
 
@@ -125,10 +127,69 @@ def spans(n: int, named: Mapping[str, tuple[int, int]]) -> Groups:
     return Groups(ids, (*named, *(["other"] if bool((ids == len(named)).any()) else [])))
 
 
-def group_mismatch(name: str, queries: Groups, keys: Groups, shapes: Mapping[str, tuple[int, int, int]]) -> str | None:
-    """Return a warning if the groups fit no layer; `shapes` are (batch rows, queries, keys) by layer name."""
-    tokens = queries.ids.numel(), keys.ids.numel()
+def groups_by_row(name: str, groups: Groups | Sequence[Groups] | Tensor) -> list[Groups]:
+    """Return one `Groups` for all batch rows, or one for each; `groups` may be ids `b n`, labelled by their numbers.
+
+    >>> [x.ids.tolist() for x in groups_by_row("parts", torch.tensor([[0, 0, 1], [0, 1, 1]]))]
+    [[0, 0, 1], [0, 1, 1]]
+    """
+    if isinstance(groups, Tensor):
+        check_integer_tensor(f"groups {name!r}", groups, 2)
+        labels = tuple(map(str, range(int(groups.max()) + 1 if groups.numel() else 0)))
+        return [Groups(ids, labels) for ids in groups]
+    rows = [groups] if isinstance(groups, Groups) else list(groups)
+    for row in rows:
+        if not isinstance(row, Groups):
+            raise TypeError(
+                f"groups must be Groups, got {type(groups).__name__}; write tape.group({name!r}, words(tokens)), or a "
+                f"list of them for the batch rows, [words(tokens) for tokens in texts]"
+            )
+    return rows
+
+
+def place_groups(groups: Groups, real: Bool[Tensor, " n"]) -> Groups | None:
+    """Return groups of the n tokens of a text with padding; None if there are groups of another number of tokens.
+
+    If groups were given for the real tokens alone, padding becomes a last group.
+    """
+    if groups.ids.numel() == real.numel():
+        return groups
+    if groups.ids.numel() != int(real.sum()):
+        return None
+    ids = torch.full(real.shape, len(groups), dtype=torch.long)
+    ids[real.cpu()] = groups.ids.cpu().long()
+    return Groups(ids, (*groups.labels, PADDING_LABEL))
+
+
+def mass_between(
+    A: Weights, queries: Sequence[Groups], keys: Sequence[Groups], real_queries: Tensor, real_keys: Tensor
+) -> Tensor:
+    """Return attention between the groups of real tokens in each batch row: b h query-groups key-groups.
+
+    `queries` and `keys` hold groups of all tokens for each batch row; a row with fewer groups than others ends with
+    zeros. Only real queries count in the mean of a group.
+    """
+    ids, counts = [], []
+    for rows, real in ((queries, real_queries), (keys, real_keys)):
+        numbers = torch.stack([x.ids.to(A.device).long() for x in rows])
+        counts.append(max(len(x) for x in rows))
+        ids.append(torch.where(real.to(A.device), numbers, counts[-1]))  # padding is a last group, which is dropped
+    mass = A.mass(*ids)
+    missing = [max(0, n - m) for n, m in zip(counts, mass.shape[-2:], strict=True)]
+    return torch.nn.functional.pad(mass, (0, missing[1], 0, missing[0]))[..., : counts[0], : counts[1]]
+
+
+def group_mismatch(
+    name: str, queries: Sequence[Groups], keys: Sequence[Groups], shapes: Mapping[str, tuple[int, int, int]]
+) -> str | None:
+    """Return a warning if the groups fit no layer; `shapes` are (batch rows, queries, keys) by layer name.
+
+    Groups of each batch row may leave out its padding.
+    """
+    tokens = tuple(max((x.ids.numel() for x in groups), default=0) for groups in (queries, keys))
     if not shapes or any(tokens == shape[1:] for shape in shapes.values()):
+        return None
+    if max(len(queries), len(keys)) > 1 and any(max(tokens) <= min(shape[1:]) for shape in shapes.values()):
         return None
     layer, (_, i, j) = next(iter(shapes.items()))
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -16,6 +16,7 @@ from ...ops.blocks.pool_bins import Axis
 from ...ops.blocks.resample import shrink
 from ...ops.weights import MAX_MAP_CELLS, Summary, Weights, map_axes
 from ..layer_names import shown_name
+from ..real_tokens import RealTokens, distance_between, received_from
 from ..recording.recorder import Key
 from ..recording.reduced import MEASURE_NAMES, Reduced
 
@@ -25,7 +26,7 @@ SINK_SHARE = 0.3  # a key is a sink if it receives more than this share of the m
 
 @dataclass(frozen=True, eq=False)
 class Overview:
-    """Numbers for each head: means over the queries that see a key, and the key that receives most.
+    """Numbers for each head: means over the real queries that see a key, and the key that receives most from them.
 
     A value is NaN if its measure was not kept.
     """
@@ -39,12 +40,15 @@ class Overview:
     thumbs: Tensor  # b h rows cols, at most 48 x 48
 
     @staticmethod
-    def of(measured: Summary | Reduced) -> Overview:
-        """Build the overview of a summary, or of the measures that `capture(keep=[...])` kept."""
+    def of(measured: Summary | Reduced, queries: Tensor | None = None) -> Overview:
+        """Build the overview of a summary, or of the measures that `capture(keep=[...])` kept.
+
+        `queries`, `b i`, is True for those that are real tokens, all if None: the others do not count.
+        """
         measures, shape, axes = _measures_of(measured)
         device = next(iter(measures.values())).device if measures else None
         missing = torch.full(shape[:-2], torch.nan, device=device)
-        visible = _queries_that_see(measures, shape, device)
+        visible = _counted_queries(measures, shape, device, queries)
 
         def mean(name: str) -> Tensor:
             return _mean_over_queries(measures[name].float(), visible) if name in measures else missing
@@ -62,11 +66,22 @@ class Overview:
         return Overview(*(x.cpu() for x in values))
 
 
-def table(entries: Iterable[tuple[Key, Weights | Reduced]]) -> Any:
+def summary_over(A: Weights, real: RealTokens) -> Summary:
+    """Return the summary of a layer in which keys receive nothing from padding, and distances ignore it."""
+    summary = A.summary()
+    padding = ~real.queries.to(A.device).view(*A.shape[:-3], 1, A.shape[-2])
+    if bool((padding & (summary.max != 0)).any()):
+        summary = replace(summary, received=received_from(A, ~padding.squeeze(-2)))
+    if (distance := distance_between(A, real)) is not None:
+        summary = replace(summary, distance=distance)
+    return summary
+
+
+def table(entries: Iterable[tuple[Key, Weights | Reduced, RealTokens]]) -> Any:
     """One row for each layer, call, batch row and head; a pandas data frame if pandas is installed."""
     rows: list[dict[str, Any]] = []
-    for (layer, call), A in entries:
-        measures = {name: x.tolist() for name, x in _head_means(A).items()}
+    for (layer, call), A, real in entries:
+        measures = {name: x.tolist() for name, x in _head_means(A, real).items()}
         b, h = A.shape[:2]
         for batch, head in ((batch, head) for batch in range(b) for head in range(h) if measures):
             numbers = {name: x[batch][head] for name, x in measures.items()}
@@ -100,11 +115,11 @@ def _measures_of(measured: Summary | Reduced) -> tuple[dict[str, Tensor], torch.
     return measures | {"map": measured[nearest]}, measured.shape, measured.axes(nearest)
 
 
-def _head_means(A: Weights | Reduced) -> dict[str, Tensor]:
+def _head_means(A: Weights | Reduced, real: RealTokens) -> dict[str, Tensor]:
     """Return the `b h` mean of each measure, in float64 on the CPU; for `received` the largest share of one key."""
-    measures, shape, _ = _measures_of(A if isinstance(A, Reduced) else A.summary())
+    measures, shape, _ = _measures_of(A if isinstance(A, Reduced) else summary_over(A, real))
     measures = {name: measures[name].double().cpu() for name in MEASURE_NAMES if name in measures}
-    visible = _queries_that_see(measures, shape, None)
+    visible = _counted_queries(measures, shape, None, real.queries)
     means = {name: _mean_over_queries(x, visible) for name, x in measures.items() if name != "received"}
     if "received" in measures:
         received = measures["received"]
@@ -113,9 +128,12 @@ def _head_means(A: Weights | Reduced) -> dict[str, Tensor]:
     return {name: means[name] for name in measures}
 
 
-def _queries_that_see(measures: Mapping[str, Tensor], shape: torch.Size, device: torch.device | None) -> Tensor:
-    """Return `b h i`: whether a query sees any key, or True if the largest weights were not kept."""
-    return measures["max"] != 0 if "max" in measures else torch.ones(shape[:-1], dtype=torch.bool, device=device)
+def _counted_queries(
+    measures: Mapping[str, Tensor], shape: torch.Size, device: torch.device | None, queries: Tensor | None
+) -> Tensor:
+    """Return `b h i`: whether a query is real and sees any key; the latter is unknown if `max` was not kept."""
+    sees = measures["max"] != 0 if "max" in measures else torch.ones(shape[:-1], dtype=torch.bool, device=device)
+    return sees if queries is None else sees & queries.to(sees.device).view(*shape[:-3], 1, shape[-2])
 
 
 def _mean_over_queries(x: Tensor, visible: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
 from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
@@ -34,15 +34,25 @@ import regard
 from ...ops.weights import Summary, Weights
 from ..capture_warning import CaptureWarning
 from ..layer_names import list_names, matches, own_name, shown_calls, shown_name
+from ..real_tokens import RealTokens, real_tokens, with_own_queries
 from ..recording.record import Extras, Record
 from ..recording.recorder import Key, Recorder
 from ..recording.reduced import Reduced
 from ..recording.unseen import Unseen
 from . import archive
-from .annotations import Annotations, Labels, Shape, Tokens, TokensByLayer, no_layer_matches, unmatched_tokens
-from .groups import Groups, group_mismatch
+from .annotations import (
+    Annotations,
+    GroupsByRow,
+    Labels,
+    Shape,
+    Tokens,
+    TokensByLayer,
+    no_layer_matches,
+    unmatched_tokens,
+)
+from .groups import Groups, group_mismatch, mass_between
 from .image_patches import Image, PatchedImage, image_mismatch
-from .overview import Overview, concatenate_heads, table
+from .overview import Overview, concatenate_heads, summary_over, table
 
 CHUNK_ENTRIES = 2**24  # matrix elements that `summarizing` measures at a time on the CPU
 
@@ -114,6 +124,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         summaries: Mapping[Key, tuple[Summary, Overview]] | None = None,
         unseen: Sequence[Unseen] = (),
         changed: Mapping[str, str] | None = None,
+        real: Mapping[Key, RealTokens] | None = None,
     ) -> None:
         self._stored: Mapping[Key, Weights | Reduced] = dict(entries)
         self._extras = dict(extras or {})
@@ -123,6 +134,8 @@ class Tape(Mapping[Key, Weights | Reduced]):
         self._summaries = {key: summary for key, (summary, _) in (summaries or {}).items()}
         self._overviews = {key: overview for key, (_, overview) in (summaries or {}).items()}
         self._unseen = list(unseen)
+        self._real = dict(real or {})
+        self._real_by_mask: dict[Key, RealTokens] = {}
         self._recorder: Recorder | None = None
         self._cache: dict[Key, tuple[int, Weights]] = {}  # rows recorded when the weights were built, and the weights
 
@@ -228,6 +241,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             facts=self.facts,
             unseen=[each for each in self.unseen if matches(each.layer, pattern)],
             changed={layer: how for layer, how in self.changed.items() if matches(layer, pattern)},
+            real=self._real if len(chosen) == len(self) else self._real_by_other_layers(chosen),
         )
         # Overviews are left lazy: a summary may not have one yet.
         tape._summaries = {key: x for key, x in self._summaries.items() if key in chosen}
@@ -239,6 +253,22 @@ class Tape(Mapping[Key, Weights | Reduced]):
         key = self._resolve_key(key)
         entry = self._entries[key]
         return entry.extras() if isinstance(entry, Record) else self._extras.get(key, Extras())
+
+    def real_queries(self, key: str | int | Key) -> Tensor:
+        """Return `b i`: True for each query of a layer that is a real token, False for padding.
+
+        `A.entropy()[batch, head, tape.real_queries(layer)[batch]]` are the entropies of a text alone. Measures of the
+        tape (`table`, `summary`, `overview`, `mass`, the viewer) count real queries only. Padding is read from the mask
+        of the layer: a key that no query of its batch row may see is padding, and in self-attention so is its query.
+        The queries of a cross-attention are those of the self-attention in its block, if that is on the tape; else all
+        are real. A padding query that the mask hides from every key by finite numbers spreads evenly over the keys in
+        the model, and has weights 0 here; neither counts.
+        """
+        return self._real_tokens(self._resolve_key(key)).queries
+
+    def real_keys(self, key: str | int | Key) -> Tensor:
+        """Return `b j`: True for each key of a layer that is a real token, False for padding."""
+        return self._real_tokens(self._resolve_key(key)).keys
 
     @property
     def tokens(self) -> list[Labels]:
@@ -259,31 +289,45 @@ class Tape(Mapping[Key, Weights | Reduced]):
     def tokens_of(self, key: str | int | Key, *, batch: int = 0) -> tuple[list[str] | None, list[str] | None]:
         """Return the tokens of a layer's queries and keys in one batch row; None for an axis of another length."""
         key = self._resolve_key(key)
-        return self._annotations.tokens_of(key[0], self._shape_of(key), batch)
+        return self._annotations.tokens_of(key[0], self._real_tokens(key), batch)
 
-    def group(self, name: str, queries: Groups, keys: Groups | None = None, *, layers: str = "*") -> None:
-        """Give the layers that match groups of tokens: `tape.group("words", words(tokens))`."""
+    def group(self, name: str, queries: GroupsByRow, keys: GroupsByRow | None = None, *, layers: str = "*") -> None:
+        """Give the layers that match groups of tokens: `tape.group("words", words(tokens))`.
+
+        For a batch of different texts pass groups of each batch row, `[words(tokens) for tokens in texts]`, of all its
+        tokens or of the real ones; or their numbers, a tensor `b n`.
+        """
         labels = self._annotations.add_groups(name, queries, keys, layers)
         self._warn_if_mismatched(
             "groups", layers, lambda shapes: group_mismatch(name, labels.queries, labels.keys, shapes)
         )
+        for key in self:
+            if matches(key[0], layers) and self._warn_of_one_grouping(key, name):
+                break
 
     def group_names(self, key: str | int | Key) -> list[str]:
         """Return the names of the groups that a layer has."""
         return self._annotations.group_names(self._resolve_key(key)[0])
 
-    def groups_of(self, key: str | int | Key, name: str) -> tuple[Groups, Groups]:
-        """Return the groups of a layer's queries and of its keys."""
+    def groups_of(self, key: str | int | Key, name: str, *, batch: int = 0) -> tuple[Groups, Groups]:
+        """Return the groups of a layer's queries and of its keys in one batch row."""
         key = self._resolve_key(key)
-        return self._annotations.groups_of(key[0], name, self._shape_of(key))
+        queries, keys = self._annotations.groups_of(key[0], name, self._real_tokens(key))
+        return queries[batch], keys[batch]
 
     def mass(self, key: str | int | Key, name: str) -> Tensor:
-        """Return attention between groups, summed over keys, averaged over queries: b h query-groups key-groups."""
-        queries, keys = self.groups_of(key, name)
+        """Return attention between groups, summed over keys, averaged over queries: b h query-groups key-groups.
+
+        Queries that are padding do not count. If each batch row has its own groups, rows with fewer end with zeros.
+        """
+        key = self._resolve_key(key)
+        real = self._real_tokens(key)
+        queries, keys = self._annotations.groups_of(key[0], name, real)
         A = self[key]
         if isinstance(A, Reduced):
             raise ValueError("mass() needs queries and keys; this capture kept only measures (keep=[...])")
-        return A.mass(queries.ids.to(A.device), keys.ids.to(A.device))
+        self._warn_of_one_grouping(key, name)
+        return mass_between(A, queries, keys, real.queries, real.keys)
 
     def picture(
         self, images: Image | Sequence[Image], *, patches: tuple[int, int], special: int = 1, layers: str = "*"
@@ -311,7 +355,10 @@ class Tape(Mapping[Key, Weights | Reduced]):
                 self.summary(key)
 
     def summary(self, key: str | int | Key) -> Summary:
-        """Return entropy, received mass, maximum, distance and map of a layer; measured once, then cached."""
+        """Return entropy, received mass, maximum, distance and map of a layer; measured once, then cached.
+
+        Received mass comes from the queries that are real tokens, and distance is the one without padding.
+        """
         key = self._resolve_key(key)
         for _ in self.summarizing(key):
             pass
@@ -325,13 +372,13 @@ class Tape(Mapping[Key, Weights | Reduced]):
             raise ValueError("summary() needs queries and keys; this capture kept only measures (keep=[...])")
         if self.summarized(key):
             return
-        heads = A.shape[-3]
+        heads, real = A.shape[-3], self._real_tokens(key)
         # A GPU measures all heads in one kernel launch if there is a kernel for the terms.
         step = max(1, CHUNK_ENTRIES * heads // max(A.shape.numel(), 1)) if A.device.type == "cpu" else heads
         parts = []
         for first in range(0, heads, step):
             chunk = A if step >= heads else A.select(heads=slice(first, first + step))
-            parts.append(chunk.summary())
+            parts.append(summary_over(chunk, real))
             yield min(first + step, heads) / heads
         summary = parts[0] if len(parts) == 1 else concatenate_heads(parts, A.shape)
         self._summaries[key] = summary
@@ -344,9 +391,9 @@ class Tape(Mapping[Key, Weights | Reduced]):
         key = self._resolve_key(key)
         A = self[key]
         if isinstance(A, Reduced):
-            return Overview.of(A)
+            return Overview.of(A, self.real_queries(key))
         if not self.summarized(key) or key not in self._overviews:
-            self._overviews[key] = Overview.of(self.summary(key))
+            self._overviews[key] = Overview.of(self.summary(key), self.real_queries(key))
         return self._overviews[key]
 
     def summarized(self, key: str | int | Key) -> bool:
@@ -358,13 +405,13 @@ class Tape(Mapping[Key, Weights | Reduced]):
     def table(self) -> Any:
         """Return one row for each layer, call, batch row and head, and one column for each measure.
 
-        Entropy, largest weight and distance are means over the queries that see a key; received is the largest share of
-        the attention that one key gets. The result is a pandas data frame if pandas is installed, else a dictionary of
-        columns. It warns if `unseen` is not empty, and then the data frame has the share of the layers that it holds in
-        `attrs["coverage"]`.
+        Entropy, largest weight and distance are means over the queries that are real tokens and see a key; received is
+        the largest share of their attention that one key gets. A text has the same numbers alone and in a padded batch.
+        The result is a pandas data frame if pandas is installed, else a dictionary of columns. It warns if `unseen` is
+        not empty, and then the data frame has the share of the layers that it holds in `attrs["coverage"]`.
         """
         self.warn_partial("the table")
-        found = table(self.items())
+        found = table((key, A, self._real_tokens(key)) for key, A in self.items())
         if self.unseen and hasattr(found, "attrs"):
             found.attrs["coverage"] = self.coverage
         return found
@@ -401,6 +448,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             changed=self.changed,
             summaries={key: (x, self.overview(key)) for key, x in self._summaries.items() if self.summarized(key)},
             unseen=self.unseen,
+            real=self._real_by_other_layers(self),
         )
 
     @classmethod
@@ -428,11 +476,33 @@ class Tape(Mapping[Key, Weights | Reduced]):
             changed=contents.changed,
             summaries=contents.summaries,
             unseen=contents.unseen,
+            real=contents.real,
         )
 
     @property
     def _entries(self) -> Mapping[Key, Weights | Reduced | Record]:
         return self._stored if self._recorder is None else self._recorder.entries
+
+    def _real_tokens(self, key: Key) -> RealTokens:
+        """Return the real queries and keys of a layer."""
+        if key in self._real:
+            return self._real[key]
+        found = self._masked_tokens(key)
+        if found.is_causal or isinstance(self._entries[key], Reduced):  # `Reduced` found them while the model ran
+            return found
+        return with_own_queries(key, {other: self._masked_tokens(other) for other in self if other[1] == key[1]})
+
+    def _real_by_other_layers(self, keys: Iterable[Key]) -> dict[Key, RealTokens]:
+        """Return the real tokens of the layers whose own masks do not show them: cross-attentions."""
+        return {key: real for key in keys if (real := self._real_tokens(key)) is not self._masked_tokens(key)}
+
+    def _masked_tokens(self, key: Key) -> RealTokens:
+        """Return the real queries and keys of a layer as its own mask shows them."""
+        shape, known = self._shape_of(key), self._real_by_mask.get(key)
+        if known is None or (*known.queries.shape, known.keys.shape[1]) != shape:
+            A = self[key]
+            known = self._real_by_mask[key] = A.real if isinstance(A, Reduced) else real_tokens(A)
+        return known
 
     def _replace(self, key: Key, A: Weights) -> None:
         """Return these weights for a layer from now on."""
@@ -473,8 +543,15 @@ class Tape(Mapping[Key, Weights | Reduced]):
     def _warn_unmatched_tokens(self, *, stacklevel: int) -> None:
         """Warn about tokens that fit no layer."""
         if self._annotations.tokens:
-            for message in unmatched_tokens(self._annotations.tokens, {key: key[0] for key in self}, self._shape_of):
+            for message in unmatched_tokens(self._annotations.tokens, {key: key[0] for key in self}, self._real_tokens):
                 warnings.warn(message, CaptureWarning, stacklevel=stacklevel)
+
+    def _warn_of_one_grouping(self, key: Key, name: str) -> bool:
+        """Warn if a layer has one grouping of this name for different texts; return whether it does."""
+        message = self._annotations.one_grouping_of_different_texts(key[0], name, self._real_tokens(key))
+        if message is not None:
+            warnings.warn(message, CaptureWarning, stacklevel=3)
+        return message is not None
 
     def _warn_if_mismatched(
         self, what: str, pattern: str, mismatch: Callable[[Mapping[str, Shape]], str | None]
