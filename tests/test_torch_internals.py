@@ -27,6 +27,22 @@ def test_transforms_and_forward_mode_are_seen_only_inside():
     assert seen == [(False, False), (True, False), (False, True)]
 
 
+def test_wrappers_of_transforms_are_unwrapped_level_by_level():
+    seen = []
+
+    def look(x):
+        seen.append(internals.transform_levels())
+        inner, dim = internals.unwrap_transform(x, 2)
+        seen.append((dim, internals.unwrap_transform(inner, 1)[1], internals.unwrap_transform(x, 1)))
+        seen.append(internals.innermost_tensor(x).shape)
+        with internals.outside_transforms():
+            seen.append(internals.transform_levels())
+        return x
+
+    torch.vmap(lambda x: torch.func.vjp(look, x)[0])(torch.ones(3, 2))
+    assert seen == [[(1, True), (2, False)], (None, 0, None), (3, 2), []]
+
+
 def test_a_backward_pass_is_seen_only_while_it_runs():
     seen = []
     x = torch.ones(2, requires_grad=True)

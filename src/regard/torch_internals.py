@@ -61,6 +61,39 @@ def hook_tables(module: nn.Module) -> list[Any]:
 functorch_transform = torch._C._functorch.peek_interpreter_stack
 
 
+def transform_levels() -> list[tuple[int, bool]]:
+    """The level of each open transform of torch.func, the outermost first, and True for vmap.
+
+    Without these four: attention inside transforms is not recorded.
+    """
+    vmap = torch._C._functorch.TransformType.Vmap
+    return [(each.level(), each.key() == vmap) for each in torch._C._functorch.get_interpreter_stack() or ()]
+
+
+def unwrap_transform(x: Tensor, level: int) -> tuple[Tensor, int | None] | None:
+    """The tensor that a wrapper of this level holds, and the dim that vmap maps; None for other tensors."""
+    functorch = torch._C._functorch
+    if not functorch.is_functorch_wrapped_tensor(x) or functorch.maybe_get_level(x) != level:
+        return None
+    return functorch.get_unwrapped(x), functorch.maybe_get_bdim(x) if functorch.is_batchedtensor(x) else None
+
+
+def innermost_tensor(x: Tensor) -> Tensor:
+    """The tensor with the values, within the wrappers of all transforms."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        x = functorch.get_unwrapped(x)
+    return x
+
+
+def outside_transforms() -> AbstractContextManager[Any]:
+    """Close all transforms of torch.func within the block."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    context: AbstractContextManager[Any] = temporarily_clear_interpreter_stack()
+    return context
+
+
 def in_dual_level() -> bool:
     """True inside forward-mode AD. Without it: tangents would be lost silently in backends that have none."""
     return forward_ad._current_level >= 0

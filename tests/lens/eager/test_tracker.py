@@ -312,16 +312,6 @@ def test_it_is_seen_in_terms_too(attention):
     test_it_is_seen_in_terms(attention)
 
 
-def aside_of_a_vmap(q, k, v):
-    torch.vmap(lambda q, k: (q @ k.mT).softmax(-1) @ k)(q, k)
-    return nano_gpt(q, k, v)
-
-
-def aside_of_a_gradient(q, k, v):
-    torch.func.grad(lambda q: ((q @ k.mT).softmax(-1) @ k).sum())(q)
-    return nano_gpt(q, k, v)
-
-
 def aside_of_nested_tensors(q, k, v):
     texts = torch.nested.nested_tensor([q[0], q[1, :, :5]])
     torch.matmul(torch.matmul(texts, texts.transpose(-1, -2)).softmax(-1), texts)
@@ -342,8 +332,6 @@ def aside_of_vectors(q, k, v):
 
 ASIDE = (
     aside_of_vectors,
-    aside_of_a_vmap,
-    aside_of_a_gradient,
     aside_of_nested_tensors,
     aside_of_tensors_without_numbers,
 )

@@ -737,3 +737,122 @@ def test_gradients_of_heads_are_kept(way):
         layer(x).square().sum().backward()
     mixed = kept[1]
     torch.testing.assert_close(found[""], (mixed * mixed.grad).sum(-1).abs().sum((0, 2)).detach())
+
+
+# --- torch.func -------------------------------------------------------------------------------------------------------
+
+
+def one(q, k, v):
+    return scores(q, k).softmax(-1) @ v
+
+
+def one_causal(q, k, v):
+    return scores(q, k).masked_fill(later(), -1e9).softmax(-1) @ v
+
+
+def one_kernel(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def one_kernel_of_a_batch(q, k, v):
+    return F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=~later())[0]
+
+
+def one_by_exp(q, k, v):
+    e = scores(q, k).exp()
+    return e / e.sum(-1, keepdim=True) @ v
+
+
+def softmax_of(q, k, v):
+    return scores(q, k).softmax(-1)
+
+
+def causal_softmax_of(q, k, v):
+    return scores(q, k).masked_fill(later(), -torch.inf).softmax(-1)
+
+
+ONE = {
+    one: softmax_of,
+    one_causal: causal_softmax_of,
+    one_kernel: softmax_of,
+    one_kernel_of_a_batch: causal_softmax_of,
+    one_by_exp: softmax_of,
+}
+MAPS = {
+    "heads in texts": lambda f: torch.vmap(torch.vmap(f)),
+    "texts in heads": lambda f: torch.vmap(torch.vmap(f), in_dims=1, out_dims=1),
+    "texts": lambda f: torch.vmap(f),
+    "heads": lambda f: torch.vmap(f, in_dims=1, out_dims=1),
+    "gradients of texts": lambda f: torch.vmap(torch.func.grad_and_value(lambda *qkv: f(*qkv).sum())),
+    "derivatives": lambda f: lambda q, k, v: torch.func.jvp(lambda q: f(q, k, v), (q,), (q,))[0],
+}
+
+
+class Mapped(nn.Module):
+    """An attention inside a transform of torch.func."""
+
+    def __init__(self, f):
+        super().__init__()
+        self.f, self.num_heads = f, H
+
+    def forward(self, q, k, v):
+        return self.f(q, k, v)
+
+
+@pytest.mark.filterwarnings("ignore:.*performance drop")
+@pytest.mark.filterwarnings("ignore:.*jit.script.* is deprecated")
+@pytest.mark.parametrize("mapped", MAPS)
+@pytest.mark.parametrize("function", ONE, ids=named)
+def test_attention_inside_a_transform_of_torch_func_is_seen(function, mapped):
+    if mapped in ("texts", "heads", "gradients of texts") and function is one_kernel_of_a_batch:
+        pytest.skip("it takes one head")
+    if mapped == "derivatives" and function in (one_kernel, one_kernel_of_a_batch):
+        pytest.skip("PyTorch has no derivative of its kernel in forward mode")
+    model = Mapped(MAPS[mapped](function))
+    q, k, v = torch.randn(3, B, H, N, D)
+    with capture(model) as tape:
+        out = model(q, k, v)
+    want = model(q, k, v)
+    assert all(map(torch.equal, *((x if isinstance(x, tuple) else (x,)) for x in (out, want))))
+    (A,) = tape.values()
+    torch.testing.assert_close(A.dense(), ONE[function](q, k, v))
+
+
+def test_keys_that_are_not_mapped_are_shared():
+    model = Mapped(torch.vmap(torch.vmap(one, in_dims=(0, None, None))))
+    q, k = torch.randn(B, H, N, D), torch.randn(B, N, D)
+    with capture(model) as tape:
+        model(q, k, k)
+    torch.testing.assert_close(tape[0].dense(), softmax_of(q, k[:, None], k))
+
+
+def reads_a_value(q, k, v):
+    """A rule that looks at a factor cannot do so inside of a vmap."""
+    s = scores(q, k)
+    return (s * (s > 0).to(s.dtype)).softmax(-1) @ v
+
+
+def test_scores_that_a_rule_would_look_at_are_stored():
+    model = Mapped(torch.vmap(torch.vmap(reads_a_value)))
+    q, k, v = torch.randn(3, B, H, N, D)
+    with capture(model) as tape:
+        model(q, k, v)
+    torch.testing.assert_close(tape[0].dense(), scores(q, k).relu().softmax(-1))
+
+
+def halved(q, k, v):
+    return 0.5 * scores(q, k).softmax(-1) @ v
+
+
+def clamped(q, k, v):
+    return scores(q, k).softmax(-1).clamp(min=0.15) @ v
+
+
+@pytest.mark.parametrize("function", [halved, clamped], ids=named)
+def test_weights_that_are_changed_inside_a_vmap_are_the_final_ones(function):
+    model = Mapped(torch.vmap(torch.vmap(function)))
+    q, k, v = torch.randn(3, B, H, N, D)
+    with capture(model) as tape:
+        model(q, k, v)
+    a = softmax_of(q, k, v)
+    torch.testing.assert_close(tape[0].dense(), 0.5 * a if function is halved else a.clamp(min=0.15))

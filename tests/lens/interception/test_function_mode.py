@@ -273,20 +273,40 @@ def under_grad(model: nn.Module, x: Tensor) -> None:
     torch.func.grad(lambda y: model(y).sum())(x)
 
 
+@pytest.mark.filterwarnings("ignore:.*performance drop")
 @pytest.mark.parametrize("run", [under_vmap, under_grad])
-@pytest.mark.parametrize("model", [Attention(D, H), ByHand()], ids=["ours", "by hand"])
-def test_transforms_of_functions_are_refused(run, model):
-    with (
-        pytest.raises(RuntimeError, match=r"capture does not work inside torch.func transforms .*vmap.*outside"),
-        capture(model),
-    ):
-        run(model, torch.randn(1, 5, D))
+def test_a_kernel_inside_a_transform_of_torch_func_is_seen(run):
+    model, x = ByHand(), torch.randn(1, 5, D)
+    with torch.no_grad(), capture(model) as plain:
+        model(x)
+    with capture(model) as tape:
+        run(model, x)
+    torch.testing.assert_close(tape[0][:], plain[0][:])
 
 
-def test_transforms_around_models_of_transformers_are_refused():
+TRANSFORMED = r"it ran inside a torch.func transform .*vmap.* outside of the transform"
+
+
+@pytest.mark.filterwarnings("ignore:.*performance drop")
+@pytest.mark.parametrize("run", [under_vmap, under_grad])
+@pytest.mark.parametrize("model", [Attention(D, H), nn.MultiheadAttention(D, H)], ids=["ours", "PyTorch's"])
+def test_other_attention_inside_a_transform_of_torch_func_is_named(run, model):
+    def call(x):
+        return model(x) if isinstance(model, Attention) else model(x, x, x, need_weights=False)[0]
+
+    with pytest.raises(ValueError, match=TRANSFORMED), capture(model):
+        run(call, torch.randn(1, 5, D))
+
+
+def test_gradients_of_heads_inside_a_transform_are_not_kept():
+    with pytest.raises(ValueError, match=TRANSFORMED), capture(model := ByHand(), gradients=True):
+        under_grad(model, torch.randn(1, 5, D))
+
+
+def test_a_model_of_transformers_inside_a_transform_is_named():
     model = zoo.made(zoo.llama)
     embedded = model.get_input_embeddings()(zoo.ids(1)).detach()
-    with pytest.raises(RuntimeError, match=r"capture does not work inside torch\.func"), capture(model):
+    with pytest.raises(ValueError, match=TRANSFORMED), capture(model):
         torch.func.grad(lambda x: model(inputs_embeds=x, use_cache=False).logits.sum())(embedded)
 
 

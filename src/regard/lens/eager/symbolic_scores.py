@@ -53,7 +53,7 @@ class Scores:
     @property
     def mT(self) -> Scores:
         """The transposed scores: queries and keys swapped."""
-        turned = replace(self._map_terms(lambda x: x.mT), q=self.k, k=self.q)
+        turned = replace(self.map_terms(lambda x: x.mT), q=self.k, k=self.q)
         rows = [x for x in turned.added if x.shape[-1] == 1 < turned.k.shape[-2]]
         added = tuple(x for x in turned.added if not any(x is row for row in rows))
         if isinstance(turned.shift, Tensor):
@@ -113,13 +113,13 @@ class Scores:
         """Return the same matrices with other batch dims."""
         if lead == self.lead:
             return self
-        scores = self._map_terms(lambda x: with_batch_dims(x, self.lead, lead))
+        scores = self.map_terms(lambda x: with_batch_dims(x, self.lead, lead))
         q, k = with_batch_dims(self.q, self.lead, lead), with_batch_dims(self.k, self.lead, lead)
         return replace(scores, q=q, k=k, lead=lead)
 
     def in_layout(self, layout: HeadLayout) -> Scores:
         """Return the scores with batch dims b h."""
-        return replace(self._map_terms(layout.of_matrices), q=layout.of_matrices(self.q), k=layout.of_matrices(self.k))
+        return replace(self.map_terms(layout.of_matrices), q=layout.of_matrices(self.q), k=layout.of_matrices(self.k))
 
     def mask_and_bias(self) -> dict[str, Tensor]:
         """Return additive tensors: `mask` is the sum of tensors that hide keys, `bias` the sum of the others."""
@@ -135,7 +135,7 @@ class Scores:
         def reorder(x: Tensor) -> Tensor:
             return permute_batch_dims(x.expand(*lead, *x.shape[-2:]), order)
 
-        scores = self.with_batch_dims(lead)._map_terms(reorder)
+        scores = self.with_batch_dims(lead).map_terms(reorder)
         return replace(scores, q=reorder(scores.q), k=reorder(scores.k), lead=torch.Size(lead[dim] for dim in order))
 
     def _additive_mask(self, added: Sequence[Tensor]) -> Tensor | None:
@@ -148,7 +148,8 @@ class Scores:
             return total
         return torch.where(hidden, least if self.finite else -torch.inf, total)
 
-    def _map_terms(self, fn: Callable[[Tensor], Tensor]) -> Scores:
+    def map_terms(self, fn: Callable[[Tensor], Tensor]) -> Scores:
+        """Return the scores with a function of each term, which broadcasts to the matrices."""
         zeroed = None if self.zeroed is None else fn(self.zeroed)
         shift = fn(self.shift) if isinstance(self.shift, Tensor) else self.shift
         added, hidden = tuple(map(fn, self.added)), tuple(map(fn, self.hidden))

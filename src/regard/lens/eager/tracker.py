@@ -31,8 +31,9 @@ import torch
 from torch import Tensor, nn
 
 from ...ops.terms.normalizers import Normalizer, SinkSoftmax, Softmax
-from ...ops.torch_state import in_functorch
 from ...ops.weights import Weights
+from ...torch_internals import innermost_tensor, outside_transforms
+from ..interception.func_transforms import unwrap_transforms
 from ..interception.kernel_call import KernelCall, OutputProof
 from ..interception.output_check import reproduces_output
 from ..recording.observed import ObservedAttention
@@ -107,6 +108,39 @@ class EagerAttention(NamedTuple):
             softmaxed,
             softmaxed.normalize if by_head is None else SinkSoftmax(by_head),
             average.projection,
+        )
+
+    def without_transforms(self, heads: Heads) -> EagerAttention:
+        """Return the attention over the batches that the open vmaps map, whose output is `b h i e`.
+
+        The open vmaps are batch dims, or heads if each function sees no heads.
+        """
+        lead = unwrap_transforms(self.logits).shape[:-2]
+        sizes = torch.Size(size for size in lead if size > 1)
+        layout = HeadLayout(torch.Size((lead[:-1].numel(), lead[-1])), 1)
+        if lead[-1] == 1:
+            layout = HeadLayout.of(sizes, heads(sizes.numel()), first=False)
+
+        def values(x: Tensor) -> Tensor:
+            x = unwrap_transforms(x, ndim=4)
+            with outside_transforms():
+                return layout.of_matrices(with_batch_dims(x, lead, layout.lead))
+
+        scores = None
+        if self.scores is not None:
+            scores = replace(self.scores.map_terms(values), q=values(self.scores.q), k=values(self.scores.k), inputs=())
+        logits, found, v, averages = map(values, (self.logits, self.found, self.v, self.heads(self.out)))
+        normalize = self.normalize
+        if isinstance(normalize, SinkSoftmax) and isinstance(normalize.sink, Tensor):
+            normalize = SinkSoftmax(innermost_tensor(normalize.sink))
+        return self._replace(
+            scores=scores,
+            logits=logits,
+            found=found,
+            v=v,
+            heads=lambda heads: heads,
+            out=averages,
+            normalize=normalize,
         )
 
     def kernel_call(self) -> KernelCall:
@@ -201,7 +235,7 @@ class EagerTracker:
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
     ) -> EagerAttention | None:
         """Process a call, which has run, of a function with a `traced_name`; return the attention that it completes."""
-        if (not self._symbolic.entries and not self.final.held and name not in STARTING_NAMES) or in_functorch():
+        if not self._symbolic.entries and not self.final.held and name not in STARTING_NAMES:
             return None
         with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
             found = self._follow(name, args, kwargs, out, heads)
@@ -253,6 +287,10 @@ class EagerTracker:
         if isinstance(note, UndividedAverage) or (isinstance(note, SoftmaxOutput) and note.is_attention):
             return note.averaged
         return None
+
+    def is_softmax(self, x: Any) -> bool:
+        """Whether a tensor holds attention weights."""
+        return isinstance(self._symbolic.get(x), SoftmaxOutput)
 
     def clear(self) -> None:
         """Forget all."""

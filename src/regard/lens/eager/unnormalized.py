@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...ops.terms.normalizers import SinkSoftmax
+from ..interception.func_transforms import is_true_everywhere
 from .head_layout import with_batch_dims
 from .matmul import Average
 from .symbolic_scores import Scores, SoftmaxOutput
@@ -65,16 +66,16 @@ class Exponentials:
         divisor = divisor.to(total.dtype)
         extra, tolerance = divisor - total, divisor * (HALF_TOLERANCE if e.dtype.itemsize <= 2 else TOLERANCE)
         logits, scores = self._exponents(e, behind), self._scores(e, behind)
-        if bool((extra.abs() <= tolerance).all()):
+        if is_true_everywhere(extra.abs() <= tolerance):
             return SoftmaxOutput(scores, logits, behind, is_gate=self.is_gate, averaged=self.averaged)
-        if scores is None or not bool((extra >= -tolerance).all()):
+        if scores is None or not is_true_everywhere(extra >= -tolerance):
             return None
         lead = logits.shape[:-2]
         shift = scores.shift
         if isinstance(shift, Tensor):
             shift = with_batch_dims(shift, scores.lead, lead)
         extra = extra.clamp(min=divisor * torch.finfo(total.dtype).eps)[..., None]
-        if bool(((extra - torch.as_tensor(shift).exp()).abs() <= tolerance[..., None]).all()):
+        if is_true_everywhere((extra - torch.as_tensor(shift).exp()).abs() <= tolerance[..., None]):
             return SoftmaxOutput(scores, logits - shift, behind, normalize=SinkSoftmax(0.0), averaged=self.averaged)
         shift = shift - extra.log()
         scores = scores.with_row_shift(with_batch_dims(shift, lead, scores.lead))

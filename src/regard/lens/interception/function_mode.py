@@ -39,12 +39,15 @@ from ...nn.dropout import Dropout
 from ...ops.operator import attend
 from ...ops.terms.masks import Causal
 from ...ops.terms.scores import Dot
+from ...ops.torch_state import in_functorch
 from ..eager.head_layout import head_count, replace_heads, to_heads_function
+from ..eager.matmul import MATMUL_NAMES, operands
 from ..eager.op_rules import SOFTMAX_NAMES
 from ..eager.tracker import SOFTMAX_BY_HAND, EagerAttention, EagerTracker, traced_name
 from ..recording.recorder import Recorder
-from ..recording.store import Store, check_holds_numbers
+from ..recording.store import Store, check_not_nested
 from ..terms.interpret import Interpreter
+from .func_transforms import UNSUPPORTED, unwrap_transforms
 from .intercepted import HEADS_SECOND, Consumer, InterceptedAttention, OutputLayout
 from .kernel_call import KernelCall, OutputProof
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
@@ -195,7 +198,9 @@ class AttentionMode(TorchFunctionMode):
             if is_recomputing():  # the same kernel saves the same tensors for backward
                 return sdpa_with_lse(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
             if func in ATTENTIONS:
-                check_holds_numbers(*args, **kwargs)
+                if in_functorch():
+                    return self._run_in_transform(func, args, kwargs)
+                check_not_nested(*args, **kwargs)
         if func is attend:
             read_call, run = partial(_attend_call, *args, **kwargs), partial(func, *args, **kwargs)
             return self.observe(self._layer, read_call, run() if self.is_observer else partial(run_resumed, run))
@@ -215,7 +220,7 @@ class AttentionMode(TorchFunctionMode):
         if tracker.traces.held and name not in SOFTMAX_NAMES:
             tracker.traces.follow(func, args, kwargs, out)
         if name is not None or (tracker.holds_weights and type(out) is not torch.Size):
-            eager = tracker.follow(name or str(getattr(func, "__name__", "")), args, kwargs, out, self._heads)
+            eager = self._follow(name or str(getattr(func, "__name__", "")), args, kwargs, out)
             if eager is not None:
                 return self._written_out(eager, out)
             if name in SOFTMAX_NAMES:
@@ -224,6 +229,59 @@ class AttentionMode(TorchFunctionMode):
                 self._note_softmax(averaged)
         return out
 
+    def note_transform(self) -> None:
+        """Note that an attention of the running layer ran inside a torch.func transform, where it is not recorded."""
+        if self.recorder is not None and self.here.parts:
+            self.recorder.note_unseen(self._layer, "attention", UNSUPPORTED)
+
+    def note_traced(self, module: nn.Module) -> None:
+        """Note that an attention of a module was traced: by torch.compile, or by a torch.func transform."""
+        if is_compiling():
+            self.compiled = True
+        elif self.recorder is not None:
+            self.recorder.note_unseen(layer_of(self.names[id(module)], module), "attention", UNSUPPORTED)
+
+    def _run_in_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an attention function inside torch.func transforms, and observe it with the tensors that they hold."""
+        out = func(*args, **kwargs)
+        if func is not SDPA or self.recorder is None or self.recorder.gradients:
+            self.note_transform()
+            return out
+        ndim = max(x.ndim for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+
+        def values(x: Any) -> Any:
+            return unwrap_transforms(x, ndim=ndim) if isinstance(x, Tensor) else x
+
+        args, kwargs, found = [*map(values, args)], {name: values(x) for name, x in kwargs.items()}, values(out)
+        with torch_internals.outside_transforms():
+            if found.ndim == 4 and found.shape[0] == self._heads(found.shape[:2].numel()) != found.shape[1]:
+                *args, found = (x.transpose(0, 1) if isinstance(x, Tensor) else x for x in (*args, found))
+                kwargs = {name: x.transpose(0, 1) if isinstance(x, Tensor) else x for name, x in kwargs.items()}
+            self._dot_product(found, None, *args, **kwargs)
+        return out
+
+    def _follow(self, name: str, args: Any, kwargs: Any, out: Any) -> EagerAttention | None:
+        """Return the attention that a call completes; inside torch.func transforms it is observed here."""
+        tracker = self.here.tracker
+        if not in_functorch():
+            return tracker.follow(name, args, kwargs, out, self._heads)
+        if not self.is_observer:
+            return None
+        averages = name in MATMUL_NAMES and any(map(tracker.is_softmax, operands(name, args, kwargs)))
+        try:
+            eager = tracker.follow(name, args, kwargs, out, self._heads)
+        except RuntimeError:  # a rule that reads values, which wrappers do not have: its result is not followed
+            eager = None
+            if averages:
+                self.note_transform()
+        if eager is not None and self.recorder is not None and not self.recorder.gradients:
+            eager = eager.without_transforms(self._heads)
+            with torch_internals.outside_transforms():
+                self.observe(self._layer, eager.kernel_call, eager.out, HEADS_SECOND, eager.proof)
+        elif eager is not None:
+            self.note_transform()
+        return None
+
     def _written_out(self, eager: EagerAttention, out: Tensor) -> Tensor:
         """Hand over an attention that the model wrote out; `out` is the output of the call that completed it."""
         projection = eager.projection
@@ -231,7 +289,8 @@ class AttentionMode(TorchFunctionMode):
             layout = OutputLayout(lambda grad: eager.heads(projection.gradient_of_averages(grad)), lambda heads: heads)
             return self.observe(self._layer, eager.kernel_call, out, layout, eager.proof)
         averages = out if projection is None else projection.averages
-        layout = OutputLayout(eager.heads, lambda heads: replace_heads(averages, heads, eager.heads))
+        values = averages.detach()  # a hook on the averages may hold the layout, which must not hold the averages
+        layout = OutputLayout(eager.heads, lambda heads: replace_heads(values, heads, eager.heads))
         changed = self.observe(self._layer, eager.kernel_call, averages, layout, eager.proof)
         return changed if projection is None else projection.apply(changed)
 
@@ -264,7 +323,7 @@ class AttentionMode(TorchFunctionMode):
         if is_compiling() or not self._has_part(module):
             return
         if self.is_observer and type(module) is nn.MultiheadAttention:  # takes nested tensors if it has no hooks
-            check_holds_numbers(*args)
+            check_not_nested(*args)
         self.ran = True
         here = self.here
         # The mode is off the stack while a function that it sees runs, such as backward() inside a forward pass.

@@ -35,7 +35,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ... import torch_internals
-from ..recording.store import check_holds_numbers
+from ...ops.torch_state import in_functorch
+from ..recording.store import check_not_nested
 from .call_sites import CallSite, find_call_sites
 from .intercepted import OutputLayout
 from .kernel_call import KernelCall, OutputProof
@@ -124,6 +125,9 @@ class KernelMode(Protocol):
     def observe_kernel(self, run: KernelRun, out: Tensor) -> Tensor:
         """Return the output that the model goes on with; `out` is that of the modes before this one."""
 
+    def note_transform(self) -> None:
+        """Note that an attention of the running layer ran inside a torch.func transform, where it is not recorded."""
+
 
 @contextmanager
 def patched(mode: KernelMode, parts: Collection[nn.Module], kernels: Collection[Kernel]) -> Iterator[None]:
@@ -192,8 +196,12 @@ class _PatchedKernel:
         modes = [] if passes else [mode for mode in tuple(_MODES) if mode.is_inside]
         if not modes:
             return self.func(*args, **kwargs)
+        if in_functorch():
+            for mode in modes:
+                mode.note_transform()
+            return self.func(*args, **kwargs)
         if any(mode.is_observer for mode in modes):
-            check_holds_numbers(*args, **kwargs)
+            check_not_nested(*args, **kwargs)
         with ExitStack() as stack:
             for mode in modes:  # a compiled function would be compiled again for an active mode
                 stack.enter_context(inactive(mode))

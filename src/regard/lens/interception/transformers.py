@@ -31,7 +31,6 @@ from ...ops.terms.masks import Causal, Padding, Window
 from ...ops.terms.normalizers import SinkSoftmax
 from ...ops.torch_state import is_traced
 from ..recording.observed import ObservedAttention
-from ..recording.store import check_holds_numbers
 from ..terms.interpret import Interpreter
 from .function_mode import AttentionMode, is_recomputing, run_resumed
 from .intercepted import HEADS_THIRD
@@ -111,9 +110,7 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
             modes = _modes_of(module)
             if is_traced():
                 for mode in modes:
-                    if mode.is_observer:
-                        check_holds_numbers(q, k, v)
-                    mode.compiled = True
+                    mode.note_traced(module)
                 return function(module, q, k, v, mask, *args, **kwargs)
             if not modes:
                 return function(module, q, k, v, mask, *args, **kwargs)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from ... import torch_internals
 from ...ops.memory_limit import parse_size
 from ...ops.terms.term import Term
-from ...ops.torch_state import in_functorch
 
 TermT = TypeVar("TermT", bound=Term)
 
@@ -156,13 +156,8 @@ class TermSnapshots:
         return copy
 
 
-def check_holds_numbers(*args: Any, **kwargs: Any) -> None:
-    """Raise if a tensor among the arguments has no plain values: inside a torch.func transform, or nested."""
-    if in_functorch():
-        raise RuntimeError(
-            "capture does not work inside torch.func transforms (vmap, grad, ...): their tensors hold no values; "
-            "call the model outside of the transform, on a batch, and use backward() for gradients"
-        )
+def check_not_nested(*args: Any, **kwargs: Any) -> None:
+    """Raise if a tensor among the arguments is nested."""
     if any(isinstance(x, Tensor) and x.is_nested for x in (*args, *kwargs.values())):
         raise TypeError(
             "capture takes batches of one length, got a nested tensor; pad it with x.to_padded_tensor(0.0), and hide "
@@ -176,7 +171,12 @@ def owns_unmodified_memory(x: Tensor) -> bool:
 
 
 def version_of(x: Tensor) -> int | None:
-    """Return the number of in-place writes to a tensor; None for an inference tensor, which does not count them."""
+    """Return the number of in-place writes to a tensor; None for an inference tensor, which does not count them.
+
+    A wrapper of a torch.func transform does not count them either; the tensor in it does.
+    """
+    if torch_internals.functorch_transform() is not None:
+        x = torch_internals.innermost_tensor(x)
     return None if x.is_inference() else x._version
 
 
