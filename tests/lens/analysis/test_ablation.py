@@ -228,6 +228,17 @@ def test_importance_is_the_sum_of_attention_times_its_gradient():
     close(scores[""], (A * grad).sum(-1).abs().sum((0, 2)))
 
 
+def test_importance_lists_layers_in_the_order_of_the_forward_pass():
+    model, x = nn.Sequential(*(Attention(DIM, heads=HEADS) for _ in range(12))), torch.randn(2, 5, DIM)
+    with importance(model) as scores:
+        model(x).square().mean().backward()
+        assert list(scores) == [str(n) for n in range(12)]
+        model(x).square().mean().backward()
+    with capture(model) as tape:
+        model(x)
+    assert list(scores) == [name for name, _ in tape]
+
+
 def test_importance_adds_up_over_batches():
     model, name, _ = build("ours")
     x = torch.randn(4, 5, DIM, dtype=torch.float64)

@@ -224,3 +224,48 @@ def test_flex_attention_is_recorded_through_classes_dicts_files_and_objects(way)
     A, out = capture_one(layer, q, k, v)
     torch.testing.assert_close(A @ v, out)
     assert [dict(vars(OfClass)), dict(KERNELS), dict(vars(ELSEWHERE)), dict(vars(layer))] == before
+
+
+class Answering:
+    """Has an answer to every attribute, as wrappers of C libraries do."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name):
+        return Answering()
+
+    def __call__(self, *args, **kwargs):
+        raise AssertionError("the lens called an object of the model")
+
+
+class WithProperty:
+    """Has a property in the place of its attributes."""
+
+    @property
+    def __dict__(self):
+        raise RuntimeError("not now")
+
+
+LIBRARY, ODD = Answering(), WithProperty()
+
+
+class Mentioning(FlexLayer):
+    """Refers to such objects everywhere, and calls none of them."""
+
+    of_class = Answering()
+
+    def __init__(self):
+        super().__init__()
+        self.held, self.several, self.odd = Answering(), [Answering(), {"one": Answering()}], WithProperty()
+
+    def forward(self, q, k, v):
+        return flex_attention(q, k, v)
+
+    def never(self):
+        return LIBRARY.feature.melspectrogram(ODD)
+
+
+def test_objects_that_answer_every_attribute_are_passed_over():
+    q, k, v = flex_inputs()
+    A, out = capture_one(Mentioning(), q, k, v)
+    torch.testing.assert_close(A @ v, out)

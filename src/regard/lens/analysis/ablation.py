@@ -75,8 +75,9 @@ def importance(model: nn.Module) -> Iterator[dict[str, Float[Tensor, " h"]]]:
     >>> scores[""].shape
     torch.Size([4])
 
-    Run forward and backward within the block, over as many batches as you like: the sums add up. Compare heads within a
-    layer, or divide each layer by its norm, as the paper does. It is a first-order estimate of what `ablate` measures.
+    Run forward and backward within the block, over as many batches as you like: the sums add up. Layers come in the
+    order in which the model ran them. Compare heads within a layer, or divide each layer by its norm, as the paper
+    does. It is a first-order estimate of what `ablate` measures.
     """
     scores: dict[str, Tensor] = {}
 
@@ -141,24 +142,35 @@ class _HeadChange:
 
 
 class _HeadGradients:
-    """Consumer that adds up abs(out_h . dL/dout_h) over tokens, for each layer and head."""
+    """Consumer that adds up abs(out_h . dL/dout_h) over tokens, for each layer and head, layers in forward order."""
 
     def __init__(self, scores: dict[str, Tensor]) -> None:
-        self.scores = scores
+        self.scores, self.layers = scores, list[str]()
 
     def observe(self, attention: InterceptedAttention) -> Tensor:
-        out, layer, layout, scores = attention.out, attention.layer, attention.layout, self.scores
+        out, layer, layout = attention.out, attention.layer, attention.layout
         if out.requires_grad:
+            if layer not in self.layers:
+                self.layers.append(layer)
             heads = layout.heads(out.detach())  # b h i e
 
             def add(grad: Tensor) -> None:
                 dtype = torch.promote_types(grad.dtype, torch.float32)
                 per_token = (heads.to(dtype) * layout.heads(grad).to(dtype)).sum(-1).abs()  # b h i
-                total = per_token.sum((0, 2))
-                scores[layer] = scores[layer] + total if layer in scores else total
+                self._add(layer, per_token.sum((0, 2)))
 
             out.register_hook(add)
         return out
+
+    def _add(self, layer: str, total: Tensor) -> None:
+        """Add to the scores of a layer; a backward pass reaches the last layer first, so later ones are moved back."""
+        if layer in self.scores:
+            self.scores[layer] = self.scores[layer] + total
+            return
+        self.scores[layer] = total
+        for later in self.layers[self.layers.index(layer) + 1 :]:
+            if later in self.scores:
+                self.scores[later] = self.scores.pop(later)
 
 
 BESIDE = (Core, nn.TransformerEncoderLayer)  # within a layer of ours, and around one of PyTorch's

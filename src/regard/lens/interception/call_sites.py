@@ -78,16 +78,17 @@ def find_call_sites(
 
 def _references_in(thing: Any, homes: Collection[ModuleType], met: set[Any]) -> Iterator[tuple[CallSite, Any]]:
     """Yield the references that a function, class, object, dict or list holds."""
-    if isinstance(thing, FunctionType):
+    kind = type(thing)
+    if issubclass(kind, FunctionType):
         yield from _references_of_function(thing, homes)
-    elif isinstance(thing, type):
+    elif issubclass(kind, type):
         yield from ((CallSite(thing, name), value) for name, value in list(vars(thing).items()))
-    elif isinstance(thing, list):
-        yield from ((CallSite(thing, place), value) for place, value in enumerate(list(thing)))
-    elif isinstance(thing, dict):
-        yield from ((CallSite(thing, name), value) for name, value in list(thing.items()))
+    elif issubclass(kind, list):
+        yield from ((CallSite(thing, place), value) for place, value in enumerate(list.copy(thing)))
+    elif issubclass(kind, dict):
+        yield from ((CallSite(thing, name), value) for name, value in list(dict.items(thing)))
     else:
-        held = vars(thing)
+        held = instance_dict(thing) or {}
         yield from ((CallSite(held, name), value) for name, value in list(held.items()) if name not in OWN)
         for base in type(thing).__mro__:
             if id(base) not in met and _root(base) not in FOREIGN:
@@ -114,39 +115,60 @@ def _references_of_function(fn: FunctionType, homes: Collection[ModuleType]) -> 
 
 
 def _vars_of(values: Iterable[Any], homes: Collection[ModuleType]) -> list[dict[str, Any]]:
-    modules = [x for x in values if isinstance(x, ModuleType)]
-    return [vars(x) for x in modules if x in homes or x.__name__.partition(".")[0] not in FOREIGN]
+    modules = [x for x in values if issubclass(type(x), ModuleType)]
+    return [vars(x) for x in modules if x in homes or _root_of(x, "__name__") not in FOREIGN]
 
 
 def _objects_to_search(value: Any) -> Iterator[Any]:
-    """Yield the objects within a value that are searched next."""
-    if isinstance(value, (staticmethod, classmethod, MethodType)):
+    """Yield the objects within a value that are searched next.
+
+    Its class decides, not what it says of itself: a wrapper of a C library may have an answer to every attribute.
+    """
+    kind = type(value)
+    if issubclass(kind, (staticmethod, classmethod)):
         yield from _objects_to_search(value.__func__)
-        yield from _objects_to_search(getattr(value, "__self__", None))
-    elif isinstance(value, property):
+    elif issubclass(kind, MethodType):
+        yield from _objects_to_search(value.__func__)
+        yield from _objects_to_search(value.__self__)
+    elif issubclass(kind, property):
         yield from _objects_to_search(value.fget)
-    elif isinstance(value, functools.partial):
+    elif issubclass(kind, functools.partial):
         yield from _objects_to_search(value.func)
-    elif isinstance(value, FunctionType):
+    elif issubclass(kind, FunctionType):
         compiled = torch_internals.COMPILED_FUNCTION in vars(value) and not vars(value).get(
             torch_internals.NOT_COMPILED
         )
-        if not compiled and (value.__module__ or "").partition(".")[0] not in FOREIGN:
+        if not compiled and _root_of(value, "__module__") not in FOREIGN:
             yield value
-    elif isinstance(value, (dict, list)):
-        if len(value) <= MAX_CONTAINER_LENGTH:
+    elif issubclass(kind, dict):
+        if dict.__len__(value) <= MAX_CONTAINER_LENGTH:
             yield value
-    elif isinstance(value, type):
+    elif issubclass(kind, list):
+        if list.__len__(value) <= MAX_CONTAINER_LENGTH:
+            yield value
+    elif issubclass(kind, type):
         if _root(value) not in FOREIGN:
             yield value
-    elif (
-        _root(type(value)) not in FOREIGN and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, Tensor))
-    ):
+    elif _root(kind) not in FOREIGN and not issubclass(kind, (nn.Module, Tensor)) and instance_dict(value) is not None:
         yield value
 
 
+def instance_dict(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object; None if its class gives it no dict, whatever the object answers."""
+    with suppress(Exception):  # a class may have a property of this name
+        held = object.__getattribute__(value, "__dict__") if type(value).__dictoffset__ else None
+        return held if type(held) is dict else None
+    return None
+
+
 def _root(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
+    return _root_of(kind, "__module__")
+
+
+def _root_of(value: Any, attribute: str) -> str:
+    """Return the package in an attribute that names a module; "" if the attribute is missing or no string."""
+    name = getattr(value, attribute, None)
+    return name.partition(".")[0] if isinstance(name, str) else ""
 
 
 @functools.cache

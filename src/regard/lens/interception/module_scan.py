@@ -87,7 +87,9 @@ def _sums(kind: type) -> bool:
 def functions(kind: type) -> Iterator[Any]:
     """Return the functions of a module class and of its bases, up to `nn.Module`."""
     own = (fn for base in kind.__mro__ if base not in nn.Module.__mro__ for fn in vars(base).values())
-    return filter(inspect.isfunction, map(inspect.unwrap, own))
+    # Other objects may have an answer to every attribute, `__wrapped__` too.
+    known = (fn for fn in own if type(fn).__module__ in ("builtins", "functools"))
+    return filter(inspect.isfunction, map(inspect.unwrap, known))
 
 
 def has_matmul_sign(code: CodeType) -> bool:

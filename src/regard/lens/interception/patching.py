@@ -147,7 +147,7 @@ def patched(mode: KernelMode, parts: Collection[nn.Module], kernels: Collection[
             _MODES.append(mode)
         for site, value in sites:
             kernel = kernel_of(value)
-            if kernel is not None and not isinstance(value, _PatchedKernel):  # else another mode has patched it
+            if kernel is not None and type(value) is not _PatchedKernel:  # else another mode has patched it
                 site.put(_PatchedKernel(value, kernel))
                 _PATCHED_SITES.append(site)
     try:
@@ -249,11 +249,12 @@ def original_function(value: Any) -> Any:
 
 def _inner_callable(value: Any) -> Any:
     """Return the callable within a compiled, partial or patched one; None for any other."""
-    if isinstance(value, (functools.partial, _PatchedKernel)):
+    kind = type(value)
+    if issubclass(kind, (functools.partial, _PatchedKernel)):
         return value.func
-    if isinstance(value, staticmethod):
+    if issubclass(kind, staticmethod):
         return value.__func__
-    if not isinstance(value, FunctionType):
+    if not issubclass(kind, FunctionType):
         return None
     inlined = value.__globals__.get("__name__") == INLINED
     return value.__dict__.get("__wrapped__" if inlined else torch_internals.COMPILED_FUNCTION)
