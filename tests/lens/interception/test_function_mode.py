@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -323,3 +325,34 @@ def test_nested_tensors_are_refused(layout):
             capture(model),
         ):
             model(x)
+
+
+def saved(model: nn.Module) -> bytes:
+    file = io.BytesIO()
+    torch.save(model, file)
+    return file.getvalue()
+
+
+@torch.no_grad()
+def test_a_model_is_saved_within_the_block_without_the_lens() -> None:
+    model, x = nn.TransformerEncoderLayer(D, H, D, batch_first=True).eval(), torch.randn(1, 5, D)
+    with capture(model) as tape:
+        want = model(x)
+        data = saved(model)
+    assert b"regard" not in data
+    again = torch.load(io.BytesIO(data), weights_only=False)
+    torch.testing.assert_close(again(x), want)
+    assert len(tape) == 1
+
+
+@torch.no_grad()
+def test_a_generating_model_is_saved_within_the_block() -> None:
+    model, ids = zoo.made(zoo.llama), zoo.ids()
+    options = {"max_new_tokens": 3, "do_sample": False}
+    with capture(model) as tape:
+        want = model.generate(ids, **options)
+        data = saved(model)
+        again = torch.load(io.BytesIO(data), weights_only=False)
+        assert torch.equal(again.generate(ids, **options), want)
+    assert b"regard" not in data
+    assert len(tape) == 2

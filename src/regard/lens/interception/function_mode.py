@@ -23,7 +23,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -90,6 +90,13 @@ _OPENED = _Opened()
 _PAUSED = _Paused()
 
 
+class _Hook(partial[None]):
+    """A hook of a mode; in a copy or a pickle of the model it is a function of Python that does nothing."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (nullcontext(), "__exit__")  # takes any arguments
+
+
 class AttentionMode(TorchFunctionMode):
     """Hands every attention call of a model to a consumer.
 
@@ -119,9 +126,9 @@ class AttentionMode(TorchFunctionMode):
         """Intercept within the block."""
         everywhere = self.recorder is not None and self.recorder.values  # any layer may hold an output projection
         kinds = {kind for kind in set(map(type, self.parts)) if everywhere or may_attend(kind)}
-        hooks = [self.model.register_forward_pre_hook(self._begin)]
+        hooks = [self.model.register_forward_pre_hook(_Hook(self._begin))]
         if kinds:
-            hooks.append(self.model.register_forward_hook(self._end, always_call=True))
+            hooks.append(self.model.register_forward_hook(_Hook(self._end), always_call=True))
         self._on = True
         opened = _OPENED.modes
         if self.is_observer:
@@ -131,8 +138,8 @@ class AttentionMode(TorchFunctionMode):
                 kind: type = type(module)
                 if kind in kinds and kind not in SCRIPTED:
                     entering = self._enter_attention if attends(kind) or multiplies(kind) else self._enter
-                    hooks.append(module.register_forward_pre_hook(entering))
-                    hooks.append(module.register_forward_hook(self._leave, always_call=True))
+                    hooks.append(module.register_forward_pre_hook(_Hook(entering)))
+                    hooks.append(module.register_forward_hook(_Hook(self._leave), always_call=True))
             yield
         finally:
             self._on = False
@@ -141,10 +148,6 @@ class AttentionMode(TorchFunctionMode):
             for hook in hooks:
                 hook.remove()
             self._withdraw()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> AttentionMode:
-        """A copy of a hooked model keeps the hooks, but its modules are not those of the mode."""
-        return self
 
     @contextmanager
     def quiet(self) -> Iterator[None]:

@@ -44,6 +44,10 @@ class _Generate:
     def __init__(self, model: Any, recorders_of: RecordersOf) -> None:
         self.model, self.original, self.recorders_of = model, model.generate, recorders_of
 
+    def __reduce__(self) -> Any:
+        """A copy or a pickle of the model has the method of its class."""
+        return getattr, (self.model, "generate")
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         modes, model = self.recorders_of(self.model), self.model
         with ExitStack() as stack:
