@@ -153,6 +153,7 @@ def capture(
     diagnostics.warn_only_submodules_ran(mode)
     diagnostics.warn_finished_rows(recorder)
     diagnostics.warn_dense_weights(recorder)
+    diagnostics.warn_returned_weights(recorder)
     tape._warn_unmatched_tokens(stacklevel=4)
 
 

@@ -120,6 +120,20 @@ def warn_dense_weights(recorder: Recorder) -> None:
         )
 
 
+def warn_returned_weights(recorder: Recorder) -> None:
+    """Warn of attention functions that compute no softmax(q @ k.mT): their own weights are recorded, densely."""
+    if recorder.returned:
+        functions = sorted({function for function, _ in recorder.returned.values()})
+        size = sum(size for _, size in recorder.returned.values())
+        warnings.warn(
+            f"{list_names(list(map(shown_name, recorder.returned)))} did not attend by softmax(q @ k.mT) of the "
+            f"arguments of {', '.join(functions)}. The tape holds the weights that the function returned, queries x "
+            f"keys: {size / 1e6:.3g} MB",
+            CaptureWarning,
+            stacklevel=4,
+        )
+
+
 def warn_finished_rows(recorder: Recorder) -> None:
     """Warn if sequences were removed from the batch when they ended: their rows are gone."""
     ended = recorder.ended

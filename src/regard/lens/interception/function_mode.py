@@ -37,7 +37,6 @@ from ... import torch_internals
 from ...nn.core import Core
 from ...nn.dropout import Dropout
 from ...ops.operator import attend
-from ...ops.terms.masks import Causal
 from ...ops.terms.scores import Dot
 from ...ops.torch_state import in_functorch
 from ..eager.head_layout import head_count, replace_heads, to_heads_function
@@ -53,7 +52,7 @@ from .kernel_call import KernelCall, OutputProof
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
 from .output_projection import projection_weight
 from .patching import KernelRun, is_active, remove_mode
-from .sdpa import SDPA, sdpa_with_lse
+from .sdpa import SDPA, sdpa_kernel_call, sdpa_with_lse
 from .torch_multihead import merged_mask, project_inputs
 
 FLEX = frozenset((torch.ops.higher_order.flex_attention,))
@@ -418,9 +417,7 @@ class AttentionMode(TorchFunctionMode):
             if to_heads is not None:
                 q, k, v = map(to_heads, (q, k, v))
                 mask = mask if mask is None or mask.ndim < 3 else to_heads(mask)
-            # PyTorch aligns causal masks top left: the first query is at position 0, whatever the lengths.
-            place: dict[str, Any] = {"mask": Causal(), "offset": 0} if is_causal else {"mask": mask}
-            return KernelCall(q=q, k=k, v=v, scale=scale, statistic=statistic, dropout=dropout_p, **place)
+            return sdpa_kernel_call(q, k, v, mask, dropout_p, is_causal, scale, statistic=statistic)
 
         return self.observe(self._layer, read_call, out, layout)
 

@@ -21,7 +21,9 @@ from torch.overrides import has_torch_function
 
 from ... import torch_internals
 from ...ops.backends.torch_kernels import SdpaKernel, run_fused
+from ...ops.terms.masks import Causal
 from ...ops.torch_state import is_traced
+from .kernel_call import KernelCall
 
 CHEAP_ENTRIES, CHEAP_ENTRIES_ON_GPU = 2**13, 2**26  # matrix entries of an attention whose lse is recomputed on demand
 SDPA = torch_internals.SDPA  # the original function, even while its name in `F` is patched
@@ -89,6 +91,11 @@ def remove_hook() -> None:
         F.scaled_dot_product_attention = SDPA
 
 
+def is_sdpa_original() -> bool:
+    """True unless other code has replaced `F.scaled_dot_product_attention`."""
+    return F.scaled_dot_product_attention is SDPA or F.scaled_dot_product_attention is _hooked_sdpa
+
+
 def run_with_lse(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Tensor | None]:
     """Return the result of a function and, after `install_hook()`, the lse of the attention that it calls.
 
@@ -103,14 +110,47 @@ def run_with_lse(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tup
     return result, collected[0] if len(collected) == 1 else None
 
 
+def run_with_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, KernelCall | None]:
+    """Return the result of a function and, after `install_hook()`, the call of SDPA that it makes.
+
+    The call is None unless the function makes exactly one in this thread.
+    """
+    calls: list[KernelCall] = []
+    outer, _LSE_SINK.calls = _LSE_SINK.calls, calls
+    try:
+        result = function(*args, **kwargs)
+    finally:
+        _LSE_SINK.calls = outer
+    return result, calls[0] if len(calls) == 1 else None
+
+
+def sdpa_kernel_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    statistic: Tensor | None = None,
+) -> KernelCall:
+    """Return a call of `F.scaled_dot_product_attention`, which aligns causal masks top left, whatever the lengths."""
+    place: dict[str, Any] = {"mask": Causal(), "offset": 0} if is_causal else {"mask": attn_mask}
+    return KernelCall(q=query, k=key, v=value, scale=scale, statistic=statistic, dropout=dropout_p, **place)
+
+
 class _LseSink(threading.local):
     collected: list[Tensor | None] | None = None
+    calls: list[KernelCall] | None = None
 
 
 _LSE_SINK = _LseSink()
 
 
 def _hooked_sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+    if not is_compiling() and _LSE_SINK.calls is not None:
+        _LSE_SINK.calls.append(sdpa_kernel_call(query, key, value, attn_mask, *args, **kwargs))
     if is_compiling() or (collected := _LSE_SINK.collected) is None:
         # Function modes know the original function; CausalBias compares with the patched name.
         original = _run_sdpa if is_causal_bias(attn_mask) and not _mode_is_active() else SDPA

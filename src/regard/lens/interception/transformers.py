@@ -35,8 +35,9 @@ from ..terms.interpret import Interpreter
 from .function_mode import AttentionMode, is_recomputing, run_resumed
 from .intercepted import HEADS_THIRD
 from .kernel_call import KernelCall
-from .sdpa import install_hook, is_recompute_cheap, recompute_lse, remove_hook, run_with_lse
+from .sdpa import install_hook, is_recompute_cheap, recompute_lse, remove_hook, run_with_call, run_with_lse
 from .transformers_generate import unwrap_generate, wrap_generate
+from .transformers_proof import ForeignCall, is_own
 
 EAGER, CAUSAL = "eager", Causal()
 NUMBERS = ("is_causal", "scaling", "sliding_window", "softcap")  # arguments that hold no tensor of queries by keys
@@ -115,16 +116,17 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
             if not modes:
                 return function(module, q, k, v, mask, *args, **kwargs)
             observed, defers, part = modes[-1].is_observer, False, id(module)
+            own = is_own(function, kwargs)
             if is_recomputing():
                 modes = [mode for mode in modes if not mode.is_observer]
-            elif mask is None and kwargs.get("position_bias") is None and kwargs.get("s_aux") is None:
+            elif own and mask is None and kwargs.get("position_bias") is None and kwargs.get("s_aux") is None:
                 defers = observed  # a deferred call must hold little memory: no mask and no bias of queries by keys
             for mode in modes:
                 if mode.recorder is not None:
                     defers = defers and mode.recorder.can_defer(mode.names[part], q, k)
                 mode.here.silent += 1
             try:
-                if len(modes) == 1 and not observed and name != EAGER and not kwargs.get("output_attentions"):
+                if own and len(modes) == 1 and not observed and name != EAGER and not kwargs.get("output_attentions"):
                     result: Any = (None, None)
 
                     def run() -> Tensor:
@@ -136,8 +138,12 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
                     read_call = partial(_kernel_call, name, module, q, k, v, mask, position, None, kwargs)
                     out = modes[0].observe(modes[0].names[part], read_call, partial(run_resumed, run), HEADS_THIRD)
                     return (out, *result[1:])
-                if not observed or (defers and is_recompute_cheap(q, k)):
-                    result, statistic = function(module, q, k, v, mask, *args, **kwargs), None
+                foreign = statistic = None
+                if not own:
+                    result, inner = run_with_call(function, module, q, k, v, mask, *args, **kwargs)
+                    foreign = ForeignCall(function, q, k, v, mask, kwargs.get("dropout") or 0.0, result, inner)
+                elif not observed or (defers and is_recompute_cheap(q, k)):
+                    result = function(module, q, k, v, mask, *args, **kwargs)
                 else:
                     result, statistic = run_with_lse(function, module, q, k, v, mask, *args, **kwargs)
                 for mode in modes:
@@ -149,7 +155,11 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
                         continue
                     position = None if mask is None else mode.here.first_positions.get((q.shape[2], k.shape[2]))
                     read_call = partial(_kernel_call, name, module, q, k, v, mask, position, statistic, kwargs)
-                    out = mode.observe(layer, read_call, result[0], HEADS_THIRD)
+                    if foreign is None:
+                        out = mode.observe(layer, read_call, result[0], HEADS_THIRD)
+                    else:
+                        readings, proof = partial(foreign.kernel_call, read_call), foreign.proof(mode.recorder, layer)
+                        out = mode.observe(layer, readings, result[0], foreign.layout, proof)
                     if out is not result[0]:
                         result = (out, *result[1:])
             finally:

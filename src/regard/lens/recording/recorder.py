@@ -58,6 +58,8 @@ class Recorder:
     passed_over: set[str] = field(default_factory=set)  # layers that attended but match no pattern in `layers`
     changed: dict[str, str] = field(default_factory=dict)  # layer -> how the model changed weights after the softmax
     dense_bytes: dict[str, int] = field(default_factory=dict)  # layer -> memory of its changed weights, if kept densely
+    # Layer -> attention function that is no softmax(q @ k.mT), and the bytes of the weights kept instead of q and k.
+    returned: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._snapshots = TermSnapshots(self.store if self.keep is None else None)
@@ -117,6 +119,11 @@ class Recorder:
         if self.should_record(layer):
             with self._lock:
                 self._unseen.setdefault((layer, kind), Unseen(layer, kind, reason))
+
+    def note_returned(self, layer: str, function: str, size: int) -> None:
+        """Note that the weights which an attention function returned are recorded, `size` bytes more."""
+        with self._lock:
+            self.returned[layer] = function, size + self.returned.get(layer, ("", 0))[1]
 
     def order_unseen(self, names: Iterable[str]) -> None:
         """Sort the notes by the order in which the model names its modules."""

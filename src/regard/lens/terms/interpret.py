@@ -109,8 +109,8 @@ class Interpreter:
     def _reading(self, call: KernelCall, proof: OutputProof | None) -> tuple[KernelCall, ObservedAttention]:
         """Return the first reading of a call that the proof accepts, and its terms."""
         readings = [call] if call.flex is None else self._flex_readings(call, call.flex)
-        if call.alternative is not None:
-            readings.append(call.alternative)
+        while call.alternative is not None:
+            readings.append(call := call.alternative)
         trusted = proof is None or (proof.only_if_ambiguous and len(readings) == 1)
         for reading in readings:
             observed = self.read(reading)
