@@ -9,10 +9,9 @@ function made, and the weights that it returned.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,25 +30,52 @@ if TYPE_CHECKING:
     from ..recording.recorder import Recorder
 
 MIN_ROWS, MAX_COMPARED_ENTRIES = 8, 2**21  # rows of each matrix that are compared, all if they have few entries
-STORED_BYTES = 4  # of a weight that the tape holds
+BYTES_PER_WEIGHT = 4  # the tape holds returned weights in float32
 TRUSTED = ("transformers", "torch")  # packages whose attention functions do what their arguments say
 TERMS = ("s_aux", "position_bias", "softcap")  # arguments that a function may take, or ignore
-WEIGHT_TOLERANCE, SUM_TOLERANCE = 0.03, 0.02  # of weights relative to the largest of a row, and of the sum of a row
+WEIGHT_TOLERANCE = 0.03  # error relative to the largest weight of a row
+SUM_TOLERANCE = 0.02  # error of the sum of a row
 
 
 def is_own(function: Callable[..., Any], given: dict[str, Any]) -> bool:
     """True if only code of transformers and PyTorch computes this attention, and it reads the arguments `given`."""
-    if not _is_as_written(function) or not is_sdpa_original() or not _is_as_written(F.softmax):
+    # This runs for each layer, so it calls no function of Python that it can avoid.
+    if type(function) is not FunctionType:
         return False
-    names, parameters = _names(function.__code__)
-    space = function.__globals__
-    if given.get("cache") is not None or any(given.get(x) is not None and x not in parameters for x in TERMS):
-        return False
-    return all(_is_as_written(value) for name in names if _is_function(value := space.get(name)))
+    try:
+        known = _KNOWN[function]
+    except KeyError:
+        if not _is_as_written(function):
+            return False
+        known = _KNOWN[function] = _Code(function)
+    used = [function.__code__, F.softmax, F.scaled_dot_product_attention, *map(known.space.get, known.code.co_names)]
+    if list(map(id, used)) != known.used_ids:
+        known.judge(function, used)
+    return known.is_own and list(map(type, map(given.get, known.ignored))) == known.absent
 
 
-def _is_function(value: Any) -> bool:
-    return callable(value) and not isinstance(value, (type, ModuleType))
+class _Code:
+    """The code of an attention function, and the verdict on what its names referred to when it was last called."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self.code, self.space = function.__code__, function.__globals__
+        parameters = self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount]
+        # A paged cache has more keys than the call; the other terms count only if they are parameters.
+        self.ignored = [*(term for term in TERMS if term not in parameters), "cache"]
+        self.absent = [type(None)] * len(self.ignored)
+        self.used: list[Any] = []
+        self.used_ids: list[int] = []
+        self.is_own = False
+
+    def judge(self, function: FunctionType, used: list[Any]) -> None:
+        """Decide whether all functions that the code names are as transformers and PyTorch wrote them."""
+        self.used, self.used_ids = used, list(map(id, used))  # the objects stay alive, so that their ids stay unique
+        code, softmax, _, *named = used
+        helpers = (x for x in named if callable(x) and not isinstance(x, (type, ModuleType)))
+        self.is_own = code is self.code and is_sdpa_original() and all(map(_is_as_written, (softmax, *helpers)))
+
+
+_KNOWN: dict[FunctionType, _Code] = {}  # only functions of transformers and PyTorch, which live as long as Python
 
 
 def _is_as_written(value: Any) -> bool:
@@ -58,12 +84,6 @@ def _is_as_written(value: Any) -> bool:
         return False
     space = value.__globals__
     return space["__name__"].partition(".")[0] in TRUSTED and value.__code__.co_filename == space.get("__file__")
-
-
-@functools.cache
-def _names(code: CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the global names that a function may look up, and the names of its parameters."""
-    return code.co_names, frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
 class ForeignCall:
@@ -89,7 +109,7 @@ class ForeignCall:
 
     def kernel_call(self, read: Callable[[], KernelCall]) -> KernelCall:
         """Return the readings of the call in order of preference; `read` gives the one of transformers."""
-        other = self._stored()
+        other = self._read_returned()
         if self.inner is not None:
             other = replace(self.inner, alternative=other)
         if not (self.mask is None or isinstance(self.mask, (Tensor, BlockMask))):
@@ -108,7 +128,7 @@ class ForeignCall:
             is_stored = bool(observed.changed)
             agreed = self._is_reproduced_by(observed, is_stored=is_stored)
             if agreed and is_stored and recorder is not None and self.returned is not None:
-                recorder.note_returned(layer, self.name, STORED_BYTES * self.returned.numel())
+                recorder.note_returned(layer, self.name, BYTES_PER_WEIGHT * self.returned.numel())
             return agreed
 
         why = "dropout was active" if self.dropout else "its output is not softmax(q @ k.mT) @ v of its arguments"
@@ -137,7 +157,7 @@ class ForeignCall:
         off, largest = (ours - theirs).abs().amax(-1), ours.amax(-1)
         return bool((off <= WEIGHT_TOLERANCE * largest)[largest > 0].all())
 
-    def _stored(self) -> KernelCall | None:
+    def _read_returned(self) -> KernelCall | None:
         """Return the weights that the function returned; None if dropout has changed them.
 
         If each row sums to 1, they become scores, with q = 0, so that the steps of a generation join.
