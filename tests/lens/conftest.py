@@ -41,6 +41,19 @@ def third(monkeypatch):
 
 
 @pytest.fixture
+def cute(monkeypatch):
+    """flash_attn.cute, the fourth version."""
+    functions = {
+        "flash_attn_func": fake.cute_flash_attn_func,
+        "flash_attn_varlen_func": fake.cute_flash_attn_varlen_func,
+    }
+    made = module("flash_attn.cute", **functions, interface=module("flash_attn.cute.interface", **functions))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", made)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", made.interface)
+    return made
+
+
+@pytest.fixture
 def xformers(monkeypatch):
     """xformers.ops, as if it were installed and imported."""
     functions = {f.__name__: f for f in (fake.memory_efficient_attention, fake.memory_efficient_attention_partial)}

@@ -290,6 +290,85 @@ def third_flash_attn_varlen_func(
     return flash_attn_varlen_func(q, k, v, *starts, *rest, return_attn_probs=return_attn_probs)
 
 
+def cute_flash_attn_func(
+    q,
+    k,
+    v,
+    softmax_scale=None,
+    causal=False,
+    window_size=(None, None),
+    learnable_sink=None,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    mask_mod=None,
+    score_mod=None,
+    aux_tensors=None,
+    return_lse=False,
+):
+    """That of the fourth version: None ends a window, and it returns the log-sum-exp too."""
+    window = tuple(-1 if x is None else x for x in window_size)
+    out, total, _ = flash_attn_func(q, k, v, 0.0, softmax_scale, causal, window, softcap, return_attn_probs=True)
+    if learnable_sink is not None:
+        lse = _log_sum_exp(q, k, softmax_scale, causal, window, softcap)  # b h i
+        share = torch.sigmoid(lse - learnable_sink[:, None])  # of the keys, beside the sink
+        out = out * share.transpose(1, 2)[..., None]
+    return out, (total if return_lse else None)
+
+
+def _log_sum_exp(q, k, scale, causal, window, cap):
+    """The log-sum-exp of each row, b h i, from the weights that values of 1 get beside a key of score 0."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    found = torch.zeros(len(q), q.shape[2], q.shape[1], dtype=q.dtype)
+    shift = k.shape[1] - q.shape[1]
+    for b in range(len(q)):
+        for h in range(q.shape[2]):
+            g = h // (q.shape[2] // k.shape[2])
+            for i in range(q.shape[1]):
+                at = i + shift
+                seen = [
+                    j
+                    for j in range(k.shape[1])
+                    if (not causal or j <= at)
+                    and (window[0] < 0 or j >= at - window[0])
+                    and (causal or window[1] < 0 or j <= at + window[1])
+                ]
+                s = k[b, seen, g] @ q[b, i, h] * scale
+                found[b, h, i] = torch.logsumexp(cap * torch.tanh(s / cap) if cap else s, 0)
+    return found
+
+
+def cute_flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    page_table=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(None, None),
+    learnable_sink=None,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    score_mod=None,
+    aux_tensors=None,
+    return_lse=False,
+):
+    window = tuple(-1 if x is None else x for x in window_size)
+    if cu_seqlens_q is None:
+        return cute_flash_attn_func(q, k, v, softmax_scale, causal, window_size, learnable_sink, softcap)
+    starts = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    return flash_attn_varlen_func(q, k, v, *starts, 0.0, softmax_scale, causal, window, softcap), None
+
+
 FLASH = (
     flash_attn_func,
     flash_attn_qkvpacked_func,

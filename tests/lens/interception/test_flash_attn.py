@@ -113,6 +113,49 @@ def test_the_third_version_is_recorded(flash, third):
     assert_shows(A, flash.flash_attn_varlen_func(*args, causal=True, return_attn_probs=True)[2])
 
 
+OF_CUTE = {
+    "everything": {},
+    "causal": {"causal": True, "softmax_scale": 0.7},
+    "a window": {"window_size": (2, 1), "softcap": 1.5},
+    "no end before": {"window_size": (None, 0)},
+    "no end after": {"window_size": (1, None)},
+}
+
+
+@pytest.mark.parametrize("case", OF_CUTE)
+def test_the_fourth_version_is_recorded(flash, cute, case):
+    given = OF_CUTE[case]
+    known = {**given, "window_size": tuple(-1 if x is None else x for x in given.get("window_size", (-1, -1)))}
+    q, k, v = inputs(5, 9, groups=2)
+    A, out = capture_one(Held(cute.flash_attn_func, **given), q, k, v)
+    assert_shows(A, flash.flash_attn_func(q, k, v, **known, return_attn_probs=True)[2])
+    torch.testing.assert_close((A @ v.transpose(1, 2)).transpose(1, 2), out)
+    args = side_by_side((2, 3), (4, 3))
+    A, _ = capture_one(Held(cute.flash_attn_varlen_func, **given), *args)
+    assert_shows(A, flash.flash_attn_varlen_func(*args, **known, return_attn_probs=True)[2])
+
+
+def test_the_functions_of_the_fourth_version_take_batches_without_cu_seqlens(flash, cute):
+    q, k, v = inputs(5, 9)
+    A, _ = capture_one(Held(cute.flash_attn_varlen_func, causal=True), q, k, v)
+    assert_shows(A, flash.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)[2])
+
+
+@pytest.mark.parametrize("given", [{}, {"causal": True}, {"window_size": (2, 1), "softcap": 1.5}])
+def test_a_learnable_sink_is_a_normalizer(cute, given):
+    q, k, v = inputs(6, 6, groups=2)
+    sink = torch.linspace(-1, 2, HEADS)
+    A, out = capture_one(Held(cute.interface.flash_attn_func, learnable_sink=sink, **given), q, k, v)
+    assert torch.equal(A.call.normalize.sink, sink.to(q.dtype))
+    torch.testing.assert_close((A @ v.transpose(1, 2)).transpose(1, 2), out)
+
+
+@pytest.mark.parametrize("name", ["mask_mod", "score_mod", "aux_tensors"])
+def test_functions_that_change_scores_are_named(cute, name):
+    layer = Held(cute.flash_attn_func, **{name: [torch.ones(1)]})
+    assert_not_recorded(layer, *inputs(), match=f"flash_attn_func argument {name} is not supported")
+
+
 @pytest.mark.parametrize(
     ("name", "given", "match"),
     [

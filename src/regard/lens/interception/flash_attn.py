@@ -1,4 +1,5 @@
-"""Adapter for the functions of `flash_attn` (Dao 2023) and of its third version, `flash_attn_interface`.
+"""Adapter for the functions of `flash_attn` (Dao 2023), of its third version, `flash_attn_interface`, and of the
+fourth, `flash_attn.cute`.
 
 They take `b i h d`, or packed sequences `i h d` with cu_seqlens. Causal masks and windows align the last query of a
 sequence with its last key. An interpretation is accepted only if it reproduces the output.
@@ -6,18 +7,26 @@ sequence with its last key. An interpretation is accepted only if it reproduces 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...ops.terms.normalizers import SinkSoftmax
 from ..terms.varlen import VarlenSequences, packed_call
 from .external import check_float_dtypes, imported_kernels
 from .intercepted import HEADS_THIRD, OutputLayout
 from .kernel_call import KernelCall, NotUnderstood
 from .patching import Kernel
 
-HOMES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface")
+HOMES = (
+    "flash_attn",
+    "flash_attn.flash_attn_interface",
+    "flash_attn_interface",
+    "flash_attn.cute",
+    "flash_attn.cute.interface",
+)
 CACHED = "flash_attn_with_kvcache"
 FUNCTIONS = (
     "flash_attn_func",
@@ -28,11 +37,15 @@ FUNCTIONS = (
     "flash_attn_varlen_kvpacked_func",
     CACHED,
 )
-READ = {"q", "k", "v", "kv", "qkv", "dropout_p", "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes"}
+READ = {
+    *("q", "k", "v", "kv", "qkv", "dropout_p", "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes"),
+    "learnable_sink",
+}
 STARTS = {"cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"}
 CACHE = {"k_cache", "v_cache", "cache_seqlens"}
 IGNORED = {  # do not change the weights
     *("deterministic", "return_attn_probs", "return_softmax_lse", "return_softmax", "num_splits", "pack_gqa"),
+    *("return_lse", "min_seqlen_k", "score_mod_bwd", "m_block_size", "n_block_size", "num_threads"),
     *("sm_margin", "scheduler_metadata", "max_seqlen", "max_seqlen_q", "max_seqlen_k", "rotary_interleaved"),
 }
 PACKED = OutputLayout(lambda out: out.transpose(0, 1)[None], lambda heads: heads[0].transpose(0, 1).contiguous())
@@ -52,7 +65,8 @@ def to_kernel_call(name: str, given: dict[str, Any]) -> KernelCall:
     q, k, v, sequences = _cached_inputs(name, given) if name == CACHED else _tokens(name, given)
     check_float_dtypes(name, q, k, v)
     before, after = (None if x is None or x < 0 else int(x) for x in given.get("window_size") or (None, None))
-    return packed_call(
+    sink = given.get("learnable_sink")
+    call = packed_call(
         q,
         k,
         v,
@@ -64,6 +78,7 @@ def to_kernel_call(name: str, given: dict[str, Any]) -> KernelCall:
         cap=given.get("softcap") or None,
         dropout=given.get("dropout_p") or 0.0,
     )
+    return call if sink is None else replace(call, normalize=SinkSoftmax(sink.detach().to(q.dtype)))
 
 
 def _tokens(name: str, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, VarlenSequences]:
