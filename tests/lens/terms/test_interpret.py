@@ -151,3 +151,17 @@ def test_causal_masks_that_hold_no_numbers_are_read_by_what_they_say(mask, first
     found = tape[0].dense()  # without keys behind the last query
     assert torch.allclose(F.pad(found, (0, 7 - found.shape[-1])), A, atol=1e-6)
     assert (tape[0].call.mask, tape[0].call.offset) == (Causal(), first)
+
+
+def test_equal_masks_of_several_layers_are_one_term_and_one_written_to_is_another():
+    q, model = torch.randn(1, 2, 6, 8), nn.Sequential(Bare(), Bare(), Bare())
+    seen = torch.ones(6, 6, dtype=torch.bool).tril()
+    other = seen.clone()
+    with torch.no_grad(), capture(model) as tape:
+        model[0](q, q, attn_mask=seen.clone())
+        model[1](q, q, attn_mask=other)
+        other[3, 0] = False
+        model[2](q, q, attn_mask=other)
+    assert tape[0].call.mask is tape[1].call.mask
+    assert tape[0].call.mask == Causal()
+    assert tape[2][0, 0, 3, 0] == 0 != tape[1][0, 0, 3, 0]

@@ -141,6 +141,8 @@ class Scores:
     def _additive_mask(self, added: Sequence[Tensor]) -> Tensor | None:
         if not added and not self.hidden:
             return None
+        if not added and not self.finite:
+            return ~reduce(or_, self.hidden)
         total = reduce(add, added) if added else torch.zeros(1, 1, device=self.q.device)
         least = torch.finfo(total.dtype).min
         hidden = reduce(or_, (*self.hidden, *(x <= MAX_HIDDEN_SCORE for x in added))) & (total > -torch.inf)

@@ -24,12 +24,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import inf, isclose, prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ...ops.backends import reference
+from ...ops.blocks.prepared_call import prepare
 from ...ops.terms.normalizers import Normalizer, SinkSoftmax, Softmax
 from ...ops.weights import Weights
 from ...torch_internals import innermost_tensor, outside_transforms
@@ -198,26 +201,43 @@ class EagerAttention(NamedTuple):
         b, h, i, j = self.found.shape
         if not self.found.numel():
             return True
-        changes = self.softmaxed.changes
-        rows = torch.arange(i) if changes else torch.linspace(0, i - 1, ROWS).round().long().unique()
+        if not self.softmaxed.changes:
+            rows = compared_rows(i, self.found.device)
+            # The reference takes the fewest calls for a few rows, but a key that is not finite spoils it.
+            return self._has_rows(reference_rows(weights, rows), rows, strict) or self._has_rows(
+                weights[:, :, rows], rows, strict
+            )
         step = max(1, MAX_COMPARED_ENTRIES // (b * h * j))
-        return all(self._has_rows(weights, part.to(self.found.device), strict) for part in rows.split(step))
+        parts = torch.arange(i, device=self.found.device).split(step)
+        return all(self._has_rows(weights[:, :, part], part, strict) for part in parts)
 
-    def _has_rows(self, weights: Weights, rows: Tensor, strict: bool) -> bool:
-        ours = weights[:, :, rows].float()
-        theirs = self.found[:, :, rows, : ours.shape[-1]].float().nan_to_num()
+    def _has_rows(self, ours: Tensor, rows: Tensor, strict: bool) -> bool:
+        ours, theirs = ours.float(), self.found[:, :, rows, : ours.shape[-1]].float()
+        if strict or self.normalize is not None:
+            theirs = theirs.nan_to_num()
         off, largest = (ours - theirs).abs().amax(-1), ours.amax(-1)
         if self.normalize is not None:  # a row of zeros need not be a masked one
             largest = torch.maximum(largest, theirs.amax(-1))
         if strict:
             return bool((off <= self._tolerance * theirs.abs().amax(-1)).all())
-        return bool((off <= self._tolerance * largest)[largest > 0].all())
+        return bool(((off <= self._tolerance * largest) | (largest <= 0)).all())
 
     @property
     def _tolerance(self) -> float:
         # Scores may be cast up before a softmax.
         halves = any(x.dtype.itemsize <= 2 for x in (self.logits, self.v))
         return HALF_TOLERANCE if halves else TOLERANCE
+
+
+@cache
+def compared_rows(n: int, device: torch.device) -> Tensor:
+    """Return at most ROWS of n rows, the first and the last among them."""
+    return torch.linspace(0, n - 1, ROWS).round().long().unique().to(device)
+
+
+def reference_rows(weights: Weights, rows: Tensor) -> Tensor:
+    """Return some rows of weights whose keys are finite."""
+    return reference.weigh(prepare(weights.call.select(rows=rows), finite=True))[0]
 
 
 class EagerTracker:
@@ -237,6 +257,16 @@ class EagerTracker:
         """Process a call, which has run, of a function with a `traced_name`; return the attention that it completes."""
         if not self._symbolic.entries and not self.final.held and name not in STARTING_NAMES:
             return None
+        if name == LINEAR:
+            self._symbolic.linear_output = weakref.ref(out)
+            is_layer = isinstance(args[1] if len(args) > 1 else kwargs.get("weight"), nn.Parameter)
+            if is_layer and not self.holds_weights:
+                return None
+        elif name in MERGING_NAMES:
+            if out.ndim == 3 and (fold := merged_batch_dims(args, kwargs, out)) is not None:
+                self._folds.append((weakref.ref(out), *fold))
+            if not self._symbolic.entries and not self.final.held:
+                return None
         with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
             found = self._follow(name, args, kwargs, out, heads)
             if found is None and self.holds_weights:
@@ -251,14 +281,10 @@ class EagerTracker:
     def _follow(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
     ) -> EagerAttention | None:
-        if name == LINEAR:
-            self._symbolic.linear_output = weakref.ref(out)
-            if isinstance(args[1] if len(args) > 1 else kwargs.get("weight"), nn.Parameter):
-                return None
+        if name == LINEAR and isinstance(args[1] if len(args) > 1 else kwargs.get("weight"), nn.Parameter):
+            return None
         if name in MATMUL_NAMES:
             return self._follow_matmul(name, args, kwargs, out, heads)
-        if name in MERGING_NAMES and out.ndim == 3 and (fold := merged_batch_dims(args, kwargs, out)) is not None:
-            self._folds.append((weakref.ref(out), *fold))
         if not self._symbolic.entries and name not in SOFTMAX_NAMES and name not in EXP_NAMES:
             return None
         return self._follow_op(OpCall(self._symbolic, name, args, kwargs, out), heads)

@@ -34,6 +34,7 @@ from .block_mask import rows_of_blocks
 from .flex_mods import UNSUPPORTED_MODS, readings_of_mods
 from .infer_mask import Packed, Rows, recognize, recognize_bias
 
+MAX_COMPARED_ENTRIES = 2**20  # masks with more elements are not compared with that of the layer before
 MIN_REPORTED_BYTES = 2**20  # smaller masks without structure are stored without a warning
 
 
@@ -49,6 +50,7 @@ class Interpreter:
         self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._terms: dict[str, list[Term]] = {}
         self._known: set[int] = set()  # the ids of the terms in _terms
+        self._latest: dict[Any, tuple[Tensor, _Found]] = {}  # sizes -> copy of the latest mask tensor, and its terms
         self._copies: dict[tuple[int, int], int] = {}  # (heads, width) -> times that such layers repeat each key head
         self._shorter: dict[tuple[int, int], _Found | None] = {}  # (id of mask, keys in use) -> mask over these keys
 
@@ -176,9 +178,19 @@ class Interpreter:
         prints = _prints(tensor) if tensor.is_inference() else None
         known = self._read.get(tensor)
         if known is None or known[0] != asked or (prints is not None and not torch.equal(known[1], prints)):
-            known = asked, prints, self._shared(_terms_of(tensor, seen, lead))
+            known = asked, prints, self._terms_by_value(tensor, seen, lead, asked[1:])
             self._read[tensor] = known
         return known[2]
+
+    def _terms_by_value(self, tensor: Tensor, seen: ObservedAttention, lead: torch.Size, sizes: Any) -> _Found:
+        """Return the terms of a tensor: those of the latest one if both are equal, as if each layer makes the mask."""
+        latest = self._latest.get(sizes)
+        if latest is not None and _are_equal(latest[0], tensor):
+            return latest[1]
+        found = self._shared(_terms_of(tensor, seen, lead))
+        if tensor.numel() <= MAX_COMPARED_ENTRIES:
+            self._latest[sizes] = tensor.detach().clone(), found
+        return found
 
     def _shared(self, found: _Found) -> _Found:
         return found._replace(mask=self._one(found.mask), bias=self._one(found.bias))
@@ -240,6 +252,10 @@ def _terms_of(tensor: Tensor | BlockMask | Rows, seen: ObservedAttention, lead: 
     numbers = replace(rows, block=lambda start, stop: _zero_hidden(rows.block(start, stop), least))
     bias = recognize_bias(numbers, seen=shown, offset=offset)
     return _Found(mask, bias, seen.offset if offset == seen.first_position else offset)
+
+
+def _are_equal(x: Tensor, y: Tensor) -> bool:
+    return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device and torch.equal(x, y)
 
 
 def _warn_fully_masked(rows: Rows, shown: Rows, place: int) -> None:
