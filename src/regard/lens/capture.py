@@ -102,12 +102,13 @@ def capture(
 
     Args:
         model: the model to watch; it is not changed.
-        tokens: the tokens of a text, a list of them per batch row, or a dict by pattern of layer names, with a pair if
-            queries and keys belong to different texts: {"decoder.*.cross": (words, source)}.
+        tokens: the tokens of a text, a list of them per batch row, with or without padding and in the order of the
+            batch, or a dict by pattern of layer names, with a pair if queries and keys belong to different texts:
+            {"decoder.*.cross": (words, source)}.
         layers: patterns of layer names to record, such as "decoder.*".
         heads: indices of the heads to record.
         keep: measures to compute at once instead of keeping queries and keys: "entropy", "received", "max", "distance"
-            or "pool:512". The steps of a generation then stay separate.
+            or "pool:512". The steps of a generation then stay separate. Padding queries do not count in "received".
         values: keep values and output projections too, under `tape.extras(layer)`.
         gradients: keep the gradient of each output, under `tape.extras(layer)`.
         to: a device to move the kept tensors to, or the `Path` of a folder to keep them in.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard import Causal, weights
+from regard import Causal, Padding, weights
 from regard.views.figures import figure_inputs
 
 close = np.testing.assert_allclose
@@ -105,6 +105,17 @@ def test_entropy_and_distance_of_weights_are_those_of_their_dense_layer():
     ):
         assert ours.shape == (3,)
         close(ours, theirs, atol=1e-5)
+
+
+def test_padding_counts_in_no_figure():
+    A = one(6, 6, heads=3, mask=Padding((4,)))
+    text = A.dense()[0, :, :4, :4]
+    for ours, theirs in zip(
+        figure_inputs.entropy_and_distance(A), figure_inputs.entropy_and_distance(text), strict=True
+    ):
+        close(ours, theirs, atol=1e-5)
+    found = figure_inputs.mean_received(A.select(heads=1))
+    close(found, np.append(text[1].mean(0).numpy(), [0.0, 0.0]), atol=1e-6)
 
 
 def test_batch_rows_count_alike_in_entropy_and_distance():

@@ -131,6 +131,37 @@ def test_measures_are_means_over_cells(asked, tape):
     assert arrays.keys() == {"entropy"}
 
 
+def test_padding_counts_in_no_number(asked, tape, long, monkeypatch):
+    A = tape["encoder.0"]  # the second text has two tokens of padding
+    dense, entropy = A.dense()[1, :, :7], A.entropy()[1, :, :7]
+    _, arrays = parse_frame(asked.overview(0, 0, 1))
+    assert close(arrays["entropy"], entropy.mean(-1))
+    assert close(arrays["max"], dense.amax(-1).mean(-1))
+    assert close(arrays["peak"], dense.mean(1).amax(-1))
+    _, arrays = parse_frame(asked.measures(0, 0, 1, 2, 2))
+    assert close(arrays["entropy"], [entropy[2, :4].mean(), entropy[2, 4:].mean(), 0])
+    assert close(arrays["received"], [dense[2].sum(0)[:4].mean(), dense[2].sum(0)[4:7].mean(), 0])
+    monkeypatch.setattr(library, "MAX_IMMEDIATE_WEIGHTS", 1)
+    monkeypatch.setattr(library, "SAMPLED_QUERIES", 9)
+    fresh = Tape({("x", 0): type(A)(A.call)})
+    header, arrays = parse_frame(ViewerApi([Capture(fresh, "x")], long[1]._worker).overview(0, 0, 1))
+    assert header["state"] == "preview"
+    assert close(arrays["entropy"], entropy.mean(-1))
+    assert close(arrays["peak"], dense.mean(1).amax(-1))
+
+
+def test_groups_are_those_of_each_batch_row(worker):
+    q = torch.randn(2, 1, 3, 4)
+    tape = Tape({("x", 0): weights(q, q)})
+    texts = [["a", "##b", "c"], ["d", "e", "##f"]]
+    tape.tokens = texts
+    tape.group("words", [words(text) for text in texts])
+    asked = ViewerApi([Capture(tape, "x")], worker)
+    numbers = json.loads(asked.session())["captures"][0]["layers"][0]["groups"]["words"]
+    labels = [json.loads(asked.group(0, row[0]))["labels"] for row in numbers]
+    assert labels == [["ab", "c"], ["d", "ef"]]
+
+
 @pytest.mark.parametrize("head", [2, "mean", "max"])
 def test_tiles_at_the_bottom_are_the_weights(asked, tape, head):
     A = tape["encoder.0"].dense()[1]

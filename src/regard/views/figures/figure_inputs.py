@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...lens.real_tokens import padding_queries, real_queries, received_from
 from ...ops.weights import Weights
 
 Numbers = npt.NDArray[np.float64]
@@ -40,11 +41,13 @@ def heads(layer: Matrix, most: int) -> tuple[Numbers, tuple[int, int]]:
 
 
 def entropy_and_distance(layer: Matrix) -> tuple[Numbers, Numbers]:
-    """Return entropy and distance for each head of a layer, averaged over batch rows and queries."""
+    """Return entropy and distance for each head of a layer, averaged over batch rows and the queries that are real."""
     if isinstance(layer, Weights):
         n, *_ = _check_heads(layer)
-        found = layer.summary()
-        entropy, distance = (numbers(x).mean(-1).reshape(-1, n).mean(0) for x in (found.entropy, found.distance))
+        found, real = layer.summary(), real_queries(layer).unsqueeze(-2)
+        count = real.sum(-1).clamp(min=1)
+        means = (torch.where(real, x, 0.0).sum(-1) / count for x in (found.entropy, found.distance))
+        entropy, distance = (numbers(x).reshape(-1, n).mean(0) for x in means)
         return entropy, distance
     A = _layer(layer)
     i, j = A.shape[1:]
@@ -66,10 +69,13 @@ def row(A: Matrix, query: int) -> Numbers:
 
 
 def mean_received(A: Matrix) -> Numbers:
-    """Return the weight that each key receives from the mean query."""
+    """Return the weight that each key receives from the mean query; padding queries of a `Weights` do not count."""
     i, j = shape(A)
-    total = numbers(A.received()).reshape(j) if isinstance(A, Weights) else numbers(A).sum(0)
-    return total / i
+    if not isinstance(A, Weights):
+        return numbers(A).sum(0) / i
+    queries = padding_queries(A)
+    count = i if queries is None else max(int(queries.sum()), 1)
+    return numbers(received_from(A, queries)).reshape(j) / count
 
 
 def shape(A: Matrix) -> tuple[int, int]:

@@ -96,7 +96,7 @@ class ViewerApi:
         return frame({name: plain(x) for name, x in found.items()}, state="exact")
 
     def pooled_measures(self, chosen: MatrixId, level: int) -> dict[str, Tensor]:
-        """Compute entropy, max and distance per cell of queries, and received per cell of keys."""
+        """Compute entropy, max and distance per cell of queries, and received per cell of keys, over real tokens."""
         A = self.library.entry(*chosen[:3])
         self.library.heads(A, chosen.head)
         check_below("level", level, pyramid.levels(*A.shape[-2:]) + 8)
@@ -107,7 +107,11 @@ class ViewerApi:
             kept = {name: getattr(summary, name) for name in MEASURE_NAMES}
         one = {name: x[chosen.batch] for name, x in kept.items()}
         rows = {name: x[chosen.head] if isinstance(chosen.head, int) else x.mean(0) for name, x in one.items()}
-        return {name: _means(x.float().cpu(), 2**level) for name, x in rows.items()}
+        tape, key = self.library.capture(chosen.capture).tape, self.library.capture(chosen.capture).keys[chosen.layer]
+        queries, keys = tape.real_queries(key)[chosen.batch].cpu(), tape.real_keys(key)[chosen.batch].cpu()
+        return {
+            name: _means(x.float().cpu(), 2**level, keys if name == "received" else queries) for name, x in rows.items()
+        }
 
     def tile(
         self,
@@ -333,11 +337,13 @@ def _tile(cells: CellValues, *, state: str = "exact", retry: float | None = None
     return frame(arrays, state=state, retry=retry, error=error(FINE))
 
 
-def _means(x: Tensor, size: int) -> Tensor:
-    """Average runs of `size` entries; the last run may be shorter."""
-    axis = CellSpan(0, len(x), size)
-    pad = torch.nn.functional.pad(x, (0, axis.cells * size - len(x)))
-    return pad.view(-1, size).sum(1) / axis.counts()
+def _means(x: Tensor, size: int, real: Tensor) -> Tensor:
+    """Average the real entries of runs of `size`, 0 if there are none; the last run may be shorter."""
+    room = CellSpan(0, len(x), size).cells * size - len(x)
+    total, count = (
+        torch.nn.functional.pad(y, (0, room)).view(-1, size).sum(1) for y in (torch.where(real, x, 0.0), real)
+    )
+    return total / count.clamp(min=1)
 
 
 def _json(value: Any) -> bytes:

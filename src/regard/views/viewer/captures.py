@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ...lens.real_tokens import received_from
 from ...lens.recording.reduced import Reduced
 from ...lens.tape.overview import Overview
 from ...ops.weights import Summary, Weights, map_axes
@@ -142,7 +143,7 @@ class Library:
         A = of.entry(layer)
         if isinstance(A, Weights) and not self.has_summary(capture, layer):
             if not is_quick_to_measure(A):
-                return _sample_overview(A), False
+                return _sample_overview(A, of.tape.real_queries(of.keys[layer])), False
             self.summary(capture, layer)
         return of.tape.overview(of.keys[layer]), True
 
@@ -195,10 +196,17 @@ def check_same_shape(ours: tuple[int, ...], theirs: tuple[int, ...]) -> None:
         )
 
 
-def _sample_overview(A: Weights) -> Overview:
-    """Compute an overview from a sample of queries of each head."""
+def _sample_overview(A: Weights, real: Tensor) -> Overview:
+    """Compute an overview from a sample of queries of each head; `real`, `b i`, are those that are not padding."""
     heads, n = A.shape[1], A.shape[-2]
     rows = (torch.arange(SAMPLED_QUERIES) * (n // SAMPLED_QUERIES) + n // (2 * SAMPLED_QUERIES)).to(A.device)
     calls = [A.call.select(heads=slice(head, head + 1), rows=rows) for head in range(heads)]
-    parts = [Overview.of(Weights(call).summary()) for call in calls]
+    counted = real[:, rows.to(real.device)].to(A.device)
+    parts = [Overview.of(_summary_of_rows(Weights(call), counted), counted) for call in calls]
     return Overview(*(torch.cat([getattr(part, x.name) for part in parts], 1) for x in dataclasses.fields(Overview)))
+
+
+def _summary_of_rows(A: Weights, real: Tensor) -> Summary:
+    """Return the summary of some queries, in which keys receive from real ones only."""
+    summary = A.summary()
+    return summary if bool(real.all()) else dataclasses.replace(summary, received=received_from(A, real))

@@ -128,8 +128,8 @@ class Capture:
         found: dict[str, list[Pair]] = {}
         for name in self.tape.group_names(key):
             with suppress(ValueError):  # the groups are for another number of tokens
-                queries, keys = self.tape.groups_of(key, name)
-                found[name] = [(self._group(name, queries), self._group(name, keys)) for _ in texts]
+                rows = [self.tape.groups_of(key, name, batch=batch) for batch in range(len(texts))]
+                found[name] = [(self._group(name, queries), self._group(name, keys)) for queries, keys in rows]
         for name in SPLITS:
             if name not in found and any(text is not None for pair in texts for text in pair):
                 found[name] = [(self._split_of(name, i), self._split_of(name, j)) for i, j in texts]
