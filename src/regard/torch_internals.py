@@ -35,6 +35,9 @@ COMPILED_FUNCTION = "_torchdynamo_orig_callable"
 NOT_COMPILED = "_torchdynamo_disable"
 WRAPPER_MODULE = "torch._dynamo.external_utils"
 
+# Where torch.jit.script keeps the Python function it scripted. Without it: attention inside is only named.
+SCRIPT_ORIGINAL = "_torchdynamo_inline"
+
 # A mode that sees every operator of ATen. Without it: an audit names layers, and not the operators that ran in them.
 DispatchMode = python_dispatch.TorchDispatchMode
 HOOK_TABLES = (

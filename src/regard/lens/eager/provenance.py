@@ -54,6 +54,11 @@ class Provenance:
         """Whether a tensor descends from a product of queries and keys."""
         return self.pair_of(x) is not None
 
+    def follow_as(self, x: Tensor, same: Tensor) -> None:
+        """Track a tensor as another one."""
+        if (pair := self.pair_of(same)) is not None:
+            self._add(x, pair)
+
     def clear(self) -> None:
         """Remove everything."""
         self.held.clear()

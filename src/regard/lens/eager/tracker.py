@@ -314,6 +314,18 @@ class EagerTracker:
             return note.averaged
         return None
 
+    def is_followed(self, x: Any) -> bool:
+        """Whether a tensor is scores, weights, or a function of them."""
+        return self._symbolic.get(x) is not None or self.traces.holds(x) or self.final.get(x) is not None
+
+    def follow_as(self, x: Tensor, same: Tensor) -> None:
+        """Follow a tensor as another one with the same values."""
+        if (value := self._symbolic.get(same)) is not None:
+            self._symbolic.add(x, value)
+        if (descent := self.final.get(same)) is not None:
+            self.final.add(x, descent)
+        self.traces.follow_as(x, same)
+
     def is_softmax(self, x: Any) -> bool:
         """Whether a tensor holds attention weights."""
         return isinstance(self._symbolic.get(x), SoftmaxOutput)

@@ -29,7 +29,7 @@ class Exponentials:
     """A tensor exp(s), not divided by a number per row yet."""
 
     scores: Scores | None  # None if the exponents are not known as a product and terms
-    exponents: Tensor | None = None  # None if only the logarithm of the tensor tells them
+    exponents: Tensor | None = None  # None if the tensor was changed since: then its logarithm
     is_gate: bool = False  # the exponents are the output of a linear map: perhaps a router of experts
     averaged: list[bool] = field(default_factory=list)  # not empty once values were multiplied and divided
 

@@ -50,6 +50,7 @@ from .func_transforms import UNSUPPORTED, unwrap_transforms
 from .intercepted import HEADS_SECOND, Consumer, InterceptedAttention, OutputLayout
 from .kernel_call import KernelCall, OutputProof
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
+from .opaque_calls import SCRIPTED as SCRIPTED_CALL
 from .output_projection import projection_weight
 from .patching import KernelRun, is_active, remove_mode
 from .sdpa import SDPA, sdpa_kernel_call, sdpa_with_lse
@@ -230,6 +231,24 @@ class AttentionMode(TorchFunctionMode):
             elif name in SOFTMAX_BY_HAND and (averaged := tracker.is_averaged(out)) is not None:
                 self._note_softmax(averaged)
         return out
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """True if the gradients of the outputs are kept, which only the tensors of the model have."""
+        return self.recorder is not None and self.recorder.gradients
+
+    def is_followed(self, x: Any) -> bool:
+        """Return whether a tensor is scores, weights, or a function of them."""
+        return self.here.tracker.is_followed(x)
+
+    def follow_as(self, x: Tensor, same: Tensor) -> None:
+        """Follow a tensor as another one with the same values."""
+        self.here.tracker.follow_as(x, same)
+
+    def note_script(self) -> None:
+        """Note that the running layer attends in a scripted function, whose original cannot be observed."""
+        if self.recorder is not None and self.here.parts:
+            self.recorder.note_unseen(self._layer, *SCRIPTED_CALL)
 
     def note_transform(self) -> None:
         """Note that an attention of the running layer ran inside a torch.func transform, where it is not recorded."""

@@ -16,6 +16,7 @@ from torch import nn
 
 from ... import torch_internals
 from .module_scan import KERNELS, MATMUL_WORDS, functions, has_matmul_sign
+from .patching import original_function
 
 WEIGHT_WORDS = ("softmax", "exp", "sigmoid", "relu")  # parts of the names of functions that make weights of scores
 
@@ -105,6 +106,7 @@ def _named_values(fn: Any) -> Iterator[Any]:
 
 def _opaque_function(value: Any) -> OpaqueCall | None:
     """Return the kind of a compiled or scripted function that may attend; None for others."""
+    value = original_function(value)
     if isinstance(value, torch.jit.ScriptFunction):
         graph = str(value.inlined_graph)
         return SCRIPTED if "softmax" in graph or "scaled_dot_product" in graph else None
