@@ -12,6 +12,8 @@ How it flows
     per function (mul, masked_fill, softmax, ...), and a product of a softmax output with values completes an
     `EagerAttention`. If the model did something to the scores that has no rule, the scores themselves are stored,
     queries x keys. Either way some rows of the weights that the model computed are compared with the interpretation.
+    What the model does to the weights after the softmax is followed by `final_weights.py`, and `weight_change.py` finds
+    terms for it: a factor, a mask, or the dense weights as they multiply the values.
 
 Lifetimes
     Symbolic values live as long as their tensors, which are referenced weakly, and as nothing writes to them in place.
