@@ -207,3 +207,16 @@ def test_copying_a_captured_tape_raises_and_names_save_and_load(copied, tape, tm
     loaded = Tape.load(tmp_path / "tape.safetensors")
     for again in (copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))):
         assert torch.equal(again["b.1"].dense(), tape["b.1"].dense())
+
+
+def test_real_tokens_follow_a_tape_that_grows():
+    layer = nn.MultiheadAttention(D, H, batch_first=True)
+    padding = torch.arange(N) >= torch.tensor([[N], [3]])
+    with torch.no_grad(), capture(nn.ModuleDict({"a": layer})) as tape:
+        x = torch.randn(B, N, D)
+        layer(x, x, x, key_padding_mask=padding)
+        assert torch.equal(tape.real_queries("a"), ~padding)
+        layer(x[:, :5], x, x, key_padding_mask=padding)
+        assert torch.equal(tape.real_keys(("a", 1)), ~padding)
+        assert tape.real_queries(("a", 1)).all()
+    assert torch.equal(tape.select("a").real_queries(("a", 0)), ~padding)

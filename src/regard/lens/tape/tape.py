@@ -136,6 +136,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         self._unseen = list(unseen)
         self._real = dict(real or {})
         self._real_by_mask: dict[Key, RealTokens] = {}
+        self._real_among: dict[Key, tuple[int, RealTokens, RealTokens]] = {}  # entries then, by its mask, among them
         self._recorder: Recorder | None = None
         self._cache: dict[Key, tuple[int, Weights]] = {}  # rows recorded when the weights were built, and the weights
 
@@ -490,7 +491,11 @@ class Tape(Mapping[Key, Weights | Reduced]):
         found = self._masked_tokens(key)
         if found.is_causal or isinstance(self._entries[key], Reduced):  # `Reduced` found them while the model ran
             return found
-        return with_own_queries(key, {other: self._masked_tokens(other) for other in self if other[1] == key[1]})
+        entries, by_mask, among = self._real_among.get(key, (0, None, None))
+        if among is None or entries != len(self) or by_mask is not found:
+            among = with_own_queries(key, {other: self._masked_tokens(other) for other in self if other[1] == key[1]})
+            self._real_among[key] = len(self), found, among
+        return among
 
     def _real_by_other_layers(self, keys: Iterable[Key]) -> dict[Key, RealTokens]:
         """Return the real tokens of the layers whose own masks do not show them: cross-attentions."""
