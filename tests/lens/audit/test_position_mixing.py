@@ -22,10 +22,10 @@ class By(nn.Module):
         return self.function(x)
 
 
-def kinds(model, *inputs, batch=None):
+def kinds(model, *inputs, lead=()):
     """The names of the modules that mix, with their kinds."""
     names = {module: name for name, module in model.named_modules()}
-    found = mixing_modules(model, lambda: model(*inputs), batch)
+    found = mixing_modules(model, lambda: model(*inputs), lead)
     return {names[module]: each.kind for module, each in found.items()}
 
 
@@ -97,6 +97,11 @@ def test_attention_over_the_outputs_of_a_convolution_is_found():
     assert kinds(Block(), tokens()) == {"conv": "convolution", "": "mixes positions"}
 
 
+def test_a_convolution_with_a_computed_weight_is_named_and_what_computes_it_is_not():
+    conv = nn.utils.parametrizations.weight_norm(nn.Conv1d(DIM, DIM, 3, padding=1))
+    assert kinds(nn.Sequential(conv), tokens().mT) == {"0": "convolution"}
+
+
 def test_patches_are_positions():
     model = nn.Sequential(nn.Conv2d(3, DIM, 4, 4), nn.Flatten(2), By(lambda x: x.mT))
     assert kinds(model, torch.randn(2, 3, 8, 8)) == {}
@@ -116,11 +121,26 @@ def test_the_batch_is_no_axis_of_positions_if_it_is_known():
     x = torch.randn(2, 6, DIM)
     over_batch = By(lambda x: x + x.mean(0))
     assert kinds(over_batch, x) == {"": "mixes positions"}
-    assert kinds(over_batch, x, batch=2) == {}
-    assert position_axes(x) == [1, 0]
-    assert position_axes(x, batch=2) == [1]
-    assert position_axes(torch.zeros(6, 6, DIM), batch=6) == [1, 0]
-    assert position_axes(torch.zeros(1, DIM)) == []
+    assert kinds(over_batch, x, lead=(2,)) == {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "lead", "axes"),
+    [
+        ((2, 6, DIM), (), [1, 0]),
+        ((2, 6, DIM), (2,), [1]),
+        ((2, 6, DIM), (2, 6), [1]),
+        ((6, 6, DIM), (6, 6), [1, 0]),
+        ((6, 2, DIM), (2, 6), [1, 0]),
+        ((2, 6, 4, DIM), (2, 6), [1]),  # four streams or heads
+        ((2, 4, 6, DIM), (2, 6), [2]),
+        ((12, DIM), (2, 6), [0]),
+        ((2, DIM), (2, 6), []),  # pooled
+        ((1, DIM), (), []),
+    ],
+)
+def test_the_shape_of_the_input_tells_which_axes_are_positions(shape, lead, axes):
+    assert position_axes(torch.zeros(shape), lead) == axes
 
 
 def test_the_random_state_of_the_run_is_its_own():

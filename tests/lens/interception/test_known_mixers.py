@@ -55,6 +55,7 @@ CLASSES = [
     ("low-rank attention", "NystromAttention", ""),
     ("token-mixing MLP", "MixerBlock", "timm.models.mlp_mixer"),
     ("gated convolution", "Lfm2ShortConv", ""),
+    ("gated convolution", "InklingShortConvolution", ""),
 ]
 
 

@@ -56,8 +56,17 @@ def _run_copies(model: nn.Module, first: FirstCall) -> tuple[dict[nn.Module, str
     if first.inputs is None:
         raise CannotAudit("the model itself was not called in the block, only submodules of it were")
     with same_random_state(model):
-        batch = next((x.shape[0] for x in tensors_in(list(first.inputs)) if x.ndim), None)
-        return _run_copy(model, first, attention_ops), _run_copy(model, first, partial(mixing_modules, batch=batch))
+        test = partial(mixing_modules, lead=_lead(tensors_in(list(first.inputs))))
+        return _run_copy(model, first, attention_ops), _run_copy(model, first, test)
+
+
+def _lead(inputs: list[Tensor]) -> tuple[int, ...]:
+    """Return the number of batch rows of a model's first input, and of positions if it is b n of ids or b n d."""
+    first = next((x for x in inputs if x.ndim), None)
+    if first is None or first.ndim == 1:
+        return ()
+    is_text = first.ndim == 2 and not first.is_floating_point()
+    return tuple(first.shape[:2]) if is_text or first.ndim == 3 else tuple(first.shape[:1])
 
 
 Found = TypeVar("Found")

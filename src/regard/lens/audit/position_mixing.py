@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..interception.module_scan import attends, multiplies
 from ..interception.opaque_calls import opaque_attention
@@ -53,12 +54,13 @@ class Mixing(NamedTuple):
     reason: str
 
 
-def mixing_modules(model: nn.Module, run: Callable[[], Any], batch: int | None = None) -> dict[nn.Module, Mixing]:
+def mixing_modules(model: nn.Module, run: Callable[[], Any], lead: tuple[int, ...] = ()) -> dict[nn.Module, Mixing]:
     """Return the modules that mix positions by themselves, in the order of their returns; `run` calls the model.
 
-    `batch` is the number of batch rows, if it is known: an axis of this length that stands first is not tested.
+    `lead` is the number of batch rows, and that of positions after it, as far as they are known from the input of the
+    model. They decide which axes of a tensor are positions.
     """
-    test = _MixingTest(batch)
+    test = _MixingTest(lead)
     hooks = []
     for module in model.modules():
         if not _is_elementwise(module):
@@ -85,8 +87,8 @@ class _Call(NamedTuple):
 class _MixingTest:
     """Hooks that test each module when it returns."""
 
-    def __init__(self, batch: int | None) -> None:
-        self.batch = batch
+    def __init__(self, lead: tuple[int, ...]) -> None:
+        self.lead = lead
         self.found: dict[nn.Module, Mixing] = {}
         self.tests: dict[nn.Module, int] = {}
         self.calls: list[_Call] = []
@@ -103,7 +105,8 @@ class _MixingTest:
             frozen = self.frozen.get(module)
             return frozen.popleft() if frozen else None
         call = self.calls.pop()
-        is_fixed = self._is_mixing(module, call, out) or _makes_patches(module)
+        # The axes of a convolution are known by its class, so its output is changed in place of its input.
+        is_fixed = self._is_mixing(module, call, out) or isinstance(module, CONVOLUTIONS)
         if self.calls:
             self.calls[-1].inner.extend([(module, map_tensors(Tensor.clone, out))] if is_fixed else call.inner)
         return None
@@ -137,10 +140,10 @@ class _MixingTest:
         before = _floats_in(out)
         named = (*((None, x) for x in call.args), *call.kwargs.items())
         inputs = [
-            (x, position_axes(x, self.batch)) for name, x in named if _is_sequence(x) and not (name and "mask" in name)
+            (x, position_axes(x, self.lead)) for name, x in named if _is_sequence(x) and not (name and "mask" in name)
         ]
         # Outputs of inner modules stay as they are when an input changes, so each is an input of its own.
-        inner = [(x, inner_axes(each, x)) for each, out in call.inner for x in _floats_in(out) if x.ndim > 1]
+        inner = [(x, inner_axes(each, x, self.lead)) for each, out in call.inner for x in _floats_in(out) if x.ndim > 1]
         for x, axes in (*inputs[:MAX_INPUTS], *inner[: MAX_INPUTS if _may_mix_itself(module) else 1]):
             for axis in axes:
                 n, first = x.shape[axis], (x.shape[axis] - 1) // 2
@@ -197,14 +200,11 @@ NORM = Mixing("norm", "it normalizes over positions and has no attention weights
 
 def _is_elementwise(module: nn.Module) -> bool:
     """Whether a module of `torch.nn` acts on each row alone."""
+    if type(module).__module__.startswith("torch.nn.utils.") and not is_parametrized(module):
+        return True  # it computes parameters, not activations
     if isinstance(module, ELEMENTWISE) or (isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1):
         return True
     return type(module).__module__ in ELEMENTWISE_FILES and not isinstance(module, nn.MultiheadAttention)
-
-
-def _makes_patches(module: nn.Module) -> bool:
-    """Whether a convolution turns patches of its input into positions."""
-    return isinstance(module, CONVOLUTIONS) and max(module.kernel_size) > 1
 
 
 def _may_mix_itself(module: nn.Module) -> bool:
@@ -221,17 +221,20 @@ def _floats_in(x: Any) -> list[Tensor]:
     return [y for y in tensors_in(x) if y.is_floating_point()]
 
 
-def position_axes(x: Tensor, batch: int | None = None) -> list[int]:
-    """Return the axes that may be positions: n d, b n d, n b d, b h n d, b c h w."""
+def position_axes(x: Tensor, lead: tuple[int, ...] = ()) -> list[int]:
+    """Return the axes that may be positions: n d, b n d, n b d, b h n d, b c h w, b n h d."""
     axes = [0] if x.ndim == 2 else [1, 0] if x.ndim == 3 else [2]
-    if x.ndim == 3 and x.shape[0] == batch != x.shape[1]:
+    is_batch_first = x.ndim == 3 and bool(lead) and x.shape[0] == lead[0] != x.shape[1]
+    if lead and x.ndim == 2 and x.shape[0] == lead[0]:
+        axes = []  # one vector for each batch row
+    elif is_batch_first or (len(lead) == 2 and x.ndim > 2 and x.shape[:2] == lead and lead[0] != lead[1]):
         axes = [1]
     return [axis for axis in axes if x.shape[axis] > 1]
 
 
-def inner_axes(module: nn.Module, x: Tensor) -> list[int]:
+def inner_axes(module: nn.Module, x: Tensor, lead: tuple[int, ...] = ()) -> list[int]:
     """Return the axes of a module's output that may be positions; those of a convolution are last."""
-    return [x.ndim - 1] if isinstance(module, CONVOLUTIONS) and x.shape[-1] > 1 else position_axes(x)[:1]
+    return [x.ndim - 1] if isinstance(module, CONVOLUTIONS) and x.shape[-1] > 1 else position_axes(x, lead)[:1]
 
 
 def _differs(a: Tensor, b: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ KNOWN = (
         f"an MLP over positions {FIXED}",
         r"^timm\.models\.mlp_mixer$",
     ),
-    KnownMixer("gated convolution", r"^Lfm2\w*ShortConv$", f"a gated convolution {FIXED}"),
+    KnownMixer("gated convolution", r"^Lfm2\w*ShortConv$|^InklingShortConvolution$", f"a gated convolution {FIXED}"),
 )
 # Classes that carry the name of a mixer and only stand around it.
 AROUND = re.compile(r"Norm|MLP|FeedForward|Embedding|((En|De)coder|(En|De)coderLayer|Model|Head|Stack|Cache)$|For[A-Z]")
