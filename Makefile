@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LIBRARIES := .venv-libraries
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 APART := not slow and not gpu and not nightly and not mutants
 
-.PHONY: demo test test-all test-group lint nightly mutants bench docs web
+.PHONY: demo test test-all test-group test-libraries lint nightly mutants bench docs web
 
 demo: $(READY)
 	$(BIN)/regard demo --out runs/demo
@@ -20,6 +21,11 @@ test-all: $(READY) lint
 
 test-group: $(READY)
 	$(PYTEST) -m '($(GROUP)) and $(APART)'
+
+# The group, then small models of other libraries, in an environment of their own, and docs/lens_cases.md.
+test-libraries: $(LIBRARIES)/.ready
+	$(PYTEST) -m 'libraries and $(APART)'
+	$(LIBRARIES)/bin/python -m tests.lens.libraries
 
 test-%: $(READY)
 	$(PYTEST) -m '$* and $(APART)'
@@ -43,6 +49,10 @@ docs: $(READY)
 
 web:
 	cd src/regard/views/web && npm ci && npm run build
+
+$(LIBRARIES)/.ready: $(READY) tests/lens/libraries/requirements.txt
+	$(BIN)/python -m tests.lens.libraries.environment $(LIBRARIES)
+	touch $@
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,174 @@
+"""Run the cases of all libraries and write docs/lens_cases.md: `python -m tests.lens.libraries`.
+
+Each file of cases runs in a process of its own, so that a crash is one row. Exits with 1 if a tape is wrong, misses a
+layer in silence, or raises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+from .environment import NEWEST, REQUIREMENTS, requirements
+from .judge import BAD, FAILED, LISTED, NOT_INSTALLED, OUTCOMES, REFUSED, RIGHT, Row
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "lens_cases.md"
+FILES = (
+    "by_hand",
+    "timm_models",
+    "vit_pytorch_models",
+    "vision",
+    "diffusers_models",
+    "x_transformers_models",
+    "lucidrains",
+    "text",
+    "tables_and_graphs",
+)
+SECONDS = 1500  # for one file of cases
+INTRODUCTION = """\
+Small random models of other libraries, with and without `capture`. The truth does not come from the lens: a mode below
+autograd sees every softmax and every fused attention that PyTorch runs, and the operands of the products that follow.
+Each matrix of the tape must agree with it within 2e-4, no row of it may be missing unless its layer is in
+`tape.unseen`, and the outputs must be equal to the bit. Written by `make test-libraries`.""".splitlines()
+ARCHITECTURES = "transformers (newest)"
+NAMES = {"open_clip": "open_clip_torch", "fair-esm": "fair-esm"}  # libraries whose package has another name
+
+
+def run_file(name: str, folder: Path) -> list[Row]:
+    """Run one file of cases in a process of its own; a crash or a timeout is a row."""
+    out = folder / f"{name}.jsonl"
+    command = [sys.executable, "-m", "tests.lens.libraries.one_library", name, str(out)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    problem = ""
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=SECONDS, stdout=sys.stderr, check=False)
+        if done.returncode:
+            problem = f"the process ended with {done.returncode}"
+    except subprocess.TimeoutExpired:
+        problem = f"the process took more than {SECONDS} s"
+    lines = out.read_text(encoding="utf8").splitlines() if out.exists() else []
+    rows = [Row(**json.loads(line)) for line in lines]
+    return [*rows, Row(name, "", FAILED, problem)] if problem else rows
+
+
+def run_architectures(folder: Path) -> list[Row]:
+    """Run the architectures of transformers on its newest version, if it is installed."""
+    newest = Path(sys.prefix) / NEWEST
+    if not newest.is_dir():
+        return [Row(ARCHITECTURES, "", NOT_INSTALLED, f"no folder {NEWEST} in the environment")]
+    report = folder / "architectures.xml"
+    tests = "tests/lens/test_architectures.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", f"--junitxml={report}", tests]
+    paths = [str(newest), str(ROOT), str(ROOT / "src")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    subprocess.run(command, cwd=ROOT, env=environment, timeout=SECONDS, stdout=sys.stderr, check=False)
+    rows = []
+    for each in ElementTree.parse(report).iter("testcase"):
+        name = re.search(r"as_the_model_reports_it\[(.*)\]", each.attrib["name"])
+        if name is None:
+            continue
+        failed = each.find("failure") if each.find("failure") is not None else each.find("error")
+        if each.find("skipped") is not None:
+            rows.append(Row(ARCHITECTURES, name[1], FAILED, each.find("skipped").attrib.get("message", "")))
+        elif failed is not None:
+            rows.append(Row(ARCHITECTURES, name[1], "wrong", " ".join(failed.attrib.get("message", "").split())[:200]))
+        else:
+            rows.append(Row(ARCHITECTURES, name[1], RIGHT))
+    return rows
+
+
+def versions() -> dict[str, str]:
+    """Return the version of each library, by the name of its package in lower case."""
+    found = {}
+    for line in requirements(REQUIREMENTS):
+        name, _, version = line.partition("==")
+        found[name.lower().replace("_", "-")] = version
+    newest = list((Path(sys.prefix) / NEWEST).glob("transformers-*.dist-info"))
+    if newest:
+        found[ARCHITECTURES] = newest[0].name.removesuffix(".dist-info").rpartition("-")[2]
+    return found
+
+
+def page(rows: list[Row]) -> str:
+    """Return the page: the counts, then one row per case."""
+    known = versions()
+    cases = [row for row in rows if row.library != ARCHITECTURES]
+    ran = [row for row in cases if row.outcome not in (FAILED, NOT_INSTALLED)]
+    counts, architectures = (Counter(row.outcome for row in each) for each in (cases, set_apart(rows)))
+    lines = [
+        "# Models of other libraries under capture",
+        "",
+        *INTRODUCTION,
+        "",
+        f"{len(ran)} cases ran, on PyTorch {importlib.metadata.version('torch').partition('+')[0]}.",
+        "",
+        "| outcome | cases |",
+        "|---|---:|",
+        *(f"| {name} | {counts[name]} |" for name in OUTCOMES if counts[name] or name in BAD),
+        "",
+        "- **right**: every matrix that the model used is on the tape.",
+        "- **listed in unseen**: what is on the tape is right, and `tape.unseen` or a warning names the other layers.",
+        "- **refused with reason**: nothing was recorded, and `capture` raised and said why.",
+        "- **wrong**, **missed in silence**, **raised**: errors of the lens. The command then fails.",
+        "- **does not run here**, **not installed**: the library fails without capture too; these cases do not count.",
+        "",
+        f"transformers {known.get(ARCHITECTURES, '')}, the newest that installs: "
+        + ", ".join(f"{architectures[name]} architectures {name}" for name in OUTCOMES if architectures[name])
+        + ".",
+        "",
+        "| library | version | case | outcome | matrices | note |",
+        "|---|---|---|---|---:|---|",
+    ]
+    shown = [row for row in rows if row.library != ARCHITECTURES or row.outcome != RIGHT]
+    for row in shown:
+        version = known.get(NAMES.get(row.library, row.library).lower().replace("_", "-"), "")
+        matrices = row.matrices or ""
+        lines.append(f"| {row.library} | {version} | {row.case} | {row.outcome} | {matrices} | {escaped(row.note)} |")
+    return "\n".join(lines) + "\n"
+
+
+def set_apart(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.library == ARCHITECTURES]
+
+
+def escaped(note: str) -> str:
+    """Return a note without characters that Markdown reads, and without paths of this machine."""
+    note = re.sub(r"\(?/[\w./-]+/(site-packages|src)/[^\s)]*\)?", "", note)
+    return re.sub(r"([*_<>\[\]`~])", r"\\\1", note)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", help=f"files of cases: {', '.join(FILES)}")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--no-architectures", action="store_true")
+    given = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in given.files or FILES:
+            rows += run_file(name, Path(folder))
+        if not given.files and not given.no_architectures:
+            rows += run_architectures(Path(folder))
+    counts = Counter(row.outcome for row in rows)
+    if given.files:
+        for row in rows:
+            if row.outcome != RIGHT:
+                print(f"{row.library} | {row.case} | {row.outcome} | {row.note}")
+    else:
+        given.page.write_text(page(rows), encoding="utf8")
+    print(", ".join(f"{counts[name]} {name}" for name in (RIGHT, LISTED, REFUSED, *BAD, FAILED, NOT_INSTALLED)))
+    raise SystemExit(any(counts[name] for name in BAD))
+
+
+if __name__ == "__main__":
+    main()
