@@ -42,6 +42,7 @@ from .intercepted import OutputLayout
 from .kernel_call import KernelCall, OutputProof
 from .output_check import reproduces_output
 from .scripted_functions import ScriptMode, original_of, run_script
+from .search_memory import SearchLog, remember, remembered_sites
 
 if TYPE_CHECKING:
     from ..recording.observed import ObservedAttention
@@ -147,10 +148,19 @@ def patched(mode: KernelMode, parts: Collection[nn.Module], kernels: Collection[
         return None if value is None else known[id(value)]
 
     with _LOCK:
-        sites = list(find_call_sites(parts, lambda value: is_script(value) or kernel_of(value) is not None, homes))
+        targets = [kernel.function for kernel in kernels]
+        sites = remembered_sites(list(parts), targets, list(homes))
+        if sites is None:
+            log = SearchLog(targets, list(homes), also=(torch.jit.ScriptFunction, _PatchedScript))
+            found = find_call_sites(parts, lambda value: is_script(value) or kernel_of(value) is not None, homes, log)
+            sites = [site for site, _ in found]
+            if not _PATCHED_SITES:  # else the references are those of another mode
+                log.finish(sites)
+                remember(next(iter(parts)), log)
         if sites:
             _MODES.append(mode)
-        for site, value in sites:
+        for site in sites:
+            value = site.get()
             kernel = None if is_script(value) else kernel_of(value)
             if original_of(value) is not None:
                 site.put(_PatchedScript(value))
