@@ -59,3 +59,20 @@ def test_multi_head_attention_takes_one_text_without_a_batch():
     with torch.no_grad(), capture(layer) as tape:
         _, truth = layer(x, x, x, average_attn_weights=False)
     assert_close(tape[0], truth[None].double())
+
+
+def test_a_multihead_attention_is_checked_if_other_code_replaced_sdpa(monkeypatch):
+    sdpa, layer, x = F.scaled_dot_product_attention, nn.MultiheadAttention(12, 3), torch.randn(7, 2, 12)
+
+    def run():
+        return layer(x, x, x, need_weights=False)
+
+    with capture(layer) as truth:
+        run()
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **given: sdpa(*args, **given))
+    with capture(layer) as tape:
+        run()
+    torch.testing.assert_close(tape[0].dense(), truth[0].dense())
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, *args, **given: sdpa(3 * q, *args, **given))
+    with pytest.raises(ValueError, match=r"other code has replaced F\.scaled_dot"), capture(layer):
+        run()

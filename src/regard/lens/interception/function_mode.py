@@ -51,9 +51,10 @@ from .intercepted import HEADS_SECOND, Consumer, InterceptedAttention, OutputLay
 from .kernel_call import KernelCall, OutputProof
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
 from .opaque_calls import SCRIPTED as SCRIPTED_CALL
+from .output_check import reproduces_output
 from .output_projection import projection_weight
 from .patching import KernelRun, is_active, remove_mode
-from .sdpa import SDPA, sdpa_kernel_call, sdpa_with_lse
+from .sdpa import SDPA, is_sdpa_original, sdpa_kernel_call, sdpa_with_lse
 from .torch_multihead import merged_mask, project_inputs
 
 FLEX = frozenset((torch.ops.higher_order.flex_attention,))
@@ -459,7 +460,8 @@ class AttentionMode(TorchFunctionMode):
             result = F.multi_head_attention_forward(*call.args, **call.kwargs)
             # The output is the joined heads times the projection, so its gradient is mapped back through the weight.
             layout = OutputLayout(lambda grad: split_heads(grad @ weight.detach()), lambda heads: heads)
-            self.observe(self._layer, read_call, result[0], layout, projection=weight.detach())
+            proof = None if is_sdpa_original() else _projected_proof(result[0], weight, bias)
+            self.observe(self._layer, read_call, result[0], layout, proof, projection=weight.detach())
             return result
         # With the identity as its projection, the function returns the joined heads.
         given |= {"out_proj_weight": torch.eye(len(weight)).to(weight), "out_proj_bias": None}
@@ -477,6 +479,20 @@ def run_resumed(run: Callable[[], Tensor]) -> Tensor:
         _PAUSED.count = paused
 
 
+def _projected_proof(out: Tensor, weight: Tensor, bias: Tensor | None) -> OutputProof:
+    """A test whether an interpretation gives the output, i b d or i d, of a multi-head attention."""
+
+    def project(heads: Tensor) -> Tensor:  # b h i e -> b 1 i d
+        return F.linear(heads.transpose(1, 2).flatten(2).to(weight.dtype), weight, bias)[:, None]
+
+    rows = (out if out.ndim == 3 else out[:, None]).detach().transpose(0, 1)[:, None]
+    return OutputProof(
+        lambda observed: reproduces_output(observed, rows, rows=PROVED_ROWS, project=project),
+        "other code has replaced F.scaled_dot_product_attention, and the output is not softmax(q @ k.mT) @ v",
+    )
+
+
+PROVED_ROWS = 64  # rows of each matrix that are compared if other code has replaced PyTorch's kernel
 DOT = Dot()
 
 

@@ -1,6 +1,19 @@
 """intercept: hand every attention call of a model to one consumer; `capture`, `ablate` and `importance` are consumers.
 
 Because all of them use this one interception, what can be captured can be ablated.
+
+Every way in has a proof. "Known" means that the arguments reach PyTorch's or regard's own kernel, which computes what
+they say; all others are compared with what the model computed, and left out if they differ:
+
+    F.scaled_dot_product_attention  known: the mode sees the arguments of PyTorch's function, also below a replacement
+    regard.attend                   known
+    F.multi_head_attention_forward  known; 64 rows of the output if other code has replaced SDPA
+    transformers, own functions     known
+    transformers, all others        at least 8 rows of the output, all of short texts; with dropout the returned weights
+    flex_attention                  known; the whole output if its functions have several readings
+    flash_attn, xformers            64 rows of the output
+    register_kernel                 64 rows of the output
+    written out by hand             8 rows of the weights, all if they were changed after the softmax
 """
 
 from __future__ import annotations

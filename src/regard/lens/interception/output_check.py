@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -15,12 +16,18 @@ ROUNDING_UNITS = 4  # units in the last place of the output's dtype
 
 
 def reproduces_output(
-    observed: ObservedAttention, out: Tensor, *, rows: int | None = None, skip_blind_rows: bool = False
+    observed: ObservedAttention,
+    out: Tensor,
+    *,
+    rows: int | None = None,
+    skip_blind_rows: bool = False,
+    project: Callable[[Tensor], Tensor] | None = None,
 ) -> bool:
     """True if the weights times the values equal the output, `b h i e`, up to its precision.
 
     With `rows`, only that many rows of each matrix are compared, the first and the last among them. With
     `skip_blind_rows`, rows that see no key are not: a model that hides keys by finite numbers spreads evenly there.
+    `project` maps the heads, `b h i e`, to what `out` holds, if that is not the heads themselves.
     """
     v = observed.v.detach()
     dtype = torch.promote_types(v.dtype, torch.float32)
@@ -32,6 +39,7 @@ def reproduces_output(
         weights = Weights(replace(weights.call.select(rows=compared), backend="tiled"))
         out = out[:, :, compared]
     expected = weights @ v.to(dtype)
+    expected = expected if project is None else project(expected)
     if expected.shape != out.shape:
         return False
     tolerance = max(ROUNDING_UNITS * torch.finfo(out.dtype).eps, MIN_RELATIVE_ERROR)
