@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from numbers import Integral
 from pathlib import Path
@@ -37,6 +37,7 @@ def capture(
     to: torch.device | str | Path | None = None,
     budget: str | None = None,
     audit: bool = False,
+    layout: str | Mapping[str, str] | None = None,
 ) -> Iterator[Tape]:
     """Record every attention call that the model makes inside the block; yield the tape that holds the weights, lazily.
 
@@ -97,6 +98,9 @@ def capture(
     those of the prompt. Calls in threads started inside the block are recorded too; if several threads capture the same
     model at once, each records its own calls.
 
+    Which dims are the batch and which the heads is taken from how the model split its features into heads, else from
+    the shape of the layer's input. Where neither decides, `tape.guessed` has the layer and the reason.
+
     A layer that attends and cannot be recorded is listed in `tape.unseen` as (layer, kind, reason), and one
     `CaptureWarning` at the end of the block names them all. If nothing was recorded, capture raises with the reasons.
 
@@ -116,6 +120,10 @@ def capture(
         audit: run copies of the model again after the block and list in `tape.unseen` every module that mixes
             positions and has no entry, whatever code it runs. Costs 10 to 30 forward passes on small models. It tests
             the first call of the model alone; it warns and does not run if that call has a filled cache.
+        layout: the batch dims of the weights, where they cannot be seen (`tape.guessed` lists such layers): "b h i j",
+            "h b i j", "(b h) i j", "(h b) i j" or "b i j", or a dict from patterns of layer names to layouts. Write
+            "(b h=4) i j" if the layer keeps its number of heads in no attribute. It holds for attention that a model
+            writes out and for `F.scaled_dot_product_attention`.
     """
     diagnostics.check_capturable(model)
     if keep is not None:
@@ -141,7 +149,7 @@ def capture(
     tape = Tape.live(recorder, tokens, model)
     first = FirstCall(model)
     recording = first.recording() if audit else nullcontext()
-    with intercept(model, recorder, interpreter) as mode, note_silent_layers(mode, recorder), recording:
+    with intercept(model, recorder, interpreter, layout) as mode, note_silent_layers(mode, recorder), recording:
         diagnostics.check_not_compiled(mode)
         yield tape
     recorder.close()

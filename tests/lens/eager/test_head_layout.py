@@ -6,18 +6,23 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.lens import ablate, ablation_importance, capture
+from regard.lens.eager.dim_origins import FEATURES, REPEATED, ROWS, UNKNOWN, Factor
+from regard.lens.eager.given_layout import GivenLayout, LayoutMismatch
 from regard.lens.eager.head_layout import (
     HeadLayout,
+    LayerEvidence,
     as_matrix,
+    choose_layout,
     common_batch_dims,
     head_count,
-    merged_batch_dims,
     permute_batch_dims,
     replace_heads,
     to_heads_function,
     with_batch_dims,
 )
 from regard.ops.terms.masks import Causal
+from tests.lens.eager import head_styles
+from tests.lens.eager.head_styles import MANY_HEADS, ONE_AT_A_TIME, ONE_HEAD, Attend, Kernel, ScaledDotProduct
 from tests.lens.eager.written_out import (
     DIM,
     B,
@@ -156,31 +161,144 @@ def test_heads_of_a_kernel_call_may_be_in_the_batch_or_before_windows(kind, mask
 
 
 @pytest.mark.parametrize(
-    ("lead", "heads", "first", "layout"),
+    ("lead", "heads", "layout"),
     [
-        ((6,), 3, False, ((2, 3), 1)),
-        ((6,), 3, True, ((3, 2), 0)),
-        ((6,), None, False, ((6, 1), 1)),
-        ((), None, False, ((1, 1), 1)),
-        ((2, 3), 3, False, ((2, 3), 1)),
-        ((2, 3), None, False, ((2, 3), 1)),
-        ((3, 2), 3, False, ((3, 2), 0)),  # heads before the batch
-        ((2, 3, 5), 3, False, ((2, 3, 5), 1)),  # heads before windows
-        ((2, 3, 5), 15, False, ((2, 15), 1)),  # groups of heads
-        ((2, 3, 5), 7, False, ((2, 3, 5), 2)),
+        ((2, 3), 3, ((2, 3), 1)),
+        ((2, 3), None, ((2, 3), 1)),
+        ((3, 2), 3, ((3, 2), 0)),  # heads before the batch
+        ((2, 3, 5), 3, ((2, 3, 5), 1)),  # heads before windows
+        ((2, 3, 5), 15, ((2, 15), 1)),  # groups of heads
+        ((2, 3, 5), 7, ((2, 3, 5), 2)),
     ],
 )
-def test_the_dim_of_the_heads_is_found_by_their_number(lead, heads, first, layout):
-    assert HeadLayout.of(lead, heads, first) == (torch.Size(layout[0]), layout[1])
+def test_the_dim_of_the_heads_is_found_by_their_number(lead, heads, layout):
+    assert HeadLayout.of(lead, heads) == (torch.Size(layout[0]), layout[1])
 
 
-@pytest.mark.parametrize(("batch_dims", "heads"), [((6,), 3), ((2, 3), 3), ((3, 2), 3), ((2, 3, 5), 3)])
-def test_matrices_that_broadcast_are_rearranged_like_whole_ones(batch_dims, heads):
-    size, layout = torch.Size(batch_dims), HeadLayout.of(batch_dims, heads, first=False)
+def texts(n):
+    return Factor(ROWS, n)
+
+
+def features(n):
+    return Factor(FEATURES, n)
+
+
+@pytest.mark.parametrize(
+    ("dims", "layout"),
+    [
+        ([(texts(2), features(3))], ((2, 3), 1)),
+        ([(features(3), texts(2))], ((3, 2), 0)),
+        ([(features(3),)], ((1, 3), 1)),
+        ([(texts(2),), (features(3),), (texts(5),)], ((2, 3, 5), 1)),
+        ([(texts(2),), (features(3),), (features(5),)], ((2, 15), 1)),
+        ([(texts(2),), (features(3), Factor(REPEATED, 5))], ((2, 15), 1)),
+        ([(texts(2),), (texts(5),), (features(3),)], ((10, 3), 1)),
+        ([(features(3),), (texts(5),), (features(2),)], None),
+        ([(texts(2),), (texts(5),)], None),
+    ],
+)
+def test_heads_are_the_features_among_the_batch_dims(dims, layout):
+    seen = HeadLayout.from_origins(dims)
+    assert seen == (None if layout is None else (torch.Size(layout[0]), layout[1]))
+
+
+@pytest.mark.parametrize(
+    ("lead", "heads", "inputs", "layout", "is_guess"),
+    [
+        ((8,), 4, [(8, 10, 16)], ((8, 1), 1), False),  # as many texts as rows: no heads
+        ((8,), 4, [(2, 10, 16)], ((2, 4), 1), False),  # texts times heads
+        ((8,), 4, [(10, 2, 16)], ((2, 4), 1), False),  # the batch second
+        ((8,), 4, [(10, 8, 16)], ((8, 1), 1), False),
+        ((8,), 4, [(8, 10, 4), (2, 10, 16)], ((2, 4), 1), False),  # folded before it came to the layer
+        ((8,), 4, [(3, 10, 16)], ((8, 1), 1), True),
+        ((8,), 4, [], ((8, 1), 1), True),
+        ((8,), None, [(8, 10, 16)], ((8, 1), 1), False),
+        ((8,), None, [(2, 10, 16)], ((8, 1), 1), True),
+        ((4,), 4, [], ((1, 4), 1), True),
+        ((1,), 4, [], ((1, 1), 1), False),
+        ((), None, [], ((1, 1), 1), False),
+        ((1, 2), None, [], ((1, 2), 1), False),
+        ((2, 1), None, [], ((2, 1), 1), False),
+        ((1, 1, 2), None, [], ((1, 1, 2), 2), False),
+        ((2, 3), 3, [], ((2, 3), 1), False),
+        ((3, 2), 3, [], ((3, 2), 0), False),
+        ((2, 3), None, [(2, 10, 16)], ((2, 3), 1), False),
+        ((2, 3), None, [(3, 10, 16)], ((2, 3), 0), False),
+        ((2, 3), None, [(7, 10, 16)], ((2, 3), 1), True),
+        ((3, 3), 3, [(3, 10, 16)], ((3, 3), 1), True),
+        ((2, 3, 5), 3, [], ((2, 3, 5), 1), False),
+        ((2, 3, 5), None, [], ((2, 3, 5), 2), True),
+    ],
+)
+def test_the_input_of_the_layer_tells_the_batch_from_the_heads(lead, heads, inputs, layout, is_guess):
+    found, guess = choose_layout(lead, None, LayerEvidence(heads, tuple(map(torch.Size, inputs))))
+    assert found == (torch.Size(layout[0]), layout[1])
+    assert (guess is not None) == is_guess
+
+
+def test_batch_rows_of_known_origin_are_never_heads():
+    evidence = LayerEvidence(4, (torch.Size((2, 10, 16)),))  # which alone would tell of heads
+    assert choose_layout((8,), [(texts(8),)], evidence).layout == (torch.Size((8, 1)), 1)
+    assert choose_layout((8,), [(Factor(UNKNOWN, 8),)], evidence).layout == (torch.Size((2, 4)), 1)
+    assert choose_layout((8,), [(texts(7),)], evidence).layout == (torch.Size((2, 4)), 1)  # origins of other matrices
+
+
+def test_dims_that_the_scores_had_along_the_way_count():
+    assert choose_layout((6,), None, LayerEvidence(3), finer=(2, 3)).layout == (torch.Size((2, 3)), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "lead", "heads", "layout"),
+    [
+        ("b i j", (2, 3), 3, ((6, 1), 1)),
+        ("b h i j", (2, 3), None, ((2, 3), 1)),
+        ("h b i j", (2, 3), None, ((2, 3), 0)),
+        ("(b h) i j", (6,), 3, ((2, 3), 1)),
+        ("(h b) i j", (6,), 3, ((3, 2), 0)),
+        ("(b h=2) i j", (6,), 3, ((3, 2), 1)),
+        ("(h=2 b) i j", (6,), None, ((2, 3), 0)),
+    ],
+)
+def test_a_given_layout_is_taken(text, lead, heads, layout):
+    found, guess = choose_layout(lead, None, LayerEvidence(heads, given=GivenLayout.parse(text)))
+    assert (found, guess) == ((torch.Size(layout[0]), layout[1]), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "lead", "heads", "message"),
+    [
+        ("b h i j", (6,), None, "layout='b h i j' has two batch dims, but its matrices have 1"),
+        ("(b h) i j", (2, 3), None, "has one batch dim, but its matrices have 2"),
+        ("(b h) i j", (6,), None, r"but their number is unknown; pass '\(b h=4\) i j'"),
+        ("(h b) i j", (6,), 4, r"but 6 matrices are no multiple of 4 heads; pass '\(h=4 b\) i j'"),
+    ],
+)
+def test_a_given_layout_that_does_not_fit_is_told_of(text, lead, heads, message):
+    with pytest.raises(LayoutMismatch, match=message):
+        choose_layout(lead, None, LayerEvidence(heads, given=GivenLayout.parse(text)))
+
+
+def test_the_number_of_folded_heads_may_be_seen():
+    given = LayerEvidence(given=GivenLayout.parse("(b h) i j"))
+    assert choose_layout((6,), [(texts(2), features(3))], given).layout == (torch.Size((2, 3)), 1)
+
+
+@pytest.mark.parametrize(
+    ("batch_dims", "layout"),
+    [
+        ((6,), ((2, 3), 1)),
+        ((6,), ((3, 2), 0)),
+        ((2, 3), ((2, 3), 1)),
+        ((3, 2), ((3, 2), 0)),
+        ((2, 3, 5), ((2, 3, 5), 1)),
+    ],
+)
+def test_matrices_that_broadcast_are_rearranged_like_whole_ones(batch_dims, layout):
+    size, layout = torch.Size(batch_dims), HeadLayout(torch.Size(layout[0]), layout[1])
     whole = torch.randn(*batch_dims, 4, 7)
-    to_heads = to_heads_function(size, heads)
+    to_heads = to_heads_function(size, layout)
     rearranged = to_heads(whole)
-    assert rearranged.shape == (whole[..., 0, 0].numel() // heads, heads, 4, 7)
+    assert rearranged.shape == (whole[..., 0, 0].numel() // 3, 3, 4, 7)
     one = whole[..., :1, :].mean(tuple(range(len(batch_dims))), keepdim=True)
     if len(batch_dims) > 1:
         torch.testing.assert_close(layout.of_matrices(one) + rearranged, to_heads(whole + one))
@@ -188,7 +306,7 @@ def test_matrices_that_broadcast_are_rearranged_like_whole_ones(batch_dims, head
 
 
 def test_a_single_matrix_is_one_head_of_one_batch_row():
-    assert to_heads_function(torch.Size(()), None)(torch.randn(4, 7)).shape == (1, 1, 4, 7)
+    assert to_heads_function(torch.Size(()), HeadLayout.one_head(()))(torch.randn(4, 7)).shape == (1, 1, 4, 7)
 
 
 def module_with(**attributes):
@@ -198,35 +316,18 @@ def module_with(**attributes):
 
 
 @pytest.mark.parametrize(
-    ("parts", "matrices", "heads"),
+    ("parts", "heads"),
     [
-        ([("layer", module_with(num_heads=3))], 6, 3),
-        ([("layer", module_with(n_head=3))], 6, 3),
-        ([("layer", module_with(num_heads=4))], 6, None),
-        ([("layer", module_with(num_heads="3"))], 6, None),
-        ([("layer", module_with(num_heads=3)), ("layer.core", module_with())], 6, 3),
-        ([("layer", module_with(num_heads=3)), ("layer.heads.0", module_with())], 6, None),
-        ([("a", module_with(heads=3)), ("a.b", module_with()), ("a.b.c", module_with())], 6, None),
+        ([("layer", module_with(num_heads=3))], 3),
+        ([("layer", module_with(head_num=3))], 3),
+        ([("layer", module_with(num_heads="3"))], None),
+        ([("layer", module_with(num_heads=3)), ("layer.core", module_with())], 3),
+        ([("layer", module_with(num_heads=3)), ("layer.heads.0", module_with())], None),
+        ([("a", module_with(heads=3)), ("a.b", module_with()), ("a.b.c", module_with())], None),
     ],
 )
-def test_the_number_of_heads_is_an_attribute_of_the_layer_or_its_parent(parts, matrices, heads):
-    assert head_count(parts, matrices) == heads
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs", "out", "dims"),
-    [
-        ((torch.zeros(2, 3, 5, 4), 0, 1), {}, torch.zeros(6, 5, 4), (2, 3)),
-        ((torch.zeros(2, 3, 5, 4),), {}, torch.zeros(2, 15, 4), None),
-        ((torch.zeros(3, 5, 4),), {}, torch.zeros(3, 20), None),
-        (([torch.zeros(2, 5)] * 3,), {}, torch.zeros(6, 5), (3, 0)),
-        (([torch.zeros(2, 5)] * 3, 1), {}, torch.zeros(2, 15), None),
-        (([torch.zeros(2, 5)] * 3,), {"dim": 1}, torch.zeros(2, 15), None),
-        ((), {}, torch.zeros(1), None),
-    ],
-)
-def test_merged_dims_are_the_first_two_of_four_or_the_parts_of_a_concatenation(args, kwargs, out, dims):
-    assert merged_batch_dims(args, kwargs, out) == dims
+def test_the_number_of_heads_is_an_attribute_of_the_layer_or_its_parent(parts, heads):
+    assert head_count(parts) == heads
 
 
 def test_batch_dims_may_be_split_joined_and_permuted():
@@ -240,3 +341,47 @@ def test_batch_dims_may_be_split_joined_and_permuted():
     assert torch.equal(permute_batch_dims(x.view(2, 3, 4, 7), (1, 0)), x.view(2, 3, 4, 7).transpose(0, 1))
     assert common_batch_dims(torch.Size((2, 1)), torch.Size((1, 3))) == two
     assert as_matrix(x[0, 0]).shape == (1, 7)
+
+
+every_batch = pytest.mark.parametrize("batch", [head_styles.H, 2 * head_styles.H, 3, 1])
+every_name = pytest.mark.parametrize("name", ["num_heads", "head_num", None])
+
+
+def seen(model, batch):
+    x = torch.randn(batch, head_styles.N, head_styles.DIM)
+    with torch.no_grad():
+        expected = model(x)
+        with capture(model) as tape:
+            out = model(x)
+    assert torch.equal(out, expected)
+    assert not tape.guessed
+    return tape
+
+
+@every_batch
+@pytest.mark.parametrize("product", [ScaledDotProduct, Kernel])
+@pytest.mark.parametrize("attention", ONE_AT_A_TIME, ids=lambda f: f.__name__)
+def test_batch_rows_of_a_head_at_a_time_are_no_heads(attention, product, batch):
+    model = Attend(attention, product=product)
+    tape = seen(model, batch)
+    assert {A.shape[:2] for A in tape.values()} == {(batch, 1)}
+    rows = torch.cat([A[:].flatten(1, 2) for A in tape.values()], 1)
+    torch.testing.assert_close(rows, model.found.flatten(1, 2), atol=1e-6, rtol=1e-5)
+
+
+@every_batch
+@every_name
+@pytest.mark.parametrize("attention", ONE_HEAD, ids=lambda f: f.__name__)
+def test_batch_rows_of_a_single_head_are_no_heads(attention, name, batch):
+    model = Attend(attention, name=name)
+    (A,) = seen(model, batch).values()
+    close(A, model.found)
+
+
+@every_batch
+@every_name
+@pytest.mark.parametrize("attention", MANY_HEADS, ids=lambda f: f.__name__)
+def test_heads_that_were_split_off_the_features_are_heads(attention, name, batch):
+    model = Attend(attention, name=name)
+    (A,) = seen(model, batch).values()
+    close(A, model.found)

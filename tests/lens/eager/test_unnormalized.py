@@ -94,7 +94,7 @@ def test_exponentials_that_sum_to_one_are_weights_already():
 
 
 def test_a_product_is_an_average_once_it_is_divided():
-    product = UndividedAverage(exponentials(), E, V, Average(V, lambda out: out))
+    product = UndividedAverage(exponentials(), E, V, Average(V, lambda out: out), lambda weights, values: None)
     softmaxed, weights = product.divide(TOTAL)
     torch.testing.assert_close(weights, S.softmax(-1))
     assert softmaxed.averaged is product.averaged

@@ -25,7 +25,9 @@ from ..layer_names import own_name, shown_name
 
 
 @contextmanager
-def ablate(model: nn.Module, heads: Mapping[str, Iterable[int]]) -> Iterator[None]:
+def ablate(
+    model: nn.Module, heads: Mapping[str, Iterable[int]], *, layout: str | Mapping[str, str] | None = None
+) -> Iterator[None]:
     """The model without some heads: within the block their outputs are zeros. Nothing of the model is changed.
 
     >>> import torch
@@ -37,17 +39,19 @@ def ablate(model: nn.Module, heads: Mapping[str, Iterable[int]]) -> Iterator[Non
     >>> torch.equal(without, model(x))
     False
 
-    A layer that was named but did not attend within the block raises at its end. Gradients pass, and are zero through
-    an ablated head.
+    A layer that was named but did not attend within the block raises at its end. A layer whose heads are a guess raises
+    when it attends: pass its `layout`, as to `capture`. Gradients pass, and are zero through an ablated head.
     """
     heads = {own_name(name): ids for name, ids in heads.items()}
     _check_layers_exist(model, heads)
     chosen = {layer_of(name, model.get_submodule(name)): _numbers(name, ids) for name, ids in heads.items()}
     met: set[str] = set()
 
-    def silence(name: str, out: Tensor) -> Tensor:
+    def silence(name: str, out: Tensor, guess: str | None) -> Tensor:
         if name not in chosen:
             return out
+        if guess is not None:
+            raise ValueError(_guess_message(name, guess))
         met.add(name)
         n, ids = out.shape[-3], chosen[name]
         if ids and not 0 <= ids[0] <= ids[-1] < n:
@@ -56,14 +60,16 @@ def ablate(model: nn.Module, heads: Mapping[str, Iterable[int]]) -> Iterator[Non
         keep[ids] = False
         return torch.where(keep[:, None, None], out, 0.0)
 
-    with intercept(model, _HeadChange(silence)):
+    with intercept(model, _HeadChange(silence), layout=layout):
         yield
     if missed := [shown_name(name) for name in chosen if name not in met]:
         raise RuntimeError(f"no attention was found in {missed} while ablating; {RECOGNIZED}")
 
 
 @contextmanager
-def importance(model: nn.Module) -> Iterator[dict[str, Float[Tensor, " h"]]]:
+def importance(
+    model: nn.Module, *, layout: str | Mapping[str, str] | None = None
+) -> Iterator[dict[str, Float[Tensor, " h"]]]:
     """sum over tokens of abs(out_h . dL/dout_h), for each layer and head: how much the loss depends on each (Michel et
     al. 2019, sec. 4.1). The dot product is also the sum over keys of A * dL/dA.
 
@@ -78,17 +84,22 @@ def importance(model: nn.Module) -> Iterator[dict[str, Float[Tensor, " h"]]]:
     Run forward and backward within the block, over as many batches as you like: the sums add up. Layers come in the
     order in which the model ran them. Compare heads within a layer, or divide each layer by its norm, as the paper
     does. It is a first-order estimate of what `ablate` measures.
+    `layout` says which dims are heads, as for `capture`; a layer whose heads are a guess raises without it.
     """
     scores: dict[str, Tensor] = {}
 
-    with intercept(model, _HeadGradients(scores)):
+    with intercept(model, _HeadGradients(scores), layout=layout):
         yield scores
     if not scores:
         raise RuntimeError(f"no gradient reached an attention; call backward within the block; {RECOGNIZED}")
 
 
 def ablation_importance(
-    model: nn.Module, loss: Callable[[], float | Tensor], layers: Sequence[str] | None = None
+    model: nn.Module,
+    loss: Callable[[], float | Tensor],
+    layers: Sequence[str] | None = None,
+    *,
+    layout: str | Mapping[str, str] | None = None,
 ) -> dict[str, Float[Tensor, " h"]]:
     """loss without head h - loss, for each layer and head: what `ablate` costs (Michel et al. 2019, sec. 3.2).
 
@@ -99,16 +110,16 @@ def ablation_importance(
     torch.Size([4])
 
     `loss` runs the model on data of your choice, once for every head: put the model in evaluation mode and keep the
-    data fixed. `layers` are the names to go through, all unless given.
+    data fixed. `layers` are the names to go through, all unless given; `layout` is that of `ablate`.
     """
     heads: dict[str, int] = {}
 
-    def count(name: str, out: Tensor) -> Tensor:
+    def count(name: str, out: Tensor, guess: str | None) -> Tensor:
         heads[name] = out.shape[-3]
         return out
 
     with torch.no_grad():
-        with intercept(model, _HeadChange(count)):
+        with intercept(model, _HeadChange(count), layout=layout):
             whole = float(loss())
         layers = list(heads) if layers is None else [own_name(name) for name in layers]
         if missed := [shown_name(name) for name in layers if name not in heads]:
@@ -120,24 +131,24 @@ def ablation_importance(
         for name in layers:
             without = []
             for head in range(heads[name]):
-                with ablate(model, {name: [head]}):
+                with ablate(model, {name: [head]}, layout=layout):
                     without.append(float(loss()) - whole)
             costs[name] = torch.tensor(without, dtype=torch.float64)
     return costs
 
 
 class _HeadChange:
-    """Consumer that puts the heads of every attention, `b h i e`, through `change(layer, heads)`.
+    """Consumer that puts the heads of every attention, `b h i e`, through `change(layer, heads, guess)`.
 
     If `change` returns its argument, the model goes on with the output as it was.
     """
 
-    def __init__(self, change: Callable[[str, Tensor], Tensor]) -> None:
+    def __init__(self, change: Callable[[str, Tensor, str | None], Tensor]) -> None:
         self.change = change
 
     def observe(self, attention: InterceptedAttention) -> Tensor:
         heads = attention.heads
-        changed = self.change(attention.layer, heads)
+        changed = self.change(attention.layer, heads, attention.guess)
         return attention.out if changed is heads else attention.with_heads(changed)
 
 
@@ -152,6 +163,8 @@ class _HeadGradients:
         if out.requires_grad:
             if layer not in self.layers:
                 self.layers.append(layer)
+            if attention.guess is not None:
+                raise ValueError(_guess_message(layer, attention.guess))
             heads = layout.heads(out.detach())  # b h i e
 
             def add(grad: Tensor) -> None:
@@ -171,6 +184,13 @@ class _HeadGradients:
         for later in self.layers[self.layers.index(layer) + 1 :]:
             if later in self.scores:
                 self.scores[later] = self.scores.pop(later)
+
+
+def _guess_message(layer: str, guess: str) -> str:
+    return (
+        f"it is a guess which dims of {shown_name(layer)!r} are its heads: {guess}; "
+        f"pass layout={{{shown_name(layer)!r}: '(b h) i j'}}, or whichever it is"
+    )
 
 
 BESIDE = (Core, nn.TransformerEncoderLayer)  # within a layer of ours, and around one of PyTorch's

@@ -1,13 +1,21 @@
-"""Decide which of the dims before a matrix are the batch and which are the heads."""
+"""Decide which of the dims before a matrix are the batch and which are the heads, by evidence.
+
+What counts, in this order: the layout that the caller gave; heads that were seen to be split off the features of a
+projection (`dim_origins.py`); the batch size of the inputs of the running layers, with their number of heads. That a
+number of heads divides the number of matrices is no evidence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from .dim_origins import FEATURES, LEARNED, PRESUMED, REPEATED, ROWS, Dim, kinds_of
+from .given_layout import GivenLayout, LayoutMismatch
 
 # Attributes in which layers keep their number of heads.
 HEAD_COUNT_NAMES = (
@@ -18,9 +26,10 @@ HEAD_COUNT_NAMES = (
     "nheads",
     "heads",
     "num_attention_heads",
+    "head_num",
+    "num_head",
     "h",
 )
-MERGING_NAMES = frozenset(("view", "reshape", "flatten", "cat", "concat"))
 
 
 class HeadLayout(NamedTuple):
@@ -30,15 +39,13 @@ class HeadLayout(NamedTuple):
     at: int
 
     @classmethod
-    def of(cls, lead: Sequence[int], heads: int | None, first: bool) -> HeadLayout:
-        """Find the dim of `lead` that are the heads; a single dim is split into batch and heads, or heads `first`.
+    def one_head(cls, lead: Sequence[int]) -> HeadLayout:
+        """Return the layout in which all matrices are of the batch, with one head each."""
+        return cls(torch.Size((prod(lead), 1)), 1)
 
-        If the number of heads is unknown, the heads are the last of several dims, and a single dim has one head.
-        """
-        if len(lead) < 2:
-            heads = heads or 1
-            batch = prod(lead) // heads
-            return cls(torch.Size((heads, batch) if first else (batch, heads)), 0 if first else 1)
+    @classmethod
+    def of(cls, lead: Sequence[int], heads: int | None) -> HeadLayout:
+        """Find the dim of `lead`, of at least two, that are the heads; the last if their number is unknown."""
         last = len(lead) - 1
         if heads is None or lead[last] == heads:
             return cls(torch.Size(lead), last)
@@ -46,6 +53,30 @@ class HeadLayout(NamedTuple):
             if prod(lead[n:]) == heads:  # groups of heads
                 return cls(torch.Size((prod(lead[:n]), heads)), 1)
         return cls(torch.Size(lead), next((n for n in (*range(1, last), 0) if lead[n] == heads), last))
+
+    @classmethod
+    def from_origins(cls, dims: Sequence[Dim]) -> HeadLayout | None:
+        """Return the layout in which the features among the factors of the batch dims are heads.
+
+        None if there are none, or if they are in several places.
+        """
+        kinds = kinds_of(dims)
+        heads = next(({kind} for kind in (FEATURES, PRESUMED, LEARNED) if kind in kinds), None)
+        if heads is None:
+            return None
+        runs: list[tuple[bool, int]] = []
+        for dim in dims:
+            repeated = {REPEATED} if not heads.isdisjoint(factor.kind for factor in dim) else set()
+            for kind, size in dim:
+                counts_heads = kind in heads | repeated
+                if runs and runs[-1][0] == counts_heads:
+                    size *= runs.pop()[1]
+                runs.append((counts_heads, size))
+        if sum(counts_heads for counts_heads, _ in runs) > 1:
+            return None
+        at = next(n for n, (counts_heads, _) in enumerate(runs) if counts_heads)
+        sizes = [size for _, size in runs]
+        return cls(torch.Size(sizes if len(sizes) > 1 else (1, *sizes)), at if len(sizes) > 1 else 1)
 
     def of_matrices(self, x: Tensor) -> Tensor:
         """Rearrange a tensor that broadcasts to *lead i j, so that it broadcasts to b h i j."""
@@ -57,12 +88,103 @@ class HeadLayout(NamedTuple):
         return x.movedim(self.at, -3).flatten(0, -4)
 
 
-def to_heads_function(batch_dims: torch.Size, heads: int | None) -> Callable[[Tensor], Tensor]:
-    """Return a function that rearranges (*batch_dims, i, e) to (b, h, i, e), given the number of heads if known.
+class LayerEvidence(NamedTuple):
+    """Evidence for the choice between batch and heads in the running layer."""
 
-    If it is unknown the heads are the last of several dims; a single dim is the batch, with one head.
+    heads: int | None = None  # an attribute of the layer or of its parent
+    inputs: tuple[torch.Size, ...] = ()  # shape of the first tensor given to the layer, then to each layer around it
+    given: GivenLayout | None = None  # what the caller of `capture` said
+
+
+class HeadChoice(NamedTuple):
+    """A layout, and the reason why it is a guess."""
+
+    layout: HeadLayout
+    guess: str | None = None
+
+
+def choose_layout(
+    lead: Sequence[int], dims: Sequence[Dim] | None, evidence: LayerEvidence, finer: Sequence[int] | None = None
+) -> HeadChoice:
+    """Choose the layout of matrices with batch dims `lead`, whose origins are `dims` if they are known.
+
+    `finer` are batch dims that the same matrices had along the way, if those were more. Raises `LayoutMismatch` if the
+    given layout does not fit.
     """
-    layout = HeadLayout.of(batch_dims, heads, first=False)
+    if prod(lead) <= 1 and evidence.given is None:
+        return HeadChoice(HeadLayout.one_head(lead))
+    known = dims is not None and [prod(factor.size for factor in dim) for dim in dims] == list(lead)
+    if evidence.given is not None:
+        return HeadChoice(_given_layout(lead, dims if known else None, evidence.given, evidence))
+    if dims is not None and known:
+        if (layout := HeadLayout.from_origins(dims)) is not None:
+            return HeadChoice(layout)
+        if finer is None and kinds_of(dims) == {ROWS}:
+            return HeadChoice(HeadLayout.one_head(lead))
+        parts = [factor.size for dim in dims for factor in dim]
+        lead = parts if len(parts) > len(lead) else lead
+    lead = finer if finer is not None and len(finer) > len(lead) else lead
+    return _choose_one_dim(prod(lead), evidence) if len(lead) < 2 else _choose_dims(lead, evidence)
+
+
+def _choose_one_dim(matrices: int, evidence: LayerEvidence) -> HeadChoice:
+    """Choose between batch and folded heads for one batch dim, by the batch size of the layers under way."""
+    batch, heads = HeadLayout.one_head((matrices,)), evidence.heads
+    for dim in (0, 1):  # batch first, then batch second
+        sizes = [shape[dim] for shape in evidence.inputs if len(shape) == 3 or (not dim and len(shape) > 1)]
+        if heads is not None and any(size * heads == matrices for size in sizes):
+            return HeadChoice(HeadLayout(torch.Size((matrices // heads, heads)), 1))
+        if matrices in sizes:
+            return HeadChoice(batch)
+    if heads == matrices:
+        return HeadChoice(HeadLayout(torch.Size((1, heads)), 1), f"its {matrices} matrices are as many as its heads")
+    return HeadChoice(batch, f"its {matrices} matrices are taken for {matrices} texts with one head each")
+
+
+def _choose_dims(lead: Sequence[int], evidence: LayerEvidence) -> HeadChoice:
+    """Choose the dim of the heads among several."""
+    heads, sizes = evidence.heads, {shape[0] for shape in evidence.inputs if len(shape) > 1}
+    layout = HeadLayout.of(lead, heads)
+    if sum(size > 1 for size in lead) < 2:  # the position of the only one decides
+        return HeadChoice(layout)
+    if len(lead) == 2 and lead[0] != lead[1]:
+        if heads in lead:
+            return HeadChoice(layout)
+        if lead[1] in sizes and lead[0] not in sizes:
+            return HeadChoice(HeadLayout(torch.Size(lead), 0))
+        if lead[0] in sizes:
+            return HeadChoice(layout)
+    elif heads is not None and (list(lead).count(heads) == 1 or layout.lead[layout.at] == heads != lead[layout.at]):
+        return HeadChoice(layout)
+    shown = " x ".join(map(str, lead))
+    return HeadChoice(layout, f"of its batch dims {shown} dim {layout.at} is taken for the heads")
+
+
+def _given_layout(
+    lead: Sequence[int], dims: Sequence[Dim] | None, given: GivenLayout, evidence: LayerEvidence
+) -> HeadLayout:
+    """Return the layout that the caller gave."""
+    if given.is_batch:
+        return HeadLayout.one_head(lead)
+    if not given.is_folded:
+        if len(lead) != 2:
+            raise LayoutMismatch(f"layout={given} has two batch dims, but its matrices have {len(lead)}")
+        return HeadLayout(torch.Size(lead), given.at)
+    matrices, heads = prod(lead), given.heads
+    if len(lead) > 2 or (len(lead) == 2 and 1 not in lead):
+        raise LayoutMismatch(f"layout={given} has one batch dim, but its matrices have {len(lead)}")
+    if heads is None and dims is not None and (layout := HeadLayout.from_origins(dims)) is not None:
+        heads = layout.lead[layout.at]
+    if heads is None:
+        heads = evidence.heads
+    if heads is None or matrices % heads:
+        known = "their number is unknown" if heads is None else f"{matrices} matrices are no multiple of {heads} heads"
+        raise LayoutMismatch(f"layout={given} has folded heads, but {known}; pass {given.example!r}")
+    return HeadLayout(torch.Size((matrices // heads, heads) if given.at else (heads, matrices // heads)), given.at)
+
+
+def to_heads_function(batch_dims: torch.Size, layout: HeadLayout) -> Callable[[Tensor], Tensor]:
+    """Return a function that rearranges (*batch_dims, i, e) to (b, h, i, e)."""
     return lambda x: layout.of_matrices(with_batch_dims(x, batch_dims, layout.lead)) if x.ndim > 2 else x[None, None]
 
 
@@ -72,10 +194,10 @@ def replace_heads(out: Tensor, heads: Tensor, to_heads: Callable[[Tensor], Tenso
     return out.flatten().scatter(0, positions.flatten(), heads.flatten()).view(out.shape)
 
 
-def head_count(parts: Sequence[tuple[str, nn.Module]], matrices: int) -> int | None:
+def head_count(parts: Sequence[tuple[str, nn.Module]]) -> int | None:
     """Return the number of heads from an attribute of the running layer, or of its parent; None if unknown.
 
-    It must divide the number of matrices. `parts` are the running modules with their names, the innermost last.
+    `parts` are the running modules with their names, the innermost last.
     """
     for name, part in parts[:-3:-1]:
         between = parts[-1][0][len(name) :]
@@ -84,19 +206,9 @@ def head_count(parts: Sequence[tuple[str, nn.Module]], matrices: int) -> int | N
             return None
         for attribute in HEAD_COUNT_NAMES:
             heads = getattr(part, attribute, None)
-            if isinstance(heads, int) and heads > 0 and matrices % heads == 0:
+            if isinstance(heads, int) and heads > 0:
                 return heads
     return None
-
-
-def merged_batch_dims(args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> tuple[int, int] | None:
-    """Return the two batch dims that a call merged into one, the outer first; the inner is 0 for concatenated parts."""
-    x = args[0] if args else None
-    if isinstance(x, Tensor):
-        merges = x.ndim == 4 and not x.is_nested and x.shape[:2].numel() == len(out)
-        return (x.shape[0], x.shape[1]) if merges else None
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    return (len(x), 0) if isinstance(x, (list, tuple)) and dim == 0 else None
 
 
 def common_batch_dims(left: torch.Size, right: torch.Size) -> torch.Size:

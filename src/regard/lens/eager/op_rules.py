@@ -30,6 +30,7 @@ from torch import Tensor
 from ...ops.terms.normalizers import Normalizer, Sigmoid
 from ..recording.store import version_of
 from ..terms.rectified import Rectified
+from .dim_origins import dim_order
 from .final_weights import CREATING_NAMES, LAYOUT_NAMES, describe, is_active_dropout
 from .matmul import has_data
 from .symbolic_scores import MAX_HIDDEN_SCORE, Scores, ScoresWithSink, SoftmaxOutput, WeightedValues
@@ -51,7 +52,6 @@ class SymbolicTensors:
     def __init__(self) -> None:
         self.entries: dict[int, tuple[weakref.ref[Tensor], int | None, SymbolicValue]] = {}
         self.weights: set[int] = set()  # keys of the entries that are the output of a softmax
-        self.linear_output: Callable[[], Tensor | None] = lambda: None  # output of the latest F.linear
 
     def get(self, x: Any, *, written: bool = False) -> SymbolicValue | None:
         """Return the value of a tensor; None if it has none, or if the tensor was written to since.
@@ -99,7 +99,6 @@ class SymbolicTensors:
         """Remove everything."""
         self.entries.clear()
         self.weights.clear()
-        self.linear_output = lambda: None
 
     def _remove(self, key: int) -> None:
         self.entries.pop(key, None)
@@ -404,7 +403,7 @@ def _permute(call: OpCall) -> Scores | SoftmaxOutput | None:
     if isinstance(value, SoftmaxOutput) and (value.behind > 1 or value.with_sink is not None):
         return None
     shape = call.args[0].shape
-    *lead, row, column = _dim_order(call, len(shape))
+    *lead, row, column = dim_order(call.name, call.args, call.kwargs, len(shape))
     if {row, column} != {len(shape) - 2, len(shape) - 1}:
         return None
     if lead != sorted(lead):
@@ -413,20 +412,6 @@ def _permute(call: OpCall) -> Scores | SoftmaxOutput | None:
     if row < column:
         return value
     return value.mT if isinstance(value, Scores) else replace(value, behind=1 - value.behind)
-
-
-def _dim_order(call: OpCall, ndim: int) -> list[int]:
-    """Return the dims of the argument in the order in which the result has them."""
-    order = list(range(ndim))
-    if call.name in ("mT", "T", "t"):
-        return [*order[:-2], *reversed(order[-2:])] if call.name == "mT" or ndim == 2 else order[::-1]
-    dims = call.args[1] if len(call.args) == 2 and not isinstance(call.args[1], int) else call.args[1:]
-    dims = [*dims, *(x for value in call.kwargs.values() for x in ([value] if isinstance(value, int) else value))]
-    if call.name == "permute":
-        return [dim % ndim for dim in dims]
-    a, b = dims
-    order[a], order[b] = order[b], order[a]
-    return order
 
 
 def _softmax(call: OpCall) -> SoftmaxOutput | None:
@@ -466,7 +451,7 @@ def _exp(call: OpCall) -> Exponentials | SoftmaxOutput | None:
         return None
     scores = call.symbolic_argument()
     if not isinstance(scores, Scores) or scores.zeroed is not None:
-        return Exponentials(None, is_gate=call.symbolic.linear_output() is x)
+        return Exponentials(None)
     exponentials = Exponentials(scores, None if x is e else x)
     return exponentials.as_weights(e) or exponentials
 
@@ -544,7 +529,7 @@ def _softmax_of(call: OpCall, x: Any, dim: Any) -> SoftmaxOutput | None:
     scores = scores if isinstance(scores, Scores) and behind < 2 else None
     if behind:
         return SoftmaxOutput(None if scores is None else scores.mT, x.movedim(dim, -1), behind)
-    return SoftmaxOutput(scores, x, 0, is_gate=call.symbolic.linear_output() is x)
+    return SoftmaxOutput(scores, x, 0)
 
 
 OP_RULES: dict[str, OpRule] = {

@@ -191,7 +191,7 @@ class SoftmaxOutput:
     scores: Scores | None  # None if the logits are not known as a product and terms
     logits: Tensor  # input of the softmax, keys in the last dim
     behind: int  # number of dims behind the keys
-    is_gate: bool = False  # the logits are the output of a linear map: perhaps a router of experts
+    is_fixed: bool = False  # the logits are constants
     weights: Tensor | None = None  # output of the softmax, keys last; None if it is the tensor itself
     pair: tuple[int, int] | None = None  # numbers of queries and keys, if the logits are a function of both
     changes: tuple[str, ...] = ()  # what the model did to the weights after the softmax

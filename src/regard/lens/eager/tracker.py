@@ -22,11 +22,9 @@ Lifetimes
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import inf, isclose, prod
 from typing import Any, NamedTuple
 
@@ -36,6 +34,7 @@ from torch import Tensor, nn
 from ...ops.backends import reference
 from ...ops.blocks.prepared_call import prepare
 from ...ops.terms.normalizers import Normalizer, SinkSoftmax, Softmax
+from ...ops.torch_state import in_functorch
 from ...ops.weights import Weights
 from ...torch_internals import innermost_tensor, outside_transforms
 from ..interception.func_transforms import unwrap_transforms
@@ -43,10 +42,21 @@ from ..interception.kernel_call import KernelCall, OutputProof
 from ..interception.output_check import reproduces_output
 from ..recording.observed import ObservedAttention
 from ..terms.changed_weights import Scaled
+from .dim_origins import FEATURES, Dim, DimOrigins, is_parameter, join_dims, kinds_of
 from .final_weights import Descent, FinalWeights, is_over_keys
-from .head_layout import MERGING_NAMES, HeadLayout, common_batch_dims, merged_batch_dims, with_batch_dims
+from .given_layout import LayoutMismatch
+from .head_layout import HeadChoice, HeadLayout, LayerEvidence, choose_layout, common_batch_dims, with_batch_dims
 from .layer_weights import is_layer_weight
 from .matmul import MATMUL_NAMES, Average, Projection, has_data, operands, parse_average, parse_product
+from .not_attention import (
+    FACTORS,
+    FIXED_VALUES,
+    FIXED_WEIGHTS,
+    ROUTING,
+    AverageOrigin,
+    NotAttention,
+    kind_of_average,
+)
 from .op_rules import EXP_NAMES, OP_RULES, SOFTMAX_NAMES, OpCall, SymbolicTensors, change_weights, is_in_place
 from .provenance import Pair, Provenance
 from .symbolic_scores import Scores, SoftmaxOutput, WeightedValues
@@ -56,15 +66,13 @@ from .weight_change import WeightChange, given_call
 ROWS = 8  # rows of each matrix that are compared with the weights of the model
 MAX_COMPARED_ENTRIES = 2**24  # matrix entries compared at once if all rows are compared
 TOLERANCE, HALF_TOLERANCE = 0.03, 0.1  # error relative to the largest weight of a row, in float32 and half precision
-MAX_FOLDS = 8  # latest merges of two batch dims that are remembered
 LINEAR, SUM = "linear", "sum"
 DIVISION_NAMES = frozenset(("div", "div_", "divide", "true_divide", "mul", "mul_", "multiply", "normalize"))
-# Functions that matter before there are scores.
-STARTING_NAMES = MATMUL_NAMES | MERGING_NAMES | SOFTMAX_NAMES | EXP_NAMES | {LINEAR}
+STARTING_NAMES = MATMUL_NAMES | SOFTMAX_NAMES | EXP_NAMES  # functions that matter before there are scores
 NAMES = STARTING_NAMES | OP_RULES.keys() | {SUM}
 SOFTMAX_BY_HAND = DIVISION_NAMES | MATMUL_NAMES | EXP_NAMES  # results may be a softmax of exponentials, or its average
 
-Heads = Callable[[int], int | None]  # number of matrices -> number of heads among them, None if unknown
+Evidence = Callable[[], LayerEvidence]
 
 
 class EagerAttention(NamedTuple):
@@ -79,24 +87,27 @@ class EagerAttention(NamedTuple):
     softmaxed: SoftmaxOutput
     normalize: Normalizer | None = None  # the function of the logits, if it is no softmax
     projection: Projection | None = None  # set if the call also maps the averages to its output
+    guess: str | None = None  # why the choice between batch and heads is a guess
 
     @classmethod
     def of(
-        cls, x: Tensor, softmaxed: SoftmaxOutput, average: Average, out: Tensor, heads: int | None, first: bool
+        cls,
+        x: Tensor,
+        softmaxed: SoftmaxOutput,
+        average: Average,
+        out: Tensor,
+        choose: Callable[[torch.Size, torch.Size | None], HeadChoice],
     ) -> EagerAttention:
         """Return the attention of a softmax output, whose current tensor is x, with its values.
 
-        `heads` is their number if they are merged into the batch dim, outermost if `first`. If batch dims were merged
-        along the way, the finest ones are used.
+        `choose` takes the batch dims, and finer ones if some were merged along the way.
         """
         v, scores, shape = average.v, softmaxed.scores, softmaxed.keys_last(x).shape
         logits, found = (average.weights(y.reshape(shape)) for y in (softmaxed.logits, softmaxed.weights_in(x)))
         given, (i, j) = common_batch_dims(logits.shape[:-2], v.shape[:-2]), logits.shape[-2:]
         if scores is not None and (prod(scores.lead) != prod(given) or not scores.inputs_are_unmodified):
             scores = None
-        layout = HeadLayout.of(
-            scores.lead if scores is not None and len(scores.lead) > len(given) else given, heads, first
-        )
+        layout, guess = choose(given, scores.lead if scores is not None and len(scores.lead) > len(given) else None)
 
         def to_layout(y: Tensor) -> Tensor:
             return layout.of_matrices(y.expand(*given, i, j).reshape(*layout.lead, i, j))
@@ -113,18 +124,19 @@ class EagerAttention(NamedTuple):
             softmaxed,
             softmaxed.normalize if by_head is None else SinkSoftmax(by_head),
             average.projection,
+            guess,
         )
 
-    def without_transforms(self, heads: Heads) -> EagerAttention:
+    def without_transforms(self, evidence: LayerEvidence) -> EagerAttention:
         """Return the attention over the batches that the open vmaps map, whose output is `b h i e`.
 
         The open vmaps are batch dims, or heads if each function sees no heads.
         """
         lead = unwrap_transforms(self.logits).shape[:-2]
         sizes = torch.Size(size for size in lead if size > 1)
-        layout = HeadLayout(torch.Size((lead[:-1].numel(), lead[-1])), 1)
+        layout, guess = HeadLayout(torch.Size((lead[:-1].numel(), lead[-1])), 1), None
         if lead[-1] == 1:
-            layout = HeadLayout.of(sizes, heads(sizes.numel()), first=False)
+            layout, guess = choose_layout(sizes, None, evidence)
 
         def values(x: Tensor) -> Tensor:
             x = unwrap_transforms(x, ndim=4)
@@ -146,6 +158,7 @@ class EagerAttention(NamedTuple):
             heads=lambda heads: heads,
             out=averages,
             normalize=normalize,
+            guess=guess,
         )
 
     def kernel_call(self) -> KernelCall:
@@ -245,32 +258,32 @@ def reference_rows(weights: Weights, rows: Tensor) -> Tensor:
 class EagerTracker:
     """Follows scores through the functions of PyTorch; without gradients unless a consumer may replace the call."""
 
-    def __init__(self, *, with_gradients: bool = False, parts: Sequence[nn.Module] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        with_gradients: bool = False,
+        parts: Sequence[nn.Module] = (),
+        is_buffer: Callable[[Tensor], bool] = lambda x: False,
+    ) -> None:
         self._with_gradients = with_gradients
         self._parts = parts  # the running modules, the innermost last
         self._symbolic = SymbolicTensors()
         self.traces = Provenance()
         self.final = FinalWeights()
-        self._folds: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=MAX_FOLDS)
+        self.origins = DimOrigins(is_buffer)
+        self._routed: set[tuple[int, torch.Size]] = set()  # memory and shape of values that fixed weights averaged
 
     def follow(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
-    ) -> EagerAttention | None:
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, evidence: Evidence
+    ) -> EagerAttention | NotAttention | None:
         """Process a call, which has run, of a function with a `traced_name`; return the attention that it completes."""
         if not self._symbolic.entries and not self.final.held and name not in STARTING_NAMES:
             return None
-        if name == LINEAR:
-            self._symbolic.linear_output = weakref.ref(out)
-            is_layer = isinstance(args[1] if len(args) > 1 else kwargs.get("weight"), nn.Parameter)
-            if is_layer and not self.holds_weights:
-                return None
-        elif name in MERGING_NAMES:
-            if out.ndim == 3 and (fold := merged_batch_dims(args, kwargs, out)) is not None:
-                self._folds.append((weakref.ref(out), *fold))
-            if not self._symbolic.entries and not self.final.held:
-                return None
+        weight = (args[1] if len(args) > 1 else kwargs.get("weight")) if name == LINEAR else None
+        if isinstance(weight, nn.Parameter) and not self.holds_weights:
+            return None
         with torch.set_grad_enabled(self._with_gradients and torch.is_grad_enabled()):
-            found = self._follow(name, args, kwargs, out, heads)
+            found = self._follow(name, args, kwargs, out, evidence)
             if found is None and self.holds_weights:
                 self._follow_weights(name, args, kwargs, out)
             return found
@@ -281,15 +294,15 @@ class EagerTracker:
         return bool(self._symbolic.weights or self.final.held)
 
     def _follow(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, heads: Heads
-    ) -> EagerAttention | None:
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, evidence: Evidence
+    ) -> EagerAttention | NotAttention | None:
         if name == LINEAR and isinstance(args[1] if len(args) > 1 else kwargs.get("weight"), nn.Parameter):
             return None
         if name in MATMUL_NAMES:
-            return self._follow_matmul(name, args, kwargs, out, heads)
+            return self._follow_matmul(name, args, kwargs, out, evidence)
         if not self._symbolic.entries and name not in SOFTMAX_NAMES and name not in EXP_NAMES:
             return None
-        return self._follow_op(OpCall(self._symbolic, name, args, kwargs, out), heads)
+        return self._follow_op(OpCall(self._symbolic, name, args, kwargs, out), evidence)
 
     def _follow_weights(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Track what a function without an exact rule made of weights."""
@@ -337,19 +350,30 @@ class EagerTracker:
         self._symbolic.clear()
         self.traces.clear()
         self.final.clear()
-        self._folds.clear()
+        self.origins.clear()
+        self._routed = set()
 
-    def _follow_op(self, call: OpCall, heads: Heads) -> EagerAttention | None:
+    def _follow_op(self, call: OpCall, evidence: Evidence) -> EagerAttention | NotAttention | None:
         """Apply the rule of an op to scores or weights; a sum over weights times values completes an attention."""
         if call.name == SUM:
             note = self._symbolic.get(call.argument(0))
             if isinstance(note, WeightedValues) and (found := note.average(call.args, call.kwargs)) is not None:
-                return self._attention_from(note.softmaxed, found, note.weights, None, call.out, heads)
+                return self._attention_from(
+                    note.softmaxed,
+                    found,
+                    note.weights,
+                    note.values,
+                    lambda weights, values: note._replace(weights=weights, values=values).average(
+                        call.args, call.kwargs
+                    ),
+                    call.out,
+                    evidence,
+                )
             return None
         if call.name in DIVISION_NAMES:
             product = self._symbolic.get(call.argument(0), written=is_in_place(call.name))
             if isinstance(product, UndividedAverage):
-                return self._divide_average(product, call, heads)
+                return self._divide_average(product, call, evidence)
         step = OP_RULES.get(call.name)
         what = None if step is None else step(call)
         if what is None and self._symbolic.weights:
@@ -358,13 +382,17 @@ class EagerTracker:
             self._symbolic.forget(call.argument(0))
         if isinstance(what, SoftmaxOutput) and what.pair is None and not what.is_elementwise:
             what = replace(what, pair=self._queries_and_keys(call, what))
+        if isinstance(what, SoftmaxOutput) and what.scores is None and call.name in SOFTMAX_NAMES:
+            what = replace(what, is_fixed=self.origins.is_constant(call.argument(0, "input")))
         if isinstance(what, Exponentials) and what.scores is None and self.traces.holds(call.argument(0, "input")):
             what = what.as_weights(call.result) or what
         if what is not None:
             self._symbolic.add(call.result, what)
         return None
 
-    def _divide_average(self, product: UndividedAverage, call: OpCall, heads: Heads) -> EagerAttention | None:
+    def _divide_average(
+        self, product: UndividedAverage, call: OpCall, evidence: Evidence
+    ) -> EagerAttention | NotAttention | None:
         """Return the attention that a division of exp(s) @ v by its row sums completes."""
         divisor = call.argument(1, "other")
         if not isinstance(divisor, Tensor):
@@ -372,14 +400,19 @@ class EagerTracker:
         found = product.divide(1 / divisor if call.name in ("mul", "mul_", "multiply") else divisor)
         if found is None:
             return None
-        return self._attention_from(found[0], product.average, found[1], product.values, call.result, heads)
+        softmaxed, weights = found
+        if (origin := self.origins.get(product.e)) is not None:
+            self.origins.add(weights, origin)
+        return self._attention_from(
+            softmaxed, product.average, weights, product.values, product.average_of, call.result, evidence
+        )
 
     def _queries_and_keys(self, call: OpCall, softmaxed: SoftmaxOutput) -> Pair | None:
         """Return the numbers of queries and keys if the softmax is over either.
 
         A product with an nn.Parameter is a classifier or vocabulary projection.
         """
-        if (scores := softmaxed.scores) is not None and not _is_parameter(scores.k):
+        if (scores := softmaxed.scores) is not None and not is_parameter(scores.k):
             return scores.q.shape[-2], scores.k.shape[-2]
         if call.name not in SOFTMAX_NAMES:
             return None
@@ -387,8 +420,8 @@ class EagerTracker:
         return self.traces.pair_of(x) if self.traces.is_attention_softmax(x, call.argument(1, "dim")) else None
 
     def _follow_matmul(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor, heads: Heads
-    ) -> EagerAttention | None:
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor, evidence: Evidence
+    ) -> EagerAttention | NotAttention | None:
         if self._symbolic.entries or self.final.held:
             given = operands(name, args, kwargs)
             for x in given:
@@ -396,19 +429,21 @@ class EagerTracker:
                 if isinstance(note, SoftmaxOutput) and (
                     found := parse_average(name, args, kwargs, x, behind=note.behind)
                 ):
-                    other = next((y for y in given if y is not x), None)
-                    return self._attention_from(note, found, x, other, out, heads)
-                if isinstance(note, Exponentials) and note.scores is not None and not _is_parameter(note.scores.k):
-                    other = next((y for y in given if y is not x), None)
+                    values = _values_among(given, x, found)
+                    again = partial(_average_again, name, args, kwargs, x, note.behind, values)
+                    return self._attention_from(note, found, x, values, again, out, evidence)
+                if isinstance(note, Exponentials) and note.scores is not None and not is_parameter(note.scores.k):
                     found = parse_average(name, args, kwargs, x, behind=0)
                     if found is not None and found.projection is None and out.shape[:-1] == x.shape[:-1]:
-                        self._symbolic.add(out, UndividedAverage(note, x, other, found))
+                        values = _values_among(given, x, found)
+                        again = partial(_average_again, name, args, kwargs, x, 0, values)
+                        self._symbolic.add(out, UndividedAverage(note, x, values, found, again))
                         return None
-            if self.holds_weights and (attention := self._final_attention(name, args, kwargs, out, given, heads)):
+            if self.holds_weights and (attention := self._final_attention(name, args, kwargs, out, given, evidence)):
                 return attention
         if has_data(out) and (scored := parse_product(name, args, kwargs)) is not None:
             self._symbolic.add(out, Scores.of(scored))
-            if not (_is_parameter(scored.left) or _is_parameter(scored.right)):
+            if not (is_parameter(scored.left) or is_parameter(scored.right)):
                 self.traces.begin(out)
         return None
 
@@ -419,8 +454,8 @@ class EagerTracker:
         kwargs: Mapping[str, Any],
         out: Tensor,
         given: Sequence[Any],
-        heads: Heads,
-    ) -> EagerAttention | None:
+        evidence: Evidence,
+    ) -> EagerAttention | NotAttention | None:
         """Return the attention that a product with weights completes that were changed beyond the rules."""
         for x in given:
             descent = self._descent_of(x)
@@ -438,7 +473,9 @@ class EagerTracker:
                 note = SoftmaxOutput(
                     None, logits, behind, pair=descent.pair, changes=changes, averaged=averaged, is_final=True
                 )
-                attention = self._attention_from(note, found, x, others[0] if others else None, out, heads)
+                values = _values_among(given, x, found)
+                again = partial(_average_again, name, args, kwargs, x, behind, values)
+                attention = self._attention_from(note, found, x, values, again, out, evidence)
                 if attention is not None:
                     for each in rest:
                         each.append(True)
@@ -446,32 +483,122 @@ class EagerTracker:
         return None
 
     def _attention_from(
-        self, note: SoftmaxOutput, found: Average, x: Tensor, values: Any, out: Tensor, heads: Heads
-    ) -> EagerAttention | None:
-        """Return the attention that an average by weights x completes; None if it is none, or was returned before.
+        self,
+        note: SoftmaxOutput,
+        found: Average,
+        x: Tensor,
+        values: Any,
+        average_of: Callable[[Tensor, Tensor], Average | None],
+        out: Tensor,
+        evidence: Evidence,
+    ) -> EagerAttention | NotAttention | None:
+        """Return the attention that an average by weights x completes; None if it was returned before.
 
-        The first average counts; averages of relative positions come after it. Averages of experts, and of parameters
-        such as embeddings, are no attention.
+        The first average counts; averages of relative positions come after it.
         """
         shape = note.keys_last(x).shape
-        if note.averaged or shape.numel() != note.logits.numel() or _is_parameter(found.v):
+        if note.averaged or shape.numel() != note.logits.numel() or is_parameter(found.v):
             return None
         if note.is_elementwise and self._is_feed_forward(note, found):
             return None
-        laid = found.weights(note.logits.reshape(shape)).shape
-        if note.is_gate and laid[-2] == 1 and (len(laid) > 3 or found.summed):
-            return None
+        weights_dims, values_dims = self._dims_of_average(note, x, values, average_of)
+        in_transform = in_functorch()
+        other = None if in_transform else self._kind_of_average(note, found, x, values, weights_dims, values_dims)
+        if other is not None:
+            if other.is_final:
+                self._leave_out(note, other)
+            return other
         note.averaged.append(True)
         self._symbolic.forget_softmax(note)
         self.final.forget_recorded()
-        count = heads(common_batch_dims(laid[:-2], found.v.shape[:-2]).numel())
-        first = any(ref() is values and outer == count != inner for ref, outer, inner in self._folds)
-        return EagerAttention.of(x, note, found, out, count, first)
+        known = [dims[:-2] for dims in (weights_dims, values_dims) if dims is not None]
+
+        def choose(lead: torch.Size, finer: torch.Size | None) -> HeadChoice:
+            facts = evidence()._replace(inputs=()) if in_transform else evidence()  # inputs are whole batches
+            return choose_layout(lead, join_dims(known) if known else None, facts, finer)
+
+        try:
+            return EagerAttention.of(x, note, found, out, choose)
+        except LayoutMismatch as reason:
+            return NotAttention("attention", str(reason))
+
+    def _dims_of_average(
+        self, note: SoftmaxOutput, x: Tensor, values: Any, average_of: Callable[[Tensor, Tensor], Average | None]
+    ) -> tuple[Sequence[Dim] | None, Sequence[Dim] | None]:
+        """Return the origins of the dims of the weights, *lead i j, and of the values, *lead j e.
+
+        The average is parsed once more, of tensors without memory whose strides number their dims.
+        """
+        weights_origin, values_origin = self.origins.get(x), self.origins.get(values)
+        if not isinstance(values, Tensor) or (weights_origin is None and values_origin is None):
+            return None, None
+        probes = [torch.empty_strided(y.shape, tuple(range(1, y.ndim + 1)), device="meta") for y in (x, values)]
+        if (average := average_of(*probes)) is None:
+            return None, None
+
+        def dims_of(origin: Any, probe: Tensor) -> Sequence[Dim] | None:
+            sources = [n if size > 1 else 0 for n, size in zip(probe.stride(), probe.shape, strict=True)]
+            if origin is None or max(sources, default=0) > len(origin.dims):
+                return None
+            return [origin.dims[n - 1] if n else () for n in sources]
+
+        weights = dims_of(weights_origin, average.weights(note.keys_last(probes[0])))
+        return weights, dims_of(values_origin, average.v)
+
+    def _kind_of_average(
+        self,
+        note: SoftmaxOutput,
+        found: Average,
+        x: Tensor,
+        values: Any,
+        weights_dims: Sequence[Dim] | None,
+        values_dims: Sequence[Dim] | None,
+    ) -> NotAttention | None:
+        """Return the kind of an average that is no attention of queries over keys."""
+        memory = (found.v.untyped_storage().data_ptr(), found.v.shape)
+        if note.is_fixed:
+            self._routed.add(memory)
+            return FIXED_WEIGHTS
+        if memory in self._routed:
+            return ROUTING
+        if isinstance(values, Tensor) and self.origins.is_constant(values):
+            return FIXED_VALUES._replace(is_final=not note.is_attention)
+        origin, scores = self.origins.get(x), note.scores
+        return kind_of_average(
+            AverageOrigin(
+                weights_dims,
+                values_dims,
+                None if origin is None else origin.piece,
+                from_product=note.is_attention and not (scores is not None and is_parameter(scores.k)),
+                is_summed=found.summed,
+                has_feature_softmax=weights_dims is not None and self._has_feature_softmax(note, weights_dims[-2]),
+            )
+        )
+
+    def _has_feature_softmax(self, note: SoftmaxOutput, rows: Dim) -> bool:
+        """Whether another softmax is over as many features as there are rows, as that of linear attention's queries."""
+        for ref, _, other in self._symbolic.entries.values():
+            if isinstance(other, SoftmaxOutput) and other is not note and not other.averaged:
+                origin = self.origins.get(ref())
+                keys = () if origin is None else origin.dims[-1 - other.behind]
+                if keys == rows and kinds_of([keys]) == {FEATURES}:
+                    return True
+        return False
+
+    def _leave_out(self, note: SoftmaxOutput, kind: NotAttention) -> None:
+        """Forget a softmax that is no attention; with a factor of an attention also the other factors."""
+        notes = [note]
+        if kind is FACTORS:
+            notes += [other for _, _, other in self._symbolic.entries.values() if isinstance(other, SoftmaxOutput)]
+        for each in notes:
+            each.averaged.append(True)
+            self._symbolic.forget_softmax(each)
+        self.final.forget_recorded()
 
     def _is_feed_forward(self, note: SoftmaxOutput, found: Average) -> bool:
         """True if the keys or the values of weights that are no softmax are weight matrices of the layer."""
         matrices = (found.v, note.scores.q, note.scores.k) if note.scores is not None else (found.v,)
-        return any(_is_parameter(x) or is_layer_weight(x, self._parts) for x in matrices)
+        return any(is_parameter(x) or is_layer_weight(x, self._parts) for x in matrices)
 
 
 _TRACED_NAMES: dict[Any, str | None] = {Tensor.mT.__get__: "mT", Tensor.T.__get__: "T"}  # type: ignore[attr-defined]
@@ -486,12 +613,37 @@ def traced_name(func: Any) -> str | None:
         return _TRACED_NAMES.setdefault(func, name if name in NAMES or is_in_place(name) else None)
 
 
+def _values_among(given: Sequence[Any], weights: Tensor, found: Average) -> Any:
+    """Return the operand that is averaged."""
+    others = [y for y in given if isinstance(y, Tensor) and y is not weights]
+    return next((y for y in others if y is found.v or found.v._base is y), others[0] if others else None)
+
+
+def _average_again(
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    weights: Tensor,
+    behind: int,
+    values: Any,
+    weights_now: Tensor,
+    values_now: Tensor,
+) -> Average | None:
+    """Parse the call of an average with other tensors in place of its weights and values."""
+
+    pairs = (weights, weights_now), (values, values_now)
+    kwargs = {key: _swap(x, pairs) for key, x in kwargs.items()}
+    return parse_average(name, [_swap(x, pairs) for x in args], kwargs, weights_now, behind=behind)
+
+
+def _swap(x: Any, pairs: Sequence[tuple[Any, Tensor]]) -> Any:
+    """Return an argument with the second of each pair in place of the first."""
+    if isinstance(x, (list, tuple)):
+        return [_swap(y, pairs) for y in x]
+    return next((new for old, new in pairs if x is old), x)
+
+
 def _by_head(sink: Tensor) -> Tensor | None:
     """Return one number per head, `h`, if it is the same in all rows of a head; else None."""
     first = sink[:1, :, :1, :1]
     return first.flatten().clone() if bool((sink[..., :1] == first).all()) else None
-
-
-def _is_parameter(x: Tensor) -> bool:
-    """True for a parameter or a view of one."""
-    return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)

@@ -9,6 +9,7 @@ larger by exp(sink) it is a softmax with a sink. So it does not matter how a mod
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -30,7 +31,6 @@ class Exponentials:
 
     scores: Scores | None  # None if the exponents are not known as a product and terms
     exponents: Tensor | None = None  # None if the tensor was changed since: then its logarithm
-    is_gate: bool = False  # the exponents are the output of a linear map: perhaps a router of experts
     averaged: list[bool] = field(default_factory=list)  # not empty once values were multiplied and divided
 
     def without(self, hidden: Tensor, lead: torch.Size) -> Exponentials:
@@ -67,7 +67,7 @@ class Exponentials:
         extra, tolerance = divisor - total, divisor * (HALF_TOLERANCE if e.dtype.itemsize <= 2 else TOLERANCE)
         logits, scores = self._exponents(e, behind), self._scores(e, behind)
         if is_true_everywhere(extra.abs() <= tolerance):
-            return SoftmaxOutput(scores, logits, behind, is_gate=self.is_gate, averaged=self.averaged)
+            return SoftmaxOutput(scores, logits, behind, averaged=self.averaged)
         if scores is None or not is_true_everywhere(extra >= -tolerance):
             return None
         lead = logits.shape[:-2]
@@ -101,6 +101,7 @@ class UndividedAverage:
     e: Tensor
     values: Tensor | None
     average: Average
+    average_of: Callable[[Tensor, Tensor], Average | None]  # the same call of other weights and values
 
     @property
     def averaged(self) -> list[bool]:

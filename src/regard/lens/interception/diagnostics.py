@@ -93,7 +93,9 @@ def _note_unrecognized_softmax(mode: AttentionMode, recorder: Recorder) -> None:
     """Note the layers with a softmax that looks like attention and was not recorded."""
     lost = [layer for layer, each in mode.softmaxes.items() if not all(each)]
     for layer in lost:
-        recorder.note_unseen(layer, "softmax", NEVER_AVERAGED)
+        average = mode.left_out.get(layer)
+        kind, reason = ("softmax", NEVER_AVERAGED) if average is None else (average.kind, average.reason)
+        recorder.note_unseen(layer, kind, reason)
     if mode.unclear:
         known = [*lost, *recorder.recorded_layers, *(each.layer for each in recorder.unseen)]
         for layer in sorted(mode.unclear):

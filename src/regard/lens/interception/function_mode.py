@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
-from typing import Any
+from functools import cache, cached_property, partial
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -39,8 +39,19 @@ from ...nn.dropout import Dropout
 from ...ops.operator import attend
 from ...ops.terms.scores import Dot
 from ...ops.torch_state import in_functorch
-from ..eager.head_layout import head_count, replace_heads, to_heads_function
+from ..eager.dim_origins import join_dims
+from ..eager.given_layout import NO_LAYOUTS, GivenLayouts, LayoutMismatch
+from ..eager.head_layout import (
+    HeadChoice,
+    HeadLayout,
+    LayerEvidence,
+    choose_layout,
+    head_count,
+    replace_heads,
+    to_heads_function,
+)
 from ..eager.matmul import MATMUL_NAMES, operands
+from ..eager.not_attention import NotAttention
 from ..eager.op_rules import SOFTMAX_NAMES
 from ..eager.tracker import SOFTMAX_BY_HAND, EagerAttention, EagerTracker, traced_name
 from ..recording.recorder import Recorder
@@ -48,7 +59,7 @@ from ..recording.store import Store, check_not_nested
 from ..terms.interpret import Interpreter
 from .func_transforms import UNSUPPORTED, unwrap_transforms
 from .intercepted import HEADS_SECOND, Consumer, InterceptedAttention, OutputLayout
-from .kernel_call import KernelCall, OutputProof
+from .kernel_call import KernelCall, NotUnderstood, OutputProof
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
 from .opaque_calls import SCRIPTED as SCRIPTED_CALL
 from .output_check import reproduces_output
@@ -64,14 +75,29 @@ MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 class _ThreadState(threading.local):
     """The state of one thread: a model may run in several."""
 
-    def __init__(self, with_gradients: bool) -> None:
+    def __init__(self, with_gradients: bool, is_buffer: Callable[[Tensor], bool]) -> None:
         self.parts: list[nn.Module] = []  # modules under way, the innermost last
+        self.inputs: list[torch.Size | None] = []  # for each of them: shape of the first tensor given to it
         self.entered: list[bool] = []  # for each of them: did it put the mode on the stack?
         self.in_model = False  # is a forward pass of the whole model under way?
         self.silent = 0  # number of open `quiet` blocks
         self.first_positions: dict[tuple[int, int], int] = {}  # (queries, keys) of the latest mask -> first query
         self.awaiting: tuple[Callable[[Tensor], None], Tensor] | None = None  # a callback, and heads, b h i e
-        self.tracker = EagerTracker(with_gradients=with_gradients, parts=self.parts)
+        self.tracker = EagerTracker(with_gradients=with_gradients, parts=self.parts, is_buffer=is_buffer)
+
+
+class _Buffers:
+    """Whether a tensor is a buffer of a model; a mode holds it, so it must not hold the mode."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __call__(self, x: Tensor) -> bool:
+        return x is self._by_id.get(id(x))
+
+    @cached_property
+    def _by_id(self) -> dict[int, Tensor]:
+        return {id(buffer): buffer for buffer in self._model.buffers()}
 
 
 class _Opened(threading.local):
@@ -106,7 +132,13 @@ class AttentionMode(TorchFunctionMode):
     it sees every call in every thread, recomputed layers included.
     """
 
-    def __init__(self, model: nn.Module, consumer: Consumer, interpreter: Interpreter | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        consumer: Consumer,
+        interpreter: Interpreter | None = None,
+        layout: str | Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
         self.model, self.consumer = model, consumer
         self.recorder = consumer if type(consumer) is Recorder else None
@@ -117,8 +149,10 @@ class AttentionMode(TorchFunctionMode):
         self.called = False  # was the model itself called, and not just submodules?
         self.compiled = False  # did an attention run inside a compiled function?
         self.flexed = False  # did flex_attention run inside a compiled function?
-        self.here = _ThreadState(with_gradients=not self.is_observer)
+        self.layouts = NO_LAYOUTS if layout is None else GivenLayouts.parse(layout, self.names.values())
+        self.here = _ThreadState(with_gradients=not self.is_observer, is_buffer=_Buffers(model))
         self.softmaxes: dict[str, list[list[bool]]] = {}  # layer -> per softmax over q-k scores: [True] once averaged
+        self.left_out: dict[str, NotAttention] = {}  # layer -> an average of its softmax that is no attention
         self.unclear: set[str] = set()  # layers named attention with a softmax over something else
         self._on = False
 
@@ -139,7 +173,7 @@ class AttentionMode(TorchFunctionMode):
                 kind: type = type(module)
                 if kind in kinds and kind not in SCRIPTED:
                     entering = self._enter_attention if attends(kind) or multiplies(kind) else self._enter
-                    hooks.append(module.register_forward_pre_hook(_Hook(entering)))
+                    hooks.append(module.register_forward_pre_hook(_Hook(entering), with_kwargs=True))
                     hooks.append(module.register_forward_hook(_Hook(self._leave), always_call=True))
             yield
         finally:
@@ -167,13 +201,14 @@ class AttentionMode(TorchFunctionMode):
         layout: OutputLayout = HEADS_SECOND,
         proof: OutputProof | None = None,
         projection: Tensor | None = None,
+        guess: str | None = None,
     ) -> Tensor:
         """Hand an attention call to the consumer; return the output that the model goes on with.
 
         If `out` is a function, it runs the kernel of the model once the consumer reads the output.
         """
         self.here.awaiting = None
-        attention = InterceptedAttention(self, layer, read_call, out, layout, proof, projection)
+        attention = InterceptedAttention(self, layer, read_call, out, layout, proof, projection, guess)
         _PAUSED.count += 1
         try:
             return self.consumer.observe(attention)
@@ -223,9 +258,13 @@ class AttentionMode(TorchFunctionMode):
         tracker, name = here.tracker, traced_name(func)
         if tracker.traces.held and name not in SOFTMAX_NAMES:
             tracker.traces.follow(func, args, kwargs, out)
+        if not in_functorch():
+            tracker.origins.follow(func, args, kwargs, out)
         if name is not None or (tracker.holds_weights and type(out) is not torch.Size):
             eager = self._follow(name or str(getattr(func, "__name__", "")), args, kwargs, out)
-            if eager is not None:
+            if isinstance(eager, NotAttention):
+                self._leave_out(eager)
+            elif eager is not None:
                 return self._written_out(eager, out)
             if name in SOFTMAX_NAMES:
                 self._note_softmax(tracker.is_averaged(out))
@@ -276,30 +315,32 @@ class AttentionMode(TorchFunctionMode):
 
         args, kwargs, found = [*map(values, args)], {name: values(x) for name, x in kwargs.items()}, values(out)
         with torch_internals.outside_transforms():
-            if found.ndim == 4 and found.shape[0] == self._heads(found.shape[:2].numel()) != found.shape[1]:
+            if found.ndim == 4 and found.shape[0] == self._evidence().heads != found.shape[1]:
                 *args, found = (x.transpose(0, 1) if isinstance(x, Tensor) else x for x in (*args, found))
                 kwargs = {name: x.transpose(0, 1) if isinstance(x, Tensor) else x for name, x in kwargs.items()}
             self._dot_product(found, None, *args, **kwargs)
         return out
 
-    def _follow(self, name: str, args: Any, kwargs: Any, out: Any) -> EagerAttention | None:
+    def _follow(self, name: str, args: Any, kwargs: Any, out: Any) -> EagerAttention | NotAttention | None:
         """Return the attention that a call completes; inside torch.func transforms it is observed here."""
         tracker = self.here.tracker
         if not in_functorch():
-            return tracker.follow(name, args, kwargs, out, self._heads)
+            return tracker.follow(name, args, kwargs, out, self._evidence)
         if not self.is_observer:
             return None
         averages = name in MATMUL_NAMES and any(map(tracker.is_softmax, operands(name, args, kwargs)))
         try:
-            eager = tracker.follow(name, args, kwargs, out, self._heads)
+            eager = tracker.follow(name, args, kwargs, out, self._evidence)
         except RuntimeError:  # a rule that reads values, which wrappers do not have: its result is not followed
             eager = None
             if averages:
                 self.note_transform()
-        if eager is not None and self.recorder is not None and not self.recorder.gradients:
-            eager = eager.without_transforms(self._heads)
+        if isinstance(eager, NotAttention):
+            self._leave_out(eager)
+        elif eager is not None and self.recorder is not None and not self.recorder.gradients:
+            eager = eager.without_transforms(self._evidence())
             with torch_internals.outside_transforms():
-                self.observe(self._layer, eager.kernel_call, eager.out, HEADS_SECOND, eager.proof)
+                self.observe(self._layer, eager.kernel_call, eager.out, HEADS_SECOND, eager.proof, guess=eager.guess)
         elif eager is not None:
             self.note_transform()
         return None
@@ -309,12 +350,22 @@ class AttentionMode(TorchFunctionMode):
         projection = eager.projection
         if projection is not None and self.is_observer:
             layout = OutputLayout(lambda grad: eager.heads(projection.gradient_of_averages(grad)), lambda heads: heads)
-            return self.observe(self._layer, eager.kernel_call, out, layout, eager.proof)
+            return self.observe(self._layer, eager.kernel_call, out, layout, eager.proof, guess=eager.guess)
         averages = out if projection is None else projection.averages
         values = averages.detach()  # a hook on the averages may hold the layout, which must not hold the averages
-        layout = OutputLayout(eager.heads, lambda heads: replace_heads(values, heads, eager.heads))
-        changed = self.observe(self._layer, eager.kernel_call, averages, layout, eager.proof)
+        to_heads = eager.heads
+        layout = OutputLayout(to_heads, lambda heads: replace_heads(values, heads, to_heads))
+        changed = self.observe(self._layer, eager.kernel_call, averages, layout, eager.proof, guess=eager.guess)
         return changed if projection is None else projection.apply(changed)
+
+    def _leave_out(self, average: NotAttention) -> None:
+        """Note an average that is no attention; if its softmax may yet average something else, wait for the end."""
+        if self.recorder is None:
+            return
+        if average.is_final:
+            self.recorder.note_unseen(self._layer, average.kind, average.reason)
+        else:
+            self.left_out[self._layer] = average
 
     def _note_softmax(self, averaged: list[bool] | None) -> None:
         """Remember a softmax over q-k scores, or one over something else in a layer that should attend."""
@@ -337,11 +388,11 @@ class AttentionMode(TorchFunctionMode):
         if not is_compiling():
             self.here.in_model = False
 
-    def _enter_attention(self, module: nn.Module, args: Any) -> None:
+    def _enter_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.compiled = self.compiled or is_compiling()
-        self._enter(module, args)
+        self._enter(module, args, kwargs)
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if is_compiling() or not self._has_part(module):
             return
         if self.is_observer and type(module) is nn.MultiheadAttention:  # takes nested tensors if it has no hooks
@@ -351,6 +402,7 @@ class AttentionMode(TorchFunctionMode):
         # The mode is off the stack while a function that it sees runs, such as backward() inside a forward pass.
         entering = not here.parts or (not self.is_observer and not is_active(self))
         here.parts.append(module)
+        here.inputs.append(_first_shape(args) or _first_shape(kwargs.values()))
         here.entered.append(entering)
         if entering:
             if not here.in_model:
@@ -362,6 +414,7 @@ class AttentionMode(TorchFunctionMode):
         here = self.here
         if not is_compiling() and self._has_part(module) and here.parts[-1:] == [module]:
             here.parts.pop()
+            here.inputs.pop()
             if not here.parts:
                 here.tracker.clear()
             if here.entered.pop():
@@ -380,6 +433,7 @@ class AttentionMode(TorchFunctionMode):
             remove_mode(self)
         if here.parts:
             here.parts.clear()
+            here.inputs.clear()
             here.entered.clear()
             here.tracker.clear()
 
@@ -403,9 +457,14 @@ class AttentionMode(TorchFunctionMode):
         modes = _OPENED.modes
         return self in modes or not any(id(module) in other.names for other in modes)
 
-    def _heads(self, matrices: int) -> int | None:
-        """Return the number of heads among `matrices` matrices, from the attributes of the layer under way."""
-        return head_count([(self.names[id(part)], part) for part in self.here.parts], matrices)
+    def _evidence(self) -> LayerEvidence:
+        """Return the evidence for the choice between batch and heads in the layer under way."""
+        here = self.here
+        return LayerEvidence(
+            head_count([(self.names[id(part)], part) for part in here.parts]),
+            tuple(shape for shape in reversed(here.inputs) if shape is not None),
+            self.layouts.of(self._layer),
+        )
 
     def _dot_product(
         self,
@@ -421,25 +480,47 @@ class AttentionMode(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Hand over a call of `F.scaled_dot_product_attention`."""
-        layout, to_heads = HEADS_SECOND, None
+        layout, to_heads, guess = HEADS_SECOND, None, None
         if not isinstance(out, Tensor):
             out = partial(run_resumed, out) if query.ndim == key.ndim == value.ndim == 4 else out()
-        if isinstance(out, Tensor) and out.ndim != 4:
-            whole = out
-            # With other batch dims than b h the heads come from the layer; with enable_gqa they are the last batch dim.
-            lead = whole.shape[:-2]
-            function = to_heads_function(lead, lead[-1] if enable_gqa and lead else self._heads(lead.numel()))
+        try:
+            choice = self._layout_of_kernel(query, key, value, enable_gqa)
+        except LayoutMismatch as reason:
+            return self.observe(self._layer, partial(_refuse, str(reason)), out, layout)
+        if choice is not None:
+            whole = out if isinstance(out, Tensor) else out()
+            function, guess, out = to_heads_function(whole.shape[:-2], choice.layout), choice.guess, whole
             layout = OutputLayout(function, lambda heads: replace_heads(whole, heads, function))
             to_heads = None if enable_gqa else function
 
         def read_call() -> KernelCall:
-            q, k, v, mask = query, key, value, attn_mask
+            q, k, v, mask, lse = query, key, value, attn_mask, statistic
             if to_heads is not None:
                 q, k, v = map(to_heads, (q, k, v))
+                lse = lse if lse is None else to_heads(lse[..., None]).squeeze(-1)
                 mask = mask if mask is None or mask.ndim < 3 else to_heads(mask)
-            return sdpa_kernel_call(q, k, v, mask, dropout_p, is_causal, scale, statistic=statistic)
+            return sdpa_kernel_call(q, k, v, mask, dropout_p, is_causal, scale, statistic=lse)
 
-        return self.observe(self._layer, read_call, out, layout)
+        return self.observe(self._layer, read_call, out, layout, guess=guess)
+
+    def _layout_of_kernel(self, query: Tensor, key: Tensor, value: Tensor, gqa: bool) -> HeadChoice | None:
+        """Return the layout of a call of `F.scaled_dot_product_attention`; None for b h i d.
+
+        With `enable_gqa` the heads are the last batch dim.
+        """
+        lead = torch.broadcast_shapes(*(x.shape[:-2] for x in ((query,) if gqa else (query, key, value))))
+        if gqa:
+            return None if len(lead) == 2 else HeadChoice(HeadLayout.of((1, *lead), None))
+        origins = self.here.tracker.origins
+        known = [origins.origin_of(x).dims[:-2] for x in (query, key, value) if origins.get(x) is not None]
+        dims = join_dims(known) if known else None
+        if len(lead) != 2:
+            return choose_layout(lead, dims, self._evidence())
+        given = self.layouts.of(self._layer)
+        if given is None and dims is None:
+            return None
+        choice = choose_layout(lead, dims, LayerEvidence(given=given))
+        return None if choice.guess is not None or choice.layout == (lead, 1) else choice
 
     def _multi_head(self, call: inspect.BoundArguments) -> tuple[Tensor, Tensor | None]:
         """Run and hand over a call of `F.multi_head_attention_forward`."""
@@ -477,6 +558,15 @@ def run_resumed(run: Callable[[], Tensor]) -> Tensor:
         return run()
     finally:
         _PAUSED.count = paused
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise NotUnderstood(reason)
+
+
+def _first_shape(given: Iterable[Any]) -> torch.Size | None:
+    """Return the shape of the first tensor of at least two dims."""
+    return next((x.shape for x in given if isinstance(x, Tensor) and not x.is_nested and x.ndim > 1), None)
 
 
 def _projected_proof(out: Tensor, weight: Tensor, bias: Tensor | None) -> OutputProof:

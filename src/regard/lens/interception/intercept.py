@@ -18,7 +18,7 @@ they say; all others are compared with what the model computed, and left out if 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
@@ -35,9 +35,14 @@ NOTHING_TO_PATCH = nullcontext()
 
 
 @contextmanager
-def intercept(model: nn.Module, consumer: Consumer, interpreter: Interpreter | None = None) -> Iterator[AttentionMode]:
+def intercept(
+    model: nn.Module,
+    consumer: Consumer,
+    interpreter: Interpreter | None = None,
+    layout: str | Mapping[str, str] | None = None,
+) -> Iterator[AttentionMode]:
     """Hand every attention call of the model to the consumer within the block."""
-    mode = AttentionMode(model, consumer, interpreter)
+    mode = AttentionMode(model, consumer, interpreter, layout)
     with mode.install_hooks(), transformers.patched_interfaces(mode), patched_kernels(mode, mode.parts):
         yield mode
 

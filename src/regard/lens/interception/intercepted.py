@@ -62,12 +62,14 @@ class InterceptedAttention:
         layout: OutputLayout = HEADS_SECOND,
         proof: OutputProof | None = None,
         projection: Tensor | None = None,
+        guess: str | None = None,
     ) -> None:
         if isinstance(out, Tensor):
             self.out, self._run = out, None
         else:
             self._run = out
         self.layer, self.layout = layer, layout
+        self.guess = guess  # why the choice between batch and heads is a guess; None if it is none
         # True once the attention is interpreted, if the call had terms and no tensors for masks: a call of attend.
         self.has_terms = False
         self._source, self._read_call, self._proof, self._projection = source, read_call, proof, projection

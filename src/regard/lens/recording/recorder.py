@@ -68,6 +68,7 @@ class Recorder:
         # Calls that are interpreted when `entries` is read.
         self._deferred: dict[str, Callable[[], ObservedAttention]] = {}
         self._unseen: dict[tuple[str, str], Unseen] = {}
+        self.guessed: dict[str, str] = {}  # layer -> why the choice between batch and heads is a guess
         keeps_all = self.layers is None and self.heads is None and self.keep is None and self.store.limit is None
         self._may_defer = keeps_all and not (self.values or self.gradients) and self.store.in_place
         self.is_open = True
@@ -186,6 +187,8 @@ class Recorder:
             if isinstance(observed, NotUnderstood):
                 self.note_unseen(layer, "attention", str(observed))
                 return out
+            if attention.guess is not None:
+                self.guessed.setdefault(layer, attention.guess)
             # Later writes of the model must not change the tape. Other masks and biases are copies already.
             slots = SLOTS if attention.has_terms else ("normalize",)
             observed = self._note_change(layer, observed) if observed.changed else self.copy_terms(observed, *slots)

@@ -62,6 +62,7 @@ class TapeContents:
     summaries: dict[Key, tuple[Summary, Overview]]
     unseen: list[Unseen]
     changed: dict[str, str]
+    guessed: dict[str, str]
     real: dict[Key, RealTokens]
 
 
@@ -77,6 +78,7 @@ def save(
     unseen: Sequence[Unseen] = (),
     changed: Mapping[str, str] | None = None,
     real: Mapping[Key, RealTokens] | None = None,
+    guessed: Mapping[str, str] | None = None,
 ) -> None:
     """Write a tape to a temporary file, sync it to the disk, then rename it: `path` is never a partial file."""
     check_parent_folder(path)
@@ -102,6 +104,7 @@ def save(
             "facts": {name: str(value) for name, value in facts.items()},
             "unseen": [list(each) for each in unseen],
             "changed": dict(changed or {}),
+            "guessed": dict(guessed or {}),
         },
         ensure_ascii=False,
     )
@@ -133,8 +136,8 @@ def load_unchecked(path: Path) -> TapeContents:
         if isinstance(described, dict) and described["format"] <= FORMAT_WITHOUT_UNSEEN:
             described.setdefault("unseen", [])
         if isinstance(described, dict):
-            described.setdefault("changed", {})  # tapes of earlier versions do not have it
-        fields = "format", "entries", "tokens", "groups", "pictures", "facts", "unseen", "changed"
+            described = {"changed": {}, "guessed": {}, **described}  # tapes of earlier versions do not have them
+        fields = "format", "entries", "tokens", "groups", "pictures", "facts", "unseen", "changed", "guessed"
         check_fields("the tape", described, *fields)
         if described["format"] <= FORMAT_WITHOUT_UNSEEN:
             for entry in described["entries"]:
@@ -166,9 +169,10 @@ def load_unchecked(path: Path) -> TapeContents:
             {str(name): str(value) for name, value in described[field].items()} for field in ("facts", "changed")
         )
         unseen = [Unseen(str(layer), str(kind), str(reason)) for layer, kind, reason in described["unseen"]]
+        guessed = {str(layer): str(reason) for layer, reason in described["guessed"].items()}
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(f"cannot read {path} as a tape: {error}") from None
-    return TapeContents(entries, extras, tokens, groups, pictures, facts, summaries, unseen, changed, real)
+    return TapeContents(entries, extras, tokens, groups, pictures, facts, summaries, unseen, changed, guessed, real)
 
 
 def is_tape(path: Path) -> bool:

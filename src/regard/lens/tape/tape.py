@@ -125,6 +125,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         unseen: Sequence[Unseen] = (),
         changed: Mapping[str, str] | None = None,
         real: Mapping[Key, RealTokens] | None = None,
+        guessed: Mapping[str, str] | None = None,
     ) -> None:
         self._stored: Mapping[Key, Weights | Reduced] = dict(entries)
         self._extras = dict(extras or {})
@@ -137,6 +138,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         self._real = dict(real or {})
         self._real_by_mask: dict[Key, RealTokens] = {}
         self._real_among: dict[Key, tuple[int, RealTokens, RealTokens]] = {}  # entries then, by its mask, among them
+        self._guessed = dict(guessed or {})
         self._recorder: Recorder | None = None
         self._cache: dict[Key, tuple[int, Weights]] = {}  # rows recorded when the weights were built, and the weights
 
@@ -184,7 +186,8 @@ class Tape(Mapping[Key, Weights | Reduced]):
         counts += f", {self.coverage}: see tape.unseen" if self.unseen else ""
         lines = (f"{name:{width}}  {A!r}" for name, A in zip(shown, self.values(), strict=True))
         changed = [f"changed after the softmax: {shown_name(layer)} ({how})" for layer, how in self.changed.items()]
-        return "\n".join([f"Tape({counts})", *lines, *changed])
+        guesses = (f"{shown_name(layer)}: batch and heads guessed, {why}" for layer, why in self.guessed.items())
+        return "\n".join([f"Tape({counts})", *lines, *changed, *guesses])
 
     @property
     def layers(self) -> list[str]:
@@ -224,6 +227,14 @@ class Tape(Mapping[Key, Weights | Reduced]):
             message = f"{what} speaks of {self.coverage}; tape.unseen lists those that were not recorded"
             warnings.warn(message, CaptureWarning, stacklevel=stacklevel)
 
+    @property
+    def guessed(self) -> dict[str, str]:
+        """The reason for each layer whose split into batch and heads is a guess.
+
+        Pass `capture(..., layout="(b h) i j")`, or a dict by layer pattern, to say what they are.
+        """
+        return dict(self._guessed if self._recorder is None else self._recorder.guessed)
+
     def calls(self, layer: str) -> list[Weights | Reduced]:
         """Return the weights of every call of a layer, in order."""
         return [self[key] for key in self if key[0] == own_name(layer)]
@@ -243,6 +254,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             unseen=[each for each in self.unseen if matches(each.layer, pattern)],
             changed={layer: how for layer, how in self.changed.items() if matches(layer, pattern)},
             real=self._real if len(chosen) == len(self) else self._real_by_other_layers(chosen),
+            guessed={layer: why for layer, why in self.guessed.items() if matches(layer, pattern)},
         )
         # Overviews are left lazy: a summary may not have one yet.
         tape._summaries = {key: x for key, x in self._summaries.items() if key in chosen}
@@ -450,6 +462,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             summaries={key: (x, self.overview(key)) for key, x in self._summaries.items() if self.summarized(key)},
             unseen=self.unseen,
             real=self._real_by_other_layers(self),
+            guessed=self.guessed,
         )
 
     @classmethod
@@ -478,6 +491,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             summaries=contents.summaries,
             unseen=contents.unseen,
             real=contents.real,
+            guessed=contents.guessed,
         )
 
     @property

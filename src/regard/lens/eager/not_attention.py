@@ -1,0 +1,72 @@
+"""Recognize averages that are no attention of queries over keys, though a softmax made their weights.
+
+Linear attention softmaxes keys over the tokens, so its "queries" are feature channels; a router averages experts; a
+soft-argmax averages coordinates; capsules route by agreement. The origins of the dims distinguish them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .dim_origins import FEATURES, LEARNED, ROWS, STACKED, Dim, Piece, kinds_of
+
+
+class NotAttention(NamedTuple):
+    """An average that is not put on the tape: its kind, and the reason in words."""
+
+    kind: str
+    reason: str
+    is_final: bool = True  # the same softmax may not average anything else later
+
+
+FIXED_VALUES = NotAttention("soft-argmax", "it averages constants, such as coordinates, by its softmax")
+FIXED_WEIGHTS = NotAttention("fixed weights", "its weights are the softmax of constants, and not of queries and keys")
+ROUTING = NotAttention("routing", "it averages the same values again and again, by weights that begin as constants")
+GATE = NotAttention("expert gate", "its softmax weighs experts or branches, and not positions")
+CHANNELS = NotAttention(
+    "linear attention", "its softmax is over features, or gives weights of feature channels, and not of queries"
+)
+FACTORS = NotAttention(
+    "factored attention", "it multiplies softmaxes with each other, so that none of them has the weights of the values"
+)
+
+
+class AverageOrigin(NamedTuple):
+    """The origin of the dims of an average, and facts about its softmax."""
+
+    weights: Sequence[Dim] | None  # *lead i j
+    values: Sequence[Dim] | None  # *lead j e
+    piece: Piece | None  # the position at which the logits were cut from a tensor, if they were
+    from_product: bool  # the logits descend from a product of queries and keys
+    is_summed: bool  # the weights have no dim of queries
+    has_feature_softmax: bool  # another softmax, over as many features as there are rows here, waits for its product
+
+
+def kind_of_average(average: AverageOrigin) -> NotAttention | None:
+    """Return the kind of an average that is no attention; None for attention, and where nothing is known."""
+    lead, rows, keys = _parts_of(average.weights)
+    value_keys, values = average.values[-2:] if average.values is not None else ((), ())
+    if _is(value_keys, ROWS) and _is(values, ROWS):
+        return FACTORS
+    if average.from_product:
+        return None
+    if _is(keys, FEATURES, LEARNED):
+        if _is(value_keys, FEATURES):
+            return CHANNELS
+        if _is(value_keys, STACKED, LEARNED) or (not rows and (len(lead) > 1 or average.is_summed)):
+            return GATE
+    if _is(rows, FEATURES) and not _is(keys, FEATURES):
+        was_cut = average.piece is not None and average.piece.kind == FEATURES
+        if FEATURES in kinds_of(lead) or was_cut or average.has_feature_softmax:
+            return CHANNELS
+    return None
+
+
+def _parts_of(dims: Sequence[Dim] | None) -> tuple[Sequence[Dim], Dim, Dim]:
+    return (dims[:-2], dims[-2], dims[-1]) if dims is not None and len(dims) > 1 else ((), (), ())
+
+
+def _is(dim: Dim, *kinds: str) -> bool:
+    """Whether a dim has more than one entry, and all of its factors are of these kinds."""
+    return bool(dim) and {factor.kind for factor in dim} <= set(kinds)

@@ -1,0 +1,296 @@
+"""Averages by a softmax that are no attention of queries over keys: left off the tape, and named."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from regard.lens import capture
+from regard.lens.eager.dim_origins import FEATURES, ROWS, STACKED, Factor, Piece
+from regard.lens.eager.not_attention import CHANNELS, FACTORS, GATE, AverageOrigin, kind_of_average
+
+B, H, N, D = 2, 3, 10, 4
+DIM = H * D
+
+
+def split(x):
+    return x.unflatten(-1, (H, -1)).transpose(1, 2)
+
+
+class Mixer(nn.Module):
+    """Projects, and mixes by a function of q, k, v, each b n dim; says its number of heads."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.num_heads, self.mix = H, mix
+        self.qkv, self.to_q, self.to_k, self.to_v = (nn.Linear(DIM, n * DIM) for n in (3, 1, 1, 1))
+        self.pixels = nn.Conv1d(DIM, 3 * DIM, 1)
+        self.gate, self.seeds = nn.Linear(DIM, 4), nn.Linear(DIM, 5)
+        self.experts = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(4))
+        self.kernel = nn.Parameter(torch.randn(DIM, 4))
+        self.words = nn.Parameter(torch.randn(7, DIM))
+        self.memory = nn.Parameter(torch.randn(2, H, D, 4))
+        self.register_buffer("grid", torch.linspace(-1, 1, N)[:, None].expand(N, 2).clone())
+        self.register_buffer("cache", torch.zeros(B, N, DIM))
+
+    def forward(self, x):
+        return self.mix(self, x)
+
+
+def efficient_in_one_projection(m, x):
+    """Channels first, with memory keys before the tokens."""
+    q, k, v = m.pixels(x.mT).chunk(3, dim=1)
+    q, k, v = (t.reshape(B, H, D, N) for t in (q, k, v))
+    memory_k, memory_v = (t.expand(B, -1, -1, -1) for t in m.memory)
+    k, v = torch.cat((memory_k, k), -1), torch.cat((memory_v, v), -1)
+    q, k = q.softmax(-2) * D**-0.5, k.softmax(-1)
+    context = torch.einsum("bhdn,bhen->bhde", k, v)
+    return torch.einsum("bhde,bhdn->bhen", context, q).reshape(B, DIM, N).mT
+
+
+def efficient_in_two(m, x):
+    q, k, v = (split(t) for t in (m.to_q(x), m.to_k(x), m.to_v(x)))
+    q, k = q.softmax(-1) * D**-0.5, k.softmax(-2)
+    context = torch.einsum("bhnd,bhne->bhde", k, v)
+    return torch.einsum("bhnd,bhde->bhne", q, context).transpose(1, 2).flatten(2)
+
+
+def efficient_of_one_head(m, x):
+    q, k, v = m.to_q(x).softmax(-1), m.to_k(x).softmax(1), m.to_v(x)
+    return q @ (k.mT @ v)
+
+
+def factorized(m, x):
+    """Keys softmaxed over the tokens, queries as they are."""
+    q, k, v = m.qkv(x).reshape(B, N, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
+    return (q @ (k.softmax(2).transpose(-2, -1) @ v)).transpose(1, 2).flatten(2)
+
+
+def loop_over_channels(m, x):
+    q, k, v = m.to_q(x).mT, m.to_k(x).mT, m.to_v(x).mT
+    parts = []
+    for n in range(H):
+        key = F.softmax(k[:, n * D : (n + 1) * D], dim=2)
+        query = F.softmax(q[:, n * D : (n + 1) * D], dim=1)
+        context = key @ v[:, n * D : (n + 1) * D].transpose(1, 2)
+        parts.append(context.transpose(1, 2) @ query)
+    return torch.cat(parts, 1).mT
+
+
+def lambdas(m, x):
+    q, k, v = torch.split(m.pixels(x.mT), [DIM, DIM, DIM], dim=1)
+    content = F.softmax(k, dim=-1) @ v.transpose(-1, -2)
+    return q.mT @ content
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        efficient_in_one_projection,
+        efficient_in_two,
+        efficient_of_one_head,
+        factorized,
+        loop_over_channels,
+        lambdas,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_feature_channels_are_no_queries(mix):
+    assert left_out(mix) == {"linear attention"}
+
+
+def landmarks(m, x):
+    """The three factors of a Nystrom approximation, the middle one inverted by iteration."""
+    q, k, v = map(split, m.qkv(x).chunk(3, -1))
+    near_q, near_k = (t.reshape(B, H, N // 2, 2, -1).mean(3) for t in (q, k))
+    first, middle, last = (s.softmax(-1) for s in (q @ near_k.mT, near_q @ near_k.mT, near_q @ k.mT))
+    inverse = middle.mT / middle.abs().sum(-1).max()
+    unit = torch.eye(N // 2)
+    for _ in range(2):
+        product = middle @ inverse
+        inverse = 0.25 * inverse @ (13 * unit - product @ (15 * unit - product @ (7 * unit - product)))
+    return ((first @ inverse) @ (last @ v)).transpose(1, 2).flatten(2)
+
+
+def test_factors_of_an_attention_are_not_shown_as_attention():
+    assert left_out(landmarks) == {"factored attention"}
+
+
+def apart(m, x):
+    return torch.stack([expert(x) for expert in m.experts], -2)
+
+
+def gate_with_temperature(m, x):
+    return (F.softmax(m.gate(x) / 0.7, dim=-1).unsqueeze(-2) @ apart(m, x)).squeeze(-2)
+
+
+def gate_with_noise(m, x):
+    logits = m.gate(x) + torch.randn(B, N, 4)
+    return torch.einsum("bne,bned->bnd", logits.softmax(-1), apart(m, x))
+
+
+def gate_by_parameter(m, x):
+    return ((x @ m.kernel).softmax(-1).unsqueeze(-1) * apart(m, x)).sum(-2)
+
+
+def gate_of_texts(m, x):
+    return torch.bmm((m.gate(x[:, 0]) / 0.7).softmax(-1)[:, None], apart(m, x[:, 0])).squeeze(1)
+
+
+def plain_gate(m, x):
+    return (m.gate(x).softmax(-1).unsqueeze(-1) * apart(m, x)).sum(-2)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [gate_with_temperature, gate_with_noise, gate_by_parameter, gate_of_texts, plain_gate],
+    ids=lambda f: f.__name__,
+)
+def test_experts_are_no_keys(mix):
+    assert left_out(mix) == {"expert gate"}
+
+
+def coordinates_of_a_buffer(m, x):
+    return m.to_k(x).mT.softmax(-1) @ m.grid
+
+
+def coordinates_made_in_the_call(m, x):
+    place = torch.stack(torch.meshgrid(torch.arange(N, dtype=torch.float32), torch.ones(1), indexing="ij"), -1)
+    return m.to_k(x).mT.softmax(-1) @ (place.reshape(N, 2) / N)
+
+
+def matched_coordinates(m, x):
+    return (m.to_q(x) @ m.to_k(x).mT).softmax(-1) @ m.grid.expand(B, N, 2)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [coordinates_of_a_buffer, coordinates_made_in_the_call, matched_coordinates],
+    ids=lambda f: f.__name__,
+)
+def test_coordinates_are_no_values(mix):
+    assert left_out(mix) == {"soft-argmax"}
+
+
+def test_an_average_of_parameters_is_not_on_the_tape():
+    model = nn.Sequential(Mixer(attention), Mixer(lambda m, x: (x @ m.words.T).softmax(-1) @ m.words))
+    with capture(model) as tape, torch.no_grad():  # where a warning would be an error: it mixes no positions
+        model[1](model[0](torch.randn(B, N, DIM)))
+    assert tape.layers == ["0"]
+
+
+def capsules(m, x):
+    guesses = split(m.to_v(x)).unsqueeze(2)  # b capsules 1 inputs d
+    logits = torch.zeros(B, H, 1, N, 1)
+    for _ in range(3):
+        out = (logits.softmax(3) * guesses).sum(3, keepdim=True)
+        logits = logits + (guesses * out).sum(-1, keepdim=True)
+    return out
+
+
+def capsules_by_products(m, x):
+    guesses = split(m.to_v(x))  # b capsules inputs d
+    logits = torch.zeros(B, H, 1, N)
+    for _ in range(3):
+        out = logits.softmax(-1) @ guesses
+        logits = logits + out @ guesses.mT
+    return out
+
+
+@pytest.mark.parametrize("mix", [capsules, capsules_by_products], ids=lambda f: f.__name__)
+def test_routing_by_agreement_is_no_attention(mix):
+    assert left_out(mix) == {"fixed weights", "routing"}
+
+
+def left_out(mix):
+    """The kinds of what a mixer, beside an attention, does that is not put on the tape."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Mixer(attention), Mixer(mix)), torch.randn(B, N, DIM)
+
+    def run():
+        torch.manual_seed(1)
+        return model[0](x), model[1](x)
+
+    with torch.no_grad():
+        expected = run()
+        with pytest.warns(UserWarning, match="1 was not recorded"), capture(model) as tape:
+            again = run()
+    assert all(torch.equal(a, b) for a, b in zip(expected, again, strict=True))
+    assert tape.layers == ["0"]
+    assert {each.layer for each in tape.unseen} == {"1"}
+    return {each.kind for each in tape.unseen}
+
+
+def attention(m, x):
+    q, k, v = map(split, m.qkv(x).chunk(3, -1))
+    return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def pooled_by_seeds(m, x):
+    """A softmax over tokens of five learned queries, whose keys and values are the tokens."""
+    return torch.einsum("bnq,bnd->bqd", torch.tanh(m.seeds(x)).softmax(1), m.to_v(x))
+
+
+def by_place(m, x):
+    """Weights over positions that a linear map gives, as in the first recurrent models with attention."""
+    return torch.bmm(nn.functional.linear(x[:, 0], m.pixels.weight[:N, :, 0]).softmax(-1)[:, None], x)
+
+
+def cross_covariance(m, x):
+    q, k, v = (split(t).mT for t in m.qkv(x).chunk(3, -1))
+    return (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT).softmax(-1) @ v
+
+
+def cached(m, x):
+    m.cache[:] = m.to_k(x)
+    return (m.to_q(x) @ m.cache.mT).softmax(-1) @ m.cache
+
+
+def slots(m, x):
+    """Three rounds of queries over the same keys and values."""
+    k, v, state = m.to_k(x), m.to_v(x), torch.randn(B, 5, DIM)
+    for _ in range(3):
+        state = state + (m.to_q(state) @ k.mT * DIM**-0.5).softmax(-1) @ v
+    return state
+
+
+@pytest.mark.parametrize(
+    "mix", [attention, pooled_by_seeds, by_place, cross_covariance, cached, slots], ids=lambda f: f.__name__
+)
+def test_attention_of_unusual_form_stays_on_the_tape(mix):
+    model = Mixer(mix)
+    with capture(model) as tape, torch.no_grad():  # where a warning would be an error
+        model(torch.randn(B, N, DIM))
+    assert tape.layers == [""]
+    assert not tape.unseen
+
+
+def dims(*kinds):
+    return [() if kind is None else (Factor(kind, 3),) for kind in kinds]
+
+
+PIECE = Piece((0, 1), 0, FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("weights", "values", "facts", "kind"),
+    [
+        (dims(ROWS, ROWS, ROWS), dims(ROWS, ROWS, FEATURES), {"from_product": True}, None),
+        (dims(ROWS, ROWS, ROWS), dims(ROWS, ROWS, ROWS), {"from_product": True}, FACTORS),
+        (dims(ROWS, FEATURES, FEATURES), dims(ROWS, FEATURES, ROWS), {"from_product": True}, None),
+        (dims(ROWS, FEATURES, ROWS), dims(ROWS, ROWS, FEATURES), {}, None),
+        (dims(ROWS, FEATURES, ROWS), dims(ROWS, ROWS, FEATURES), {"piece": PIECE}, CHANNELS),
+        (dims(ROWS, FEATURES, ROWS), dims(ROWS, ROWS, FEATURES), {"has_feature_softmax": True}, CHANNELS),
+        (dims(FEATURES, FEATURES, ROWS), dims(FEATURES, ROWS, FEATURES), {}, CHANNELS),
+        (dims(ROWS, ROWS, FEATURES), dims(ROWS, FEATURES, FEATURES), {}, CHANNELS),
+        (dims(ROWS, ROWS, FEATURES), dims(ROWS, ROWS, FEATURES), {}, None),
+        (dims(ROWS, ROWS, FEATURES), dims(ROWS, STACKED, FEATURES), {}, GATE),
+        (dims(ROWS, None, FEATURES), None, {}, None),
+        (dims(ROWS, None, FEATURES), None, {"is_summed": True}, GATE),
+        (dims(ROWS, ROWS, None, FEATURES), None, {}, GATE),
+        (None, None, {}, None),
+    ],
+)
+def test_the_kind_is_told_by_the_origins_of_the_dims(weights, values, facts, kind):
+    defaults = {"piece": None, "from_product": False, "is_summed": False, "has_feature_softmax": False}
+    assert kind_of_average(AverageOrigin(weights, values, **(defaults | facts))) == kind
