@@ -1,4 +1,4 @@
-"""flash_attn and xformers, as if they were installed and imported: neither runs without a GPU."""
+"""Stand-ins for flash_attn and xformers, which need a GPU, and interfaces of transformers to register functions in."""
 
 from __future__ import annotations
 
@@ -69,3 +69,12 @@ def dynamo():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def registries(monkeypatch):
+    """The interfaces of transformers, in which what a test registers lasts for that test."""
+    transformers = pytest.importorskip("transformers")
+    for interface in (transformers.AttentionInterface, transformers.AttentionMaskInterface):
+        monkeypatch.setattr(interface, "_global_mapping", dict(interface._global_mapping))
+    return transformers

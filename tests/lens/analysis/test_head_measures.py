@@ -5,13 +5,9 @@ import torch
 
 from regard import Alibi, Causal, Dense, Diagonal, Padding, Prefix, Sigmoid, weights
 from regard.lens import (
-    Tape,
-    attention_flow,
     capture,
     gradient_attention,
     norm_attention,
-    rollout,
-    rollout_matrix,
     word_weights,
 )
 from regard.lens.analysis import head_measures as measures
@@ -289,9 +285,3 @@ def test_a_tape_or_measures_instead_of_weights_raise(ask):
             TypeError, match=rf"must be the Weights of one layer, got {kind}; for a tape pass tape\[0\]"
         ):
             ask(tape if keep is None else tape[0])
-
-
-@pytest.mark.parametrize("follow", [rollout, rollout_matrix, attention_flow])
-def test_a_tape_instead_of_its_layers_raises(follow):
-    with pytest.raises(TypeError, match=r"a stack is a list of Weights, .*pass tape\.values\(\)"):
-        follow(Tape({("a", 0): make(7)}))

@@ -155,7 +155,14 @@ def test_products_that_sum_over_something_else_are_no_average(name, args, behind
 
 def test_an_ellipsis_gets_labels_of_its_own():
     (a, _), (b, _), out = parse_einsum(("...id,jd->...ij", Q, K[0, 0]))
-    assert (a, b, out) == ("01id", "jd", "01ij")
+    assert (a, b, out) == ("abid", "jd", "abij")
+
+
+def test_three_factors_with_an_ellipsis_are_multiplied_like_any_others():
+    kernel, scale = torch.randn(4, 5), torch.randn(2, 3, 6)
+    given = ("...id,jd,...i->...ij", torch.randn(2, 3, 6, 5), kernel, scale)
+    product = parse_product("einsum", given, {})
+    assert torch.allclose(product.left @ product.right.mT, torch.einsum(*given), atol=1e-6)
 
 
 def test_nested_and_meta_tensors_hold_no_data():

@@ -73,15 +73,13 @@ def llama():
     return pytest.importorskip("transformers.models.llama.modeling_llama")
 
 
-def test_a_kernel_behind_the_interface_of_transformers_is_recorded_once(llama, flash):
-    import transformers
-
+def test_a_kernel_behind_the_interface_of_transformers_is_recorded_once(llama, flash, registries):
     def by_flash(module, q, k, v, mask, scaling=None, **kwargs):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return flash.flash_attn_func(q, k, v, softmax_scale=scaling, causal=True), None
 
-    transformers.AttentionInterface.register("standing_in", by_flash)
-    config = transformers.LlamaConfig(
+    registries.AttentionInterface.register("standing_in", by_flash)
+    config = registries.LlamaConfig(
         hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=HEADS, vocab_size=9
     )
     config._attn_implementation = "standing_in"

@@ -237,8 +237,8 @@ IMPLEMENTATIONS = ["sdpa", "eager", "flex_attention", "registered"]
 
 
 @pytest.fixture
-def llama():
-    transformers.AttentionInterface.register("registered", registered_attention)
+def llama(registries):
+    registries.AttentionInterface.register("registered", registered_attention)
     masks = transformers.AttentionMaskInterface()
     transformers.AttentionMaskInterface.register("registered", masks["eager"])
     torch.manual_seed(0)

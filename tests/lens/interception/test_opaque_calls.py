@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard.lens.interception.opaque_calls import COMPILED, SCRIPTED, VMAPPED, opaque_attention
+from regard.lens.interception.opaque_calls import COMPILED, SCRIPTED, VMAPPED, attached_values, opaque_attention
 from tests.lens import unseen_layers as ways
 from tests.lens.unseen_layers import DIM, Layer
 
@@ -63,7 +63,7 @@ class Derived(ByName):
     ids=lambda x: type(x).__name__,
 )
 def test_the_code_of_a_layer_says_what_it_calls(module, expected):
-    assert opaque_attention(module) == expected
+    assert opaque_attention(type(module), attached_values(module)) == expected
 
 
 def test_values_that_answer_every_name_are_left_alone():
@@ -73,4 +73,4 @@ def test_values_that_answer_every_name_are_left_alone():
 
     module = Layer(ways.written_out)
     module.__dict__["anything"] = Anything()
-    assert opaque_attention(module) is None
+    assert opaque_attention(type(module), attached_values(module)) is None

@@ -27,16 +27,14 @@ USED: list[torch.Tensor] = []  # the weights that the functions below multiply w
 
 
 @pytest.fixture(autouse=True)
-def register(monkeypatch):
+def register(registries):
     """Register functions of attention and masks for one test."""
-    monkeypatch.setattr(hf.AttentionInterface, "_global_mapping", dict(hf.AttentionInterface._global_mapping))
-    monkeypatch.setattr(hf.AttentionMaskInterface, "_global_mapping", dict(hf.AttentionMaskInterface._global_mapping))
     USED.clear()
 
     def register(function, mask=eager_mask, name="mine"):
-        hf.AttentionInterface.register(name, function)
+        registries.AttentionInterface.register(name, function)
         if mask is not None:
-            hf.AttentionMaskInterface.register(name, mask)
+            registries.AttentionMaskInterface.register(name, mask)
 
     return register
 

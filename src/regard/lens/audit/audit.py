@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..capture_warning import CaptureWarning
 from ..interception.function_mode import AttentionMode, layer_of
 from ..interception.known_mixers import known_mixer
-from ..interception.opaque_calls import opaque_attention
+from ..interception.opaque_calls import attached_values, opaque_attention
 from ..layer_names import within
 from ..recording.recorder import Recorder
 from .attention_ops import attention_ops
@@ -89,7 +89,7 @@ def _run_copy(
 
 def _explain(module: nn.Module, operator: str | None) -> Mixing:
     """Return the most specific kind and reason of a mixing module."""
-    if (opaque := opaque_attention(module)) is not None:
+    if (opaque := opaque_attention(type(module), attached_values(module))) is not None:
         return Mixing(*opaque)
     kind: type = type(module)
     if (known := known_mixer(kind)) is not None:

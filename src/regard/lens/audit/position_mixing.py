@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..interception.module_scan import attends, multiplies
-from ..interception.opaque_calls import opaque_attention
+from ..interception.opaque_calls import attached_values, opaque_attention
 from .model_copy import map_tensors, tensors_in
 
 CONVOLUTIONS = (
@@ -210,7 +210,7 @@ def _is_elementwise(module: nn.Module) -> bool:
 def _may_mix_itself(module: nn.Module) -> bool:
     """Whether the code of a module may mix positions beside what its submodules do."""
     kind: type = type(module)
-    return attends(kind) or multiplies(kind) or opaque_attention(module) is not None
+    return attends(kind) or multiplies(kind) or opaque_attention(kind, attached_values(module)) is not None
 
 
 def _is_sequence(x: Any) -> bool:

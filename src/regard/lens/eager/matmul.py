@@ -19,7 +19,6 @@ PLAIN_NAMES = {
 ADDING_NAMES = {"baddbmm": ("input", "batch1", "batch2"), "addmm": ("input", "mat1", "mat2")}
 EINSUM_NAMES = frozenset(("einsum", "tensordot", "inner", "linear", "linalg_multi_dot", "chain_matmul"))
 MATMUL_NAMES = PLAIN_NAMES.keys() | ADDING_NAMES.keys() | EINSUM_NAMES
-ELLIPSIS_LABELS = "0123456789"  # labels for the dims of `...` in an einsum
 
 
 class MatrixProduct(NamedTuple):
@@ -227,14 +226,16 @@ def parse_einsum(args: Sequence[Any]) -> tuple[*tuple[Factor, ...], str] | None:
     names = inputs.split(",")
     if len(given) != len(names):
         return None
+    dots = "".join(label for label in string.ascii_letters if label not in text)  # labels for the dims of `...`
     if "..." in text:
         extra = [x.ndim - len(dims.replace("...", "")) for x, dims in zip(given, names, strict=True)]
         most = max(extra)
-        names = [dims.replace("...", ELLIPSIS_LABELS[most - n : most]) for dims, n in zip(names, extra, strict=True)]
-        out = out.replace("...", ELLIPSIS_LABELS[:most])
+        names = [dims.replace("...", dots[most - n : most]) for dims, n in zip(names, extra, strict=True)]
+        out = out.replace("...", dots[:most])
     labels = "".join(names)
     if not arrow:  # dims of `...` first, then the labels that occur once, by the alphabet
-        out = "".join(sorted(x for x in set(labels) if x.isdigit() or labels.count(x) == 1))
+        once = sorted(label for label in set(labels) - set(dots) if labels.count(label) == 1)
+        out = "".join([*(label for label in dots if label in labels), *once])
     if any(len(set(dims)) < len(dims) for dims in names):
         return None
     return (*zip(names, given, strict=True), out)

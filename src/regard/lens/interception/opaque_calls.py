@@ -7,7 +7,7 @@ compiled or scripted function that may attend is found before it runs, at no cos
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ from .patching import original_function
 WEIGHT_WORDS = ("softmax", "exp", "sigmoid", "relu")  # parts of the names of functions that make weights of scores
 
 CALLED_DEPTH = 2  # functions that a method calls, and those that they call
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+PLAIN_TYPES = frozenset((bool, int, float, str, list, tuple, dict, type(None), torch.dtype, torch.device, torch.Tensor))
 LIBRARIES = ("torch.", "transformers.", "regard.")  # packages whose functions are not read
 
 
@@ -46,13 +48,27 @@ VMAPPED = OpaqueCall(
 )
 
 
-def opaque_attention(module: nn.Module) -> OpaqueCall | None:
-    """Return how a module calls attention that capture cannot see into; None if it does not."""
-    kind: type = type(module)
+def opaque_attention(kind: type, values: Iterable[Any]) -> OpaqueCall | None:
+    """Return how a module calls attention that capture cannot see into; None if it does not.
+
+    `kind` is the class of the module, and `values` are its `attached_values`.
+    """
     if (call := _opaque_in_class(kind)) is not None:
         return call
-    values = (value for value in vars(module).values() if callable(value) and not isinstance(value, nn.Module))
-    return next((call for value in values if (call := _opaque_value(value, CALLED_DEPTH)) is not None), None)
+    for value in values:
+        is_function = callable(value) and not isinstance(value, nn.Module)
+        if is_function and (call := _opaque_value(value, CALLED_DEPTH)) is not None:
+            return call
+    return None
+
+
+def attached_values(module: nn.Module) -> list[Any]:
+    """Return what a module holds beside parameters, buffers, submodules and plain numbers, such as functions.
+
+    This runs for every module of a model when a capture begins, so it calls nothing that it can avoid.
+    """
+    held = module.__dict__.items()
+    return [value for name, value in held if name not in MODULE_ATTRIBUTES and type(value) not in PLAIN_TYPES]
 
 
 @cache

@@ -19,7 +19,7 @@ from ..recording.recorder import Recorder
 from .function_mode import AttentionMode
 from .known_mixers import known_mixer
 from .module_scan import attends, multiplies
-from .opaque_calls import COMPILED, opaque_attention
+from .opaque_calls import COMPILED, attached_values, opaque_attention
 
 
 class SilentReason(NamedTuple):
@@ -55,12 +55,13 @@ def note_silent_layers(mode: AttentionMode, recorder: Recorder) -> Iterator[None
 def _silences(module: nn.Module, names: dict[int, str]) -> dict[str, SilentReason]:
     """Return the layers that run silently in a module: the module itself, or modules that it holds compiled."""
     kind: type = type(module)
+    values = attached_values(module)
     found: dict[str, SilentReason] = {}
     if (known := known_mixer(kind)) is not None:
         found[names[id(module)]] = SilentReason(known.kind, known.reason, holds_parts=True)
-    elif (opaque := opaque_attention(module)) is not None and (opaque != COMPILED or torch_internals.compiles()):
+    elif (opaque := opaque_attention(kind, values)) is not None and (opaque != COMPILED or torch_internals.compiles()):
         found[names[id(module)]] = SilentReason(*opaque, holds_parts=False)
-    for value in vars(module).values():
+    for value in values:
         if isinstance(value, nn.Module) and "_orig_mod" in value._modules and torch_internals.compiles():
             for part in value.modules():
                 inner: type = type(part)
