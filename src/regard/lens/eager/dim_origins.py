@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial, reduce
 from math import prod
 from typing import Any, NamedTuple
@@ -109,8 +108,10 @@ class DimOrigins:
         if rule is None:
             return
         # A call in a form that no rule expects, or with nested tensors, leaves the origin unknown.
-        with suppress(TypeError, ValueError, IndexError, AttributeError, RuntimeError):
+        try:
             rule(self, args, kwargs, out)
+        except (TypeError, ValueError, IndexError, AttributeError, RuntimeError):
+            return
 
     def add(self, x: Tensor, origin: Origin | None) -> None:
         """Set the origin of a tensor; None for a constant."""
@@ -140,6 +141,9 @@ class DimOrigins:
 
 def join_dims(dims: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:
     """Return the dims of a result to which tensors with these dims broadcast, aligned at the last dim."""
+    first, *others = dims
+    if all(each == first for each in others):
+        return tuple(first)
     longest = max(map(len, dims))
     return tuple(
         reduce(_join_dim, (each[n - longest + len(each)] for each in dims if n >= longest - len(each)))
@@ -557,6 +561,8 @@ def _parts(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any
 
 def _join_dim(a: Dim, b: Dim) -> Dim:
     """Return the factors of a dim to which two broadcast: those that know of more features."""
+    if a == b:
+        return a
     sizes = [prod(factor.size for factor in dim) for dim in (a, b)]
     if sizes[0] != sizes[1]:
         return a if sizes[0] > sizes[1] else b

@@ -501,7 +501,7 @@ class EagerTracker:
             return None
         if note.is_elementwise and self._is_feed_forward(note, found):
             return None
-        weights_dims, values_dims = self._dims_of_average(note, x, values, average_of)
+        weights_dims, values_dims = self._dims_of_average(note, found, x, values, average_of)
         in_transform = in_functorch()
         other = None if in_transform else self._kind_of_average(note, found, x, values, weights_dims, values_dims)
         if other is not None:
@@ -523,7 +523,12 @@ class EagerTracker:
             return NotAttention("attention", str(reason))
 
     def _dims_of_average(
-        self, note: SoftmaxOutput, x: Tensor, values: Any, average_of: Callable[[Tensor, Tensor], Average | None]
+        self,
+        note: SoftmaxOutput,
+        found: Average,
+        x: Tensor,
+        values: Any,
+        average_of: Callable[[Tensor, Tensor], Average | None],
     ) -> tuple[Sequence[Dim] | None, Sequence[Dim] | None]:
         """Return the origins of the dims of the weights, *lead i j, and of the values, *lead j e.
 
@@ -532,6 +537,8 @@ class EagerTracker:
         weights_origin, values_origin = self.origins.get(x), self.origins.get(values)
         if not isinstance(values, Tensor) or (weights_origin is None and values_origin is None):
             return None, None
+        if found.v is values and not note.behind:  # weights @ v
+            return weights_origin and weights_origin.dims, values_origin and values_origin.dims
         probes = [torch.empty_strided(y.shape, tuple(range(1, y.ndim + 1)), device="meta") for y in (x, values)]
         if (average := average_of(*probes)) is None:
             return None, None
