@@ -13,7 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.overrides import _get_current_function_mode_stack
 
 import tests.lens.tiny_transformers as zoo
-from regard.lens import ablate, capture
+from regard.lens import CaptureWarning, ablate, capture
+from regard.lens.eager.op_rules import OP_RULES
 from regard.nn import Attention
 from regard.nn.core import Core
 
@@ -356,3 +357,35 @@ def test_a_generating_model_is_saved_within_the_block() -> None:
         assert torch.equal(again.generate(ids, **options), want)
     assert b"regard" not in data
     assert len(tape) == 2
+
+
+class ByHandThenSdpa(nn.Module):
+    """One attention written out by hand, in a part of its own, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hand, self.other = Product(), Attention(D, H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.hand(x))
+
+
+class Product(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.mT).softmax(-1) @ x
+
+
+def test_a_rule_that_fails_does_not_stop_the_model(monkeypatch):
+    def fail(call):
+        raise KeyError("a case the rule did not think of")
+
+    model, x = ByHandThenSdpa(), torch.randn(1, 5, D)
+    want = model(x)
+    monkeypatch.setitem(OP_RULES, "softmax", fail)
+    failed = "following its call of softmax failed .KeyError.*report this as a bug"
+    with pytest.warns(CaptureWarning, match=failed), capture(model) as tape:
+        assert torch.equal(model(x), want)
+    assert tape.layers == ["other"]
+    assert [(each.layer, each.kind) for each in tape.unseen] == [("hand", "attention")]
+    with pytest.raises(KeyError), ablate(model, {"other": [0]}):
+        model(x)

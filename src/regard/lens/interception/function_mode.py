@@ -256,20 +256,26 @@ class AttentionMode(TorchFunctionMode):
                 here.awaiting = None
         out = func(*args, **kwargs)
         tracker, name = here.tracker, traced_name(func)
-        if tracker.traces.held and name not in SOFTMAX_NAMES:
-            tracker.traces.follow(func, args, kwargs, out)
-        if not in_functorch():
-            tracker.origins.follow(func, args, kwargs, out)
-        if name is not None or (tracker.holds_weights and type(out) is not torch.Size):
-            eager = self._follow(name or str(getattr(func, "__name__", "")), args, kwargs, out)
-            if isinstance(eager, NotAttention):
-                self._leave_out(eager)
-            elif eager is not None:
-                return self._written_out(eager, out)
-            if name in SOFTMAX_NAMES:
-                self._note_softmax(tracker.is_averaged(out))
-            elif name in SOFTMAX_BY_HAND and (averaged := tracker.is_averaged(out)) is not None:
-                self._note_softmax(averaged)
+        eager = None
+        try:
+            if tracker.traces.held and name not in SOFTMAX_NAMES:
+                tracker.traces.follow(func, args, kwargs, out)
+            if not in_functorch():
+                tracker.origins.follow(func, args, kwargs, out)
+            if name is not None or (tracker.holds_weights and type(out) is not torch.Size):
+                eager = self._follow(name or str(getattr(func, "__name__", "")), args, kwargs, out)
+        except (MemoryError, Warning):  # a budget is exceeded, or the caller turned warnings into errors
+            raise
+        except Exception as error:
+            self._note_failure(name, error)
+        if isinstance(eager, NotAttention):
+            self._leave_out(eager)
+        elif eager is not None:
+            return self._written_out(eager, out)
+        if name in SOFTMAX_NAMES:
+            self._note_softmax(tracker.is_averaged(out))
+        elif name in SOFTMAX_BY_HAND and (averaged := tracker.is_averaged(out)) is not None:
+            self._note_softmax(averaged)
         return out
 
     @property
@@ -301,6 +307,15 @@ class AttentionMode(TorchFunctionMode):
             self.compiled = True
         elif self.recorder is not None:
             self.recorder.note_unseen(layer_of(self.names[id(module)], module), "attention", UNSUPPORTED)
+
+    def _note_failure(self, name: str | None, error: Exception) -> None:
+        """Note that a rule failed on a call of the running layer, which goes on; a consumer that changes it raises."""
+        if self.recorder is None:
+            raise error
+        failure = f"{type(error).__name__}: {error}"
+        self.recorder.note_unseen(
+            self._layer, "attention", f"following its call of {name} failed ({failure}); please report this as a bug"
+        )
 
     def _run_in_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an attention function inside torch.func transforms, and observe it with the tensors that they hold."""
