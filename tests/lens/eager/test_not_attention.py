@@ -8,6 +8,7 @@ from torch import nn
 from regard.lens import capture
 from regard.lens.eager.dim_origins import FEATURES, ROWS, STACKED, Factor, Piece
 from regard.lens.eager.not_attention import CHANNELS, FACTORS, GATE, AverageOrigin, kind_of_average
+from regard.nn import Attention
 
 B, H, N, D = 2, 3, 10, 4
 DIM = H * D
@@ -97,6 +98,22 @@ def lambdas(m, x):
 )
 def test_feature_channels_are_no_queries(mix):
     assert left_out(mix) == {"linear attention"}
+
+
+def random_features(m, x):
+    """The kernel of Performer: features by a fixed matrix, here a buffer, cut off at 0."""
+    q, k, v = (split(t) for t in (m.to_q(x), m.to_k(x), m.to_v(x)))
+    q, k = (F.relu(torch.einsum("...id,...jd->...ij", t, m.grid[:5, :1].expand(B, H, 5, D))) + 1e-3 for t in (q, k))
+    scale = 1 / torch.einsum("...nd,...d->...n", q, k.sum(dim=-2))
+    context = torch.einsum("...nd,...ne->...de", k, v)
+    return torch.einsum("...de,...nd,...n->...ne", context, q, scale).transpose(1, 2).flatten(2)
+
+
+def test_features_of_a_fixed_kernel_are_no_keys():
+    model = nn.Sequential(Mixer(random_features), Attention(DIM, H))
+    with capture(model) as tape:
+        model(torch.randn(B, N, DIM))
+    assert tape.layers == ["1"]
 
 
 def landmarks(m, x):

@@ -384,6 +384,8 @@ class EagerTracker:
             what = replace(what, pair=self._queries_and_keys(call, what))
         if isinstance(what, SoftmaxOutput) and what.scores is None and call.name in SOFTMAX_NAMES:
             what = replace(what, is_fixed=self.origins.is_constant(call.argument(0, "input")))
+        if isinstance(what, SoftmaxOutput) and what.is_elementwise and self._has_fixed_keys(what):
+            what = None  # features of linear attention, made by a fixed matrix
         if isinstance(what, Exponentials) and what.scores is None and self.traces.holds(call.argument(0, "input")):
             what = what.as_weights(call.result) or what
         if what is not None:
@@ -601,6 +603,10 @@ class EagerTracker:
             each.averaged.append(True)
             self._symbolic.forget_softmax(each)
         self.final.forget_recorded()
+
+    def _has_fixed_keys(self, note: SoftmaxOutput) -> bool:
+        """Whether the keys, or the queries, are constants, such as the random features of a kernel."""
+        return note.scores is not None and any(map(self.origins.is_constant, (note.scores.q, note.scores.k)))
 
     def _is_feed_forward(self, note: SoftmaxOutput, found: Average) -> bool:
         """True if the keys or the values of weights that are no softmax are weight matrices of the layer."""
