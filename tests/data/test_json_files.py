@@ -8,7 +8,11 @@ from regard.data import DataError, json_files
 from regard.data.json_files import read_json
 
 
-@pytest.mark.parametrize("content", [b'{"a": [1]}', b'\xef\xbb\xbf{"a": [1]}', gzip.compress(b'{"a": [1]}')])
+@pytest.mark.parametrize(
+    "content",
+    [b'{"a": [1]}', b'\xef\xbb\xbf{"a": [1]}', gzip.compress(b'{"a": [1]}')],
+    ids=["plain", "mark", "packed"],  # the packed one holds the time
+)
 def test_a_file_is_read_packed_or_with_a_byte_order_mark(write, content):
     assert read_json(write("a.json", content)) == {"a": [1]}
 
