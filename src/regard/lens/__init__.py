@@ -36,6 +36,7 @@ from .capture import capture
 from .capture_warning import CaptureWarning
 from .interception.kernel_call import KernelCall, NotUnderstood
 from .interception.registered import register_kernel
+from .recording.edge_weights import EdgeWeights
 from .recording.record import Extras
 from .recording.reduced import Reduced
 from .recording.unseen import Unseen
@@ -45,6 +46,7 @@ from .tape.tape import Tape
 __all__ = [
     "AlignmentScore",
     "CaptureWarning",
+    "EdgeWeights",
     "Extras",
     "Groups",
     "KernelCall",

@@ -227,7 +227,7 @@ class Weights:
 
     def received(self) -> Tensor:
         """The attention each key receives, summed over queries: `b h j`."""
-        return self.reduce(measures.received())
+        return self.reduce(measures.key_sums())
 
     def max(self) -> Tensor:
         """The largest weight of each query: `b h i`."""

@@ -5,7 +5,7 @@ and `page` is the same as one offline file.
 """
 
 from .export import Page, page
-from .figures.figures import alignment, by_layer, caption, grid, heatmap, image, mask, text
+from .figures.figures import alignment, by_layer, caption, edges, grid, heatmap, image, mask, text
 from .viewer.server import Viewer, serve, view
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "alignment",
     "by_layer",
     "caption",
+    "edges",
     "grid",
     "heatmap",
     "image",

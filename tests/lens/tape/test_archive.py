@@ -15,7 +15,7 @@ from regard import (
     Padding,
     weights,
 )
-from regard.lens import Tape, capture, words
+from regard.lens import EdgeWeights, Tape, capture, words
 from regard.lens.recording.reduced import Reduced
 from regard.lens.tape import archive
 from regard.nn import Attention, T5Bias
@@ -94,6 +94,16 @@ def test_reduced_tapes_survive(tmp_path):
     assert repr(again) == repr(tape)
     for name in ("entropy", "received", "pool:8"):
         assert torch.equal(again[0][name], tape[0][name])
+
+
+def test_edge_weights_survive(tmp_path):
+    A = EdgeWeights(torch.tensor([[4, 0, 1], [1, 1, 0]]), torch.rand(3, H), (2, 5))
+    tape = Tape({("gat", 0): A})
+    tape.save(tmp_path / "tape.safetensors")
+    for again in (Tape.load(tmp_path / "tape.safetensors"), Tape.open(tmp_path / "tape.safetensors")):
+        assert repr(again) == repr(tape)
+        assert torch.equal(again[0].edge_index, A.edge_index)
+        assert torch.equal(again[0].weights, A.weights)
 
 
 def test_a_failed_save_leaves_the_file_before_it(tape, tmp_path, monkeypatch):

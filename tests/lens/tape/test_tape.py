@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from regard import Causal, Weights, weights
-from regard.lens import Extras, Tape, capture, spans, words
+from regard.lens import EdgeWeights, Extras, Groups, Tape, capture, rollout, spans, words
 from regard.lens.recording.reduced import Reduced
 from regard.lens.recording.store import TensorInMemory
 from regard.nn import Attention
@@ -220,3 +220,34 @@ def test_real_tokens_follow_a_tape_that_grows():
         assert torch.equal(tape.real_keys(("a", 1)), ~padding)
         assert tape.real_queries(("a", 1)).all()
     assert torch.equal(tape.select("a").real_queries(("a", 0)), ~padding)
+
+
+def graph_tape():
+    """A tape of one layer over a graph: two targets, four sources, two heads."""
+    weights = torch.tensor([[0.5, 1.0], [0.5, 0.0], [1.0, 1.0]])
+    return Tape({("gat", 0): EdgeWeights(torch.tensor([[3, 0, 1], [1, 1, 0]]), weights, (2, 4))})
+
+
+def test_a_table_has_the_measures_of_edges():
+    columns = {name: list(column) for name, column in graph_tape().table().items()}
+    assert columns["head"] == [0, 1]
+    assert columns["entropy"] == pytest.approx([math.log(2) / 2, 0.0])
+    assert columns["received"] == pytest.approx([0.5, 0.5])
+    assert columns["max"] == pytest.approx([0.75, 1.0])
+
+
+def test_all_nodes_of_a_graph_are_real():
+    tape = graph_tape()
+    assert (tape.real_queries(0).tolist(), tape.real_keys(0).tolist()) == ([[True] * 2], [[True] * 4])
+    assert tape.overview(0).peak_key.tolist() == [[1, 1]]
+
+
+def test_measures_of_queries_and_keys_refuse_edges():
+    tape = graph_tape()
+    tape.group("halves", Groups(torch.tensor([0, 1]), ("x", "y")), Groups(torch.tensor([0, 0, 1, 1]), ("a", "b")))
+    for call in (lambda: tape.mass(0, "halves"), lambda: tape.summary(0)):
+        with pytest.raises(ValueError, match=r"this layer attends over the edges of a graph: EdgeWeights\(1 x 2"):
+            call()
+    tape.summarize()
+    with pytest.raises(TypeError, match="pass its layers without a graph"):
+        rollout(tape)

@@ -59,7 +59,7 @@ ANSWERS = {
     "groups": (lambda r: r.group_sums(ROWS[None], COLS.expand(B, J), 3, 4), bin_sums),
     "transposed": (transposed_by, lambda A: A.mT @ torch.linspace(-1, 1, I).double()[:, None]),
     "entropy": (lambda r: r.measure(measures.entropy()), lambda A: torch.special.entr(A).sum(-1)),
-    "received": (lambda r: r.measure(measures.received()), lambda A: A.sum(-2)),
+    "received": (lambda r: r.measure(measures.key_sums()), lambda A: A.sum(-2)),
     "columns": (lambda r: (r.columns(KEYS), r.statistic), lambda A: A[..., KEYS]),
 }
 

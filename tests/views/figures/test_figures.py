@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from regard import Causal, Global, Window, weights
-from regard.lens import capture
+from regard.lens import EdgeWeights, capture
 from regard.lens.analysis.alignment import Links
 from regard.nn import Attention
-from regard.views import alignment, by_layer, caption, grid, heatmap, image, mask, text
+from regard.views import alignment, by_layer, caption, edges, grid, heatmap, image, mask, text
 from regard.views.figures.canvas import ink_on
 
 WORDS = ["the", "cat", "sat", "on", "it"]
@@ -248,6 +248,27 @@ def test_alignment_joins_the_words_of_its_links():
 
 
 LONG = ["Donaudampfschifffahrtsgesellschaftskapitän", "https://example.org/a/very/long/address", "長" * 30, "W" * 24]
+
+
+def test_edges_join_sources_and_targets():
+    A = EdgeWeights(torch.tensor([[3, 0, 1], [1, 1, 0]]), torch.tensor([[0.5, 1.0], [0.5, 0.0], [1.0, 1.0]]), (2, 4))
+    figure = edges(A, list("abcd"), list("xy"))
+    assert [text.get_text() for text in figure.axes[0].texts] == [*"abcd", *"xy"]
+    drawn = {(*map(int, line.get_ydata()), line.get_alpha()) for line in figure.axes[0].lines}
+    assert drawn == {(1, 0, 1.0), (0, 1, 0.5), (3, 1, 0.5)}
+    assert len(edges(A, head=1).axes[0].lines) == 2
+    assert [text.get_text() for text in edges(A).axes[0].texts] == [*"0123", *"01"]
+
+
+def test_edges_of_many_nodes_are_a_heatmap():
+    ids = torch.arange(100)
+    figure = edges(EdgeWeights(torch.stack((ids, ids.flip(0))), torch.ones(100, 1), 100))
+    assert shown_values(figure.axes[0]).shape == (100, 100)
+
+
+def test_edges_draw_edge_weights_alone():
+    with pytest.raises(TypeError, match=r"A must be the EdgeWeights of a layer, got Tensor; heatmap\(A\) draws"):
+        edges(torch.eye(3))
 
 
 def test_alignment_shortens_long_words_and_cuts_none_at_its_edges():

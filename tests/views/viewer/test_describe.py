@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import Causal, weights
-from regard.lens import Tape
+from regard.lens import EdgeWeights, Tape
 from regard.views import page, view
 from regard.views.viewer.describe import Capture
 
@@ -106,3 +106,9 @@ def test_facts_are_told_in_words(tmp_path):
 
 def test_a_model_that_is_one_layer_has_a_name_to_see():
     assert [layer["name"] for layer in Capture(calls("", "a"), "x").layers] == ["(model)", "a"]
+
+
+def test_a_layer_over_a_graph_is_described_by_its_measures():
+    A = EdgeWeights(torch.tensor([[3, 0, 1], [1, 1, 0]]), torch.ones(3, 2), (2, 4))
+    described = Capture(Tape({("gat", 0): A}), "one").describe()["layers"][0]
+    assert (described["kind"], described["n_i"], described["n_j"], described["heads"]) == ("measures", 2, 4, [0, 1])

@@ -28,6 +28,7 @@ from torch import Tensor
 from ...checks import check_int, check_integer_tensor, check_number, check_tensor
 from ...ops.weights import LIMIT, Weights
 from ..real_tokens import find_real_keys, padding_queries, real_tokens, without_queries
+from ..recording.edge_weights import EdgeWeights
 from ..tape.tape import Tape, TapeValues
 from .head_measures import check_queries, check_weights, row_chunks
 
@@ -272,9 +273,11 @@ def _check_stack(stack: Tape | Iterable[Weights]) -> list[Weights]:
         raise ValueError("the stack holds no layers; pass a list of Weights, the bottom layer first")
     for A in layers:
         if not isinstance(A, Weights):
+            hint = "pass tape.values(), captured without keep="
+            if isinstance(A, EdgeWeights):
+                hint = "pass its layers without a graph, [A for A in tape.values() if isinstance(A, regard.Weights)]"
             raise TypeError(
-                f"a stack is a list of Weights, the bottom layer first, got {type(A).__name__}; for a tape "
-                "pass tape.values(), captured without keep="
+                f"a stack is a list of Weights, the bottom layer first, got {type(A).__name__}; for a tape {hint}"
             )
         b, _, i, j = _four_dims(A)
         if i != j or (b, i) != (layers[0].shape[0], layers[0].shape[2]):

@@ -54,6 +54,7 @@ from ..eager.matmul import MATMUL_NAMES, operands
 from ..eager.not_attention import NotAttention
 from ..eager.op_rules import SOFTMAX_NAMES
 from ..eager.tracker import SOFTMAX_BY_HAND, EagerAttention, EagerTracker, traced_name
+from ..recording.edge_weights import EdgeWeights
 from ..recording.recorder import Recorder
 from ..recording.store import Store, check_not_nested
 from ..terms.interpret import Interpreter
@@ -219,7 +220,23 @@ class AttentionMode(TorchFunctionMode):
         """Hand a call of a patched kernel to the consumer; return the output that the model goes on with."""
         if self.is_observer and is_recomputing():
             return out
+        if run.kernel.to_edge_weights is not None:
+            self._observe_edges(run.kernel.to_edge_weights, run)
+            return out
         return self.observe(self._layer, lambda: run.kernel_call, out, run.layout(out), run.proof)
+
+    def _observe_edges(self, to_edge_weights: Callable[[KernelRun, nn.Module], EdgeWeights], run: KernelRun) -> None:
+        """Record a softmax over the edges of a graph; consumers that change heads leave it as it is."""
+        if self.recorder is None or not self.recorder.is_wanted(self._layer):
+            return
+        _PAUSED.count += 1
+        try:
+            with torch.no_grad():
+                self.recorder.record_edges(self._layer, to_edge_weights(run, self.here.parts[-1]))
+        except NotUnderstood as reason:
+            self.recorder.note_unseen(self._layer, "graph attention", str(reason))
+        finally:
+            _PAUSED.count -= 1
 
     def await_projection(self, heads: Tensor, callback: Callable[[Tensor], None]) -> None:
         """Call back with the weight of the first linear map that takes these heads, `b h i e`."""

@@ -12,6 +12,7 @@ they say; all others are compared with what the model computed, and left out if 
     transformers, all others        at least 8 rows of the output, all of short texts; with dropout the returned weights
     flex_attention                  known; the whole output if its functions have several readings
     flash_attn, xformers            64 rows of the output
+    torch_geometric, dgl            all weights, computed once more from the logits; the edges
     register_kernel                 64 rows of the output
     written out by hand             8 rows of the weights, all if they were changed after the softmax
 """
@@ -24,7 +25,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from torch import nn
 
 from ..terms.interpret import Interpreter
-from . import flash_attn, flex, transformers, xformers
+from . import edge_softmax, flash_attn, flex, transformers, xformers
 from .call_sites import has_searchable_code
 from .function_mode import AttentionMode
 from .intercepted import Consumer
@@ -43,7 +44,12 @@ def intercept(
 ) -> Iterator[AttentionMode]:
     """Hand every attention call of the model to the consumer within the block."""
     mode = AttentionMode(model, consumer, interpreter, layout)
-    with mode.install_hooks(), transformers.patched_interfaces(mode), patched_kernels(mode, mode.parts):
+    with (
+        mode.install_hooks(),
+        transformers.patched_interfaces(mode),
+        patched_kernels(mode, mode.parts),
+        edge_softmax.edges_noted(mode.parts),
+    ):
         yield mode
 
 
@@ -51,5 +57,6 @@ def patched_kernels(mode: KernelMode, parts: Collection[nn.Module]) -> AbstractC
     """Report calls of kernels within the block; does nothing if the layers have no code that may call one."""
     if not has_searchable_code(frozenset(map(type, parts))):
         return NOTHING_TO_PATCH
-    kernels = [*flex.kernels(), *flash_attn.kernels(), *xformers.kernels(), *registered_kernels()]
+    known = flex, flash_attn, xformers, edge_softmax
+    kernels = [*(kernel for library in known for kernel in library.kernels()), *registered_kernels()]
     return patched(mode, parts, kernels)

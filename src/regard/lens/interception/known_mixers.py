@@ -68,7 +68,7 @@ KNOWN = (
     KnownMixer(
         "graph attention",
         r"GAT(v2)?(Conv|Layer)$|^Graph\w*Attention|^(Transformer|HGT|HAN|HEAT|DotGat|PointTransformer|AGNN)Conv$",
-        "graph attention weighs the edges of a graph, not keys of a sequence",
+        "it called no edge softmax of torch_geometric or dgl, so the weights of its edges are unknown",
     ),
     KnownMixer(
         "Fourier mixing",

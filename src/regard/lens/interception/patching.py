@@ -45,6 +45,7 @@ from .scripted_functions import ScriptMode, original_of, run_script
 from .search_memory import SearchLog, remember, remembered_sites
 
 if TYPE_CHECKING:
+    from ..recording.edge_weights import EdgeWeights
     from ..recording.observed import ObservedAttention
 
 INLINED = torch_internals.WRAPPER_MODULE  # torch.compile wraps callables that are no functions in one of this module
@@ -63,6 +64,8 @@ class Kernel:
     dropout: str | None = None  # name of the argument with the dropout probability
     rows_to_compare: int | None = COMPARED_ROWS  # None: all
     compare_only_if_ambiguous: bool = False
+    # For a softmax over edges, whose calls have no KernelCall: its weights in a layer; raises NotUnderstood.
+    to_edge_weights: Callable[[KernelRun, nn.Module], EdgeWeights] | None = None
 
 
 class KernelRun:

@@ -1,7 +1,8 @@
 """Recorder: the consumer behind `capture`, which records every attention call of a model.
 
 What
-    One entry per (layer, call): a `Record` of q, k and terms, or a `Reduced` summary if `keep` was given.
+    One entry per (layer, call): a `Record` of q, k and terms, or a `Reduced` summary if `keep` was given; for a softmax
+    over the edges of a graph its `EdgeWeights`, whatever `keep` is.
 
 How it flows
     The interception hands each call to `observe`, which interprets it and passes it to `record`. A call that goes on
@@ -31,6 +32,7 @@ from ..interception.kernel_call import NotUnderstood
 from ..layer_names import matches, shown_name
 from ..real_tokens import real_tokens, with_own_queries
 from ..terms.changed_weights import Given
+from .edge_weights import EdgeWeights
 from .generation import Memo, looks_back_only
 from .observed import ObservedAttention
 from .record import Record
@@ -64,7 +66,7 @@ class Recorder:
     def __post_init__(self) -> None:
         self._snapshots = TermSnapshots(self.store if self.keep is None else None)
         self._lock = threading.RLock()  # a model may run in several threads
-        self._entries: dict[Key, Record | Reduced] = {}
+        self._entries: dict[Key, Record | Reduced | EdgeWeights] = {}
         # Calls that are interpreted when `entries` is read.
         self._deferred: dict[str, Callable[[], ObservedAttention]] = {}
         self._unseen: dict[tuple[str, str], Unseen] = {}
@@ -84,7 +86,7 @@ class Recorder:
         )
 
     @property
-    def entries(self) -> dict[Key, Record | Reduced]:
+    def entries(self) -> dict[Key, Record | Reduced | EdgeWeights]:
         """Recorded attention per (layer, call), in call order."""
         self._record_deferred_calls()
         return self._entries
@@ -137,6 +139,13 @@ class Recorder:
         """Whether the name of a layer matches a pattern in `layers`."""
         return self.layers is None or any(matches(name, pattern) for pattern in self.layers)
 
+    def is_wanted(self, name: str) -> bool:
+        """Whether to record a layer that attends; `passed_over` gets its name if it matches no pattern."""
+        if not self.should_record(name):
+            self.passed_over.add(name)
+            return False
+        return True
+
     def can_defer(self, name: str, q: Tensor, k: Tensor) -> bool:
         """Whether a call can be interpreted later, when `entries` is read.
 
@@ -179,8 +188,7 @@ class Recorder:
     def observe(self, attention: InterceptedAttention) -> Tensor:
         """Record an attention call; return its output as it is."""
         layer, out = attention.layer, attention.out
-        if not self.should_record(layer):
-            self.passed_over.add(layer)
+        if not self.is_wanted(layer):
             return out
         with torch.no_grad():
             observed = attention.interpret()
@@ -211,6 +219,23 @@ class Recorder:
             kept = self.store.put(weights, f"{shown_name(layer)}: weights")
             return observed._replace(normalize=Given(kept.get()))
 
+    def record_edges(self, name: str, A: EdgeWeights) -> None:
+        """Record copies of the weights of a softmax over edges; the model may write to its own."""
+        with self._lock:
+            self._check_heads(name, A.shape[1])
+            self._record_deferred_calls()
+            weights = A.weights if self.heads is None else A.weights[:, self.heads]
+            edges, weights = (
+                self.store.put(x.clone() if self.store.in_place else x, f"{shown_name(name)}: {what}").get()
+                for what, x in (("edges", A.edge_index), ("weights of edges", weights))
+            )
+            self._entries[self._next_key(name)] = EdgeWeights(edges, weights, A.nodes)
+
+    def _check_heads(self, name: str, count: int) -> None:
+        """Raise if `heads` names one that a layer does not have."""
+        if self.heads is not None and not set(self.heads) <= set(range(count)):
+            raise IndexError(f"heads must be from 0 to {count - 1} in {shown_name(name)!r}, got heads={self.heads}")
+
     def project(self, record: Record, weight: Tensor) -> None:
         """Keep the weight of the output projection of an attention."""
         with self._lock:
@@ -220,14 +245,11 @@ class Recorder:
         self, name: str, observed: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor]
     ) -> Record | None:
         """Record one attention call, under the lock."""
-        if not self.should_record(name):
-            self.passed_over.add(name)
+        if not self.is_wanted(name):
             return None
         self._record_deferred_calls()
         observed = _cast(observed)
-        if self.heads is not None and not set(self.heads) <= set(range(observed.q.shape[1])):
-            last = observed.q.shape[1] - 1
-            raise IndexError(f"heads must be from 0 to {last} in {shown_name(name)!r}, got heads={self.heads}")
+        self._check_heads(name, observed.q.shape[1])
         if self.keep is not None:
             record = Record(name, observed, Store(), heads=self.heads, values=False)
             key = self._next_key(name)

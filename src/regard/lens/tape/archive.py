@@ -28,6 +28,7 @@ from ...ops.operator import weights
 from ...ops.weights import Summary, Weights, map_axes
 from ..layer_names import shown_name
 from ..real_tokens import RealTokens
+from ..recording.edge_weights import EdgeWeights
 from ..recording.observed import weights_of_observed
 from ..recording.record import Extras
 from ..recording.recorder import Key
@@ -53,7 +54,7 @@ DIGEST_CHUNK_BYTES = 2**22  # `check` yields its progress after each chunk
 class TapeContents:
     """The arguments of a `Tape` as read from a file; labels are tuples (layer pattern, queries, keys)."""
 
-    entries: dict[Key, Weights | Reduced]
+    entries: dict[Key, Weights | Reduced | EdgeWeights]
     extras: dict[Key, Extras]
     tokens: list[tuple[str, list[list[str]], list[list[str]]]]
     groups: dict[str, list[tuple[str, list[Groups], list[Groups]]]]
@@ -68,7 +69,7 @@ class TapeContents:
 
 def save(
     path: Path,
-    entries: Mapping[Key, tuple[Weights | Reduced, Extras]],
+    entries: Mapping[Key, tuple[Weights | Reduced | EdgeWeights, Extras]],
     *,
     tokens: Sequence[Any],
     groups: Mapping[str, Sequence[Any]],
@@ -143,7 +144,7 @@ def load_unchecked(path: Path) -> TapeContents:
             for entry in described["entries"]:
                 if isinstance(entry, dict) and "summary" in entry:
                     entry["summary"] = None
-        entries: dict[Key, Weights | Reduced] = {}
+        entries: dict[Key, Weights | Reduced | EdgeWeights] = {}
         extras: dict[Key, Extras] = {}
         summaries: dict[Key, tuple[Summary, Overview]] = {}
         real: dict[Key, RealTokens] = {}
@@ -210,13 +211,19 @@ def checksummed_metadata(text: str, tensors: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _entry_json(
-    key: Key, A: Weights | Reduced, extras: Extras, summary: tuple[Summary, Overview] | None, box: TensorBox
+    key: Key,
+    A: Weights | Reduced | EdgeWeights,
+    extras: Extras,
+    summary: tuple[Summary, Overview] | None,
+    box: TensorBox,
 ) -> dict[str, Any]:
     """Describe one call of a layer; its tensors go into the box."""
     named: dict[str, Any] = {"layer": key[0], "call": key[1]}
     if isinstance(A, Reduced):
         measures = {name: box.add(A[name]) for name in A.kept}
         return {**named, "shape": list(A.shape), "measures": measures}
+    if isinstance(A, EdgeWeights):
+        return {**named, "nodes": list(A.shape[2:]), "edges": box.add(A.edge_index), "weights": box.add(A.weights)}
     call = A.call
     if call.batch_ids is not None or call.row_ids is not None:
         raise ValueError(f"{shown_name(key[0])!r} holds selected rows; save the tape it was selected from")
@@ -239,7 +246,7 @@ def _summary_tensors(summary: Summary, overview: Overview) -> dict[str, Tensor]:
 
 def _read_entry(
     entry: Any, tensors: Mapping[str, Tensor]
-) -> tuple[Key, Weights | Reduced, Extras, tuple[Summary, Overview] | None]:
+) -> tuple[Key, Weights | Reduced | EdgeWeights, Extras, tuple[Summary, Overview] | None]:
     if isinstance(entry, dict) and "measures" in entry:
         check_fields("an entry", entry, "layer", "call", "shape", "measures")
         measures = {name: TensorInMemory(tensor_named(at, tensors)) for name, at in entry["measures"].items()}
@@ -247,6 +254,11 @@ def _read_entry(
         for name, measure in measures.items():
             _check_measure_shape(name, measure.get(), shape)
         return _key(entry), Reduced(shape, measures), Extras(), None
+    if isinstance(entry, dict) and "edges" in entry:
+        check_fields("an entry", entry, "layer", "call", "nodes", "edges", "weights")
+        targets, sources = map(_check_int, entry["nodes"])
+        edges, of_edges = (tensor_named(entry[name], tensors) for name in ("edges", "weights"))
+        return _key(entry), EdgeWeights(edges, of_edges, (targets, sources)), Extras(), None
     check_fields("an entry", entry, "layer", "call", "heads", "offset", "tensors", "terms", "summary")
     check_fields("the terms", entry["terms"], *SLOTS)
     named = {name: tensor_named(at, tensors) for name, at in entry["tensors"].items()}
@@ -294,7 +306,7 @@ def _real_json(real: RealTokens, box: TensorBox) -> dict[str, Any]:
     return {"queries": box.add(real.queries), "keys": box.add(real.keys), "causal": real.is_causal}
 
 
-def _read_real(source: Any, A: Weights | Reduced, tensors: Mapping[str, Tensor]) -> RealTokens:
+def _read_real(source: Any, A: Weights | Reduced | EdgeWeights, tensors: Mapping[str, Tensor]) -> RealTokens:
     check_fields("real tokens", source, "queries", "keys", "causal")
     *lead, _, i, j = A.shape
     for name, n in (("queries", i), ("keys", j)):

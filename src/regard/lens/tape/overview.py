@@ -17,6 +17,7 @@ from ...ops.blocks.resample import shrink
 from ...ops.weights import MAX_MAP_CELLS, Summary, Weights, map_axes
 from ..layer_names import shown_name
 from ..real_tokens import RealTokens, distance_between, received_from
+from ..recording.edge_weights import EdgeWeights
 from ..recording.recorder import Key
 from ..recording.reduced import MEASURE_NAMES, Reduced
 
@@ -40,8 +41,8 @@ class Overview:
     thumbs: Tensor  # b h rows cols, at most 48 x 48
 
     @staticmethod
-    def of(measured: Summary | Reduced, queries: Tensor | None = None) -> Overview:
-        """Build the overview of a summary, or of the measures that `capture(keep=[...])` kept.
+    def of(measured: Summary | Reduced | EdgeWeights, queries: Tensor | None = None) -> Overview:
+        """Build the overview of a summary, of the measures that `capture(keep=[...])` kept, or of edges.
 
         `queries`, `b i`, is True for those that are real tokens, all if None: the others do not count.
         """
@@ -77,7 +78,7 @@ def summary_over(A: Weights, real: RealTokens) -> Summary:
     return summary
 
 
-def table(entries: Iterable[tuple[Key, Weights | Reduced, RealTokens]]) -> Any:
+def table(entries: Iterable[tuple[Key, Weights | Reduced | EdgeWeights, RealTokens]]) -> Any:
     """One row for each layer, call, batch row and head; a pandas data frame if pandas is installed."""
     rows: list[dict[str, Any]] = []
     for (layer, call), A, real in entries:
@@ -102,8 +103,10 @@ def concatenate_heads(parts: Sequence[Summary], shape: torch.Size) -> Summary:
     return Summary(**joined)
 
 
-def _measures_of(measured: Summary | Reduced) -> tuple[dict[str, Tensor], torch.Size, Sequence[Axis]]:
+def _measures_of(measured: Summary | Reduced | EdgeWeights) -> tuple[dict[str, Tensor], torch.Size, Sequence[Axis]]:
     """Return the measures by name, the shape of the matrix, and the bins of the map."""
+    if isinstance(measured, EdgeWeights):
+        measured = measured.measures()
     if isinstance(measured, Summary):
         measures = {name: getattr(measured, name) for name in (*MEASURE_NAMES, "map")}
         n_i, n_j = measured.entropy.shape[-1], measured.received.shape[-1]
@@ -115,9 +118,9 @@ def _measures_of(measured: Summary | Reduced) -> tuple[dict[str, Tensor], torch.
     return measures | {"map": measured[nearest]}, measured.shape, measured.axes(nearest)
 
 
-def _head_means(A: Weights | Reduced, real: RealTokens) -> dict[str, Tensor]:
+def _head_means(A: Weights | Reduced | EdgeWeights, real: RealTokens) -> dict[str, Tensor]:
     """Return the `b h` mean of each measure, in float64 on the CPU; for `received` the largest share of one key."""
-    measures, shape, _ = _measures_of(A if isinstance(A, Reduced) else summary_over(A, real))
+    measures, shape, _ = _measures_of(summary_over(A, real) if isinstance(A, Weights) else A)
     measures = {name: measures[name].double().cpu() for name in MEASURE_NAMES if name in measures}
     visible = _counted_queries(measures, shape, None, real.queries)
     means = {name: _mean_over_queries(x, visible) for name, x in measures.items() if name != "received"}

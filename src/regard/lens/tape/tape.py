@@ -2,8 +2,8 @@
 
 What it holds
     An entry for each (layer, call): lazy `Weights` (queries, keys and terms, never the matrix), or `Reduced` measures
-    after `capture(keep=[...])`. Beside the entries: `Annotations` (tokens, groups, images),
-    `Extras` (values, output projection, gradient), computed summaries, `facts` such as the model's class, and
+    after `capture(keep=[...])`, or the `EdgeWeights` of a graph. Beside the entries: `Annotations` (tokens, groups,
+    images), `Extras` (values, output projection, gradient), computed summaries, `facts` such as the model's class, and
     `unseen`, the layers that could not be recorded.
 
 How it flows
@@ -35,6 +35,7 @@ from ...ops.weights import Summary, Weights
 from ..capture_warning import CaptureWarning
 from ..layer_names import list_names, matches, own_name, shown_calls, shown_name
 from ..real_tokens import RealTokens, real_tokens, with_own_queries
+from ..recording.edge_weights import EdgeWeights
 from ..recording.record import Extras, Record
 from ..recording.recorder import Key, Recorder
 from ..recording.reduced import Reduced
@@ -57,7 +58,7 @@ from .overview import Overview, concatenate_heads, summary_over, table
 CHUNK_ENTRIES = 2**24  # matrix elements that `summarizing` measures at a time on the CPU
 
 
-class TapeValues(ValuesView[Weights | Reduced]):
+class TapeValues(ValuesView[Weights | Reduced | EdgeWeights]):
     """The weights of a tape in order, with the tape, so that a function of the stack can warn of unseen layers."""
 
     def __init__(self, tape: Tape) -> None:
@@ -65,7 +66,7 @@ class TapeValues(ValuesView[Weights | Reduced]):
         self.tape = tape
 
 
-class Tape(Mapping[Key, Weights | Reduced]):
+class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
     """Ordered map from (layer, call) to the attention weights of that layer.
 
     >>> # Record every attention of a model, with the tokens of the text:
@@ -114,7 +115,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
 
     def __init__(
         self,
-        entries: Mapping[Key, Weights | Reduced],
+        entries: Mapping[Key, Weights | Reduced | EdgeWeights],
         *,
         extras: Mapping[Key, Extras] | None = None,
         tokens: Sequence[Labels] = (),
@@ -127,7 +128,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         real: Mapping[Key, RealTokens] | None = None,
         guessed: Mapping[str, str] | None = None,
     ) -> None:
-        self._stored: Mapping[Key, Weights | Reduced] = dict(entries)
+        self._stored: Mapping[Key, Weights | Reduced | EdgeWeights] = dict(entries)
         self._extras = dict(extras or {})
         self._annotations = Annotations(tokens, groups, pictures)
         self.facts = dict(facts or {})
@@ -152,7 +153,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
             tape.tokens = tokens
         return tape
 
-    def __getitem__(self, key: str | int | Key) -> Weights | Reduced:
+    def __getitem__(self, key: str | int | Key) -> Weights | Reduced | EdgeWeights:
         key = self._resolve_key(key)
         entry = self._entries[key]
         if not isinstance(entry, Record):
@@ -235,7 +236,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         """
         return dict(self._guessed if self._recorder is None else self._recorder.guessed)
 
-    def calls(self, layer: str) -> list[Weights | Reduced]:
+    def calls(self, layer: str) -> list[Weights | Reduced | EdgeWeights]:
         """Return the weights of every call of a layer, in order."""
         return [self[key] for key in self if key[0] == own_name(layer)]
 
@@ -336,9 +337,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         key = self._resolve_key(key)
         real = self._real_tokens(key)
         queries, keys = self._annotations.groups_of(key[0], name, real)
-        A = self[key]
-        if isinstance(A, Reduced):
-            raise ValueError("mass() needs queries and keys; this capture kept only measures (keep=[...])")
+        A = _with_matrix("mass()", self[key])
         self._warn_of_one_grouping(key, name)
         return mass_between(A, queries, keys, real.queries, real.keys)
 
@@ -380,9 +379,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
     def summarizing(self, key: str | int | Key) -> Iterator[float]:
         """Measure a layer a few heads at a time; yields the fraction that is done."""
         key = self._resolve_key(key)
-        A = self[key]
-        if isinstance(A, Reduced):
-            raise ValueError("summary() needs queries and keys; this capture kept only measures (keep=[...])")
+        A = _with_matrix("summary()", self[key])
         if self.summarized(key):
             return
         heads, real = A.shape[-3], self._real_tokens(key)
@@ -403,7 +400,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         """Return summary numbers and a thumbnail for each head of a layer."""
         key = self._resolve_key(key)
         A = self[key]
-        if isinstance(A, Reduced):
+        if not isinstance(A, Weights):
             return Overview.of(A, self.real_queries(key))
         if not self.summarized(key) or key not in self._overviews:
             self._overviews[key] = Overview.of(self.summary(key), self.real_queries(key))
@@ -495,7 +492,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         )
 
     @property
-    def _entries(self) -> Mapping[Key, Weights | Reduced | Record]:
+    def _entries(self) -> Mapping[Key, Weights | Reduced | EdgeWeights | Record]:
         return self._stored if self._recorder is None else self._recorder.entries
 
     def _real_tokens(self, key: Key) -> RealTokens:
@@ -503,7 +500,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         if key in self._real:
             return self._real[key]
         found = self._masked_tokens(key)
-        if found.is_causal or isinstance(self._entries[key], Reduced):  # `Reduced` found them while the model ran
+        if found.is_causal or isinstance(self._entries[key], Reduced | EdgeWeights):  # they hold them
             return found
         entries, by_mask, among = self._real_among.get(key, (0, None, None))
         if among is None or entries != len(self) or by_mask is not found:
@@ -520,7 +517,7 @@ class Tape(Mapping[Key, Weights | Reduced]):
         shape, known = self._shape_of(key), self._real_by_mask.get(key)
         if known is None or (*known.queries.shape, known.keys.shape[1]) != shape:
             A = self[key]
-            known = self._real_by_mask[key] = A.real if isinstance(A, Reduced) else real_tokens(A)
+            known = self._real_by_mask[key] = real_tokens(A) if isinstance(A, Weights) else A.real
         return known
 
     def _replace(self, key: Key, A: Weights) -> None:
@@ -588,3 +585,12 @@ class Tape(Mapping[Key, Weights | Reduced]):
             return entry.batch, entry.rows, entry.keys
         *lead, _, i, j = entry.shape
         return math.prod(lead), i, j
+
+
+def _with_matrix(what: str, A: Weights | Reduced | EdgeWeights) -> Weights:
+    """Return the weights of a layer; raise unless they are of queries over keys."""
+    if isinstance(A, Reduced):
+        raise ValueError(f"{what} needs queries and keys; this capture kept only measures (keep=[...])")
+    if isinstance(A, EdgeWeights):
+        raise ValueError(f"{what} needs queries and keys, and this layer attends over the edges of a graph: {A!r}")
+    return A

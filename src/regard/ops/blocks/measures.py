@@ -23,7 +23,7 @@ def entropy() -> Reduction:
     return Reduction(lambda prepared, block, A, x: _entropy(prepared, A), "rows", measure="entropy")
 
 
-def received() -> Reduction:
+def key_sums() -> Reduction:
     """sum_i A: `b h j`."""
     return Reduction(lambda prepared, block, A, x: A.sum(-2), "keys", measure="received")
 

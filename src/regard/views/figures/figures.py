@@ -21,6 +21,7 @@ from torch import Tensor
 from ...checks import check_int
 from ...lens.analysis.alignment import Links
 from ...lens.layer_names import shown_calls
+from ...lens.recording.edge_weights import EdgeWeights
 from ...lens.tape.tape import Tape
 from ...ops.terms.masks.mask_algebra import Mask
 from .canvas import (
@@ -52,6 +53,7 @@ MAX_SMALL_CELLS = 128  # per side of a map in a grid
 MAX_TEXT_TOKENS = 5000
 PITCH, GAP, HEADED, BAR = 1.1, 0.1, 0.3, 0.9  # inches: from map to map, between maps, above them, for the scale
 PAGE, LINE = 7.5, 0.28  # inches: width of a coloured text, height of a line
+MAX_DRAWN_NODES = 64  # sources or targets of a graph whose edges are drawn as lines
 MAX_TEXT_TOKEN_CHARACTERS = 48  # that many of the widest characters fit a line
 SIDE, BETWEEN = 1.6, 1.6  # inches: least width of a sentence, and the gap between the pair
 
@@ -247,6 +249,38 @@ def alignment(links: Links | Matrix, source: Sequence[str], target: Sequence[str
         axes.add_line(Line2D([left + 0.1, left + BETWEEN - 0.1], [s, t], color=ACCENT, solid_capstyle="round", **line))
     add_title(figure, title)
     return figure
+
+
+def edges(
+    A: EdgeWeights,
+    sources: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    *,
+    head: int = 0,
+    title: str = "",
+) -> Figure:
+    """Draw one head of attention over a graph: sources on the left, targets on the right, lines as dark as weights.
+
+    >>> import torch
+    >>> A = EdgeWeights(torch.tensor([[1, 2], [0, 0]]), torch.tensor([[0.25], [0.75]]), nodes=3)
+    >>> len(edges(A, ["a", "b", "c"]).axes[0].lines)
+    2
+
+    Nodes without names have numbers. `sources` name the targets too if the nodes are of one kind. A graph of more than
+    64 sources or targets is drawn as a heatmap.
+    """
+    if not isinstance(A, EdgeWeights):
+        raise TypeError(f"A must be the EdgeWeights of a layer, got {type(A).__name__}; heatmap(A) draws other weights")
+    *_, i, j = A.shape
+    targets = sources if targets is None and i == j else targets
+    weights = EdgeWeights(A.edge_index, A.weights[:, [head]], A.nodes).dense()[0]
+    if max(i, j) > MAX_DRAWN_NODES:
+        return heatmap(weights, targets, sources, scale="sqrt", title=title)
+    left, right = (
+        list(map(str, range(n))) if names is None else check_labels(kind, names, n)
+        for kind, names, n in (("sources", sources, j), ("targets", targets, i))
+    )
+    return alignment(weights, left, right, title=title)
 
 
 def mask(mask: Mask | Tensor | npt.NDArray[Any], rows: int | None = None, cols: int | None = None) -> Figure:

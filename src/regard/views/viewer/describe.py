@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...lens.layer_names import shown_name
+from ...lens.recording.edge_weights import EdgeWeights
 from ...lens.recording.generation import looks_back_only
 from ...lens.recording.recorder import Key
 from ...lens.recording.reduced import Reduced
@@ -54,8 +55,12 @@ class Capture:
             layer["stack"] = stack
 
     def entry(self, layer: int) -> Weights | Reduced:
-        """Return the weights of a layer, or its kept measures."""
-        return self.tape[self.keys[layer]]
+        """Return the weights of a layer, or its kept measures; those of a graph are computed from its edges."""
+        return self._entry(self.keys[layer])
+
+    def _entry(self, key: Key) -> Weights | Reduced:
+        A = self.tape[key]
+        return A.measures() if isinstance(A, EdgeWeights) else A
 
     def group(self, number: int) -> Groups:
         """Return groups by number; words and sentences are split on first use."""
@@ -94,7 +99,7 @@ class Capture:
         return alike and not _same(one.call.q, other.call.q)
 
     def _layer(self, key: Key) -> dict[str, Any]:
-        A = self.tape[key]
+        A = self._entry(key)
         b, h, i, j = A.shape
         texts = [self._texts(key, batch) for batch in range(b)]
         return {
