@@ -80,12 +80,23 @@ def test_edges_may_name_the_targets_first():
     assert torch.equal(tape[0].edge_index, EDGES.flip(0))
 
 
-@pytest.mark.parametrize(("size", "sources"), [(None, 6), ((9, 4), 9)])
-def test_sources_and_targets_may_be_different_nodes(size, sources):
+@pytest.mark.parametrize("size", [None, (9, 4), (None, None)])
+def test_sources_and_targets_may_be_different_nodes(size):
     layer, edges = GATConv(), torch.tensor([[5, 0, 2], [1, 1, 3]])
     with capture(layer) as tape:
         layer((nodes(9), nodes(4)), edges, size)
-    assert tape[0].shape == (1, HEADS, 4, sources)
+    assert tape[0].shape == (1, HEADS, 4, 9)
+
+
+def test_in_the_other_flow_the_sources_come_second():
+    class Reversed(GATConv):
+        def forward(self, x, edges):
+            return super().forward(x[::-1], edges)
+
+    layer, edges = Reversed(flow="target_to_source"), torch.tensor([[1, 1, 3], [5, 0, 2]])
+    with capture(layer) as tape:
+        layer((nodes(4), nodes(9)), edges)
+    assert tape[0].shape == (1, HEADS, 4, 9)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +129,7 @@ def test_edges_that_are_no_dense_tensor_are_unseen():
             return super().run(step, given, size, compute)
 
     model = Pair(Sparse())
-    with pytest.warns(CaptureWarning, match="its edges are a Tensor, not a dense"), capture(model) as tape:
+    with pytest.warns(CaptureWarning, match="its edges are torch.sparse_coo, not a dense"), capture(model) as tape:
         model(nodes(), EDGES)
     assert tape.layers == ["seen"]
 

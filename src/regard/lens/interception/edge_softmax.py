@@ -40,6 +40,7 @@ class _Running(threading.local):
 
     def __init__(self) -> None:
         self.edges: dict[int, _Edges | NotUnderstood] = {}
+        self.pairs: dict[int, tuple[int, int]] = {}  # numbers of nodes of the two kinds, for layers that got both
 
 
 _RUNNING = _Running()
@@ -62,6 +63,7 @@ def edges_noted(parts: Collection[nn.Module]) -> Iterator[None]:
     layers: list[Any] = [part for part in parts if isinstance(part, kind)]
     with ExitStack() as stack:
         for layer in layers:
+            stack.callback(layer.register_forward_pre_hook(_note_nodes).remove)
             for step in HOOKS:
                 stack.callback(getattr(layer, f"register_{step}_forward_pre_hook")(_note_edges).remove)
                 stack.callback(getattr(layer, f"register_{step}_forward_hook")(_forget_edges).remove)
@@ -108,7 +110,7 @@ def _geometric_weights(run: KernelRun, part: nn.Module) -> EdgeWeights:
         raise NotUnderstood(f"{name} was called with groups that are not the targets of the edges of the layer")
     last = [int(ids.max()) + 1 if ids.numel() else 0 for ids in edges.pairs]
     n = last[1] if given["num_nodes"] is None else int(given["num_nodes"])
-    sources = max(n, last[0]) if edges.sources is None else edges.sources
+    sources = max(n if edges.sources is None else edges.sources, last[0])
     return edge_weights(logits, run.returned, edges.pairs, (n, sources), name)
 
 
@@ -125,6 +127,14 @@ def _dgl_weights(run: KernelRun, part: nn.Module) -> EdgeWeights:
     return edge_weights(given["logits"], run.returned, edges, nodes, name)
 
 
+def _note_nodes(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """A hook before a layer: note the numbers of its nodes, if it got features of two kinds, (x_source, x_target)."""
+    _RUNNING.pairs.pop(id(layer), None)
+    x = inputs[0] if inputs else None
+    if isinstance(x, tuple | list) and len(x) == 2 and all(isinstance(each, Tensor) and each.ndim for each in x):
+        _RUNNING.pairs[id(layer)] = len(x[0]), len(x[1])
+
+
 def _note_edges(layer: Any, inputs: tuple[Any, ...]) -> None:
     """A hook before a step of message passing: note the edges that it takes."""
     edges, size = inputs[0], inputs[1]
@@ -133,12 +143,13 @@ def _note_edges(layer: Any, inputs: tuple[Any, ...]) -> None:
         index = _plain(edges)
         if index.layout is not torch.strided or index.ndim != 2 or len(index) != 2:
             raise TypeError(f"got edges of layout {index.layout} and shape {tuple(index.shape)}")
-        if layer.flow == TARGET_TO_SOURCE:
-            index, size = index.flip(0), None if size is None else tuple(size)[::-1]
-        found = _Edges(index.detach(), None if size is None or size[0] is None else int(size[0]))
+        known = size if size is not None and None not in size else _RUNNING.pairs.get(id(layer))
+        first = 1 if layer.flow == TARGET_TO_SOURCE else 0
+        pairs = index.flip(0) if first else index
+        found = _Edges(pairs.detach(), None if known is None else int(known[first]))
     except (AttributeError, TypeError, ValueError, RuntimeError):
-        kind = type(edges).__name__
-        found = NotUnderstood(f"its edges are a {kind}, not a dense tensor edge_index of dims 2 e")
+        kind = getattr(edges, "layout", type(edges).__name__)
+        found = NotUnderstood(f"its edges are {kind}, not a dense tensor edge_index of dims 2 e")
     _RUNNING.edges[id(layer)] = found
 
 
