@@ -114,6 +114,14 @@ def test_a_softmax_over_other_groups_is_unseen(build, message):
     assert [(each.layer, each.kind) for each in tape.unseen] == [("graph", "graph attention")]
 
 
+def test_a_layer_that_changes_the_weights_after_the_softmax_is_unseen():
+    model = Pair(GATConv())
+    model.graph.mod = "scaled"  # as RGATConv has it
+    with pytest.warns(CaptureWarning, match="changed after the softmax, by mod='scaled'"), capture(model) as tape:
+        model(nodes(), EDGES)
+    assert tape.layers == ["seen"]
+
+
 def test_a_function_that_is_no_softmax_is_unseen(monkeypatch):
     fake.install(monkeypatch, fake.sigmoids)
     model = Pair(GATConv(wrong=True))

@@ -103,6 +103,8 @@ def _geometric_weights(run: KernelRun, part: nn.Module) -> EdgeWeights:
         raise NotUnderstood(f"{name} was called outside message passing, so the edges of its weights are unknown")
     if isinstance(edges, NotUnderstood):
         raise edges
+    if isinstance(mod := getattr(part, "mod", None), str):  # RGATConv has one
+        raise NotUnderstood(f"its weights are changed after the softmax, by mod={mod!r}")
     logits, targets = given["src"], given["index"]
     if targets is None or given["dim"] not in (0, -logits.ndim):
         raise NotUnderstood(f"{name} was called without index=, or with dim={given['dim']!r}")
