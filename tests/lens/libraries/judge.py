@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from regard.lens import capture
+from regard.lens import EdgeWeights, capture
 
 from .aten_truth import Softmax, aten_truth
 from .case import Case, change_first_row
@@ -267,7 +267,11 @@ def judge_capture(
     wrong = [f"{shown(key)}: {reason}" for key in tape if (reason := no_attention(case, model, key[0]))]
     if wrong:
         return Row(library, case.name, WRONG, short("; ".join(wrong)), len(entries))
+    # Graph libraries write their softmax out, so it is no operator to compare with: its sums are.
+    graphs = {key: entries.pop(key) for key in tape if isinstance(tape[key], EdgeWeights)}
     wrong, held = compare(entries, calls, changed, batch_of(case.make_inputs()))
+    wrong += [f"{shown(key)}: its weights do not sum to 1" for key, A in graphs.items() if not sums_to_1(A)]
+    entries |= graphs
     attended = [layer for layer in case.attends if not any(within(layer, key[0]) for key in tape)]
     if wrong:
         return Row(library, case.name, WRONG, short("; ".join(wrong)), len(entries))
@@ -286,6 +290,12 @@ def judge_capture(
         note = "; ".join(map(str, tape.unseen)) or messages or "a softmax over something else than positions"
         return Row(library, case.name, LISTED, short(note), len(entries))
     return Row(library, case.name, RIGHT, "", len(entries))
+
+
+def sums_to_1(A: Tensor) -> bool:
+    """Whether the weights of each row sum to 1, rows without weights aside."""
+    sums = A.sum(-1)
+    return bool(((sums - 1).abs() < CLOSE).logical_or(sums == 0).all())
 
 
 def no_attention(case: Case, model: nn.Module, layer: str) -> str:

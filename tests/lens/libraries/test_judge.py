@@ -109,6 +109,12 @@ def test_a_plain_attention_is_right():
     assert (row.outcome, row.matrices) == (RIGHT, 1)
 
 
+def test_rows_of_a_graph_sum_to_1_or_are_empty():
+    A = torch.tensor([[[[0.5, 0.5], [0.0, 0.0]]]])
+    assert room.sums_to_1(A)
+    assert not room.sums_to_1(A * 0.9)
+
+
 def test_a_model_that_does_not_attend_is_refused():
     row = judge("library", case(lambda q, k, v: q + k + v))
     assert row.outcome == REFUSED
