@@ -122,9 +122,10 @@ class Plain(nn.Module):
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_gates_experts_and_dropout_are_no_mixing(training):
+def test_experts_and_dropout_are_no_mixing_and_gates_are_named_as_gates(training):
     tape, raised = audited(Beside(Plain()).train(training), tokens())
-    assert (tape.unseen, raised) == ([], [])
+    assert [each.kind for each in tape.unseen] == ["expert gate"]
+    assert len(raised) == 1
 
 
 class Mixed(nn.Module):
