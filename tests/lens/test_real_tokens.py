@@ -348,6 +348,11 @@ class TestQueriesOfCrossAttention:
         assert self.found("decoder.layers.1.encoder_attn", tokens).all()
         assert torch.equal(self.found("encoder.layers.0.self_attn", tokens), self.MEMORY)
 
+    def test_in_a_decoder_without_self_attention_are_all_real(self):
+        tokens = {"decoder.attention": layer(self.MEMORY, self.MEMORY)}
+        assert self.found("decoder.attention", tokens).all()
+        assert torch.equal(self.found("attention", {"attention": layer(self.MEMORY, self.MEMORY)}), self.MEMORY)
+
     def test_blocks_of_one_kind_are_not_each_others(self):
         tokens = {f"stages.0.blocks.{n}.attn": layer(x, x) for n, x in enumerate((self.OWN, self.MEMORY))}
         assert torch.equal(self.found("stages.0.blocks.1.attn", tokens), self.MEMORY)

@@ -163,12 +163,12 @@ def with_own_queries(layer: Key, tokens: Mapping[Key, RealTokens]) -> RealTokens
 
     `tokens` holds all layers of a tape in order, this one among them. Layers are in one block if they were called as
     often and their names begin alike up to a number, as `decoder.layers.0.self_attn` and `decoder.layers.0.cross` do.
-    A layer with as many keys as queries is a cross-attention if its name says so, or if its block has a causal or an
-    earlier self-attention. Without a self-attention of that length in the block all queries count as real.
+    A layer with as many keys as queries is a cross-attention if its name says so, if it is in a decoder and not causal,
+    or if its block has a causal or an earlier self-attention. Without a self-attention of that length in the block all queries count as real.
     """
     found = tokens[layer]
     is_square, tail = found.queries.shape == found.keys.shape, _tail(layer[0])
-    says_cross = _says_cross(tail)
+    says_cross = _says_cross(layer[0], found)
     if found.is_causal or (is_square and not says_cross and "self" in tail):
         return found
     order = {key: n for n, key in enumerate(tokens)}
@@ -187,7 +187,7 @@ def with_own_queries(layer: Key, tokens: Mapping[Key, RealTokens]) -> RealTokens
 
 def _is_own_attention(key: Key, other: RealTokens, layer: Key, found: RealTokens) -> bool:
     """Whether another layer is a self-attention over the queries of a layer: same block, call and number of tokens."""
-    if key == layer or key[1] != layer[1] or other.queries.shape != found.queries.shape or _says_cross(_tail(key[0])):
+    if key == layer or key[1] != layer[1] or other.queries.shape != found.queries.shape or _says_cross(key[0], other):
         return False
     if not other.is_causal and other.queries.shape != other.keys.shape:
         return False
@@ -205,8 +205,11 @@ def _tail(name: str) -> str:
     return ".".join(parts[numbers[-1] + 1 :] if numbers else parts)
 
 
-def _says_cross(tail: str) -> bool:
-    return any(word in tail for word in CROSS_NAMES)
+def _says_cross(name: str, real: RealTokens) -> bool:
+    """Whether a name is that of a cross-attention; in a decoder, it is if neither name nor mask say otherwise."""
+    tail = _tail(name)
+    in_decoder = "decoder" in name.lower() and not real.is_causal and "self" not in tail
+    return in_decoder or any(word in tail for word in CROSS_NAMES)
 
 
 def _seen_keys(mask: Mask, call: Call) -> Tensor | None:
