@@ -164,7 +164,8 @@ def with_own_queries(layer: Key, tokens: Mapping[Key, RealTokens]) -> RealTokens
     `tokens` holds all layers of a tape in order, this one among them. Layers are in one block if they were called as
     often and their names begin alike up to a number, as `decoder.layers.0.self_attn` and `decoder.layers.0.cross` do.
     A layer with as many keys as queries is a cross-attention if its name says so, if it is in a decoder and not causal,
-    or if its block has a causal or an earlier self-attention. Without a self-attention of that length in the block all queries count as real.
+    or if its block has a causal or an earlier self-attention. Without a self-attention of that length in the block all
+    queries count as real.
     """
     found = tokens[layer]
     is_square, tail = found.queries.shape == found.keys.shape, _tail(layer[0])
