@@ -154,13 +154,18 @@ def gate_of_texts(m, x):
     return torch.bmm((m.gate(x[:, 0]) / 0.7).softmax(-1)[:, None], apart(m, x[:, 0])).squeeze(1)
 
 
+def gate_by_constants(m, x):
+    gates = (m.to_q(x) @ torch.linspace(-1, 1, 4 * DIM).view(DIM, 4)).softmax(-1)
+    return torch.einsum("bne,bned->bnd", gates, apart(m, x))
+
+
 def plain_gate(m, x):
     return (m.gate(x).softmax(-1).unsqueeze(-1) * apart(m, x)).sum(-2)
 
 
 @pytest.mark.parametrize(
     "mix",
-    [gate_with_temperature, gate_with_noise, gate_by_parameter, gate_of_texts, plain_gate],
+    [gate_with_temperature, gate_with_noise, gate_by_parameter, gate_by_constants, gate_of_texts, plain_gate],
     ids=lambda f: f.__name__,
 )
 def test_experts_are_no_keys(mix):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .dim_origins import FEATURES, LEARNED, ROWS, STACKED, Dim, Piece, kinds_of
+from .dim_origins import FEATURES, LEARNED, PRESUMED, ROWS, STACKED, Dim, Piece, kinds_of
 
 
 class NotAttention(NamedTuple):
@@ -51,10 +51,12 @@ def kind_of_average(average: AverageOrigin) -> NotAttention | None:
         return FACTORS
     if average.from_product:
         return None
+    if _is(keys, FEATURES, LEARNED, PRESUMED) and _is(value_keys, STACKED, LEARNED):
+        return GATE
     if _is(keys, FEATURES, LEARNED):
         if _is(value_keys, FEATURES):
             return CHANNELS
-        if _is(value_keys, STACKED, LEARNED) or (not rows and (len(lead) > 1 or average.is_summed)):
+        if not rows and (len(lead) > 1 or average.is_summed):
             return GATE
     if _is(rows, FEATURES) and not _is(keys, FEATURES):
         was_cut = average.piece is not None and average.piece.kind == FEATURES
