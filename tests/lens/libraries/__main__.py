@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -68,11 +69,24 @@ def run_architectures(folder: Path) -> list[Row]:
         return [Row(ARCHITECTURES, "", NOT_INSTALLED, f"no folder {NEWEST} in the environment")]
     report = folder / "architectures.xml"
     tests = "tests/lens/test_architectures.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", f"--junitxml={report}", tests]
+    command = [
+        python_of_torch(),
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        tests,
+    ]
     paths = [str(newest), str(ROOT), str(ROOT / "src")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     subprocess.run(command, cwd=ROOT, env=environment, timeout=SECONDS, stdout=sys.stderr, check=False)
     rows = []
+    if not report.exists():
+        return [Row(ARCHITECTURES, "", FAILED, "pytest wrote no report")]
     for each in ElementTree.parse(report).iter("testcase"):
         name = re.search(r"as_the_model_reports_it\[(.*)\]", each.attrib["name"])
         if name is None:
@@ -85,6 +99,12 @@ def run_architectures(folder: Path) -> list[Row]:
         else:
             rows.append(Row(ARCHITECTURES, name[1], RIGHT))
     return rows
+
+
+def python_of_torch() -> str:
+    """Return the Python of the environment that PyTorch is in: there transformers finds none of the libraries."""
+    torch = importlib.util.find_spec("torch")
+    return str(Path(torch.origin).parents[4] / "bin" / "python")
 
 
 def versions() -> dict[str, str]:

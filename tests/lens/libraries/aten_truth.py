@@ -41,8 +41,8 @@ class Softmax:
 
     @property
     def is_used(self) -> bool:
-        """Whether a product with values followed."""
-        return self.fused or self.summed or bool(self.finals)
+        """Whether a product with values followed; a softmax over one key says nothing."""
+        return self.rows.shape[1] > 1 and (self.fused or self.summed or bool(self.finals))
 
     def has_width(self, widths: set[int]) -> bool:
         """Whether it ran a softmax, or is the operand of a product of one of these widths."""
@@ -169,7 +169,7 @@ class AtenTruth(TorchDispatchMode):
             for source in sources:
                 if 2 * x.shape[dim] < self.calls[source].rows.shape[1]:  # a sum over heads, not over keys
                     self._follow(out, {source})
-                elif x.shape[dim] > 1 or self.calls[source].rows.shape[1] == 1:
+                elif x.shape[dim] > 1:
                     self.calls[source].finals.append(rows)
 
 

@@ -113,6 +113,8 @@ def compare(
     held: set[int] = set()
     loose = []
     for key, A in entries.items():
+        if A.shape[-1] == 1:  # one key: every weight is 1, and says nothing of the layout
+            continue
         found = same_matrix(A, [each if n not in held else Softmax("", A[:0], 0.0) for n, each in enumerate(calls)])
         found = found or same_matrix(A, calls)
         if found is None:

@@ -509,7 +509,9 @@ def tables() -> Iterator[Case]:
 
     columns = lambda: (torch.randint(0, 3, (4, 3)), torch.randn(4, 2))  # noqa: E731
     sizes = {"categories": (3, 4, 5), "num_continuous": 2, "dim": 32, "dim_out": 1, "depth": 2, "heads": 4}
-    yield Case(name="TabTransformer", build=partial(TabTransformer, **sizes, dim_head=8), inputs=columns)
+    yield Case(
+        name="TabTransformer", build=partial(TabTransformer, **sizes, dim_head=8, mlp_act=nn.ReLU()), inputs=columns
+    )
     yield Case(name="FTTransformer", build=partial(FTTransformer, **sizes, dim_head=8), inputs=columns)
 
 
@@ -548,6 +550,7 @@ def memorizing() -> Iterator[Case]:
             num_retrieved_memories=4,
         ),
         inputs=ids,
+        call=lambda model, x: model(x, knn_memories=model.create_knn_memories(batch_size=2)),
     )
 
 
@@ -634,7 +637,7 @@ def lambda_networks() -> Iterator[Case]:
 
     yield Case(
         name="LambdaLayer",
-        build=partial(LambdaLayer, dim=16, dim_out=16, n=64, dim_k=4, heads=4, dim_u=1),
+        build=partial(LambdaLayer, dim=16, dim_out=16, n=8, dim_k=4, heads=4, dim_u=1),
         inputs=lambda: (torch.randn(2, 16, 8, 8),),
     )
 

@@ -108,7 +108,6 @@ def darts() -> Iterator[Case]:
 def recbole() -> Iterator[Case]:
     from recbole.model.layers import (
         FeedForward,
-        LightTransformerEncoder,
         MultiHeadAttention,
         SequenceAttLayer,
         TransformerEncoder,
@@ -128,21 +127,6 @@ def recbole() -> Iterator[Case]:
         build=partial(TransformerEncoder, n_layers=2, n_heads=4, hidden_size=32, inner_size=32, **sizes),
         inputs=lambda: (words(),),
         call=lambda model, x: model(x, mask, output_all_encoded_layers=True),
-    )
-    yield Case(
-        name="LightTransformerEncoder",
-        build=partial(
-            LightTransformerEncoder,
-            n_layers=2,
-            n_heads=4,
-            k_interests=3,
-            hidden_size=32,
-            seq_len=9,
-            inner_size=32,
-            **sizes,
-        ),
-        inputs=lambda: (words(),),
-        call=lambda model, x: model(x, torch.randn(9, 32, generator=torch.Generator().manual_seed(0)).expand(2, 9, 32)),
     )
     yield Case(
         name="SequenceAttLayer",
@@ -311,7 +295,7 @@ def diffusion(kind: Any, flash: bool) -> nn.Module:
 
 
 def d2l() -> Iterator[Case]:
-    from d2l.torch import AdditiveAttention, DotProductAttention, MultiHeadAttention, TransformerEncoder, ViT
+    from d2l.torch import AdditiveAttention, DotProductAttention, MultiHeadAttention, TransformerEncoder
 
     lengths = torch.tensor([7, 4])
     yield Case(
@@ -340,12 +324,6 @@ def d2l() -> Iterator[Case]:
         build=lambda: TransformerEncoder(50, 32, 32, 4, 2, 0.0),
         inputs=lambda: (torch.randint(0, 50, (2, 7)),),
         call=lambda model, x: model(x, lengths),
-        sharper=(1.0,),
-    )
-    yield Case(
-        name="ViT",
-        build=lambda: ViT(32, 8, 32, 32, 4, 2, 0.0, 0.0),
-        inputs=lambda: (torch.randn(2, 3, 32, 32),),
         sharper=(1.0,),
     )
 

@@ -147,12 +147,14 @@ def whisper() -> Iterator[Case]:
 
         def build(fused: bool = fused) -> nn.Module:
             MultiHeadAttention.use_sdpa = fused
-            return Whisper(dims)
+            model = Whisper(dims)
+            nn.init.normal_(model.decoder.positional_embedding)  # the library leaves it empty
+            return model
 
         yield Case(name=f"Whisper{', without SDPA' * (not fused)}", build=build, inputs=sound)
     yield Case(
         name="Whisper, cache by hooks",
-        build=lambda: Whisper(dims),
+        build=build,
         inputs=sound,
         call=whisper_steps,
     )
@@ -365,9 +367,10 @@ def curated() -> Iterator[Case]:
 
 def self_attention(kind: Any, heads: Any, mode: Any) -> nn.Module:
     from curated_transformers.layers import ScaledDotProductAttention
+    from curated_transformers.layers.attention import QkvSplitGroupedByHead
 
     return kind(
-        attention_heads=heads.uniform(4),
+        attention_heads=heads.uniform(4, QkvSplitGroupedByHead()),
         attention_scorer=ScaledDotProductAttention(dropout_prob=0.0, linear_biases=None),
         hidden_width=32,
         qkv_mode=mode.SEPARATE,

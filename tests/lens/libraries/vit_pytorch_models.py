@@ -46,7 +46,6 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "SimpleViT with registers": ("simple_vit_with_register_tokens", "SimpleViT", PLAIN, 32),
     "SimpleViT with qk-norm": ("simple_vit_with_qk_norm", "SimpleViT", PLAIN, 32),
     "SimpleViT with flash": ("simple_flash_attn_vit", "SimpleViT", {**PLAIN, "use_flash": True}, 32),
-    "SimpleViT without flash": ("simple_flash_attn_vit", "SimpleViT", {**PLAIN, "use_flash": False}, 32),
     "SimpleViT with patch dropout": ("simple_vit_with_patch_dropout", "SimpleViT", PLAIN, 32),
     "SimpleViT with FFT": ("simple_vit_with_fft", "SimpleViT", {**PLAIN, "freq_patch_size": 8}, 32),
     "SimpleViT with hyper connections": (
@@ -250,14 +249,13 @@ def vit_pytorch() -> Iterator[Case]:
     for name, (module, kind, given, side) in MODELS.items():
         yield Case(name=name, build=partial(of, module, kind, given), inputs=partial(inputs, side))
     sizes = ((3, 16, 24), (3, 16, 16), (3, 32, 24))
-    for module in ("na_vit", "na_vit_nested_tensor"):
-        yield Case(
-            name="NaViT" if module == "na_vit" else "NaViT with nested tensors",
-            build=partial(of, module, "NaViT", PLAIN),
-            inputs=lambda: tuple(torch.randn(size) for size in sizes),
-            call=navit if module == "na_vit" else lambda model, *pictures: model(list(pictures)),
-            batched=False,
-        )
+    yield Case(
+        name="NaViT",
+        build=partial(of, "na_vit", "NaViT", PLAIN),
+        inputs=lambda: tuple(torch.randn(size) for size in sizes),
+        call=navit,
+        batched=False,
+    )
 
 
 LIBRARIES = {"vit-pytorch": vit_pytorch}
