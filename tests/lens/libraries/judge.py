@@ -22,6 +22,7 @@ AUDITS = "audit" in inspect.signature(capture).parameters
 CLOSE = 2e-4
 LARGE = 60.0  # scores beyond it are compared at smaller weights: in float32 their weights differ by more than CLOSE
 DEPENDS = 1e-6  # difference of a weight by which its row depends on a batch row
+NEIGHBOURS = 4  # on each side of a row, compared first
 CHUNK = 2**23  # distances at a time
 RIGHT, LISTED, REFUSED = "right", "listed in unseen", "refused with reason"
 WRONG, SILENT, RAISED, FAILED = "wrong", "missed in silence", "raised", "does not run here"
@@ -77,15 +78,28 @@ def widened(rows: Tensor, width: int) -> Tensor:
 
 
 def nearest(rows: Tensor, pool: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each row the distance to the nearest row of the pool (largest difference of a key), and its index."""
+    """Return for each row the distance to a row of the pool (largest difference of a key), and the index of that row.
+
+    Rows are sorted by one random projection and compared with their neighbours; a row without a close neighbour is
+    compared with the whole pool.
+    """
     if len(pool) == 0:
         return torch.full((len(rows),), torch.inf), torch.zeros(len(rows)).long()
-    found = []
-    for part in rows.split(max(1, CHUNK // len(pool))):
-        distance = torch.cdist(part.float(), pool.float(), compute_mode="donot_use_mm_for_euclid_dist")
-        found.append(distance.min(1))
-    places = torch.cat([each.indices for each in found])
-    return (rows.float() - pool[places].float()).abs().amax(1), places
+    line = torch.randn(pool.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    keys, order = (pool.double() @ line).sort()
+    at = torch.searchsorted(keys, rows.double() @ line)
+    best, places = torch.full((len(rows),), torch.inf), torch.zeros(len(rows)).long()
+    for step in range(-NEIGHBOURS, NEIGHBOURS):
+        found = order[(at + step).clamp(0, len(pool) - 1)]
+        distance = (rows.float() - pool[found].float()).abs().amax(1)
+        closer = distance < best
+        best, places = torch.where(closer, distance, best), torch.where(closer, found, places)
+    far = (best > CLOSE).nonzero()[:, 0]
+    for part in far.split(max(1, CHUNK // len(pool))):
+        distance = torch.cdist(rows[part].float(), pool.float(), compute_mode="donot_use_mm_for_euclid_dist")
+        places[part] = distance.argmin(1)
+        best[part] = (rows[part].float() - pool[places[part]].float()).abs().amax(1)
+    return best, places
 
 
 def same_matrix(A: Tensor, calls: list[Softmax]) -> tuple[int, Tensor, Tensor] | None:
@@ -141,8 +155,9 @@ def compare(
         if off.any():
             wrong.append(f"{shown(key)} {tuple(A.shape)}: {int(off.sum())} of {len(off)} rows are not the model's")
         # Every row of the model that is near a row of the entry is held, duplicates too.
-        back, _ = nearest(truth, rows)
-        covered |= back <= CLOSE
+        mine = torch.isin(pool.form, pool.form[places[distance <= CLOSE]])
+        back, _ = nearest(truth[mine], rows)
+        covered[mine] |= back <= CLOSE
         if changed is not None:
             flags = torch.cat([changed[n] for n, _ in pool.forms])
             if len(flags) == len(pool.rows):
