@@ -1,12 +1,13 @@
 """Run the cases of all libraries and write docs/lens_cases.md: `python -m tests.lens.libraries`.
 
-Each file of cases runs in a process of its own, so that a crash is one row. Exits with 1 if a tape is wrong, misses a
-layer in silence, or raises.
+Each file of cases runs in a process of its own, so that a crash is one row. `python -m tests.lens.libraries by_hand`
+runs one file again. Exits with 1 if a tape is wrong, misses a layer in silence, or raises.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import importlib.util
 import json
@@ -14,13 +15,12 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 
 from .environment import NEWEST, REQUIREMENTS, requirements
-from .judge import BAD, FAILED, LISTED, NOT_INSTALLED, OUTCOMES, REFUSED, RIGHT, Row
+from .judge import BAD, FAILED, NOT_INSTALLED, OUTCOMES, RIGHT, Row
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "lens_cases.md"
@@ -35,6 +35,7 @@ FILES = (
     "text",
     "tables_and_graphs",
 )
+PARTS = (*FILES, "architectures")
 SECONDS = 1500  # for one file of cases
 INTRODUCTION = """\
 Small random models of other libraries, with and without `capture`. The truth does not come from the lens: a mode below
@@ -50,6 +51,7 @@ def run_file(name: str, folder: Path) -> list[Row]:
     out = folder / f"{name}.jsonl"
     command = [sys.executable, "-m", "tests.lens.libraries.one_library", name, str(out)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    out.unlink(missing_ok=True)
     problem = ""
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, timeout=SECONDS, stdout=sys.stderr, check=False)
@@ -57,8 +59,7 @@ def run_file(name: str, folder: Path) -> list[Row]:
             problem = f"the process ended with {done.returncode}"
     except subprocess.TimeoutExpired:
         problem = f"the process took more than {SECONDS} s"
-    lines = out.read_text(encoding="utf8").splitlines() if out.exists() else []
-    rows = [Row(**json.loads(line)) for line in lines]
+    rows = read_rows(out)
     return [*rows, Row(name, "", FAILED, problem)] if problem else rows
 
 
@@ -68,6 +69,7 @@ def run_architectures(folder: Path) -> list[Row]:
     if not newest.is_dir():
         return [Row(ARCHITECTURES, "", NOT_INSTALLED, f"no folder {NEWEST} in the environment")]
     report = folder / "architectures.xml"
+    report.unlink(missing_ok=True)
     tests = "tests/lens/test_architectures.py"
     command = [
         python_of_torch(),
@@ -167,26 +169,28 @@ def escaped(note: str) -> str:
     return re.sub(r"([*_<>\[\]`~])", r"\\\1", note)
 
 
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of one file of cases, as its last run left them."""
+    return [Row(**json.loads(line)) for line in path.read_text(encoding="utf8").splitlines()] if path.exists() else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", help=f"files of cases: {', '.join(FILES)}")
-    parser.add_argument("--page", type=Path, default=PAGE)
-    parser.add_argument("--no-architectures", action="store_true")
+    parser.add_argument("files", nargs="*", help=f"run these alone and keep the rows of the others: {', '.join(PARTS)}")
     given = parser.parse_args()
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in given.files or FILES:
-            rows += run_file(name, Path(folder))
-        if not given.files and not given.no_architectures:
-            rows += run_architectures(Path(folder))
+    folder = Path(sys.prefix) / "rows"
+    folder.mkdir(exist_ok=True)
+    for name in given.files or PARTS:
+        rows = run_architectures(folder) if name == PARTS[-1] else run_file(name, folder)
+        lines = (json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf8")
+    rows = [row for name in PARTS for row in read_rows(folder / f"{name}.jsonl")]
+    PAGE.write_text(page(rows), encoding="utf8")
     counts = Counter(row.outcome for row in rows)
-    if given.files:
-        for row in rows:
-            if row.outcome != RIGHT:
-                print(f"{row.library} | {row.case} | {row.outcome} | {row.note}")
-    else:
-        given.page.write_text(page(rows), encoding="utf8")
-    print(", ".join(f"{counts[name]} {name}" for name in (RIGHT, LISTED, REFUSED, *BAD, FAILED, NOT_INSTALLED)))
+    for row in rows:
+        if row.outcome in BAD:
+            print(f"{row.library} | {row.case} | {row.outcome} | {row.note}")
+    print(", ".join(f"{counts[name]} {name}" for name in OUTCOMES))
     raise SystemExit(any(counts[name] for name in BAD))
 
 

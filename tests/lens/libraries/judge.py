@@ -77,11 +77,11 @@ def widened(rows: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(rows, (0, max(width - rows.shape[1], 0)))
 
 
-def nearest(rows: Tensor, pool: Tensor) -> tuple[Tensor, Tensor]:
+def nearest(rows: Tensor, pool: Tensor, *, whole: bool = True) -> tuple[Tensor, Tensor]:
     """Return for each row the distance to a row of the pool (largest difference of a key), and the index of that row.
 
-    Rows are sorted by one random projection and compared with their neighbours; a row without a close neighbour is
-    compared with the whole pool.
+    Rows are sorted by one random projection and compared with their neighbours; if `whole`, a row without a close
+    neighbour is compared with the whole pool.
     """
     if len(pool) == 0:
         return torch.full((len(rows),), torch.inf), torch.zeros(len(rows)).long()
@@ -94,7 +94,7 @@ def nearest(rows: Tensor, pool: Tensor) -> tuple[Tensor, Tensor]:
         distance = (rows.float() - pool[found].float()).abs().amax(1)
         closer = distance < best
         best, places = torch.where(closer, distance, best), torch.where(closer, found, places)
-    far = (best > CLOSE).nonzero()[:, 0]
+    far = (best > CLOSE).nonzero()[:, 0] if whole else places[:0]
     for part in far.split(max(1, CHUNK // len(pool))):
         distance = torch.cdist(rows[part].float(), pool.float(), compute_mode="donot_use_mm_for_euclid_dist")
         places[part] = distance.argmin(1)
@@ -161,7 +161,9 @@ def compare(
         if changed is not None:
             flags = torch.cat([changed[n] for n, _ in pool.forms])
             if len(flags) == len(pool.rows):
-                seen = flags[places].masked_fill(distance > CLOSE, False).view(A.shape[:3])
+                # A row depends on batch row 0 if it is near a row that does, and near none that does not.
+                other, _ = nearest(rows, truth[~flags], whole=False)
+                seen = ((distance <= CLOSE) & (other > CLOSE)).view(A.shape[:3])
                 wrong += [f"{shown(key)}: {reason}" for reason in mixed_batch(seen, batch)]
     for m, (n, _) in enumerate(pool.forms):
         if n not in held and not lost_rows(pool.rows[pool.form == m], covered[pool.form == m]):
