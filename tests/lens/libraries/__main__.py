@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 from .environment import NEWEST, REQUIREMENTS, requirements
-from .judge import BAD, FAILED, NOT_INSTALLED, OUTCOMES, RIGHT, Row
+from .judge import BAD, FAILED, NOT_INSTALLED, OUTCOMES, RIGHT, SUMS, Row
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "lens_cases.md"
@@ -127,6 +127,7 @@ def page(rows: list[Row]) -> str:
     cases = [row for row in rows if row.library != ARCHITECTURES]
     ran = [row for row in cases if row.outcome not in (FAILED, NOT_INSTALLED)]
     counts, architectures = (Counter(row.outcome for row in each) for each in (cases, set_apart(rows)))
+    edges = sum(SUMS in row.note for row in cases)
     lines = [
         "# Models of other libraries under capture",
         "",
@@ -139,9 +140,11 @@ def page(rows: list[Row]) -> str:
         *(f"| {name} | {counts[name]} |" for name in OUTCOMES if counts[name] or name in BAD),
         "",
         "- **right**: every matrix that the model used is on the tape.",
-        "- **listed in unseen**: what is on the tape is right, and `tape.unseen` or a warning names the other layers.",
+        "- **listed in unseen**: the entries of the tape are right, and `tape.unseen` or a warning names the other layers.",
         "- **refused with reason**: nothing was recorded, and `capture` raised and said why.",
         "- **wrong**, **missed in silence**, **raised**: errors of the lens. The command then fails.",
+        f"- {edges} cases have weights over the edges of a graph, which no operator of PyTorch computes: there only",
+        "  the sums of the rows were compared, not the weights.",
         "- **does not run here**, **not installed**: the library fails without capture too; these cases do not count.",
         "",
         f"transformers {known.get(ARCHITECTURES, '')}, the newest that installs: "

@@ -20,6 +20,7 @@ from .case import Case, change_first_row
 
 AUDITS = "audit" in inspect.signature(capture).parameters
 CLOSE = 2e-4
+SUMS = "weights over edges: only the sums of their rows were compared"
 LARGE = 60.0  # scores beyond it are compared at smaller weights: in float32 their weights differ by more than CLOSE
 DEPENDS = 1e-6  # difference of a weight by which its row depends on a batch row
 NEIGHBOURS = 4  # on each side of a row, compared first
@@ -261,19 +262,20 @@ def judge_capture(
 ) -> Row:
     """Run a model under capture, and name the outcome."""
     output = tape = refusal = None
+    ran = False
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         try:
             with capture(model, **({"audit": True} if case.audit and AUDITS else {})) as tape:
                 output = case.run(model, case.make_inputs())
+                ran = True
         except Exception as error:
-            if output is None and not isinstance(error, TypeError):
+            # capture refuses before the model runs or after it; whatever interrupts the model is an error of the lens.
+            if not isinstance(error, (ValueError, TypeError)) or (tape is not None and not ran):
                 traceback.print_exc()
                 return Row(library, case.name, RAISED, short(f"{type(error).__name__}: {error}"))
-            if not isinstance(error, (ValueError, TypeError)):
-                return Row(library, case.name, RAISED, short(f"{type(error).__name__}: {error}"))
             refusal = error
-    if output is not None and not same_outputs(plain, output):
+    if ran and not same_outputs(plain, output):
         return Row(library, case.name, WRONG, "the outputs differ under capture")
     if refusal is not None:
         return Row(library, case.name, REFUSED, short(refusal))
@@ -306,9 +308,10 @@ def judge_capture(
         names = ", ".join(dict.fromkeys(layer or "(model)" for layer in silent))
         return Row(library, case.name, SILENT, short(names), len(entries))
     if unseen or missed:
-        note = "; ".join(map(str, tape.unseen)) or messages or "a softmax over something else than positions"
+        notes = [*([SUMS] if graphs else []), *map(str, tape.unseen)]
+        note = "; ".join(notes) or messages or "a softmax over something else than positions"
         return Row(library, case.name, LISTED, short(note), len(entries))
-    return Row(library, case.name, RIGHT, "", len(entries))
+    return Row(library, case.name, RIGHT, SUMS if graphs else "", len(entries))
 
 
 def sums_to_1(A: Tensor) -> bool:

@@ -138,7 +138,7 @@ class Tampered:
             def __enter__(self):
                 self.block = real_capture(model)
                 self.tape = self.block.__enter__()
-                if tampered.how == "raise":
+                if tampered.how.startswith("raise"):
                     model.register_forward_pre_hook(tampered.fail)
                 return {"remove": Fewer, "change": Changed}.get(tampered.how, lambda tape: tape)(self.tape)
 
@@ -147,9 +147,8 @@ class Tampered:
 
         return Block()
 
-    @staticmethod
-    def fail(*_):
-        raise RuntimeError("inside the model")
+    def fail(self, *_):
+        raise (TypeError if "TypeError" in self.how else RuntimeError)("inside the model")
 
 
 real_capture = room.capture
@@ -179,7 +178,9 @@ class Changed(Fewer):
         return type("Entry", (), {"dense": lambda self: A})()
 
 
-@pytest.mark.parametrize(("how", "outcome"), [("remove", SILENT), ("change", WRONG), ("raise", RAISED)])
+@pytest.mark.parametrize(
+    ("how", "outcome"), [("remove", SILENT), ("change", WRONG), ("raise", RAISED), ("raise TypeError", RAISED)]
+)
 def test_a_tape_that_is_made_wrong_is_found(monkeypatch, how, outcome):
     monkeypatch.setattr(room, "capture", Tampered(how))
     row = judge("library", case(softmax_of_matmul, Mixed))
