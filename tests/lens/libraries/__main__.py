@@ -140,7 +140,7 @@ def page(rows: list[Row]) -> str:
         *(f"| {name} | {counts[name]} |" for name in OUTCOMES if counts[name] or name in BAD),
         "",
         "- **right**: every matrix that the model used is on the tape.",
-        "- **listed in unseen**: the entries of the tape are right, and `tape.unseen` or a warning names the other layers.",
+        "- **listed in unseen**: the entries of the tape are right, and `tape.unseen` or a warning names the others.",
         "- **refused with reason**: nothing was recorded, and `capture` raised and said why.",
         "- **wrong**, **missed in silence**, **raised**: errors of the lens. The command then fails.",
         f"- {edges} cases have weights over the edges of a graph, which no operator of PyTorch computes: there only",
