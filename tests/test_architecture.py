@@ -163,11 +163,6 @@ def test_no_files_import_each_other():
     assert house.circles(house.ROOT) == []
 
 
-def test_private_names_of_pytorch_are_in_one_file():
-    files = {str(path) for paths in house.private_torch(house.ROOT).values() for path in paths}
-    assert files == {"torch_internals.py"}
-
-
 def test_names_of_a_room_above_are_not_reached_through_the_package_either():
     for place in house.upward_imports(house.ROOT):
         path, _, name = place.split(":")
