@@ -5,10 +5,10 @@ import { Card, type Side } from "./card";
 import { choice, notice } from "./controls";
 import { el, fill } from "./element";
 import { Legend, number, within } from "./legend";
-import type { Token } from "./marks";
+import { joined, type Token } from "./marks";
 import { type Events, Panel, type Window } from "./panel";
 import { matches } from "./search";
-import type { Chart, Tile } from "./source";
+import type { Axis, Chart, Place, Tile } from "./source";
 import type { State } from "./state";
 import type { Cell } from "./tiles";
 
@@ -18,6 +18,12 @@ const WITHOUT = 'Of this layer measures were kept, and no map. Capture it withou
 /** What a panel shows: the one map, or of two compared the first, the second or their difference. */
 type Name = "one" | "a" | "b" | "difference";
 const SIGNS: Record<Name, string> = { one: "", a: "A", b: "B", difference: "A − B" };
+
+/** The tokens of queries, on the left, and of keys, on top; null where a capture does not know them. */
+interface Sides {
+  left: Token[] | null;
+  top: Token[] | null;
+}
 
 interface Shown {
   panel: Panel;
@@ -48,7 +54,10 @@ export class MapView implements View {
   private drawn = "";
   private moving = false;
   private settling = 0;
-  private words: { left: Token[] | null; top: Token[] | null } = { left: null, top: null };
+  /** The tokens of the capture, and of the one it is compared with. */
+  private words: Sides[] = [];
+  /** The tokens of both: two texts at a position where they differ. */
+  private both: Sides = { left: null, top: null };
 
   constructor(
     private readonly app: App,
@@ -106,21 +115,29 @@ export class MapView implements View {
     ].filter((node): node is HTMLElement => node !== false);
   }
 
+  /** A row for each cell on screen: its tokens in each capture, and what each panel has there. */
   table(): string[][] {
-    const rows = [["query", "query token", "key", "key token", "level", "mean weight", "largest weight", "exact"]];
-    const chosen = this.shown[this.shown.length - 1];
-    for (const cell of chosen?.panel.cells(CSV_CELLS) ?? []) {
-      const [left, top] = [this.words.left?.[cell.row]?.raw ?? "", this.words.top?.[cell.col]?.raw ?? ""];
-      const largest = cell.level === 0 ? cell.value : cell.largest;
+    const of = (n: number): string => (this.words.length > 1 ? ` of ${"AB"[n]}` : "");
+    const named = (axis: Axis): string[] => this.words.map((_, n) => `${axis} token${of(n)}`);
+    const measured = this.shown.flatMap(({ name }) => {
+      const sign = SIGNS[name] && `${SIGNS[name]}: `;
+      return [`${sign}mean weight`, `${sign}largest weight`, `${sign}exact`];
+    });
+    const rows = [["query", ...named("query"), "key", ...named("key"), "level", ...measured]];
+    for (const { row, col, level } of this.first?.cells(CSV_CELLS) ?? []) {
+      const cells = this.shown.map(({ panel }) => panel.cell(level, row, col));
+      const fits = (cell: Cell): Cell => (cell.level === level ? cell : { ...cell, value: null, largest: null, preview: true });
       rows.push([
-        String(cell.row),
-        left,
-        String(cell.col),
-        top,
-        String(cell.level),
-        `${cell.value ?? ""}`,
-        `${largest ?? ""}`,
-        String(!cell.preview),
+        String(row),
+        ...this.words.map(({ left }) => left?.[row]?.raw ?? ""),
+        String(col),
+        ...this.words.map(({ top }) => top?.[col]?.raw ?? ""),
+        String(level),
+        ...cells.map(fits).flatMap(({ value, largest, preview }) => [
+          `${value ?? ""}`,
+          `${(level === 0 ? value : largest) ?? ""}`,
+          String(!preview),
+        ]),
       ]);
     }
     return rows;
@@ -157,15 +174,23 @@ export class MapView implements View {
     void this.label(key);
   }
 
+  /** Label each panel with the tokens of its own capture, and the difference with those of both. */
   private async label(key: string): Promise<void> {
-    const { place } = this.app;
-    const [left, top] = await Promise.all([this.app.tokens(place, "query"), this.app.tokens(place, "key")]);
+    const { place, other } = this.app;
+    const own = await this.sides(place);
+    const others = other && other.capture !== place.capture ? await this.sides(other) : null;
     if (key !== this.drawn) return;
-    this.words = { left, top };
-    for (const { panel } of this.shown) {
-      panel.tokens = this.words;
+    this.words = [own, ...(others ? [others] : [])];
+    this.both = others ? { left: joined(own.left, others.left), top: joined(own.top, others.top) } : own;
+    for (const { panel, name } of this.shown) {
+      panel.tokens = name === "b" && others ? others : name === "difference" ? this.both : own;
       panel.redraw();
     }
+  }
+
+  private async sides(place: Place): Promise<Sides> {
+    const [left, top] = await Promise.all([this.app.tokens(place, "query"), this.app.tokens(place, "key")]);
+    return { left, top };
   }
 
   private async mark(): Promise<void> {
@@ -247,8 +272,8 @@ export class MapView implements View {
     if (!cell) return this.card.hide();
     const { self, offset, n_i, n_j } = this.app.layer;
     const sides: [Side, Side] = [
-      { name: "query", tokens: this.words.left, count: n_i, offset: self ? offset : 0 },
-      { name: "key", tokens: this.words.top, count: n_j, offset: 0 },
+      { name: "query", tokens: this.both.left, count: n_i, offset: self ? offset : 0 },
+      { name: "key", tokens: this.both.top, count: n_j, offset: 0 },
     ];
     const values = this.shown.map(({ panel, name, signed }) => {
       return { label: SIGNS[name], cell: panel.cell(cell.level, cell.row, cell.col), signed };

@@ -20,6 +20,14 @@ export function readable(tokens: string[]): Token[] {
   return tokens.map((raw) => ({ raw, text: raw, gap: !letters }));
 }
 
+/** The tokens of two texts at the same positions: both, apart by a bar, where they differ. */
+export function joined(one: Token[] | null, other: Token[] | null): Token[] | null {
+  if (!one || !other) return one ?? other;
+  const pair = (a: Token, b: Token): Token =>
+    a.raw === b.raw ? a : { raw: `${a.raw} | ${b.raw}`, text: `${a.text} | ${b.text}`, gap: true };
+  return one.map((token, n) => (other[n] ? pair(token, other[n]) : token));
+}
+
 function wordPiece(raw: string): Token {
   const goesOn = raw.length > 2 && raw.startsWith("##");
   return { raw, text: goesOn ? raw.slice(2) : raw, gap: !goesOn && !/^[.,;:!?)\]}'\u2019\u201d%]$/.test(raw) };
