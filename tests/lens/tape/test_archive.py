@@ -1,6 +1,7 @@
 """Tapes in files: the same answers afterwards, and nothing believed that is not what was written."""
 
 import json
+import os
 import re
 import struct
 
@@ -13,6 +14,7 @@ from regard import (
     Alibi,
     Causal,
     Padding,
+    Window,
     weights,
 )
 from regard.lens import EdgeWeights, Tape, capture, words
@@ -218,6 +220,16 @@ HOSTILE = [
     ),
     ("offset of another kind", entry(lambda e, t: e.update(offset=1.5)), "expected a whole number, got 1.5"),
     ("negative call", entry(lambda e, t: e.update(call=-1)), "whole number of at least 0, got -1"),
+    ("offset past int64", entry(lambda e, t: e.update(offset=10**30)), r"up to 2\*\*53, got one of 31 digits"),
+    ("call past int64", entry(lambda e, t: e.update(call=10**30)), r"up to 2\*\*53, got one of 31 digits"),
+    (
+        "field past int64",
+        entry(lambda e, t: e["terms"].update(mask={"term": "Prefix", "n": 10**30})),
+        r"up to 2\*\*53, got one of 31 digits",
+    ),
+    ("shape past int64", lambda d, t: {**d, "entries": [{**reduced(d, "max"), "shape": [10**30] * 4}]}, "31 digits"),
+    ("terms nested 200 deep", entry(lambda e, t: e["terms"].update(mask=nested(200))), "nested up to 128 deep"),
+    ("terms nested 20,000 deep", lambda d, t: deep(d), "nested up to 128 deep"),
     ("heads of another kind", entry(lambda e, t: e.update(heads=["a"])), "expected a whole number"),
     ("heads past the table", entry(lambda e, t: e.update(heads=[0, 1, 2, 9])), "cannot read .* as a tape"),
     (
@@ -233,6 +245,21 @@ HOSTILE = [
     ("unknown measure", lambda d, t: {**d, "entries": [reduced(d, "mean")]}, "unknown measure 'mean'"),
     ("measure of a wrong shape", lambda d, t: {**d, "entries": [reduced(d, "entropy")]}, "entropy must have shape"),
 ]
+
+
+def nested(depth):
+    mask = {"term": "Causal"}
+    for _ in range(depth):
+        mask = {"term": "Not", "mask": mask}
+    return mask
+
+
+def deep(described):
+    """The description as text, as `json.dumps` cannot write this depth either."""
+    first = described["entries"][0]
+    first["terms"]["mask"] = "HERE"
+    inner = '{"term": "Not", "mask": ' * 20_000 + "null" + "}" * 20_000
+    return json.dumps(described).replace('"HERE"', inner, 1)
 
 
 def reduced(described, name):
@@ -277,6 +304,28 @@ def test_damaged_files_are_refused(tape, tmp_path, raw, message):
     broken(tape, path, raw)
     with pytest.raises(ValueError, match=message):
         Tape.load(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    path = tmp_path / "pipe.safetensors"
+    os.mkfifo(path)
+    for read in (Tape.load, Tape.open):
+        with pytest.raises(ValueError, match=r"pipe\.safetensors is not a capture: it is a pipe or a device"):
+            read(path)
+    assert not archive.is_tape(path)
+
+
+def test_terms_nested_too_deep_to_be_read_are_not_written_either(tmp_path):
+    q, k = some(B, H, I, D), some(B, 2, J, D).roll(1, 0)
+    mask = Causal()
+    for _ in range(127):
+        mask = mask & Window(9)
+    path = tmp_path / "x.safetensors"
+    Tape({("x", 0): weights(q, k, mask=mask)}).save(path)
+    assert repr(Tape.load(path)["x"].call.mask) == repr(mask)
+    with pytest.raises(ValueError, match="terms may be nested up to 128 deep in a tape file"):
+        Tape({("x", 0): weights(q, k, mask=~~(mask & Window(9)))}).save(path)
 
 
 def test_no_changed_byte_gets_through(tape, tmp_path):

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,16 @@ from ..recording.unseen import Unseen
 from .groups import Groups
 from .image_patches import PatchedImage
 from .overview import Overview
-from .term_json import TensorBox, check_fields, evaluate_functions, from_json, tensor_named, to_json
+from .term_json import (
+    MAX_TERM_DEPTH,
+    TensorBox,
+    check_fields,
+    check_size,
+    evaluate_functions,
+    from_json,
+    tensor_named,
+    to_json,
+)
 
 FORMAT = 4
 FORMAT_WITHOUT_UNSEEN = 3  # its summaries counted padding queries: they are dropped, and computed anew when needed
@@ -131,7 +141,7 @@ def load_unchecked(path: Path) -> TapeContents:
     """Read a tape whose tensors are mapped into memory: each is read from the disk when it is used, unchecked."""
     text, _, tensors = _read(path)
     try:
-        described = json.loads(text)
+        described = _from_text(text)
         if isinstance(described, dict) and described.get("format") not in FORMATS:
             raise ValueError(_unsupported_format(described.get("format")))
         if isinstance(described, dict) and described["format"] <= FORMAT_WITHOUT_UNSEEN:
@@ -171,7 +181,7 @@ def load_unchecked(path: Path) -> TapeContents:
         )
         unseen = [Unseen(str(layer), str(kind), str(reason)) for layer, kind, reason in described["unseen"]]
         guessed = {str(layer): str(reason) for layer, reason in described["guessed"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"cannot read {path} as a tape: {error}") from None
     return TapeContents(entries, extras, tokens, groups, pictures, facts, summaries, unseen, changed, guessed, real)
 
@@ -179,6 +189,8 @@ def load_unchecked(path: Path) -> TapeContents:
 def is_tape(path: Path) -> bool:
     """Return whether the file's metadata says that it is a tape."""
     try:
+        if not path.is_file():
+            return False
         with safe_open(path, "pt") as opened:
             return METADATA_KEY in (opened.metadata() or {})
     except (SafetensorError, OSError):
@@ -351,6 +363,9 @@ def _unsupported_format(number: Any) -> str:
 
 def _read(path: Path) -> tuple[str, dict[str, str], dict[str, Tensor]]:
     """Return the text, whose digest is checked, the digests of the tensors, and the mapped tensors."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a pipe or a device may never end
+        raise ValueError(f"{path} is not a capture: it is a pipe or a device, not a file; copy its content to a file")
     try:
         with path.open("rb") as file:
             header_bytes, first_byte = int.from_bytes(file.read(8), "little"), file.read(1)
@@ -372,10 +387,21 @@ def _read(path: Path) -> tuple[str, dict[str, str], dict[str, Tensor]]:
     text, digests = metadata[METADATA_KEY], metadata["digests"]
     if hashlib.sha256((text + digests).encode()).hexdigest() != metadata["sha256"]:
         raise ValueError(f"{path} is corrupted: checksum mismatch")
-    digest_by_name = json.loads(digests)
+    try:
+        digest_by_name = _from_text(digests)
+    except ValueError as error:
+        raise ValueError(f"cannot read {path} as a tape: {error}") from None
     if not isinstance(digest_by_name, dict) or digest_by_name.keys() != tensors.keys():
         raise ValueError(f"{path} is corrupted: its tensors are not those in its list of checksums")
     return text, digest_by_name, tensors
+
+
+def _from_text(text: str) -> Any:
+    """Parse JSON; raises `ValueError` also if it is nested too deep for the parser."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"terms may be nested up to {MAX_TERM_DEPTH} deep in a tape file") from None
 
 
 def _start_digest(x: Tensor) -> Any:
@@ -386,7 +412,7 @@ def _start_digest(x: Tensor) -> Any:
 def _check_int(value: Any, least: int | None = 0) -> int:
     if type(value) is not int or (least is not None and value < least):
         raise ValueError(f"expected a whole number{'' if least is None else f' of at least {least}'}, got {value!r}")
-    return value
+    return check_size(value)
 
 
 def _texts(rows: Any) -> list[list[str]]:

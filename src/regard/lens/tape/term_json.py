@@ -36,6 +36,8 @@ TERMS: dict[str, type[Term]] = {
         *(normalizers.Entmax, normalizers.Hard, normalizers.Tapered, Rectified, Given, Scaled),
     )
 }
+MAX_TERM_DEPTH = 128  # 128 masks joined by & are 127 deep
+MAX_INT = 2**53  # of an offset, a size or a term's field: positions, which are int64, stay far from their limit
 
 
 class TensorBox:
@@ -62,24 +64,26 @@ class TensorBox:
         return self._names[identity]
 
 
-def to_json(term: Any, box: TensorBox) -> Any:
+def to_json(term: Any, box: TensorBox, depth: int = 0) -> Any:
     """Convert a term, or the value of a term's field, to JSON; tensors are added to the box."""
+    _check_depth(depth)
     if isinstance(term, Tensor):
         return {"tensor": box.add(term)}
     if isinstance(term, Term):
-        fields = {field.name: to_json(getattr(term, field.name), box) for field in dataclasses.fields(term)}
+        fields = {field.name: to_json(getattr(term, field.name), box, depth + 1) for field in dataclasses.fields(term)}
         return {"term": type(term).__name__, **fields}
     if isinstance(term, tuple):
-        return [to_json(value, box) for value in term]
+        return [to_json(value, box, depth + 1) for value in term]
     return term.item() if hasattr(term, "item") else term
 
 
-def from_json(source: Any, tensors: Mapping[str, Tensor]) -> Any:
+def from_json(source: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
     """Rebuild the term, or the value of a field, that `to_json` wrote; `ValueError` for anything else."""
+    _check_depth(depth)
     if isinstance(source, list):
-        return tuple(from_json(value, tensors) for value in source)
+        return tuple(from_json(value, tensors, depth + 1) for value in source)
     if not isinstance(source, dict):
-        return source
+        return check_size(source) if type(source) is int else source
     if source.keys() == {"tensor"}:
         return tensor_named(source["tensor"], tensors)
     fields = dict(source)
@@ -87,7 +91,19 @@ def from_json(source: Any, tensors: Mapping[str, Tensor]) -> Any:
     if not isinstance(name, str) or name not in TERMS:
         raise ValueError(f"unknown term {name!r}; known are {', '.join(TERMS)}")
     check_fields(name, fields, *(field.name for field in dataclasses.fields(TERMS[name])))
-    return TERMS[name](**{field: from_json(value, tensors) for field, value in fields.items()})
+    return TERMS[name](**{field: from_json(value, tensors, depth + 1) for field, value in fields.items()})
+
+
+def _check_depth(depth: int) -> None:
+    if depth > MAX_TERM_DEPTH:
+        raise ValueError(f"terms may be nested up to {MAX_TERM_DEPTH} deep in a tape file")
+
+
+def check_size(value: int) -> int:
+    """Return a whole number; `ValueError` if its absolute value is above 2**53."""
+    if abs(value) > MAX_INT:
+        raise ValueError(f"whole numbers may be up to 2**53, got one of {len(str(abs(value)))} digits")
+    return value
 
 
 def evaluate_functions(term: Term | None, A: Weights) -> Term | None:
