@@ -1,5 +1,7 @@
 """Functions of torch.jit.script are observed by their Python originals; the model goes on with their own outputs."""
 
+from functools import cache
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -40,6 +42,9 @@ def both(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return a @ v, a
 
 
+CACHED = cache(torch.jit.script)
+
+
 @pytest.fixture(scope="module")
 def scripted():
     functions = (attention, softmax, softmax_in_place, causal_scores, random, both)
@@ -68,6 +73,8 @@ RUNS = {
     "the scores": lambda f, q, k, v: f["causal_scores"](q, k).softmax(-1) @ v,
     "scores and softmax": lambda f, q, k, v: f["softmax"](f["causal_scores"](q, k)) @ v,
     "output and weights": lambda f, q, k, v: f["both"](q, k, v)[0],
+    "scripted by the layer": lambda f, q, k, v: torch.jit.script(attention)(q, k, v, 1.0),
+    "held by a cache": lambda f, q, k, v: CACHED(attention)(q, k, v, 1.0),
 }
 
 
@@ -87,8 +94,17 @@ def test_a_scripted_function_is_seen(scripted, run, context):
     s = s.masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -torch.inf) if "scores" in run else s
     torch.testing.assert_close(A[:], s.softmax(-1))
     assert not tape.unseen
-    assert scripted["softmax"] is layer.functions["softmax"]
-    assert isinstance(scripted["softmax"], torch.jit.ScriptFunction)
+
+
+def test_scripted_functions_are_called_as_before_once_the_last_capture_ends(scripted):
+    first, second = (Layer(scripted, RUNS["all of it"]) for _ in range(2))
+    x, call = torch.randn(B, N, H * D), torch.jit.ScriptFunction.__call__
+    with capture(first) as outer:
+        with capture(second) as inner:
+            second(x)
+        first(x)
+    assert outer.layers == inner.layers == [""]
+    assert torch.jit.ScriptFunction.__call__ == call
 
 
 def test_gradients_and_random_numbers_are_those_of_the_model(scripted):
@@ -111,6 +127,7 @@ def test_gradients_and_random_numbers_are_those_of_the_model(scripted):
 
 HIDDEN = {
     "random": lambda f, q, k, v: f["random"](q, k, v),
+    "within vmap": lambda f, q, k, v: torch.vmap(f["attention"], (0, 0, 0, None))(q, k, v, 1.0),
     "it writes to its argument": lambda f, q, k, v: f["softmax_in_place"](q @ k.mT) @ v,
 }
 

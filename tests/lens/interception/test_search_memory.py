@@ -184,28 +184,6 @@ def test_a_search_within_another_block_is_not_remembered(searches, monkeypatch):
     assert len(searches) == 3
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
-def test_a_scripted_function_that_replaces_another_is_found(monkeypatch):
-    first, second = (torch.jit.script(function) for function in (averaged, attended))
-    here, (q, k, v) = sys.modules[__name__], flex_inputs()
-    layer = Layer("global")
-    monkeypatch.setattr(here, "GLOBAL", first)
-    with intercept(layer, Recorder(store=Store(None, None))):
-        pass
-    monkeypatch.setattr(here, "GLOBAL", second)
-    with capture(layer) as tape:
-        out = layer(q, k, v)
-    torch.testing.assert_close(tape[0] @ v, out)
-
-
-def averaged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-    return v.mean(2, keepdim=True)
-
-
-def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-    return torch.softmax(torch.matmul(q, k.transpose(2, 3)), -1).matmul(v)
-
-
 def test_another_layer_is_searched(searches):
     model, (q, k, v) = nn.ModuleList([Layer("global")]), flex_inputs()
     model.forward = lambda: [layer(q, k, v) for layer in model]

@@ -31,6 +31,7 @@ from .function_mode import AttentionMode
 from .intercepted import Consumer
 from .patching import KernelMode, patched
 from .registered import registered_kernels
+from .scripted_functions import scripts_observed
 
 NOTHING_TO_PATCH = nullcontext()
 
@@ -48,6 +49,7 @@ def intercept(
         mode.install_hooks(),
         transformers.patched_interfaces(mode),
         patched_kernels(mode, mode.parts),
+        scripts_observed(mode),
         edge_softmax.edges_noted(mode.parts),
     ):
         yield mode

@@ -41,7 +41,6 @@ from .call_sites import CallSite, find_call_sites
 from .intercepted import OutputLayout
 from .kernel_call import KernelCall, OutputProof
 from .output_check import reproduces_output
-from .scripted_functions import ScriptMode, original_of, run_script
 from .search_memory import SearchLog, remember, remembered_sites
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ class KernelRun:
             return _first(self.kernel.function(*again.args, **again.kwargs))
 
 
-class KernelMode(ScriptMode, Protocol):
+class KernelMode(Protocol):
     """A function mode that wants to see calls of kernels while a layer of its model is under way."""
 
     is_observer: bool  # it never changes an output
@@ -126,10 +125,6 @@ class KernelMode(ScriptMode, Protocol):
     @property
     def is_inside(self) -> bool:
         """True if a layer of the model is under way in this thread."""
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """True if the gradients of the outputs are kept, which only the tensors of the model have."""
 
     def observe_kernel(self, run: KernelRun, out: Tensor) -> Tensor:
         """Return the output that the model goes on with; `out` is that of the modes before this one."""
@@ -154,8 +149,8 @@ def patched(mode: KernelMode, parts: Collection[nn.Module], kernels: Collection[
         targets = [kernel.function for kernel in kernels]
         sites = remembered_sites(list(parts), targets, list(homes))
         if sites is None:
-            log = SearchLog(targets, list(homes), also=(torch.jit.ScriptFunction, _PatchedScript))
-            found = find_call_sites(parts, lambda value: is_script(value) or kernel_of(value) is not None, homes, log)
+            log = SearchLog(targets, list(homes))
+            found = find_call_sites(parts, lambda value: kernel_of(value) is not None, homes, log)
             sites = [site for site, _ in found]
             if not _PATCHED_SITES:  # else the references are those of another mode
                 log.finish(sites)
@@ -164,11 +159,8 @@ def patched(mode: KernelMode, parts: Collection[nn.Module], kernels: Collection[
             _MODES.append(mode)
         for site in sites:
             value = site.get()
-            kernel = None if is_script(value) else kernel_of(value)
-            if original_of(value) is not None:
-                site.put(_PatchedScript(value))
-                _PATCHED_SITES.append(site)
-            elif kernel is not None and type(value) is not _PatchedKernel:  # else another mode has patched it
+            kernel = kernel_of(value)
+            if kernel is not None and type(value) is not _PatchedKernel:  # else another mode has patched it
                 site.put(_PatchedKernel(value, kernel))
                 _PATCHED_SITES.append(site)
     try:
@@ -234,32 +226,6 @@ class _PatchedKernel:
             for mode in sorted(modes, key=lambda mode: mode.is_observer):  # observers see the final output
                 out = mode.observe_kernel(run, out)
         return out if isinstance(result, Tensor) else (out, *result[1:])
-
-
-class _PatchedScript(_PatchedKernel):
-    """A scripted function whose Python original is observed by the open modes."""
-
-    def __init__(self, scripted: Any) -> None:
-        self.func = scripted
-
-    def __reduce__(self) -> Any:
-        return functools.partial, (self.func,)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["func"], name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        inside = [] if is_compiling() or in_functorch() else [mode for mode in tuple(_MODES) if mode.is_inside]
-        with ExitStack() as stack:
-            for mode in inside:
-                if not mode.is_observer or mode.keeps_gradients:
-                    stack.enter_context(inactive(mode))
-            return run_script(self.func, args, kwargs, [mode for mode in inside if mode.is_observer])
-
-
-def is_script(value: Any) -> bool:
-    """True for a scripted function with a known Python original, patched or not."""
-    return isinstance(value, _PatchedScript) or original_of(value) is not None
 
 
 def _first(result: Any) -> Tensor:

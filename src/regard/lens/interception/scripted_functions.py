@@ -1,5 +1,8 @@
 """Observe functions of `torch.jit.script`, which run outside Python: their Python original runs beside them.
 
+Every scripted function of a process is called through one method of its class. It is replaced while a mode is open, so
+that a function which was scripted a moment ago, or which a cache holds, is observed too.
+
 The model goes on with the output of the scripted function. The original runs again on the same arguments, without
 gradients, first unseen to compare its output, then seen. A function that writes to its arguments, or whose output the
 original does not reproduce (dropout), is not observed.
@@ -8,15 +11,19 @@ original does not reproduce (dropout), is not observed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from ... import torch_internals
+from ...ops.torch_state import in_functorch
 from ..recording.store import version_of
+from .patching import inactive
 
 WRITES = re.compile(r"aten::\w+_\(")  # functions of TorchScript that write in place
 PRODUCTS = ("matmul", "bmm", "mm(", "einsum", "scaled_dot_product_attention", "linear")
@@ -26,6 +33,12 @@ TOLERANCE = 1e-4
 
 class ScriptMode(Protocol):
     """A mode that observes what Python code computes."""
+
+    is_observer: bool  # it never changes an output
+
+    @property
+    def is_inside(self) -> bool:
+        """True if a layer of the model is under way in this thread."""
 
     @property
     def keeps_gradients(self) -> bool:
@@ -44,25 +57,50 @@ class ScriptMode(Protocol):
         """Observe nothing within the block."""
 
 
-def original_of(value: Any) -> Callable[..., Any] | None:
-    """Return the Python function that a scripted function was made of; None for other values."""
-    if not isinstance(value, torch.jit.ScriptFunction):
-        return None
-    original: Callable[..., Any] | None = getattr(value, torch_internals.SCRIPT_ORIGINAL, None)
-    return original
+@contextmanager
+def scripts_observed(mode: ScriptMode) -> Iterator[None]:
+    """Let the mode observe every scripted function that its model calls within the block."""
+    with _LOCK:
+        _MODES.append(mode)
+        torch.jit.ScriptFunction.__call__ = _observed_call  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _MODES.remove(mode)
+            if not _MODES:
+                torch.jit.ScriptFunction.__call__ = _CALL  # type: ignore[method-assign]
 
 
-def run_script(scripted: Any, args: Sequence[Any], kwargs: dict[str, Any], modes: Sequence[ScriptMode]) -> Any:
+_CALL = torch.jit.ScriptFunction.__call__
+_LOCK = threading.Lock()
+_MODES: list[ScriptMode] = []
+
+
+def _observed_call(scripted: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand for the call of a scripted function: run it, and let the modes with a layer under way observe it."""
+    inside = [] if is_compiling() else [mode for mode in tuple(_MODES) if mode.is_inside]
+    if not inside:
+        return _CALL(scripted, *args, **kwargs)
+    with ExitStack() as stack:
+        for mode in inside:
+            if not mode.is_observer or mode.keeps_gradients:
+                stack.enter_context(inactive(mode))
+        return _run_script(scripted, args, kwargs, [mode for mode in inside if mode.is_observer])
+
+
+def _run_script(scripted: Any, args: Sequence[Any], kwargs: dict[str, Any], modes: Sequence[ScriptMode]) -> Any:
     """Run a scripted function and return its output; let the modes observe its Python original."""
     inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    versions = [version_of(x) for x in inputs]
-    out, graph = scripted(*args, **kwargs), str(scripted.inlined_graph) if modes else ""
+    versions = [None if in_functorch() else version_of(x) for x in inputs]
+    out, graph = _CALL(scripted, *args, **kwargs), str(scripted.inlined_graph) if modes else ""
     is_followed = any(mode.is_followed(x) for mode in modes for x in inputs)
     if not is_followed and not any(f"aten::{name}" in graph for name in PRODUCTS):
         return out
-    writes = versions != [version_of(x) for x in inputs] or (None in versions and WRITES.search(graph))
     observers = [mode for mode in modes if not mode.keeps_gradients]
-    again = None if writes else _observed_output(scripted, args, kwargs, out, observers)
+    is_hidden = in_functorch() or versions != [version_of(x) for x in inputs]
+    is_hidden = is_hidden or (None in versions and WRITES.search(graph) is not None)
+    again = None if is_hidden else _observed_output(scripted, args, kwargs, out, observers)
     for mode in modes:
         if again is None or mode not in observers:
             if is_followed or any(f"aten::{name}" in graph for name in WEIGHTS):
@@ -76,7 +114,7 @@ def _observed_output(
     scripted: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, modes: Sequence[ScriptMode]
 ) -> Any:
     """Return the output of the Python original, which the modes observe; None if it is another one."""
-    original = original_of(scripted)
+    original: Callable[..., Any] | None = getattr(scripted, torch_internals.SCRIPT_ORIGINAL, None)
     if original is None or not modes:
         return None
     devices = [x.device for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_cuda]

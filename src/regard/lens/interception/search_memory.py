@@ -34,13 +34,13 @@ def remember(model: nn.Module, log: SearchLog) -> None:
 
 
 class SearchLog:
-    """The references that one search for `targets` and values of the types `also` has read, and the sites it found."""
+    """The references that one search for `targets` has read, and the sites it found."""
 
-    def __init__(self, targets: list[Any], homes: list[ModuleType], also: tuple[type, ...] = ()) -> None:
+    def __init__(self, targets: list[Any], homes: list[ModuleType]) -> None:
         self.sites: list[CallSite] = []
         self.is_valid = True
         self._sought = [*targets, *homes]
-        self._target_types = frozenset((*map(type, targets), *also))
+        self._target_types = frozenset(map(type, targets))
         self._dicts: dict[int, tuple[dict[str, Any], set[str]]] = {}  # id -> a dict, and names looked up in it
         self._lookups: list[tuple[dict[str, Any], list[str], frozenset[str]]] = []  # a dict, names with a value, others
         self._owners: list[Callable[[], Any]] = []
