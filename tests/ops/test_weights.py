@@ -279,6 +279,15 @@ def test_a_summary_maps_long_sequences_to_a_limited_resolution(monkeypatch):
     close(build("causal", i=80, j=80).summary().map, build("causal", i=80, j=80).pool(20, 20))
 
 
+@every_term
+def test_a_summary_holds_the_largest_weight_of_each_cell_if_asked(name, monkeypatch):
+    monkeypatch.setattr(lazy, "MAX_MAP_CELLS", 7)
+    A = build(name)
+    assert A.summary().peaks is None
+    cells = [[part.amax((-1, -2)) for part in rows.split(16, -1)] for rows in A.dense().split(16, -2)]
+    close(A.summary(peaks=True).peaks, torch.stack([torch.stack(row, -1) for row in cells], -2))
+
+
 @pytest.mark.parametrize("entries", [2**9, 2**10, 2**11, 5 * 2**9, 2**12, 2**20])
 @pytest.mark.parametrize("w", [(40, D), (12, 40, D)])
 @pytest.mark.parametrize(("h", "g"), [(12, 3), (12, 12), (12, 4)])

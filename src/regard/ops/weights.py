@@ -59,7 +59,7 @@ class Reducer(Protocol):
         """How `summary` runs, for `explain`."""
         ...
 
-    def summary(self, mesh: Mesh) -> tuple[dict[str, Tensor], Tensor | None]: ...
+    def summary(self, mesh: Mesh, peaks: bool = False) -> tuple[dict[str, Tensor], Tensor | None]: ...
     def pool(self, mesh: Mesh) -> Answer: ...
     def group_sums(self, query_groups: Tensor, key_groups: Tensor, rows: int, cols: int) -> Answer: ...
     def topk(self, k: int) -> tuple[tuple[Tensor, Tensor], Tensor | None]: ...
@@ -86,6 +86,7 @@ class Summary:
     distance: Tensor  # b h i
     map: Tensor  # b h rows cols, at most 512 x 512: the mean of each cell, which is a power of two a side
     statistic: Tensor | None  # b h i
+    peaks: Tensor | None = None  # b h rows cols: the largest weight of each cell of the map
 
 
 def _raise_for_tensor_method(self: Any, name: str) -> NoReturn:
@@ -273,18 +274,19 @@ class Weights:
         counts = torch.stack([x.bincount(minlength=rows) for x in query_groups]).clamp(min=1)
         return self._restore(sums / counts[:, None, :, None])
 
-    def summary(self) -> Summary:
+    def summary(self, *, peaks: bool = False) -> Summary:
         """Entropy, received mass, maximum, distance and a map of at most 512 x 512, in one pass.
 
         A cell of the map is 1, 2, 4, ... queries by 1, 2, 4, ... keys, as few as will do; the last ones may have fewer.
+        The map holds the mean of each cell; with `peaks` the summary also holds the largest weight of each cell.
         """
-        return self.summary_in(*map_axes(*self._call.shape[2:]))
+        return self.summary_in(*map_axes(*self._call.shape[2:]), peaks=peaks)
 
     @run_uncompiled
-    def summary_in(self, rows: Axis, cols: Axis) -> Summary:
+    def summary_in(self, rows: Axis, cols: Axis, *, peaks: bool = False) -> Summary:
         """The same with a map in other bins."""
         mesh = Mesh(rows, cols, self.device)
-        values = self._gather(lambda reducer: reducer.summary(mesh))
+        values = self._gather(lambda reducer: reducer.summary(mesh, peaks))
         return Summary(
             **{name: self._restore(value) for name, value in values.items()},
             statistic=None if self._statistic is None else self._restore(self._statistic.squeeze(-1)),

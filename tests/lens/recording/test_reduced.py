@@ -44,6 +44,20 @@ def test_kept_measures_are_those_of_the_weights(keep):
         assert (reduced[0][name] - truth).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("others", [[], ["max"], ["pool:512", "entropy"]])
+def test_a_map_is_kept_with_the_largest_weight_of_each_cell(others):
+    layer, x = Layer(), tokens()
+    with torch.no_grad(), capture(layer) as tape:
+        layer(x)
+    with torch.no_grad(), capture(layer, keep=["pool:4", *others]) as reduced:
+        layer(x)
+    n = tape[0].shape[-1]
+    for cells in (4, n) if "pool:512" in others else (4,):
+        assert torch.equal(reduced[0].pool(cells, cells, "max"), tape[0].pool(cells, cells, "max"))
+    with pytest.raises(ValueError, match="how must be 'mean' or 'max', got 'sum'"):
+        reduced[0].pool(4, 4, "sum")
+
+
 def test_keep_refuses_a_string():
     with pytest.raises(TypeError, match=r"write keep=\['entropy'\]"), capture(Layer(), keep="entropy"):
         pass

@@ -94,7 +94,7 @@ def test_reduced_tapes_survive(tmp_path):
     tape.save(tmp_path / "tape.safetensors")
     again = Tape.load(tmp_path / "tape.safetensors")
     assert repr(again) == repr(tape)
-    for name in ("entropy", "received", "pool:8"):
+    for name in ("entropy", "received", "pool:8", "peaks:8"):
         assert torch.equal(again[0][name], tape[0][name])
 
 
@@ -358,6 +358,27 @@ def test_of_the_format_before_everything_but_summaries_is_read(tape, tmp_path):
             assert not found.summarized(key)
             torch.testing.assert_close(found[key].dense(), tape[key].dense())
             torch.testing.assert_close(found.summary(key).map, tape.summary(key).map)
+
+
+def test_summaries_keep_the_largest_weight_of_each_cell_and_files_without_them_are_read(tape, tmp_path):
+    path = tmp_path / "tape.safetensors"
+    tape.summarize()
+    tape.save(path)
+    for key, A in tape.items():
+        if not isinstance(A, Reduced):
+            assert torch.equal(Tape.load(path).summary(key).peaks, tape.summary(key).peaks)
+
+    def drop(described, tensors):
+        for one in described["entries"]:
+            if one.get("summary"):
+                del one["summary"]["peaks"]
+
+    rewritten(path, drop)
+    found = Tape.load(path)
+    for key, A in tape.items():
+        if not isinstance(A, Reduced):
+            assert found.summarized(key)
+            assert found.summary(key).peaks is None
 
 
 def test_a_tape_of_the_format_without_unseen_layers_has_none(tape, tmp_path):

@@ -1,6 +1,7 @@
 """Answers: every question, equal to what the tape says; and for every wrong question what to ask instead."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -237,9 +238,44 @@ def test_a_map_that_fits_is_exact_at_once(long, monkeypatch):
     monkeypatch.setattr(library, "MAX_IMMEDIATE_WEIGHTS", 1000)
     header, arrays = parse_frame(asked.tile(1, 0, 0, 0, None, 2, 0, 0))
     assert header["state"] == "exact"
-    assert arrays.keys() == {"mean"}
-    truth = tape["a"].pool(256, 256)[0, 0]
-    assert np.allclose(arrays["mean"], truth, rtol=1e-3)
+    assert np.allclose(arrays["mean"], tape["a"].pool(256, 256)[0, 0], rtol=1e-3)
+    assert np.allclose(arrays["max"], tape["a"].pool(256, 256, "max")[0, 0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("head", ["mean", 0])
+def test_largest_weights_that_no_summary_holds_are_computed_and_never_the_means(long, monkeypatch, head):
+    _, asked = long
+    q, k = torch.randn(2, 1, 2, 1024, 8)
+    tape = Tape({("a", 0): weights(q, k)})
+    tape.summarize()
+    if head == 0:  # as from a file of an earlier version
+        key = ("a", 0)
+        tape._summaries[key] = replace(tape._summaries[key], peaks=None)
+    asked.library.captures.append(Capture(tape, "fits"))
+    monkeypatch.setattr(library, "MAX_IMMEDIATE_WEIGHTS", 1000)
+    header, arrays = parse_frame(asked.tile(1, 0, 0, head, None, 2, 0, 0))
+    assert (header["state"], arrays.keys()) == ("exact", {"mean"})
+    header, arrays = parse_frame(asked.largest(1, 0, 0, head, None, 2, 0, 0))
+    assert (header["state"], arrays.keys()) == ("preview", {"mean"})
+    _, arrays = settled(lambda: asked.largest(1, 0, 0, head, None, 2, 0, 0))
+    A = tape["a"].dense()[0]
+    A = A.mean(0) if head == "mean" else A[0]
+    assert np.allclose(arrays["max"], A.unflatten(0, (-1, 4)).unflatten(2, (-1, 4)).amax((1, 3)), rtol=1e-3)
+
+
+def test_kept_maps_come_with_their_largest_weights_or_without_any(asked, worker):
+    q, k = torch.randn(2, 1, 2, 1024, 8)
+    whole = weights(q, k)
+    with_peaks = {"pool:256": whole.pool(256, 256), "peaks:256": whole.pool(256, 256, "max")}
+    for kept in (with_peaks, {"pool:256": with_peaks["pool:256"]}):
+        measures = {name: TensorInMemory(x) for name, x in kept.items()}
+        tape = Tape({("x", 0): Reduced(torch.Size((1, 2, 1024, 1024)), measures)})
+        api = ViewerApi([Capture(tape, "x")], worker)
+        header, arrays = parse_frame(api.largest(0, 0, 0, 1, None, 2, 0, 0))
+        assert header["state"] == "exact"
+        assert ("max" in arrays) == ("peaks:256" in kept)
+        if "max" in arrays:
+            assert np.allclose(arrays["max"], whole.pool(256, 256, "max")[0, 1], rtol=1e-3)
 
 
 def test_summaries_that_take_a_while_are_pending(long, monkeypatch):

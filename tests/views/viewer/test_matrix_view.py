@@ -31,7 +31,7 @@ from regard import (
 )
 from regard import Gaussian as Bell
 from regard.views.viewer import matrix_view
-from regard.views.viewer.matrix_view import Difference, HeadsAggregate, HeadView, runs
+from regard.views.viewer.matrix_view import Difference, HeadsAggregate, HeadView, map_of_summary, runs
 
 B, H, I, J, D = 2, 4, 37, 51, 8
 
@@ -176,8 +176,13 @@ def test_heads_together_and_differences():
 
 def test_stored_maps_of_heads_together():
     A = weights(some(1, 2, I, D), some(1, 2, J, D).roll(1, 0))
-    maps = A.summary().map[0]
-    heads = [HeadView(A, 0, head, maps[head]) for head in range(2)]
+    summary = A.summary(peaks=True)
+    maps, peaks = summary.map[0], summary.peaks[0]
+    heads = [HeadView(A, 0, head, map_of_summary(summary, 0, head, (I, J))) for head in range(2)]
+    assert torch.equal(heads[1].stored_map().peaks, peaks[1])
+    assert torch.equal(HeadsAggregate(heads, "max").stored_map().peaks, peaks.amax(0))
+    assert HeadsAggregate(heads, "mean").stored_map().peaks is None
+    assert Difference(*heads).stored_map().peaks is None
     assert torch.equal(HeadsAggregate(heads, "mean").stored_map().map, maps.mean(0))
     assert HeadsAggregate(heads, "mean").stored_map().exact
     assert not HeadsAggregate(heads, "max").stored_map().exact

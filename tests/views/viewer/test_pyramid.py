@@ -6,7 +6,7 @@ import torch
 from regard import Causal, Padding, Prefix, Window, weights
 from regard.ops.blocks.pool_bins import Axis, area
 from regard.views.viewer import pyramid
-from regard.views.viewer.matrix_view import Difference, HeadView, StoredMap
+from regard.views.viewer.matrix_view import Difference, HeadView, StoredMap, map_of_summary
 from regard.views.viewer.pyramid import (
     TILE,
     CellSpan,
@@ -39,7 +39,8 @@ def head(n_i, n_j, *, mask=None, summarized=False, seed=0):
     generator = torch.Generator().manual_seed(seed)
     q, k = (2 * torch.randn(1, 1, n, 8, generator=generator) for n in (n_i, n_j))
     A = weights(q, k, mask=mask)
-    return HeadView(A, 0, 0, A.summary().map[0, 0] if summarized else None), A.dense()[0, 0]
+    stored = map_of_summary(A.summary(peaks=True), 0, 0, (n_i, n_j)) if summarized else None
+    return HeadView(A, 0, 0, stored), A.dense()[0, 0]
 
 
 @pytest.mark.parametrize(("n_i", "n_j", "count"), [(1, 1, 1), (256, 3, 1), (257, 1, 2), (512, 512, 2), (513, 9, 3)])
@@ -141,7 +142,9 @@ def test_the_map_of_a_summary_is_a_level_of_the_pyramid(n_i, n_j):
         assert has_whole_cells(stored, rows, cols)
         assert is_finer(stored, rows, cols)
         at = slice(rows.cells), slice(cols.cells)
-        assert (from_map(stored, rows, cols).mean - by_hand(A, level)[0][at]).abs().max() < 1e-6
+        found, truth = from_map(stored, rows, cols), by_hand(A, level)
+        assert (found.mean - truth[0][at]).abs().max() < 1e-6
+        assert (found.max - truth[1][at]).abs().max() < 1e-6
     assert not is_finer(stored, span(n_i, own - 1, 0), span(n_j, own - 1, 0))
 
 
@@ -156,6 +159,7 @@ def test_previews_keep_the_mass_of_a_map_whose_cells_do_not_fit():
     assert is_finer(stored, rows, cols)
     assert not has_whole_cells(stored, rows, cols)
     found = from_map(stored, rows, cols).mean
+    assert from_map(stored, rows, cols).max is None
     counts = rows.counts()[:, None] * cols.counts()
     assert abs(float((found * counts).sum()) - 1000) < 0.01
     assert (found - means(A, 4)).abs().mean() < 0.5 * A.mean()

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.blocks.pool_bins import Axis
+from ...ops.blocks.pool_bins import Axis, How
 from ...ops.weights import MAX_MAP_CELLS, Weights
-from ..real_tokens import RealTokens, distance_between, received_from
+from ..real_tokens import RealTokens, distance_between, without_queries
 from .store import KeptTensor, Store
 
 MEASURE_NAMES = ("entropy", "received", "max", "distance")
@@ -29,7 +29,12 @@ class Reduced:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The names of the measures that were kept."""
+        """The names of the measures that were kept, as they were passed to capture."""
+        return tuple(name for name in self._measures if not name.startswith("peaks:"))
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The names of all tensors: the measures, and `peaks:N` for each map that was kept with its largest weights."""
         return tuple(self._measures)
 
     @property
@@ -74,36 +79,47 @@ class Reduced:
         """Return the mean distance to the keys of each query: `b h i`."""
         return self["distance"]
 
-    def pool(self, rows: int, cols: int) -> Tensor:
-        """Return the map of this resolution if it was kept: `b h rows cols`."""
-        for name in self.maps:
-            if self[name].shape[2:] == (rows, cols):
-                return self[name]
-        return self[f"pool:{rows}"]
+    def pool(self, rows: int, cols: int, how: How = "mean") -> Tensor:
+        """Return the map of this resolution if it was kept, `b h rows cols`: the mean or the largest of each cell."""
+        if how not in ("mean", "max"):
+            raise ValueError(f"how must be 'mean' or 'max', got {how!r}")
+        named = next((name for name in self.maps if self[name].shape[2:] == (rows, cols)), f"pool:{rows}")
+        return self[named if how == "mean" else peaks_of(named)]
 
     def __repr__(self) -> str:
         return f"Reduced({' x '.join(map(str, self.shape))}, {', '.join(self.kept)})"
 
 
+def peaks_of(name: str) -> str:
+    """Return the name under which the largest weight of each cell of a map is kept: "peaks:64" for "pool:64"."""
+    return f"peaks:{name.removeprefix('pool:')}"
+
+
 def reduce(A: Weights, keep: Sequence[str], store: Store, what: str, real: RealTokens) -> Reduced:
     """Compute the measures and keep the results in the store; `what` names the layer in errors.
 
-    Attention that keys receive from padding queries, those that are not `real`, does not count, and distance counts
-    from the real tokens.
+    Attention of padding queries, those that are not `real`, does not count in maps and in what keys receive, and
+    distance counts from the real tokens. With each map the largest weight of each cell is kept.
     """
-    values = {}
-    in_one_pass = [name for name in keep if name in MEASURE_NAMES or name == f"pool:{MAX_MAP_CELLS}"]
-    summary = A.summary_in(*_map_axes(A.shape, f"pool:{MAX_MAP_CELLS}")) if len(in_one_pass) > 1 else None
+    values: dict[str, Tensor] = {}
+    counted = A if bool(real.queries.all()) else without_queries(A, real.queries)
+    largest = f"pool:{MAX_MAP_CELLS}"
+    in_one_pass = [name for name in keep if name in MEASURE_NAMES or (name == largest and counted is A)]
+    axes = _map_axes(A.shape, largest)
+    summary = A.summary_in(*axes, peaks=largest in in_one_pass) if len(in_one_pass) > 1 else None
     for name in keep:
         if summary is not None and name in in_one_pass:
-            values[name] = summary.map if name.startswith("pool:") else getattr(summary, name)
+            values[name] = summary.map if name == largest else getattr(summary, name)
+            if name == largest and summary.peaks is not None:
+                values[peaks_of(name)] = summary.peaks
         elif name in MEASURE_NAMES:
             values[name] = getattr(A, name)()
         else:
             rows, cols = _map_axes(A.shape, name)
-            values[name] = A.pool(rows.count, cols.count)
-    if "received" in values and not bool(real.queries.all()):
-        values["received"] = received_from(A, real.queries)
+            values[name] = counted.pool(rows.count, cols.count)
+            values[peaks_of(name)] = counted.pool(rows.count, cols.count, "max")
+    if "received" in values and counted is not A:
+        values["received"] = counted.received()
     if "distance" in values and (distance := distance_between(A, real)) is not None:
         values["distance"] = distance
     return Reduced(A.shape, {name: store.put(x, f"{what}: {name}") for name, x in values.items()}, real)

@@ -232,7 +232,7 @@ def _entry_json(
     """Describe one call of a layer; its tensors go into the box."""
     named: dict[str, Any] = {"layer": key[0], "call": key[1]}
     if isinstance(A, Reduced):
-        measures = {name: box.add(A[name]) for name in A.kept}
+        measures = {name: box.add(A[name]) for name in A.stored}
         return {**named, "shape": list(A.shape), "measures": measures}
     if isinstance(A, EdgeWeights):
         return {**named, "nodes": list(A.shape[2:]), "edges": box.add(A.edge_index), "weights": box.add(A.weights)}
@@ -252,7 +252,8 @@ def _entry_json(
 
 
 def _summary_tensors(summary: Summary, overview: Overview) -> dict[str, Tensor]:
-    measures = {name: getattr(summary, name) for name in (*MEASURE_NAMES, "map")}
+    names = (*MEASURE_NAMES, "map") if summary.peaks is None else (*MEASURE_NAMES, "map", "peaks")
+    measures = {name: getattr(summary, name) for name in names}
     return measures | {f"overview.{name}": getattr(overview, name) for name in OVERVIEW_FIELDS}
 
 
@@ -297,16 +298,19 @@ def _read_entry(
 
 
 def _read_summary(source: Any, A: Weights, tensors: Mapping[str, Tensor]) -> tuple[Summary, Overview]:
-    check_fields("a summary", source, *MEASURE_NAMES, "map", *(f"overview.{name}" for name in OVERVIEW_FIELDS))
+    names = [*MEASURE_NAMES, "map"]
+    if isinstance(source, dict) and "peaks" in source:  # files of earlier versions have none
+        names.append("peaks")
+    check_fields("a summary", source, *names, *(f"overview.{name}" for name in OVERVIEW_FIELDS))
     measures = {name: tensor_named(at, tensors) for name, at in source.items()}
-    for name in (*MEASURE_NAMES, "map"):
+    for name in names:
         _check_measure_shape(name, measures[name], A.shape)
     for name in OVERVIEW_FIELDS:
         x = measures[f"overview.{name}"]
         if x.shape[:2] != A.shape[:2] or x.ndim != (4 if name == "thumbs" else 2):
             raise ValueError(f"{name} of a summary must begin with dims {tuple(A.shape[:2])}, got {tuple(x.shape)}")
     statistic = None if A.known_statistic is None else A.known_statistic.squeeze(-1)
-    summary = Summary(**{name: measures[name] for name in (*MEASURE_NAMES, "map")}, statistic=statistic)
+    summary = Summary(**{name: measures[name] for name in names}, statistic=statistic)
     return summary, Overview(**{name: measures[f"overview.{name}"] for name in OVERVIEW_FIELDS})
 
 
@@ -424,10 +428,10 @@ def _texts(rows: Any) -> list[list[str]]:
 def _check_measure_shape(name: str, x: Tensor, shape: torch.Size) -> None:
     """Raise unless a measure has the shape that a matrix of this shape gives."""
     *lead, i, j = shape
-    if name.startswith("pool:"):
-        n = int(name.removeprefix("pool:"))
+    if name.startswith(("pool:", "peaks:")):
+        n = int(name.partition(":")[2])
         expected = [*lead, max(1, min(n, i)), max(1, min(n, j))]
-    elif name == "map":
+    elif name in ("map", "peaks"):
         expected = [*lead, *(axis.count for axis in map_axes(i, j))]
     elif name in MEASURE_NAMES:
         expected = [*lead, j if name == "received" else i]

@@ -16,7 +16,7 @@ from ...ops.blocks.pool_bins import Axis
 from ...ops.blocks.resample import shrink
 from ...ops.weights import MAX_MAP_CELLS, Summary, Weights, map_axes
 from ..layer_names import shown_name
-from ..real_tokens import RealTokens, distance_between, received_from
+from ..real_tokens import RealTokens, distance_between, without_queries
 from ..recording.edge_weights import EdgeWeights
 from ..recording.recorder import Key
 from ..recording.reduced import MEASURE_NAMES, Reduced
@@ -67,12 +67,16 @@ class Overview:
         return Overview(*(x.cpu() for x in values))
 
 
-def summary_over(A: Weights, real: RealTokens) -> Summary:
-    """Return the summary of a layer in which keys receive nothing from padding, and distances ignore it."""
-    summary = A.summary()
+def summary_over(A: Weights, real: RealTokens, *, peaks: bool = False) -> Summary:
+    """Return the summary of a layer in which keys and cells of the map receive nothing from padding.
+
+    Distances ignore it. With `peaks` the summary holds the largest weight of each cell.
+    """
+    summary = A.summary(peaks=peaks)
     padding = ~real.queries.to(A.device).view(*A.shape[:-3], 1, A.shape[-2])
     if bool((padding & (summary.max != 0)).any()):
-        summary = replace(summary, received=received_from(A, ~padding.squeeze(-2)))
+        without = without_queries(A, ~padding.squeeze(-2)).summary(peaks=peaks)
+        summary = replace(summary, received=without.received, map=without.map, peaks=without.peaks)
     if (distance := distance_between(A, real)) is not None:
         summary = replace(summary, distance=distance)
     return summary

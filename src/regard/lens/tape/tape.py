@@ -369,7 +369,8 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
     def summary(self, key: str | int | Key) -> Summary:
         """Return entropy, received mass, maximum, distance and map of a layer; measured once, then cached.
 
-        Received mass comes from the queries that are real tokens, and distance is the one without padding.
+        Received mass and map come from the queries that are real tokens, and distance is the one without padding.
+        `peaks` holds the largest weight of each cell of the map.
         """
         key = self._resolve_key(key)
         for _ in self.summarizing(key):
@@ -388,7 +389,7 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
         parts = []
         for first in range(0, heads, step):
             chunk = A if step >= heads else A.select(heads=slice(first, first + step))
-            parts.append(summary_over(chunk, real))
+            parts.append(summary_over(chunk, real, peaks=True))
             yield min(first + step, heads) / heads
         summary = parts[0] if len(parts) == 1 else concatenate_heads(parts, A.shape)
         self._summaries[key] = summary

@@ -30,9 +30,9 @@ class BlockReducer:
         """How `summary` runs."""
         return "block by block, in PyTorch"
 
-    def summary(self, mesh: Mesh) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Entropy, received mass, maximum, distance and the map, in one pass."""
-        values, statistic = measures.summarize(self._prepare_gathering(), *mesh.ids, *mesh.shape)
+    def summary(self, mesh: Mesh, peaks: bool = False) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Entropy, received mass, maximum, distance and the map, in one pass; with `peaks` the maximum of each bin."""
+        values, statistic = measures.summarize(self._prepare_gathering(), *mesh.ids, *mesh.shape, peaks)
         return values | {"map": values["map"] / mesh.area}, statistic
 
     def pool(self, mesh: Mesh) -> Answer:

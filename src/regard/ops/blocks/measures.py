@@ -72,12 +72,17 @@ def _entropy(prepared: PreparedCall, A: Tensor) -> Tensor:
 
 
 def summarize(
-    prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int
+    prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int, peaks: bool = False
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Entropy, received mass, maximum, distance and the map of bin sums, in one pass, and the row statistic."""
+    """Entropy, received mass, maximum, distance and the map of bin sums, in one pass, and the row statistic.
+
+    With `peaks` also the largest entry of each pair of bins.
+    """
     b, h, i, j = prepared.shape
     shapes = {"entropy": (i,), "received": (j,), "max": (i,), "distance": (i,), "map": (rows, cols)}
     found = {name: prepared.q.new_zeros(b, h, *shape) for name, shape in shapes.items()}
+    if peaks:
+        found["peaks"] = _lowest(prepared, rows, cols)
     statistic = empty_row_statistic(prepared) if prepared.statistic is None else prepared.statistic.clone()
     for planned in planned_blocks(prepared):
         block = planned.block
@@ -98,6 +103,10 @@ def summarize(
         by_bin, bins = _sum_rows(A, row_bins[:, block.rows])
         found["received"][block.batch, block.heads].index_add_(2, block.j, by_bin.sum(2))
         _add_columns(found["map"][block.batch, block.heads], by_bin, bins, col_bins[:, block.j])
+        if peaks:
+            _raise_cells(found["peaks"][block.batch, block.heads], A, row_bins[:, block.rows], col_bins[:, block.j])
+    if peaks:
+        found["peaks"].masked_fill_(found["peaks"] == -math.inf, 0.0)
     return found, statistic
 
 
@@ -116,18 +125,12 @@ def bin_sums(prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows: i
 
 def bin_maxima(prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int) -> Tensor:
     """The largest entry of A in each pair of bins: `b h rows cols`."""
-    b, h, _, _ = prepared.shape
-    lowest = -math.inf if prepared.normalize.signed else 0.0
-    maxima = torch.full((b, h, rows, cols), lowest, dtype=prepared.q.dtype, device=prepared.q.device)
+    maxima = _lowest(prepared, rows, cols)
     for planned in planned_blocks(prepared):
         block = planned.block
         A, _ = weigh(prepared, planned)
-        ids = row_bins[0, block.rows]
-        for row_bin in ids.unique().tolist():
-            tallest = A[:, :, ids == row_bin].amax(2)
-            into = maxima[block.batch, block.heads, row_bin]
-            into.scatter_reduce_(2, col_bins[0, block.j].expand_as(tallest), tallest, "amax")
-    return maxima.masked_fill_(maxima == -math.inf, 0.0) if prepared.normalize.signed else maxima
+        _raise_cells(maxima[block.batch, block.heads], A, row_bins[:, block.rows], col_bins[:, block.j])
+    return maxima.masked_fill_(maxima == -math.inf, 0.0)
 
 
 def topk(prepared: PreparedCall, k: int) -> tuple[Tensor, Tensor]:
@@ -201,6 +204,25 @@ def _add_columns(sums: Tensor, by_bin: Tensor, bins: Tensor, col_ids: Tensor) ->
     part = by_bin.new_zeros(b, h, n, sums.shape[-1])
     part.scatter_add_(3, col_ids[0].expand_as(by_bin), by_bin)
     sums.index_add_(2, bins, part)
+
+
+def _lowest(prepared: PreparedCall, rows: int, cols: int) -> Tensor:
+    """Cells `b h rows cols` that any entry raises: 0, or -inf if weights may be negative."""
+    lowest = -math.inf if prepared.normalize.signed else 0.0
+    return prepared.q.new_full((*prepared.shape[:2], rows, cols), lowest)
+
+
+def _raise_cells(maxima: Tensor, A: Tensor, row_ids: Tensor, col_ids: Tensor) -> None:
+    """maxima[:, :, row, col] = max(maxima[:, :, row, col], A) for the entries A of each pair of bins, ids `1 n`."""
+    bins, place, counts = row_ids[0].unique(return_inverse=True, return_counts=True)
+    size = A.shape[2] // bins.numel()
+    if bool((counts == size).all()) and bool((place[1:] >= place[:-1]).all()):
+        tallest = A.unflatten(2, (-1, size)).amax(3)
+    else:
+        tallest = torch.stack([A[:, :, place == n].amax(2) for n in range(bins.numel())], 2)
+    part = maxima[:, :, bins]
+    part.scatter_reduce_(3, col_ids[0].expand_as(tallest), tallest, "amax")
+    maxima[:, :, bins] = part
 
 
 def _per_batch(row_bins: Tensor, col_bins: Tensor, block: Block) -> list[tuple[slice, Tensor, Tensor]]:

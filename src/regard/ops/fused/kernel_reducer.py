@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,10 +30,13 @@ class KernelReducer:
         """How `summary` runs."""
         return "one fused product for the row statistic, if it is not known, and one kernel"
 
-    def summary(self, mesh: Mesh) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Entropy, received mass, maximum, distance and the map, in one pass."""
+    def summary(self, mesh: Mesh, peaks: bool = False) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Entropy, received mass, maximum, distance and the map, in one pass; the maximum of each bin in a second."""
         statistic = self.row_statistic()
-        return kernel_reductions.reduce_by_kernel(self.call, statistic, SUMMARY, mesh), statistic
+        found = kernel_reductions.reduce_by_kernel(self.call, statistic, SUMMARY, mesh)
+        if peaks:
+            found["peaks"], _ = self.pool(replace(mesh, how="max"))
+        return found, statistic
 
     def pool(self, mesh: Mesh) -> Answer:
         """The mean, sum or maximum of each pair of bins: `b h rows cols`."""

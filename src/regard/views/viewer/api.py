@@ -125,12 +125,37 @@ class ViewerApi:
         col: int,
     ) -> bytes:
         """Return a tile of the map: exact, or a preview while the exact one is being computed."""
-        chosen = MatrixId(capture, layer, batch, head)
+        return self._map_tile(MatrixId(capture, layer, batch, head), minus, level, row, col)
+
+    def largest(
+        self,
+        capture: int,
+        layer: int,
+        batch: int,
+        head: Which,
+        minus: MatrixId | None,
+        level: int,
+        row: int,
+        col: int,
+    ) -> bytes:
+        """Return a tile with the largest weight of each cell; the tile lacks it where a capture did not keep it."""
+        return self._map_tile(MatrixId(capture, layer, batch, head), minus, level, row, col, needs_largest=True)
+
+    def _map_tile(
+        self,
+        chosen: MatrixId,
+        minus: MatrixId | None,
+        level: int,
+        row: int,
+        col: int,
+        *,
+        needs_largest: bool = False,
+    ) -> bytes:
         key = "tile", chosen, minus, level, row, col
-        known = self._responses.get(key)
+        known = self._responses.get(key) or (None if needs_largest else self._responses.get(("mean", *key)))
         if known is not None:
             return known
-        A = self.library.entry(capture, layer, batch)
+        A = self.library.entry(*chosen[:3])
         n_i, n_j = A.shape[-2:]
         check_below("level", level, pyramid.levels(n_i, n_j))
         rows, cols = span(n_i, level, row), span(n_j, level, col)
@@ -152,7 +177,10 @@ class ViewerApi:
                     return self._responses.put(key, _tile(cells) if level else _weights(cells))
         stored = view.stored_map()
         if stored is not None and stored.exact and pyramid.has_whole_cells(stored, rows, cols):
-            return self._responses.put(key, _tile(pyramid.from_map(stored, rows, cols)))
+            if stored.peaks is not None:
+                return self._responses.put(key, _tile(pyramid.from_map(stored, rows, cols)))
+            if not needs_largest:
+                return self._responses.put(("mean", *key), _tile(pyramid.from_map(stored, rows, cols)))
 
         def steps() -> Iterator[None]:
             for cells in pyramid.exact(view, rows, cols):
@@ -272,10 +300,10 @@ class ViewerApi:
                     "request the layer's finest level or above",
                 )
             stored = self.library.map(one)
-            found.append(pyramid.from_map(stored, rows, cols).mean)
+            found.append(pyramid.from_map(stored, rows, cols))
             exact = exact and stored.exact and pyramid.has_whole_cells(stored, rows, cols)
-        mean = found[0] if len(found) == 1 else found[0] - found[1]
-        return _tile(CellValues(mean, None), state="exact" if exact else "preview")
+        cells = found[0] if len(found) == 1 else CellValues(found[0].mean - found[1].mean, None)
+        return _tile(cells, state="exact" if exact else "preview")
 
     def _now_or_later(self, key: Hashable, work: int, make: Callable[[], bytes]) -> bytes:
         """Return the response now, or schedule it and raise `Pending` if it takes long."""

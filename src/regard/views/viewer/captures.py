@@ -13,13 +13,21 @@ import torch
 from torch import Tensor
 
 from ...lens.real_tokens import received_from
-from ...lens.recording.reduced import Reduced
+from ...lens.recording.reduced import Reduced, peaks_of
 from ...lens.tape.overview import Overview
-from ...ops.weights import Summary, Weights, map_axes
+from ...ops.weights import Summary, Weights
 from . import pyramid
 from .describe import Capture
 from .device_cache import DeviceCache
-from .matrix_view import Difference, HeadsAggregate, HeadView, MatrixView, StoredMap, aggregate_maps
+from .matrix_view import (
+    Difference,
+    HeadsAggregate,
+    HeadView,
+    MatrixView,
+    StoredMap,
+    aggregate_maps,
+    map_of_summary,
+)
 from .pyramid import span
 from .worker import Worker
 
@@ -107,13 +115,21 @@ class Library:
         A = self.entry(*chosen[:3])
         heads = self.heads(A, chosen.head)
         if isinstance(A, Weights):
-            maps, axes = self.summary(chosen.capture, chosen.layer).map, map_axes(*A.call.shape[2:])
+            summary = self.summary(chosen.capture, chosen.layer)
+            stored = map_of_summary(summary, chosen.batch, heads, A.call.shape[2:])
         elif A.maps:
             finest = max(A.maps, key=lambda name: A[name].shape[-1])
-            maps, axes = A[finest], A.axes(finest)
+            maps, largest = (
+                A[name][chosen.batch, heads].float().cpu() if name in A.stored else None
+                for name in (finest, peaks_of(finest))
+            )
+            assert maps is not None
+            stored = StoredMap(maps, A.axes(finest), True, largest)
         else:
             raise ApiError(400, "this capture kept no map of the layer", "capture with keep=['pool:512', ...]")
-        return aggregate_maps(maps[chosen.batch, heads].float().cpu(), axes, "max" if chosen.head == "max" else "mean")
+        if isinstance(chosen.head, int):
+            return stored._replace(map=stored.map[0], peaks=None if stored.peaks is None else stored.peaks[0])
+        return aggregate_maps(stored, chosen.head)
 
     def map_at_level(self, chosen: MatrixId, level: int) -> Tensor:
         """Resample the stored map of a matrix to the cells of a level."""
@@ -151,8 +167,9 @@ class Library:
         key, summarized = (capture, layer, batch, head), self.has_summary(capture, layer)
         known = self._device_cache.get(key)
         if known is None or (summarized and known.stored_map() is None):
-            map = self.summary(capture, layer).map[batch, head] if summarized else None
-            known = self._device_cache.add(key, self.weights(capture, layer, batch), batch, head, map)
+            A = self.weights(capture, layer, batch)
+            stored = map_of_summary(self.summary(capture, layer), batch, head, A.call.shape[2:]) if summarized else None
+            known = self._device_cache.add(key, A, batch, head, stored)
         return known
 
 

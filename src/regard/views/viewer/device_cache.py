@@ -19,7 +19,7 @@ from ...lens.recording.generation import to_device
 from ...ops.call import SLOTS
 from ...ops.terms.term import Term
 from ...ops.weights import Weights
-from .matrix_view import HeadView
+from .matrix_view import HeadView, StoredMap
 
 MAX_BYTES = 2 * 2**30  # heads and terms on a device together
 ROWS_PER_COPY = 4096
@@ -55,12 +55,12 @@ class DeviceCache:
         self._heads.move_to_end(name)
         return self._heads[name].head
 
-    def add(self, name: Hashable, A: Weights, batch: int, head: int, map: Tensor | None) -> HeadView:
+    def add(self, name: Hashable, A: Weights, batch: int, head: int, stored: StoredMap | None) -> HeadView:
         """Cache one head of the weights, with its stored map if there is one; evict others if the cache is full."""
         if self.device is None or is_at(A, self.device):
-            cached = CachedHead(HeadView(A, batch, head, map))
+            cached = CachedHead(HeadView(A, batch, head, stored))
         else:
-            cached = self._copy_to_device(A, batch, head, map, self.device)
+            cached = self._copy_to_device(A, batch, head, stored, self.device)
         self._heads.pop(name, None)
         self._heads[name] = cached
         while self.used_bytes > self.max_bytes and len(self._heads) > 1:
@@ -70,7 +70,7 @@ class DeviceCache:
         return cached.head
 
     def _copy_to_device(
-        self, A: Weights, batch: int, head: int, map: Tensor | None, device: torch.device
+        self, A: Weights, batch: int, head: int, stored: StoredMap | None, device: torch.device
     ) -> CachedHead:
         call, b, h = A.call, slice(batch, batch + 1), slice(head, head + 1)
         kv = head * call.k.shape[1] // call.q.shape[1]
@@ -87,7 +87,7 @@ class DeviceCache:
             k.fetch(cols)
 
         copied = replace(call, q=q.copied, k=k.copied, v=None, lead=(1,), **terms, **ids)
-        view = HeadView(Weights(copied, None if statistic is None else statistic.copied), 0, 0, map, fetch)
+        view = HeadView(Weights(copied, None if statistic is None else statistic.copied), 0, 0, stored, fetch)
         return CachedHead(view, sum(buffer.copied.nbytes for buffer in (*by_row, k)), copied.terms)
 
     def _term(self, term: Term | None, device: torch.device) -> Term | None:

@@ -18,7 +18,7 @@ from ...ops.terms.coordinates import Block
 from ...ops.terms.mask_tiles import Grid
 from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.terms.scores import Additive, Location, Score, select_heads
-from ...ops.weights import Weights, map_axes
+from ...ops.weights import Summary, Weights, map_axes
 
 CELLS = 128  # width of the mask tiles: fully hidden ones are skipped, fully visible ones need no mask
 
@@ -56,11 +56,15 @@ class MatrixView(Protocol):
 
 
 class StoredMap(NamedTuple):
-    """A map of the whole matrix, its bins, and whether its values are exactly the means of the bins."""
+    """A map of the whole matrix, its bins, and whether its values are exactly the means of the bins.
+
+    `peaks` holds the largest entry of each bin, None if it is not known.
+    """
 
     map: Tensor
     axes: tuple[Axis, Axis]
     exact: bool
+    peaks: Tensor | None = None
 
 
 def runs(seen: Tensor, first: int, stop: int, size: int = CELLS) -> list[slice]:
@@ -74,9 +78,21 @@ def runs(seen: Tensor, first: int, stop: int, size: int = CELLS) -> list[slice]:
     return [slice(first + a * size, min(first + b * size, stop)) for a, b in pairs]
 
 
-def aggregate_maps(maps: Tensor, axes: tuple[Axis, Axis], how: Literal["mean", "max"]) -> StoredMap:
-    """Aggregate maps h rows cols over heads; for "max" inexact: the largest mean is not the mean of the largest."""
-    return StoredMap(maps.mean(0), axes, True) if how == "mean" else StoredMap(maps.amax(0), axes, False)
+def aggregate_maps(stored: StoredMap, how: Literal["mean", "max"]) -> StoredMap:
+    """Aggregate stored maps `h rows cols` over heads.
+
+    For "max" the map is inexact: the largest mean is not the mean of the largest. For "mean" the peaks are not known.
+    """
+    if how == "mean":
+        return stored._replace(map=stored.map.mean(0), peaks=None)
+    peaks = None if stored.peaks is None else stored.peaks.amax(0)
+    return stored._replace(map=stored.map.amax(0), exact=False, peaks=peaks)
+
+
+def map_of_summary(summary: Summary, batch: int, heads: int | list[int], shape: tuple[int, int]) -> StoredMap:
+    """Return the stored map of some heads of a summary."""
+    peaks = None if summary.peaks is None else summary.peaks[batch, heads].float().cpu()
+    return StoredMap(summary.map[batch, heads].float().cpu(), map_axes(*shape), True, peaks)
 
 
 class HeadView:
@@ -89,10 +105,10 @@ class HeadView:
         A: Weights,
         batch: int,
         head: int,
-        map: Tensor | None = None,
+        stored: StoredMap | None = None,
         fetch: Callable[[slice | Tensor, slice], None] | None = None,
     ) -> None:
-        self._call, self._batch, self._head, self._map, self._fetch = A.call, batch, head, map, fetch
+        self._call, self._batch, self._head, self._stored, self._fetch = A.call, batch, head, stored, fetch
         self._whole = replace(A.call.whole(), batch=slice(batch, batch + 1), heads=slice(head, head + 1))
         self._outline = _outline(self._whole, A.call.mask)
         self._number = self._whole.h.flatten()  # the original number of the head
@@ -115,7 +131,7 @@ class HeadView:
         return len(ids) * (cols.stop - cols.start) + unknown * self.shape[1]
 
     def stored_map(self) -> StoredMap | None:
-        return None if self._map is None else StoredMap(self._map, map_axes(*self.shape), True)
+        return self._stored
 
     @torch.no_grad()
     def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
@@ -228,7 +244,9 @@ class HeadsAggregate:
         found = [stored for head in self.heads if (stored := head.stored_map()) is not None]
         if len(found) < len(self.heads):
             return None
-        return aggregate_maps(torch.stack([stored.map for stored in found]), found[0].axes, self.how)
+        peaks = [stored.peaks for stored in found if stored.peaks is not None]
+        every = torch.stack(peaks) if len(peaks) == len(found) else None
+        return aggregate_maps(StoredMap(torch.stack([x.map for x in found]), found[0].axes, True, every), self.how)
 
 
 @dataclass(frozen=True)

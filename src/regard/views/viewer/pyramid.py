@@ -121,11 +121,16 @@ def sample_rows(view: MatrixView, rows: CellSpan, cols: CellSpan) -> Tensor:
 
 
 def from_map(stored: StoredMap, rows: CellSpan, cols: CellSpan) -> CellValues:
-    """Resample a stored map to the cells of a tile: means only, without maxima."""
-    cells = stored.map.float().cpu()
+    """Resample a stored map to the cells of a tile: the mean of each and, if it is known, the largest entry.
+
+    A stored cell that lies in two cells of the tile counts in proportion for the mean, and in both for the largest.
+    """
+    cells, peaks = stored.map.float().cpu(), None if stored.peaks is None else stored.peaks.float().cpu()
     for dim, (axis, wanted) in enumerate(zip(stored.axes, (rows, cols), strict=True)):
         cells = resample(cells, dim, axis.edges(), wanted.edges())
-    return CellValues(cells, None)
+        if peaks is not None:
+            peaks = _largest_between(peaks, dim, axis.edges(), wanted.edges())
+    return CellValues(cells, peaks)
 
 
 def has_whole_cells(stored: StoredMap, rows: CellSpan, cols: CellSpan) -> bool:
@@ -138,6 +143,14 @@ def is_finer(stored: StoredMap, rows: CellSpan, cols: CellSpan) -> bool:
     """Whether the cells of the stored map are no larger than those of the tile."""
     pairs = zip(stored.axes, (rows, cols), strict=True)
     return all((axis.size or axis.n / axis.count) <= wanted.size for axis, wanted in pairs)
+
+
+def _largest_between(cells: Tensor, dim: int, edges: Tensor, wanted: Tensor) -> Tensor:
+    """Return the largest of the cells between `edges` that overlap each interval between the `wanted` edges."""
+    first = torch.searchsorted(edges, wanted[:-1], right=True) - 1
+    stop = torch.searchsorted(edges, wanted[1:])
+    pairs = zip(first.tolist(), stop.tolist(), strict=True)
+    return torch.stack([cells.narrow(dim, a, b - a).amax(dim) for a, b in pairs], dim)
 
 
 def _step(step: int, size: int) -> int:

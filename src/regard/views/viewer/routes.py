@@ -58,6 +58,7 @@ def parse_axis(value: str) -> str:
 
 LAYER = {"capture": parse_int, "layer": parse_int, "batch": parse_int}
 HEAD = {**LAYER, "head": parse_head}
+TILE = {**HEAD, "minus": parse_other_matrix, "level": parse_int, "row": parse_int, "col": parse_int}
 RESOURCES = {
     "session": Resource(ViewerApi.session, JSON, {}),
     "text": Resource(ViewerApi.text, JSON, {"capture": parse_int, "text": parse_int}),
@@ -65,11 +66,8 @@ RESOURCES = {
     "picture": Resource(ViewerApi.picture, PNG, {"capture": parse_int, "picture": parse_int}),
     "overview": Resource(ViewerApi.overview, FRAME, LAYER),
     "measures": Resource(ViewerApi.measures, FRAME, {**HEAD, "level": parse_int}),
-    "tile": Resource(
-        ViewerApi.tile,
-        FRAME,
-        {**HEAD, "minus": parse_other_matrix, "level": parse_int, "row": parse_int, "col": parse_int},
-    ),
+    "tile": Resource(ViewerApi.tile, FRAME, TILE),
+    "largest": Resource(ViewerApi.largest, FRAME, TILE),
     "token": Resource(
         ViewerApi.token, FRAME, {**HEAD, "axis": parse_axis, "first": parse_int, "last": parse_int, "top": parse_int}
     ),

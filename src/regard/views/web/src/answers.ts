@@ -60,8 +60,8 @@ export const name = {
   picture: (capture: number, picture: number) => `picture?capture=${capture}&picture=${picture}`,
   overview: (place: Place) => `overview?${where(place)}`,
   measures: (place: Place, head: Head, level: number) => `measures?${where(place)}&head=${head}&level=${level}`,
-  tile: (chart: Chart, level: number, row: number, col: number) =>
-    `tile?${where(chart)}&head=${chart.head}&minus=${minus(chart)}&level=${level}&row=${row}&col=${col}`,
+  tile: (chart: Chart, level: number, row: number, col: number, resource = "tile") =>
+    `${resource}?${where(chart)}&head=${chart.head}&minus=${minus(chart)}&level=${level}&row=${row}&col=${col}`,
   token: (place: Place, head: Head, axis: string, first: number, last: number, top: number) =>
     `token?${where(place)}&head=${head}&axis=${axis}&first=${first}&last=${last}&top=${top}`,
   block: (place: Place, row: number, rows: number, col: number, cols: number) =>

@@ -170,6 +170,7 @@ export class App {
     const least = Number(against.split(".")[1]);
     return {
       ...state,
+      pool: this.session.live ? state.pool : START.pool, // a page holds means alone
       capture,
       layer,
       head,

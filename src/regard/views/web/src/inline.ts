@@ -12,6 +12,7 @@ import {
   type Layer,
   type Links,
   type Place,
+  type Pool,
   type Session,
   type Source,
   type Tile,
@@ -52,7 +53,8 @@ export class Inline implements Source {
     return answers.measures(await this.frame(answers.name.measures(place, head, level)), level);
   }
 
-  async tile(chart: Chart, level: number, row: number, col: number): Promise<Tile> {
+  /** A tile; a page holds means alone. */
+  async tile(chart: Chart, _pool: Pool, level: number, row: number, col: number): Promise<Tile> {
     const found = await this.held(chart, level, row, col);
     if (!chart.minus) return found;
     const other = (await this.held({ ...chart.minus, minus: null }, level, row, col)).mean.values();
@@ -182,7 +184,7 @@ export class Inline implements Source {
     let error = 0;
     for (let row = 0; row * side < down; row++) {
       for (let col = 0; col * side < across; col++) {
-        const tile = await this.tile({ ...place, head, minus: null }, finest, row, col);
+        const tile = await this.tile({ ...place, head, minus: null }, "mean", finest, row, col);
         const values = tile.mean.values();
         error = Math.max(error, tile.error);
         for (let y = 0; y < tile.rows; y++) {

@@ -79,11 +79,11 @@ export class MapView implements View {
     if (layer.finest >= layer.levels) return this.without();
     const beside: Name[] = state.layout === "beside" ? ["a", "b", "difference"] : ["difference"];
     const names: Name[] = other ? beside : ["one"];
-    const key = JSON.stringify([this.app.chart, names]);
+    const key = JSON.stringify([this.app.chart, names, state.pool]);
     const built = JSON.stringify(names.map((name) => this.caption(name)));
     if (built !== this.built) this.build(names);
     this.built = built;
-    const look = [state.scale, state.palette, state.pool, state.range, this.app.theme].join();
+    const look = [state.scale, state.palette, state.range, this.app.theme].join();
     if (key !== this.drawn) this.open(key);
     else if (look !== this.look) this.repaint(true);
     this.look = look;
@@ -233,14 +233,14 @@ export class MapView implements View {
   }
 
   private repaint(always: boolean): void {
-    const { range, pool } = this.app.state;
+    const { range } = this.app.state;
     const measured = this.shown.map(({ panel }) => (range === "full" ? 1 : panel.spread()));
     const pair = Math.max(measured[0] ?? 0, measured[1] ?? 0) || null; // A and B are drawn to the same scale
     this.shown.forEach((shown, n) => {
       const most = (this.shown.length === 3 && n < 2 ? pair : measured[n]) ?? shown.most;
       if (!always && Math.abs(Math.log(most / shown.most)) < 0.12) return;
       shown.most = most;
-      shown.panel.repaint(this.app.ramp(most, shown.signed), pool);
+      shown.panel.repaint(this.app.ramp(most, shown.signed));
     });
     const last = this.shown[this.shown.length - 1];
     if (!last) return;
@@ -251,11 +251,12 @@ export class MapView implements View {
 
   private meaning({ panel, signed }: Shown): string {
     const level = panel.level();
-    const cell =
-      level === 0
-        ? "weight"
-        : `${this.app.state.pool === "max" ? "largest" : "mean"} of ${2 ** level} × ${2 ** level} weights`;
-    return (signed ? `${cell}, A − B` : cell) + (panel.missing() ? " (grey: not a number)" : "");
+    const largest = this.app.state.pool === "max";
+    const cell = level === 0 ? "weight" : `${largest ? "largest" : "mean"} of ${2 ** level} × ${2 ** level} weights`;
+    const tiles = level > 0 && largest ? panel.visible().filter(({ tile }) => tile.max === null) : [];
+    const coming = tiles.some(({ tile }) => tile.retry !== null);
+    const unknown = tiles.length ? ` (grey: ${coming ? "on the way" : "not kept in this capture"})` : "";
+    return (signed ? `${cell}, A − B` : cell) + (unknown || (panel.missing() ? " (grey: not a number)" : ""));
   }
 
   private pick(cell: Cell): void {

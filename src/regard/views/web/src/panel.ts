@@ -7,7 +7,7 @@ import { deepZoom, drawnTiles } from "./deepzoom";
 import { el, sized } from "./element";
 import type { Token } from "./marks";
 import * as overlay from "./overlay";
-import type { Chart, Layer, Measures, Source } from "./source";
+import type { Chart, Layer, Measures, Pool, Source } from "./source";
 import type { State } from "./state";
 import { type Cell, type Painted, Tiles } from "./tiles";
 
@@ -79,7 +79,7 @@ export class Panel {
   }
 
   /** Show a map; one of the size of the map before at the same place, the map before staying until it is there. */
-  open(chart: Chart, layer: Layer, ramp: Ramp, pool: State["pool"], at: Window | null): void {
+  open(chart: Chart, layer: Layer, ramp: Ramp, pool: Pool, at: Window | null): void {
     const same = this.layer?.n_i === layer.n_i && this.layer.n_j === layer.n_j;
     if (!this.viewer) this.begin();
     [this.layer, this.ramp, this.ink] = [layer, ramp, overlay.inkOf(this.element)];
@@ -138,10 +138,10 @@ export class Panel {
     });
   }
 
-  repaint(ramp: Ramp, pool: State["pool"]): void {
+  repaint(ramp: Ramp): void {
     if (ramp.theme !== this.ramp?.theme) this.ink = overlay.inkOf(this.element);
     this.ramp = ramp;
-    this.tiles?.repaint(ramp, pool);
+    this.tiles?.repaint(ramp);
     this.viewer.forceRedraw();
     this.redraw();
   }

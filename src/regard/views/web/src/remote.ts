@@ -8,6 +8,7 @@ import {
   type Grouping,
   type Head,
   type Place,
+  type Pool,
   type Session,
   type Source,
   Refusal,
@@ -43,8 +44,9 @@ export class Remote implements Source {
     return answers.measures(await this.frame(answers.name.measures(place, head, level), signal), level);
   }
 
-  async tile(chart: Chart, level: number, row: number, col: number, signal?: AbortSignal) {
-    return answers.tile(await this.frame(answers.name.tile(chart, level, row, col), signal));
+  async tile(chart: Chart, pool: Pool, level: number, row: number, col: number, signal?: AbortSignal) {
+    const resource = pool === "max" && level > 0 ? "largest" : "tile";
+    return answers.tile(await this.frame(answers.name.tile(chart, level, row, col, resource), signal));
   }
 
   async token(place: Place, head: Head, axis: Axis, first: number, last: number, signal?: AbortSignal) {

@@ -3,6 +3,8 @@
 import type { Coded } from "./frame";
 
 export type Head = number | "mean" | "max";
+/** What cells of a map show: the mean or the largest of their weights. */
+export type Pool = "mean" | "max";
 export type Axis = "query" | "key";
 
 export interface Layer {
@@ -154,7 +156,7 @@ export interface Source {
   picture(capture: number, picture: number): Promise<string>;
   overview(place: Place, signal?: AbortSignal): Promise<Overview>;
   measures(place: Place, head: Head, level: number, signal?: AbortSignal): Promise<Measures>;
-  tile(chart: Chart, level: number, row: number, col: number, signal?: AbortSignal): Promise<Tile>;
+  tile(chart: Chart, pool: Pool, level: number, row: number, col: number, signal?: AbortSignal): Promise<Tile>;
   token(place: Place, head: Head, axis: Axis, first: number, last: number, signal?: AbortSignal): Promise<Links>;
   block(place: Place, row: number, rows: number, col: number, cols: number, signal?: AbortSignal): Promise<Block>;
   /** Rollout of a token from a layer at the top down. */

@@ -1,7 +1,7 @@
 // State: everything that makes up what is on screen, as the address spells it.
 
 import { type Palette, PALETTES, type Scale, SCALES } from "./colours";
-import type { Axis, Head } from "./source";
+import type { Axis, Head, Pool } from "./source";
 
 export const VIEWS = ["overview", "map", "text", "lines", "flow", "images", "alignment"] as const;
 export type ViewName = (typeof VIEWS)[number];
@@ -23,7 +23,7 @@ export interface State {
   scale: Scale;
   palette: Palette;
   /** What a cell of many pairs shows of them. */
-  pool: "mean" | "max";
+  pool: Pool;
   range: "auto" | "full";
   /** Centre of the map in tokens, and how many tokens are across; null shows the whole. */
   at: [row: number, col: number, across: number] | null;

@@ -3,8 +3,7 @@
 import OpenSeadragon from "openseadragon";
 import { Ramp, Spread } from "./colours";
 import { pause } from "./remote";
-import type { Chart, Layer, Source, Tile } from "./source";
-import type { State } from "./state";
+import type { Chart, Layer, Pool, Source, Tile } from "./source";
 
 /** A tile on its own canvas, which OpenSeadragon draws and which is painted over whenever colours or numbers change. */
 export interface Painted {
@@ -34,7 +33,7 @@ export interface Settings {
   side: number;
   /** Whether coarser levels than the finest can be had. */
   live: boolean;
-  pool: State["pool"];
+  pool: Pool;
   ramp: Ramp;
   /** Whether a tile is on screen, so that its preview is worth replacing. */
   wanted(painted: Painted): boolean;
@@ -60,7 +59,6 @@ export class Tiles {
   /** The level at which the whole map is one tile. */
   private readonly top: number;
 
-  private pool: State["pool"];
   private ramp: Ramp;
 
   constructor(
@@ -68,7 +66,7 @@ export class Tiles {
     readonly chart: Chart,
     private readonly settings: Settings,
   ) {
-    [this.pool, this.ramp, this.top] = [settings.pool, settings.ramp, settings.layer.levels - 1];
+    [this.ramp, this.top] = [settings.ramp, settings.layer.levels - 1];
     this.pyramid = this.describe();
   }
 
@@ -97,8 +95,8 @@ export class Tiles {
   }
 
   /** Other colours; each tile is painted anew when it is next drawn. */
-  repaint(ramp: Ramp, pool: State["pool"]): void {
-    [this.ramp, this.pool] = [ramp, pool];
+  repaint(ramp: Ramp): void {
+    this.ramp = ramp;
   }
 
   /** Bring the canvas of a tile up to date: numbers to colours. */
@@ -110,9 +108,11 @@ export class Tiles {
     context.putImageData(this.ramp.pixels(this.numbers(painted), tile.rows, tile.cols), 0, 0);
   }
 
-  /** What the cells of a tile show. */
-  private numbers({ tile }: Painted): Float32Array {
-    return (this.pool === "max" && tile.max ? tile.max : tile.mean).values();
+  /** What the cells of a tile show: no number where the largest weights are asked for and not known. */
+  private numbers(painted: Painted): Float32Array {
+    const { mean, max } = painted.tile;
+    if (this.settings.pool === "mean" || painted.level === 0) return mean.values();
+    return max ? max.values() : new Float32Array(mean.shape[0] * mean.shape[1]).fill(NaN);
   }
 
   /** The value under which all but a few of the cells of some tiles lie. */
@@ -131,7 +131,7 @@ export class Tiles {
     const known = this.held.get(name);
     if (known) return known;
     const [level, row, col] = name.split("/").map(Number);
-    const tile = await this.source.tile(this.chart, level, row, col, signal);
+    const tile = await this.source.tile(this.chart, this.settings.pool, level, row, col, signal);
     const canvas = document.createElement("canvas");
     [canvas.width, canvas.height] = [tile.cols, tile.rows];
     const painted = { level, row, col, tile, context: canvas.getContext("2d")!, with: null };
@@ -149,7 +149,8 @@ export class Tiles {
       while (painted.tile.retry !== null && this.held.get(name) === painted) {
         await pause(painted.tile.retry, this.stop.signal);
         if (!this.settings.wanted(painted)) continue;
-        painted.tile = await this.source.tile(this.chart, painted.level, painted.row, painted.col, this.stop.signal);
+        const { level, row, col } = painted;
+        painted.tile = await this.source.tile(this.chart, this.settings.pool, level, row, col, this.stop.signal);
         if (painted.tile.preview) continue;
         painted.with = null;
         this.settings.changed();
