@@ -225,6 +225,17 @@ def in_windows(m, x):
     return weights @ v, weights
 
 
+def local_heads(m, x):
+    """Half of the heads, packed into the batch, in windows that see the one before and the one behind."""
+    x = x.repeat(1, 2, 1)
+    q, k, v = (t.unflatten(-1, (H, D)).transpose(1, 2)[:, H // 2 :] for t in m.project(x))
+    q, k, v = (torch.cat([t.reshape(-1, 2 * N, D)]).unflatten(1, (4, -1)) for t in (q, k, v))
+    k, v = (F.pad(t, (0, 0, 0, 0, 1, 1)).unfold(1, 3, 1).movedim(-1, 2).flatten(2, 3) for t in (k, v))
+    weights = torch.einsum("bwid,bwjd->bwij", q, k).softmax(-1)
+    by_head = weights.unflatten(0, (len(x), H // 2)).transpose(1, 2).flatten(0, 1)
+    return torch.einsum("bwij,bwjd->bwid", weights, v), by_head
+
+
 def of_channels(m, x):
     """Features first, as convolutions have them, and heads behind them in each channel."""
     q, k, v = (F.conv1d(x.mT, t.weight[..., None], t.bias).view(len(x), D, H, N) for t in (m.to_q, m.to_k, m.to_v))
@@ -245,5 +256,6 @@ MANY_HEADS = (
     projected_by_head,
     in_blocks,
     in_windows,
+    local_heads,
     of_channels,
 )

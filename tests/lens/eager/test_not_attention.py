@@ -67,6 +67,12 @@ def factorized(m, x):
     return (q @ (k.softmax(2).transpose(-2, -1) @ v)).transpose(1, 2).flatten(2)
 
 
+def factorized_after_a_class_token(m, x):
+    """The class token is cut off, the others pass a convolution over positions, and both are joined again."""
+    tokens = F.conv1d(x[:, 1:].mT, m.pixels.weight[:DIM]).mT + x[:, 1:]
+    return factorized(m, torch.cat((x[:, :1], tokens), 1))
+
+
 def loop_over_channels(m, x):
     q, k, v = m.to_q(x).mT, m.to_k(x).mT, m.to_v(x).mT
     parts = []
@@ -91,6 +97,7 @@ def lambdas(m, x):
         efficient_in_two,
         efficient_of_one_head,
         factorized,
+        factorized_after_a_class_token,
         loop_over_channels,
         lambdas,
     ],

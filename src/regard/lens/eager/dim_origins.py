@@ -321,13 +321,14 @@ def _concatenate(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, 
     if len(origin.dims) != out.ndim:
         return
     dims, dim = list(origin.dims), dim % out.ndim
-    kind = _kind_of_pieces(known, len(parts))
-    if kind is not None and kind not in kinds_of(dims[dim : dim + 1]):
+    kind, size = _kind_of_pieces(known, len(parts)), prod(factor.size for factor in dims[dim])
+    if kind is not None and kind not in kinds_of(dims[dim : dim + 1]) and len(parts) * size == out.shape[dim]:
         dims[dim] = (Factor(kind, len(parts)), *dims[dim])
     elif len(parts) > 1 and len(known) == len(parts) and kind is None and all(x is parts[0] for x in parts):
         dims[dim] = (Factor(REPEATED, len(parts)), *dims[dim])
-    else:
-        dims[dim] = _dim(_kind(dims[dim]), out.shape[dim])
+    elif size != out.shape[dim]:
+        joined = tuple(factor for each in known for factor in each.dims[dim])
+        dims[dim] = _dim(kind or _kind(joined), out.shape[dim])
     origins.add(out, Origin(tuple(dims)))
 
 
@@ -435,6 +436,16 @@ def _resize(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any],
         origins.add(out, Origin(tuple(new), origin.piece))
 
 
+def _unfold(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> None:
+    """`Tensor.unfold`: windows along a dim, whose entries are a new last dim. `F.unfold` is another function."""
+    x, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dimension")
+    if isinstance(x, Tensor) and isinstance(dim, int) and origins.follows(x) and out.ndim == x.ndim + 1:
+        dims = list(origins.origin_of(x).dims)
+        kind = _kind(dims[dim % x.ndim])
+        dims[dim % x.ndim] = _dim(kind, out.shape[dim % x.ndim])
+        origins.add(out, Origin((*dims, _dim(kind, out.shape[-1])), _piece(origins, x)))
+
+
 def _create(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
     for each in out if isinstance(out, (list, tuple)) else (out,):
         if isinstance(each, Tensor):
@@ -509,6 +520,7 @@ _RULES: dict[str, Rule] = {
     "cdist": _distances,
     **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "logsumexp", "norm"), _reduce),
     **dict.fromkeys(("pad", "repeat_interleave", "index_select", "gather", "roll", "flip"), _resize),
+    "unfold": _unfold,
     **dict.fromkeys(_CREATIONS, _create),
     **{name: partial(_permute, name=name) for name in _PERMUTES},
     **{name: partial(_split, at=at) for name, at in _SPLITS.items()},
