@@ -75,6 +75,8 @@ def heads(x):
     ("function", "dims"),
     [
         (project, (Q, ROW, (f(DIM),))),
+        (lambda x: F.linear(x, WEIGHT * 2), (Q, ROW, (f(DIM),))),
+        (lambda x: x @ F.normalize(WEIGHT, dim=-1).T, (Q, ROW, (f(DIM),))),
         (lambda x: x @ WEIGHT, (Q, ROW, (f(DIM),))),
         (lambda x: F.layer_norm(x, (DIM,)), (Q, ROW, (f(DIM),))),
         (lambda x: F.embedding(torch.zeros(B, N, dtype=torch.long), WEIGHT), (Q, ROW, (f(DIM),))),
@@ -170,6 +172,23 @@ def test_of_other_results_nothing_is_known(function):
 def test_constants_depend_on_no_input_and_no_parameter(function, is_constant):
     origins, out = origins_of(function, torch.randn(B, N, DIM))
     assert origins.is_constant(out) == is_constant
+
+
+@pytest.mark.parametrize(
+    ("function", "is_learned"),
+    [
+        (lambda x: WEIGHT, True),
+        (lambda x: F.normalize(WEIGHT, dim=-1) * 2, True),
+        (lambda x: (F.normalize(WEIGHT, dim=-1) + torch.ones(DIM)).T.reshape(H, D, DIM), True),
+        (lambda x: WEIGHT * 2 + x[0, 0], False),
+        (lambda x: WEIGHT * 2 + x.mT @ x, False),
+        (lambda x: BUFFER * 2, False),
+        (lambda x: x, False),
+    ],
+)
+def test_functions_of_parameters_alone_are_learned(function, is_learned):
+    origins, out = origins_of(function, torch.randn(B, N, DIM))
+    assert origins.is_learned(out) == is_learned
 
 
 def test_a_buffer_that_the_model_writes_to_is_a_cache_from_then_on():

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.lens import capture
-from regard.lens.eager.dim_origins import FEATURES, ROWS, STACKED, Factor, Piece
-from regard.lens.eager.not_attention import CHANNELS, FACTORS, GATE, AverageOrigin, kind_of_average
+from regard.lens.eager.dim_origins import FEATURES, LEARNED, ROWS, STACKED, Factor, Piece
+from regard.lens.eager.not_attention import CHANNELS, FACTORS, GATE, SLOTS, AverageOrigin, kind_of_average
 from regard.nn import Attention
 
 B, H, N, D = 2, 3, 10, 4
@@ -31,6 +31,7 @@ class Mixer(nn.Module):
         self.kernel = nn.Parameter(torch.randn(DIM, 4))
         self.words = nn.Parameter(torch.randn(7, DIM))
         self.memory = nn.Parameter(torch.randn(2, H, D, 4))
+        self.slots = nn.Parameter(torch.randn(4, 2, DIM))
         self.register_buffer("grid", torch.linspace(-1, 1, N)[:, None].expand(N, 2).clone())
         self.register_buffer("cache", torch.zeros(B, N, DIM))
 
@@ -179,6 +180,42 @@ def test_experts_are_no_keys(mix):
     assert left_out(mix) == {"expert gate"}
 
 
+def soft_experts(m, x, slots):
+    """Slots of experts take averages of the tokens, and the tokens take averages of what the experts return."""
+    logits = torch.einsum("bnd,esd->bnes", x, slots)
+    dispatch, combine = logits.softmax(1), logits.flatten(2).softmax(-1)
+    parts = torch.einsum("bnd,bnes->besd", x, dispatch).unbind(1)
+    out = torch.stack([expert(part) for expert, part in zip(m.experts, parts, strict=True)], 1)
+    return torch.einsum("bsd,bns->bnd", out.flatten(1, 2), combine)
+
+
+def soft_experts_of_normed_slots(m, x):
+    return soft_experts(m, F.normalize(x, dim=-1), F.normalize(m.slots, dim=-1) * 2)
+
+
+def soft_experts_of_parameters(m, x):
+    return soft_experts(m, x, m.slots)
+
+
+def soft_experts_of_one_slot(m, x):
+    return soft_experts(m, x, F.normalize(m.slots, dim=-1)[:, :1])
+
+
+def soft_experts_by_matmul(m, x):
+    logits = x @ F.normalize(m.words, dim=-1).T
+    dispatch, combine = logits.softmax(1), logits.softmax(-1)
+    return combine @ F.gelu(m.to_v(dispatch.mT @ x))
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [soft_experts_of_normed_slots, soft_experts_of_parameters, soft_experts_of_one_slot, soft_experts_by_matmul],
+    ids=lambda f: f.__name__,
+)
+def test_slots_of_experts_are_no_queries(mix):
+    assert left_out(mix) == {"soft mixture of experts"}
+
+
 def coordinates_of_a_buffer(m, x):
     return m.to_k(x).mT.softmax(-1) @ m.grid
 
@@ -275,6 +312,20 @@ def cached(m, x):
     return (m.to_q(x) @ m.cache.mT).softmax(-1) @ m.cache
 
 
+def both_ways(m, x):
+    """Two texts that attend to each other, by two softmaxes of the same scores."""
+    scores = m.to_q(x) @ m.to_k(x.flip(1)).mT
+    there, back = scores.softmax(-1), scores.softmax(-2)
+    return there @ x + back.mT @ m.to_v(x)
+
+
+def both_ways_with_learned_words(m, x):
+    words = m.words.expand(B, -1, -1)
+    scores = m.to_q(x) @ m.to_k(words).mT
+    there, back = scores.softmax(-1), scores.softmax(-2)
+    return there @ m.to_v(words) + (back.mT @ x).mean(1, keepdim=True)
+
+
 def slots(m, x):
     """Three rounds of queries over the same keys and values."""
     k, v, state = m.to_k(x), m.to_v(x), torch.randn(B, 5, DIM)
@@ -284,7 +335,18 @@ def slots(m, x):
 
 
 @pytest.mark.parametrize(
-    "mix", [attention, pooled_by_seeds, by_place, cross_covariance, cached, slots], ids=lambda f: f.__name__
+    "mix",
+    [
+        attention,
+        pooled_by_seeds,
+        by_place,
+        cross_covariance,
+        cached,
+        both_ways,
+        both_ways_with_learned_words,
+        slots,
+    ],
+    ids=lambda f: f.__name__,
 )
 def test_attention_of_unusual_form_stays_on_the_tape(mix):
     model = Mixer(mix)
@@ -308,6 +370,9 @@ PIECE = Piece((0, 1), 0, FEATURES)
         (dims(ROWS, ROWS, ROWS), dims(ROWS, ROWS, ROWS), {"from_product": True}, FACTORS),
         (dims(ROWS, FEATURES, FEATURES), dims(ROWS, FEATURES, ROWS), {"from_product": True}, None),
         (dims(ROWS, FEATURES, ROWS), dims(ROWS, ROWS, FEATURES), {}, None),
+        (dims(ROWS, FEATURES, ROWS), dims(ROWS, ROWS, FEATURES), {"is_shared": True}, SLOTS),
+        (dims(LEARNED, None, ROWS), dims(ROWS, ROWS, FEATURES), {"is_shared": True}, SLOTS),
+        (dims(ROWS, ROWS, ROWS), dims(ROWS, ROWS, FEATURES), {"is_shared": True}, None),
         (dims(ROWS, FEATURES, ROWS), dims(ROWS, ROWS, FEATURES), {"piece": PIECE}, CHANNELS),
         (dims(ROWS, FEATURES, ROWS), dims(ROWS, ROWS, FEATURES), {"has_feature_softmax": True}, CHANNELS),
         (dims(FEATURES, FEATURES, ROWS), dims(FEATURES, ROWS, FEATURES), {}, CHANNELS),
@@ -321,5 +386,6 @@ PIECE = Piece((0, 1), 0, FEATURES)
     ],
 )
 def test_the_kind_is_told_by_the_origins_of_the_dims(weights, values, facts, kind):
-    defaults = {"piece": None, "from_product": False, "is_summed": False, "has_feature_softmax": False}
+    facts = {"piece": None} | facts
+    defaults = dict.fromkeys(("from_product", "is_summed", "is_shared", "has_feature_softmax"), False)
     assert kind_of_average(AverageOrigin(weights, values, **(defaults | facts))) == kind

@@ -59,6 +59,7 @@ class Origin(NamedTuple):
 
     dims: tuple[Dim, ...]
     piece: Piece | None = None
+    is_learned: bool = False  # a function of parameters and constants alone
 
 
 class DimOrigins:
@@ -98,6 +99,10 @@ class DimOrigins:
             is_constant = self._is_buffer(x) or (x._base is not None and self.is_constant(x._base))
         written = self._written or self._caches
         return is_constant and not (written and (_memory(x) in self._written or _memory(x) in self._caches))
+
+    def is_learned(self, x: Tensor) -> bool:
+        """Whether a tensor depends on parameters and constants alone, as a parameter that was normalized."""
+        return is_parameter(x) or ((origin := self.get(x)) is not None and origin.is_learned)
 
     def follow(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Note the origin of the result of a call that ran."""
@@ -188,7 +193,7 @@ def _project(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any]
     """A map of the last dim to features: linear, layer norm."""
     x, weight = args[0] if args else kwargs.get("input"), args[1] if len(args) > 1 else kwargs.get("weight")
     keys = origins.get(weight)
-    if isinstance(x, Tensor) and keys is not None and len(keys.dims) == 2:  # F.linear(q, k)
+    if isinstance(x, Tensor) and keys is not None and len(keys.dims) == 2 and not keys.is_learned:  # F.linear(q, k)
         origins.add(out, Origin((*origins.origin_of(x).dims[:-1], keys.dims[0])))
     elif isinstance(x, Tensor) and out.ndim:
         origins.add(out, Origin((*_rows(origins, x)[:-1], _dim(FEATURES, out.shape[-1]))))
@@ -214,7 +219,7 @@ def _reshape(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any]
         if not origins.follows(x):
             origins.add_like(x, out)
         elif (dims := resize_dims(origins.origin_of(x).dims, out.shape)) is not None:
-            origins.add(out, Origin(dims, _piece(origins, x)))
+            origins.add(out, Origin(dims, _piece(origins, x), origins.is_learned(x)))
 
 
 def resize_dims(dims: Sequence[Dim], shape: Sequence[int]) -> tuple[Dim, ...] | None:
@@ -249,7 +254,7 @@ def _permute(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any]
             origins.add_like(x, out)
             return
         dims, order = origins.origin_of(x).dims, dim_order(name, args, kwargs, x.ndim)
-        origins.add(out, Origin(tuple(dims[dim] for dim in order), _piece(origins, x)))
+        origins.add(out, Origin(tuple(dims[dim] for dim in order), _piece(origins, x), origins.is_learned(x)))
 
 
 def _split(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, at: int) -> None:
@@ -372,11 +377,11 @@ def _multiply(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any
         return
     if left.ndim < 2 or right.ndim < 2 or out.ndim < 2:
         return
-    if is_parameter(right) and right.ndim == 2:
+    if origins.is_learned(right) and right.ndim == 2:
         origins.add(out, Origin((*_rows(origins, left)[:-1], _dim(FEATURES, out.shape[-1]))))
     elif origins.get(left) is not None or origins.get(right) is not None:
         a, b = origins.origin_of(left), origins.origin_of(right)
-        column = _dim(FEATURES, out.shape[-1]) if is_parameter(right) else b.dims[-1]
+        column = _dim(FEATURES, out.shape[-1]) if origins.is_learned(right) else b.dims[-1]
         lead = join_dims((a.dims[:-2], b.dims[:-2]))
         origins.add(out, Origin((*lead, a.dims[-2], column), a.piece or b.piece))
 
@@ -393,7 +398,7 @@ def _contract(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any
         shared = {label for others, x in factors if x is not operand for label in others}
         own = [label for label in names if label not in shared]
         for label, dim in zip(names, origins.origin_of(operand).dims, strict=True):
-            if is_parameter(operand) and own[-1:] == [label] and len(own) < len(names):
+            if origins.is_learned(operand) and own[-1:] == [label] and len(own) < len(names):
                 dim = _dim(FEATURES, operand.shape[names.index(label)])
             found[label] = _join_dim(found[label], dim) if label in found else dim
     if found.keys() >= set(labels):
@@ -470,8 +475,14 @@ def _keep(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any], o
     if not known:
         if inputs > 0:
             origins.add(out, None)  # constants alone
+        elif _are_learned(origins, args):
+            x = next(x for x in args if isinstance(x, Tensor))
+            if x.shape == shape and is_parameter(x):
+                origins.add(out, origins.origin_of(x)._replace(is_learned=True))
         return
     x, origin = known[0]
+    if origin.is_learned and not _are_learned(origins, args):
+        origin = origin._replace(is_learned=False)
     if len(known) == 1 and x.shape == shape:
         if x is not out:
             origins.add(out, origin)
@@ -486,6 +497,12 @@ def _keep(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any], o
     elif all(size in (1, after) for size, after in zip(sizes, shape, strict=True)):
         dims = tuple(dim if size == n else _dim(UNKNOWN, n) for dim, size, n in zip(dims, sizes, shape, strict=True))
         origins.add(out, Origin(dims))
+
+
+def _are_learned(origins: DimOrigins, args: Sequence[Any]) -> bool:
+    """Whether a function of these arguments depends on parameters and constants alone, and takes one."""
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    return bool(tensors) and all(x.numel() == 1 or origins.is_learned(x) or origins.is_constant(x) for x in tensors)
 
 
 def _write(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:

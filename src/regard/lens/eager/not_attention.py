@@ -1,7 +1,8 @@
 """Recognize averages that are no attention of queries over keys, though a softmax made their weights.
 
-Linear attention softmaxes keys over the tokens, so its "queries" are feature channels; a router averages experts; a
-soft-argmax averages coordinates; capsules route by agreement. The origins of the dims distinguish them.
+Linear attention softmaxes keys over the tokens, so its "queries" are feature channels; a router averages experts; soft
+experts share the tokens among slots, by two softmaxes of the same scores; a soft-argmax averages coordinates; capsules
+route by agreement. The origins of the dims distinguish them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ FIXED_VALUES = NotAttention("soft-argmax", "it averages constants, such as coord
 FIXED_WEIGHTS = NotAttention("fixed weights", "its weights are the softmax of constants, and not of queries and keys")
 ROUTING = NotAttention("routing", "it averages the same values again and again, by weights that begin as constants")
 GATE = NotAttention("expert gate", "its softmax weighs experts or branches, and not positions")
+SLOTS = NotAttention(
+    "soft mixture of experts", "its softmaxes share positions among slots of experts, and are none of queries over keys"
+)
 CHANNELS = NotAttention(
     "linear attention", "its softmax is over features, or gives weights of feature channels, and not of queries"
 )
@@ -40,6 +44,7 @@ class AverageOrigin(NamedTuple):
     piece: Piece | None  # the position at which the logits were cut from a tensor, if they were
     from_product: bool  # the logits descend from a product of queries and keys
     is_summed: bool  # the weights have no dim of queries
+    is_shared: bool  # another softmax, over the other dim of the same logits, waits for its product
     has_feature_softmax: bool  # another softmax, over as many features as there are rows here, waits for its product
 
 
@@ -49,6 +54,9 @@ def kind_of_average(average: AverageOrigin) -> NotAttention | None:
     value_keys, values = average.values[-2:] if average.values is not None else ((), ())
     if _is(value_keys, ROWS) and _is(values, ROWS):
         return FACTORS
+    has_slots = _is(rows, FEATURES) or (not rows and LEARNED in kinds_of(lead))
+    if average.is_shared and has_slots and not _is(keys, FEATURES, LEARNED):
+        return SLOTS
     if average.from_product:
         return None
     if _is(keys, FEATURES, LEARNED, PRESUMED) and _is(value_keys, STACKED, LEARNED):

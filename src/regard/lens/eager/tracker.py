@@ -53,6 +53,7 @@ from .not_attention import (
     FIXED_VALUES,
     FIXED_WEIGHTS,
     ROUTING,
+    SLOTS,
     AverageOrigin,
     NotAttention,
     kind_of_average,
@@ -414,7 +415,7 @@ class EagerTracker:
 
         A product with an nn.Parameter is a classifier or vocabulary projection.
         """
-        if (scores := softmaxed.scores) is not None and not is_parameter(scores.k):
+        if (scores := softmaxed.scores) is not None and not self.origins.is_learned(scores.k):
             return scores.q.shape[-2], scores.k.shape[-2]
         if call.name not in SOFTMAX_NAMES:
             return None
@@ -445,7 +446,7 @@ class EagerTracker:
                 return attention
         if has_data(out) and (scored := parse_product(name, args, kwargs)) is not None:
             self._symbolic.add(out, Scores.of(scored))
-            if not (is_parameter(scored.left) or is_parameter(scored.right)):
+            if not (self.origins.is_learned(scored.left) or self.origins.is_learned(scored.right)):
                 self.traces.begin(out)
         return None
 
@@ -578,8 +579,9 @@ class EagerTracker:
                 weights_dims,
                 values_dims,
                 None if origin is None else origin.piece,
-                from_product=note.is_attention and not (scores is not None and is_parameter(scores.k)),
+                from_product=note.is_attention and not (scores is not None and self.origins.is_learned(scores.k)),
                 is_summed=found.summed,
+                is_shared=bool(self._softmaxes_of_same_logits(note)),
                 has_feature_softmax=weights_dims is not None and self._has_feature_softmax(note, weights_dims[-2]),
             )
         )
@@ -594,9 +596,22 @@ class EagerTracker:
                     return True
         return False
 
+    def _softmaxes_of_same_logits(self, note: SoftmaxOutput) -> list[SoftmaxOutput]:
+        """Return the softmaxes over another dim of the same logits, which wait for their products."""
+        return [
+            other
+            for _, _, other in self._symbolic.entries.values()
+            if isinstance(other, SoftmaxOutput)
+            and not other.averaged
+            and other.logits.stride(-1) != note.logits.stride(-1)
+            and other.logits.untyped_storage().data_ptr() == note.logits.untyped_storage().data_ptr()
+        ]
+
     def _leave_out(self, note: SoftmaxOutput, kind: NotAttention) -> None:
-        """Forget a softmax that is no attention; with a factor of an attention also the other factors."""
+        """Forget a softmax that is no attention, and those that belong to it: the other factors, or the way back."""
         notes = [note]
+        if kind is SLOTS:
+            notes += self._softmaxes_of_same_logits(note)
         if kind is FACTORS:
             notes += [other for _, _, other in self._symbolic.entries.values() if isinstance(other, SoftmaxOutput)]
         for each in notes:
