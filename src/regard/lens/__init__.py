@@ -28,10 +28,13 @@ from .analysis.head_measures import (
     induction,
     locality,
     previous_token,
+    retrieval,
     share,
     similarity,
     sinks,
 )
+from .analysis.head_roles import head_roles
+from .analysis.positional_heads import positional
 from .capture import capture
 from .capture_warning import CaptureWarning
 from .interception.kernel_call import KernelCall, NotUnderstood
@@ -66,6 +69,7 @@ __all__ = [
     "duplicate_token",
     "gradient_attention",
     "head_errors",
+    "head_roles",
     "importance",
     "induction",
     "lines",
@@ -73,10 +77,12 @@ __all__ = [
     "mutual_links",
     "norm_attention",
     "patches",
+    "positional",
     "previous_token",
     "read_pharaoh",
     "register_kernel",
     "relevance",
+    "retrieval",
     "rollout",
     "rollout_matrix",
     "sentences",

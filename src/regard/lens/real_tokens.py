@@ -169,17 +169,17 @@ def with_own_queries(layer: Key, tokens: Mapping[Key, RealTokens]) -> RealTokens
     """
     found = tokens[layer]
     is_square, tail = found.queries.shape == found.keys.shape, _tail(layer[0])
-    says_cross = _says_cross(layer[0], found)
-    if found.is_causal or (is_square and not says_cross and "self" in tail):
+    is_cross = says_cross(layer[0], found)
+    if found.is_causal or (is_square and not is_cross and "self" in tail):
         return found
     order = {key: n for n, key in enumerate(tokens)}
     own = [key for key, other in tokens.items() if _is_own_attention(key, other, layer, found)]
     own.sort(key=lambda key: (not tokens[key].is_causal, order[key]))
-    if is_square and not says_cross and own and not tokens[own[0]].is_causal and order[own[0]] > order[layer]:
+    if is_square and not is_cross and own and not tokens[own[0]].is_causal and order[own[0]] > order[layer]:
         return found
     if own:
         queries = tokens[own[0]].queries.to(found.queries.device)
-    elif is_square and says_cross:
+    elif is_square and is_cross:
         queries = torch.ones_like(found.queries)
     else:
         return found
@@ -188,7 +188,7 @@ def with_own_queries(layer: Key, tokens: Mapping[Key, RealTokens]) -> RealTokens
 
 def _is_own_attention(key: Key, other: RealTokens, layer: Key, found: RealTokens) -> bool:
     """Whether another layer is a self-attention over the queries of a layer: same block, call and number of tokens."""
-    if key == layer or key[1] != layer[1] or other.queries.shape != found.queries.shape or _says_cross(key[0], other):
+    if key == layer or key[1] != layer[1] or other.queries.shape != found.queries.shape or says_cross(key[0], other):
         return False
     if not other.is_causal and other.queries.shape != other.keys.shape:
         return False
@@ -206,7 +206,7 @@ def _tail(name: str) -> str:
     return ".".join(parts[numbers[-1] + 1 :] if numbers else parts)
 
 
-def _says_cross(name: str, real: RealTokens) -> bool:
+def says_cross(name: str, real: RealTokens) -> bool:
     """Whether a name is that of a cross-attention; in a decoder, it is if neither name nor mask say otherwise."""
     tail = _tail(name)
     in_decoder = "decoder" in name.lower() and not real.is_causal and "self" not in tail

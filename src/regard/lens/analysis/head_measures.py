@@ -93,6 +93,20 @@ def induction(
     return share(A, Documents(_query_ids(A, tokens), previous) & Causal(), queries=queries)
 
 
+def retrieval(
+    A: Weights, tokens: Int[Tensor, "*b n"], *, queries: Bool[Tensor, "*b i"] | None = None
+) -> Float[Tensor, "*b h"]:
+    """Attention to earlier occurrences of the token that comes after the query: the token that is copied next.
+
+    In "A B ... C" before another B, the query C attends to B. Heads that do so carry what a model copies from its
+    context (Wu et al. 2024). Pass the queries before a copy as `queries`: the others have no token to copy.
+    """
+    tokens = _key_ids(A, tokens)
+    no_token = tokens[..., :1] * 0 + tokens.min() - 1 if tokens.numel() else tokens
+    following = torch.cat([tokens[..., 1:], no_token], -1)
+    return share(A, Documents(_query_ids(A, following), tokens) & Causal() & ~Diagonal(), queries=queries)
+
+
 def diagonality(A: Weights, *, queries: Bool[Tensor, "*b i"] | None = None) -> Float[Tensor, "*b h"]:
     """mean_i sum_j A_ij (1 - abs(c_i - j) / (n_j - 1)), c_i the line from the first query that counts and the first
     real key to the last of both.
@@ -182,13 +196,14 @@ def similarity(A: Weights, B: Weights | None = None) -> Float[Tensor, "*b h h2"]
     return torch.where(lengths > 0, inner / torch.where(lengths > 0, lengths, 1.0), 0.0)
 
 
-def check_weights(A: Weights, name: str = "A") -> None:
-    """Raise unless A is the `Weights` of one layer, rather than a tape or `Reduced` measures."""
+def check_weights(A: object, name: str = "A") -> Weights:
+    """Return A; raise unless it is the `Weights` of one layer, rather than a tape or `Reduced` measures."""
     if not isinstance(A, Weights):
         raise TypeError(
             f"{name} must be the Weights of one layer, got {type(A).__name__}; for a tape "
             "pass tape[0], or loop over tape.values(), captured without keep="
         )
+    return A
 
 
 def row_chunks(A: Weights) -> Iterator[slice]:

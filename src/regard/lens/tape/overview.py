@@ -91,6 +91,11 @@ def table(entries: Iterable[tuple[Key, Weights | Reduced | EdgeWeights, RealToke
         for batch, head in ((batch, head) for batch in range(b) for head in range(h) if measures):
             numbers = {name: x[batch][head] for name, x in measures.items()}
             rows.append({"layer": shown_name(layer), "call": call, "batch": batch, "head": head, **numbers})
+    return as_table(rows)
+
+
+def as_table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return a pandas data frame if pandas is installed, else a dict of columns; a value that a row lacks is NaN."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
     return columns if find_spec("pandas") is None else import_module("pandas").DataFrame(columns)
