@@ -22,7 +22,7 @@ from regard.lens import (
 )
 from regard.lens.recording.recorder import Recorder
 from regard.lens.recording.store import Store
-from regard.lens.recording.unseen import describe
+from regard.lens.recording.unseen import EXPERT_GATE, describe
 from regard.nn import Attention
 from regard.views.viewer.describe import Capture
 
@@ -125,6 +125,23 @@ def partial():
 def test_the_share_of_the_mixing_layers_counts_each_layer_once(partial):
     assert partial.coverage == "2 of 3 mixing layers"
     assert Tape({}).coverage == "0 of 0 mixing layers"
+
+
+def test_gates_of_experts_are_no_mixing_layers(partial):
+    gate = Unseen("d", EXPERT_GATE, "r")
+    tape = Tape(dict(partial), unseen=[*partial.unseen, gate])
+    assert tape.coverage == "2 of 3 mixing layers"
+    assert tape.unseen[-1] == gate
+    whole = Tape(dict(partial), unseen=[gate])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole.table()
+        rollout(whole)
+    assert whole.coverage == "2 of 2 mixing layers"
+    assert repr(whole).startswith("Tape(2 layers, see tape.unseen)")
+    described = Capture(whole, "mine").describe()
+    assert described["name"] == "mine"
+    assert described["facts"] == {"not recorded: d": EXPERT_GATE}
 
 
 FLOWS = {

@@ -1,4 +1,4 @@
-"""Unseen: a layer that mixes positions and has no entry on the tape, with the reason."""
+"""Unseen: a layer that looks like attention and has no entry on the tape, with the reason."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ..layer_names import shown_name
 
 LISTED = 3  # layers that a message names for each reason
+EXPERT_GATE = "expert gate"  # kind of a softmax over experts or branches
 
 
 class Unseen(NamedTuple):
@@ -20,6 +21,11 @@ class Unseen(NamedTuple):
     layer: str  # name of the module
     kind: str  # such as "attention", "softmax", "linear attention" or "state space"
     reason: str
+
+    @property
+    def mixes_positions(self) -> bool:
+        """Whether the layer averages positions; the gate of a mixture of experts does not."""
+        return self.kind != EXPERT_GATE
 
     def __str__(self) -> str:
         return f"{shown_name(self.layer)} ({self.kind}): {self.reason}"

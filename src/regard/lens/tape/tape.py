@@ -184,7 +184,8 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
         shown, layers = shown_calls(self), len(self.layers)
         width = max(map(len, shown), default=0)
         counts = f"{layers} layer{'s' * (layers != 1)}" + (f", {len(self)} calls" if len(self) > layers else "")
-        counts += f", {self.coverage}: see tape.unseen" if self.unseen else ""
+        share = f"{self.coverage}: " if self.is_partial else ""
+        counts += f", {share}see tape.unseen" if self.unseen else ""
         lines = (f"{name:{width}}  {A!r}" for name, A in zip(shown, self.values(), strict=True))
         changed = [f"changed after the softmax: {shown_name(layer)} ({how})" for layer, how in self.changed.items()]
         guesses = (f"{shown_name(layer)}: batch and heads guessed, {why}" for layer, why in self.guessed.items())
@@ -197,10 +198,11 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
 
     @property
     def unseen(self) -> list[Unseen]:
-        """Layers that mix positions and are not on this tape, as (layer, kind, reason) in the order of the model.
+        """Layers that are not on this tape, as (layer, kind, reason) in the order of the model.
 
-        Empty if every mixing layer that `capture` knows of was recorded. Measures over all layers, such as `rollout`,
-        then speak of the recorded layers alone.
+        Listed are the layers that mix positions and could not be recorded, and softmaxes that are no attention, such
+        as those of linear attention, of soft-argmax, and of the gates of experts. The list is empty if every layer that
+        `capture` knows of was recorded. Else measures over all layers, such as `rollout`, speak of the recorded ones.
         """
         return list(self._unseen) if self._recorder is None else self._recorder.unseen
 
@@ -214,17 +216,26 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
 
     @property
     def coverage(self) -> str:
-        """The share of the mixing layers that are on the tape, as text: "3 of 4 mixing layers"."""
+        """The share of the mixing layers that are on the tape, as text: "3 of 4 mixing layers".
+
+        Gates of experts in `unseen` do not count: they mix no positions.
+        """
         recorded = set(self.layers)
-        return f"{len(recorded)} of {len(recorded | {each.layer for each in self.unseen})} mixing layers"
+        mixers = recorded | {each.layer for each in self.unseen if each.mixes_positions}
+        return f"{len(recorded)} of {len(mixers)} mixing layers"
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether `unseen` lists a layer that mixes positions."""
+        return any(each.mixes_positions for each in self.unseen)
 
     def values(self) -> TapeValues:
         """Return the weights in order, as the stack that `rollout` and its kin take; they warn of unseen layers."""
         return TapeValues(self)
 
     def warn_partial(self, what: str, *, stacklevel: int = 3) -> None:
-        """Warn that a result speaks of a part of the mixing layers, if `unseen` is not empty."""
-        if self.unseen:
+        """Warn that a result speaks of a part of the mixing layers, if the tape is partial."""
+        if self.is_partial:
             message = f"{what} speaks of {self.coverage}; tape.unseen lists those that were not recorded"
             warnings.warn(message, CaptureWarning, stacklevel=stacklevel)
 
@@ -418,12 +429,12 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
 
         Entropy, largest weight and distance are means over the queries that are real tokens and see a key; received is
         the largest share of their attention that one key gets. A text has the same numbers alone and in a padded batch.
-        The result is a pandas data frame if pandas is installed, else a dictionary of columns. It warns if `unseen` is
-        not empty, and then the data frame has the share of the layers that it holds in `attrs["coverage"]`.
+        The result is a pandas data frame if pandas is installed, else a dictionary of columns. It warns if the
+        tape is partial, and then the data frame has the share of the layers that it holds in `attrs["coverage"]`.
         """
         self.warn_partial("the table")
         found = table((key, A, self._real_tokens(key)) for key, A in self.items())
-        if self.unseen and hasattr(found, "attrs"):
+        if self.is_partial and hasattr(found, "attrs"):
             found.attrs["coverage"] = self.coverage
         return found
 

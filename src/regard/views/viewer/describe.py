@@ -78,7 +78,7 @@ class Capture:
         """Return the description of the capture, as JSON."""
         unseen = {f"not recorded: {shown_name(each.layer)}": each.kind for each in self.tape.unseen}
         return {
-            "name": f"{self.name} ({self.tape.coverage})" if unseen else self.name,
+            "name": f"{self.name} ({self.tape.coverage})" if self.tape.is_partial else self.name,
             "facts": {name: str(value) for name, value in self.tape.facts.items()} | unseen,
             "batch": max(layer["batch"] for layer in self.layers),
             "layers": self.layers,
