@@ -180,6 +180,8 @@ def test_constants_depend_on_no_input_and_no_parameter(function, is_constant):
         (lambda x: WEIGHT, True),
         (lambda x: F.normalize(WEIGHT, dim=-1) * 2, True),
         (lambda x: (F.normalize(WEIGHT, dim=-1) + torch.ones(DIM)).T.reshape(H, D, DIM), True),
+        (lambda x: F.normalize(WEIGHT[:D], dim=-1)[None].expand(B, -1, -1) * 2, True),
+        (lambda x: WEIGHT.chunk(2)[0] * 2, True),
         (lambda x: WEIGHT * 2 + x[0, 0], False),
         (lambda x: WEIGHT * 2 + x.mT @ x, False),
         (lambda x: BUFFER * 2, False),

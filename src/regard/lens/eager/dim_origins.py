@@ -32,6 +32,7 @@ ROWS = "rows"  # texts, positions: no features
 STACKED = "stacked"  # tensors that were computed apart, stacked or concatenated
 REPEATED = "repeated"  # a dim that was expanded
 UNKNOWN = "unknown"
+CONTEXT = "context"  # followed by a number: rows of an average that may be the context of a linear attention
 
 MAX_RECORDS = 2048  # records of dead tensors are dropped beyond this number
 
@@ -264,10 +265,10 @@ def _split(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any], 
         return
     dim = (args[at] if len(args) > at else kwargs.get("dim", 0)) % x.ndim
     dims, start = origins.origin_of(x).dims, 0
-    kind, family = _kind(dims[dim]), (id(x), dim)
+    kind, family, is_learned = _kind(dims[dim]), (id(x), dim), origins.is_learned(x)
     for part in out:
         rest = (_dim(kind, part.shape[dim]),) if part.ndim == x.ndim else ()
-        origins.add(part, Origin((*dims[:dim], *rest, *dims[dim + 1 :]), Piece(family, start, kind)))
+        origins.add(part, Origin((*dims[:dim], *rest, *dims[dim + 1 :]), Piece(family, start, kind), is_learned))
         start += part.shape[dim] if rest else 1
 
 
@@ -302,7 +303,7 @@ def _index(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any], 
         elif size > 1:
             piece = Piece((id(x), n), int(each) % size, kind)
         n += 1
-    origins.add(out, Origin(tuple(result), piece))
+    origins.add(out, Origin(tuple(result), piece, origins.is_learned(x)))
 
 
 def _select(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> None:
@@ -367,7 +368,7 @@ def _expand(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any],
         dim if size == after or not size else (Factor(REPEATED, after // size), *dim)
         for dim, size, after in zip(dims, sizes, out.shape, strict=True)
     )
-    origins.add(out, Origin(tuple(new), _piece(origins, x)))
+    origins.add(out, Origin(tuple(new), _piece(origins, x), origins.is_learned(x)))
 
 
 def _multiply(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> None:
@@ -569,8 +570,9 @@ def _rows(origins: DimOrigins, x: Tensor) -> tuple[Dim, ...]:
     A tensor with more than three dims may have heads among them.
     """
     if (origin := origins.get(x)) is not None:
+        plain = (UNKNOWN, CONTEXT) if x.ndim < 4 else (CONTEXT,)
         return tuple(
-            (Factor(ROWS, dim[0].size),) if x.ndim < 4 and len(dim) == 1 and dim[0].kind == UNKNOWN else dim
+            (Factor(ROWS, dim[0].size),) if len(dim) == 1 and dim[0].kind.startswith(plain) else dim
             for dim in origin.dims
         )
     if is_parameter(x):

@@ -8,8 +8,9 @@ route by agreement. The origins of the dims distinguish them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ..recording.unseen import EXPERT_GATE
 from .dim_origins import FEATURES, LEARNED, PRESUMED, ROWS, STACKED, Dim, Piece, kinds_of
 
 
@@ -19,12 +20,13 @@ class NotAttention(NamedTuple):
     kind: str
     reason: str
     is_final: bool = True  # the same softmax may not average anything else later
+    withdrawn: Any = None  # an entry of the tape that it shows to be no attention
 
 
 FIXED_VALUES = NotAttention("soft-argmax", "it averages constants, such as coordinates, by its softmax")
 FIXED_WEIGHTS = NotAttention("fixed weights", "its weights are the softmax of constants, and not of queries and keys")
 ROUTING = NotAttention("routing", "it averages the same values again and again, by weights that begin as constants")
-GATE = NotAttention("expert gate", "its softmax weighs experts or branches, and not positions")
+GATE = NotAttention(EXPERT_GATE, "its softmax weighs experts or branches, and not positions")
 SLOTS = NotAttention(
     "soft mixture of experts", "its softmaxes share positions among slots of experts, and are none of queries over keys"
 )

@@ -47,8 +47,10 @@ from .final_weights import Descent, FinalWeights, is_over_keys
 from .given_layout import LayoutMismatch
 from .head_layout import HeadChoice, HeadLayout, LayerEvidence, choose_layout, common_batch_dims, with_batch_dims
 from .layer_weights import is_layer_weight
+from .linear_context import LinearContexts
 from .matmul import MATMUL_NAMES, Average, Projection, has_data, operands, parse_average, parse_product
 from .not_attention import (
+    CHANNELS,
     FACTORS,
     FIXED_VALUES,
     FIXED_WEIGHTS,
@@ -89,6 +91,7 @@ class EagerAttention(NamedTuple):
     normalize: Normalizer | None = None  # the function of the logits, if it is no softmax
     projection: Projection | None = None  # set if the call also maps the averages to its output
     guess: str | None = None  # why the choice between batch and heads is a guess
+    context: str = ""  # set if it may be the context of a linear attention: what `LinearContexts` follows it by
 
     @classmethod
     def of(
@@ -272,6 +275,7 @@ class EagerTracker:
         self.traces = Provenance()
         self.final = FinalWeights()
         self.origins = DimOrigins(is_buffer)
+        self.contexts = LinearContexts(self.origins)
         self._routed: set[tuple[int, torch.Size]] = set()  # memory and shape of values that fixed weights averaged
 
     def follow(
@@ -352,6 +356,7 @@ class EagerTracker:
         self.traces.clear()
         self.final.clear()
         self.origins.clear()
+        self.contexts.clear()
         self._routed = set()
 
     def _follow_op(self, call: OpCall, evidence: Evidence) -> EagerAttention | NotAttention | None:
@@ -425,6 +430,10 @@ class EagerTracker:
     def _follow_matmul(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor, evidence: Evidence
     ) -> EagerAttention | NotAttention | None:
+        if (read := self.contexts.read(name, args, kwargs, self._may_be_queries)) is not None:
+            if isinstance(note := self._symbolic.get(read.queries), SoftmaxOutput):
+                self._leave_out(note, CHANNELS)
+            return CHANNELS._replace(withdrawn=read.entry)
         if self._symbolic.entries or self.final.held:
             given = operands(name, args, kwargs)
             for x in given:
@@ -521,9 +530,20 @@ class EagerTracker:
             return choose_layout(lead, join_dims(known) if known else None, facts, finer)
 
         try:
-            return EagerAttention.of(x, note, found, out, choose)
+            attention = EagerAttention.of(x, note, found, out, choose)
         except LayoutMismatch as reason:
             return NotAttention("attention", str(reason))
+        if note.is_attention and not (note.scores is not None and self.origins.is_learned(note.scores.q)):
+            return attention
+        return attention._replace(context=self.contexts.begin(found, out))
+
+    def _may_be_queries(self, x: Tensor) -> bool:
+        """Whether a tensor may be the queries of a linear attention: activations that are no weights over keys."""
+        note = self._symbolic.get(x)
+        is_weights = isinstance(note, Exponentials) and note.scores is not None
+        is_weights = is_weights or (isinstance(note, SoftmaxOutput) and note.is_attention)
+        is_weights = is_weights or self.final.get(x) is not None
+        return not (is_weights or self.origins.is_constant(x) or self.origins.is_learned(x))
 
     def _dims_of_average(
         self,

@@ -55,7 +55,9 @@ from ..eager.not_attention import NotAttention
 from ..eager.op_rules import SOFTMAX_NAMES
 from ..eager.tracker import SOFTMAX_BY_HAND, EagerAttention, EagerTracker, traced_name
 from ..recording.edge_weights import EdgeWeights
+from ..recording.record import Record
 from ..recording.recorder import Recorder
+from ..recording.reduced import Reduced
 from ..recording.store import Store, check_not_nested
 from ..terms.interpret import Interpreter
 from .func_transforms import UNSUPPORTED, unwrap_transforms
@@ -385,17 +387,29 @@ class AttentionMode(TorchFunctionMode):
             return self.observe(self._layer, eager.kernel_call, out, layout, eager.proof, guess=eager.guess)
         averages = out if projection is None else projection.averages
         values = averages.detach()  # a hook on the averages may hold the layout, which must not hold the averages
-        to_heads = eager.heads
+        to_heads, before = eager.heads, self._latest_entry
         layout = OutputLayout(to_heads, lambda heads: replace_heads(values, heads, to_heads))
         changed = self.observe(self._layer, eager.kernel_call, averages, layout, eager.proof, guess=eager.guess)
+        if eager.context and (entry := self._latest_entry) is not before:
+            self.here.tracker.contexts.keep(eager.context, (self._layer, entry))
         return changed if projection is None else projection.apply(changed)
+
+    @property
+    def _latest_entry(self) -> Record | Reduced | EdgeWeights | None:
+        """The latest entry of the layer under way; None if nothing is recorded."""
+        return None if self.recorder is None else self.recorder.latest_entry(self._layer)
 
     def _leave_out(self, average: NotAttention) -> None:
         """Note an average that is no attention; if its softmax may yet average something else, wait for the end."""
         if self.recorder is None:
             return
+        layer = self._layer
+        if average.withdrawn is not None:
+            layer, entry = average.withdrawn
+            self.recorder.withdraw(layer, entry)
+            self.here.awaiting = None
         if average.is_final:
-            self.recorder.note_unseen(self._layer, average.kind, average.reason)
+            self.recorder.note_unseen(layer, average.kind, average.reason)
         else:
             self.left_out[self._layer] = average
 

@@ -231,6 +231,32 @@ class Recorder:
             )
             self._entries[self._next_key(name)] = EdgeWeights(edges, weights, A.nodes)
 
+    def latest_entry(self, name: str) -> Record | Reduced | EdgeWeights | None:
+        """Return the latest entry of a layer; None if it has none."""
+        return self._entries.get(self._latest.get(name, (name, -1)))
+
+    def withdraw(self, name: str, entry: Record | Reduced | EdgeWeights) -> None:
+        """Remove an entry of a layer that was recorded, and is no attention as a later call shows."""
+        with self._lock:
+            found = [key for key, each in self._entries.items() if each is entry]
+            if not found:
+                return
+            if isinstance(entry, Record):
+                entry.release()
+            (_, call), entries = found[0], self._entries
+
+            def key_after(key: Key) -> Key:
+                return (name, key[1] - 1) if key[0] == name and key[1] > call else key
+
+            self._entries = {key_after(key): each for key, each in entries.items() if each is not entry}
+            if self._generated is not None:
+                self._generated = {key_after(key) for key in self._generated if key != found[0]}
+            last = self._latest[name][1] - 1
+            self._latest[name] = name, last
+            if last < 0:
+                for notes in (self._latest, self.guessed, self.changed, self.dense_bytes):
+                    notes.pop(name, None)
+
     def _check_heads(self, name: str, count: int) -> None:
         """Raise if `heads` names one that a layer does not have."""
         if self.heads is not None and not set(self.heads) <= set(range(count)):

@@ -37,7 +37,7 @@ TERMS: dict[str, type[Term]] = {
     )
 }
 MAX_TERM_DEPTH = 128  # 128 masks joined by & are 127 deep
-MAX_INT = 2**53  # of an offset, a size or a term's field: positions, which are int64, stay far from their limit
+MAX_INT = 2**53  # largest offset, size or field of a term: positions are int64, and stay far from their limit
 
 
 class TensorBox:
