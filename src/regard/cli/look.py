@@ -65,10 +65,21 @@ def view(
     html: Annotated[
         Path | None, typer.Option(help="Write a single HTML file instead of starting the viewer.", metavar="PAGE.html")
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of the viewer; 0 chooses a free one.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port of the viewer. Default: 8765 or, if it is taken, the next free one.", min=0, max=65535),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any other than this default opens the viewer to other machines.")
     ] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name under which a browser may open the viewer, NAME:PORT, or NAME for every port; may be repeated. "
+            "Always allowed: the address itself, and localhost with the same port.",
+            metavar="NAME",
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="Device that computes the maps; cuda computes even long maps exactly at once.")
     ] = None,
@@ -84,7 +95,8 @@ def view(
 
         regard view long.safetensors --device cuda
 
-    Captures are files written by regard look. Press Ctrl-C to stop the viewer.
+    Captures are files written by regard look. Press Ctrl-C to stop the viewer. On a remote machine, forward the port
+    first, ssh -N -L 8765:127.0.0.1:8765 MACHINE, and open the printed address on your own.
     """
     from .. import views
     from ..lens import Tape
@@ -100,7 +112,9 @@ def view(
             views.page(*tapes, name=[path.stem for path in captures]).save(html)
         print_status(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
         return
-    viewer = views.serve(captures, host=host, port=port, device=device, open_browser=browser)
+    viewer = views.serve(
+        captures, host=host, port=port, allow_host=allow_host or (), device=device, open_browser=browser
+    )
     print_status("press Ctrl-C to stop the viewer")
     viewer.wait()
 

@@ -41,7 +41,7 @@ MAX_THUMBNAIL_CELLS = 32  # a side
 MAX_MEASURE_POINTS = 128  # per measure along an axis
 MAX_LINKS_PER_TOKEN = 8
 MAX_EXACT_WEIGHTS = 2**31  # computed for a page; with more, its maps come from the stored ones
-STYLE, SCRIPT = '<link rel="stylesheet" href="/app.css">', '<script src="/app.js" defer></script>'
+STYLE, SCRIPT = '<link rel="stylesheet" href="app.css">', '<script src="app.js" defer></script>'
 
 
 class Page:

@@ -7,7 +7,15 @@ import socket
 
 import pytest
 
-from regard.views.viewer.auth import HEADERS, POLICY, TokenAuth
+from regard.views.viewer.auth import (
+    ERROR_POLICY,
+    HEADERS,
+    MAX_UNUSED_TOKENS,
+    POLICY,
+    WELCOME,
+    Embedding,
+    TokenAuth,
+)
 from regard.views.viewer.routes import RESOURCES
 from regard.views.viewer.server import STATIC, Viewer
 
@@ -64,7 +72,11 @@ HOSTILE = {
     "no host": request(host=None),
     "another host": request(host="example.com"),
     "another host with our port": request(host="example.com:PORT"),
-    "localhost": request(host="localhost:PORT"),
+    "localhost without port": request(host="localhost"),
+    "localhost at another port": request(host="localhost:1"),
+    "localhost and more": request(host="localhost:PORT.example.com"),
+    "localhost under a name": request(host="localhost.example.com:PORT"),
+    "markup in host": request(host="<script>:PORT"),
     "no port": request(host="127.0.0.1"),
     "another port": request(host="127.0.0.1:1"),
     "trailing dot": request(host="127.0.0.1.:PORT"),
@@ -165,6 +177,126 @@ def test_the_same_request_is_let_in_when_nothing_is_wrong_with_it(viewer, filled
     assert b"captures" in body
 
 
+def test_a_token_works_once(viewer, client):
+    token = viewer.auth.token
+    assert viewer.auth.token == token  # as long as no browser used it
+    first, _ = client.ask(f"/?token={token}", cookie=None)
+    again, body = client.ask(f"/?token={token}", cookie=None)
+    assert (first.status, again.status) == (200, 401)
+    assert "set-cookie" not in again.headers
+    assert json.loads(body)["error"] == "this address was used already"
+    assert viewer.auth.token != token
+    assert client.ask(f"/?token={viewer.auth.token}", cookie=None)[0].status == 200
+    with_cookie, body = client.ask(f"/?token={token}")  # the browser that used it, once more
+    assert (with_cookie.status, body) == (200, WELCOME)
+
+
+def test_the_oldest_of_many_unused_tokens_stops_working(viewer, client):
+    first = viewer.auth.new_token()
+    others = [viewer.auth.new_token() for _ in range(MAX_UNUSED_TOKENS)]
+    assert client.ask(f"/?token={first}", cookie=None)[0].status == 401
+    assert client.ask(f"/?token={others[0]}", cookie=None)[0].status == 200
+
+
+def test_localhost_is_a_name_of_the_viewer(filled, viewer):
+    for host in ("localhost:PORT", "LocalHoSt:PORT"):
+        assert sent(viewer, filled(request(host=host)))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("allowed", "host", "status"),
+    [
+        ("gpu7.example.org", "gpu7.example.org", 200),
+        ("gpu7.example.org", "gpu7.example.org:8080", 200),
+        ("GPU7.example.org", "gpu7.Example.org:8080", 200),
+        ("gpu7.example.org:8080", "gpu7.example.org:8080", 200),
+        ("localhost", "localhost:1", 200),
+        ("[::1]", "[::1]:99", 200),
+        ("gpu7.example.org:8080", "gpu7.example.org", 403),
+        ("gpu7.example.org:8080", "gpu7.example.org:81", 403),
+        ("gpu7.example.org", "gpu7.example.org.evil.com", 403),
+        ("gpu7.example.org", "evil.com:gpu7.example.org", 403),
+        ("gpu7.example.org", "evil.gpu7.example.org", 403),
+        ("gpu7.example.org", "gpu7.example.org:", 403),
+        ("gpu7.example.org", "gpu7.example.org:8080:1", 403),
+        ("gpu7.example.org", "", 403),
+    ],
+)
+def test_an_allowed_name_is_accepted_and_no_other(allowed, host, status):
+    gate = TokenAuth(None, "127.0.0.1:8765", allowed=[allowed])
+    assert opened_at(gate, host)["status"] == status
+    assert opened_at(gate, "127.0.0.1:8765")["status"] == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["", "*", "*.example.org", "http://example.org", "a b", "a/b", "example.org:x", "ü.de"]
+)
+def test_a_name_that_is_none_is_refused(name):
+    with pytest.raises(ValueError, match="an allowed host must be a name such as"):
+        TokenAuth(None, "127.0.0.1:8765", allowed=[name])
+
+
+def opened_at(gate, host, token=None, **more):
+    """The start of the answer to a browser that opens an address with a token."""
+    scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/"}
+    headers = [(b"host", host.encode()), *((name.encode(), value.encode()) for name, value in more.items())]
+    query = f"token={token or gate.token}".encode()
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(gate({**scope, "headers": headers, "query_string": query}, None, send))
+    return sent[0]
+
+
+def header_of(message, name):
+    return dict(message["headers"])[name].decode()
+
+
+def test_the_name_by_which_a_notebook_came_with_its_token_is_accepted():
+    gate = TokenAuth(None, "127.0.0.1:8765", embedding=Embedding("/user/ada/proxy/8765/"))
+    assert opened_at(gate, "hub.example.org", token="wrong")["status"] == 403
+    answer = opened_at(gate, "hub.example.org")
+    assert answer["status"] == 200
+    assert header_of(answer, b"set-cookie").endswith("HttpOnly; SameSite=Strict; Path=/user/ada/proxy/8765/")
+    assert header_of(answer, b"content-security-policy") == POLICY.replace("ancestors 'none'", "ancestors 'self'")
+    assert opened_at(gate, "hub.example.org", token="wrong")["status"] == 401
+    assert opened_at(gate, "evil.example.org", token="wrong")["status"] == 403
+
+
+def test_in_a_frame_of_another_site_the_cookie_is_for_that_frame_alone():
+    gate = TokenAuth(None, "127.0.0.1:8765", embedding=Embedding(cross_site=True))
+    answer = opened_at(gate, "localhost:8765")
+    assert header_of(answer, b"set-cookie").endswith("HttpOnly; SameSite=None; Secure; Partitioned; Path=/")
+    assert "frame-ancestors" not in header_of(answer, b"content-security-policy")
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "cookie", "status", "words"),
+    [
+        ("/", "HOST", None, 401, "Not authorized|Open the address that the terminal or the notebook printed"),
+        ("/?token=SPENT", "HOST", None, 401, "This address was used already|Each address works once"),
+        ("/", "gpu7:PORT", "COOKIE", 403, "Host header is not a name of the viewer|with --allow-host gpu7:"),
+        ("/", "<script>", "COOKIE", 403, "Host header is not a name of the viewer|with --allow-host NAME."),
+    ],
+)
+def test_a_browser_gets_a_page_that_says_what_to_do(viewer, client, filled, path, host, cookie, status, words):
+    spent = viewer.auth.token
+    client.ask(f"/?token={spent}", cookie=None)
+    more = ["Accept: text/html,application/xhtml+xml,*/*;q=0.8"]
+    raw = request(path.replace("SPENT", spent), host=host, cookie=cookie, more=more)
+    code, head, body = sent(viewer, filled(raw))
+    assert code == status
+    for part in words.split("|"):
+        assert part in body.decode()
+    assert b"content-type: text/html" in head.lower()
+    for name, value in {**HEADERS, "content-security-policy": ERROR_POLICY}.items():
+        assert f"{name}: {value}".encode() in head
+    assert b"<script" not in body
+    assert sent(viewer, filled(request(SESSION, host=host, cookie=cookie, more=more)))[2].startswith(b"{")
+
+
 @pytest.mark.parametrize(
     ("printed", "host", "status"),
     [
@@ -176,15 +308,7 @@ def test_the_same_request_is_let_in_when_nothing_is_wrong_with_it(viewer, filled
     ],
 )
 def test_a_port_of_80_may_be_left_out_as_browsers_do(printed, host, status):
-    gate = TokenAuth(None, printed)
-    scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/", "headers": [(b"host", host.encode())]}
-    sent = []
-
-    async def send(message):
-        sent.append(message)
-
-    asyncio.run(gate({**scope, "query_string": f"token={gate.token}".encode()}, None, send))
-    assert sent[0]["status"] == status
+    assert opened_at(TokenAuth(None, printed), host)["status"] == status
 
 
 @pytest.mark.parametrize("host", ["HOST", "example.com"])
@@ -210,13 +334,14 @@ def test_every_response_carries_the_policy(client):
 
 
 def test_the_token_becomes_a_strict_cookie(viewer, client):
-    response, body = client.ask("/?token=" + viewer.auth.token, cookie=None, headers={"Sec-Fetch-Site": "cross-site"})
+    token = viewer.auth.token
+    response, body = client.ask("/?token=" + token, cookie=None, headers={"Sec-Fetch-Site": "cross-site"})
     assert response.status == 200
     attributes = [part.strip() for part in response.headers["set-cookie"].split(";")]
     assert attributes[1:] == ["HttpOnly", "SameSite=Strict", "Path=/"]
-    assert viewer.auth.token not in attributes[0]
+    assert token not in attributes[0]
     assert b"<script" not in body
-    assert b'http-equiv="refresh" content="0; url=/"' in body
+    assert b'http-equiv="refresh" content="0; url=./"' in body
     assert len(viewer.auth.token) >= 43  # 256 bits
     other = Viewer([])
     other.close()
@@ -228,7 +353,6 @@ def test_nothing_is_logged(viewer, client, capfd, caplog):
     client.ask("/?token=wrong", cookie=None)
     client.ask("/api/session")
     assert "token" not in caplog.text + "".join(capfd.readouterr())
-    assert viewer.auth.token not in repr(viewer)
 
 
 def test_more_than_enough_at_once_is_answered_with_a_hint(viewer, client, monkeypatch):

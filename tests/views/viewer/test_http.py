@@ -39,9 +39,30 @@ def test_slow_connections_are_closed(tape, monkeypatch):
 
 def test_limits_are_set():
     settings = connection.server_config(None)
-    assert settings.limit_concurrency == 256
     assert settings.access_log is False
     assert settings.ws == "none"
+
+
+def test_a_connection_beyond_the_limit_gets_an_answer_with_all_headers(tape, monkeypatch):
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
+    with Viewer([Capture(tape, "x")]) as viewer:
+        host, port = "127.0.0.1", viewer.port
+        idle = [socket.create_connection((host, port), timeout=5) for _ in range(3)]
+        time.sleep(0.2)
+        with socket.create_connection((host, port), timeout=5) as peer:
+            peer.sendall(f"GET / HTTP/1.1\r\nHost: {viewer.auth.host}\r\n\r\n".encode())
+            raw = b""
+            while part := peer.recv(65536):
+                raw += part
+        head, _, body = raw.decode().partition("\r\n\r\n")
+        status, *lines = head.split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines)
+        assert status.startswith("HTTP/1.1 503")
+        assert HEADERS.items() <= headers.items()
+        assert headers["connection"] == "close"
+        assert json.loads(body) == {"error": "too many connections at once", "hint": "close other tabs of the viewer"}
+        for peer in idle:
+            peer.close()
 
 
 class Clock:

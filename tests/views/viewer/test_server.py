@@ -1,9 +1,16 @@
 """The server: what it answers is what the tape says, to many at once, within bounds, and until it is closed."""
 
 import json
+import re
+import socket
+import sys
 import threading
 import time
 import urllib.request
+import webbrowser
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -171,7 +178,7 @@ def test_files_are_served_without_being_read_and_checked_on_the_side(tmp_path, k
             if response.status == 500:
                 break
             time.sleep(0.01)
-        assert json.loads(body)["error"] == "capture 0 is corrupted: checksum mismatch"
+        assert json.loads(body)["error"] == "bad.safetensors is corrupted: checksum mismatch"
     for paths in ([], ["a", "b", "c"]):
         with pytest.raises(ValueError, match="one capture or two side by side"):
             serve(paths, open_browser=False)
@@ -187,12 +194,129 @@ def test_a_tape_is_viewed_in_one_line(tape, capsys, knock):
         assert len(knock(viewer).json("session")["captures"]) == 2
 
 
-def test_a_browser_is_opened_where_there_is_one(tape, monkeypatch, capsys):
+def test_a_browser_is_opened_where_there_is_one(tape, monkeypatch, capsys, knock):
     opened = []
-    monkeypatch.setattr(server.webbrowser, "open", lambda url: opened.append(url) or True)
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or True)
     with tape.view() as viewer:
-        assert opened == [viewer.url]
+        (address,) = opened
+        path = Path(urlsplit(address).path)
+        assert address.startswith("file://")
+        assert viewer.auth.token not in address
+        link = re.search(r'href="([^"]+)"', path.read_text())[1]
+        assert link != viewer.url
+        assert knock(SimpleNamespace(url=link)).json("session")["live"]
+        assert not path.exists()
+        with pytest.raises(AttributeError):  # no cookie for a link that was used
+            knock(SimpleNamespace(url=link))
+        assert knock(viewer).json("session")["live"]
     assert not capsys.readouterr().out
+    with tape.view():
+        path = Path(urlsplit(opened[1]).path)
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_its_text_is_an_address_that_works(tape, knock):
+    with Viewer([Capture(tape, "x")]) as viewer:
+        for _ in range(3):
+            url = repr(viewer).removeprefix("Viewer at ")
+            assert knock(SimpleNamespace(url=url)).json("session")["live"]
+    assert repr(viewer) == "Viewer, closed"
+
+
+def test_a_session_over_ssh_is_told_how_to_forward_the_port(tape, capsys, monkeypatch):
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.7 50000 192.0.2.8 22")
+    with tape.view(open_browser=False) as viewer:
+        assert f"ssh -N -L {viewer.port}:127.0.0.1:{viewer.port} {socket.gethostname()}\n" in capsys.readouterr().out
+
+
+def test_the_port_is_the_default_or_the_next_free_one(tape, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        first = free.getsockname()[1]
+    monkeypatch.setattr(server, "PORT", first)
+    with tape.view(open_browser=False) as one, tape.view(open_browser=False) as two:
+        assert one.port == first
+        assert two.port > first
+        monkeypatch.setattr(server, "NEXT_PORTS", 1)  # none is left: any free port
+        with tape.view(open_browser=False) as three:
+            assert three.port not in (first, two.port)
+    with tape.view(open_browser=False, port=first) as again:
+        assert again.port == first
+
+
+def test_the_default_port_is_8765():
+    assert server.PORT == 8765
+
+
+def test_an_allowed_name_reaches_the_viewer(tape, knock):
+    with tape.view(open_browser=False, allow_host=["gpu7.example.org"]) as viewer:
+        client = knock(viewer)
+        for host, status in (("gpu7.example.org:8080", 200), ("gpu8.example.org", 403)):
+            assert client.ask("/api/session", headers={"Host": host})[0].status == status
+
+
+def test_a_waiting_viewer_prints_a_new_address_when_one_was_used(tape, knock, capsys):
+    viewer = Viewer([Capture(tape, "x")])
+    waiting = threading.Thread(target=viewer.wait)
+    waiting.start()
+    knock(viewer)
+    for _ in range(100):
+        if "for another browser" in (out := capsys.readouterr().out):
+            break
+        time.sleep(0.05)
+    assert out == f"for another browser: {viewer.url}\n"
+    viewer.close()
+    waiting.join(5)
+    assert not waiting.is_alive()
+
+
+class Kernel:
+    """An IPython shell of a notebook."""
+
+    kernel, user_ns = object(), {}
+
+
+@pytest.fixture
+def in_notebook(monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=Kernel))
+    monkeypatch.setattr(webbrowser, "open", lambda url: pytest.fail("a notebook opened a browser"))
+    for name in ("REGARD_VIEWER_URL", "VSCODE_PROXY_URI", "VSCODE_PID", "JUPYTERHUB_SERVICE_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("in_notebook")
+def test_a_notebook_shows_the_viewer_behind_its_proxy(tape, monkeypatch, capsys, knock):
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
+    with tape.view() as viewer:
+        shown = viewer._repr_html_()
+        source = re.search(r'<iframe src="(/user/ada/proxy/\d+/\?token=[^"]+)"', shown)[1]
+        token = source.partition("token=")[2]
+        client = knock(SimpleNamespace(url=f"http://127.0.0.1:{viewer.port}/?token={token}"))
+        assert client.json("session")["live"]
+        with pytest.raises(NotImplementedError):
+            viewer._ipython_display_()
+    assert viewer._repr_html_() is None
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("in_notebook")
+def test_colab_makes_the_frame_itself(tape, monkeypatch):
+    shown = []
+    output = SimpleNamespace(serve_kernel_port_as_iframe=lambda port, path, height: shown.append((port, path, height)))
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(output=output))
+    with tape.view() as viewer:
+        assert viewer._repr_html_() is None
+        viewer._ipython_display_()
+        ((port, path, height),) = shown
+        assert (port, height) == (viewer.port, "720")
+        assert path.removeprefix("/?token=") in viewer.auth._unused
+
+
+def test_outside_of_notebooks_there_is_no_frame(tape):
+    with tape.view(open_browser=False) as viewer:
+        assert viewer._repr_html_() is None
+        with pytest.raises(NotImplementedError):
+            viewer._ipython_display_()
 
 
 def test_closed_is_closed(tape):

@@ -444,14 +444,19 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
         other: Tape | None = None,
         *,
         name: str = "capture",
+        port: int | None = None,
+        allow_host: Sequence[str] = (),
         device: str | torch.device | None = None,
         open_browser: bool = True,
     ) -> Any:
         """Open the zoomable map of this tape, or of two side by side, in a browser until `.close()` of the result.
 
-        On a `device` such as "cuda" every part of the map is computed exactly at once, at any length.
+        A notebook shows it below the cell; a script keeps serving after its last line, until Ctrl-C. The port is 8765
+        or the next free one, and `allow_host` are more names of this machine that a browser may use. On a `device`
+        such as "cuda" every part of the map is computed exactly at once, at any length.
         """
-        return regard.views.view(self, other, name=name, device=device, open_browser=open_browser)
+        place = {"port": port, "allow_host": allow_host, "device": device}
+        return regard.views.view(self, other, name=name, open_browser=open_browser, **place)
 
     def page(self, other: Tape | None = None, *, name: str = "capture") -> Any:
         """Return the map as one offline HTML file of some megabytes: `tape.page().save("page.html")`; notebooks show it

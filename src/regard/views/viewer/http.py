@@ -9,7 +9,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .auth import HEADERS, MAX_HEADER_BYTES
+from .auth import HEADERS, MAX_HEADER_BYTES, too_many_connections
 
 ANSWER_SECONDS = 30  # longest time for an answer
 IDLE_SECONDS = 10  # longest time that a connection may wait without a complete request
@@ -30,7 +30,6 @@ def server_config(app: ASGIApp) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES + 4096,
@@ -42,6 +41,8 @@ class TimeoutProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self.app = too_many_connections
         self._schedule_check(self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:

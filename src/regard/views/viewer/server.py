@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import socket
 import time
 import warnings
-import webbrowser
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import torch
 import uvicorn
@@ -27,13 +28,18 @@ from ...lens.tape import archive
 from ...lens.tape.tape import Tape
 from .api import ViewerApi
 from .auth import TokenAuth
+from .browser_launch import launch_browser, remove_redirect, write_redirect
 from .captures import ApiError, Pending
 from .describe import Capture
-from .http import ANSWER_SECONDS, server_config
+from .http import ANSWER_SECONDS, MAX_CONNECTIONS, server_config
+from .notebook import find_notebook, show_in_colab
 from .routes import JSON, RESOURCES, Resource, parse_query
+from .script_end import wait_at_exit
 from .worker import Closed, Worker
 
 LOOPBACK = "127.0.0.1"
+PORT = 8765  # the default; if it is taken, one of the next ones
+NEXT_PORTS = 100
 STATIC = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/app.js": ("app.js", "text/javascript; charset=utf-8"),
@@ -42,37 +48,79 @@ STATIC = {
 
 
 class Viewer:
-    """A running viewer, at `url`, until `close` or the end of a `with` block."""
+    """A running viewer, at `url`, until `close` or the end of a `with` block.
+
+    As the last line of a notebook cell it shows itself in the notebook.
+    """
 
     def __init__(
         self,
         captures: Sequence[Capture],
         *,
         host: str = LOOPBACK,
-        port: int = 0,
+        port: int | None = None,
+        allow_host: Sequence[str] = (),
         device: str | torch.device | None = None,
         checks: Sequence[Path] = (),
     ) -> None:
         place = None if device is None else _check_device(device)
         self._socket = _open_socket(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._notebook = find_notebook(self.port)
+        self._redirects: list[Path] = []
         self._worker = Worker()
-        address = f"{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
-        self.auth = TokenAuth(application(ViewerApi(captures, self._worker, place), self._worker, checks), address)
-        self.url = f"http://{address}/?token={self.auth.token}"
+        address = f"{f'[{host}]' if ':' in host else host}:{self.port}"
+        self.auth = TokenAuth(
+            application(ViewerApi(captures, self._worker, place), self._worker, checks),
+            address,
+            allowed=allow_host,
+            embedding=None if self._notebook is None else self._notebook.embedding,
+        )
         self._server = uvicorn.Server(server_config(self.auth))
-        self._thread = Thread(target=self._serve, name="regard-viewer", daemon=True)
-        self._thread.start()
-        while not self._server.started and self._thread.is_alive():
+        self._ended = Event()  # `Thread.join` takes a running thread for ended once Ctrl-C interrupted it
+        Thread(target=self._serve, name="regard-viewer", daemon=True).start()
+        while not (self._server.started or self._ended.is_set()):
             time.sleep(0.005)
 
     def _serve(self) -> None:
-        self._server.run(sockets=[self._socket])
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._ended.set()
+
+    @property
+    def url(self) -> str:
+        """An address that no browser has used yet: each works once, and gives its browser a cookie."""
+        return self._address(self.auth.token)
+
+    def _address(self, token: str) -> str:
+        return f"http://{self.auth.host}/?token={token}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the viewer serves."""
+        return not (self._ended.is_set() or self._server.should_exit)
+
+    @property
+    def is_in_notebook(self) -> bool:
+        """Whether the viewer runs in the kernel of a notebook, which can show it in a frame."""
+        return self._notebook is not None
+
+    def open_browser(self) -> bool:
+        """Open the viewer in a browser; returns False if this machine has none."""
+        token = self.auth.new_token(lambda: remove_redirect(path))
+        path = write_redirect(self._address(token))
+        self._redirects.append(path)
+        return launch_browser(path)
 
     def wait(self) -> None:
-        """Serve until interrupted."""
+        """Serve until interrupted; print a new address whenever a browser used the printed one."""
+        printed = self.url
         try:
-            while self._thread.is_alive():
-                self._thread.join(timeout=0.5)
+            while not self._ended.wait(0.5):
+                if self.is_open and printed != self.url:
+                    printed = self.url
+                    print(f"for another browser: {printed}", flush=True)
         except KeyboardInterrupt:
             pass
         finally:
@@ -82,8 +130,10 @@ class Viewer:
         """Stop serving."""
         self._worker.close()  # first, so that waiting requests are answered
         self._server.should_exit = True
-        self._thread.join(timeout=10)
+        self._ended.wait(10)
         self._socket.close()
+        for path in self._redirects:
+            remove_redirect(path)
 
     def __enter__(self) -> Viewer:
         return self
@@ -92,7 +142,19 @@ class Viewer:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Viewer at {self.url.partition('?')[0]}"
+        return f"Viewer at {self.url}" if self.is_open else "Viewer, closed"
+
+    def _repr_html_(self) -> str | None:
+        """Return the viewer in a frame, None outside of notebooks."""
+        if self._notebook is None or self._notebook.base is None or not self.is_open:
+            return None
+        return self._notebook.frame(self.auth.new_token(), self.auth.new_token())
+
+    def _ipython_display_(self) -> None:
+        """Show the viewer in Colab, which makes the frame itself; elsewhere IPython takes the other formats."""
+        if self._notebook is None or self._notebook.base is not None or not self.is_open:
+            raise NotImplementedError
+        show_in_colab(self.port, self.auth.new_token())
 
 
 def view(
@@ -100,31 +162,40 @@ def view(
     other: Tape | None = None,
     *,
     name: str = "capture",
+    port: int | None = None,
+    allow_host: Sequence[str] = (),
     device: str | torch.device | None = None,
     open_browser: bool = True,
 ) -> Viewer:
-    """Serve one tape, or two side by side, from memory; maps are computed on `device` (default: the tape's)."""
+    """Serve one tape, or two side by side, from memory; maps are computed on `device` (default: the tape's).
+
+    A notebook shows the viewer below the cell. A script serves after its last line, until Ctrl-C or `close`.
+    """
     captures = [Capture(tape, name)] if other is None else [Capture(tape, f"{name} 1"), Capture(other, f"{name} 2")]
-    return _open_or_print(Viewer(captures, device=device), open_browser)
+    return _show(Viewer(captures, port=port, allow_host=allow_host, device=device), open_browser)
 
 
 def serve(
     captures: str | Path | Sequence[str | Path],
     *,
     host: str = LOOPBACK,
-    port: int = 0,
+    port: int | None = None,
+    allow_host: Sequence[str] = (),
     device: str | torch.device | None = None,
     open_browser: bool = True,
 ) -> Viewer:
     """Serve one capture file, or two side by side; tensors stay in the files and are verified in the background.
 
     With a `device` such as "cuda" the heads on display are copied there, and every tile is exact at once.
+    The port is 8765 or, if that is taken, the next free one. `allow_host` are names of this machine under which a
+    browser may open the viewer, `name:port` or `name` for every port.
     """
     paths = [Path(path) for path in ([captures] if isinstance(captures, str | Path) else captures)]
     if not 1 <= len(paths) <= 2:
         raise ValueError(f"the viewer shows one capture or two side by side, got {len(paths)}")
     named = [Capture(Tape.open(path), path.stem) for path in paths]
-    return _open_or_print(Viewer(named, host=host, port=port, device=device, checks=paths), open_browser)
+    viewer = Viewer(named, host=host, port=port, allow_host=allow_host, device=device, checks=paths)
+    return _show(viewer, open_browser)
 
 
 def application(answers: ViewerApi, worker: Worker, checks: Sequence[Path] = ()) -> Starlette:
@@ -185,7 +256,7 @@ def _verify_file(path: Path, number: int, damaged: dict[int, ApiError]) -> Itera
     try:
         yield from archive.check(path)
     except ValueError:
-        damaged[number] = ApiError(500, f"capture {number} is corrupted: checksum mismatch", "capture it again")
+        damaged[number] = ApiError(500, f"{path.name} is corrupted: checksum mismatch", "capture it again")
 
 
 def read_bundled(name: str) -> bytes:
@@ -193,15 +264,27 @@ def read_bundled(name: str) -> bytes:
     return files("regard.views").joinpath("web", "dist", name).read_bytes()
 
 
-def _open_socket(host: str, port: int) -> socket.socket:
+def _open_socket(host: str, port: int | None) -> socket.socket:
+    """Listen at a port; None is the default one or, if that is taken, the next free one."""
     if host in ("", "0.0.0.0", "::"):
         raise ValueError(f"host must be a single address that browsers can open, got {host!r}; write {LOOPBACK!r}")
-    if not 0 <= port <= 65535:
+    if port is not None and not 0 <= port <= 65535:
         raise ValueError(f"port must be from 0 to 65535, got {port}; 0 chooses a free port")
     if not _is_loopback(host):
         warnings.warn(
             f"other machines may reach the viewer at {host}; anyone with its URL can see the captures", stacklevel=4
         )
+    wanted = [*range(PORT, PORT + NEXT_PORTS), 0] if port is None else [port]
+    for number in wanted:
+        try:
+            return _listen(host, number)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or number == wanted[-1]:
+                raise OSError(f"cannot listen at {host}, port {number}: {error.strerror}") from None
+    raise AssertionError
+
+
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(
         family, socket.SOCK_STREAM, socket.IPPROTO_TCP
@@ -209,9 +292,10 @@ def _open_socket(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+        listener.listen(MAX_CONNECTIONS)  # only now is the port taken for the next viewer
+    except OSError:
         listener.close()
-        raise OSError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
+        raise
     return listener
 
 
@@ -233,7 +317,14 @@ def _check_device(device: str | torch.device) -> torch.device:
     return place
 
 
-def _open_or_print(viewer: Viewer, open_browser: bool) -> Viewer:
-    if not (open_browser and webbrowser.open(viewer.url)):
-        print(f"open {viewer.url}")
+def _show(viewer: Viewer, open_browser: bool) -> Viewer:
+    """Open a browser or print the address; a notebook shows the returned viewer."""
+    if viewer.is_in_notebook:
+        return viewer
+    if not (open_browser and viewer.open_browser()):
+        print(f"open {viewer.url}", flush=True)
+        if "SSH_CONNECTION" in os.environ:
+            to, name = viewer.auth.host, socket.gethostname()
+            print(f"from your own machine, first run: ssh -N -L {viewer.port}:{to} {name}", flush=True)
+    wait_at_exit(viewer)
     return viewer

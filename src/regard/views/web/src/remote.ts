@@ -33,7 +33,7 @@ export class Remote implements Source {
   }
 
   picture(capture: number, picture: number): Promise<string> {
-    return Promise.resolve(`/api/${answers.name.picture(capture, picture)}`);
+    return Promise.resolve(`api/${answers.name.picture(capture, picture)}`);
   }
 
   overview(place: Place) {
@@ -100,7 +100,7 @@ async function asked(
   progress: (done: number | null) => void,
 ): Promise<Response> {
   for (;;) {
-    const response = await fetch(`/api/${name}`, signal ? { signal } : {}).catch((error: unknown) => {
+    const response = await fetch(`api/${name}`, signal ? { signal } : {}).catch((error: unknown) => {
       if (error instanceof DOMException && error.name === "AbortError") throw error;
       throw new Refusal(
         "The viewer's server does not answer.",
