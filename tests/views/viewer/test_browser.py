@@ -91,8 +91,8 @@ def test_the_bundle_is_small_plain_and_holds_nothing_inline():
     page, script, view = ((WEB / "dist" / name).read_bytes() for name in ("index.html", "app.js", "app.css"))
     assert len(script) + len(view) < 400_000
     assert (page + script + view).isascii()  # the same bytes, and hash, whatever encoding a page is read in
-    assert page.count(b'<link rel="stylesheet" href="/app.css">') == 1
-    assert re.findall(rb"<script[^>]*>", page) == [b'<script src="/app.js" defer>']
+    assert page.count(b'<link rel="stylesheet" href="app.css">') == 1
+    assert re.findall(rb"<script[^>]*>", page) == [b'<script src="app.js" defer>']
     assert not re.search(rb"<style| style=| on\w+=", page)
     assert not re.search(rb"\beval\(|new Function\(|import\(", script)
 
