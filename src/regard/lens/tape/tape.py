@@ -51,6 +51,7 @@ from .annotations import (
     no_layer_matches,
     unmatched_tokens,
 )
+from .comparison import ComparedLayer, check_comparable, compare
 from .groups import Groups, group_mismatch, mass_between
 from .image_patches import Image, PatchedImage, image_mismatch
 from .overview import Overview, concatenate_heads, summary_over, table
@@ -437,6 +438,39 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
         if self.is_partial and hasattr(found, "attrs"):
             found.attrs["coverage"] = self.coverage
         return found
+
+    def compare(self, other: Tape) -> Any:
+        """Return a table of heads, those first that changed most between this tape and another.
+
+        The tokens of the two texts are aligned by a minimal edit script: kept and replaced tokens are pairs, inserted
+        and deleted ones have no pair. `difference` is the mean of abs(A_ij - B_ij) over all pairs of an aligned query
+        and an aligned key, `largest` the difference A_ij - B_ij that is largest in size; `query` and `key` say where,
+        `other_query` and `other_key` where on the other tape, and `query_token` and `key_token` name the tokens, as
+        "big / small" if they were replaced. `unaligned` and `other_unaligned` are the attention of a mean aligned query
+        to keys without a pair. Padding has no pair.
+
+        >>> from regard import weights
+        >>> q, k = torch.randn(2, 1, 4, 5, 8)
+        >>> before, after = Tape({("layer", 0): weights(q, k)}), Tape({("layer", 0): weights(q[:, :, 1:], k[:, :, 1:])})
+        >>> before.tokens, after.tokens = "So the cup fell .".split(), "the glass fell .".split()
+        >>> [round(x, 6) for x in before.compare(after)["other_unaligned"]]  # all tokens of the other have a pair here
+        [0.0, 0.0, 0.0, 0.0]
+
+        Weights are recomputed a few rows at a time, in memory linear in the texts. Without tokens, positions are
+        aligned, if there are equally many. The tapes must have the same layers, calls, batch rows and heads.
+        """
+        if not isinstance(other, Tape):
+            raise TypeError(f"other must be a Tape, got {type(other).__name__}")
+        check_comparable(self, other, lambda key: (self[key].shape, other[key].shape))
+        for tape in (self, other):
+            tape.warn_partial("the comparison")
+        return compare((key, self._layer(key), other._layer(key)) for key in self)
+
+    def _layer(self, key: Key) -> ComparedLayer:
+        """Return a layer to compare."""
+        real = self._real_tokens(key)
+        texts = [self.tokens_of(key, batch=row) for row in range(len(real.queries))]
+        return ComparedLayer(_with_matrix("compare()", self[key]), real, texts)
 
     # The room `views` lies above this one, so it is reached through the package when a method is called.
     def view(
