@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.lens.eager import dim_origins
 from regard.lens.eager.dim_origins import (
     FEATURES,
     LEARNED,
@@ -249,3 +250,36 @@ def test_a_view_of_a_parameter_is_one():
     assert is_parameter(WEIGHT)
     assert is_parameter(WEIGHT.view(-1))
     assert not is_parameter(torch.zeros(2))
+
+
+def test_what_a_rule_found_before_holds_for_other_tensors():
+    norm, linear = nn.LayerNorm(DIM), nn.Linear(DIM, 3 * DIM)
+
+    def parts(x):
+        q, k, v = (y.view(B, N, H, D).transpose(1, 2) for y in linear(norm(x)).chunk(3, -1))
+        scores = q @ k.mT / D**0.5
+        return q, k, v, scores, (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, N, DIM) + x
+
+    dim_origins._RESULTS.clear()
+    first, found = origins_of(parts, torch.randn(B, N, DIM))
+    remembered = len(dim_origins._RESULTS)
+    second, again = origins_of(parts, torch.randn(B, N, DIM))
+    assert remembered == len(dim_origins._RESULTS) > 0
+    assert [first.get(x).dims for x in found] == [second.get(x).dims for x in again]
+    assert [second.get(x).piece.start for x in again[:3]] == [0, DIM, 2 * DIM]
+    assert {first.get(x).piece.family for x in found[:3]}.isdisjoint(second.get(x).piece.family for x in again[:3])
+
+
+@pytest.mark.parametrize("shapes", [((B, N, DIM), (N, B, DIM)), ((2, 6, DIM), (3, 4, DIM))])
+def test_what_a_rule_found_for_one_shape_is_not_said_of_another(shapes):
+    for shape in shapes:
+        origins, out = origins_of(lambda x: F.linear(x, WEIGHT).flatten(0, 1), torch.randn(shape))
+        assert origins.get(out).dims == ((b(shape[0]), b(shape[1])), (f(DIM),))
+
+
+def test_remembered_results_are_bounded(monkeypatch):
+    monkeypatch.setattr(dim_origins, "MAX_RESULTS", 8)
+    for n in range(2, 40):
+        origins, out = origins_of(lambda x: F.linear(x, WEIGHT).transpose(0, 1), torch.randn(n, 3, DIM))
+        assert origins.get(out).dims == ((b(3),), (b(n),), (f(DIM),))
+    assert len(dim_origins._RESULTS) <= 9

@@ -21,7 +21,8 @@ from functools import partial, reduce
 from math import prod
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.parameter import Parameter
 
 from .matmul import parse_contraction
 
@@ -35,6 +36,7 @@ UNKNOWN = "unknown"
 CONTEXT = "context"  # followed by a number: rows of an average that may be the context of a linear attention
 
 MAX_RECORDS = 2048  # records of dead tensors are dropped beyond this number
+MAX_RESULTS = 4096  # remembered results of rules are dropped beyond this number
 
 
 class Factor(NamedTuple):
@@ -113,16 +115,70 @@ class DimOrigins:
             rule = _RULE_OF[func] = _rule_of(func)
         if rule is None:
             return
+        asked = None if self._written or type(out) is not Tensor else self._signature(func, rule, args, kwargs)
+        if asked is not None and (known := _RESULTS.get(asked)) is not None:
+            dims, source, _ = known
+            piece = None if source is None else _piece(self, (*args, *kwargs.values())[source])
+            origin = None if dims is None else Origin(dims, piece)
+            self._records[id(out)] = weakref.ref(out), origin
+            return
         # A call in a form that no rule expects, or with nested tensors, leaves the origin unknown.
         try:
             rule(self, args, kwargs, out)
         except (TypeError, ValueError, IndexError, AttributeError, RuntimeError):
             return
+        if asked is not None:
+            self._remember(asked, (*args, *kwargs.values()), out)
+
+    def _remember(self, asked: tuple[Any, ...], given: Sequence[Any], out: Tensor) -> None:
+        """Remember the origin that a rule found for a result of the arguments that are given."""
+        record = self._records.get(id(out))
+        if record is None or record[0]() is not out:
+            return
+        origin = record[1]
+        if origin is None:
+            _RESULTS[asked] = None, None, []
+            return
+        if len(_RESULTS) > MAX_RESULTS:
+            _RESULTS.clear()
+            _DIMS.clear()
+        source = None
+        if origin.piece is not None:
+            source = next((n for n, x in enumerate(given) if _piece(self, x) is origin.piece), -1)
+        if source != -1:
+            origins = [known for x in given if (known := self.get(x)) is not None]
+            _RESULTS[asked] = origin.dims, source, origins  # holding the origins keeps their ids unique
+
+    def _signature(
+        self, func: Any, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, ...] | None:
+        """Return what the result of a rule depends on; None if that is more than shapes, origins and numbers."""
+        if rule in _DEPEND_ON_IDENTITY:
+            return None
+        parts: list[Any] = [func, *kwargs]
+        for x in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(x, Tensor):
+                record = self._records.get(id(x))
+                if record is not None and record[0]() is x:
+                    origin = record[1]
+                    dims = None if origin is None else origin.dims
+                    parts += id(dims), origin is not None and origin.piece is not None, x.shape, x.dtype
+                elif type(x) is Parameter:
+                    parts += Parameter, x.shape
+                else:
+                    return None
+            elif x is None or type(x) in _PLAIN or (type(x) is tuple and all(type(y) is int for y in x)):
+                parts.append(x)
+            else:
+                return None
+        return tuple(parts)
 
     def add(self, x: Tensor, origin: Origin | None) -> None:
         """Set the origin of a tensor; None for a constant."""
         if len(self._records) > MAX_RECORDS:
             self._records = {key: record for key, record in self._records.items() if record[0]() is not None}
+        if origin is not None:
+            origin = Origin(_DIMS.setdefault(origin.dims, origin.dims), origin.piece)
         self._records[id(x)] = weakref.ref(x), origin
 
     def note_write(self, x: Tensor) -> None:
@@ -164,7 +220,10 @@ def kinds_of(dims: Sequence[Dim]) -> set[str]:
 
 def is_parameter(x: Tensor) -> bool:
     """True for a parameter or a view of one."""
-    return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
+    kind, base = type(x), x._base
+    if kind is Tensor and base is None:
+        return False
+    return kind is Parameter or isinstance(x, Parameter) or isinstance(base, Parameter)
 
 
 def dim_order(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], ndim: int) -> list[int]:
@@ -550,6 +609,13 @@ _SKIPPED = frozenset(
     )
 )
 _RULE_OF: dict[Any, Rule | None] = {}
+# Layers of a model are alike, so most rules are asked for what they found before.
+_RESULTS: dict[tuple[Any, ...], tuple[tuple[Dim, ...] | None, int | None, list[Origin]]] = {}
+_DIMS: dict[tuple[Dim, ...], tuple[Dim, ...]] = {}  # equal dims are one object, so that an id says what they are
+_PLAIN = frozenset((int, float, bool, str))
+_DEPEND_ON_IDENTITY = frozenset(
+    (_index, _select, _narrow, _concatenate, _stack, _create, _write, *(_RULES[name] for name in _SPLITS))
+)
 
 
 def _rule_of(func: Any) -> Rule | None:

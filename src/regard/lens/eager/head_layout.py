@@ -211,9 +211,9 @@ def head_count(parts: Sequence[tuple[str, nn.Module]]) -> int | None:
     return None
 
 
-def common_batch_dims(left: torch.Size, right: torch.Size) -> torch.Size:
-    """Return the broadcast batch dims of two tensors."""
-    return left if left == right else torch.broadcast_shapes(left, right)
+def common_batch_dims(first: torch.Size, *others: torch.Size) -> torch.Size:
+    """Return the broadcast batch dims of tensors."""
+    return first if all(each == first for each in others) else torch.broadcast_shapes(first, *others)
 
 
 def with_batch_dims(x: Tensor, batch_dims: torch.Size, lead: torch.Size) -> Tensor:

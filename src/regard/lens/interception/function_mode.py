@@ -39,6 +39,7 @@ from ...nn.dropout import Dropout
 from ...ops.operator import attend
 from ...ops.terms.scores import Dot
 from ...ops.torch_state import in_functorch
+from ...torch_internals import functorch_transform
 from ..eager.dim_origins import join_dims
 from ..eager.given_layout import NO_LAYOUTS, GivenLayouts, LayoutMismatch
 from ..eager.head_layout import (
@@ -46,6 +47,7 @@ from ..eager.head_layout import (
     HeadLayout,
     LayerEvidence,
     choose_layout,
+    common_batch_dims,
     head_count,
     replace_heads,
     to_heads_function,
@@ -68,11 +70,19 @@ from .opaque_calls import SCRIPTED as SCRIPTED_CALL
 from .output_check import reproduces_output
 from .output_projection import projection_weight
 from .patching import KernelRun, is_active, remove_mode
-from .sdpa import SDPA, is_sdpa_original, sdpa_kernel_call, sdpa_with_lse
+from .sdpa import SDPA, is_recompute_cheap, is_sdpa_original, run_sdpa, sdpa_kernel_call, sdpa_with_lse
 from .torch_multihead import merged_mask, project_inputs
 
 FLEX = frozenset((torch.ops.higher_order.flex_attention,))
-MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
+# Functions that neither take part in an attention nor change a tensor; `x.shape` is called as `Tensor.shape.__get__`.
+WITHOUT_TENSORS = frozenset(
+    (
+        *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")),
+        *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point, Tensor.is_contiguous),
+    )
+)
+MULTI_HEAD = inspect.signature(F.multi_head_attention_forward).parameters
+MULTI_HEAD_DEFAULTS = {name: x.default for name, x in MULTI_HEAD.items() if x.default is not x.empty}
 
 
 class _ThreadState(threading.local):
@@ -245,29 +255,23 @@ class AttentionMode(TorchFunctionMode):
         self.here.awaiting = callback, heads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, here = kwargs or {}, self.here
+        kwargs = kwargs or {}
+        if func in WITHOUT_TENSORS:
+            return func(*args, **kwargs)
+        here = self.here
+        parts = here.parts
+        if parts and type(parts[-1]) in CONTAINERS and func not in ATTENTIONS and here.awaiting is None:
+            return func(*args, **kwargs)
         if is_compiling():  # traced tensors hold no numbers
             self.compiled = self.compiled or func in ATTENTIONS
             self.flexed = self.flexed or func in FLEX
             return func(*args, **kwargs)
         if here.silent or _PAUSED.count or not self._on:
             return func(*args, **kwargs)
-        if self.is_observer:
-            if is_recomputing():  # the same kernel saves the same tensors for backward
-                return sdpa_with_lse(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
-            if func in ATTENTIONS:
-                if in_functorch():
-                    return self._run_in_transform(func, args, kwargs)
-                check_not_nested(*args, **kwargs)
-        if func is attend:
-            read_call, run = partial(_attend_call, *args, **kwargs), partial(func, *args, **kwargs)
-            return self.observe(self._layer, read_call, run() if self.is_observer else partial(run_resumed, run))
-        if func is SDPA:
-            if not self.is_observer:
-                return self._dot_product(partial(func, *args, **kwargs), None, *args, **kwargs)
-            return self._dot_product(*sdpa_with_lse(*args, **kwargs), *args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            return self._multi_head(MULTI_HEAD.bind(*args, **kwargs))
+        if self.is_observer and is_recomputing():  # the same kernel saves the same tensors for backward
+            return sdpa_with_lse(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
+        if func in ATTENTIONS:
+            return self._attention(func, args, kwargs)
         if here.awaiting is not None:
             callback, heads = here.awaiting
             if (weight := projection_weight(heads, func, args, kwargs)) is not None:
@@ -275,14 +279,15 @@ class AttentionMode(TorchFunctionMode):
                 here.awaiting = None
         out = func(*args, **kwargs)
         tracker, name = here.tracker, traced_name(func)
-        eager = None
+        eager, transformed = None, functorch_transform() is not None
         try:
             if tracker.traces.held and name not in SOFTMAX_NAMES:
                 tracker.traces.follow(func, args, kwargs, out)
-            if not in_functorch():
+            if not transformed:
                 tracker.origins.follow(func, args, kwargs, out)
             if name is not None or (tracker.holds_weights and type(out) is not torch.Size):
-                eager = self._follow(name or str(getattr(func, "__name__", "")), args, kwargs, out)
+                given = name or str(getattr(func, "__name__", "")), args, kwargs, out
+                eager = self._follow_transformed(*given) if transformed else tracker.follow(*given, self._evidence)
         except (MemoryError, Warning):  # a budget is exceeded, or the caller turned warnings into errors
             raise
         except Exception as error:
@@ -291,11 +296,31 @@ class AttentionMode(TorchFunctionMode):
             self._leave_out(eager)
         elif eager is not None:
             return self._written_out(eager, out)
+        if name is None:
+            return out
         if name in SOFTMAX_NAMES:
             self._note_softmax(tracker.is_averaged(out))
         elif name in SOFTMAX_BY_HAND and (averaged := tracker.is_averaged(out)) is not None:
             self._note_softmax(averaged)
         return out
+
+    def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run and hand over a call of an attention function."""
+        if self.is_observer:
+            if in_functorch():
+                return self._run_in_transform(func, args, kwargs)
+            check_not_nested(*args, **kwargs)
+        if func is attend:
+            read_call, run = partial(_attend_call, *args, **kwargs), partial(func, *args, **kwargs)
+            return self.observe(self._layer, read_call, run() if self.is_observer else partial(run_resumed, run))
+        if func is F.multi_head_attention_forward:
+            return self._multi_head({**MULTI_HEAD_DEFAULTS, **dict(zip(MULTI_HEAD, args, strict=False)), **kwargs})
+        if not self.is_observer:
+            return self._dot_product(partial(func, *args, **kwargs), None, *args, **kwargs)
+        q, k = (args[n] if len(args) > n else kwargs[name] for n, name in enumerate(("query", "key")))
+        is_short = q.ndim == k.ndim == 4 and is_recompute_cheap(q, k)
+        out, statistic = (run_sdpa(*args, **kwargs), None) if is_short else sdpa_with_lse(*args, **kwargs)
+        return self._dot_product(out, statistic, *args, **kwargs)
 
     @property
     def keeps_gradients(self) -> bool:
@@ -355,11 +380,9 @@ class AttentionMode(TorchFunctionMode):
             self._dot_product(found, None, *args, **kwargs)
         return out
 
-    def _follow(self, name: str, args: Any, kwargs: Any, out: Any) -> EagerAttention | NotAttention | None:
-        """Return the attention that a call completes; inside torch.func transforms it is observed here."""
+    def _follow_transformed(self, name: str, args: Any, kwargs: Any, out: Any) -> NotAttention | None:
+        """Follow a call inside torch.func transforms, and observe the attention that it completes."""
         tracker = self.here.tracker
-        if not in_functorch():
-            return tracker.follow(name, args, kwargs, out, self._evidence)
         if not self.is_observer:
             return None
         averages = name in MATMUL_NAMES and any(map(tracker.is_softmax, operands(name, args, kwargs)))
@@ -554,7 +577,7 @@ class AttentionMode(TorchFunctionMode):
 
         With `enable_gqa` the heads are the last batch dim.
         """
-        lead = torch.broadcast_shapes(*(x.shape[:-2] for x in ((query,) if gqa else (query, key, value))))
+        lead = common_batch_dims(*(x.shape[:-2] for x in ((query,) if gqa else (query, key, value))))
         if gqa:
             return None if len(lead) == 2 else HeadChoice(HeadLayout.of((1, *lead), None))
         origins = self.here.tracker.origins
@@ -568,10 +591,8 @@ class AttentionMode(TorchFunctionMode):
         choice = choose_layout(lead, dims, LayerEvidence(given=given))
         return None if choice.guess is not None or choice.layout == (lead, 1) else choice
 
-    def _multi_head(self, call: inspect.BoundArguments) -> tuple[Tensor, Tensor | None]:
+    def _multi_head(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """Run and hand over a call of `F.multi_head_attention_forward`."""
-        call.apply_defaults()
-        given = call.arguments
         heads, weight, bias = given["num_heads"], given["out_proj_weight"], given["out_proj_bias"]
         result: tuple[Tensor, Tensor | None]
 
@@ -584,7 +605,7 @@ class AttentionMode(TorchFunctionMode):
             return joined.reshape(joined.shape[0], -1, joined.shape[-1]).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
 
         if self.is_observer:
-            result = F.multi_head_attention_forward(*call.args, **call.kwargs)
+            result = F.multi_head_attention_forward(**given)
             # The output is the joined heads times the projection, so its gradient is mapped back through the weight.
             layout = OutputLayout(lambda grad: split_heads(grad @ weight.detach()), lambda heads: heads)
             proof = None if is_sdpa_original() else _projected_proof(result[0], weight, bias)
@@ -592,7 +613,7 @@ class AttentionMode(TorchFunctionMode):
             return result
         # With the identity as its projection, the function returns the joined heads.
         given |= {"out_proj_weight": torch.eye(len(weight)).to(weight), "out_proj_bias": None}
-        joined, A = F.multi_head_attention_forward(*call.args, **call.kwargs)
+        joined, A = F.multi_head_attention_forward(**given)
         layout = OutputLayout(split_heads, lambda changed: changed.permute(2, 0, 1, 3).reshape(joined.shape))
         return F.linear(self.observe(self._layer, read_call, joined, layout), weight, bias), A
 
@@ -648,6 +669,13 @@ def layer_of(name: str, part: nn.Module) -> str:
     return owner if own == "core" and type(part) is Core else name
 
 
+# Layers of PyTorch that attend by nn.MultiheadAttention alone.
+CONTAINERS: frozenset[type] = frozenset(
+    (
+        *(nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.MultiheadAttention),
+        *(nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
+    )
+)
 SCRIPTED = frozenset(torch_internals.SCRIPTED_MODULES)
 LEAVES = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, Dropout))  # without submodules
 

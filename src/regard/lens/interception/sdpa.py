@@ -49,7 +49,7 @@ def sdpa_with_lse(
         if result is not None:
             return result
     options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    return _run_sdpa(query, key, value, attn_mask, **options), None
+    return run_sdpa(query, key, value, attn_mask, **options), None
 
 
 def is_causal_bias(mask: object) -> TypeGuard[Any]:
@@ -153,7 +153,7 @@ def _hooked_sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = Non
         _LSE_SINK.calls.append(sdpa_kernel_call(query, key, value, attn_mask, *args, **kwargs))
     if is_compiling() or (collected := _LSE_SINK.collected) is None:
         # Function modes know the original function; CausalBias compares with the patched name.
-        original = _run_sdpa if is_causal_bias(attn_mask) and not _mode_is_active() else SDPA
+        original = run_sdpa if is_causal_bias(attn_mask) and not _mode_is_active() else SDPA
         return original(query, key, value, attn_mask, *args, **kwargs)
     out, statistic = sdpa_with_lse(query, key, value, attn_mask, *args, **kwargs)
     collected.append(statistic)
@@ -164,7 +164,7 @@ def _mode_is_active() -> bool:
     return is_compiling() or torch_internals.is_function_mode_enabled()
 
 
-def _run_sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any, *args: Any, **kwargs: Any) -> Tensor:
+def run_sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Tensor:
     """Run the original function; a CausalBias mask intercepts it by its current name, and does the work itself."""
     arguments = query, key, value, attn_mask, *args
     if is_causal_bias(attn_mask):

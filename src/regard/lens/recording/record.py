@@ -64,8 +64,8 @@ class Record:
         self._checksums = None if store.in_place and heads is None else checksums(observed.k)
         self._first_offset = observed.offset
         # `batch first`: the rows of the first call that each batch row may continue.
-        self._ancestors = torch.eye(self.batch, dtype=torch.bool)
-        self.ended = torch.zeros(self.batch, dtype=torch.bool)  # rows of the first call that left the batch
+        self._ancestors: Tensor | None = None  # None: each row continues itself
+        self.ended: Tensor | None = None  # rows of the first call that left the batch; None: no row did
         self._add(observed, past=0, first=0)
 
     @property
@@ -213,10 +213,12 @@ class Record:
         rows = parents.to(torch.uint8).argmax(1).tolist()
         if rows == list(range(self.batch)):
             return
-        ancestors = parents.cpu().float() @ self._ancestors.float() > 0
+        before = torch.eye(self.batch, dtype=torch.bool) if self._ancestors is None else self._ancestors
+        ancestors = parents.cpu().float() @ before.float() > 0
         # In a batch of the same size a missing row was replaced by another hypothesis of the beam; it has not ended.
         if len(rows) < self.batch:
-            self.ended |= self._ancestors.any(0) & ~ancestors.any(0)
+            lost = before.any(0) & ~ancestors.any(0)
+            self.ended = lost if self.ended is None else self.ended | lost
         self._checksums, self.batch, self._ancestors = self.checksums[rows], len(rows), ancestors
         self.steps = [step.with_parents(rows) for step in self.steps]
         for name, parts in self._parts.items():

@@ -93,11 +93,12 @@ class Recorder:
 
     @property
     def ended(self) -> list[bool]:
-        """For each row of the first batch: whether it left the batch. Taken from the layer that lost the most rows."""
-        if not self._entries:
-            return []
+        """For each row of the first batch: whether it left the batch. Taken from the layer that lost the most rows.
+
+        Empty if no row did.
+        """
         records = [entry for entry in self._entries.values() if isinstance(entry, Record)]
-        return max((record.ended.tolist() for record in records), key=sum, default=[])
+        return max((record.ended.tolist() for record in records if record.ended is not None), key=sum, default=[])
 
     @property
     def is_empty(self) -> bool:

@@ -24,6 +24,7 @@ from ...ops.terms.masks.mask_algebra import And, Mask
 from ...ops.terms.scores import Dot
 from ...ops.terms.term import Term
 from ..capture_warning import CaptureWarning
+from ..eager.head_layout import common_batch_dims
 from ..interception.kernel_call import FlexArguments, KernelCall, NotUnderstood, OutputProof
 from ..interception.sdpa import is_causal_bias
 from ..recording.generation import equal_terms
@@ -80,7 +81,7 @@ class Interpreter:
         if is_causal_bias(mask):  # a mask class of PyTorch without numbers
             first = 0 if mask.variant.name == "UPPER_LEFT" else mask.seq_len_kv - mask.seq_len_q
             mask, offset = Causal(), first
-        lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
+        lead = common_batch_dims(*(x.shape[:-3] for x in (q, k, v)))
         if not (q.ndim == k.ndim == v.ndim == 4):
             q, k, v = _four(q, lead), _four(k, lead), _four(v, lead)
         if not (len(q) == len(k) == len(v) and q.shape[1] >= k.shape[1] == v.shape[1]):
