@@ -24,7 +24,7 @@ FILE = training_state.DATA
 PREFIXES = {"data": "", "valid": "valid-"}
 BLOCK_BYTES, MAX_BLOCKS = 2**20, 1024  # a digest reads at most this many blocks of this size
 
-Fingerprints = dict[str, dict[str, str | None]]  # by section and flag
+Fingerprints = dict[str, dict[str, str | None]]  # the settings by section and flag
 
 
 def fingerprints(plan: Any) -> Fingerprints:

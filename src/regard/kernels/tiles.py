@@ -91,7 +91,7 @@ class Pattern(NamedTuple):
     lists: TileLists | None = None
 
     def for_batch(self, batch: slice) -> Pattern:
-        """Return the pattern of these batch rows."""
+        """Return the pattern of the given batch rows."""
         lengths = None if self.lengths is None else _slice_batch(self.lengths, batch)
         if self.lists is None:
             return self._replace(lengths=lengths)
@@ -112,7 +112,7 @@ class KernelBias(NamedTuple):
     steps: tuple[int, int, int, int] | None = None
 
     def for_batch(self, batch: slice) -> KernelBias:
-        """Return the bias of these batch rows."""
+        """Return the bias of the given batch rows."""
         if self.values is None or self.steps is not None:
             return self
         return self._replace(values=_slice_batch(self.values, batch))

@@ -72,8 +72,8 @@ def real_queries(A: Weights) -> Bool[Tensor, "*b i"]:
     """Return True for each query that is a real token, False for padding.
 
     The queries of a self-attention are real if their keys are. An attention is taken for one if its mask is causal, or
-    if it has as many queries as keys. All queries of other attentions count as real: `tape.real_queries(layer)` knows
-    more.
+    if its numbers of queries and keys are equal. All queries of other attentions count as real:
+    `tape.real_queries(layer)` knows more.
     """
     return real_tokens(A).queries.view(*A.shape[:-3], A.shape[-2])
 
@@ -163,9 +163,9 @@ def with_own_queries(layer: Key, tokens: Mapping[Key, RealTokens]) -> RealTokens
 
     `tokens` holds all layers of a tape in order, this one among them. Layers are in one block if they were called as
     often and their names begin alike up to a number, as `decoder.layers.0.self_attn` and `decoder.layers.0.cross` do.
-    A layer with as many keys as queries is a cross-attention if its name says so, if it is in a decoder and not causal,
-    or if its block has a causal or an earlier self-attention. Without a self-attention of that length in the block all
-    queries count as real.
+    A layer whose numbers of queries and keys are equal is a cross-attention if its name says so, if it is in a decoder
+    and not causal, or if its block has a causal or an earlier self-attention. Without a self-attention of that length
+    in the block all queries count as real.
     """
     found = tokens[layer]
     is_square, tail = found.queries.shape == found.keys.shape, _tail(layer[0])

@@ -232,7 +232,7 @@ class GridTokens(nn.Module):
 
 
 def grid_features(channels: int, widths: tuple[int, ...]) -> nn.Sequential:
-    """Build a small residual network with one stage per width, each of which halves height and width."""
+    """Build a small residual network with one stage per width. Each stage halves height and width."""
     return nn.Sequential(
         *(HalvingStage(before, after) for before, after in zip((channels, *widths), widths, strict=False))
     )

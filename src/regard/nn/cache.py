@@ -140,7 +140,7 @@ class _Buffer:
         return k, v
 
     def select(self, rows: Tensor, first: int, n: int) -> _Buffer:
-        """Return a buffer with these n entries of these rows."""
+        """Return a buffer with the given n entries of each row."""
         other = _Buffer.like(self.both, self.widths[0], self.both.shape[2], rows.numel())
         torch.index_select(self.both.narrow(2, first, n), 0, rows, out=other.both.narrow(2, 0, n))
         other.written = n

@@ -1,4 +1,4 @@
-"""The state of PyTorch: compiling, inside torch.func, inside forward-mode AD; and what is refused there."""
+"""The state of PyTorch: compiling, inside torch.func, inside forward-mode AD; and errors for calls that fail there."""
 
 from __future__ import annotations
 

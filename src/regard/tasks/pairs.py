@@ -117,7 +117,7 @@ class PairVocabulary(Vocabulary):
     joint: Annotated[bool, "Share one vocabulary between source and target."] = True
 
     def learn_both(self, pairs: Iterable[TextPair]) -> Tokenizers:
-        """Learn the tokenizers of these pairs, which are iterated more than once."""
+        """Learn both tokenizers from pairs, which are iterated more than once."""
         if self.joint or self.load is not None:
             one = self.learn(text for pair in pairs for text in (pair.source, pair.target))
             return Tokenizers(one, one)

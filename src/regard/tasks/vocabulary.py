@@ -41,7 +41,7 @@ class Vocabulary:
             check_left_at_default(self, "split", whose="words", got=f"kind={self.kind!r}")
 
     def learn(self, texts: Iterable[str]) -> Tokenizer:
-        """Learn the tokenizer of these texts, which are iterated once or twice."""
+        """Learn a tokenizer from texts, which are iterated once or twice."""
         if self.load is not None:
             return Tokenizer.load(self.load)
         match self.kind:

@@ -117,10 +117,10 @@ class DimOrigins:
             return
         asked = None if self._written or type(out) is not Tensor else self._signature(func, rule, args, kwargs)
         if asked is not None and (known := _RESULTS.get(asked)) is not None:
-            dims, source, _ = known
-            piece = None if source is None else _piece(self, (*args, *kwargs.values())[source])
-            origin = None if dims is None else Origin(dims, piece)
-            self._records[id(out)] = weakref.ref(out), origin
+            origin, source, _ = known
+            if origin is not None and source is not None:
+                origin = origin._replace(piece=_piece(self, (*args, *kwargs.values())[source]))
+            self._set(out, origin)
             return
         # A call in a form that no rule expects, or with nested tensors, leaves the origin unknown.
         try:
@@ -147,7 +147,11 @@ class DimOrigins:
             source = next((n for n, x in enumerate(given) if _piece(self, x) is origin.piece), -1)
         if source != -1:
             origins = [known for x in given if (known := self.get(x)) is not None]
-            _RESULTS[asked] = origin.dims, source, origins  # holding the origins keeps their ids unique
+            _RESULTS[asked] = (
+                origin._replace(piece=None),
+                source,
+                origins,
+            )  # the origins are held: their ids stay unique
 
     def _signature(
         self, func: Any, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -161,8 +165,10 @@ class DimOrigins:
                 record = self._records.get(id(x))
                 if record is not None and record[0]() is x:
                     origin = record[1]
-                    dims = None if origin is None else origin.dims
-                    parts += id(dims), origin is not None and origin.piece is not None, x.shape, x.dtype
+                    if origin is None:
+                        parts += None, x.shape, x.dtype
+                    else:
+                        parts += id(origin.dims), origin.piece is not None, origin.is_learned, x.shape, x.dtype
                 elif type(x) is Parameter:
                     parts += Parameter, x.shape
                 else:
@@ -175,10 +181,14 @@ class DimOrigins:
 
     def add(self, x: Tensor, origin: Origin | None) -> None:
         """Set the origin of a tensor; None for a constant."""
+        if origin is not None:
+            origin = origin._replace(dims=_DIMS.setdefault(origin.dims, origin.dims))
+        self._set(x, origin)
+
+    def _set(self, x: Tensor, origin: Origin | None) -> None:
+        """Set the origin of a tensor, whose dims are among `_DIMS`."""
         if len(self._records) > MAX_RECORDS:
             self._records = {key: record for key, record in self._records.items() if record[0]() is not None}
-        if origin is not None:
-            origin = Origin(_DIMS.setdefault(origin.dims, origin.dims), origin.piece)
         self._records[id(x)] = weakref.ref(x), origin
 
     def note_write(self, x: Tensor) -> None:
@@ -560,7 +570,7 @@ def _keep(origins: DimOrigins, args: Sequence[Any], kwargs: Mapping[str, Any], o
 
 
 def _are_learned(origins: DimOrigins, args: Sequence[Any]) -> bool:
-    """Whether a function of these arguments depends on parameters and constants alone, and takes one."""
+    """Whether all tensors among the arguments are parameters or constants, and there is one."""
     tensors = [x for x in args if isinstance(x, Tensor)]
     return bool(tensors) and all(x.numel() == 1 or origins.is_learned(x) or origins.is_constant(x) for x in tensors)
 
@@ -609,8 +619,8 @@ _SKIPPED = frozenset(
     )
 )
 _RULE_OF: dict[Any, Rule | None] = {}
-# Layers of a model are alike, so most rules are asked for what they found before.
-_RESULTS: dict[tuple[Any, ...], tuple[tuple[Dim, ...] | None, int | None, list[Origin]]] = {}
+# Results of rules for the layers so far: those of the next layer are mostly the same.
+_RESULTS: dict[tuple[Any, ...], tuple[Origin | None, int | None, list[Origin]]] = {}
 _DIMS: dict[tuple[Dim, ...], tuple[Dim, ...]] = {}  # equal dims are one object, so that an id says what they are
 _PLAIN = frozenset((int, float, bool, str))
 _DEPEND_ON_IDENTITY = frozenset(

@@ -47,7 +47,7 @@ class AverageOrigin(NamedTuple):
     from_product: bool  # the logits descend from a product of queries and keys
     is_summed: bool  # the weights have no dim of queries
     is_shared: bool  # another softmax, over the other dim of the same logits, waits for its product
-    has_feature_softmax: bool  # another softmax, over as many features as there are rows here, waits for its product
+    has_feature_softmax: bool  # another softmax, over features equal in number to the rows, waits
 
 
 def kind_of_average(average: AverageOrigin) -> NotAttention | None:
@@ -80,5 +80,5 @@ def _parts_of(dims: Sequence[Dim] | None) -> tuple[Sequence[Dim], Dim, Dim]:
 
 
 def _is(dim: Dim, *kinds: str) -> bool:
-    """Whether a dim has more than one entry, and all of its factors are of these kinds."""
+    """Whether a dim has more than one entry, and only factors of the given kinds."""
     return bool(dim) and {factor.kind for factor in dim} <= set(kinds)

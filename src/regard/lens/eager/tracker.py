@@ -607,7 +607,7 @@ class EagerTracker:
         )
 
     def _has_feature_softmax(self, note: SoftmaxOutput, rows: Dim) -> bool:
-        """Whether another softmax is over as many features as there are rows, as that of linear attention's queries."""
+        """Whether another softmax is over features equal in number to the rows, as in linear attention."""
         for ref, _, other in self._symbolic.entries.values():
             if isinstance(other, SoftmaxOutput) and other is not note and not other.averaged:
                 origin = self.origins.get(ref())

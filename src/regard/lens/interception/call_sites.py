@@ -84,7 +84,7 @@ class CallSite(NamedTuple):
 
 @functools.cache
 def has_searchable_code(kinds: frozenset[type]) -> bool:
-    """True if any of these layer classes has code that the search follows."""
+    """True if one of the layer classes has code that the search follows."""
     return any(_root(kind) not in OTHERS for kind in kinds)
 
 

@@ -1,8 +1,7 @@
 """Run `F.scaled_dot_product_attention` so that the log-sum-exp (lse) of each row, which its kernels drop, is returned.
 
-With the lse, a summary of a captured attention takes one pass over q and k instead of two. For short sequences the
-kernel is not asked for it, because that costs the host more time than the kernel takes: it is recomputed when the tape
-is read.
+With the lse, a summary of a captured attention takes one pass over q and k instead of two. For short sequences it is
+recomputed when the tape is read, because passing it on takes the host longer than the kernel runs.
 """
 
 from __future__ import annotations

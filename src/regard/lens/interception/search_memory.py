@@ -112,7 +112,7 @@ class SearchLog:
                 self._guard(value)
 
     def is_current(self, parts: list[nn.Module], targets: list[Any], homes: list[ModuleType]) -> bool:
-        """True if a search of these parts for these targets would read what this one has read."""
+        """True if a search of the same parts and targets would read the same again."""
         if not self.is_valid or list(map(id, (*targets, *homes))) != list(map(id, self._sought)):
             return False
         if list(map(id, parts)) != [id(x) for owner in self._owners if isinstance(x := owner(), nn.Module)]:

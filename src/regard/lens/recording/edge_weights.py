@@ -124,7 +124,7 @@ class EdgeWeights:
         first = count.cumsum(0) - count  # number of edges into the targets before each
         for head, weights in enumerate(self.weights.unbind(1)):
             order = weights.argsort(descending=True, stable=True)
-            order = order[targets[order].argsort(stable=True)]  # by target, the largest weight first
+            order = order[targets[order].argsort(stable=True)]  # sorted by target, then by weight, the largest first
             place = torch.arange(len(order), device=order.device) - first[targets[order]]
             order, place = order[place < k], place[place < k]
             values[head, targets[order], place] = weights[order]

@@ -211,7 +211,7 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
     def changed(self) -> dict[str, str]:
         """How the model changed the weights after the softmax, for each layer that does: "scaled", "heads mixed", ...
 
-        The tape holds the final weights of these layers, those that multiply the values. Their rows need not sum to 1.
+        For such layers the tape holds the final weights, which multiply the values. Their rows need not sum to 1.
         """
         return dict(self._changed if self._recorder is None else self._recorder.changed)
 

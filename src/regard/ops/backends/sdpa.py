@@ -162,7 +162,7 @@ def plan_single_call(call: Call) -> SingleCall | None:
             keys = reduce(And, padding) if padding else None
             if not causal or (i == 1 and call.offset >= j - 1):
                 return SingleCall(keys=keys)
-            if i == j and call.offset == 0:  # where PyTorch's top left is our bottom right
+            if i == j and call.offset == 0:  # here PyTorch's alignment at the top left equals ours at the bottom right
                 return SingleCall(causal=True, keys=keys)
     return SingleCall(tile=True) if can_read_values(call.q) and b * h * i * j <= MAX_TILE_ENTRIES else None
 
