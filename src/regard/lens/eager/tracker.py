@@ -624,7 +624,7 @@ class EagerTracker:
             if isinstance(other, SoftmaxOutput)
             and not other.averaged
             and other.logits.stride(-1) != note.logits.stride(-1)
-            and other.logits.untyped_storage().data_ptr() == note.logits.untyped_storage().data_ptr()
+            and other.logits.data_ptr() == note.logits.data_ptr()
         ]
 
     def _leave_out(self, note: SoftmaxOutput, kind: NotAttention) -> None:
