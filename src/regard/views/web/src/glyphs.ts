@@ -3,7 +3,7 @@
 const PICTURES: Record<string, string> = { "\n": "↵", "\r": "␍", "\t": "⇥", "\u007f": "␡" };
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0]/u;
 const SPACE = /^\p{Zs}$/u;
-const LONGEST = 400;
+const LONGEST = 400; // characters of a token that are shown
 
 export interface Piece {
   text: string;
@@ -21,13 +21,22 @@ export function pieces(token: string): Piece[] {
     if (last && !last.escape && !escape) last.text += text;
     else found.push({ text, escape });
   };
-  const clusters = [...segments(token)];
+  const clusters = [...segments(cut(token))];
   for (const [n, cluster] of clusters.entries()) {
     if (/\p{Extended_Pictographic}/u.test(cluster) && !/[\p{Cc}\p{Bidi_Control}]/u.test(cluster)) add(cluster, false);
     else for (const char of cluster) addCharacter(char, n, clusters.length, add);
   }
   if (!found.length) add("∅", true);
+  const more = token.length - cut(token).length;
+  if (more > 0) add(`… ${more.toLocaleString("en")} more characters`, true);
   return found;
+}
+
+/** The beginning of a token of any length, a pair of surrogates left whole. */
+function cut(token: string): string {
+  if (token.length <= LONGEST) return token;
+  const high = /[\ud800-\udbff]/.test(token[LONGEST - 1]);
+  return token.slice(0, high ? LONGEST - 1 : LONGEST);
 }
 
 function addCharacter(char: string, n: number, count: number, add: (text: string, escape: boolean) => void): void {

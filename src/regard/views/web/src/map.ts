@@ -54,6 +54,7 @@ export class MapView implements View {
   private drawn = "";
   private moving = false;
   private settling = 0;
+  private problem = "";
   /** The tokens of the capture, and of the one it is compared with. */
   private words: Sides[] = [];
   /** The tokens of both: two texts at a position where they differ. */
@@ -89,14 +90,16 @@ export class MapView implements View {
     this.look = look;
     if (!this.moving && before && String(state.at) !== String(before.at))
       for (const { panel } of this.shown) panel.show(windowOf(state));
-    void this.mark();
+    this.mark().catch((error: unknown) => this.fail(error));
   }
 
-  /** A layer of which measures were kept, and no map. */
-  private without(): void {
+  /** Words in place of a map; the next change of the state asks for it again. */
+  private without(text = WITHOUT): void {
     for (const { panel } of this.shown) panel.close();
     [this.shown, this.built, this.drawn] = [[], "", ""];
-    fill(this.panels, notice(WITHOUT));
+    fill(this.panels, notice(text));
+    this.legend.element.hidden = true; // it would read as "no attention"
+    fill(this.status);
   }
 
   close(): void {
@@ -145,6 +148,7 @@ export class MapView implements View {
 
   private build(names: Name[]): void {
     for (const { panel } of this.shown) panel.close();
+    this.legend.element.hidden = false;
     this.drawn = "";
     this.shown = names.map((name) => {
       const events = this.events(() => panel);
@@ -171,7 +175,8 @@ export class MapView implements View {
       shown.chart = name === "a" ? { ...chart, minus: null } : name === "b" && other ? other : chart;
       panel.open(shown.chart, layer, this.app.ramp(most, signed), state.pool, windowOf(state));
     }
-    void this.label(key);
+    this.problem = "";
+    this.label(key).catch((error: unknown) => this.fail(error));
   }
 
   /** Label each panel with the tokens of its own capture, and the difference with those of both. */
@@ -208,7 +213,10 @@ export class MapView implements View {
       moved: (window, settled) => this.moved(panel(), window, settled),
       pointed: (cell, x, y) => this.point(cell, x, y),
       picked: (cell) => this.pick(cell),
-      loaded: () => this.settle(),
+      loaded: () => {
+        this.problem = "";
+        this.settle();
+      },
       failed: (error) => this.fail(error),
     };
   }
@@ -246,6 +254,7 @@ export class MapView implements View {
     if (!last) return;
     this.legend.draw(this.app.ramp(last.most, last.signed), this.meaning(last));
     for (const { panel } of this.shown) panel.point();
+    if (this.problem) return fill(this.status, notice(this.problem));
     this.status.textContent = state(this.shown.flatMap(({ panel }) => panel.visible()).map(({ tile }) => tile));
   }
 
@@ -286,7 +295,13 @@ export class MapView implements View {
 
   private fail(error: unknown): void {
     const text = words(error);
-    if (text) fill(this.status, notice(text));
+    if (!text) return;
+    this.problem = text;
+    fill(this.status, notice(text));
+    setTimeout(() => {
+      const isBlank = this.shown.length > 0 && this.shown.every(({ panel }) => !panel.visible().length);
+      if (this.problem === text && isBlank) this.without(text);
+    });
   }
 }
 

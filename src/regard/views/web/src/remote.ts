@@ -104,7 +104,7 @@ async function asked(
       if (error instanceof DOMException && error.name === "AbortError") throw error;
       throw new Refusal(
         "The viewer's server does not answer.",
-        "Is `regard view` still running? Start it and open the address it prints.",
+        "Its process has ended, or the connection to it is lost. Start it again, and open the address that it prints.",
       );
     });
     if (response.status === 200) return response;

@@ -73,7 +73,7 @@ export class Shell {
       spellcheck: "false",
       oninput: () => app.go({ find: this.search.value }, "slide"),
       onkeydown: (event: KeyboardEvent) => {
-        if (event.key === "Enter") void this.find(event.shiftKey ? -1 : 1);
+        if (event.key === "Enter") this.find(event.shiftKey ? -1 : 1);
         if (event.key === "Escape") this.search.blur();
       },
     });
@@ -131,7 +131,7 @@ export class Shell {
     }
     this.view!.update(state, fresh ? null : before);
     this.drawBar();
-    void this.counted();
+    this.counted().catch(() => fill(this.count)); // the view says why
   }
 
   /** Whether the view is of one layer, and that is empty. */
@@ -251,7 +251,11 @@ export class Shell {
   }
 
   /** Go to the next match, or the one before. */
-  private async find(by: 1 | -1): Promise<void> {
+  private find(by: 1 | -1): void {
+    this.next(by).catch(() => fill(this.count)); // the view says why
+  }
+
+  private async next(by: 1 | -1): Promise<void> {
     const found = await this.found();
     if (!found.length) return;
     const { chosen, at, view } = this.app.state;
@@ -310,8 +314,8 @@ export class Shell {
       e: () => this.exports.showModal(),
       "?": () => this.help.showModal(),
       "/": () => this.search.focus(),
-      n: () => void this.find(1),
-      N: () => void this.find(-1),
+      n: () => this.find(1),
+      N: () => this.find(-1),
     };
     return Object.hasOwn(actions, key) ? actions[key] : undefined;
   }

@@ -193,7 +193,8 @@ export class TextView implements View {
   }
 
   private async groups(axis: Axis, unit: Unit): Promise<Grouping | null> {
-    return unit === "token" ? null : this.app.groups(this.app.place, axis, unit);
+    if (unit === "token") return null;
+    return this.app.groups(this.app.place, axis, unit).catch(() => null); // what is asked next fails too, and says why
   }
 }
 
