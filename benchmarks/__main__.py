@@ -34,8 +34,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tables = [arguments.table] if arguments.table else list(TABLES)
     check(tables)
-    torch.set_num_threads(2)
-    print(f"{machine()}, 2 threads, torch {torch.__version__}, median of {arguments.repeats}")
+    print(f"{machine()}, torch {torch.__version__}, median of {arguments.repeats}")
     for table in tables:
         for case in TABLES[table]:
             if arguments.only in case.name:
@@ -63,6 +62,7 @@ def check(tables: list[str]) -> None:
 
 
 def measured(table: str, case: Case, repeats: int) -> dict[str, object]:
+    torch.set_num_threads(case.threads)
     if case.memory:
         found = memory(table, case)
         show = megabytes
@@ -94,7 +94,7 @@ def measured(table: str, case: Case, repeats: int) -> dict[str, object]:
         "met": "" if met is None else "yes" if met else "no",
         "repeats": 3 if case.memory else repeats,
         "machine": machine(),
-        "threads": 2,
+        "threads": case.threads,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version("transformers") if table in ("decoding", "training") else "",

@@ -13,6 +13,7 @@ from regard import Additive, Causal, Window, attend, weights
 
 from .decoding import decoding, floor
 from .training import training
+from .watching import by_sdpa, encoder, watching, written_out
 
 Call = Callable[[], object]
 
@@ -29,6 +30,7 @@ class Case:
     memory: bool = False  # compare peak memory rather than time
     added: float | None = None  # the most seconds ours may take beyond the peer
     speed: bool = False  # compare tokens a second, which the calls return: ours over that of the peer
+    threads: int = 2
 
 
 def tensors(*shape: int, n: int = 3, grad: bool = False) -> list[Tensor]:
@@ -210,7 +212,33 @@ TRAINING = [
     Case("Transformer, one vocabulary", training("transformers", "joint"), "regard", "transformers", 1.0, speed=True),
 ]
 
-TABLES = {"backends": BACKENDS, "operator": OPERATOR, "decoding": DECODING, "training": TRAINING}
+WATCHING = [
+    Case(
+        f"{name}, {n} tokens{', beside the fast path' if 'fast' in peer else ''}",
+        watching(make, n),
+        ours="capture",
+        peer=peer,
+        bar=None if bar is None else 1 / bar,
+        added=added,
+        threads=1,
+    )
+    for name, make, n, peer, bar, added in (
+        ("written out by hand", written_out, 16, "plain", None, 12 * 0.5e-3),
+        ("written out by hand", written_out, 128, "plain", 1.5, None),
+        ("own layers, SDPA", by_sdpa, 16, "plain", None, None),
+        ("own layers, SDPA", by_sdpa, 128, "plain", 1.2, None),
+        ("nn.TransformerEncoder", encoder, 16, "plain", None, None),
+        ("nn.TransformerEncoder", encoder, 128, "plain", 1.3, None),
+        ("nn.TransformerEncoder", encoder, 128, "plain, PyTorch's fast path", None, None),
+    )
+]
+TABLES = {
+    "backends": BACKENDS,
+    "operator": OPERATOR,
+    "decoding": DECODING,
+    "training": TRAINING,
+    "watching": WATCHING,
+}
 WRITERS = ("seq2seq", "transformer")
 TESTS = {  # what must be green before a table is measured: files, and the tests in them
     "backends": (["tests/test_conformance.py", "tests/ops/test_weights.py"], CONFORMANCE),
@@ -220,4 +248,5 @@ TESTS = {  # what must be green before a table is measured: files, and the tests
         ["tests/train/test_fit.py", "tests/models/test_seq2seq.py", "tests/models/test_transformer.py"],
         "loss",
     ),
+    "watching": (["tests/lens/test_capture.py"], "capture"),
 }
