@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from regard import Alibi, Causal
-from regard.lens import capture
+from regard.lens import CaptureWarning, capture
 from regard.lens.interception.kernel_call import KernelCall
 from regard.lens.recording.observed import ObservedAttention
 from regard.lens.recording.recorder import Recorder
@@ -137,3 +137,33 @@ def test_only_whole_plain_tensors_of_a_first_call_are_deferred():
 )
 def test_options_of_capture_switch_deferring_off(asked):
     assert not Recorder(**{"store": Store(), **asked}).can_defer("x", *tensors())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no such shape"), KeyError("scale")])
+def test_an_error_of_the_interpretation_does_not_stop_the_model(monkeypatch, error):
+    model, x = nn.Sequential(Layer(), Layer()), tokens()
+    expected, read, calls = model(x), Interpreter.read, []
+
+    def fail_once(self, call):
+        calls.append(call)
+        if len(calls) == 1:
+            raise error
+        return read(self, call)
+
+    monkeypatch.setattr(Interpreter, "read", fail_once)
+    with pytest.warns(CaptureWarning, match="reading its arguments failed"), capture(model) as tape:
+        assert torch.equal(model(x), expected)
+    assert tape.layers == ["1"]
+    (left_out,) = tape.unseen
+    assert left_out.layer == "0"
+    assert "report this as a bug" in left_out.reason
+
+
+@pytest.mark.parametrize("error", [MemoryError("too much"), CaptureWarning("dense")])
+def test_a_budget_and_warnings_made_errors_do_stop_it(monkeypatch, error):
+    def fail(self, call):
+        raise error
+
+    monkeypatch.setattr(Interpreter, "read", fail)
+    with pytest.raises(type(error)), capture(model := nn.Sequential(Layer())):
+        model(tokens())

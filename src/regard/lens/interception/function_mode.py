@@ -61,6 +61,7 @@ from ..recording.record import Record
 from ..recording.recorder import Recorder
 from ..recording.reduced import Reduced
 from ..recording.store import Store, check_not_nested
+from ..recording.unseen import failure_reason
 from ..terms.interpret import Interpreter
 from .func_transforms import UNSUPPORTED, unwrap_transforms
 from .intercepted import HEADS_SECOND, Consumer, InterceptedAttention, OutputLayout
@@ -356,10 +357,7 @@ class AttentionMode(TorchFunctionMode):
         """Note that a rule failed on a call of the running layer, which goes on; a consumer that changes it raises."""
         if self.recorder is None:
             raise error
-        failure = f"{type(error).__name__}: {error}"
-        self.recorder.note_unseen(
-            self._layer, "attention", f"following its call of {name} failed ({failure}); please report this as a bug"
-        )
+        self.recorder.note_unseen(self._layer, "attention", failure_reason(f"following its call of {name}", error))
 
     def _run_in_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an attention function inside torch.func transforms, and observe it with the tensors that they hold."""

@@ -38,7 +38,7 @@ from .observed import ObservedAttention
 from .record import Record
 from .reduced import Reduced, reduce
 from .store import Store, TermSnapshots, owns_unmodified_memory
-from .unseen import Unseen
+from .unseen import Unseen, failure_reason
 
 if TYPE_CHECKING:
     from ..interception.intercepted import InterceptedAttention
@@ -192,7 +192,7 @@ class Recorder:
         if not self.is_wanted(layer):
             return out
         with torch.no_grad():
-            observed = attention.interpret()
+            observed = _interpret(attention)
             if isinstance(observed, NotUnderstood):
                 self.note_unseen(layer, "attention", str(observed))
                 return out
@@ -361,6 +361,16 @@ class Recorder:
             key = self._latest[name] = name, key[1] + 1
         self._generated.add(key)
         return key
+
+
+def _interpret(attention: InterceptedAttention) -> ObservedAttention | NotUnderstood:
+    """Return an attention in terms, or why it has none; an error of the interpretation does not stop the model."""
+    try:
+        return attention.interpret()
+    except (MemoryError, Warning):  # a budget is exceeded, or the caller turned warnings into errors
+        raise
+    except Exception as error:
+        return NotUnderstood(failure_reason("reading its arguments", error))
 
 
 def _cast(observed: ObservedAttention) -> ObservedAttention:

@@ -44,3 +44,8 @@ def _list_layers(names: list[str]) -> str:
     left = len(names) - LISTED
     rest = f" and {left} more layer{'s' * (left > 1)}" if left > 0 else ""
     return f"{', '.join(names[:LISTED])}{rest} {'was' if len(names) == 1 else 'were'}"
+
+
+def failure_reason(action: str, error: Exception) -> str:
+    """Return the reason to note for a layer if an action of the lens failed on it."""
+    return f"{action} failed ({type(error).__name__}: {error}); please report this as a bug"
