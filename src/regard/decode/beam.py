@@ -76,7 +76,7 @@ def beam(
         divisors.extend(frontier.step + 1)
         if coverage is not None:
             is_prefix = frontier.lengths < 1  # attention of prefix tokens is not counted, whatever other rows do
-            covered = covered + coverage.received(frontier.attention).masked_fill(is_prefix[:, None], 0.0)
+            covered = covered + coverage.attention_received(frontier.attention).masked_fill(is_prefix[:, None], 0.0)
         if bool((ending := over[:, :width]).any()):
             final = scores[:, :width] / divisors.at(n)[:, None]
             if coverage is not None:

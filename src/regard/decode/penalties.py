@@ -57,7 +57,7 @@ class CoveragePenalty:
                 f"{self.keep.dtype} of shape {tuple(self.keep.shape)}"
             )
 
-    def received(self, attention: dict[str, Tensor]) -> Tensor:
+    def attention_received(self, attention: dict[str, Tensor]) -> Tensor:
         """Return the attention that each source position receives in this step, `(rows, source)`."""
         if self.name not in attention:
             raise ValueError(

@@ -42,6 +42,7 @@ from .interception.registered import register_kernel
 from .recording.edge_weights import EdgeWeights
 from .recording.record import Extras
 from .recording.reduced import Reduced
+from .recording.sampled_weights import SampledWeights
 from .recording.unseen import Unseen
 from .tape.groups import Groups, lines, patches, sentences, spans, words
 from .tape.tape import Tape
@@ -56,6 +57,7 @@ __all__ = [
     "Links",
     "NotUnderstood",
     "Reduced",
+    "SampledWeights",
     "Sinks",
     "Tape",
     "Unseen",

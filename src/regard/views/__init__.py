@@ -6,6 +6,7 @@ and `page` is the same as one offline file.
 
 from .export import Page, page
 from .figures.figures import alignment, by_layer, caption, edges, grid, heatmap, image, mask, text
+from .figures.points_on_maps import points
 from .viewer.server import Viewer, serve, view
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "image",
     "mask",
     "page",
+    "points",
     "serve",
     "text",
     "view",

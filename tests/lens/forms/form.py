@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import Added
-from regard.lens import EdgeWeights
+from regard.lens import EdgeWeights, SampledWeights
 from regard.lens.terms.changed_weights import Given
 from tests.lens.unseen_layers import Beside, tokens
 
@@ -30,6 +30,7 @@ TERMS = "q, k and terms"
 SCORES = "q, k and a bias, queries x keys"
 WEIGHTS = "weights, queries x keys"
 EDGES = "`EdgeWeights`: a weight per edge and head"
+SAMPLES = "`SampledWeights`: a place and a weight per sampled point"
 
 
 @dataclass(kw_only=True)
@@ -59,8 +60,8 @@ class Form:
 
 def kept(A: Any) -> str:
     """Return what the tape keeps of an entry."""
-    if isinstance(A, EdgeWeights):
-        return EDGES
+    if isinstance(A, EdgeWeights | SampledWeights):
+        return EDGES if isinstance(A, EdgeWeights) else SAMPLES
     if isinstance(A.call.normalize, Given):
         return WEIGHTS
     return SCORES if isinstance(A.call.bias, Added) else TERMS

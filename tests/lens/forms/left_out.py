@@ -137,7 +137,7 @@ CLASSES = {
     "linear recurrence": ("RWKV, RG-LRU, xLSTM, HGRN", "RwkvSelfAttention", ""),
     "retention": ("RetNet", "MultiScaleRetention", ""),
     "linear attention": ("Performer, LiteMLA, lambda and attention-free layers", "LinearAttention", ""),
-    "deformable attention": ("MSDeformAttn, MultiScaleDeformableAttention", "MSDeformAttn", ""),
+    "deformable attention": ("MSDeformAttn by kernels of its own, without `F.grid_sample`", "MSDeformAttn", ""),
     "graph attention": ("GATConv, TransformerConv by other code than the known edge softmax", "", ""),
     "Fourier mixing": ("FNet, AFNO, GlobalFilter, FEDformer", "AFNO2D", ""),
     "autocorrelation": ("Autoformer", "AutoformerAttention", ""),

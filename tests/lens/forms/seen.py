@@ -11,11 +11,29 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import regard
+import tests.lens.eager.deformable_layers as deformable
 import tests.lens.graph_layers as graphs
 from tests.lens.fake_kernels import Opaque
 from tests.lens.unseen_layers import script
 
-from .form import CHANGED, DIM, EDGES, SCORES, SEEN, TERMS, WEIGHTS, B, D, Example, Form, H, N, by, softmax_of_dots
+from .form import (
+    CHANGED,
+    DIM,
+    EDGES,
+    SAMPLES,
+    SCORES,
+    SEEN,
+    TERMS,
+    WEIGHTS,
+    B,
+    D,
+    Example,
+    Form,
+    H,
+    N,
+    by,
+    softmax_of_dots,
+)
 
 LATER = torch.ones(N, N, dtype=torch.bool).triu(1)
 DISTANCE = (torch.arange(N) - torch.arange(N)[:, None]).abs().float()
@@ -258,11 +276,30 @@ def einsum(q, k, v):
     return torch.einsum("bhij,bhjd->bhid", A, v)
 
 
+def sampled_points(way):
+    """A deformable attention, and its weights over the cells: what it reads of one-hot maps."""
+
+    def example():
+        layer = deformable.Deformable(way)
+
+        def truth():
+            places, A = (x.double() for x in layer.kept)
+            cells = torch.eye(deformable.CELLS, dtype=torch.float64).expand(len(A), deformable.HEADS, -1, -1)
+            read = deformable.sampled(layer, cells.transpose(1, 2), places)  # (b h) cell i p
+            weights = torch.cat(read, -1).mul(deformable.folded(A)).sum(-1)
+            return [weights.mT.unflatten(0, (-1, deformable.HEADS))]
+
+        return Example(model=layer, inputs=deformable.texts(dtype=torch.float32), truth=truth)
+
+    return example
+
+
 NODE_FEATURES = torch.randn(graphs.NODES, graphs.WIDTH, generator=torch.Generator().manual_seed(7))
 TORCH = "attention of PyTorch and `regard`"
 LIBRARIES = "`flash_attn`, xformers, registered kernels"
 TRANSFORMERS = "the attention interface of transformers"
 BY_HAND = "`softmax(q @ k.mT) @ v` written out, in many variants"
+POINTS = "deformable attention by `F.grid_sample`"
 GRAPHS = "the edge softmax of torch_geometric and dgl"
 AFTER = "gates, masks and mixed heads after the softmax"
 OWN = "functions of your own in the attention interface of transformers"
@@ -413,6 +450,13 @@ FORMS = (
             edges_of(graphs.GATConv, NODE_FEATURES, graphs.EDGES),
             edges_of(graphs.DglLayer, graphs.Graph(graphs.EDGES), NODE_FEATURES),
         ],
+    ),
+    Form(
+        name="deformable attention by `F.grid_sample`: Deformable DETR, RT-DETR, Mask2Former, mmcv",
+        family=POINTS,
+        outcome=SEEN,
+        shown=SAMPLES,
+        examples=[sampled_points(way) for way in (deformable.stacked, deformable.concatenated, deformable.einsum)],
     ),
     Form(
         name="gates of heads, queries or keys; a mask after the softmax",

@@ -17,7 +17,7 @@ from regard import (
     Window,
     weights,
 )
-from regard.lens import EdgeWeights, Tape, capture, words
+from regard.lens import EdgeWeights, SampledWeights, Tape, capture, words
 from regard.lens.recording.reduced import Reduced
 from regard.lens.tape import archive
 from regard.nn import Attention, T5Bias
@@ -106,6 +106,31 @@ def test_edge_weights_survive(tmp_path):
         assert repr(again) == repr(tape)
         assert torch.equal(again[0].edge_index, A.edge_index)
         assert torch.equal(again[0].weights, A.weights)
+
+
+def points_tape():
+    return Tape(
+        {("detr", 0): SampledWeights(torch.rand(1, H, 2, 3, 2), torch.rand(1, H, 2, 3), [0, 0, 1], [(3, 4), (1, 2)])}
+    )
+
+
+def test_sampled_weights_survive(tmp_path):
+    tape = points_tape()
+    tape.save(tmp_path / "tape.safetensors")
+    for again in (Tape.load(tmp_path / "tape.safetensors"), Tape.open(tmp_path / "tape.safetensors")):
+        assert repr(again) == repr(tape)
+        assert (again[0].levels, again[0].maps) == (tape[0].levels, tape[0].maps)
+        assert torch.equal(again[0].locations, tape[0].locations)
+        assert torch.equal(again[0].weights, tape[0].weights)
+
+
+@pytest.mark.parametrize(("name", "value"), [("levels", [0, 0, 2]), ("maps", [[3, 0], [1, 2]]), ("levels", "abc")])
+def test_points_on_maps_that_are_not_there_are_refused(tmp_path, monkeypatch, name, value):
+    describe = archive._entry_json
+    monkeypatch.setattr(archive, "_entry_json", lambda *given: {**describe(*given), name: value})
+    points_tape().save(tmp_path / "tape.safetensors")
+    with pytest.raises(ValueError, match=r"cannot read .* as a tape"):
+        Tape.load(tmp_path / "tape.safetensors")
 
 
 def test_a_failed_save_leaves_the_file_before_it(tape, tmp_path, monkeypatch):

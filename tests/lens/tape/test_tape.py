@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from regard import Causal, Weights, weights
-from regard.lens import EdgeWeights, Extras, Groups, Tape, capture, rollout, spans, words
+from regard.lens import EdgeWeights, Extras, Groups, SampledWeights, Tape, capture, rollout, spans, words
 from regard.lens.recording.reduced import Reduced
 from regard.lens.recording.store import TensorInMemory
 from regard.nn import Attention
@@ -242,12 +242,18 @@ def test_all_nodes_of_a_graph_are_real():
     assert tape.overview(0).peak_key.tolist() == [[1, 1]]
 
 
-def test_measures_of_queries_and_keys_refuse_edges():
-    tape = graph_tape()
+def points_tape():
+    """A tape of one layer over sampled points: two queries, a map of four cells, two heads."""
+    return Tape({("detr", 0): SampledWeights(torch.rand(1, 2, 2, 3, 2), torch.rand(1, 2, 2, 3), [0] * 3, [(1, 4)])})
+
+
+@pytest.mark.parametrize("build", [graph_tape, points_tape])
+def test_measures_of_queries_and_keys_refuse_edges_and_points(build):
+    tape = build()
     tape.group("halves", Groups(torch.tensor([0, 1]), ("x", "y")), Groups(torch.tensor([0, 0, 1, 1]), ("a", "b")))
     for call in (lambda: tape.mass(0, "halves"), lambda: tape.summary(0)):
-        with pytest.raises(ValueError, match=r"this layer attends over the edges of a graph: EdgeWeights\(1 x 2"):
+        with pytest.raises(ValueError, match=r"keeps weights of edges or points alone: \w+\(1 x 2"):
             call()
     tape.summarize()
-    with pytest.raises(TypeError, match="pass its layers without a graph"):
+    with pytest.raises(TypeError, match="pass its other layers"):
         rollout(tape)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import Causal, weights
-from regard.lens import EdgeWeights, Tape
+from regard.lens import EdgeWeights, SampledWeights, Tape
 from regard.views import page, view
 from regard.views.viewer.describe import Capture
 
@@ -106,6 +106,12 @@ def test_facts_are_told_in_words(tmp_path):
 
 def test_a_model_that_is_one_layer_has_a_name_to_see():
     assert [layer["name"] for layer in Capture(calls("", "a"), "x").layers] == ["(model)", "a"]
+
+
+def test_a_layer_over_sampled_points_is_described_by_its_measures():
+    A = SampledWeights(torch.rand(2, 3, 5, 4, 2), torch.rand(2, 3, 5, 4), [0] * 4, [(2, 4)])
+    described = Capture(Tape({("detr", 0): A}), "one").describe()["layers"][0]
+    assert (described["kind"], described["n_i"], described["n_j"], described["batch"]) == ("measures", 5, 8, 2)
 
 
 def test_a_layer_over_a_graph_is_described_by_its_measures():

@@ -28,7 +28,7 @@ from torch import Tensor
 from ...checks import check_int, check_integer_tensor, check_number, check_tensor
 from ...ops.weights import LIMIT, Weights
 from ..real_tokens import find_real_keys, padding_queries, real_tokens, without_queries
-from ..recording.edge_weights import EdgeWeights
+from ..recording.sampled_weights import SparseWeights
 from ..tape.tape import Tape, TapeValues
 from .head_measures import check_queries, check_weights, row_chunks
 
@@ -274,8 +274,8 @@ def _check_stack(stack: Tape | Iterable[Weights]) -> list[Weights]:
     for A in layers:
         if not isinstance(A, Weights):
             hint = "pass tape.values(), captured without keep="
-            if isinstance(A, EdgeWeights):
-                hint = "pass its layers without a graph, [A for A in tape.values() if isinstance(A, regard.Weights)]"
+            if isinstance(A, SparseWeights):
+                hint = "pass its other layers, [A for A in tape.values() if isinstance(A, regard.Weights)]"
             raise TypeError(
                 f"a stack is a list of Weights, the bottom layer first, got {type(A).__name__}; for a tape {hint}"
             )

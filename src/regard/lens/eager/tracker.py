@@ -62,6 +62,7 @@ from .not_attention import (
 )
 from .op_rules import EXP_NAMES, OP_RULES, SOFTMAX_NAMES, OpCall, SymbolicTensors, change_weights, is_in_place
 from .provenance import Pair, Provenance
+from .sampled_points import SampledPoints
 from .symbolic_scores import Scores, SoftmaxOutput, WeightedValues
 from .unnormalized import Exponentials, UndividedAverage
 from .weight_change import WeightChange, given_call
@@ -276,6 +277,7 @@ class EagerTracker:
         self.final = FinalWeights()
         self.origins = DimOrigins(is_buffer)
         self.contexts = LinearContexts(self.origins)
+        self.samples = SampledPoints()
         self._routed: set[tuple[int, torch.Size]] = set()  # memory and shape of values that fixed weights averaged
 
     def follow(
@@ -357,6 +359,7 @@ class EagerTracker:
         self.final.clear()
         self.origins.clear()
         self.contexts.clear()
+        self.samples.clear()
         self._routed = set()
 
     def _follow_op(self, call: OpCall, evidence: Evidence) -> EagerAttention | NotAttention | None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property, partial
 from typing import Any, NoReturn
@@ -40,7 +40,7 @@ from ...ops.operator import attend
 from ...ops.terms.scores import Dot
 from ...ops.torch_state import in_functorch
 from ...torch_internals import functorch_transform
-from ..eager.dim_origins import join_dims
+from ..eager.dim_origins import Dim, join_dims
 from ..eager.given_layout import NO_LAYOUTS, GivenLayouts, LayoutMismatch
 from ..eager.head_layout import (
     HeadChoice,
@@ -60,6 +60,7 @@ from ..recording.edge_weights import EdgeWeights
 from ..recording.record import Record
 from ..recording.recorder import Recorder
 from ..recording.reduced import Reduced
+from ..recording.sampled_weights import SparseWeights
 from ..recording.store import Store, check_not_nested
 from ..recording.unseen import failure_reason
 from ..terms.interpret import Interpreter
@@ -245,11 +246,31 @@ class AttentionMode(TorchFunctionMode):
         _PAUSED.count += 1
         try:
             with torch.no_grad():
-                self.recorder.record_edges(self._layer, to_edge_weights(run, self.here.parts[-1]))
+                self.recorder.record_sparse(self._layer, to_edge_weights(run, self.here.parts[-1]))
         except NotUnderstood as reason:
             self.recorder.note_unseen(self._layer, "graph attention", str(reason))
         finally:
             _PAUSED.count -= 1
+
+    def _follow_samples(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Record the average of sampled points that a call completes; consumers that change heads leave it as it is."""
+        if self.recorder is None or not self.recorder.should_record(layer := self._layer):
+            return
+        with torch.no_grad():
+            average = self.here.tracker.samples.follow(func, args, kwargs, out)
+            if average is None:
+                return
+            try:
+                A, guess = average.sampled_weights(self.here.tracker.origins, self._layout_of_maps)
+            except (NotUnderstood, LayoutMismatch) as reason:
+                self.recorder.note_unseen(layer, "deformable attention", str(reason))
+                return
+            self.recorder.record_sparse(layer, A)
+            if guess is not None:
+                self.recorder.guessed.setdefault(layer, guess)
+
+    def _layout_of_maps(self, groups: Sequence[int], dims: Sequence[Dim] | None) -> HeadChoice:
+        return choose_layout(groups, dims, self._evidence())
 
     def await_projection(self, heads: Tensor, callback: Callable[[Tensor], None]) -> None:
         """Call back with the weight of the first linear map that takes these heads, `b h i e`."""
@@ -286,6 +307,8 @@ class AttentionMode(TorchFunctionMode):
                 tracker.traces.follow(func, args, kwargs, out)
             if not transformed:
                 tracker.origins.follow(func, args, kwargs, out)
+                if func is F.grid_sample or tracker.samples.held:
+                    self._follow_samples(func, args, kwargs, out)
             if name is not None or (tracker.holds_weights and type(out) is not torch.Size):
                 given = name or str(getattr(func, "__name__", "")), args, kwargs, out
                 eager = self._follow_transformed(*given) if transformed else tracker.follow(*given, self._evidence)
@@ -416,7 +439,7 @@ class AttentionMode(TorchFunctionMode):
         return changed if projection is None else projection.apply(changed)
 
     @property
-    def _latest_entry(self) -> Record | Reduced | EdgeWeights | None:
+    def _latest_entry(self) -> Record | Reduced | SparseWeights | None:
         """The latest entry of the layer under way; None if nothing is recorded."""
         return None if self.recorder is None else self.recorder.latest_entry(self._layer)
 

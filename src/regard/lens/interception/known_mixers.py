@@ -63,7 +63,7 @@ KNOWN = (
     KnownMixer(
         "deformable attention",
         r"Deform(able)?\w*Att(entio)?n$|^DAttention",
-        "deformable attention weighs sampled points of a feature map, not keys of a sequence",
+        "it summed no points of F.grid_sample by weights, so the points that it sampled are unknown",
     ),
     KnownMixer(
         "graph attention",

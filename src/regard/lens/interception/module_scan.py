@@ -35,7 +35,7 @@ def may_attend(kind: type) -> bool:
     file = kind.__module__
     if kind in HOLDERS:
         return False
-    if not file.startswith("transformers.") or multiplies(kind):
+    if not file.startswith("transformers.") or multiplies(kind) or samples(kind):
         return True
     try:
         source = inspect.getsource(sys.modules[file])
@@ -70,6 +70,18 @@ def multiplies(kind: type) -> bool:
     if INTERFACE in names or not any(name.endswith("softmax") for name in names):
         return False
     return any(word in name for name in names for word in MATMUL_WORDS) or any(map(has_matmul_sign, code))
+
+
+@cache
+def samples(kind: type) -> bool:
+    """True if a class may weigh points that `grid_sample` reads: its code names it, or a softmax in the same file."""
+    names = {name for fn in functions(kind) for name in fn.__code__.co_names}
+    if "grid_sample" in names or not any(name.endswith("softmax") for name in names):
+        return "grid_sample" in names
+    try:
+        return _calls_one(inspect.getsource(sys.modules[kind.__module__]), ("grid_sample",))
+    except (OSError, KeyError):
+        return True
 
 
 @cache

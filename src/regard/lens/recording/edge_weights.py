@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from operator import index
 
 import torch
@@ -147,6 +148,15 @@ class EdgeWeights:
         """Return entropy, received and max as a layer of a tape has them, with a batch dim: `b h i` or `b h j`."""
         found = {"entropy": self.entropy(), "received": self.received(), "max": self.max()}
         return Reduced(self.shape, {name: TensorInMemory(x[None]) for name, x in found.items()}, self.real)
+
+    def select_heads(self, heads: Sequence[int]) -> EdgeWeights:
+        """Return these heads alone."""
+        return replace(self, weights=self.weights[:, list(heads)])
+
+    def map_tensors(self, function: Callable[[Tensor, str], Tensor]) -> EdgeWeights:
+        """Return the same weights with each tensor replaced by a function of it and of its name."""
+        edge_index = function(self.edge_index, "edges")
+        return replace(self, edge_index=edge_index, weights=function(self.weights, "weights of edges"))
 
 
 def _sums(weights: Tensor, groups: Tensor, n: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 What
     One entry per (layer, call): a `Record` of q, k and terms, or a `Reduced` summary if `keep` was given; for a softmax
-    over the edges of a graph its `EdgeWeights`, whatever `keep` is.
+    over the edges of a graph its `EdgeWeights`, for sampled points their `SampledWeights`, whatever `keep` is.
 
 How it flows
     The interception hands each call to `observe`, which interprets it and passes it to `record`. A call that goes on
@@ -32,11 +32,11 @@ from ..interception.kernel_call import NotUnderstood
 from ..layer_names import matches, shown_name
 from ..real_tokens import real_tokens, with_own_queries
 from ..terms.changed_weights import Given
-from .edge_weights import EdgeWeights
 from .generation import Memo, looks_back_only
 from .observed import ObservedAttention
 from .record import Record
 from .reduced import Reduced, reduce
+from .sampled_weights import SparseWeights
 from .store import Store, TermSnapshots, owns_unmodified_memory
 from .unseen import Unseen, failure_reason
 
@@ -66,7 +66,7 @@ class Recorder:
     def __post_init__(self) -> None:
         self._snapshots = TermSnapshots(self.store if self.keep is None else None)
         self._lock = threading.RLock()  # a model may run in several threads
-        self._entries: dict[Key, Record | Reduced | EdgeWeights] = {}
+        self._entries: dict[Key, Record | Reduced | SparseWeights] = {}
         # Calls that are interpreted when `entries` is read.
         self._deferred: dict[str, Callable[[], ObservedAttention]] = {}
         self._unseen: dict[tuple[str, str], Unseen] = {}
@@ -86,7 +86,7 @@ class Recorder:
         )
 
     @property
-    def entries(self) -> dict[Key, Record | Reduced | EdgeWeights]:
+    def entries(self) -> dict[Key, Record | Reduced | SparseWeights]:
         """Recorded attention per (layer, call), in call order."""
         self._record_deferred_calls()
         return self._entries
@@ -220,23 +220,23 @@ class Recorder:
             kept = self.store.put(weights, f"{shown_name(layer)}: weights")
             return observed._replace(normalize=Given(kept.get()))
 
-    def record_edges(self, name: str, A: EdgeWeights) -> None:
-        """Record copies of the weights of a softmax over edges; the model may write to its own."""
+    def record_sparse(self, name: str, A: SparseWeights) -> None:
+        """Record copies of weights over edges or sampled points; the model may write to its own."""
+
+        def keep(x: Tensor, what: str) -> Tensor:
+            return self.store.put(x.clone() if self.store.in_place else x, f"{shown_name(name)}: {what}").get()
+
         with self._lock:
             self._check_heads(name, A.shape[1])
             self._record_deferred_calls()
-            weights = A.weights if self.heads is None else A.weights[:, self.heads]
-            edges, weights = (
-                self.store.put(x.clone() if self.store.in_place else x, f"{shown_name(name)}: {what}").get()
-                for what, x in (("edges", A.edge_index), ("weights of edges", weights))
-            )
-            self._entries[self._next_key(name)] = EdgeWeights(edges, weights, A.nodes)
+            chosen = A if self.heads is None else A.select_heads(self.heads)
+            self._entries[self._next_key(name)] = chosen.map_tensors(keep)
 
-    def latest_entry(self, name: str) -> Record | Reduced | EdgeWeights | None:
+    def latest_entry(self, name: str) -> Record | Reduced | SparseWeights | None:
         """Return the latest entry of a layer; None if it has none."""
         return self._entries.get(self._latest.get(name, (name, -1)))
 
-    def withdraw(self, name: str, entry: Record | Reduced | EdgeWeights) -> None:
+    def withdraw(self, name: str, entry: Record | Reduced | SparseWeights) -> None:
         """Remove an entry of a layer that was recorded, and is no attention as a later call shows."""
         with self._lock:
             found = [key for key, each in self._entries.items() if each is entry]

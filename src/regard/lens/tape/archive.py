@@ -34,6 +34,7 @@ from ..recording.observed import weights_of_observed
 from ..recording.record import Extras
 from ..recording.recorder import Key
 from ..recording.reduced import MEASURE_NAMES, Reduced
+from ..recording.sampled_weights import SampledWeights, SparseWeights
 from ..recording.store import TensorInMemory
 from ..recording.unseen import Unseen
 from .groups import Groups
@@ -64,7 +65,7 @@ DIGEST_CHUNK_BYTES = 2**22  # `check` yields its progress after each chunk
 class TapeContents:
     """The arguments of a `Tape` as read from a file; labels are tuples (layer pattern, queries, keys)."""
 
-    entries: dict[Key, Weights | Reduced | EdgeWeights]
+    entries: dict[Key, Weights | Reduced | SparseWeights]
     extras: dict[Key, Extras]
     tokens: list[tuple[str, list[list[str]], list[list[str]]]]
     groups: dict[str, list[tuple[str, list[Groups], list[Groups]]]]
@@ -79,7 +80,7 @@ class TapeContents:
 
 def save(
     path: Path,
-    entries: Mapping[Key, tuple[Weights | Reduced | EdgeWeights, Extras]],
+    entries: Mapping[Key, tuple[Weights | Reduced | SparseWeights, Extras]],
     *,
     tokens: Sequence[Any],
     groups: Mapping[str, Sequence[Any]],
@@ -154,7 +155,7 @@ def load_unchecked(path: Path) -> TapeContents:
             for entry in described["entries"]:
                 if isinstance(entry, dict) and "summary" in entry:
                     entry["summary"] = None
-        entries: dict[Key, Weights | Reduced | EdgeWeights] = {}
+        entries: dict[Key, Weights | Reduced | SparseWeights] = {}
         extras: dict[Key, Extras] = {}
         summaries: dict[Key, tuple[Summary, Overview]] = {}
         real: dict[Key, RealTokens] = {}
@@ -224,7 +225,7 @@ def checksummed_metadata(text: str, tensors: Mapping[str, Tensor]) -> dict[str, 
 
 def _entry_json(
     key: Key,
-    A: Weights | Reduced | EdgeWeights,
+    A: Weights | Reduced | SparseWeights,
     extras: Extras,
     summary: tuple[Summary, Overview] | None,
     box: TensorBox,
@@ -236,6 +237,9 @@ def _entry_json(
         return {**named, "shape": list(A.shape), "measures": measures}
     if isinstance(A, EdgeWeights):
         return {**named, "nodes": list(A.shape[2:]), "edges": box.add(A.edge_index), "weights": box.add(A.weights)}
+    if isinstance(A, SampledWeights):
+        maps = {"levels": list(A.levels), "maps": [list(size) for size in A.maps]}
+        return {**named, **maps, "locations": box.add(A.locations), "weights": box.add(A.weights)}
     call = A.call
     if call.batch_ids is not None or call.row_ids is not None:
         raise ValueError(f"{shown_name(key[0])!r} holds selected rows; save the tape it was selected from")
@@ -259,7 +263,7 @@ def _summary_tensors(summary: Summary, overview: Overview) -> dict[str, Tensor]:
 
 def _read_entry(
     entry: Any, tensors: Mapping[str, Tensor]
-) -> tuple[Key, Weights | Reduced | EdgeWeights, Extras, tuple[Summary, Overview] | None]:
+) -> tuple[Key, Weights | Reduced | SparseWeights, Extras, tuple[Summary, Overview] | None]:
     if isinstance(entry, dict) and "measures" in entry:
         check_fields("an entry", entry, "layer", "call", "shape", "measures")
         measures = {name: TensorInMemory(tensor_named(at, tensors)) for name, at in entry["measures"].items()}
@@ -272,6 +276,12 @@ def _read_entry(
         targets, sources = map(_check_int, entry["nodes"])
         edges, of_edges = (tensor_named(entry[name], tensors) for name in ("edges", "weights"))
         return _key(entry), EdgeWeights(edges, of_edges, (targets, sources)), Extras(), None
+    if isinstance(entry, dict) and "locations" in entry:
+        check_fields("an entry", entry, "layer", "call", "levels", "maps", "locations", "weights")
+        locations, of_points = (tensor_named(entry[name], tensors) for name in ("locations", "weights"))
+        maps = [(_check_int(height, least=1), _check_int(width, least=1)) for height, width in entry["maps"]]
+        levels = [_check_int(level) for level in entry["levels"]]
+        return _key(entry), SampledWeights(locations, of_points, levels, maps), Extras(), None
     check_fields("an entry", entry, "layer", "call", "heads", "offset", "tensors", "terms", "summary")
     check_fields("the terms", entry["terms"], *SLOTS)
     named = {name: tensor_named(at, tensors) for name, at in entry["tensors"].items()}
@@ -322,7 +332,7 @@ def _real_json(real: RealTokens, box: TensorBox) -> dict[str, Any]:
     return {"queries": box.add(real.queries), "keys": box.add(real.keys), "causal": real.is_causal}
 
 
-def _read_real(source: Any, A: Weights | Reduced | EdgeWeights, tensors: Mapping[str, Tensor]) -> RealTokens:
+def _read_real(source: Any, A: Weights | Reduced | SparseWeights, tensors: Mapping[str, Tensor]) -> RealTokens:
     check_fields("real tokens", source, "queries", "keys", "causal")
     *lead, _, i, j = A.shape
     for name, n in (("queries", i), ("keys", j)):

@@ -17,9 +17,9 @@ from ...ops.blocks.resample import shrink
 from ...ops.weights import MAX_MAP_CELLS, Summary, Weights, map_axes
 from ..layer_names import shown_name
 from ..real_tokens import RealTokens, distance_between, without_queries
-from ..recording.edge_weights import EdgeWeights
 from ..recording.recorder import Key
 from ..recording.reduced import MEASURE_NAMES, Reduced
+from ..recording.sampled_weights import SparseWeights
 
 THUMBNAIL_CELLS = 48  # cells per side of a thumbnail
 SINK_SHARE = 0.3  # a key is a sink if it receives more than this share of the mean query's attention (Gu et al. 2025)
@@ -41,7 +41,7 @@ class Overview:
     thumbs: Tensor  # b h rows cols, at most 48 x 48
 
     @staticmethod
-    def of(measured: Summary | Reduced | EdgeWeights, queries: Tensor | None = None) -> Overview:
+    def of(measured: Summary | Reduced | SparseWeights, queries: Tensor | None = None) -> Overview:
         """Build the overview of a summary, of the measures that `capture(keep=[...])` kept, or of edges.
 
         `queries`, `b i`, is True for those that are real tokens, all if None: the others do not count.
@@ -82,7 +82,7 @@ def summary_over(A: Weights, real: RealTokens, *, peaks: bool = False) -> Summar
     return summary
 
 
-def table(entries: Iterable[tuple[Key, Weights | Reduced | EdgeWeights, RealTokens]]) -> Any:
+def table(entries: Iterable[tuple[Key, Weights | Reduced | SparseWeights, RealTokens]]) -> Any:
     """One row for each layer, call, batch row and head; a pandas data frame if pandas is installed."""
     rows: list[dict[str, Any]] = []
     for (layer, call), A, real in entries:
@@ -112,9 +112,9 @@ def concatenate_heads(parts: Sequence[Summary], shape: torch.Size) -> Summary:
     return Summary(**joined)
 
 
-def _measures_of(measured: Summary | Reduced | EdgeWeights) -> tuple[dict[str, Tensor], torch.Size, Sequence[Axis]]:
+def _measures_of(measured: Summary | Reduced | SparseWeights) -> tuple[dict[str, Tensor], torch.Size, Sequence[Axis]]:
     """Return the measures by name, the shape of the matrix, and the bins of the map."""
-    if isinstance(measured, EdgeWeights):
+    if isinstance(measured, SparseWeights):
         measured = measured.measures()
     if isinstance(measured, Summary):
         measures = {name: getattr(measured, name) for name in (*MEASURE_NAMES, "map")}
@@ -127,7 +127,7 @@ def _measures_of(measured: Summary | Reduced | EdgeWeights) -> tuple[dict[str, T
     return measures | {"map": measured[nearest]}, measured.shape, measured.axes(nearest)
 
 
-def _head_means(A: Weights | Reduced | EdgeWeights, real: RealTokens) -> dict[str, Tensor]:
+def _head_means(A: Weights | Reduced | SparseWeights, real: RealTokens) -> dict[str, Tensor]:
     """Return the `b h` mean of each measure, in float64 on the CPU; for `received` the largest share of one key."""
     measures, shape, _ = _measures_of(summary_over(A, real) if isinstance(A, Weights) else A)
     measures = {name: measures[name].double().cpu() for name in MEASURE_NAMES if name in measures}

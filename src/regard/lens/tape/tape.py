@@ -2,9 +2,9 @@
 
 What it holds
     An entry for each (layer, call): lazy `Weights` (queries, keys and terms, never the matrix), or `Reduced` measures
-    after `capture(keep=[...])`, or the `EdgeWeights` of a graph. Beside the entries: `Annotations` (tokens, groups,
-    images), `Extras` (values, output projection, gradient), computed summaries, `facts` such as the model's class, and
-    `unseen`, the layers that could not be recorded.
+    after `capture(keep=[...])`, the `EdgeWeights` of a graph, or the `SampledWeights` of deformable attention. Beside
+    the entries: `Annotations` (tokens, groups, images), `Extras` (values, output projection, gradient), computed
+    summaries, `facts` such as the model's class, and `unseen`, the layers that could not be recorded.
 
 How it flows
     `capture` builds a tape on its `Recorder`. Each `__getitem__` asks the layer's `Record` for the `Weights` of the
@@ -35,10 +35,10 @@ from ...ops.weights import Summary, Weights
 from ..capture_warning import CaptureWarning
 from ..layer_names import list_names, matches, own_name, shown_calls, shown_name
 from ..real_tokens import RealTokens, real_tokens, with_own_queries
-from ..recording.edge_weights import EdgeWeights
 from ..recording.record import Extras, Record
 from ..recording.recorder import Key, Recorder
 from ..recording.reduced import Reduced
+from ..recording.sampled_weights import SparseWeights
 from ..recording.unseen import Unseen
 from . import archive
 from .annotations import (
@@ -59,7 +59,7 @@ from .overview import Overview, concatenate_heads, summary_over, table
 CHUNK_ENTRIES = 2**24  # matrix elements that `summarizing` measures at a time on the CPU
 
 
-class TapeValues(ValuesView[Weights | Reduced | EdgeWeights]):
+class TapeValues(ValuesView[Weights | Reduced | SparseWeights]):
     """The weights of a tape in order, with the tape, so that a function of the stack can warn of unseen layers."""
 
     def __init__(self, tape: Tape) -> None:
@@ -67,7 +67,7 @@ class TapeValues(ValuesView[Weights | Reduced | EdgeWeights]):
         self.tape = tape
 
 
-class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
+class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
     """Ordered map from (layer, call) to the attention weights of that layer.
 
     >>> # Record every attention of a model, with the tokens of the text:
@@ -116,7 +116,7 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
 
     def __init__(
         self,
-        entries: Mapping[Key, Weights | Reduced | EdgeWeights],
+        entries: Mapping[Key, Weights | Reduced | SparseWeights],
         *,
         extras: Mapping[Key, Extras] | None = None,
         tokens: Sequence[Labels] = (),
@@ -129,7 +129,7 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
         real: Mapping[Key, RealTokens] | None = None,
         guessed: Mapping[str, str] | None = None,
     ) -> None:
-        self._stored: Mapping[Key, Weights | Reduced | EdgeWeights] = dict(entries)
+        self._stored: Mapping[Key, Weights | Reduced | SparseWeights] = dict(entries)
         self._extras = dict(extras or {})
         self._annotations = Annotations(tokens, groups, pictures)
         self.facts = dict(facts or {})
@@ -154,7 +154,7 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
             tape.tokens = tokens
         return tape
 
-    def __getitem__(self, key: str | int | Key) -> Weights | Reduced | EdgeWeights:
+    def __getitem__(self, key: str | int | Key) -> Weights | Reduced | SparseWeights:
         key = self._resolve_key(key)
         entry = self._entries[key]
         if not isinstance(entry, Record):
@@ -248,7 +248,7 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
         """
         return dict(self._guessed if self._recorder is None else self._recorder.guessed)
 
-    def calls(self, layer: str) -> list[Weights | Reduced | EdgeWeights]:
+    def calls(self, layer: str) -> list[Weights | Reduced | SparseWeights]:
         """Return the weights of every call of a layer, in order."""
         return [self[key] for key in self if key[0] == own_name(layer)]
 
@@ -543,7 +543,7 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
         )
 
     @property
-    def _entries(self) -> Mapping[Key, Weights | Reduced | EdgeWeights | Record]:
+    def _entries(self) -> Mapping[Key, Weights | Reduced | SparseWeights | Record]:
         return self._stored if self._recorder is None else self._recorder.entries
 
     def _real_tokens(self, key: Key) -> RealTokens:
@@ -551,7 +551,7 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
         if key in self._real:
             return self._real[key]
         found = self._masked_tokens(key)
-        if found.is_causal or isinstance(self._entries[key], Reduced | EdgeWeights):  # they hold them
+        if found.is_causal or isinstance(self._entries[key], Reduced | SparseWeights):  # they hold them
             return found
         entries, by_mask, among = self._real_among.get(key, (0, None, None))
         if among is None or entries != len(self) or by_mask is not found:
@@ -638,10 +638,10 @@ class Tape(Mapping[Key, Weights | Reduced | EdgeWeights]):
         return math.prod(lead), i, j
 
 
-def _with_matrix(what: str, A: Weights | Reduced | EdgeWeights) -> Weights:
+def _with_matrix(what: str, A: Weights | Reduced | SparseWeights) -> Weights:
     """Return the weights of a layer; raise unless they are of queries over keys."""
     if isinstance(A, Reduced):
         raise ValueError(f"{what} needs queries and keys; this capture kept only measures (keep=[...])")
-    if isinstance(A, EdgeWeights):
-        raise ValueError(f"{what} needs queries and keys, and this layer attends over the edges of a graph: {A!r}")
+    if isinstance(A, SparseWeights):
+        raise ValueError(f"{what} needs queries and keys, and this layer keeps weights of edges or points alone: {A!r}")
     return A

@@ -101,6 +101,28 @@ def numbers(x: Tensor | npt.NDArray[Any]) -> Numbers:
     return np.asarray(x, dtype=np.float64)
 
 
+def to_pixels(picture: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return pixels y x or y x c, as values from 0 to 1 or bytes."""
+    if isinstance(picture, Tensor) and picture.is_floating_point():
+        picture = numbers(picture)  # bfloat16 has no NumPy dtype
+    pixels = picture.detach().cpu().numpy() if isinstance(picture, Tensor) else np.asarray(picture)
+    if np.iscomplexobj(pixels):
+        raise TypeError(f"picture must hold real numbers, got {pixels.dtype}")
+    if pixels.ndim == 3 and pixels.shape[-1] not in (1, 3, 4) and pixels.shape[0] in (1, 3, 4):
+        pixels = np.moveaxis(pixels, 0, -1)
+    if pixels.ndim == 3 and pixels.shape[-1] == 1:
+        pixels = pixels[..., 0]
+    if not pixels.size or (pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[-1] not in (3, 4))):
+        raise ValueError(f"picture must have dims y x, y x c or c y x, c of 1, 3 or 4, got shape {pixels.shape}")
+    if pixels.dtype == np.uint8:
+        return pixels
+    pixels = pixels.astype(np.float64)
+    if pixels.min() < 0 or pixels.max() > 1:
+        low, high = pixels.min(), pixels.max()
+        pixels = (pixels - low) / (high - low or 1.0)  # undo a normalization, roughly
+    return pixels
+
+
 def _layer(layer: Tensor | npt.NDArray[Any]) -> Numbers:
     if not isinstance(layer, Tensor | np.ndarray) or len(layer.shape) != 3:
         got = tuple(layer.shape) if hasattr(layer, "shape") else type(layer).__name__

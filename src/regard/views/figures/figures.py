@@ -45,7 +45,18 @@ from .canvas import (
     shorten_layer_names,
     widths,
 )
-from .figure_inputs import Matrix, Numbers, cells, entropy_and_distance, heads, mean_received, numbers, row, shape
+from .figure_inputs import (
+    Matrix,
+    Numbers,
+    cells,
+    entropy_and_distance,
+    heads,
+    mean_received,
+    numbers,
+    row,
+    shape,
+    to_pixels,
+)
 from .fonts import drawable
 
 MAX_CELLS = 512  # per side of a map
@@ -206,7 +217,7 @@ def image(
     class token, are left out. The picture has dims y x, y x c or c y x.
     """
     given = _on_grid(row(A, query)[None], patches)
-    figure = _panels(given, _pixels(picture), [""], plain=False)
+    figure = _panels(given, to_pixels(picture), [""], plain=False)
     add_title(figure, title)
     return figure
 
@@ -221,7 +232,7 @@ def caption(
     i, j = shape(A)
     words = check_labels("words", words, i)
     given = _on_grid(cells(A, max(i, j)), patches)
-    return _panels(given, _pixels(picture), words, plain=True)
+    return _panels(given, to_pixels(picture), words, plain=True)
 
 
 def alignment(links: Links | Matrix, source: Sequence[str], target: Sequence[str], *, title: str = "") -> Figure:
@@ -366,28 +377,6 @@ def _on_grid(given: Numbers, patches: tuple[int, int] | None) -> Numbers:
     if y * x > n:
         raise ValueError(f"patches must be (rows, columns) with at most {n} patches in all, got {patches}")
     return given[:, n - y * x :].reshape(-1, y, x)
-
-
-def _pixels(picture: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return pixels y x or y x c, as values from 0 to 1 or bytes."""
-    if isinstance(picture, Tensor) and picture.is_floating_point():
-        picture = numbers(picture)  # bfloat16 has no NumPy dtype
-    pixels = picture.detach().cpu().numpy() if isinstance(picture, Tensor) else np.asarray(picture)
-    if np.iscomplexobj(pixels):
-        raise TypeError(f"picture must hold real numbers, got {pixels.dtype}")
-    if pixels.ndim == 3 and pixels.shape[-1] not in (1, 3, 4) and pixels.shape[0] in (1, 3, 4):
-        pixels = np.moveaxis(pixels, 0, -1)
-    if pixels.ndim == 3 and pixels.shape[-1] == 1:
-        pixels = pixels[..., 0]
-    if not pixels.size or (pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[-1] not in (3, 4))):
-        raise ValueError(f"picture must have dims y x, y x c or c y x, c of 1, 3 or 4, got shape {pixels.shape}")
-    if pixels.dtype == np.uint8:
-        return pixels
-    pixels = pixels.astype(np.float64)
-    if pixels.min() < 0 or pixels.max() > 1:
-        low, high = pixels.min(), pixels.max()
-        pixels = (pixels - low) / (high - low or 1.0)  # undo a normalization, roughly
-    return pixels
 
 
 def _panels(given: Numbers, pixels: npt.NDArray[Any], titles: Sequence[str], *, plain: bool) -> Figure:

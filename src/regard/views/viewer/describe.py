@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ...lens.layer_names import shown_name
-from ...lens.recording.edge_weights import EdgeWeights
 from ...lens.recording.generation import looks_back_only
 from ...lens.recording.recorder import Key
 from ...lens.recording.reduced import Reduced
+from ...lens.recording.sampled_weights import SparseWeights
 from ...lens.tape.groups import Groups, sentences, words
 from ...lens.tape.image_patches import PatchedImage
 from ...lens.tape.tape import Tape
@@ -55,12 +55,12 @@ class Capture:
             layer["stack"] = stack
 
     def entry(self, layer: int) -> Weights | Reduced:
-        """Return the weights of a layer, or its kept measures; those of a graph are computed from its edges."""
+        """Return the weights of a layer, or its kept measures; those of edges or points are computed."""
         return self._entry(self.keys[layer])
 
     def _entry(self, key: Key) -> Weights | Reduced:
         A = self.tape[key]
-        return A.measures() if isinstance(A, EdgeWeights) else A
+        return A.measures() if isinstance(A, SparseWeights) else A
 
     def group(self, number: int) -> Groups:
         """Return groups by number; words and sentences are split on first use."""
