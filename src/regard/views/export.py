@@ -26,12 +26,12 @@ from ..lens.tape.tape import Tape
 from ..ops.weights import Weights
 from .viewer import pyramid
 from .viewer.api import ViewerApi, strongest
-from .viewer.captures import Library, MatrixId, Which
+from .viewer.captures import Library, MatrixId, PlaceId, Which
 from .viewer.describe import Capture
 from .viewer.matrix_view import MatrixView, runs
 from .viewer.pyramid import STEP, TILE, CellValues, span
 from .viewer.server import read_bundled
-from .viewer.wire_format import COARSE, Coded, coarse, error, frame, linear, plain
+from .viewer.wire_format import COARSE, FINE, Certainty, Coded, coarse, error, fine, frame, linear, plain
 from .viewer.worker import Worker
 
 MAX_CELLS = 3_000_000  # all maps of a page together
@@ -95,6 +95,9 @@ class PageBuilder:
         self._library: Library = self._answers.library
         layers = [layer for capture in captures for layer in capture.layers]
         maps = sum(layer["batch"] * (len(layer["heads"]) + 2) for layer in layers)
+        maps += 2 * sum(
+            layer["batch"] * (len(layer["heads"]) + 2) for layer in self._comparable_layers()
+        )  # in two bytes
         work = sum(layer["batch"] * len(layer["heads"]) * layer["n_i"] * layer["n_j"] for layer in layers)
         self._cells = MAX_CELLS // max(maps, 1)
         self._exact = work <= MAX_EXACT_WEIGHTS
@@ -116,6 +119,8 @@ class PageBuilder:
             for layer in range(len(capture.keys)):
                 for batch in range(described[number][layer]["batch"]):
                     self._layer(number, layer, batch, described[number][layer])
+                    if number == 0:
+                        self._difference(layer, batch, described)
         self._link(described)
         shown = [{**capture.describe(), "layers": described[number]} for number, capture in enumerate(captures)]
         session = {"format": 1, "live": False, "tile": TILE, "captures": shown}
@@ -139,7 +144,15 @@ class PageBuilder:
                 level += 1
         deepest = max(described["levels"], level + 1) if mapped else described["levels"]
         points = max(0, (-(-max(n_i, n_j, 1) // MAX_MEASURE_POINTS) - 1).bit_length())
-        return {**described, "levels": deepest, "finest": level, "top": [0, 0], "measures_level": points}
+        counterpart = self._library.counterpart(capture, layer)
+        return {
+            **described,
+            "counterpart": counterpart,
+            "levels": deepest,
+            "finest": level,
+            "top": [0, 0],
+            "measures_level": points,
+        }
 
     def _layer(self, capture: int, layer: int, batch: int, described: dict[str, Any]) -> None:
         at = f"capture={capture}&layer={layer}&batch={batch}"
@@ -149,12 +162,34 @@ class PageBuilder:
             chosen, level = MatrixId(capture, layer, batch, head), described["measures_level"]
             code = plain if self._plainly else linear
             measures = {name: code(x) for name, x in self._answers.pooled_measures(chosen, level).items()}
-            self._add(f"measures?{at}&head={head}&level={level}", frame(measures, state="exact"))
+            self._add(f"measures?{at}&head={head}&level={level}", frame(measures))
             if described["finest"] or isinstance(head, int):  # the browser aggregates single weights itself
                 for name, tile in self._tiles(chosen, described):
                     self._add(f"tile?{at}&head={head}&{name}", tile)
             if self._has_alignment(chosen):
                 self._add(f"alignment?{at}&head={head}", self._answers.alignment(capture, layer, batch, head))
+
+    def _comparable_layers(self) -> list[dict[str, Any]]:
+        """Return the layers of the first capture that have a counterpart in the second."""
+        layers = self._library.captures[0].layers
+        return [layer for n, layer in enumerate(layers) if self._library.counterpart(0, n) is not None]
+
+    def _difference(self, layer: int, batch: int, described: list[list[dict[str, Any]]]) -> None:
+        """Add the differences from the second capture, taken before they are coded; the browser subtracts floats."""
+        own, other = described[0][layer], described[0][layer]["counterpart"]
+        if other is None or batch >= described[1][other]["batch"] or own["finest"] >= own["levels"]:
+            return
+        theirs = described[1][other]
+        at, minus = f"capture=0&layer={layer}&batch={batch}", PlaceId(1, other, batch)
+        of_heads = self._answers.difference_of(PlaceId(0, layer, batch), minus, MAX_THUMBNAIL_CELLS)
+        self._add(f"difference?{at}&minus=1.{other}.{batch}", of_heads)
+        if self._plainly or own["finest"] != theirs["finest"]:
+            return
+        heads: list[Which] = [*range(min(len(own["heads"]), len(theirs["heads"]))), "mean", "max"]
+        for head in heads:
+            pair = MatrixId(0, layer, batch, head), MatrixId(*minus, head)
+            for name, tile in self._tiles(pair[0], own, pair[1]):
+                self._add(f"tile?{at}&head={head}&{name}", tile)
 
     def _link(self, described: list[list[dict[str, Any]]]) -> None:
         """Fill the rest of the page with the strongest links that fit."""
@@ -174,27 +209,41 @@ class PageBuilder:
             name = f"links?capture={chosen.capture}&layer={chosen.layer}&batch={chosen.batch}&head={chosen.head}"
             self._add(name, _links(self._library.matrix_view(chosen), *layer["top"]))
 
-    def _tiles(self, chosen: MatrixId, described: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    def _tiles(
+        self, chosen: MatrixId, described: dict[str, Any], minus: MatrixId | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        less = "none" if minus is None else ".".join(map(str, minus))
         level, n_i, n_j = described["finest"], described["n_i"], described["n_j"]
         if level >= described["levels"]:
             return
         for row in range(-(-n_i // (TILE << level))):
             for col in range(-(-n_j // (TILE << level))):
                 rows, cols = span(n_i, level, row), span(n_j, level, col)
-                name = f"minus=none&level={level}&row={row}&col={col}"
+                name = f"minus={less}&level={level}&row={row}&col={col}"
                 if described["kind"] == "weights" and self._exact:
-                    *_, cells = pyramid.exact(self._library.matrix_view(chosen), rows, cols)
+                    *_, cells = pyramid.exact(self._library.matrix_view(chosen, minus), rows, cols)
                     assert cells is not None
-                    yield name, self._tile(cells, level, "exact")
+                    yield name, self._tile(cells, level, Certainty(), signed=minus is not None)
                 else:
                     stored = self._library.map(chosen)
                     exact = stored.exact and pyramid.has_whole_cells(stored, rows, cols)
                     cells = pyramid.from_map(stored, rows, cols)
-                    yield name, self._tile(cells, max(level, 1), "exact" if exact else "preview")
+                    if minus is not None:
+                        other = self._library.map(minus)
+                        exact = exact and other.exact and pyramid.has_whole_cells(other, rows, cols)
+                        cells = CellValues(cells.mean - pyramid.from_map(other, rows, cols).mean, None)
+                    yield (
+                        name,
+                        self._tile(
+                            cells, max(level, 1), Certainty("exact" if exact else "pooled"), signed=minus is not None
+                        ),
+                    )
 
-    def _tile(self, cells: CellValues, level: int, state: str) -> bytes:
-        coded, off = (plain(cells.mean), 0.0) if self._plainly else (coarse(cells.mean), error(COARSE))
-        return frame({"mean" if level else "weight": coded}, state=state, retry=None, error=off)
+    def _tile(self, cells: CellValues, level: int, certainty: Certainty, *, signed: bool = False) -> bytes:
+        """Return a tile: as floats or in codes, of one byte for weights and of two for differences."""
+        code, steps = (fine, FINE) if signed else (coarse, COARSE)
+        coded, off = (plain(cells.mean), 0.0) if self._plainly else (code(cells.mean), error(steps))
+        return frame({"mean" if level else "weight": coded}, certainty._replace(error=off))
 
     def _has_alignment(self, chosen: MatrixId) -> bool:
         """Whether this is attention between two short texts."""
@@ -214,7 +263,7 @@ def _links(view: MatrixView, given: int, received: int) -> bytes:
         "received": plain(queries, "u2" if view.shape[0] <= 2**16 else "u4"),
         "received_weight": coarse(of),
     }
-    return frame(arrays, state="exact", error=error(COARSE))
+    return frame(arrays, Certainty("partial", error(COARSE)))
 
 
 def _strongest_links(view: MatrixView, count: int, axis: int) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,7 @@ def test_a_map_is_kept_with_the_largest_weight_of_each_cell(others):
         layer(x)
     n = tape[0].shape[-1]
     for cells in (4, n) if "pool:512" in others else (4,):
-        assert torch.equal(reduced[0].pool(cells, cells, "max"), tape[0].pool(cells, cells, "max"))
+        assert (reduced[0].pool(cells, cells, "max") - tape[0].pool(cells, cells, "max")).abs().max() < 1e-6
     with pytest.raises(ValueError, match="how must be 'mean' or 'max', got 'sum'"):
         reduced[0].pool(4, 4, "sum")
 

@@ -14,7 +14,7 @@ from regard.lens.recording.store import TensorInMemory
 from regard.views.viewer import api as module
 from regard.views.viewer import captures as library
 from regard.views.viewer.api import ViewerApi
-from regard.views.viewer.captures import ApiError, MatrixId, Pending
+from regard.views.viewer.captures import ApiError, MatrixId, Pending, PlaceId
 from regard.views.viewer.describe import Capture
 from regard.views.viewer.routes import RESOURCES, parse_query
 from regard.views.viewer.wire_format import parse_frame
@@ -146,7 +146,7 @@ def test_padding_counts_in_no_number(asked, tape, long, monkeypatch):
     monkeypatch.setattr(library, "SAMPLED_QUERIES", 9)
     fresh = Tape({("x", 0): type(A)(A.call)})
     header, arrays = parse_frame(ViewerApi([Capture(fresh, "x")], long[1]._worker).overview(0, 0, 1))
-    assert header["state"] == "preview"
+    assert (header["state"], header["of"]) == ("sampled", [9, 9])
     assert close(arrays["entropy"], entropy.mean(-1))
     assert close(arrays["peak"], dense.mean(1).amax(-1))
 
@@ -165,7 +165,7 @@ def test_groups_are_those_of_each_batch_row(worker):
 
 @pytest.mark.parametrize("head", [2, "mean", "max"])
 def test_tiles_at_the_bottom_are_the_weights(asked, tape, head):
-    A = tape["encoder.0"].dense()[1]
+    A = tape["encoder.0"].dense()[1] * tape.real_queries("encoder.0")[1, :, None]  # padding asks nothing
     truth = A[2] if head == 2 else getattr(A, "a" + head if head == "max" else head)(0)
     header, arrays = parse_frame(asked.tile(0, 0, 1, head, None, 0, 0, 0))
     assert header["state"] == "exact"
@@ -180,9 +180,27 @@ def test_differences_of_heads_and_captures(asked, tape):
     assert not arrays["weight"].any()
 
 
+@pytest.mark.parametrize("n", [60, 700])
+def test_thumbnails_of_a_difference_are_subtracted_before_they_are_coded(worker, n):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 3, n, 8)
+    A, B = weights(q, k, mask=Causal()), weights(q + 1e-3 * torch.randn_like(q), k, mask=Causal())
+    asked = ViewerApi([Capture(Tape({("x", 0): one}), "x") for one in (A, B)], worker)
+    header, arrays = settled(lambda: asked.difference(0, 0, 0, PlaceId(1, 0, 0)))
+    size = 1 if n == 60 else 2
+    less = (A.dense() - B.dense())[0].unflatten(1, (-1, size)).unflatten(3, (-1, size)).mean((2, 4))
+    assert (header["state"], header["cell"]) == ("exact", [size, size])
+    assert close(arrays["difference"], less.abs().mean((1, 2)), 1e-4)
+    assert np.allclose(arrays["thumbs"].sum((1, 2)), less.mean((1, 2)) * arrays["thumbs"][0].size, atol=1e-5)
+    _, other = settled(lambda: asked.difference(1, 0, 0, PlaceId(0, 0, 0)))
+    assert np.allclose(other["thumbs"], -arrays["thumbs"], rtol=1e-3)
+    told = json.loads(asked.session())["captures"]
+    assert [capture["layers"][0]["counterpart"] for capture in told] == [0, 0]
+
+
 def test_tiles_of_stored_maps(asked, tape):
     header, arrays = parse_frame(asked.tile(0, 4, 1, 3, None, 0, 0, 0))
-    assert header["state"] == "preview"
+    assert header["state"] == "pooled"
     assert header["retry"] is None
     assert arrays["mean"].shape == (60, 40)
     total = tape["measured"]["pool:8"][1, 3].mean()
@@ -220,7 +238,7 @@ def test_a_coarse_tile_is_a_preview_first_and_exact_soon(long, monkeypatch):
     tape, asked = long
     monkeypatch.setattr(library, "MAX_IMMEDIATE_WEIGHTS", 1000)
     header, arrays = parse_frame(asked.tile(0, 0, 0, 1, None, 2, 0, 0))
-    assert (header["state"], header["retry"]) == ("preview", 0.4)
+    assert (header["state"], header["retry"], header["of"]) == ("sampled", 0.4, [256, 1024])
     header, exact = settled(lambda: asked.tile(0, 0, 0, 1, None, 2, 0, 0))
     dense = tape["a"].dense()[0, 1, :1024, :1024].unflatten(0, (-1, 4)).unflatten(2, (-1, 4))
     assert np.allclose(exact["mean"], dense.mean((1, 3)), rtol=1e-3, atol=1e-9)
@@ -256,7 +274,7 @@ def test_largest_weights_that_no_summary_holds_are_computed_and_never_the_means(
     header, arrays = parse_frame(asked.tile(1, 0, 0, head, None, 2, 0, 0))
     assert (header["state"], arrays.keys()) == ("exact", {"mean"})
     header, arrays = parse_frame(asked.largest(1, 0, 0, head, None, 2, 0, 0))
-    assert (header["state"], arrays.keys()) == ("preview", {"mean"})
+    assert (header["state"], arrays.keys()) == ("pooled", {"mean"})
     _, arrays = settled(lambda: asked.largest(1, 0, 0, head, None, 2, 0, 0))
     A = tape["a"].dense()[0]
     A = A.mean(0) if head == "mean" else A[0]
@@ -292,7 +310,7 @@ def test_captures_too_long_to_measure_are_sampled_and_say_so(long, monkeypatch):
     tape, asked = long
     monkeypatch.setattr(library, "MAX_IMMEDIATE_WEIGHTS", 1000)
     header, arrays = parse_frame(asked.overview(0, 1, 0))
-    assert header["state"] == "preview"
+    assert (header["state"], header["of"], header["retry"]) == ("sampled", [16, 1100], 1.0)
     assert close(arrays["entropy"], tape["b"].entropy()[0].mean(-1), 0.5)
     with pytest.raises(ApiError, match="has no summary, and without one this takes too long") as caught:
         asked.measures(0, 1, 0, 0, 0)
@@ -302,7 +320,7 @@ def test_captures_too_long_to_measure_are_sampled_and_say_so(long, monkeypatch):
 
 @pytest.mark.parametrize("head", [1, "mean"])
 def test_a_token_gives_and_receives(asked, tape, head):
-    A = tape["encoder.0"].dense()[1]
+    A = tape["encoder.0"].dense()[1] * tape.real_queries("encoder.0")[1, :, None]  # padding asks nothing
     A = A[1] if head == 1 else A.mean(0)
     _, arrays = parse_frame(asked.token(0, 0, 1, head, "query", 3, 3, 4))
     assert close(arrays["weight"], A[3], 1e-6)
@@ -311,7 +329,7 @@ def test_a_token_gives_and_receives(asked, tape, head):
     assert close(arrays["top_weight"], best.values, 1e-6)
     _, arrays = parse_frame(asked.token(0, 0, 1, head, "key", 2, 4, 99))
     assert close(arrays["weight"], A[:, 2:5].sum(1), 1e-6)
-    assert len(arrays["top"]) == 9
+    assert len(arrays["top"]) == 7  # two queries are padding
     _, arrays = parse_frame(asked.token(0, 0, 1, head, "query", 2, 4, 99))
     assert close(arrays["weight"], A[2:5].mean(0), 1e-6)
     assert len(arrays["top"]) == 7  # two keys are padding and have no weight
@@ -346,7 +364,9 @@ def test_strips_that_take_a_while_are_pending(long, monkeypatch):
 
 def test_blocks_are_of_all_heads(asked, tape):
     _, arrays = parse_frame(asked.block(0, 3, 1, 1, 4, 2, 7))
-    assert close(arrays["weight"], tape["decoder.0.cross"].dense()[1, :, 1:5, 2:9], 1e-6)
+    A = tape["decoder.0.cross"].dense()[1]
+    assert close(arrays["weight"], A[:, 1:5, 2:9], 1e-6)
+    assert close(arrays["total"], A[:, 1:5].sum(-1), 1e-6)
 
 
 def test_flow_is_rollout_layer_by_layer(asked, tape):
@@ -365,7 +385,7 @@ def test_flow_of_long_captures_is_a_preview_of_pooled_maps(long, monkeypatch):
     tape.summarize()
     monkeypatch.setattr(module, "MAX_IMMEDIATE_WEIGHTS", 1000)
     header, arrays = parse_frame(asked.flow(0, 1, 0, 700))
-    assert (header["state"], header["level"]) == ("preview", 3)
+    assert (header["state"], header["level"]) == ("pooled", 3)
     assert np.allclose(arrays["rollout"].sum(1), 1, atol=1e-4)
     exact_header, exact = settled(lambda: asked.flow(0, 1, 0, 700))
     assert exact_header["level"] == 0

@@ -288,7 +288,7 @@ def test_lines_draw_the_weights_of_every_head(watched, tape):
     links = watched.page.locator("path.link")
     watched.go(view="lines", layer=1)
     assert links.count() == int((A > 0.02).sum())
-    for head, i, _, j, _, weight in watched.table()[1::37]:
+    for head, i, _, j, _, weight, *_ in watched.table()[1::37]:
         assert float(weight) == pytest.approx(float(A[int(head), int(i), int(j)]), rel=1e-5)
     watched.page.click(".swatch >> nth=3")
     watched.settle()

@@ -118,7 +118,9 @@ def test_lines_of_even_attention_are_drawn_and_their_scale_is_said(chromium):
     with shown(chromium, Tape({("a", 0): weights(torch.zeros(1, 1, n, 4), torch.zeros(1, 1, n, 4))})) as watched:
         watched.go(view="lines", window="0,0,16")
         assert watched.page.locator("path.link").count() == 16 * 16
-        assert float(watched.text(".lines .scale").rpartition(" ")[2]) == pytest.approx(1 / n, rel=1e-2)
+        strongest, given = watched.text(".lines .scale").split("; ")
+        assert float(strongest.rpartition(" ")[2]) == pytest.approx(1 / n, rel=1e-2)
+        assert given == "88 % of what these queries give goes to keys outside of this window"
         watched.go(view="lines", lines="model")
         assert len(watched.colours(".lines canvas")) > 1
 
@@ -138,12 +140,12 @@ def test_weights_are_said_as_exactly_as_a_page_knows_them(chromium, tmp_path, mo
 
     for watched in both(chromium, tape, path):
         lines, *warned = said(watched)
-        assert lines == "the darkest line is a weight of 0.974"
+        assert lines == "the strongest line is a weight of 0.974"
         assert warned == [False, False]
     monkeypatch.setitem(page.__globals__, "MAX_FLOAT_CELLS", 0)
     tape.page().save(path)
     with opened(chromium, path.as_uri()) as watched:
-        assert said(watched) == ("the darkest line is a weight of 1 to within 3 %", True, True)
+        assert said(watched) == ("the strongest line is a weight of 1 to within 3 %", True, True)
 
 
 @pytest.mark.parametrize("empty", ["batch", "queries", "keys"])

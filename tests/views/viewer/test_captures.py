@@ -150,14 +150,14 @@ def test_a_layer_that_takes_minutes_is_refused_and_its_overview_sampled(fresh, m
     monkeypatch.setattr(captures, "MAX_IMMEDIATE_WEIGHTS", 60 * 60 // 8 - 1)
     error = refused(library.summary, 0, 0)
     assert (error.status, error.hint) == (409, "call tape.summarize() before tape.save(...)")
-    overview, exact = library.overview(0, 0)
-    assert exact is False
+    overview, certainty = library.overview(0, 0)
+    assert (certainty.state, certainty.of) == ("sampled", (16, 60))
     assert overview.entropy.shape == (1, 2)
     rows = torch.arange(16) * 3 + 1  # 16 of 60 queries, at even distances
     torch.testing.assert_close(overview.entropy, tape["a"].entropy()[:, :, rows].mean(-1))
     tape.summarize()
-    overview, exact = library.overview(0, 0)
-    assert exact is True
+    overview, certainty = library.overview(0, 0)
+    assert certainty.state == "exact"
     torch.testing.assert_close(overview.entropy, tape["a"].entropy().mean(-1))
 
 

@@ -33,7 +33,7 @@ class Reduced:
         return tuple(name for name in self._measures if not name.startswith("peaks:"))
 
     @property
-    def stored(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         """The names of all tensors: the measures, and `peaks:N` for each map that was kept with its largest weights."""
         return tuple(self._measures)
 

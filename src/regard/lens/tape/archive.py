@@ -233,7 +233,7 @@ def _entry_json(
     """Describe one call of a layer; its tensors go into the box."""
     named: dict[str, Any] = {"layer": key[0], "call": key[1]}
     if isinstance(A, Reduced):
-        measures = {name: box.add(A[name]) for name in A.stored}
+        measures = {name: box.add(A[name]) for name in A.names}
         return {**named, "shape": list(A.shape), "measures": measures}
     if isinstance(A, EdgeWeights):
         return {**named, "nodes": list(A.shape[2:]), "edges": box.add(A.edge_index), "weights": box.add(A.weights)}

@@ -20,11 +20,13 @@ from ...lens.tape.overview import THUMBNAIL_CELLS
 from ...ops.blocks.resample import shrink
 from . import pyramid
 from .captures import (
+    MAX_BACKGROUND_WEIGHTS,
     MAX_IMMEDIATE_WEIGHTS,
     ApiError,
     Library,
     MatrixId,
     Pending,
+    PlaceId,
     Which,
     check_below,
     check_same_shape,
@@ -35,10 +37,9 @@ from .captures import (
 from .describe import Capture
 from .matrix_view import MatrixView
 from .pyramid import TILE, CellSpan, CellValues, span
-from .wire_format import COARSE, FINE, Coded, coarse, error, fine, frame, plain
+from .wire_format import COARSE, EXACT, FINE, Certainty, Coded, coarse, error, fine, frame, plain
 from .worker import ResponseCache, Worker
 
-MAX_BACKGROUND_WEIGHTS = 2**31  # computed by one background job
 MAX_CACHED_BYTES = 128 * 2**20  # all cached responses together
 RETRY_SECONDS = 0.4  # after which the browser repeats a request
 MAX_ALIGNED_WORDS = 512  # on each side
@@ -55,6 +56,11 @@ class ViewerApi:
     def session(self) -> bytes:
         """Describe the captures: layers, texts, groups and pictures."""
         described = [capture.describe() for capture in self.library.captures]
+        for number, capture in enumerate(described):
+            capture["layers"] = [
+                {**layer, "counterpart": self.library.counterpart(number, n)}
+                for n, layer in enumerate(capture["layers"])
+            ]
         return _json({"format": 1, "live": True, "tile": TILE, "captures": described})
 
     def text(self, capture: int, text: int) -> bytes:
@@ -84,16 +90,39 @@ class ViewerApi:
     def thumbnails(self, capture: int, layer: int, batch: int, max_side: int) -> bytes:
         """Return summary numbers and a thumbnail, at most `max_side` cells a side, for each head of a batch row."""
         self.library.entry(capture, layer, batch)
-        found, exact = self.library.overview(capture, layer)
+        found, certainty = self.library.overview(capture, layer)
         arrays = {name: plain(getattr(found, name)[batch]) for name in ("entropy", "distance", "max", "sink", "peak")}
         arrays["peak_key"] = plain(found.peak_key[batch], "u4")
         arrays["thumbs"] = coarse(shrink(found.thumbs[batch], max_side))
-        return frame(arrays, state="exact" if exact else "preview", retry=None, error=error(COARSE))
+        return frame(arrays, certainty._replace(error=error(COARSE)))
+
+    def difference(self, capture: int, layer: int, batch: int, minus: PlaceId) -> bytes:
+        """Return thumbnails of a layer's heads less those of another layer, and the size of the difference."""
+        return self.difference_of(PlaceId(capture, layer, batch), minus, THUMBNAIL_CELLS)
+
+    def difference_of(self, place: PlaceId, minus: PlaceId, max_side: int) -> bytes:
+        """Return thumbnails, at most `max_side` cells a side, of the difference of two layers, head by head.
+
+        "difference" is the mean over cells of the size of their difference, and `cell` the queries and keys of a cell.
+        Both are taken before anything is coded.
+        """
+        left, right = self.library.maps(place), self.library.maps(minus)
+        heads = min(len(left.map), len(right.map))
+        check_same_shape(*(tuple(axis.n for axis in stored.axes) for stored in (left, right)))
+        if left.axes != right.axes:
+            raise ApiError(400, "a difference needs maps with the same cells", "capture both with the same keep=[...]")
+        less = left.map[:heads] - right.map[:heads]
+        rows, cols = left.axes
+        share = rows.edges().diff()[:, None] * cols.edges().diff() / max(1, rows.n * cols.n)
+        arrays = {"difference": plain((less.abs() * share).sum((-1, -2)))}
+        arrays["thumbs"] = fine(shrink(less, max_side, left.axes))
+        cell = [-(-axis.n // axis.count) for axis in left.axes]
+        return frame(arrays, Certainty(error=error(FINE)), cell=cell)
 
     def measures(self, capture: int, layer: int, batch: int, head: Which, level: int) -> bytes:
         """Return the measures of queries and keys, averaged over cells of 2**level tokens."""
         found = self.pooled_measures(MatrixId(capture, layer, batch, head), level)
-        return frame({name: plain(x) for name, x in found.items()}, state="exact")
+        return frame({name: plain(x) for name, x in found.items()})
 
     def pooled_measures(self, chosen: MatrixId, level: int) -> dict[str, Tensor]:
         """Compute entropy, max and distance per cell of queries, and received per cell of keys, over real tokens."""
@@ -189,7 +218,9 @@ class ViewerApi:
                 yield
 
         self._worker.schedule(key, steps)
-        return _tile(pyramid.preview(view, rows, cols), state="preview", retry=RETRY_SECONDS)
+        preview = pyramid.preview(view, rows, cols)
+        of = None if preview.queries is None else (preview.queries, rows.stop - rows.start)
+        return _tile(preview, Certainty("pooled" if of is None else "sampled", retry=RETRY_SECONDS, of=of))
 
     def token(
         self, capture: int, layer: int, batch: int, head: Which, axis: str, first: int, last: int, top: int
@@ -211,12 +242,16 @@ class ViewerApi:
             best = strongest(weight, min(top, len(weight)))
             links = int((best.values > 0).sum())
             top_links = {"top": plain(best.indices[:links], "u4"), "top_weight": plain(best.values[:links])}
-            return frame({"weight": plain(weight), **top_links}, state="exact")
+            return frame({"weight": plain(weight), **top_links})
 
         return self._now_or_later(key, view.work(rows, cols), make_frame)
 
     def block(self, capture: int, layer: int, batch: int, row: int, rows: int, col: int, cols: int) -> bytes:
-        """Return the weights of all heads in a rectangle of queries by keys."""
+        """Return the weights of all heads in a rectangle of queries by keys.
+
+        "total" is the weight that each query gives to all keys, inside the rectangle or not; it is left out if it would
+        take long.
+        """
         A = self.library.weights(capture, layer, batch)
         for name, count, start, n in (("rows", rows, row, A.shape[-2]), ("cols", cols, col, A.shape[-1])):
             if not 1 <= count <= 128 or start + count > n:
@@ -226,7 +261,10 @@ class ViewerApi:
         key = "block", capture, layer, batch, row, rows, col, cols
 
         def make_frame() -> bytes:
-            return frame({"weight": plain(torch.stack([head.block(*at) for head in heads]))}, state="exact")
+            arrays = {"weight": plain(torch.stack([head.block(*at) for head in heads]))}
+            if rows * A.shape[-1] * len(heads) <= MAX_IMMEDIATE_WEIGHTS:
+                arrays["total"] = plain(torch.stack([given_in_all(head, at[0]) for head in heads]))
+            return frame(arrays)
 
         return self._now_or_later(key, sum(head.work(*at) for head in heads), make_frame)
 
@@ -249,7 +287,7 @@ class ViewerApi:
                 path.append(r[0].float().cpu())
                 yield
             arrays = {"rollout": plain(torch.stack(path[::-1]))}
-            self._responses.put(key, frame(arrays, state="exact", layers=numbers, level=0, retry=None))
+            self._responses.put(key, frame(arrays, layers=numbers, level=0))
 
         work = len(numbers) * A.shape[1:].numel()
         if work <= MAX_IMMEDIATE_WEIGHTS:
@@ -266,7 +304,8 @@ class ViewerApi:
         level = pyramid.levels(n, n) - 1
         maps = [self.library.map_at_level(MatrixId(capture, number, batch, "mean"), level) for number in numbers]
         arrays = {"rollout": plain(rollout_of_maps(maps, token >> level, level, n))}
-        return frame(arrays, state="preview", layers=numbers, level=level, retry=RETRY_SECONDS if soon else None)
+        certainty = Certainty("pooled", retry=RETRY_SECONDS if soon else None)
+        return frame(arrays, certainty, layers=numbers, level=level)
 
     def alignment(self, capture: int, layer: int, batch: int, head: Which) -> bytes:
         """Return weights and links between the words of two sentences."""
@@ -285,7 +324,7 @@ class ViewerApi:
         links = {"links": argmax_links(weight), "mutual": mutual_links(weight)}
         shown = {name: sorted(map(list, found.possible)) for name, found in links.items()}
         labels = {"target": list(target.labels), "source": list(source.labels)}
-        return frame({"weight": plain(weight)}, state="exact", **labels, **shown)
+        return frame({"weight": plain(weight)}, EXACT, **labels, **shown)
 
     def _tile_of_maps(self, chosen: MatrixId, minus: MatrixId | None, rows: CellSpan, cols: CellSpan) -> bytes:
         """Return a tile of a capture that kept only maps: means, exact if tile cells consist of whole map cells."""
@@ -303,7 +342,7 @@ class ViewerApi:
             found.append(pyramid.from_map(stored, rows, cols))
             exact = exact and stored.exact and pyramid.has_whole_cells(stored, rows, cols)
         cells = found[0] if len(found) == 1 else CellValues(found[0].mean - found[1].mean, None)
-        return _tile(cells, state="exact" if exact else "preview")
+        return _tile(cells, Certainty("exact" if exact else "pooled"))
 
     def _now_or_later(self, key: Hashable, work: int, make: Callable[[], bytes]) -> bytes:
         """Return the response now, or schedule it and raise `Pending` if it takes long."""
@@ -327,6 +366,13 @@ def mean_given(view: MatrixView, rows: slice) -> Tensor:
     n = view.shape[1]
     starts = range(0, n, CHUNK)
     return torch.cat([view.block(rows, slice(x, min(x + CHUNK, n))).mean(0) for x in starts]).float().cpu()
+
+
+def given_in_all(view: MatrixView, rows: slice) -> Tensor:
+    """Return the weight that each query of a range gives to all keys together."""
+    n = view.shape[1]
+    parts = [view.block(rows, slice(x, min(x + CHUNK, n))).float().cpu().sum(1) for x in range(0, n, CHUNK)]
+    return torch.stack(parts).sum(0)
 
 
 def sum_received(view: MatrixView, cols: slice) -> Tensor:
@@ -355,14 +401,14 @@ def rollout_of_maps(maps: Sequence[Tensor], token: int, level: int, n: int) -> T
 
 
 def _weights(cells: CellValues) -> bytes:
-    return frame({"weight": plain(cells.mean)}, state="exact", retry=None)
+    return frame({"weight": plain(cells.mean)})
 
 
-def _tile(cells: CellValues, *, state: str = "exact", retry: float | None = None) -> bytes:
+def _tile(cells: CellValues, certainty: Certainty = EXACT) -> bytes:
     arrays: dict[str, Coded] = {"mean": fine(cells.mean)}
     if cells.max is not None:
         arrays["max"] = fine(cells.max)
-    return frame(arrays, state=state, retry=retry, error=error(FINE))
+    return frame(arrays, certainty._replace(error=error(FINE)))
 
 
 def _means(x: Tensor, size: int, real: Tensor) -> Tensor:

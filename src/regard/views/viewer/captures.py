@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ...lens.real_tokens import received_from
+from ...lens.real_tokens import without_queries
 from ...lens.recording.reduced import Reduced, peaks_of
 from ...lens.tape.overview import Overview
 from ...ops.weights import Summary, Weights
@@ -29,11 +29,15 @@ from .matrix_view import (
     map_of_summary,
 )
 from .pyramid import span
+from .wire_format import EXACT, Certainty
 from .worker import Worker
 
 MAX_IMMEDIATE_WEIGHTS = 4096**2  # computed for an answer while the browser waits
 MAX_IMMEDIATE_WEIGHTS_GPU = 131072**2  # the same on a GPU
-SAMPLED_QUERIES = 16  # queries per head for an overview if all would take too long
+MAX_BACKGROUND_WEIGHTS = 2**31  # computed by one background job
+MAX_STEP_WEIGHTS = 2**29  # measured in one background step, while requests wait
+SAMPLED_QUERIES = 16  # queries per head for an overview while, or if, all take too long
+SAMPLE_RETRY_SECONDS = 1.0  # after which the browser asks whether all queries are measured
 
 Which = int | Literal["mean", "max"]
 
@@ -45,6 +49,14 @@ class MatrixId(NamedTuple):
     layer: int
     batch: int
     head: Which
+
+
+class PlaceId(NamedTuple):
+    """The numbers of a layer over one batch row: capture, layer, batch row."""
+
+    capture: int
+    layer: int
+    batch: int
 
 
 class ApiError(Exception):
@@ -70,10 +82,24 @@ class Library:
         self.captures = list(captures)
         self._worker = worker
         self._device_cache = DeviceCache(device)
+        self._without_padding: dict[tuple[int, int], tuple[Weights, Weights]] = {}
 
     def capture(self, capture: int) -> Capture:
         """Return a capture by number."""
         return get_by_number("capture", self.captures, capture)
+
+    def counterpart(self, capture: int, layer: int) -> int | None:
+        """Return the layer of the other capture that a layer is compared with; None if there is none of its size.
+
+        It has the same name and call, or else the same number.
+        """
+        if len(self.captures) != 2:
+            return None
+        own, others = self.captures[capture].layers[layer], self.captures[1 - capture].layers
+        named = [n for n, other in enumerate(others) if (other["name"], other["call"]) == (own["name"], own["call"])]
+        found = named[0] if named else layer
+        sizes = [(other["n_i"], other["n_j"]) for other in others]
+        return found if found < len(others) and sizes[found] == (own["n_i"], own["n_j"]) else None
 
     def entry(self, capture: int, layer: int, batch: int) -> Weights | Reduced:
         """Return the weights, or the kept measures, of a layer; raises `ApiError` if it lacks the batch row."""
@@ -112,24 +138,27 @@ class Library:
 
     def map(self, chosen: MatrixId) -> StoredMap:
         """Return the stored map of a matrix."""
-        A = self.entry(*chosen[:3])
-        heads = self.heads(A, chosen.head)
+        place = PlaceId(*chosen[:3])
+        heads = self.heads(self.entry(*place), chosen.head)
+        stored = self.maps(place)
+        if not isinstance(chosen.head, int):
+            return aggregate_maps(stored, chosen.head)
+        return stored._replace(map=stored.map[heads[0]], peaks=None if stored.peaks is None else stored.peaks[heads[0]])
+
+    def maps(self, place: PlaceId) -> StoredMap:
+        """Return the stored maps of all heads of a layer over one batch row, `h rows cols`."""
+        A = self.entry(*place)
+        every = list(range(A.shape[1]))
         if isinstance(A, Weights):
-            summary = self.summary(chosen.capture, chosen.layer)
-            stored = map_of_summary(summary, chosen.batch, heads, A.call.shape[2:])
-        elif A.maps:
-            finest = max(A.maps, key=lambda name: A[name].shape[-1])
-            maps, largest = (
-                A[name][chosen.batch, heads].float().cpu() if name in A.stored else None
-                for name in (finest, peaks_of(finest))
-            )
-            assert maps is not None
-            stored = StoredMap(maps, A.axes(finest), True, largest)
-        else:
+            return map_of_summary(self.summary(place.capture, place.layer), place.batch, every, A.call.shape[2:])
+        if not A.maps:
             raise ApiError(400, "this capture kept no map of the layer", "capture with keep=['pool:512', ...]")
-        if isinstance(chosen.head, int):
-            return stored._replace(map=stored.map[0], peaks=None if stored.peaks is None else stored.peaks[0])
-        return aggregate_maps(stored, chosen.head)
+        finest = max(A.maps, key=lambda name: A[name].shape[-1])
+        maps, peaks = (
+            A[name][place.batch].float().cpu() if name in A.names else None for name in (finest, peaks_of(finest))
+        )
+        assert maps is not None
+        return StoredMap(maps, A.axes(finest), True, peaks)
 
     def map_at_level(self, chosen: MatrixId, level: int) -> Tensor:
         """Resample the stored map of a matrix to the cells of a level."""
@@ -153,24 +182,39 @@ class Library:
                 raise Pending(self._worker.schedule(("measure", capture, layer), lambda: of.tape.summarizing(key)))
         return of.tape.summary(of.keys[layer])
 
-    def overview(self, capture: int, layer: int) -> tuple[Overview, bool]:
-        """Return the overview of a layer, and True if it covers all queries rather than a sample."""
+    def overview(self, capture: int, layer: int) -> tuple[Overview, Certainty]:
+        """Return the overview of a layer: from a sample of its queries if all take long, until they are measured."""
         of = self.captures[capture]
-        A = of.entry(layer)
+        A, key = of.entry(layer), of.keys[layer]
         if isinstance(A, Weights) and not self.has_summary(capture, layer):
             if not is_quick_to_measure(A):
-                return _sample_overview(A, of.tape.real_queries(of.keys[layer])), False
+                soon = A.shape[-2:].numel() <= MAX_STEP_WEIGHTS and A.shape.numel() <= MAX_BACKGROUND_WEIGHTS
+                if soon:
+                    self._worker.schedule(("measure", capture, layer), lambda: of.tape.summarizing(key))
+                retry = SAMPLE_RETRY_SECONDS if soon else None
+                certainty = Certainty("sampled", retry=retry, of=(SAMPLED_QUERIES, A.shape[-2]))
+                return _sample_overview(A, of.tape.real_queries(key)), certainty
             self.summary(capture, layer)
-        return of.tape.overview(of.keys[layer]), True
+        return of.tape.overview(key), EXACT
 
     def _head(self, capture: int, layer: int, batch: int, head: int) -> HeadView:
         key, summarized = (capture, layer, batch, head), self.has_summary(capture, layer)
         known = self._device_cache.get(key)
         if known is None or (summarized and known.stored_map() is None):
-            A = self.weights(capture, layer, batch)
+            A = self._real_weights(capture, layer, batch)
             stored = map_of_summary(self.summary(capture, layer), batch, head, A.call.shape[2:]) if summarized else None
             known = self._device_cache.add(key, A, batch, head, stored)
         return known
+
+    def _real_weights(self, capture: int, layer: int, batch: int) -> Weights:
+        """Return the weights of a layer with zeros in the rows of padding queries."""
+        A, of = self.weights(capture, layer, batch), self.captures[capture]
+        real = of.tape.real_queries(of.keys[layer])
+        if bool(real.all()):
+            return A
+        if self._without_padding.get((capture, layer), (None, None))[0] is not A:
+            self._without_padding[capture, layer] = A, without_queries(A, real)
+        return self._without_padding[capture, layer][1]
 
 
 def immediate_weights(view: MatrixView) -> int:
@@ -180,7 +224,13 @@ def immediate_weights(view: MatrixView) -> int:
 
 def is_quick_to_measure(A: Weights | Reduced) -> bool:
     """Whether a head can be measured in seconds."""
-    return A.shape[-2:].numel() <= 8 * MAX_IMMEDIATE_WEIGHTS
+    return A.shape[-2:].numel() <= _measured_at_once(A)
+
+
+def _measured_at_once(A: Weights | Reduced) -> int:
+    """Return how many weights of a head may be measured while the browser waits."""
+    on_gpu = isinstance(A, Weights) and A.device.type != "cpu"
+    return MAX_IMMEDIATE_WEIGHTS_GPU if on_gpu else 8 * MAX_IMMEDIATE_WEIGHTS
 
 
 def no_summary_error() -> ApiError:
@@ -216,14 +266,9 @@ def check_same_shape(ours: tuple[int, ...], theirs: tuple[int, ...]) -> None:
 def _sample_overview(A: Weights, real: Tensor) -> Overview:
     """Compute an overview from a sample of queries of each head; `real`, `b i`, are those that are not padding."""
     heads, n = A.shape[1], A.shape[-2]
+    A = A if bool(real.all()) else without_queries(A, real)
     rows = (torch.arange(SAMPLED_QUERIES) * (n // SAMPLED_QUERIES) + n // (2 * SAMPLED_QUERIES)).to(A.device)
     calls = [A.call.select(heads=slice(head, head + 1), rows=rows) for head in range(heads)]
     counted = real[:, rows.to(real.device)].to(A.device)
-    parts = [Overview.of(_summary_of_rows(Weights(call), counted), counted) for call in calls]
+    parts = [Overview.of(Weights(call).summary(), counted) for call in calls]
     return Overview(*(torch.cat([getattr(part, x.name) for part in parts], 1) for x in dataclasses.fields(Overview)))
-
-
-def _summary_of_rows(A: Weights, real: Tensor) -> Summary:
-    """Return the summary of some queries, in which keys receive from real ones only."""
-    summary = A.summary()
-    return summary if bool(real.all()) else dataclasses.replace(summary, received=received_from(A, real))

@@ -114,9 +114,18 @@ class Capture:
             "finest": _finest(A),
             "top": None,
             "texts": texts,
+            "padding": self._padding(key),
             "groups": self._all_groups(key, texts),
             "picture": [self._pictures(key, batch) for batch in range(b)],
         }
+
+    def _padding(self, key: Key) -> list[list[list[list[int]]]] | None:
+        """Return, for each batch row, the ranges of queries and of keys that are padding; None without padding."""
+        real = self.tape.real_queries(key), self.tape.real_keys(key)
+        if all(bool(x.all()) for x in real):
+            return None
+        sides = [[_ranges(~row) for row in x.cpu()] for x in real]
+        return [list(pair) for pair in zip(*sides, strict=True)]
 
     def _texts(self, key: Key, batch: int) -> Pair:
         queries, keys = self.tape.tokens_of(key, batch=batch)
@@ -177,6 +186,17 @@ class Capture:
         if (queries is None) != (keys is None):
             return False
         return i == j or (isinstance(A, Weights) and looks_back_only(A.call.mask))
+
+
+def _ranges(flags: Tensor) -> list[list[int]]:
+    """Return the first and the last place of each run of True.
+
+    >>> _ranges(torch.tensor([True, True, False, True]))
+    [[0, 1], [3, 3]]
+    """
+    edges = torch.nn.functional.pad(flags.int(), (1, 1)).diff()
+    firsts, stops = (edges > 0).nonzero().flatten().tolist(), (edges < 0).nonzero().flatten().tolist()
+    return [[first, stop - 1] for first, stop in zip(firsts, stops, strict=True)]
 
 
 def _terms(A: Weights | Reduced, heads: int) -> dict[str, Any]:

@@ -23,10 +23,14 @@ MAX_PREVIEW_WEIGHTS = 2**23  # computed for a preview
 
 @dataclass(frozen=True)
 class CellValues:
-    """The mean and the largest entry of each cell; for a signed matrix, the entry of largest magnitude."""
+    """The mean and the largest entry of each cell; for a signed matrix, the entry of largest magnitude.
+
+    `queries` is how many queries they were computed from, if not from all.
+    """
 
     mean: Tensor
     max: Tensor | None
+    queries: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ def preview(view: MatrixView, rows: CellSpan, cols: CellSpan) -> CellValues:
         parts.append(_pool(view.block(middle, slice(left, right)), 1, cols.size, "sum").float().cpu())
     means = torch.cat(parts, 1) / cols.counts()
     nearest = torch.arange(rows.cells) * len(middle) // rows.cells
-    return CellValues(means[nearest], None)
+    return CellValues(means[nearest], None, len(middle))
 
 
 def sample_rows(view: MatrixView, rows: CellSpan, cols: CellSpan) -> Tensor:

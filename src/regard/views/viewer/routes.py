@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from .api import ViewerApi
-from .captures import ApiError, MatrixId
+from .captures import ApiError, MatrixId, PlaceId
 
 JSON, FRAME, PNG = "application/json", "application/octet-stream", "image/png"
 NUMBER = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
@@ -49,6 +49,14 @@ def parse_other_matrix(value: str) -> MatrixId | None:
     return MatrixId(parse_int(parts[0]), parse_int(parts[1]), parse_int(parts[2]), parse_head(parts[3]))
 
 
+def parse_place(value: str) -> PlaceId:
+    """Parse a layer over one batch row, written `capture.layer.batch`."""
+    parts = value.split(".")
+    if len(parts) != 3:
+        raise ValueError("capture.layer.batch")
+    return PlaceId(*map(parse_int, parts))
+
+
 def parse_axis(value: str) -> str:
     """Parse one of the two axes."""
     if value not in ("query", "key"):
@@ -65,6 +73,7 @@ RESOURCES = {
     "group": Resource(ViewerApi.group, JSON, {"capture": parse_int, "group": parse_int}),
     "picture": Resource(ViewerApi.picture, PNG, {"capture": parse_int, "picture": parse_int}),
     "overview": Resource(ViewerApi.overview, FRAME, LAYER),
+    "difference": Resource(ViewerApi.difference, FRAME, {**LAYER, "minus": parse_place}),
     "measures": Resource(ViewerApi.measures, FRAME, {**HEAD, "level": parse_int}),
     "tile": Resource(ViewerApi.tile, FRAME, TILE),
     "largest": Resource(ViewerApi.largest, FRAME, TILE),
@@ -100,6 +109,6 @@ def parse_query(name: str, query: str) -> dict[str, Any]:
 
 
 def _usage_hint(name: str) -> str:
-    values = {"minus": "none", "axis": "query"}
+    values = {"minus": "0.0.0" if name == "difference" else "none", "axis": "query"}
     query = "&".join(f"{key}={values.get(key, 0)}" for key in RESOURCES[name].parameters)
     return f"write {name}?{query}" if query else f"write {name}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,22 @@ FINE, COARSE = 512, 12  # steps per octave of 16-bit codes, which are signed, an
 LARGEST = {"i2": 32767, "u1": 254}  # the code of the largest number
 NO_NUMBER = {"i2": -32768, "u1": 255}  # the code of NaN
 TYPES = {"f4": "<f4", "i2": "<i2", "u1": "|u1", "u2": "<u2", "u4": "<u4"}
+
+
+class Certainty(NamedTuple):
+    """How far the numbers of an answer can be trusted; every frame carries it, and the browser shows it beside them.
+
+    The states: "exact", but for `error`; "pooled", from the means of larger cells; "sampled", from some queries;
+    "partial", at least this much, from the strongest links alone.
+    """
+
+    state: Literal["exact", "pooled", "sampled", "partial"] = "exact"
+    error: float = 0.0  # the largest relative error of how the numbers are coded
+    retry: float | None = None  # seconds until better numbers may be ready, None if none will come
+    of: tuple[int, int] | None = None  # how many queries of how many were sampled, or links of each token are held
+
+
+EXACT = Certainty()
 
 
 class Coded(NamedTuple):
@@ -59,10 +75,10 @@ def error(steps: int) -> float:
     return 2 ** (0.5 / steps) - 1
 
 
-def frame(arrays: dict[str, Coded], **header: Any) -> bytes:
+def frame(arrays: dict[str, Coded], certainty: Certainty = EXACT, **header: Any) -> bytes:
     """Return the bytes of a frame."""
     described = [{"name": name, **x.code, "shape": list(x.values.shape)} for name, x in arrays.items()]
-    text = json.dumps({**header, "arrays": described}, separators=(",", ":")).encode()
+    text = json.dumps({**certainty._asdict(), **header, "arrays": described}, separators=(",", ":")).encode()
     text += b" " * (-(4 + len(text)) % 8)
     parts = [struct.pack("<I", len(text)), text]
     for x in arrays.values():

@@ -1,6 +1,7 @@
 // Alignment: source and target words joined by what the target looked at, beside the matrix of their weights.
 
 import { type App, type View, words } from "./app";
+import { COLUMNS, fields } from "./certainty";
 import { columns, type Link } from "./columns";
 import { choice, notice } from "./controls";
 import { el, fill, svg } from "./element";
@@ -41,7 +42,7 @@ export class AlignmentView implements View {
   }
 
   table(): string[][] {
-    const rows = [["target", "target word", "source", "source word", "weight", "strongest", "mutual"]];
+    const rows = [["target", "target word", "source", "source word", "weight", "strongest", "mutual", ...COLUMNS]];
     const { found } = this;
     if (!found) return rows;
     const [strongest, mutual] = [found.links, found.mutual].map((links) => new Set(links.map(String)));
@@ -55,6 +56,7 @@ export class AlignmentView implements View {
         String(weight),
         String(strongest.has(`${s},${t}`)),
         String(mutual.has(`${s},${t}`)),
+        ...fields(found),
       ]);
     });
     return rows;

@@ -1,7 +1,7 @@
 // Answers: frames turned into the shapes of source.ts, the same for a server and a page.
 
 import type { Frame } from "./frame";
-import type { Alignment, Block, Chart, Flow, Head, Links, Measures, Overview, Place, Tile } from "./source";
+import type { Alignment, Block, Chart, Difference, Flow, Head, Links, Measures, Overview, Place, Tile } from "./source";
 
 export function overview(frame: Frame): Overview {
   const thumbs = frame.coded("thumbs");
@@ -14,43 +14,56 @@ export function overview(frame: Frame): Overview {
     peakKey: frame.values("peak_key"),
     thumbs: thumbs.values(),
     size: [thumbs.shape[1], thumbs.shape[2]],
+    ...frame.certainty,
+  };
+}
+
+export function difference(frame: Frame): Difference {
+  const thumbs = frame.coded("thumbs");
+  return {
+    difference: frame.values("difference"),
+    thumbs: thumbs.values(),
+    size: [thumbs.shape[1], thumbs.shape[2]],
+    cell: frame.header["cell"] as [number, number],
+    ...frame.certainty,
   };
 }
 
 export function measures(frame: Frame, level: number): Measures {
   const [entropy, max, distance] = [frame.values("entropy"), frame.values("max"), frame.values("distance")];
-  return { level, entropy, max, distance, received: frame.values("received") };
+  const off = { entropy: frame.coded("entropy").off, received: frame.coded("received").off };
+  return { level, entropy, max, distance, received: frame.values("received"), off, ...frame.certainty };
 }
 
 export function tile(frame: Frame): Tile {
   const mean = frame.coded(frame.has("weight") ? "weight" : "mean");
   const [rows, cols] = mean.shape;
   const max = frame.has("max") ? frame.coded("max") : null;
-  return { rows, cols, mean, max, preview: frame.preview, retry: frame.retry, error: frame.error };
+  return { rows, cols, mean, max, ...frame.certainty };
 }
 
 export function links(frame: Frame): Links {
   const [top, topWeight] = [[...frame.values("top")], [...frame.values("top_weight")]];
-  return { weight: frame.values("weight"), top, topWeight, error: frame.error };
+  return { weight: frame.values("weight"), top, topWeight, ...frame.certainty };
 }
 
 export function block(frame: Frame): Block {
   const coded = frame.coded("weight");
   const [heads, rows, cols] = coded.shape;
-  return { heads, rows, cols, weight: coded.values(), error: frame.error };
+  const total = frame.has("total") ? frame.values("total") : null;
+  return { heads, rows, cols, weight: coded.values(), total, ...frame.certainty };
 }
 
 export function flow(frame: Frame): Flow {
   const coded = frame.coded("rollout");
   const layers = frame.header["layers"] as number[];
   const level = frame.header["level"] as number;
-  const { preview, retry, error } = frame;
-  return { layers, level, cells: coded.shape[1], rollout: coded.values(), error, preview, retry };
+  return { layers, level, cells: coded.shape[1], rollout: coded.values(), ...frame.certainty };
 }
 
 export function alignment(frame: Frame): Alignment {
   const { target, source, links, mutual } = frame.header as unknown as Alignment;
-  return { target, source, links, mutual, weight: frame.values("weight") };
+  return { target, source, links, mutual, weight: frame.values("weight"), ...frame.certainty };
 }
 
 /** The names of resources, spelled as pages hold them. */
@@ -59,6 +72,8 @@ export const name = {
   group: (capture: number, group: number) => `group?capture=${capture}&group=${group}`,
   picture: (capture: number, picture: number) => `picture?capture=${capture}&picture=${picture}`,
   overview: (place: Place) => `overview?${where(place)}`,
+  difference: (place: Place, { capture, layer, batch }: Place) =>
+    `difference?${where(place)}&minus=${capture}.${layer}.${batch}`,
   measures: (place: Place, head: Head, level: number) => `measures?${where(place)}&head=${head}&level=${level}`,
   tile: (chart: Chart, level: number, row: number, col: number, resource = "tile") =>
     `${resource}?${where(chart)}&head=${chart.head}&minus=${minus(chart)}&level=${level}&row=${row}&col=${col}`,

@@ -106,13 +106,9 @@ export class App {
     return fits ? { capture, layer: found, batch: this.state.batch, head, minus: null } : null;
   }
 
-  /** The other capture's layer of the same name, or else of the same number, if its maps are of the same size. */
+  /** The other capture's layer that a layer is compared with. */
   counterpart(layer: number): number | null {
-    const others = this.session.captures[1 - this.state.capture]?.layers ?? [];
-    const { name, call, n_i, n_j } = this.capture.layers[layer];
-    const named = others.findIndex((other) => other.name === name && other.call === call);
-    const found = others[named] ? named : layer;
-    return others[found]?.n_i === n_i && others[found]?.n_j === n_j ? found : null;
+    return this.capture.layers[layer].counterpart;
   }
 
   /** Refuse what needs single weights where a layer has none. */

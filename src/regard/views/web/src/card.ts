@@ -1,5 +1,6 @@
 // The card beside the pointer: which pair of tokens, or of ranges of tokens, is there, and its weight.
 
+import { digits, said } from "./certainty";
 import { el, fill } from "./element";
 import { number } from "./legend";
 import type { Token } from "./marks";
@@ -50,11 +51,13 @@ function tokens({ name, tokens, count, offset }: Side, at: number, width: number
 }
 
 function weight({ label, cell, signed }: Value): HTMLElement {
-  const { value, largest, level, preview } = cell;
+  const { value, largest, level, certainty } = cell;
   if (value === null) return el("p", { class: "value faint" }, `${label} …`);
   const sign = signed && value > 0 ? "+" : "";
-  const most = level > 0 && largest !== null ? `, largest ${number(largest)}` : "";
-  const text = [label, level > 0 ? "mean" : "", sign + number(value) + most].filter(Boolean).join(" ");
-  const badge = preview ? el("span", { class: "badge" }, "preview") : null;
+  const sure = digits(certainty?.error ?? 0);
+  const most = level > 0 && largest !== null ? `, largest ${number(largest, sure)}` : "";
+  const text = [label, level > 0 ? "mean" : "", sign + number(value, sure) + most].filter(Boolean).join(" ");
+  const known = certainty && said(certainty);
+  const badge = known ? el("span", { class: "badge" }, known) : null;
   return el("p", { class: "value", "data-weight": value }, text, badge);
 }

@@ -5,11 +5,12 @@ import { scaleLinear } from "d3-scale";
 import { select } from "d3-selection";
 import { type App, layerNames, type View, words } from "./app";
 import { roundStep } from "./axes";
+import { COLUMNS, fields, said, together } from "./certainty";
 import { byLayer } from "./charts";
 import { button, menu, notice } from "./controls";
 import { el, fill, svg } from "./element";
 import { short } from "./glyphs";
-import { number, within } from "./legend";
+import { number } from "./legend";
 import type { Token } from "./marks";
 import { ranking } from "./ranking";
 import { pause } from "./remote";
@@ -21,6 +22,7 @@ import type { State } from "./state";
 const MARGIN = { left: 128, bottom: 92, top: 8, right: 16 };
 const HEIGHT = 420; // pixels of all layers, at 14 to 26 each
 const LISTED = 16;
+const MEASURED_AT_ONCE = 3; // layers whose sample is replaced at a time
 const NONE = "Flow follows a token through layers of self-attention; this capture has none over one text.";
 const METHOD =
   "Rollout: the mean of the heads, half of it passed by, multiplied down through the layers (Abnar & Zuidema 2020).";
@@ -77,14 +79,14 @@ export class FlowView implements View {
   }
 
   table(): string[][] {
-    const rows = [["output of", "token", "text", "share"]];
+    const rows = [["output of", "token", "text", "share", ...COLUMNS]];
     const { flow } = this;
     if (!flow) return rows;
     const names = this.levels(flow);
     flow.rollout.forEach((share, n) => {
       const [level, cell] = [Math.floor(n / flow.cells), n % flow.cells];
       const first = cell * 2 ** flow.level;
-      if (share > 0) rows.push([names[level], String(first), this.tokens?.[first]?.raw ?? "", String(share)]);
+      if (share > 0) rows.push([names[level], String(first), this.tokens?.[first]?.raw ?? "", String(share), ...fields(flow)]);
     });
     return rows;
   }
@@ -103,10 +105,12 @@ export class FlowView implements View {
     return some < 0 ? null : layers.findLastIndex(({ stack }) => stack.includes(some));
   }
 
-  /** The token followed: the one chosen, else the last. */
+  /** The token followed: the one chosen, else the last that is not padding. */
   private token(): number {
-    const { chosen, axis } = this.app.state;
-    const last = this.app.capture.layers[this.top!].n_i - 1;
+    const { chosen, axis, batch } = this.app.state;
+    const { n_i, padding } = this.app.capture.layers[this.top!];
+    let last = n_i - 1;
+    for (const [first, stop] of chosen ? [] : (padding?.[batch]?.[1] ?? []).toReversed()) if (stop === last) last = first - 1;
     const { self, offset } = this.app.layer;
     const at = chosen ? chosen[0] + (axis === "query" && self ? offset : 0) : last;
     return Math.max(0, Math.min(at, last));
@@ -153,7 +157,7 @@ export class FlowView implements View {
     if (!flow || !width || this.top === null) return;
     const token = this.token();
     const name = el("bdi", { class: "token" }, phrase(this.tokens, token, token));
-    const origin = flow.preview ? (flow.retry === null ? "from pooled maps" : "preview") : within(flow.error) && `from weights${within(flow.error)}`;
+    const origin = said(flow) && `weights ${said(flow)}`;
     const badge = origin && el("span", { class: "badge" }, origin);
     fill(this.head, el("h2", {}, "Where ", name, el("span", { class: "faint" }, ` ${token} `), "comes from"), badge);
     const names = this.levels(flow);
@@ -172,7 +176,7 @@ export class FlowView implements View {
     const items = best
       .slice(0, LISTED)
       .map(({ n, weight }) => ({ n: n * 2 ** flow.level, text: this.cell(flow, n), weight }));
-    const list = ranking(items, (n) => this.choose(n));
+    const list = ranking(items, (n) => this.choose(n), flow.error);
     fill(this.side, el("section", {}, el("h3", {}, "input tokens"), list), el("p", { class: "hint" }, METHOD));
   }
 
@@ -255,15 +259,36 @@ export class FlowView implements View {
     const work = async (layer: number): Promise<void> => {
       found[chosen.indexOf(layer)] = await this.app.source.overview({ capture, layer, batch });
     };
-    await several(chosen, work, () => key === this.measured);
-    if (key !== this.measured) return;
+    const wanted = (): boolean => key === this.measured;
+    await several(chosen, work, wanted);
+    while (wanted()) {
+      this.chart(
+        chosen.map((layer) => layers[layer]),
+        found,
+      );
+      const { retry } = together(found);
+      if (retry === null) return;
+      await pause(retry);
+      const sampled = chosen.filter((_, n) => found[n].retry !== null).slice(0, MEASURED_AT_ONCE);
+      await several(sampled, work, wanted);
+    }
+  }
+
+  private chart(layers: Layer[], found: Overview[]): void {
+    const kinds = layers.map(({ self }) => (self ? "self" : "cross"));
+    const cross = kinds.includes("cross");
+    const known = said({ ...together(found), error: 0 });
     const entropy = byLayer(
       found.map((overview) => overview.entropy),
+      kinds,
       "entropy, nats",
+      [cross && "a line for self- and one for cross-attention", known].filter(Boolean).join("; "),
     );
     const distance = byLayer(
-      found.map((overview) => overview.distance),
+      found.map((overview, n) => (layers[n].self ? overview.distance : new Float32Array())),
+      kinds,
       "distance, tokens",
+      [cross && "of self-attention alone", known].filter(Boolean).join("; "),
     );
     fill(this.charts, entropy, distance);
   }

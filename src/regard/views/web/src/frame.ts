@@ -1,5 +1,7 @@
 // Frames: arrays of numbers behind a JSON header, as the server sends them and pages hold them.
 
+import { type Certainty, EXACT } from "./certainty";
+
 type Codes = Float32Array | Int16Array | Uint8Array | Uint16Array | Uint32Array | Int32Array;
 
 interface Entry {
@@ -25,6 +27,12 @@ export class Coded {
 
   get bytes(): number {
     return this.codes.byteLength;
+  }
+
+  /** How far a number may be off where it is coded between two ends, not relative to itself. */
+  get off(): number {
+    const { range } = this.entry;
+    return range ? (range[1] - range[0]) / 508 : 0;
   }
 
   /** The numbers. */
@@ -69,18 +77,9 @@ export class Frame {
     return this.coded(name).values();
   }
 
-  /** The relative error of what is coded. */
-  get error(): number {
-    return Number(this.header["error"] ?? 0);
-  }
-
-  get preview(): boolean {
-    return this.header["state"] === "preview";
-  }
-
-  /** Seconds until asking again pays; null where nothing better will come. */
-  get retry(): number | null {
-    return this.preview ? ((this.header["retry"] as number | null | undefined) ?? null) : null;
+  get certainty(): Certainty {
+    const { state, error, retry, of } = { ...EXACT, ...(this.header as Partial<Certainty>) };
+    return { state, error, retry, of };
   }
 }
 

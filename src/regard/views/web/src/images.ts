@@ -1,11 +1,12 @@
 // Images: the picture, coloured where a chosen patch or word looks, for the chosen head large and for every head small.
 
 import { type App, headName, type View, words } from "./app";
+import { COLUMNS, fields, within } from "./certainty";
 import { Ramp } from "./colours";
 import { notice } from "./controls";
 import { el, fill } from "./element";
 import { visible } from "./glyphs";
-import { number, within } from "./legend";
+import { number } from "./legend";
 import type { Token } from "./marks";
 import { several } from "./several";
 import type { Head, Links, Picture } from "./source";
@@ -51,9 +52,10 @@ export class ImagesView implements View {
   }
 
   table(): string[][] {
-    const rows = [["head", "patch row", "patch column", "weight"]];
+    const rows = [["head", "patch row", "patch column", "weight", ...COLUMNS]];
     const { patches } = this;
-    for (const [head, { weight }] of this.links) {
+    for (const [head, links] of this.links) {
+      const { weight } = links;
       for (let n = patches?.special ?? 0; patches && n < weight.length; n++) {
         const at = n - patches.special;
         rows.push([
@@ -61,6 +63,7 @@ export class ImagesView implements View {
           String(Math.floor(at / patches.cols)),
           String(at % patches.cols),
           String(weight[n]),
+          ...fields(links),
         ]);
       }
     }

@@ -1,11 +1,13 @@
 // The page as a source: what was put into it, and what follows from that.
 
 import * as answers from "./answers";
+import { type Certainty, together, within } from "./certainty";
 import { Coded, type Frame, parse } from "./frame";
 import {
   type Axis,
   type Block,
   type Chart,
+  type Difference,
   type Flow,
   type Grouping,
   type Head,
@@ -48,6 +50,14 @@ export class Inline implements Source {
     return answers.overview(await this.frame(answers.name.overview(place)));
   }
 
+  /** As the page holds it, or the other way round. */
+  async difference(place: Place, minus: Place): Promise<Difference> {
+    const turned = !Object.hasOwn(this.resources, answers.name.difference(place, minus));
+    const name = turned ? answers.name.difference(minus, place) : answers.name.difference(place, minus);
+    const found = answers.difference(await this.frame(name));
+    return turned ? { ...found, thumbs: found.thumbs.map((value) => -value) } : found;
+  }
+
   async measures(place: Place, head: Head) {
     const level = this.layer(place).measures_level ?? 0;
     return answers.measures(await this.frame(answers.name.measures(place, head, level)), level);
@@ -55,12 +65,31 @@ export class Inline implements Source {
 
   /** A tile; a page holds means alone. */
   async tile(chart: Chart, _pool: Pool, level: number, row: number, col: number): Promise<Tile> {
-    const found = await this.held(chart, level, row, col);
-    if (!chart.minus) return found;
-    const other = (await this.held({ ...chart.minus, minus: null }, level, row, col)).mean.values();
+    if (!chart.minus) return this.held(chart, level, row, col);
+    const { minus, ...own } = chart;
+    const direct = answers.name.tile(chart, level, row, col);
+    if (Object.hasOwn(this.resources, direct)) return answers.tile(await this.frame(direct));
+    const turned = answers.name.tile({ ...minus, minus: own }, level, row, col);
+    if (Object.hasOwn(this.resources, turned)) {
+      const found = answers.tile(await this.frame(turned));
+      return altered(
+        found,
+        found.mean.values().map((value) => -value),
+      );
+    }
+    const [one, other] = await Promise.all(
+      [own, minus].map((part) => this.held({ ...part, minus: null }, level, row, col)),
+    );
+    if (one.error || other.error) {
+      throw new Refusal(
+        `This page holds weights${within(Math.max(one.error, other.error))}, too coarse for this difference.`,
+        "Open the capture with `regard view`.",
+      );
+    }
+    const less = other.mean.values();
     return altered(
-      found,
-      found.mean.values().map((value, n) => value - other[n]),
+      { ...one, ...together([one, other]) },
+      one.mean.values().map((value, n) => value - less[n]),
     );
   }
 
@@ -77,7 +106,7 @@ export class Inline implements Source {
         ? (n: number) => Math.max(...values.map((v) => v[n]))
         : (n: number) => values.reduce((sum, v) => sum + v[n], 0) / values.length;
     return altered(
-      tiles[0],
+      { ...tiles[0], ...together(tiles) },
       Float32Array.from(values[0], (_, n) => over(n)),
     );
   }
@@ -103,17 +132,18 @@ export class Inline implements Source {
       );
     }
     const heads = layer.heads.length;
-    const weight = new Float32Array(heads * rows * cols);
-    let error = 0;
+    const [weight, total] = [new Float32Array(heads * rows * cols), new Float32Array(heads * rows)];
+    const parts: Certainty[] = [];
     for (let head = 0; head < heads; head++) {
       const whole = await this.whole(place, head);
-      error = Math.max(error, whole.error);
+      parts.push(whole);
       for (let y = 0; y < rows; y++) {
-        const from = (row + y) * layer.n_j + col;
-        weight.set(whole.values.subarray(from, from + cols), (head * rows + y) * cols);
+        const from = (row + y) * layer.n_j;
+        weight.set(whole.values.subarray(from + col, from + col + cols), (head * rows + y) * cols);
+        total[head * rows + y] = whole.values.subarray(from, from + layer.n_j).reduce((sum, value) => sum + value, 0);
       }
     }
-    return { heads, rows, cols, weight, error };
+    return { heads, rows, cols, weight, total, ...together(parts) };
   }
 
   /** Rollout through the mean of the heads, `W = 0.5 P + 0.5 I` with rows that sum to 1, at the page's resolution. */
@@ -126,10 +156,10 @@ export class Inline implements Source {
     const cells = Math.ceil(n / width);
     const rollout = new Float32Array((chosen.length + 1) * cells);
     rollout[chosen.length * cells + Math.floor(token / width)] = 1;
-    let error = 0;
+    const parts: Certainty[] = [];
     for (let at = chosen.length - 1; at >= 0; at--) {
       const mean = await this.whole({ capture, layer: chosen[at], batch }, "mean");
-      error = Math.max(error, mean.error);
+      parts.push(mean);
       for (let y = 0; y < cells; y++) {
         const reached = rollout[(at + 1) * cells + y];
         if (reached === 0) continue;
@@ -142,7 +172,9 @@ export class Inline implements Source {
         for (let x = 0; x < cells; x++) rollout[at * cells + x] += (reached * row[x]) / total;
       }
     }
-    return { layers: chosen, level, cells, rollout, error, preview: level > 0, retry: null };
+    const certainty = together(parts);
+    const state = level > 0 ? "pooled" : certainty.state;
+    return { layers: chosen, level, cells, rollout, ...certainty, state };
   }
 
   async alignment(place: Place, head: Head) {
@@ -158,41 +190,57 @@ export class Inline implements Source {
         weight[n] += axis === "query" ? whole.values[at * n_j + n] / (last - first + 1) : whole.values[n * n_j + at];
       }
     }
-    return { weight, ...strongest(weight), error: whole.error };
+    return { ...whole, weight, ...strongest(weight) };
   }
 
+  /** From the strongest links: of a span at least so much, and ranked as far as the order is sure. */
   private async fromLinks(place: Place, head: Head, axis: Axis, first: number, last: number): Promise<Links> {
     const { n_i, n_j } = this.layer(place);
     const frame = await this.frame(answers.name.links(place, head));
     const side = axis === "query" ? "given" : "received";
     const [ends, weights] = [frame.values(side), frame.values(`${side}_weight`)];
     const count = frame.coded(side).shape[1];
-    const weight = new Float32Array(axis === "query" ? n_j : n_i).fill(NaN);
-    for (let n = first * count; n < (last + 1) * count; n++) {
-      const share = axis === "query" ? weights[n] / (last - first + 1) : weights[n];
-      if (weights[n] > 0) weight[ends[n]] = (weight[ends[n]] || 0) + share;
+    const known = new Float32Array(axis === "query" ? n_j : n_i);
+    const [held, covered] = [new Uint8Array(known.length), new Float32Array(known.length)];
+    const share = axis === "query" ? 1 / (last - first + 1) : 1;
+    let rest = 0; // the most that a token can have from links that are not held, each at most the weakest held
+    for (let token = first; token <= last; token++) {
+      const weakest = share * weights[(token + 1) * count - 1];
+      rest += weakest;
+      for (let n = token * count; n < (token + 1) * count; n++) {
+        if (!(weights[n] > 0)) continue;
+        held[ends[n]] = 1;
+        known[ends[n]] += share * weights[n];
+        covered[ends[n]] += weakest;
+      }
     }
-    return { weight, ...strongest(weight), error: frame.error };
+    const { error, ...certainty } = frame.certainty;
+    const sure = { ...certainty, error, state: rest > 0 ? ("partial" as const) : ("exact" as const) };
+    const most = known.map((value, n) => value + rest - covered[n]);
+    const best = strongest(known);
+    const top = first === last ? best.top : surely(best.top, known, most, error);
+    const weight = rest > 0 ? known.map((value, n) => (held[n] ? value : NaN)) : known;
+    return { weight, top, topWeight: top.map((n) => known[n]), ...sure, of: [count, known.length] };
   }
 
   /** A map of the page at its finest level, from its tiles. */
-  private async whole(place: Place, head: Head): Promise<{ values: Float32Array; error: number }> {
+  private async whole(place: Place, head: Head): Promise<{ values: Float32Array } & Certainty> {
     const { n_i, n_j, finest } = this.layer(place);
     const [down, across] = [Math.ceil(n_i / 2 ** finest), Math.ceil(n_j / 2 ** finest)];
     const side = this.opened!.tile;
     const found = new Float32Array(down * across);
-    let error = 0;
+    const parts: Certainty[] = [];
     for (let row = 0; row * side < down; row++) {
       for (let col = 0; col * side < across; col++) {
         const tile = await this.tile({ ...place, head, minus: null }, "mean", finest, row, col);
         const values = tile.mean.values();
-        error = Math.max(error, tile.error);
+        parts.push(tile);
         for (let y = 0; y < tile.rows; y++) {
           found.set(values.subarray(y * tile.cols, (y + 1) * tile.cols), (row * side + y) * across + col * side);
         }
       }
     }
-    return { values: found, error };
+    return { values: found, ...together(parts) };
   }
 
   private layer({ capture, layer }: Place): Layer {
@@ -223,6 +271,20 @@ export class Inline implements Source {
 
 function altered(tile: Tile, mean: Float32Array): Tile {
   return { ...tile, mean: Coded.of(mean, tile.mean.shape), max: null };
+}
+
+/** The first of some places by weight, as long as none of the others can have more. */
+function surely(order: number[], least: Float32Array, most: Float32Array, error: number): number[] {
+  const others = new Set(most.keys());
+  const found: number[] = [];
+  for (const n of order) {
+    others.delete(n);
+    let next = 0;
+    for (const other of others) next = Math.max(next, most[other]);
+    if (least[n] * (1 - error) < next * (1 + error)) break;
+    found.push(n);
+  }
+  return found;
 }
 
 function strongest(weight: Float32Array): { top: number[]; topWeight: number[] } {

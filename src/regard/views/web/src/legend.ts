@@ -8,7 +8,7 @@ import { el, svg } from "./element";
 
 const WIDTH = 220;
 const HEIGHT = 8;
-const MARGIN = 24;
+const MARGIN = 34;
 
 export class Legend {
   readonly element: HTMLElement;
@@ -21,7 +21,8 @@ export class Legend {
     this.element = el("div", { class: "legend" }, this.label, el("div", {}, this.bar, ticks));
   }
 
-  draw(ramp: Ramp, label: string): void {
+  /** Draw the scale; `clipped` if larger values than its end are drawn as its end. */
+  draw(ramp: Ramp, label: string, clipped: boolean): void {
     this.label.textContent = label;
     const context = this.bar.getContext("2d")!;
     for (let x = 0; x < WIDTH; x++) {
@@ -41,7 +42,10 @@ export class Legend {
       .tickValues(stops)
       .tickSize(3)
       .tickPadding(2)
-      .tickFormat((stop) => brief(value(Number(stop))));
+      .tickFormat((stop) => {
+        const sign = !clipped || Math.abs(Number(stop)) < 1 ? "" : Number(stop) < 0 ? "≤ " : "≥ ";
+        return sign + brief(value(Number(stop)));
+      });
     select(this.axis).call(axis as never);
   }
 }
@@ -51,11 +55,6 @@ export function brief(value: number): string {
   const size = Math.abs(value);
   if (size === 0) return "0";
   return (size < 0.001 ? value.toExponential(0) : String(+value.toPrecision(2))).replaceAll("-", "−");
-}
-
-/** How far numbers may be off, in words; nothing where that is less than their digits say. */
-export function within(error: number): string {
-  return error >= 0.005 ? ` to within ${Math.round(100 * error)} %` : "";
 }
 
 /** A weight to so many digits. */

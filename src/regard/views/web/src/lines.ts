@@ -1,11 +1,12 @@
 // Lines: the classic two columns of tokens joined by every head, and all heads of all layers small, over a short range.
 
 import { type App, layerNames, type View, words } from "./app";
+import { COLUMNS, digits, fields, said } from "./certainty";
 import { headColour } from "./colours";
 import { columns, type Link } from "./columns";
 import { button, choice, menu, named, notice } from "./controls";
 import { el, fill, sized } from "./element";
-import { number, within } from "./legend";
+import { number } from "./legend";
 import type { Token } from "./marks";
 import type { Block } from "./source";
 import type { State } from "./state";
@@ -67,11 +68,19 @@ export class LinesView implements View {
 
   table(): string[][] {
     const { row, col } = this.window();
-    const rows = [["head", "query", "query token", "key", "key token", "weight"]];
+    const rows = [["head", "query", "query token", "key", "key token", "weight", ...COLUMNS]];
     this.each((head, i, j, weight) => {
       const [left, top] = [this.tokens.left?.[row + i]?.raw ?? "", this.tokens.top?.[col + j]?.raw ?? ""];
       if (weight > 0)
-        rows.push([String(this.app.layer.heads[head]), String(row + i), left, String(col + j), top, String(weight)]);
+        rows.push([
+          String(this.app.layer.heads[head]),
+          String(row + i),
+          left,
+          String(col + j),
+          top,
+          String(weight),
+          ...fields(this.block!),
+        ]);
     });
     return rows;
   }
@@ -127,7 +136,8 @@ export class LinesView implements View {
     const { layer, theme } = this.app;
     const { row, rows, col, cols } = this.window();
     const links: Link[] = [];
-    const most = this.block ? largest(this.block) : 0;
+    let most = 0;
+    this.each((_head, _row, _col, weight) => (most = Math.max(most, weight || 0)));
     this.each((head, left, right, weight) => {
       const colour = headColour(head, layer.heads.length, theme);
       if (weight > FAINTEST * most) links.push({ left, right, weight: weight / most, colour });
@@ -136,9 +146,13 @@ export class LinesView implements View {
       Array.from({ length: count }, (_, n) => tokens?.[first + n]?.text ?? String(first + n));
     const queries = { title: "queries", axis: "query" as const, first: row, words: text(this.tokens.left, row, rows) };
     const keys = { title: "keys", axis: "key" as const, first: col, words: text(this.tokens.top, col, cols) };
-    const said = most ? `the darkest line is a weight of ${number(most)}${within(this.block!.error)}` : "no weight here is above 0";
+    const known = this.block && said(this.block);
+    const strongest = most
+      ? `the strongest line is a weight of ${number(most, digits(this.block!.error))}${known ? ` ${known}` : ""}`
+      : "no weight here is above 0";
+    const below = [strongest, this.block && cols < layer.n_j && outside([this.block], this.app.state.shown)].filter(Boolean).join("; ");
     const drawing = columns(this.app, this.body, { left: queries, right: keys }, links, 860);
-    fill(this.body, drawing, el("p", { class: "faint scale" }, said));
+    fill(this.body, drawing, el("p", { class: "faint scale" }, below));
   }
 
   /** Every weight of the heads drawn. */
@@ -159,6 +173,7 @@ export class LinesView implements View {
     const names = layerNames(layers);
     const window = this.window();
     fill(this.body);
+    const blocks: Block[] = [];
     for (const [at, layer] of layers.entries()) {
       if (layer.n_i !== n_i || layer.n_j !== n_j || layer.kind !== "weights" || this.app.state.batch >= layer.batch)
         continue;
@@ -171,6 +186,7 @@ export class LinesView implements View {
         signal,
       );
       if (signal.aborted) return;
+      blocks.push(block);
       const cells = layer.heads.map((head, n) => this.small(block, at, n, head));
       this.body.append(
         el(
@@ -181,6 +197,9 @@ export class LinesView implements View {
         ),
       );
     }
+    const own = "lines of a layer are drawn to its largest weight here";
+    const below = window.cols < n_j ? `${own}; ${outside(blocks, null)}` : own;
+    this.body.append(el("p", { class: "faint scale" }, below));
   }
 
   private small(block: Block, layer: number, n: number, head: number): HTMLElement {
@@ -244,6 +263,23 @@ export class LinesView implements View {
       head,
     );
   }
+}
+
+/** Which share of what the queries of some blocks give goes to keys outside, in words. */
+function outside(blocks: Block[], shown: number[] | null): string {
+  let [inside, all] = [0, 0];
+  for (const { heads, rows, cols, weight, total } of blocks) {
+    if (!total) return "what these queries give to keys outside of this window is not counted at this length";
+    for (const head of shown ?? Array(heads).keys()) {
+      const sum = (values: Float32Array, size: number): number =>
+        values.subarray(head * size, (head + 1) * size).reduce((whole, value) => whole + (value || 0), 0);
+      inside += sum(weight, rows * cols);
+      all += sum(total, rows);
+    }
+  }
+  const share = all > 0 ? 1 - inside / all : 0;
+  const percent = share < 0.0005 ? "nothing" : share < 0.1 ? `${(100 * share).toFixed(1)} %` : `${Math.round(100 * share)} %`;
+  return `${percent} of what these queries give goes to keys outside of this window`;
 }
 
 /** The largest weight of a block, 0 where none is a number. */

@@ -2,13 +2,14 @@
 
 import { type App, headName, type View, words } from "./app";
 import { Card, type Side } from "./card";
+import { COLUMNS, digits, fields, said, together } from "./certainty";
 import { choice, notice } from "./controls";
 import { el, fill } from "./element";
-import { Legend, number, within } from "./legend";
+import { Legend, number } from "./legend";
 import { joined, type Token } from "./marks";
-import { type Events, Panel, type Window } from "./panel";
+import { type Events, type Mean, Panel, type Window } from "./panel";
 import { matches } from "./search";
-import type { Axis, Chart, Place, Tile } from "./source";
+import type { Axis, Chart, Place, Range, Tile } from "./source";
 import type { State } from "./state";
 import type { Cell } from "./tiles";
 
@@ -124,26 +125,35 @@ export class MapView implements View {
     const named = (axis: Axis): string[] => this.words.map((_, n) => `${axis} token${of(n)}`);
     const measured = this.shown.flatMap(({ name }) => {
       const sign = SIGNS[name] && `${SIGNS[name]}: `;
-      return [`${sign}mean weight`, `${sign}largest weight`, `${sign}exact`];
+      return [`${sign}mean weight`, `${sign}largest weight`, ...COLUMNS.map((column) => sign + column)];
     });
     const rows = [["query", ...named("query"), "key", ...named("key"), "level", ...measured]];
     for (const { row, col, level } of this.first?.cells(CSV_CELLS) ?? []) {
       const cells = this.shown.map(({ panel }) => panel.cell(level, row, col));
-      const fits = (cell: Cell): Cell => (cell.level === level ? cell : { ...cell, value: null, largest: null, preview: true });
+      const fits = (cell: Cell): Cell => (cell.level === level ? cell : { ...cell, value: null, largest: null, certainty: null });
       rows.push([
         String(row),
         ...this.words.map(({ left }) => left?.[row]?.raw ?? ""),
         String(col),
         ...this.words.map(({ top }) => top?.[col]?.raw ?? ""),
         String(level),
-        ...cells.map(fits).flatMap(({ value, largest, preview }) => [
+        ...cells.map(fits).flatMap(({ value, largest, certainty }) => [
           `${value ?? ""}`,
           `${(level === 0 ? value : largest) ?? ""}`,
-          String(!preview),
+          ...(this.pads(row, col, level) ? ["padding", "0"] : certainty ? fields(certainty) : ["", ""]),
         ]),
       ]);
     }
     return rows;
+  }
+
+  /** Whether a cell holds padding alone. */
+  private pads(row: number, col: number, level: number): boolean {
+    const [rows, cols] = this.first?.padding ?? [[], []];
+    const { n_i, n_j } = this.app.layer;
+    const inside = (ranges: Range[], at: number, n: number): boolean =>
+      ranges.some(([first, last]) => first <= at && Math.min(n, at + 2 ** level) - 1 <= last);
+    return inside(rows, row, n_i) || inside(cols, col, n_j);
   }
 
   private build(names: Name[]): void {
@@ -252,7 +262,7 @@ export class MapView implements View {
     });
     const last = this.shown[this.shown.length - 1];
     if (!last) return;
-    this.legend.draw(this.app.ramp(last.most, last.signed), this.meaning(last));
+    this.legend.draw(this.app.ramp(last.most, last.signed), this.meaning(last), last.panel.clipped());
     for (const { panel } of this.shown) panel.point();
     if (this.problem) return fill(this.status, notice(this.problem));
     this.status.textContent = state(this.shown.flatMap(({ panel }) => panel.visible()).map(({ tile }) => tile));
@@ -288,9 +298,10 @@ export class MapView implements View {
     const values = this.shown.map(({ panel, name, signed }) => {
       return { label: SIGNS[name], cell: panel.cell(cell.level, cell.row, cell.col), signed };
     });
-    const found = this.shown.length === 1 ? this.first!.measured(cell.row, cell.col) : null;
-    const more = found && `query's entropy ${found.entropy.toFixed(2)}, key receives ${number(found.received, 3)}`;
-    this.card.show(x, y, cell, sides, values, more ?? "");
+    const found = this.shown.length === 1 ? this.first!.measured(cell) : null;
+    const more = found && [measure("entropy of", "query", "queries", found.entropy), measure("received by", "key", "keys", found.received)];
+    const padding = this.pads(cell.row, cell.col, cell.level);
+    this.card.show(x, y, cell, sides, padding ? [] : values, padding ? "padding" : (more?.join(", ") ?? ""));
   }
 
   private fail(error: unknown): void {
@@ -307,12 +318,17 @@ export class MapView implements View {
 
 /** How exact the tiles on screen are, in words. */
 function state(tiles: Tile[]): string {
-  const previews = tiles.filter(({ preview }) => preview);
-  const coming = previews.filter(({ retry }) => retry !== null).length;
+  const coming = tiles.filter(({ retry }) => retry !== null).length;
   if (coming) return `${coming} of ${tiles.length} tiles are previews; exact ones are on the way`;
-  if (previews.length) return "from the stored map";
-  const error = Math.max(0, ...tiles.map((tile) => tile.error));
-  return within(error) && `weights${within(error)}`;
+  const known = said(together(tiles));
+  return known && `weights ${known}`;
+}
+
+/** A measure of one query or key, or the mean over several, said as such. */
+function measure(name: string, one: string, many: string, { value, over: [first, last], off }: Mean): string {
+  const size = off ? digits(off / Math.max(Math.abs(value), 1e-9), 3) : 3;
+  const whose = first === last ? `${name} the ${one}` : `mean ${name} ${many} ${first}–${last}`;
+  return `${whose} ${number(value, size)}`;
 }
 
 function windowOf({ at }: State): Window | null {

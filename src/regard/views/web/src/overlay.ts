@@ -2,7 +2,7 @@
 
 import { type Ramp, type Scale, strength } from "./colours";
 import { brief } from "./legend";
-import type { Axis, Measures } from "./source";
+import type { Axis, Measures, Range } from "./source";
 import type { Painted } from "./tiles";
 
 export const STRIP = 34; // pixels for the measures of rows and columns, beside and below the map
@@ -55,6 +55,8 @@ export interface Scene {
   /** Cells a side of a tile. */
   side: number;
   measures: Measures | null;
+  /** The ranges of rows and of columns that are padding. */
+  padding: [Range[], Range[]];
 }
 
 export function draw(view: View, scene: Scene): void {
@@ -63,6 +65,7 @@ export function draw(view: View, scene: Scene): void {
   context.beginPath();
   context.rect(0, 0, view.width, view.height);
   context.clip();
+  drawPadding(view, ...scene.padding, scene.size);
   drawFrame(view, ...scene.size);
   drawNumbers(view, scene);
   drawFound(view, ...scene.found);
@@ -81,6 +84,27 @@ function drawFrame({ context, x, y, scale, ink }: View, rows: number, cols: numb
     Math.round(cols * scale) + 1,
     Math.round(rows * scale) + 1,
   );
+}
+
+/** Hatching over queries and keys that are padding, in place of colours. */
+function drawPadding({ context, x, y, ink }: View, rows: Range[], cols: Range[], [n_i, n_j]: [number, number]): void {
+  const hatch = (left: number, top: number, right: number, bottom: number): void => {
+    context.save();
+    context.beginPath();
+    context.rect(left, top, right - left, bottom - top);
+    context.clip();
+    context.strokeStyle = ink.line;
+    context.beginPath();
+    const [first, last] = [Math.max(left, 0) - Math.min(bottom, context.canvas.height), Math.min(right, context.canvas.width)];
+    for (let at = Math.floor(first / 7) * 7; at < last; at += 7) {
+      context.moveTo(at, Math.min(bottom, context.canvas.height));
+      context.lineTo(at + Math.min(bottom, context.canvas.height), 0);
+    }
+    context.stroke();
+    context.restore();
+  };
+  for (const [first, last] of rows) hatch(x(0), y(first), x(n_j), y(last + 1));
+  for (const [first, last] of cols) hatch(x(first), y(0), x(last + 1), y(n_i));
 }
 
 /** Ticks at the edge for tokens that a search has found. */

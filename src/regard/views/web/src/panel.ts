@@ -7,7 +7,7 @@ import { deepZoom, drawnTiles } from "./deepzoom";
 import { el, sized } from "./element";
 import type { Token } from "./marks";
 import * as overlay from "./overlay";
-import type { Chart, Layer, Measures, Pool, Source } from "./source";
+import type { Chart, Layer, Measures, Pool, Range, Source } from "./source";
 import type { State } from "./state";
 import { type Cell, type Painted, Tiles } from "./tiles";
 
@@ -27,6 +27,15 @@ export interface Events {
   picked(cell: Cell): void;
   loaded(): void;
   failed(error: unknown): void;
+}
+
+/** The mean of a measure over some neighbours. */
+export interface Mean {
+  value: number;
+  /** The first and the last of them. */
+  over: Range;
+  /** How far it may be off. */
+  off: number;
 }
 
 export class Panel {
@@ -244,11 +253,26 @@ export class Panel {
     this.redraw();
   }
 
-  /** Entropy of a row and what a column receives, where they are known. */
-  measured(row: number, col: number): { entropy: number; received: number } | null {
-    if (!this.measures) return null;
-    const { level, entropy, received } = this.measures;
-    return { entropy: entropy[Math.floor(row / 2 ** level)], received: received[Math.floor(col / 2 ** level)] };
+  /** Is a value on screen larger than the end of the scale? */
+  clipped(): boolean {
+    return this.tiles?.exceeds(this.visible(), this.ramp?.most ?? Infinity) ?? false;
+  }
+
+  /** Entropy of the queries of a cell and what its keys receive, each the mean of a range, where they are known. */
+  measured({ row, col, level: own }: Cell): { entropy: Mean; received: Mean } | null {
+    if (!this.measures || !this.layer) return null;
+    const { level, entropy, received, off } = this.measures;
+    const { n_i, n_j } = this.layer;
+    const [rows, cols] = this.padding;
+    return {
+      entropy: meanOver(entropy, row, Math.max(own, level), level, n_i, rows, off.entropy),
+      received: meanOver(received, col, Math.max(own, level), level, n_j, cols, off.received),
+    };
+  }
+
+  /** The ranges of queries and of keys that are padding. */
+  get padding(): [Range[], Range[]] {
+    return this.layer?.padding?.[this.tiles?.chart.batch ?? 0] ?? [[], []];
   }
 
   /** Draw axes and overlay with the next frame. */
@@ -320,7 +344,8 @@ export class Panel {
       found: [rows.found, cols.found],
       chosen: chosen && [chosen, axis],
       hover: this.hover && { ...this.hover, level: this.level() },
-      previews: this.visible().filter(({ tile }) => tile.preview),
+      previews: this.visible().filter(({ tile }) => tile.state !== "exact"),
+      padding: this.padding,
       side: this.session.tile,
       measures: this.measures,
     });
@@ -331,4 +356,28 @@ export class Panel {
     const cell = this.cell(0, row, col);
     return cell.level === 0 ? cell.value : null;
   }
+}
+
+/** The mean over a cell of 2 ** level tokens at a place, from means over 2 ** held real tokens each. */
+function meanOver(
+  values: Float32Array,
+  at: number,
+  level: number,
+  held: number,
+  n: number,
+  padding: Range[],
+  off: number,
+): Mean {
+  const [size, step] = [2 ** level, 2 ** held];
+  const first = Math.floor(at / size) * size;
+  const last = Math.min(n, first + size) - 1;
+  let [sum, count] = [0, 0];
+  for (let start = first; start <= last; start += step) {
+    const stop = Math.min(start + step, n);
+    const hidden = padding.reduce((all, [a, b]) => all + Math.max(0, Math.min(b + 1, stop) - Math.max(a, start)), 0);
+    const real = stop - start - hidden;
+    if (real) sum += real * values[start / step];
+    count += real;
+  }
+  return { value: count ? sum / count : 0, over: [first, last], off };
 }

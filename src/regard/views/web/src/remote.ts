@@ -36,8 +36,16 @@ export class Remote implements Source {
     return Promise.resolve(`api/${answers.name.picture(capture, picture)}`);
   }
 
-  overview(place: Place) {
-    return this.keep(answers.name.overview(place), async (name) => answers.overview(await this.frame(name)));
+  async overview(place: Place) {
+    const name = answers.name.overview(place);
+    const found = await this.keep(name, async () => answers.overview(await this.frame(name)));
+    if (found.retry !== null) this.kept.delete(name);
+    return found;
+  }
+
+  difference(place: Place, minus: Place) {
+    const name = answers.name.difference(place, minus);
+    return this.keep(name, async () => answers.difference(await this.frame(name)));
   }
 
   async measures(place: Place, head: Head, level: number, signal?: AbortSignal) {

@@ -1,11 +1,15 @@
 // Source: where the numbers come from, a server or the page itself; and the shapes of what it answers.
 
+import type { Certainty } from "./certainty";
 import type { Coded } from "./frame";
 
 export type Head = number | "mean" | "max";
 /** What cells of a map show: the mean or the largest of their weights. */
 export type Pool = "mean" | "max";
 export type Axis = "query" | "key";
+
+/** The first and the last of some neighbours. */
+export type Range = [number, number];
 
 export interface Layer {
   name: string;
@@ -30,6 +34,10 @@ export interface Layer {
   texts: [number | null, number | null][];
   groups: Record<string, [number | null, number | null][]>;
   picture: [number | null, number | null][];
+  /** By batch row the ranges of queries and of keys that are padding, first and last; null without padding. */
+  padding: [Range[], Range[]][] | null;
+  /** The layer of the other capture that this one is compared with. */
+  counterpart: number | null;
   measures_level?: number;
 }
 
@@ -75,7 +83,7 @@ export interface Chart extends Place {
   minus: (Place & { head: Head }) | null;
 }
 
-export interface Overview {
+export interface Overview extends Certainty {
   entropy: Float32Array;
   distance: Float32Array;
   max: Float32Array;
@@ -87,58 +95,60 @@ export interface Overview {
   size: [number, number];
 }
 
-export interface Measures {
+/** The heads of a layer less those of another. */
+export interface Difference extends Certainty {
+  /** Of each head, the mean size of the difference of two cells. */
+  difference: Float32Array;
+  thumbs: Float32Array;
+  size: [number, number];
+  /** Queries and keys of a cell. */
+  cell: [number, number];
+}
+
+export interface Measures extends Certainty {
   level: number;
+  /** How far the numbers may be off, by their codes. */
+  off: { entropy: number; received: number };
   entropy: Float32Array;
   max: Float32Array;
   distance: Float32Array;
   received: Float32Array;
 }
 
-export interface Tile {
+export interface Tile extends Certainty {
   rows: number;
   cols: number;
   /** Mean of each cell; the weights themselves at level 0. */
   mean: Coded;
   /** The largest of each cell, where it is known. */
   max: Coded | null;
-  preview: boolean;
-  retry: number | null;
-  /** Relative error of the values. */
-  error: number;
 }
 
-export interface Links {
+export interface Links extends Certainty {
   /** By position on the other axis; NaN where a page does not hold it. */
   weight: Float32Array;
   top: number[];
   topWeight: number[];
-  /** Relative error of the weights. */
-  error: number;
 }
 
-export interface Block {
+export interface Block extends Certainty {
   heads: number;
   rows: number;
   cols: number;
   weight: Float32Array;
-  /** Relative error of the weights. */
-  error: number;
+  /** What each query of each head gives to all keys, inside the block or not; null where that takes long. */
+  total: Float32Array | null;
 }
 
-export interface Flow {
+export interface Flow extends Certainty {
   layers: number[];
   level: number;
   cells: number;
   /** Rows from the input, 0, up to the token itself. */
   rollout: Float32Array;
-  /** Relative error of the weights it is made of. */
-  error: number;
-  preview: boolean;
-  retry: number | null;
 }
 
-export interface Alignment {
+export interface Alignment extends Certainty {
   target: string[];
   source: string[];
   weight: Float32Array;
@@ -155,6 +165,7 @@ export interface Source {
   /** The address of a picture that an <img> can show. */
   picture(capture: number, picture: number): Promise<string>;
   overview(place: Place, signal?: AbortSignal): Promise<Overview>;
+  difference(place: Place, minus: Place, signal?: AbortSignal): Promise<Difference>;
   measures(place: Place, head: Head, level: number, signal?: AbortSignal): Promise<Measures>;
   tile(chart: Chart, pool: Pool, level: number, row: number, col: number, signal?: AbortSignal): Promise<Tile>;
   token(place: Place, head: Head, axis: Axis, first: number, last: number, signal?: AbortSignal): Promise<Links>;

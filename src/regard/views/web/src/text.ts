@@ -1,9 +1,9 @@
 // Text: the text itself; a token, a word, a sentence or any span of it, where that looks and who looks at it.
 
 import { type App, type View, words } from "./app";
+import { COLUMNS, fields, said, together } from "./certainty";
 import { choice, notice } from "./controls";
 import { el, fill } from "./element";
-import { within } from "./legend";
 import type { Token } from "./marks";
 import { ranking } from "./ranking";
 import { type Colouring, Running } from "./running";
@@ -61,11 +61,11 @@ export class TextView implements View {
   }
 
   table(): string[][] {
-    const rows = [["side", "position", "token", "weight"]];
+    const rows = [["side", "position", "token", "weight", ...COLUMNS]];
     for (const [side, links] of Object.entries(this.links) as [Axis, Links][]) {
       const tokens = this.tokens(opposite(side));
       links.weight.forEach((weight, n) => {
-        if (weight > 0) rows.push([SIDES[side], String(n), tokens?.[n]?.raw ?? "", String(weight)]);
+        if (weight > 0) rows.push([SIDES[side], String(n), tokens?.[n]?.raw ?? "", String(weight), ...fields(links)]);
       });
     }
     return rows;
@@ -145,10 +145,14 @@ export class TextView implements View {
   }
 
   private colouring(links: Links | undefined): Colouring | null {
-    const most = links?.topWeight[0];
+    const most = links?.weight.reduce((top, value) => Math.max(top, value || 0), 0);
     if (!links || !most) return null;
     const ramp = this.app.ramp(most);
-    return (n) => (links.weight[n] > 0 ? [ramp.css(links.weight[n]), ramp.ink(links.weight[n])] : null);
+    return (n) => {
+      const weight = links.weight[n];
+      if (weight > 0) return [ramp.css(weight), ramp.ink(weight)];
+      return Number.isNaN(weight) && links.state === "partial" ? ["", "var(--faint)"] : null;
+    };
   }
 
   private list(): void {
@@ -159,8 +163,9 @@ export class TextView implements View {
     const head = el("h2", {}, el("bdi", {}, phrase(this.tokens(axis), first, last)), place);
     const sections = (Object.entries(this.links) as [Axis, Links][]).map(([side, links]) => this.section(side, links));
     const colour = this.one && choice("colour by", SIDES, axis, (axis) => this.app.go({ axis }));
-    const exact = within(Math.max(0, ...Object.values(this.links).map(({ error }) => error)));
-    fill(this.side, head, colour, ...sections, exact && el("p", { class: "hint" }, `weights${exact}`));
+    const known = said(together(Object.values(this.links)));
+    const faint = Object.values(this.links).some(({ state }) => state === "partial") ? "; words in grey are not known" : "";
+    fill(this.side, head, colour, ...sections, known && el("p", { class: "hint known" }, `weights: ${known}${faint}`));
   }
 
   private section(side: Axis, links: Links): HTMLElement {
@@ -170,7 +175,14 @@ export class TextView implements View {
       .map((n, at) => ({ n, text: tokens?.[n]?.text ?? "", weight: links.topWeight[at] }));
     const follow = (n: number): void =>
       this.app.go({ chosen: [n, n], axis: this.one ? this.app.state.axis : opposite(side) });
-    return el("section", { "data-side": side }, el("h3", {}, SIDES[side]), ranking(items, follow));
+    const [first, last] = this.app.state.chosen!;
+    const several = last - first + 1;
+    const over = side === "query" ? `mean of ${several} queries` : `sum over ${several} keys`;
+    const least = several > 1 && links.state === "partial";
+    const title = el("h3", {}, several > 1 ? `${SIDES[side]}, ${over}` : SIDES[side]);
+    const unsure = least && items.length < LISTED;
+    const rest = unsure ? el("p", { class: "faint" }, "The order of the others is not known from these links.") : null;
+    return el("section", { "data-side": side }, title, items.length || !unsure ? ranking(items, follow, links.error, least) : null, rest);
   }
 
   private async choose(side: Axis, first: number, last: number): Promise<void> {

@@ -1,6 +1,7 @@
 // Tiles of one map: fetched as numbers, coloured here, so that scale and colours change without asking again.
 
 import OpenSeadragon from "openseadragon";
+import type { Certainty } from "./certainty";
 import { Ramp, Spread } from "./colours";
 import { pause } from "./remote";
 import type { Chart, Layer, Pool, Source, Tile } from "./source";
@@ -24,7 +25,8 @@ export interface Cell {
   /** The weight, or the mean of the cell's weights; null while it is not there. */
   value: number | null;
   largest: number | null;
-  preview: boolean;
+  /** How far these can be trusted; null while they are not there. */
+  certainty: Certainty | null;
 }
 
 export interface Settings {
@@ -87,11 +89,11 @@ export class Tiles {
       const [y, x] = [Math.floor(row / 2 ** at), Math.floor(col / 2 ** at)];
       const found = this.held.get(`${at}/${Math.floor(y / side)}/${Math.floor(x / side)}`);
       if (!found) continue;
-      const { mean, max, cols, preview } = found.tile;
+      const { mean, max, cols } = found.tile;
       const place = (y % side) * cols + (x % side);
-      return { row, col, level: at, value: mean.at(place), largest: max?.at(place) ?? null, preview };
+      return { row, col, level: at, value: mean.at(place), largest: max?.at(place) ?? null, certainty: found.tile };
     }
-    return { row, col, level, value: null, largest: null, preview: false };
+    return { row, col, level, value: null, largest: null, certainty: null };
   }
 
   /** Other colours; each tile is painted anew when it is next drawn. */
@@ -120,6 +122,11 @@ export class Tiles {
     const spread = new Spread();
     for (const painted of tiles) spread.add(this.numbers(painted));
     return spread.quantile(0.998);
+  }
+
+  /** Is a cell of some tiles larger than a value? */
+  exceeds(tiles: Painted[], most: number): boolean {
+    return tiles.some((painted) => this.numbers(painted).some((value) => Math.abs(value) > most * 1.001));
   }
 
   /** Does a cell of some tiles hold no number? */
@@ -151,7 +158,7 @@ export class Tiles {
         if (!this.settings.wanted(painted)) continue;
         const { level, row, col } = painted;
         painted.tile = await this.source.tile(this.chart, this.settings.pool, level, row, col, this.stop.signal);
-        if (painted.tile.preview) continue;
+        if (painted.tile.retry !== null) continue;
         painted.with = null;
         this.settings.changed();
       }
