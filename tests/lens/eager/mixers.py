@@ -27,6 +27,7 @@ class Mixer(nn.Module):
         self.kernel = nn.Parameter(torch.randn(DIM, 4))
         self.words = nn.Parameter(torch.randn(7, DIM))
         self.memory = nn.Parameter(torch.randn(2, H, D, 4))
+        self.places = nn.Parameter(torch.randn(2 * N, H, D))
         self.slots = nn.Parameter(torch.randn(4, 2, DIM))
         self.register_buffer("grid", torch.linspace(-1, 1, N)[:, None].expand(N, 2).clone())
         self.register_buffer("cache", torch.zeros(B, N, DIM))

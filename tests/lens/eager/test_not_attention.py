@@ -262,6 +262,14 @@ def cached(m, x):
     return (m.to_q(x) @ m.cache.mT).softmax(-1) @ m.cache
 
 
+def feedback(m, x):
+    """One query over a memory, whose scores are added to those of learned embeddings of the places."""
+    q, k, v = m.to_q(x[:, 0]), m.to_k(x), m.to_v(x)
+    scores = torch.einsum("bhd,bjhd->bhj", q.unflatten(-1, (H, D)), k.unflatten(-1, (H, D)))
+    places = torch.einsum("bhd,jhd->bhj", q.unflatten(-1, (H, D)), m.places[-N:])
+    return torch.einsum("bhj,bjhd->bhd", (scores + places).softmax(-1), v.unflatten(-1, (H, D)))
+
+
 def both_ways(m, x):
     """Two texts that attend to each other, by two softmaxes of the same scores."""
     scores = m.to_q(x) @ m.to_k(x.flip(1)).mT
@@ -292,6 +300,7 @@ def slots(m, x):
         by_place,
         cross_covariance,
         cached,
+        feedback,
         both_ways,
         both_ways_with_learned_words,
         slots,
@@ -332,6 +341,7 @@ PIECE = Piece((0, 1), 0, FEATURES)
         (dims(ROWS, None, FEATURES), None, {}, None),
         (dims(ROWS, None, FEATURES), None, {"is_summed": True}, GATE),
         (dims(ROWS, ROWS, None, FEATURES), None, {}, GATE),
+        (dims(ROWS, ROWS, None, FEATURES), dims(ROWS, ROWS, ROWS, FEATURES), {}, None),
         (None, None, {}, None),
     ],
 )

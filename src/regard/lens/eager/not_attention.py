@@ -66,7 +66,7 @@ def kind_of_average(average: AverageOrigin) -> NotAttention | None:
     if _is(keys, FEATURES, LEARNED):
         if _is(value_keys, FEATURES):
             return CHANNELS
-        if not rows and (len(lead) > 1 or average.is_summed):
+        if not rows and not _is(value_keys, ROWS) and (len(lead) > 1 or average.is_summed):
             return GATE
     if _is(rows, FEATURES) and not _is(keys, FEATURES):
         was_cut = average.piece is not None and average.piece.kind == FEATURES
