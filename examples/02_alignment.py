@@ -74,7 +74,7 @@ batch = numbers(1, 10)
 A = one.attention["source"][0]  # m n: a row for each digit written, a column for each digit read
 read, wrote = ([str(token - DIGITS.start) for token in tokens] for tokens in (batch["source"][0].tolist(), one.tokens))
 print(f"read {''.join(read)}, wrote {''.join(wrote)}, looking at places {one.alignment('source')}")
-views.heatmap(A, wrote, read, title="rows: written; columns: read").savefig(folder / "02_alignment.png", dpi=100)
+views.heatmap(A, wrote, read, axes=("written", "read")).savefig(folder / "02_alignment.png", dpi=100)
 
 batch = numbers(200, 10)
 found = written(model, batch)

@@ -68,7 +68,9 @@ def test_names_of_layers_lie_beside_their_maps_and_apart():
 @pytest.mark.parametrize(
     ("names", "written"),
     [
-        (NAMES, NAMES),
+        (NAMES, ["0", "1", "2", "3"]),
+        (["model.layers.0.self_attn", "model.layers.1.self_attn"], ["0", "1"]),
+        (["model.layers.0.self_attn"], ["model.layers.0.self_attn"]),
         (
             [f"model.vision_tower.vision_model.encoder.layers.{n}.self_attn" for n in range(3)]
             + ["model.language_model.layers.0.self_attn"],

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import nn
@@ -81,8 +82,45 @@ def test_values_below_zero_are_coloured_symmetrically_around_it():
     figure = heatmap(np.array([[-2.0, 1.0]]))
     norm = figure.axes[0].images[0].norm
     assert (norm.vmin, norm.vmax) == (-2, 2)
-    with pytest.raises(ValueError, match="scale='sqrt' needs values of at least 0, got -2"):
-        heatmap(np.array([[-2.0, 1.0]]), scale="sqrt")
+    assert norm(np.array([-2.0, -0.5, 0.0, 0.5, 2.0])).tolist() == pytest.approx([0, 0.25, 0.5, 0.75, 1])
+    linear = heatmap(np.array([[-2.0, 1.0]]), scale="linear").axes[0].images[0].norm
+    assert linear(np.array([-1.0, 1.0])).tolist() == [0.25, 0.75]
+
+
+def test_heatmaps_are_on_a_square_root_scale_and_say_so():
+    found, linear = heatmap(np.array([[0.0, 0.25, 1.0]])), heatmap(np.array([[0.0, 0.25, 1.0]]), scale="linear")
+    assert [float(figure.axes[0].images[0].norm(0.25)) for figure in (found, linear)] == [0.5, 0.25]
+    assert [figure.axes[1].get_ylabel() for figure in (found, linear)] == [
+        "attention\n(square-root scale)",
+        "attention",
+    ]
+
+
+def test_axes_of_a_heatmap_have_the_words_of_the_reader():
+    axes = heatmap(np.eye(3), axes=("written", "read")).axes[0]
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("written", "read")
+    axes = heatmap(np.eye(600), axes=("written", "read")).axes[0]
+    assert axes.get_ylabel() == "600 written, pooled to 512 cells"
+    with pytest.raises(ValueError, match="axes must be two words, for queries and for keys, got 'ab'"):
+        heatmap(np.eye(3), axes="ab")
+
+
+def test_marks_of_tokenizers_are_left_out_of_every_label():
+    tokens, clean = ["Ġthe", "ĠcafÃ©", "s"], ["the", "café", "s"]
+    axes = heatmap(np.eye(3), tokens).axes[0]
+    assert labels(axes.yaxis) == labels(axes.xaxis) == clean
+    assert [t.get_text() for t in text(np.eye(3), tokens).axes[0].texts] == clean
+    assert [
+        axes.get_title() for axes in caption(np.eye(3), np.zeros((3, 3)), tokens, patches=(1, 3)).axes[1:4]
+    ] == clean
+    pair = alignment(np.eye(3), tokens, ["▁le", "▁café", "s"])
+    assert [t.get_text() for t in pair.axes[0].texts] == [*clean, "le", "café", "s"]
+
+
+def test_letters_stand_and_the_long_labels_among_them_lie():
+    letters = [*"2024年", "<end>"]
+    shown = heatmap(np.eye(6), letters).axes[0].get_xticklabels()
+    assert [label.get_rotation() for label in shown] == [0] * 5 + [90]
 
 
 def test_nothing_is_drawn_where_nothing_is_and_darkness_grows_with_attention():
@@ -205,36 +243,84 @@ def test_a_token_as_wide_as_the_page_is_shortened(letter):
     written(figure)
 
 
+def blend(grey, values, most):
+    """The colours of weights over a grey picture, by the definition of the veil."""
+    colours = colormaps["plasma"](np.minimum(values / most, 1))[..., :3]
+    veil = 0.75 * np.sqrt(np.minimum(values / most, 1))[..., None]
+    return (1 - veil) * grey[..., None] + veil * colours
+
+
 @pytest.mark.parametrize("keys", [12, 13])
-def test_image_lays_the_attention_of_a_query_over_its_patches(keys):
+def test_image_shows_the_picture_and_then_the_attention_of_a_query_over_its_patches(keys):
     values = torch.rand(4, keys)
     picture = np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8)
     figure = image(values, picture, query=2, patches=(3, 4), title="class token")
-    under, over = figure.axes[0].images
-    assert under.get_array().shape[:2] == (30, 40)
-    assert under.get_extent() == over.get_extent() == [0, 40, 30, 0]
-    close(over.get_array(), values[2, keys - 12 :].view(3, 4))
+    plain, over = [axes.images[0] for axes in figure.axes[:2]]
+    close(plain.get_array(), picture / 255)
+    assert plain.get_extent() == over.get_extent() == [0, 40, 30, 0]
+    shown, given = np.asarray(over.get_array()), values[2, keys - 12 :].view(3, 4).numpy()
+    assert shown.shape == (129, 128, 3)
+    rows, cols = np.arange(129) * 30 // 129, np.arange(128) * 40 // 128
+    grey = (picture / 255).mean(-1)[np.ix_(rows, cols)]
+    spread = given.repeat(43, 0).repeat(32, 1)
+    most = np.sort(given.ravel())[-2] if given.max() > 1.5 * np.sort(given.ravel())[-2] else given.max()
+    close(shown, blend(grey, spread, most), atol=1e-6)
     assert written(figure) == ["class token"]
 
 
 def test_patches_are_square_unless_given_and_pictures_come_in_any_layout():
-    values = np.ones((1, 10)) / 10
+    values = np.arange(10.0)[None]
     for picture in (torch.rand(3, 6, 8), torch.randn(1, 6, 8), np.zeros((6, 8)), np.zeros((6, 8, 4))):
-        over = image(values, picture).axes[0].images[1]
-        assert over.get_array().shape == (3, 3)
+        over = image(values, picture).axes[1].images[0]
+        assert over.get_array().shape == (129, 129, 3)
         assert over.get_extent() == [0, 8, 6, 0]
+
+
+def test_every_colour_over_a_picture_is_in_the_legend():
+    figure = image(np.random.default_rng(0).random((1, 36)), np.random.default_rng(1).random((50, 50)))
+    over, legend = (np.asarray(figure.axes[n].images[0].get_array()).reshape(-1, 3) for n in (1, 2))
+    nearest = np.array([np.abs(legend - colour).sum(1).min() for colour in over[::37]])
+    assert nearest.max() < 0.03
+    assert figure.axes[2].get_ylabel() == "attention"
+    assert [label.get_text() for label in figure.axes[2].get_xticklabels()] == ["dark", "light"]
+
+
+def test_one_patch_does_not_black_out_the_others():
+    values = np.linspace(0.01, 0.02, 36)
+    even = image(values[None], np.zeros((6, 6)))
+    values[7] = 0.9
+    figure = image(values[None], np.zeros((6, 6)))
+    legend = figure.axes[2]
+    assert legend.get_ylim()[1] == pytest.approx(0.9 / 8)
+    assert legend.get_yticklabels()[-1].get_text() == "0.11 or more"
+    assert even.axes[2].get_ylim()[1] == pytest.approx(0.02)
+    assert not any("more" in label.get_text() for label in even.axes[2].get_yticklabels())
 
 
 def test_caption_shows_the_picture_once_and_then_word_by_word_on_one_scale():
     A = weights(torch.randn(1, 1, 3, 8), torch.randn(1, 1, 16, 8))
     figure = caption(A, np.zeros((20, 20, 3), dtype=np.uint8), ["a", "小", "dog"])
-    plain, *panels = [axes for axes in figure.axes if axes.images and axes.get_xlim() == (0, 20)]
-    assert len(plain.images) == 1
-    for n, panel in enumerate(panels):
-        close(panel.images[1].get_array(), A.dense()[0, 0, n].view(4, 4), atol=1e-6)
-    assert len({panel.images[1].norm.vmax for panel in panels}) == 1
-    assert [panel.get_title() for panel in panels][::2] == ["a", "dog"]
+    plain, *panels, legend = figure.axes
+    assert np.asarray(plain.images[0].get_array()).shape == (20, 20, 3)
+    dense = A.dense()[0, 0].view(3, 4, 4).numpy()
+    most = legend.get_ylim()[1]
+    for panel, values in zip(panels, dense, strict=True):
+        close(panel.images[0].get_array()[::32, ::32], blend(np.zeros((4, 4)), values, most), atol=1e-6)
+    assert [panel.get_title() for panel in panels] == ["a", "小", "dog"]
     written(figure)
+
+
+@pytest.mark.parametrize(("words", "rows"), [(4, [5]), (5, [3, 3]), (10, [4, 4, 3]), (11, [4, 4, 4])])
+def test_panels_stand_in_even_rows_and_the_legend_is_as_high_as_one(words, rows):
+    figure = caption(np.ones((words, 9)), np.zeros((9, 9)), ["w"] * words)
+    *panels, legend = figure.axes
+    tops = [round(axes.get_position().y1, 4) for axes in panels]
+    assert [tops.count(top) for top in dict.fromkeys(tops)] == rows
+    assert legend.get_position().height == pytest.approx(panels[0].get_position().height)
+    assert legend.get_position().x0 > max(axes.get_position().x1 for axes in panels)
+    FigureCanvasAgg(figure).draw()
+    renderer = figure.canvas.get_renderer()
+    assert legend.get_tightbbox(renderer).x1 <= figure.bbox.x1
 
 
 def test_alignment_joins_the_words_of_its_links():
@@ -417,15 +503,16 @@ def test_over_a_picture_what_is_no_number_is_veiled():
     values[1] = torch.tensor([0.0, 0.2, 0.3, torch.nan])
     for query, veiled in ((0, [True] * 4), (1, [False, True, True, True])):
         figure = image(values, np.zeros((4, 4)), query=query)
-        over = figure.axes[0].images[1]
-        assert (np.asarray(over.get_alpha()).ravel() > 0).tolist() == veiled
+        over = np.asarray(figure.axes[1].images[0].get_array())[::64, ::64]
+        assert (over.sum(-1).ravel() > 0).tolist() == veiled
+        assert figure.axes[2].get_ylabel() == "attention\n(grey: not a number)"
         FigureCanvasAgg(figure).draw()
 
 
 def test_a_picture_of_one_colour_is_drawn():
     for value in (-3.0, 0.5, 255.0):
-        under = image(np.ones((1, 4)) / 4, np.full((4, 4), value)).axes[0].images[0]
-        assert np.isfinite(np.asarray(under.get_array())).all()
+        for axes in image(np.ones((1, 4)) / 4, np.full((4, 4), value)).axes[:2]:
+            assert np.isfinite(np.asarray(axes.images[0].get_array())).all()
 
 
 def test_what_is_no_number_is_not_taken_for_nothing():
@@ -433,8 +520,7 @@ def test_what_is_no_number_is_not_taken_for_nothing():
     A[1] = torch.nan
     figure = heatmap(A)
     [picture] = figure.axes[0].get_images()
-    assert figure.axes[1].get_ylabel() == "attention (grey: not a number)"
-    assert heatmap(torch.eye(4)).axes[1].get_ylabel() == "attention"
+    assert figure.axes[1].get_ylabel() == "attention\n(square-root scale, grey: not a number)"
     colours = picture.to_rgba(picture.get_array())
     assert np.array_equal(colours[1, 0], colours[1, 3])
     assert not np.allclose(colours[1, 0], colours[0, 1])

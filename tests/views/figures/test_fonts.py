@@ -76,6 +76,17 @@ def test_invisible_characters_are_shown_as_escapes():
     assert drawable(["  ", "", " a"]).texts == ["␣␣", "", " a"]
 
 
+def test_emoji_are_drawn_or_named_without_their_joiners(only_shipped):
+    joined = [
+        "\U0001f469\u200d\U0001f4bb!",
+        "\U0001f44d\U0001f3fd",
+        "\U0001f9d1\u200d\U0001f91d\u200d\U0001f9d1",
+        "☀\ufe0f",
+    ]
+    assert drawable(joined).texts == ["[woman+personal computer]!", "[thumbs up sign]", "[adult+handshake+adult]", "☀"]
+    assert drawable(["a\u200db", "\u200d\U0001f469"]).texts == ["a\\u200db", "\\u200d[woman]"]  # joins nothing
+
+
 def test_no_figure_meets_a_missing_glyph_or_reads_dollars_as_formulas(only_shipped):
     tokens = ["我", "喜欢", "猫", "$x^", "\\frac", "مرحبا", "हिन्दी", "한국어", "🙂", "\x1b"]
     with warnings.catch_warnings():

@@ -15,18 +15,22 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm
+from matplotlib.colors import Colormap, FuncNorm, ListedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from .figure_inputs import Numbers
 from .fonts import DrawableText, drawable
+from .token_marks import readable
 
 Scale = Literal["linear", "sqrt"]
 
 INK, FAINT, HAIR = "#222222", "#777777", "#cccccc"
 ACCENT, DEEP = "#b73779", "#3b0f70"  # two colours of magma
 NAN_COLOUR = "#9fb4c0"
+PLURALS = {"query": "queries", "key": "keys"}
+MAX_BEYOND_SCALE = 8  # the largest value is at most this number of times the end of the scale
+MOSTLY_LETTERS = 0.8  # share of the labels of an axis
 MAX_NAMED_TOKENS = 64  # along an axis; with more, tokens are numbered
 TEXT_POINTS, TITLE_POINTS = 10, 11  # font sizes
 MAX_TOKEN_CHARACTERS, MAX_LAYER_CHARACTERS = 24, 48
@@ -111,22 +115,34 @@ def _wrap(text: str, inches: float, size: float) -> DrawableText:
 
 
 class Colours:
-    """Map values to colours: from 0 to the largest, or symmetric around 0 if any value is negative."""
+    """Map values to colours: from 0 to the largest, or symmetric around 0 if any value is negative.
 
-    def __init__(self, values: Sequence[Numbers], scale: Scale, above_zero: Colormap = WHITE_TO_DARK) -> None:
+    With a `quantile` below 1 the scale ends there if single values are far larger; the legend then says "or more".
+    """
+
+    def __init__(
+        self,
+        values: Sequence[Numbers],
+        scale: Scale,
+        above_zero: Colormap = WHITE_TO_DARK,
+        *,
+        quantile: float = 1.0,
+    ) -> None:
         if scale not in ("linear", "sqrt"):
             raise ValueError(f"scale must be 'linear' or 'sqrt', got {scale!r}")
         finite = [x[np.isfinite(x)] for x in values]
         least = min((float(x.min(initial=0.0)) for x in finite), default=0.0)
         most = max((float(x.max(initial=0.0)) for x in finite), default=0.0)
-        if least < 0 and scale == "sqrt":
-            raise ValueError(f"scale='sqrt' needs values of at least 0, got {least:.3g}; write scale='linear'")
         self.some_missing = any(bool(np.isnan(x).any()) for x in values)
-        self.most = most = max(most, -least) or 1.0
+        largest = max(most, -least) or 1.0
+        self.most = most = _top(finite, quantile, largest)
+        self.exceeds = most < largest
         self.map: Colormap = (above_zero if least >= 0 else colormaps["RdBu_r"]).with_extremes(bad=NAN_COLOUR)
-        self.norm: Normalize = (
-            PowerNorm(0.5, 0, most) if scale == "sqrt" else Normalize(-most if least < 0 else 0, most)
-        )
+        self.scale = scale
+        if scale == "linear":
+            self.norm: Normalize = Normalize(-most if least < 0 else 0, most)
+        else:
+            self.norm = PowerNorm(0.5, 0, most) if least >= 0 else FuncNorm((_root, _square), -most, most)
 
     def __call__(self, value: float) -> tuple[float, float, float, float]:
         return self.map(float(self.norm(value)))
@@ -138,13 +154,58 @@ class Colours:
         axes.imshow(values, cmap=self.map, norm=self.norm, aspect="auto", interpolation="nearest", extent=extent)
         frame(axes)
 
+    def legend(self, label: str) -> str:
+        """Return the label of the colour bar, with its scale."""
+        asides = ["square-root scale"] * (self.scale == "sqrt") + ["grey: not a number"] * self.some_missing
+        return f"{label}\n({', '.join(asides)})" if asides else label
+
+    def over(self, grey: Numbers, values: Numbers) -> Numbers:
+        """Return the colours of values laid over a grey picture, `y x 3`: it shows through where values are small."""
+        share = np.where(np.isfinite(values), np.minimum(np.abs(values) / self.most, 1), 1.0)
+        veil = 0.75 * np.sqrt(share)[..., None]
+        colours = self.map(self.norm(np.ma.masked_invalid(values)))[..., :3]
+        return (1 - veil) * grey[..., None] + veil * colours
+
+    def bar_over_grey(self, axes: Axes) -> None:
+        """Draw the legend of `over`: each value from bottom to top, over dark to light parts of the picture."""
+        low, high = float(self.norm.vmin or 0.0), self.most
+        grey, values = np.meshgrid(np.linspace(0, 1, 64), np.linspace(low, high, 256))
+        axes.imshow(self.over(grey, values), extent=(0, 1, low, high), origin="lower", aspect="auto")
+        axes.yaxis.tick_right()
+        axes.yaxis.set_label_position("right")
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.tick_params(labelsize=8, length=2)
+        axes.set_xticks([0, 1], ["dark", "light"], fontsize=7)
+        axes.tick_params(axis="x", length=0)
+        if self.exceeds:
+            ticks = [x for x in MaxNLocator(4).tick_values(low, high) if low <= x < high - (high - low) / 12]
+            axes.set_yticks([*ticks, high], [*(f"{x:.3g}" for x in ticks), f"{high:.2g} or more"])
+        axes.set_ylabel(self.legend("attention"), color=INK)
+        axes.spines[:].set_visible(False)
+
     def bar(self, figure: Figure, axes: Sequence[Axes], label: str = "attention", within: Axes | None = None) -> None:
         """Add the colour bar beside the axes, or within axes of its own."""
         colours = ScalarMappable(self.norm, self.map)
         bar = figure.colorbar(colours, ax=axes, cax=within, fraction=0.04, pad=0.02, aspect=30)
-        bar.set_label(f"{label} (grey: not a number)" if self.some_missing else label, color=INK)
+        bar.set_label(self.legend(label), color=INK)
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=8, length=2)
+
+
+def _top(values: Sequence[Numbers], quantile: float, largest: float) -> float:
+    """Return the end of the scale: the quantile of sizes, if single values are more than 1.5 times as large."""
+    if quantile == 1 or not sum(x.size for x in values):
+        return largest
+    high = float(np.quantile(np.abs(np.concatenate(values)), quantile, method="lower"))
+    return max(high, largest / MAX_BEYOND_SCALE) if largest > 1.5 * high else largest
+
+
+def _root(x: Numbers) -> Numbers:
+    return np.sign(x) * np.sqrt(np.abs(x))
+
+
+def _square(x: Numbers) -> Numbers:
+    return np.sign(x) * np.square(x)
 
 
 def ink_on(colour: tuple[float, float, float, float]) -> str:
@@ -160,29 +221,33 @@ def label_inches(tokens: Sequence[str] | None, n: int) -> float:
     return max([0.4, *(0.2 + 0.08 * len(text) for text in shorten(tokens).texts)])
 
 
-def label_rows(axes: Axes, tokens: Sequence[str] | None, n: int, drawn: int) -> None:
+def label_rows(axes: Axes, tokens: Sequence[str] | None, n: int, drawn: int, word: str = "query") -> None:
     """Label the queries down the side with tokens, or with numbers if there are too many."""
-    _label(axes.yaxis, "query", "queries", tokens, n, drawn)
+    _label(axes.yaxis, word, tokens, n, drawn)
 
 
-def label_columns(axes: Axes, tokens: Sequence[str] | None, n: int, drawn: int) -> None:
-    """Label the keys along the top with tokens or numbers."""
-    _label(axes.xaxis, "key", "keys", tokens, n, drawn)
+def label_columns(axes: Axes, tokens: Sequence[str] | None, n: int, drawn: int, word: str = "key") -> None:
+    """Label the keys along the top with tokens or numbers.
+
+    Labels are upright if they would run into each other; among letters only the labels that are longer are.
+    """
+    _label(axes.xaxis, word, tokens, n, drawn)
     axes.xaxis.set_label_position("top")
     axes.xaxis.tick_top()
-    if (
-        tokens is not None
-        and n <= MAX_NAMED_TOKENS
-        and any(len(label.get_text()) > 2 for label in axes.get_xticklabels())
-    ):
-        axes.tick_params(axis="x", labelrotation=90)
-
-
-def _label(axis: Axis, one: str, many: str, tokens: Sequence[str] | None, n: int, drawn: int) -> None:
-    if drawn < n:
-        axis.set_label_text(f"{n:,} {many}, pooled to {drawn} cells")
+    if tokens is None or n > MAX_NAMED_TOKENS or drawn < n:
         return
-    axis.set_label_text(one)
+    shown = axes.get_xticklabels()
+    lengths = [len(label.get_text()) for label in shown]
+    are_letters = sum(length == 1 for length in lengths) >= MOSTLY_LETTERS * n
+    for label, length in zip(shown, lengths, strict=True):
+        label.set_rotation(90 if (length if are_letters else max(lengths)) > 2 else 0)
+
+
+def _label(axis: Axis, word: str, tokens: Sequence[str] | None, n: int, drawn: int) -> None:
+    if drawn < n:
+        axis.set_label_text(f"{n:,} {PLURALS.get(word, word)}, pooled to {drawn} cells")
+        return
+    axis.set_label_text(word)
     axis.set_major_locator(MaxNLocator("auto", integer=True))
     if tokens is not None and n <= MAX_NAMED_TOKENS:
         texts, families = shorten(tokens)
@@ -198,8 +263,8 @@ def shorten(tokens: Sequence[str], longest: int = MAX_TOKEN_CHARACTERS) -> Drawa
 
 
 def shorten_layer_names(names: Sequence[str]) -> DrawableText:
-    """Return drawable names of layers; if any is long, the parts that all names share are dropped."""
-    if len(names) > 1 and max(map(len, names)) > MAX_LAYER_CHARACTERS:
+    """Return drawable names of layers, without the parts that all names share, as the viewer writes them."""
+    if len(names) > 1:
         parts = [name.split(".") for name in names]
         most = min(map(len, parts)) - 1
         head = _common_prefix(part[:most] for part in parts)
@@ -216,6 +281,11 @@ def _common_prefix(lists: Iterable[list[str]]) -> int:
 def frame(axes: Axes) -> None:
     """Draw a hairline around a map."""
     axes.spines[:].set(color=HAIR, linewidth=0.8)
+
+
+def token_labels(name: str, tokens: Sequence[str], n: int) -> list[str]:
+    """Return n tokens as a reader would write them."""
+    return [token.text for token in readable(check_labels(name, tokens, n))]
 
 
 def check_labels(name: str, texts: Sequence[str], n: int) -> list[str]:

@@ -43,6 +43,7 @@ from .canvas import (
     paper,
     shorten,
     shorten_layer_names,
+    token_labels,
     widths,
 )
 from .figure_inputs import (
@@ -58,12 +59,15 @@ from .figure_inputs import (
     to_pixels,
 )
 from .fonts import drawable
+from .token_marks import ReadableToken, readable
 
 MAX_CELLS = 512  # per side of a map
 MAX_SMALL_CELLS = 128  # per side of a map in a grid
 MAX_TEXT_TOKENS = 5000
 PITCH, GAP, HEADED, BAR = 1.1, 0.1, 0.3, 0.9  # inches: from map to map, between maps, above them, for the scale
-PAGE, LINE = 7.5, 0.28  # inches: width of a coloured text, height of a line
+PAGE, LINE, SPACE = 7.5, 0.28, 0.05  # inches: width of a coloured text, height of a line, gap between words
+MAX_PANELS_ACROSS, PANEL_BAR, MIN_PANEL_PIXELS = 5, 1.7, 128  # inches for the scale; pixels a side of a panel
+PANEL_QUANTILE = 0.98  # share of the weights over a picture that are below the end of the scale
 MAX_DRAWN_NODES = 64  # sources or targets of a graph whose edges are drawn as lines
 MAX_TEXT_TOKEN_CHARACTERS = 48  # that many of the widest characters fit a line
 SIDE, BETWEEN = 1.6, 1.6  # inches: least width of a sentence, and the gap between the pair
@@ -74,7 +78,8 @@ def heatmap(
     queries: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
     *,
-    scale: Scale = "linear",
+    axes: tuple[str, str] = ("query", "key"),
+    scale: Scale = "sqrt",
     title: str = "",
 ) -> Figure:
     """Draw the matrix as a heatmap, a row per query, with tokens on both axes.
@@ -84,24 +89,28 @@ def heatmap(
     >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
     ['the', 'cat', 'sat']
 
-    Without `keys`, `queries` name both axes if the matrix is square. `scale="sqrt"` brings out small weights. An axis
-    of more than 64 tokens has numbers instead of tokens.
+    Without `keys`, `queries` name both axes if the matrix is square. Colours are on a square-root scale, which brings
+    out small weights; the legend says so, and `scale="linear"` is proportional. An axis of more than 64 tokens has
+    numbers instead of tokens. The marks of tokenizers, such as Ġ and ##, are left out of labels. `axes` are the words
+    beside the axes: `("written", "read")` for a translation.
     """
+    if len(axes) != 2 or isinstance(axes, str):
+        raise ValueError(f"axes must be two words, for queries and for keys, got {axes!r}")
     i, j = shape(A)
     keys = queries if keys is None and i == j else keys
     queries, keys = (
-        None if x is None else check_labels(name, x, n) for name, x, n in (("queries", queries, i), ("keys", keys, j))
+        None if x is None else token_labels(name, x, n) for name, x, n in (("queries", queries, i), ("keys", keys, j))
     )
     values = cells(A, MAX_CELLS)
     high, wide = (min(max(0.24 * n, 2.0), 7.0) for n in values.shape)
     figure = paper(wide + label_inches(queries, i) + 1.6, high + label_inches(keys, j) + 0.8)
-    axes = figure.add_subplot()
+    place = figure.add_subplot()
     colours = Colours([values], scale)
-    colours.paint(axes, values, (i, j))
-    label_rows(axes, queries, i, values.shape[0])
-    label_columns(axes, keys, j, values.shape[1])
+    colours.paint(place, values, (i, j))
+    label_rows(place, queries, i, values.shape[0], axes[0])
+    label_columns(place, keys, j, values.shape[1], axes[1])
     add_title(figure, title)
-    colours.bar(figure, [axes])
+    colours.bar(figure, [place])
     return figure
 
 
@@ -176,17 +185,17 @@ def text(
     framed.
     """
     i, j = shape(A)
-    tokens = check_labels("tokens", tokens, j)
+    read = readable(check_labels("tokens", tokens, j))
     if j > MAX_TEXT_TOKENS:
         raise ValueError(
             f"a coloured text holds at most {MAX_TEXT_TOKENS} tokens, got {j}; draw a part of it, or use heatmap"
         )
     values = mean_received(A) if query is None else row(A, query)
     asking = query % i if query is not None and i == j else None
-    texts, families = shorten(tokens, MAX_TEXT_TOKEN_CHARACTERS)
-    lines = _lines(texts, tokens, families)
+    texts, families = shorten([token.text for token in read], MAX_TEXT_TOKEN_CHARACTERS)
+    lines = _lines(texts, read, families)
     across = max(left + width for line in lines for _, left, width in line)
-    figure = paper(across + 1.2, max(LINE * len(lines), 1.2) + 0.6)
+    figure = paper(across + 1.4, max(LINE * len(lines), 1.5) + 0.6)
     axes = figure.add_subplot()
     axes.set(xlim=(0, across), ylim=(len(lines), 0))
     axes.set_axis_off()
@@ -211,15 +220,16 @@ def image(
     patches: tuple[int, int] | None = None,
     title: str = "",
 ) -> Figure:
-    """Draw the picture in grey, coloured by the weights of one query, such as a ViT's class token or a decoder step.
+    """Draw a picture, and again in grey under the weights of one query, such as a ViT's class token or a decoder step.
+
+    The legend shows each weight over dark and over light parts of the picture. If few patches have far more weight than
+    all others, the scale ends below them and says "or more".
 
     Keys are patches in row-major order, `patches=(rows, columns)`, by default a square; keys before them, such as a
     class token, are left out. The picture has dims y x, y x c or c y x.
     """
     given = _on_grid(row(A, query)[None], patches)
-    figure = _panels(given, to_pixels(picture), [""], plain=False)
-    add_title(figure, title)
-    return figure
+    return _panels(given, to_pixels(picture), [""], title)
 
 
 def caption(
@@ -230,9 +240,9 @@ def caption(
     A has a row for each word. `picture` and `patches` are as for `image`; all words share one scale.
     """
     i, j = shape(A)
-    words = check_labels("words", words, i)
+    words = token_labels("words", words, i)
     given = _on_grid(cells(A, max(i, j)), patches)
-    return _panels(given, to_pixels(picture), words, plain=True)
+    return _panels(given, to_pixels(picture), words)
 
 
 def alignment(links: Links | Matrix, source: Sequence[str], target: Sequence[str], *, title: str = "") -> Figure:
@@ -241,7 +251,7 @@ def alignment(links: Links | Matrix, source: Sequence[str], target: Sequence[str
     With a matrix of attention, target by source, every pair is drawn as dark as its weight. Long words are shortened,
     and the figure is as wide as the words need.
     """
-    source, target = check_labels("source", source, len(source)), check_labels("target", target, len(target))
+    source, target = token_labels("source", source, len(source)), token_labels("target", target, len(target))
     texts, families = shorten([*source, *target])
     rows = max(len(source), len(target), 1)
     inches = widths(texts, families)
@@ -343,17 +353,20 @@ def _with_names(
     return found, names if layers is None else check_labels("layers", layers, len(found))
 
 
-def _lines(texts: Sequence[str], tokens: Sequence[str], families: list[str]) -> list[list[tuple[int, float, float]]]:
+def _lines(
+    texts: Sequence[str], tokens: Sequence[ReadableToken], families: list[str]
+) -> list[list[tuple[int, float, float]]]:
     """Lay out tokens in lines of `PAGE` inches: token number, left edge and width. Line feeds break lines."""
     lines: list[list[tuple[int, float, float]]] = [[]]
     left = 0.0
     for n, width in enumerate(widths(texts, families)):
+        left += SPACE if tokens[n].gap and lines[-1] else 0.0
         if left + width > PAGE and lines[-1]:
             lines.append([])
             left = 0.0
         lines[-1].append((n, left, width))
-        left += width + 0.03
-        if tokens[n].endswith("\n"):
+        left += width
+        if tokens[n].text.endswith("\n"):
             lines.append([])
             left = 0.0
     return lines if lines[-1] or len(lines) == 1 else lines[:-1]
@@ -379,31 +392,40 @@ def _on_grid(given: Numbers, patches: tuple[int, int] | None) -> Numbers:
     return given[:, n - y * x :].reshape(-1, y, x)
 
 
-def _panels(given: Numbers, pixels: npt.NDArray[Any], titles: Sequence[str], *, plain: bool) -> Figure:
-    """Draw a panel for each map of attention over the picture; with `plain`, the picture itself comes first."""
-    count = len(given) + plain
-    across = min(count, 5)
-    down = -(-count // across)
+def _panels(given: Numbers, pixels: npt.NDArray[Any], titles: Sequence[str], title: str = "") -> Figure:
+    """Draw the picture, and a panel for each map of attention over it, in rows of nearly the same number of panels."""
+    count = len(given) + 1
+    down = -(-count // MAX_PANELS_ACROSS)
+    across = -(-count // down)
     high, wide = pixels.shape[:2]
-    side = 2.0 if count > 1 else 4.0
-    figure = paper(side * across + 0.9, (min(side * high / wide, 2 * side) + 0.3) * down + 0.2)
-    places = list(figure.subplots(down, across, squeeze=False).flat)
-    colours = Colours([given], "linear", colormaps["plasma"])
-    texts, families = drawable(titles)
-    grey = pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)
+    side = 2.0 if count > 2 else 2.6
+    tall = min((side - GAP) * high / wide, 2 * side)
+    figure = paper(side * across + PANEL_BAR, (tall + HEADED) * down + 0.3, arranged=False)
+    above = add_title(figure, title) + 0.1
+    colours = Colours([given], "linear", colormaps["plasma"], quantile=PANEL_QUANTILE)
+    texts, families = drawable(["", *titles])
     extent = (0, wide, high, 0)
-    for place in places:
-        place.set_axis_off()
-    if plain:
-        places[0].imshow(pixels, cmap="gray", extent=extent)
-    for place, values, title in zip(places[plain:], given, texts, strict=False):
-        place.imshow(grey, cmap="gray", extent=extent)
-        share = np.where(np.isfinite(values), np.abs(values) / colours.most, 1.0)
-        veil = 0.75 * np.sqrt(share)  # pixels with little weight show through
-        place.imshow(values, colours.map, colours.norm, alpha=veil, interpolation="nearest", extent=extent)
-        place.set_title(title, fontsize=TEXT_POINTS, fontfamily=families, color=INK, parse_math=False)
-    colours.bar(figure, places)
+    pixels = pixels / 255 if pixels.dtype == np.uint8 else pixels
+    shades = pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)
+    shown = [pixels, *(colours.over(*_at_one_resolution(shades, values)) for values in given)]
+    for n, (drawn, text) in enumerate(zip(shown, texts, strict=True)):
+        left, top = side * (n % across) + GAP, above + (tall + HEADED) * (n // across) + HEADED - GAP
+        axes = add_axes(figure, left, top, side - GAP, tall)
+        axes.imshow(drawn, cmap="gray", vmin=0, vmax=1, extent=extent, interpolation="nearest")
+        axes.set_title(text, fontsize=TEXT_POINTS, fontfamily=families, color=INK, parse_math=False)
+        axes.set_axis_off()
+    colours.bar_over_grey(add_axes(figure, side * across + 2 * GAP, above + HEADED - GAP, 0.3, tall))
     return figure
+
+
+def _at_one_resolution(shades: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
+    """Return picture and map in pixels of the same size; cells of the map have equal numbers of them."""
+    sizes = [cells * -(-max(n, MIN_PANEL_PIXELS) // cells) for n, cells in zip(shades.shape, values.shape, strict=True)]
+    shades, values = (
+        x[np.ix_(*(np.arange(size) * n // size for size, n in zip(sizes, x.shape, strict=True)))]
+        for x in (shades, values)
+    )
+    return shades, values
 
 
 def _styled_links(links: Links | Matrix, n_s: int, n_t: int) -> Iterable[tuple[tuple[int, int], dict[str, Any]]]:

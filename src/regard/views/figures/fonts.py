@@ -5,16 +5,23 @@ matplotlib ships a font for most alphabets; the font for Chinese, Japanese and K
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib import font_manager
 
 SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+PICTOGRAMS = "\u2600-\u27bf\U0001f000-\U0001f3fa\U0001f400-\U0001faff"
+SKIN_AND_STYLE = "\ufe0e\ufe0f\u20e3\U0001f3fb-\U0001f3ff"
+JOINERS = re.compile(f"[\u200d{SKIN_AND_STYLE}]")
+# Joiners and modifiers count as part of an emoji behind one alone: elsewhere they stay visible.
+EMOJI = re.compile(f"[{PICTOGRAMS}](?:[{SKIN_AND_STYLE}]|\u200d[{PICTOGRAMS}])*")
 INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 BOXES = "Last Resort"  # a font that draws every character as a box
 EAST_ASIAN = "noto_cjk_sans_jp_regular", "NotoSansCJKjp-Regular.otf"  # the package and its font file
@@ -33,15 +40,35 @@ def drawable(texts: Iterable[str]) -> DrawableText:
     >>> drawable(["a\\u200bb", " ", "$x$"]).texts
     ['a\\\\u200bb', '␣', '$x$']
 
-    Control, zero-width and bidirectional characters are always code points, and a token of spaces is drawn as ␣.
+    Control, zero-width and bidirectional characters are always code points, and a token of spaces is drawn as ␣. Emoji
+    that no font has are named, "[woman+laptop]" say, without the joiners between them and without shades of skin.
     Draw the result with `parse_math=False`, so that dollars stay dollars.
     """
+    texts = [EMOJI.sub(_drop_joiners, text) for text in texts]
     texts = ["␣" * len(text) if text and not text.strip(" ") else text for text in texts]
     wanted = {char for text in texts for char in text if unicodedata.category(char) not in INVISIBLE}
     families, covered = _families(frozenset(wanted))
-    return DrawableText(
-        ["".join(char if char in covered else _escape(char) for char in text) for text in texts], [*families]
-    )
+    unnamed = ["".join(char if char in covered or _is_emoji(char) else _escape(char) for char in x) for x in texts]
+    return DrawableText([_name_emoji(text, covered) for text in unnamed], [*families])
+
+
+def _drop_joiners(found: re.Match[str]) -> str:
+    return JOINERS.sub("", found[0])
+
+
+def _is_emoji(char: str) -> bool:
+    return EMOJI.fullmatch(char) is not None
+
+
+def _name_emoji(text: str, covered: frozenset[str]) -> str:
+    """Write the names of emoji in a row that no font has, in brackets."""
+    rows = groupby(text, lambda char: _is_emoji(char) and char not in covered)
+    return "".join(f"[{'+'.join(map(_emoji_name, chars))}]" if named else "".join(chars) for named, chars in rows)
+
+
+def _emoji_name(char: str) -> str:
+    name = unicodedata.name(char, f"u{ord(char):x}").lower()
+    return name.removeprefix("regional indicator symbol letter ").removesuffix(" face")
 
 
 def _escape(char: str) -> str:
