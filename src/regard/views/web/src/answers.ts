@@ -30,9 +30,10 @@ export function difference(frame: Frame): Difference {
 }
 
 export function measures(frame: Frame, level: number): Measures {
-  const [entropy, max, distance] = [frame.values("entropy"), frame.values("max"), frame.values("distance")];
-  const off = { entropy: frame.coded("entropy").off, received: frame.coded("received").off };
-  return { level, entropy, max, distance, received: frame.values("received"), off, ...frame.certainty };
+  const [entropy, received] = ["entropy", "received"].map((name) => (frame.has(name) ? frame.coded(name) : null));
+  const off = { entropy: entropy?.off ?? 0, received: received?.off ?? 0 };
+  const values = { entropy: entropy?.values() ?? null, received: received?.values() ?? null };
+  return { level, ...values, off, ...frame.certainty };
 }
 
 export function tile(frame: Frame): Tile {

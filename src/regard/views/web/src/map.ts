@@ -299,9 +299,12 @@ export class MapView implements View {
       return { label: SIGNS[name], cell: panel.cell(cell.level, cell.row, cell.col), signed };
     });
     const found = this.shown.length === 1 ? this.first!.measured(cell) : null;
-    const more = found && [measure("entropy of", "query", "queries", found.entropy), measure("received by", "key", "keys", found.received)];
+    const more = [
+      found?.entropy && measure("entropy of", "query", "queries", found.entropy),
+      found?.received && measure("received by", "key", "keys", found.received),
+    ].filter(Boolean);
     const padding = this.pads(cell.row, cell.col, cell.level);
-    this.card.show(x, y, cell, sides, padding ? [] : values, padding ? "padding" : (more?.join(", ") ?? ""));
+    this.card.show(x, y, cell, sides, padding ? [] : values, padding ? "padding" : more.join(", "));
   }
 
   private fail(error: unknown): void {

@@ -180,11 +180,12 @@ function drawMeasures(view: View, measures: Measures, [rows, cols]: [number, num
   context.globalAlpha = 0.6;
   const cell = 2 ** measures.level * view.scale;
   const bars = (
-    values: Float32Array,
+    values: Float32Array | null,
     start: number,
     end: number,
     bar: (at: number, size: number, length: number) => void,
   ): void => {
+    if (!values) return;
     const most = values.reduce((top, value) => Math.max(top, value || 0), 1e-9);
     const many = Math.max(1, Math.floor(1 / cell)); // cells a pixel, of which the largest is drawn
     for (let n = Math.max(0, Math.floor(-start / cell)); n < values.length && start + n * cell < end; n += many) {

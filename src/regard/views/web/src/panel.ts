@@ -259,14 +259,14 @@ export class Panel {
   }
 
   /** Entropy of the queries of a cell and what its keys receive, each the mean of a range, where they are known. */
-  measured({ row, col, level: own }: Cell): { entropy: Mean; received: Mean } | null {
+  measured({ row, col, level: own }: Cell): { entropy: Mean | null; received: Mean | null } | null {
     if (!this.measures || !this.layer) return null;
     const { level, entropy, received, off } = this.measures;
     const { n_i, n_j } = this.layer;
     const [rows, cols] = this.padding;
     return {
-      entropy: meanOver(entropy, row, Math.max(own, level), level, n_i, rows, off.entropy),
-      received: meanOver(received, col, Math.max(own, level), level, n_j, cols, off.received),
+      entropy: entropy && meanOver(entropy, row, Math.max(own, level), level, n_i, rows, off.entropy),
+      received: received && meanOver(received, col, Math.max(own, level), level, n_j, cols, off.received),
     };
   }
 

@@ -105,14 +105,13 @@ export interface Difference extends Certainty {
   cell: [number, number];
 }
 
+/** Measures of queries and keys, each null where a capture did not keep it. */
 export interface Measures extends Certainty {
   level: number;
+  entropy: Float32Array | null;
+  received: Float32Array | null;
   /** How far the numbers may be off, by their codes. */
   off: { entropy: number; received: number };
-  entropy: Float32Array;
-  max: Float32Array;
-  distance: Float32Array;
-  received: Float32Array;
 }
 
 export interface Tile extends Certainty {
