@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 from .environment import NEWEST, REQUIREMENTS, requirements
-from .judge import BAD, FAILED, NOT_INSTALLED, OUTCOMES, RIGHT, SUMS, Row
+from .judge import BAD, FAILED, NOT_INSTALLED, OUTCOMES, POINTS, RIGHT, SUMS, Row
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "lens_cases.md"
@@ -127,7 +127,7 @@ def page(rows: list[Row]) -> str:
     cases = [row for row in rows if row.library != ARCHITECTURES]
     ran = [row for row in cases if row.outcome not in (FAILED, NOT_INSTALLED)]
     counts, architectures = (Counter(row.outcome for row in each) for each in (cases, set_apart(rows)))
-    edges = sum(SUMS in row.note for row in cases)
+    edges, points = (sum(note in row.note for row in cases) for note in (SUMS, POINTS))
     lines = [
         "# Models of other libraries under capture",
         "",
@@ -145,6 +145,7 @@ def page(rows: list[Row]) -> str:
         "- **wrong**, **missed in silence**, **raised**: errors of the lens. The command then fails.",
         f"- {edges} cases have weights over the edges of a graph, which no operator of PyTorch computes: there only",
         "  the sums of the rows were compared, not the weights.",
+        f"- {points} cases have weights of sampled points, whose places on the map were not compared.",
         "- **does not run here**, **not installed**: the library fails without capture too; these cases do not count.",
         "",
         f"transformers {known.get(ARCHITECTURES, '')}, the newest that installs: "

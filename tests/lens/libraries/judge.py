@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from regard.lens import EdgeWeights, capture
+from regard.lens import EdgeWeights, SampledWeights, capture
 
 from .aten_truth import Softmax, aten_truth
 from .case import Case, change_first_row
@@ -21,6 +21,7 @@ from .case import Case, change_first_row
 AUDITS = "audit" in inspect.signature(capture).parameters
 CLOSE = 2e-4
 SUMS = "weights over edges: only the sums of their rows were compared"
+POINTS = "sampled points: their weights were compared, their places were not"
 LARGE = 60.0  # scores beyond it are compared at smaller weights: in float32 their weights differ by more than CLOSE
 DEPENDS = 1e-6  # difference of a weight by which its row depends on a batch row
 NEIGHBOURS = 4  # on each side of a row, compared first
@@ -307,11 +308,13 @@ def judge_capture(
     if silent:
         names = ", ".join(dict.fromkeys(layer or "(model)" for layer in silent))
         return Row(library, case.name, SILENT, short(names), len(entries))
+    sampled = any(isinstance(A, SampledWeights) for A in tape.values())
+    kinds = [SUMS] * bool(graphs) + [POINTS] * sampled
     if unseen or missed:
-        notes = [*([SUMS] if graphs else []), *map(str, tape.unseen)]
+        notes = [*kinds, *map(str, tape.unseen)]
         note = "; ".join(notes) or messages or "a softmax over something else than positions"
         return Row(library, case.name, LISTED, short(note), len(entries))
-    return Row(library, case.name, RIGHT, SUMS if graphs else "", len(entries))
+    return Row(library, case.name, RIGHT, "; ".join(kinds), len(entries))
 
 
 def sums_to_1(A: Tensor) -> bool:
@@ -337,8 +340,8 @@ def no_attention(case: Case, model: nn.Module, layer: str) -> str:
 
 
 def dense(A: Any) -> Tensor:
-    """Return the matrix of an entry as b h i j."""
-    x = A.dense().double()
+    """Return the matrix of an entry as b h i j; of sampled points their weights, b h i p."""
+    x = (A.weights if isinstance(A, SampledWeights) else A.dense()).double()
     return x.reshape(-1, *x.shape[-3:]) if x.ndim != 4 else x
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.lens.eager.deformable_layers import Deformable, texts
 from tests.lens.libraries import judge as room
 from tests.lens.libraries.aten_truth import aten_truth
 from tests.lens.libraries.by_hand import SCALE, Attends, Mixed, sdpa_causal, softmax_of_matmul
 from tests.lens.libraries.case import Case, change_first_row
-from tests.lens.libraries.judge import LISTED, RAISED, REFUSED, RIGHT, SILENT, WRONG, compare, judge
+from tests.lens.libraries.judge import LISTED, POINTS, RAISED, REFUSED, RIGHT, SILENT, WRONG, compare, judge
 
 
 def case(attend, model=Attends, **more):
@@ -206,3 +207,11 @@ def test_a_layer_that_is_named_is_listed_and_not_silent():
 def test_a_layer_that_is_no_attention_must_not_be_on_the_tape():
     row = judge("library", case(softmax_of_matmul, no_entry=("",)))
     assert row.outcome == WRONG
+
+
+def test_the_weights_of_sampled_points_are_compared(monkeypatch):
+    points = Case(name="points", build=Deformable, inputs=lambda: texts(dtype=torch.float32))
+    row = judge("library", points)
+    assert (row.outcome, row.note, row.matrices) == (RIGHT, POINTS, 1)
+    monkeypatch.setattr(room, "dense", lambda A: A.weights.flip(-1).double())
+    assert judge("library", points).outcome == WRONG
