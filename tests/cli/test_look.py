@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import subprocess
 import sys
 import urllib.request
+import zlib
 
 import pytest
 from PIL import Image
@@ -292,6 +295,12 @@ MALFORMED = {
         "--device is for the viewer, which --html does not start; remove one of the two flags",
     ),
     "no capture": (("view", "{line}", "--html", "{tmp}/page.html"), "line.txt is not a capture: it is not a"),
+    "part of no page": (("view", "{line}", "--heads", "0"), "--heads decides what a page holds; add --html PAGE.html"),
+    "no heads": (
+        ("view", "{tmp}/s.safetensors", "--html", "{tmp}/page.html", "--heads", "x"),
+        "s.safetensors is not a capture",
+    ),
+    "no host": (("view", "{line}", "--allow-host", "*"), "line.txt is not a capture"),
     "three": (("view", "{line}", "{line}", "{line}"), "one or two captures, got 3"),
     "missing": (("view", "{tmp}/none.safetensors"), "none.safetensors"),
 }
@@ -332,6 +341,17 @@ def test_two_captures_of_a_page_have_the_names_of_their_files(language_run, tmp_
     after.write_bytes(before.read_bytes())
     assert run("view", before, after, "--html", page).code == 0
     assert "<title>before and after</title>" in page.read_text("utf-8")
+
+
+def test_a_page_holds_the_layers_and_heads_that_were_asked_for(language_run, tmp_path):
+    capture, page = tmp_path / "a.safetensors", tmp_path / "a.html"
+    assert run("look", language_run / "run", "--text", language_run / "line.txt", "--out", capture).code == 0
+    assert run("view", capture, "--html", page, "--layers", "0-0", "--heads", "0,1", "--megabytes", "2").code == 0
+    packed = json.loads(re.search(r'type="application/json">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)[1])
+    session = json.loads(zlib.decompress(base64.b64decode(packed["resources"]["session?"])))
+    (layer,) = session["captures"][0]["layers"]
+    assert layer["heads"] == [0, 1]
+    assert run("view", capture, "--html", page, "--layers", layer["name"][:-1] + "*").code == 0
 
 
 @pytest.mark.processes

@@ -308,3 +308,58 @@ def test_pages_of_a_model_of_twelve_layers_stay_small(n, most, level):
     assert len(printed.text.encode()) < most
     told = json.loads(resources(printed)["session?"])["captures"][0]["layers"]
     assert {layer["finest"] for layer in told} == {level}
+
+
+def wide_tape(layers=3, heads=6, n=256):
+    torch.manual_seed(0)
+    made = {
+        (f"layers.{number}", 0): weights(*torch.randn(2, 1, heads, n, 16), mask=Causal()) for number in range(layers)
+    }
+    tape = Tape(made)
+    tape.tokens = [f"w{number}" for number in range(n)]
+    return tape
+
+
+def session(page):
+    return json.loads(resources(page)["session?"])
+
+
+def test_megabytes_decide_how_fine_the_cells_are_and_bound_the_page():
+    tape = wide_tape()
+    small, large = tape.page(megabytes=1), tape.page(megabytes=20)
+    assert len(small.text) <= 1_050_000
+    assert [layer["finest"] for layer in session(small)["captures"][0]["layers"]] == [1, 1, 1]
+    assert [layer["finest"] for layer in session(large)["captures"][0]["layers"]] == [0, 0, 0]
+    assert session(small)["holds"] == ("means of 2 × 2 weights to within 3 %, the 8 strongest links of each token")
+    assert session(large)["holds"] == "every weight"
+    for megabytes in (0, -1, 0.9, float("nan")):
+        with pytest.raises(ValueError, match=r"megabytes must be at least 1 \(the script takes 0.4\), got"):
+            tape.page(megabytes=megabytes)
+
+
+def test_a_page_of_some_layers_and_heads_holds_these_and_says_so():
+    tape = wide_tape()
+    tape.summarize()
+    part = tape.page(layers=[0, 2], heads=[1, 4])
+    found = session(part)
+    assert [layer["name"] for layer in found["captures"][0]["layers"]] == ["layers.0", "layers.2"]
+    assert [layer["heads"] for layer in found["captures"][0]["layers"]] == [[1, 4], [1, 4]]
+    assert found["holds"] == "2 of 3 layers, heads 1, 4 alone, also in means over heads, every weight"
+    _, arrays = parse_frame(resources(part)["tile?capture=0&layer=1&batch=0&head=1&minus=none&level=0&row=0&col=0"])
+    truth = tape["layers.2"][0, 4].numpy()
+    assert np.abs(arrays["weight"] - truth).max() < 1e-6
+    _, arrays = parse_frame(resources(part)["measures?capture=0&layer=1&batch=0&head=1&level=1"])
+    entropy = tape["layers.2"].entropy()[0, 4].reshape(-1, 2).mean(1).numpy()
+    assert np.abs(arrays["entropy"] - entropy).max() < 1e-4
+    whole = tape.page(layers="layers.[01]")
+    assert session(whole)["holds"].startswith("2 of 3 layers, every weight")
+
+
+def test_a_part_that_is_not_there_is_refused():
+    tape = wide_tape(2, 2, 8)
+    with pytest.raises(ValueError, match="heads must be numbers from 0 to 1, got \\[2\\]"):
+        tape.page(heads=[2])
+    with pytest.raises(KeyError, match="no layer matches 'decoder"):
+        tape.page(layers="decoder.*")
+    with pytest.raises(IndexError, match="the tape has 2 entries, got index 7"):
+        tape.page(layers=[7])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -65,6 +66,19 @@ def view(
     html: Annotated[
         Path | None, typer.Option(help="Write a single HTML file instead of starting the viewer.", metavar="PAGE.html")
     ] = None,
+    megabytes: Annotated[
+        float | None,
+        typer.Option(help="About the largest size of the page: more for finer cells. Default: 4.7.", min=1),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers of the page, a name with * for any letters, or numbers: 0,5-8. Default: all.", metavar="LAYERS"
+        ),
+    ] = None,
+    heads: Annotated[
+        str | None, typer.Option(help="Heads of the page, numbers: 0,5-8. Default: all.", metavar="HEADS")
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option(help="Port of the viewer. Default: 8765 or, if it is taken, the next free one.", min=0, max=65535),
@@ -93,6 +107,8 @@ def view(
 
         regard view before.safetensors after.safetensors --html difference.html
 
+        regard view long.safetensors --html page.html --layers 0-3 --heads 0,5 --megabytes 10
+
         regard view long.safetensors --device cuda
 
     Captures are files written by regard look. Press Ctrl-C to stop the viewer. On a remote machine, forward the port
@@ -108,15 +124,39 @@ def view(
             raise ValueError("--device is for the viewer, which --html does not start; remove one of the two flags")
         check_writable(html, *captures, flag="--html", ends=(".html", ".htm"))
         tapes = [Tape.load(path) for path in captures]
+        page = views.page(
+            *tapes,
+            name=[path.stem for path in captures],
+            megabytes=megabytes or views.MEGABYTES,
+            layers=_numbers(layers) or layers or "*",
+            heads=None if heads is None else _heads(heads),
+        )
         with disk_errors(html, then="try again"):
-            views.page(*tapes, name=[path.stem for path in captures]).save(html)
+            page.save(html)
         print_status(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
         return
+    if given := [flag for flag, value in (("megabytes", megabytes), ("layers", layers), ("heads", heads)) if value]:
+        raise ValueError(f"--{given[0]} decides what a page holds; add --html PAGE.html, or remove it")
     viewer = views.serve(
         captures, host=host, port=port, allow_host=allow_host or (), device=device, open_browser=browser
     )
     print_status("press Ctrl-C to stop the viewer")
     viewer.wait()
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    """Return the numbers of "0,5-8", None if the text is not such a list."""
+    if text is None or not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        return None
+    ends = [part.split("-") for part in text.split(",")]
+    return [number for first, *last in ends for number in range(int(first), int((last or [first])[0]) + 1)]
+
+
+def _heads(text: str) -> list[int]:
+    numbers = _numbers(text)
+    if numbers is None:
+        raise ValueError(f"--heads must be numbers such as 0,5-8, got {text!r}")
+    return numbers
 
 
 def _read(path: Path | None, flag: str) -> str | None:

@@ -4,12 +4,13 @@ Figures are matplotlib `Figure` values, returned and never shown. `view` and `se
 and `page` is the same as one offline file.
 """
 
-from .export import Page, page
+from .export import MEGABYTES, Page, page
 from .figures.figures import alignment, by_layer, caption, edges, grid, heatmap, image, mask, text
 from .figures.points_on_maps import points
 from .viewer.server import Viewer, serve, view
 
 __all__ = [
+    "MEGABYTES",
     "Page",
     "Viewer",
     "alignment",

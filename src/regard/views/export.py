@@ -1,8 +1,8 @@
 """Export the viewer as one HTML file that holds its data, for a browser without a network or a server.
 
-The file holds the responses of the server under the same names, compressed: the finest level of the pyramid that fits,
-which for short inputs is every weight, and for longer ones also the strongest links of each token. If there are few
-cells they are stored as floats, otherwise in a byte each together with the largest relative error.
+The file holds the responses of the server under the same names, compressed: the finest level of the pyramid that fits
+into its megabytes, which for short inputs is every weight, and for longer ones also the strongest links of each token.
+If there are few cells they are stored as floats, otherwise in a byte each together with the largest relative error.
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ from .viewer.server import read_bundled
 from .viewer.wire_format import COARSE, FINE, Certainty, Coded, coarse, error, fine, frame, linear, plain
 from .viewer.worker import Worker
 
+MEGABYTES = 4.7  # the default size of a page
+PROGRAM_MEGABYTES = 0.4  # script and style, the same in every page
+# Limits of a page of the default size; those of another page are in proportion to its megabytes of data.
 MAX_CELLS = 3_000_000  # all maps of a page together
 MAX_FLOAT_CELLS = 500_000  # pages with more store a byte per cell
 MAX_DATA_CHARACTERS = 4_300_000  # all data of a page; links fill what the maps leave
+MAX_HEADS = 1_500  # with more, thumbnails and measures of a head are smaller than the next two limits
 MAX_THUMBNAIL_CELLS = 32  # a side
 MAX_MEASURE_POINTS = 128  # per measure along an axis
 MAX_LINKS_PER_TOKEN = 8
@@ -67,11 +71,23 @@ class Page:
         return f'<iframe sandbox="{rights}" style="{style}" srcdoc="{html.escape(self.text)}"></iframe>'
 
 
-def page(tape: Tape, other: Tape | None = None, *, name: str | Sequence[str] = "capture") -> Page:
-    """Export one tape, or two side by side, as one file of a few megabytes.
+def page(
+    tape: Tape,
+    other: Tape | None = None,
+    *,
+    name: str | Sequence[str] = "capture",
+    megabytes: float = MEGABYTES,
+    layers: str | Sequence[int] = "*",
+    heads: Sequence[int] | None = None,
+) -> Page:
+    """Export one tape, or two side by side, as one file of about `megabytes` at most.
 
-    `name` is a list with a name for each tape, or one name for both, which are then numbered.
+    `name` is a list with a name for each tape, or one name for both, which are then numbered. `layers` and `heads`
+    choose a part of the tapes, as in `Tape.select`: a part has finer cells in a page of the same size. The page says
+    what it holds.
     """
+    if not megabytes >= 1:
+        raise ValueError(f"megabytes must be at least 1 (the script takes {PROGRAM_MEGABYTES}), got {megabytes}")
     tapes = [tape] if other is None else [tape, other]
     if isinstance(name, str):
         name = [name] if other is None else [f"{name} 1", f"{name} 2"]
@@ -79,18 +95,22 @@ def page(tape: Tape, other: Tape | None = None, *, name: str | Sequence[str] = "
         raise ValueError(
             f"name must be a string or a list of {len(tapes)}, one for each tape, got a list of {len(name)}"
         )
-    captures = [Capture(*pair) for pair in zip(tapes, name, strict=True)]
+    is_whole = layers == "*" and heads is None
+    parts = tapes if is_whole else [each.select(layers, heads=heads) for each in tapes]
+    captures = [Capture(*pair) for pair in zip(parts, name, strict=True)]
     for capture in captures:
         capture.tape.summarize()
     with closing(Worker()) as worker:
-        resources = PageBuilder(captures, worker).build()
+        resources = PageBuilder(captures, worker, tapes, megabytes).build()
     return Page(_document(resources, " and ".join(capture.name for capture in captures)))
 
 
 class PageBuilder:
     """Builds the resources of a page, compressed, within its limits of size."""
 
-    def __init__(self, captures: list[Capture], worker: Worker) -> None:
+    def __init__(self, captures: list[Capture], worker: Worker, tapes: Sequence[Tape], megabytes: float) -> None:
+        self._tapes = tapes
+        self._scale = (megabytes - PROGRAM_MEGABYTES) / (MEGABYTES - PROGRAM_MEGABYTES)
         self._answers = ViewerApi(captures, worker)
         self._library: Library = self._answers.library
         layers = [layer for capture in captures for layer in capture.layers]
@@ -99,7 +119,10 @@ class PageBuilder:
             layer["batch"] * (len(layer["heads"]) + 2) for layer in self._comparable_layers()
         )  # in two bytes
         work = sum(layer["batch"] * len(layer["heads"]) * layer["n_i"] * layer["n_j"] for layer in layers)
-        self._cells = MAX_CELLS // max(maps, 1)
+        self._cells = int(MAX_CELLS * self._scale) // max(maps, 1)
+        share = min(1.0, MAX_HEADS * self._scale / max(maps, 1))
+        self._thumbnail = max(6, int(MAX_THUMBNAIL_CELLS * share**0.5))
+        self._points = max(8, int(MAX_MEASURE_POINTS * share))
         self._exact = work <= MAX_EXACT_WEIGHTS
         self._plainly = False
         self._packed: dict[str, str] = {}
@@ -108,7 +131,9 @@ class PageBuilder:
         """Return every resource by name."""
         captures = self._library.captures
         described = [[self._describe_layer(n, layer) for layer in range(len(x.keys))] for n, x in enumerate(captures)]
-        self._plainly = sum(_all_cells(layer) for layers in described for layer in layers) <= MAX_FLOAT_CELLS
+        self._plainly = (
+            sum(_all_cells(layer) for layers in described for layer in layers) <= MAX_FLOAT_CELLS * self._scale
+        )
         for number, capture in enumerate(captures):
             for text in range(len(capture.texts)):
                 self._add(f"text?capture={number}&text={text}", self._answers.text(number, text))
@@ -123,7 +148,8 @@ class PageBuilder:
                         self._difference(layer, batch, described)
         self._link(described)
         shown = [{**capture.describe(), "layers": described[number]} for number, capture in enumerate(captures)]
-        session = {"format": 1, "live": False, "tile": TILE, "captures": shown}
+        holds = "; ".join(dict.fromkeys(map(self._holds, self._tapes, captures, described)))
+        session = {"format": 1, "live": False, "tile": TILE, "holds": holds, "captures": shown}
         self._add("session?", json.dumps(session, separators=(",", ":")).encode())
         return self._packed
 
@@ -143,7 +169,7 @@ class PageBuilder:
             while not pyramid.is_finer(stored, span(n_i, level, 0), span(n_j, level, 0)):
                 level += 1
         deepest = max(described["levels"], level + 1) if mapped else described["levels"]
-        points = max(0, (-(-max(n_i, n_j, 1) // MAX_MEASURE_POINTS) - 1).bit_length())
+        points = max(0, (-(-max(n_i, n_j, 1) // self._points) - 1).bit_length())
         counterpart = self._library.counterpart(capture, layer)
         return {
             **described,
@@ -154,9 +180,27 @@ class PageBuilder:
             "measures_level": points,
         }
 
+    def _holds(self, tape: Tape, capture: Capture, described: list[dict[str, Any]]) -> str:
+        """Return what the page holds of a tape, in words."""
+        parts = []
+        if len(capture.keys) < len(tape):
+            parts.append(f"{len(capture.keys)} of {len(tape)} layers")
+        heads = sorted({head for layer in described for head in layer["heads"]})
+        if any(len(layer["heads"]) < tape[key].shape[-3] for key, layer in zip(capture.keys, described, strict=True)):
+            parts.append(f"heads {', '.join(map(str, heads))} alone, also in means over heads")
+        mapped = [layer for layer in described if layer["finest"] < layer["levels"]]
+        level = max((layer["finest"] for layer in mapped), default=0)
+        if mapped:
+            cells = "every weight" if level == 0 else f"means of {2**level} × {2**level} weights"
+            parts.append(cells + ("" if self._plainly else f" to within {round(100 * error(COARSE))} %"))
+        if level:
+            links = min(max(layer["top"]) for layer in mapped)
+            parts.append(f"the {links} strongest links of each token" if links else "no links between single tokens")
+        return ", ".join(parts) or "measures alone"
+
     def _layer(self, capture: int, layer: int, batch: int, described: dict[str, Any]) -> None:
         at = f"capture={capture}&layer={layer}&batch={batch}"
-        self._add(f"overview?{at}", self._answers.thumbnails(capture, layer, batch, MAX_THUMBNAIL_CELLS))
+        self._add(f"overview?{at}", self._answers.thumbnails(capture, layer, batch, self._thumbnail))
         heads: list[Which] = [*range(len(described["heads"])), "mean", "max"]
         for head in heads:
             chosen, level = MatrixId(capture, layer, batch, head), described["measures_level"]
@@ -181,7 +225,7 @@ class PageBuilder:
             return
         theirs = described[1][other]
         at, minus = f"capture=0&layer={layer}&batch={batch}", PlaceId(1, other, batch)
-        of_heads = self._answers.difference_of(PlaceId(0, layer, batch), minus, MAX_THUMBNAIL_CELLS)
+        of_heads = self._answers.difference_of(PlaceId(0, layer, batch), minus, self._thumbnail)
         self._add(f"difference?{at}&minus=1.{other}.{batch}", of_heads)
         if self._plainly or own["finest"] != theirs["finest"]:
             return
@@ -202,7 +246,7 @@ class PageBuilder:
             for head in range(len(layer["heads"]))
         ]
         one = sum((layer["n_i"] + layer["n_j"]) * 4 for layer, _ in linked)  # three bytes are four characters
-        left = MAX_DATA_CHARACTERS - sum(len(body) for body in self._packed.values())
+        left = int(MAX_DATA_CHARACTERS * self._scale) - sum(len(body) for body in self._packed.values())
         count = min(MAX_LINKS_PER_TOKEN, max(0, left) // max(one, 1))
         for layer, chosen in linked if count else ():
             layer["top"] = [min(count, layer["n_j"]), min(count, layer["n_i"])]

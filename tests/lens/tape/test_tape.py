@@ -257,3 +257,23 @@ def test_measures_of_queries_and_keys_refuse_edges_and_points(build):
     tape.summarize()
     with pytest.raises(TypeError, match="pass its other layers"):
         rollout(tape)
+
+
+def test_layers_are_selected_by_number_and_heads_with_what_is_known_of_them():
+    torch.manual_seed(0)
+    A, B = (weights(*torch.randn(2, 1, heads, 7, 8)) for heads in (4, 2))
+    tape = Tape({("a", 0): A, ("b", 0): B, ("c", 0): A})
+    assert tape.select([-1, 0]).layers == ["a", "c"]
+    tape.summary("a")
+    part = tape.select("*", heads=[1, 3])
+    assert part.layers == ["a", "b", "c"]
+    assert (part["a"][0, 1] - A[0, 3]).abs().max() < 1e-6
+    assert (part["b"][0, 0] - B[0, 1]).abs().max() < 1e-6
+    assert (part.summarized("a"), part.summarized("c")) == (True, False)
+    assert torch.equal(part.summary("a").entropy, tape.summary("a").entropy[:, [1, 3]])
+    assert tape.select("*", heads=[2]).layers == ["a", "c"]
+    for heads in ([], [4], [-1]):
+        with pytest.raises(ValueError, match="heads must be numbers from 0 to 3, got"):
+            tape.select("*", heads=heads)
+    with pytest.raises(IndexError, match="the tape has 3 entries, got index 9"):
+        tape.select([9])

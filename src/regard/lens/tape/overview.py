@@ -112,6 +112,15 @@ def concatenate_heads(parts: Sequence[Summary], shape: torch.Size) -> Summary:
     return Summary(**joined)
 
 
+def summary_of_heads(summary: Summary, heads: Sequence[int]) -> Summary:
+    """Return the part of a summary, `b h ...`, that some heads have."""
+    parts: dict[str, Any] = {}
+    for field in fields(Summary):
+        whole = getattr(summary, field.name)
+        parts[field.name] = None if whole is None else whole[:, list(heads)]
+    return Summary(**parts)
+
+
 def _measures_of(measured: Summary | Reduced | SparseWeights) -> tuple[dict[str, Tensor], torch.Size, Sequence[Axis]]:
     """Return the measures by name, the shape of the matrix, and the bins of the map."""
     if isinstance(measured, SparseWeights):

@@ -54,7 +54,7 @@ from .annotations import (
 from .comparison import ComparedLayer, check_comparable, compare
 from .groups import Groups, group_mismatch, mass_between
 from .image_patches import Image, PatchedImage, image_mismatch
-from .overview import Overview, concatenate_heads, summary_over, table
+from .overview import Overview, concatenate_heads, summary_of_heads, summary_over, table
 
 CHUNK_ENTRIES = 2**24  # matrix elements that `summarizing` measures at a time on the CPU
 
@@ -252,11 +252,22 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         """Return the weights of every call of a layer, in order."""
         return [self[key] for key in self if key[0] == own_name(layer)]
 
-    def select(self, pattern: str) -> Tape:
-        """Return the tape of the layers whose names match, as file names do: `tape.select("decoder.*.self_attn")`."""
-        chosen = [key for key in self if matches(key[0], pattern)]
+    def select(self, pattern: str | Sequence[int], *, heads: Sequence[int] | None = None) -> Tape:
+        """Return the tape of the layers whose names match, as file names do: `tape.select("decoder.*.self_attn")`.
+
+        Layers may also be given by number, `tape.select([0, 5])`. With `heads` the tape holds these heads of each
+        layer, without its values, projections and gradients; a layer that has none of them is left out.
+        """
+        if isinstance(pattern, str):
+            chosen = [key for key in self if matches(key[0], pattern)]
+        else:
+            chosen = sorted({self._resolve_key(number) for number in pattern}, key=list(self).index)
         if not chosen:
             raise KeyError(f"no layer matches {pattern!r}; there are {list_names(self.layers)}")
+
+        def is_chosen(layer: str) -> bool:
+            return matches(layer, pattern) if isinstance(pattern, str) else layer in {key[0] for key in chosen}
+
         tape = Tape(
             {key: self[key] for key in chosen},
             extras={key: self.extras(key) for key in chosen},
@@ -264,14 +275,29 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
             groups=self._annotations.groups,
             pictures=self._annotations.images,
             facts=self.facts,
-            unseen=[each for each in self.unseen if matches(each.layer, pattern)],
-            changed={layer: how for layer, how in self.changed.items() if matches(layer, pattern)},
+            unseen=[each for each in self.unseen if is_chosen(each.layer)],
+            changed={layer: how for layer, how in self.changed.items() if is_chosen(layer)},
             real=self._real if len(chosen) == len(self) else self._real_by_other_layers(chosen),
-            guessed={layer: why for layer, why in self.guessed.items() if matches(layer, pattern)},
+            guessed={layer: why for layer, why in self.guessed.items() if is_chosen(layer)},
         )
         # Overviews are left lazy: a summary may not have one yet.
         tape._summaries = {key: x for key, x in self._summaries.items() if key in chosen}
         tape._overviews = {key: x for key, x in self._overviews.items() if key in chosen}
+        return tape if heads is None else tape._with_heads(heads)
+
+    def _with_heads(self, heads: Sequence[int]) -> Tape:
+        """Keep these heads of each layer; what a summary knows of them stays known."""
+        most = max(self[key].shape[-3] for key in self)
+        if not heads or not all(0 <= head < most for head in heads):
+            raise ValueError(f"heads must be numbers from 0 to {most - 1}, got {list(heads)}")
+        known = {key: self._summaries[key] for key in self if self.summarized(key)}
+        kept = {key: [head for head in heads if head < self[key].shape[-3]] for key in self}
+        entries = {
+            key: _with_matrix("select(heads=...)", A).select(heads=kept[key]) for key, A in self.items() if kept[key]
+        }
+        tape = self.select("*")
+        tape._stored, tape._extras, tape._overviews = entries, {}, {}
+        tape._summaries = {key: summary_of_heads(known[key], kept[key]) for key in entries if key in known}
         return tape
 
     def extras(self, key: str | int | Key) -> Extras:
@@ -492,10 +518,21 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         place = {"port": port, "allow_host": allow_host, "device": device}
         return regard.views.view(self, other, name=name, open_browser=open_browser, **place)
 
-    def page(self, other: Tape | None = None, *, name: str = "capture") -> Any:
-        """Return the map as one offline HTML file of some megabytes: `tape.page().save("page.html")`; notebooks show it
-        inline."""
-        return regard.views.page(self, other, name=name)
+    def page(
+        self,
+        other: Tape | None = None,
+        *,
+        name: str = "capture",
+        megabytes: float = 4.7,
+        layers: str | Sequence[int] = "*",
+        heads: Sequence[int] | None = None,
+    ) -> Any:
+        """Return the map as one offline HTML file: `tape.page().save("page.html")`; notebooks show it inline.
+
+        The page holds the finest cells that fit into the megabytes, up to every weight, of the chosen layers and heads
+        (see `select`), and says what it holds.
+        """
+        return regard.views.page(self, other, name=name, megabytes=megabytes, layers=layers, heads=heads)
 
     def save(self, path: str | Path) -> None:
         """Write everything to one `.safetensors` file; an interrupted write leaves no partial file."""

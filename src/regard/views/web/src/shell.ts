@@ -79,6 +79,7 @@ export class Shell {
     });
     this.exports = this.exportDialog();
     const [capture] = app.session.captures;
+    const { holds } = app.session;
     const facts = Object.entries(capture.facts)
       .map(([name, fact]) => `${name}: ${fact}`)
       .join("\n");
@@ -88,6 +89,7 @@ export class Shell {
         { class: "head-bar" },
         el("h1", {}, "regard"),
         el("span", { class: "capture-name", title: facts }, app.session.captures.map(({ name }) => name).join(" · ")),
+        holds && el("span", { class: "capture-name holds", title: `this page holds ${holds}` }, `holds ${holds}`),
         this.tabs,
         el(
           "div",

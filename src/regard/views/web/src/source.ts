@@ -62,6 +62,8 @@ export interface Capture {
 export interface Session {
   live: boolean;
   tile: number;
+  /** What an offline page holds, in words. */
+  holds?: string;
   captures: Capture[];
 }
 
