@@ -217,8 +217,9 @@ export class Inline implements Source {
     const { error, ...certainty } = frame.certainty;
     const sure = { ...certainty, error, state: rest > 0 ? ("partial" as const) : ("exact" as const) };
     const most = known.map((value, n) => value + rest - covered[n]);
-    const best = strongest(known);
-    const top = first === last ? best.top : surely(best.top, known, most, error);
+    // Those of one token are held in their order, which codes of one byte would not tell.
+    const own = [...ends.subarray(first * count, (first + 1) * count)].filter((n) => known[n] > 0);
+    const top = first === last ? own : surely(strongest(known).top, known, most, error);
     const weight = rest > 0 ? known.map((value, n) => (held[n] ? value : NaN)) : known;
     return { weight, top, topWeight: top.map((n) => known[n]), ...sure, of: [count, known.length] };
   }

@@ -4,7 +4,7 @@ import OpenSeadragon from "openseadragon";
 import type { Certainty } from "./certainty";
 import { Ramp, Spread } from "./colours";
 import { pause } from "./remote";
-import type { Chart, Layer, Pool, Source, Tile } from "./source";
+import { type Chart, type Layer, type Pool, Refusal, type Source, type Tile } from "./source";
 
 /** A tile on its own canvas, which OpenSeadragon draws and which is painted over whenever colours or numbers change. */
 export interface Painted {
@@ -192,7 +192,9 @@ export class Tiles {
         (error: unknown) => {
           if (signal.aborted) return;
           this.settings.failed(error);
-          job.finish(null, null, String(error));
+          // A refusal is no failure of the map: its tile stays empty, and the words say why.
+          if (error instanceof Refusal) job.finish(document.createElement("canvas").getContext("2d"), null);
+          else job.finish(null, null, String(error));
         },
       );
     };
