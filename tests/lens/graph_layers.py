@@ -35,13 +35,14 @@ def sigmoids(src, index=None, ptr=None, num_nodes=None, dim=0):
 
 
 class MessagePassing(nn.Module):
-    """Runs `edge_update`, then `message`, and sums the messages into each target; both steps have hooks."""
+    """Runs `edge_update`, then `message`, and sums the messages into each target; each step has hooks."""
 
-    flow = "source_to_target"
+    flow, node_dim = "source_to_target", 0
+    steps = ("edge_update", "propagate", "message", "aggregate")
 
     def __init__(self):
         super().__init__()
-        self.hooks = {(step, when): OrderedDict() for step in ("edge_update", "propagate") for when in (0, 1)}
+        self.hooks = {(step, when): OrderedDict() for step in self.steps for when in (0, 1)}
 
     def register(self, step, when, hook):
         handle = RemovableHandle(self.hooks[step, when])
@@ -60,38 +61,62 @@ class MessagePassing(nn.Module):
     def register_propagate_forward_hook(self, hook):
         return self.register("propagate", 1, hook)
 
-    def run(self, step, edges, size, compute):
+    def register_message_forward_hook(self, hook):
+        return self.register("message", 1, hook)
+
+    def register_aggregate_forward_hook(self, hook):
+        return self.register("aggregate", 1, hook)
+
+    def run(self, step, given, compute):
         for hook in self.hooks[step, 0].values():
-            hook(self, (edges, size, {}))
+            hook(self, given)
         out = compute()
         for hook in self.hooks[step, 1].values():
-            hook(self, (edges, size, {}), out)
+            hook(self, given, out)
         return out
+
+
+def keep(A, values):
+    """The message of graph attention."""
+    return A[..., None] * values
 
 
 class GATConv(MessagePassing):
     """Additive attention over edges; the softmax runs in `edge_update`, or in `propagate`, or outside both."""
 
-    def __init__(self, where="edge_update", wrong=False, shuffled=False, flow="source_to_target"):
+    def __init__(self, where="edge_update", wrong=False, shuffled=False, flow="source_to_target", **given):
         super().__init__()
-        self.lin, self.score = nn.Linear(WIDTH, HEADS * WIDTH), nn.Linear(2 * WIDTH, 1)
+        self.width = given.pop("width", WIDTH)
+        self.lin, self.score = nn.Linear(WIDTH, HEADS * self.width), nn.Linear(2 * self.width, 1)
         self.where, self.wrong, self.shuffled, self.flow = where, wrong, shuffled, flow
+        self.change, self.message, self.reduce = lambda A: A, keep, "sum"
+        vars(self).update(given)
 
     def forward(self, x, edges, size=None):
         sources, targets = (x, x) if torch.is_tensor(x) else x
-        h, g = (self.lin(each).unflatten(-1, (HEADS, WIDTH)) for each in (sources, targets))
+        h, g = (self.lin(each).unflatten(-1, (HEADS, self.width)) for each in (sources, targets))
         j, i = edges if self.flow == "source_to_target" else edges.flip(0)
 
         def attend():
             logits = nn.functional.leaky_relu(self.score(torch.cat((h[j], g[i]), -1)).squeeze(-1))
             function = sigmoids if self.wrong else softmax
-            weights = function(logits, i.flip(0) if self.shuffled else i, num_nodes=len(g))
-            self.weights = weights.detach()
-            return weights
+            A = self.change(function(logits, i.flip(0) if self.shuffled else i, num_nodes=len(g)))
+            self.weights = A.detach()
+            return A
 
-        A = attend() if self.where is None else self.run(self.where, edges, size, attend)
-        messages = lambda: torch.zeros_like(g).index_add(0, i, A[..., None] * h[j])  # noqa: E731
-        return messages() if self.where == "propagate" else self.run("propagate", edges, size, messages)
+        def propagate():
+            weights = attend() if A is None else A
+            messages = self.run("message", ({},), lambda: self.message(weights, h[j]))
+            return self.run("aggregate", ({},), lambda: self.aggregate(messages, i, g))
+
+        given, A = (edges, size, {}), None
+        if self.where != "propagate":
+            A = attend() if self.where is None else self.run(self.where, given, attend)
+        return self.run("propagate", given, propagate)
+
+    def aggregate(self, messages, targets, g):
+        ids = targets.view(-1, *(1,) * (messages.ndim - 1)).expand_as(messages)
+        return torch.zeros_like(g).scatter_reduce(0, ids, messages, self.reduce, include_self=False)
 
 
 class Graph:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
+import tests.lens.graph_layers as graphs
 from tests.lens.fake_kernels import Opaque
 from tests.lens.unseen_layers import DIM, AttentionPool, Compiled, GATConv, Layer, N, renamed, sigmoid
 
@@ -71,6 +73,22 @@ def wrong_kernel(q, k, v):
 
 def causal_kernel(q, k, v):
     return wrong_kernel(*(x[:, None] for x in (q, k, v))).squeeze(1)
+
+
+class Graph(nn.Module):
+    """A layer of the stand-in for torch_geometric over a ring of the tokens of a text."""
+
+    def __init__(self, **given):
+        super().__init__()
+        self.reduce, self.conv = nn.Linear(DIM, graphs.WIDTH), graphs.GATConv(**given)
+
+    def forward(self, x):
+        ids = torch.arange(N)
+        return self.conv(self.reduce(x[0]), torch.stack((ids.repeat(2), torch.cat((ids.roll(1), ids.roll(2))))))
+
+
+def message_and_value(A, values):
+    return A[..., None] * values + values
 
 
 class Convolution(nn.Module):
@@ -156,6 +174,14 @@ FORMS = (
             examples=[known(example, module or "somewhere") if example else beside(GATConv)],
         )
         for kind, (name, example, module) in CLASSES.items()
+    ),
+    Form(
+        name="layers of torch_geometric that add to the messages, or take their mean or maximum",
+        family=OPAQUE,
+        outcome=UNSEEN,
+        shown="graph attention",
+        library="graph_libraries",
+        examples=[beside(partial(Graph, message=message_and_value)), beside(partial(Graph, reduce="mean"))],
     ),
     *(
         Form(name=name, family=family, outcome=UNSEEN, shown=kind, examples=[beside(build)])

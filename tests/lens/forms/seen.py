@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -262,6 +263,10 @@ def edges_of(build, *inputs):
     return example
 
 
+def gated_edges(A):
+    return A * torch.linspace(0.1, 1, len(A))[:, None]
+
+
 def written(weights):
     """Weights by a function, times the values."""
     return by(lambda q, k, v: weights(q, k) @ v, weights)
@@ -457,6 +462,14 @@ FORMS = (
         outcome=SEEN,
         shown=SAMPLES,
         examples=[sampled_points(way) for way in (deformable.stacked, deformable.concatenated, deformable.einsum)],
+    ),
+    Form(
+        name="gates of edges after the edge softmax of torch_geometric",
+        family=AFTER,
+        outcome=CHANGED,
+        shown=EDGES,
+        library="graph_libraries",
+        examples=[edges_of(partial(graphs.GATConv, change=gated_edges), NODE_FEATURES, graphs.EDGES)],
     ),
     Form(
         name="gates of heads, queries or keys; a mask after the softmax",

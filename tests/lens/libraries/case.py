@@ -30,7 +30,8 @@ class Case:
     the batch. `excused` are modules, by a part of their name, whose softmax mixes no positions and need not be named.
     `no_entry` are modules that are no attention of queries over keys: no entry of the tape may be theirs. `attends` are
     modules that must be on the tape or in `tape.unseen`, where the truth cannot know it: weights without a softmax.
-    `audit` runs `capture(audit=True)`, which finds mixers without weights that no list of classes has.
+    `audit` runs `capture(audit=True)`, which finds mixers without weights that no list of classes has. `edge_weights`
+    returns the edges, 2 e, and their weights, e h, of the first graph layer, as its library reports them.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Case:
     no_entry: Sequence[str] = ()
     attends: Sequence[str] = ()
     audit: bool = False
+    edge_weights: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     def model(self, factor: float) -> nn.Module:
         """Return the model with its matrices scaled, so that its attention is uneven."""

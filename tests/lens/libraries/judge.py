@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from regard.lens import EdgeWeights, SampledWeights, capture
 
 from .aten_truth import Softmax, aten_truth
-from .case import Case, change_first_row
+from .case import Case, change_first_row, seed
 
 AUDITS = "audit" in inspect.signature(capture).parameters
 CLOSE = 2e-4
@@ -292,7 +292,13 @@ def judge_capture(
     # Graph libraries write their softmax out, so it is no operator to compare with: its sums are.
     graphs = {key: entries.pop(key) for key in tape if isinstance(tape[key], EdgeWeights)}
     wrong, held = compare(entries, calls, changed, batch_of(case.make_inputs()))
-    wrong += [f"{shown(key)}: its weights do not sum to 1" for key, A in graphs.items() if not sums_to_1(A)]
+    wrong += [
+        f"{shown(key)}: its weights do not sum to 1"
+        for key, A in graphs.items()
+        if not (key[0] in tape.changed or sums_to_1(A))
+    ]
+    if case.edge_weights is not None and not has_reported_weights(case, model, tape):
+        wrong.append("the weights of edges are not those that the library reports")
     entries |= graphs
     attended = [layer for layer in case.attends if not any(within(layer, key[0]) for key in tape)]
     if wrong:
@@ -309,12 +315,24 @@ def judge_capture(
         names = ", ".join(dict.fromkeys(layer or "(model)" for layer in silent))
         return Row(library, case.name, SILENT, short(names), len(entries))
     sampled = any(isinstance(A, SampledWeights) for A in tape.values())
-    kinds = [SUMS] * bool(graphs) + [POINTS] * sampled
+    kinds = [SUMS] * (bool(graphs) and case.edge_weights is None) + [POINTS] * sampled
     if unseen or missed:
         notes = [*kinds, *map(str, tape.unseen)]
         note = "; ".join(notes) or messages or "a softmax over something else than positions"
         return Row(library, case.name, LISTED, short(note), len(entries))
     return Row(library, case.name, RIGHT, "; ".join(kinds), len(entries))
+
+
+def has_reported_weights(case: Case, model: nn.Module, tape: Any) -> bool:
+    """Whether the first graph layer has the edges and weights that its library reports."""
+    assert case.edge_weights is not None
+    seed(1)
+    with torch.no_grad():
+        edges, weights = case.edge_weights(model, *case.make_inputs())
+    found = next((A for A in tape.values() if isinstance(A, EdgeWeights)), None)
+    if found is None or not torch.equal(found.edge_index, edges):
+        return False
+    return bool((found.weights - weights.flatten(1)).abs().max() < CLOSE)
 
 
 def sums_to_1(A: Tensor) -> bool:

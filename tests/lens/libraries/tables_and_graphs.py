@@ -169,12 +169,24 @@ def deepctr() -> Iterator[Case]:
 
 
 def torch_geometric() -> Iterator[Case]:
-    from torch_geometric.nn import GATConv, GATv2Conv, GPSConv, SAGEConv, SetTransformerAggregation, TransformerConv
+    from torch_geometric.nn import (
+        AGNNConv,
+        GATConv,
+        GATv2Conv,
+        GPSConv,
+        RGATConv,
+        SAGEConv,
+        SetTransformerAggregation,
+        SuperGATConv,
+        TransformerConv,
+    )
     from torch_geometric.nn.aggr import AttentionalAggregation, GraphMultisetTransformer
 
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 3], [1, 2, 3, 4, 0, 6, 7, 8, 5, 3, 0]])
     texts = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 1])
     nodes = lambda: (torch.randn(9, 32),)  # noqa: E731
+    reports = {"return_attention_weights": True}
+    kinds = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1])  # of the edges
     for kind in (GATConv, GATv2Conv, TransformerConv):
         yield Case(
             name=kind.__name__,
@@ -182,6 +194,24 @@ def torch_geometric() -> Iterator[Case]:
             inputs=nodes,
             call=lambda model, x: model(x, edges),
             batched=False,
+            edge_weights=lambda model, x: model(x, edges, **reports)[1],
+        )
+    for kind, given in ((SuperGATConv, (32, 8, 4)), (AGNNConv, ())):
+        yield Case(
+            name=kind.__name__,
+            build=partial(kind, *given),
+            inputs=nodes,
+            call=lambda model, x: model(x, edges),
+            batched=False,
+        )
+    for mod in (None, "additive", "f-scaled"):
+        yield Case(
+            name="RGATConv" if mod is None else f"RGATConv, {mod}",
+            build=partial(RGATConv, 32, 8, num_relations=3, heads=4, mod=mod),
+            inputs=nodes,
+            call=lambda model, x: model(x, edges, kinds),
+            batched=False,
+            edge_weights=(lambda model, x: model(x, edges, kinds, **reports)[1]) if mod is None else None,
         )
     yield Case(
         name="GPSConv",

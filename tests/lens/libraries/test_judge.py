@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from regard.lens import EdgeWeights
 from tests.lens.eager.deformable_layers import Deformable, texts
 from tests.lens.libraries import judge as room
 from tests.lens.libraries.aten_truth import aten_truth
 from tests.lens.libraries.by_hand import SCALE, Attends, Mixed, sdpa_causal, softmax_of_matmul
 from tests.lens.libraries.case import Case, change_first_row
-from tests.lens.libraries.judge import LISTED, POINTS, RAISED, REFUSED, RIGHT, SILENT, WRONG, compare, judge
+from tests.lens.libraries.judge import (
+    LISTED,
+    POINTS,
+    RAISED,
+    REFUSED,
+    RIGHT,
+    SILENT,
+    WRONG,
+    compare,
+    has_reported_weights,
+    judge,
+)
 
 
 def case(attend, model=Attends, **more):
@@ -202,6 +215,19 @@ def test_a_layer_that_is_named_is_listed_and_not_silent():
     row = judge("library", case(softmax_of_matmul, Both))
     assert row.outcome == LISTED
     assert row.note.startswith("first")
+
+
+def test_weights_of_edges_are_compared_with_those_that_the_library_reports():
+    edges, weights = torch.tensor([[0, 1, 2], [1, 1, 0]]), torch.tensor([[0.5, 0.2], [0.5, 0.8], [1.0, 1.0]])
+    tape = {"gat": EdgeWeights(edges, weights, 3)}
+
+    def reported(edges, weights):
+        given = Case(name="", build=nn.Identity, inputs=tuple, edge_weights=lambda model: (edges, weights))
+        return has_reported_weights(given, nn.Identity(), tape)
+
+    assert reported(edges, weights[..., None])
+    assert not reported(edges, weights.flip(0))
+    assert not reported(edges.flip(0), weights)
 
 
 def test_a_layer_that_is_no_attention_must_not_be_on_the_tape():

@@ -20,12 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from ..recording.edge_weights import EdgeWeights
+from .edge_proof import EdgeProofs, passes_messages
 from .intercepted import HEADS_SECOND
 from .kernel_call import NotUnderstood
 from .patching import Kernel, KernelRun, original_function
 
 TARGET_TO_SOURCE = "target_to_source"  # a `flow` of MessagePassing whose edge_index has the targets first
 HOOKS = ("edge_update", "propagate")  # steps of MessagePassing that take edges and have hooks
+_PROOFS: list[EdgeProofs] = []  # of the captures that are open
 
 
 class _Edges(NamedTuple):
@@ -57,16 +59,22 @@ def kernels() -> list[Kernel]:
 
 
 @contextmanager
-def edges_noted(parts: Collection[nn.Module]) -> Iterator[None]:
-    """Note the edges of each `MessagePassing` layer of torch_geometric while it uses them."""
-    kind: Any = getattr(sys.modules.get("torch_geometric.nn"), "MessagePassing", ())
-    layers: list[Any] = [part for part in parts if isinstance(part, kind)]
+def edges_noted(parts: Collection[nn.Module], proofs: EdgeProofs | None) -> Iterator[None]:
+    """Note the edges of each `MessagePassing` layer of torch_geometric while it uses them, and prove its messages."""
+    layers: list[Any] = [part for part in parts if passes_messages(part)]
     with ExitStack() as stack:
         for layer in layers:
             stack.callback(layer.register_forward_pre_hook(_note_nodes).remove)
             for step in HOOKS:
                 stack.callback(getattr(layer, f"register_{step}_forward_pre_hook")(_note_edges).remove)
                 stack.callback(getattr(layer, f"register_{step}_forward_hook")(_forget_edges).remove)
+            if proofs is not None:
+                stack.callback(layer.register_message_forward_hook(_note_messages).remove)
+                stack.callback(layer.register_aggregate_forward_hook(_prove_sums).remove)
+        if layers and proofs is not None:
+            _PROOFS.append(proofs)
+            stack.callback(proofs.finish)
+            stack.callback(_PROOFS.remove, proofs)
         yield
 
 
@@ -103,8 +111,6 @@ def _geometric_weights(run: KernelRun, part: nn.Module) -> EdgeWeights:
         raise NotUnderstood(f"{name} was called outside message passing, so the edges of its weights are unknown")
     if isinstance(edges, NotUnderstood):
         raise edges
-    if isinstance(mod := getattr(part, "mod", None), str):  # RGATConv has one
-        raise NotUnderstood(f"its weights are changed after the softmax, by mod={mod!r}")
     logits, targets = given["src"], given["index"]
     if targets is None or given["dim"] not in (0, -logits.ndim):
         raise NotUnderstood(f"{name} was called without index=, or with dim={given['dim']!r}")
@@ -158,6 +164,20 @@ def _note_edges(layer: Any, inputs: tuple[Any, ...]) -> None:
 def _forget_edges(layer: nn.Module, inputs: Any, out: Any) -> None:
     """A hook after a step of message passing: a softmax outside it has other groups."""
     _RUNNING.edges.pop(id(layer), None)
+
+
+def _note_messages(layer: Any, inputs: Any, out: Any) -> None:
+    """A hook after the messages of a layer."""
+    for proofs in tuple(_PROOFS):
+        proofs.note_messages(layer, out)
+
+
+def _prove_sums(layer: Any, inputs: Any, out: Any) -> None:
+    """A hook after the messages of a layer were summed."""
+    edges = _RUNNING.edges.get(id(layer))
+    pairs = edges.pairs if isinstance(edges, _Edges) else None
+    for proofs in tuple(_PROOFS):
+        proofs.prove(layer, pairs, layer.node_dim, out)
 
 
 def _plain(x: Any) -> Tensor:

@@ -64,6 +64,7 @@ from ..recording.sampled_weights import SparseWeights
 from ..recording.store import Store, check_not_nested
 from ..recording.unseen import failure_reason
 from ..terms.interpret import Interpreter
+from .edge_proof import EdgeProofs, passes_messages
 from .func_transforms import UNSUPPORTED, unwrap_transforms
 from .intercepted import HEADS_SECOND, Consumer, InterceptedAttention, OutputLayout
 from .kernel_call import KernelCall, NotUnderstood, OutputProof
@@ -158,6 +159,7 @@ class AttentionMode(TorchFunctionMode):
         self.model, self.consumer = model, consumer
         self.recorder = consumer if type(consumer) is Recorder else None
         self.is_observer = self.recorder is not None  # it records, and never changes an output
+        self.edges = None if self.recorder is None else EdgeProofs(self.recorder, self.quiet)
         self.interpreter = Interpreter(Store()) if interpreter is None else interpreter
         self.parts, self.names = _parts(model)
         self.ran = False
@@ -246,7 +248,10 @@ class AttentionMode(TorchFunctionMode):
         _PAUSED.count += 1
         try:
             with torch.no_grad():
-                self.recorder.record_sparse(self._layer, to_edge_weights(run, self.here.parts[-1]))
+                part = self.here.parts[-1]
+                entry = self.recorder.record_sparse(self._layer, to_edge_weights(run, part))
+                if passes_messages(part) and isinstance(entry, EdgeWeights) and self.edges is not None:
+                    self.edges.begin(part, self._layer, entry, run.returned)
         except NotUnderstood as reason:
             self.recorder.note_unseen(self._layer, "graph attention", str(reason))
         finally:
@@ -307,6 +312,8 @@ class AttentionMode(TorchFunctionMode):
                 tracker.traces.follow(func, args, kwargs, out)
             if not transformed:
                 tracker.origins.follow(func, args, kwargs, out)
+                if self.edges is not None and self.edges.held:
+                    self.edges.follow(func, args, kwargs, out)
                 if func is F.grid_sample or tracker.samples.held:
                     self._follow_samples(func, args, kwargs, out)
             if name is not None or (tracker.holds_weights and type(out) is not torch.Size):

@@ -12,7 +12,8 @@ they say; all others are compared with what the model computed, and left out if 
     transformers, all others        at least 8 rows of the output, all of short texts; with dropout the returned weights
     flex_attention                  known; the whole output if its functions have several readings
     flash_attn, xformers            64 rows of the output
-    torch_geometric, dgl            all weights, computed once more from the logits; the edges
+    torch_geometric                 all weights, computed once more from the logits; the edges; the sums of the messages
+    dgl                             all weights, computed once more from the logits; the edges
     register_kernel                 64 rows of the output
     written out by hand             8 rows of the weights, all if they were changed after the softmax
 """
@@ -50,7 +51,7 @@ def intercept(
         transformers.patched_interfaces(mode),
         patched_kernels(mode, mode.parts),
         scripts_observed(mode),
-        edge_softmax.edges_noted(mode.parts),
+        edge_softmax.edges_noted(mode.parts, mode.edges),
     ):
         yield mode
 

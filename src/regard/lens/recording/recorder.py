@@ -209,8 +209,7 @@ class Recorder:
     def _note_change(self, layer: str, observed: ObservedAttention) -> ObservedAttention:
         """Note how the weights were changed after the softmax, and copy them to the place of kept tensors."""
         with self._lock:
-            steps = (*self.changed.get(layer, "").split(", "), *observed.changed.split(", "))
-            self.changed[layer] = ", ".join(dict.fromkeys(filter(None, steps)))
+            self.note_changed(layer, observed.changed.split(", "))
             if not isinstance(observed.normalize, Given):
                 return self.copy_terms(observed, "normalize")
             weights = observed.normalize.weights
@@ -220,8 +219,14 @@ class Recorder:
             kept = self.store.put(weights, f"{shown_name(layer)}: weights")
             return observed._replace(normalize=Given(kept.get()))
 
-    def record_sparse(self, name: str, A: SparseWeights) -> None:
-        """Record copies of weights over edges or sampled points; the model may write to its own."""
+    def note_changed(self, layer: str, changes: Iterable[str]) -> None:
+        """Note how a layer changed its weights after the softmax."""
+        with self._lock:
+            steps = (*self.changed.get(layer, "").split(", "), *changes)
+            self.changed[layer] = ", ".join(dict.fromkeys(filter(None, steps)))
+
+    def record_sparse(self, name: str, A: SparseWeights) -> SparseWeights:
+        """Record copies of weights over edges or sampled points, and return these; the model may write to its own."""
 
         def keep(x: Tensor, what: str) -> Tensor:
             return self.store.put(x.clone() if self.store.in_place else x, f"{shown_name(name)}: {what}").get()
@@ -230,7 +235,8 @@ class Recorder:
             self._check_heads(name, A.shape[1])
             self._record_deferred_calls()
             chosen = A if self.heads is None else A.select_heads(self.heads)
-            self._entries[self._next_key(name)] = chosen.map_tensors(keep)
+            entry = self._entries[self._next_key(name)] = chosen.map_tensors(keep)
+            return entry
 
     def latest_entry(self, name: str) -> Record | Reduced | SparseWeights | None:
         """Return the latest entry of a layer; None if it has none."""
