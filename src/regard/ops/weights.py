@@ -15,6 +15,7 @@ unless they need gradients. The tensors of the call are not copied: after one wa
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable
 from copy import deepcopy
@@ -35,6 +36,7 @@ from .call import Call, no_autocast
 from .fused import kernel_reductions
 from .fused.kernel_reducer import KernelReducer
 from .indexing import chosen_ids, split_index
+from .map_image import image_of_maps
 from .memory_limit import LIMIT as LIMIT
 from .memory_limit import check_fits
 from .terms.coordinates import take_entries
@@ -42,6 +44,9 @@ from .terms.normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
 from .torch_state import in_forward_mode, run_uncompiled
 
 MAX_MAP_CELLS = 512  # rows and columns of the map of a summary
+PICTURED_HEADS = 8  # in a notebook
+PICTURED_CELLS = 48  # rows and columns of a head's picture there
+MAX_PICTURED_ENTRIES = 2**24  # computed for the picture
 DEFAULT_TERMS = ("Dot()", "Softmax()")  # left out of the repr
 
 AnswerT = TypeVar("AnswerT")
@@ -159,6 +164,19 @@ class Weights:
         shown = [" x ".join(map(str, self.shape))]
         shown += [f"{name}={term!r}" for name, term in slots if term is not None and repr(term) not in DEFAULT_TERMS]
         return f"Weights({', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        """Return the text and a small picture of the first heads, for notebooks; of a long matrix the text alone."""
+        text = f"<pre>{html.escape(repr(self))}</pre>"
+        heads, n_i, n_j = min(self.shape[-3], PICTURED_HEADS), *self.shape[-2:]
+        if not self.shape.numel() or heads * n_i * n_j > MAX_PICTURED_ENTRIES:
+            return text
+        side = PICTURED_CELLS
+        with torch.no_grad():
+            maps = self.select(batch=[0], heads=slice(heads)).pool(min(n_i, side), min(n_j, side))
+        image = image_of_maps(maps, cell_pixels=2, alt=f"attention of {heads} heads")
+        note = f"heads 0 to {heads - 1} of the first text, queries down, keys across, each to its own largest weight"
+        return f"{text}{image}<p>{note}</p>"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """The whole matrix as a numpy array; raises above the limit of `dense`."""

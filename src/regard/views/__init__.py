@@ -7,6 +7,7 @@ and `page` is the same as one offline file.
 from .export import MEGABYTES, Page, page
 from .figures.figures import alignment, by_layer, caption, edges, grid, heatmap, image, mask, text
 from .figures.points_on_maps import points
+from .notebook_html import tape_html
 from .viewer.server import Viewer, serve, view
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "page",
     "points",
     "serve",
+    "tape_html",
     "text",
     "view",
 ]

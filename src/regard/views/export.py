@@ -24,6 +24,7 @@ from torch import Tensor
 from ..atomic_files import atomic_path, check_parent_folder
 from ..lens.tape.tape import Tape
 from ..ops.weights import Weights
+from .shared_script import DATA_MARK, FRAME_STYLE, RIGHTS, TITLE_MARK, shared_frame
 from .viewer import pyramid
 from .viewer.api import ViewerApi, strongest
 from .viewer.captures import Library, MatrixId, PlaceId, Which
@@ -51,8 +52,8 @@ STYLE, SCRIPT = '<link rel="stylesheet" href="app.css">', '<script src="app.js" 
 class Page:
     """One offline HTML file: `save` writes it, a notebook displays it."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, *, data: str = "", title: str = "") -> None:
+        self.text, self._data, self._title = text, data, title
 
     def save(self, path: str | Path) -> None:
         """Write the page to a file, atomically."""
@@ -65,10 +66,17 @@ class Page:
         return f"Page({len(self.text) / 1e6:.1f} MB)"
 
     def _repr_html_(self) -> str:
-        """Return the page in a sandboxed iframe, which cannot access the notebook."""
-        style = "width:100%;height:720px;border:0"
-        rights = "allow-scripts allow-downloads"
-        return f'<iframe sandbox="{rights}" style="{style}" srcdoc="{html.escape(self.text)}"></iframe>'
+        """Return the page in a sandboxed iframe, which cannot access the notebook.
+
+        Outputs of one notebook share the script of their pages.
+        """
+        return self.show_in_notebook("")
+
+    def show_in_notebook(self, before: str) -> str:
+        """Return the page in a frame, with HTML that stands there until the frame is made, such as a small picture."""
+        if self._data and (output := shared_frame(_document(DATA_MARK, TITLE_MARK), self._data, self._title, before)):
+            return output
+        return f'<iframe sandbox="{RIGHTS}" style="{FRAME_STYLE}" srcdoc="{html.escape(self.text)}"></iframe>'
 
 
 def page(
@@ -102,7 +110,8 @@ def page(
         capture.tape.summarize()
     with closing(Worker()) as worker:
         resources = PageBuilder(captures, worker, tapes, megabytes).build()
-    return Page(_document(resources, " and ".join(capture.name for capture in captures)))
+    data, title = _data(resources), " and ".join(capture.name for capture in captures)
+    return Page(_document(data, title), data=data, title=title)
 
 
 class PageBuilder:
@@ -342,11 +351,16 @@ def _all_cells(described: dict[str, Any]) -> int:
     return int(described["batch"] * maps * _cells(described["n_i"], described["n_j"], described["finest"]))
 
 
-def _document(resources: dict[str, str], title: str) -> str:
-    """Return the HTML with style, data and script inline; the content security policy allows only their digests."""
+def _data(resources: dict[str, str]) -> str:
+    """Return the resources as JSON in which no character can end a script."""
     data = json.dumps({"resources": resources}, separators=(",", ":"))
     for char in "<>&":
         data = data.replace(char, f"\\u{ord(char):04x}")
+    return data
+
+
+def _document(data: str, title: str) -> str:
+    """Return the HTML with style, data and script inline; the content security policy allows only their digests."""
     text, css, script = (read_bundled(name).decode() for name in ("index.html", "app.css", "app.js"))
     script = re.sub(r"<(?=/script|script|!--)", r"\\x3c", script, flags=re.IGNORECASE)
     if text.count(STYLE) != 1 or text.count(SCRIPT) != 1 or "</style" in css.lower():

@@ -20,6 +20,7 @@ from ..real_tokens import RealTokens, distance_between, without_queries
 from ..recording.recorder import Key
 from ..recording.reduced import MEASURE_NAMES, Reduced
 from ..recording.sampled_weights import SparseWeights
+from .measure_table import MeasureTable
 
 THUMBNAIL_CELLS = 48  # cells per side of a thumbnail
 SINK_SHARE = 0.3  # a key is a sink if it receives more than this share of the mean query's attention (Gu et al. 2025)
@@ -98,7 +99,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return a pandas data frame if pandas is installed, else a dict of columns; a value that a row lacks is NaN."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
-    return columns if find_spec("pandas") is None else import_module("pandas").DataFrame(columns)
+    return MeasureTable(columns) if find_spec("pandas") is None else import_module("pandas").DataFrame(columns)
 
 
 def concatenate_heads(parts: Sequence[Summary], shape: torch.Size) -> Summary:

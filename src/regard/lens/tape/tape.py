@@ -456,8 +456,9 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
 
         Entropy, largest weight and distance are means over the queries that are real tokens and see a key; received is
         the largest share of their attention that one key gets. A text has the same numbers alone and in a padded batch.
-        The result is a pandas data frame if pandas is installed, else a dictionary of columns. It warns if the
-        tape is partial, and then the data frame has the share of the layers that it holds in `attrs["coverage"]`.
+        The result is a pandas data frame if pandas is installed, else a dictionary of columns that prints as a table.
+        It warns if the tape is partial, and then the data frame has the share of the layers that it holds in
+        `attrs["coverage"]`.
         """
         self.warn_partial("the table")
         found = table((key, A, self._real_tokens(key)) for key, A in self.items())
@@ -533,6 +534,10 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         (see `select`), and says what it holds.
         """
         return regard.views.page(self, other, name=name, megabytes=megabytes, layers=layers, heads=heads)
+
+    def _repr_html_(self) -> str:
+        """Return the tape for a notebook: its text, and its page or a small picture."""
+        return str(regard.views.tape_html(self))
 
     def save(self, path: str | Path) -> None:
         """Write everything to one `.safetensors` file; an interrupted write leaves no partial file."""

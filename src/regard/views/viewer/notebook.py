@@ -74,6 +74,13 @@ def in_kernel() -> bool:
     return getattr(_shell(), "kernel", None) is not None
 
 
+def cell_id() -> str | None:
+    """Return the name of the cell that runs, None if the notebook does not send it; JupyterLab and VS Code do."""
+    get_parent = getattr(getattr(_shell(), "kernel", None), "get_parent", None)
+    message = get_parent("shell") if get_parent is not None else None
+    return None if not message else message.get("metadata", {}).get("cellId")
+
+
 def in_colab() -> bool:
     """Whether the notebook is one of Google Colab; its kernels import `google.colab` at the start."""
     return "google.colab" in sys.modules

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from ...map_image import image_of_maps
 from ...shape import Sizes
 from ..coordinates import Coordinates, Point
 from ..mask_tiles import Grid, Tiles
@@ -43,11 +45,19 @@ class Mask(Term):
         ■ ■ ■
         """
         n_i, n_j = self._drawing_size()
-        n_i, n_j = rows or n_i, cols or rows or n_j
+        seen = self._pattern(rows or n_i, cols or rows or n_j)
+        return "\n".join(" ".join("■" if x else "·" for x in row) for row in seen.tolist())
+
+    def _repr_html_(self) -> str:
+        """Return the mask as text and as a small picture, for notebooks: a row for each query, dark where it sees."""
+        image = image_of_maps(self._pattern(*self._drawing_size())[None, None], cell_pixels=10, alt=repr(self))
+        return f"<pre>{html.escape(repr(self))}</pre>{image}"
+
+    def _pattern(self, n_i: int, n_j: int) -> Tensor:
+        """Return the mask of the first batch row and head for this many queries and keys."""
         zero = torch.zeros((), dtype=torch.long)
         at = Point(zero, zero, torch.arange(n_i)[:, None], torch.arange(n_j), offset=n_j - n_i)
-        seen = self.map_tensors(Tensor.cpu).over(at).expand(n_i, n_j)
-        return "\n".join(" ".join("■" if x else "·" for x in row) for row in seen.tolist())
+        return self.map_tensors(Tensor.cpu).over(at).expand(n_i, n_j)
 
     def _drawing_size(self) -> tuple[int, int]:
         return 12, 12
