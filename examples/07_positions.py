@@ -56,7 +56,7 @@ figure, panel = plt.subplots(figsize=(8, 3.2))
 x, shuffle = torch.randn(1, SHORT, DIM), torch.randperm(SHORT)
 new = torch.randint(WORDS, (256, LONG))
 print(f"{'':12}{'shuffled':>10}{'moved':>10}{f'to {SHORT}':>10}{'beyond':>10}{'two back':>11}{'peak':>6}")
-for scheme in SCHEMES:
+for n, scheme in enumerate(SCHEMES):
     torch.manual_seed(0)
     model = Copier(scheme)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
@@ -76,9 +76,10 @@ for scheme in SCHEMES:
     back = [A[place, place - BACK] for place in (SHORT - 1, LONG - 1)]
     print(f"{scheme:12}{shuffled:10.1e}{moved:10.1e}{near:10.1%}{far:10.1%}", end="")
     print(f"{back[0]:6.0%}{back[1]:5.0%}{LONG - 1 - A[-1].argmax():6}")  # the peak: how far back the last looks most
-    panel.plot(range(BACK, LONG), right, label=scheme, linewidth=1.4)
+    line = {"color": plt.colormaps["plasma"](n / 8), "linestyle": "--" if n % 2 else "-", "linewidth": 1.4}
+    panel.plot(range(BACK, LONG), right, label=scheme, **line)
 panel.axvline(SHORT - 0.5, color="black", linewidth=0.8, linestyle=":")
-panel.text(SHORT + 0.5, 0.02, "longer than any sequence of the training", fontsize=8)
 panel.set(xlabel="place", ylabel="copied rightly", xlim=(0, LONG), ylim=(0, 1.03))
+panel.set_title("right of the line: longer than any sequence of the training", loc="right")
 panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 figure.savefig(folder / "07_positions.png")

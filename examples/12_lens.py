@@ -1,7 +1,6 @@
 """Reading attention: what a sentence encoder looks at, and how much of that tells why it says what it says.
 
-Writes 12_heads.png, every head of all-MiniLM-L6-v2 on one sentence, and 12_words.png: three readings of its attention
-beside what becomes of the sentence's vector without each word. The weights come from the package index: see below.
+Writes 12_heads.png, all heads of all-MiniLM-L6-v2 on a sentence, and 12_words.png. For its weights see below.
 """
 
 import sys
@@ -79,7 +78,8 @@ grid([A.select(batch=0) for A in tape.values()]).savefig(folder / "12_heads.png"
 plt.style.use(Path(__file__).with_name("book.mplstyle"))
 figure, panels = plt.subplots(4, 1, figsize=(8, 4.2), sharex=True, subplot_kw={"yticks": [], "frame_on": False})
 for panel, (name, worth) in zip(panels, readings.items(), strict=True):
-    panel.bar(range(len(worth)), worth / worth.max(), color="#b5367a" if name == "without the word" else "#5c4a8a")
-    panel.set_title(name, fontsize=8, loc="left")
+    colour = "#b5367a" if name == "without the word" else "#5c4a8a"
+    panel.bar_label(panel.bar(range(len(worth)), worth, color=colour), fmt="%.2f", fontsize=7, padding=1)
+    panel.set_title(name, fontsize=8, loc="left", pad=10)
 panels[-1].set_xticks(range(len(worth)), tokens[1:-1])
 figure.savefig(folder / "12_words.png")

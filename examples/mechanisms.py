@@ -9,6 +9,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.colors import PowerNorm
 
 from regard import (
     Additive,
@@ -26,7 +27,9 @@ from regard import (
     explain,
     weights,
 )
+from regard.views.figures.canvas import WHITE_TO_DARK
 
+MOST = 0.25  # weight at the end of the scale
 torch.manual_seed(0)
 n, d = 48, 16
 q = k = torch.randn(1, 1, n, d).cumsum(2) / 4  # neighbours resemble each other, as words of a text do
@@ -48,12 +51,14 @@ mechanisms = {
     "normalize=SinkSoftmax(2)": {"mask": Causal(), "normalize": SinkSoftmax(2.0)},
 }
 
-figure, axes = plt.subplots(2, 6, figsize=(17, 6.4), constrained_layout=True)
+figure, axes = plt.subplots(2, 6, figsize=(17.6, 6.2), constrained_layout=True)
 panels = list(axes.flat)
 for panel, (name, terms) in zip(panels, mechanisms.items(), strict=False):
     A = weights(q, k, **terms)
-    panel.imshow(A.dense()[0, 0].sqrt(), cmap="magma", vmin=0, vmax=1)
+    shown = panel.imshow(A.dense()[0, 0], cmap=WHITE_TO_DARK, norm=PowerNorm(0.5, 0, MOST))
     panel.set_title(f"{name}\nentropy {A.entropy().mean():.2f} nats", fontsize=8.5)
+bar = figure.colorbar(shown, ax=axes, location="right", shrink=0.5, aspect=30, pad=0.01, extend="max")
+bar.set_label(f"weight, square-root scale, {MOST} or more black")
 
 print(Causal() & Window(4))
 
@@ -65,12 +70,13 @@ summary = A.summary()
 print(f"most attended key of {A.shape[-1]:,}: {int(summary.received.argmax())}")
 print(f"mean distance looked back: {float(summary.distance.mean()):,.0f} tokens")
 
-panels[10].imshow(summary.map[0, 0].sqrt(), cmap="magma")
-panels[10].set_title("20,000 tokens\nA.summary().map", fontsize=8.5)
+cells = summary.map[0, 0]
+panels[10].imshow(cells, cmap=WHITE_TO_DARK, norm=PowerNorm(0.5, 0, float(cells.quantile(0.995))))
+panels[10].set_title("20,000 tokens\nA.summary().map, a scale of its own", fontsize=8.5)
 panels[11].plot(summary.received[0, 0], linewidth=0.6, color="#b5367a")
 panels[11].set_title("20,000 tokens\nA.summary().received", fontsize=8.5)
+panels[11].set(xlabel="key", ylabel="attention received")
 for panel in panels[:11]:
-    panel.set_xticks([])
-    panel.set_yticks([])
+    panel.set(xticks=[], yticks=[], xlabel="key", ylabel="query")
 
 figure.savefig(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images") / "operator.png", dpi=110)

@@ -7,7 +7,7 @@ import re
 import pytest
 from matplotlib.image import imread
 
-from regard.cli.demo import DemoChapter, DemoExample, save_page
+from regard.cli.demo import DemoChapter, DemoExample, DemoPicture, save_page
 from tests.cli.commands import run, well
 
 NAMES = ("dates-rnn", "dates-transformer", "digits", "shapes")
@@ -37,6 +37,8 @@ def test_a_quick_look_runs_from_end_to_end_and_goes_on_where_it_was(quick, tmp_p
     assert len(pictures) == 4 + 4 + 3 + 3
     assert all(imread(path).ndim == 3 for path in pictures)
     assert all(f'src="{path.name}"' in index for path in pictures)
+    captions = re.findall(r"<img [^>]*><figcaption>([^<]{60,})\.</figcaption>", index)
+    assert len(captions) == len(pictures)
     again = well("demo", "--out", out, "--steps", 2)
     assert again.err.count("resuming from") == 4
     assert _numbers(again.out) == _numbers(ended.out)
@@ -52,7 +54,8 @@ def test_whatever_a_model_writes_is_text_on_the_page(tmp_path):
     hostile = '<script>alert("1")</script>'
     example = DemoExample(given=hostile, found=hostile, right="a")
     made = {"title": hostile, "quality": hostile, "page": tmp_path / 'a".html'}
-    chapter = DemoChapter(**made, examples=[example], pictures=[tmp_path / "<b>.png"])
+    picture = DemoPicture(path=tmp_path / "<b>.png", caption=hostile)
+    chapter = DemoChapter(**made, examples=[example], pictures=[picture])
     page = save_page([chapter], tmp_path).read_text()
     assert "<script" not in page
     assert "<b>" not in page

@@ -36,7 +36,8 @@ SHOWN_LOCALES = ("de", "fr", "ru", "ja")
 POLICY = "default-src 'none'; img-src 'self' file:; style-src 'unsafe-inline'"
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
-    "h2{margin-top:3rem}img{max-width:100%;margin:.5rem 0;border:1px solid #ddd}"
+    "h2{margin-top:3rem}img{max-width:100%;border:1px solid #ddd}"
+    "figure{margin:1rem 0}figcaption{color:#555;max-width:45rem}"
     "td{padding:.1rem 1.5rem .1rem 0}td.wrong{color:#b00}"
 )
 
@@ -55,13 +56,26 @@ class DemoExample:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DemoPicture:
+    """A picture of attention, and a sentence on what to see in it."""
+
+    path: Path
+    caption: str
+
+    def html(self, folder: Path) -> str:
+        """Return the picture over its sentence, with a link relative to `folder`."""
+        source, caption = escape(self.path.relative_to(folder).as_posix()), escape(self.caption)
+        return f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemoChapter:
     """One model: its quality, a few examples, pictures of its attention, and the page that shows all of it."""
 
     title: str
     quality: str
     examples: Sequence[DemoExample]
-    pictures: Sequence[Path]
+    pictures: Sequence[DemoPicture]
     page: Path
 
     def __str__(self) -> str:
@@ -74,10 +88,7 @@ class DemoChapter:
             f"{escape(one.found)}</td></tr>"
             for one in self.examples
         )
-        shown = "".join(
-            f'<img src="{escape(path.relative_to(folder).as_posix())}" alt="{escape(path.stem)}">'
-            for path in self.pictures
-        )
+        shown = "".join(picture.html(folder) for picture in self.pictures)
         link = escape(self.page.relative_to(folder).as_posix())
         return (
             f"<h2>{escape(self.title)}</h2><p>{escape(self.quality)}</p><table>{rows}</table>{shown}"
@@ -153,11 +164,16 @@ def digits_chapter(out: Path, steps: int | None, device: str | None) -> DemoChap
     chosen = [int((test.labels == label).argmax()) for label in (3, 5, 8)]
     images = [test.images[n] for n in chosen]
     found = classifier.classify(images)
-    pictures = [out / f"digits-{test.classes[test.labels[n]]}.png" for n in chosen]
-    for path, image, one, look in zip(pictures, images, found, classifier.looks(images), strict=True):
-        y, x = look.shape
-        title = f"{one.label}, by {one.probability:.0%}"
+    pictures = []
+    for n, image, one, look in zip(chosen, images, found, classifier.looks(images), strict=True):
+        path, (y, x) = out / f"digits-{test.classes[test.labels[n]]}.png", look.shape
+        title = f"read as {one.label}, with a probability of {one.probability:.0%}"
         regard.views.image(look.view(1, -1), image, patches=(y, x), title=title).savefig(path)
+        caption = (
+            f"On the left the digit, on the right its {y} x {x} places, coloured by the attention that reaches them: "
+            "look for the strokes that set this digit apart."
+        )
+        pictures.append(DemoPicture(path=path, caption=caption))
     return DemoChapter(
         title="Digits, by a convolutional network with self-attention",
         quality=f"accuracy {measured['accuracy'].value:.1f} % of {len(test)} test digits",
@@ -193,10 +209,15 @@ def scenes_chapter(out: Path, steps: int | None, device: str | None) -> DemoChap
     shown = [scene for scene in test if " of " in scene.captions[0] or " above " in scene.captions[0]][:3]
     images = [scene.image for scene in shown]
     written = [one.text for one in describer.describe(images)]
-    pictures = [out / f"shapes-{n}.png" for n in range(1, 4)]
-    for path, image, text, look in zip(pictures, images, written, describer.looks(images, written), strict=True):
-        _, y, x = look.shape
+    pictures = []
+    for n, (image, text, look) in enumerate(zip(images, written, describer.looks(images, written), strict=True), 1):
+        path, (_, y, x) = out / f"shapes-{n}.png", look.shape
         regard.views.caption(look.flatten(1), image, describer.tokens(text), patches=(y, x)).savefig(path)
+        caption = (
+            "First the scene, then for each word the places that the captioner looked at to write it: a colour or a "
+            "shape should light up on its own object."
+        )
+        pictures.append(DemoPicture(path=path, caption=caption))
     return DemoChapter(
         title="Scenes, described by a captioner",
         quality=f"{measured['exact'].value:.1f} % of {TEST_EXAMPLES} captions of test scenes are exactly right, "
@@ -241,11 +262,18 @@ def _dates_chapter(
     written = [one.text for one in translator.translate([one.source for one in shown])]
     tape = translator.tape([Pair(one.source, text) for one, text in zip(shown, written, strict=True)])
     maps = _mean_map(tape, layer_of(translator.models[0]))
-    pictures = [run.with_name(f"{run.name}-{one.locale}.png") for one in shown]
-    for path, one, text, look in zip(pictures, shown, written, maps, strict=True):
-        rows, columns = [*text, "<end>"], [*one.source, "<end>"]
+    pictures = []
+    for one, text, look in zip(shown, written, maps, strict=True):
+        path, rows, columns = run.with_name(f"{run.name}-{one.locale}.png"), [*text, "<end>"], [*one.source, "<end>"]
         look = look[: len(rows), : len(columns)]
-        regard.views.heatmap(look, rows, columns, title=f"{one.source} is {text}").savefig(path)
+        figure = regard.views.heatmap(look, rows, columns, axes=("written", "read"), title=f"{one.source} is {text}")
+        figure.savefig(path)
+        caption = (
+            "Each row is a character that the model wrote, dark where it looked to write it. The first four rows "
+            f"should be dark at the year in {one.source}, those between the dashes at the month, the last two at the "
+            "day."
+        )
+        pictures.append(DemoPicture(path=path, caption=caption))
     return DemoChapter(
         title=title,
         quality=f"{exact:.1f} % of {TEST_EXAMPLES} test dates are exactly right",
