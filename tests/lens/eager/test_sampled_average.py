@@ -10,6 +10,7 @@ from regard.lens import CaptureWarning, capture
 from tests.lens.eager.deformable_layers import (
     HEADS,
     MAPS,
+    POINTS,
     QUERIES,
     Deformable,
     Pair,
@@ -20,6 +21,22 @@ from tests.lens.eager.deformable_layers import (
     texts,
     watched,
 )
+
+
+class AtTheEdge(Deformable):
+    """Its points are so close to the edge of the maps that float32 and float64 differ on whether they are off it."""
+
+    def forward(self, x, memory):
+        edge = torch.tensor([(0.5 / width + 0.5) / 0.4 for _, width in MAPS])[:, None]
+        near = torch.linspace(-3e-6, 3e-6, HEADS * POINTS).view(HEADS, 1, POINTS)
+        self.offsets.weight.data.zero_()
+        self.offsets.bias.data.view(HEADS, len(MAPS), POINTS, 2)[..., 0] = edge + near
+        return super().forward(x, memory)
+
+
+def test_points_at_the_edge_of_a_map_are_proved():
+    layer = AtTheEdge()
+    assert_shows(watched(layer, *texts(dtype=torch.float32))[0], *layer.kept)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

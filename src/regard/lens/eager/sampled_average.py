@@ -24,6 +24,7 @@ MAPS, CHANNELS, QUERIES, POINTS = "maps", "channels", "queries", "points"
 LEVELS = (STACKED, UNKNOWN)  # the kind of a dim that counts levels; UNKNOWN if each has one point
 SUM_TOLERANCE = 0.02  # the weights of a query sum to 1, in bfloat16 too
 COMPARED_QUERIES = 8
+SMALL = 0.1  # a sum below this share of the largest value is compared as if it were as large: its points are at an edge
 MISMATCH = "its output is not the sum of its points times their weights"
 
 Choose = Callable[[Sequence[int], Sequence[Dim] | None], HeadChoice]
@@ -90,13 +91,15 @@ class SampledAverage:
         rows = torch.linspace(0, i - 1, min(COMPARED_QUERIES, i), dtype=torch.float64).round().long()
         rows = rows.to(self.weights.device)
         cells, shares = corner_cells(self.locations[:, rows].double(), self.levels, _sizes(self.calls))
-        at = cells.flatten(1)[..., None].expand(-1, -1, self.values.shape[-1])
-        corners = self.values.gather(1, at).view(*cells.shape, -1).double()  # g rows p 4 c
+        values = self.values
+        at = cells.flatten(1)[..., None].expand(-1, -1, values.shape[-1])
+        corners = values.gather(1, at).view(*cells.shape, -1).double()  # g rows p 4 c
         terms = corners * (self.weights[:, rows].double()[..., None] * shares)[..., None]
         expected, size = terms.sum((2, 3)), terms.abs().sum((2, 3)).norm(dim=-1)
         error = (expected - self.out[:, rows].double()).norm(dim=-1)
         tolerance = max(ROUNDING_UNITS * torch.finfo(self.out.dtype).eps, MIN_RELATIVE_ERROR)
-        return bool((error <= tolerance * size).all())
+        least = SMALL * values.norm(dim=-1).amax().double() if values.numel() else 0
+        return bool((error <= tolerance * size.clamp(min=least)).all())
 
 
 class _Atom(NamedTuple):

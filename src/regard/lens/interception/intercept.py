@@ -16,6 +16,7 @@ they say; all others are compared with what the model computed, and left out if 
     dgl                             all weights, computed once more from the logits; the edges
     register_kernel                 64 rows of the output
     written out by hand             8 rows of the weights, all if they were changed after the softmax
+    F.grid_sample, weighted sums    8 queries of the output of each text and head, in float64
 """
 
 from __future__ import annotations

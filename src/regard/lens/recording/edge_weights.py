@@ -19,8 +19,8 @@ from .store import TensorInMemory
 class EdgeWeights:
     """Attention over the edges of a graph: `edge_index` of dims 2 x e, source then target, and `weights` of e x h.
 
-    The targets are the queries and the sources are the keys: the weights of the edges into a target sum to 1. Nothing
-    of size targets x sources is stored.
+    The targets are the queries and the sources are the keys: the weights of the edges into a target sum to 1, unless
+    the layer changed them after the softmax. Nothing of size targets x sources is stored.
 
     >>> # Three edges, into node 0 from nodes 1 and 2, and into node 1 from node 2:
     >>> edges, weights = torch.tensor([[1, 2, 2], [0, 0, 1]]), torch.tensor([[0.25], [0.75], [1.0]])
