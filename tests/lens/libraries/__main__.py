@@ -145,7 +145,7 @@ def page(rows: list[Row]) -> str:
         "- **wrong**, **missed in silence**, **raised**: errors of the lens. The command then fails.",
         f"- {edges} cases have weights over the edges of a graph, which no operator of PyTorch computes: there only",
         "  the sums of the rows were compared, not the weights.",
-        f"- {points} case{'s have' if points != 1 else ' has'} weights of sampled points: the places on the map were not compared.",
+        f"- Sampled points are weighed in {points} case{'s' * (points != 1)}: their places were not compared.",
         "- **does not run here**, **not installed**: the library fails without capture too; these cases do not count.",
         "",
         f"transformers {known.get(ARCHITECTURES, '')}, the newest that installs: "
