@@ -1,11 +1,13 @@
 """The canvas: whatever is written on a figure stays on it, beside what it is about, and over nothing else."""
 
 import io
+import warnings
 from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 import torch
+from matplotlib import rc_context
 
 from regard import Causal, Global, Window, weights
 from regard.views import by_layer, grid, heatmap, image, mask
@@ -46,7 +48,13 @@ def test_long_titles_are_written_in_lines(draw):
     check_keys(figure)
     assert max(text.get_text().count("\n") for text in figure.texts) >= 1
     plain = heatmap(np.eye(3)).axes[0].get_position()
-    assert figure.axes[0].get_position().width > 0.5 * plain.width
+    assert figure.axes[0].get_position().width > 0.4 * plain.width
+
+
+def test_panels_stay_where_they_are_under_a_style_that_arranges_figures():
+    with rc_context({"figure.constrained_layout.use": True}), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        image(np.ones((4, 4)) / 4, np.ones((8, 8))).savefig(io.BytesIO())
 
 
 def test_a_title_may_be_a_number():

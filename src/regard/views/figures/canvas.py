@@ -58,7 +58,7 @@ class Paper(Figure):
 
 def paper(width: float, height: float, *, arranged: bool = True) -> Paper:
     """Return an empty figure, in inches; `arranged=False` turns automatic layout off, for `add_axes`."""
-    figure = Paper(figsize=(width, height), layout="constrained" if arranged else None)
+    figure = Paper(figsize=(width, height), layout="constrained" if arranged else "none")
     FigureCanvasAgg(figure)
     return figure
 
