@@ -5,7 +5,7 @@ normalize.
 """
 
 from importlib import import_module
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from .ops.operator import attend, explain, weights
 from .ops.terms.biases import Added, Alibi, Gaussian, Relative
@@ -70,8 +70,26 @@ __all__ = [
 ROOMS = ("data", "decode", "lens", "models", "nn", "tasks", "train", "views")
 
 
-def __getattr__(name: str) -> ModuleType:
-    """The other rooms, imported when first asked for: `regard.nn.Attention` after `import regard` alone."""
-    if name not in ROOMS:
-        raise AttributeError(f"module 'regard' has no attribute {name!r}")
-    return import_module(f"regard.{name}")
+if TYPE_CHECKING:
+    from . import data as data
+    from . import decode as decode
+    from . import lens as lens
+    from . import models as models
+    from . import nn as nn
+    from . import tasks as tasks
+    from . import train as train
+    from . import views as views
+    from .lens import capture as capture
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import the other rooms when first used: `regard.nn.Attention` and `regard.capture` after `import regard`."""
+        if name == "capture":
+            return import_module("regard.lens").capture
+        if name not in ROOMS:
+            raise AttributeError(f"module 'regard' has no attribute {name!r}")
+        return import_module(f"regard.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *ROOMS, "capture"})

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -121,3 +124,23 @@ def test_flex_hands_over_the_same_tiles_for_every_layer_and_new_ones_for_new_len
         lengths -= 3
         out = R.attend(q, k, v, mask=R.Causal() & R.Padding(lengths), backend="flex")
     torch.testing.assert_close(out, want[1])
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_threads_share_it(monkeypatch, tensors):
+    monkeypatch.setattr(module, "MAX_ENTRIES", 2)
+    lengths = [torch.tensor([n, n]) for n in range(1, 9)] if tensors else [(n, n) for n in range(1, 9)]
+
+    def work(seed):
+        for n in range(400):
+            k = (seed * 7 + n * n) % 8
+            assert cached_per_term(R.Padding(lengths[k]), 0, partial(int, k)) == k
+
+    with ThreadPoolExecutor(8) as pool:
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for done in [pool.submit(work, seed) for seed in range(8)]:
+                done.result()
+        finally:
+            sys.setswitchinterval(before)

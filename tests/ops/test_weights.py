@@ -801,3 +801,27 @@ def test_what_neither_has_is_missing_as_ever():
         A.anything  # noqa: B018
     with pytest.raises(AttributeError, match="lse exists for softmax kinds"):
         A.lse  # noqa: B018
+
+
+@pytest.mark.parametrize("change", [lambda x: x.mul_(3), lambda x: x.copy_(x.flip(-2)), lambda x: x.zero_()])
+def test_inference_tensors_are_guarded_once_a_statistic_is_kept(change):
+    with torch.inference_mode():
+        q, k = torch.randn(2, 1, 1, 6, 8)
+        A = weights(q, k)
+        change(k)
+        torch.testing.assert_close(A.dense(), torch.softmax(q @ k.mT / 8**0.5, -1))  # nothing of the old k was kept
+        A = weights(q, k)
+        A.entropy()
+        A.dense()
+        change(q)
+        if q.any():
+            change(k)
+        with pytest.raises(RuntimeError, match="was changed in place"):
+            A.dense()
+
+
+def test_the_names_of_tensors_for_a_transpose_lead_to_T():
+    A = weights(*torch.randn(2, 1, 1, 6, 8))
+    for name in ("mT", "transpose", "permute"):
+        with pytest.raises(AttributeError, match=r"A\.T is the transpose"):
+            getattr(A, name)

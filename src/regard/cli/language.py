@@ -169,7 +169,7 @@ def _save_attention(tape: Tape, path: Path) -> None:
     if path.suffix == TAPE:
         tape.save(path)
     else:
-        draw(regard.views.grid(tape.values()), path)
+        draw(regard.views.grid(tape), path)
 
 
 def only(folders: Sequence[Path]) -> Path:

@@ -11,9 +11,14 @@ BLOCK = 128  # entries
 def blockwise_topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest entries of each row and their indices, as `x.topk(k)`; faster over a vocabulary.
 
+    A single one is the first of equal entries, as `argmax` chooses.
+
     It takes about a third of the time: the k blocks with the largest maxima contain the k largest entries. Maxima are
     cheap, and only these blocks are sorted, together with the entries after the last whole block.
     """
+    if k == 1:
+        values, places = x.max(-1, keepdim=True)
+        return values, places
     rows, n = x.shape
     whole = n // BLOCK * BLOCK
     if n < 4 * k * BLOCK:

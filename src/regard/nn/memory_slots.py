@@ -130,6 +130,10 @@ class Until(Bias):
     bias: Bias
     n: int
 
+    @property
+    def reads_queries(self) -> bool:
+        return self.bias.reads_queries
+
     def check(self, sizes: Sizes) -> None:
         self.bias.check(sizes)
 

@@ -13,9 +13,11 @@ from ..checks import check_probability
 from .shape import Sizes
 from .terms.biases import Bias
 from .terms.coordinates import Block, Selector
+from .terms.masks import Rule
 from .terms.masks.mask_algebra import Mask
 from .terms.normalizers import Normalizer, Softmax
 from .terms.scores import Dot, Score
+from .terms.term import Term
 from .torch_state import can_read_values, in_forward_mode
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -227,6 +229,10 @@ def _is_term(name: str, value: Any, kind: type) -> Any:
 
 
 def _next_step(name: str, value: Any) -> str:
+    is_function = callable(value) and not isinstance(value, (Term, type))
+    if name in ("bias", "score") and (is_function or isinstance(value, Rule)):
+        own = "class Mine(Bias) with over(self, at)" if name == "bias" else "class Mine(Score) with tile(self, q, k)"
+        return f"there is no {name} of a function: write a term of your own, {own}"
     for slot, kind in zip(SLOTS, (Score, Mask, Bias, Normalizer), strict=True):
         if isinstance(value, kind):
             return f"write {slot}={value!r}"
@@ -234,7 +240,7 @@ def _next_step(name: str, value: Any) -> str:
             return f"write {slot}={value.__name__}(...)"
     if isinstance(value, Tensor):
         return "write mask=Dense(x)" if value.dtype == torch.bool else "write bias=Added(x), or mask=Dense(x.bool())"
-    if callable(value) and name == "mask":
+    if name == "mask" and is_function:
         return "write mask=Rule(fn)"
     examples = dict(zip(SLOTS, ("Dot()", "Causal()", "Alibi(8)", "Softmax()"), strict=True))
     return f"write {name}={examples[name]}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import ref
 
 import torch
@@ -30,36 +31,33 @@ def cached_per_term(term: Term, key: Hashable, make: Callable[[], V]) -> V:
     if any(x.is_inference() for x in tensors):
         return make()  # they have no version counter
     key = (without_tensors(term), key)
-    if not tensors:
-        return _recall(_by_value, key, make)
-    memory = _by_tensor.setdefault(tensors[0], OrderedDict())
-    entry = memory.get(key)
-    if entry is None or not all(map(_is_unchanged, entry[0], tensors)):
-        memory[key] = entry = [(ref(x), x.detach().clone() if x.is_cpu else x._version) for x in tensors], make()
-        memory.move_to_end(key)
-        if len(memory) > MAX_ENTRIES:
-            memory.popitem(last=False)
-    value: V = entry[1]
+    with _LOCK:
+        memory = _by_tensor.setdefault(tensors[0], OrderedDict()) if tensors else _by_value
+        known = memory.get(key)
+        if known is not None:
+            memory.move_to_end(key)
+    if known is None or not all(map(_is_unchanged, known[0], tensors)):
+        # Made without the lock: another thread may make the same value meanwhile.
+        known = [(ref(x), x.detach().clone() if x.is_cpu else x._version) for x in tensors], make()
+        with _LOCK:
+            memory[key] = known
+            memory.move_to_end(key)
+            if len(memory) > MAX_ENTRIES:
+                memory.popitem(last=False)
+    value: V = known[1]
     return value
 
 
-_by_value: OrderedDict[Hashable, object] = OrderedDict()
+# key -> states of the term's tensors, and the value
+_Memory = OrderedDict[Hashable, tuple[list[tuple[ref[Tensor], Tensor | int]], Any]]
+_by_value: _Memory = OrderedDict()
 _by_tensor = WeakTensorKeyDictionary()
+_LOCK = threading.Lock()
 
 
 def _is_unchanged(known: tuple[ref[Tensor], Tensor | int], x: Tensor) -> bool:
     tensor, state = known
     return tensor() is x and (torch.equal(state, x) if isinstance(state, Tensor) else state == x._version)
-
-
-def _recall(memory: OrderedDict[Hashable, object], key: Hashable, make: Callable[[], V]) -> V:
-    if key not in memory:
-        memory[key] = make()
-        if len(memory) > MAX_ENTRIES:
-            memory.popitem(last=False)
-    memory.move_to_end(key)
-    value: V = memory[key]  # type: ignore[assignment]
-    return value
 
 
 def without_tensors(term: Term | None) -> Hashable:

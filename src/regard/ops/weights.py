@@ -33,6 +33,7 @@ from .blocks.pool_bins import Axis, How, Mesh, check_groups
 from .blocks.products import check_factor
 from .blocks.reduction import Reduction, has_row_statistic
 from .call import Call, no_autocast
+from .checksums import row_and_column_sums
 from .fused import kernel_reductions
 from .fused.kernel_reducer import KernelReducer
 from .indexing import chosen_ids, split_index
@@ -98,6 +99,8 @@ def _raise_for_tensor_method(self: Any, name: str) -> NoReturn:
     """`__getattr__`: Python calls it for a missing attribute, and for a property that raised AttributeError."""
     if hasattr(type(self), name) or name.startswith("_") or not hasattr(Tensor, name):
         object.__getattribute__(self, name)  # raises the usual AttributeError
+    if name in ("mT", "transpose", "swapaxes", "permute", "t") and isinstance(self, Weights):
+        raise AttributeError(f"Weights has no {name}; A.T is the transpose, lazy too: A.T @ x, A.T[...]")
     raise AttributeError(
         f"{type(self).__name__} has no {name}: the matrix is never stored. It has received(), entropy(), max(), "
         "distance(), topk(k), pool(rows, cols), mass(...), summary() and A @ v; of a small one write "
@@ -126,6 +129,8 @@ class Weights:
         self._call = call
         self._statistic = statistic  # b h i 1
         self._versions = [(x, x._version) for x in call.tensors() if not x.is_inference()]
+        # Writes to inference tensors are not counted: their numbers are compared once a statistic of them is kept.
+        self._sums = [] if statistic is None else self._current_sums()
 
     if not TYPE_CHECKING:  # else a type checker would accept any attribute
         __getattr__ = _raise_for_tensor_method
@@ -363,8 +368,12 @@ class Weights:
 
     def _keep(self, statistic: Tensor | None) -> None:
         if self._statistic is None and statistic is not None:
+            self._sums = self._current_sums()
             carries_derivative = statistic.requires_grad or in_forward_mode()
             self._statistic = statistic.detach() if carries_derivative else statistic
+
+    def _current_sums(self) -> list[tuple[Tensor, Tensor]]:
+        return [(x, row_and_column_sums(x)) for x in self._call.tensors() if x.is_inference()]
 
     def _entries(self, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         """The entries where those batch rows, heads, rows and keys cross: `batch heads rows cols`."""
@@ -378,12 +387,13 @@ class Weights:
         return x if len(self._call.lead) == 1 else x.unflatten(0, self._call.lead)
 
     def _check_unchanged(self) -> None:
-        for x, version in self._versions:
-            if x._version != version:
-                raise RuntimeError(
-                    f"a tensor of these weights, shape {tuple(x.shape)}, was changed in place after weights(...); "
-                    "call weights(...) again, or on a clone"
-                )
+        changed = [x for x, version in self._versions if x._version != version]
+        changed += [x for x, sums in self._sums if not torch.equal(row_and_column_sums(x), sums)]
+        if changed:
+            raise RuntimeError(
+                f"a tensor of these weights, shape {tuple(changed[0].shape)}, was changed in place after weights(...); "
+                "call weights(...) again, or on a clone"
+            )
 
 
 class Transposed:

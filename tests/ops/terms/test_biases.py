@@ -1,9 +1,13 @@
 """Biases are the numbers of their papers."""
 
+import warnings
+
 import pytest
 import torch
 
-from regard import Alibi, Relative, Sigmoid, weights
+from regard import Added, Alibi, Gaussian, Relative, Sigmoid, attend, explain, weights
+from regard.ops.terms.biases import Bias, MaskWarning
+from regard.ops.terms.term import term
 
 close = torch.testing.assert_close
 
@@ -52,3 +56,85 @@ def test_shaw_reads_the_key_of_the_distance_to_the_key(offset, backend):
     A = weights(q, k, bias=Relative.shaw(keys[:, None], scale=1.0), normalize=Sigmoid(), offset=offset, backend=backend)
     expected = [[keys[max(-2, min(2, j - (r + offset))) + 2] for j in range(9)] for r in range(5)]
     close(A.dense()[0, 0].logit(), torch.tensor(expected))
+
+
+ONES = torch.ones(5, 5)
+
+
+@pytest.mark.parametrize("values", [ONES.tril(), torch.eye(5)[None], ONES.tril().bool().float().expand(2, 3, 5, 5)])
+def test_a_bias_of_zeros_and_ones_is_added_and_warned_of(values):
+    q, k, v = torch.randn(3, 2, 3, 5, 4)
+    with pytest.warns(MaskWarning, match=r"write mask=Dense\(values.bool\(\)\)") as caught:
+        out = attend(q, k, v, bias=Added(values))
+    assert caught[0].filename == __file__
+    close(out, torch.softmax(q @ k.mT / 2 + values, -1) @ v)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        0 * ONES,
+        ONES,
+        2 * torch.eye(5),
+        torch.eye(5) - 1e-6,
+        torch.eye(5).requires_grad_(),
+        torch.zeros(5, 5).fill_diagonal_(-1),
+    ],
+)
+def test_other_biases_are_not_taken_for_masks(values):
+    q, k, v = torch.randn(3, 2, 3, 5, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attend(q, k, v, bias=Added(values))
+
+
+def test_the_warning_comes_once_for_each_line_that_calls():
+    q, k, v = torch.randn(3, 2, 3, 5, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            attend(q, k, v, bias=Added(ONES.tril()))
+    assert len(caught) == 1
+
+
+@term
+class Scaled(Bias):
+    """q_i . q_i: a bias that reads the queries."""
+
+    def over(self, at):
+        return at.queries().square().sum(-1, keepdim=True)
+
+
+FIXED = {
+    "alibi": Alibi(3),
+    "added": Added(torch.randn(40, 40)),
+    "table": Relative.t5(torch.randn(3, 8)),
+    "gaussian": Gaussian(torch.full((40,), 3.0), 2.0),
+    "sum": Alibi(3) + Added(torch.randn(40, 40)),
+}
+
+
+@pytest.mark.parametrize("bias", FIXED.values(), ids=FIXED)
+def test_a_fixed_bias_trains_on_the_fused_kernel(bias):
+    leaves = [x.requires_grad_() for x in torch.randn(3, 2, 3, 40, 16)]
+    assert "-> sdpa" in explain(*leaves, bias=bias)
+    grads, truth = (
+        torch.autograd.grad(attend(*leaves, bias=bias, backend=name).square().sum(), leaves)
+        for name in ("sdpa", "reference")
+    )
+    close(grads, truth, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("bias", "why"),
+    [
+        (Relative.shaw(torch.randn(9, 16)), "the bias reads the queries"),
+        (Scaled() + Alibi(3), "the bias reads the queries"),
+        (Alibi(slopes=torch.ones(3, requires_grad=True)), "no gradient to a bias that learns"),
+    ],
+)
+def test_a_bias_that_learns_or_reads_the_queries_does_not(bias, why):
+    leaves = [x.requires_grad_() for x in torch.randn(3, 2, 3, 40, 16)]
+    (line,) = (line for line in explain(*leaves, bias=bias).splitlines() if " sdpa " in line)
+    assert why in line
+    assert "chosen" not in line

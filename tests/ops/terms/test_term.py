@@ -36,8 +36,11 @@ from regard import (
     Sparsemax,
     Tapered,
     Window,
+    attend,
     parse,
 )
+from regard.ops.terms.masks import Mask
+from regard.ops.terms.term import term
 
 PLAIN = {
     "Causal()": lambda: Causal(),
@@ -253,3 +256,35 @@ def test_repr_writes_the_parentheses_that_python_needs_and_no_others(term, sourc
 def test_numpy_numbers_show_as_python_numbers(number):
     assert repr(Dot(number)) == "Dot(scale=0.125)"
     assert parse(repr(Dot(number))) == Dot(0.125) == Dot(number)
+
+
+def test_the_terms_of_the_library_are_final():
+    with pytest.raises(TypeError, match=r"Causal cannot be subclassed: .*; write class Strict\(Mask\)"):
+
+        @term
+        class Strict(Causal):
+            def over(self, at):
+                return at.j < at.i
+
+    with pytest.raises(TypeError, match=r"write class Off\(Normalizer\)"):
+
+        class Off(Softmax):
+            pass
+
+
+def test_terms_of_ones_own_are_not():
+    @term
+    class Mine(Mask):
+        n: int = 1
+
+        def over(self, at):
+            return at.j < at.i
+
+    @term
+    class Other(Mine):
+        def over(self, at):
+            return at.j == at.i
+
+    q, k, v = torch.randn(3, 1, 2, 50, 8)
+    for name in (None, "reference"):
+        assert torch.equal(attend(q, k, v, mask=Other(), backend=name), v)

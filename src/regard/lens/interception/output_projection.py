@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..recording.record import as_integers
+from ...ops.checksums import as_integers
 
 # Each linear function -> its input, and its weight in the layout of `nn.Linear`.
 MAPS: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {

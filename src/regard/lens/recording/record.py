@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.checksums import as_integers
 from ...ops.weights import Weights
 from ..interception.sdpa import lse_is_reliable
 from ..layer_names import shown_name
@@ -247,11 +248,6 @@ class Record:
 def checksums(k: Tensor) -> Tensor:
     """Return a checksum of each key, `b j`: equal for bitwise equal keys, wherever they are stored."""
     return as_integers(k).sum((1, 3), dtype=torch.int64)
-
-
-def as_integers(x: Tensor) -> Tensor:
-    """Reinterpret the bits of each number as an integer of the same width."""
-    return x.detach().view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize])
 
 
 def _parents(sums: Tensor, before: Tensor) -> Tensor | None:

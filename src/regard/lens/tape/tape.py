@@ -516,7 +516,7 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         or the next free one, and `allow_host` are more names of this machine that a browser may use. On a `device`
         such as "cuda" every part of the map is computed exactly at once, at any length.
         """
-        place = {"port": port, "allow_host": allow_host, "device": device}
+        place: dict[str, Any] = {"port": port, "allow_host": allow_host, "device": device}
         return regard.views.view(self, other, name=name, open_browser=open_browser, **place)
 
     def page(

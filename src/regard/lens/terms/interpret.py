@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ...ops.checksums import row_and_column_sums
 from ...ops.terms.biases import Added, Bias, Sum
 from ...ops.terms.masks import Causal, Padding, Window
 from ...ops.terms.masks.mask_algebra import And, Mask
@@ -29,7 +30,6 @@ from ..interception.kernel_call import FlexArguments, KernelCall, NotUnderstood,
 from ..interception.sdpa import is_causal_bias
 from ..recording.generation import equal_terms
 from ..recording.observed import ObservedAttention
-from ..recording.record import as_integers
 from ..recording.store import Store, version_of
 from .block_mask import rows_of_blocks
 from .flex_mods import UNSUPPORTED_MODS, readings_of_mods
@@ -176,7 +176,7 @@ class Interpreter:
             key = tensor, mod, seen.q.shape[:3], seen.k.shape[2], seen.offset, len(lead)
             return self.in_this_pass(key, lambda: self._shared(_terms_of(tensor, seen, lead)))
         asked = version_of(tensor), seen.q.shape[2], seen.k.shape[2], seen.offset, len(lead)
-        prints = _prints(tensor) if tensor.is_inference() else None
+        prints = row_and_column_sums(tensor) if tensor.is_inference() else None
         known = self._read.get(tensor)
         if known is None or known[0] != asked or (prints is not None and not torch.equal(known[1], prints)):
             known = asked, prints, self._terms_by_value(tensor, seen, lead, asked[1:])
@@ -296,12 +296,6 @@ def _rows(tensor: Tensor, lead: torch.Size, keys: int) -> Rows:
 
 def _zero_hidden(x: Tensor, least: float) -> Tensor:
     return torch.where(x <= least, 0.0, x)
-
-
-def _prints(tensor: Tensor) -> Tensor:
-    """Return checksums of a tensor without a version counter: the sums of its rows and columns."""
-    x = as_integers(tensor)
-    return torch.cat([x.sum(dim, dtype=torch.int64).flatten() for dim in range(-min(x.ndim, 2), 0)])
 
 
 def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

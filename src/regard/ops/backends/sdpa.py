@@ -177,8 +177,10 @@ def _term_objections(call: Call) -> Objections:
         found.append(f"{what} is no plain product of queries and keys")
     if not isinstance(call.normalize, Softmax):
         found.append(f"the kernel is softmax, not {type(call.normalize).__name__}")
-    if call.bias is not None and any(x.requires_grad for x in (call.q, *call.bias.tensors())):
-        found.append("the kernel gives no gradient to a bias")
+    if call.bias is not None and any(x.requires_grad for x in call.bias.tensors()):
+        found.append("the kernel gives no gradient to a bias that learns")
+    if call.bias is not None and call.q.requires_grad and call.bias.reads_queries:
+        found.append("the bias reads the queries, and the kernel would give them no gradient for it")
     if call.dropout and call.q.device.type == "cpu":
         found.append("with dropout PyTorch stores the matrix")
     if call.v.shape[1] != call.k.shape[1] or call.v.shape[-1] != call.k.shape[-1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -16,8 +17,17 @@ from .term import Term, term
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+class MaskWarning(UserWarning):
+    """A tensor that looks like a mask is added to the scores."""
+
+
 class Bias(Term):
     """A number for each `(b, h, i, j)`, added to the score."""
+
+    @property
+    def reads_queries(self) -> bool:
+        """Whether the bias depends on the queries; a kernel that takes it as a tensor gives them no gradient for it."""
+        return True
 
     def over(self, at: Coordinates) -> Tensor:
         """Return the bias at these coordinates."""
@@ -47,6 +57,7 @@ class Alibi(Bias):
 
     heads: int | None = None
     slopes: Tensor | None = None
+    reads_queries = False
 
     def __post_init__(self) -> None:
         if (self.heads is None) == (self.slopes is None):
@@ -163,6 +174,10 @@ class Relative(Bias):
             return super().bind(q, k, offset)
         return lambda b, h, i, j: look_up(table, b, h, i, self.buckets.of(j - (i + offset)))
 
+    @property
+    def reads_queries(self) -> bool:
+        return self.keys is not None
+
     def _scores(self, q: Tensor, at: Block) -> Tensor:
         assert self.keys is not None
         if self.keys.ndim == 2:
@@ -228,6 +243,7 @@ class Gaussian(Bias):
 
     center: Tensor
     sigma: float | Tensor
+    reads_queries = False
 
     def __post_init__(self) -> None:
         check_tensor("Gaussian center", self.center)
@@ -250,6 +266,7 @@ class Added(Bias):
     """values[..., row, j]: any numbers, as a tensor that broadcasts to b h i j. -inf hides an entry."""
 
     values: Tensor
+    reads_queries = False
 
     def __post_init__(self) -> None:
         check_tensor("Added values", self.values)
@@ -264,9 +281,11 @@ class Added(Bias):
     def check(self, sizes: Sizes) -> None:
         check_broadcast("Added values", self.values, {"b": sizes.b, "h": sizes.h, "i": sizes.i, "j": sizes.j})
         if sizes.readable and not self.values.requires_grad and _is_zeros_and_ones(self.values):
-            raise ValueError(
-                "Added values are all 0 or 1: a 0/1 mask would be added, not applied; "
-                "write mask=Dense(values.bool()), or values * 1.0001 to add them anyway"
+            warnings.warn(
+                "all values of this Added bias are 0 or 1, and they are added to the scores; if they were meant as a "
+                "mask, True = may attend, write mask=Dense(values.bool())",
+                MaskWarning,
+                stacklevel=5,  # from here to `Call.of`, `attend` and its caller
             )
 
     def over(self, at: Coordinates) -> Tensor:
@@ -274,8 +293,11 @@ class Added(Bias):
 
 
 def _is_zeros_and_ones(values: Tensor) -> bool:
-    sample = values.detach()
-    return bool((sample == 1).any()) and bool(((sample == 0) | (sample == 1)).all()) and bool((sample == 0).any())
+    x = values.detach()
+    if not x.numel():
+        return False
+    last_row = x[(-1,) * (x.ndim - 1)]  # most biases need no pass over all values
+    return all(bool(((y == 0) | (y == 1)).all()) for y in (last_row, x)) and bool((x == 0).any() & (x == 1).any())
 
 
 @term
@@ -291,6 +313,10 @@ class Sum(Bias):
 
     def over(self, at: Coordinates) -> Tensor:
         return self.left.over(at) + self.right.over(at)
+
+    @property
+    def reads_queries(self) -> bool:
+        return self.left.reads_queries or self.right.reads_queries
 
     def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> ScoreMod:
         left, right = self.left.bind(q, k, offset), self.right.bind(q, k, offset)

@@ -40,7 +40,7 @@ MAX_DEPTH = 200  # levels of the syntax tree
 TOO_DEEP = "the term is nested too deeply; write it with fewer parentheses"
 
 
-def parse(source: str) -> Term:
+def parse(source: str) -> Any:
     """Return the term whose `repr` is `source`: terms with numbers as arguments, combined by `&`, `|`, `~` and `+`.
 
     >>> parse("Causal() & ~Diagonal()")

@@ -35,6 +35,17 @@ class Term:
     (True, 'Window(4)')
     """
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for base in cls.__mro__[1:]:
+            if base is not Term and base.__module__.startswith("regard.") and "__dataclass_fields__" in vars(base):
+                kind = base.__mro__[1].__name__
+                raise TypeError(
+                    f"{base.__name__} cannot be subclassed: kernels compute it in their own ways, which would ignore "
+                    f"what {cls.__name__} changes; write class {cls.__name__}({kind}) with a method of its own, or "
+                    "combine terms, as in Causal() & ~Diagonal()"
+                )
+
     def check(self, sizes: Sizes) -> None:
         """Raise `ValueError` if this term does not fit an attention with these sizes."""
 
