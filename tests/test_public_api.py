@@ -71,3 +71,19 @@ def test_rooms_come_when_asked_for():
     assert run.stdout.strip() == "2", run.stderr
     with pytest.raises(AttributeError, match="module 'regard' has no attribute 'nothing'"):
         _ = regard.nothing
+
+
+def test_the_rooms_and_capture_are_reached_from_the_top():
+    assert regard.capture is regard.lens.capture
+    assert {"capture", "nn", "models", "lens", "attend"} <= set(dir(regard))
+
+
+@pytest.mark.processes
+def test_type_checkers_know_the_rooms(tmp_path):
+    pytest.importorskip("mypy")
+    file = tmp_path / "own.py"
+    file.write_text("import regard\nregard.nn.Attention(64, heads=4)\nregard.nn.Atention(64)\n", encoding="utf8")
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    assert 'own.py:3: error: Module has no attribute "Atention"' in said
+    assert "own.py:2" not in said

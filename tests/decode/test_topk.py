@@ -39,3 +39,12 @@ def test_neighbours_and_ties_are_all_found():
 def test_a_column_of_strides_is_read_as_it_stands():
     x = torch.randn(5000, 3).T
     assert torch.equal(blockwise_topk(x, 5)[0], x.topk(5).values)
+
+
+@pytest.mark.parametrize("n", [5, 1000])
+def test_a_single_one_is_the_first_of_equal_entries(n):
+    x = torch.zeros(2, n)
+    x[1, 3:] = 1
+    values, places = blockwise_topk(x, 1)
+    assert places.tolist() == [[0], [3]] == x.argmax(-1, keepdim=True).tolist()
+    assert values.tolist() == [[0.0], [1.0]]
