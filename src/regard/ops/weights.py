@@ -46,7 +46,7 @@ from .torch_state import in_forward_mode, run_uncompiled
 
 MAX_MAP_CELLS = 512  # rows and columns of the map of a summary
 PICTURED_HEADS = 8  # in a notebook
-PICTURED_CELLS = 48  # rows and columns of a head's picture there
+PICTURED_CELLS, PICTURE_PIXELS = 48, 96  # a side of a head's picture there
 MAX_PICTURED_ENTRIES = 2**24  # computed for the picture
 DEFAULT_TERMS = ("Dot()", "Softmax()")  # left out of the repr
 
@@ -179,7 +179,8 @@ class Weights:
         side = PICTURED_CELLS
         with torch.no_grad():
             maps = self.select(batch=[0], heads=slice(heads)).pool(min(n_i, side), min(n_j, side))
-        image = image_of_maps(maps, cell_pixels=2, alt=f"attention of {heads} heads")
+        pixels = max(2, PICTURE_PIXELS // max(maps.shape[-2:]))
+        image = image_of_maps(maps, cell_pixels=pixels, alt=f"attention of {heads} heads")
         note = f"heads 0 to {heads - 1} of the first text, queries down, keys across, each to its own largest weight"
         return f"{text}{image}<p>{note}</p>"
 

@@ -101,7 +101,7 @@ def test_a_token_of_a_megabyte_is_cut_and_says_so(chromium):
 def test_a_page_says_what_it_holds(chromium, tape, tmp_path):
     tape.page(layers=[1], heads=[0, 2]).save(tmp_path / "page.html")
     with opened(chromium, (tmp_path / "page.html").as_uri()) as watched:
-        assert watched.text(".holds").startswith("holds 1 of 2 layers, heads 0, 2 alone")
+        assert watched.text(".holds").startswith("This page holds 1 of 2 layers, heads 0, 2 alone")
         assert watched.page.locator("button.head").count() == 2
     with shown(chromium, tape) as watched:
         assert not watched.page.locator(".holds").count()

@@ -89,7 +89,6 @@ export class Shell {
         { class: "head-bar" },
         el("h1", {}, "regard"),
         el("span", { class: "capture-name", title: facts }, app.session.captures.map(({ name }) => name).join(" · ")),
-        holds && el("span", { class: "capture-name holds", title: `this page holds ${holds}` }, `holds ${holds}`),
         this.tabs,
         el(
           "div",
@@ -100,7 +99,7 @@ export class Shell {
           button("keys", () => this.help.showModal(), "?"),
         ),
       ),
-      this.bar,
+      el("div", {}, holds && el("p", { class: "holds" }, `This page holds ${holds}.`), this.bar),
       this.stage,
       this.help,
       this.exports,
