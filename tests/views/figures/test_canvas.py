@@ -1,6 +1,7 @@
 """The canvas: whatever is written on a figure stays on it, beside what it is about, and over nothing else."""
 
 import io
+import re
 import warnings
 from itertools import combinations, pairwise
 
@@ -8,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import rc_context
+from matplotlib.image import imread
 
 from regard import Causal, Global, Window, weights
-from regard.views import by_layer, grid, heatmap, image, mask
+from regard.lens import capture
+from regard.nn import Attention
+from regard.views import by_layer, grid, heatmap, image, mask, text
 
 NAMES = [f"bert.encoder.layer.{n}.attention.self" for n in range(4)]
 LONG = "how far the heads of a model look back, layer by layer, in a title that goes on past the edge of the page"
@@ -121,3 +125,24 @@ def test_panels_keep_their_height_under_long_names():
 def test_a_layer_without_batch_rows_is_refused():
     with pytest.raises(ValueError, match=r"a layer must have batch rows, heads, .* got shape \(0, 2, 5, 5\)"):
         by_layer([weights(*torch.randn(2, 0, 2, 5, 8))])
+
+
+def test_vector_files_are_cropped_and_say_where_they_come_from(tmp_path):
+    A = weights(*torch.randn(2, 1, 1, 5, 8), mask=Causal())
+    figure = heatmap(A, title="one head")
+    figure.savefig(tmp_path / "map.svg")
+    found = (tmp_path / "map.svg").read_text()
+    for line in ("one head", "Weights(1 x 1 x 5 x 5, mask=Causal()) · regard"):
+        assert f"<!-- {line}" in found
+    wide, high = (float(x) for x in re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', found).groups())
+    assert (wide, high) < tuple(72 * figure.get_size_inches())
+    figure.savefig(tmp_path / "map.png", dpi=100)
+    assert imread(tmp_path / "map.png").shape[:2] == tuple((figure.get_size_inches()[::-1] * 100).astype(int))
+    assert "regard" not in str([text.get_text() for text in figure.texts])
+
+
+def test_a_figure_of_a_tape_names_the_model():
+    with torch.no_grad(), capture(model := Attention(16, heads=2)) as tape:
+        model(torch.randn(1, 5, 16))
+    assert grid(tape).provenance == by_layer(tape).provenance == "capture of regard.nn.attention.Attention"
+    assert text(np.eye(3), ["a", "b", "c"]).provenance == "ndarray(3 x 3)"

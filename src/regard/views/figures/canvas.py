@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import takewhile
+from os import PathLike
+from pathlib import Path
 from textwrap import wrap
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib import colormaps
@@ -19,6 +21,9 @@ from matplotlib.colors import Colormap, FuncNorm, ListedColormap, Normalize, Pow
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+import regard
+
+from ...ops.weights import Weights
 from .figure_inputs import Numbers
 from .fonts import DrawableText, drawable
 from .token_marks import readable
@@ -33,6 +38,8 @@ MAX_BEYOND_SCALE = 8  # the largest value is at most this number of times the en
 MOSTLY_LETTERS = 0.8  # share of the labels of an axis
 MAX_NAMED_TOKENS = 64  # along an axis; with more, tokens are numbered
 TEXT_POINTS, TITLE_POINTS = 10, 11  # font sizes
+VECTOR_FORMATS = {"svg", "svgz", "pdf", "eps", "ps"}
+MAX_SOURCE = 100  # characters
 MAX_TOKEN_CHARACTERS, MAX_LAYER_CHARACTERS = 24, 48
 PART_OF_ESCAPE = re.compile(r"\\(u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?$")  # at the end of a shortened text
 
@@ -48,7 +55,26 @@ WHITE_TO_DARK = _from_white()
 
 
 class Paper(Figure):
-    """A figure outside of pyplot: it has no window and no global state, and notebooks display it."""
+    """A figure outside of pyplot: it has no window and no global state, and notebooks display it.
+
+    Vector files are cropped to their contents, and end with one line that names the source of the picture.
+    """
+
+    provenance = ""
+
+    def savefig(self, fname: Any, **options: Any) -> None:
+        """Write the figure to a file; the options are those of matplotlib."""
+        suffix = Path(fname).suffix[1:] if isinstance(fname, str | PathLike) else ""
+        if str(options.get("format") or suffix).lower() not in VECTOR_FORMATS:
+            return super().savefig(fname, **options)
+        at = 1 / 72 / self.get_figheight()  # a point below the figure; the crop takes it in
+        signature = f"{self.provenance} · regard {regard.__version__}" if self.provenance else ""
+        note = self.text(0.5, -at, signature, fontsize=6, color=FAINT, ha="center", va="top", parse_math=False)
+        try:
+            cropped: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.04}
+            super().savefig(fname, **(cropped | options))
+        finally:
+            note.remove()
 
     def _repr_png_(self) -> bytes:
         file = BytesIO()
@@ -58,9 +84,18 @@ class Paper(Figure):
 
 def paper(width: float, height: float, *, arranged: bool = True) -> Paper:
     """Return an empty figure, in inches; `arranged=False` turns automatic layout off, for `add_axes`."""
-    figure = Paper(figsize=(width, height), layout="constrained" if arranged else "none")
+    layout: Any = "constrained" if arranged else "none"  # None is the layout of the user's style
+    figure = Paper(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
     return figure
+
+
+def sign(figure: Paper, source: object) -> None:
+    """Note the source of a figure: a matrix, or a tape with the class of its model."""
+    facts = getattr(source, "facts", {})
+    shape = " x ".join(map(str, getattr(source, "shape", ())))
+    named = repr(source) if isinstance(source, Weights) else f"{type(source).__name__}({shape})"
+    figure.provenance = f"capture of {facts['model']}" if "model" in facts else shorten([named], MAX_SOURCE).texts[0]
 
 
 def add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:

@@ -30,6 +30,7 @@ from .canvas import (
     INK,
     TEXT_POINTS,
     Colours,
+    Paper,
     Scale,
     add_axes,
     add_title,
@@ -43,6 +44,7 @@ from .canvas import (
     paper,
     shorten,
     shorten_layer_names,
+    sign,
     token_labels,
     widths,
 )
@@ -111,6 +113,7 @@ def heatmap(
     label_columns(place, keys, j, values.shape[1], axes[1])
     add_title(figure, title)
     colours.bar(figure, [place])
+    sign(figure, A)
     return figure
 
 
@@ -121,6 +124,7 @@ def grid(
 
     A layer is a `Weights` of one batch row, or a tensor or array of dims h i j; a tape names its layers.
     """
+    source = stack
     stack, names = _with_names(stack, layers, "layer {}")
     found = [heads(layer, MAX_SMALL_CELLS) for layer in stack]
     texts, families = shorten_layer_names(names)
@@ -146,6 +150,7 @@ def grid(
         entitled = max(entitled, len(layer))
     scale_at = add_axes(figure, figure.get_figwidth() - BAR, above, 0.14, PITCH * down - GAP)
     colours.bar(figure, [], within=scale_at)
+    sign(figure, source)
     return figure
 
 
@@ -155,6 +160,7 @@ def by_layer(stack: Tape | Iterable[Matrix], *, layers: Sequence[str] | None = N
     Both are means over batch rows and queries. A layer is a `Weights`, or a tensor or array of dims h i j; a tape names
     its layers.
     """
+    source = stack
     stack, names = _with_names(stack, layers, "{}")
     found = [entropy_and_distance(layer) for layer in stack]
     names, families = shorten_layer_names(names)
@@ -173,6 +179,7 @@ def by_layer(stack: Tape | Iterable[Matrix], *, layers: Sequence[str] | None = N
     panels[1].set_xticks(ticks, labels, rotation=turned, fontfamily=families, parse_math=False)
     panels[1].set_xlabel("layer (a dot is a head, the line their mean)")
     add_title(figure, title)
+    sign(figure, source)
     return figure
 
 
@@ -209,6 +216,7 @@ def text(
             axes.text(left + width / 2, number + 0.5, texts[n], ha="center", va="center", color=ink_on(colour), **style)
     add_title(figure, title)
     colours.bar(figure, [axes], "received attention" if query is None else "given attention")
+    sign(figure, A)
     return figure
 
 
@@ -229,7 +237,9 @@ def image(
     class token, are left out. The picture has dims y x, y x c or c y x.
     """
     given = _on_grid(row(A, query)[None], patches)
-    return _panels(given, to_pixels(picture), [""], title)
+    figure = _panels(given, to_pixels(picture), [""], title)
+    sign(figure, A)
+    return figure
 
 
 def caption(
@@ -242,7 +252,9 @@ def caption(
     i, j = shape(A)
     words = token_labels("words", words, i)
     given = _on_grid(cells(A, max(i, j)), patches)
-    return _panels(given, to_pixels(picture), words)
+    figure = _panels(given, to_pixels(picture), words)
+    sign(figure, A)
+    return figure
 
 
 def alignment(links: Links | Matrix, source: Sequence[str], target: Sequence[str], *, title: str = "") -> Figure:
@@ -269,6 +281,7 @@ def alignment(links: Links | Matrix, source: Sequence[str], target: Sequence[str
     for (s, t), line in _styled_links(links, len(source), len(target)):
         axes.add_line(Line2D([left + 0.1, left + BETWEEN - 0.1], [s, t], color=ACCENT, solid_capstyle="round", **line))
     add_title(figure, title)
+    sign(figure, links)
     return figure
 
 
@@ -392,7 +405,7 @@ def _on_grid(given: Numbers, patches: tuple[int, int] | None) -> Numbers:
     return given[:, n - y * x :].reshape(-1, y, x)
 
 
-def _panels(given: Numbers, pixels: npt.NDArray[Any], titles: Sequence[str], title: str = "") -> Figure:
+def _panels(given: Numbers, pixels: npt.NDArray[Any], titles: Sequence[str], title: str = "") -> Paper:
     """Draw the picture, and a panel for each map of attention over it, in rows of nearly the same number of panels."""
     count = len(given) + 1
     down = -(-count // MAX_PANELS_ACROSS)
