@@ -124,9 +124,8 @@ class PageBuilder:
         self._library: Library = self._answers.library
         layers = [layer for capture in captures for layer in capture.layers]
         maps = sum(layer["batch"] * (len(layer["heads"]) + 2) for layer in layers)
-        maps += 2 * sum(
-            layer["batch"] * (len(layer["heads"]) + 2) for layer in self._comparable_layers()
-        )  # in two bytes
+        compared = self._comparable_layers()
+        maps += 2 * sum(layer["batch"] * (len(layer["heads"]) + 2) for layer in compared)  # in two bytes
         work = sum(layer["batch"] * len(layer["heads"]) * layer["n_i"] * layer["n_j"] for layer in layers)
         self._cells = int(MAX_CELLS * self._scale) // max(maps, 1)
         share = min(1.0, MAX_HEADS * self._scale / max(maps, 1))
