@@ -13,7 +13,7 @@ import type { Axis, Chart, Place, Range, Tile } from "./source";
 import type { State } from "./state";
 import type { Cell } from "./tiles";
 
-const CSV_CELLS = 262144;
+const CSV_CELLS = 1_000_000; // a spreadsheet takes a few more rows
 const WITHOUT = 'Of this layer measures were kept, and no map. Capture it without keep, or with "pool:512" in it.';
 
 /** What a panel shows: the one map, or of two compared the first, the second or their difference. */
@@ -144,6 +144,8 @@ export class MapView implements View {
         ]),
       ]);
     }
+    const count = this.first?.count() ?? 0;
+    if (count > CSV_CELLS) rows.push([`only the first ${CSV_CELLS} of ${count} cells on screen; zoom in for the others`]);
     return rows;
   }
 

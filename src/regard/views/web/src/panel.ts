@@ -221,6 +221,14 @@ export class Panel {
     }
   }
 
+  /** How many cells are on screen. */
+  count(): number {
+    const { rows, cols } = this.extent();
+    const width = 2 ** this.level();
+    const along = ([low, high]: [number, number]): number => Math.floor(high / width) - Math.floor(low / width) + 1;
+    return along(rows) * along(cols);
+  }
+
   /** The finest cell known at a pair, no finer than a level. */
   cell(level: number, row: number, col: number): Cell {
     return this.tiles!.cell(level, row, col);
