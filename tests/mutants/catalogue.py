@@ -733,8 +733,8 @@ ANSWERS = [
     Mutant(
         "a change in place goes unnoticed",
         "ops/weights.py",
-        "if x._version != version:",
-        "if False:",
+        "if x._version != version]",
+        "if False]",
         "ops/test_weights.py::TestBorders::test_a_change_in_place_raises",
     ),
     Mutant(
@@ -925,8 +925,8 @@ BACKENDS = [
     Mutant(
         "a mask known by its first tensor alone",
         "ops/term_cache.py",
-        "not all(map(_is_unchanged, entry[0], tensors))",
-        "not _is_unchanged(entry[0][0], tensors[0])",
+        "not all(map(_is_unchanged, known[0], tensors))",
+        "not _is_unchanged(known[0][0], tensors[0])",
         "ops/test_term_cache.py::test_a_second_tensor_of_the_term_counts_too",
     ),
     Mutant(

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
 
@@ -19,16 +20,22 @@ tape = Tape({("a", 0): weights(*torch.randn(2, 1, 1, 4, 8))})
 """
 
 
+@contextmanager
 def run(end, *flags):
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, *flags, "-c", START + end],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
-    )
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores Ctrl-C
+    ) as script:
+        try:
+            yield script
+        finally:
+            script.kill()
 
 
 def test_a_script_serves_after_its_last_line_until_it_is_interrupted():

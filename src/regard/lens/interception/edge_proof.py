@@ -44,7 +44,7 @@ class EdgeProofs:
     """The recorded softmaxes over edges that are not proved yet, by thread and layer."""
 
     recorder: Recorder
-    quiet: Callable[[], AbstractContextManager[None]]  # intercepts nothing of the model
+    quiet: Callable[[], AbstractContextManager[None]]  # intercepts nothing in this thread
     _pending: dict[tuple[int, int], _Pending] = field(default_factory=dict)
 
     @property

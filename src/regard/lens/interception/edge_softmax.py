@@ -61,7 +61,8 @@ def kernels() -> list[Kernel]:
 @contextmanager
 def edges_noted(parts: Collection[nn.Module], proofs: EdgeProofs | None) -> Iterator[None]:
     """Note the edges of each `MessagePassing` layer of torch_geometric while it uses them, and prove its messages."""
-    layers: list[Any] = [part for part in parts if passes_messages(part)]
+    is_imported = "torch_geometric.nn" in sys.modules
+    layers: list[Any] = [part for part in parts if passes_messages(part)] if is_imported else []
     with ExitStack() as stack:
         for layer in layers:
             stack.callback(layer.register_forward_pre_hook(_note_nodes).remove)

@@ -133,6 +133,16 @@ _OPENED = _Opened()
 _PAUSED = _Paused()
 
 
+@contextmanager
+def _paused() -> Iterator[None]:
+    """Intercept nothing in this thread within the block."""
+    _PAUSED.count += 1
+    try:
+        yield
+    finally:
+        _PAUSED.count -= 1
+
+
 class _Hook(partial[None]):
     """A hook of a mode; in a copy or a pickle of the model it is a function of Python that does nothing."""
 
@@ -159,7 +169,7 @@ class AttentionMode(TorchFunctionMode):
         self.model, self.consumer = model, consumer
         self.recorder = consumer if type(consumer) is Recorder else None
         self.is_observer = self.recorder is not None  # it records, and never changes an output
-        self.edges = None if self.recorder is None else EdgeProofs(self.recorder, self.quiet)
+        self.edges = None if self.recorder is None else EdgeProofs(self.recorder, _paused)
         self.interpreter = Interpreter(Store()) if interpreter is None else interpreter
         self.parts, self.names = _parts(model)
         self.ran = False
@@ -245,17 +255,14 @@ class AttentionMode(TorchFunctionMode):
         """Record a softmax over the edges of a graph; consumers that change heads leave it as it is."""
         if self.recorder is None or not self.recorder.is_wanted(self._layer):
             return
-        _PAUSED.count += 1
         try:
-            with torch.no_grad():
+            with _paused(), torch.no_grad():
                 part = self.here.parts[-1]
                 entry = self.recorder.record_sparse(self._layer, to_edge_weights(run, part))
                 if passes_messages(part) and isinstance(entry, EdgeWeights) and self.edges is not None:
                     self.edges.begin(part, self._layer, entry, run.returned)
         except NotUnderstood as reason:
             self.recorder.note_unseen(self._layer, "graph attention", str(reason))
-        finally:
-            _PAUSED.count -= 1
 
     def _follow_samples(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record the average of sampled points that a call completes; consumers that change heads leave it as it is."""
@@ -317,8 +324,11 @@ class AttentionMode(TorchFunctionMode):
                 if func is F.grid_sample or tracker.samples.held:
                     self._follow_samples(func, args, kwargs, out)
             if name is not None or (tracker.holds_weights and type(out) is not torch.Size):
-                given = name or str(getattr(func, "__name__", "")), args, kwargs, out
-                eager = self._follow_transformed(*given) if transformed else tracker.follow(*given, self._evidence)
+                called = name or str(getattr(func, "__name__", ""))
+                if transformed:
+                    eager = self._follow_transformed(called, args, kwargs, out)
+                else:
+                    eager = tracker.follow(called, args, kwargs, out, self._evidence)
         except (MemoryError, Warning):  # a budget is exceeded, or the caller turned warnings into errors
             raise
         except Exception as error:
