@@ -134,7 +134,7 @@ _PAUSED = _Paused()
 
 
 @contextmanager
-def _paused() -> Iterator[None]:
+def _pause_interception() -> Iterator[None]:
     """Intercept nothing in this thread within the block."""
     _PAUSED.count += 1
     try:
@@ -169,7 +169,7 @@ class AttentionMode(TorchFunctionMode):
         self.model, self.consumer = model, consumer
         self.recorder = consumer if type(consumer) is Recorder else None
         self.is_observer = self.recorder is not None  # it records, and never changes an output
-        self.edges = None if self.recorder is None else EdgeProofs(self.recorder, _paused)
+        self.edges = None if self.recorder is None else EdgeProofs(self.recorder, _pause_interception)
         self.interpreter = Interpreter(Store()) if interpreter is None else interpreter
         self.parts, self.names = _parts(model)
         self.ran = False
@@ -256,7 +256,7 @@ class AttentionMode(TorchFunctionMode):
         if self.recorder is None or not self.recorder.is_wanted(self._layer):
             return
         try:
-            with _paused(), torch.no_grad():
+            with _pause_interception(), torch.no_grad():
                 part = self.here.parts[-1]
                 entry = self.recorder.record_sparse(self._layer, to_edge_weights(run, part))
                 if passes_messages(part) and isinstance(entry, EdgeWeights) and self.edges is not None:
@@ -313,7 +313,8 @@ class AttentionMode(TorchFunctionMode):
                 here.awaiting = None
         out = func(*args, **kwargs)
         tracker, name = here.tracker, traced_name(func)
-        eager, transformed = None, functorch_transform() is not None
+        eager: EagerAttention | NotAttention | None = None
+        transformed = functorch_transform() is not None
         try:
             if tracker.traces.held and name not in SOFTMAX_NAMES:
                 tracker.traces.follow(func, args, kwargs, out)
