@@ -270,12 +270,9 @@ def test_the_end_of_the_legend_says_or_more(chromium):
 
 def test_a_table_of_a_part_of_the_cells_says_so(chromium):
     with shown(chromium, tape_of(needle(1200, (50, 10)))) as watched:
-        watched.go(view="map")
-        whole = watched.table()
         watched.page.set_viewport_size({"width": 2000, "height": 1700})
-        watched.settle()
+        watched.go(view="map")
         table = watched.table()
-    assert len(whole) == 600 * 600 + 1
     assert len(table) == 1_000_000 + 2
     assert table[-1] == ["only the first 1000000 of 1440000 cells on screen; zoom in for the others"]
 
