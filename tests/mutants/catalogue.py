@@ -536,11 +536,11 @@ SCORES = [
         "ops/terms/test_biases.py::test_shaw_reads_the_key_of_the_distance_to_the_key",
     ),
     Mutant(
-        "a 0/1 mask added instead of refused",
+        "a 0/1 mask added without a warning",
         "ops/terms/biases.py",
         "if sizes.readable and not self.values.requires_grad and _is_zeros_and_ones(self.values):",
         "if False:",
-        "ops/test_call.py::test_bad_call_is_refused_with_its_name_expectation_and_value[added_01]",
+        "ops/terms/test_biases.py::test_a_bias_of_zeros_and_ones_is_added_and_warned_of",
     ),
 ]
 
