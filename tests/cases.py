@@ -91,6 +91,23 @@ SCORES = [
         lambda w: {"score": R.Location(w)},
         score=lambda row: row.t[0][row.h, : row.n_j] @ row.q,
     ),
+    Case(
+        "Score-of",
+        lambda shape: [randn(shape.h), randn(shape.j)],
+        lambda t, keys: {
+            "score": R.Score.of(lambda score, b, h, i, j: torch.tanh(score) * t[h] + keys[j] * (i % 3)),
+            "mask": R.Causal(),
+        },
+        lambda row, j: j <= row.i,
+        score=lambda row: torch.tanh(row.k @ row.q / row.q.shape[-1] ** 0.5) * row.t[0][row.h] + row.t[1] * (row.i % 3),
+        fits=lambda shape: shape.j > 0,
+    ),
+    Case(
+        "Score-of-cosine",
+        none,
+        lambda: {"score": R.Score.of(lambda score, b, h, i, j: score - 0.125 * h * (i - j).abs(), R.Cosine(0.5))},
+        score=lambda row: cosine(row) / 0.5 - 0.125 * row.h * row.away,
+    ),
 ]
 
 # -- masks ------------------------------------------------------------------------------------------------------------
@@ -212,6 +229,13 @@ MASKS = [
         lambda: {"mask": ~(R.Window(3) & R.Causal()) & (R.Prefix(20) | R.Diagonal())},
         lambda row, j: not (abs(row.i - j) < 3 and j <= row.i) and (j < 20 or row.i == j),
     ),
+    Case(
+        "Xor",
+        lambda shape: [KEEP[0, 0, : shape.i, : shape.j]],
+        lambda keep: {"mask": (R.Causal() ^ R.Prefix(4)) & keep},
+        lambda row, j: (j <= row.i) != (j < 4) and bool(row.t[0][row.r, j]),
+    ),
+    Case("Minus", none, lambda: {"mask": R.Causal() - R.Window(2)}, lambda row, j: j <= row.i and abs(row.i - j) >= 2),
     Case("Nothing", none, lambda: {"mask": R.Prefix(0)}, lambda row, j: False),
 ]
 
@@ -300,6 +324,19 @@ BIASES = [
         lambda values, slopes: {"bias": R.Added(values) + R.Alibi(slopes=slopes), "mask": R.Causal()},
         lambda row, j: j <= row.i,
         bias=lambda row: row.t[0][row.r] - row.t[1][row.h] * row.away,
+        fits=lambda shape: shape.i * shape.j > 0,
+    ),
+    Case(
+        "Bias-of",
+        lambda shape: [randn(shape.h, 9)],
+        lambda table: {"bias": R.Bias.of(lambda b, h, i, j: table[h, (j - i).clamp(-4, 4) + 4] / (b + 1))},
+        bias=lambda row: row.t[0][row.h, [max(-4, min(4, j - row.i)) + 4 for j in row.js]] / (row.b + 1),
+    ),
+    Case(
+        "Scaled",
+        lambda shape: [torch.rand(shape.h, dtype=D), torch.rand(shape.h, dtype=D), randn(shape.i, shape.j)],
+        lambda factor, slopes, values: {"bias": factor * R.Alibi(slopes=slopes) - 2 * R.Added(values) + values},
+        bias=lambda row: -row.t[0][row.h] * row.t[1][row.h] * row.away - row.t[2][row.r],
         fits=lambda shape: shape.i * shape.j > 0,
     ),
 ]

@@ -74,11 +74,13 @@ MASKS = st.sampled_from(
         R.Rule(lambda b, h, i, j: (i * 5 + j * 3) % 4 > 1),
     ]
 )
-SCORES = st.sampled_from([None, R.Dot(0.7), R.Dot(cap=2.0), R.Cosine(0.3), "additive", "bilinear", "location"])
+SCORES = st.sampled_from(
+    [None, R.Dot(0.7), R.Dot(cap=2.0), R.Cosine(0.3), "additive", "bilinear", "location", "function"]
+)
 NORMALIZERS = st.sampled_from(
     [None, R.SinkSoftmax(0.3), R.Sigmoid(-1.0), R.Sparsemax(), R.Entmax(1.4), R.Hard(), "tapered"]
 )
-BIASES = st.sampled_from([None, "alibi", "t5", "shaw", "added"])
+BIASES = st.sampled_from([None, "alibi", "t5", "shaw", "added", "function", "scaled"])
 SUMS_TO_ONE = (R.Softmax, R.Sparsemax, R.Entmax, R.Hard)
 
 
@@ -104,12 +106,21 @@ def worlds(draw, masks=MASKS, scores=SCORES, normalizers=NORMALIZERS, biases=BIA
         "bilinear": lambda: R.Bilinear(randn(h, d, d)),
         "location": lambda: R.Location(randn(n_j + 1, d)),
         "alibi": lambda: R.Alibi(h),
+        "scaled": lambda: randn(h) * R.Alibi(h) + randn(n_i, n_j),
         "t5": lambda: R.Relative.t5(randn(h, 8), 16),
         "shaw": lambda: R.Relative.shaw(randn(5, d)),
         "added": lambda: R.Added(randn(n_i, n_j)),
         "tapered": lambda: R.Tapered(R.Softmax(), R.Gaussian(randn(n_i) * 5, 2.0)),
     }
-    terms = {name: named[term]() if isinstance(term, str) else term for name, term in terms.items()}
+    table = randn(h, 5)
+    functions = {
+        "score": lambda: R.Score.of(lambda score, b, h, i, j: score * table[h, 0] + table[h, j % 5]),
+        "bias": lambda: R.Bias.of(lambda b, h, i, j: table[h, (j - i) % 5]),
+    }
+    terms = {
+        name: functions[name]() if term == "function" else named[term]() if isinstance(term, str) else term
+        for name, term in terms.items()
+    }
     return World(
         randn(b, h, n_i, d),
         randn(b, g, n_j, d),
@@ -500,10 +511,9 @@ def test_gradients_under_dropout_pass_gradcheck_with_a_fixed_seed(world):
 
 
 def test_every_term_is_drawn_by_some_property():
-    drawn = (
-        "Causal Window Prefix Global Dilated Diagonal Rule Padding Dense Blocks Documents Alibi Relative Added Gaussian"
-    )
-    drawn += " Dot Cosine Additive Bilinear Location Softmax SinkSoftmax Sigmoid Sparsemax Entmax Hard Tapered"
+    drawn = "Causal Window Prefix Global Dilated Diagonal Rule Padding Dense Blocks Documents"
+    drawn += " Alibi Relative Added Gaussian Bias"
+    drawn += " Dot Cosine Additive Bilinear Location Score Softmax SinkSoftmax Sigmoid Sparsemax Entmax Hard Tapered"
     covered_elsewhere = {"Near", "Summary", "Weights"}
     terms = {name for name in R.__all__ if name[0].isupper()}
     assert terms - covered_elsewhere == set(drawn.split())

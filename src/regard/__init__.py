@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .ops.operator import attend, explain, weights
-from .ops.terms.biases import Added, Alibi, Gaussian, Relative
+from .ops.terms.biases import Added, Alibi, Bias, Gaussian, Relative
 from .ops.terms.masks import (
     Blocks,
     Causal,
@@ -25,7 +25,7 @@ from .ops.terms.masks import (
 )
 from .ops.terms.normalizers import Entmax, Hard, Sigmoid, SinkSoftmax, Softmax, Sparsemax, Tapered
 from .ops.terms.parse import parse
-from .ops.terms.scores import Additive, Bilinear, Cosine, Dot, Location
+from .ops.terms.scores import Additive, Bilinear, Cosine, Dot, Location, Score
 from .ops.weights import Summary, Weights
 
 __version__ = "0.1.0"
@@ -34,6 +34,7 @@ __all__ = [
     "Added",
     "Additive",
     "Alibi",
+    "Bias",
     "Bilinear",
     "Blocks",
     "Causal",
@@ -53,6 +54,7 @@ __all__ = [
     "Prefix",
     "Relative",
     "Rule",
+    "Score",
     "Sigmoid",
     "SinkSoftmax",
     "Softmax",

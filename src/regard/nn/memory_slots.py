@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..checks import check_int
-from ..ops.terms.biases import Added, Bias, ScoreMod, Sum
+from ..ops.terms.biases import Added, Bias, FunctionBias, ScaledBias, ScoreMod, Sum
 from ..ops.terms.coordinates import Coordinates
 from ..ops.terms.masks import Blocks, Dense, Documents, Padding, Prefix, Rule
 from ..ops.terms.masks.mask_algebra import And, Mask, Not, Or
@@ -105,6 +105,10 @@ def extend_bias(bias: Bias | None, n: int, slots: int) -> Bias | None:
         match bias:
             case Sum():
                 return Sum(wide(bias.left), wide(bias.right))
+            case ScaledBias():
+                return ScaledBias(wide(bias.bias), bias.factor)
+            case FunctionBias():
+                return Bias.of(_clamp_keys(bias.fn.fn, n))
             case Added():
                 return Added(_pad_columns(bias.values, n, n + slots))
             case _:

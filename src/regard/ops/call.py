@@ -231,8 +231,7 @@ def _is_term(name: str, value: Any, kind: type) -> Any:
 def _next_step(name: str, value: Any) -> str:
     is_function = callable(value) and not isinstance(value, (Term, type))
     if name in ("bias", "score") and (is_function or isinstance(value, Rule)):
-        own = "class Mine(Bias) with over(self, at)" if name == "bias" else "class Mine(Score) with tile(self, q, k)"
-        return f"there is no {name} of a function: write a term of your own, {own}"
+        return f"write {name}={name.title()}.of(fn), fn({'score, ' if name == 'score' else ''}b, h, i, j)"
     for slot, kind in zip(SLOTS, (Score, Mask, Bias, Normalizer), strict=True):
         if isinstance(value, kind):
             return f"write {slot}={value!r}"

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .terms.term import Term
+from .terms.user_function import UserFunction
 
 MAX_ENTRIES = 64  # per tensor, and for all terms without tensors together
 
@@ -64,7 +65,19 @@ def without_tensors(term: Term | None) -> Hashable:
     """A hashable key of a term without its tensors: equal for two terms that differ in tensors alone."""
     if term is None:
         return None
-    values = (getattr(term, name) for name in term.__dataclass_fields__)
-    return type(term), tuple(
-        without_tensors(x) if isinstance(x, Term) else Tensor if isinstance(x, Tensor) else x for x in values
-    )
+    return type(term), tuple(_without_tensors(getattr(term, name)) for name in term.__dataclass_fields__)
+
+
+def _without_tensors(value: Any) -> Hashable:
+    match value:
+        case Term():
+            return without_tensors(value)
+        case Tensor():
+            return Tensor
+        case tuple():
+            return tuple(map(_without_tensors, value))
+        case UserFunction():
+            return value.code
+        case _:
+            known: Hashable = value
+            return known

@@ -50,6 +50,8 @@ def some(*shape):
 
 
 CASES = [
+    {"bias": 2 * Alibi(H) - some(I, J)},
+    {"bias": some(H) * Alibi(H), "mask": Causal() - Diagonal()},
     {"mask": Causal() & Window(3) | ~Diagonal() & Prefix(2)},
     {"mask": Dilated(2, 3) | Global((0, 3)) | Window(before=1, after=2)},
     {"mask": Padding((4, 7)) & Prefix(torch.tensor([3, 6])) & Global(torch.tensor([[0, 2], [1, 5]]))},
@@ -78,12 +80,18 @@ def test_every_term_survives_a_file(terms, tmp_path):
     assert torch.equal(again.distance(), A.distance())
 
 
-def test_every_public_term_but_rule_is_in_the_table():
+def test_every_public_term_without_a_function_is_in_the_table():
     import regard
 
     public = [getattr(regard, name) for name in regard.__all__]
     terms = {x.__name__ for x in public if isinstance(x, type) and issubclass(x, regard.ops.terms.term.Term)}
-    assert terms - TERMS.keys() == {"Rule"}
+    assert terms - TERMS.keys() == {"Rule", "Bias", "Score"}
+
+
+def test_biases_of_functions_are_not_saved(tmp_path):
+    A = weights(some(B, H, I, D), some(B, 2, J, D), bias=Bias.of(lambda b, h, i, j: i - j))
+    with pytest.raises(ValueError, match=r"Bias.of\(<lambda>\) cannot be saved: tape files have no term"):
+        Tape({("x", 0): A}).save(tmp_path / "tape.safetensors")
 
 
 def test_masks_with_functions_are_saved_as_bits(tmp_path):

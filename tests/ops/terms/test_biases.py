@@ -138,3 +138,24 @@ def test_a_bias_that_learns_or_reads_the_queries_does_not(bias, why):
     (line,) = (line for line in explain(*leaves, bias=bias).splitlines() if " sdpa " in line)
     assert why in line
     assert "chosen" not in line
+
+
+def test_biases_are_scaled_summed_and_subtracted():
+    at = [torch.tensor(x) for x in (0, 0, 2, 1)]
+    alibi, values = Alibi(2), torch.arange(9.0).view(3, 3)  # at this point: -1/16, and 7
+    one = alibi(*at)
+    written = [
+        (2 * alibi, 2 * one),
+        (alibi * torch.tensor([3.0, 5.0]), 3 * one),
+        (alibi / 4, one / 4),
+        (-alibi, -one),
+        (alibi + values, one + 7),
+        (values + alibi, one + 7),
+        (alibi - values, one - 7),
+        (values - alibi, 7 - one),
+        (sum([alibi, alibi, alibi]), 3 * one),
+        (2 * (alibi - values), 2 * (one - 7)),
+    ]
+    for bias, want in written:
+        assert bias(*at) == want, bias
+    assert repr(2 * (alibi + alibi) - alibi) == "2 * (Alibi(heads=2) + Alibi(heads=2)) + -1 * Alibi(heads=2)"

@@ -52,7 +52,7 @@ MASKS = st.recursive(
 )
 BIASES = st.recursive(
     st.builds(Alibi, st.integers(1, 512)),
-    lambda inner: st.builds(lambda a, b: a + b, inner, inner),
+    lambda inner: st.builds(lambda a, b: a + b, inner, inner) | st.builds(lambda a, x: x * a, inner, NUMBERS),
     max_leaves=6,
 )
 SCORES = st.builds(Dot, st.none() | NUMBERS, st.none() | POSITIVE) | st.builds(Cosine, POSITIVE)
@@ -129,9 +129,14 @@ REFUSED = [
     ("not Causal()", "not part of a term"),
     ("Causal() if 1 else Diagonal()", "not part of a term"),
     ("Causal() == Causal()", "not part of a term"),
-    ("Causal() ^ Diagonal()", "not part of a term"),
-    ("Causal() - Diagonal()", "not part of a term"),
-    ("Causal() + Diagonal()", r"Causal\(\) and Diagonal\(\) do not combine: masks take & and \|, biases \+"),
+    ("2 * Causal()", r"a number may multiply a bias alone, got Causal\(\)"),
+    ("x * Alibi(8)", "arguments of a term must be numbers or terms"),
+    ("Bias.of(f)", "Bias.of takes a function, which cannot be parsed"),
+    ("Score.of(open)", "Score.of takes a function, which cannot be parsed"),
+    (
+        "Causal() + Diagonal()",
+        r"Causal\(\) and Diagonal\(\) do not combine: masks take &, \|, \^ and -, biases \+ and -",
+    ),
     ("Causal() & Alibi(8)", "do not combine"),
     ("Causal() & 1", "not part of a term: 1"),
     ("~Alibi(8)", r"~ takes a mask, got Alibi\(heads=8\)"),

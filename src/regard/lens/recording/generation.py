@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...ops.terms.biases import Alibi, Bias, Relative, Sum
+from ...ops.terms.biases import Alibi, Bias, Relative, ScaledBias, Sum
 from ...ops.terms.coordinates import Point
 from ...ops.terms.masks import Causal, Padding
 from ...ops.terms.masks.mask_algebra import And, Mask
@@ -146,6 +146,8 @@ def _depends_on_distance_only(bias: Bias | None) -> bool:
     """Whether a bias is a function of i - j, so that it means the same in every step."""
     if isinstance(bias, Sum):
         return _depends_on_distance_only(bias.left) and _depends_on_distance_only(bias.right)
+    if isinstance(bias, ScaledBias):
+        return _depends_on_distance_only(bias.bias)
     return isinstance(bias, (Alibi, Relative))
 
 

@@ -30,7 +30,7 @@ TERMS: dict[str, type[Term]] = {
         *(masks.Causal, masks.Window, masks.Dilated, masks.Diagonal, masks.Prefix, masks.Global, masks.Near),
         *(masks.Padding, masks.Documents, masks.Blocks, masks.Dense, mask.And, mask.Or, mask.Not, Packed),
         *(biases.Alibi, biases.Relative, biases.Logarithmic, biases.Clipped, biases.Gaussian, biases.Added, biases.Sum),
-        Sloped,
+        *(biases.ScaledBias, Sloped),
         *(scores.Dot, scores.Cosine, scores.Bilinear, scores.Additive, scores.Location, Until),
         *(normalizers.Softmax, normalizers.SinkSoftmax, normalizers.Sigmoid, normalizers.Sparsemax),
         *(normalizers.Entmax, normalizers.Hard, normalizers.Tapered, Rectified, Given, Scaled),

@@ -24,7 +24,7 @@ from ..call import Call
 from ..term_cache import cached_per_term, without_tensors
 from ..terms.biases import ScoreMod
 from ..terms.normalizers import SinkSoftmax, Softmax
-from ..terms.scores import Bilinear, Cosine, Dot
+from ..terms.scores import Bilinear, Cosine, Dot, FunctionScore, product_of
 from ..torch_state import in_forward_mode, in_functorch, run_uncompiled
 from .torch_kernels import scaled_product_inputs, score_cap
 
@@ -53,7 +53,7 @@ def _objections(call: Call) -> Objections:
         found.append("it has no backward on the CPU")
     if call.q.device.type == "cuda" and call.q.dtype == torch.float64:
         found.append("it has no float64 on a GPU")
-    if not isinstance(call.score, (Dot, Cosine, Bilinear)):
+    if not isinstance(product_of(call.score), (Dot, Cosine, Bilinear)):
         found.append(f"{type(call.score).__name__} is no product of queries and keys")
     if not isinstance(call.normalize, (Softmax, SinkSoftmax)):
         found.append(f"the kernel is softmax, not {type(call.normalize).__name__}")
@@ -91,7 +91,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         block_mask, seen = _tiles(call, offset)
         if seen is not None:
             k, v = torch.where(seen.mT, k, 0.0), torch.where(seen.mT, v, 0.0)
-    learned = call.bias is not None and any(x.requires_grad for x in call.bias.tensors())
+    captured = call.score.captured if isinstance(call.score, FunctionScore) else ()
+    learned = any(x.requires_grad for x in (*captured, *(() if call.bias is None else call.bias.tensors())))
     # With a learned bias the kernel needs more shared memory: its default pipeline depth does not fit.
     options = {"num_stages": 2} if learned else None
     grouped = call.shape[1] != call.k.shape[1]
@@ -115,11 +116,13 @@ def _score_mod(call: Call, offset: int | Tensor) -> Callable[..., Tensor] | None
     bias: ScoreMod | None = None
     if call.bias is not None:
         bias = call.bias.with_tensors(call.q.device, call.dtype).bind(call.q, call.k, offset)
-    if most is None and bias is None:
+    fn = call.score.fn.fn if isinstance(call.score, FunctionScore) else None
+    if most is None and bias is None and fn is None:
         return None
 
     def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         score = score if most is None else torch.tanh(score / most) * most
+        score = score if fn is None else fn(score, b, h, i + offset, j)
         return score if bias is None else score + bias(b, h, i, j)
 
     return mod
@@ -148,7 +151,9 @@ def _tiles(call: Call, offset: int | Tensor) -> tuple[BlockMask, Tensor | None]:
 def _attention(call: Call, with_statistic: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
         return _call_flex
-    kind = without_tensors(call.mask), without_tensors(call.bias), score_cap(call), call.offset == 0, with_statistic
+    function = call.score.fn.code if isinstance(call.score, FunctionScore) else None
+    changes = without_tensors(call.bias), score_cap(call), function
+    kind = without_tensors(call.mask), *changes, call.offset == 0, with_statistic
     return _compile_kind((*kind, call.shape[2:] if all(map(_is_context_length, call.shape[2:])) else None))
 
 

@@ -42,7 +42,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 def weigh(prepared: PreparedCall) -> tuple[Tensor, Tensor | None]:
     """All weights, `b h i j`, and the row statistic."""
     at = prepared.whole
-    s = _scores(prepared)
+    s = prepared.score.modify(_scores(prepared), at)
     if prepared.bias is not None:
         s = s + prepared.bias.over(at)
     if prepared.mask is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ... import torch_internals
 from ..call import Call
-from ..terms.scores import Dot
+from ..terms.scores import Dot, product_of
 
 
 class SdpaKernel(IntEnum):
@@ -104,20 +104,22 @@ def _has_flash(device: int) -> bool:
 
 def scaled_product_inputs(call: Call) -> tuple[Tensor, Tensor, float]:
     """q and k such that the score is their product times a positive number, in the dtype the kernels take."""
-    match call.score:
+    score = product_of(call.score)
+    match score:
         case Dot(scale=scale) if not isinstance(scale, Tensor):
             number = call.q.shape[-1] ** -0.5 if scale is None else float(scale)
             if number > 0:
                 return call.q, call.k, number
             # The kernels need a positive scale, since they look for the largest product. Negating q is exact.
             return (-call.q, call.k, -number) if number < 0 else (call.q * 0, call.k, 1.0)
-    q, k = call.score.prepare(call.q.to(call.dtype), call.k.to(call.dtype), call.head_ids)
+    q, k = score.prepare(call.q.to(call.dtype), call.k.to(call.dtype), call.head_ids)
     return (q, k, 1.0) if q.is_cpu else (q.to(call.q.dtype), k.to(call.q.dtype), 1.0)
 
 
 def score_cap(call: Call) -> float | None:
     """The bound of capped scores, `Dot.cap`; None if there is none."""
-    return call.score.cap if isinstance(call.score, Dot) else None
+    score = product_of(call.score)
+    return score.cap if isinstance(score, Dot) else None
 
 
 def _align_rows(added: Tensor | None, q: Tensor) -> Tensor | None:

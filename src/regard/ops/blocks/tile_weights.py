@@ -68,7 +68,7 @@ def tile_scores(
     """
     score = terms.score
     s = additive(q, k, score.u.to(q.dtype)) if isinstance(score, Additive) else score.tile(q, k)
-    return add_bias_and_mask(terms, planned, s, finite=finite)
+    return add_bias_and_mask(terms, planned, score.modify(s, planned.block), finite=finite)
 
 
 def add_bias_and_mask(terms: Terms, planned: PlannedBlock, s: Tensor, *, finite: bool = True) -> Tensor:

@@ -1,8 +1,9 @@
-"""Biases: numbers added to the scores, as functions of `(b, h, i, j)`, summed by `+`."""
+"""Biases: numbers added to the scores, as functions of `(b, h, i, j)`, summed by `+` and scaled by `*`."""
 
 from __future__ import annotations
 
 import math
+import numbers
 import warnings
 from collections.abc import Callable
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from ...checks import check_broadcast, check_int, check_number, check_tensor
 from ..shape import Sizes
-from .coordinates import Block, Coordinates, Point, look_up
+from .coordinates import Block, Coordinates, Point, leaves_of, look_up
 from .term import Term, term
+from .user_function import UserFunction
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -41,8 +43,49 @@ class Bias(Term):
         dtype = torch.promote_types(q.dtype, torch.float32)
         return lambda b, h, i, j: self.over(Point(b, h, i, j, offset, dtype))
 
-    def __add__(self, other: Bias) -> Bias:
-        return Sum(self, other) if isinstance(other, Bias) else NotImplemented
+    @staticmethod
+    def of(fn: ScoreMod) -> FunctionBias:
+        """Return the bias fn(b, h, i, j), any function of index tensors; tensors it closes over get gradients.
+
+        >>> table = torch.zeros(8, 100, requires_grad=True)
+        >>> bias = Bias.of(lambda b, h, i, j: table[h, (i - j).abs()])
+        >>> bias, len(bias.tensors())
+        (Bias.of(<lambda>), 1)
+        """
+        return FunctionBias(UserFunction("Bias.of", fn, "b, h, i, j"))
+
+    def __add__(self, other: Bias | Tensor) -> Bias:
+        bias = _as_bias(other)
+        return NotImplemented if bias is None else Sum(self, bias)
+
+    def __radd__(self, other: Tensor | int) -> Bias:
+        if type(other) is int and other == 0:  # the start of sum([...])
+            return self
+        bias = _as_bias(other)
+        return NotImplemented if bias is None else Sum(bias, self)
+
+    def __sub__(self, other: Bias | Tensor) -> Bias:
+        bias = _as_bias(other)
+        return NotImplemented if bias is None else Sum(self, -bias)
+
+    def __rsub__(self, other: Tensor) -> Bias:
+        bias = _as_bias(other)
+        return NotImplemented if bias is None else Sum(bias, -self)
+
+    def __mul__(self, factor: float | Tensor) -> Bias:
+        return ScaledBias(self, factor) if isinstance(factor, (numbers.Real, Tensor)) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float | Tensor) -> Bias:
+        return ScaledBias(self, 1 / divisor) if isinstance(divisor, (numbers.Real, Tensor)) else NotImplemented
+
+    def __neg__(self) -> Bias:
+        return ScaledBias(self, -1)
+
+
+def _as_bias(value: object) -> Bias | None:
+    return value if isinstance(value, Bias) else Added(value) if isinstance(value, Tensor) else None
 
 
 @term
@@ -325,3 +368,62 @@ class Sum(Bias):
     def __repr__(self) -> str:
         right = f"({self.right!r})" if isinstance(self.right, Sum) else repr(self.right)
         return f"{self.left!r} + {right}"
+
+
+@term
+class ScaledBias(Bias):
+    """factor * bias: written `2 * Alibi(8)`; the factor is a number, or a tensor with one number or one per head."""
+
+    bias: Bias
+    factor: float | Tensor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.factor, Tensor):
+            check_number("the factor of a bias", self.factor)
+        elif not self.factor.is_floating_point():
+            raise TypeError(f"the factor of a bias must be floating point, got {self.factor.dtype}; write x.float()")
+
+    def check(self, sizes: Sizes) -> None:
+        self.bias.check(sizes)
+        if isinstance(self.factor, Tensor):
+            check_broadcast("the factor of a bias", self.factor, {"h": sizes.h})
+
+    def over(self, at: Coordinates) -> Tensor:
+        factor = at.slice_of(self.factor, "h").to(at.dtype) if isinstance(self.factor, Tensor) else self.factor
+        return self.bias.over(at) * factor
+
+    @property
+    def reads_queries(self) -> bool:
+        return self.bias.reads_queries
+
+    def bind(self, q: Tensor, k: Tensor, offset: int | Tensor) -> ScoreMod:
+        bias, factor = self.bias.bind(q, k, offset), self.factor
+        if not isinstance(factor, Tensor):
+            return lambda b, h, i, j: bias(b, h, i, j) * factor
+        factor = factor.to(torch.promote_types(q.dtype, torch.float32))
+        return lambda b, h, i, j: bias(b, h, i, j) * look_up(factor, h)
+
+    def __repr__(self) -> str:
+        factor = "tensor" if isinstance(self.factor, Tensor) else repr(self.factor)
+        return f"{factor} * {f'({self.bias!r})' if isinstance(self.bias, (Sum, ScaledBias)) else repr(self.bias)}"
+
+
+@term
+class FunctionBias(Bias):
+    """fn(b, h, i, j), written `Bias.of(fn)`; `captured` are the tensors that the function closes over."""
+
+    fn: UserFunction
+    captured: tuple[Tensor, ...] = ()
+    reads_queries = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "captured", self.fn.tensors)
+
+    def check(self, sizes: Sizes) -> None:
+        self.fn.check_tensors()
+
+    def over(self, at: Coordinates) -> Tensor:
+        return self.fn(leaves_of(at, self.captured), at.b, at.h, at.i, at.j).to(at.dtype)
+
+    def __repr__(self) -> str:
+        return f"Bias.of({self.fn!r})"

@@ -179,6 +179,13 @@ class Block:
         return torch.arange(selector.start, selector.stop, device=self.device)
 
 
+def leaves_of(at: Coordinates, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The tensors that a term reads whole; in the backward pass of a block, its autograd leaves in their place."""
+    if not isinstance(at, Block) or at.take is take_entries:
+        return tensors
+    return tuple(at.leaf(x) for x in tensors)
+
+
 def _outer(tensor: Tensor, index: tuple[Selector, ...]) -> tuple[Tensor, ...]:
     ids = [
         x if isinstance(x, Tensor) else torch.arange(n, device=tensor.device)[x]

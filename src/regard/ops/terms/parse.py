@@ -8,6 +8,7 @@ from typing import Any
 
 from ...checks import suggest_name
 from . import biases, masks, normalizers, scores
+from .biases import Bias
 from .masks.mask_algebra import Mask
 from .term import Term
 
@@ -20,7 +21,13 @@ TERMS_BY_NAME: dict[str, type[Term]] = {
         *(normalizers.Sparsemax, normalizers.Entmax, normalizers.Hard, normalizers.Tapered),
     )
 }
-OPERATORS: dict[type[ast.AST], Any] = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.Add: operator.add}
+OPERATORS: dict[type[ast.AST], Any] = {
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+}
 TENSOR_TERMS = (
     "Near",
     "Documents",
@@ -41,7 +48,7 @@ TOO_DEEP = "the term is nested too deeply; write it with fewer parentheses"
 
 
 def parse(source: str) -> Any:
-    """Return the term whose `repr` is `source`: terms with numbers as arguments, combined by `&`, `|`, `~` and `+`.
+    """Return the term whose `repr` is `source`: terms with numbers as arguments, joined by `&`, `|`, `~`, `+` and `*`.
 
     >>> parse("Causal() & ~Diagonal()")
     Causal() & ~Diagonal()
@@ -91,12 +98,19 @@ def _term(node: ast.expr) -> Term:
                 return TERMS_BY_NAME[name](*arguments, **named)
             except TypeError as error:
                 raise ValueError(f"{name}: {error}") from None
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="Bias" | "Score" as name), attr="of")):
+            raise ValueError(f"{name}.of takes a function, which cannot be parsed from text; build it in Python")
+        case ast.BinOp(left=factor, op=ast.Mult(), right=right) if not isinstance(factor, ast.Call):
+            bias = _term(right)
+            if not isinstance(bias, Bias):
+                raise ValueError(f"a number may multiply a bias alone, got {bias!r}")
+            return _argument(factor) * bias
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
             a, b = _term(left), _term(right)
             try:
                 return OPERATORS[type(op)](a, b)
             except TypeError:
-                raise ValueError(f"{a!r} and {b!r} do not combine: masks take & and |, biases +") from None
+                raise ValueError(f"{a!r} and {b!r} do not combine: masks take &, |, ^ and -, biases + and -") from None
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             inner = _term(operand)
             if not isinstance(inner, Mask):
@@ -106,7 +120,7 @@ def _term(node: ast.expr) -> Term:
             raise ValueError(f"{name} is a class, not a term; write {name}(...)")
         case _:
             raise ValueError(
-                f"not part of a term: {_short(ast.unparse(node))}; terms are names with numbers, &, |, ~ and +"
+                f"not part of a term: {_short(ast.unparse(node))}; terms are names with numbers, &, |, ^, ~, +, - and *"
             )
 
 

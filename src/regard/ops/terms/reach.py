@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .biases import Alibi, Bias, Relative, Sum
+from .biases import Alibi, Bias, Relative, ScaledBias, Sum
 from .masks import Causal, Diagonal, Dilated, Window
 from .masks.mask_algebra import And, Mask, Not, Or
 from .normalizers import Tapered
-from .scores import Location
+from .scores import FunctionScore, Location
 from .term import Term
 
 
@@ -34,12 +34,14 @@ def reads_key_positions(term: Term | None) -> bool:
     match term:
         case Sum():
             return reads_key_positions(term.left) or reads_key_positions(term.right)
+        case ScaledBias():
+            return reads_key_positions(term.bias)
         case Tapered():
             return reads_key_positions(term.inner) or reads_key_positions(term.taper)
         case Bias():
             return not isinstance(term, (Alibi, Relative))
         case _:
-            return isinstance(term, Location)
+            return isinstance(term, (Location, FunctionScore))
 
 
 def _look_back(mask: Mask) -> int | None:

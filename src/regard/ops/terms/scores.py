@@ -1,10 +1,12 @@
 """Scores: a number for each pair of a query and a key.
 
 A score does its work per token once, in `prepare`, and its work per pair in `tile`. For every score but `Additive`,
-`tile` is a matrix product.
+`tile` is a matrix product. `modify` may then change the scores of a tile by their coordinates.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,9 @@ from torch import Tensor
 
 from ...checks import check_broadcast, check_number, check_tensor
 from ..shape import Sizes
+from .coordinates import Coordinates, leaves_of
 from .term import Term, term
+from .user_function import UserFunction
 
 
 class Score(Term):
@@ -26,8 +30,23 @@ class Score(Term):
         """Return the scores of prepared tensors, `b h i d, b g j d -> b h i j`: the work per pair."""
         return grouped_product(q, k.mT)
 
+    def modify(self, s: Tensor, at: Coordinates) -> Tensor:
+        """Return the scores of a tile, changed by their coordinates; by default as they are."""
+        return s
+
     def check(self, sizes: Sizes) -> None:
         _check_same_width(self, sizes)
+
+    @staticmethod
+    def of(fn: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor], score: Score | None = None) -> FunctionScore:
+        """Return the score fn(score, b, h, i, j): any `score_mod` written for FlexAttention, over `Dot()` or `score`.
+
+        >>> Score.of(lambda score, b, h, i, j: torch.tanh(score / 30) * 30, Dot(scale=1.0))
+        Score.of(<lambda>, Dot(scale=1.0))
+
+        Tensors that the function closes over get gradients.
+        """
+        return FunctionScore(UserFunction("Score.of", fn, "score, b, h, i, j"), Dot() if score is None else score)
 
 
 @term
@@ -156,6 +175,46 @@ class Location(Score):
     def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
         w = select_heads(self.w, 3, heads)[..., : k.shape[2], :].to(q.dtype)
         return q, w.expand(q.shape[0], w.shape[0] if w.ndim == 3 else 1, -1, -1)
+
+
+@term
+class FunctionScore(Score):
+    """fn(score, b, h, i, j), written `Score.of(fn)`; `captured` are the tensors that the function closes over."""
+
+    fn: UserFunction
+    score: Score
+    captured: tuple[Tensor, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.score, (Dot, Cosine, Bilinear, Location)):
+            raise TypeError(
+                "Score.of takes a score to change that is a product, Dot, Cosine, Bilinear or Location, got "
+                f"{self.score!r}; write Score.of(fn, Dot(scale=1.0))"
+            )
+        object.__setattr__(self, "captured", self.fn.tensors)
+
+    def check(self, sizes: Sizes) -> None:
+        self.score.check(sizes)
+        self.fn.check_tensors()
+
+    def prepare(self, q: Tensor, k: Tensor, heads: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.score.prepare(q, k, heads)
+
+    def tile(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.score.tile(q, k)
+
+    def modify(self, s: Tensor, at: Coordinates) -> Tensor:
+        found = self.fn(leaves_of(at, self.captured), s, at.b, at.h, at.i, at.j)
+        # A copy: the mask is added in place, and autograd may have saved what the function returned.
+        return found.to(s.dtype).expand(s.shape).clone()
+
+    def __repr__(self) -> str:
+        return f"Score.of({self.fn!r}{'' if self.score == Dot() else f', {self.score!r}'})"
+
+
+def product_of(score: Score) -> Score:
+    """The product of queries and keys that a function changes, or the score itself if there is no function."""
+    return score.score if isinstance(score, FunctionScore) else score
 
 
 def grouped_product(x: Tensor, y: Tensor) -> Tensor:

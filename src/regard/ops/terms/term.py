@@ -57,6 +57,8 @@ class Term:
                 tensors.append(value)
             elif isinstance(value, Term):
                 tensors.extend(value.tensors())
+            elif isinstance(value, tuple):
+                tensors.extend(x for x in value if isinstance(x, Tensor))
         return tensors
 
     def map_tensors(self: TermT, fn: Callable[[Tensor], Tensor]) -> TermT:
@@ -70,6 +72,8 @@ class Term:
                 object.__setattr__(mapped, field.name, fn(value))
             elif isinstance(value, Term):
                 object.__setattr__(mapped, field.name, value.map_tensors(fn))
+            elif isinstance(value, tuple):
+                object.__setattr__(mapped, field.name, tuple(fn(x) if isinstance(x, Tensor) else x for x in value))
         return mapped
 
     def with_tensors(self: TermT, device: torch.device, dtype: torch.dtype) -> TermT:

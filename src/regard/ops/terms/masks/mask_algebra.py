@@ -1,4 +1,4 @@
-"""The base class of masks, and their algebra: `&`, `|` and `~`."""
+"""The base class of masks, and their algebra: `&`, `|`, `^`, `-` and `~`."""
 
 from __future__ import annotations
 
@@ -62,11 +62,37 @@ class Mask(Term):
     def _drawing_size(self) -> tuple[int, int]:
         return 12, 12
 
-    def __and__(self, other: Mask) -> Mask:
-        return And(self, other) if isinstance(other, Mask) else NotImplemented
+    def __and__(self, other: Mask | Tensor) -> Mask:
+        mask = _as_mask(other)
+        return NotImplemented if mask is None else And(self, mask)
 
-    def __or__(self, other: Mask) -> Mask:
-        return Or(self, other) if isinstance(other, Mask) else NotImplemented
+    def __rand__(self, other: Tensor) -> Mask:
+        mask = _as_mask(other)
+        return NotImplemented if mask is None else And(mask, self)
+
+    def __or__(self, other: Mask | Tensor) -> Mask:
+        mask = _as_mask(other)
+        return NotImplemented if mask is None else Or(self, mask)
+
+    def __ror__(self, other: Tensor) -> Mask:
+        mask = _as_mask(other)
+        return NotImplemented if mask is None else Or(mask, self)
+
+    def __xor__(self, other: Mask | Tensor) -> Mask:
+        mask = _as_mask(other)
+        return NotImplemented if mask is None else (self | mask) & ~(self & mask)
+
+    def __rxor__(self, other: Tensor) -> Mask:
+        mask = _as_mask(other)
+        return NotImplemented if mask is None else mask ^ self
+
+    def __sub__(self, other: Mask | Tensor) -> Mask:
+        mask = _as_mask(other)
+        return NotImplemented if mask is None else self & ~mask
+
+    def __rsub__(self, other: Tensor) -> Mask:
+        mask = _as_mask(other)
+        return NotImplemented if mask is None else mask - self
 
     def __invert__(self) -> Mask:
         return Not(self)
@@ -149,6 +175,12 @@ class Not(Mask):
 
     def _drawing_size(self) -> tuple[int, int]:
         return self.mask._drawing_size()
+
+
+def _as_mask(value: object) -> Mask | None:
+    from .tensor_masks import Dense  # imports this file
+
+    return value if isinstance(value, Mask) else Dense(value) if isinstance(value, Tensor) else None
 
 
 def conjuncts(mask: Mask | None) -> Iterator[Mask]:

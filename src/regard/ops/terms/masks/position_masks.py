@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 
 import torch
@@ -13,6 +12,7 @@ from ...shape import Sizes
 from ..coordinates import Coordinates
 from ..mask_tiles import Grid, Tiles
 from ..term import term
+from ..user_function import call_user_function
 from .mask_algebra import Mask
 
 
@@ -232,32 +232,8 @@ class Rule(Mask):
             raise TypeError(f"Rule takes a function of (b, h, i, j), got {type(self.fn).__name__}")
 
     def over(self, at: Coordinates) -> Tensor:
-        try:
-            seen = self.fn(at.b, at.h, at.i, at.j)
-        except (RuntimeError, TypeError) as error:
-            if (hint := _explain_failure(self.fn, error)) is None:
-                raise
-            raise TypeError(hint) from error
+        seen = call_user_function("Rule", self.fn, "b, h, i, j", at.b, at.h, at.i, at.j)
         if not isinstance(seen, Tensor) or seen.dtype != torch.bool:
             kind = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__
             raise TypeError(f"Rule: the function must return a bool tensor, got {kind}; return a comparison")
         return seen
-
-
-def _explain_failure(fn: Callable[..., Tensor], error: Exception) -> str | None:
-    """Return an error message if a rule failed because it was written for numbers, or for other arguments."""
-    if "Boolean value of Tensor" in str(error) or "data-dependent control flow" in str(error):
-        return (
-            "Rule: the function gets tensors, for which and, or, not and if do not work; write &, | and ~ "
-            "with each comparison in parentheses, (j <= i) & (i - j < 4), and torch.where instead of if"
-        )
-    try:
-        inspect.signature(fn).bind(*"bhij")
-    except TypeError:
-        return (
-            "Rule: the function gets (b, h, i, j), the batch row, the head and the positions of query and key, "
-            f"and takes {inspect.signature(fn)}; write lambda b, h, i, j: ..."
-        )
-    except ValueError:  # functions not written in Python have no signature
-        pass
-    return None
