@@ -115,6 +115,6 @@ def opened(chromium, url, *, scheme="light", width=1280):
 
 
 @contextmanager
-def shown(chromium, *tapes):
-    with view(*tapes, open_browser=False) as viewer, opened(chromium, viewer.url) as watched:
+def shown(chromium, *tapes, **window):
+    with view(*tapes, open_browser=False) as viewer, opened(chromium, viewer.url, **window) as watched:
         yield watched

@@ -50,7 +50,7 @@ def strip(watched):
         const { data } = one.getContext("2d").getImageData(0, 0, one.width, one.height);
         return [one.height, one.width, ...data];
     }"""
-    rows, cols, *data = watched.page.locator(".strip canvas").evaluate(script)
+    rows, cols, *data = watched.page.locator(".strip > canvas").evaluate(script)
     return np.array(data).reshape(rows, cols, 4)[..., :3]
 
 
@@ -92,7 +92,7 @@ def test_the_strip_of_a_long_text_draws_the_token_and_what_it_comes_from(chromiu
         watched.go(view="flow", chosen=f"{token},{token}")
         pixels = strip(watched).sum(-1)
         across = pixels.shape[1]
-        assert across <= watched.page.locator(".strip canvas").bounding_box()["width"]
+        assert across <= watched.page.locator(".strip > canvas").bounding_box()["width"]
         drawn = [np.flatnonzero(row < row.max() - 100).tolist() for row in pixels]
         assert drawn == [[token * across // n], [far * across // n, token * across // n]]
 

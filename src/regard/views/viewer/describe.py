@@ -25,6 +25,7 @@ from ...ops.weights import Weights
 from .pyramid import levels
 
 SPLITS: dict[str, Callable[[list[str]], Groups]] = {"words": words, "sentences": sentences}
+START_TOKENS, START_CHARACTERS = 8, 32  # limits of the first words that name a text
 Pair = tuple[int | None, int | None]  # numbers for the queries and for the keys
 
 
@@ -82,7 +83,7 @@ class Capture:
             "facts": {name: str(value) for name, value in self.tape.facts.items()} | unseen,
             "batch": max(layer["batch"] for layer in self.layers),
             "layers": self.layers,
-            "texts": [{"n": len(text)} for text in self.texts],
+            "texts": [{"n": len(text), "start": _start(text)} for text in self.texts],
             "groups": [{"name": name, "n": n} for name, n, _ in self._groups],
             "pictures": [_shape(picture) for picture in self.pictures],
         }
@@ -186,6 +187,11 @@ class Capture:
         if (queries is None) != (keys is None):
             return False
         return i == j or (isinstance(A, Weights) and looks_back_only(A.call.mask))
+
+
+def _start(text: list[str]) -> list[str]:
+    """Return the first tokens of a text, which name it in a menu."""
+    return [token[:START_CHARACTERS] for token in text[:START_TOKENS]]
 
 
 def _ranges(flags: Tensor) -> list[list[int]]:

@@ -6,7 +6,7 @@ import { columns, type Link } from "./columns";
 import { choice, notice } from "./controls";
 import { el, fill, svg } from "./element";
 import { short } from "./glyphs";
-import { number } from "./legend";
+import { Legend, mark, number } from "./legend";
 import type { Alignment } from "./source";
 import type { State } from "./state";
 
@@ -14,6 +14,7 @@ const CELL = 22;
 
 export class AlignmentView implements View {
   private readonly body = el("div", { class: "alignment" });
+  private readonly legend = new Legend();
   private stop = new AbortController();
   private asked = "";
   private found: Alignment | null = null;
@@ -107,7 +108,10 @@ export class AlignmentView implements View {
     const source = { title: "source", axis: "key" as const, first: 0, words: found.source };
     const target = { title: "target", axis: "query" as const, first: 0, words: found.target };
     const drawn = columns(this.app, this.body, { left: source, right: target }, chosenLinks, 620);
-    fill(this.body, drawn, this.matrix(found));
+    this.legend.draw(this.app.ramp(1), "weight from a target word to a source word", false);
+    const marks = el("p", { class: "marks" }, mark("frame", "framed: the strongest source word of a target word"));
+    const key = el("div", { class: "key" }, this.legend.element, marks, el("p", { class: "hint" }, "The stronger a line, the larger its weight."));
+    fill(this.body, drawn, this.matrix(found), key);
   }
 
   private matrix(found: Alignment): SVGSVGElement {

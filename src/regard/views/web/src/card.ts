@@ -29,6 +29,13 @@ export class Card {
     this.element.hidden = true;
   }
 
+  /** Everything on it in one line. */
+  words(): string {
+    const parts = (one: Element): string => [...one.childNodes].map(({ textContent }) => textContent).join(" ");
+    const pairs = [...this.element.querySelectorAll("dt")].map((name) => `${name.textContent} ${parts(name.nextElementSibling!)}`);
+    return [...pairs, ...[...this.element.querySelectorAll("p")].map(parts)].join(", ");
+  }
+
   show(x: number, y: number, cell: Cell, sides: [Side, Side], values: Value[], more: string): void {
     const { element } = this;
     element.hidden = false;

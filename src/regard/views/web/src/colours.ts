@@ -43,11 +43,12 @@ export class Ramp {
     return `rgb(${this.table[at]}, ${this.table[at + 1]}, ${this.table[at + 2]})`;
   }
 
-  /** Ink that can be read on a value's colour. */
+  /** Ink that can be read on a value's colour: of black and white the one with more contrast, which is at least 4.5. */
   ink(value: number): string {
     const at = this.step(value);
-    const [r, g, b] = this.table.subarray(at, at + 3);
-    return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#16161c" : "#f6f4f0";
+    const linear = (byte: number): number => (byte <= 10 ? byte / 3295 : ((byte / 255 + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = [...this.table.subarray(at, at + 3)].map(linear);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
   }
 
   /** Pixels of a matrix, a pixel a value. */
@@ -143,8 +144,11 @@ function rgb(colour: string): Colour {
   return colour.match(/\d+/g)!.map(Number) as Colour;
 }
 
-/** A colour for each head, evenly spaced hues of even lightness. */
+const LIGHTNESS: Record<Theme, number[]> = { light: [0.56, 0.34, 0.48], dark: [0.72, 0.9, 0.8] };
+
+/** A colour for each head: evenly spaced hues, and another lightness than its neighbours, for eyes that confuse hues. */
 export function headColour(head: number, heads: number, theme: Theme): string {
   const hue = (25 + (360 * head) / Math.max(heads, 1)) % 360;
-  return theme === "dark" ? `oklch(0.78 0.14 ${hue.toFixed(1)})` : `oklch(0.55 0.17 ${hue.toFixed(1)})`;
+  const lightness = LIGHTNESS[theme][head % 3];
+  return `oklch(${lightness} ${theme === "dark" ? 0.13 : 0.16} ${hue.toFixed(1)})`;
 }

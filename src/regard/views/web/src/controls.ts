@@ -1,10 +1,11 @@
 // Controls: segmented choices, menus, chips; each named, so that a rebuilt toolbar gives the focus back.
 
 import { type Child, el } from "./element";
+import { type Control, CONTROLS } from "./glossary";
 
-/** A row of buttons of which one is pressed; options are names by value. */
+/** A row of buttons of which one is pressed, behind its name; options are names by value. */
 export function choice<T extends string>(
-  label: string,
+  label: Control,
   options: Partial<Record<T, string>>,
   current: T,
   choose: (value: T) => void,
@@ -14,7 +15,8 @@ export function choice<T extends string>(
     const about = { type: "button", "data-control": `${label}:${value}`, "aria-pressed": pressed };
     return el("button", { ...about, onclick: () => choose(value) }, text);
   });
-  return el("div", { class: "choice", role: "group", "aria-label": label }, ...buttons);
+  const group = el("div", { class: "choice", role: "group", "aria-label": label }, ...buttons);
+  return el("div", { class: "labelled", title: CONTROLS[label] }, el("span", {}, label), group);
 }
 
 /** Options that are called what they are. */
@@ -31,7 +33,7 @@ export function numbered(names: readonly string[]): Record<string, string> {
 
 /** A menu behind its name. */
 export function menu<T extends string>(
-  label: string,
+  label: Control,
   options: Partial<Record<T, string>>,
   current: T,
   choose: (value: T) => void,
@@ -42,7 +44,7 @@ export function menu<T extends string>(
     { "aria-label": label, "data-control": label, onchange: () => choose(select.value as T) },
     ...entries.map(([value, text]) => el("option", { value, selected: value === current }, text)),
   );
-  return el("label", { class: "menu" }, el("span", {}, label), select);
+  return el("label", { class: "menu", title: CONTROLS[label] }, el("span", {}, label), select);
 }
 
 /** A button that does something. */

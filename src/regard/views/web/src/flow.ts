@@ -10,7 +10,7 @@ import { byLayer } from "./charts";
 import { button, menu, notice } from "./controls";
 import { el, fill, svg } from "./element";
 import { short } from "./glyphs";
-import { number } from "./legend";
+import { Legend, number } from "./legend";
 import type { Token } from "./marks";
 import { ranking } from "./ranking";
 import { pause } from "./remote";
@@ -34,8 +34,9 @@ export class FlowView implements View {
   };
   private readonly head = el("header");
   private readonly strip = el("div", { class: "strip" });
-  private readonly side = el("aside", { class: "links", "aria-label": "strongest input tokens" });
+  private readonly side = el("aside", { class: "links", "aria-label": "strongest input tokens", tabindex: 0 });
   private readonly charts = el("div", { class: "charts" });
+  private readonly legend = new Legend();
   private readonly watch = new ResizeObserver(() => this.draw());
   private stop = new AbortController();
   private asked = "";
@@ -47,7 +48,7 @@ export class FlowView implements View {
     private readonly app: App,
     host: HTMLElement,
   ) {
-    fill(host, el("div", { class: "flow" }, el("div", {}, this.head, this.strip, this.charts), this.side));
+    fill(host, el("div", { class: "flow" }, el("div", { tabindex: 0, role: "region", "aria-label": "flow" }, this.head, this.strip, this.charts), this.side));
     this.watch.observe(this.strip);
   }
 
@@ -170,6 +171,7 @@ export class FlowView implements View {
       svg("svg", about, ...this.axes(flow, names, across, down)),
       this.heat(flow, names, across, down, note),
       note,
+      this.legend.element,
     );
     const shares = [...flow.rollout.subarray(0, flow.cells)].map((weight, n) => ({ n, weight }));
     const best = shares.filter(({ weight }) => weight > 0).sort((a, b) => b.weight - a.weight);
@@ -190,7 +192,9 @@ export class FlowView implements View {
     for (let n = 0; n < rows; n++) turned.set(largest(row(rows - 1 - n), dots), n * dots);
     const most = row(0).reduce((top, value) => Math.max(top, value || 0), 1e-9);
     const canvas = el("canvas", { width: dots, height: rows });
-    canvas.getContext("2d")!.putImageData(this.app.ramp(most).pixels(turned, rows, dots), 0, 0);
+    const ramp = this.app.ramp(most);
+    canvas.getContext("2d")!.putImageData(ramp.pixels(turned, rows, dots), 0, 0);
+    this.legend.draw(ramp, "share of the token that comes from here", true);
     const pixels = { left: MARGIN.left, top: MARGIN.top, width: across, height: down };
     for (const [name, value] of Object.entries(pixels)) canvas.style.setProperty(name, `${value}px`);
     const under = (event: MouseEvent): [number, number] => {

@@ -6,7 +6,7 @@ import { Ramp } from "./colours";
 import { notice } from "./controls";
 import { el, fill } from "./element";
 import { visible } from "./glyphs";
-import { number } from "./legend";
+import { Legend, number } from "./legend";
 import type { Token } from "./marks";
 import { several } from "./several";
 import type { Head, Links, Picture } from "./source";
@@ -23,6 +23,7 @@ export class ImagesView implements View {
   private readonly note = el("output", { class: "faint" });
   private readonly askers = el("div", { class: "askers", role: "group", "aria-label": "who looks" });
   private readonly heads = el("div", { class: "heads" });
+  private readonly legend = new Legend();
   private readonly body = el("div", { class: "images" });
   private stop = new AbortController();
   private grey: HTMLCanvasElement | null = null;
@@ -102,7 +103,14 @@ export class ImagesView implements View {
       this.grey = inGrey(image);
       fill(
         this.body,
-        el("div", { class: "subject" }, el("figure", {}, this.large, el("figcaption", {}, this.note)), this.askers),
+        el(
+          "div",
+          { class: "subject" },
+          el("figure", {}, this.large, el("figcaption", {}, this.note)),
+          this.legend.element,
+          el("p", { class: "hint" }, "Each picture has the scale of its own strongest patch. Framed: the patch that looks."),
+          this.askers,
+        ),
         this.heads,
       );
     }
@@ -127,7 +135,8 @@ export class ImagesView implements View {
 
   private draw(): void {
     const { state, layer } = this.app;
-    this.paint(this.large, state.head, 480);
+    const ramp = this.paint(this.large, state.head, 480);
+    if (ramp) this.legend.draw(ramp, "weight of a patch in the large picture", false);
     const cells = layer.heads.map((_, n) => {
       const canvas = el("canvas");
       this.paint(canvas, n, 132);
@@ -149,10 +158,10 @@ export class ImagesView implements View {
   }
 
   /** The picture in grey under the weights of its patches, the asking patch framed. */
-  private paint(canvas: HTMLCanvasElement, head: Head, size: number): void {
+  private paint(canvas: HTMLCanvasElement, head: Head, size: number): Ramp | null {
     const { patches, grey } = this;
     const links = this.links.get(head);
-    if (!patches || !grey || !links) return;
+    if (!patches || !grey || !links) return null;
     const scale = (size * devicePixelRatio) / Math.max(patches.width, patches.height);
     [canvas.width, canvas.height] = [Math.round(patches.width * scale), Math.round(patches.height * scale)];
     canvas.style.width = `${canvas.width / devicePixelRatio}px`;
@@ -181,10 +190,11 @@ export class ImagesView implements View {
     }
     context.globalAlpha = 1;
     const own = this.app.picture("query") === this.app.picture("key") ? this.query - patches.special : -1;
-    if (own < 0) return;
+    if (own < 0) return ramp;
     context.strokeStyle = "#ffffff";
     context.lineWidth = Math.max(1.5, canvas.width / 200);
     context.strokeRect((own % patches.cols) * wide, Math.floor(own / patches.cols) * high, wide, high);
+    return ramp;
   }
 
   /** Buttons for queries that are not patches of the picture: words of a caption, special tokens. */

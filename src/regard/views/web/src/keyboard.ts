@@ -1,14 +1,12 @@
-// Keyboard: what keys do, and the overlay that says so.
+// Keyboard: what keys do, and who listens to them.
 
-import { el } from "./element";
-
-/** Keys that belong together, as the overlay shows them. */
-interface Group {
+/** Keys that belong together, as the help shows them. */
+export interface Group {
   title: string;
   keys: [string, string][];
 }
 
-const HELP: Group[] = [
+export const KEYS: Group[] = [
   {
     title: "everywhere",
     keys: [
@@ -21,14 +19,16 @@ const HELP: Group[] = [
       ["/", "search; #120 is token 120"],
       ["n N", "next, previous match"],
       ["e", "export"],
-      ["?", "this overlay"],
+      ["?", "this help"],
     ],
   },
   {
     title: "map",
     keys: [
       ["+ − 0", "zoom in, out, whole"],
-      ["← ↑ ↓ →", "move"],
+      ["← ↑ ↓ →", "go over the cells"],
+      ["Enter", "zoom to the cell; choose its query"],
+      ["shift ←", "move the map"],
       ["drag wheel", "move, zoom"],
       ["click", "choose a query"],
       ["v", "compare on or off"],
@@ -57,7 +57,8 @@ export function listen(act: (key: string) => boolean): void {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
     if (event.target instanceof HTMLButtonElement && event.key === "Enter") return;
-    if (act(event.key)) event.preventDefault();
+    const key = event.shiftKey && event.key.startsWith("Arrow") ? `Shift+${event.key}` : event.key;
+    if (act(key)) event.preventDefault();
   });
 }
 
@@ -67,33 +68,4 @@ function typing(target: EventTarget | null): boolean {
     target instanceof HTMLSelectElement ||
     (target instanceof Element && target.closest("dialog[open]") !== null)
   );
-}
-
-/** The overlay. */
-export function help(): HTMLDialogElement {
-  const groups = HELP.map(({ title, keys }) =>
-    el(
-      "section",
-      {},
-      el("h3", {}, title),
-      el(
-        "dl",
-        {},
-        ...keys.flatMap(([key, what]) => [
-          el("dt", {}, ...key.split(" ").map((part) => el("kbd", {}, part))),
-          el("dd", {}, what),
-        ]),
-      ),
-    ),
-  );
-  const dialog = el(
-    "dialog",
-    { class: "help", "aria-label": "keys" },
-    el("div", {}, el("h2", {}, "Keys"), el("div", { class: "columns" }, ...groups)),
-  );
-  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
-  dialog.addEventListener("keydown", (event) => {
-    if (event.key === "?") dialog.close();
-  });
-  return dialog;
 }

@@ -6,7 +6,7 @@ import { headColour } from "./colours";
 import { columns, type Link } from "./columns";
 import { button, choice, menu, named, notice } from "./controls";
 import { el, fill, sized } from "./element";
-import { number } from "./legend";
+import { Legend, number } from "./legend";
 import type { Token } from "./marks";
 import type { Block } from "./source";
 import type { State } from "./state";
@@ -20,6 +20,7 @@ export class LinesView implements View {
     ArrowDown: () => this.move(1),
   };
   private readonly body = el("div", { class: "lines" });
+  private readonly legend = new Legend();
   private stop = new AbortController();
   private asked = "";
   private tokens: { left: Token[] | null; top: Token[] | null } = { left: null, top: null };
@@ -152,7 +153,8 @@ export class LinesView implements View {
       : "no weight here is above 0";
     const below = [strongest, this.block && cols < layer.n_j && outside([this.block], this.app.state.shown)].filter(Boolean).join("; ");
     const drawing = columns(this.app, this.body, { left: queries, right: keys }, links, 860);
-    fill(this.body, drawing, el("p", { class: "faint scale" }, below));
+    this.legend.lines(most || 1, "weight of a line; its colour is the head");
+    fill(this.body, drawing, this.legend.element, el("p", { class: "faint scale" }, below));
   }
 
   /** Every weight of the heads drawn. */
@@ -199,7 +201,8 @@ export class LinesView implements View {
     }
     const own = "lines of a layer are drawn to its largest weight here";
     const below = window.cols < n_j ? `${own}; ${outside(blocks, null)}` : own;
-    this.body.append(el("p", { class: "faint scale" }, below));
+    this.legend.lines("largest of the layer", "weight of a line; its colour is the head");
+    this.body.append(this.legend.element, el("p", { class: "faint scale" }, below));
   }
 
   private small(block: Block, layer: number, n: number, head: number): HTMLElement {

@@ -5,7 +5,7 @@ import { Card, type Side } from "./card";
 import { COLUMNS, digits, fields, said, together } from "./certainty";
 import { choice, notice } from "./controls";
 import { el, fill } from "./element";
-import { Legend, number } from "./legend";
+import { Legend, mark, number } from "./legend";
 import { joined, type Token } from "./marks";
 import { type Events, type Mean, Panel, type Window } from "./panel";
 import { matches } from "./search";
@@ -15,6 +15,13 @@ import type { Cell } from "./tiles";
 
 const CSV_CELLS = 1_000_000; // a spreadsheet takes a few more rows
 const WITHOUT = 'Of this layer measures were kept, and no map. Capture it without keep, or with "pool:512" in it.';
+
+const CLOSE = 8; // tokens across, where weights are written into their cells
+/** What the bars beside a map are. */
+const BARS = (): HTMLElement[] => [
+  mark("bar", "right of the map: entropy of each query"),
+  mark("bar", "below it: what each key receives"),
+];
 
 /** What a panel shows: the one map, or of two compared the first, the second or their difference. */
 type Name = "one" | "a" | "b" | "difference";
@@ -40,14 +47,25 @@ export class MapView implements View {
     "=": () => this.first?.zoomBy(1.5),
     "-": () => this.first?.zoomBy(1 / 1.5),
     "0": () => this.app.go({ at: null }),
-    ArrowLeft: () => this.first?.panBy(-0.12, 0),
-    ArrowRight: () => this.first?.panBy(0.12, 0),
-    ArrowUp: () => this.first?.panBy(0, -0.12),
-    ArrowDown: () => this.first?.panBy(0, 0.12),
+    ArrowLeft: () => this.go(0, -1),
+    ArrowRight: () => this.go(0, 1),
+    ArrowUp: () => this.go(-1, 0),
+    ArrowDown: () => this.go(1, 0),
+    Enter: () => this.enter(),
+    Escape: () => this.leave(),
+    "Shift+ArrowLeft": () => this.first?.panBy(-0.12, 0),
+    "Shift+ArrowRight": () => this.first?.panBy(0.12, 0),
+    "Shift+ArrowUp": () => this.first?.panBy(0, -0.12),
+    "Shift+ArrowDown": () => this.first?.panBy(0, 0.12),
   };
   private readonly panels = el("div", { class: "panels" });
   private readonly legend = new Legend();
+  private readonly pairLegend = new Legend();
+  private readonly under = el("footer", { class: "under" });
   private readonly card = new Card();
+  /** What the cursor of the keys is on, for screen readers. */
+  private readonly spoken = el("output", { class: "unseen", "aria-live": "polite" });
+  private cursor: { row: number; col: number } | null = null;
   private readonly status = el("div", { class: "status", role: "status" });
   private shown: Shown[] = [];
   private built = "";
@@ -67,8 +85,9 @@ export class MapView implements View {
   ) {
     fill(
       host,
-      el("div", { class: "map" }, this.panels, el("footer", { class: "under" }, this.legend.element, this.status)),
+      el("div", { class: "map" }, this.panels, this.under),
       this.card.element,
+      this.spoken,
     );
   }
 
@@ -99,8 +118,8 @@ export class MapView implements View {
     for (const { panel } of this.shown) panel.close();
     [this.shown, this.built, this.drawn] = [[], "", ""];
     fill(this.panels, notice(text));
-    this.legend.element.hidden = true; // it would read as "no attention"
     fill(this.status);
+    fill(this.under, this.status); // a legend would read as "no attention"
   }
 
   close(): void {
@@ -114,7 +133,7 @@ export class MapView implements View {
     return [
       state.against !== "none" && choice("layout", layouts, state.layout, (layout) => this.app.go({ layout })),
       this.app.session.live &&
-        choice("cells show", { mean: "mean", max: "max" }, state.pool, (pool) => this.app.go({ pool })),
+        choice("cells", { mean: "mean", max: "max" }, state.pool, (pool) => this.app.go({ pool })),
       choice("range", { auto: "auto", full: "0–1" }, state.range, (range) => this.app.go({ range })),
     ].filter((node): node is HTMLElement => node !== false);
   }
@@ -160,7 +179,8 @@ export class MapView implements View {
 
   private build(names: Name[]): void {
     for (const { panel } of this.shown) panel.close();
-    this.legend.element.hidden = false;
+    const pair = names.includes("b") && this.pairLegend.element;
+    fill(this.under, pair, this.legend.element, names[0] !== "difference" && el("span", { class: "marks" }, ...BARS()), this.status);
     this.drawn = "";
     this.shown = names.map((name) => {
       const events = this.events(() => panel);
@@ -223,7 +243,10 @@ export class MapView implements View {
   private events(panel: () => Panel): Events {
     return {
       moved: (window, settled) => this.moved(panel(), window, settled),
-      pointed: (cell, x, y) => this.point(cell, x, y),
+      pointed: (cell, x, y) => {
+        this.cursor = null;
+        this.point(cell, x, y);
+      },
       picked: (cell) => this.pick(cell),
       loaded: () => {
         this.problem = "";
@@ -265,6 +288,10 @@ export class MapView implements View {
     const last = this.shown[this.shown.length - 1];
     if (!last) return;
     this.legend.draw(this.app.ramp(last.most, last.signed), this.meaning(last), last.panel.clipped());
+    const [one, other] = this.shown;
+    if (other?.name === "b")
+      this.pairLegend.draw(this.app.ramp(one.most), `A and B: ${this.meaning(one)}`, one.panel.clipped() || other.panel.clipped());
+    if (this.cursor) this.show(this.cursor);
     for (const { panel } of this.shown) panel.point();
     if (this.problem) return fill(this.status, notice(this.problem));
     this.status.textContent = state(this.shown.flatMap(({ panel }) => panel.visible()).map(({ tile }) => tile));
@@ -284,6 +311,44 @@ export class MapView implements View {
     const { chosen, axis } = this.app.state;
     const same = chosen?.[0] === cell.row && chosen[1] === cell.row && axis === "query";
     this.app.go(same ? { chosen: null } : { chosen: [cell.row, cell.row], axis: "query" });
+  }
+
+  /** Move the cursor by some cells, and the map with it. */
+  private go(down: number, right: number): void {
+    const panel = this.first;
+    if (!panel) return;
+    const { n_i, n_j } = this.app.layer;
+    const size = 2 ** panel.level();
+    const step = (at: number, by: number, n: number): number => Math.max(0, Math.min(n - 1, (Math.floor(at / size) + by) * size));
+    const { row, col } = panel.window(true);
+    const middle = { row: step(row, 0, n_i), col: step(col, 0, n_j) };
+    const { cursor } = this;
+    this.cursor = cursor ? { row: step(cursor.row, down, n_i), col: step(cursor.col, right, n_j) } : middle;
+    panel.reveal(this.cursor);
+    this.show(this.cursor);
+  }
+
+  /** Zoom to the cell at the cursor; choose its query where it is a single pair that can be read. */
+  private enter(): void {
+    const { cursor, first } = this;
+    if (!cursor || !first) return;
+    const { across } = first.window();
+    if (across <= CLOSE + 0.5) return this.pick(first.cell(0, cursor.row, cursor.col));
+    this.app.go({ at: [cursor.row + 0.5, cursor.col + 0.5, Math.max(CLOSE, across / 4)] });
+  }
+
+  private leave(): void {
+    this.cursor = null;
+    this.point(null, 0, 0);
+    fill(this.spoken);
+  }
+
+  /** Show the card of the cell at the cursor, and say it. */
+  private show({ row, col }: { row: number; col: number }): void {
+    const cell = this.first!.cell(this.first!.level(), row, col);
+    this.point(cell, ...this.first!.spot(cell));
+    const words = this.card.words();
+    if (this.spoken.textContent !== words) this.spoken.textContent = words;
   }
 
   private point(cell: Cell | null, x: number, y: number): void {

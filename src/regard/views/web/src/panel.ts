@@ -66,7 +66,8 @@ export class Panel {
     private readonly events: Events,
   ) {
     const caption = title && el("div", { class: "caption" }, el("b", {}, title[0]), title[1]);
-    const about = { class: "panel", role: "img", "aria-label": title?.join(" ") ?? "attention map" };
+    const name = title?.join(" ") ?? "attention map";
+    const about = { class: "panel", role: "group", "aria-label": `${name}: arrow keys go over its cells, Enter zooms` };
     this.element = el("div", about, this.axes.element, this.deep, this.cover, caption);
     this.deep.addEventListener("pointermove", (event) => {
       this.pointer = [event.clientX, event.clientY];
@@ -178,6 +179,30 @@ export class Panel {
     this.whole = false;
     const { width, height } = this.viewer.viewport.getBounds();
     this.viewer.viewport.panBy(new OpenSeadragon.Point(width * right, height * down)).applyConstraints();
+  }
+
+  /** Bring a pair into view if it is out of it. */
+  reveal({ row, col }: { row: number; col: number }): void {
+    const n = this.layer!.n_j;
+    const { x, y, width, height } = this.viewer.viewport.getBounds();
+    const at = new OpenSeadragon.Point((col + 0.5) / n, (row + 0.5) / n);
+    if (at.x >= x && at.x <= x + width && at.y >= y && at.y <= y + height) return;
+    this.whole = false;
+    this.viewer.viewport.panTo(at, true);
+  }
+
+  /** The middle of a cell, in pixels of the window. */
+  spot({ row, col, level }: Cell): [number, number] {
+    const { n_i, n_j } = this.layer!;
+    const size = 2 ** level;
+    const middle = (at: number, n: number): number => {
+      const first = Math.floor(at / size) * size;
+      return (first + Math.min(n, first + size)) / 2 / n_j;
+    };
+    const at = new OpenSeadragon.Point(middle(col, n_j), middle(row, n_i));
+    const { x, y } = this.viewer.viewport.pixelFromPoint(at, true);
+    const box = this.deep.getBoundingClientRect();
+    return [box.left + x, box.top + y];
   }
 
   /** Where the map is going, or where it is now. */

@@ -8,12 +8,16 @@ import { el, fill } from "./element";
 import { type Kind, save } from "./export";
 import { FlowView } from "./flow";
 import { ImagesView } from "./images";
-import { help, listen } from "./keyboard";
+import { help } from "./help";
+import { listen } from "./keyboard";
 import { LinesView } from "./lines";
 import { MapView, title } from "./map";
 import { OverviewView } from "./overview";
+import { short } from "./glyphs";
+import { readable } from "./marks";
 import { matches } from "./search";
 import type { Head } from "./source";
+import { phrase } from "./span";
 import { type Against, type State, type ViewName, VIEWS } from "./state";
 import { TextView } from "./text";
 
@@ -52,6 +56,8 @@ class NothingView implements View {
 }
 
 const CHIPS = 16; // heads that fit as buttons
+const FIRST = 32; // characters of a text that name it
+const WIDEST_SEARCH = 48; // tokens across that a search leaves on screen at most
 
 export class Shell {
   private readonly tabs = el("nav", { class: "tabs", "aria-label": "views" });
@@ -96,10 +102,10 @@ export class Shell {
           el("label", { class: "find" }, this.search, this.count),
           button("export", () => this.exports.showModal(), "export"),
           button("dark or light", () => this.flip(), "◐"),
-          button("keys", () => this.help.showModal(), "?"),
+          button("help and keys", () => this.help.showModal(), "?"),
         ),
       ),
-      el("div", {}, holds && el("p", { class: "holds" }, `This page holds ${holds}.`), this.bar),
+      el("section", { "aria-label": "settings" }, holds && el("p", { class: "holds" }, `This page holds ${holds}.`), this.bar),
       this.stage,
       this.help,
       this.exports,
@@ -167,7 +173,7 @@ export class Shell {
     const { state, capture, session, layer } = app;
     const wanted = CONTROLS[state.view];
     const captures = session.captures.map(({ name }, n) => `${"AB"[n]} ${name}`);
-    const texts = Array.from({ length: layer.batch }, (_, n) => String(n));
+    const texts = Array.from({ length: layer.batch }, (_, n) => this.textName(n));
     rebuild(
       this.bar,
       captures.length > 1 &&
@@ -184,12 +190,21 @@ export class Shell {
     );
   }
 
+  /** A text of the batch by its number and its first words. */
+  private textName(batch: number): string {
+    const number = this.app.layer.texts[batch]?.[0] ?? null;
+    if (number === null) return String(batch);
+    const { n, start } = this.app.capture.texts[number];
+    const words = phrase(readable(start), 0, start.length - 1);
+    return `${batch}: ${short(n > start.length ? `${words} …` : words, FIRST)}`;
+  }
+
   private heads(): HTMLElement {
     const { layer, state } = this.app;
     const options: Record<string, string> = { ...numbered(layer.heads.map(String)), mean: "mean", max: "max" };
     const go = (name: string): void => this.app.go({ head: name === "mean" || name === "max" ? name : Number(name) });
     if (layer.heads.length > CHIPS) return menu("head", options, String(state.head), go);
-    return el("div", { class: "labelled" }, el("span", {}, "head"), choice("head", options, String(state.head), go));
+    return choice("head", options, String(state.head), go);
   }
 
   private against(): HTMLElement | false {
@@ -272,9 +287,10 @@ export class Shell {
       this.app.state.axis === "key" || layer.self
         ? centre + (layer.self ? layer.offset : 0)
         : (at?.[1] ?? layer.n_j / 2),
-      Math.min(at?.[2] ?? 48, 48),
+      Math.min(at?.[2] ?? WIDEST_SEARCH, WIDEST_SEARCH),
     ];
-    this.app.go({ chosen: next, ...(view === "map" ? { at: around } : {}) });
+    const isSmall = at === null && Math.max(layer.n_i, layer.n_j) <= WIDEST_SEARCH; // the whole map stays on screen
+    this.app.go({ chosen: next, ...(view === "map" && !isSmall ? { at: around } : {}) });
   }
 
   private flip(): void {

@@ -54,7 +54,8 @@ export interface Capture {
   facts: Record<string, string>;
   batch: number;
   layers: Layer[];
-  texts: { n: number }[];
+  /** The length of each text, and its first tokens. */
+  texts: { n: number; start: string[] }[];
   groups: { name: string; n: number }[];
   pictures: Picture[];
 }

@@ -4,6 +4,7 @@ import { type App, type View, words } from "./app";
 import { COLUMNS, fields, said, together } from "./certainty";
 import { choice, notice } from "./controls";
 import { el, fill } from "./element";
+import { Legend } from "./legend";
 import type { Token } from "./marks";
 import { ranking } from "./ranking";
 import { type Colouring, Running } from "./running";
@@ -14,6 +15,7 @@ import type { State, Unit } from "./state";
 
 const LONGEST = 512; // tokens of a span
 const LISTED = 14; // links a side
+const NARROW = 140; // pixels of the legend
 const UNITS: Record<Unit, string> = { token: "token", words: "word", sentences: "sentence" };
 const SIDES: Record<Axis, string> = { query: "looks at", key: "is seen by" };
 const HINT =
@@ -29,7 +31,8 @@ export class TextView implements View {
     Enter: () => this.side.querySelector<HTMLElement>(`section[data-side="${this.app.state.axis}"] button`)?.click(),
   };
   private readonly pages = el("div", { class: "pages" });
-  private readonly side = el("aside", { class: "links", "aria-label": "strongest links" });
+  private readonly side = el("aside", { class: "links", "aria-label": "strongest links", tabindex: 0 });
+  private readonly legend = new Legend(NARROW);
   /** One text where queries and keys are the same tokens, under "query"; else two. */
   private texts: Partial<Record<Axis, Running>> = {};
   private links: Partial<Record<Axis, Links>> = {};
@@ -148,11 +151,20 @@ export class TextView implements View {
     const most = links?.weight.reduce((top, value) => Math.max(top, value || 0), 0);
     if (!links || !most) return null;
     const ramp = this.app.ramp(most);
+    this.legend.draw(ramp, this.meaning(), false);
     return (n) => {
       const weight = links.weight[n];
       if (weight > 0) return [ramp.css(weight), ramp.ink(weight)];
       return Number.isNaN(weight) && links.state === "partial" ? ["", "var(--faint)"] : null;
     };
+  }
+
+  /** What the colours of the text are. */
+  private meaning(): string {
+    const { chosen, axis } = this.app.state;
+    const several = chosen![1] > chosen![0];
+    if (axis === "query") return several ? "mean weight from the chosen tokens to a word" : "weight from the chosen token to a word";
+    return several ? "sum of the weights from a word to the chosen tokens" : "weight from a word to the chosen token";
   }
 
   private list(): void {
@@ -164,8 +176,9 @@ export class TextView implements View {
     const sections = (Object.entries(this.links) as [Axis, Links][]).map(([side, links]) => this.section(side, links));
     const colour = this.one && choice("colour by", SIDES, axis, (axis) => this.app.go({ axis }));
     const known = said(together(Object.values(this.links)));
+    const legend = this.colouring(this.links[axis]) && this.legend.element;
     const faint = Object.values(this.links).some(({ state }) => state === "partial") ? "; words in grey are not known" : "";
-    fill(this.side, head, colour, ...sections, known && el("p", { class: "hint known" }, `weights: ${known}${faint}`));
+    fill(this.side, head, colour, legend, ...sections, known && el("p", { class: "hint known" }, `weights: ${known}${faint}`));
   }
 
   private section(side: Axis, links: Links): HTMLElement {
