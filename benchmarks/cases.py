@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard import Additive, Causal, Window, attend, weights
+from regard import Additive, Causal, Padding, Window, attend, weights
+from regard.ops.terms.masks.mask_algebra import Mask
 
 from .decoding import decoding, floor
 from .training import training
@@ -78,6 +79,33 @@ def plain(n: int, mask: Causal | None, grad: bool = False) -> Callable[[], dict[
         if grad:
             return {"regard": backward(ours, leaves), "SDPA": backward(peer, leaves)}
         return {"regard": ours, "SDPA": peer}
+
+    return build
+
+
+def small_masked(n: int, mask: Mask, keep: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], dict[str, Call]]:
+    def build() -> dict[str, Call]:
+        q, k, v = tensors(1, 8, n, 64)
+        dense = keep(torch.arange(n)[:, None], torch.arange(n)).expand(n, n)[None, None].contiguous()
+        return {
+            "regard": lambda: attend(q, k, v, mask=mask),
+            SDPA: lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=dense),
+        }
+
+    return build
+
+
+def decode_step(mask: Mask, first: int, last: int, offset: int | None = None) -> Callable[[], dict[str, Call]]:
+    """One query over 32,768 keys of which it sees those from `first` to `last`, beside SDPA over these alone."""
+
+    def build() -> dict[str, Call]:
+        q = tensors(1, 8, 1, 64, n=1)[0]
+        k, v = tensors(1, 8, 32768, 64, n=2)
+        visible = k[:, :, first:last], v[:, :, first:last]
+        return {
+            "regard": lambda: attend(q, k, v, mask=mask, offset=offset),
+            VISIBLE: lambda: F.scaled_dot_product_attention(q, *visible),
+        }
 
     return build
 
@@ -156,6 +184,7 @@ def causal_band(distance: Tensor) -> Tensor:
 
 BOTH, PAST = Window(256), Causal() & Window(256)
 SDPA = "SDPA, dense mask"
+VISIBLE = "SDPA, visible keys"
 PEERS = ("regard", "generate")
 CONFORMANCE = "Dot- or Window or Additive-b or Causal-b or summary or received"
 EXPRESSION = "broadcast expression"
@@ -170,6 +199,23 @@ BACKENDS = [
     Case("causal, N 2048, forward + backward", plain(2048, Causal(), True), "regard", "SDPA", None),
     Case("plain, N 16, forward", plain(16, None), "regard", "SDPA", None, added=60e-6),
     Case("causal, N 16, forward", plain(16, Causal()), "regard", "SDPA", None, added=60e-6),
+    *(
+        Case(f"{name}, N {n}, forward", small_masked(n, mask, keep), "regard", SDPA, bar)
+        for n, bar in ((16, 1 / 2), (64, 1 / 1.2))
+        for name, mask, keep in (
+            ("padding", Padding((n - 3,)), lambda i, j, n=n: j < n - 3),
+            ("causal, padding", Causal() & Padding((n - 3,)), lambda i, j, n=n: (j <= i) & (j < n - 3)),
+            ("causal window", Causal() & Window(n // 8), lambda i, j, n=n: (j <= i) & (i - j < n // 8)),
+        )
+    ),
+    *(
+        Case(f"one query, 32768 keys, {name}", decode_step(mask, first, last, offset), "regard", VISIBLE, 1 / 2)
+        for name, mask, first, last, offset in (
+            ("causal window 512", Causal() & Window(512), 32256, 32768, None),
+            ("static cache, offset 4095", Causal(), 0, 4096, 4095),
+            ("padding to 4096", Padding((4096,)), 0, 4096, None),
+        )
+    ),
     Case("attend and summary, 1 x 8 x 4096 x 64", fused_route, "A @ v; A.summary()", "eager weights", 1.0),
     Case(
         "attend and summary, 1 x 8 x 4096 x 64, memory",

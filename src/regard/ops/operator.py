@@ -10,6 +10,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from . import dispatch
 from .backends import sdpa
+from .backends.masked_tile import attend_masked
 from .call import Call, no_autocast
 from .explanation import explain_call
 from .terms.biases import Bias
@@ -75,6 +76,8 @@ def attend(
         raise TypeError("v must be a tensor of dims b g j e, got None; for the weights alone write weights(q, k)")
     if score is None and bias is None and normalize is None and backend is None and dropout == 0:
         out = sdpa.attend_directly(q, k, v, mask, offset)
+        if out is None and isinstance(mask, Mask):
+            out = attend_masked(q, k, v, mask, offset)
         if out is not None:
             return out
     call = Call.of(

@@ -39,7 +39,8 @@ def cached_per_term(term: Term, key: Hashable, make: Callable[[], V]) -> V:
             memory.move_to_end(key)
     if known is None or not all(map(_is_unchanged, known[0], tensors)):
         # Made without the lock: another thread may make the same value meanwhile.
-        known = [(ref(x), x.detach().clone() if x.is_cpu else x._version) for x in tensors], make()
+        with torch.inference_mode(False):  # autograd cannot save a tensor made in inference mode
+            known = [(ref(x), x.detach().clone() if x.is_cpu else x._version) for x in tensors], make()
         with _LOCK:
             memory[key] = known
             memory.move_to_end(key)

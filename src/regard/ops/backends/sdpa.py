@@ -7,7 +7,6 @@ empty tiles left out.
 
 from __future__ import annotations
 
-import math
 from functools import partial, reduce
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..backend_plan import BackendPlan, Objections
-from ..blocks.prepared_call import all_values_finite
+from ..blocks.prepared_call import FEW_ROWS, all_values_finite, is_finite, is_safe, keys_read
 from ..blocks.tile_weights import additive_mask, additive_tile
 from ..call import FLOATS, Call
 from ..term_cache import cached_per_term
@@ -33,6 +32,7 @@ name = "sdpa"
 DEVICES = ("cpu", "cuda")
 INF = float("inf")
 MAX_TILE_ENTRIES = 2**15  # up to this size one dense tile is faster than planned blocks
+MAX_TILE_KEYS = 2**9  # for few queries, up to this number of keys
 
 
 def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: int | None = None) -> Tensor | None:
@@ -54,8 +54,11 @@ def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: 
     - the offset is the usual one, j - i: any other moves the diagonal.
     - on a GPU, PyTorch has a fused kernel for these tensors: its math kernel stores the matrix.
     - on the CPU, the causal kernel multiplies hidden keys by 0, so what they hold may leak if it is NaN or Inf: the
-      output is finite, or, if there will be a backward, k and v are, whose values reach the gradients.
+      output is finite, or, if there will be a backward, k is, and v is not so large that its product with a gradient
+      overflows, since 0 times Inf is NaN.
     """
+    if mask is not None and type(mask) is not Causal:
+        return None
     if not (type(q) is type(k) is type(v) is Tensor) or is_traced() or in_forward_mode():
         return None
     cuda, dtype, rows, keys = q.is_cuda, q.dtype, q.shape, k.shape
@@ -69,7 +72,7 @@ def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: 
     if b != b_k or d != d_k or not (b and h and i and d and g and j) or h % g:
         return None
     causal = mask is not None and i > 1
-    if (mask is not None and type(mask) is not Causal) or (causal and i != j):
+    if causal and i != j:
         return None
     if offset is not None and (type(offset) is not int or offset != j - i):
         return None
@@ -87,8 +90,8 @@ def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: 
         out, _ = run_fused(q, k, v, scale=d**-0.5, added=None, causal=causal, dropout=0.0)
     if q.is_cuda or not causal:
         return out
-    suspects = (k.detach(), v.detach()) if out.requires_grad else (out,)
-    return out if all(math.isfinite(x.sum(dtype=torch.float32)) for x in suspects) else None
+    is_clean = is_finite(k) and is_safe(v) if out.requires_grad else is_finite(out)
+    return out if is_clean else None
 
 
 def plan(call: Call) -> BackendPlan | Objections:
@@ -111,7 +114,7 @@ def plan(call: Call) -> BackendPlan | Objections:
     is_harmless = call.mask is None or (form is not None and form.keys is not None and not form.causal)
     finite = None
     if not is_harmless and can_read_values(call.q):
-        finite = all_values_finite(call)
+        finite = all_values_finite(call, keys_read(call) if form is None else slice(None))
         if not finite:
             return ["hidden keys that hold NaN, Inf or huge numbers would leak through the kernel"]
     return BackendPlan(name, partial(run_blocks, call) if form is None else partial(_run_single, call, form, finite))
@@ -164,7 +167,9 @@ def plan_single_call(call: Call) -> SingleCall | None:
                 return SingleCall(keys=keys)
             if i == j and call.offset == 0:  # here PyTorch's alignment at the top left equals ours at the bottom right
                 return SingleCall(causal=True, keys=keys)
-    return SingleCall(tile=True) if can_read_values(call.q) and b * h * i * j <= MAX_TILE_ENTRIES else None
+    # The blocks of few queries leave out the keys that none of them sees.
+    is_small = b * h * i * j <= MAX_TILE_ENTRIES and (i > FEW_ROWS or j <= MAX_TILE_KEYS)
+    return SingleCall(tile=True) if can_read_values(call.q) and is_small else None
 
 
 def _term_objections(call: Call) -> Objections:

@@ -6,6 +6,7 @@ because empty tiles are left out of it, a sparse mask costs what it shows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,7 @@ Flags = npt.NDArray[np.bool_]
 
 ROWS_PER_BLOCK = 192
 KEYS_PER_TILE = 64  # a tile that no row of its block sees is skipped
+FEW_ROWS = 16  # queries so few that reading keys costs more than attending to them
 SCORES_PER_BLOCK = 2**21
 
 
@@ -82,7 +84,7 @@ def prepare(call: Call, statistic: Tensor | None = None, *, finite: bool = False
     if isinstance(score, Additive) and call.head_ids is not None:
         score = Additive(select_heads(score.u, 2, call.head_ids))
     # A hidden key must change nothing, NaN included. While PyTorch traces, values cannot be read.
-    may_skip_scan = finite or call.mask is None or is_traced() or all_values_finite(call)
+    may_skip_scan = finite or call.mask is None or is_traced() or all_values_finite(call, keys_read(call))
     prepared = PreparedCall(
         call.q.to(call.dtype),
         call.k.to(call.dtype),
@@ -138,17 +140,44 @@ def take_visible(prepared: PreparedCall, block: Block, x: Tensor, index: tuple[s
     return torch.where(seen[..., None], x, 0.0)
 
 
-def all_values_finite(call: Call) -> bool:
-    """True unless a tensor holds NaN, Inf or numbers so large that a product may overflow.
+def visible_key_range(call: Call) -> tuple[slice, int, bool]:
+    """The keys from the first to the last tile that some query may see, how many of them, and True if all see all."""
+    assert call.mask is not None
+    _, _, i, j = call.shape
+    tiles = call.mask.tiles(Grid(call.whole(), i, KEYS_PER_TILE))
+    cols = -(-j // KEYS_PER_TILE)
+    some, full = (x.expand(*x.shape[:3], cols) for x in tiles)
+    visible = some.flatten(0, -2).any(0).nonzero()[:, 0]
+    if not visible.numel():
+        return slice(0, 0), 0, False
+    first, last = int(visible[0]), int(visible[-1])
+    is_full = bool((some & full)[..., first : last + 1].all())
+    return slice(first * KEYS_PER_TILE, min((last + 1) * KEYS_PER_TILE, j)), visible.numel() * KEYS_PER_TILE, is_full
+
+
+def keys_read(call: Call) -> slice:
+    """The keys that the blocks of a call may read. Looked up for few queries, which read few."""
+    if call.mask is None or call.backend == "reference" or call.shape[2] > FEW_ROWS or 0 in call.shape:
+        return slice(None)
+    return visible_key_range(call)[0]
+
+
+def all_values_finite(call: Call, keys: slice = slice(None)) -> bool:
+    """True unless a tensor holds NaN, Inf or numbers so large that a product may overflow, among the keys that count.
 
     If a mask hides such a number, it must change nothing, but plain arithmetic would let it through.
     """
     biases = [] if call.bias is None else [x for x in call.bias.tensors() if x.is_floating_point()]
-    values = [] if call.v is None else [call.v]
-    return all(_is_safe(x) for x in (call.q, call.k, *values)) and all(_is_safe_above(x) for x in biases)
+    values = [] if call.v is None else [call.v[:, :, keys]]
+    return all(is_safe(x) for x in (call.q, call.k[:, :, keys], *values)) and all(_is_safe_above(x) for x in biases)
 
 
-def _is_safe(x: Tensor) -> bool:
+def is_finite(x: Tensor) -> bool:
+    """False if an entry is NaN or Inf, or if their sum overflows: one pass, faster than the norm."""
+    return math.isfinite((x.detach() if x.requires_grad else x).sum(dtype=torch.float32))
+
+
+def is_safe(x: Tensor) -> bool:
     """True if every entry is small enough to multiply: no entry exceeds the norm, and NaN compares False."""
     norm = torch.linalg.vector_norm(x.detach(), dtype=torch.promote_types(x.dtype, torch.float32))
     return float(norm) < _largest_safe_value(x)

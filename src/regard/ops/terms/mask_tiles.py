@@ -65,12 +65,23 @@ class Grid:
     @cached_property
     def i(self) -> Span:
         """Query positions."""
-        return self._span(self.block.i[None, None])
+        row = self._row
+        return Span(row.low + self.block.offset, row.high + self.block.offset)
 
     @cached_property
     def j(self) -> Span:
         """Key positions."""
-        return self._span(self.block.j[None, None, None])
+        cols = self.block.cols
+        return self._range(cols, self.cols) if isinstance(cols, slice) else self._span(cols[None, None, None])
+
+    @cached_property
+    def _row(self) -> Span:
+        """Query rows."""
+        rows = self.block.selector("i")
+        if isinstance(rows, Tensor):
+            return self._span(rows[None, None, :, None])
+        low, high = self._range(rows, self.rows)
+        return Span(low.mT, high.mT)
 
     @cached_property
     def distance(self) -> Span:
@@ -86,7 +97,7 @@ class Grid:
 
         A cell of the layout covers `size` x `size` entries of the matrix.
         """
-        row, col = self._span(self.block.row[None, None]), self.j
+        row, col = self._row, self.j
         layout = layout[(None,) * (4 - layout.ndim)]
         layout = take_entries(
             layout, tuple(slice(None) if layout.shape[n] == 1 else self.block.selector("bh"[n]) for n in (0, 1))
@@ -101,6 +112,11 @@ class Grid:
         r0, r1, c0, c1 = r0[0, 0], r1[0, 0], c0[0, 0], c1[0, 0]
         count = total[..., r1, c1] - total[..., r0, c1] - total[..., r1, c0] + total[..., r0, c0]
         return count, (r1 - r0) * (c1 - c0)
+
+    def _range(self, positions: slice, size: int) -> Span:
+        """The span of consecutive positions, which is known without looking at each, along the last dim."""
+        low = torch.arange(positions.start, positions.stop, size, device=self.device)[None, None, None]
+        return Span(low, (low + (size - 1)).clamp_(max=positions.stop - 1))
 
     def _span(self, x: Tensor) -> Span:
         low = high = x
