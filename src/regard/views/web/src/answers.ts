@@ -12,7 +12,7 @@ export function overview(frame: Frame): Overview {
     sink: frame.values("sink"),
     peak: frame.values("peak"),
     peakKey: frame.values("peak_key"),
-    thumbs: thumbs.values(),
+    thumbs,
     size: [thumbs.shape[1], thumbs.shape[2]],
     ...frame.certainty,
   };
@@ -22,7 +22,7 @@ export function difference(frame: Frame): Difference {
   const thumbs = frame.coded("thumbs");
   return {
     difference: frame.values("difference"),
-    thumbs: thumbs.values(),
+    thumbs,
     size: [thumbs.shape[1], thumbs.shape[2]],
     cell: frame.header["cell"] as [number, number],
     ...frame.certainty,

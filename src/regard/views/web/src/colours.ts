@@ -26,10 +26,7 @@ export class Ramp {
     readonly most: number,
     readonly signed: boolean,
   ) {
-    const colour = signed ? bothWays(theme) : upwards(palette, theme);
-    this.table = new Uint8ClampedArray(4 * STEPS + 4); // and what is no number
-    for (let n = 0; n < STEPS; n++) this.table.set([...colour(n / (STEPS - 1)), 255], 4 * n);
-    this.table.set([...NO_NUMBER, 255], 4 * STEPS);
+    this.table = table(palette, theme, signed);
   }
 
   /** Where a value stands on the ramp, from 0 to 1. */
@@ -107,6 +104,22 @@ export class Spread {
     }
     return null;
   }
+}
+
+const tables = new Map<string, Uint8ClampedArray>();
+
+/** The colours of a ramp in equal steps, and last that of what is no number. */
+function table(palette: Palette, theme: Theme, signed: boolean): Uint8ClampedArray {
+  const name = `${signed || palette} ${theme}`;
+  let found = tables.get(name);
+  if (!found) {
+    const colour = signed ? bothWays(theme) : upwards(palette, theme);
+    found = new Uint8ClampedArray(4 * STEPS + 4);
+    for (let n = 0; n < STEPS; n++) found.set([...colour(n / (STEPS - 1)), 255], 4 * n);
+    found.set([...NO_NUMBER, 255], 4 * STEPS);
+    tables.set(name, found);
+  }
+  return found;
 }
 
 function upwards(palette: Palette, theme: Theme): (t: number) => Colour {

@@ -39,6 +39,17 @@ export function fill(element: Element, ...children: Child[]): void {
   element.replaceChildren(...present(children));
 }
 
+/** Put elements into a parent in this order: those in place already are not touched, and others are removed. */
+export function arrange(parent: Element, children: readonly Element[]): void {
+  const wanted = new Set(children);
+  for (const child of [...parent.childNodes]) if (!wanted.has(child as Element)) child.remove();
+  let next = parent.firstChild;
+  for (const child of children) {
+    if (child === next) next = next.nextSibling;
+    else parent.insertBefore(child, next);
+  }
+}
+
 function present(children: Child[]): (Node | string)[] {
   return children
     .filter((child): child is Node | string | number => child !== null && child !== undefined && child !== false)

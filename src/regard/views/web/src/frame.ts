@@ -35,9 +35,9 @@ export class Coded {
     return range ? (range[1] - range[0]) / 508 : 0;
   }
 
-  /** The numbers. */
-  values(): Float32Array {
-    const { codes } = this;
+  /** The numbers, or a range of them. */
+  values(from = 0, to = this.codes.length): Float32Array {
+    const codes = this.codes.subarray(from, to);
     if (codes instanceof Float32Array) return codes;
     const table = decoding(this.entry);
     if (!table) return Float32Array.from(codes);

@@ -55,7 +55,9 @@ export class Inline implements Source {
     const turned = !Object.hasOwn(this.resources, answers.name.difference(place, minus));
     const name = turned ? answers.name.difference(minus, place) : answers.name.difference(place, minus);
     const found = answers.difference(await this.frame(name));
-    return turned ? { ...found, thumbs: found.thumbs.map((value) => -value) } : found;
+    if (!turned) return found;
+    const { shape } = found.thumbs;
+    return { ...found, thumbs: Coded.of(found.thumbs.values().map((value) => -value), shape) };
   }
 
   async measures(place: Place, head: Head) {

@@ -1,32 +1,18 @@
 // Overview: every head of every layer as a small map, with its entropy and a mark where it has a sink.
 
-import { type App, headName, isEmpty, layerNames, type View, words } from "./app";
-import { type Certainty, COLUMNS, fields, said, together } from "./certainty";
+import { type App, isEmpty, layerNames, type View, words } from "./app";
+import { COLUMNS, fields, said, together } from "./certainty";
 import { Spread } from "./colours";
 import { menu, notice } from "./controls";
-import { el, fill } from "./element";
-import { brief, Legend } from "./legend";
+import { arrange, el, fill } from "./element";
+import { Legend } from "./legend";
 import { pause } from "./remote";
 import { several } from "./several";
 import { type Difference, type Layer, type Overview, Refusal } from "./source";
 import type { Sort, State } from "./state";
+import { type HeadMap, Thumbnail } from "./thumbnail";
 
-/** A head with its measures. */
-interface Item {
-  layer: number;
-  head: number;
-  entropy: number;
-  distance: number;
-  max: number;
-  sink: number;
-  /** Mean size of the difference of the two captures, cell by cell; not a number where they are not compared. */
-  difference: number;
-  thumb: Float32Array;
-  size: [number, number];
-  signed: boolean;
-  certainty: Certainty;
-}
-
+const STRONG = 0.995; // share of all cells that are weaker than the strongest colour of differences
 const MEASURES = { layer: "by layer", entropy: "entropy", distance: "distance", max: "largest weight", sink: "sink" };
 
 export class OverviewView implements View {
@@ -36,16 +22,33 @@ export class OverviewView implements View {
     ArrowUp: () => this.step(0, -1),
     ArrowDown: () => this.step(0, 1),
   };
-  private readonly body = el("div", { class: "overview", role: "region", "aria-label": "heads" });
+  private readonly grid = el("div");
+  private readonly notes = el("div");
+  private readonly body = el(
+    "div",
+    { class: "overview", role: "region", "aria-label": "heads" },
+    this.grid,
+    this.notes,
+  );
   private readonly filter: HTMLInputElement;
   private readonly names: string[];
-  private readonly watch = new ResizeObserver(() => this.fit());
+  private readonly resized = new ResizeObserver(() => this.fit());
+  /** Tells which heads come near the screen, and which leave it. */
+  private readonly seen: IntersectionObserver;
+  private readonly near = new Set<Thumbnail>();
   private readonly legend = new Legend();
-  private items: Item[] = [];
+  /** The heads of each layer that has been read. */
+  private readonly found = new Map<number, Thumbnail[]>();
+  private readonly rows = new Map<number, HTMLElement>();
+  private readonly flat = el("div", { class: "heads flat" });
+  private readonly thumbnails = new WeakMap<Element, Thumbnail>();
+  /** The layers that have heads to show. */
+  private wanted: number[] = [];
+  private current: Thumbnail | null = null;
   /** Queries and keys of a cell that differences are means of. */
   private cellSize: [number, number] = [1, 1];
-  /** The value drawn strongest in differences. */
-  private most = 1;
+  /** The values of all differences, which have one scale. */
+  private differences = new Spread();
   private asked = "";
   private pending = 0;
 
@@ -53,6 +56,7 @@ export class OverviewView implements View {
     private readonly app: App,
     host: HTMLElement,
   ) {
+    this.seen = new IntersectionObserver((changes) => this.follow(changes), { root: host, rootMargin: "50%" });
     this.names = layerNames(app.capture.layers);
     this.filter = el("input", {
       type: "search",
@@ -63,7 +67,7 @@ export class OverviewView implements View {
       oninput: () => app.go({ filter: this.filter.value }, "slide"),
     });
     fill(host, this.body);
-    this.watch.observe(this.body);
+    this.resized.observe(this.body);
   }
 
   update(state: State): void {
@@ -76,7 +80,8 @@ export class OverviewView implements View {
   close(): void {
     this.asked = "";
     cancelAnimationFrame(this.pending);
-    this.watch.disconnect();
+    this.resized.disconnect();
+    this.seen.disconnect();
   }
 
   tools(): Node[] {
@@ -89,44 +94,72 @@ export class OverviewView implements View {
     const compared = this.app.state.against === "capture";
     const named = ["entropy", "distance", "mean largest weight", "sink", ...(compared ? ["difference A − B"] : [])];
     const rows = [["layer", "head", ...named, ...COLUMNS]];
-    for (const item of this.chosen()) {
-      const { name, heads } = this.app.capture.layers[item.layer];
-      const numbers = [item.entropy, item.distance, item.max, item.sink, ...(compared ? [item.difference] : [])];
-      rows.push([name, String(heads[item.head]), ...numbers.map(String), ...fields({ ...item.certainty, error: 0 })]);
+    for (const { map } of this.chosen()) {
+      const { name, heads } = this.app.capture.layers[map.layer];
+      const numbers = [map.entropy, map.distance, map.max, map.sink, ...(compared ? [map.difference] : [])];
+      rows.push([name, String(heads[map.head]), ...numbers.map(String), ...fields({ ...map.certainty, error: 0 })]);
     }
     return rows;
   }
 
   private async load(key: string): Promise<void> {
     this.asked = key;
-    this.items = [];
+    this.forget();
     const { layers } = this.app.capture;
     const { batch, capture } = this.app.state;
-    const wanted = [...layers.keys()].filter((layer) => batch < layers[layer].batch && !isEmpty(layers[layer]));
-    fill(this.body, notice(wanted.length ? "reading the heads …" : "No layer has anything to show."));
+    this.wanted = [...layers.keys()].filter((layer) => batch < layers[layer].batch && !isEmpty(layers[layer]));
+    fill(this.grid, notice(this.wanted.length ? "reading the heads …" : "No layer has anything to show."));
+    fill(this.notes);
     const work = async (layer: number): Promise<void> => {
       const [one, less] = await Promise.all([this.app.source.overview({ capture, layer, batch }), this.less(layer)]);
       if (key !== this.asked) return;
+      if (less && !this.found.has(layer)) this.differences.add(less.thumbs.values());
       if (less) this.cellSize = less.cell;
-      this.items = [...this.items.filter((item) => item.layer !== layer), ...items(layer, one, less)];
-      this.items.sort((a, b) => a.layer - b.layer || a.head - b.head);
+      this.show(layer, maps(layer, one, less));
       this.pending ||= requestAnimationFrame(() => this.draw());
     };
     /** Ask for a layer again until all of its queries are measured. */
     const improve = async (layer: number): Promise<void> => {
       for (;;) {
-        const retry = this.items.find((item) => item.layer === layer)?.certainty.retry ?? null;
+        const retry = this.found.get(layer)?.[0]?.map.certainty.retry ?? null;
         if (key !== this.asked || retry === null) return;
         await pause(retry);
         if (key === this.asked) await work(layer);
       }
     };
     try {
-      await several(wanted, work, () => key === this.asked);
-      await several(wanted, improve, () => key === this.asked);
+      await several(this.wanted, work, () => key === this.asked);
+      await several(this.wanted, improve, () => key === this.asked);
     } catch (error) {
       if (key === this.asked) this.body.prepend(notice(words(error) ?? ""));
     }
+  }
+
+  /** Let go of all heads. */
+  private forget(): void {
+    this.seen.disconnect();
+    this.near.clear();
+    this.found.clear();
+    this.rows.clear();
+    fill(this.flat);
+    this.differences = new Spread();
+    fill(this.body, this.grid, this.notes);
+  }
+
+  /** Take the heads of a layer, in place of those that were there. */
+  private show(layer: number, maps: HeadMap[]): void {
+    for (const old of this.found.get(layer) ?? []) {
+      this.seen.unobserve(old.element);
+      this.near.delete(old);
+      old.element.remove();
+    }
+    const open = (head: number) => (): void => this.app.go({ view: "map", layer, head, at: null });
+    const made = maps.map((map) => new Thumbnail(this.app, map, this.names[layer], open(map.head)));
+    for (const one of made) {
+      this.thumbnails.set(one.element, one);
+      this.seen.observe(one.element);
+    }
+    this.found.set(layer, made);
   }
 
   /** The layer less its counterpart; null where it has none, or a difference would take too long. */
@@ -143,45 +176,29 @@ export class OverviewView implements View {
     }
   }
 
-  private chosen(): Item[] {
+  private chosen(): Thumbnail[] {
     const { sort, filter } = this.app.state;
-    const found = this.items.filter((item) =>
-      passes(item, filter, this.app.capture.layers[item.layer], this.names[item.layer]),
-    );
-    return sort === "layer" ? found : found.sort((a, b) => (b[sort] || 0) - (a[sort] || 0));
+    const { layers } = this.app.capture;
+    const heads = this.wanted.flatMap((layer) => this.found.get(layer) ?? []);
+    const found = heads.filter(({ map }) => passes(map, filter, layers[map.layer], this.names[map.layer]));
+    return sort === "layer" ? found : found.sort((a, b) => (b.map[sort] || 0) - (a.map[sort] || 0));
   }
 
+  /** Bring the page up to the state; heads that are there already stay where they are. */
   private draw(): void {
     this.pending = 0;
+    if (!this.found.size) return;
     const chosen = this.chosen();
-    const { layers } = this.app.capture;
-    this.most = spreadOf(chosen.filter(({ signed }) => signed));
-    if (this.app.state.sort !== "layer") {
-      const cells = chosen.map((item) =>
-        this.cell(item, `${this.names[item.layer]} · ${layers[item.layer].heads[item.head]}`),
-      );
-      fill(this.body, el("div", { class: "heads flat" }, ...cells));
+    if (this.app.state.sort === "layer") {
+      const rows = this.wanted.flatMap((layer) => this.row(layer, chosen) ?? []);
+      arrange(this.grid, [this.ruler(chosen), ...rows]);
     } else {
-      const rows = [...new Set(chosen.map(({ layer }) => layer))].map((layer) => {
-        const cells = chosen.filter((item) => item.layer === layer).map((item) => this.cell(item, null));
-        return el(
-          "section",
-          { class: "layer" },
-          el("h3", { title: layers[layer].name }, this.names[layer]),
-          el("div", { class: "heads" }, ...cells),
-        );
-      });
-      const widest = Math.max(0, ...chosen.map(({ head }) => head + 1));
-      const numbers = layers[chosen[0]?.layer ?? 0].heads.slice(0, widest);
-      const ruler = el(
-        "section",
-        { class: "layer ruler", "aria-hidden": "true" },
-        el("h3"),
-        el("div", { class: "heads" }, ...numbers.map((head) => el("span", {}, head))),
-      );
-      fill(this.body, ruler, ...rows);
+      arrange(this.flat, chosen.map(({ element }) => element));
+      arrange(this.grid, [this.flat]);
     }
-    if (!chosen.length && this.items.length) this.body.append(notice("No head passes the filter."));
+    if (!chosen.length) this.grid.append(notice("No head passes the filter."));
+    this.mark();
+    this.paint();
     const key = el(
       "p",
       { class: "hint key" },
@@ -190,12 +207,63 @@ export class OverviewView implements View {
       el("span", { class: "sink" }),
       "attention sink, stronger the more it draws",
     );
-    this.body.append(key, ...this.notes(chosen));
+    fill(this.notes, key, ...this.remarks(chosen.map(({ map }) => map)));
     this.fit();
   }
 
+  /** The heads of a layer behind its name; null if none of them is chosen. */
+  private row(layer: number, chosen: Thumbnail[]): HTMLElement | null {
+    const heads = chosen.filter(({ map }) => map.layer === layer).map(({ element }) => element);
+    if (!heads.length) return null;
+    let row = this.rows.get(layer);
+    if (!row) {
+      const name = el("h3", { title: this.app.capture.layers[layer].name }, this.names[layer]);
+      row = el("section", { class: "layer" }, name, el("div", { class: "heads" }));
+      this.rows.set(layer, row);
+    }
+    arrange(row.lastElementChild!, heads);
+    return row;
+  }
+
+  /** The numbers of the heads above their columns. */
+  private ruler(chosen: Thumbnail[]): HTMLElement {
+    const { layers } = this.app.capture;
+    const widest = chosen.reduce((most, { map }) => Math.max(most, map.head + 1), 0);
+    const numbers = layers[chosen[0]?.map.layer ?? 0].heads.slice(0, widest);
+    return el(
+      "section",
+      { class: "layer ruler", "aria-hidden": "true" },
+      el("h3"),
+      el("div", { class: "heads" }, ...numbers.map((head) => el("span", {}, head))),
+    );
+  }
+
+  /** Mark the head that the other views show. */
+  private mark(): void {
+    const { layer, head } = this.app.state;
+    this.current?.element.classList.remove("current");
+    this.current = this.found.get(layer)?.find(({ map }) => map.head === head) ?? null;
+    this.current?.element.classList.add("current");
+  }
+
+  /** Heads that come near the screen are drawn, and those that leave it let go of their pictures. */
+  private follow(changes: IntersectionObserverEntry[]): void {
+    for (const { target, isIntersecting } of changes) {
+      const one = this.thumbnails.get(target);
+      if (!one) continue;
+      if (isIntersecting) this.near.add(one);
+      else if (this.near.delete(one)) one.clear();
+    }
+    this.paint();
+  }
+
+  private paint(): void {
+    const most = this.differences.quantile(STRONG) ?? 1;
+    for (const one of this.near) one.draw(one.map.signed ? most : null);
+  }
+
   /** The scale of the maps, and how far they can be trusted. */
-  private notes(chosen: Item[]): Node[] {
+  private remarks(chosen: HeadMap[]): Node[] {
     const own = chosen.some(({ signed }) => !signed) ? "each map is drawn to its own scale" : "";
     const sampled = chosen.filter(({ certainty }) => certainty.state !== "exact");
     const known = sampled.length ? `hatched: ${said(together(sampled.map(({ certainty }) => certainty)))}` : "";
@@ -203,67 +271,19 @@ export class OverviewView implements View {
     const notes: Node[] = text ? [el("p", { class: "hint known" }, text)] : [];
     if (!chosen.some(({ signed }) => signed)) return notes;
     const [rows, cols] = this.cellSize;
-    this.legend.draw(this.app.ramp(this.most, true), "mean of each cell, A − B; one scale for all heads", true);
+    const ramp = this.app.ramp(this.differences.quantile(STRONG) ?? 1, true);
+    this.legend.draw(ramp, "mean of each cell, A − B; one scale for all heads", true);
     const pooled = `the difference of a head is the mean size of A − B over cells of ${rows} × ${cols} weights`;
     return [...notes, this.legend.element, ...(rows * cols > 1 ? [el("p", { class: "hint" }, pooled)] : [])];
-  }
-
-  private cell(item: Item, caption: string | null): HTMLElement {
-    const { layers } = this.app.capture;
-    const layer = layers[item.layer];
-    const canvas = el("canvas", { width: item.size[1], height: item.size[0] });
-    const ramp = this.app.ramp(item.signed ? this.most : spreadOf([item]), item.signed);
-    canvas.getContext("2d")!.putImageData(ramp.pixels(item.thumb, ...item.size), 0, 0);
-    const share = (item.entropy || 0) / Math.log(Math.max(2, layer.n_j));
-    const bar = el("span", { class: "entropy" }, el("i"));
-    (bar.firstChild as HTMLElement).style.width = `${Math.min(100, 100 * share)}%`;
-    const sink = item.sink > 0 ? el("span", { class: "sink" }) : null;
-    if (sink) sink.style.opacity = String(0.35 + 0.65 * item.sink);
-    const sampled = item.certainty.state !== "exact";
-    const about = [`${layer.name}, ${headName(layer, item.head)}: ${facts(item)}`, sampled && said(item.certainty)]
-      .filter(Boolean)
-      .join(", ");
-    const open = (): void => this.app.go({ view: "map", layer: item.layer, head: item.head, at: null });
-    const current = item.layer === this.app.state.layer && item.head === this.app.state.head;
-    return el(
-      "button",
-      {
-        type: "button",
-        class: `head${current ? " current" : ""}`,
-        "aria-label": about,
-        title: about,
-        "data-layer": item.layer,
-        "data-head": item.head,
-        onclick: open,
-      },
-      el("span", { class: `thumb${sampled ? " sampled" : ""}` }, canvas, ...this.padding(item), sink),
-      bar,
-      caption === null ? null : el("span", { class: "name" }, caption),
-    );
-  }
-
-  /** Hatching over what a batch was padded with. */
-  private padding({ layer }: Item): HTMLElement[] {
-    const { padding, n_i, n_j } = this.app.capture.layers[layer];
-    const [rows, cols] = padding?.[this.app.state.batch] ?? [[], []];
-    const part = (top: number, left: number, high: number, wide: number): HTMLElement => {
-      const hatch = el("span", { class: "padding" });
-      const place = { top, left, height: high, width: wide };
-      for (const [name, share] of Object.entries(place)) hatch.style.setProperty(name, `${100 * share}%`);
-      return hatch;
-    };
-    return [
-      ...rows.map(([first, last]) => part(first / n_i, 0, (last + 1 - first) / n_i, 1)),
-      ...cols.map(([first, last]) => part(0, first / n_j, 1, (last + 1 - first) / n_j)),
-    ];
   }
 
   /** Thumbnails as large as the page has room for. */
   private fit(): void {
     const heads = Math.max(1, ...this.app.capture.layers.map((layer) => layer.heads.length));
-    const rows = new Set(this.items.map(({ layer }) => layer)).size || 1;
+    const rows = this.wanted.length || 1;
     const [wide, high] = [(this.body.clientWidth - 160) / heads - 10, (window.innerHeight - 200) / rows - 20];
-    this.body.style.setProperty("--cell", `${Math.floor(Math.max(44, Math.min(wide, Math.max(high, 76), 132)))}px`);
+    const cell = `${Math.floor(Math.max(44, Math.min(wide, Math.max(high, 76), 132)))}px`;
+    if (this.body.style.getPropertyValue("--cell") !== cell) this.body.style.setProperty("--cell", cell);
   }
 
   /** Move the focus through the grid by where things are on screen. */
@@ -282,43 +302,22 @@ export class OverviewView implements View {
   }
 }
 
-/** What is known of a head, in words. */
-function facts({ entropy, distance, max, sink, difference }: Item): string {
-  const known: [string, number, number][] = [
-    ["entropy", entropy, 2],
-    ["distance", distance, 1],
-    ["mean largest weight", max, 2],
-  ];
-  const parts = known
-    .filter(([, value]) => Number.isFinite(value))
-    .map(([name, value, digits]) => `${name} ${value.toFixed(digits)}`);
-  if (Number.isFinite(difference)) parts.push(`difference ${brief(difference)}`);
-  return [...parts, ...(sink > 0 ? [`sink ${Math.round(100 * sink)} %`] : [])].join(", ");
-}
-
-function items(layer: number, one: Overview, less: Difference | null): Item[] {
+function maps(layer: number, one: Overview, less: Difference | null): HeadMap[] {
   const { state, error, retry, of } = one;
   return [...one.entropy.keys()].map((head) => {
     const signed = less !== null && head < less.difference.length;
     const { thumbs, size } = signed ? less : one;
     const count = size[0] * size[1];
-    const thumb = thumbs.subarray(head * count, (head + 1) * count);
+    const cells = (): Float32Array => thumbs.values(head * count, (head + 1) * count);
     const difference = signed ? less.difference[head] : NaN;
     const [entropy, distance, max, sink] = [one.entropy[head], one.distance[head], one.max[head], one.sink[head]];
     const certainty = { state, error, retry, of };
-    return { layer, head, entropy, distance, max, sink, difference, thumb, size, signed, certainty };
+    return { layer, head, entropy, distance, max, sink, difference, cells, size, signed, certainty };
   });
 }
 
-/** A strong value of some maps, under which all but a few of their cells lie. */
-function spreadOf(items: Item[]): number {
-  const spread = new Spread();
-  for (const { thumb } of items) spread.add(thumb);
-  return spread.quantile(0.995) ?? 1;
-}
-
 /** Whether a head passes every word of a filter: `entropy<1`, `sink>0.3`, or a part of its layer's name. */
-function passes(item: Item, filter: string, layer: Layer, name: string): boolean {
+function passes(map: HeadMap, filter: string, layer: Layer, name: string): boolean {
   return filter
     .toLowerCase()
     .split(/[\s,]+/)
@@ -326,7 +325,7 @@ function passes(item: Item, filter: string, layer: Layer, name: string): boolean
     .every((word) => {
       const parts = /^(entropy|distance|max|sink|difference|head)([<>])(\d*\.?\d+)$/.exec(word);
       if (!parts) return layer.name.toLowerCase().includes(word) || name.toLowerCase().includes(word);
-      const value = parts[1] === "head" ? layer.heads[item.head] : item[parts[1] as Exclude<Sort, "layer">];
+      const value = parts[1] === "head" ? layer.heads[map.head] : map[parts[1] as Exclude<Sort, "layer">];
       return parts[2] === "<" ? value < Number(parts[3]) : value > Number(parts[3]);
     });
 }

@@ -93,7 +93,7 @@ export interface Overview extends Certainty {
   sink: Float32Array;
   peak: Float32Array;
   peakKey: Float32Array;
-  thumbs: Float32Array;
+  thumbs: Coded;
   /** Rows and columns of a thumbnail. */
   size: [number, number];
 }
@@ -102,7 +102,7 @@ export interface Overview extends Certainty {
 export interface Difference extends Certainty {
   /** Of each head, the mean size of the difference of two cells. */
   difference: Float32Array;
-  thumbs: Float32Array;
+  thumbs: Coded;
   size: [number, number];
   /** Queries and keys of a cell. */
   cell: [number, number];
