@@ -208,6 +208,8 @@ class PageBuilder:
 
     def _layer(self, capture: int, layer: int, batch: int, described: dict[str, Any]) -> None:
         at = f"capture={capture}&layer={layer}&batch={batch}"
+        if not described["finest"]:
+            self._add(f"hidden?{at}", self._answers.hidden(capture, layer, batch))
         self._add(f"overview?{at}", self._answers.thumbnails(capture, layer, batch, self._thumbnail))
         heads: list[Which] = [*range(len(described["heads"])), "mean", "max"]
         for head in heads:
@@ -300,7 +302,7 @@ class PageBuilder:
     def _has_alignment(self, chosen: MatrixId) -> bool:
         """Whether this is attention between two short texts."""
         A = self._library.entry(*chosen[:3])
-        described = self._library.captures[chosen.capture].layers[chosen.layer]
+        described = self._library.capture(chosen.capture).layers[chosen.layer]
         known = isinstance(A, Weights) and None not in described["texts"][chosen.batch]
         return known and not described["self"] and max(A.shape[-2:]) <= 128
 

@@ -470,3 +470,90 @@ def test_empty_layers_do_not_stop_the_others(worker):
     with pytest.raises(ApiError, match="row and col must be within 0 by 1 tiles"):
         asked.tile(0, 0, 0, 0, None, 0, 0, 0)
     assert parse_frame(asked.tile(0, 1, 0, 0, None, 0, 0, 0))[1]["weight"].shape == (4, 4)
+
+
+def sunk():
+    """Two layers in whose heads the first token draws most of the attention, and a text with punctuation."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 3, 40, 8)
+    q[..., 0], k[..., 0] = 3.0, 0.0
+    k[:, :, 0, 0] = 6.0
+    tape = Tape({("a", 0): weights(q, k, mask=Causal()), ("b", 0): weights(q, k, mask=Causal())})
+    tape.tokens = ["<s>", *(["the", "cat", ",", "."] * 10)[:39]]
+    return tape
+
+
+def rest_of(A, hidden):
+    """A_ij / (1 - hidden mass) in float64, NaN where nothing is left: `h i j`."""
+    call = A.call
+    dense = weights(call.q.double(), call.k.double(), mask=call.mask).dense()[0]
+    mass = dense[..., hidden].sum(-1, keepdim=True)
+    rest = dense.masked_fill(hidden, 0.0) / (1 - mass)
+    return torch.where(dense[..., ~hidden].sum(-1, keepdim=True) > 0, rest, torch.nan)
+
+
+def test_hidden_keys_are_left_out_and_the_rest_is_renormalized(worker):
+    tape = sunk()
+    asked = ViewerApi([Capture(tape, "one"), Capture(tape, "other")], worker)
+    found = json.loads(asked.hidden(0, 0, 0))
+    assert found["sinks"] == [[0, 0]]
+    assert found["padding"] == []
+    assert found["punctuation"][:2] == [[3, 4], [7, 8]]
+    capture = parse_query("hidden", "capture=0~sinks~20-22&layer=0&batch=0")["capture"]
+    hidden = torch.zeros(40, dtype=torch.bool)
+    hidden[[0, 20, 21, 22]] = True
+    truth = rest_of(tape["a"], hidden)
+    for head, expected in ((1, truth[1]), ("mean", truth.mean(0))):
+        _, arrays = settled(lambda head=head: asked.tile(capture, 0, 0, head, None, 0, 0, 0))
+        assert np.isnan(arrays["weight"][0]).all()  # the first query sees the first key alone
+        assert close(arrays["weight"][1:], expected[1:], 2e-6)
+    header, arrays = parse_frame(asked.token(capture, 0, 0, 1, "query", 0, 3, 5))
+    assert header["left"] == 3
+    assert close(arrays["weight"], truth[1, 1:4].mean(0), 2e-6)
+    header, arrays = parse_frame(asked.token(capture, 0, 0, 1, "query", 0, 0, 5))
+    assert header["left"] == 0
+    assert len(arrays["top"]) == 0
+    _, arrays = parse_frame(asked.token(capture, 0, 0, 1, "key", 2, 2, 5))
+    assert close(arrays["weight"][1:], truth[1, 1:, 2], 2e-6)
+    _, arrays = parse_frame(asked.block(capture, 0, 0, 0, 8, 0, 8))
+    assert np.isnan(arrays["weight"][:, 0]).all()
+    assert close(arrays["weight"][:, 1:], truth[:, 1:8, :8], 2e-6)
+    _, arrays = parse_frame(asked.overview(capture, 0, 0))
+    assert close(arrays["max"], truth[:, 1:].amax(-1).mean(-1), 2e-5)
+    minus = MatrixId(1, 0, 0, 1)
+    _, arrays = settled(lambda: asked.tile(capture, 0, 0, 1, minus, 0, 0, 0))
+    assert close(arrays["weight"][1:], truth[1, 1:] - tape["a"].dense()[0, 1, 1:].double(), 2e-6)
+
+
+def test_cells_are_marked_where_nothing_is_left(worker):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 600, 8)
+    tape = Tape({("a", 0): weights(q, k, mask=Causal())})
+    asked = ViewerApi([Capture(tape, "one")], worker)
+    capture = parse_query("hidden", "capture=0~0-4&layer=0&batch=0")["capture"]
+    hidden = torch.arange(600) < 5
+    truth = rest_of(tape["a"], hidden)[0]
+    _, arrays = settled(lambda: asked.largest(capture, 0, 0, 0, None, 1, 0, 0))
+    for name, how in (("mean", torch.mean), ("max", torch.amax)):
+        cells = how(truth[:512, :512].nan_to_num().view(256, 2, 256, 2), dim=(1, 3))
+        assert np.isnan(arrays[name][:2]).all()
+        assert np.allclose(arrays[name][2:], cells[2:], rtol=2e-3, atol=1e-6)  # row 4 of the third cell counts as 0
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("capture=0~drains", "capture must be a whole number of up to nine digits"),
+        ("capture=0~1-9999", "capture must be at most 512 hidden keys"),
+        ("capture=~sinks", "capture must be a whole number of up to nine digits"),
+    ],
+)
+def test_wrong_hidden_keys_are_refused(query, error):
+    with pytest.raises(ApiError, match=error):
+        parse_query("hidden", f"{query}&layer=0&batch=0")
+
+
+def test_keys_that_cannot_be_hidden_say_why(asked, tape):
+    for capture, layer, why in (("0~99", 0, "must be from 0 to 8, got 99"), ("0~3", 4, "needs queries and keys")):
+        with pytest.raises(ApiError, match=why):
+            asked.overview(parse_query("hidden", f"capture={capture}&layer=0&batch=0")["capture"], layer, 0)

@@ -53,8 +53,9 @@ from .annotations import (
 )
 from .comparison import ComparedLayer, check_comparable, compare
 from .groups import Groups, group_mismatch, mass_between
+from .hidden_keys import KINDS, padding, punctuation, without_keys
 from .image_patches import Image, PatchedImage, image_mismatch
-from .overview import Overview, concatenate_heads, summary_of_heads, summary_over, table
+from .overview import SINK_SHARE, Overview, concatenate_heads, summary_of_heads, summary_over, table
 
 CHUNK_ENTRIES = 2**24  # matrix elements that `summarizing` measures at a time on the CPU
 
@@ -299,6 +300,55 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         tape._stored, tape._extras, tape._overviews = entries, {}, {}
         tape._summaries = {key: summary_of_heads(known[key], kept[key]) for key in entries if key in known}
         return tape
+
+    def without(self, *keys: str | int) -> Tape:
+        """Return the tape with some keys hidden in every layer, and the rest of each row renormalized to sum to 1.
+
+        Keys are numbers, or names of kinds: "sinks" are those that receive more than 0.3 of the mean query's attention
+        in a head of the layer (see `sinks`), "padding" and "punctuation" go by the mask and the tokens. A row that sees
+        no other key becomes zeros.
+
+        >>> from regard import Causal, weights
+        >>> q, k = torch.ones(2, 1, 1, 6, 4)
+        >>> k[..., 0, :] = 4  # every query attends to the first token
+        >>> tape = Tape({("layer", 0): weights(q, k, mask=Causal())})
+        >>> tape.without("sinks")["layer"][0, 0, -1]
+        tensor([0.0000, 0.2000, 0.2000, 0.2000, 0.2000, 0.2000])
+
+        Each weight is divided by 1 less the weight of the hidden keys in its row. Figures, tables and pages of the
+        result are those of the rest: `tape.without("sinks").page()`.
+        """
+        if not keys:
+            raise ValueError(f"name the keys to hide: {', '.join(map(repr, KINDS))}, or their numbers")
+        tape = self.select("*")
+        tape._stored = {
+            key: without_keys(_with_matrix("without()", A), self.hidden_keys(key, *keys)) for key, A in self.items()
+        }
+        tape._real = {key: self._real_tokens(key) for key in self}
+        tape._summaries, tape._overviews = {}, {}
+        return tape
+
+    def hidden_keys(self, key: str | int | Key, *keys: str | int) -> Tensor:
+        """Return `b j`: True for each key of a layer that `without` hides."""
+        key = self._resolve_key(key)
+        (b, _, n), real = self._shape_of(key), self._real_tokens(key)
+        hidden = torch.zeros(b, n, dtype=torch.bool)
+        for what in keys:
+            if what == "sinks":
+                counts = real.queries.sum(-1).clamp(min=1)[:, None, None]
+                received = self.summary(key).received.flatten(0, -3)
+                hidden |= (received / counts.to(received.device) > SINK_SHARE).any(1).cpu()
+            elif what == "padding":
+                hidden |= padding([self.tokens_of(key, batch=row)[1] for row in range(b)], real.keys)
+            elif what == "punctuation":
+                hidden |= punctuation([self.tokens_of(key, batch=row)[1] for row in range(b)], n)
+            elif isinstance(what, Integral) and not isinstance(what, bool):
+                if not 0 <= what < n:
+                    raise IndexError(f"keys of {shown_name(key[0])!r} must be from 0 to {n - 1}, got {what}")
+                hidden[:, int(what)] = True
+            else:
+                raise ValueError(f"keys must be {', '.join(map(repr, KINDS))} or numbers, got {what!r}")
+        return hidden
 
     def extras(self, key: str | int | Key) -> Extras:
         """Return the values, output projection and gradient of a layer; None for each that was not kept."""

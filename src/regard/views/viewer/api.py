@@ -16,6 +16,7 @@ from torch import Tensor
 from ...lens.analysis.alignment import argmax_links, mutual_links
 from ...lens.analysis.flow import reachable_product, rollout_per_layer
 from ...lens.recording.reduced import MEASURE_NAMES, Reduced
+from ...lens.tape.hidden_keys import KINDS
 from ...lens.tape.overview import THUMBNAIL_CELLS
 from ...ops.blocks.resample import shrink
 from . import pyramid
@@ -23,10 +24,12 @@ from .captures import (
     MAX_BACKGROUND_WEIGHTS,
     MAX_IMMEDIATE_WEIGHTS,
     ApiError,
+    CaptureId,
     Library,
     MatrixId,
     Pending,
     PlaceId,
+    Variant,
     Which,
     check_below,
     check_same_shape,
@@ -34,7 +37,7 @@ from .captures import (
     immediate_weights,
     no_summary_error,
 )
-from .describe import Capture
+from .describe import Capture, true_ranges
 from .matrix_view import MatrixView
 from .pyramid import TILE, CellSpan, CellValues, span
 from .wire_format import COARSE, EXACT, FINE, Certainty, Coded, coarse, error, fine, frame, plain
@@ -83,11 +86,25 @@ class ViewerApi:
         Image.fromarray(pixels.cpu().numpy()).save(file, "PNG")
         return file.getvalue()
 
-    def overview(self, capture: int, layer: int, batch: int) -> bytes:
+    def hidden(self, capture: CaptureId, layer: int, batch: int) -> bytes:
+        """Return the keys of a layer that each kind hides, as ranges; null for sinks that would take long to find."""
+        found = self.library.capture(capture)
+        self.library.entry(capture, layer, batch)
+        ranges: dict[str, list[list[int]] | None] = {}
+        for kind in KINDS:
+            try:
+                if kind == "sinks":
+                    self.library.must_know_sinks(capture, layer)
+                ranges[kind] = true_ranges(found.tape.hidden_keys(found.keys[layer], kind)[batch])
+            except ApiError:
+                ranges[kind] = None
+        return _json(ranges)
+
+    def overview(self, capture: CaptureId, layer: int, batch: int) -> bytes:
         """Return summary numbers and a thumbnail for each head."""
         return self.thumbnails(capture, layer, batch, THUMBNAIL_CELLS)
 
-    def thumbnails(self, capture: int, layer: int, batch: int, max_side: int) -> bytes:
+    def thumbnails(self, capture: CaptureId, layer: int, batch: int, max_side: int) -> bytes:
         """Return summary numbers and a thumbnail, at most `max_side` cells a side, for each head of a batch row."""
         self.library.entry(capture, layer, batch)
         found, certainty = self.library.overview(capture, layer)
@@ -96,7 +113,7 @@ class ViewerApi:
         arrays["thumbs"] = coarse(shrink(found.thumbs[batch], max_side))
         return frame(arrays, certainty._replace(error=error(COARSE)))
 
-    def difference(self, capture: int, layer: int, batch: int, minus: PlaceId) -> bytes:
+    def difference(self, capture: CaptureId, layer: int, batch: int, minus: PlaceId) -> bytes:
         """Return thumbnails of a layer's heads less those of another layer, and the size of the difference."""
         return self.difference_of(PlaceId(capture, layer, batch), minus, THUMBNAIL_CELLS)
 
@@ -119,7 +136,7 @@ class ViewerApi:
         cell = [-(-axis.n // axis.count) for axis in left.axes]
         return frame(arrays, Certainty(error=error(FINE)), cell=cell)
 
-    def measures(self, capture: int, layer: int, batch: int, head: Which, level: int) -> bytes:
+    def measures(self, capture: CaptureId, layer: int, batch: int, head: Which, level: int) -> bytes:
         """Return the measures of queries and keys, averaged over cells of 2**level tokens."""
         found = self.pooled_measures(MatrixId(capture, layer, batch, head), level)
         return frame({name: plain(x) for name, x in found.items()})
@@ -144,7 +161,7 @@ class ViewerApi:
 
     def tile(
         self,
-        capture: int,
+        capture: CaptureId,
         layer: int,
         batch: int,
         head: Which,
@@ -158,7 +175,7 @@ class ViewerApi:
 
     def largest(
         self,
-        capture: int,
+        capture: CaptureId,
         layer: int,
         batch: int,
         head: Which,
@@ -198,23 +215,28 @@ class ViewerApi:
         if any(isinstance(self.library.entry(*one[:3]), Reduced) for one in (chosen, minus) if one is not None):
             return self._tile_of_maps(chosen, minus, rows, cols)
         view = self.library.matrix_view(chosen, minus)
+
+        def finish(cells: CellValues) -> CellValues:
+            return pyramid.without_empty_rows(view, rows, cells) if isinstance(chosen.capture, Variant) else cells
+
         if not level or view.work(slice(rows.start, rows.stop), slice(cols.start, cols.stop)) <= immediate_weights(
             view
         ):
             for cells in pyramid.exact(view, rows, cols):
                 if cells is not None:
+                    cells = finish(cells)
                     return self._responses.put(key, _tile(cells) if level else _weights(cells))
         stored = view.stored_map()
         if stored is not None and stored.exact and pyramid.has_whole_cells(stored, rows, cols):
             if stored.peaks is not None:
-                return self._responses.put(key, _tile(pyramid.from_map(stored, rows, cols)))
+                return self._responses.put(key, _tile(finish(pyramid.from_map(stored, rows, cols))))
             if not needs_largest:
-                return self._responses.put(("mean", *key), _tile(pyramid.from_map(stored, rows, cols)))
+                return self._responses.put(("mean", *key), _tile(finish(pyramid.from_map(stored, rows, cols))))
 
         def steps() -> Iterator[None]:
             for cells in pyramid.exact(view, rows, cols):
                 if cells is not None:
-                    self._responses.put(key, _tile(cells))
+                    self._responses.put(key, _tile(finish(cells)))
                 yield
 
         self._worker.schedule(key, steps)
@@ -223,9 +245,12 @@ class ViewerApi:
         return _tile(preview, Certainty("pooled" if of is None else "sampled", retry=RETRY_SECONDS, of=of))
 
     def token(
-        self, capture: int, layer: int, batch: int, head: Which, axis: str, first: int, last: int, top: int
+        self, capture: CaptureId, layer: int, batch: int, head: Which, axis: str, first: int, last: int, top: int
     ) -> bytes:
-        """Return the mean weight that queries give, or the total that keys receive, and the strongest links."""
+        """Return the mean weight that queries give, or the total that keys receive, and the strongest links.
+
+        `left` is how many of the queries see a key: without hidden keys all of them.
+        """
         view = self.library.matrix_view(MatrixId(capture, layer, batch, head))
         n_i, n_j = view.shape
         check_below("last", last, n_i if axis == "query" else n_j)
@@ -239,14 +264,18 @@ class ViewerApi:
 
         def make_frame() -> bytes:
             weight = mean_given(view, some) if axis == "query" else sum_received(view, some)
+            left = last + 1 - first
+            if isinstance(capture, Variant) and axis == "query":  # the mean over queries with a visible key
+                left = int((~view.empty_rows(some)).sum())
+                weight = weight * ((last + 1 - first) / left) if left else torch.full_like(weight, torch.nan)
             best = strongest(weight, min(top, len(weight)))
             links = int((best.values > 0).sum())
             top_links = {"top": plain(best.indices[:links], "u4"), "top_weight": plain(best.values[:links])}
-            return frame({"weight": plain(weight), **top_links})
+            return frame({"weight": plain(weight), **top_links}, left=left)
 
         return self._now_or_later(key, view.work(rows, cols), make_frame)
 
-    def block(self, capture: int, layer: int, batch: int, row: int, rows: int, col: int, cols: int) -> bytes:
+    def block(self, capture: CaptureId, layer: int, batch: int, row: int, rows: int, col: int, cols: int) -> bytes:
         """Return the weights of all heads in a rectangle of queries by keys.
 
         "total" is the weight that each query gives to all keys, inside the rectangle or not; it is left out if it would
@@ -261,17 +290,21 @@ class ViewerApi:
         key = "block", capture, layer, batch, row, rows, col, cols
 
         def make_frame() -> bytes:
-            arrays = {"weight": plain(torch.stack([head.block(*at) for head in heads]))}
+            weight = torch.stack([head.block(*at) for head in heads])
+            if isinstance(capture, Variant):
+                empty = torch.stack([head.empty_rows(at[0]) for head in heads])
+                weight = weight.masked_fill(empty.to(weight.device)[..., None], torch.nan)
+            arrays = {"weight": plain(weight)}
             if rows * A.shape[-1] * len(heads) <= MAX_IMMEDIATE_WEIGHTS:
                 arrays["total"] = plain(torch.stack([given_in_all(head, at[0]) for head in heads]))
             return frame(arrays)
 
         return self._now_or_later(key, sum(head.work(*at) for head in heads), make_frame)
 
-    def flow(self, capture: int, layer: int, batch: int, token: int) -> bytes:
+    def flow(self, capture: CaptureId, layer: int, batch: int, token: int) -> bytes:
         """Return the rollout of a token from the output of a layer down to the input."""
         A = self.library.weights(capture, layer, batch)
-        n, numbers = A.shape[-1], self.library.captures[capture].layers[layer]["stack"]
+        n, numbers = A.shape[-1], self.library.capture(capture).layers[layer]["stack"]
         if not numbers:
             raise ApiError(400, f"layer {layer} is not self-attention over all of its tokens", "choose another layer")
         check_below("token", token, n)
@@ -279,10 +312,10 @@ class ViewerApi:
         known = self._responses.get(key)
         if known is not None:
             return known
+        stack = [self.library.weights(capture, number, batch).select(batch=batch) for number in numbers]
 
         def steps() -> Iterator[None]:
             path = []
-            stack = [self.library.weights(capture, number, batch).select(batch=batch) for number in numbers]
             for r in rollout_per_layer(stack, token=token):
                 path.append(r[0].float().cpu())
                 yield
@@ -307,10 +340,10 @@ class ViewerApi:
         certainty = Certainty("pooled", retry=RETRY_SECONDS if soon else None)
         return frame(arrays, certainty, layers=numbers, level=level)
 
-    def alignment(self, capture: int, layer: int, batch: int, head: Which) -> bytes:
+    def alignment(self, capture: CaptureId, layer: int, batch: int, head: Which) -> bytes:
         """Return weights and links between the words of two sentences."""
         A = self.library.weights(capture, layer, batch)
-        chosen = self.library.captures[capture]
+        chosen = self.library.capture(capture)
         pairs = chosen.layers[layer]["groups"].get("words")
         words = None if pairs is None else pairs[batch]
         if words is None or None in words or chosen.layers[layer]["self"]:
@@ -332,7 +365,7 @@ class ViewerApi:
         n_i, n_j = self.library.entry(*chosen[:3]).shape[-2:]
         for one in (chosen,) if minus is None else (chosen, minus):
             check_same_shape((n_i, n_j), tuple(self.library.entry(*one[:3]).shape[-2:]))
-            if rows.size < 1 << self.library.captures[one.capture].layers[one.layer]["finest"]:
+            if rows.size < 1 << self.library.capture(one.capture).layers[one.layer]["finest"]:
                 raise ApiError(
                     400,
                     "this capture kept only a coarser map of the layer",

@@ -6,6 +6,7 @@ A number that is out of range raises `ApiError`; a summary that is still being c
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from ...lens.real_tokens import without_queries
 from ...lens.recording.reduced import Reduced, peaks_of
 from ...lens.tape.overview import Overview
+from ...lens.tape.tape import Tape
 from ...ops.weights import Summary, Weights
 from . import pyramid
 from .describe import Capture
@@ -37,15 +39,26 @@ MAX_IMMEDIATE_WEIGHTS_GPU = 131072**2  # the same on a GPU
 MAX_BACKGROUND_WEIGHTS = 2**31  # computed by one background job
 MAX_STEP_WEIGHTS = 2**29  # measured in one background step, while requests wait
 SAMPLED_QUERIES = 16  # queries per head for an overview while, or if, all take too long
+MAX_VARIANTS = 64  # layers with hidden keys, with their summaries
 SAMPLE_RETRY_SECONDS = 1.0  # after which the browser asks whether all queries are measured
 
 Which = int | Literal["mean", "max"]
 
 
+class Variant(NamedTuple):
+    """A capture with some keys hidden, as `Tape.without` hides them: numbers, or names of kinds."""
+
+    capture: int
+    hide: tuple[str | int, ...]
+
+
+CaptureId = int | Variant
+
+
 class MatrixId(NamedTuple):
     """The numbers of a matrix: capture, layer, batch row, and head or an aggregate over all heads."""
 
-    capture: int
+    capture: CaptureId
     layer: int
     batch: int
     head: Which
@@ -54,7 +67,7 @@ class MatrixId(NamedTuple):
 class PlaceId(NamedTuple):
     """The numbers of a layer over one batch row: capture, layer, batch row."""
 
-    capture: int
+    capture: CaptureId
     layer: int
     batch: int
 
@@ -82,11 +95,30 @@ class Library:
         self.captures = list(captures)
         self._worker = worker
         self._device_cache = DeviceCache(device)
-        self._without_padding: dict[tuple[int, int], tuple[Weights, Weights]] = {}
+        self._without_padding: dict[tuple[CaptureId, int], tuple[Weights, Weights]] = {}
+        self._variants: OrderedDict[tuple[Variant, int], Tape] = OrderedDict()
 
-    def capture(self, capture: int) -> Capture:
-        """Return a capture by number."""
-        return get_by_number("capture", self.captures, capture)
+    def capture(self, capture: CaptureId) -> Capture:
+        """Return a capture by number; that of a variant is the capture it was made of."""
+        return get_by_number("capture", self.captures, capture.capture if isinstance(capture, Variant) else capture)
+
+    def tape(self, capture: CaptureId, layer: int) -> Tape:
+        """Return the tape that a layer is on: that of the capture or, for a variant, one of this layer alone."""
+        of = self.capture(capture)
+        check_below("layer", layer, len(of.keys))
+        if not isinstance(capture, Variant):
+            return of.tape
+        if (capture, layer) not in self._variants:
+            if "sinks" in capture.hide:
+                self.must_know_sinks(capture, layer)
+            try:
+                self._variants[capture, layer] = of.tape.select([layer]).without(*capture.hide)
+            except (ValueError, IndexError) as error:
+                raise ApiError(400, str(error), "hide other keys, or choose another layer") from None
+            if len(self._variants) > MAX_VARIANTS:
+                self._variants.popitem(last=False)
+        self._variants.move_to_end((capture, layer))
+        return self._variants[capture, layer]
 
     def counterpart(self, capture: int, layer: int) -> int | None:
         """Return the layer of the other capture that a layer is compared with; None if there is none of its size.
@@ -101,15 +133,27 @@ class Library:
         sizes = [(other["n_i"], other["n_j"]) for other in others]
         return found if found < len(others) and sizes[found] == (own["n_i"], own["n_j"]) else None
 
-    def entry(self, capture: int, layer: int, batch: int) -> Weights | Reduced:
+    def must_know_sinks(self, capture: CaptureId, layer: int) -> None:
+        """Measure a layer as it was captured, as `summary` does."""
+        capture = capture.capture if isinstance(capture, Variant) else capture
+        self.weights(capture, layer, 0)
+        self.summary(capture, layer)
+
+    def entry(self, capture: CaptureId, layer: int, batch: int) -> Weights | Reduced:
         """Return the weights, or the kept measures, of a layer; raises `ApiError` if it lacks the batch row."""
-        of = self.capture(capture)
-        check_below("layer", layer, len(of.keys))
-        A = of.entry(layer)
+        A = self._entry(capture, layer)
         check_below("batch", batch, A.shape[0])
         return A
 
-    def weights(self, capture: int, layer: int, batch: int) -> Weights:
+    def _entry(self, capture: CaptureId, layer: int) -> Weights | Reduced:
+        tape = self.tape(capture, layer)
+        if isinstance(capture, Variant):
+            A = tape[0]
+            assert isinstance(A, Weights)
+            return A
+        return self.capture(capture).entry(layer)
+
+    def weights(self, capture: CaptureId, layer: int, batch: int) -> Weights:
         """Return the weights of a layer; raises `ApiError` if only measures were kept."""
         A = self.entry(capture, layer, batch)
         if isinstance(A, Reduced):
@@ -165,39 +209,36 @@ class Library:
         n_i, n_j = self.entry(*chosen[:3]).shape[-2:]
         return pyramid.from_map(self.map(chosen), span(n_i, level, 0), span(n_j, level, 0)).mean
 
-    def has_summary(self, capture: int, layer: int) -> bool:
+    def has_summary(self, capture: CaptureId, layer: int) -> bool:
         """Whether the summary of a layer is stored."""
-        of = self.captures[capture]
-        return isinstance(of.entry(layer), Weights) and of.tape.summarized(of.keys[layer])
+        A, key = self._entry(capture, layer), self.capture(capture).keys[layer]
+        return isinstance(A, Weights) and self.tape(capture, layer).summarized(key)
 
-    def summary(self, capture: int, layer: int) -> Summary:
+    def summary(self, capture: CaptureId, layer: int) -> Summary:
         """Return the stored summary of a layer, or compute it; raises `Pending` if that takes a while."""
-        of = self.captures[capture]
-        A = of.entry(layer)
+        A, tape, key = self._entry(capture, layer), self.tape(capture, layer), self.capture(capture).keys[layer]
         if not self.has_summary(capture, layer):
             if not is_quick_to_measure(A):
                 raise no_summary_error()
             if A.shape.numel() > MAX_IMMEDIATE_WEIGHTS:
-                key = of.keys[layer]
-                raise Pending(self._worker.schedule(("measure", capture, layer), lambda: of.tape.summarizing(key)))
-        return of.tape.summary(of.keys[layer])
+                raise Pending(self._worker.schedule(("measure", capture, layer), lambda: tape.summarizing(key)))
+        return tape.summary(key)
 
-    def overview(self, capture: int, layer: int) -> tuple[Overview, Certainty]:
+    def overview(self, capture: CaptureId, layer: int) -> tuple[Overview, Certainty]:
         """Return the overview of a layer: from a sample of its queries if all take long, until they are measured."""
-        of = self.captures[capture]
-        A, key = of.entry(layer), of.keys[layer]
+        A, tape, key = self._entry(capture, layer), self.tape(capture, layer), self.capture(capture).keys[layer]
         if isinstance(A, Weights) and not self.has_summary(capture, layer):
             if not is_quick_to_measure(A):
                 soon = A.shape[-2:].numel() <= MAX_STEP_WEIGHTS and A.shape.numel() <= MAX_BACKGROUND_WEIGHTS
                 if soon:
-                    self._worker.schedule(("measure", capture, layer), lambda: of.tape.summarizing(key))
+                    self._worker.schedule(("measure", capture, layer), lambda: tape.summarizing(key))
                 retry = SAMPLE_RETRY_SECONDS if soon else None
                 certainty = Certainty("sampled", retry=retry, of=(SAMPLED_QUERIES, A.shape[-2]))
-                return _sample_overview(A, of.tape.real_queries(key)), certainty
+                return _sample_overview(A, tape.real_queries(key)), certainty
             self.summary(capture, layer)
-        return of.tape.overview(key), EXACT
+        return tape.overview(key), EXACT
 
-    def _head(self, capture: int, layer: int, batch: int, head: int) -> HeadView:
+    def _head(self, capture: CaptureId, layer: int, batch: int, head: int) -> HeadView:
         key, summarized = (capture, layer, batch, head), self.has_summary(capture, layer)
         known = self._device_cache.get(key)
         if known is None or (summarized and known.stored_map() is None):
@@ -206,10 +247,10 @@ class Library:
             known = self._device_cache.add(key, A, batch, head, stored)
         return known
 
-    def _real_weights(self, capture: int, layer: int, batch: int) -> Weights:
+    def _real_weights(self, capture: CaptureId, layer: int, batch: int) -> Weights:
         """Return the weights of a layer with zeros in the rows of padding queries."""
-        A, of = self.weights(capture, layer, batch), self.captures[capture]
-        real = of.tape.real_queries(of.keys[layer])
+        A, key = self.weights(capture, layer, batch), self.capture(capture).keys[layer]
+        real = self.tape(capture, layer).real_queries(key)
         if bool(real.all()):
             return A
         if self._without_padding.get((capture, layer), (None, None))[0] is not A:

@@ -125,7 +125,7 @@ class Capture:
         real = self.tape.real_queries(key), self.tape.real_keys(key)
         if all(bool(x.all()) for x in real):
             return None
-        sides = [[_ranges(~row) for row in x.cpu()] for x in real]
+        sides = [[true_ranges(~row) for row in x.cpu()] for x in real]
         return [list(pair) for pair in zip(*sides, strict=True)]
 
     def _texts(self, key: Key, batch: int) -> Pair:
@@ -194,10 +194,10 @@ def _start(text: list[str]) -> list[str]:
     return [token[:START_CHARACTERS] for token in text[:START_TOKENS]]
 
 
-def _ranges(flags: Tensor) -> list[list[int]]:
+def true_ranges(flags: Tensor) -> list[list[int]]:
     """Return the first and the last place of each run of True.
 
-    >>> _ranges(torch.tensor([True, True, False, True]))
+    >>> true_ranges(torch.tensor([True, True, False, True]))
     [[0, 1], [3, 3]]
     """
     edges = torch.nn.functional.pad(flags.int(), (1, 1)).diff()

@@ -50,6 +50,10 @@ class MatrixView(Protocol):
         """Return how many weights `block` would compute, those for missing row statistics included."""
         ...
 
+    def empty_rows(self, rows: slice) -> Tensor:
+        """Return True, on the host, for each row of a softmax that sees no key."""
+        ...
+
     def stored_map(self) -> StoredMap | None:
         """Return the stored map of the whole matrix, or None."""
         ...
@@ -129,6 +133,12 @@ class HeadView:
         ids = torch.arange(self.shape[0])[rows]
         unknown = 0 if self._known is None else int((~self._known[ids]).sum())
         return len(ids) * (cols.stop - cols.start) + unknown * self.shape[1]
+
+    @torch.no_grad()
+    def empty_rows(self, rows: slice) -> Tensor:
+        statistic = self._statistic_of(rows)
+        assert statistic is not None
+        return (statistic == -torch.inf).flatten().cpu()
 
     def stored_map(self) -> StoredMap | None:
         return self._stored
@@ -230,6 +240,9 @@ class HeadsAggregate:
     def work(self, rows: slice | Tensor, cols: slice) -> int:
         return sum(head.work(rows, cols) for head in self.heads)
 
+    def empty_rows(self, rows: slice) -> Tensor:
+        return torch.stack([head.empty_rows(rows) for head in self.heads]).all(0)
+
     def visible_tiles(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
         return torch.stack([head.visible_tiles(rows, cols, size) for head in self.heads]).any(0)
 
@@ -268,6 +281,9 @@ class Difference:
 
     def work(self, rows: slice | Tensor, cols: slice) -> int:
         return self.left.work(rows, cols) + self.right.work(rows, cols)
+
+    def empty_rows(self, rows: slice) -> Tensor:
+        return self.left.empty_rows(rows) | self.right.empty_rows(rows)
 
     def visible_tiles(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
         return self.left.visible_tiles(rows, cols, size) | self.right.visible_tiles(rows, cols, size)

@@ -7,7 +7,7 @@ preview from the stored map or from a sample of their rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -114,6 +114,14 @@ def preview(view: MatrixView, rows: CellSpan, cols: CellSpan) -> CellValues:
     means = torch.cat(parts, 1) / cols.counts()
     nearest = torch.arange(rows.cells) * len(middle) // rows.cells
     return CellValues(means[nearest], None, len(middle))
+
+
+def without_empty_rows(view: MatrixView, rows: CellSpan, cells: CellValues) -> CellValues:
+    """Return the cells of a tile with NaN where no row of a cell sees a key."""
+    seen = (~view.empty_rows(slice(rows.start, rows.stop))).float()[:, None]
+    empty = _pool(seen, 0, rows.size, "amax") == 0
+    most = None if cells.max is None else cells.max.masked_fill(empty, torch.nan)
+    return replace(cells, mean=cells.mean.masked_fill(empty, torch.nan), max=most)
 
 
 def sample_rows(view: MatrixView, rows: CellSpan, cols: CellSpan) -> Tensor:

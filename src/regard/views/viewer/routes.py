@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+from ...lens.tape.hidden_keys import KINDS
 from .api import ViewerApi
-from .captures import ApiError, MatrixId, PlaceId
+from .captures import ApiError, CaptureId, MatrixId, PlaceId, Variant
 
 JSON, FRAME, PNG = "application/json", "application/octet-stream", "image/png"
+MAX_HIDDEN_KEYS = 512  # chosen by number
 NUMBER = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
 
@@ -27,6 +29,22 @@ def parse_int(value: str) -> int:
     if not NUMBER.fullmatch(value):
         raise ValueError("a whole number of up to nine digits")
     return int(value)
+
+
+def parse_capture(value: str) -> CaptureId:
+    """Parse the number of a capture, and behind `~` the keys that are hidden in it: `0~sinks~3-5`."""
+    number, *hidden = value.split("~")
+    hide: list[str | int] = []
+    for part in hidden:
+        if part in KINDS:
+            hide.append(part)
+            continue
+        first, _, last = part.partition("-")
+        keys = range(parse_int(first), parse_int(last or first) + 1)
+        if len(hide) + len(keys) > MAX_HIDDEN_KEYS:
+            raise ValueError(f"at most {MAX_HIDDEN_KEYS} hidden keys")
+        hide.extend(keys)
+    return Variant(parse_int(number), tuple(hide)) if hide else parse_int(number)
 
 
 def parse_head(value: str) -> Any:
@@ -46,7 +64,7 @@ def parse_other_matrix(value: str) -> MatrixId | None:
     parts = value.split(".")
     if len(parts) != 4:
         raise ValueError("none, or capture.layer.batch.head")
-    return MatrixId(parse_int(parts[0]), parse_int(parts[1]), parse_int(parts[2]), parse_head(parts[3]))
+    return MatrixId(parse_capture(parts[0]), parse_int(parts[1]), parse_int(parts[2]), parse_head(parts[3]))
 
 
 def parse_place(value: str) -> PlaceId:
@@ -54,7 +72,7 @@ def parse_place(value: str) -> PlaceId:
     parts = value.split(".")
     if len(parts) != 3:
         raise ValueError("capture.layer.batch")
-    return PlaceId(*map(parse_int, parts))
+    return PlaceId(parse_capture(parts[0]), *map(parse_int, parts[1:]))
 
 
 def parse_axis(value: str) -> str:
@@ -64,7 +82,7 @@ def parse_axis(value: str) -> str:
     return value
 
 
-LAYER = {"capture": parse_int, "layer": parse_int, "batch": parse_int}
+LAYER: dict[str, Callable[[str], Any]] = {"capture": parse_capture, "layer": parse_int, "batch": parse_int}
 HEAD = {**LAYER, "head": parse_head}
 TILE = {**HEAD, "minus": parse_other_matrix, "level": parse_int, "row": parse_int, "col": parse_int}
 RESOURCES = {
@@ -72,6 +90,7 @@ RESOURCES = {
     "text": Resource(ViewerApi.text, JSON, {"capture": parse_int, "text": parse_int}),
     "group": Resource(ViewerApi.group, JSON, {"capture": parse_int, "group": parse_int}),
     "picture": Resource(ViewerApi.picture, PNG, {"capture": parse_int, "picture": parse_int}),
+    "hidden": Resource(ViewerApi.hidden, JSON, LAYER),
     "overview": Resource(ViewerApi.overview, FRAME, LAYER),
     "difference": Resource(ViewerApi.difference, FRAME, {**LAYER, "minus": parse_place}),
     "measures": Resource(ViewerApi.measures, FRAME, {**HEAD, "level": parse_int}),

@@ -45,7 +45,7 @@ export function tile(frame: Frame): Tile {
 
 export function links(frame: Frame): Links {
   const [top, topWeight] = [[...frame.values("top")], [...frame.values("top_weight")]];
-  return { weight: frame.values("weight"), top, topWeight, ...frame.certainty };
+  return { weight: frame.values("weight"), top, topWeight, left: frame.header["left"] as number, ...frame.certainty };
 }
 
 export function block(frame: Frame): Block {
@@ -72,9 +72,10 @@ export const name = {
   text: (capture: number, text: number) => `text?capture=${capture}&text=${text}`,
   group: (capture: number, group: number) => `group?capture=${capture}&group=${group}`,
   picture: (capture: number, picture: number) => `picture?capture=${capture}&picture=${picture}`,
+  hidden: ({ capture, layer, batch }: Place) => `hidden?${where({ capture, layer, batch })}`,
   overview: (place: Place) => `overview?${where(place)}`,
-  difference: (place: Place, { capture, layer, batch }: Place) =>
-    `difference?${where(place)}&minus=${capture}.${layer}.${batch}`,
+  difference: (place: Place, other: Place) =>
+    `difference?${where(place)}&minus=${number(other)}.${other.layer}.${other.batch}`,
   measures: (place: Place, head: Head, level: number) => `measures?${where(place)}&head=${head}&level=${level}`,
   tile: (chart: Chart, level: number, row: number, col: number, resource = "tile") =>
     `${resource}?${where(chart)}&head=${chart.head}&minus=${minus(chart)}&level=${level}&row=${row}&col=${col}`,
@@ -87,10 +88,15 @@ export const name = {
   links: (place: Place, head: Head) => `links?${where(place)}&head=${head}`,
 };
 
-function where({ capture, layer, batch }: Place): string {
-  return `capture=${capture}&layer=${layer}&batch=${batch}`;
+function where(place: Place): string {
+  return `capture=${number(place)}&layer=${place.layer}&batch=${place.batch}`;
+}
+
+/** The number of a capture, with the keys that are hidden in it. */
+function number({ capture, hide }: Place): string {
+  return capture + (hide ? `~${hide.replaceAll(",", "~")}` : "");
 }
 
 function minus({ minus }: Chart): string {
-  return minus ? `${minus.capture}.${minus.layer}.${minus.batch}.${minus.head}` : "none";
+  return minus ? `${number(minus)}.${minus.layer}.${minus.batch}.${minus.head}` : "none";
 }

@@ -28,6 +28,9 @@ export interface View {
   tools?(): Node[];
 }
 
+/** The views in which keys can be hidden. */
+const HIDING = new Set(["overview", "map", "text", "lines"]);
+
 export class App {
   state: State;
   private readonly texts = new Map<string, Promise<Token[] | null>>();
@@ -81,8 +84,21 @@ export class App {
   }
 
   get place(): Place {
-    const { capture, layer, batch } = this.state;
-    return { capture, layer, batch };
+    return this.placeOf(this.state.layer);
+  }
+
+  /** A layer over the text on screen, without the keys that are hidden. */
+  placeOf(layer: number): Place {
+    const { capture, batch } = this.state;
+    const hide = this.hiding(this.capture.layers[layer]);
+    return { capture, layer, batch, ...(hide && { hide }) };
+  }
+
+  /** The keys that are hidden in a layer: in views that say so, those that it has. */
+  private hiding({ n_j, kind }: Layer): string {
+    const { hide, view } = this.state;
+    if (!HIDING.has(view) || (view === "overview" && !this.session.live) || kind === "measures") return "";
+    return hide.split(",").filter((part) => !(Number(part.split("-").pop()) >= n_j)).join(",");
   }
 
   /** The map on screen, less what it is compared with. */
@@ -103,7 +119,8 @@ export class App {
     if (found === null) return null;
     const { batch, heads } = this.session.captures[capture].layers[found];
     const fits = this.state.batch < batch && (typeof head !== "number" || head < heads.length);
-    return fits ? { capture, layer: found, batch: this.state.batch, head, minus: null } : null;
+    const { hide } = this.place;
+    return fits ? { capture, layer: found, batch: this.state.batch, head, minus: null, ...(hide && { hide }) } : null;
   }
 
   /** The other capture's layer that a layer is compared with. */

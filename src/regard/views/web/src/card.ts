@@ -59,6 +59,7 @@ function tokens({ name, tokens, count, offset }: Side, at: number, width: number
 
 function weight({ label, cell, signed }: Value): HTMLElement {
   const { value, largest, level, certainty } = cell;
+  if (Number.isNaN(value)) return el("p", { class: "value faint", "data-weight": "NaN" }, `${label} –`);
   if (value === null) return el("p", { class: "value faint" }, `${label} …`);
   const sign = signed && value > 0 ? "+" : "";
   const sure = digits(certainty?.error ?? 0);

@@ -1,7 +1,8 @@
 // The page as a source: what was put into it, and what follows from that.
 
 import * as answers from "./answers";
-import { type Certainty, together, within } from "./certainty";
+import { type Certainty, EXACT, together, within } from "./certainty";
+import { flags } from "./hiding";
 import { Coded, type Frame, parse } from "./frame";
 import {
   type Axis,
@@ -11,6 +12,7 @@ import {
   type Flow,
   type Grouping,
   type Head,
+  type Hidden,
   type Layer,
   type Links,
   type Place,
@@ -46,6 +48,10 @@ export class Inline implements Source {
     return URL.createObjectURL(new Blob([bytes], { type: "image/png" }));
   }
 
+  hidden(place: Place): Promise<Hidden> {
+    return this.json(answers.name.hidden(place));
+  }
+
   async overview(place: Place) {
     return answers.overview(await this.frame(answers.name.overview(place)));
   }
@@ -62,11 +68,13 @@ export class Inline implements Source {
 
   async measures(place: Place, head: Head) {
     const level = this.layer(place).measures_level ?? 0;
+    if (place.hide) return { level, entropy: null, received: null, off: { entropy: 0, received: 0 }, ...EXACT };
     return answers.measures(await this.frame(answers.name.measures(place, head, level)), level);
   }
 
   /** A tile; a page holds means alone. */
   async tile(chart: Chart, _pool: Pool, level: number, row: number, col: number): Promise<Tile> {
+    if (chart.hide) return this.renormalizedTile(chart, row, col);
     if (!chart.minus) return this.held(chart, level, row, col);
     const { minus, ...own } = chart;
     const direct = answers.name.tile(chart, level, row, col);
@@ -93,6 +101,19 @@ export class Inline implements Source {
       { ...one, ...together([one, other]) },
       one.mean.values().map((value, n) => value - less[n]),
     );
+  }
+
+  /** A tile without the keys that are hidden, or the difference of two. */
+  private async renormalizedTile(chart: Chart, row: number, col: number): Promise<Tile> {
+    const { n_i, n_j } = this.layer(chart);
+    const parts = await Promise.all([chart, ...(chart.minus ? [chart.minus] : [])].map((one) => this.whole(one, one.head)));
+    const side = this.opened!.tile;
+    const [rows, cols] = [Math.min(side, n_i - row * side), Math.min(side, n_j - col * side)];
+    const values = Float32Array.from({ length: rows * cols }, (_, at) => {
+      const place = (row * side + Math.floor(at / cols)) * n_j + col * side + (at % cols);
+      return parts.map(({ values }) => values[place]).reduce((one, other) => one - other);
+    });
+    return { rows, cols, mean: Coded.of(values, [rows, cols]), max: null, ...together(parts) };
   }
 
   /** A tile of a head, or over all heads, which are held apart where the page has every weight. */
@@ -142,7 +163,7 @@ export class Inline implements Source {
       for (let y = 0; y < rows; y++) {
         const from = (row + y) * layer.n_j;
         weight.set(whole.values.subarray(from + col, from + col + cols), (head * rows + y) * cols);
-        total[head * rows + y] = whole.values.subarray(from, from + layer.n_j).reduce((sum, value) => sum + value, 0);
+        total[head * rows + y] = whole.values.subarray(from, from + layer.n_j).reduce((sum, value) => sum + (value || 0), 0);
       }
     }
     return { heads, rows, cols, weight, total, ...together(parts) };
@@ -187,12 +208,16 @@ export class Inline implements Source {
     const { n_i, n_j } = this.layer(place);
     const whole = await this.whole(place, head);
     const weight = new Float32Array(axis === "query" ? n_j : n_i);
+    let left = 0; // queries that see a key
     for (let at = first; at <= last; at++) {
+      if (axis === "query" && Number.isNaN(whole.values[at * n_j])) continue;
+      left++;
       for (let n = 0; n < weight.length; n++) {
-        weight[n] += axis === "query" ? whole.values[at * n_j + n] / (last - first + 1) : whole.values[n * n_j + at];
+        weight[n] += (axis === "query" ? whole.values[at * n_j + n] : whole.values[n * n_j + at]) || 0;
       }
     }
-    return { ...whole, weight, ...strongest(weight) };
+    if (axis === "query") weight.forEach((value, n) => (weight[n] = value / left));
+    return { ...whole, weight, left, ...strongest(weight) };
   }
 
   /** From the strongest links: of a span at least so much, and ranked as far as the order is sure. */
@@ -223,12 +248,23 @@ export class Inline implements Source {
     const own = [...ends.subarray(first * count, (first + 1) * count)].filter((n) => known[n] > 0);
     const top = first === last ? own : surely(strongest(known).top, known, most, error);
     const weight = rest > 0 ? known.map((value, n) => (held[n] ? value : NaN)) : known;
-    return { weight, top, topWeight: top.map((n) => known[n]), ...sure, of: [count, known.length] };
+    return { weight, top, topWeight: top.map((n) => known[n]), left: last + 1 - first, ...sure, of: [count, known.length] };
   }
 
-  /** A map of the page at its finest level, from its tiles. */
+  /** A map of the page at its finest level, from its tiles; without the keys that are hidden. */
   private async whole(place: Place, head: Head): Promise<{ values: Float32Array } & Certainty> {
-    const { n_i, n_j, finest } = this.layer(place);
+    const { n_i, n_j, finest, heads } = this.layer(place);
+    if (place.hide) {
+      if (finest > 0) throw new Refusal("This page holds no single weights, so no keys can be hidden.", "Open the capture with `regard view`.");
+      if (typeof head === "number") return this.renormalized(place, head);
+      const all = await Promise.all(heads.map((_, n) => this.renormalized(place, n)));
+      const values = all[0].values.map((_, at) => {
+        const seen = all.map((one) => one.values[at]).filter((value) => !Number.isNaN(value));
+        if (!seen.length) return NaN;
+        return head === "max" ? Math.max(...seen) : seen.reduce((sum, value) => sum + value, 0) / heads.length;
+      });
+      return { ...together(all), values };
+    }
     const [down, across] = [Math.ceil(n_i / 2 ** finest), Math.ceil(n_j / 2 ** finest)];
     const side = this.opened!.tile;
     const found = new Float32Array(down * across);
@@ -244,6 +280,20 @@ export class Inline implements Source {
       }
     }
     return { values: found, ...together(parts) };
+  }
+
+  /** Every weight of a head, divided by what its row gives to the keys that are not hidden; NaN where that is nothing. */
+  private async renormalized({ hide, ...place }: Place, head: number): Promise<{ values: Float32Array } & Certainty> {
+    const whole = await this.whole(place, head);
+    const { n_i, n_j } = this.layer(place);
+    const hidden = flags(hide ?? "", await this.hidden(place), n_j);
+    const values = whole.values.map((value, at) => (hidden[at % n_j] ? 0 : value));
+    for (let row = 0; row < n_i; row++) {
+      const own = values.subarray(row * n_j, (row + 1) * n_j);
+      const rest = own.reduce((sum, value) => sum + value, 0);
+      own.forEach((value, n) => (own[n] = rest > 0 ? value / rest : NaN));
+    }
+    return { ...whole, values, error: 2 * whole.error };
   }
 
   private layer({ capture, layer }: Place): Layer {

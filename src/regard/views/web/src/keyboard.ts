@@ -17,6 +17,7 @@ export const KEYS: Group[] = [
       ["s c", "next scale, next colours"],
       ["t", "dark or light"],
       ["/", "search; #120 is token 120"],
+      ["h H", "hide sinks and padding, the chosen tokens; rows sum to 1 again"],
       ["n N", "next, previous match"],
       ["e", "export"],
       ["?", "this help"],

@@ -6,6 +6,7 @@ import { headColour } from "./colours";
 import { columns, type Link } from "./columns";
 import { button, choice, menu, named, notice } from "./controls";
 import { el, fill, sized } from "./element";
+import * as hiding from "./hiding";
 import { Legend, number } from "./legend";
 import type { Token } from "./marks";
 import type { Block } from "./source";
@@ -25,6 +26,8 @@ export class LinesView implements View {
   private asked = "";
   private tokens: { left: Token[] | null; top: Token[] | null } = { left: null, top: null };
   private block: Block | null = null;
+  /** What is hidden, in words. */
+  private hidden = "";
 
   constructor(
     private readonly app: App,
@@ -52,6 +55,7 @@ export class LinesView implements View {
     const count = String(COUNTS.find((n) => n >= Math.max(rows, cols)) ?? COUNTS[3]);
     const swatches = layer.heads.map((head, n) => this.swatch(head, n));
     return [
+      hiding.tools(this.app),
       choice("draw", { head: "one layer", model: "all layers" }, state.lines, (lines) => this.app.go({ lines })),
       el(
         "div",
@@ -120,7 +124,9 @@ export class LinesView implements View {
       this.stop = new AbortController();
       const { signal } = this.stop;
       const [left, top] = await Promise.all([this.app.tokens(place, "query"), this.app.tokens(place, "key")]);
+      const hidden = await hiding.words(this.app, place);
       if (signal.aborted) return;
+      this.hidden = hidden;
       this.tokens = { left, top };
       if (state.lines === "model") return this.model(signal);
       const block = await this.app.source.block(place, window.row, window.rows, window.col, window.cols, signal);
@@ -151,7 +157,8 @@ export class LinesView implements View {
     const strongest = most
       ? `the strongest line is a weight of ${number(most, digits(this.block!.error))}${known ? ` ${known}` : ""}`
       : "no weight here is above 0";
-    const below = [strongest, this.block && cols < layer.n_j && outside([this.block], this.app.state.shown)].filter(Boolean).join("; ");
+    const share = this.block && cols < layer.n_j && outside([this.block], this.app.state.shown);
+    const below = [strongest, share, this.hidden].filter(Boolean).join("; ");
     const drawing = columns(this.app, this.body, { left: queries, right: keys }, links, 860);
     this.legend.lines(most || 1, "weight of a line; its colour is the head");
     fill(this.body, drawing, this.legend.element, el("p", { class: "faint scale" }, below));
@@ -180,7 +187,7 @@ export class LinesView implements View {
       if (layer.n_i !== n_i || layer.n_j !== n_j || layer.kind !== "weights" || this.app.state.batch >= layer.batch)
         continue;
       const block = await this.app.source.block(
-        { ...this.app.place, layer: at },
+        this.app.placeOf(at),
         window.row,
         window.rows,
         window.col,
@@ -200,9 +207,9 @@ export class LinesView implements View {
       );
     }
     const own = "lines of a layer are drawn to its largest weight here";
-    const below = window.cols < n_j ? `${own}; ${outside(blocks, null)}` : own;
+    const below = [own, window.cols < n_j && outside(blocks, null), hiding.plain(this.app.place.hide)];
     this.legend.lines("largest of the layer", "weight of a line; its colour is the head");
-    this.body.append(this.legend.element, el("p", { class: "faint scale" }, below));
+    this.body.append(this.legend.element, el("p", { class: "faint scale" }, below.filter(Boolean).join("; ")));
   }
 
   private small(block: Block, layer: number, n: number, head: number): HTMLElement {

@@ -5,6 +5,7 @@ import { Card, type Side } from "./card";
 import { COLUMNS, digits, fields, said, together } from "./certainty";
 import { choice, notice } from "./controls";
 import { el, fill } from "./element";
+import * as hiding from "./hiding";
 import { Legend, mark, number } from "./legend";
 import { joined, type Token } from "./marks";
 import { type Events, type Mean, Panel, type Window } from "./panel";
@@ -74,6 +75,8 @@ export class MapView implements View {
   private moving = false;
   private settling = 0;
   private problem = "";
+  /** What is hidden, in words. */
+  private hidden = "";
   /** The tokens of the capture, and of the one it is compared with. */
   private words: Sides[] = [];
   /** The tokens of both: two texts at a position where they differ. */
@@ -134,6 +137,7 @@ export class MapView implements View {
       state.against !== "none" && choice("layout", layouts, state.layout, (layout) => this.app.go({ layout })),
       this.app.session.live &&
         choice("cells", { mean: "mean", max: "max" }, state.pool, (pool) => this.app.go({ pool })),
+      hiding.tools(this.app),
       choice("range", { auto: "auto", full: "0–1" }, state.range, (range) => this.app.go({ range })),
     ].filter((node): node is HTMLElement => node !== false);
   }
@@ -216,7 +220,12 @@ export class MapView implements View {
     const { place, other } = this.app;
     const own = await this.sides(place);
     const others = other && other.capture !== place.capture ? await this.sides(other) : null;
+    const hidden = await hiding.words(this.app, place);
     if (key !== this.drawn) return;
+    if (hidden !== this.hidden) {
+      this.hidden = hidden;
+      this.settle();
+    }
     this.words = [own, ...(others ? [others] : [])];
     this.both = others ? { left: joined(own.left, others.left), top: joined(own.top, others.top) } : own;
     for (const { panel, name } of this.shown) {
@@ -304,7 +313,8 @@ export class MapView implements View {
     const tiles = level > 0 && largest ? panel.visible().filter(({ tile }) => tile.max === null) : [];
     const coming = tiles.some(({ tile }) => tile.retry !== null);
     const unknown = tiles.length ? ` (grey: ${coming ? "on the way" : "not kept in this capture"})` : "";
-    return (signed ? `${cell}, A − B` : cell) + (unknown || (panel.missing() ? " (grey: not a number)" : ""));
+    const missing = panel.missing() && ` (grey: ${this.hidden ? "nothing is left of the row" : "not a number"})`;
+    return [signed ? `${cell}, A − B` : cell, this.hidden].filter(Boolean).join(", ") + (unknown || missing || "");
   }
 
   private pick(cell: Cell): void {
@@ -371,6 +381,7 @@ export class MapView implements View {
       found?.received && measure("received by", "key", "keys", found.received),
     ].filter(Boolean);
     const padding = this.pads(cell.row, cell.col, cell.level);
+    if (this.hidden && values.some(({ cell }) => Number.isNaN(cell.value))) more.splice(0, 2, "nothing is left of this row");
     this.card.show(x, y, cell, sides, padding ? [] : values, padding ? "padding" : more.join(", "));
   }
 

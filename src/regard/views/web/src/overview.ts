@@ -5,6 +5,7 @@ import { COLUMNS, fields, said, together } from "./certainty";
 import { Spread } from "./colours";
 import { menu, notice } from "./controls";
 import { arrange, el, fill } from "./element";
+import * as hiding from "./hiding";
 import { Legend } from "./legend";
 import { pause } from "./remote";
 import { several } from "./several";
@@ -72,7 +73,7 @@ export class OverviewView implements View {
 
   update(state: State): void {
     if (this.filter.value !== state.filter) this.filter.value = state.filter;
-    const key = `${state.capture} ${state.batch} ${state.against === "capture"}`;
+    const key = `${state.capture} ${state.batch} ${state.against === "capture"} ${state.hide}`;
     if (key !== this.asked) void this.load(key);
     else this.draw();
   }
@@ -87,7 +88,7 @@ export class OverviewView implements View {
   tools(): Node[] {
     const { state } = this.app;
     const offered = state.against === "capture" ? { ...MEASURES, difference: "difference A − B" } : MEASURES;
-    return [menu<Sort>("sort", offered, state.sort, (sort) => this.app.go({ sort })), this.filter];
+    return [menu<Sort>("sort", offered, state.sort, (sort) => this.app.go({ sort })), this.filter, ...(this.app.session.live ? [hiding.tools(this.app)] : [])];
   }
 
   table(): string[][] {
@@ -106,12 +107,12 @@ export class OverviewView implements View {
     this.asked = key;
     this.forget();
     const { layers } = this.app.capture;
-    const { batch, capture } = this.app.state;
+    const { batch } = this.app.state;
     this.wanted = [...layers.keys()].filter((layer) => batch < layers[layer].batch && !isEmpty(layers[layer]));
     fill(this.grid, notice(this.wanted.length ? "reading the heads …" : "No layer has anything to show."));
     fill(this.notes);
     const work = async (layer: number): Promise<void> => {
-      const [one, less] = await Promise.all([this.app.source.overview({ capture, layer, batch }), this.less(layer)]);
+      const [one, less] = await Promise.all([this.app.source.overview(this.app.placeOf(layer)), this.less(layer)]);
       if (key !== this.asked) return;
       if (less && !this.found.has(layer)) this.differences.add(less.thumbs.values());
       if (less) this.cellSize = less.cell;
@@ -166,10 +167,11 @@ export class OverviewView implements View {
   private async less(layer: number): Promise<Difference | null> {
     const { capture, batch, against } = this.app.state;
     const found = against === "capture" ? this.app.counterpart(layer) : null;
-    const other = { capture: 1 - capture, layer: found ?? 0, batch };
+    const place = this.app.placeOf(layer);
+    const other = { ...place, capture: 1 - capture, layer: found ?? 0 };
     if (found === null || batch >= this.app.session.captures[other.capture].layers[found].batch) return null;
     try {
-      return await this.app.source.difference({ capture, layer, batch }, other);
+      return await this.app.source.difference(place, other);
     } catch (error) {
       if (error instanceof Refusal) return null;
       throw error;
@@ -267,7 +269,7 @@ export class OverviewView implements View {
     const own = chosen.some(({ signed }) => !signed) ? "each map is drawn to its own scale" : "";
     const sampled = chosen.filter(({ certainty }) => certainty.state !== "exact");
     const known = sampled.length ? `hatched: ${said(together(sampled.map(({ certainty }) => certainty)))}` : "";
-    const text = [own, known].filter(Boolean).join("; ");
+    const text = [own, known, this.app.session.live && hiding.plain(this.app.state.hide)].filter(Boolean).join("; ");
     const notes: Node[] = text ? [el("p", { class: "hint known" }, text)] : [];
     if (!chosen.some(({ signed }) => signed)) return notes;
     const [rows, cols] = this.cellSize;

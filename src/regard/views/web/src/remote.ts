@@ -7,6 +7,7 @@ import {
   type Chart,
   type Grouping,
   type Head,
+  type Hidden,
   type Place,
   type Pool,
   type Session,
@@ -34,6 +35,10 @@ export class Remote implements Source {
 
   picture(capture: number, picture: number): Promise<string> {
     return Promise.resolve(`api/${answers.name.picture(capture, picture)}`);
+  }
+
+  hidden(place: Place): Promise<Hidden> {
+    return this.json(answers.name.hidden(place));
   }
 
   async overview(place: Place) {

@@ -17,6 +17,8 @@ export class Running {
   private colour: Colouring | null = null;
   private chosen: [number, number] | null = null;
   private found = new Set<number>();
+  /** 1 for each token that is a hidden key. */
+  hidden: Uint8Array | null = null;
 
   constructor(
     title: string,
@@ -100,6 +102,7 @@ export class Running {
     token.style.backgroundColor = background;
     token.style.color = ink;
     token.classList.toggle("chosen", this.chosen !== null && n >= this.chosen[0] && n <= this.chosen[1]);
+    token.classList.toggle("hidden-key", this.hidden?.[n] === 1);
     token.classList.toggle("found", this.found.has(n));
   }
 }

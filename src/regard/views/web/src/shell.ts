@@ -9,6 +9,7 @@ import { type Kind, save } from "./export";
 import { FlowView } from "./flow";
 import { ImagesView } from "./images";
 import { help } from "./help";
+import { asKeys, spelled, toggledAll, toggledPart } from "./hiding";
 import { listen } from "./keyboard";
 import { LinesView } from "./lines";
 import { MapView, title } from "./map";
@@ -331,6 +332,8 @@ export class Shell {
       e: () => this.exports.showModal(),
       "?": () => this.help.showModal(),
       "/": () => this.search.focus(),
+      h: () => app.go({ hide: toggledAll(state.hide) }),
+      H: () => state.chosen && app.go({ hide: toggledPart(state.hide, spelled(asKeys(app, state.chosen))) }),
       n: () => this.find(1),
       N: () => this.find(-1),
     };

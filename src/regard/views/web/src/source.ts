@@ -76,6 +76,8 @@ export interface Grouping {
 /** One layer over one batch row. */
 export interface Place {
   capture: number;
+  /** The keys that are hidden, as the server spells them; none where it is absent or empty. */
+  hide?: string;
   layer: number;
   batch: number;
 }
@@ -85,6 +87,9 @@ export interface Chart extends Place {
   head: Head;
   minus: (Place & { head: Head }) | null;
 }
+
+/** The keys of a layer that each kind hides, null where the sinks are not known. */
+export type Hidden = Record<"sinks" | "padding" | "punctuation", Range[] | null>;
 
 export interface Overview extends Certainty {
   entropy: Float32Array;
@@ -131,6 +136,8 @@ export interface Links extends Certainty {
   weight: Float32Array;
   top: number[];
   topWeight: number[];
+  /** How many of the queries see a key that is not hidden. */
+  left: number;
 }
 
 export interface Block extends Certainty {
@@ -166,6 +173,7 @@ export interface Source {
   group(capture: number, group: number): Promise<Grouping>;
   /** The address of a picture that an <img> can show. */
   picture(capture: number, picture: number): Promise<string>;
+  hidden(place: Place): Promise<Hidden>;
   overview(place: Place, signal?: AbortSignal): Promise<Overview>;
   difference(place: Place, minus: Place, signal?: AbortSignal): Promise<Difference>;
   measures(place: Place, head: Head, level: number, signal?: AbortSignal): Promise<Measures>;

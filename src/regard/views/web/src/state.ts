@@ -1,6 +1,7 @@
 // State: everything that makes up what is on screen, as the address spells it.
 
 import { type Palette, PALETTES, type Scale, SCALES } from "./colours";
+import { isPart } from "./hiding";
 import type { Axis, Head, Pool } from "./source";
 
 export const VIEWS = ["overview", "map", "text", "lines", "flow", "images", "alignment"] as const;
@@ -24,6 +25,8 @@ export interface State {
   palette: Palette;
   /** What a cell of many pairs shows of them. */
   pool: Pool;
+  /** Keys that are hidden, the rest of each row renormalized: kinds and ranges, `sinks,padding,3-5`. */
+  hide: string;
   range: "auto" | "full";
   /** Centre of the map in tokens, and how many tokens are across; null shows the whole. */
   at: [row: number, col: number, across: number] | null;
@@ -56,6 +59,7 @@ export const START: State = {
   scale: "sqrt",
   palette: "magma",
   pool: "mean",
+  hide: "",
   range: "auto",
   at: null,
   axis: "query",
@@ -85,6 +89,7 @@ const READERS: { [K in keyof State]: Reader<State[K]> } = {
   scale: oneOf(SCALES),
   palette: oneOf(PALETTES),
   pool: oneOf(["mean", "max"]),
+  hide: hidden,
   range: oneOf(["auto", "full"]),
   at: (text) => numbers(text, 3) as State["at"],
   axis: oneOf(["query", "key"]),
@@ -125,6 +130,10 @@ export function write(state: State): string {
 
 function oneOf<const T extends readonly string[]>(names: T): Reader<T[number]> {
   return (text) => (names.includes(text) ? text : undefined);
+}
+
+function hidden(text: string): string | undefined {
+  return text.length <= 400 && text.split(",").every(isPart) ? text : undefined;
 }
 
 function whole(text: string): number | undefined {

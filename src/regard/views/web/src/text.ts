@@ -4,6 +4,7 @@ import { type App, type View, words } from "./app";
 import { COLUMNS, fields, said, together } from "./certainty";
 import { choice, notice } from "./controls";
 import { el, fill } from "./element";
+import * as hiding from "./hiding";
 import { Legend } from "./legend";
 import type { Token } from "./marks";
 import { ranking } from "./ranking";
@@ -39,6 +40,9 @@ export class TextView implements View {
   private stop = new AbortController();
   private opened = "";
   private asked = "";
+  /** What is hidden, in words, and which of the keys that are. */
+  private hidden = "";
+  private hiddenKeys: Uint8Array = new Uint8Array(0);
 
   constructor(
     private readonly app: App,
@@ -60,7 +64,10 @@ export class TextView implements View {
   }
 
   tools(): Node[] {
-    return [choice("choose by", UNITS, this.app.state.unit, (unit) => void this.rechoose(unit))];
+    return [
+      choice("choose by", UNITS, this.app.state.unit, (unit) => void this.rechoose(unit)),
+      hiding.tools(this.app),
+    ];
   }
 
   table(): string[][] {
@@ -122,6 +129,7 @@ export class TextView implements View {
     this.stop.abort();
     this.stop = new AbortController();
     this.links = {};
+    await this.readHidden();
     if (!state.chosen) return this.list();
     this.app.mustHaveWeights();
     const { signal } = this.stop;
@@ -135,6 +143,13 @@ export class TextView implements View {
     this.list();
   }
 
+  private async readHidden(): Promise<void> {
+    const { place, layer } = this.app;
+    this.hidden = await hiding.words(this.app, place);
+    const known = place.hide ? await this.app.source.hidden(place) : null;
+    this.hiddenKeys = known ? hiding.flags(place.hide!, known, layer.n_j) : new Uint8Array(0);
+  }
+
   /** Colour each text by its links with what is chosen. */
   private paint(): void {
     const { axis, chosen, find } = this.app.state;
@@ -142,6 +157,7 @@ export class TextView implements View {
     for (const [side, text] of Object.entries(this.texts) as [Axis, Running][]) {
       const asks = this.one || side === axis;
       const answers = this.one || side !== axis;
+      text.hidden = side === "key" || this.one ? this.hiddenKeys : null;
       text.paint(answers ? colouring : null, asks ? chosen : null, find && asks ? matches(text.tokens, find) : []);
     }
     if (chosen) this.running(axis)?.reveal(chosen[0]);
@@ -169,7 +185,8 @@ export class TextView implements View {
 
   private list(): void {
     const { chosen, axis } = this.app.state;
-    if (!chosen) return fill(this.side, el("p", { class: "hint" }, HINT));
+    const without = this.hidden && el("p", { class: "hint without" }, this.hidden);
+    if (!chosen) return fill(this.side, el("p", { class: "hint" }, HINT), without);
     const [first, last] = chosen;
     const place = el("span", { class: "faint" }, first === last ? ` ${first}` : ` ${first}–${last}`);
     const head = el("h2", {}, el("bdi", {}, phrase(this.tokens(axis), first, last)), place);
@@ -178,7 +195,7 @@ export class TextView implements View {
     const known = said(together(Object.values(this.links)));
     const legend = this.colouring(this.links[axis]) && this.legend.element;
     const faint = Object.values(this.links).some(({ state }) => state === "partial") ? "; words in grey are not known" : "";
-    fill(this.side, head, colour, legend, ...sections, known && el("p", { class: "hint known" }, `weights: ${known}${faint}`));
+    fill(this.side, head, without, colour, legend, ...sections, known && el("p", { class: "hint known" }, `weights: ${known}${faint}`));
   }
 
   private section(side: Axis, links: Links): HTMLElement {
@@ -190,12 +207,15 @@ export class TextView implements View {
       this.app.go({ chosen: [n, n], axis: this.one ? this.app.state.axis : opposite(side) });
     const [first, last] = this.app.state.chosen!;
     const several = last - first + 1;
-    const over = side === "query" ? `mean of ${several} queries` : `sum over ${several} keys`;
+    const { left } = links;
+    if (side === "query" && !left) return el("section", { "data-side": side }, el("h3", {}, SIDES[side]), el("p", { class: "faint" }, "nothing is left of this row"));
+    const rest = side === "query" && left < several ? `, nothing is left of ${several - left}` : "";
+    const over = side === "query" ? `mean of ${left} queries${rest}` : `sum over ${several} keys`;
     const least = several > 1 && links.state === "partial";
     const title = el("h3", {}, several > 1 ? `${SIDES[side]}, ${over}` : SIDES[side]);
     const unsure = least && items.length < LISTED;
-    const rest = unsure ? el("p", { class: "faint" }, "The order of the others is not known from these links.") : null;
-    return el("section", { "data-side": side }, title, items.length || !unsure ? ranking(items, follow, links.error, least) : null, rest);
+    const note = unsure ? el("p", { class: "faint" }, "The order of the others is not known from these links.") : null;
+    return el("section", { "data-side": side }, title, items.length || !unsure ? ranking(items, follow, links.error, least) : null, note);
   }
 
   private async choose(side: Axis, first: number, last: number): Promise<void> {
