@@ -141,6 +141,22 @@ MASKS = [
         lambda: {"mask": R.Dilated(3, 2)},
         lambda row, j: abs(row.i - j) < 6 and (row.i - j) % 2 == 0,
     ),
+    Case(
+        "Window-heads",
+        lambda shape: [torch.arange(shape.h) * 3 + 1, torch.arange(shape.h) % 2],
+        lambda width, after: {"mask": R.Window(width) | R.Window(before=2, after=after)},
+        lambda row, j: abs(row.i - j) < row.t[0][row.h] or bool(row.i - 2 <= j <= row.i + row.t[1][row.h]),
+    ),
+    Case(
+        "Window-tuple",
+        none,
+        lambda: {"mask": R.Causal() & R.Window((2, 5, 1, 40))},
+        lambda row, j: j <= row.i and abs(row.i - j) < (2, 5, 1, 40)[row.h],
+        fits=lambda shape: shape.h == 4,
+    ),
+    Case(
+        "Chunked", none, lambda: {"mask": R.Causal() & R.Chunked(5)}, lambda row, j: j <= row.i and row.i // 5 == j // 5
+    ),
     Case("Not-Diagonal", none, lambda: {"mask": ~R.Diagonal()}, lambda row, j: row.i != j),
     Case("Diagonal", none, lambda: {"mask": R.Diagonal()}, lambda row, j: row.i == j),
     Case(
@@ -198,6 +214,12 @@ MASKS = [
         lambda ids: {"mask": R.Causal() & R.Documents(ids)},
         lambda row, j: j <= row.i and bool(row.t[0][row.b, row.r] == row.t[0][row.b, j]),
         fits=lambda shape: same(shape) and shape.b > 0,
+    ),
+    Case(
+        "Documents-packed",
+        lambda shape: [torch.tensor([0, shape.i // 3, shape.i]), torch.tensor([0, shape.j // 2, shape.j])],
+        lambda query, key: {"mask": R.Documents.from_cu_seqlens(query, key)},
+        lambda row, j: (row.r >= row.t[0][1]) == (j >= row.t[1][1]),
     ),
     Case(
         "Documents-cross",
@@ -450,5 +472,6 @@ SHAPES = [
     Shape(h=4, g=4, i=63, j=63, d=16, e=9),
     Shape(b=1, h=2, g=1, i=63, j=129, d=7, e=16, strided=True),
     Shape(h=1, g=1, i=129, j=63, d=8, e=8),
+    Shape(b=3, h=2, g=1, i=5, j=11, offset=(6, -2, 3)),
 ]
 EMPTY = [Shape(b=0), Shape(i=0), Shape(j=0), Shape(b=0, i=0, j=0)]

@@ -25,11 +25,12 @@ class Shape:
     j: int = 7
     d: int = 8
     e: int = 8
-    offset: int | None = None
+    offset: int | tuple[int, ...] | None = None
     strided: bool = False
 
-    @property
-    def shift(self) -> int:
+    def shift(self, b: int) -> int:
+        if isinstance(self.offset, tuple):
+            return self.offset[b]
         return self.j - self.i if self.offset is None else self.offset
 
     def __str__(self) -> str:
@@ -99,7 +100,7 @@ def weights(case: Case, shape: Shape, q: Tensor, k: Tensor, tensors: list[Tensor
         for h in range(shape.h):
             keys = k[b, h // (shape.h // shape.g)]
             for r in range(shape.i):
-                rows.append(_row(case, Row(b, h, r, r + shape.shift, shape.j, q[b, h, r], keys, tensors)))
+                rows.append(_row(case, Row(b, h, r, r + shape.shift(b), shape.j, q[b, h, r], keys, tensors)))
     if not rows:
         return q.new_zeros(shape.b, shape.h, shape.i, shape.j)
     return torch.stack(rows).view(shape.b, shape.h, shape.i, shape.j)

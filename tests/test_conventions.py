@@ -12,6 +12,7 @@ from regard import (
     Alibi,
     Bilinear,
     Causal,
+    Chunked,
     Cosine,
     Dense,
     Documents,
@@ -57,6 +58,40 @@ def test_an_offset_places_the_queries_in_a_static_cache(backend):
     out = attend_on(backend, q, k, v, mask=Causal(), offset=4)
     for row, seen in enumerate((5, 6)):
         torch.testing.assert_close(out[:, :, [row]], attend(q[:, :, [row]], k[:, :, :seen], v[:, :, :seen]))
+
+
+def test_an_offset_per_batch_row_places_the_queries_in_caches_of_different_lengths(backend):
+    q, k, v = (torch.cat([x, -x, x.roll(1, 2)]) for x in qkv(i=2, j=9))
+    lengths = (4, 0, 7)
+    for b, length in enumerate(lengths):
+        k[b, :, length + 2 :], v[b, :, length + 2 :] = 1e4, 1e4
+    alone = torch.cat([attend(q[[b]], k[[b]], v[[b]], mask=Causal(), offset=n) for b, n in enumerate(lengths)])
+    for offset in (lengths, torch.tensor(lengths)):
+        torch.testing.assert_close(attend_on(backend, q, k, v, mask=Causal(), offset=offset), alone)
+
+
+def test_a_width_per_head_is_the_window_of_each_head(backend):
+    q, k, v = qkv(h=3, g=3, i=7, j=7)
+    alone = torch.cat([attend(q[:, [h]], k[:, [h]], v[:, [h]], mask=Window(w)) for h, w in enumerate((1, 4, 20))], 1)
+    for width in ((1, 4, 20), torch.tensor([1, 4, 20])):
+        torch.testing.assert_close(attend_on(backend, q, k, v, mask=Window(width)), alone)
+
+
+def test_packed_sequences_attend_as_each_would_alone(backend):
+    q, k, v = qkv(i=9, j=9)
+    mask = Causal() & Documents.from_cu_seqlens(torch.tensor([0, 2, 2, 9]))
+    alone = torch.cat(
+        [attend(*(x[:, :, part] for x in (q, k, v)), mask=Causal()) for part in (slice(2), slice(2, 9))], 2
+    )
+    torch.testing.assert_close(attend_on(backend, q, k, v, mask=mask), alone)
+
+
+def test_a_chunk_sees_nothing_of_the_chunk_before(backend):
+    q, k, v = qkv(i=8, j=8)
+    mask = Causal() & Chunked(3)
+    parts = slice(0, 3), slice(3, 6), slice(6, 8)
+    alone = torch.cat([attend(*(x[:, :, part] for x in (q, k, v)), mask=Causal()) for part in parts], 2)
+    torch.testing.assert_close(attend_on(backend, q, k, v, mask=mask), alone)
 
 
 def test_more_queries_than_keys_leaves_the_first_queries_with_nothing(backend):

@@ -34,7 +34,7 @@ class World:
     v: Tensor
     terms: dict[str, Any]
     backend: str
-    offset: int | None = None
+    offset: int | tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
         shapes = [tuple(x.shape) for x in (self.q, self.k, self.v)]
@@ -64,6 +64,7 @@ MASKS = st.sampled_from(
         None,
         R.Causal(),
         R.Window(3),
+        R.Causal() & R.Chunked(4),
         R.Causal() & R.Window(5),
         R.Causal() | R.Prefix(2),
         R.Window(2) | R.Global(2),
@@ -127,7 +128,7 @@ def worlds(draw, masks=MASKS, scores=SCORES, normalizers=NORMALIZERS, biases=BIA
         randn(b, g, n_j, e),
         terms,
         draw(st.sampled_from(list(BACKENDS))),
-        draw(st.none() | st.integers(-4, 20)),
+        draw(st.none() | st.integers(-4, 20) | st.just(tuple(range(3, 3 + 4 * b, 4)))),
     )
 
 
@@ -511,7 +512,7 @@ def test_gradients_under_dropout_pass_gradcheck_with_a_fixed_seed(world):
 
 
 def test_every_term_is_drawn_by_some_property():
-    drawn = "Causal Window Prefix Global Dilated Diagonal Rule Padding Dense Blocks Documents"
+    drawn = "Causal Chunked Window Prefix Global Dilated Diagonal Rule Padding Dense Blocks Documents"
     drawn += " Alibi Relative Added Gaussian Bias"
     drawn += " Dot Cosine Additive Bilinear Location Score Softmax SinkSoftmax Sigmoid Sparsemax Entmax Hard Tapered"
     covered_elsewhere = {"Near", "Summary", "Weights"}

@@ -12,6 +12,7 @@ from .ops.terms.biases import Added, Alibi, Bias, Gaussian, Relative
 from .ops.terms.masks import (
     Blocks,
     Causal,
+    Chunked,
     Dense,
     Diagonal,
     Dilated,
@@ -38,6 +39,7 @@ __all__ = [
     "Bilinear",
     "Blocks",
     "Causal",
+    "Chunked",
     "Cosine",
     "Dense",
     "Diagonal",

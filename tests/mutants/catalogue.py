@@ -175,8 +175,8 @@ BLOCKS = [
     Mutant(
         "positions without the offset",
         "ops/terms/coordinates.py",
-        "return self.row + self.offset\n\n    @property\n    def j(",
-        "return self.row\n\n    @property\n    def j(",
+        "return self.row + self.offsets",
+        "return self.row",
         "test_conventions.py::test_causal_is_aligned_bottom_right_for_unequal_lengths",
     ),
     Mutant(
@@ -281,6 +281,41 @@ MASKS = [
         "ops/terms/masks/test_mask_algebra.py::test_masks_draw_themselves",
     ),
     Mutant(
+        "one offset for all batch rows",
+        "ops/terms/coordinates.py",
+        'self.offset[self.selector("b")].view(-1, 1, 1, 1) if',
+        "self.offset[:1].view(-1, 1, 1, 1) if",
+        "test_conventions.py::test_an_offset_per_batch_row_places_the_queries_in_caches_of_different_lengths",
+    ),
+    Mutant(
+        "the window of the first head for all",
+        "ops/terms/masks/position_masks.py",
+        'at.slice_of(values, "h")',
+        'at.slice_of(values[:1], "h")',
+        "test_conventions.py::test_a_width_per_head_is_the_window_of_each_head",
+    ),
+    Mutant(
+        "a chunk that sees the one before",
+        "ops/terms/masks/position_masks.py",
+        "return at.i // self.size == at.j // self.size",
+        "return at.i // self.size >= at.j // self.size",
+        "test_conventions.py::test_a_chunk_sees_nothing_of_the_chunk_before",
+    ),
+    Mutant(
+        "a tile of two chunks taken as full",
+        "ops/terms/masks/position_masks.py",
+        "(i_low == j_high) & (j_low == i_high))",
+        "(i_low == j_low))",
+        "ops/terms/test_mask_tiles.py::test_tiles_reported_empty_are_empty_and_tiles_reported_full_are_full",
+    ),
+    Mutant(
+        "a packed sequence begins a token late",
+        "ops/terms/masks/tensor_masks.py",
+        "lengths = cu_seqlens.diff()",
+        "lengths = cu_seqlens.add(cu_seqlens > 0).diff()",
+        "ops/terms/masks/test_mask_algebra.py::test_masks_draw_themselves",
+    ),
+    Mutant(
         "a mask less a mask keeps both",
         "ops/terms/masks/mask_algebra.py",
         "return NotImplemented if mask is None else self & ~mask",
@@ -332,15 +367,15 @@ MASKS = [
     Mutant(
         "a window one key too wide behind",
         "ops/terms/masks/position_masks.py",
-        "return self.width - 1, self.width - 1",
-        "return self.width, self.width - 1",
+        "return width - 1, width - 1",
+        "return width, width - 1",
         "test_conventions.py::test_a_window_sees_w_keys_including_its_own",
     ),
     Mutant(
         "a window one key too wide ahead",
         "ops/terms/masks/position_masks.py",
-        "return self.width - 1, self.width - 1",
-        "return self.width - 1, self.width",
+        "return width - 1, width - 1",
+        "return width - 1, width",
         "ops/terms/masks/test_masks.py::test_weights_are_zero_exactly_where_the_predicate_hides",
     ),
     Mutant(
@@ -545,7 +580,7 @@ SCORES = [
     Mutant(
         "a bound Shaw table without the offset",
         "ops/terms/biases.py",
-        "self.buckets.of(j - (i + offset))",
+        "self.buckets.of(j - Point(b, h, i, j, offset).i)",
         "self.buckets.of(j - i)",
         "test_peers.py::TestFlexAttention::test_the_offset_may_be_a_tensor",
     ),
@@ -897,7 +932,7 @@ BACKENDS = [
     Mutant(
         "the kernel's top left taken for our bottom right",
         "ops/backends/sdpa.py",
-        "if i == j and call.offset == 0:",
+        "if i == j and offset == 0:",
         "if True:",
         "test_conventions.py::test_causal_is_aligned_bottom_right_for_unequal_lengths",
     ),

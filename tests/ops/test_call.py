@@ -10,6 +10,7 @@ from regard import (
     Bilinear,
     Blocks,
     Causal,
+    Chunked,
     Cosine,
     Dense,
     Diagonal,
@@ -126,6 +127,11 @@ SLOTS = [
     ("offset", call(offset=1.5), TypeError, r"offset must be a whole number, .*, got 1.5; write int\(offset\)"),
     ("offset_flag", call(offset=True), TypeError, r"offset must be a whole number, .*, got True"),
     ("offset_tensor", call(offset=torch.tensor(1)), TypeError, r"offset must be .*, got tensor\(1\); write int"),
+    ("offset_rows", call(offset=(1, 2, 3)), ValueError, r"or one for each of the b=2 batch rows, got shape \(3,\)"),
+    ("offset_floats", call(offset=(1.0, 2.0)), TypeError, r"offset must be a whole number, got 1.0"),
+    ("offset_float_rows", call(offset=torch.ones(2)), TypeError, r"offset must hold whole numbers, got torch.float32"),
+    ("first", lambda: A(offset=(1, 2)).call.first_position, ValueError, r"have different offsets, \[1, 2\]"),
+    ("window_heads", call(mask=Window((1, 2))), ValueError, r"number, or one for each of h=4 heads, got 2"),
     (
         "backend",
         call(backend="flash"),
@@ -137,6 +143,16 @@ SLOTS = [
     ("bias_device", call(bias=Added(far(5, 6))), ValueError, r"Added\(float32\[5, 6\]\) must be on .*cpu, got meta"),
 ]
 MASKS = [
+    ("window_zero", lambda: Window((1, 0)), ValueError, r"Window width must be 1 or more, got 0"),
+    ("window_float", lambda: Window(torch.ones(4)), TypeError, r"Window width must hold whole numbers"),
+    ("chunks_zero", lambda: Chunked(0), ValueError, r"Chunked size must be 1 or more, got 0"),
+    ("cu_seqlens", lambda: Documents.from_cu_seqlens(torch.tensor([1, 3])), ValueError, r"must begin with 0 and not"),
+    (
+        "cu_seqlens_down",
+        lambda: Documents.from_cu_seqlens(torch.tensor([0, 3, 2])),
+        ValueError,
+        r"not decrease, got \[",
+    ),
     ("window_none", lambda: Window(), ValueError, r"Window takes a width, or both before and after, got width=None"),
     ("window_both", lambda: Window(4, 1, 1), ValueError, r"got width=4, before=1, after=1; write Window\(4\)"),
     ("window_half", lambda: Window(before=1), ValueError, r"got width=None, before=1, after=None; write Window"),

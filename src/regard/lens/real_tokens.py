@@ -25,13 +25,13 @@ from ..ops.blocks.prepared_call import PreparedCall
 from ..ops.blocks.reduction import Reduction
 from ..ops.call import Call
 from ..ops.terms.coordinates import Block
-from ..ops.terms.masks import Causal, Diagonal, Dilated, Documents, Global, Near, Padding, Prefix, Window
+from ..ops.terms.masks import Causal, Chunked, Diagonal, Dilated, Documents, Global, Near, Padding, Prefix, Window
 from ..ops.terms.masks.mask_algebra import And, Mask, Not, Or, conjuncts
 from ..ops.weights import Weights
 from .recording.generation import looks_back_only
 
 ENTRIES = 2**22  # mask elements evaluated at a time
-POSITIONS = (Causal, Window, Dilated, Diagonal, Global, Near)  # masks that hide no key from all queries
+POSITIONS = (Causal, Window, Dilated, Chunked, Diagonal, Global, Near)  # masks that hide no key from all queries
 CROSS_NAMES = ("cross", "encdec", "enc_dec", "encoder_attn", "src_attn", "memory_attn")  # parts of names of layers
 Key = tuple[str, int]  # layer and call
 
@@ -143,7 +143,7 @@ def distance_between(A: Weights, real: RealTokens) -> Tensor | None:
     if not is_padding or real.are_all or not (real.queries.shape[1] and real.keys.shape[1]):
         return None
     shift = (_ends(real.keys) - _ends(real.queries)).to(A.device)
-    if bool((shift == A.call.offset).all()):
+    if bool((shift == A.call.first_position).all()):
         return None
 
     def value(prepared: PreparedCall, block: Block, part: Tensor, x: Tensor | None) -> Tensor:

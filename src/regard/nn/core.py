@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..checks import check_probability
+from ..ops.call import Offset
 from ..ops.operator import attend
 from ..ops.terms.biases import Bias
 from ..ops.terms.masks.mask_algebra import Mask
@@ -35,7 +36,7 @@ class Core(nn.Module):
         mask: Mask | None = None,
         bias: Bias | None = None,
         normalize: Normalizer | None = None,
-        offset: int | None = None,
+        offset: Offset | None = None,
     ) -> Float[Tensor, "b h i e"]:
         dropout = self.dropout if self.training else 0.0
         return attend(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numbers
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..checks import check_probability
+from ..checks import check_int, check_integer_tensor, check_probability
 from .shape import Sizes
 from .terms.biases import Bias
 from .terms.coordinates import Block, Selector
@@ -21,6 +23,7 @@ from .terms.term import Term
 from .torch_state import can_read_values, in_forward_mode
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+Offset = int | Sequence[int] | Tensor  # the position of the first query, or one for each batch row
 SLOTS = ("score", "mask", "bias", "normalize")  # the four terms of an attention, in the order of the equation
 
 
@@ -36,7 +39,7 @@ class Call:
     bias: Bias | None
     normalize: Normalizer
     dropout: float
-    offset: int
+    offset: int | Tensor  # the position of the first query, or one for each batch row
     lead: tuple[int, ...]
     backend: str | None = None
     batch_ids: Tensor | None = None
@@ -55,7 +58,7 @@ class Call:
         bias: Bias | None = None,
         normalize: Normalizer | None = None,
         dropout: float = 0.0,
-        offset: int | None = None,
+        offset: Offset | None = None,
         backend: str | None = None,
     ) -> Call:
         """Validate, flatten leading dims into b, and cast to the dtype of autocast."""
@@ -83,7 +86,7 @@ class Call:
             bias=_is_term("bias", bias, Bias),
             normalize=_is_term("normalize", normalize, Normalizer) or Softmax(),
             dropout=_is_share(dropout),
-            offset=k.shape[2] - q.shape[2] if offset is None else _is_offset(offset),
+            offset=k.shape[2] - q.shape[2] if offset is None else _is_offset(offset, q, lead),
             lead=lead,
             backend=backend,
         )
@@ -100,6 +103,19 @@ class Call:
         """b h i j."""
         b, h, i, _ = self.q.shape
         return b, h, i, self.k.shape[2]
+
+    @property
+    def first_position(self) -> int:
+        """The position of the first query; raises if it differs between the batch rows."""
+        if not isinstance(self.offset, Tensor):
+            return self.offset
+        rows = (self.offset if self.batch_ids is None else self.offset[self.batch_ids]).unique().tolist()
+        if len(rows) > 1:
+            raise ValueError(
+                f"these batch rows have different offsets, {rows[:8]}; take one batch row at a "
+                "time, as in weights(q[:1], k[:1], offset=...)"
+            )
+        return rows[0] if rows else 0
 
     @property
     def slots(self) -> dict[str, Any]:
@@ -254,12 +270,28 @@ def _is_share(dropout: float) -> float:
     return float(dropout)
 
 
-def _is_offset(offset: int) -> int:
-    if isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
+def _is_offset(offset: Offset, q: Tensor, lead: tuple[int, ...]) -> int | Tensor:
+    """The position of the first query as an int, or of each batch row's as a new tensor."""
+    if isinstance(cast(object, offset), torch.SymInt):
+        return cast(int, offset)
+    if isinstance(offset, numbers.Integral) and not isinstance(offset, bool):
+        return int(offset)
+    if isinstance(offset, (tuple, list)):
+        for position in offset:
+            check_int("offset", position, least=-(2**62))
+        offset = torch.tensor(offset, dtype=torch.long)
+    if not isinstance(offset, Tensor) or not offset.ndim:
         raise TypeError(
             f"offset must be a whole number, the position of the first query, got {offset!r}; write int(offset)"
         )
-    return offset
+    check_integer_tensor("offset", offset, 1, len(lead))
+    if offset.shape not in ((q.shape[0],), lead):
+        raise ValueError(
+            f"offset must be a number, or one for each of the b={q.shape[0]} batch rows, "
+            f"got shape {tuple(offset.shape)}"
+        )
+    # A copy: lengths of caches are counted up in place, and a backward pass needs those of its forward.
+    return offset.flatten().to(q.device, torch.long, copy=True)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from . import dispatch
 from .backends import sdpa
 from .backends.masked_tile import attend_masked
-from .call import Call, no_autocast
+from .call import Call, Offset, no_autocast
 from .explanation import explain_call
 from .terms.biases import Bias
 from .terms.masks.mask_algebra import Mask
@@ -30,7 +30,7 @@ def attend(
     bias: Bias | None = None,
     normalize: Normalizer | None = None,
     dropout: float = 0.0,
-    offset: int | None = None,
+    offset: Offset | None = None,
     backend: str | None = None,
 ) -> Float[Tensor, "*b h i e"]:
     """dropout(A) @ v with A = normalize(mask(score(q, k) + bias)).
@@ -64,7 +64,8 @@ def attend(
     torch.Size([2, 8, 100, 64])
 
     Head n of q uses head n * g // h of k and v, so g < h is grouped-query attention and g = 1 multi-query. Query
-    row r stands at position r + offset; offset is j - i unless given, so the last query meets the last key. Dropout
+    row r stands at position r + offset; offset is j - i unless given, so the last query meets the last key; for caches
+    of different lengths it has one number for each batch row, a tuple or a tensor. Dropout
     acts on the weights, here and nowhere else: pass 0 in evaluation. A query that may see no key gets zeros. It is
     differentiable once; for second derivatives pass backend="reference", which stores the matrix.
     """
@@ -105,7 +106,7 @@ def weights(
     mask: Mask | None = None,
     bias: Bias | None = None,
     normalize: Normalizer | None = None,
-    offset: int | None = None,
+    offset: Offset | None = None,
     backend: str | None = None,
 ) -> Weights:
     """The matrix A = normalize(mask(score(q, k) + bias)), never stored: `attend(q, k, v)` is `weights(q, k) @ v`.
@@ -158,7 +159,7 @@ def explain(
     bias: Bias | None = None,
     normalize: Normalizer | None = None,
     dropout: float = 0.0,
-    offset: int | None = None,
+    offset: Offset | None = None,
 ) -> str:
     """Say what a call costs, which backend `attend` would choose, why not the others, and how `summary()` would run."""
     call = Call.of(q, k, v, score=score, mask=mask, bias=bias, normalize=normalize, dropout=dropout, offset=offset)

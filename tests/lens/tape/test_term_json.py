@@ -12,6 +12,7 @@ from regard import (
     Bilinear,
     Blocks,
     Causal,
+    Chunked,
     Cosine,
     Dense,
     Diagonal,
@@ -50,6 +51,7 @@ def some(*shape):
 
 
 CASES = [
+    {"mask": Causal() & Chunked(3) & Window((1, 4, 2, 9)[:H])},
     {"bias": 2 * Alibi(H) - some(I, J)},
     {"bias": some(H) * Alibi(H), "mask": Causal() - Diagonal()},
     {"mask": Causal() & Window(3) | ~Diagonal() & Prefix(2)},

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from regard import (
     Blocks,
     Causal,
+    Chunked,
     Dense,
     Diagonal,
     Dilated,
@@ -50,6 +51,9 @@ def masks_on_a_grid(draw):
         st.just(Diagonal()),
         st.builds(Window, small),
         st.builds(Window, before=small, after=small),
+        st.builds(Window, st.tuples(*[small] * h)),
+        st.builds(Window, before=st.just(ids(5, h)), after=small),
+        st.builds(Chunked, small),
         st.builds(Dilated, st.integers(1, 3), st.integers(1, 3)),
         st.builds(Prefix, small),
         st.builds(Global, small),
@@ -85,7 +89,8 @@ def masks_on_a_grid(draw):
         )
     )
     rows = draw(st.integers(0, i - 1))
-    return mask, block_of(sizes, draw(st.integers(-6, 8)), slice(rows, i)), draw(small), draw(small)
+    offset = draw(st.integers(-6, 8) | st.just(ids(14, b) - 6))
+    return mask, block_of(sizes, offset, slice(rows, i)), draw(small), draw(small)
 
 
 def block_of(sizes, offset=0, rows=None):

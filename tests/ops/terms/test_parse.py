@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from regard import (
     Alibi,
     Causal,
+    Chunked,
     Cosine,
     Diagonal,
     Dilated,
@@ -36,6 +37,8 @@ LEAVES = st.one_of(
     st.builds(Diagonal),
     st.builds(Window, SIZES),
     st.builds(Window, before=COUNTS, after=COUNTS),
+    st.builds(Window, st.lists(SIZES, min_size=1, max_size=4)),
+    st.builds(Chunked, SIZES),
     st.builds(Dilated, SIZES, SIZES),
     st.builds(Prefix, COUNTS),
     st.builds(Global, COUNTS | st.lists(COUNTS, max_size=4)),

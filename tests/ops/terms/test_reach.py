@@ -13,6 +13,8 @@ CENTRED = R.Gaussian(torch.tensor(9.0), 2.0)
 BOUNDED = [
     (R.Window(5), 4),
     (R.Window(1), 0),
+    (R.Window((7, 1, 3)), 6),
+    (R.Window(before=torch.tensor([4, 2]), after=0), 4),
     (R.Window(before=3, after=2), 3),
     (R.Window(before=0, after=7), 0),
     (R.Dilated(3, 4), 8),
@@ -31,6 +33,7 @@ UNBOUNDED = [
     R.Window(3) | ~R.Dilated(2, 2),
 ]
 OF_MORE_THAN_DISTANCE = [
+    R.Causal() & R.Chunked(4),
     R.Prefix(3),
     R.Global(2),
     R.Padding((4,)),

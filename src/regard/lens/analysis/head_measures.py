@@ -225,7 +225,7 @@ def _key_ids(A: Weights, tokens: Tensor) -> Tensor:
 
 def _query_ids(A: Weights, tokens: Tensor) -> Tensor:
     """Return the ids of the queries, which are tokens among the keys."""
-    first, (*_, i, j) = A.call.offset, A.shape
+    first, (*_, i, j) = A.call.first_position, A.shape
     if not 0 <= first <= j - i:
         raise ValueError(
             f"queries must be among the tokens of the keys, got {i} queries from position {first} and {j} keys; "

@@ -112,7 +112,7 @@ def _scores(
     if all(keys is None for _, keys in texts):
         return scores
     ids = token_ids([keys for _, keys in texts], real.keys).to(A.device)
-    first, i = A.call.offset, A.shape[-2]
+    first, i = A.call.first_position, A.shape[-2]
     counted = {name: x[:, first : first + i] & queries for name, x in repeats(ids).items()}
     for name, measure, before in (
         ("induction", measures.induction, "token"),
@@ -159,7 +159,7 @@ def _first_occurrences(ids: Tensor, valid: Tensor) -> Tensor:
 
 def _is_self_attention(layer: str, A: Weights, real: RealTokens, texts: Sequence[Text]) -> bool:
     """Whether the queries are tokens among the keys: by the tokens if they are known, else by the layer's name."""
-    first, (*_, i, j) = A.call.offset, A.shape
+    first, (*_, i, j) = A.call.first_position, A.shape
     if not 0 <= first <= j - i:
         return False
     known = [(queries, keys[first : first + i]) for queries, keys in texts if queries is not None and keys is not None]

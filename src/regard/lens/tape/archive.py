@@ -248,7 +248,7 @@ def _entry_json(
     return {
         **named,
         "heads": None if call.head_ids is None else call.head_ids.tolist(),
-        "offset": call.offset,
+        "offset": call.first_position,
         "tensors": {name: box.add(x) for name, x in tensors.items() if x is not None},
         "terms": {slot: to_json(evaluate_functions(getattr(call, slot), A), box) for slot in SLOTS},
         "summary": None if summary is None else {name: box.add(x) for name, x in _summary_tensors(*summary).items()},

@@ -23,6 +23,7 @@ from ..blocks.mask_layout import TILE, mask_layout, visible_first
 from ..call import Call
 from ..term_cache import cached_per_term, without_tensors
 from ..terms.biases import ScoreMod
+from ..terms.coordinates import Point
 from ..terms.normalizers import SinkSoftmax, Softmax
 from ..terms.scores import Bilinear, Cosine, Dot, FunctionScore, product_of
 from ..torch_state import in_forward_mode, in_functorch, run_uncompiled
@@ -85,7 +86,9 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     v = call.v
     # Offset 0, by far the most common, is compiled in; other offsets share a kernel that reads a tensor. (Filled on
     # the device: a copy from the host would synchronize.)
-    offset = torch.full((), call.offset, device=q.device) if call.offset else 0
+    offset = call.offset
+    if not isinstance(offset, Tensor) and offset:
+        offset = torch.full((), offset, device=q.device)
     block_mask = None
     if call.mask is not None:
         block_mask, seen = _tiles(call, offset)
@@ -122,7 +125,7 @@ def _score_mod(call: Call, offset: int | Tensor) -> Callable[..., Tensor] | None
 
     def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         score = score if most is None else torch.tanh(score / most) * most
-        score = score if fn is None else fn(score, b, h, i + offset, j)
+        score = score if fn is None else fn(score, b, h, Point(b, h, i, j, offset).i, j)
         return score if bias is None else score + bias(b, h, i, j)
 
     return mod
@@ -142,7 +145,10 @@ def _tiles(call: Call, offset: int | Tensor) -> tuple[BlockMask, Tensor | None]:
         tiles = BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=TILE, seq_lengths=call.shape[2:])
         return tiles, layout.seen
 
-    tiles, seen = cached_per_term(mask, (call.shape, call.offset, call.q.device), make)
+    if isinstance(call.offset, Tensor):  # lengths of caches, different at each step
+        tiles, seen = make()
+    else:
+        tiles, seen = cached_per_term(mask, (call.shape, call.offset, call.q.device), make)
     tiles = copy.copy(tiles)
     tiles.mask_mod = mask.with_tensors(call.q.device, call.dtype).bind(call.q, call.k, offset)
     return tiles, seen
@@ -153,8 +159,13 @@ def _attention(call: Call, with_statistic: bool) -> Callable[..., tuple[Tensor, 
         return _call_flex
     function = call.score.fn.code if isinstance(call.score, FunctionScore) else None
     changes = without_tensors(call.bias), score_cap(call), function
-    kind = without_tensors(call.mask), *changes, call.offset == 0, with_statistic
+    kind = without_tensors(call.mask), *changes, _offset_kind(call), with_statistic
     return _compile_kind((*kind, call.shape[2:] if all(map(_is_context_length, call.shape[2:])) else None))
+
+
+def _offset_kind(call: Call) -> Hashable:
+    """Calls that differ in this are compiled apart: offset 0, another offset, or one for each batch row."""
+    return "rows" if isinstance(call.offset, Tensor) else call.offset == 0
 
 
 def _is_context_length(length: int) -> bool:

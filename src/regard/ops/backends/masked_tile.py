@@ -28,6 +28,7 @@ MAX_CACHED_ENTRIES = 2**18  # entries of a tile, a MB in float32
 CACHEABLE = {  # their fields hash, and they read nothing but their fields; not so a `Rule`, or a mask of the user
     masks.Blocks,
     masks.Causal,
+    masks.Chunked,
     masks.Dense,
     masks.Diagonal,
     masks.Dilated,
@@ -47,7 +48,7 @@ class MaskTile(NamedTuple):
     added: Tensor | None  # b|1 h|1 i keys
 
 
-def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int | None = None) -> Tensor | None:
+def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: object = None) -> Tensor | None:
     """Masked attention of few tokens; None for any other call, and if hidden garbage may have leaked.
 
     A shortcut past `Call`, as `sdpa.attend_directly` is, under the same conditions on q, k and v. A mask that hides

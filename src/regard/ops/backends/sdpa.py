@@ -35,7 +35,7 @@ MAX_TILE_ENTRIES = 2**15  # up to this size one dense tile is faster than planne
 MAX_TILE_KEYS = 2**9  # for few queries, up to this number of keys
 
 
-def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: int | None = None) -> Tensor | None:
+def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: object = None) -> Tensor | None:
     """Plain or causal attention of well-made tensors; None for any other call.
 
     A shortcut past `Call`: for short sequences, decoding above all, what surrounds the kernel costs more than the
@@ -163,9 +163,10 @@ def plan_single_call(call: Call) -> SingleCall | None:
         causal = any(isinstance(term, Causal) for term in terms)
         if all(isinstance(term, (Causal, Padding)) for term in terms) and not (causal and call.row_ids is not None):
             keys = reduce(And, padding) if padding else None
-            if not causal or (i == 1 and call.offset >= j - 1):
+            offset = call.offset if isinstance(call.offset, int | torch.SymInt) else None
+            if not causal or (i == 1 and offset is not None and offset >= j - 1):
                 return SingleCall(keys=keys)
-            if i == j and call.offset == 0:  # here PyTorch's alignment at the top left equals ours at the bottom right
+            if i == j and offset == 0:  # here PyTorch's alignment at the top left equals ours at the bottom right
                 return SingleCall(causal=True, keys=keys)
     # The blocks of few queries leave out the keys that none of them sees.
     is_small = b * h * i * j <= MAX_TILE_ENTRIES and (i > FEW_ROWS or j <= MAX_TILE_KEYS)

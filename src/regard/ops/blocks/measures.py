@@ -174,7 +174,7 @@ def _finite(lse: Tensor) -> Tensor:
 def _mean_distance(A: Tensor, block: Block) -> Tensor:
     """sum_j A abs(i - j): linear in j on either side of the block's rows, entry by entry only among them."""
     i, j = block.i.view(-1), block.j
-    if isinstance(block.cols, Tensor) or block.row_ids is not None:
+    if isinstance(block.cols, Tensor) or isinstance(block.offset, Tensor) or block.row_ids is not None:
         return (A * (block.i - j).abs()).sum(-1)
     n, first = j.numel(), block.rows.start + block.offset
     left = min(max(first - block.cols.start, 0), n)

@@ -40,6 +40,8 @@ def objections(call: Call) -> list[str]:
         found.append(f"the kernel is softmax, not {type(call.normalize).__name__}")
     if call.bias is not None and not has_kernel_form(call.bias):
         found.append(f"the kernel has no {type(call.bias).__name__}")
+    if isinstance(call.offset, Tensor):
+        found.append("the kernel takes one offset for all batch rows")
     if call.k.shape[-1] > 256:
         found.append(f"the kernel takes widths up to 256, got {call.k.shape[-1]}")
     if call.is_selection:

@@ -101,7 +101,7 @@ def _mask_parts(call: Call) -> _MaskParts:
         match term:
             case Causal():
                 low = max(low, 0)
-            case Window():
+            case Window() if term.has_one_reach:
                 before, after = term.reach
                 low, high = max(low, -after), min(high, before)
             case Diagonal():

@@ -41,7 +41,7 @@ def topk(call: Call, statistic: Tensor, k: int) -> tuple[Tensor, Tensor]:
         keys,
         lse.squeeze(-1),
         scale=scale,
-        offset=call.offset,
+        offset=call.first_position,
         config=config,
         cap=score_cap(call),
         pattern=mask_pattern(call, Tiling(config.rows, config.cols)),

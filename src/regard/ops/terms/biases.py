@@ -215,7 +215,7 @@ class Relative(Bias):
             table = rows.expand(*rows.shape[:-2], q.shape[2], -1).contiguous()
         else:
             return super().bind(q, k, offset)
-        return lambda b, h, i, j: look_up(table, b, h, i, self.buckets.of(j - (i + offset)))
+        return lambda b, h, i, j: look_up(table, b, h, i, self.buckets.of(j - Point(b, h, i, j, offset).i))
 
     @property
     def reads_queries(self) -> bool:

@@ -56,6 +56,8 @@ class Point:
 
     @property
     def i(self) -> Tensor:
+        if isinstance(self.offset, Tensor) and self.offset.ndim:
+            return self.row + look_up(self.offset, self.b)
         return self.row + self.offset
 
     def slice_of(self, tensor: Tensor, axes: str) -> Tensor:
@@ -107,7 +109,7 @@ class Block:
     rows: slice
     cols: Selector
     n_h: int
-    offset: int
+    offset: int | Tensor  # the position of the first query, or one for each original batch row
     device: torch.device
     dtype: torch.dtype
     q: Tensor
@@ -130,7 +132,12 @@ class Block:
 
     @property
     def i(self) -> Tensor:
-        return self.row + self.offset
+        return self.row + self.offsets
+
+    @property
+    def offsets(self) -> int | Tensor:
+        """The position of the first query, or of each batch row's: `b 1 1 1`."""
+        return self.offset[self.selector("b")].view(-1, 1, 1, 1) if isinstance(self.offset, Tensor) else self.offset
 
     @property
     def j(self) -> Tensor:

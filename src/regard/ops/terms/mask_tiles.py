@@ -37,7 +37,7 @@ class Span(NamedTuple):
     low: Tensor
     high: Tensor
 
-    def between(self, low: float, high: float) -> Tiles:
+    def between(self, low: float | Tensor, high: float | Tensor) -> Tiles:
         """Compare with a range: `some` if a value may lie in low..high, `full` if all values do."""
         # Written so that NaN counts as "may be visible": a tile that cannot be compared is evaluated entry by entry.
         some = ~((self.high < low) | (self.low > high))
@@ -65,8 +65,8 @@ class Grid:
     @cached_property
     def i(self) -> Span:
         """Query positions."""
-        row = self._row
-        return Span(row.low + self.block.offset, row.high + self.block.offset)
+        row, offset = self._row, self.block.offsets
+        return Span(row.low + offset, row.high + offset)
 
     @cached_property
     def j(self) -> Span:

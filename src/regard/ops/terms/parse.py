@@ -15,7 +15,8 @@ from .term import Term
 TERMS_BY_NAME: dict[str, type[Term]] = {
     cls.__name__: cls
     for cls in (
-        *(masks.Causal, masks.Window, masks.Dilated, masks.Diagonal, masks.Prefix, masks.Global, masks.Padding),
+        *(masks.Causal, masks.Window, masks.Dilated, masks.Chunked, masks.Diagonal, masks.Prefix, masks.Global),
+        masks.Padding,
         *(biases.Alibi, scores.Dot, scores.Cosine),
         *(normalizers.Softmax, normalizers.SinkSoftmax, normalizers.Sigmoid),
         *(normalizers.Sparsemax, normalizers.Entmax, normalizers.Hard, normalizers.Tapered),

@@ -53,7 +53,7 @@ class UserFunction:
             )
 
     def __call__(self, tensors: Sequence[Tensor], *arguments: Tensor) -> Tensor:
-        """Return fn(*arguments), reading `tensors` in place of those it closes over."""
+        """Return fn(*arguments), with `tensors` in place of the tensors it closes over."""
         if torch.compiler.is_compiling():
             return self.fn(*arguments)
         replaced = {id(old): new for old, new in zip(self.tensors, tensors, strict=True) if old is not new}

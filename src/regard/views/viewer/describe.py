@@ -180,7 +180,7 @@ class Capture:
     def _among(self, A: Weights | Reduced, texts: Pair) -> bool:
         """Whether the queries are among the keys: by their texts if known, otherwise by mask and shape."""
         i, j = A.shape[-2:]
-        first = A.call.offset if isinstance(A, Weights) else j - i
+        first = A.call.first_position if isinstance(A, Weights) else j - i
         queries, keys = texts
         if queries is not None and keys is not None:
             return self.texts[keys][max(first, 0) :][:i] == self.texts[queries]
@@ -215,7 +215,7 @@ def _terms(A: Weights | Reduced, heads: int) -> dict[str, Any]:
     return {
         "kind": "weights",
         "heads": list(range(heads)) if call.head_ids is None else call.head_ids.tolist(),
-        "offset": call.offset,
+        "offset": call.first_position,
         "causal": looks_back_only(call.mask),
         **{slot: None if term is None else repr(term) for slot, term in call.slots.items()},
     }

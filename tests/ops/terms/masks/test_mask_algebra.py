@@ -8,6 +8,7 @@ import torch
 from regard import (
     Blocks,
     Causal,
+    Chunked,
     Dense,
     Diagonal,
     Dilated,
@@ -31,6 +32,9 @@ DRAWN = [
     (torch.tensor([[True, False], [False, True]]) - Diagonal(), None, "··/··"),
     (torch.tensor([[False, True], [False, True]]) | Diagonal(), None, "■■/·■"),
     (torch.tensor([[False, True], [False, True]]) ^ Diagonal(), None, "■■/··"),
+    (Causal() & Chunked(2), 4, "■···/■■··/··■·/··■■"),
+    (Window((2, 9)), 3, "■■·/■■■/·■■"),
+    (Documents.from_cu_seqlens(torch.tensor([0, 2, 3])), None, "■■·/■■·/··■"),
     (Window(before=0, after=1), 3, "■■·/·■■/··■"),
     (Dilated(2, 2), 4, "■·■·/·■·■/■·■·/·■·■"),
     (Global(1), 3, "■■■/■··/■··"),

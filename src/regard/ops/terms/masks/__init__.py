@@ -8,12 +8,13 @@ empty or full without evaluating single entries.
 from __future__ import annotations
 
 from .mask_algebra import Mask
-from .position_masks import Causal, Diagonal, Dilated, Global, Prefix, Rule, Window
+from .position_masks import Causal, Chunked, Diagonal, Dilated, Global, Prefix, Rule, Window
 from .tensor_masks import Blocks, Dense, Documents, Near, Padding
 
 __all__ = [
     "Blocks",
     "Causal",
+    "Chunked",
     "Dense",
     "Diagonal",
     "Dilated",

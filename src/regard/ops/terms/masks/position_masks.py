@@ -15,6 +15,8 @@ from ..term import term
 from ..user_function import call_user_function
 from .mask_algebra import Mask
 
+PerHead = int | tuple[int, ...] | Tensor
+
 
 @term
 class Causal(Mask):
@@ -38,6 +40,8 @@ class Causal(Mask):
 class Window(Mask):
     """abs(i - j) < width; or, with `before` and `after`, i - before <= j <= i + after.
 
+    Each is a number, or one for each head: a tuple, or a tensor of integers.
+
     >>> print(Window(2).draw(4))
     ■ ■ · ·
     ■ ■ ■ ·
@@ -50,9 +54,9 @@ class Window(Mask):
     · ■ ■ ■
     """
 
-    width: int | None = None
-    before: int | None = None
-    after: int | None = None
+    width: PerHead | None = None
+    before: PerHead | None = None
+    after: PerHead | None = None
 
     def __post_init__(self) -> None:
         sides = (self.before, self.after)
@@ -61,30 +65,67 @@ class Window(Mask):
                 f"Window takes a width, or both before and after, got width={self.width}, "
                 f"before={self.before}, after={self.after}; write Window(4) or Window(before=3, after=0)"
             )
-        if self.width is not None:
-            check_int("Window width", self.width, least=1)
-        else:
-            check_int("Window before", self.before)
-            check_int("Window after", self.after)
+        for name, least in (("width", 1), ("before", 0), ("after", 0)):
+            value = getattr(self, name)
+            if isinstance(value, (tuple, list)):
+                for number in value:
+                    check_int(f"Window {name}", number, least=least)
+                object.__setattr__(self, name, tuple(int(number) for number in value))
+            elif isinstance(value, Tensor):
+                check_integer_tensor(f"Window {name}", value, 1)
+            elif value is not None:
+                check_int(f"Window {name}", value, least=least)
+
+    def check(self, sizes: Sizes) -> None:
+        for name in ("width", "before", "after"):
+            value = getattr(self, name)
+            n = len(value) if isinstance(value, (tuple, Tensor)) else 1
+            if n not in (1, sizes.h):
+                raise ValueError(f"Window {name} must be a number, or one for each of h={sizes.h} heads, got {n}")
 
     def __repr__(self) -> str:
-        return f"Window({self.width})" if self.width is not None else super().__repr__()
+        one = self.width is not None and not isinstance(self.width, Tensor)
+        return f"Window({self.width})" if one else super().__repr__()
+
+    @property
+    def has_one_reach(self) -> bool:
+        """Whether all heads see equally far."""
+        return not any(isinstance(x, (tuple, Tensor)) for x in (self.width, self.before, self.after))
 
     @property
     def reach(self) -> tuple[int, int]:
-        """The number of keys that a query sees before and after its own position."""
+        """The number of keys that a query sees before and after its own position; the largest of all heads."""
         if self.width is not None:
-            return self.width - 1, self.width - 1
-        return self.before or 0, self.after or 0
+            return _largest(self.width) - 1, _largest(self.width) - 1
+        return _largest(self.before), _largest(self.after)
+
+    def with_tensors(self, device: torch.device, dtype: torch.dtype) -> Window:
+        def on_device(value: PerHead | None) -> PerHead | None:
+            return torch.tensor(value, device=device) if isinstance(value, tuple) else value
+
+        return Window(on_device(self.width), on_device(self.before), on_device(self.after))
 
     def over(self, at: Coordinates) -> Tensor:
-        before, after = self.reach
+        before, after = self._reach(lambda values: at.slice_of(values, "h"), at.device)
         distance = at.i - at.j
         return (distance <= before) & (distance >= -after)
 
     def tiles(self, grid: Grid) -> Tiles:
-        before, after = self.reach
+        before, after = self._reach(lambda values: grid.span(values, "h").low, grid.device)
         return grid.distance.between(-after, before)
+
+    def _reach(self, per_head: Callable[[Tensor], Tensor], device: torch.device) -> tuple[int | Tensor, int | Tensor]:
+        """The number of keys before and after a query, tensors where heads differ."""
+
+        def number(value: PerHead | None) -> int | Tensor:
+            if isinstance(value, (tuple, Tensor)):
+                return per_head(torch.as_tensor(value, device=device))
+            return value or 0
+
+        if self.width is not None:
+            width = number(self.width)
+            return width - 1, width - 1
+        return number(self.before), number(self.after)
 
 
 @term
@@ -115,6 +156,31 @@ class Dilated(Mask):
         reach = self.width * self.step - 1
         some, full = grid.distance.between(-reach, reach)
         return Tiles(some, full if self.step == 1 else torch.zeros_like(full))
+
+
+@term
+class Chunked(Mask):
+    """i // size == j // size: each query sees its own chunk of `size` tokens. Llama 4: `Causal() & Chunked(8192)`.
+
+    >>> print((Causal() & Chunked(2)).draw(5))
+    ■ · · · ·
+    ■ ■ · · ·
+    · · ■ · ·
+    · · ■ ■ ·
+    · · · · ■
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        check_int("Chunked size", self.size, least=1)
+
+    def over(self, at: Coordinates) -> Tensor:
+        return at.i // self.size == at.j // self.size
+
+    def tiles(self, grid: Grid) -> Tiles:
+        (i_low, i_high), (j_low, j_high) = ((x.low // self.size, x.high // self.size) for x in (grid.i, grid.j))
+        return Tiles((i_low <= j_high) & (j_low <= i_high), (i_low == j_high) & (j_low == i_high))
 
 
 @term
@@ -237,3 +303,9 @@ class Rule(Mask):
             kind = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__
             raise TypeError(f"Rule: the function must return a bool tensor, got {kind}; return a comparison")
         return seen
+
+
+def _largest(value: PerHead | None) -> int:
+    if isinstance(value, Tensor):
+        return int(value.max())
+    return max(value, default=0) if isinstance(value, tuple) else value or 0

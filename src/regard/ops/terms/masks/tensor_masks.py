@@ -122,6 +122,17 @@ class Documents(Mask):
     query_ids: Tensor
     key_ids: Tensor | None = None
 
+    @classmethod
+    def from_cu_seqlens(cls, query: Tensor, key: Tensor | None = None) -> Documents:
+        """Return the mask of sequences packed as for variable-length kernels: `[0, 3, 5]` are two, of 3 and 2 tokens.
+
+        `Causal()` beside it compares positions in the pack, so it takes queries and keys that are packed alike.
+
+        >>> Documents.from_cu_seqlens(torch.tensor([0, 3, 5])).query_ids
+        tensor([0, 0, 0, 1, 1])
+        """
+        return cls(_ids_of("query", query), None if key is None else _ids_of("key", key))
+
     def __post_init__(self) -> None:
         for name, ids in (("query_ids", self.query_ids), ("key_ids", self.key_ids)):
             if ids is not None:
@@ -212,6 +223,19 @@ class Dense(Mask):
 def _at_least_float32(center: Tensor) -> Tensor:
     # Half precision rounds large positions to the same number.
     return center.to(torch.promote_types(center.dtype, torch.float32))
+
+
+def _ids_of(name: str, cu_seqlens: Tensor) -> Tensor:
+    """Return the sequence number of each token, from the cumulative lengths of the sequences."""
+    check_tensor(f"{name} cu_seqlens", cu_seqlens)
+    check_integer_tensor(f"{name} cu_seqlens", cu_seqlens, 1)
+    lengths = cu_seqlens.diff()
+    if not cu_seqlens.numel() or bool((cu_seqlens[0] != 0) | (lengths < 0).any()):
+        raise ValueError(
+            f"{name} cu_seqlens must begin with 0 and not decrease, got {cu_seqlens.tolist()[:8]}; "
+            "write F.pad(lengths.cumsum(0), (1, 0))"
+        )
+    return torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)
 
 
 def _tiles_of_keep(keep: Span) -> Tiles:
