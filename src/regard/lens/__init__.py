@@ -34,6 +34,7 @@ from .analysis.head_measures import (
     sinks,
 )
 from .analysis.head_roles import head_roles
+from .analysis.pair_steps import PairSteps, pair_steps
 from .analysis.positional_heads import positional
 from .capture import capture
 from .capture_warning import CaptureWarning
@@ -56,6 +57,7 @@ __all__ = [
     "KernelCall",
     "Links",
     "NotUnderstood",
+    "PairSteps",
     "Reduced",
     "SampledWeights",
     "Sinks",
@@ -78,6 +80,7 @@ __all__ = [
     "locality",
     "mutual_links",
     "norm_attention",
+    "pair_steps",
     "patches",
     "positional",
     "previous_token",

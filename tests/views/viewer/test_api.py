@@ -557,3 +557,23 @@ def test_keys_that_cannot_be_hidden_say_why(asked, tape):
     for capture, layer, why in (("0~99", 0, "must be from 0 to 8, got 99"), ("0~3", 4, "needs queries and keys")):
         with pytest.raises(ApiError, match=why):
             asked.overview(parse_query("hidden", f"capture={capture}&layer=0&batch=0")["capture"], layer, 0)
+
+
+def test_a_pair_comes_step_by_step(asked, tape):
+    found = json.loads(asked.pair(0, 1, 1, 3, 6, 2))
+    A = tape["encoder.1"]
+    q, k = A.call.q[1, 3, 6].double(), A.call.k[1, 1, 2].double()
+    assert np.allclose(found["terms"], q * k)
+    assert found["scale"] == pytest.approx(8**-0.5)
+    assert found["score"] == pytest.approx(float(q @ k) * 8**-0.5)
+    assert found["total"] == pytest.approx(found["score"] + found["bias"])
+    assert found["weight"] == pytest.approx(float(A[1, 3, 6, 2]), rel=1e-5)
+    assert np.allclose(found["q"], q)
+    assert np.allclose(found["k"], k)
+    assert found["slots"]["bias"] == repr(A.call.bias)
+    hidden = json.loads(asked.pair(parse_query("hidden", "capture=0~2&layer=1&batch=1")["capture"], 1, 1, 3, 6, 2))
+    assert (hidden["visible"], hidden["weight"]) == (False, 0.0)
+    assert hidden["statistic"] < found["statistic"]
+    for wrong in ((0, 1, 1, "mean", 6, 2), (0, 4, 0, 0, 0, 0), (0, 1, 1, 3, 9, 2), (0, 1, 1, 9, 6, 2)):
+        with pytest.raises(ApiError):
+            asked.pair(*wrong)

@@ -6,6 +6,7 @@ What takes long to compute becomes a background job; until it is done the answer
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from io import BytesIO
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ...lens.analysis.alignment import argmax_links, mutual_links
 from ...lens.analysis.flow import reachable_product, rollout_per_layer
+from ...lens.analysis.pair_steps import pair_steps
 from ...lens.recording.reduced import MEASURE_NAMES, Reduced
 from ...lens.tape.hidden_keys import KINDS
 from ...lens.tape.overview import THUMBNAIL_CELLS
@@ -301,6 +303,22 @@ class ViewerApi:
 
         return self._now_or_later(key, sum(head.work(*at) for head in heads), make_frame)
 
+    def pair(self, capture: CaptureId, layer: int, batch: int, head: Which, row: int, col: int) -> bytes:
+        """Return the steps from one query and one key to their weight."""
+        A = self.library.weights(capture, layer, batch)
+        if not isinstance(head, int):
+            raise ApiError(400, f"the {head} over heads has no queries and keys of its own", "choose one head")
+        self.library.heads(A, head)
+        for name, value, n in (("row", row, A.shape[-2]), ("col", col, A.shape[-1])):
+            check_below(name, value, n)
+        found = pair_steps(A, row, col, head=head, batch=batch)
+        steps = {name: _finite(x) for name, x in found._asdict().items() if name != "terms"}
+        q, k = A.call.q[batch, head, row], A.call.k[batch, head * A.call.k.shape[1] // A.shape[1], col]
+        vectors = {"terms": found.terms, "q": q, "k": k}
+        numbers = {name: None if x is None else [_finite(y) for y in x.tolist()] for name, x in vectors.items()}
+        slots = {name: repr(term) for name, term in A.call.slots.items() if term is not None}
+        return _json({**steps, **numbers, "slots": slots})
+
     def flow(self, capture: CaptureId, layer: int, batch: int, token: int) -> bytes:
         """Return the rollout of a token from the output of a layer down to the input."""
         A = self.library.weights(capture, layer, batch)
@@ -451,6 +469,11 @@ def _means(x: Tensor, size: int, real: Tensor) -> Tensor:
         torch.nn.functional.pad(y, (0, room)).view(-1, size).sum(1) for y in (torch.where(real, x, 0.0), real)
     )
     return total / count.clamp(min=1)
+
+
+def _finite(x: Any) -> Any:
+    """Return a number as JSON can hold it: None for NaN and infinities."""
+    return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
 def _json(value: Any) -> bytes:

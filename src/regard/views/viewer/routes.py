@@ -102,6 +102,7 @@ RESOURCES = {
     "block": Resource(
         ViewerApi.block, FRAME, {**LAYER, "row": parse_int, "rows": parse_int, "col": parse_int, "cols": parse_int}
     ),
+    "pair": Resource(ViewerApi.pair, JSON, {**HEAD, "row": parse_int, "col": parse_int}),
     "flow": Resource(ViewerApi.flow, FRAME, {**LAYER, "token": parse_int}),
     "alignment": Resource(ViewerApi.alignment, FRAME, HEAD),
 }

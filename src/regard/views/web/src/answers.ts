@@ -83,6 +83,8 @@ export const name = {
     `token?${where(place)}&head=${head}&axis=${axis}&first=${first}&last=${last}&top=${top}`,
   block: (place: Place, row: number, rows: number, col: number, cols: number) =>
     `block?${where(place)}&row=${row}&rows=${rows}&col=${col}&cols=${cols}`,
+  pair: (place: Place, head: Head, row: number, col: number) =>
+    `pair?${where(place)}&head=${head}&row=${row}&col=${col}`,
   flow: (place: Place, token: number) => `flow?${where(place)}&token=${token}`,
   alignment: (place: Place, head: Head) => `alignment?${where(place)}&head=${head}`,
   links: (place: Place, head: Head) => `links?${where(place)}&head=${head}`,

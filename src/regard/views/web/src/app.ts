@@ -179,6 +179,7 @@ export class App {
     const length = state.axis === "query" ? n_i : n_j;
     const chosen = length === 0 ? null : state.chosen && (state.chosen.map((n) => Math.min(n, length - 1)) as [number, number]);
     if (chosen) chosen.sort((a, b) => a - b);
+    const pair = n_i && n_j ? state.pair && ([Math.min(state.pair[0], n_i - 1), Math.min(state.pair[1], n_j - 1)] as [number, number]) : null;
     const against = state.against === "capture" && captures.length < 2 ? START.against : state.against;
     const least = Number(against.split(".")[1]);
     return {
@@ -189,6 +190,7 @@ export class App {
       head,
       batch: Math.max(0, Math.min(state.batch, batch - 1)),
       chosen,
+      pair,
       against: least >= heads.length ? START.against : against,
       shown: state.shown && state.shown.filter((n) => n < heads.length),
     };

@@ -19,6 +19,13 @@ export function choice<T extends string>(
   return el("div", { class: "labelled", title: CONTROLS[label] }, el("span", {}, label), group);
 }
 
+/** A button that is pressed or not, behind a name. */
+export function toggle(label: string, text: string, about: string, pressed: boolean, act: () => void): HTMLElement {
+  const button = { type: "button", "data-control": label, "aria-pressed": String(pressed), onclick: act };
+  const group = el("div", { class: "choice", role: "group", "aria-label": label }, el("button", button, text));
+  return el("div", { class: "labelled", title: about }, el("span", {}, label), group);
+}
+
 /** Options that are called what they are. */
 export function named<T extends string>(values: readonly T[]): Partial<Record<T, string>> {
   const options: Partial<Record<T, string>> = {};

@@ -15,6 +15,7 @@ import {
   type Hidden,
   type Layer,
   type Links,
+  type PairSteps,
   type Place,
   type Pool,
   type Session,
@@ -167,6 +168,12 @@ export class Inline implements Source {
       }
     }
     return { heads, rows, cols, weight, total, ...together(parts) };
+  }
+
+  pair(): Promise<PairSteps> {
+    return Promise.reject(
+      new Refusal("This page holds weights, and no queries and keys.", "Open the capture with `regard view` to see the steps to a weight."),
+    );
   }
 
   /** Rollout through the mean of the heads, `W = 0.5 P + 0.5 I` with rows that sum to 1, at the page's resolution. */

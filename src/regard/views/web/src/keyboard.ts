@@ -29,6 +29,7 @@ export const KEYS: Group[] = [
       ["+ − 0", "zoom in, out, whole"],
       ["← ↑ ↓ →", "go over the cells"],
       ["Enter", "zoom to the cell; choose its query"],
+      ["i", "inspect the pair: its weight step by step"],
       ["shift ←", "move the map"],
       ["drag wheel", "move, zoom"],
       ["click", "choose a query"],

@@ -3,12 +3,13 @@
 import { type App, headName, type View, words } from "./app";
 import { Card, type Side } from "./card";
 import { COLUMNS, digits, fields, said, together } from "./certainty";
-import { choice, notice } from "./controls";
+import { choice, notice, toggle } from "./controls";
 import { el, fill } from "./element";
 import * as hiding from "./hiding";
 import { Legend, mark, number } from "./legend";
 import { joined, type Token } from "./marks";
 import { type Events, type Mean, Panel, type Window } from "./panel";
+import { PairPanel } from "./pair";
 import { matches } from "./search";
 import type { Axis, Chart, Place, Range, Tile } from "./source";
 import type { State } from "./state";
@@ -53,7 +54,8 @@ export class MapView implements View {
     ArrowUp: () => this.go(-1, 0),
     ArrowDown: () => this.go(1, 0),
     Enter: () => this.enter(),
-    Escape: () => this.leave(),
+    i: () => this.inspect(),
+    Escape: () => (this.app.state.pair ? this.app.go({ pair: null }) : this.leave()),
     "Shift+ArrowLeft": () => this.first?.panBy(-0.12, 0),
     "Shift+ArrowRight": () => this.first?.panBy(0.12, 0),
     "Shift+ArrowUp": () => this.first?.panBy(0, -0.12),
@@ -68,6 +70,7 @@ export class MapView implements View {
   private readonly spoken = el("output", { class: "unseen", "aria-live": "polite" });
   private cursor: { row: number; col: number } | null = null;
   private readonly status = el("div", { class: "status", role: "status" });
+  private readonly pair: PairPanel;
   private shown: Shown[] = [];
   private built = "";
   private look = "";
@@ -86,9 +89,10 @@ export class MapView implements View {
     private readonly app: App,
     host: HTMLElement,
   ) {
+    this.pair = new PairPanel(app);
     fill(
       host,
-      el("div", { class: "map" }, this.panels, this.under),
+      el("div", { class: "map" }, el("div", { class: "inspected" }, this.panels, this.pair.element), this.under),
       this.card.element,
       this.spoken,
     );
@@ -114,6 +118,7 @@ export class MapView implements View {
     if (!this.moving && before && String(state.at) !== String(before.at))
       for (const { panel } of this.shown) panel.show(windowOf(state));
     this.mark().catch((error: unknown) => this.fail(error));
+    void this.pair.show(state.pair);
   }
 
   /** Words in place of a map; the next change of the state asks for it again. */
@@ -138,6 +143,7 @@ export class MapView implements View {
       this.app.session.live &&
         choice("cells", { mean: "mean", max: "max" }, state.pool, (pool) => this.app.go({ pool })),
       hiding.tools(this.app),
+      toggle("inspect", "a pair", "The weight of one query and one key, step by step  (i).", state.pair !== null, () => this.inspect()),
       choice("range", { auto: "auto", full: "0–1" }, state.range, (range) => this.app.go({ range })),
     ].filter((node): node is HTMLElement => node !== false);
   }
@@ -240,11 +246,11 @@ export class MapView implements View {
   }
 
   private async mark(): Promise<void> {
-    const { chosen, axis, find } = this.app.state;
+    const { chosen, axis, find, pair } = this.app.state;
     const tokens = find ? await this.app.tokens(this.app.place, axis) : null;
     const found = tokens && find === this.app.state.find ? matches(tokens, find).map(([first]) => first) : [];
     for (const { panel } of this.shown) {
-      panel.marks = { chosen, axis, found };
+      panel.marks = { chosen, axis, found, pair };
       panel.redraw();
     }
   }
@@ -317,7 +323,18 @@ export class MapView implements View {
     return [signed ? `${cell}, A − B` : cell, this.hidden].filter(Boolean).join(", ") + (unknown || missing || "");
   }
 
+  /** Open the steps of the pair that the cursor or the pointer is on, else of the one in the middle; or close them. */
+  private inspect(): void {
+    const { pair } = this.app.state;
+    const { first, cursor } = this;
+    if (pair || !first) return this.app.go({ pair: null });
+    const { row, col } = first.window();
+    const at = cursor ?? first.hover ?? { row: Math.floor(row), col: Math.floor(col) };
+    this.app.go({ pair: [Math.max(0, at.row), Math.max(0, at.col)] });
+  }
+
   private pick(cell: Cell): void {
+    if (this.app.state.pair) return this.app.go({ pair: [cell.row, cell.col] }, "slide");
     const { chosen, axis } = this.app.state;
     const same = chosen?.[0] === cell.row && chosen[1] === cell.row && axis === "query";
     this.app.go(same ? { chosen: null } : { chosen: [cell.row, cell.row], axis: "query" });
@@ -336,6 +353,7 @@ export class MapView implements View {
     this.cursor = cursor ? { row: step(cursor.row, down, n_i), col: step(cursor.col, right, n_j) } : middle;
     panel.reveal(this.cursor);
     this.show(this.cursor);
+    if (this.app.state.pair) this.app.go({ pair: [this.cursor.row, this.cursor.col] }, "slide");
   }
 
   /** Zoom to the cell at the cursor; choose its query where it is a single pair that can be read. */

@@ -50,6 +50,8 @@ export interface Scene {
   weight(row: number, col: number): number | null;
   found: [rows: number[], cols: number[]];
   chosen: [range: [number, number], axis: Axis] | null;
+  /** The pair whose steps are shown. */
+  pair: [row: number, col: number] | null;
   hover: { row: number; col: number; level: number } | null;
   previews: Painted[];
   /** Cells a side of a tile. */
@@ -70,6 +72,7 @@ export function draw(view: View, scene: Scene): void {
   drawNumbers(view, scene);
   drawFound(view, ...scene.found);
   if (scene.chosen) drawChosen(view, ...scene.chosen, scene.size);
+  if (scene.pair) drawPair(view, ...scene.pair);
   if (scene.hover) drawHover(view, scene.hover.row, scene.hover.col, scene.hover.level);
   drawPreviews(view, scene.previews, scene.side);
   context.restore();
@@ -128,6 +131,15 @@ function drawChosen(
   context.lineWidth = 1.5;
   if (axis === "query") context.strokeRect(x(0), y(chosen[0]) - 0.5, cols * scale, size + 1);
   else context.strokeRect(x(chosen[0]) - 0.5, y(0), size + 1, rows * scale);
+  context.lineWidth = 1;
+}
+
+/** A frame around one pair, large enough to be seen at any zoom. */
+function drawPair({ context, scale, x, y, ink }: View, row: number, col: number): void {
+  const size = Math.max(scale, 7);
+  context.strokeStyle = ink.accent;
+  context.lineWidth = 2;
+  context.strokeRect(x(col + 0.5) - size / 2, y(row + 0.5) - size / 2, size, size);
   context.lineWidth = 1;
 }
 

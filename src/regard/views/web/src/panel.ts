@@ -44,7 +44,7 @@ export class Panel {
   /** Whether the whole map is shown, so that it is fitted again when the window changes. */
   whole = true;
   hover: { row: number; col: number } | null = null;
-  marks: { chosen: State["chosen"]; axis: State["axis"]; found: number[] } = { chosen: null, axis: "query", found: [] };
+  marks: Pick<State, "chosen" | "axis" | "pair"> & { found: number[] } = { chosen: null, axis: "query", found: [], pair: null };
   private viewer!: OpenSeadragon.Viewer; // made when the element has its place and size
   private readonly axes = new Axes();
   private readonly deep = el("div", { class: "deep" });
@@ -351,7 +351,7 @@ export class Panel {
       y: (row: number) => (row - top) * scale,
       ink: this.ink,
     };
-    const { chosen, axis, found } = this.marks;
+    const { chosen, axis, found, pair } = this.marks;
     const rows = {
       hover: this.hover?.row ?? null,
       chosen: axis === "query" ? chosen : null,
@@ -376,6 +376,7 @@ export class Panel {
       weight: (row, col) => this.single(row, col),
       found: [rows.found, cols.found],
       chosen: chosen && [chosen, axis],
+      pair,
       hover: this.hover && { ...this.hover, level: this.level() },
       previews: this.visible().filter(({ tile }) => tile.state !== "exact"),
       padding: this.padding,

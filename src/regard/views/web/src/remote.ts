@@ -8,6 +8,7 @@ import {
   type Grouping,
   type Head,
   type Hidden,
+  type PairSteps,
   type Place,
   type Pool,
   type Session,
@@ -68,6 +69,10 @@ export class Remote implements Source {
 
   async block(place: Place, row: number, rows: number, col: number, cols: number, signal?: AbortSignal) {
     return answers.block(await this.frame(answers.name.block(place, row, rows, col, cols), signal));
+  }
+
+  async pair(place: Place, head: Head, row: number, col: number, signal?: AbortSignal): Promise<PairSteps> {
+    return (await this.asked(answers.name.pair(place, head, row, col), signal)).json() as Promise<PairSteps>;
   }
 
   async flow(place: Place, token: number, signal?: AbortSignal) {

@@ -149,6 +149,24 @@ export interface Block extends Certainty {
   total: Float32Array | null;
 }
 
+/** The steps from one query and one key to their weight; null where there is none, or it is not finite. */
+export interface PairSteps {
+  /** Of the terms by dimension; empty where the score is no sum over dimensions. */
+  formula: string;
+  terms: (number | null)[] | null;
+  scale: number | null;
+  score: number | null;
+  bias: number | null;
+  total: number | null;
+  visible: boolean;
+  statistic: number | null;
+  weight: number | null;
+  q: (number | null)[];
+  k: (number | null)[];
+  /** The four terms of the attention, as Python writes them. */
+  slots: Record<string, string>;
+}
+
 export interface Flow extends Certainty {
   layers: number[];
   level: number;
@@ -180,6 +198,7 @@ export interface Source {
   tile(chart: Chart, pool: Pool, level: number, row: number, col: number, signal?: AbortSignal): Promise<Tile>;
   token(place: Place, head: Head, axis: Axis, first: number, last: number, signal?: AbortSignal): Promise<Links>;
   block(place: Place, row: number, rows: number, col: number, cols: number, signal?: AbortSignal): Promise<Block>;
+  pair(place: Place, head: Head, row: number, col: number, signal?: AbortSignal): Promise<PairSteps>;
   /** Rollout of a token from a layer at the top down. */
   flow(place: Place, token: number, signal?: AbortSignal): Promise<Flow>;
   alignment(place: Place, head: Head, signal?: AbortSignal): Promise<Alignment>;

@@ -28,6 +28,8 @@ export interface State {
   /** Keys that are hidden, the rest of each row renormalized: kinds and ranges, `sinks,padding,3-5`. */
   hide: string;
   range: "auto" | "full";
+  /** Map: the query and the key whose weight is shown step by step. */
+  pair: [row: number, col: number] | null;
   /** Centre of the map in tokens, and how many tokens are across; null shows the whole. */
   at: [row: number, col: number, across: number] | null;
   axis: Axis;
@@ -61,6 +63,7 @@ export const START: State = {
   pool: "mean",
   hide: "",
   range: "auto",
+  pair: null,
   at: null,
   axis: "query",
   chosen: null,
@@ -91,6 +94,7 @@ const READERS: { [K in keyof State]: Reader<State[K]> } = {
   pool: oneOf(["mean", "max"]),
   hide: hidden,
   range: oneOf(["auto", "full"]),
+  pair: (text) => integers(text, 2) as State["pair"],
   at: (text) => numbers(text, 3) as State["at"],
   axis: oneOf(["query", "key"]),
   chosen: (text) => integers(text, 2) as State["chosen"],
