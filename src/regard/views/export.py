@@ -27,16 +27,17 @@ from ..ops.weights import Weights
 from .shared_script import DATA_MARK, FRAME_STYLE, RIGHTS, TITLE_MARK, shared_frame
 from .viewer import pyramid
 from .viewer.api import ViewerApi, strongest
-from .viewer.captures import Library, MatrixId, PlaceId, Which
+from .viewer.captures import ApiError, Library, MatrixId, PlaceId, Which
 from .viewer.describe import Capture
 from .viewer.matrix_view import MatrixView, runs
 from .viewer.pyramid import STEP, TILE, CellValues, span
 from .viewer.server import read_bundled
+from .viewer.two_captures import ranked_heads
 from .viewer.wire_format import COARSE, FINE, Certainty, Coded, coarse, error, fine, frame, linear, plain
 from .viewer.worker import Worker
 
 MEGABYTES = 4.7  # the default size of a page
-PROGRAM_MEGABYTES = 0.4  # script and style, the same in every page
+PROGRAM_MEGABYTES = 0.45  # script and style, the same in every page
 # Limits of a page of the default size; those of another page are in proportion to its megabytes of data.
 MAX_CELLS = 3_000_000  # all maps of a page together
 MAX_FLOAT_CELLS = 500_000  # pages with more store a byte per cell
@@ -154,12 +155,23 @@ class PageBuilder:
                     self._layer(number, layer, batch, described[number][layer])
                     if number == 0:
                         self._difference(layer, batch, described)
+        if len(captures) == 2:
+            self._compare()
         self._link(described)
         shown = [{**capture.describe(), "layers": described[number]} for number, capture in enumerate(captures)]
         holds = "; ".join(dict.fromkeys(map(self._holds, self._tapes, captures, described)))
         session = {"format": 1, "live": False, "tile": TILE, "holds": holds, "captures": shown}
         self._add("session?", json.dumps(session, separators=(",", ":")).encode())
         return self._packed
+
+    def _compare(self) -> None:
+        """Add the heads ranked by how much they differ, or why they cannot be compared."""
+        try:
+            *_, rows = ranked_heads(self._library)
+            found: dict[str, Any] = {"rows": rows}
+        except ApiError as error:
+            found = {"error": error.error, "hint": error.hint}
+        self._add("comparison?", json.dumps(found, separators=(",", ":")).encode())
 
     def _add(self, name: str, body: bytes) -> None:
         self._packed[name] = base64.b64encode(zlib.compress(body, 9)).decode()
@@ -224,14 +236,17 @@ class PageBuilder:
                 self._add(f"alignment?{at}&head={head}", self._answers.alignment(capture, layer, batch, head))
 
     def _comparable_layers(self) -> list[dict[str, Any]]:
-        """Return the layers of the first capture that have a counterpart in the second."""
+        """Return the layers of the first capture that can be subtracted from their counterparts in the second."""
         layers = self._library.captures[0].layers
-        return [layer for n, layer in enumerate(layers) if self._library.counterpart(0, n) is not None]
+        return [layer for n, layer in enumerate(layers) if self._library.can_subtract(n)]
 
     def _difference(self, layer: int, batch: int, described: list[list[dict[str, Any]]]) -> None:
         """Add the differences from the second capture, taken before they are coded; the browser subtracts floats."""
         own, other = described[0][layer], described[0][layer]["counterpart"]
-        if other is None or batch >= described[1][other]["batch"] or own["finest"] >= own["levels"]:
+        if other is None or batch >= described[1][other]["batch"]:
+            return
+        self._add(f"same_tokens?capture=0&layer={layer}&batch={batch}", self._answers.same_tokens(0, layer, batch))
+        if own["finest"] >= own["levels"] or not self._library.can_subtract(layer):
             return
         theirs = described[1][other]
         at, minus = f"capture=0&layer={layer}&batch={batch}", PlaceId(1, other, batch)

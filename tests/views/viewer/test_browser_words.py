@@ -80,6 +80,7 @@ def test_every_view_has_captions_a_legend_landmarks_and_contrast(chromium, schem
         ]
         assert watched.text(".links .legend-label") == "mean weight from the chosen tokens to a word"
         watched.page.locator(".links .choice button", has_text="is seen by").click()
+        watched.settle()
         assert watched.text(".links .legend-label") == "sum of the weights from a word to the chosen tokens"
 
 
@@ -87,7 +88,7 @@ def test_help_says_what_views_and_terms_are_beside_the_keys(chromium):
     with shown(chromium, many_kinds()) as watched:
         watched.press("?")
         dialog = watched.page.locator("dialog.help")
-        assert dialog.locator(".view h4").evaluate_all("all => all.map(one => one.textContent)") == list(VIEWS)
+        assert dialog.locator(".view h4").evaluate_all("all => all.map(one => one.textContent)") == [*VIEWS, "compare"]
         assert all(text.count(".") == 2 for text in dialog.locator(".view p").all_inner_texts())
         assert dialog.locator(".view svg rect").count() > len(VIEWS)
         terms = dialog.locator(".terms dt").all_inner_texts()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +41,33 @@ class AlignedAxis:
 
 def compare(pairs: Iterable[tuple[Key, ComparedLayer, ComparedLayer]]) -> Any:
     """Return a table with a row for each layer, call, batch row and head, the largest difference first."""
-    rows: list[dict[str, Any]] = []
+    return as_table(by_difference(row for rows in compare_layers(pairs) for row in rows))
+
+
+def compare_layers(pairs: Iterable[tuple[Key, ComparedLayer, ComparedLayer]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each layer: one for each batch row and head."""
     known: dict[Any, tuple[Tensor, Tensor]] = {}
     for (name, call), ours, theirs in pairs:
+        rows: list[dict[str, Any]] = []
         for batch in range(len(ours.real.queries)):
-            axes = [_align_axis(ours, theirs, batch, axis, (name, call), known) for axis in (0, 1)]
+            axes = align_axes(ours, theirs, batch, (name, call), known)
             A, B = (layer.A.select(batch=batch) for layer in (ours, theirs))
             found = {"layer": shown_name(name), "call": call, "batch": batch}
             rows += [found | numbers for numbers in _differences(A, B, *axes)]
-    rows.sort(key=lambda row: -math.inf if math.isnan(row["difference"]) else row["difference"], reverse=True)
-    return as_table(rows)
+        yield rows
+
+
+def by_difference(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort rows by their difference, the largest first and NaN last."""
+    return sorted(rows, key=lambda row: -math.inf if math.isnan(row["difference"]) else row["difference"], reverse=True)
+
+
+def align_axes(
+    ours: ComparedLayer, theirs: ComparedLayer, batch: int, key: Key, known: dict[Any, tuple[Tensor, Tensor]]
+) -> tuple[AlignedAxis, AlignedAxis]:
+    """Return the aligned queries and keys of a batch row; `known` holds the alignments so far."""
+    queries, keys = (_align_axis(ours, theirs, batch, axis, key, known) for axis in (0, 1))
+    return queries, keys
 
 
 def check_comparable(ours: Collection[Key], theirs: Collection[Key], shapes: Callable[[Key], tuple[Any, Any]]) -> None:

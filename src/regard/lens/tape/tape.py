@@ -51,7 +51,7 @@ from .annotations import (
     no_layer_matches,
     unmatched_tokens,
 )
-from .comparison import ComparedLayer, check_comparable, compare
+from .comparison import AlignedAxis, ComparedLayer, align_axes, check_comparable, compare, compare_layers
 from .groups import Groups, group_mismatch, mass_between
 from .hidden_keys import KINDS, padding, punctuation, without_keys
 from .image_patches import Image, PatchedImage, image_mismatch
@@ -538,10 +538,23 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         """
         if not isinstance(other, Tape):
             raise TypeError(f"other must be a Tape, got {type(other).__name__}")
-        check_comparable(self, other, lambda key: (self[key].shape, other[key].shape))
+        layers = self._layers_beside(other)
         for tape in (self, other):
             tape.warn_partial("the comparison")
-        return compare((key, self._layer(key), other._layer(key)) for key in self)
+        return compare(layers)
+
+    def comparing(self, other: Tape) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows of `compare` layer by layer, not ranked."""
+        return compare_layers(self._layers_beside(other))
+
+    def align_with(self, other: Tape, key: Any, *, batch: int = 0) -> tuple[AlignedAxis, AlignedAxis]:
+        """Return which queries and which keys of a layer are the same in another tape, as `compare` aligns them."""
+        key = self._resolve_key(key)
+        return align_axes(self._layer(key), other._layer(key), batch, key, {})
+
+    def _layers_beside(self, other: Tape) -> Iterator[tuple[Key, ComparedLayer, ComparedLayer]]:
+        check_comparable(self, other, lambda key: (self[key].shape, other[key].shape))
+        return ((key, self._layer(key), other._layer(key)) for key in self)
 
     def _layer(self, key: Key) -> ComparedLayer:
         """Return a layer to compare."""

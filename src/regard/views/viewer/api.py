@@ -42,6 +42,7 @@ from .captures import (
 from .describe import Capture, true_ranges
 from .matrix_view import MatrixView
 from .pyramid import TILE, CellSpan, CellValues, span
+from .two_captures import aligned_runs, check_two, compared_weights, ranked_heads
 from .wire_format import COARSE, EXACT, FINE, Certainty, Coded, coarse, error, fine, frame, plain
 from .worker import ResponseCache, Worker
 
@@ -137,6 +138,37 @@ class ViewerApi:
         arrays["thumbs"] = fine(shrink(less, max_side, left.axes))
         cell = [-(-axis.n // axis.count) for axis in left.axes]
         return frame(arrays, Certainty(error=error(FINE)), cell=cell)
+
+    def comparison(self) -> bytes:
+        """Return the heads of two captures, ranked by how much they differ over the tokens that both texts have."""
+        check_two(self.library)
+        key = ("comparison",)
+        known = self._responses.get(key)
+        if known is not None:
+            return known
+
+        def steps() -> Iterator[float]:
+            for found in ranked_heads(self.library):
+                if isinstance(found, float):
+                    yield found
+                else:
+                    self._responses.put(key, _json({"rows": found}))
+
+        if compared_weights(self.library) > MAX_IMMEDIATE_WEIGHTS:
+            raise Pending(self._worker.schedule(key, steps))
+        for _ in steps():
+            pass
+        found = self._responses.get(key)
+        assert found is not None
+        return found
+
+    def same_tokens(self, capture: int, layer: int, batch: int) -> bytes:
+        """Return which queries and keys of a layer are which in the other capture, as runs of positions."""
+        check_two(self.library)
+        self.library.entry(capture, layer, batch)
+        key = "same_tokens", capture, layer, batch
+        known = self._responses.get(key)
+        return known or self._responses.put(key, _json(aligned_runs(self.library, capture, layer, batch)))
 
     def measures(self, capture: CaptureId, layer: int, batch: int, head: Which, level: int) -> bytes:
         """Return the measures of queries and keys, averaged over cells of 2**level tokens."""

@@ -121,17 +121,22 @@ class Library:
         return self._variants[capture, layer]
 
     def counterpart(self, capture: int, layer: int) -> int | None:
-        """Return the layer of the other capture that a layer is compared with; None if there is none of its size.
+        """Return the layer of the other capture that a layer is compared with; None if there is none.
 
-        It has the same name and call, or else the same number.
+        It has the same name and call, or else the same number and size.
         """
         if len(self.captures) != 2:
             return None
         own, others = self.captures[capture].layers[layer], self.captures[1 - capture].layers
         named = [n for n, other in enumerate(others) if (other["name"], other["call"]) == (own["name"], own["call"])]
-        found = named[0] if named else layer
-        sizes = [(other["n_i"], other["n_j"]) for other in others]
-        return found if found < len(others) and sizes[found] == (own["n_i"], own["n_j"]) else None
+        if named:
+            return named[0]
+        return layer if layer < len(others) and _size(others[layer]) == _size(own) else None
+
+    def can_subtract(self, layer: int) -> bool:
+        """Whether a layer of the first capture and its counterpart have the same size."""
+        found = self.counterpart(0, layer)
+        return found is not None and _size(self.captures[0].layers[layer]) == _size(self.captures[1].layers[found])
 
     def must_know_sinks(self, capture: CaptureId, layer: int) -> None:
         """Measure a layer as it was captured, as `summary` does."""
@@ -256,6 +261,10 @@ class Library:
         if self._without_padding.get((capture, layer), (None, None))[0] is not A:
             self._without_padding[capture, layer] = A, without_queries(A, real)
         return self._without_padding[capture, layer][1]
+
+
+def _size(described: dict[str, Any]) -> tuple[int, int]:
+    return described["n_i"], described["n_j"]
 
 
 def immediate_weights(view: MatrixView) -> int:

@@ -93,6 +93,8 @@ RESOURCES = {
     "hidden": Resource(ViewerApi.hidden, JSON, LAYER),
     "overview": Resource(ViewerApi.overview, FRAME, LAYER),
     "difference": Resource(ViewerApi.difference, FRAME, {**LAYER, "minus": parse_place}),
+    "comparison": Resource(ViewerApi.comparison, JSON, {}),
+    "same_tokens": Resource(ViewerApi.same_tokens, JSON, {**LAYER, "capture": parse_int}),
     "measures": Resource(ViewerApi.measures, FRAME, {**HEAD, "level": parse_int}),
     "tile": Resource(ViewerApi.tile, FRAME, TILE),
     "largest": Resource(ViewerApi.largest, FRAME, TILE),

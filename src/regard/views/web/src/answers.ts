@@ -76,6 +76,8 @@ export const name = {
   overview: (place: Place) => `overview?${where(place)}`,
   difference: (place: Place, other: Place) =>
     `difference?${where(place)}&minus=${number(other)}.${other.layer}.${other.batch}`,
+  comparison: "comparison?",
+  aligned: ({ capture, layer, batch }: Place) => `same_tokens?${where({ capture, layer, batch })}`,
   measures: (place: Place, head: Head, level: number) => `measures?${where(place)}&head=${head}&level=${level}`,
   tile: (chart: Chart, level: number, row: number, col: number, resource = "tile") =>
     `${resource}?${where(chart)}&head=${chart.head}&minus=${minus(chart)}&level=${level}&row=${row}&col=${col}`,

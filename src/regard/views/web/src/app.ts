@@ -117,10 +117,19 @@ export class App {
     const capture = 1 - this.state.capture;
     const found = this.counterpart(this.state.layer);
     if (found === null) return null;
-    const { batch, heads } = this.session.captures[capture].layers[found];
+    const theirs = this.session.captures[capture].layers[found];
+    const { batch, heads } = theirs;
     const fits = this.state.batch < batch && (typeof head !== "number" || head < heads.length);
-    const { hide } = this.place;
+    const hide = this.hiding(theirs);
     return fits ? { capture, layer: found, batch: this.state.batch, head, minus: null, ...(hide && { hide }) } : null;
+  }
+
+  /** Whether the map and what it is compared with have the same queries and keys, so that a difference is one of cells. */
+  get subtractable(): boolean {
+    const { other, layer } = this;
+    if (!other) return false;
+    const { n_i, n_j } = this.session.captures[other.capture].layers[other.layer];
+    return n_i === layer.n_i && n_j === layer.n_j;
   }
 
   /** The other capture's layer that a layer is compared with. */

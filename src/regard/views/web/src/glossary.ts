@@ -20,6 +20,7 @@ export const CONTROLS = {
   "choose by": "What a click on the text chooses.",
   "colour by": "Colour the words that the chosen token looks at, or those that look at it.",
   "from layer": "Follow the token down from the output of this layer.",
+  hide: "Hidden keys get no weight, and the rest of each row sums to 1 again (key h).",
   sort: "The order of the heads.",
 } as const;
 export type Control = keyof typeof CONTROLS;
@@ -35,6 +36,8 @@ export const SENTENCES: Record<ViewName, string> = {
   flow: "How much of a token comes from which other token after all layers together. Choose the token with a click on the picture or the list.",
   images:
     "The patches of a picture, coloured by how much a token looks at them. Choose another token or patch with a click.",
+  compare:
+    "The heads of two captures, those first that differ most over the words both texts have. Click one to open both maps.",
   alignment: "The words of one text joined to those of another. Beside them is the table of their weights.",
 };
 

@@ -28,6 +28,7 @@ const BOXES: Record<ViewName, Box[]> = {
   lines: [0, 1, 2, 3].flatMap((n): Box[] => [[4, 5 + n * 12, 22, 7, 0.25], [58, 5 + n * 12, 22, 7, 0.25]]),
   flow: lines(6, [[0.05, 0.05, 0.05, 0.05, 1], [0.05, 0.2, 0.05, 0.3, 0.8], [0.3, 0.3, 0.1, 0.4, 0.5], [0.6, 0.3, 0.15, 0.35, 0.3]]),
   images: Array.from({ length: 24 }, (_, n): Box => [12 + (n % 6) * 10, 7 + Math.floor(n / 6) * 10, 9, 9, [9, 10, 15, 16].includes(n) ? 0.9 : 0.15]),
+  compare: [70, 48, 30, 14].flatMap((width, n): Box[] => [[6, 6 + n * 11, width, 7, n ? 0.4 : 0.9]]),
   alignment: [0, 1, 2, 3].flatMap((n): Box[] => [[4 + n * 20, 5, 16, 8, 0.25], [4 + n * 20, 41, 16, 8, 0.25]]),
 };
 const STROKES: Partial<Record<ViewName, string>> = {

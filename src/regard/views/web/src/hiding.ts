@@ -2,6 +2,7 @@
 
 import type { App } from "./app";
 import { el } from "./element";
+import { CONTROLS } from "./glossary";
 import { visible } from "./glyphs";
 import type { Token } from "./marks";
 import type { Hidden, Place, Range } from "./source";
@@ -69,8 +70,8 @@ export function tools(app: App): HTMLElement {
   const numbered = [...new Set(more ? [...own, more] : own)];
   return el(
     "div",
-    { class: "labelled" },
-    el("span", { title: "hidden keys get no weight, and the rest of each row sums to 1 again  (h)" }, "hide"),
+    { class: "labelled", title: CONTROLS.hide },
+    el("span", {}, "hide"),
     el(
       "div",
       { class: "choice", role: "group", "aria-label": "hide" },

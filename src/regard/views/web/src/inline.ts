@@ -1,13 +1,16 @@
 // The page as a source: what was put into it, and what follows from that.
 
+import { turned } from "./aligned";
 import * as answers from "./answers";
 import { type Certainty, EXACT, together, within } from "./certainty";
 import { flags } from "./hiding";
 import { Coded, type Frame, parse } from "./frame";
 import {
+  type Aligned,
   type Axis,
   type Block,
   type Chart,
+  type ComparedHead,
   type Difference,
   type Flow,
   type Grouping,
@@ -65,6 +68,19 @@ export class Inline implements Source {
     if (!turned) return found;
     const { shape } = found.thumbs;
     return { ...found, thumbs: Coded.of(found.thumbs.values().map((value) => -value), shape) };
+  }
+
+  async comparison(): Promise<ComparedHead[]> {
+    const found = await this.json<{ rows?: ComparedHead[]; error: string; hint: string }>(answers.name.comparison);
+    if (!found.rows) throw new Refusal(found.error, found.hint);
+    return found.rows;
+  }
+
+  /** As the page holds it, or the other way round. */
+  async aligned(place: Place): Promise<Aligned> {
+    if (place.capture === 0) return this.json(answers.name.aligned(place));
+    const layer = this.layer(place).counterpart ?? 0;
+    return turned(await this.json(answers.name.aligned({ ...place, capture: 0, layer })));
   }
 
   async measures(place: Place, head: Head) {

@@ -10,7 +10,7 @@ export const KEYS: Group[] = [
   {
     title: "everywhere",
     keys: [
-      ["1…7", "overview, map, text, lines, flow, images, alignment"],
+      ["1…8", "overview, map, text, lines, flow, images, alignment, compare"],
       ["[ ]", "previous, next head"],
       ["{ }", "previous, next layer"],
       ["m x", "mean, largest over heads"],

@@ -1,5 +1,6 @@
 // Map: the matrix as a deep-zoom picture, from the whole down to one pair; or two of them and their difference.
 
+import { beside, pairOf, partner, turned } from "./aligned";
 import { type App, headName, type View, words } from "./app";
 import { Card, type Side } from "./card";
 import { COLUMNS, digits, fields, said, together } from "./certainty";
@@ -11,7 +12,7 @@ import { joined, type Token } from "./marks";
 import { type Events, type Mean, Panel, type Window } from "./panel";
 import { PairPanel } from "./pair";
 import { matches } from "./search";
-import type { Axis, Chart, Place, Range, Tile } from "./source";
+import type { Aligned, Axis, Chart, Layer, Place, Range, Tile } from "./source";
 import type { State } from "./state";
 import type { Cell } from "./tiles";
 
@@ -82,6 +83,8 @@ export class MapView implements View {
   private hidden = "";
   /** The tokens of the capture, and of the one it is compared with. */
   private words: Sides[] = [];
+  /** Which token of A is which of B, where the texts have different lengths. */
+  private aligned: Aligned | null = null;
   /** The tokens of both: two texts at a position where they differ. */
   private both: Sides = { left: null, top: null };
 
@@ -105,8 +108,8 @@ export class MapView implements View {
   update(state: State, before: State | null): void {
     const { other, layer } = this.app;
     if (layer.finest >= layer.levels) return this.without();
-    const beside: Name[] = state.layout === "beside" ? ["a", "b", "difference"] : ["difference"];
-    const names: Name[] = other ? beside : ["one"];
+    const compared: Name[] = state.layout === "beside" ? ["a", "b", "difference"] : ["difference"];
+    const names: Name[] = !other ? ["one"] : this.app.subtractable ? compared : ["a", "b"];
     const key = JSON.stringify([this.app.chart, names, state.pool]);
     const built = JSON.stringify(names.map((name) => this.caption(name)));
     if (built !== this.built) this.build(names);
@@ -116,7 +119,7 @@ export class MapView implements View {
     else if (look !== this.look) this.repaint(true);
     this.look = look;
     if (!this.moving && before && String(state.at) !== String(before.at))
-      for (const { panel } of this.shown) panel.show(windowOf(state));
+      for (const { panel, name } of this.shown) panel.show(this.seen(windowOf(state), name));
     this.mark().catch((error: unknown) => this.fail(error));
     void this.pair.show(state.pair);
   }
@@ -139,7 +142,7 @@ export class MapView implements View {
     const { state } = this.app;
     const layouts = { beside: "side by side", difference: "difference" };
     return [
-      state.against !== "none" && choice("layout", layouts, state.layout, (layout) => this.app.go({ layout })),
+      this.app.subtractable && choice("layout", layouts, state.layout, (layout) => this.app.go({ layout })),
       this.app.session.live &&
         choice("cells", { mean: "mean", max: "max" }, state.pool, (pool) => this.app.go({ pool })),
       hiding.tools(this.app),
@@ -158,13 +161,22 @@ export class MapView implements View {
     });
     const rows = [["query", ...named("query"), "key", ...named("key"), "level", ...measured]];
     for (const { row, col, level } of this.first?.cells(CSV_CELLS) ?? []) {
-      const cells = this.shown.map(({ panel }) => panel.cell(level, row, col));
+      const theirs = this.aligned ? pairOf(this.aligned, { row, col }) : { row, col };
+      const known = (name: Name): boolean => !this.aligned || name !== "b" || (theirs !== null && level === 0);
+      const cells = this.shown.map(({ panel, name }): Cell => {
+        const at = name === "b" ? theirs : { row, col };
+        return at && known(name) ? panel.cell(level, at.row, at.col) : { row, col, level, value: null, largest: null, certainty: null };
+      });
+      const text = (n: number, side: keyof Sides): string => {
+        const at = n ? theirs?.[side === "left" ? "row" : "col"] : side === "left" ? row : col;
+        return at === undefined ? "" : (this.words[n][side]?.[at]?.raw ?? "");
+      };
       const fits = (cell: Cell): Cell => (cell.level === level ? cell : { ...cell, value: null, largest: null, certainty: null });
       rows.push([
         String(row),
-        ...this.words.map(({ left }) => left?.[row]?.raw ?? ""),
+        ...this.words.map((_, n) => text(n, "left")),
         String(col),
-        ...this.words.map(({ top }) => top?.[col]?.raw ?? ""),
+        ...this.words.map((_, n) => text(n, "top")),
         String(level),
         ...cells.map(fits).flatMap(({ value, largest, certainty }) => [
           `${value ?? ""}`,
@@ -190,10 +202,11 @@ export class MapView implements View {
   private build(names: Name[]): void {
     for (const { panel } of this.shown) panel.close();
     const pair = names.includes("b") && this.pairLegend.element;
-    fill(this.under, pair, this.legend.element, names[0] !== "difference" && el("span", { class: "marks" }, ...BARS()), this.status);
+    const own = names[names.length - 1] !== "b" && this.legend.element;
+    fill(this.under, pair, own, names[0] !== "difference" && el("span", { class: "marks" }, ...BARS()), this.status);
     this.drawn = "";
     this.shown = names.map((name) => {
-      const events = this.events(() => panel);
+      const events = this.events(() => panel, name);
       const panel: Panel = new Panel(this.caption(name), this.app.source, this.app.session, events);
       return { panel, name, chart: this.app.chart, signed: name === "difference", most: 1 };
     });
@@ -211,13 +224,15 @@ export class MapView implements View {
 
   private open(key: string): void {
     this.drawn = key;
-    const { state, layer, other, chart } = this.app;
+    const { state, other, chart } = this.app;
     for (const shown of this.shown) {
       const { name, panel, most, signed } = shown;
       shown.chart = name === "a" ? { ...chart, minus: null } : name === "b" && other ? other : chart;
-      panel.open(shown.chart, layer, this.app.ramp(most, signed), state.pool, windowOf(state));
+      const of = this.layerOf(name);
+      panel.open(shown.chart, of, this.app.ramp(most, signed), state.pool, windowOf(state));
     }
     this.problem = "";
+    this.aligned = null;
     this.label(key).catch((error: unknown) => this.fail(error));
   }
 
@@ -226,18 +241,33 @@ export class MapView implements View {
     const { place, other } = this.app;
     const own = await this.sides(place);
     const others = other && other.capture !== place.capture ? await this.sides(other) : null;
+    const aligned = others && !this.app.subtractable ? await this.app.source.aligned(place) : null;
     const hidden = await hiding.words(this.app, place);
     if (key !== this.drawn) return;
     if (hidden !== this.hidden) {
       this.hidden = hidden;
       this.settle();
     }
+    this.aligned = aligned;
     this.words = [own, ...(others ? [others] : [])];
-    this.both = others ? { left: joined(own.left, others.left), top: joined(own.top, others.top) } : own;
+    const [rows, cols] = [aligned?.queries, aligned?.keys].map((runs) => runs && ((n: number) => partner(runs, n)));
+    this.both = others ? { left: joined(own.left, others.left, rows), top: joined(own.top, others.top, cols) } : own;
     for (const { panel, name } of this.shown) {
       panel.tokens = name === "b" && others ? others : name === "difference" ? this.both : own;
+      if (aligned && name === "b") panel.show(this.seen(windowOf(this.app.state), name), true);
       panel.redraw();
     }
+    await this.mark();
+  }
+
+  private layerOf(name: Name): Layer {
+    const { other, layer } = this.app;
+    return name === "b" && other ? this.app.session.captures[other.capture].layers[other.layer] : layer;
+  }
+
+  /** A part of A as a panel shows it: B beside it has the same tokens in the middle. */
+  private seen(window: Window | null, name: Name): Window | null {
+    return window && name === "b" && this.aligned ? beside(this.aligned, window) : window;
   }
 
   private async sides(place: Place): Promise<Sides> {
@@ -249,20 +279,30 @@ export class MapView implements View {
     const { chosen, axis, find, pair } = this.app.state;
     const tokens = find ? await this.app.tokens(this.app.place, axis) : null;
     const found = tokens && find === this.app.state.find ? matches(tokens, find).map(([first]) => first) : [];
-    for (const { panel } of this.shown) {
-      panel.marks = { chosen, axis, found, pair };
+    const runs = this.aligned?.[axis === "query" ? "queries" : "keys"];
+    const ends = runs && chosen?.map((n) => partner(runs, n));
+    const same = ends?.every((n) => n !== null) ? (ends as [number, number]) : null;
+    const theirs = runs && find ? this.words[1]?.[axis === "query" ? "left" : "top"] : null;
+    const foundThere = theirs ? matches(theirs, find).map(([first]) => first) : [];
+    const at = pair && this.aligned ? pairOf(this.aligned, { row: pair[0], col: pair[1] }) : null;
+    const partnered: [number, number] | null = at && [at.row, at.col];
+    for (const { panel, name } of this.shown) {
+      panel.marks = name === "b" && runs ? { chosen: same, axis, found: foundThere, pair: partnered } : { chosen, axis, found, pair };
       panel.redraw();
     }
   }
 
-  private events(panel: () => Panel): Events {
+  private events(panel: () => Panel, name: Name): Events {
     return {
-      moved: (window, settled) => this.moved(panel(), window, settled),
+      moved: (window, settled) => this.moved(panel(), name, window, settled),
       pointed: (cell, x, y) => {
         this.cursor = null;
-        this.point(cell, x, y);
+        this.point(cell, x, y, name);
       },
-      picked: (cell) => this.pick(cell),
+      picked: (cell) => {
+        const own = name === "b" && this.aligned ? pairOf(turned(this.aligned), cell) : cell;
+        if (own) this.pick({ ...cell, ...own });
+      },
       loaded: () => {
         this.problem = "";
         this.settle();
@@ -272,13 +312,15 @@ export class MapView implements View {
   }
 
   /** All panels show the same part; the address follows when it comes to rest. */
-  private moved(panel: Panel, window: Window, settled: boolean): void {
+  private moved(panel: Panel, name: Name, window: Window, settled: boolean): void {
     if (this.moving) return;
     this.moving = true;
-    for (const shown of this.shown)
-      if (shown.panel !== panel) shown.panel.show(panel.whole ? null : panel.window(true), true);
+    const own = (seen: Window): Window => (name === "b" && this.aligned ? beside(turned(this.aligned), seen) : seen);
+    const at = panel.whole ? null : own(panel.window(true));
+    for (const shown of this.shown) if (shown.panel !== panel) shown.panel.show(this.seen(at, shown.name), true);
     if (settled) {
-      this.app.go({ at: panel.whole ? null : [window.row, window.col, window.across] }, "slide");
+      const { row, col, across } = own(window);
+      this.app.go({ at: panel.whole ? null : [row, col, across] }, "slide");
       this.settle();
     }
     this.moving = false;
@@ -295,7 +337,7 @@ export class MapView implements View {
     const measured = this.shown.map(({ panel }) => (range === "full" ? 1 : panel.spread()));
     const pair = Math.max(measured[0] ?? 0, measured[1] ?? 0) || null; // A and B are drawn to the same scale
     this.shown.forEach((shown, n) => {
-      const most = (this.shown.length === 3 && n < 2 ? pair : measured[n]) ?? shown.most;
+      const most = (shown.name === "a" || shown.name === "b" ? pair : measured[n]) ?? shown.most;
       if (!always && Math.abs(Math.log(most / shown.most)) < 0.12) return;
       shown.most = most;
       shown.panel.repaint(this.app.ramp(most, shown.signed));
@@ -309,6 +351,11 @@ export class MapView implements View {
     if (this.cursor) this.show(this.cursor);
     for (const { panel } of this.shown) panel.point();
     if (this.problem) return fill(this.status, notice(this.problem));
+    const { state: chosen, other: compared } = this.app;
+    if (chosen.against === "capture" && !compared) {
+      this.status.textContent = `Capture ${"AB"[1 - chosen.capture]} has no such layer, head or text to compare with.`;
+      return;
+    }
     this.status.textContent = state(this.shown.flatMap(({ panel }) => panel.visible()).map(({ tile }) => tile));
   }
 
@@ -379,22 +426,32 @@ export class MapView implements View {
     if (this.spoken.textContent !== words) this.spoken.textContent = words;
   }
 
-  private point(cell: Cell | null, x: number, y: number): void {
-    for (const { panel } of this.shown) {
-      panel.hover = cell;
+  private point(cell: Cell | null, x: number, y: number, pointed: Name = "one"): void {
+    const { aligned } = this;
+    const turn = aligned && pointed === "b" ? turned(aligned) : aligned;
+    /** The same pair in another panel, which has it unless the texts differ there. */
+    const there = (name: Name): { row: number; col: number } | null =>
+      cell && turn && (name === "b") !== (pointed === "b") ? pairOf(turn, cell) : cell;
+    for (const { panel, name } of this.shown) {
+      panel.hover = there(name);
       panel.redraw();
     }
     if (!cell) return this.card.hide();
-    const { self, offset, n_i, n_j } = this.app.layer;
+    const { self, offset, n_i, n_j } = this.layerOf(pointed);
+    const tokens = pointed === "b" && aligned ? this.words[1] : this.both;
     const sides: [Side, Side] = [
-      { name: "query", tokens: this.both.left, count: n_i, offset: self ? offset : 0 },
-      { name: "key", tokens: this.both.top, count: n_j, offset: 0 },
+      { name: "query", tokens: tokens.left, count: n_i, offset: self ? offset : 0 },
+      { name: "key", tokens: tokens.top, count: n_j, offset: 0 },
     ];
-    const values = this.shown.map(({ panel, name, signed }) => {
-      return { label: SIGNS[name], cell: panel.cell(cell.level, cell.row, cell.col), signed };
+    const values = this.shown.flatMap(({ panel, name, signed }) => {
+      const at = there(name);
+      const isSame = !aligned || cell.level === 0 || (name === "b") === (pointed === "b");
+      return at && isSame ? [{ label: SIGNS[name], cell: panel.cell(cell.level, at.row, at.col), signed }] : [];
     });
     const found = this.shown.length === 1 ? this.first!.measured(cell) : null;
+    const alone = aligned && cell.level === 0 && values.length < this.shown.length && `not in ${pointed === "b" ? "A" : "B"}`;
     const more = [
+      alone,
       found?.entropy && measure("entropy of", "query", "queries", found.entropy),
       found?.received && measure("received by", "key", "keys", found.received),
     ].filter(Boolean);

@@ -20,12 +20,23 @@ export function readable(tokens: string[]): Token[] {
   return tokens.map((raw) => ({ raw, text: raw, gap: !letters }));
 }
 
-/** The tokens of two texts at the same positions: both, apart by a bar, where they differ. */
-export function joined(one: Token[] | null, other: Token[] | null): Token[] | null {
+/** The tokens of two texts at the same positions, or of their partners: both, apart by a bar, where they differ. */
+export function joined(
+  one: Token[] | null,
+  other: Token[] | null,
+  partner: (n: number) => number | null = (n) => n,
+): Token[] | null {
   if (!one || !other) return one ?? other;
+  const found = (n: number): Token | undefined => {
+    const at = partner(n);
+    return at === null ? undefined : other[at];
+  };
   const pair = (a: Token, b: Token): Token =>
     a.raw === b.raw ? a : { raw: `${a.raw} | ${b.raw}`, text: `${a.text} | ${b.text}`, gap: true };
-  return one.map((token, n) => (other[n] ? pair(token, other[n]) : token));
+  return one.map((token, n) => {
+    const same = found(n);
+    return same ? pair(token, same) : token;
+  });
 }
 
 function wordPiece(raw: string): Token {

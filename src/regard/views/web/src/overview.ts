@@ -169,7 +169,9 @@ export class OverviewView implements View {
     const found = against === "capture" ? this.app.counterpart(layer) : null;
     const place = this.app.placeOf(layer);
     const other = { ...place, capture: 1 - capture, layer: found ?? 0 };
-    if (found === null || batch >= this.app.session.captures[other.capture].layers[found].batch) return null;
+    if (found === null) return null;
+    const [one, two] = [this.app.capture.layers[layer], this.app.session.captures[other.capture].layers[found]];
+    if (batch >= two.batch || one.n_i !== two.n_i || one.n_j !== two.n_j) return null;
     try {
       return await this.app.source.difference(place, other);
     } catch (error) {

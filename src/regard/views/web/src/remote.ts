@@ -3,8 +3,10 @@
 import * as answers from "./answers";
 import { type Frame, parse } from "./frame";
 import {
+  type Aligned,
   type Axis,
   type Chart,
+  type ComparedHead,
   type Grouping,
   type Head,
   type Hidden,
@@ -52,6 +54,14 @@ export class Remote implements Source {
   difference(place: Place, minus: Place) {
     const name = answers.name.difference(place, minus);
     return this.keep(name, async () => answers.difference(await this.frame(name)));
+  }
+
+  async comparison() {
+    return (await this.json<{ rows: ComparedHead[] }>(answers.name.comparison)).rows;
+  }
+
+  aligned(place: Place): Promise<Aligned> {
+    return this.json(answers.name.aligned(place));
   }
 
   async measures(place: Place, head: Head, level: number, signal?: AbortSignal) {

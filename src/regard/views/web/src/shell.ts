@@ -3,6 +3,7 @@
 import { AlignmentView } from "./alignment";
 import { type App, isEmpty, layerNames, type View } from "./app";
 import { PALETTES, SCALES } from "./colours";
+import { CompareView } from "./compare";
 import { button, choice, menu, named, notice, numbered, rebuild } from "./controls";
 import { el, fill } from "./element";
 import { type Kind, save } from "./export";
@@ -30,6 +31,7 @@ const MAKE: Record<ViewName, new (app: App, host: HTMLElement) => View> = {
   flow: FlowView,
   images: ImagesView,
   alignment: AlignmentView,
+  compare: CompareView,
 };
 /** Which of the common controls a view has. */
 const CONTROLS: Record<ViewName, ("layer" | "head" | "scale" | "against")[]> = {
@@ -40,6 +42,7 @@ const CONTROLS: Record<ViewName, ("layer" | "head" | "scale" | "against")[]> = {
   flow: ["scale"],
   images: ["layer", "head", "scale"],
   alignment: ["layer", "head", "scale"],
+  compare: [],
 };
 /** A layer without texts, heads, queries or keys. */
 class NothingView implements View {
@@ -125,7 +128,7 @@ export class Shell {
 
   private update(state: State, before: State | null): void {
     document.documentElement.dataset["theme"] = this.app.theme;
-    document.title = state.view === "overview" ? `${this.app.capture.name} · regard` : `${title(this.app)} · regard`;
+    document.title = state.view === "overview" || state.view === "compare" ? `${this.app.capture.name} · regard` : `${title(this.app)} · regard`;
     if (this.search.value !== state.find) this.search.value = state.find;
     this.drawTabs();
     const wanted = this.hasNothing() ? NothingView : MAKE[state.view];
@@ -152,6 +155,7 @@ export class Shell {
     const { layers } = this.app.capture;
     if (!this.app.capture.pictures.length) missing.images = "the capture holds no picture";
     if (layers.every((layer) => layer.self)) missing.alignment = "the capture holds no cross-attention";
+    if (this.app.session.captures.length < 2) missing.compare = "one capture is open; open two to compare them";
     const tabs = VIEWS.map((name, n) =>
       el(
         "button",
@@ -178,6 +182,7 @@ export class Shell {
     rebuild(
       this.bar,
       captures.length > 1 &&
+        state.view !== "compare" &&
         choice("capture", numbered(captures), String(state.capture), (n) => app.go({ capture: Number(n) })),
       capture.batch > 1 &&
         menu("text", numbered(texts), String(state.batch), (n) => app.go({ batch: Number(n), chosen: null })),
@@ -229,7 +234,7 @@ export class Shell {
     const run = (kind: Kind): void => {
       this.exports.close();
       const { state } = this.app;
-      const name = state.view === "overview" ? `${this.app.capture.name} overview` : `${title(this.app)} ${state.view}`;
+      const name = state.view === "overview" || state.view === "compare" ? `${this.app.capture.name} ${state.view}` : `${title(this.app)} ${state.view}`;
       void save(kind, name, this.stage, () => this.view!.table());
     };
     const dialog = el(
@@ -308,7 +313,7 @@ export class Shell {
   private common(key: string): (() => void) | undefined {
     const { app } = this;
     const { state, layer, capture } = app;
-    if (/^[1-7]$/.test(key)) {
+    if (/^[1-8]$/.test(key)) {
       const tab = this.tabs.querySelectorAll<HTMLButtonElement>("button")[Number(key) - 1];
       return () => tab.click();
     }

@@ -113,6 +113,33 @@ export interface Difference extends Certainty {
   cell: [number, number];
 }
 
+/** Neighbouring tokens that two texts have: the first in each, and how many. */
+export type Run = [ours: number, theirs: number, count: number];
+
+/** Which queries and keys of a layer are which in the other capture. */
+export interface Aligned {
+  queries: Run[];
+  keys: Run[];
+}
+
+/** A head of two captures: how much it differs over the tokens that both texts have; nothing where they have none. */
+export interface ComparedHead {
+  layer: number;
+  /** The layer of the second capture. */
+  other: number;
+  batch: number;
+  head: number;
+  difference?: number;
+  largest?: number;
+  query?: number;
+  key?: number;
+  other_query?: number;
+  other_key?: number;
+  /** Of the weights of the aligned queries, the share on tokens of this text alone. */
+  unaligned?: number;
+  other_unaligned?: number;
+}
+
 /** Measures of queries and keys, each null where a capture did not keep it. */
 export interface Measures extends Certainty {
   level: number;
@@ -194,6 +221,9 @@ export interface Source {
   hidden(place: Place): Promise<Hidden>;
   overview(place: Place, signal?: AbortSignal): Promise<Overview>;
   difference(place: Place, minus: Place, signal?: AbortSignal): Promise<Difference>;
+  /** The heads of two captures, those first that differ most. */
+  comparison(): Promise<ComparedHead[]>;
+  aligned(place: Place): Promise<Aligned>;
   measures(place: Place, head: Head, level: number, signal?: AbortSignal): Promise<Measures>;
   tile(chart: Chart, pool: Pool, level: number, row: number, col: number, signal?: AbortSignal): Promise<Tile>;
   token(place: Place, head: Head, axis: Axis, first: number, last: number, signal?: AbortSignal): Promise<Links>;

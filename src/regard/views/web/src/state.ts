@@ -4,7 +4,7 @@ import { type Palette, PALETTES, type Scale, SCALES } from "./colours";
 import { isPart } from "./hiding";
 import type { Axis, Head, Pool } from "./source";
 
-export const VIEWS = ["overview", "map", "text", "lines", "flow", "images", "alignment"] as const;
+export const VIEWS = ["overview", "map", "text", "lines", "flow", "images", "alignment", "compare"] as const;
 export type ViewName = (typeof VIEWS)[number];
 export type Unit = "token" | "words" | "sentences";
 export const SORTS = ["layer", "entropy", "distance", "max", "sink", "difference"] as const;
