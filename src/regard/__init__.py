@@ -7,6 +7,7 @@ normalize.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .ops.merge import merge
 from .ops.operator import attend, explain, weights
 from .ops.terms.biases import Added, Alibi, Bias, Gaussian, Relative
 from .ops.terms.masks import (
@@ -67,6 +68,7 @@ __all__ = [
     "Window",
     "attend",
     "explain",
+    "merge",
     "parse",
     "weights",
 ]

@@ -281,6 +281,20 @@ MASKS = [
         "ops/terms/masks/test_mask_algebra.py::test_masks_draw_themselves",
     ),
     Mutant(
+        "parts merged without what a row saw nothing of",
+        "ops/merge.py",
+        "torch.where(share == 0, 0.0, out * share)",
+        "out * share",
+        "ops/test_merge.py::test_what_a_part_holds_for_a_row_that_sees_nothing_there_is_not_read",
+    ),
+    Mutant(
+        "the statistic of a merger without its shift",
+        "ops/merge.py",
+        "torch.where(is_empty, -math.inf, top + total.log())",
+        "torch.where(is_empty, -math.inf, total.log())",
+        "ops/test_merge.py::test_parts_merge_one_after_the_other",
+    ),
+    Mutant(
         "one offset for all batch rows",
         "ops/terms/coordinates.py",
         'self.offset[self.selector("b")].view(-1, 1, 1, 1) if',
