@@ -333,7 +333,7 @@ def test_megabytes_decide_how_fine_the_cells_are_and_bound_the_page():
     assert session(small)["holds"] == ("means of 2 × 2 weights to within 3 %, the 8 strongest links of each token")
     assert session(large)["holds"] == "every weight"
     for megabytes in (0, -1, 0.9, float("nan")):
-        with pytest.raises(ValueError, match=r"megabytes must be at least 1 \(the script takes 0.45\), got"):
+        with pytest.raises(ValueError, match=r"megabytes must be at least 1 \(the script takes 0.42\), got"):
             tape.page(megabytes=megabytes)
 
 

@@ -37,7 +37,7 @@ from .viewer.wire_format import COARSE, FINE, Certainty, Coded, coarse, error, f
 from .viewer.worker import Worker
 
 MEGABYTES = 4.7  # the default size of a page
-PROGRAM_MEGABYTES = 0.45  # script and style, the same in every page
+PROGRAM_MEGABYTES = 0.42  # script and style, the same in every page
 # Limits of a page of the default size; those of another page are in proportion to its megabytes of data.
 MAX_CELLS = 3_000_000  # all maps of a page together
 MAX_FLOAT_CELLS = 500_000  # pages with more store a byte per cell
