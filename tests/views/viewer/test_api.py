@@ -316,6 +316,7 @@ def test_captures_too_long_to_measure_are_sampled_and_say_so(long, monkeypatch):
         asked.measures(0, 1, 0, 0, 0)
     assert caught.value.status == 409
     assert "tape.summarize()" in caught.value.hint
+    assert "regard look --summarize" in caught.value.hint
 
 
 @pytest.mark.parametrize("head", [1, "mean"])
@@ -333,6 +334,39 @@ def test_a_token_gives_and_receives(asked, tape, head):
     _, arrays = parse_frame(asked.token(0, 0, 1, head, "query", 2, 4, 99))
     assert close(arrays["weight"], A[2:5].mean(0), 1e-6)
     assert len(arrays["top"]) == 7  # two keys are padding and have no weight
+
+
+@pytest.mark.parametrize("head", [1, "mean"])
+def test_a_span_of_queries_is_averaged_without_its_padding(asked, tape, head):
+    A, real = tape["encoder.0"].dense()[1], tape.real_queries("encoder.0")[1]
+    A = A[1] if head == 1 else A.mean(0)
+    assert real.tolist()[-3:] == [True, False, False]
+    n = len(real)
+    _, arrays = parse_frame(asked.token(0, 0, 1, head, "query", 2, n - 1, 4))
+    assert close(arrays["weight"], A[2 : n - 2].mean(0), 1e-6)
+    _, arrays = parse_frame(asked.token(0, 0, 1, head, "query", n - 2, n - 1, 4))
+    assert close(arrays["weight"], np.zeros(n))
+
+
+def test_what_a_token_receives_is_computed_in_parts_between_which_a_row_is_answered(long, monkeypatch):
+    tape, asked = long
+    monkeypatch.setattr(module, "MAX_IMMEDIATE_WEIGHTS", 1000)
+    monkeypatch.setattr(module, "MAX_PART_WEIGHTS", 300_000)
+    view = asked.library.matrix_view(MatrixId(0, 0, 0, 1))
+    parts = list(module.received_in_parts(view, slice(5, 6)))
+    assert len(parts) >= 4
+    truth = tape["a"].dense()[0, 1]
+    assert close(torch.cat(parts).numpy(), truth[:, 5])
+    monkeypatch.setattr(module, "MAX_BACKGROUND_WEIGHTS", 0)
+    with pytest.raises(ApiError, match="has no summary"):
+        asked.token(0, 0, 0, 0, "key", 7, 7, 4)
+    _, arrays = parse_frame(asked.token(0, 0, 0, 0, "query", 7, 7, 4))
+    assert close(arrays["weight"], tape["a"].dense()[0, 0, 7])
+    monkeypatch.setattr(module, "MAX_BACKGROUND_WEIGHTS", 2**31)
+    with pytest.raises(Pending):
+        asked.token(0, 0, 0, 0, "key", 7, 7, 4)
+    _, arrays = settled(lambda: asked.token(0, 0, 0, 0, "key", 7, 7, 4))
+    assert close(arrays["weight"], tape["a"].dense()[0, 0, :, 7])
 
 
 def test_links_are_ranked_among_numbers(worker):

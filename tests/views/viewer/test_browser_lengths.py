@@ -163,6 +163,14 @@ class Planted:
             total, most = total + inside.sum(), max(most, inside.max(initial=0.0))
         return total / ((min(i + size, self.n) - i) * (min(j + size, self.n) - j)), most
 
+    def received(self, j):
+        """What a key receives from all queries."""
+        return sum(float(weight[keys == j].sum()) for keys, weight in map(self.row, self.lookers(j)))
+
+    def lookers(self, j):
+        """The queries that see a key."""
+        return range(j, min(j + self.behind + 1, self.n))
+
     def entropy(self):
         """The mean entropy of all queries, in closed form."""
         m = self.behind + 1
@@ -223,6 +231,22 @@ def test_planted_patterns_of_100_000_tokens_are_found_where_they_are(chromium):
             row, key = planted.rows[0], planted.keys[0]
             watched.go(view="map", at=f"{row + 0.5},{key + 0.5},8", pool="mean")
             assert watched.point() == pytest.approx([sharp], rel=1e-5)
+            card = watched.text(".card p.faint").replace("\u2212", "-").replace(",", "")
+            width = 2 ** math.ceil(math.log2(planted.n / 8192))  # tokens of a mean of the card
+            neighbours = range(key // width * width, key // width * width + width)
+            truth = np.mean([planted.received(j) for j in neighbours])
+            assert f"mean received by keys {neighbours[0]}\u2013{neighbours[-1]} " in card, card
+            assert float(card.split()[-1]) == pytest.approx(truth, rel=6e-3), card
             watched.go(view="text", chosen=f"{row},{row}")
             ends, shown = watched.links("section[data-side=query]")
             assert (ends[0], shown[0]) == (key, pytest.approx(sharp, rel=6e-3))
+            watched.go(view="text", chosen=f"{key},{key}", axis="key")
+            told = columns(watched.table())
+            side = np.array(told["side"])
+            place, weight = numbers(told, "position", "weight")
+            seen = dict(zip(place[side == "is seen by"].astype(int), weight[side == "is seen by"], strict=True))
+            assert seen.keys() == set(planted.lookers(key))
+            assert sum(seen.values()) == pytest.approx(planted.received(key), rel=1e-4)
+            for i in planted.lookers(key):
+                keys, weight = planted.row(i)
+                assert seen[i] == pytest.approx(weight[keys == key][0], rel=1e-4)

@@ -149,7 +149,8 @@ def test_a_layer_that_takes_minutes_is_refused_and_its_overview_sampled(fresh, m
     tape, library = fresh
     monkeypatch.setattr(captures, "MAX_IMMEDIATE_WEIGHTS", 60 * 60 // 8 - 1)
     error = refused(library.summary, 0, 0)
-    assert (error.status, error.hint) == (409, "call tape.summarize() before tape.save(...)")
+    assert error.status == 409
+    assert error.hint == "capture it with regard look --summarize, or call tape.summarize() before tape.save(...)"
     overview, certainty = library.overview(0, 0)
     assert (certainty.state, certainty.of) == ("sampled", (16, 60))
     assert overview.entropy.shape == (1, 2)

@@ -50,6 +50,7 @@ MAX_CACHED_BYTES = 128 * 2**20  # all cached responses together
 RETRY_SECONDS = 0.4  # after which the browser repeats a request
 MAX_ALIGNED_WORDS = 512  # on each side
 CHUNK = 16384  # rows or columns of a long strip computed at a time
+MAX_PART_WEIGHTS = 2**26  # weights that one background step of a strip computes, those for row statistics included
 
 
 class ViewerApi:
@@ -283,7 +284,7 @@ class ViewerApi:
     ) -> bytes:
         """Return the mean weight that queries give, or the total that keys receive, and the strongest links.
 
-        `left` is how many of the queries see a key: without hidden keys all of them.
+        `left` is how many of the queries count: those that are not padding and see a key that is not hidden.
         """
         view = self.library.matrix_view(MatrixId(capture, layer, batch, head))
         n_i, n_j = view.shape
@@ -296,18 +297,28 @@ class ViewerApi:
         rows, cols = (some, slice(0, n_j)) if axis == "query" else (slice(0, n_i), some)
         key = "token", capture, layer, batch, head, axis, first, last, top
 
-        def make_frame() -> bytes:
-            weight = mean_given(view, some) if axis == "query" else sum_received(view, some)
+        def steps() -> Iterator[float | bytes]:
             left = last + 1 - first
-            if isinstance(capture, Variant) and axis == "query":  # the mean over queries with a visible key
-                left = int((~view.empty_rows(some)).sum())
-                weight = weight * ((last + 1 - first) / left) if left else torch.full_like(weight, torch.nan)
+            if axis == "query":
+                of = self.library.capture(capture)
+                hides = isinstance(capture, Variant)
+                counts = ~view.empty_rows(some) if hides else of.tape.real_queries(of.keys[layer])[batch][some]
+                left = int(counts.sum())
+                weight = mean_given(view, some, counts)
+                if hides and not left:
+                    weight = torch.full_like(weight, torch.nan)
+            else:
+                parts = []
+                for part in received_in_parts(view, some):
+                    parts.append(part)
+                    yield sum(map(len, parts)) / n_i
+                weight = torch.cat(parts) if parts else torch.zeros(0)
             best = strongest(weight, min(top, len(weight)))
             links = int((best.values > 0).sum())
             top_links = {"top": plain(best.indices[:links], "u4"), "top_weight": plain(best.values[:links])}
-            return frame({"weight": plain(weight), **top_links}, left=left)
+            yield frame({"weight": plain(weight), **top_links}, left=left)
 
-        return self._now_or_later(key, view.work(rows, cols), make_frame)
+        return self._now_or_later(key, view.work(rows, cols), steps)
 
     def block(self, capture: CaptureId, layer: int, batch: int, row: int, rows: int, col: int, cols: int) -> bytes:
         """Return the weights of all heads in a rectangle of queries by keys.
@@ -323,7 +334,7 @@ class ViewerApi:
         at = slice(row, row + rows), slice(col, col + cols)
         key = "block", capture, layer, batch, row, rows, col, cols
 
-        def make_frame() -> bytes:
+        def steps() -> Iterator[float | bytes]:
             weight = torch.stack([head.block(*at) for head in heads])
             if isinstance(capture, Variant):
                 empty = torch.stack([head.empty_rows(at[0]) for head in heads])
@@ -331,9 +342,9 @@ class ViewerApi:
             arrays = {"weight": plain(weight)}
             if rows * A.shape[-1] * len(heads) <= MAX_IMMEDIATE_WEIGHTS:
                 arrays["total"] = plain(torch.stack([given_in_all(head, at[0]) for head in heads]))
-            return frame(arrays)
+            yield frame(arrays)
 
-        return self._now_or_later(key, sum(head.work(*at) for head in heads), make_frame)
+        return self._now_or_later(key, sum(head.work(*at) for head in heads), steps)
 
     def pair(self, capture: CaptureId, layer: int, batch: int, head: Which, row: int, col: int) -> bytes:
         """Return the steps from one query and one key to their weight."""
@@ -427,28 +438,33 @@ class ViewerApi:
         cells = found[0] if len(found) == 1 else CellValues(found[0].mean - found[1].mean, None)
         return _tile(cells, Certainty("exact" if exact else "pooled"))
 
-    def _now_or_later(self, key: Hashable, work: int, make: Callable[[], bytes]) -> bytes:
-        """Return the response now, or schedule it and raise `Pending` if it takes long."""
+    def _now_or_later(self, key: Hashable, work: int, steps: Callable[[], Iterator[float | bytes]]) -> bytes:
+        """Return the response, the last of the steps, now, or schedule it and raise `Pending` if it takes long."""
         known = self._responses.get(key)
         if known is not None:
             return known
         if work <= 8 * MAX_IMMEDIATE_WEIGHTS:
-            return self._responses.put(key, make())
+            *_, response = steps()
+            assert isinstance(response, bytes)
+            return self._responses.put(key, response)
         if work > MAX_BACKGROUND_WEIGHTS:
             raise no_summary_error()
 
-        def steps() -> Iterator[None]:
-            self._responses.put(key, make())
-            yield
+        def keep() -> Iterator[float | None]:
+            for found in steps():
+                yield found if isinstance(found, float) else None
+                if isinstance(found, bytes):
+                    self._responses.put(key, found)
 
-        raise Pending(self._worker.schedule(key, steps))
+        raise Pending(self._worker.schedule(key, keep))
 
 
-def mean_given(view: MatrixView, rows: slice) -> Tensor:
-    """Return the weight that the mean of a range of queries gives to each key."""
-    n = view.shape[1]
-    starts = range(0, n, CHUNK)
-    return torch.cat([view.block(rows, slice(x, min(x + CHUNK, n))).mean(0) for x in starts]).float().cpu()
+def mean_given(view: MatrixView, rows: slice, real: Tensor) -> Tensor:
+    """Return the weight that the mean of a range of queries gives to each key; only `real` queries of it count."""
+    n, counted = view.shape[1], max(1, int(real.sum()))
+    real = real.to(view.device)[:, None]
+    parts = (view.block(rows, slice(x, min(x + CHUNK, n))) for x in range(0, n, CHUNK))
+    return torch.cat([torch.where(real, part, 0.0).sum(0) / counted for part in parts]).float().cpu()
 
 
 def given_in_all(view: MatrixView, rows: slice) -> Tensor:
@@ -458,11 +474,15 @@ def given_in_all(view: MatrixView, rows: slice) -> Tensor:
     return torch.stack(parts).sum(0)
 
 
-def sum_received(view: MatrixView, cols: slice) -> Tensor:
-    """Return the total weight that a range of keys receives from each query."""
-    n = view.shape[0]
-    starts = range(0, n, CHUNK)
-    return torch.cat([view.block(slice(x, min(x + CHUNK, n)), cols).sum(1) for x in starts]).float().cpu()
+def received_in_parts(view: MatrixView, cols: slice) -> Iterator[Tensor]:
+    """Compute the total weight that a range of keys receives from each query, a few queries at a time."""
+    start, n = 0, view.shape[0]
+    while start < n:
+        rows = slice(start, min(start + CHUNK, n))
+        while rows.stop - rows.start > TILE and view.work(rows, cols) > MAX_PART_WEIGHTS:
+            rows = slice(start, start + (rows.stop - start) // 2)
+        yield view.block(rows, cols).sum(1).float().cpu()
+        start = rows.stop
 
 
 def strongest(weight: Tensor, count: int) -> torch.return_types.topk:

@@ -288,7 +288,7 @@ def no_summary_error() -> ApiError:
     return ApiError(
         409,
         "the capture has no summary, and without one this takes too long",
-        "call tape.summarize() before tape.save(...)",
+        "capture it with regard look --summarize, or call tape.summarize() before tape.save(...)",
     )
 
 

@@ -21,12 +21,14 @@ import {
   type PairSteps,
   type Place,
   type Pool,
+  type Range,
   type Session,
   type Source,
   type Tile,
   Refusal,
   TOP,
 } from "./source";
+import { counted } from "./span";
 
 export class Inline implements Source {
   waiting = (): void => {};
@@ -231,9 +233,10 @@ export class Inline implements Source {
     const { n_i, n_j } = this.layer(place);
     const whole = await this.whole(place, head);
     const weight = new Float32Array(axis === "query" ? n_j : n_i);
-    let left = 0; // queries that see a key
+    let left = 0; // queries that count: they are not padding, and see a key
+    const padding = this.padding(place);
     for (let at = first; at <= last; at++) {
-      if (axis === "query" && Number.isNaN(whole.values[at * n_j])) continue;
+      if (axis === "query" && (Number.isNaN(whole.values[at * n_j]) || !counted(padding, at, at))) continue;
       left++;
       for (let n = 0; n < weight.length; n++) {
         weight[n] += (axis === "query" ? whole.values[at * n_j + n] : whole.values[n * n_j + at]) || 0;
@@ -252,7 +255,8 @@ export class Inline implements Source {
     const count = frame.coded(side).shape[1];
     const known = new Float32Array(axis === "query" ? n_j : n_i);
     const [held, covered] = [new Uint8Array(known.length), new Float32Array(known.length)];
-    const share = axis === "query" ? 1 / (last - first + 1) : 1;
+    const left = axis === "query" ? counted(this.padding(place), first, last) : last + 1 - first;
+    const share = axis === "query" ? 1 / Math.max(1, left) : 1;
     let rest = 0; // the most that a token can have from links that are not held, each at most the weakest held
     for (let token = first; token <= last; token++) {
       const weakest = share * weights[(token + 1) * count - 1];
@@ -271,7 +275,12 @@ export class Inline implements Source {
     const own = [...ends.subarray(first * count, (first + 1) * count)].filter((n) => known[n] > 0);
     const top = first === last ? own : surely(strongest(known).top, known, most, error);
     const weight = rest > 0 ? known.map((value, n) => (held[n] ? value : NaN)) : known;
-    return { weight, top, topWeight: top.map((n) => known[n]), left: last + 1 - first, ...sure, of: [count, known.length] };
+    return { weight, top, topWeight: top.map((n) => known[n]), left, ...sure, of: [count, known.length] };
+  }
+
+  /** The queries that are padding. */
+  private padding(place: Place): Range[] {
+    return this.layer(place).padding?.[place.batch][0] ?? [];
   }
 
   /** A map of the page at its finest level, from its tiles; without the keys that are hidden. */

@@ -143,11 +143,16 @@ async function asked(
       hint?: string;
     };
     if (response.status !== 202 && response.status !== 503) {
-      throw new Refusal(body.error ?? `the server answered ${response.status}`, body.hint ?? "");
+      throw new Refusal(sentence(body.error ?? `the server answered ${response.status}`), sentence(body.hint ?? ""));
     }
     progress(body.done ?? null);
     await pause(body.retry ?? 0.5, signal);
   }
+}
+
+/** A message of the server as a sentence of its own. */
+function sentence(text: string): string {
+  return text && text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 }
 
 /** Some seconds, or until the signal. */

@@ -3,7 +3,7 @@
 import { el } from "./element";
 import { pieces, visible } from "./glyphs";
 import type { Token } from "./marks";
-import type { Grouping } from "./source";
+import type { Grouping, Range } from "./source";
 
 /** A token as an element: text as text, escapes set apart. */
 export function tokenElement(token: Token, n: number): HTMLElement {
@@ -19,6 +19,12 @@ export function phrase(tokens: Token[] | null, first: number, last: number, most
   const shown = tokens.slice(first, Math.min(last + 1, first + most));
   const text = shown.map((token, n) => (token.gap && n ? " " : "") + visible(token.text)).join("");
   return last - first >= most ? `${text} …` : text;
+}
+
+/** How many of some tokens are none of the padding. */
+export function counted(padding: Range[], first: number, last: number): number {
+  const hidden = padding.map(([from, to]) => Math.max(0, Math.min(last, to) - Math.max(first, from) + 1));
+  return last - first + 1 - hidden.reduce((sum, count) => sum + count, 0);
 }
 
 /** The whole groups that a range of tokens touches. */

@@ -11,7 +11,7 @@ import { ranking } from "./ranking";
 import { type Colouring, Running } from "./running";
 import { matches } from "./search";
 import type { Axis, Grouping, Links } from "./source";
-import { phrase, widened } from "./span";
+import { counted, phrase, widened } from "./span";
 import type { State, Unit } from "./state";
 
 const LONGEST = 512; // tokens of a span
@@ -37,6 +37,8 @@ export class TextView implements View {
   /** One text where queries and keys are the same tokens, under "query"; else two. */
   private texts: Partial<Record<Axis, Running>> = {};
   private links: Partial<Record<Axis, Links>> = {};
+  /** Sides that are waited for, under null, or were refused, with the reason. */
+  private missing: Partial<Record<Axis, string | null>> = {};
   private stop = new AbortController();
   private opened = "";
   private asked = "";
@@ -105,9 +107,12 @@ export class TextView implements View {
     const ask = JSON.stringify([place, state.head, state.axis, state.chosen]);
     if (ask !== this.asked) {
       this.asked = ask;
-      await this.ask(state);
+      await this.readHidden();
+      if (this.asked !== ask) return;
+      this.ask(state);
     }
     this.paint();
+    if (state.chosen) this.running(state.axis)?.reveal(state.chosen[0]);
   }
 
   private async open(): Promise<void> {
@@ -117,30 +122,46 @@ export class TextView implements View {
     const made = (axis: Axis, title: string, tokens: Token[]): Running =>
       new Running(title, tokens, (first, last) => void this.choose(axis, first, last));
     this.texts = this.one
-      ? { query: made("query", "", left ?? counted(layer.n_i)) }
+      ? { query: made("query", "", left ?? numbered(layer.n_i)) }
       : {
-          query: made("query", "queries", left ?? counted(layer.n_i)),
-          key: made("key", "keys", top ?? counted(layer.n_j)),
+          query: made("query", "queries", left ?? numbered(layer.n_i)),
+          key: made("key", "keys", top ?? numbered(layer.n_j)),
         };
     fill(this.pages, ...Object.values(this.texts).map((text) => text.element));
   }
 
-  private async ask(state: State): Promise<void> {
+  /** Ask for both sides; each is shown when it is there, for one may take much longer than the other. */
+  private ask(state: State): void {
     this.stop.abort();
     this.stop = new AbortController();
-    this.links = {};
-    await this.readHidden();
+    [this.links, this.missing] = [{}, {}];
     if (!state.chosen) return this.list();
     this.app.mustHaveWeights();
     const { signal } = this.stop;
     const [first, last] = [state.chosen[0], Math.min(state.chosen[1], state.chosen[0] + LONGEST - 1)];
-    const sides: Axis[] = this.one ? ["query", "key"] : [state.axis];
-    const found = await Promise.all(
-      sides.map((axis) => this.app.source.token(this.app.place, state.head, axis, first, last, signal)),
-    );
-    if (signal.aborted) return;
-    this.links = Object.fromEntries(sides.map((axis, n) => [axis, found[n]]));
+    for (const side of this.sides()) {
+      this.missing[side] = null;
+      const asked = this.app.source.token(this.app.place, state.head, side, first, last, signal);
+      const shown = asked.then(
+        (links) => {
+          this.links[side] = links;
+          delete this.missing[side];
+        },
+        (error: unknown) => {
+          this.missing[side] = words(error);
+        },
+      );
+      void shown.then(() => {
+        if (signal.aborted) return;
+        this.list();
+        this.paint();
+      });
+    }
     this.list();
+  }
+
+  private sides(): Axis[] {
+    return this.one ? ["query", "key"] : [this.app.state.axis];
   }
 
   private async readHidden(): Promise<void> {
@@ -160,7 +181,6 @@ export class TextView implements View {
       text.hidden = side === "key" || this.one ? this.hiddenKeys : null;
       text.paint(answers ? colouring : null, asks ? chosen : null, find && asks ? matches(text.tokens, find) : []);
     }
-    if (chosen) this.running(axis)?.reveal(chosen[0]);
   }
 
   private colouring(links: Links | undefined): Colouring | null {
@@ -190,7 +210,7 @@ export class TextView implements View {
     const [first, last] = chosen;
     const place = el("span", { class: "faint" }, first === last ? ` ${first}` : ` ${first}–${last}`);
     const head = el("h2", {}, el("bdi", {}, phrase(this.tokens(axis), first, last)), place);
-    const sections = (Object.entries(this.links) as [Axis, Links][]).map(([side, links]) => this.section(side, links));
+    const sections = this.sides().map((side) => this.section(side));
     const colour = this.one && choice("colour by", SIDES, axis, (axis) => this.app.go({ axis }));
     const known = said(together(Object.values(this.links)));
     const legend = this.colouring(this.links[axis]) && this.legend.element;
@@ -198,7 +218,12 @@ export class TextView implements View {
     fill(this.side, head, without, colour, legend, ...sections, known && el("p", { class: "hint known" }, `weights: ${known}${faint}`));
   }
 
-  private section(side: Axis, links: Links): HTMLElement {
+  private section(side: Axis): HTMLElement {
+    const links = this.links[side];
+    if (!links) {
+      const why = this.missing[side] ?? "computing …";
+      return el("section", { "data-side": side }, el("h3", {}, SIDES[side]), el("p", { class: "faint" }, why));
+    }
     const tokens = this.tokens(opposite(side));
     const items = links.top
       .slice(0, LISTED)
@@ -206,9 +231,10 @@ export class TextView implements View {
     const follow = (n: number): void =>
       this.app.go({ chosen: [n, n], axis: this.one ? this.app.state.axis : opposite(side) });
     const [first, last] = this.app.state.chosen!;
-    const several = last - first + 1;
+    const padding = this.app.layer.padding?.[this.app.state.batch][side === "query" ? 0 : 1] ?? [];
+    const several = counted(padding, first, Math.min(last, first + LONGEST - 1));
     const { left } = links;
-    if (side === "query" && !left) return el("section", { "data-side": side }, el("h3", {}, SIDES[side]), el("p", { class: "faint" }, "nothing is left of this row"));
+    if (side === "query" && several && !left) return el("section", { "data-side": side }, el("h3", {}, SIDES[side]), el("p", { class: "faint" }, "nothing is left of this row"));
     const rest = side === "query" && left < several ? `, nothing is left of ${several - left}` : "";
     const over = side === "query" ? `mean of ${left} queries${rest}` : `sum over ${several} keys`;
     const least = several > 1 && links.state === "partial";
@@ -248,6 +274,6 @@ function opposite(axis: Axis): Axis {
 }
 
 /** Numbers in place of tokens that the capture does not know. */
-function counted(count: number): Token[] {
+function numbered(count: number): Token[] {
   return Array.from({ length: count }, (_, n) => ({ raw: String(n), text: String(n), gap: true }));
 }
