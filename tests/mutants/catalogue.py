@@ -1169,4 +1169,21 @@ BACKENDS = [
     ),
 ]
 
-MUTANTS = [*CALL, *BLOCKS, *MASKS, *SCORES, *NORMALIZERS, *ANSWERS, *BACKENDS]
+LENS = [
+    Mutant(
+        "padding of the first layer alone in a stack",
+        "lens/tape/stacked_layers.py",
+        "_repeat_padding(term, n) if isinstance(term, Padding) else term",
+        "term",
+        "lens/tape/test_stacked_layers.py::test_a_stack_has_the_summaries_and_the_table_of_its_layers",
+    ),
+    Mutant(
+        "rows that do not count add to a summary",
+        "ops/blocks/measures.py",
+        "if queries is not None:",
+        "if False:",
+        "ops/test_weights.py::test_rows_that_do_not_count_are_zeros_in_a_summary",
+    ),
+]
+
+MUTANTS = [*CALL, *BLOCKS, *MASKS, *SCORES, *NORMALIZERS, *ANSWERS, *BACKENDS, *LENS]

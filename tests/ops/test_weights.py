@@ -42,6 +42,7 @@ from regard import (
 )
 from regard.ops import weights as lazy
 from regard.ops.blocks import prepared_call
+from regard.ops.blocks.pool_bins import Axis
 
 B, H, G, I, J, D = 2, 4, 2, 70, 100, 8
 BLOCKS = {name: getattr(prepared_call, name) for name in ("ROWS_PER_BLOCK", "KEYS_PER_TILE", "SCORES_PER_BLOCK")}
@@ -825,3 +826,41 @@ def test_the_names_of_tensors_for_a_transpose_lead_to_T():
     for name in ("mT", "transpose", "permute"):
         with pytest.raises(AttributeError, match=r"A\.T is the transpose"):
             getattr(A, name)
+
+
+@every_term
+def test_rows_that_do_not_count_are_zeros_in_a_summary(name):
+    A, dense = build(name), matrix(name)
+    queries = torch.arange(I) % 3 > 0
+    queries = torch.stack([queries, ~queries])
+    kept = dense * queries[:, None, :, None]
+    found = A.summary(peaks=True, queries=queries)
+    close(found.received, kept.sum(-2))
+    close(found.max, kept.amax(-1) if not A.call.normalize.signed else dense.amax(-1) * queries[:, None])
+    close(found.map, kept)
+    close(found.entropy, A.entropy() * queries[:, None])
+    close(found.distance, A.distance() * queries[:, None])
+    if found.statistic is not None:
+        close(found.statistic, A.statistic)
+
+
+@every_term
+def test_measures_are_those_of_a_summary(name):
+    A = build(name)
+    summary, found = A.summary(), A.measures()
+    assert list(found) == ["entropy", "received", "max", "distance"]
+    for measure, value in found.items():
+        close(value, getattr(summary, measure))
+
+
+@pytest.mark.parametrize("queries", [torch.ones(B, I), torch.ones(B, I + 1).bool(), torch.ones(I).bool()])
+def test_queries_that_count_are_bools_of_each_text(queries):
+    with pytest.raises(ValueError, match=r"queries must be a bool tensor of shape"):
+        build("plain").measures(queries=queries)
+
+
+@pytest.mark.parametrize(("n", "most"), [(63, 63), (63, 20), (9, 512), (1, 1), (1025, 300)])
+def test_a_summary_knows_the_cells_of_its_map(n, most):
+    A = weights(*torch.randn(2, 1, 1, n, 4))
+    axis = Axis.cells(n, most)
+    assert A.summary_in(axis, axis).axes == (axis, axis)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool
@@ -36,24 +36,47 @@ CROSS_NAMES = ("cross", "encdec", "enc_dec", "encoder_attn", "src_attn", "memory
 Key = tuple[str, int]  # layer and call
 
 
-class RealTokens(NamedTuple):
-    """The queries, `b i`, and the keys, `b j`, that are real tokens, and whether each query sees no later token."""
+@dataclass(frozen=True, eq=False)
+class RealTokens:
+    """The queries, `b i`, and the keys, `b j`, that are real tokens, and whether each query sees no later token.
+
+    Queries that are the keys are one tensor. Layers share these objects, so a GPU is asked for a number once.
+    """
 
     queries: Tensor
     keys: Tensor
     is_causal: bool
+    has_no_padding: bool = False  # True if that is known without reading the tensors
 
     @classmethod
     def all_of(cls, shape: torch.Size) -> RealTokens:
         """Return the tokens of a matrix without padding, of this shape."""
         *lead, _, i, j = shape
         queries, keys = (torch.ones(math.prod(lead), n, dtype=torch.bool) for n in (i, j))
-        return cls(queries, keys, is_causal=False)
+        return cls(queries, keys, is_causal=False, has_no_padding=True)
 
-    @property
+    @cached_property
     def are_all(self) -> bool:
         """True if there is no padding."""
-        return bool(self.queries.all() & self.keys.all())
+        return self.has_no_padding or bool(self.queries.all() & self.keys.all())
+
+    @property
+    def counted(self) -> Tensor | None:
+        """The real queries; None if it is known that all are real."""
+        return None if self.has_no_padding else self.queries
+
+    @cached_property
+    def shifts(self) -> tuple[int, ...]:
+        """For each batch row: how far behind the last real query the last real key stands."""
+        if self.queries is self.keys:
+            return (0,) * len(self.keys)
+        shifts: list[int] = (_ends(self.keys) - _ends(self.queries)).tolist()
+        return tuple(shifts)
+
+    def repeat(self, n: int) -> RealTokens:
+        """Return the tokens of n batches one after the other."""
+        keys = self.keys.repeat(n, 1)
+        return replace(self, queries=keys if self.queries is self.keys else self.queries.repeat(n, 1), keys=keys)
 
 
 def real_keys(A: Weights) -> Bool[Tensor, "*b j"]:
@@ -85,7 +108,9 @@ def real_tokens(A: Weights) -> RealTokens:
     keys, is_causal = find_real_keys(call), looks_back_only(call.mask)
     queries = torch.ones(b, i, dtype=torch.bool, device=A.device)
     if keys is None:
-        return RealTokens(queries, torch.ones(b, j, dtype=torch.bool, device=A.device), is_causal)
+        return RealTokens(queries, torch.ones(b, j, dtype=torch.bool, device=A.device), is_causal, has_no_padding=True)
+    if i == j and not isinstance(call.offset, Tensor) and call.offset == 0 and call.row_ids is None:
+        return RealTokens(keys, keys, is_causal)
     if is_causal or i == j:
         position = call.whole().i.view(-1)
         is_key = (position >= 0) & (position < j)
@@ -140,11 +165,11 @@ def distance_between(A: Weights, real: RealTokens) -> Tensor | None:
     If the mask is padding alone, the last real query stands at the last real key, as it does without padding.
     """
     is_padding = all(isinstance(part, Padding) for part in conjuncts(A.call.mask))
-    if not is_padding or real.are_all or not (real.queries.shape[1] and real.keys.shape[1]):
+    if real.has_no_padding or not is_padding or not (real.queries.shape[1] and real.keys.shape[1]):
         return None
-    shift = (_ends(real.keys) - _ends(real.queries)).to(A.device)
-    if bool((shift == A.call.first_position).all()):
+    if set(real.shifts) == {A.call.first_position} or real.are_all:
         return None
+    shift = torch.tensor(real.shifts, device=A.device)
 
     def value(prepared: PreparedCall, block: Block, part: Tensor, x: Tensor | None) -> Tensor:
         selected = replace(block, batch_ids=None)
@@ -183,7 +208,9 @@ def with_own_queries(layer: Key, tokens: Mapping[Key, RealTokens]) -> RealTokens
         queries = torch.ones_like(found.queries)
     else:
         return found
-    return found if torch.equal(queries, found.queries) else found._replace(queries=queries)
+    if queries is found.queries or torch.equal(queries, found.queries):
+        return found
+    return replace(found, queries=queries, has_no_padding=False)
 
 
 def _is_own_attention(key: Key, other: RealTokens, layer: Key, found: RealTokens) -> bool:

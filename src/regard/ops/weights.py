@@ -65,7 +65,9 @@ class Reducer(Protocol):
         """How `summary` runs, for `explain`."""
         ...
 
-    def summary(self, mesh: Mesh, peaks: bool = False) -> tuple[dict[str, Tensor], Tensor | None]: ...
+    def summary(
+        self, mesh: Mesh | None, peaks: bool = False, queries: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor | None]: ...
     def pool(self, mesh: Mesh) -> Answer: ...
     def group_sums(self, query_groups: Tensor, key_groups: Tensor, rows: int, cols: int) -> Answer: ...
     def topk(self, k: int) -> tuple[tuple[Tensor, Tensor], Tensor | None]: ...
@@ -90,9 +92,16 @@ class Summary:
     received: Tensor  # b h j
     max: Tensor  # b h i
     distance: Tensor  # b h i
-    map: Tensor  # b h rows cols, at most 512 x 512: the mean of each cell, which is a power of two a side
+    map: Tensor  # b h rows cols, at most 512 x 512: the mean of each cell, `axes` are the cells
     statistic: Tensor | None  # b h i
     peaks: Tensor | None = None  # b h rows cols: the largest weight of each cell of the map
+
+    @property
+    def axes(self) -> tuple[Axis, Axis]:
+        """The cells of the map, a power of two a side, the last ones smaller."""
+        sizes = zip((self.entropy.shape[-1], self.received.shape[-1]), self.map.shape[-2:], strict=True)
+        rows, cols = (Axis.cells(n, count) for n, count in sizes)
+        return rows, cols
 
 
 def _raise_for_tensor_method(self: Any, name: str) -> NoReturn:
@@ -298,23 +307,43 @@ class Weights:
         counts = torch.stack([x.bincount(minlength=rows) for x in query_groups]).clamp(min=1)
         return self._restore(sums / counts[:, None, :, None])
 
-    def summary(self, *, peaks: bool = False) -> Summary:
+    def summary(self, *, peaks: bool = False, queries: Tensor | None = None) -> Summary:
         """Entropy, received mass, maximum, distance and a map of at most 512 x 512, in one pass.
 
         A cell of the map is 1, 2, 4, ... queries by 1, 2, 4, ... keys, as few as will do; the last ones may have fewer.
-        The map holds the mean of each cell; with `peaks` the summary also holds the largest weight of each cell.
+        The map holds the mean of each cell; with `peaks` the summary also holds the largest weight of each cell. With
+        `queries`, `*b i`, the rows of all others, such as padding, count as rows that see no key.
         """
-        return self.summary_in(*map_axes(*self._call.shape[2:]), peaks=peaks)
+        return self.summary_in(*map_axes(*self._call.shape[2:]), peaks=peaks, queries=queries)
 
     @run_uncompiled
-    def summary_in(self, rows: Axis, cols: Axis, *, peaks: bool = False) -> Summary:
+    def summary_in(self, rows: Axis, cols: Axis, *, peaks: bool = False, queries: Tensor | None = None) -> Summary:
         """The same with a map in other bins."""
-        mesh = Mesh(rows, cols, self.device)
-        values = self._gather(lambda reducer: reducer.summary(mesh, peaks))
+        mesh, counted = Mesh(rows, cols, self.device), self._counted(queries)
+        values = self._gather(lambda reducer: reducer.summary(mesh, peaks, counted))
         return Summary(
             **{name: self._restore(value) for name, value in values.items()},
             statistic=None if self._statistic is None else self._restore(self._statistic.squeeze(-1)),
         )
+
+    @run_uncompiled
+    def measures(self, *, queries: Tensor | None = None) -> dict[str, Tensor]:
+        """Entropy, received mass, maximum and distance by name, in one pass: a summary without its map."""
+        counted = self._counted(queries)
+        values = self._gather(lambda reducer: reducer.summary(None, queries=counted))
+        return {name: self._restore(value) for name, value in values.items()}
+
+    def _counted(self, queries: Tensor | None) -> Tensor | None:
+        """Check which queries count, and return them as `b i`."""
+        if queries is None:
+            return None
+        b, _, i, _ = self._call.shape
+        if queries.dtype != torch.bool or queries.shape not in ((*self.shape[:-3], i), (b, i)):
+            raise ValueError(
+                f"queries must be a bool tensor of shape {(*self.shape[:-3], i)}, True for those that count, got "
+                f"{queries.dtype} of {tuple(queries.shape)}"
+            )
+        return queries.to(self.device).reshape(b, i)
 
     def reduce(self, reduction: Reduction) -> Tensor:
         """The result of a reduction over blocks of rows, differentiable once."""

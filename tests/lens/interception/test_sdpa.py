@@ -153,3 +153,20 @@ def test_kernels_of_a_gpu_give_the_same_bits_and_tell_the_statistic(g, d, asked,
     if "is_causal" in asked:
         s = s.masked_fill(~torch.ones_like(s, dtype=torch.bool).tril(), -torch.inf)
     assert (lse - s.logsumexp(-1)).abs().max() < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("n", [256, 250])
+@pytest.mark.parametrize("rows", [1, None])
+@pytest.mark.parametrize("is_bool", [True, False])
+def test_kernels_of_a_gpu_tell_the_statistic_under_a_mask(is_bool, rows, n):
+    q, k, v = (x.bfloat16().cuda() for x in tensors(h=8, g=8, i=n, j=n, d=64))
+    seen = torch.rand(len(q), 1, rows or n, n, device="cuda") > 0.5
+    seen[0, 0, 0] = False  # one row sees no key, or all of a text do
+    mask = seen if is_bool else torch.zeros_like(seen, dtype=q.dtype).masked_fill_(~seen, -torch.inf)
+    for _ in range(2):  # the second time the mask is remembered
+        out, lse = sdpa_with_lse(q, k, v, mask)
+        torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, mask), rtol=0, atol=0, equal_nan=True)
+    s = (q.double() @ k.double().mT * 64**-0.5).masked_fill(~seen, -torch.inf)
+    torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=0, atol=1e-4)

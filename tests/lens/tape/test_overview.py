@@ -179,3 +179,18 @@ def test_hostile_summaries_are_refused(tmp_path, change, message):
     safetensors.torch.save_file(tensors, path, archive.checksummed_metadata(json.dumps(text), tensors))
     with pytest.raises(ValueError, match=message):
         Tape.load(path)
+
+
+def test_maps_of_many_texts_and_heads_have_larger_cells(monkeypatch, tmp_path):
+    q, k = torch.randn(2, 3, 4, 63, 8)
+    tape = Tape({("a", 0): weights(q, k, mask=Causal())})
+    monkeypatch.setattr("regard.lens.tape.overview.MAX_MAP_ENTRIES", 12 * 20 * 20)
+    tape.summarize()
+    found, A = tape.summary("a"), tape["a"].dense()
+    assert found.map.shape == (3, 4, 8, 8)  # cells of 8 x 8, the last ones of 7
+    want = [[part.mean((-1, -2)) for part in rows.split(8, -1)] for rows in A.split(8, -2)]
+    torch.testing.assert_close(found.map, torch.stack([torch.stack(row, -1) for row in want], -2))
+    tape.save(tmp_path / "tape.safetensors")
+    again = Tape.load(tmp_path / "tape.safetensors")
+    assert again.summarized("a")
+    assert again.summary("a").axes == found.axes

@@ -50,3 +50,13 @@ def test_the_flash_kernel_is_for_certain_gpus(capability, flash, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     assert kernels._has_flash.__wrapped__(0) == flash
+
+
+@pytest.mark.parametrize("j", [32, 30])
+def test_a_mask_that_all_heads_share_is_not_copied_for_each(j):
+    """Rows must be aligned to 16 entries, in memory."""
+    q, added = torch.zeros(2, 8, 5, 4), torch.randn(2, 1, 1, j)
+    aligned = kernels._align_rows(added, q)
+    assert torch.equal(aligned, added.expand(2, 8, 5, j))
+    assert aligned.stride()[1:3] == (0, 0)
+    assert aligned.stride(0) % 16 == 0

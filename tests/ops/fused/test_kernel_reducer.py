@@ -8,9 +8,11 @@ import torch
 import regard as R
 from regard.ops.blocks import measures
 from regard.ops.blocks.block_reducer import BlockReducer
+from regard.ops.blocks.pool_bins import Axis, Mesh
 from regard.ops.call import Call
 from regard.ops.fused import kernel_reducer as module
 from regard.ops.fused.kernel_reducer import KernelReducer
+from tests.kernels.judged import FEW, judged
 
 NONE = torch.zeros(1, 2, 9, 1)
 
@@ -100,3 +102,32 @@ def test_the_largest_weights_are_left_to_blocks_where_runs_save_no_work(saves, a
 
 def test_it_describes_itself():
     assert reducer_of()[0].describe() == "one fused product for the row statistic, if it is not known, and one kernel"
+
+
+@pytest.mark.parametrize("size", [8, 4], ids=["in one pass", "in two"])
+@pytest.mark.parametrize("terms", FEW.values(), ids=FEW)
+def test_means_and_maxima_of_cells_of_the_queries_that_count(terms, size, device):
+    q, k = torch.randn(2, 2, 19, 16, device=device), torch.randn(2, 1, 40, 16, device=device)
+    A, exact = judged(q, k, terms)
+    queries = torch.arange(38).view(2, 19) % 5 > 1
+    cells = Axis.cells(19, -(-19 // size)), Axis.cells(40, -(-40 // size))
+    got = A.summary_in(*cells, peaks=True, queries=queries.to(device))
+    want = exact.summary_in(*cells, peaks=True, queries=queries)
+    for name in ("entropy", "received", "max", "distance", "map", "peaks", "statistic"):
+        torch.testing.assert_close(
+            getattr(got, name).cpu().double(), getattr(want, name), atol=1e-4, rtol=1e-4, msg=name
+        )
+    for name, value in A.measures(queries=queries.to(device)).items():
+        torch.testing.assert_close(value.cpu().double(), getattr(want, name), atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_one_pass_finds_maxima_of_cells_of_whole_parts_of_a_tile(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        module.kernel_reductions, "reduce_by_kernel", lambda call, lse, want, mesh: asked.append(sorted(want)) or {}
+    )
+    reducer, _ = reducer_of()
+    for size in (8, 4):
+        reducer.summary(Mesh(Axis.cells(9, -(-9 // size)), Axis.cells(12, 3), torch.device("cpu")), peaks=True)
+    names = ["distance", "entropy", "map", "max", "received"]
+    assert asked == [sorted([*names, "peaks"]), names, ["peaks"]]

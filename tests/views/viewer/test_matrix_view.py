@@ -178,7 +178,7 @@ def test_stored_maps_of_heads_together():
     A = weights(some(1, 2, I, D), some(1, 2, J, D).roll(1, 0))
     summary = A.summary(peaks=True)
     maps, peaks = summary.map[0], summary.peaks[0]
-    heads = [HeadView(A, 0, head, map_of_summary(summary, 0, head, (I, J))) for head in range(2)]
+    heads = [HeadView(A, 0, head, map_of_summary(summary, 0, head)) for head in range(2)]
     assert torch.equal(heads[1].stored_map().peaks, peaks[1])
     assert torch.equal(HeadsAggregate(heads, "max").stored_map().peaks, peaks.amax(0))
     assert HeadsAggregate(heads, "mean").stored_map().peaks is None

@@ -39,7 +39,7 @@ def head(n_i, n_j, *, mask=None, summarized=False, seed=0):
     generator = torch.Generator().manual_seed(seed)
     q, k = (2 * torch.randn(1, 1, n, 8, generator=generator) for n in (n_i, n_j))
     A = weights(q, k, mask=mask)
-    stored = map_of_summary(A.summary(peaks=True), 0, 0, (n_i, n_j)) if summarized else None
+    stored = map_of_summary(A.summary(peaks=True), 0, 0) if summarized else None
     return HeadView(A, 0, 0, stored), A.dense()[0, 0]
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ... import torch_internals
 from ...ops.backends.torch_kernels import SdpaKernel, run_fused
@@ -40,11 +41,11 @@ def sdpa_with_lse(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output of `F.scaled_dot_product_attention`, by the kernel that it selects, and the lse, `b h i`.
 
-    The lse is None with a mask or dropout, if PyTorch has no fused kernel, and if another function mode or a tensor
-    subclass intercepts the function by its name.
+    The lse is None with dropout, with a mask on the CPU, if PyTorch has no fused kernel, and if another function mode
+    or a tensor subclass intercepts the function by its name.
     """
-    if attn_mask is None and not dropout_p:
-        result = _run_kernel(query, key, value, is_causal, scale, enable_gqa)
+    if not dropout_p and (attn_mask is None or _is_plain_mask(attn_mask, query)):
+        result = _run_kernel(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         if result is not None:
             return result
     options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
@@ -70,7 +71,7 @@ def is_recompute_cheap(q: Tensor, k: Tensor) -> bool:
 
 def recompute_lse(q: Tensor, k: Tensor, *, is_causal: bool, scale: float | None) -> Tensor | None:
     """Return the lse, `b h i`, of an attention that has run; None if PyTorch has no fused kernel for it."""
-    result = _run_kernel(q, k, k, is_causal, scale, q.shape[1] != k.shape[1])
+    result = _run_kernel(q, k, k, None, is_causal, scale, q.shape[1] != k.shape[1])
     return None if result is None else result[1]
 
 
@@ -173,17 +174,45 @@ def run_sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *
 
 
 def _run_kernel(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, grouped: bool
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, grouped: bool
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return output and lse, or None if PyTorch selects no fused kernel."""
     if not _is_plain(q, k, v):
         return None
+    added, seen = (None, None) if mask is None else _added_mask(mask, q.dtype)
     # The original function calls this too, so both select the same kernel.
-    kernel = torch_internals.choose_sdp_kernel(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+    kernel = torch_internals.choose_sdp_kernel(q, k, v, added, 0.0, causal, scale=scale, enable_gqa=grouped)
     if kernel <= SdpaKernel.MATH:
         return None
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    return run_fused(q, k, v, scale=scale, added=None, causal=causal, dropout=0.0, kernel=kernel)
+    out, lse = run_fused(q, k, v, scale=scale, added=added, causal=causal, dropout=0.0, kernel=kernel)
+    if lse is not None and seen is not None:  # of a row that sees no key kernels return any number
+        lse = torch.where(seen, lse, -math.inf)
+    return out, lse
+
+
+_ADDED_MASKS = WeakTensorKeyDictionary()  # mask -> its version, its numbers to add, and the rows that see a key
+
+
+def _added_mask(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return a mask as numbers to add, and True for each row that sees a key, `b|1 h|1 i`; layers share masks."""
+    known = _ADDED_MASKS.get(mask)
+    version = None if mask.is_inference() else mask._version
+    if known is not None and version is not None and known[:2] == (version, dtype):
+        return known[2], known[3]
+    is_bool = mask.dtype == torch.bool
+    added = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -math.inf) if is_bool else mask
+    seen = (mask if is_bool else mask > -math.inf).any(-1)
+    if is_bool:  # a mask of numbers would hold itself
+        _ADDED_MASKS[mask] = version, dtype, added, seen
+    return added, seen
+
+
+def _is_plain_mask(mask: Any, q: Tensor) -> bool:
+    """True if a mask reaches a kernel of a GPU as it is, or as numbers to add."""
+    if type(mask) is not Tensor or not mask.is_cuda or mask.ndim != 4 or q.ndim != 4 or mask.requires_grad:
+        return False
+    return mask.dtype in (torch.bool, q.dtype)
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:

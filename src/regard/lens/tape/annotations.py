@@ -82,7 +82,9 @@ class Annotations:
         if labels is None:
             raise KeyError(f"{shown_name(layer)!r} has no groups {name!r}; add them with tape.group({name!r}, ...)")
         found: list[list[Groups]] = []
-        for rows, tokens, axis in zip((labels.queries, labels.keys), real[:2], ("queries", "keys"), strict=True):
+        for rows, tokens, axis in zip(
+            (labels.queries, labels.keys), (real.queries, real.keys), ("queries", "keys"), strict=True
+        ):
             if len(rows) not in (1, len(tokens)):
                 raise ValueError(
                     f"groups {name!r} were given for {len(rows)} texts, but {shown_name(layer)!r} has {len(tokens)} "
@@ -107,7 +109,7 @@ class Annotations:
         tokens = last_match(layer, self.tokens)
         if labels is None:
             return None
-        for axis, rows in zip(("queries", "keys"), real[:2], strict=True):
+        for axis, rows in zip(("queries", "keys"), (real.queries, real.keys), strict=True):
             texts = [] if tokens is None else getattr(tokens, axis)
             differ = any(text != texts[0] for text in texts) or bool((rows != rows[:1]).any())
             if len(getattr(labels, axis)) == 1 and len(rows) > 1 and differ:

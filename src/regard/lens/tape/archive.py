@@ -24,9 +24,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...atomic_files import atomic_path, check_parent_folder, save_tensors
+from ...ops.blocks.pool_bins import Axis
 from ...ops.call import SLOTS
 from ...ops.operator import weights
-from ...ops.weights import Summary, Weights, map_axes
+from ...ops.weights import MAX_MAP_CELLS, Summary, Weights
 from ..layer_names import shown_name
 from ..real_tokens import RealTokens
 from ..recording.edge_weights import EdgeWeights
@@ -442,7 +443,8 @@ def _check_measure_shape(name: str, x: Tensor, shape: torch.Size) -> None:
         n = int(name.partition(":")[2])
         expected = [*lead, max(1, min(n, i)), max(1, min(n, j))]
     elif name in ("map", "peaks"):
-        expected = [*lead, *(axis.count for axis in map_axes(i, j))]
+        counts = zip((i, j), x.shape[-2:], strict=True) if x.ndim == len(lead) + 2 else ()
+        expected = [*lead, *(Axis.cells(n, min(max(count, 1), MAX_MAP_CELLS)).count for n, count in counts)]
     elif name in MEASURE_NAMES:
         expected = [*lead, j if name == "received" else i]
     else:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,13 +17,16 @@ from ...ops.blocks.pool_bins import Axis
 from ...ops.blocks.resample import shrink
 from ...ops.weights import MAX_MAP_CELLS, Summary, Weights, map_axes
 from ..layer_names import shown_name
-from ..real_tokens import RealTokens, distance_between, without_queries
+from ..real_tokens import RealTokens, distance_between
 from ..recording.recorder import Key
 from ..recording.reduced import MEASURE_NAMES, Reduced
 from ..recording.sampled_weights import SparseWeights
 from .measure_table import MeasureTable
+from .stacked_layers import Layer, stack, stacks
 
 THUMBNAIL_CELLS = 48  # cells per side of a thumbnail
+MAX_MAP_ENTRIES = 2**23  # of a layer's map: 512 x 512 for one text and 32 heads
+BATCH_CELL = 8  # queries, and keys, of a cell of a layer with more texts and heads, at least
 SINK_SHARE = 0.3  # a key is a sink if it receives more than this share of the mean query's attention (Gu et al. 2025)
 
 
@@ -68,38 +72,82 @@ class Overview:
         return Overview(*(x.cpu() for x in values))
 
 
-def summary_over(A: Weights, real: RealTokens, *, peaks: bool = False) -> Summary:
+def summary_over(A: Weights, real: RealTokens, *, peaks: bool = False, layers: int = 1) -> Summary:
     """Return the summary of a layer in which keys and cells of the map receive nothing from padding.
 
-    Distances ignore it. With `peaks` the summary holds the largest weight of each cell.
+    Queries of padding count as rows that see no key, and distances ignore padding. With `peaks` the summary holds the
+    largest weight of each cell. The map of a layer with many texts and heads has larger cells than `A.summary()`;
+    `layers` is the number of layers that are stacked in A.
     """
-    summary = A.summary(peaks=peaks)
-    padding = ~real.queries.to(A.device).view(*A.shape[:-3], 1, A.shape[-2])
-    if bool((padding & (summary.max != 0)).any()):
-        without = without_queries(A, ~padding.squeeze(-2)).summary(peaks=peaks)
-        summary = replace(summary, received=without.received, map=without.map, peaks=without.peaks)
-    if (distance := distance_between(A, real)) is not None:
-        summary = replace(summary, distance=distance)
-    return summary
+    rows, cols = map_axes(*A.shape[-2:])
+    maps = A.shape[:-2].numel() // layers
+    if maps * rows.count * cols.count > MAX_MAP_ENTRIES:
+        side = max(1, math.isqrt(MAX_MAP_ENTRIES // maps))
+        rows, cols = (Axis.cells(axis.n, min(side, -(-axis.n // BATCH_CELL))) for axis in (rows, cols))
+    summary = A.summary_in(rows, cols, peaks=peaks, queries=real.counted)
+    distance = distance_between(A, real)
+    return summary if distance is None else replace(summary, distance=distance)
+
+
+def measures_over(A: Weights, real: RealTokens) -> dict[str, Tensor]:
+    """Return the measures of such a summary by name, without its map."""
+    measures, distance = A.measures(queries=real.counted), distance_between(A, real)
+    return measures if distance is None else measures | {"distance": distance}
 
 
 def table(entries: Iterable[tuple[Key, Weights | Reduced | SparseWeights, RealTokens]]) -> Any:
     """One row for each layer, call, batch row and head; a pandas data frame if pandas is installed."""
-    rows: list[dict[str, Any]] = []
-    for (layer, call), A, real in entries:
-        measures = {name: x.tolist() for name, x in _head_means(A, real).items()}
-        b, h = A.shape[:2]
-        for batch, head in ((batch, head) for batch in range(b) for head in range(h) if measures):
-            numbers = {name: x[batch][head] for name, x in measures.items()}
-            rows.append({"layer": shown_name(layer), "call": call, "batch": batch, "head": head, **numbers})
-    return as_table(rows)
+    means = [(key, shape, measured) for key, shape, measured in _means_of_layers(entries) if measured]
+    counts = [b * h for _, (b, h), _ in means]
+    columns: dict[str, np.ndarray[Any, Any]] = {
+        "layer": np.repeat(np.array([shown_name(layer) for (layer, _), _, _ in means], dtype=object), counts),
+        "call": np.repeat(np.array([call for (_, call), _, _ in means], dtype=np.int64), counts),
+        "batch": np.concatenate([np.repeat(np.arange(b), h) for _, (b, h), _ in means] or [np.arange(0)]),
+        "head": np.concatenate([np.tile(np.arange(h), b) for _, (b, h), _ in means] or [np.arange(0)]),
+    }
+    for name in dict.fromkeys(name for _, _, measured in means for name in measured):
+        missing = torch.tensor(math.nan, dtype=torch.float64)
+        parts = [measured.get(name, missing.expand(shape)).flatten() for _, shape, measured in means]
+        columns[name] = torch.cat(_on_one_device(parts)).cpu().numpy()
+    return _as_table(columns if means else {})
+
+
+def _on_one_device(parts: list[Tensor]) -> list[Tensor]:
+    return parts if len({x.device for x in parts}) == 1 else [x.cpu() for x in parts]
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return a pandas data frame if pandas is installed, else a dict of columns; a value that a row lacks is NaN."""
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
-    return MeasureTable(columns) if find_spec("pandas") is None else import_module("pandas").DataFrame(columns)
+    return _as_table({name: [row.get(name, math.nan) for row in rows] for name in names})
+
+
+def _means_of_layers(
+    entries: Iterable[tuple[Key, Weights | Reduced | SparseWeights, RealTokens]],
+) -> list[tuple[Key, torch.Size, dict[str, Tensor]]]:
+    """Return each layer in order, its `b h`, and its means `b h`."""
+    found: dict[Key, tuple[torch.Size, dict[str, Tensor]]] = {}
+
+    def layers() -> Iterator[Layer]:
+        for key, A, real in entries:
+            found[key] = A.shape[:2], {}
+            if isinstance(A, Weights):
+                yield Layer(key, A, real)
+            else:
+                found[key][1].update(_head_means(A, real))
+
+    for stacked in stacks(layers()):
+        measured = _head_means(*stack(stacked))
+        for name, means in measured.items():
+            for layer, part in zip(stacked, means.chunk(len(stacked)), strict=True):
+                found[layer.key][1][name] = part
+    return [(key, shape, means) for key, (shape, means) in found.items()]
+
+
+def _as_table(columns: Mapping[str, Any]) -> Any:
+    if find_spec("pandas") is not None:
+        return import_module("pandas").DataFrame(columns)
+    return MeasureTable({name: list(x) if isinstance(x, list) else x.tolist() for name, x in columns.items()})
 
 
 def concatenate_heads(parts: Sequence[Summary], shape: torch.Size) -> Summary:
@@ -128,8 +176,7 @@ def _measures_of(measured: Summary | Reduced | SparseWeights) -> tuple[dict[str,
         measured = measured.measures()
     if isinstance(measured, Summary):
         measures = {name: getattr(measured, name) for name in (*MEASURE_NAMES, "map")}
-        n_i, n_j = measured.entropy.shape[-1], measured.received.shape[-1]
-        return measures, torch.Size((*measured.entropy.shape, n_j)), map_axes(n_i, n_j)
+        return measures, torch.Size((*measured.entropy.shape, measured.received.shape[-1])), measured.axes
     measures = {name: measured[name] for name in MEASURE_NAMES if name in measured.kept}
     if not measured.maps:
         return measures, measured.shape, ()
@@ -138,10 +185,14 @@ def _measures_of(measured: Summary | Reduced | SparseWeights) -> tuple[dict[str,
 
 
 def _head_means(A: Weights | Reduced | SparseWeights, real: RealTokens) -> dict[str, Tensor]:
-    """Return the `b h` mean of each measure, in float64 on the CPU; for `received` the largest share of one key."""
-    measures, shape, _ = _measures_of(summary_over(A, real) if isinstance(A, Weights) else A)
-    measures = {name: measures[name].double().cpu() for name in MEASURE_NAMES if name in measures}
-    visible = _counted_queries(measures, shape, None, real.queries)
+    """Return the `b h` mean of each measure, in float64; for `received` the largest share of one key."""
+    if isinstance(A, Weights):
+        measures, shape = measures_over(A, real), A.shape
+    else:
+        measures, shape, _ = _measures_of(A)
+    measures = {name: measures[name].double() for name in MEASURE_NAMES if name in measures}
+    device = next(iter(measures.values())).device if measures else None
+    visible = _counted_queries(measures, shape, device, real.queries)
     means = {name: _mean_over_queries(x, visible) for name, x in measures.items() if name != "received"}
     if "received" in measures:
         received = measures["received"]

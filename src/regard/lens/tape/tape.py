@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 import regard
 
+from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.weights import Summary, Weights
 from ..capture_warning import CaptureWarning
 from ..layer_names import list_names, matches, own_name, shown_calls, shown_name
@@ -56,6 +57,7 @@ from .groups import Groups, group_mismatch, mass_between
 from .hidden_keys import KINDS, padding, punctuation, without_keys
 from .image_patches import Image, PatchedImage, image_mismatch
 from .overview import SINK_SHARE, Overview, concatenate_heads, summary_of_heads, summary_over, table
+from .stacked_layers import Layer, split_summary, stack, stacks
 
 CHUNK_ENTRIES = 2**24  # matrix elements that `summarizing` measures at a time on the CPU
 
@@ -140,6 +142,8 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         self._unseen = list(unseen)
         self._real = dict(real or {})
         self._real_by_mask: dict[Key, RealTokens] = {}
+        self._padding = -1, False  # entries then, and whether a mask shows padding
+        self._real_of_mask: dict[int, tuple[Mask | None, dict[Any, RealTokens]]] = {}
         self._real_among: dict[Key, tuple[int, RealTokens, RealTokens]] = {}  # entries then, by its mask, among them
         self._guessed = dict(guessed or {})
         self._recorder: Recorder | None = None
@@ -450,9 +454,18 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
 
         Call it for long inputs: the viewer draws the map of the whole matrix from these measures.
         """
-        for key in self:
-            if isinstance(self[key], Weights):
-                self.summary(key)
+        layers = (
+            Layer(key, A, self._real_tokens(key))
+            for key, A in self.items()
+            if isinstance(A, Weights) and not self.summarized(key)
+        )
+        for stacked in stacks(layers):
+            if len(stacked) == 1:
+                self.summary(stacked[0].key)
+                continue
+            whole = summary_over(*stack(stacked), peaks=True, layers=len(stacked))
+            for layer, summary in zip(stacked, split_summary(whole, len(stacked)), strict=True):
+                self._keep_summary(layer.key, layer.A, summary)
 
     def summary(self, key: str | int | Key) -> Summary:
         """Return entropy, received mass, maximum, distance and map of a layer; measured once, then cached.
@@ -479,7 +492,10 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
             chunk = A if step >= heads else A.select(heads=slice(first, first + step))
             parts.append(summary_over(chunk, real, peaks=True))
             yield min(first + step, heads) / heads
-        summary = parts[0] if len(parts) == 1 else concatenate_heads(parts, A.shape)
+        self._keep_summary(key, A, parts[0] if len(parts) == 1 else concatenate_heads(parts, A.shape))
+
+    def _keep_summary(self, key: Key, A: Weights, summary: Summary) -> None:
+        """Keep the summary of a layer, and the row statistic that it found."""
         self._summaries[key] = summary
         self._overviews.pop(key, None)
         if A.known_statistic is None and summary.statistic is not None:
@@ -658,11 +674,22 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         found = self._masked_tokens(key)
         if found.is_causal or isinstance(self._entries[key], Reduced | SparseWeights):  # they hold them
             return found
+        if found.has_no_padding and not self._has_padding:
+            return found
         entries, by_mask, among = self._real_among.get(key, (0, None, None))
         if among is None or entries != len(self) or by_mask is not found:
             among = with_own_queries(key, {other: self._masked_tokens(other) for other in self if other[1] == key[1]})
             self._real_among[key] = len(self), found, among
         return among
+
+    @property
+    def _has_padding(self) -> bool:
+        """Whether the mask of any layer shows padding; remembered until there are more entries."""
+        entries, has_padding = self._padding
+        if entries != len(self):
+            has_padding = not all(self._masked_tokens(key).has_no_padding for key in self)
+            self._padding = len(self), has_padding
+        return has_padding
 
     def _real_by_other_layers(self, keys: Iterable[Key]) -> dict[Key, RealTokens]:
         """Return the real tokens of the layers whose own masks do not show them: cross-attentions."""
@@ -673,8 +700,19 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         shape, known = self._shape_of(key), self._real_by_mask.get(key)
         if known is None or (*known.queries.shape, known.keys.shape[1]) != shape:
             A = self[key]
-            known = self._real_by_mask[key] = real_tokens(A) if isinstance(A, Weights) else A.real
+            known = self._real_by_mask[key] = self._tokens_by_mask(A) if isinstance(A, Weights) else A.real
         return known
+
+    def _tokens_by_mask(self, A: Weights) -> RealTokens:
+        """Return the real queries and keys as a mask shows them; layers that share a mask share the result."""
+        (b, _, i, j), mask = A.call.shape, A.call.mask
+        if A.call.is_selection or isinstance(A.call.offset, Tensor):
+            return real_tokens(A)
+        _, known = self._real_of_mask.setdefault(id(mask), (mask, {}))  # it holds the mask, whose id stays its own
+        sizes = b, i, j, A.call.offset, A.device
+        if sizes not in known:
+            known[sizes] = real_tokens(A)
+        return known[sizes]
 
     def _replace(self, key: Key, A: Weights) -> None:
         """Return these weights for a layer from now on."""

@@ -61,7 +61,7 @@ def run_fused(
         )
         return out, None
     i, d = q.shape[2:]
-    match choose_kernel(q, k, v, added=added, causal=causal, dropout=dropout) if kernel is None else kernel:
+    match _choose(q, k, v, added, causal, dropout) if kernel is None else kernel:
         case SdpaKernel.FLASH:
             if d % 8:
                 q, k, v = (F.pad(x, (0, -d % 8)) for x in (q, k, v))
@@ -80,9 +80,12 @@ def run_fused(
 
 def choose_kernel(q: Tensor, k: Tensor, v: Tensor, *, added: Tensor | None, causal: bool, dropout: float) -> SdpaKernel:
     """The kernel PyTorch chooses for these tensors on a GPU."""
+    return _choose(q, k, v, _align_rows(added, q), causal, dropout)
+
+
+def _choose(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, dropout: float) -> SdpaKernel:
     grouped = q.shape[1] != k.shape[1]
-    kernel = torch_internals.choose_sdp_kernel(q, k, v, _align_rows(added, q), dropout, causal, enable_gqa=grouped)
-    return SdpaKernel(kernel)
+    return SdpaKernel(torch_internals.choose_sdp_kernel(q, k, v, added, dropout, causal, enable_gqa=grouped))
 
 
 def is_surely_fused(q: Tensor) -> bool:
@@ -127,4 +130,6 @@ def _align_rows(added: Tensor | None, q: Tensor) -> Tensor | None:
     if added is None:
         return None
     j = added.shape[-1]
-    return F.pad(added, (0, -j % 16))[..., :j].expand(*q.shape[:3], j)
+    if j % 16:  # a pad of nothing would copy the numbers, of all heads and rows if they are expanded
+        added = F.pad(added, (0, -j % 16))[..., :j]
+    return added.expand(*q.shape[:3], j)

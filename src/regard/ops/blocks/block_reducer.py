@@ -30,10 +30,15 @@ class BlockReducer:
         """How `summary` runs."""
         return "block by block, in PyTorch"
 
-    def summary(self, mesh: Mesh, peaks: bool = False) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Entropy, received mass, maximum, distance and the map, in one pass; with `peaks` the maximum of each bin."""
-        values, statistic = measures.summarize(self._prepare_gathering(), *mesh.ids, *mesh.shape, peaks)
-        return values | {"map": values["map"] / mesh.area}, statistic
+    def summary(
+        self, mesh: Mesh | None, peaks: bool = False, queries: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Entropy, received mass, maximum and distance in one pass, with a mesh the map, with `peaks` the maxima of it.
+
+        With `queries`, `b i`, the rows of all others count as rows that see no key.
+        """
+        values, statistic = measures.summarize(self._prepare_gathering(), mesh, peaks, queries)
+        return values if mesh is None else values | {"map": values["map"] / mesh.area}, statistic
 
     def pool(self, mesh: Mesh) -> Answer:
         """The mean, sum or maximum of each pair of bins: `b h rows cols`."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..terms.coordinates import Block
 from ..terms.normalizers import SinkSoftmax, Softmax
+from .pool_bins import Mesh
 from .prepared_call import PreparedCall, planned_blocks
 from .reduction import Reduction, empty_row_statistic, normalize_block, scores, weigh
 from .tile_weights import PlannedBlock
@@ -72,17 +73,22 @@ def _entropy(prepared: PreparedCall, A: Tensor) -> Tensor:
 
 
 def summarize(
-    prepared: PreparedCall, row_bins: Tensor, col_bins: Tensor, rows: int, cols: int, peaks: bool = False
+    prepared: PreparedCall, mesh: Mesh | None = None, peaks: bool = False, queries: Tensor | None = None
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Entropy, received mass, maximum, distance and the map of bin sums, in one pass, and the row statistic.
+    """Entropy, received mass, maximum and distance in one pass, and the row statistic.
 
-    With `peaks` also the largest entry of each pair of bins.
+    With a mesh also the map of bin sums, with `peaks` the largest entry of each pair of bins. With `queries`, `b i`,
+    the rows of all others are zeros.
     """
     b, h, i, j = prepared.shape
-    shapes = {"entropy": (i,), "received": (j,), "max": (i,), "distance": (i,), "map": (rows, cols)}
+    shapes: dict[str, tuple[int, ...]] = {"entropy": (i,), "received": (j,), "max": (i,), "distance": (i,)}
+    if mesh is not None:
+        shapes["map"] = mesh.shape
     found = {name: prepared.q.new_zeros(b, h, *shape) for name, shape in shapes.items()}
-    if peaks:
-        found["peaks"] = _lowest(prepared, rows, cols)
+    if mesh is not None:
+        row_bins, col_bins = mesh.ids
+        if peaks:
+            found["peaks"] = _lowest(prepared, *mesh.shape)
     statistic = empty_row_statistic(prepared) if prepared.statistic is None else prepared.statistic.clone()
     for planned in planned_blocks(prepared):
         block = planned.block
@@ -97,15 +103,21 @@ def summarize(
             entropies = _entropy_of(prepared, A, s, rows_statistic)
             if statistic is not None and rows_statistic is not None:
                 statistic[at] = rows_statistic
+        if queries is not None:
+            hidden = ~queries[block.batch, None, block.rows]
+            A, entropies = A.masked_fill_(hidden[..., None], 0.0), entropies.masked_fill(hidden, 0.0)
         found["max"][at] = A.amax(-1)
         found["entropy"][at] = entropies
         found["distance"][at] = _mean_distance(A, block)
+        if mesh is None:
+            found["received"][block.batch, block.heads].index_add_(2, block.j, A.sum(2))
+            continue
         by_bin, bins = _sum_rows(A, row_bins[:, block.rows])
         found["received"][block.batch, block.heads].index_add_(2, block.j, by_bin.sum(2))
         _add_columns(found["map"][block.batch, block.heads], by_bin, bins, col_bins[:, block.j])
         if peaks:
             _raise_cells(found["peaks"][block.batch, block.heads], A, row_bins[:, block.rows], col_bins[:, block.j])
-    if peaks:
+    if "peaks" in found:
         found["peaks"].masked_fill_(found["peaks"] == -math.inf, 0.0)
     return found, statistic
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +16,8 @@ from ..call import Call, no_autocast
 from . import kernel_reductions
 from .topk_entries import saves_work, topk
 
-SUMMARY = frozenset(("entropy", "received", "max", "distance", "map"))
+MEASURES = frozenset(("entropy", "received", "max", "distance"))
+PEAKS = frozenset(("peaks",))
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +32,24 @@ class KernelReducer:
         """How `summary` runs."""
         return "one fused product for the row statistic, if it is not known, and one kernel"
 
-    def summary(self, mesh: Mesh, peaks: bool = False) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Entropy, received mass, maximum, distance and the map, in one pass; the maximum of each bin in a second."""
+    def summary(
+        self, mesh: Mesh | None, peaks: bool = False, queries: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Entropy, received mass, maximum and distance in one pass, with a mesh the map, with `peaks` the maxima of it.
+
+        With `queries`, `b i`, the rows of all others count as rows that see no key.
+        """
         statistic = self.row_statistic()
-        found = kernel_reductions.reduce_by_kernel(self.call, statistic, SUMMARY, mesh)
-        if peaks:
-            found["peaks"], _ = self.pool(replace(mesh, how="max"))
-        return found, statistic
+        # The weights of a row are 0 if the logarithm of its sum is -inf.
+        counted = statistic if queries is None else statistic.masked_fill(~queries[:, None, :, None], -math.inf)
+        want = MEASURES if mesh is None else MEASURES | {"map"}
+        if mesh is None or not peaks:
+            return kernel_reductions.reduce_by_kernel(self.call, counted, want, mesh), statistic
+        if kernel_reductions.finds_peaks_at_once(mesh):
+            return kernel_reductions.reduce_by_kernel(self.call, counted, want | {"peaks"}, mesh), statistic
+        found = kernel_reductions.reduce_by_kernel(self.call, counted, want, mesh)
+        maxima = kernel_reductions.reduce_by_kernel(self.call, counted, PEAKS, replace(mesh, how="max"))
+        return found | maxima, statistic
 
     def pool(self, mesh: Mesh) -> Answer:
         """The mean, sum or maximum of each pair of bins: `b h rows cols`."""

@@ -73,6 +73,13 @@ def reduce_by_kernel(
     return {name: value for name, value in found._asdict().items() if value is not None}
 
 
+def finds_peaks_at_once(mesh: Mesh) -> bool:
+    """True if one pass finds the means and the maxima of these bins: if each has whole parts of a tile of rows."""
+    from ...kernels.summary.bins import MIN_PART_ROWS
+
+    return mesh.how != "max" and bool(mesh.cols.size) and (mesh.rows.size or 1) % MIN_PART_ROWS == 0
+
+
 def _by_any_gpu(
     call: Call, inputs: tuple[Tensor, Tensor, Tensor], asked: dict[str, Any], bins: Binning | None, batch: slice
 ) -> SummaryTensors:

@@ -199,7 +199,7 @@ class Library:
         A = self.entry(*place)
         every = list(range(A.shape[1]))
         if isinstance(A, Weights):
-            return map_of_summary(self.summary(place.capture, place.layer), place.batch, every, A.call.shape[2:])
+            return map_of_summary(self.summary(place.capture, place.layer), place.batch, every)
         if not A.maps:
             raise ApiError(400, "this capture kept no map of the layer", "capture with keep=['pool:512', ...]")
         finest = max(A.maps, key=lambda name: A[name].shape[-1])
@@ -248,7 +248,7 @@ class Library:
         known = self._device_cache.get(key)
         if known is None or (summarized and known.stored_map() is None):
             A = self._real_weights(capture, layer, batch)
-            stored = map_of_summary(self.summary(capture, layer), batch, head, A.call.shape[2:]) if summarized else None
+            stored = map_of_summary(self.summary(capture, layer), batch, head) if summarized else None
             known = self._device_cache.add(key, A, batch, head, stored)
         return known
 

@@ -18,7 +18,7 @@ from ...ops.terms.coordinates import Block
 from ...ops.terms.mask_tiles import Grid
 from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.terms.scores import Additive, Location, Score, select_heads
-from ...ops.weights import Summary, Weights, map_axes
+from ...ops.weights import Summary, Weights
 
 CELLS = 128  # width of the mask tiles: fully hidden ones are skipped, fully visible ones need no mask
 
@@ -93,10 +93,10 @@ def aggregate_maps(stored: StoredMap, how: Literal["mean", "max"]) -> StoredMap:
     return stored._replace(map=stored.map.amax(0), exact=False, peaks=peaks)
 
 
-def map_of_summary(summary: Summary, batch: int, heads: int | list[int], shape: tuple[int, int]) -> StoredMap:
+def map_of_summary(summary: Summary, batch: int, heads: int | list[int]) -> StoredMap:
     """Return the stored map of some heads of a summary."""
     peaks = None if summary.peaks is None else summary.peaks[batch, heads].float().cpu()
-    return StoredMap(summary.map[batch, heads].float().cpu(), map_axes(*shape), True, peaks)
+    return StoredMap(summary.map[batch, heads].float().cpu(), summary.axes, True, peaks)
 
 
 class HeadView:

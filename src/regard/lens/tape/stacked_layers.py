@@ -1,0 +1,102 @@
+"""Layers of one shape and one mask, measured as one: on a GPU short layers take longer to launch than to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+from functools import reduce
+from operator import and_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...ops.terms.masks import Causal, Padding, Window
+from ...ops.terms.masks.mask_algebra import Mask, conjuncts
+from ...ops.terms.normalizers import Softmax
+from ...ops.terms.scores import Dot
+from ...ops.weights import Summary, Weights
+from ..real_tokens import Key, RealTokens
+
+DEVICES = ("cuda",)  # where a launch takes longer than a short layer
+MAX_ENTRIES = 2**28  # of the matrices of a layer; larger ones are worth a launch of their own
+MAX_BYTES = 2**30  # of the queries and keys that are copied into one stack
+
+
+class Layer(NamedTuple):
+    """A layer of a tape: its weights, and its real tokens."""
+
+    key: Key
+    A: Weights
+    real: RealTokens
+
+
+def stacks(layers: Iterable[Layer]) -> Iterator[list[Layer]]:
+    """Yield the layers in stacks that can be measured as one; a layer that cannot comes alone, and at once."""
+    waiting: dict[object, list[Layer]] = {}
+    for layer in layers:
+        if (form := _form(layer)) is None:
+            yield [layer]
+            continue
+        found = waiting.setdefault(form, [])
+        found.append(layer)
+        if (len(found) + 1) * (layer.A.call.q.nbytes + layer.A.call.k.nbytes) > MAX_BYTES:
+            yield waiting.pop(form)
+    yield from waiting.values()
+
+
+def _form(layer: Layer) -> object:
+    """Return what the layers of one stack have in common; None for a layer that is measured alone."""
+    A, call = layer.A, layer.A.call
+    score, terms = call.score, conjuncts(call.mask)
+    if (
+        A.device.type not in DEVICES
+        or call.is_selection
+        or len(call.lead) != 1
+        or isinstance(call.offset, Tensor)
+        or not 0 < A.shape.numel() <= MAX_ENTRIES
+        or type(score) is not Dot
+        or isinstance(score.scale, Tensor)
+        or type(call.normalize) is not Softmax
+        or call.bias is not None
+        or any(type(term) not in (Causal, Window, Padding) for term in terms)
+    ):
+        return None
+    shapes = call.q.shape, call.k.shape, call.q.dtype, call.k.dtype, A.device, A.known_statistic is None
+    return shapes, call.offset, call.backend, score.scale, score.cap, id(call.mask), id(layer.real)
+
+
+def stack(layers: Sequence[Layer]) -> tuple[Weights, RealTokens]:
+    """Return the layers of a stack as one, their batches one after the other."""
+    (_, A, real), n = layers[0], len(layers)
+    if n == 1:
+        return A, real
+    calls = [layer.A.call for layer in layers]
+    q, k = torch.cat([call.q for call in calls]).detach(), torch.cat([call.k for call in calls]).detach()
+    known = [layer.A.known_statistic for layer in layers]
+    statistic = torch.cat([x for x in known if x is not None]) if known[0] is not None else None
+    whole = replace(A.call, q=q, k=k, lead=(len(q),), mask=_repeat(A.call.mask, n))
+    return Weights(whole, statistic), real.repeat(n)
+
+
+def _repeat(mask: Mask | None, n: int) -> Mask | None:
+    """Return a mask for n batches one after the other."""
+    if mask is None:
+        return None
+    return reduce(and_, (_repeat_padding(term, n) if isinstance(term, Padding) else term for term in conjuncts(mask)))
+
+
+def _repeat_padding(mask: Padding, n: int) -> Padding:
+    if isinstance(mask.keys, Tensor):
+        return mask if len(mask.keys) == 1 else Padding(mask.keys.repeat(n, *[1] * (mask.keys.ndim - 1)))
+    return mask if len(mask.keys) == 1 else Padding(mask.keys * n)
+
+
+def split_summary(summary: Summary, n: int) -> list[Summary]:
+    """Return the summaries of the n layers of a stack."""
+    parts: dict[str, Any] = {field.name: _split(getattr(summary, field.name), n) for field in fields(Summary)}
+    return [Summary(**{name: values[layer] for name, values in parts.items()}) for layer in range(n)]
+
+
+def _split(x: Tensor | None, n: int) -> Sequence[Tensor | None]:
+    return [None] * n if x is None else x.chunk(n)
