@@ -40,7 +40,7 @@ Key = tuple[str, int]  # layer and call
 class RealTokens:
     """The queries, `b i`, and the keys, `b j`, that are real tokens, and whether each query sees no later token.
 
-    Queries that are the keys are one tensor. Layers share these objects, so a GPU is asked for a number once.
+    Queries that are the keys are one tensor. Layers share these objects, so each number is read from a GPU once.
     """
 
     queries: Tensor

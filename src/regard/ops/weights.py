@@ -319,7 +319,7 @@ class Weights:
     @run_uncompiled
     def summary_in(self, rows: Axis, cols: Axis, *, peaks: bool = False, queries: Tensor | None = None) -> Summary:
         """The same with a map in other bins."""
-        mesh, counted = Mesh(rows, cols, self.device), self._counted(queries)
+        mesh, counted = Mesh(rows, cols, self.device), self._check_queries(queries)
         values = self._gather(lambda reducer: reducer.summary(mesh, peaks, counted))
         return Summary(
             **{name: self._restore(value) for name, value in values.items()},
@@ -329,11 +329,11 @@ class Weights:
     @run_uncompiled
     def measures(self, *, queries: Tensor | None = None) -> dict[str, Tensor]:
         """Entropy, received mass, maximum and distance by name, in one pass: a summary without its map."""
-        counted = self._counted(queries)
+        counted = self._check_queries(queries)
         values = self._gather(lambda reducer: reducer.summary(None, queries=counted))
         return {name: self._restore(value) for name, value in values.items()}
 
-    def _counted(self, queries: Tensor | None) -> Tensor | None:
+    def _check_queries(self, queries: Tensor | None) -> Tensor | None:
         """Check which queries count, and return them as `b i`."""
         if queries is None:
             return None

@@ -27,7 +27,7 @@ from .patching import Kernel, KernelRun, original_function
 
 TARGET_TO_SOURCE = "target_to_source"  # a `flow` of MessagePassing whose edge_index has the targets first
 HOOKS = ("edge_update", "propagate")  # steps of MessagePassing that take edges and have hooks
-_PROOFS: list[EdgeProofs] = []  # of the captures that are open
+_PROOFS: list[EdgeProofs] = []  # the captures that are open
 
 
 class _Edges(NamedTuple):

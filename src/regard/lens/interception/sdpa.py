@@ -186,7 +186,7 @@ def _run_kernel(
         return None
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     out, lse = run_fused(q, k, v, scale=scale, added=added, causal=causal, dropout=0.0, kernel=kernel)
-    if lse is not None and seen is not None:  # of a row that sees no key kernels return any number
+    if lse is not None and seen is not None:  # kernels return any number for a row that sees no key
         lse = torch.where(seen, lse, -math.inf)
     return out, lse
 

@@ -25,7 +25,7 @@ from .measure_table import MeasureTable
 from .stacked_layers import Layer, stack, stacks
 
 THUMBNAIL_CELLS = 48  # cells per side of a thumbnail
-MAX_MAP_ENTRIES = 2**23  # of a layer's map: 512 x 512 for one text and 32 heads
+MAX_MAP_ENTRIES = 2**23  # the largest map of a layer: 512 x 512 for one text and 32 heads
 BATCH_CELL = 8  # queries, and keys, of a cell of a layer with more texts and heads, at least
 SINK_SHARE = 0.3  # a key is a sink if it receives more than this share of the mean query's attention (Gu et al. 2025)
 

@@ -18,9 +18,9 @@ from ...ops.terms.scores import Dot
 from ...ops.weights import Summary, Weights
 from ..real_tokens import Key, RealTokens
 
-DEVICES = ("cuda",)  # where a launch takes longer than a short layer
-MAX_ENTRIES = 2**28  # of the matrices of a layer; larger ones are worth a launch of their own
-MAX_BYTES = 2**30  # of the queries and keys that are copied into one stack
+DEVICES = ("cuda",)  # a launch takes longer there than a short layer
+MAX_ENTRIES = 2**28  # a layer with larger matrices is worth a launch of its own
+MAX_BYTES = 2**30  # a stack copies no more than these, of queries and keys
 
 
 class Layer(NamedTuple):

@@ -109,11 +109,10 @@ def summarize(
         found["max"][at] = A.amax(-1)
         found["entropy"][at] = entropies
         found["distance"][at] = _mean_distance(A, block)
-        if mesh is None:
-            found["received"][block.batch, block.heads].index_add_(2, block.j, A.sum(2))
-            continue
-        by_bin, bins = _sum_rows(A, row_bins[:, block.rows])
+        by_bin, bins = (A, None) if mesh is None else _sum_rows(A, row_bins[:, block.rows])
         found["received"][block.batch, block.heads].index_add_(2, block.j, by_bin.sum(2))
+        if bins is None:
+            continue
         _add_columns(found["map"][block.batch, block.heads], by_bin, bins, col_bins[:, block.j])
         if peaks:
             _raise_cells(found["peaks"][block.batch, block.heads], A, row_bins[:, block.rows], col_bins[:, block.j])
