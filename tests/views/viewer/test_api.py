@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard import Causal, weights
-from regard.lens import Tape, rollout, sinks, word_weights, words
+from regard.lens import Extras, Tape, rollout, sinks, word_weights, words
 from regard.lens.recording.reduced import Reduced
 from regard.lens.recording.store import TensorInMemory
 from regard.views.viewer import api as module
@@ -611,3 +611,37 @@ def test_a_pair_comes_step_by_step(asked, tape):
     for wrong in ((0, 1, 1, "mean", 6, 2), (0, 4, 0, 0, 0, 0), (0, 1, 1, 3, 9, 2), (0, 1, 1, 9, 6, 2)):
         with pytest.raises(ApiError):
             asked.pair(*wrong)
+
+
+@pytest.mark.parametrize("projected", [True, False])
+def test_value_weighted_maps_are_norms_of_what_is_added(worker, projected):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 300, 8), torch.randn(2, 2, 300, 8), 3 * torch.randn(2, 2, 300, 6)
+    W = torch.randn(10, 4 * 6) if projected else None
+    A = weights(q, k, mask=Causal())
+    tape = Tape({("a", 0): A, ("b", 0): A}, extras={("a", 0): Extras(v, W)})
+    asked = ViewerApi([Capture(tape, "one")], worker)
+    described = json.loads(asked.session())["captures"][0]["layers"]
+    assert [layer["values"] for layer in described] == ["v W_o" if projected else "v", None]
+    dense = weights(q.double(), k.double(), mask=Causal()).dense()[1]
+    parts = v[1].double().repeat_interleave(2, 0)  # h j e
+    if projected:
+        parts = torch.einsum("h j e, a h e -> h j a", parts, W.double().unflatten(1, (4, 6)))
+    truth = (dense[..., None] * parts[:, None]).norm(dim=-1)
+    capture = parse_query("hidden", "capture=0~values&layer=0&batch=0")["capture"]
+    _, arrays = settled(lambda: asked.tile(capture, 0, 1, 3, None, 0, 0, 0))
+    assert np.allclose(arrays["weight"], truth[3, :256, :256], rtol=1e-4, atol=1e-6)
+    header, arrays = settled(lambda: asked.largest(capture, 0, 1, "mean", None, 1, 0, 0))
+    cells = truth.mean(0).view(150, 2, 150, 2)
+    assert header["error"] == 0
+    assert np.allclose(arrays["mean"], cells.mean((1, 3)), rtol=1e-4, atol=1e-6)
+    assert np.allclose(arrays["max"], cells.amax((1, 3)), rtol=1e-4, atol=1e-6)
+    assert arrays["max"].max() > 1
+    capture = parse_query("hidden", "capture=0~0~values&layer=0&batch=0")["capture"]
+    _, arrays = settled(lambda: asked.tile(capture, 0, 1, 3, None, 0, 0, 0))
+    rest = rest_of(A.select(batch=slice(1, 2)), torch.arange(300) == 0)[3] * (truth[3] / dense[3])
+    assert np.allclose(arrays["weight"][1:, :1], 0)
+    seen = np.tril(np.ones((256, 256), bool))[1:, 1:]
+    assert np.allclose(arrays["weight"][1:, 1:][seen], rest[1:256, 1:256][seen], rtol=1e-4, atol=1e-6)
+    with pytest.raises(ApiError, match="this capture kept no values"):
+        asked.tile(capture, 1, 1, 3, None, 0, 0, 0)

@@ -36,6 +36,7 @@ from .captures import (
     check_below,
     check_same_shape,
     get_by_number,
+    hides_keys,
     immediate_weights,
     no_summary_error,
 )
@@ -250,34 +251,38 @@ class ViewerApi:
         if any(isinstance(self.library.entry(*one[:3]), Reduced) for one in (chosen, minus) if one is not None):
             return self._tile_of_maps(chosen, minus, rows, cols)
         view = self.library.matrix_view(chosen, minus)
+        shows_norms = isinstance(chosen.capture, Variant) and chosen.capture.by_values
 
-        def finish(cells: CellValues) -> CellValues:
-            return pyramid.without_empty_rows(view, rows, cells) if isinstance(chosen.capture, Variant) else cells
+        def tile(cells: CellValues, certainty: Certainty = EXACT) -> bytes:
+            if certainty.state == "exact" and hides_keys(chosen.capture):
+                cells = pyramid.without_empty_rows(view, rows, cells)
+            if not level and certainty.state == "exact":
+                return _weights(cells)
+            return _tile(cells, certainty, codes=not shows_norms)
 
         if not level or view.work(slice(rows.start, rows.stop), slice(cols.start, cols.stop)) <= immediate_weights(
             view
         ):
             for cells in pyramid.exact(view, rows, cols):
                 if cells is not None:
-                    cells = finish(cells)
-                    return self._responses.put(key, _tile(cells) if level else _weights(cells))
+                    return self._responses.put(key, tile(cells))
         stored = view.stored_map()
         if stored is not None and stored.exact and pyramid.has_whole_cells(stored, rows, cols):
             if stored.peaks is not None:
-                return self._responses.put(key, _tile(finish(pyramid.from_map(stored, rows, cols))))
+                return self._responses.put(key, tile(pyramid.from_map(stored, rows, cols)))
             if not needs_largest:
-                return self._responses.put(("mean", *key), _tile(finish(pyramid.from_map(stored, rows, cols))))
+                return self._responses.put(("mean", *key), tile(pyramid.from_map(stored, rows, cols)))
 
         def steps() -> Iterator[None]:
             for cells in pyramid.exact(view, rows, cols):
                 if cells is not None:
-                    self._responses.put(key, _tile(finish(cells)))
+                    self._responses.put(key, tile(cells))
                 yield
 
         self._worker.schedule(key, steps)
         preview = pyramid.preview(view, rows, cols)
         of = None if preview.queries is None else (preview.queries, rows.stop - rows.start)
-        return _tile(preview, Certainty("pooled" if of is None else "sampled", retry=RETRY_SECONDS, of=of))
+        return tile(preview, Certainty("pooled" if of is None else "sampled", retry=RETRY_SECONDS, of=of))
 
     def token(
         self, capture: CaptureId, layer: int, batch: int, head: Which, axis: str, first: int, last: int, top: int
@@ -301,7 +306,7 @@ class ViewerApi:
             left = last + 1 - first
             if axis == "query":
                 of = self.library.capture(capture)
-                hides = isinstance(capture, Variant)
+                hides = hides_keys(capture)
                 counts = ~view.empty_rows(some) if hides else of.tape.real_queries(of.keys[layer])[batch][some]
                 left = int(counts.sum())
                 weight = mean_given(view, some, counts)
@@ -336,7 +341,7 @@ class ViewerApi:
 
         def steps() -> Iterator[float | bytes]:
             weight = torch.stack([head.block(*at) for head in heads])
-            if isinstance(capture, Variant):
+            if hides_keys(capture):
                 empty = torch.stack([head.empty_rows(at[0]) for head in heads])
                 weight = weight.masked_fill(empty.to(weight.device)[..., None], torch.nan)
             arrays = {"weight": plain(weight)}
@@ -507,11 +512,13 @@ def _weights(cells: CellValues) -> bytes:
     return frame({"weight": plain(cells.mean)})
 
 
-def _tile(cells: CellValues, certainty: Certainty = EXACT) -> bytes:
-    arrays: dict[str, Coded] = {"mean": fine(cells.mean)}
+def _tile(cells: CellValues, certainty: Certainty = EXACT, *, codes: bool = True) -> bytes:
+    """Return a tile as codes, which end at 1, or as floats."""
+    code = fine if codes else plain
+    arrays: dict[str, Coded] = {"mean": code(cells.mean)}
     if cells.max is not None:
-        arrays["max"] = fine(cells.max)
-    return frame(arrays, certainty._replace(error=error(FINE)))
+        arrays["max"] = code(cells.max)
+    return frame(arrays, certainty._replace(error=error(FINE) if codes else 0.0))
 
 
 def _means(x: Tensor, size: int, real: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ...lens.analysis.flow import value_norms
 from ...lens.real_tokens import without_queries
 from ...lens.recording.reduced import Reduced, peaks_of
 from ...lens.tape.overview import Overview
@@ -27,6 +28,7 @@ from .matrix_view import (
     HeadView,
     MatrixView,
     StoredMap,
+    ValueWeighted,
     aggregate_maps,
     map_of_summary,
 )
@@ -46,10 +48,14 @@ Which = int | Literal["mean", "max"]
 
 
 class Variant(NamedTuple):
-    """A capture with some keys hidden, as `Tape.without` hides them: numbers, or names of kinds."""
+    """A capture with some keys hidden, as `Tape.without` hides them, or with norms in place of weights.
+
+    Hidden keys are numbers, or names of kinds. The norms are those of `ValueWeighted`.
+    """
 
     capture: int
-    hide: tuple[str | int, ...]
+    hide: tuple[str | int, ...] = ()
+    by_values: bool = False
 
 
 CaptureId = int | Variant
@@ -106,8 +112,9 @@ class Library:
         """Return the tape that a layer is on: that of the capture or, for a variant, one of this layer alone."""
         of = self.capture(capture)
         check_below("layer", layer, len(of.keys))
-        if not isinstance(capture, Variant):
+        if not isinstance(capture, Variant) or not capture.hide:
             return of.tape
+        capture = capture._replace(by_values=False)
         if (capture, layer) not in self._variants:
             if "sinks" in capture.hide:
                 self.must_know_sinks(capture, layer)
@@ -152,7 +159,7 @@ class Library:
 
     def _entry(self, capture: CaptureId, layer: int) -> Weights | Reduced:
         tape = self.tape(capture, layer)
-        if isinstance(capture, Variant):
+        if hides_keys(capture):
             A = tape[0]
             assert isinstance(A, Weights)
             return A
@@ -177,13 +184,28 @@ class Library:
     def matrix_view(self, chosen: MatrixId, minus: MatrixId | None = None) -> MatrixView:
         """Return the view of a matrix, or of its difference from another one."""
         A = self.weights(*chosen[:3])
-        heads = [self._head(*chosen[:3], head) for head in self.heads(A, chosen.head)]
+        heads: list[MatrixView] = [self._head(*chosen[:3], head) for head in self.heads(A, chosen.head)]
+        if isinstance(chosen.capture, Variant) and chosen.capture.by_values:
+            norms = self._value_norms(*chosen[:3])
+            heads = [ValueWeighted(head, norms[n]) for head, n in zip(heads, self.heads(A, chosen.head), strict=True)]
         view = heads[0] if isinstance(chosen.head, int) else HeadsAggregate(heads, chosen.head)
         if minus is None:
             return view
         other = self.matrix_view(minus)
         check_same_shape(view.shape, other.shape)
         return Difference(view, other)
+
+    def _value_norms(self, capture: CaptureId, layer: int, batch: int) -> Tensor:
+        """Return `h j`: the norm of what each key adds to the output with a weight of 1."""
+        of = self.capture(capture)
+        extras = of.tape.extras(of.keys[layer])
+        if extras.v is None:
+            raise ApiError(400, "this capture kept no values", "capture with capture(model, values=True)")
+        heads = self.weights(capture, layer, batch).shape[1]
+        v = extras.v[batch : batch + 1]
+        if extras.projection is None:
+            return v[0].float().norm(dim=-1).repeat_interleave(heads // v.shape[1], 0)
+        return value_norms(v, extras.projection)[0]
 
     def map(self, chosen: MatrixId) -> StoredMap:
         """Return the stored map of a matrix."""
@@ -265,6 +287,11 @@ class Library:
 
 def _size(described: dict[str, Any]) -> tuple[int, int]:
     return described["n_i"], described["n_j"]
+
+
+def hides_keys(capture: CaptureId) -> bool:
+    """Whether keys of a capture are hidden."""
+    return isinstance(capture, Variant) and bool(capture.hide)
 
 
 def immediate_weights(view: MatrixView) -> int:

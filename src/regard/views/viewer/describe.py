@@ -117,8 +117,16 @@ class Capture:
             "texts": texts,
             "padding": self._padding(key),
             "groups": self._all_groups(key, texts),
+            "values": self._values(key),
             "picture": [self._pictures(key, batch) for batch in range(b)],
         }
+
+    def _values(self, key: Key) -> str | None:
+        """Return what the norms of value-weighted maps are of, None if no values were kept."""
+        extras = self.tape.extras(key)
+        if extras.v is None:
+            return None
+        return "v" if extras.projection is None else "v W_o"
 
     def _padding(self, key: Key) -> list[list[list[list[int]]]] | None:
         """Return, for each batch row, the ranges of queries and of keys that are padding; None without padding."""

@@ -221,10 +221,45 @@ class HeadView:
 
 
 @dataclass(frozen=True)
+class ValueWeighted:
+    """The norm abs(A_ij) |v_j W_h| of what key j adds to the output of query i; `norms`, `j`, are the |v_j W_h|."""
+
+    weights: MatrixView
+    norms: Tensor
+
+    signed = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weights.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    def work(self, rows: slice | Tensor, cols: slice) -> int:
+        return self.weights.work(rows, cols)
+
+    def empty_rows(self, rows: slice) -> Tensor:
+        return self.weights.empty_rows(rows)
+
+    def visible_tiles(self, rows: slice, cols: slice, size: int = CELLS) -> Tensor:
+        return self.weights.visible_tiles(rows, cols, size)
+
+    def block(self, rows: slice | Tensor, cols: slice) -> Tensor:
+        A = self.weights.block(rows, cols)
+        return A.abs() * self.norms[cols].to(A)
+
+    def stored_map(self) -> StoredMap | None:
+        """None: the mean of products is not the product of means."""
+        return None
+
+
+@dataclass(frozen=True)
 class HeadsAggregate:
     """The mean or the maximum of each entry over the heads of a layer."""
 
-    heads: list[HeadView]
+    heads: list[MatrixView]
     how: Literal["mean", "max"]
 
     signed = False

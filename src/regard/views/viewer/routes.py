@@ -32,19 +32,21 @@ def parse_int(value: str) -> int:
 
 
 def parse_capture(value: str) -> CaptureId:
-    """Parse the number of a capture, and behind `~` the keys that are hidden in it: `0~sinks~3-5`."""
-    number, *hidden = value.split("~")
+    """Parse the number of a capture, and behind `~` hidden keys, or norms in place of weights: `0~sinks~3-5~values`."""
+    number, *changes = value.split("~")
     hide: list[str | int] = []
-    for part in hidden:
+    for part in changes:
         if part in KINDS:
             hide.append(part)
+            continue
+        if part == "values":
             continue
         first, _, last = part.partition("-")
         keys = range(parse_int(first), parse_int(last or first) + 1)
         if len(hide) + len(keys) > MAX_HIDDEN_KEYS:
             raise ValueError(f"at most {MAX_HIDDEN_KEYS} hidden keys")
         hide.extend(keys)
-    return Variant(parse_int(number), tuple(hide)) if hide else parse_int(number)
+    return Variant(parse_int(number), tuple(hide), "values" in changes) if changes else parse_int(number)
 
 
 def parse_head(value: str) -> Any:

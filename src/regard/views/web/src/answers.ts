@@ -96,9 +96,9 @@ function where(place: Place): string {
   return `capture=${number(place)}&layer=${place.layer}&batch=${place.batch}`;
 }
 
-/** The number of a capture, with the keys that are hidden in it. */
-function number({ capture, hide }: Place): string {
-  return capture + (hide ? `~${hide.replaceAll(",", "~")}` : "");
+/** The number of a capture, with the keys that are hidden in it, and whether it is weighted by values. */
+function number({ capture, hide, values }: Place): string {
+  return capture + (hide ? `~${hide.replaceAll(",", "~")}` : "") + (values ? "~values" : "");
 }
 
 function minus({ minus }: Chart): string {

@@ -103,7 +103,13 @@ export class App {
 
   /** The map on screen, less what it is compared with. */
   get chart(): Chart {
-    return { ...this.place, head: this.state.head, minus: this.other };
+    const [norms, { other }] = [this.showsNorms && { values: true }, this];
+    return { ...this.place, head: this.state.head, ...norms, minus: other && { ...other, ...norms } };
+  }
+
+  /** Whether the map shows norms in place of weights: those of what the values add to the output. */
+  get showsNorms(): boolean {
+    return this.state.show === "values" && this.session.live && this.layer.values !== null;
   }
 
   /** What the map is compared with: the same head of the other capture, or another head of the same layer. */

@@ -86,11 +86,13 @@ export function valueAt(place: number, scale: Scale): number {
 export class Spread {
   private readonly counts = new Uint32Array(1024);
   private total = 0;
+  private most = 0;
 
   add(values: Float32Array): void {
     for (let n = 0; n < values.length; n++) {
       const value = Math.abs(values[n]);
       if (!(value >= 1e-12)) continue;
+      if (value > this.most) this.most = value;
       this.counts[Math.min(1023, Math.floor((Math.log2(value) + 44) * 20))]++;
       this.total++;
     }
@@ -100,7 +102,7 @@ export class Spread {
     let above = this.total * (1 - share);
     for (let n = 1023; n >= 0; n--) {
       above -= this.counts[n];
-      if (this.counts[n] && above <= 0) return Math.min(1, 2 ** ((n + 1) / 20 - 44));
+      if (this.counts[n] && above <= 0) return Math.min(Math.max(1, this.most), 2 ** ((n + 1) / 20 - 44));
     }
     return null;
   }

@@ -13,6 +13,7 @@ export const CONTROLS = {
   scale: "How weights become colours: sqrt and log show small weights that linear hides.",
   colours: "The colours of weights.",
   cells: "While zoomed out a cell holds many weights: show their mean, or the largest of them.",
+  show: "Weights, or value-weighted: the norm of what each key adds to the output of a query, its weight times its value.",
   range: "auto ends the colours at the strong weights on screen; 0–1 is the same for every map.",
   draw: "The lines of one layer, or small pictures of all layers.",
   tokens: "How many tokens a side are drawn.",

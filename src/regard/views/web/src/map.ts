@@ -139,15 +139,17 @@ export class MapView implements View {
   }
 
   tools(): Node[] {
-    const { state } = this.app;
+    const { state, layer } = this.app;
     const layouts = { beside: "side by side", difference: "difference" };
     return [
       this.app.subtractable && choice("layout", layouts, state.layout, (layout) => this.app.go({ layout })),
       this.app.session.live &&
         choice("cells", { mean: "mean", max: "max" }, state.pool, (pool) => this.app.go({ pool })),
+      this.app.session.live && layer.values !== null &&
+        choice("show", { weights: "weights", values: "values" }, state.show, (show) => this.app.go({ show })),
       hiding.tools(this.app),
       toggle("inspect", "a pair", "The weight of one query and one key, step by step  (i).", state.pair !== null, () => this.inspect()),
-      choice("range", { auto: "auto", full: "0–1" }, state.range, (range) => this.app.go({ range })),
+      !this.app.showsNorms && choice("range", { auto: "auto", full: "0–1" }, state.range, (range) => this.app.go({ range })),
     ].filter((node): node is HTMLElement => node !== false);
   }
 
@@ -157,7 +159,8 @@ export class MapView implements View {
     const named = (axis: Axis): string[] => this.words.map((_, n) => `${axis} token${of(n)}`);
     const measured = this.shown.flatMap(({ name }) => {
       const sign = SIGNS[name] && `${SIGNS[name]}: `;
-      return [`${sign}mean weight`, `${sign}largest weight`, ...COLUMNS.map((column) => sign + column)];
+      const kind = this.app.showsNorms ? `norm of A ${this.app.layer.values}` : "weight";
+      return [`${sign}mean ${kind}`, `${sign}largest ${kind}`, ...COLUMNS.map((column) => sign + column)];
     });
     const rows = [["query", ...named("query"), "key", ...named("key"), "level", ...measured]];
     for (const { row, col, level } of this.first?.cells(CSV_CELLS) ?? []) {
@@ -334,7 +337,7 @@ export class MapView implements View {
 
   private repaint(always: boolean): void {
     const { range } = this.app.state;
-    const measured = this.shown.map(({ panel }) => (range === "full" ? 1 : panel.spread()));
+    const measured = this.shown.map(({ panel }) => (range === "full" && !this.app.showsNorms ? 1 : panel.spread()));
     const pair = Math.max(measured[0] ?? 0, measured[1] ?? 0) || null; // A and B are drawn to the same scale
     this.shown.forEach((shown, n) => {
       const most = (shown.name === "a" || shown.name === "b" ? pair : measured[n]) ?? shown.most;
@@ -362,12 +365,15 @@ export class MapView implements View {
   private meaning({ panel, signed }: Shown): string {
     const level = panel.level();
     const largest = this.app.state.pool === "max";
-    const cell = level === 0 ? "weight" : `${largest ? "largest" : "mean"} of ${2 ** level} × ${2 ** level} weights`;
+    const norm = this.app.showsNorms && `norm of A ${this.app.layer.values}`;
+    const many = `${largest ? "largest" : "mean"} of ${2 ** level} × ${2 ** level}`;
+    const over = norm && typeof this.app.state.head !== "number" ? ` (${this.app.state.head} over heads)` : "";
+    const cell = level === 0 ? norm || "weight" : norm ? `${many}: ${norm}` : `${many} weights`;
     const tiles = level > 0 && largest ? panel.visible().filter(({ tile }) => tile.max === null) : [];
     const coming = tiles.some(({ tile }) => tile.retry !== null);
     const unknown = tiles.length ? ` (grey: ${coming ? "on the way" : "not kept in this capture"})` : "";
     const missing = panel.missing() && ` (grey: ${this.hidden ? "nothing is left of the row" : "not a number"})`;
-    return [signed ? `${cell}, A − B` : cell, this.hidden].filter(Boolean).join(", ") + (unknown || missing || "");
+    return [signed ? `${cell}${over}, A − B` : cell + over, this.hidden].filter(Boolean).join(", ") + (unknown || missing || "");
   }
 
   /** Open the steps of the pair that the cursor or the pointer is on, else of the one in the middle; or close them. */
@@ -443,20 +449,21 @@ export class MapView implements View {
       { name: "query", tokens: tokens.left, count: n_i, offset: self ? offset : 0 },
       { name: "key", tokens: tokens.top, count: n_j, offset: 0 },
     ];
+    const norm = this.app.showsNorms && "norm";
     const values = this.shown.flatMap(({ panel, name, signed }) => {
       const at = there(name);
       const isSame = !aligned || cell.level === 0 || (name === "b") === (pointed === "b");
-      return at && isSame ? [{ label: SIGNS[name], cell: panel.cell(cell.level, at.row, at.col), signed }] : [];
+      return at && isSame ? [{ label: [SIGNS[name], norm].filter(Boolean).join(" "), cell: panel.cell(cell.level, at.row, at.col), signed }] : [];
     });
     const found = this.shown.length === 1 ? this.first!.measured(cell) : null;
     const alone = aligned && cell.level === 0 && values.length < this.shown.length && `not in ${pointed === "b" ? "A" : "B"}`;
-    const more = [
+    const isEmpty = this.hidden && values.some(({ cell }) => Number.isNaN(cell.value));
+    const more = isEmpty ? [alone, "nothing is left of this row"].filter(Boolean) : [
       alone,
       found?.entropy && measure("entropy of", "query", "queries", found.entropy),
       found?.received && measure("received by", "key", "keys", found.received),
     ].filter(Boolean);
     const padding = this.pads(cell.row, cell.col, cell.level);
-    if (this.hidden && values.some(({ cell }) => Number.isNaN(cell.value))) more.splice(0, 2, "nothing is left of this row");
     this.card.show(x, y, cell, sides, padding ? [] : values, padding ? "padding" : more.join(", "));
   }
 

@@ -141,7 +141,11 @@ export class Panel {
       viewer.addHandler(name, () => (this.whole = false));
     }
     // OpenSeadragon places the map once more after it has told of the new size.
-    viewer.addHandler("after-resize", () => setTimeout(() => this.whole && this.show(null, true)));
+    const settled = (): void => {
+      if (this.whole) this.show(null, true);
+      this.opened?.setClip(null); // places the tiles anew, which a resize does not
+    };
+    viewer.addHandler("after-resize", () => setTimeout(settled));
     viewer.addHandler("canvas-click", (event) => {
       const cell = event.quick ? this.cellAt(event.position.x, event.position.y) : null;
       if (cell) this.events.picked(cell);

@@ -34,6 +34,8 @@ export interface Layer {
   texts: [number | null, number | null][];
   groups: Record<string, [number | null, number | null][]>;
   picture: [number | null, number | null][];
+  /** The vectors whose norms value-weighted maps show; null without values. */
+  values: "v" | "v W_o" | null;
   /** By batch row the ranges of queries and of keys that are padding, first and last; null without padding. */
   padding: [Range[], Range[]][] | null;
   /** The layer of the other capture that this one is compared with. */
@@ -78,6 +80,8 @@ export interface Place {
   capture: number;
   /** The keys that are hidden, as the server spells them; none where it is absent or empty. */
   hide?: string;
+  /** Whether norms of value-weighted weights stand in place of the weights. */
+  values?: boolean;
   layer: number;
   batch: number;
 }

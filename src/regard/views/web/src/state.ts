@@ -25,6 +25,8 @@ export interface State {
   palette: Palette;
   /** What a cell of many pairs shows of them. */
   pool: Pool;
+  /** Map: weights, or the norms of what they add to the output. */
+  show: "weights" | "values";
   /** Keys that are hidden, the rest of each row renormalized: kinds and ranges, `sinks,padding,3-5`. */
   hide: string;
   range: "auto" | "full";
@@ -61,6 +63,7 @@ export const START: State = {
   scale: "sqrt",
   palette: "magma",
   pool: "mean",
+  show: "weights",
   hide: "",
   range: "auto",
   pair: null,
@@ -92,6 +95,7 @@ const READERS: { [K in keyof State]: Reader<State[K]> } = {
   scale: oneOf(SCALES),
   palette: oneOf(PALETTES),
   pool: oneOf(["mean", "max"]),
+  show: oneOf(["weights", "values"]),
   hide: hidden,
   range: oneOf(["auto", "full"]),
   pair: (text) => integers(text, 2) as State["pair"],
