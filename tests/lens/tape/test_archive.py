@@ -20,6 +20,7 @@ from regard import (
 from regard.lens import EdgeWeights, SampledWeights, Tape, capture, words
 from regard.lens.recording.reduced import Reduced
 from regard.lens.tape import archive
+from regard.lens.tape.string_tensors import StringReader
 from regard.nn import Attention, T5Bias
 
 B, H, I, J, D = 2, 4, 5, 7, 8
@@ -211,11 +212,37 @@ def entry(change):
     return apply
 
 
+def strings(change):
+    """Change the tensors of the tokens."""
+    return lambda described, tensors: change(described["tokens"][0][1], tensors)
+
+
+def empty(tensors):
+    """Labels that are none."""
+    counts = torch.zeros(1, dtype=torch.int32)
+    tensors |= {"utf8": torch.zeros(0, dtype=torch.uint8), "bytes": counts[:0].clone(), "strings": counts}
+    return {name: name for name in ("utf8", "bytes", "strings")}
+
+
+def in_text(described, tensors):
+    """The description as it was when tokens and labels were a part of it."""
+    read = StringReader(tensors).read
+    tokens = [[layers, read(queries), read(keys)] for layers, queries, keys in described["tokens"]]
+    groups = {
+        name: [
+            [layers, *([{**x, "labels": read(x["labels"])[0]} for x in axis] for axis in axes)] for layers, *axes in all
+        ]
+        for name, all in described["groups"].items()
+    }
+    return {**described, "format": 4, "tokens": tokens, "groups": groups}
+
+
+BELOW = torch.tensor([-1, 3], dtype=torch.int32)
 HOSTILE = [
     ("text that is no JSON", lambda d, t: "{", "cannot read .* as a tape"),
     ("not an object", lambda d, t: "[]", "must have the fields format, entries"),
-    ("newer format", lambda d, t: {**d, "format": 5}, "it has format 5, but .* reads format 4; upgrade regard"),
-    ("older format", lambda d, t: {**d, "format": 1}, "it has format 1, but .* reads format 4; create it again"),
+    ("newer format", lambda d, t: {**d, "format": 6}, "it has format 6, but .* reads format 5; upgrade regard"),
+    ("older format", lambda d, t: {**d, "format": 1}, "it has format 1, but .* reads format 5; create it again"),
     ("no format", lambda d, t: {k: v for k, v in d.items() if k != "format"}, "has format None.*create it again"),
     ("unknown field", lambda d, t: {**d, "code": "import os"}, "must have the fields format, entries.*code"),
     ("unknown term", entry(lambda e, t: e["terms"].update(mask={"term": "os.system"})), "unknown term 'os.system'"),
@@ -260,11 +287,27 @@ HOSTILE = [
     (
         "tokens of another kind",
         lambda d, t: {**d, "tokens": [["*", "text", "text"]]},
-        "tokens must be lists of strings",
+        "strings must have the fields utf8, bytes, strings, got str",
     ),
     (
+        "tokens of another kind in the format before",
+        lambda d, t: {**in_text(d, t), "tokens": [["*", "text", "text"]]},
+        "tokens must be lists of strings",
+    ),
+    ("tokens past their text", strings(lambda d, t: t.update({d["bytes"]: t[d["bytes"]] + 1})), "add up to"),
+    ("tokens shorter than nothing", strings(lambda d, t: t.update({d["bytes"]: BELOW})), "at least 0"),
+    (
+        "texts past their tokens",
+        strings(lambda d, t: t.update({d["strings"]: t[d["strings"]] + 1})),
+        "counts of strings must",
+    ),
+    ("tokens that are no text", strings(lambda d, t: t.update({d["utf8"]: t[d["utf8"]] | 128})), "can't decode"),
+    ("tokens of another dtype", strings(lambda d, t: t.update({d["bytes"]: t[d["bytes"]].long()})), "torch.int32"),
+    ("tokens in rows", strings(lambda d, t: t.update({d["utf8"]: t[d["utf8"]][None]})), "one dim, got"),
+    ("tokens that are not there", strings(lambda d, t: d.update(utf8="t99")), "the file has no tensor 't99'"),
+    (
         "groups past their labels",
-        lambda d, t: d["groups"]["words"][0][1][0].update(labels=[]),
+        lambda d, t: d["groups"]["words"][0][1][0].update(labels=empty(t)),
         "below the number of labels 0",
     ),
     ("unknown measure", lambda d, t: {**d, "entries": [reduced(d, "mean")]}, "unknown measure 'mean'"),
@@ -376,7 +419,7 @@ def test_of_the_format_before_everything_but_summaries_is_read(tape, tmp_path):
     path = tmp_path / "before.safetensors"
     tape.summarize()
     tape.save(path)
-    rewritten(path, lambda described, tensors: {**described, "format": 2})
+    rewritten(path, lambda described, tensors: {**in_text(described, tensors), "format": 2})
     found = Tape.load(path)
     for key in tape:
         if not isinstance(tape[key], Reduced):
@@ -406,10 +449,21 @@ def test_summaries_keep_the_largest_weight_of_each_cell_and_files_without_them_a
             assert found.summary(key).peaks is None
 
 
+def test_tokens_and_labels_in_the_text_of_a_file_are_read(tape, tmp_path):
+    path = tmp_path / "before.safetensors"
+    tape.summarize()
+    tape.save(path)
+    rewritten(path, in_text)
+    found = Tape.load(path)
+    assert found.tokens_of(1) == tape.tokens_of(1) == (TEXT, TEXT)
+    assert found.groups_of(1, "words")[0].labels == words(TEXT).labels
+    assert found.summarized(0)
+
+
 def test_a_tape_of_the_format_without_unseen_layers_has_none(tape, tmp_path):
     path = tmp_path / "before.safetensors"
     tape.save(path)
-    rewritten(path, lambda described, tensors: {**without(described, "unseen"), "format": 3})
+    rewritten(path, lambda described, tensors: {**without(in_text(described, tensors), "unseen"), "format": 3})
     assert Tape.load(path).unseen == []
 
 

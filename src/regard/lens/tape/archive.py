@@ -1,4 +1,4 @@
-"""The file of a tape: one `.safetensors` file whose metadata holds everything but the tensors, as JSON.
+"""The file of a tape: one `.safetensors` file whose metadata holds everything but tensors and tokens, as JSON.
 
 Terms are written by class name and rebuilt through a table of names, so a file can hold numbers but never code. Each
 tensor has a SHA-256 digest, and one more digest covers the JSON text and the tensor digests. `load` checks all digests
@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from ..recording.unseen import Unseen
 from .groups import Groups
 from .image_patches import PatchedImage
 from .overview import Overview
+from .string_tensors import StringBox, StringReader
 from .term_json import (
     MAX_TERM_DEPTH,
     TensorBox,
@@ -52,10 +53,11 @@ from .term_json import (
     to_json,
 )
 
-FORMAT = 4
+FORMAT = 5
+FORMAT_WITH_TOKENS_IN_TEXT = 4  # tokens and labels of groups were part of the JSON text
 FORMAT_WITHOUT_UNSEEN = 3  # its summaries counted padding queries: they are dropped, and computed anew when needed
 FORMAT_WITH_EVEN_MAPS = 2  # its summaries had maps with other cells
-FORMATS = (FORMAT_WITH_EVEN_MAPS, FORMAT_WITHOUT_UNSEEN, FORMAT)
+FORMATS = (FORMAT_WITH_EVEN_MAPS, FORMAT_WITHOUT_UNSEEN, FORMAT_WITH_TOKENS_IN_TEXT, FORMAT)
 METADATA_KEY = "regard.tape"
 MAX_HEADER_BYTES = 10_000_000
 OVERVIEW_FIELDS = tuple(field.name for field in dataclasses.fields(Overview))
@@ -96,6 +98,7 @@ def save(
     """Write a tape to a temporary file, sync it to the disk, then rename it: `path` is never a partial file."""
     check_parent_folder(path)
     box = TensorBox()
+    strings = StringBox(box)
     described = [_entry_json(key, A, extras, summaries.get(key), box) for key, (A, extras) in entries.items()]
     for key, entry in zip(entries, described, strict=True):
         A = entries[key][0]
@@ -106,10 +109,11 @@ def save(
         {
             "format": FORMAT,
             "entries": described,
-            "tokens": [[x.layers, x.queries, x.keys] for x in tokens],
+            "tokens": [[x.layers, strings.add(x.queries), strings.add(x.keys)] for x in tokens],
             "groups": {
                 name: [
-                    [x.layers, *([_groups_json(y, box) for y in axis] for axis in (x.queries, x.keys))] for x in labels
+                    [x.layers, *([_groups_json(y, box, strings) for y in axis] for axis in (x.queries, x.keys))]
+                    for x in labels
                 ]
                 for name, labels in groups.items()
             },
@@ -125,8 +129,8 @@ def save(
     text = text.encode("utf8", "backslashreplace").decode()
     if (size := len(text.encode())) > MAX_HEADER_BYTES * 0.9:
         raise ValueError(
-            f"the description of the tape (layers, tokens, groups, facts) takes {size / 1e6:.1f} MB, more than the 9 "
-            "MB that a file may hold; save fewer layers, or shorter tokens, groups or facts"
+            f"the description of the tape (layers, terms, facts) takes {size / 1e6:.1f} MB, more than the 9 MB that a "
+            "file may hold; save fewer layers, or shorter facts"
         )
     with atomic_path(path) as temporary:
         save_tensors(temporary, box.tensors, checksummed_metadata(text, box.tensors))
@@ -170,9 +174,13 @@ def load_unchecked(path: Path) -> TapeContents:
             entries[key], extras[key] = A, extra
             if summary is not None:
                 summaries[key] = summary
-        tokens = [(str(layers), _texts(queries), _texts(keys)) for layers, queries, keys in described["tokens"]]
+        read = StringReader(tensors).read if described["format"] > FORMAT_WITH_TOKENS_IN_TEXT else _texts
+        tokens = [(str(layers), read(queries), read(keys)) for layers, queries, keys in described["tokens"]]
         groups = {
-            name: [(str(layers), _read_groups(q, tensors), _read_groups(k, tensors)) for layers, q, k in labels]
+            name: [
+                (str(layers), _read_groups(queries, tensors, read), _read_groups(keys, tensors, read))
+                for layers, queries, keys in labels
+            ]
             for name, labels in described["groups"].items()
         }
         pictures = [
@@ -346,18 +354,19 @@ def _read_real(source: Any, A: Weights | Reduced | SparseWeights, tensors: Mappi
     return RealTokens(queries, keys, source["causal"] is True)
 
 
-def _groups_json(groups: Groups, box: TensorBox) -> dict[str, Any]:
-    return {"ids": box.add(groups.ids), "labels": list(groups.labels)}
+def _groups_json(groups: Groups, box: TensorBox, strings: StringBox) -> dict[str, Any]:
+    return {"ids": box.add(groups.ids), "labels": strings.add([groups.labels])}
 
 
-def _read_groups(source: Any, tensors: Mapping[str, Tensor]) -> list[Groups]:
+def _read_groups(source: Any, tensors: Mapping[str, Tensor], read: Callable[[Any], list[list[str]]]) -> list[Groups]:
     """Return the groups of each batch row, or those for all rows, which earlier files hold without a list."""
-    return [_read_grouping(x, tensors) for x in (source if isinstance(source, list) else [source])]
+    return [_read_grouping(x, tensors, read) for x in (source if isinstance(source, list) else [source])]
 
 
-def _read_grouping(source: Any, tensors: Mapping[str, Tensor]) -> Groups:
+def _read_grouping(source: Any, tensors: Mapping[str, Tensor], read: Callable[[Any], list[list[str]]]) -> Groups:
     check_fields("groups", source, "ids", "labels")
-    return Groups(tensor_named(source["ids"], tensors), tuple(str(label) for label in source["labels"]))
+    [labels] = read([source["labels"]] if isinstance(source["labels"], list) else source["labels"])
+    return Groups(tensor_named(source["ids"], tensors), tuple(labels))
 
 
 def _image_json(image: PatchedImage, box: TensorBox) -> dict[str, Any]:
