@@ -97,6 +97,12 @@ def view(
     device: Annotated[
         str | None, typer.Option(help="Device that computes the maps; cuda computes even long maps exactly at once.")
     ] = None,
+    keep_summaries: Annotated[
+        bool,
+        typer.Option(
+            help="Keep summaries that take long to compute in the folder CAPTURE.summaries for the next time."
+        ),
+    ] = True,
     browser: Annotated[bool, typer.Option(help="Open a browser, or only print the address.")] = True,
 ) -> None:
     """Show captures as a map that zooms from the whole attention matrix to one pair of tokens.
@@ -138,7 +144,13 @@ def view(
     if given := [flag for flag, value in (("megabytes", megabytes), ("layers", layers), ("heads", heads)) if value]:
         raise ValueError(f"--{given[0]} decides what a page holds; add --html PAGE.html, or remove it")
     viewer = views.serve(
-        captures, host=host, port=port, allow_host=allow_host or (), device=device, open_browser=browser
+        captures,
+        host=host,
+        port=port,
+        allow_host=allow_host or (),
+        device=device,
+        keep_summaries=keep_summaries,
+        open_browser=browser,
     )
     print_status("press Ctrl-C to stop the viewer")
     viewer.wait()

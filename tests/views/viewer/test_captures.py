@@ -9,6 +9,7 @@ from regard import weights
 from regard.lens import Tape
 from regard.lens.recording.reduced import Reduced
 from regard.lens.recording.store import TensorInMemory
+from regard.lens.tape.kept_summaries import KeptSummaries
 from regard.views.viewer import captures
 from regard.views.viewer.captures import ApiError, Library, MatrixId, Pending
 from regard.views.viewer.describe import Capture
@@ -179,3 +180,29 @@ def test_a_gpu_may_compute_more_while_the_browser_waits(library):
     assert captures.immediate_weights(view) == 4096**2
     view.__class__ = type("OnGpu", (type(view),), {"device": property(lambda self: torch.device("cuda"))})
     assert captures.immediate_weights(view) == 131072**2
+
+
+def test_a_summary_made_while_looking_is_there_when_the_file_is_opened_again(fresh, worker, tmp_path, monkeypatch):
+    monkeypatch.setattr(captures, "MAX_IMMEDIATE_WEIGHTS", 60 * 60 // 8)
+    path = tmp_path / "look.safetensors"
+    fresh[0].save(path)
+
+    def library(kept=True):
+        return Library([Capture(Tape.open(path), "x", KeptSummaries(path) if kept else None)], worker)
+
+    def measure(library):
+        for _ in range(1000):
+            try:
+                return worker.do(lambda: library.summary(0, 0)).result(5)
+            except Pending:
+                pass
+        raise AssertionError("not measured")
+
+    measure(library(kept=False))
+    assert list(tmp_path.iterdir()) == [path]
+    first = measure(library())
+    again = library()
+    assert again.has_summary(0, 0)
+    assert torch.equal(again.summary(0, 0).map, first.map)
+    assert not again.has_summary(captures.Variant(0, (3,)), 0)  # without key 3
+    assert again.matrix_view(MatrixId(0, 0, 0, 1)).stored_map() is not None

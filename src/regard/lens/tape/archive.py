@@ -145,7 +145,7 @@ def load(path: Path) -> TapeContents:
 
 def load_unchecked(path: Path) -> TapeContents:
     """Read a tape whose tensors are mapped into memory: each is read from the disk when it is used, unchecked."""
-    text, _, tensors = _read(path)
+    text, _, tensors = read_unchecked(path)
     try:
         described = _from_text(text)
         if isinstance(described, dict) and described.get("format") not in FORMATS:
@@ -209,7 +209,7 @@ def is_tape(path: Path) -> bool:
 
 def check(path: Path) -> Iterator[float]:
     """Read the whole file and raise `ValueError` if a checksum differs; yields the fraction that is done."""
-    _, digests, tensors = _read(path)
+    _, digests, tensors = read_unchecked(path)
     total, done = max(1, sum(x.nbytes for x in tensors.values())), 0
     for name, x in tensors.items():
         digest = _start_digest(x)
@@ -219,6 +219,13 @@ def check(path: Path) -> Iterator[float]:
             yield done / total
         if digest.hexdigest() != digests[name]:
             raise ValueError(f"{path} is corrupted: checksum mismatch")
+
+
+def fingerprint(path: Path) -> str:
+    """Return the digest of a tape's file: two files with the same fingerprint hold the same tape."""
+    read_unchecked(path)
+    with safe_open(path, "pt") as opened:
+        return str(opened.metadata()["sha256"])
 
 
 def checksummed_metadata(text: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -260,11 +267,12 @@ def _entry_json(
         "offset": call.first_position,
         "tensors": {name: box.add(x) for name, x in tensors.items() if x is not None},
         "terms": {slot: to_json(evaluate_functions(getattr(call, slot), A), box) for slot in SLOTS},
-        "summary": None if summary is None else {name: box.add(x) for name, x in _summary_tensors(*summary).items()},
+        "summary": None if summary is None else {name: box.add(x) for name, x in summary_tensors(*summary).items()},
     }
 
 
-def _summary_tensors(summary: Summary, overview: Overview) -> dict[str, Tensor]:
+def summary_tensors(summary: Summary, overview: Overview) -> dict[str, Tensor]:
+    """Return the tensors of a summary by name, without the row statistic, which is stored with the weights."""
     names = (*MEASURE_NAMES, "map") if summary.peaks is None else (*MEASURE_NAMES, "map", "peaks")
     measures = {name: getattr(summary, name) for name in names}
     return measures | {f"overview.{name}": getattr(overview, name) for name in OVERVIEW_FIELDS}
@@ -312,11 +320,12 @@ def _read_entry(
         raise ValueError(f"the statistic must have shape {(*q.shape[:3], 1)}, got {tuple(statistic.shape)}")
     if statistic is not None:
         A = Weights(A.call, statistic)
-    summary = None if entry["summary"] is None else _read_summary(entry["summary"], A, tensors)
+    summary = None if entry["summary"] is None else read_summary(entry["summary"], A, tensors)
     return _key(entry), A, extras, summary
 
 
-def _read_summary(source: Any, A: Weights, tensors: Mapping[str, Tensor]) -> tuple[Summary, Overview]:
+def read_summary(source: Any, A: Weights, tensors: Mapping[str, Tensor]) -> tuple[Summary, Overview]:
+    """Return the summary whose tensors `source` names; `ValueError` unless they have the shapes of the weights."""
     names = [*MEASURE_NAMES, "map"]
     if isinstance(source, dict) and "peaks" in source:  # files of earlier versions have none
         names.append("peaks")
@@ -385,7 +394,7 @@ def _unsupported_format(number: Any) -> str:
     return f"it has format {number!r}, but this version of regard reads format {FORMAT}; {step}"
 
 
-def _read(path: Path) -> tuple[str, dict[str, str], dict[str, Tensor]]:
+def read_unchecked(path: Path) -> tuple[str, dict[str, str], dict[str, Tensor]]:
     """Return the text, whose digest is checked, the digests of the tensors, and the mapped tensors."""
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a pipe or a device may never end

@@ -465,7 +465,7 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
                 continue
             whole = summary_over(*stack(stacked), peaks=True, layers=len(stacked))
             for layer, summary in zip(stacked, split_summary(whole, len(stacked)), strict=True):
-                self._keep_summary(layer.key, layer.A, summary)
+                self.keep_summary(layer.key, summary)
 
     def summary(self, key: str | int | Key) -> Summary:
         """Return entropy, received mass, maximum, distance and map of a layer; measured once, then cached.
@@ -492,12 +492,16 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
             chunk = A if step >= heads else A.select(heads=slice(first, first + step))
             parts.append(summary_over(chunk, real, peaks=True))
             yield min(first + step, heads) / heads
-        self._keep_summary(key, A, parts[0] if len(parts) == 1 else concatenate_heads(parts, A.shape))
+        self.keep_summary(key, parts[0] if len(parts) == 1 else concatenate_heads(parts, A.shape))
 
-    def _keep_summary(self, key: Key, A: Weights, summary: Summary) -> None:
+    def keep_summary(self, key: str | int | Key, summary: Summary, overview: Overview | None = None) -> None:
         """Keep the summary of a layer, and the row statistic that it found."""
+        key = self._resolve_key(key)
+        A = _with_matrix("keep_summary()", self[key])
         self._summaries[key] = summary
         self._overviews.pop(key, None)
+        if overview is not None:
+            self._overviews[key] = overview
         if A.known_statistic is None and summary.statistic is not None:
             self._replace(key, Weights(A.call, summary.statistic.flatten(0, -3).unsqueeze(-1)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -238,8 +239,19 @@ class Library:
 
     def has_summary(self, capture: CaptureId, layer: int) -> bool:
         """Whether the summary of a layer is stored."""
-        A, key = self._entry(capture, layer), self.capture(capture).keys[layer]
-        return isinstance(A, Weights) and self.tape(capture, layer).summarized(key)
+        A, of = self._entry(capture, layer), self.capture(capture)
+        if not isinstance(A, Weights):
+            return False
+        if of.kept is not None and not hides_keys(capture):
+            of.kept.restore(of.tape, of.keys[layer])
+        return self.tape(capture, layer).summarized(of.keys[layer])
+
+    def _measure(self, capture: CaptureId, layer: int) -> float | None:
+        """Measure a layer in the background, and keep the summary of a layer without hidden keys beside its file."""
+        of, tape = self.capture(capture), self.tape(capture, layer)
+        kept, key = None if hides_keys(capture) else of.kept, of.keys[layer]
+        steps = tape.summarizing if kept is None else partial(kept.measuring, tape)
+        return self._worker.schedule(("measure", capture, layer), lambda: steps(key))
 
     def summary(self, capture: CaptureId, layer: int) -> Summary:
         """Return the stored summary of a layer, or compute it; raises `Pending` if that takes a while."""
@@ -248,7 +260,7 @@ class Library:
             if not is_quick_to_measure(A):
                 raise no_summary_error()
             if A.shape.numel() > MAX_IMMEDIATE_WEIGHTS:
-                raise Pending(self._worker.schedule(("measure", capture, layer), lambda: tape.summarizing(key)))
+                raise Pending(self._measure(capture, layer))
         return tape.summary(key)
 
     def overview(self, capture: CaptureId, layer: int) -> tuple[Overview, Certainty]:
@@ -258,7 +270,7 @@ class Library:
             if not is_quick_to_measure(A):
                 soon = A.shape[-2:].numel() <= MAX_STEP_WEIGHTS and A.shape.numel() <= MAX_BACKGROUND_WEIGHTS
                 if soon:
-                    self._worker.schedule(("measure", capture, layer), lambda: tape.summarizing(key))
+                    self._measure(capture, layer)
                 retry = SAMPLE_RETRY_SECONDS if soon else None
                 certainty = Certainty("sampled", retry=retry, of=(SAMPLED_QUERIES, A.shape[-2]))
                 return _sample_overview(A, tape.real_queries(key)), certainty

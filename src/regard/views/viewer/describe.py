@@ -19,6 +19,7 @@ from ...lens.recording.reduced import Reduced
 from ...lens.recording.sampled_weights import SparseWeights
 from ...lens.tape.groups import Groups, sentences, words
 from ...lens.tape.image_patches import PatchedImage
+from ...lens.tape.kept_summaries import KeptSummaries
 from ...lens.tape.tape import Tape
 from ...ops.call import SLOTS
 from ...ops.weights import Weights
@@ -30,15 +31,18 @@ Pair = tuple[int | None, int | None]  # numbers for the queries and for the keys
 
 
 class Capture:
-    """A tape under a name, its layers, texts, groups and pictures by number."""
+    """A tape under a name, its layers, texts, groups and pictures by number.
 
-    def __init__(self, tape: Tape, name: str) -> None:
+    `kept` are the summaries beside the tape's file, None if it has no file or nothing is to be written.
+    """
+
+    def __init__(self, tape: Tape, name: str, kept: KeptSummaries | None = None) -> None:
         if not isinstance(tape, Tape):
             hint = "to write a file call tape.page().save('attention.html')"
             if isinstance(tape, str | Path) and Path(tape).suffix != ".html":
                 hint = "to view a file call serve(path), or view(Tape.load(path))"
             raise TypeError(f"the viewer shows a Tape, got {type(tape).__name__}; {hint}")
-        self.tape, self.name = tape, name
+        self.tape, self.name, self.kept = tape, name, kept
         self.keys: list[Key] = list(tape)
         if not self.keys:
             raise ValueError("the tape holds no layers: run the model inside `with capture(model) as tape:` first")

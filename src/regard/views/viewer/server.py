@@ -25,6 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...lens.tape import archive
+from ...lens.tape.kept_summaries import KeptSummaries
 from ...lens.tape.tape import Tape
 from .api import ViewerApi
 from .auth import TokenAuth
@@ -182,18 +183,20 @@ def serve(
     port: int | None = None,
     allow_host: Sequence[str] = (),
     device: str | torch.device | None = None,
+    keep_summaries: bool = True,
     open_browser: bool = True,
 ) -> Viewer:
     """Serve one capture file, or two side by side; tensors stay in the files and are verified in the background.
 
     With a `device` such as "cuda" the heads on display are copied there, and every tile is exact at once.
     The port is 8765 or, if that is taken, the next free one. `allow_host` are names of this machine under which a
-    browser may open the viewer, `name:port` or `name` for every port.
+    browser may open the viewer, `name:port` or `name` for every port. Summaries of layers that take long to measure are
+    kept in a folder beside the capture, `look.safetensors.summaries`, for the next time.
     """
     paths = [Path(path) for path in ([captures] if isinstance(captures, str | Path) else captures)]
     if not 1 <= len(paths) <= 2:
         raise ValueError(f"the viewer shows one capture or two side by side, got {len(paths)}")
-    named = [Capture(Tape.open(path), path.stem) for path in paths]
+    named = [Capture(Tape.open(path), path.stem, KeptSummaries(path) if keep_summaries else None) for path in paths]
     viewer = Viewer(named, host=host, port=port, allow_host=allow_host, device=device, checks=paths)
     return _show(viewer, open_browser)
 
