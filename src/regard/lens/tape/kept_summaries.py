@@ -1,6 +1,6 @@
 """Summaries that were computed while a saved tape was open, kept in a folder beside its file.
 
-`look.safetensors` has `look.safetensors.summaries/`, with one file for each layer and call. A file holds the fingerprint
+`look.safetensors` has `look.safetensors.summaries/`, with one file for each layer and call. Each holds the fingerprint
 of the tape it was computed from, and one of another tape is never used. Whatever cannot be read is computed anew, and
 what cannot be written is not kept.
 """
