@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard import Additive, Causal, Padding, Window, attend, weights
+from regard import Additive, Causal, Documents, Padding, Window, attend, weights
 from regard.ops.terms.masks.mask_algebra import Mask
 
 from .decoding import decoding, floor
@@ -91,6 +91,24 @@ def small_masked(n: int, mask: Mask, keep: Callable[[Tensor, Tensor], Tensor]) -
             "regard": lambda: attend(q, k, v, mask=mask),
             SDPA: lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=dense),
         }
+
+    return build
+
+
+def batch(mask: Mask, keep: Callable[[Tensor, Tensor], Tensor], grad: bool) -> Callable[[], dict[str, Call]]:
+    """Four texts of 512 tokens; `keep(i, j)` is `b|1 i j`."""
+
+    def build() -> dict[str, Call]:
+        q, k, v = leaves = tensors(4, 12, 512, 64, grad=grad)
+        dense = keep(torch.arange(512)[:, None], torch.arange(512)).expand(-1, 512, 512)[:, None].contiguous()
+
+        def ours() -> Tensor:
+            return attend(q, k, v, mask=mask)
+
+        def peer() -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=dense)
+
+        return {"regard": backward(ours, leaves) if grad else ours, SDPA: backward(peer, leaves) if grad else peer}
 
     return build
 
@@ -178,10 +196,16 @@ def band(distance: Tensor) -> Tensor:
     return distance.abs() < 256
 
 
+def before(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor(lengths)[:, None, None]
+
+
 def causal_band(distance: Tensor) -> Tensor:
     return (distance >= 0) & (distance < 256)
 
 
+HALF = (160, 224, 288, 352)  # lengths of four texts in a batch of 512 tokens, of which half is padding
+FULLER = (400, 448, 480, 512)  # a tenth is padding
 BOTH, PAST = Window(256), Causal() & Window(256)
 SDPA = "SDPA, dense mask"
 VISIBLE = "SDPA, visible keys"
@@ -207,6 +231,16 @@ BACKENDS = [
             ("causal, padding", Causal() & Padding((n - 3,)), lambda i, j, n=n: (j <= i) & (j < n - 3)),
             ("causal window", Causal() & Window(n // 8), lambda i, j, n=n: (j <= i) & (i - j < n // 8)),
         )
+    ),
+    *(
+        Case(f"4 x 512 tokens, {name}, forward{' + backward' * grad}", batch(mask, keep, grad), "regard", SDPA, 1.0)
+        for name, mask, keep in (
+            ("a tenth is padding", Padding(FULLER), lambda i, j: j < before(FULLER)),
+            ("half is padding", Padding(HALF), lambda i, j: j < before(HALF)),
+            ("causal, half is padding", Causal() & Padding(HALF), lambda i, j: (j <= i) & (j < before(HALF))),
+            ("four packed texts", Documents(torch.arange(512) // 128), lambda i, j: (i // 128 == j // 128)[None]),
+        )
+        for grad in (False, True)
     ),
     *(
         Case(f"one query, 32768 keys, {name}", decode_step(mask, first, last, offset), "regard", VISIBLE, 1 / 2)

@@ -162,11 +162,20 @@ def cpu_flash_attention(
 
 
 def cpu_flash_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, scale: float, added: Tensor | None
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    scale: float,
+    added: Tensor | None = None,
+    causal: bool = False,
 ) -> Sequence[Tensor]:
     """The gradients of q, k and v of `cpu_flash_attention`."""
     grads: Sequence[Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
-        grad, q, k, v, out, lse, 0.0, False, attn_mask=added, scale=scale
+        grad, q, k, v, out, lse, 0.0, causal, attn_mask=added, scale=scale
     )
     return grads
 

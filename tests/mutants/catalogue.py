@@ -972,6 +972,27 @@ BACKENDS = [
         "ops/backends/test_sdpa_blocks.py::test_how_it_is_cut_changes_no_gradient",
     ),
     Mutant(
+        "a causal square multiplies garbage that it hides",
+        "ops/backends/sdpa.py",
+        "if rectangles is not None and hides_only_numbers(call, rectangles):",
+        "if rectangles is not None:",
+        "ops/backends/test_sdpa_rectangles.py::test_garbage_in_the_future_of_a_text_does_not_reach_its_past",
+    ),
+    Mutant(
+        "a packed text begins where the diagonal of the pack does",
+        "ops/backends/sdpa_rectangles.py",
+        "max(start, low - offset), min(stop, high - offset)",
+        "start, min(stop, high - offset)",
+        "ops/backends/test_sdpa_rectangles.py::test_any_packing_and_padding_is_the_matrix",
+    ),
+    Mutant(
+        "a packed document that comes twice keeps its first keys",
+        "ops/backends/sdpa_rectangles.py",
+        "            return None\n    parts: list",
+        "            continue\n    parts: list",
+        "ops/backends/test_sdpa_rectangles.py::test_masks_of_other_forms_are_not_cut",
+    ),
+    Mutant(
         "what the shortcut leaks is not looked for",
         "ops/backends/sdpa.py",
         "    if q.is_cuda or not causal:\n        return out",

@@ -1,8 +1,8 @@
 """PyTorch's fused kernels: one call if they can compute the whole attention, else block by block.
 
 Dot products and softmax, in linear memory. A plain, causal or padded attention, and any that is small, is a single
-call. On the CPU every other mask, and any bias that is not learned, is passed as a tile for each block of rows,
-empty tiles left out.
+call. On the CPU padded and packed texts are a call each, and every other mask, and any bias that is not learned, is
+passed as a tile for each block of rows, empty tiles left out.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..terms.normalizers import Softmax
 from ..terms.scores import Bilinear, Cosine, Dot
 from ..torch_state import can_read_values, in_forward_mode, is_traced
 from .sdpa_blocks import run_blocks
+from .sdpa_rectangles import hides_only_numbers, plan_rectangles, run_rectangles
 from .torch_kernels import choose_kernel, is_surely_fused, run_fused, scaled_product_inputs
 
 name = "sdpa"
@@ -100,6 +101,10 @@ def plan(call: Call) -> BackendPlan | Objections:
     objections = _term_objections(call)
     if objections:
         return objections
+    if call.q.is_cpu and can_read_values(call.q):
+        rectangles = plan_rectangles(call)
+        if rectangles is not None and hides_only_numbers(call, rectangles):
+            return BackendPlan(name, partial(run_rectangles, call, rectangles))
     form = plan_single_call(call)
     if form is None and not can_read_values(call.q):
         return ["calls that are not plain, causal or padded run in blocks, on the CPU and uncompiled only"]

@@ -157,6 +157,10 @@ class Documents(Mask):
         one_document = (query.low == query.high) & (key.low == key.high)
         return Tiles(some, one_document & (query.low == key.low))
 
+    def ids(self) -> tuple[Tensor, Tensor]:
+        """The document of each query, `i` or `b i`, and of each key."""
+        return self.query_ids, self._keys
+
     @property
     def _keys(self) -> Tensor:
         return self.query_ids if self.key_ids is None else self.key_ids
