@@ -126,8 +126,9 @@ def test_any_packing_and_padding_is_the_matrix(data):
     b, i, j = (data.draw(st.integers(1, n)) for n in (3, 12, 12))
     same = data.draw(st.booleans())
     i = j if same else i
-    lengths = data.draw(st.lists(st.integers(0, j), min_size=b, max_size=b))
-    mask = R.Padding(tuple(lengths))
+    starts, stops = (torch.tensor(data.draw(st.lists(st.integers(0, j), min_size=b, max_size=b))) for _ in range(2))
+    at = torch.arange(j)
+    mask = R.Padding((at >= starts[:, None]) & (at < stops[:, None]))
     if data.draw(st.booleans()):
         query_ids, key_ids = (
             torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))).sort().values for n in (i, j)
