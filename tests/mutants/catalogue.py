@@ -1207,4 +1207,42 @@ LENS = [
     ),
 ]
 
-MUTANTS = [*CALL, *BLOCKS, *MASKS, *SCORES, *NORMALIZERS, *ANSWERS, *BACKENDS, *LENS]
+DIVERGENCES = [
+    Mutant(
+        "KL of a row that sees no key",
+        "ops/blocks/divergences.py",
+        "counts = A != 0",
+        "counts = A >= 0",
+        "ops/blocks/test_divergences.py::test_even_rows_over_nested_keys_have_the_divergences_of_their_closed_form",
+    ),
+    Mutant(
+        "KL leaves out keys that B hides",
+        "ops/blocks/divergences.py",
+        "return torch.where(is_infinite, math.inf, (A * gap).sum(-1))",
+        "return (A * gap).sum(-1)",
+        "ops/blocks/test_divergences.py::test_even_rows_over_nested_keys_have_the_divergences_of_their_closed_form",
+    ),
+    Mutant(
+        "Jensen-Shannon divergence of keys that both see alone",
+        "ops/blocks/divergences.py",
+        "return (A * (math.log(2) - above) + B * (math.log(2) - below)).sum(-1) / 2",
+        "return (A * (math.log(2) * both - above) + B * (math.log(2) * both - below)).sum(-1) / 2",
+        "ops/blocks/test_divergences.py::test_rows_that_see_no_common_key_are_log_2_apart",
+    ),
+    Mutant(
+        "blocks hold the keys of one side alone",
+        "ops/blocks/divergences.py",
+        "some = np.any(flags[0][0], axis=(0, 1)) | np.any(flags[1][0], axis=(0, 1))",
+        "some = np.any(flags[0][0], axis=(0, 1))",
+        "ops/blocks/test_divergences.py::test_even_rows_over_nested_keys_have_the_divergences_of_their_closed_form",
+    ),
+    Mutant(
+        "a known row statistic loses its derivative",
+        "ops/blocks/divergences.py",
+        "sides = A.without_statistic(), B.without_statistic()",
+        "sides = A, B",
+        "ops/test_divergence.py::test_a_gradient_after_the_statistic_is_that_before_it",
+    ),
+]
+
+MUTANTS = [*CALL, *BLOCKS, *MASKS, *SCORES, *NORMALIZERS, *ANSWERS, *BACKENDS, *LENS, *DIVERGENCES]

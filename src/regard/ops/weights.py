@@ -19,7 +19,7 @@ import html
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import torch
@@ -34,6 +34,7 @@ from .blocks.products import check_factor
 from .blocks.reduction import Reduction, has_row_statistic
 from .call import Call, no_autocast
 from .checksums import row_and_column_sums
+from .divergence import Operand, Rows, divergence_of
 from .fused import kernel_reductions
 from .fused.kernel_reducer import KernelReducer
 from .indexing import chosen_ids, split_index
@@ -271,6 +272,53 @@ class Weights:
         """The mean distance of each query to its keys, sum_j A abs(i - j): `b h i`."""
         return self.reduce(measures.distance())
 
+    def kl(self, other: Weights | HeadMean | Tensor, *, rows: Rows = None) -> Tensor:
+        """KL(A || B) = sum_j A log(A / B) of each query, in nats: `b h i`. B is `other`.
+
+        >>> import torch
+        >>> from regard import Causal, weights
+        >>> q, k, student, keys = torch.randn(4, 1, 2, 300, 32)
+        >>> A, B = (weights(*x, mask=Causal()) for x in ((q, k), (student, keys)))
+        >>> A.kl(B).shape, A.mean_heads().kl(B).shape, B.kl(B).abs().max() < 1e-6
+        (torch.Size([1, 2, 300]), torch.Size([1, 2, 300]), tensor(True))
+
+        The other matrix has the same queries and keys, and as many heads or one; its widths and terms may differ. It is
+        lazy weights, their mean over heads, or a target: a tensor with dims that broadcast to b h i j. Neither matrix
+        is stored, and the result is differentiable once for both. `rows` names the queries to compare, as an index
+        does; a target has these rows alone.
+
+        A key with A = 0 counts 0. KL is infinite if a key has B = 0 and A > 0, and such a row passes no gradient; `js`
+        is finite there. A row of A that sees no key has KL 0. Rows are taken as they are: for rows that do not sum to 1
+        KL may be negative. Negative weights make it NaN.
+        """
+        return divergence_of("kl", self._operand(), _operand_of(other), rows)
+
+    def js(self, other: Weights | HeadMean | Tensor, *, rows: Rows = None) -> Tensor:
+        """The Jensen-Shannon divergence of each query, (KL(A || M) + KL(B || M)) / 2 with M = (A + B) / 2: `b h i`.
+
+        Symmetric, from 0 to log 2, finite for any masks. If one side of a row sees no key, it is log 2 / 2; if neither
+        does, 0. `other` and `rows` are those of `kl`.
+        """
+        return divergence_of("js", self._operand(), _operand_of(other), rows)
+
+    def mse(self, other: Weights | HeadMean | Tensor, *, rows: Rows = None) -> Tensor:
+        """The squared difference of each query, averaged over all keys, hidden ones included: `b h i`.
+
+        `other` and `rows` are those of `kl`.
+        """
+        return divergence_of("mse", self._operand(), _operand_of(other), rows)
+
+    def dot(self, other: Weights | HeadMean | Tensor, *, rows: Rows = None) -> Tensor:
+        """The overlap of each query, sum_j A B: `b h i`. With a target of 0 and 1, the attention on its keys.
+
+        `other` and `rows` are those of `kl`.
+        """
+        return divergence_of("dot", self._operand(), _operand_of(other), rows)
+
+    def mean_heads(self) -> HeadMean:
+        """The mean over heads, lazy too, to compare: `A.mean_heads().kl(B)`, `B.js(A.mean_heads())`."""
+        return HeadMean(self)
+
     @run_uncompiled
     def topk(self, k: int) -> torch.return_types.topk:
         """The k largest weights of each query and their keys: `b h i k` twice, as `values` and `indices`."""
@@ -379,6 +427,10 @@ class Weights:
         assert self.statistic is not None
         return self.statistic
 
+    def _operand(self) -> Operand:
+        self._check_unchanged()
+        return Operand(self._call, self._statistic)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._call, self._statistic)
 
@@ -465,3 +517,52 @@ class Transposed:
     def dense(self, limit: str = LIMIT) -> Tensor:
         """The whole transposed matrix."""
         return self._weights.dense(limit).mT
+
+
+class HeadMean:
+    """The mean of weights over their heads, `A.mean_heads()`: dims b 1 i j, never stored either."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    @property
+    def shape(self) -> torch.Size:
+        *lead, _, i, j = self._weights.shape
+        return torch.Size((*lead, 1, i, j))
+
+    def __repr__(self) -> str:
+        return f"{self._weights!r}.mean_heads()"
+
+    def kl(self, other: Weights | HeadMean | Tensor, *, rows: Rows = None) -> Tensor:
+        """KL(mean of A || B) of each query, as `Weights.kl`."""
+        return divergence_of("kl", self._operand(), _operand_of(other), rows)
+
+    def js(self, other: Weights | HeadMean | Tensor, *, rows: Rows = None) -> Tensor:
+        """The Jensen-Shannon divergence of each query, as `Weights.js`."""
+        return divergence_of("js", self._operand(), _operand_of(other), rows)
+
+    def mse(self, other: Weights | HeadMean | Tensor, *, rows: Rows = None) -> Tensor:
+        """The mean squared difference of each query, as `Weights.mse`."""
+        return divergence_of("mse", self._operand(), _operand_of(other), rows)
+
+    def dot(self, other: Weights | HeadMean | Tensor, *, rows: Rows = None) -> Tensor:
+        """The overlap of each query, as `Weights.dot`."""
+        return divergence_of("dot", self._operand(), _operand_of(other), rows)
+
+    def dense(self, limit: str = LIMIT) -> Tensor:
+        """The whole mean; the matrices of all heads must fit in `limit`."""
+        return self._weights.dense(limit).mean(-3, keepdim=True)
+
+    def _operand(self) -> Operand:
+        return replace(self._weights._operand(), mean=True)
+
+
+def _operand_of(other: object) -> Operand | Tensor:
+    if isinstance(other, (Weights, HeadMean)):
+        return other._operand()
+    if isinstance(other, Tensor):
+        return other
+    raise TypeError(
+        f"the other side must be weights, A.mean_heads() or a tensor of targets, got {type(other).__name__}; "
+        "write A.kl(weights(q, k))"
+    )

@@ -41,13 +41,18 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def weigh(prepared: PreparedCall) -> tuple[Tensor, Tensor | None]:
     """All weights, `b h i j`, and the row statistic."""
+    return prepared.normalize.weigh(masked_scores(prepared), prepared.whole)
+
+
+def masked_scores(prepared: PreparedCall) -> Tensor:
+    """All scores with the bias added, `b h i j`, hidden entries at -inf."""
     at = prepared.whole
     s = prepared.score.modify(_scores(prepared), at)
     if prepared.bias is not None:
         s = s + prepared.bias.over(at)
     if prepared.mask is not None:
         s = torch.where(prepared.mask.over(at), s, float("-inf"))
-    return prepared.normalize.weigh(s, at)
+    return s
 
 
 def _scores(prepared: PreparedCall) -> Tensor:

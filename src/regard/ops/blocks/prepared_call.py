@@ -110,24 +110,24 @@ def planned_blocks(prepared: PreparedCall) -> Iterator[PlannedBlock]:
         return
     if prepared.dense:
         whole = PlannedBlock(prepared.whole, None if prepared.mask is None else slice(0, j))
-        yield from [whole] if prepared.nonfinite_keys is None else _split_until_uniform(prepared, whole)
+        yield from [whole] if prepared.nonfinite_keys is None else split_until_uniform(prepared, whole)
         return
     entries = SCORES_PER_BLOCK if prepared.q.is_cpu else 32 * SCORES_PER_BLOCK  # a GPU needs larger blocks to be busy
     rows = min(i, ROWS_PER_BLOCK if prepared.q.is_cpu else 8 * ROWS_PER_BLOCK, max(16, entries // j))
-    for start, some, full in _row_tiles(prepared, rows):
+    for start, some, full in row_tiles(prepared, rows):
         widest = int(some.any((0, 1)).sum()) * KEYS_PER_TILE
         if not widest:
             continue
         fit = max(1, entries // (rows * min(widest, j)))
         for batch, heads in _batch_and_head_slices(b, h, prepared.g, fit):
-            any_visible = np.any(_flags_of(some, batch, heads), axis=(0, 1))
-            all_visible = np.all(_flags_of(full, batch, heads), axis=(0, 1))
-            keys = _visible_keys(any_visible, all_visible, prepared)
+            any_visible = np.any(flags_of(some, batch, heads), axis=(0, 1))
+            all_visible = np.all(flags_of(full, batch, heads), axis=(0, 1))
+            keys = visible_keys(any_visible, all_visible, prepared)
             if keys is not None:
                 cols, masked = keys
                 block = prepared.block(batch, heads, slice(start, min(start + rows, i)), cols)
                 planned = PlannedBlock(block, None if prepared.mask is None else masked)
-                yield from [planned] if prepared.nonfinite_keys is None else _split_until_uniform(prepared, planned)
+                yield from [planned] if prepared.nonfinite_keys is None else split_until_uniform(prepared, planned)
 
 
 def take_visible(prepared: PreparedCall, block: Block, x: Tensor, index: tuple[slice, slice, Selector]) -> Tensor:
@@ -212,7 +212,7 @@ def _zero_hidden_tokens(prepared: PreparedCall) -> tuple[Tensor, Tensor]:
     return torch.where(rows[..., None], prepared.q, 0.0), torch.where(keys[:, None, :, None], prepared.k, 0.0)
 
 
-def _row_tiles(prepared: PreparedCall, rows: int) -> Iterator[tuple[int, Flags, Flags]]:
+def row_tiles(prepared: PreparedCall, rows: int) -> Iterator[tuple[int, Flags, Flags]]:
     """For each row tile: its first row, and which key tiles have some or all entries visible, b|1 h|1 tiles."""
     _, _, i, j = prepared.shape
     cols = -(-j // KEYS_PER_TILE)
@@ -244,11 +244,12 @@ def _batch_and_head_slices(b: int, h: int, g: int, fit: int) -> Iterator[tuple[s
             yield slice(b0, min(b0 + batch, b)), slice(h0, min(h0 + heads, h))
 
 
-def _flags_of(flags: Flags, batch: slice, heads: slice) -> Flags:
+def flags_of(flags: Flags, batch: slice, heads: slice) -> Flags:
+    """The flags of some batch rows and heads, from flags `b|1 h|1 tiles`."""
     return flags[batch if flags.shape[0] > 1 else slice(None), heads if flags.shape[1] > 1 else slice(None)]
 
 
-def _visible_keys(some: Flags, full: Flags, prepared: PreparedCall) -> tuple[Selector, slice | None] | None:
+def visible_keys(some: Flags, full: Flags, prepared: PreparedCall) -> tuple[Selector, slice | None] | None:
     """The keys of the visible tiles, and which of them need the mask entry by entry; None where there are none."""
     j = prepared.k.shape[2]
     tiles = np.flatnonzero(some)
@@ -273,7 +274,7 @@ def _visibility(prepared: PreparedCall, block: Block) -> Tensor:
     return prepared.mask.over(replace(block, take=take_entries)).expand(shape)
 
 
-def _split_until_uniform(prepared: PreparedCall, planned: PlannedBlock) -> Iterator[PlannedBlock]:
+def split_until_uniform(prepared: PreparedCall, planned: PlannedBlock) -> Iterator[PlannedBlock]:
     """Split a block until every row sees the same of its non-finite keys: a key is visible to all rows, or to none."""
     block = planned.block
     assert prepared.nonfinite_keys is not None
@@ -290,4 +291,4 @@ def _split_until_uniform(prepared: PreparedCall, planned: PlannedBlock) -> Itera
         middle = (rows.start + rows.stop) // 2
         parts = [replace(block, rows=slice(rows.start, middle)), replace(block, rows=slice(middle, rows.stop))]
     for part in parts:
-        yield from _split_until_uniform(prepared, PlannedBlock(part, planned.masked))
+        yield from split_until_uniform(prepared, PlannedBlock(part, planned.masked))

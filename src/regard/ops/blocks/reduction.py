@@ -22,6 +22,7 @@ from .additive_blocks import additive_scores
 from .prepared_call import PreparedCall, planned_blocks, take_visible
 from .tile_weights import PlannedBlock, normalize_tile, tile_scores
 
+Take = Callable[[Tensor, tuple[Selector, ...]], Tensor]  # reads a slice of a tensor
 PLACEHOLDER = torch.empty(0)  # stands for a saved tensor in a prepared call that waits for its backward
 
 
@@ -133,11 +134,7 @@ class BlockwiseReduction(torch.autograd.Function):
         for planned in planned_blocks(prepared):
             with torch.enable_grad():
                 _add_block_gradients(prepared, reduction, planned, grad, needed, totals)
-        for key, x in needed.items():
-            totals.setdefault(key, torch.zeros_like(x))  # zero gradient if no block saw this tensor
-        # A tensor that occurs twice has one total: return it once.
-        grads = [(x, totals.pop(id(x), None)) for x in saved]
-        return [None if total is None else total.to(x.dtype) for x, total in grads]
+        return total_gradients(saved, needed, totals)
 
 
 def clone_if_inference(x: Tensor) -> Tensor:
@@ -207,6 +204,22 @@ def _add_block_gradients(
     totals: dict[int, Tensor],
 ) -> None:
     """Differentiate one block and add its gradients to `totals`, keyed by the id of the tensor."""
+
+    def value(take: Take) -> Tensor:
+        block = replace(planned.block, take=take)
+        return reduction.of(prepared, block, *weigh(prepared, PlannedBlock(block, planned.masked)))
+
+    add_gradients(value, take_entries(grad, _where(reduction, planned.block)), needed, totals, prepared.q.dtype)
+
+
+def add_gradients(
+    value: Callable[[Take], Tensor],
+    grad: Tensor,
+    needed: dict[int, Tensor],
+    totals: dict[int, Tensor],
+    dtype: torch.dtype,
+) -> None:
+    """Add the gradients of `value(take)` to `totals`; `take` makes each slice of a needed tensor an autograd leaf."""
     leaves: list[tuple[int, tuple[Selector, ...], Tensor]] = []
 
     def take(x: Tensor, index: tuple[Selector, ...]) -> Tensor:
@@ -216,16 +229,23 @@ def _add_block_gradients(
             leaves.append((id(x), index, part))
         return part
 
-    block = replace(planned.block, take=take)
-    value = reduction.of(prepared, block, *weigh(prepared, PlannedBlock(block, planned.masked)))
-    cotangent = take_entries(grad, _where(reduction, block)).to(value.dtype)
-    if not value.requires_grad:
+    found = value(take)
+    if not found.requires_grad:
         return
-    grads = torch.autograd.grad(value, [leaf for _, _, leaf in leaves], cotangent, allow_unused=True)
+    parts = [leaf for _, _, leaf in leaves]
+    grads = torch.autograd.grad(found, parts, grad.to(found.dtype), allow_unused=True)
     for (key, index, _), g in zip(leaves, grads, strict=True):
         if g is not None:
             # Sums over blocks are kept in the dtype of accumulation.
             x = needed[key]
             if key not in totals:
-                totals[key] = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, prepared.q.dtype))
+                totals[key] = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, dtype))
             add_entries(totals[key], index, g.to(totals[key].dtype))
+
+
+def total_gradients(saved: list[Tensor], needed: dict[int, Tensor], totals: dict[int, Tensor]) -> list[Tensor | None]:
+    """The gradient of each saved tensor; of one that occurs twice, once."""
+    for key, x in needed.items():
+        totals.setdefault(key, torch.zeros_like(x))  # zero gradient if no block saw this tensor
+    grads = [(x, totals.pop(id(x), None)) for x in saved]
+    return [None if total is None else total.to(x.dtype) for x, total in grads]
