@@ -147,15 +147,15 @@ BLOCKS = [
     Mutant(
         "a tile skipped because one batch row cannot see it",
         "ops/blocks/prepared_call.py",
-        "any_visible = np.any(_flags_of(some, batch, heads), axis=(0, 1))",
-        "any_visible = np.all(_flags_of(some, batch, heads), axis=(0, 1))",
+        "any_visible = np.any(flags_of(some, batch, heads), axis=(0, 1))",
+        "any_visible = np.all(flags_of(some, batch, heads), axis=(0, 1))",
         "ops/blocks/test_prepared_call.py::test_rows_of_one_block_see_what_their_own_mask_shows",
     ),
     Mutant(
         "a tile taken as full because one batch row sees it whole",
         "ops/blocks/prepared_call.py",
-        "np.all(_flags_of(full, batch, heads), axis=(0, 1))",
-        "np.any(_flags_of(full, batch, heads), axis=(0, 1))",
+        "np.all(flags_of(full, batch, heads), axis=(0, 1))",
+        "np.any(flags_of(full, batch, heads), axis=(0, 1))",
         "ops/blocks/test_prepared_call.py::test_rows_of_one_block_see_what_their_own_mask_shows",
     ),
     Mutant(
@@ -252,7 +252,7 @@ BLOCKS = [
     Mutant(
         "gradients summed in half precision",
         "ops/blocks/reduction.py",
-        "dtype=torch.promote_types(x.dtype, prepared.q.dtype)",
+        "dtype=torch.promote_types(x.dtype, dtype)",
         "dtype=x.dtype",
         "ops/blocks/test_reduction.py::test_the_gradient_of_a_half_precision_factor_is_summed_in_float32",
     ),

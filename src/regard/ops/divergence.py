@@ -65,7 +65,7 @@ def _check_alike(kind: Kind, A: Operand, B: Operand) -> None:
     heads_fit = A.heads == B.heads or 1 in (A.heads, B.heads)
     if a[:-3] != b[:-3] or a[-2:] != b[-2:] or not heads_fit:
         raise ValueError(
-            f"A.{kind}(B) takes two matrices with the same batch rows, queries and keys, and as many heads or one, got "
+            f"A.{kind}(B) takes two matrices with the same batch rows, queries, keys and heads, or one head, got "
             f"{' x '.join(map(str, a))} and {' x '.join(map(str, b))}; A.mean_heads() has one head"
         )
     if A.call.q.device != B.call.q.device:

@@ -282,8 +282,8 @@ class Weights:
         >>> A.kl(B).shape, A.mean_heads().kl(B).shape, B.kl(B).abs().max() < 1e-6
         (torch.Size([1, 2, 300]), torch.Size([1, 2, 300]), tensor(True))
 
-        The other matrix has the same queries and keys, and as many heads or one; its widths and terms may differ. It is
-        lazy weights, their mean over heads, or a target: a tensor with dims that broadcast to b h i j. Neither matrix
+        The other matrix has the same queries, keys and heads, or one head; its widths and terms may differ. It is lazy
+        weights, their mean over heads, or a target: a tensor with dims that broadcast to b h i j. Neither matrix
         is stored, and the result is differentiable once for both. `rows` names the queries to compare, as an index
         does; a target has these rows alone.
 

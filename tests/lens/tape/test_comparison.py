@@ -68,6 +68,42 @@ def test_heads_are_ranked_by_the_mean_difference_over_aligned_tokens(mask, entri
         assert row["key_token"] == labels.get(row["key"], OURS[row["key"]])
 
 
+@pytest.mark.parametrize("by", ["kl", "js", "mse", "dot"])
+@pytest.mark.parametrize("entries", [2**21, 60])
+def test_a_divergence_is_the_mean_over_aligned_queries_of_their_weights_on_aligned_keys(by, entries, monkeypatch):
+    monkeypatch.setattr(comparison, "CHUNK_ENTRIES", entries)
+    ours, theirs = (random_weights(11, seed, mask=Causal()) for seed in range(2))
+    tape, other = Tape({("a", 0): ours}), Tape({("a", 0): theirs})
+    tape.tokens, other.tokens = OURS, THEIRS
+    found = tape.compare(other, by=by)
+    assert list(found) == [by if name == "difference" else name for name in COLUMNS]
+    i, j = (torch.tensor(x) for x in zip(*PAIRS, strict=True))
+    a, b = ours.dense()[0][:, i][:, :, i], theirs.dense()[0][:, j][:, :, j]
+    M = (a + b) / 2
+    want = {
+        "kl": torch.special.xlogy(a, a / b).nan_to_num().sum(-1),
+        "js": (torch.special.xlogy(a, a / M).nan_to_num() + torch.special.xlogy(b, b / M).nan_to_num()).sum(-1) / 2,
+        "mse": (a - b).square().mean(-1),
+        "dot": (a * b).sum(-1),
+    }[by].mean(-1)
+    assert [float(want[head]) for head in found["head"]] == pytest.approx(list(found[by]), rel=1e-9)
+    assert list(found[by]) == sorted(found[by], reverse=by != "dot")
+    assert next(tape.comparing(other, by=by))[0][by] == pytest.approx(float(want[0]), rel=1e-9)
+
+
+def test_kl_is_infinite_where_the_other_tape_sees_less():
+    tape, other = (Tape({("a", 0): random_weights(5, 0, mask=mask)}) for mask in (None, Causal()))
+    assert list(tape.compare(other, by="kl")["kl"]) == [math.inf] * 3
+    assert all(x < math.log(2) for x in tape.compare(other, by="js")["js"])
+
+
+@pytest.mark.parametrize("by", ["jsd", None])
+def test_other_names_of_differences_are_refused(by):
+    tape = Tape({("a", 0): random_weights(5, 0)})
+    with pytest.raises(ValueError, match="by must be 'difference', 'kl', 'js', 'mse' or 'dot', got"):
+        tape.compare(tape, by=by)
+
+
 def test_a_tape_compared_with_itself_has_no_difference():
     tape = Tape({("a", 0): random_weights(9, 0), ("a", 1): random_weights(9, 1)})
     for row in rows_of(tape, tape):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ...ops.blocks.divergences import KINDS, Kind, log_weights, row_divergence
 from ...ops.weights import Weights
 from ..layer_names import shown_calls, shown_name
 from ..real_tokens import RealTokens
@@ -19,6 +20,7 @@ from .overview import as_table
 
 CHUNK_ENTRIES = 2**21  # matrix elements in memory at a time
 Text = Sequence[str] | None
+By = Kind | Literal["difference"]  # the mean absolute difference, or a divergence
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +41,14 @@ class AlignedAxis:
     labels: Sequence[str] | None
 
 
-def compare(pairs: Iterable[tuple[Key, ComparedLayer, ComparedLayer]]) -> Any:
-    """Return a table with a row for each layer, call, batch row and head, the largest difference first."""
-    return as_table(by_difference(row for rows in compare_layers(pairs) for row in rows))
+def compare(pairs: Iterable[tuple[Key, ComparedLayer, ComparedLayer]], by: By = "difference") -> Any:
+    """Return a table with a row for each layer, call, batch row and head, those first that differ most."""
+    return as_table(by_difference((row for rows in compare_layers(pairs, by) for row in rows), by))
 
 
-def compare_layers(pairs: Iterable[tuple[Key, ComparedLayer, ComparedLayer]]) -> Iterator[list[dict[str, Any]]]:
+def compare_layers(
+    pairs: Iterable[tuple[Key, ComparedLayer, ComparedLayer]], by: By = "difference"
+) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of each layer: one for each batch row and head."""
     known: dict[Any, tuple[Tensor, Tensor]] = {}
     for (name, call), ours, theirs in pairs:
@@ -53,13 +57,20 @@ def compare_layers(pairs: Iterable[tuple[Key, ComparedLayer, ComparedLayer]]) ->
             axes = align_axes(ours, theirs, batch, (name, call), known)
             A, B = (layer.A.select(batch=batch) for layer in (ours, theirs))
             found = {"layer": shown_name(name), "call": call, "batch": batch}
-            rows += [found | numbers for numbers in _differences(A, B, *axes)]
+            rows += [found | numbers for numbers in _differences(A, B, *axes, by)]
         yield rows
 
 
-def by_difference(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sort rows by their difference, the largest first and NaN last."""
-    return sorted(rows, key=lambda row: -math.inf if math.isnan(row["difference"]) else row["difference"], reverse=True)
+def by_difference(rows: Iterable[dict[str, Any]], by: By = "difference") -> list[dict[str, Any]]:
+    """Sort rows by how much they differ, the largest first, of the overlap "dot" the smallest, and NaN last."""
+    sign = -1 if by == "dot" else 1
+    return sorted(rows, key=lambda row: -math.inf if math.isnan(row[by]) else sign * row[by], reverse=True)
+
+
+def check_by(by: object) -> None:
+    """Raise unless this names a difference of two tapes."""
+    if by not in ("difference", *KINDS):
+        raise ValueError(f"by must be 'difference', 'kl', 'js', 'mse' or 'dot', got {by!r}")
 
 
 def align_axes(
@@ -111,7 +122,7 @@ def _align_axis(
     return AlignedAxis(positions[0][chosen[0]], positions[1][chosen[1]], labels)
 
 
-def _differences(A: Weights, B: Weights, queries: AlignedAxis, keys: AlignedAxis) -> list[dict[str, Any]]:
+def _differences(A: Weights, B: Weights, queries: AlignedAxis, keys: AlignedAxis, by: By) -> list[dict[str, Any]]:
     """Return the numbers of each head of one batch row, a few queries at a time, in float64."""
     h, device = A.shape[-3], A.device
     total, ours_alone, theirs_alone = (torch.zeros(h, dtype=torch.float64, device=device) for _ in range(3))
@@ -125,18 +136,21 @@ def _differences(A: Weights, B: Weights, queries: AlignedAxis, keys: AlignedAxis
         ours_alone += parts[0].sum((1, 2)) - a.sum((1, 2))
         theirs_alone += parts[1].sum((1, 2)) - b.sum((1, 2))
         difference = (a - b).flatten(1)
-        total += difference.abs().sum(1)
+        if by == "difference":
+            total += difference.abs().sum(1) / n
+        else:
+            total += row_divergence(by, n, a, log_weights(a), b, log_weights(b)).sum(1)
         found, where = difference.abs().max(1)
         is_larger = found > largest.abs() if start else found >= 0
         place = torch.where(is_larger, where + start * n, place)
         largest = torch.where(is_larger, difference.gather(1, where[:, None]).squeeze(1), largest)
     i = len(queries.ours)
     if not i or not n:
-        return [{"head": head, "difference": math.nan} for head in range(h)]
+        return [{"head": head, by: math.nan} for head in range(h)]
     return [
         {
             "head": head,
-            "difference": float(total[head]) / (i * n),
+            by: float(total[head]) / i,
             "largest": float(largest[head]),
             **_place(queries, keys, int(place[head]) // n, int(place[head]) % n),
             "unaligned": float(ours_alone[head]) / i,

@@ -52,7 +52,7 @@ from .annotations import (
     no_layer_matches,
     unmatched_tokens,
 )
-from .comparison import AlignedAxis, ComparedLayer, align_axes, check_comparable, compare, compare_layers
+from .comparison import AlignedAxis, By, ComparedLayer, align_axes, check_by, check_comparable, compare, compare_layers
 from .groups import Groups, group_mismatch, mass_between
 from .hidden_keys import KINDS, padding, punctuation, without_keys
 from .image_patches import Image, PatchedImage, image_mismatch
@@ -536,7 +536,7 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
             found.attrs["coverage"] = self.coverage
         return found
 
-    def compare(self, other: Tape) -> Any:
+    def compare(self, other: Tape, *, by: By = "difference") -> Any:
         """Return a table of heads, those first that changed most between this tape and another.
 
         The tokens of the two texts are aligned by a minimal edit script: kept and replaced tokens are pairs, inserted
@@ -545,6 +545,11 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         `other_query` and `other_key` where on the other tape, and `query_token` and `key_token` name the tokens, as
         "big / small" if they were replaced. `unaligned` and `other_unaligned` are the attention of a mean aligned query
         to keys without a pair. Padding has no pair.
+
+        `by` is "difference", or a divergence of the rows of this tape from those of the other, as in `A.kl(B)`: "kl",
+        "js", "mse", or the overlap "dot", ranked from the smallest. Then a column of that name takes the place of
+        `difference`: the mean over aligned queries, of their weights on aligned keys as they are. "kl" is infinite if
+        the other tape has a weight of 0, in its dtype, at a key that this one looks at; "js" is not.
 
         >>> from regard import weights
         >>> q, k = torch.randn(2, 1, 4, 5, 8)
@@ -558,14 +563,16 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         """
         if not isinstance(other, Tape):
             raise TypeError(f"other must be a Tape, got {type(other).__name__}")
+        check_by(by)
         layers = self._layers_beside(other)
         for tape in (self, other):
             tape.warn_partial("the comparison")
-        return compare(layers)
+        return compare(layers, by)
 
-    def comparing(self, other: Tape) -> Iterator[list[dict[str, Any]]]:
+    def comparing(self, other: Tape, *, by: By = "difference") -> Iterator[list[dict[str, Any]]]:
         """Yield the rows of `compare` layer by layer, not ranked."""
-        return compare_layers(self._layers_beside(other))
+        check_by(by)
+        return compare_layers(self._layers_beside(other), by)
 
     def align_with(self, other: Tape, key: Any, *, batch: int = 0) -> tuple[AlignedAxis, AlignedAxis]:
         """Return which queries and which keys of a layer are the same in another tape, as `compare` aligns them."""

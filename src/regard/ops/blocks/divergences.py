@@ -112,7 +112,7 @@ class Side:
         return heads if self.heads > 1 else slice(0, self._heads_computed)
 
     def tile(self, part: _Part, take: Take, with_logs: bool) -> tuple[Tensor, Tensor]:
-        """The weights of a part of the matrix and, if asked for, their logarithms: `b h|1 i j` twice."""
+        """The weights of a part of the matrix and their logarithms, `b h|1 i j`; with no logarithms, the weights twice."""
         heads = self.own_heads(part.heads)
         if self.prepared is None:
             assert self.given is not None
@@ -120,7 +120,7 @@ class Side:
                 x if n > 1 else slice(None) for x, n in zip((part.batch, heads), self.given.shape, strict=False)
             )
             A = take(self.given, (batch, heads, part.rows, part.cols))
-            return A, _log(A) if with_logs else A
+            return A, log_weights(A) if with_logs else A
         block = replace(self.prepared.block(part.batch, heads, part.rows, part.cols), take=take)
         s = _scores(self.prepared, PlannedBlock(block, part.masked(self)))
         A, statistic = normalize_block(self.prepared, block, s)
@@ -130,7 +130,7 @@ class Side:
         """All weights and their logarithms, by the reference: differentiable any number of times."""
         if self.prepared is None:
             assert self.given is not None
-            return self.given, _log(self.given) if with_logs else self.given
+            return self.given, log_weights(self.given) if with_logs else self.given
         s = reference.masked_scores(self.prepared)
         A, statistic = self.prepared.normalize.weigh(s, self.prepared.whole)
         return self._combine(A, s, statistic, with_logs)
@@ -140,13 +140,13 @@ class Side:
         if not with_logs:
             return (A.mean(1, keepdim=True),) * 2 if self.mean else (A, A)
         if statistic is not None and isinstance(self.prepared.normalize, (Softmax, SinkSoftmax)):
-            log = s - torch.where(statistic == -math.inf, 0.0, statistic)  # of weights too small for A as well
+            log = s - torch.where(statistic == -math.inf, 0.0, statistic)  # finite for weights that underflow in A
         else:
-            log = _log(A)
+            log = log_weights(A)
         return (A.mean(1, keepdim=True), _log_mean(log)) if self.mean else (A, log)
 
 
-def _log(A: Tensor) -> Tensor:
+def log_weights(A: Tensor) -> Tensor:
     """log A, -inf where A is 0; NaN where it is negative."""
     return torch.where(A == 0, -math.inf, torch.where(A == 0, 1.0, A).log())
 
@@ -164,7 +164,7 @@ class _Part:
     """Rows of the result, the keys that they may see on either side, and where each side must look at its mask."""
 
     batch: slice
-    heads: slice  # of the result
+    heads: slice  # heads count those of the result
     rows: slice
     cols: Selector
     masks: tuple[tuple[Side, slice | None], ...]
