@@ -112,7 +112,7 @@ class Side:
         return heads if self.heads > 1 else slice(0, self._heads_computed)
 
     def tile(self, part: _Part, take: Take, with_logs: bool) -> tuple[Tensor, Tensor]:
-        """The weights of a part of the matrix and their logarithms, `b h|1 i j`; with no logarithms, the weights twice."""
+        """The weights of a part of the matrix and their logarithms, `b h|1 i j`; without logs, the weights twice."""
         heads = self.own_heads(part.heads)
         if self.prepared is None:
             assert self.given is not None
