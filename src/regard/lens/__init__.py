@@ -21,6 +21,7 @@ from .analysis.flow import (
     rollout_matrix,
     value_norms,
 )
+from .analysis.head_clusters import head_clusters
 from .analysis.head_measures import (
     Sinks,
     diagonality,
@@ -72,6 +73,7 @@ __all__ = [
     "diagonality",
     "duplicate_token",
     "gradient_attention",
+    "head_clusters",
     "head_errors",
     "head_roles",
     "importance",

@@ -29,6 +29,7 @@ from .viewer import pyramid
 from .viewer.api import ViewerApi, strongest
 from .viewer.captures import ApiError, Library, MatrixId, PlaceId, Which
 from .viewer.describe import Capture
+from .viewer.head_atlas import clusters_of_capture, roles_of_layer
 from .viewer.matrix_view import MatrixView, runs
 from .viewer.pyramid import STEP, TILE, CellValues, span
 from .viewer.server import read_bundled
@@ -150,7 +151,10 @@ class PageBuilder:
                 self._add(f"group?capture={number}&group={group}", self._answers.group(number, group))
             for picture in range(len(capture.pictures)):
                 self._add(f"picture?capture={number}&picture={picture}", self._answers.picture(number, picture))
+            if self._exact:
+                self._add_last(f"clusters?capture={number}", clusters_of_capture(self._library, number))
             for layer in range(len(capture.keys)):
+                self._atlas(number, layer, described[number][layer])
                 for batch in range(described[number][layer]["batch"]):
                     self._layer(number, layer, batch, described[number][layer])
                     if number == 0:
@@ -175,6 +179,12 @@ class PageBuilder:
 
     def _add(self, name: str, body: bytes) -> None:
         self._packed[name] = base64.b64encode(zlib.compress(body, 9)).decode()
+
+    def _add_last(self, name: str, steps: Iterator[float | bytes]) -> None:
+        """Add the response that a background job yields last."""
+        *_, body = steps
+        assert isinstance(body, bytes)
+        self._add(name, body)
 
     def _describe_layer(self, capture: int, layer: int) -> dict[str, Any]:
         """Describe a layer with the levels that fit."""
@@ -234,6 +244,14 @@ class PageBuilder:
                     self._add(f"tile?{at}&head={head}&{name}", tile)
             if self._has_alignment(chosen):
                 self._add(f"alignment?{at}&head={head}", self._answers.alignment(capture, layer, batch, head))
+
+    def _atlas(self, capture: int, layer: int, described: dict[str, Any]) -> None:
+        """Add the roles of a layer's heads, and the predictions that it is the first to have."""
+        if self._exact and described["kind"] == "weights" and described["batch"]:
+            self._add_last(f"roles?capture={capture}&layer={layer}", roles_of_layer(self._library, capture, layer))
+        for batch in range(described["batch"] if described["predictions"] == layer else 0):
+            at = f"capture={capture}&layer={layer}&batch={batch}"
+            self._add(f"predictions?{at}", self._answers.predictions(capture, layer, batch))
 
     def _comparable_layers(self) -> list[dict[str, Any]]:
         """Return the layers of the first capture that can be subtracted from their counterparts in the second."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,6 +17,7 @@ from ...ops.weights import Weights
 from ..capture_warning import CaptureWarning
 from ..layer_names import shown_calls, shown_name
 from ..real_tokens import RealTokens, says_cross
+from ..recording.recorder import Key
 from ..tape.overview import as_table
 from ..tape.tape import Tape
 from . import head_measures as measures
@@ -80,22 +82,51 @@ def head_roles(
     without_tokens: list[str] = []
     too_short: list[str] = []
     for key, shown in zip(tape, shown_calls(tape), strict=True):
-        A = measures.check_weights(tape[key], f"tape[{shown!r}]")
-        real = RealTokens(tape.real_queries(key), tape.real_keys(key), is_causal=False)
-        texts = [tape.tokens_of(key, batch=row) for row in range(len(real.queries))]
-        is_self = _is_self_attention(key[0], A, real, texts)
-        if is_self and all(keys is None for _, keys in texts):
+        found = layer_roles(tape, key, thresholds)
+        if found.lacks_tokens:
             without_tokens.append(shown)
-        if real.queries.sum(1).max() < SHORTEST_TEXT:
+        if found.is_too_short:
             too_short.append(shown)
-        scores = {name: [math.nan] * A.shape[-3] for name in thresholds}
-        scores |= {name: x.tolist() for name, x in _scores(A, real, texts, sink, is_self=is_self).items()}
-        for head in range(A.shape[-3]):
-            numbers = {name: scores[name][head] for name in thresholds}
-            roles = ", ".join(_roles(numbers, thresholds))
-            rows.append({"layer": shown_name(key[0]), "call": key[1], "head": head, **numbers, "roles": roles})
+        for head, (scores, roles) in enumerate(zip(found.scores, found.roles, strict=True)):
+            named = {"layer": shown_name(key[0]), "call": key[1], "head": head}
+            rows.append({**named, **scores, "roles": ", ".join(roles)})
     _warn(without_tokens, too_short)
     return as_table(rows)
+
+
+# The default threshold of each role, by name.
+THRESHOLDS: Mapping[str, float] = {
+    name: parameter.default for name, parameter in signature(head_roles).parameters.items() if name != "tape"
+}
+
+
+class LayerRoles(NamedTuple):
+    """The scores and the roles of each head of a layer."""
+
+    scores: list[dict[str, float]]
+    roles: list[list[str]]
+    lacks_tokens: bool  # in a self-attention, so that the scores for copies are NaN
+    is_too_short: bool
+
+
+def layer_roles(
+    tape: Tape, key: Key, thresholds: Mapping[str, float] = THRESHOLDS, *, heads: Sequence[int] | None = None
+) -> LayerRoles:
+    """Return the scores and roles of one layer, or of some of its heads, without the warnings of `head_roles`."""
+    A = measures.check_weights(tape[key], f"tape[{shown_name(key[0])!r}]")
+    A = A if heads is None else A.select(heads=list(heads))
+    real = RealTokens(tape.real_queries(key), tape.real_keys(key), is_causal=False)
+    texts = [tape.tokens_of(key, batch=row) for row in range(len(real.queries))]
+    is_self = _is_self_attention(key[0], A, real, texts)
+    found = {name: [math.nan] * A.shape[-3] for name in thresholds}
+    found |= {name: x.tolist() for name, x in _scores(A, real, texts, thresholds["sink"], is_self=is_self).items()}
+    scores = [{name: found[name][head] for name in thresholds} for head in range(A.shape[-3])]
+    return LayerRoles(
+        scores,
+        [_roles(each, thresholds) for each in scores],
+        lacks_tokens=is_self and all(keys is None for _, keys in texts),
+        is_too_short=int(real.queries.sum(1).max()) < SHORTEST_TEXT,
+    )
 
 
 def _scores(
@@ -168,7 +199,7 @@ def _is_self_attention(layer: str, A: Weights, real: RealTokens, texts: Sequence
     return not says_cross(layer, real)
 
 
-def _roles(scores: dict[str, float], thresholds: dict[str, float]) -> list[str]:
+def _roles(scores: Mapping[str, float], thresholds: Mapping[str, float]) -> list[str]:
     roles = [name for name, threshold in thresholds.items() if scores[name] > threshold]
     is_narrow = any(role in NARROW_ROLES for role in roles)
     return [role for role in roles if not (is_narrow and role == "positional")]

@@ -39,8 +39,10 @@ from ..recording.sampled_weights import SampledWeights, SparseWeights
 from ..recording.store import TensorInMemory
 from ..recording.unseen import Unseen
 from .groups import Groups
+from .head_effects import Effects, from_lists
 from .image_patches import PatchedImage
 from .overview import Overview
+from .predictions import Predictions
 from .string_tensors import StringBox, StringReader
 from .term_json import (
     MAX_TERM_DEPTH,
@@ -59,6 +61,7 @@ FORMAT_WITHOUT_UNSEEN = 3  # its summaries counted padding queries: they are dro
 FORMAT_WITH_EVEN_MAPS = 2  # its summaries had maps with other cells
 FORMATS = (FORMAT_WITH_EVEN_MAPS, FORMAT_WITHOUT_UNSEEN, FORMAT_WITH_TOKENS_IN_TEXT, FORMAT)
 METADATA_KEY = "regard.tape"
+PREDICTION_TENSORS = "log_probability", "top", "top_log_probability"
 MAX_HEADER_BYTES = 10_000_000
 OVERVIEW_FIELDS = tuple(field.name for field in dataclasses.fields(Overview))
 DIGEST_CHUNK_BYTES = 2**22  # `check` yields its progress after each chunk
@@ -79,6 +82,8 @@ class TapeContents:
     changed: dict[str, str]
     guessed: dict[str, str]
     real: dict[Key, RealTokens]
+    effects: Effects
+    predictions: list[tuple[str, Predictions]]
 
 
 def save(
@@ -94,6 +99,8 @@ def save(
     changed: Mapping[str, str] | None = None,
     real: Mapping[Key, RealTokens] | None = None,
     guessed: Mapping[str, str] | None = None,
+    effects: Effects | None = None,
+    predictions: Sequence[tuple[str, Predictions]] = (),
 ) -> None:
     """Write a tape to a temporary file, sync it to the disk, then rename it: `path` is never a partial file."""
     check_parent_folder(path)
@@ -122,6 +129,10 @@ def save(
             "unseen": [list(each) for each in unseen],
             "changed": dict(changed or {}),
             "guessed": dict(guessed or {}),
+            "effects": {
+                name: {layer: x.tolist() for layer, x in scores.items()} for name, scores in (effects or {}).items()
+            },
+            "predictions": [[layers, _predictions_json(x, box)] for layers, x in predictions],
         },
         ensure_ascii=False,
     )
@@ -153,9 +164,10 @@ def load_unchecked(path: Path) -> TapeContents:
         if isinstance(described, dict) and described["format"] <= FORMAT_WITHOUT_UNSEEN:
             described.setdefault("unseen", [])
         if isinstance(described, dict):
-            described = {"changed": {}, "guessed": {}, **described}  # tapes of earlier versions do not have them
+            # tapes of earlier versions do not have them
+            described = {"changed": {}, "guessed": {}, "effects": {}, "predictions": [], **described}
         fields = "format", "entries", "tokens", "groups", "pictures", "facts", "unseen", "changed", "guessed"
-        check_fields("the tape", described, *fields)
+        check_fields("the tape", described, *fields, "effects", "predictions")
         if described["format"] <= FORMAT_WITHOUT_UNSEEN:
             for entry in described["entries"]:
                 if isinstance(entry, dict) and "summary" in entry:
@@ -191,9 +203,25 @@ def load_unchecked(path: Path) -> TapeContents:
         )
         unseen = [Unseen(str(layer), str(kind), str(reason)) for layer, kind, reason in described["unseen"]]
         guessed = {str(layer): str(reason) for layer, reason in described["guessed"].items()}
+        effects = from_lists(described["effects"])
+        predictions = [(str(layers), _read_predictions(x, tensors)) for layers, x in described["predictions"]]
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"cannot read {path} as a tape: {error}") from None
-    return TapeContents(entries, extras, tokens, groups, pictures, facts, summaries, unseen, changed, guessed, real)
+    return TapeContents(
+        entries=entries,
+        extras=extras,
+        tokens=tokens,
+        groups=groups,
+        pictures=pictures,
+        facts=facts,
+        summaries=summaries,
+        unseen=unseen,
+        changed=changed,
+        guessed=guessed,
+        real=real,
+        effects=effects,
+        predictions=predictions,
+    )
 
 
 def is_tape(path: Path) -> bool:
@@ -385,6 +413,25 @@ def _image_json(image: PatchedImage, box: TensorBox) -> dict[str, Any]:
 def _read_image(source: Any, tensors: Mapping[str, Tensor]) -> PatchedImage:
     check_fields("a picture", source, "pixels", "rows", "cols", "special")
     return PatchedImage(**{**source, "pixels": tensor_named(source["pixels"], tensors)})
+
+
+def _predictions_json(predictions: Predictions, box: TensorBox) -> dict[str, Any]:
+    tensors = {name: box.add(getattr(predictions, name)) for name in PREDICTION_TENSORS}
+    return {**tensors, "names": list(predictions.names)}
+
+
+def _read_predictions(source: Any, tensors: Mapping[str, Tensor]) -> Predictions:
+    check_fields("predictions", source, *PREDICTION_TENSORS, "names")
+    own, top, values = (tensor_named(source[name], tensors) for name in PREDICTION_TENSORS)
+    names = tuple(str(name) for name in source["names"])
+    if own.ndim != 2 or top.ndim != 3 or top.shape != values.shape or top.shape[:2] != own.shape or not own.shape[1]:
+        shapes = [tuple(x.shape) for x in (own, top, values)]
+        raise ValueError(f"predictions must have shapes b n, b n k and b n k, got {shapes}")
+    if top.dtype != torch.int32 or (top.numel() and not -1 <= int(top.min()) <= int(top.max()) < len(names)):
+        raise ValueError(f"the tokens of predictions must be int32 from -1 to {len(names) - 1}")
+    if not (own.is_floating_point() and values.is_floating_point()):
+        raise ValueError(f"log-probabilities must be floats, got {own.dtype} and {values.dtype}")
+    return Predictions(own, top, values, names)
 
 
 def _unsupported_format(number: Any) -> str:

@@ -54,9 +54,11 @@ from .annotations import (
 )
 from .comparison import AlignedAxis, By, ComparedLayer, align_axes, check_by, check_comparable, compare, compare_layers
 from .groups import Groups, group_mismatch, mass_between
+from .head_effects import Effects, checked_effects, effect_mismatch, effects_of_heads
 from .hidden_keys import KINDS, padding, punctuation, without_keys
 from .image_patches import Image, PatchedImage, image_mismatch
 from .overview import SINK_SHARE, Overview, concatenate_heads, summary_of_heads, summary_over, table
+from .predictions import Predictions, TokenNames, prediction_mismatch
 from .stacked_layers import Layer, split_summary, stack, stacks
 
 CHUNK_ENTRIES = 2**24  # matrix elements that `summarizing` measures at a time on the CPU
@@ -131,6 +133,8 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         changed: Mapping[str, str] | None = None,
         real: Mapping[Key, RealTokens] | None = None,
         guessed: Mapping[str, str] | None = None,
+        effects: Effects | None = None,
+        predictions: Sequence[tuple[str, Predictions]] = (),
     ) -> None:
         self._stored: Mapping[Key, Weights | Reduced | SparseWeights] = dict(entries)
         self._extras = dict(extras or {})
@@ -146,6 +150,8 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         self._real_of_mask: dict[int, tuple[Mask | None, dict[Any, RealTokens]]] = {}
         self._real_among: dict[Key, tuple[int, RealTokens, RealTokens]] = {}  # entries then, by its mask, among them
         self._guessed = dict(guessed or {})
+        self._effects = dict(effects or {})
+        self._predictions = list(predictions)
         self._recorder: Recorder | None = None
         self._cache: dict[Key, tuple[int, Weights]] = {}  # rows recorded when the weights were built, and the weights
 
@@ -284,6 +290,8 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
             changed={layer: how for layer, how in self.changed.items() if is_chosen(layer)},
             real=self._real if len(chosen) == len(self) else self._real_by_other_layers(chosen),
             guessed={layer: why for layer, why in self.guessed.items() if is_chosen(layer)},
+            effects=self._effects,
+            predictions=self._predictions,
         )
         # Overviews are left lazy: a summary may not have one yet.
         tape._summaries = {key: x for key, x in self._summaries.items() if key in chosen}
@@ -448,6 +456,55 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         """Return the images whose patches a layer's queries and keys are; None for an axis without one."""
         key = self._resolve_key(key)
         return self._annotations.images_of(key[0], self._shape_of(key), batch)
+
+    def predict(
+        self, logits: Tensor, ids: Tensor, names: TokenNames | None = None, *, top: int = 5, layers: str = "*"
+    ) -> None:
+        """Keep what a language model expected at each position: the viewer shows it beside the text.
+
+        `logits`, `b n vocabulary`, at position t are those for the token at t + 1 of `ids`, `b n`. `names` turns ids
+        into tokens: a tokenizer of transformers, a function of a list of ids, or the vocabulary as a list. The layers
+        that match `layers` and have n queries get the predictions.
+
+        >>> from regard.lens import capture
+        >>> from regard.models import Gpt, GptConfig
+        >>> model = Gpt(GptConfig(vocabulary=10, dim=16, depth=1, heads=2, length=8)).eval()
+        >>> ids = torch.tensor([[1, 2, 3, 4]])
+        >>> with torch.no_grad(), capture(model, list("abcd")) as tape:
+        ...     logits = model(ids)
+        >>> tape.predict(logits, ids, list("_abcdefghi"))
+        >>> tape.predictions_of(0).log_probability.shape  # one position more: that of the token which is not known
+        torch.Size([1, 5])
+        """
+        predictions = Predictions.of(logits, ids, names, top=top)
+        self._predictions.append((layers, predictions))
+        self._warn_if_mismatched("predictions", layers, lambda shapes: prediction_mismatch(predictions, shapes))
+
+    def predictions_of(self, key: str | int | Key) -> Predictions | None:
+        """Return the predictions of a layer's queries, those of padding left out; None if there are none."""
+        key = self._resolve_key(key)
+        real = self._real_tokens(key).queries
+        for pattern, found in reversed(self._predictions):
+            if matches(key[0], pattern) and found.log_probability[:, 1:].shape == real.shape:
+                return found if bool(real.all()) else found.without_padding(real)
+        return None
+
+    def effect(self, name: str, scores: Mapping[str, Any]) -> None:
+        """Keep a number for each head, such as the loss without it: the viewer shows it with the head.
+
+        `scores` has a tensor `h` for each layer, as `importance` and `ablation_importance` return it:
+        `tape.effect("loss without the head - loss", ablation_importance(model, loss))`.
+        """
+        found = checked_effects(name, scores)
+        heads = {key[0]: _head_numbers(self[key]) for key in self}
+        if message := effect_mismatch(name, found, heads):
+            warnings.warn(message, CaptureWarning, stacklevel=2)
+        self._effects[name] = found
+
+    def effects_of(self, key: str | int | Key) -> dict[str, list[float]]:
+        """Return the effects of a layer: a number for each of its heads on the tape, by the name of the effect."""
+        key = self._resolve_key(key)
+        return effects_of_heads(self._effects, key[0], _head_numbers(self[key]))
 
     def summarize(self) -> None:
         """Measure every layer once, so that `save` writes the measures and the file opens with all maps drawn.
@@ -643,6 +700,8 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
             unseen=self.unseen,
             real=self._real_by_other_layers(self),
             guessed=self.guessed,
+            effects=self._effects,
+            predictions=self._predictions,
         )
 
     @classmethod
@@ -672,6 +731,8 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
             unseen=contents.unseen,
             real=contents.real,
             guessed=contents.guessed,
+            effects=contents.effects,
+            predictions=contents.predictions,
         )
 
     @property
@@ -790,6 +851,12 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
             return entry.batch, entry.rows, entry.keys
         *lead, _, i, j = entry.shape
         return math.prod(lead), i, j
+
+
+def _head_numbers(A: Weights | Reduced | SparseWeights) -> list[int]:
+    """Return the numbers of a layer's heads in the model."""
+    known = A.call.head_ids if isinstance(A, Weights) else None
+    return list(range(A.shape[-3])) if known is None else known.tolist()
 
 
 def _with_matrix(what: str, A: Weights | Reduced | SparseWeights) -> Weights:

@@ -41,6 +41,7 @@ from .captures import (
     no_summary_error,
 )
 from .describe import Capture, true_ranges
+from .head_atlas import clusters_of_capture, clusters_work, roles_of_layer, roles_work
 from .matrix_view import MatrixView
 from .pyramid import TILE, CellSpan, CellValues, span
 from .two_captures import aligned_runs, check_two, compared_weights, ranked_heads
@@ -171,6 +172,29 @@ class ViewerApi:
         key = "same_tokens", capture, layer, batch
         known = self._responses.get(key)
         return known or self._responses.put(key, _json(aligned_runs(self.library, capture, layer, batch)))
+
+    def predictions(self, capture: int, layer: int, batch: int) -> bytes:
+        """Return the log-probability of each token, and the tokens that were expected, by the layer that has them.
+
+        "top" numbers the names from 1 on, 0 is none.
+        """
+        self.library.entry(capture, layer, batch)
+        found = self.library.capture(capture).predictions(layer)
+        if found is None:
+            raise ApiError(400, "the capture holds no predictions of its own for this layer", "call tape.predict(...)")
+        arrays = {"log_probability": plain(found.log_probability[batch]), "top": plain(found.top[batch] + 1, "u4")}
+        arrays["top_log_probability"] = plain(found.top_log_probability[batch])
+        return frame(arrays, names=list(found.names))
+
+    def roles(self, capture: int, layer: int) -> bytes:
+        """Return the scores and the roles of each head of a layer, over all texts."""
+        work = roles_work(self.library, capture, layer)
+        return self._now_or_later(("roles", capture, layer), work, lambda: roles_of_layer(self.library, capture, layer))
+
+    def clusters(self, capture: int) -> bytes:
+        """Return the heads of a capture in clusters of those that attend alike."""
+        work = clusters_work(self.library, capture)
+        return self._now_or_later(("clusters", capture), work, lambda: clusters_of_capture(self.library, capture))
 
     def measures(self, capture: CaptureId, layer: int, batch: int, head: Which, level: int) -> bytes:
         """Return the measures of queries and keys, averaged over cells of 2**level tokens."""

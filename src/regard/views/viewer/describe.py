@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,7 @@ from ...lens.recording.sampled_weights import SparseWeights
 from ...lens.tape.groups import Groups, sentences, words
 from ...lens.tape.image_patches import PatchedImage
 from ...lens.tape.kept_summaries import KeptSummaries
+from ...lens.tape.predictions import Predictions
 from ...lens.tape.tape import Tape
 from ...ops.call import SLOTS
 from ...ops.weights import Weights
@@ -54,6 +56,7 @@ class Capture:
             if len(tape[key].shape) != 4:
                 name, got = shown_name(key[0]), tuple(tape[key].shape)
                 raise ValueError(f"layer {name!r} must have dims b h i j to be shown, got shape {got}")
+        self._predicted: list[tuple[int, Predictions, Tensor]] = []  # the first layer that has them, and its queries
         self.layers = [self._layer(key) for key in self.keys]  # descriptions, as JSON
         passes = _passes([name for name, _ in self.keys], self._asks_again)
         for layer, stack in zip(self.layers, _stacks(self.layers, passes), strict=True):
@@ -122,6 +125,8 @@ class Capture:
             "padding": self._padding(key),
             "groups": self._all_groups(key, texts),
             "values": self._values(key),
+            "predictions": self._predictions(key),
+            "effects": self._effects(key),
             "picture": [self._pictures(key, batch) for batch in range(b)],
         }
 
@@ -131,6 +136,27 @@ class Capture:
         if extras.v is None:
             return None
         return "v" if extras.projection is None else "v W_o"
+
+    def _predictions(self, key: Key) -> int | None:
+        """Return the first layer with the same predictions for its queries; None without predictions."""
+        found = self.tape.predictions_of(key)
+        if found is None:
+            return None
+        real = self.tape.real_queries(key)
+        for layer, known, queries in self._predicted:
+            if known.names is found.names and torch.equal(queries, real):
+                return layer
+        self._predicted.append((self.keys.index(key), found, real))
+        return self.keys.index(key)
+
+    def predictions(self, layer: int) -> Predictions | None:
+        """Return the predictions that `describe` names by the layer."""
+        return next((found for first, found, _ in self._predicted if first == layer), None)
+
+    def _effects(self, key: Key) -> dict[str, list[float | None]]:
+        """Return the effects of a layer's heads by name, None for heads without one."""
+        effects = self.tape.effects_of(key).items()
+        return {name: [x if math.isfinite(x) else None for x in values] for name, values in effects}
 
     def _padding(self, key: Key) -> list[list[list[list[int]]]] | None:
         """Return, for each batch row, the ranges of queries and of keys that are padding; None without padding."""

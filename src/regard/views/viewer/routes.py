@@ -85,6 +85,7 @@ def parse_axis(value: str) -> str:
 
 
 LAYER: dict[str, Callable[[str], Any]] = {"capture": parse_capture, "layer": parse_int, "batch": parse_int}
+LAYER_AS_CAPTURED: dict[str, Callable[[str], Any]] = {**LAYER, "capture": parse_int}
 HEAD = {**LAYER, "head": parse_head}
 TILE = {**HEAD, "minus": parse_other_matrix, "level": parse_int, "row": parse_int, "col": parse_int}
 RESOURCES = {
@@ -94,6 +95,9 @@ RESOURCES = {
     "picture": Resource(ViewerApi.picture, PNG, {"capture": parse_int, "picture": parse_int}),
     "hidden": Resource(ViewerApi.hidden, JSON, LAYER),
     "overview": Resource(ViewerApi.overview, FRAME, LAYER),
+    "predictions": Resource(ViewerApi.predictions, FRAME, LAYER_AS_CAPTURED),
+    "roles": Resource(ViewerApi.roles, JSON, {"capture": parse_int, "layer": parse_int}),
+    "clusters": Resource(ViewerApi.clusters, JSON, {"capture": parse_int}),
     "difference": Resource(ViewerApi.difference, FRAME, {**LAYER, "minus": parse_place}),
     "comparison": Resource(ViewerApi.comparison, JSON, {}),
     "same_tokens": Resource(ViewerApi.same_tokens, JSON, {**LAYER, "capture": parse_int}),

@@ -1,7 +1,7 @@
 // Answers: frames turned into the shapes of source.ts, the same for a server and a page.
 
 import type { Frame } from "./frame";
-import type { Alignment, Block, Chart, Difference, Flow, Head, Links, Measures, Overview, Place, Tile } from "./source";
+import type { Alignment, Block, Chart, Difference, Flow, Head, Links, Measures, Overview, Place, Predictions, Tile } from "./source";
 
 export function overview(frame: Frame): Overview {
   const thumbs = frame.coded("thumbs");
@@ -67,6 +67,15 @@ export function alignment(frame: Frame): Alignment {
   return { target, source, links, mutual, weight: frame.values("weight"), ...frame.certainty };
 }
 
+export function predictions(frame: Frame): Predictions {
+  const top = frame.coded("top");
+  const [numbers, values] = [top.values(), frame.values("top_log_probability")];
+  const width = top.shape[1];
+  const expected = (n: number) =>
+    Array.from({ length: width }, (_, at) => ({ name: numbers[n * width + at] - 1, logProbability: values[n * width + at] })).filter(({ name }) => name >= 0);
+  return { logProbability: frame.values("log_probability"), expected, names: frame.header["names"] as string[] };
+}
+
 /** The names of resources, spelled as pages hold them. */
 export const name = {
   text: (capture: number, text: number) => `text?capture=${capture}&text=${text}`,
@@ -76,6 +85,9 @@ export const name = {
   overview: (place: Place) => `overview?${where(place)}`,
   difference: (place: Place, other: Place) =>
     `difference?${where(place)}&minus=${number(other)}.${other.layer}.${other.batch}`,
+  roles: (capture: number, layer: number) => `roles?capture=${capture}&layer=${layer}`,
+  clusters: (capture: number) => `clusters?capture=${capture}`,
+  predictions: (capture: number, layer: number, batch: number) => `predictions?${where({ capture, layer, batch })}`,
   comparison: "comparison?",
   aligned: ({ capture, layer, batch }: Place) => `same_tokens?${where({ capture, layer, batch })}`,
   measures: (place: Place, head: Head, level: number) => `measures?${where(place)}&head=${head}&level=${level}`,

@@ -22,14 +22,15 @@ export const CONTROLS = {
   "colour by": "Colour the words that the chosen token looks at, or those that look at it.",
   "from layer": "Follow the token down from the output of this layer.",
   hide: "Hidden keys get no weight, and the rest of each row sums to 1 again (key h).",
-  sort: "The order of the heads.",
+  predictions: "Mark each word by how probable the language model found it, from the words before.",
+  sort: "The order of the heads: by layer, by what they do, by which attend alike, or by a number.",
 } as const;
 export type Control = keyof typeof CONTROLS;
 
 /** Each view in two sentences. */
 export const SENTENCES: Record<ViewName, string> = {
   overview:
-    "A small map for each head, a row for each layer. Sort and filter heads by their measures, and click one to open its map.",
+    "A small map for each head, a row for each layer. Sort and filter heads by their measures, roles and likeness, and click one to open its map.",
   map: "The weights of one head: a row for each query, a column for each key. Scroll to zoom until each cell is one weight.",
   text: "The text, coloured by what a chosen token looks at, or by which tokens look at it. Click a token, or drag over several.",
   lines:
@@ -49,5 +50,6 @@ export const TERMS: [term: string, meaning: string][] = [
   ["attention sink", "A key that most queries rest on though it says little, often the first token."],
   ["sqrt scale", "Colours follow the square root of the weight, so that a weight of 0.01 is a tenth as strong as 1."],
   ["rollout", "The layers' maps multiplied together, each the mean of its heads and half of it the token itself."],
+  ["role", "What a head does, by a score above a threshold: look at the previous token, copy, rest on a sink, follow positions."],
   ["A − B", "The weights of one map less those of another: red where A has more, blue where B has more."],
 ];

@@ -10,6 +10,7 @@ import {
   type Axis,
   type Block,
   type Chart,
+  type Clusters,
   type ComparedHead,
   type Difference,
   type Flow,
@@ -22,6 +23,7 @@ import {
   type Place,
   type Pool,
   type Range,
+  type Roles,
   type Session,
   type Source,
   type Tile,
@@ -70,6 +72,18 @@ export class Inline implements Source {
     if (!turned) return found;
     const { shape } = found.thumbs;
     return { ...found, thumbs: Coded.of(found.thumbs.values().map((value) => -value), shape) };
+  }
+
+  roles(capture: number, layer: number): Promise<Roles> {
+    return this.json(answers.name.roles(capture, layer));
+  }
+
+  clusters(capture: number): Promise<Clusters> {
+    return this.json(answers.name.clusters(capture));
+  }
+
+  async predictions(capture: number, layer: number, batch: number) {
+    return answers.predictions(await this.frame(answers.name.predictions(capture, layer, batch)));
   }
 
   async comparison(): Promise<ComparedHead[]> {

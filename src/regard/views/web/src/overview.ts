@@ -1,20 +1,24 @@
 // Overview: every head of every layer as a small map, with its entropy and a mark where it has a sink.
 
 import { type App, isEmpty, layerNames, type View, words } from "./app";
+import { Atlas, NAMES, badge } from "./atlas";
 import { COLUMNS, fields, said, together } from "./certainty";
 import { Spread } from "./colours";
-import { menu, notice } from "./controls";
+import { button, menu, notice } from "./controls";
 import { arrange, el, fill } from "./element";
 import * as hiding from "./hiding";
-import { Legend } from "./legend";
+import { Legend, brief } from "./legend";
 import { pause } from "./remote";
 import { several } from "./several";
-import { type Difference, type Layer, type Overview, Refusal } from "./source";
+import { type Difference, type Layer, type Overview, Refusal, type Role, ROLES } from "./source";
 import type { Sort, State } from "./state";
 import { type HeadMap, Thumbnail } from "./thumbnail";
 
 const STRONG = 0.995; // share of all cells that are weaker than the strongest colour of differences
-const MEASURES = { layer: "by layer", entropy: "entropy", distance: "distance", max: "largest weight", sink: "sink" };
+const ORDERS = { layer: "by layer", role: "by role", similarity: "by similarity" };
+const MEASURES = { entropy: "entropy", distance: "distance", max: "largest weight", sink: "sink" };
+const OWN = ["entropy", "distance", "max", "sink", "difference", "effect"] as const;
+type Measure = (typeof OWN)[number];
 
 export class OverviewView implements View {
   readonly keys: Record<string, () => void> = {
@@ -28,8 +32,8 @@ export class OverviewView implements View {
   private readonly body = el(
     "div",
     { class: "overview", role: "region", "aria-label": "heads" },
-    this.grid,
     this.notes,
+    this.grid,
   );
   private readonly filter: HTMLInputElement;
   private readonly names: string[];
@@ -46,6 +50,11 @@ export class OverviewView implements View {
   /** The layers that have heads to show. */
   private wanted: number[] = [];
   private current: Thumbnail | null = null;
+  private readonly atlas: Atlas;
+  /** The capture that the atlas is of. */
+  private atlasOf = -1;
+  /** The largest size of an effect. */
+  private largestEffect = 0;
   /** Queries and keys of a cell that differences are means of. */
   private cellSize: [number, number] = [1, 1];
   /** The values of all differences, which have one scale. */
@@ -59,6 +68,10 @@ export class OverviewView implements View {
   ) {
     this.seen = new IntersectionObserver((changes) => this.follow(changes), { root: host, rootMargin: "50%" });
     this.names = layerNames(app.capture.layers);
+    this.atlas = new Atlas(app, (layer) => {
+      for (const one of layer === null ? [] : (this.found.get(layer) ?? [])) one.describe();
+      this.pending ||= requestAnimationFrame(() => this.draw());
+    });
     this.filter = el("input", {
       type: "search",
       placeholder: "name, sink>0.3, entropy<1",
@@ -87,18 +100,29 @@ export class OverviewView implements View {
 
   tools(): Node[] {
     const { state } = this.app;
-    const offered = state.against === "capture" ? { ...MEASURES, difference: "difference A − B" } : MEASURES;
+    const compared = state.against === "capture" && { difference: "difference A − B" };
+    const effect = this.effect();
+    const offered = { ...ORDERS, ...MEASURES, ...compared, ...(effect && { effect }) };
     return [menu<Sort>("sort", offered, state.sort, (sort) => this.app.go({ sort })), this.filter, ...(this.app.session.live ? [hiding.tools(this.app)] : [])];
   }
 
   table(): string[][] {
     const compared = this.app.state.against === "capture";
     const named = ["entropy", "distance", "mean largest weight", "sink", ...(compared ? ["difference A − B"] : [])];
-    const rows = [["layer", "head", ...named, ...COLUMNS]];
-    for (const { map } of this.chosen()) {
-      const { name, heads } = this.app.capture.layers[map.layer];
+    const effects = [...new Set(this.app.capture.layers.flatMap(({ effects }) => Object.keys(effects)))];
+    const scores = this.atlas.roles.size ? ROLES.map((role) => `${NAMES[role][1]} score`) : [];
+    const clustered = this.app.state.sort === "similarity" && this.atlas.clusters ? ["cluster"] : [];
+    const rows = [["layer", "head", ...named, ...effects, ...(scores.length ? ["roles", ...scores] : []), ...clustered, ...COLUMNS]];
+    const clusters = new Map(this.clusters().flatMap((one, n) => one.map((head): [Thumbnail, number] => [head, n])));
+    for (const one of this.chosen()) {
+      const { map } = one;
+      const { name, heads, effects: own } = this.app.capture.layers[map.layer];
       const numbers = [map.entropy, map.distance, map.max, map.sink, ...(compared ? [map.difference] : [])];
-      rows.push([name, String(heads[map.head]), ...numbers.map(String), ...fields({ ...map.certainty, error: 0 })]);
+      const given = effects.map((effect) => own[effect]?.[map.head] ?? NaN);
+      const roles = this.atlas.of(map.layer, map.head).map((role) => NAMES[role][1]);
+      const known = scores.length ? [roles.join(", "), ...ROLES.map((role) => String(this.atlas.score(map.layer, map.head, role)))] : [];
+      const cluster = clustered.length ? [String(clusters.get(one))] : [];
+      rows.push([name, String(heads[map.head]), ...[...numbers, ...given].map(String), ...known, ...cluster, ...fields({ ...map.certainty, error: 0 })]);
     }
     return rows;
   }
@@ -116,7 +140,11 @@ export class OverviewView implements View {
       if (key !== this.asked) return;
       if (less && !this.found.has(layer)) this.differences.add(less.thumbs.values());
       if (less) this.cellSize = less.cell;
-      this.show(layer, maps(layer, one, less));
+      const values = this.app.capture.layers[layer].effects[this.effect() ?? ""] ?? [];
+      const effect = (head: number): number => values[head] ?? NaN;
+      const share = (head: number): number => Math.abs(effect(head)) / (this.largestEffect || 1);
+      const given = maps(layer, one, less).map((map) => ({ ...map, effect: effect(map.head), effectShare: () => share(map.head) }));
+      this.show(layer, given);
       this.pending ||= requestAnimationFrame(() => this.draw());
     };
     /** Ask for a layer again until all of its queries are measured. */
@@ -130,6 +158,7 @@ export class OverviewView implements View {
     };
     try {
       await several(this.wanted, work, () => key === this.asked);
+      if (this.atlas.isQuick && key === this.asked) void this.atlas.read(this.wanted).catch(() => {});
       await several(this.wanted, improve, () => key === this.asked);
     } catch (error) {
       if (key === this.asked) this.body.prepend(notice(words(error) ?? ""));
@@ -142,9 +171,13 @@ export class OverviewView implements View {
     this.near.clear();
     this.found.clear();
     this.rows.clear();
+    if (this.atlasOf !== this.app.state.capture) this.atlas.clear();
+    this.atlasOf = this.app.state.capture;
+    const values = this.app.capture.layers.flatMap(({ effects }) => effects[this.effect() ?? ""] ?? []);
+    this.largestEffect = values.reduce<number>((most, value) => Math.max(most, Math.abs(value ?? 0)), 0);
     fill(this.flat);
     this.differences = new Spread();
-    fill(this.body, this.grid, this.notes);
+    fill(this.body, this.notes, this.grid);
   }
 
   /** Take the heads of a layer, in place of those that were there. */
@@ -155,7 +188,7 @@ export class OverviewView implements View {
       old.element.remove();
     }
     const open = (head: number) => (): void => this.app.go({ view: "map", layer, head, at: null });
-    const made = maps.map((map) => new Thumbnail(this.app, map, this.names[layer], open(map.head)));
+    const made = maps.map((map) => new Thumbnail(this.app, map, this.names[layer], this.atlas, open(map.head)));
     for (const one of made) {
       this.thumbnails.set(one.element, one);
       this.seen.observe(one.element);
@@ -181,19 +214,71 @@ export class OverviewView implements View {
   }
 
   private chosen(): Thumbnail[] {
-    const { sort, filter } = this.app.state;
+    const { sort, filter, role } = this.app.state;
     const { layers } = this.app.capture;
     const heads = this.wanted.flatMap((layer) => this.found.get(layer) ?? []);
-    const found = heads.filter(({ map }) => passes(map, filter, layers[map.layer], this.names[map.layer]));
-    return sort === "layer" ? found : found.sort((a, b) => (b.map[sort] || 0) - (a.map[sort] || 0));
+    const found = heads.filter(({ map }) => {
+      const own = this.atlas.of(map.layer, map.head);
+      const plays = !role || !this.atlas.roles.size || (role === "none" ? !own.length : own.includes(role));
+      return plays && passes(map, filter, layers[map.layer], this.names[map.layer], this.atlas);
+    });
+    return isMeasure(sort) ? found.sort((a, b) => (b.map[sort] || 0) - (a.map[sort] || 0)) : found;
+  }
+
+  /** The last of the numbers that the user gave heads, by what it is; null without one. */
+  private effect(): string | null {
+    return this.app.capture.layers.flatMap(({ effects }) => Object.keys(effects)).pop() ?? null;
+  }
+
+  /** The heads of each cluster. */
+  private clusters(): Thumbnail[][] {
+    const of = ([layer, head]: [number, number]): Thumbnail[] => this.found.get(layer)?.filter(({ map }) => map.head === head) ?? [];
+    return this.atlas.clusters?.clusters.map((cluster) => cluster.flatMap(of)) ?? [];
+  }
+
+  /** Heads in groups behind their names, those of one role or of one cluster together. */
+  private groups(chosen: Thumbnail[]): [name: (Node | string)[], heads: Thumbnail[]][] {
+    const counted = (heads: Thumbnail[]): HTMLElement => el("span", { class: "faint" }, heads.length);
+    if (this.app.state.sort === "role") {
+      const by = new Map<Role | "none", Thumbnail[]>();
+      for (const one of chosen) {
+        const role = this.atlas.first(one.map.layer, one.map.head);
+        by.set(role, [...(by.get(role) ?? []), one]);
+      }
+      const all = [...ROLES, "none" as const].flatMap((role): [Role | "none", Thumbnail[]][] => (by.has(role) ? [[role, by.get(role)!]] : []));
+      return all.map(([role, heads]) => [role === "none" ? ["no role ", counted(heads)] : [badge(role), ` ${NAMES[role][1]} `, counted(heads)], heads]);
+    }
+    const wanted = new Set(chosen);
+    const shown = this.clusters().map((cluster) => cluster.filter((one) => wanted.has(one)));
+    const groups = shown.filter((cluster) => cluster.length > 1);
+    const alone = shown.filter((cluster) => cluster.length === 1).flat();
+    const rest = chosen.filter((one) => !shown.some((cluster) => cluster.includes(one)));
+    const found = groups.map((heads): [(Node | string)[], Thumbnail[]] => [[`${heads.length} alike`], heads]);
+    if (alone.length) found.push([[`${alone.length} like no other`], alone]);
+    return rest.length ? [...found, [[`${rest.length} not compared`], rest]] : found;
   }
 
   /** Bring the page up to the state; heads that are there already stay where they are. */
   private draw(): void {
     this.pending = 0;
     if (!this.found.size) return;
+    this.body.classList.toggle("with-effects", this.effect() !== null);
+    this.grid.className = this.app.state.sort === "similarity" ? "islands" : "";
     const chosen = this.chosen();
-    if (this.app.state.sort === "layer") {
+    const { sort } = this.app.state;
+    if (sort === "role") void this.atlas.read(this.wanted).catch(() => {});
+    if (sort === "similarity") void this.atlas.readClusters().catch(() => {});
+    const waits = sort === "role" ? !this.atlas.roles.size : sort === "similarity" && !this.atlas.clusters;
+    for (const one of chosen) one.write(isMeasure(sort) && Number.isFinite(one.map[sort]) ? brief(one.map[sort]) : null);
+    if (!isMeasure(sort) && sort !== "layer") {
+      const sections = waits ? [] : this.groups(chosen).map(([name, heads]) => {
+        const row = el("div", { class: "heads flat" });
+        arrange(row, heads.map(({ element }) => element));
+        return el("section", { class: sort === "role" ? "layer group" : "island" }, el("h3", {}, ...name), row);
+      });
+      arrange(this.grid, sections);
+      if (waits) this.grid.append(notice(this.atlas.missing || "comparing the heads …"));
+    } else if (sort === "layer") {
       const rows = this.wanted.flatMap((layer) => this.row(layer, chosen) ?? []);
       arrange(this.grid, [this.ruler(chosen), ...rows]);
     } else {
@@ -203,6 +288,7 @@ export class OverviewView implements View {
     if (!chosen.length) this.grid.append(notice("No head passes the filter."));
     this.mark();
     this.paint();
+    const effect = this.effect();
     const key = el(
       "p",
       { class: "hint key" },
@@ -210,8 +296,11 @@ export class OverviewView implements View {
       "entropy, full where attention is uniform",
       el("span", { class: "sink" }),
       "attention sink, stronger the more it draws",
+      ...(effect ? [el("span", { class: "effect" }, el("i")), `${effect}, full at ±${brief(this.largestEffect)}`] : []),
     );
-    fill(this.notes, key, ...this.remarks(chosen.map(({ map }) => map)));
+    const ask = (): void => void this.atlas.read(this.wanted).catch(() => {});
+    const roles = this.atlas.legend((role) => this.app.go({ role })) ?? (this.atlas.isQuick ? null : button("find the roles of heads", ask));
+    fill(this.notes, key, roles, ...this.remarks(chosen.map(({ map }) => map)));
     this.fit();
   }
 
@@ -237,7 +326,7 @@ export class OverviewView implements View {
     return el(
       "section",
       { class: "layer ruler", "aria-hidden": "true" },
-      el("h3"),
+      el("h3", {}, "layer ↓ head →"),
       el("div", { class: "heads" }, ...numbers.map((head) => el("span", {}, head))),
     );
   }
@@ -271,7 +360,9 @@ export class OverviewView implements View {
     const own = chosen.some(({ signed }) => !signed) ? "each map is drawn to its own scale" : "";
     const sampled = chosen.filter(({ certainty }) => certainty.state !== "exact");
     const known = sampled.length ? `hatched: ${said(together(sampled.map(({ certainty }) => certainty)))}` : "";
-    const text = [own, known, this.app.session.live && hiding.plain(this.app.state.hide)].filter(Boolean).join("; ");
+    const { sort } = this.app.state;
+    const alike = sort === "similarity" ? this.atlas.similarity() : "";
+    const text = [own, known, ...this.atlas.remarks(), alike, this.app.session.live && hiding.plain(this.app.state.hide)].filter(Boolean).join("; ");
     const notes: Node[] = text ? [el("p", { class: "hint known" }, text)] : [];
     if (!chosen.some(({ signed }) => signed)) return notes;
     const [rows, cols] = this.cellSize;
@@ -316,20 +407,33 @@ function maps(layer: number, one: Overview, less: Difference | null): HeadMap[] 
     const difference = signed ? less.difference[head] : NaN;
     const [entropy, distance, max, sink] = [one.entropy[head], one.distance[head], one.max[head], one.sink[head]];
     const certainty = { state, error, retry, of };
-    return { layer, head, entropy, distance, max, sink, difference, cells, size, signed, certainty };
+    return { layer, head, entropy, distance, max, sink, difference, effect: NaN, effectShare: () => 0, cells, size, signed, certainty };
   });
 }
 
-/** Whether a head passes every word of a filter: `entropy<1`, `sink>0.3`, or a part of its layer's name. */
-function passes(map: HeadMap, filter: string, layer: Layer, name: string): boolean {
+function isMeasure(sort: Sort): sort is Measure {
+  return (OWN as readonly string[]).includes(sort);
+}
+
+/** Whether a head passes every word of a filter: `entropy<1`, `induction>0.3`, a role, or a part of its layer's name. */
+function passes(map: HeadMap, filter: string, layer: Layer, name: string, atlas: Atlas): boolean {
   return filter
     .toLowerCase()
     .split(/[\s,]+/)
     .filter(Boolean)
     .every((word) => {
-      const parts = /^(entropy|distance|max|sink|difference|head)([<>])(\d*\.?\d+)$/.exec(word);
-      if (!parts) return layer.name.toLowerCase().includes(word) || name.toLowerCase().includes(word);
-      const value = parts[1] === "head" ? layer.heads[map.head] : map[parts[1] as Exclude<Sort, "layer">];
-      return parts[2] === "<" ? value < Number(parts[3]) : value > Number(parts[3]);
+      const parts = /^([a-z_]+)([<>])(-?\d*\.?\d+)$/.exec(word);
+      const value = parts && valueOf(map, parts[1], layer, atlas);
+      if (parts && value !== null) return parts[2] === "<" ? value < Number(parts[3]) : value > Number(parts[3]);
+      const roles = atlas.of(map.layer, map.head).map((role) => NAMES[role][1]);
+      return [layer.name.toLowerCase(), name.toLowerCase(), ...roles].some((text) => text.includes(word));
     });
+}
+
+/** A number of a head by its name in a filter, null where there is no such number. */
+function valueOf(map: HeadMap, name: string, layer: Layer, atlas: Atlas): number | null {
+  if (name === "head") return layer.heads[map.head];
+  if ((OWN as readonly string[]).includes(name)) return map[name as Measure];
+  const role = ROLES.find((role) => role === name || role.startsWith(`${name}_`));
+  return role ? atlas.score(map.layer, map.head, role) : null;
 }

@@ -6,6 +6,7 @@ import {
   type Aligned,
   type Axis,
   type Chart,
+  type Clusters,
   type ComparedHead,
   type Grouping,
   type Head,
@@ -13,6 +14,7 @@ import {
   type PairSteps,
   type Place,
   type Pool,
+  type Roles,
   type Session,
   type Source,
   Refusal,
@@ -54,6 +56,19 @@ export class Remote implements Source {
   difference(place: Place, minus: Place) {
     const name = answers.name.difference(place, minus);
     return this.keep(name, async () => answers.difference(await this.frame(name)));
+  }
+
+  roles(capture: number, layer: number): Promise<Roles> {
+    return this.json(answers.name.roles(capture, layer));
+  }
+
+  clusters(capture: number): Promise<Clusters> {
+    return this.json(answers.name.clusters(capture));
+  }
+
+  predictions(capture: number, layer: number, batch: number) {
+    const name = answers.name.predictions(capture, layer, batch);
+    return this.keep(name, async () => answers.predictions(await this.frame(name)));
   }
 
   async comparison() {

@@ -17,6 +17,8 @@ export class Running {
   private colour: Colouring | null = null;
   private chosen: [number, number] | null = null;
   private found = new Set<number>();
+  /** How strong the line below a token is, up to 1; null without lines. */
+  marks: ((n: number) => number) | null = null;
   /** 1 for each token that is a hidden key. */
   hidden: Uint8Array | null = null;
 
@@ -104,5 +106,8 @@ export class Running {
     token.classList.toggle("chosen", this.chosen !== null && n >= this.chosen[0] && n <= this.chosen[1]);
     token.classList.toggle("hidden-key", this.hidden?.[n] === 1);
     token.classList.toggle("found", this.found.has(n));
+    const share = this.marks?.(n) ?? NaN;
+    token.classList.toggle("marked", share >= 0);
+    if (share >= 0) token.style.setProperty("--surprise", share.toFixed(3));
   }
 }

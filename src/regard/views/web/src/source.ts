@@ -36,6 +36,10 @@ export interface Layer {
   picture: [number | null, number | null][];
   /** The vectors whose norms value-weighted maps show; null without values. */
   values: "v" | "v W_o" | null;
+  /** The layer whose predictions are those of the queries; null without predictions. */
+  predictions: number | null;
+  /** Numbers that the user gave each head, by what they are; null for a head without one. */
+  effects: Record<string, (number | null)[]>;
   /** By batch row the ranges of queries and of keys that are padding, first and last; null without padding. */
   padding: [Range[], Range[]][] | null;
   /** The layer of the other capture that this one is compared with. */
@@ -115,6 +119,38 @@ export interface Difference extends Certainty {
   size: [number, number];
   /** Queries and keys of a cell. */
   cell: [number, number];
+}
+
+/** What heads do; a head may have several roles or none. */
+export const ROLES = ["previous_token", "induction", "duplicate_token", "retrieval", "sink", "positional"] as const;
+export type Role = (typeof ROLES)[number];
+
+/** The scores of a layer's heads, null where one is not known, and the roles that they name, over all texts. */
+export interface Roles {
+  scores: Record<Role, number | null>[];
+  roles: Role[][];
+  notes: string[];
+  thresholds: Record<Role, number>;
+}
+
+/** Heads that attend alike, by layer and head. */
+export interface Clusters {
+  clusters: [layer: number, head: number][][];
+  /** The mean similarity from which on clusters were joined. */
+  similarity: number;
+  state: Certainty["state"];
+  of: Certainty["of"];
+  /** Queries and keys of the cells that similarities are of. */
+  cell: [number, number];
+}
+
+/** What a language model expected at each position, and behind the last. */
+export interface Predictions {
+  /** Of the token that stands there; NaN where it is not known. */
+  logProbability: Float32Array;
+  /** The tokens that were most probable, those first; none at the first position. */
+  expected: (n: number) => { name: number; logProbability: number }[];
+  names: string[];
 }
 
 /** Neighbouring tokens that two texts have: the first in each, and how many. */
@@ -225,6 +261,10 @@ export interface Source {
   hidden(place: Place): Promise<Hidden>;
   overview(place: Place, signal?: AbortSignal): Promise<Overview>;
   difference(place: Place, minus: Place, signal?: AbortSignal): Promise<Difference>;
+  roles(capture: number, layer: number): Promise<Roles>;
+  clusters(capture: number): Promise<Clusters>;
+  /** The predictions of a layer, by the layer that `Layer.predictions` names. */
+  predictions(capture: number, layer: number, batch: number): Promise<Predictions>;
   /** The heads of two captures, those first that differ most. */
   comparison(): Promise<ComparedHead[]>;
   aligned(place: Place): Promise<Aligned>;

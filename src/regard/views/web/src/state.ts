@@ -2,12 +2,12 @@
 
 import { type Palette, PALETTES, type Scale, SCALES } from "./colours";
 import { isPart } from "./hiding";
-import type { Axis, Head, Pool } from "./source";
+import { type Axis, type Head, type Pool, type Role, ROLES } from "./source";
 
 export const VIEWS = ["overview", "map", "text", "lines", "flow", "images", "alignment", "compare"] as const;
 export type ViewName = (typeof VIEWS)[number];
 export type Unit = "token" | "words" | "sentences";
-export const SORTS = ["layer", "entropy", "distance", "max", "sink", "difference"] as const;
+export const SORTS = ["layer", "role", "similarity", "entropy", "distance", "max", "sink", "difference", "effect"] as const;
 export type Sort = (typeof SORTS)[number];
 /** What a map is compared with: nothing, the other capture, or another head of the layer. */
 export type Against = "none" | "capture" | `head.${number}` | "head.mean";
@@ -38,6 +38,8 @@ export interface State {
   /** First and last of the tokens chosen on `axis`. */
   chosen: [number, number] | null;
   unit: Unit;
+  /** Text: whether words are marked by how probable they were. */
+  predictions: "shown" | "hidden";
   /** Lines: rows and columns on screen, whether of all layers, and the heads drawn, null for all. */
   window: [row: number, col: number, count: number] | null;
   lines: "head" | "model";
@@ -47,6 +49,8 @@ export interface State {
   /** Flow: the layer whose output is followed down, null for the last. */
   top: number | null;
   sort: Sort;
+  /** Overview: the role that heads on screen have, "none" for those without one, "" for all heads. */
+  role: "" | "none" | Role;
   filter: string;
   find: string;
   theme: "auto" | "light" | "dark";
@@ -71,12 +75,14 @@ export const START: State = {
   axis: "query",
   chosen: null,
   unit: "token",
+  predictions: "shown",
   window: null,
   lines: "head",
   links: "weights",
   shown: null,
   top: null,
   sort: "layer",
+  role: "",
   filter: "",
   find: "",
   theme: "auto",
@@ -103,12 +109,14 @@ const READERS: { [K in keyof State]: Reader<State[K]> } = {
   axis: oneOf(["query", "key"]),
   chosen: (text) => integers(text, 2) as State["chosen"],
   unit: oneOf(["token", "words", "sentences"]),
+  predictions: oneOf(["shown", "hidden"]),
   window: (text) => integers(text, 3) as State["window"],
   lines: oneOf(["head", "model"]),
   links: oneOf(["strongest", "mutual", "weights"]),
   shown: (text) => (text === "" ? [] : integers(text)),
   top: whole,
   sort: oneOf(SORTS),
+  role: oneOf(["none", ...ROLES]),
   filter: (text) => text.slice(0, 200),
   find: (text) => text.slice(0, 200),
   theme: oneOf(["auto", "light", "dark"]),

@@ -2,8 +2,10 @@
 
 import { type App, type View, words } from "./app";
 import { COLUMNS, fields, said, together } from "./certainty";
-import { choice, notice } from "./controls";
+import { choice, notice, toggle } from "./controls";
 import { el, fill } from "./element";
+import { Expectations } from "./expectations";
+import { CONTROLS } from "./glossary";
 import * as hiding from "./hiding";
 import { Legend } from "./legend";
 import type { Token } from "./marks";
@@ -40,6 +42,8 @@ export class TextView implements View {
   /** Sides that are waited for, under null, or were refused, with the reason. */
   private missing: Partial<Record<Axis, string | null>> = {};
   private stop = new AbortController();
+  /** What the model expected of the queries; null without predictions. */
+  private expectations: Expectations | null = null;
   private opened = "";
   private asked = "";
   /** What is hidden, in words, and which of the keys that are. */
@@ -69,10 +73,19 @@ export class TextView implements View {
     return [
       choice("choose by", UNITS, this.app.state.unit, (unit) => void this.rechoose(unit)),
       hiding.tools(this.app),
+      ...(this.app.layer.predictions === null ? [] : [this.predictionTool()]),
     ];
   }
 
+  private predictionTool(): HTMLElement {
+    const shown = this.app.state.predictions === "shown";
+    return toggle("predictions", "marked", CONTROLS.predictions, shown, () =>
+      this.app.go({ predictions: shown ? "hidden" : "shown" }),
+    );
+  }
+
   table(): string[][] {
+    if (this.expectations && !this.app.state.chosen) return this.expectations.table();
     const rows = [["side", "position", "token", "weight", ...COLUMNS]];
     for (const [side, links] of Object.entries(this.links) as [Axis, Links][]) {
       const tokens = this.tokens(opposite(side));
@@ -98,7 +111,8 @@ export class TextView implements View {
 
   private async show(state: State): Promise<void> {
     const { place, layer } = this.app;
-    const key = JSON.stringify([layer.texts[state.batch], layer.n_i, layer.n_j, layer.self, state.capture]);
+    const texts = [layer.texts[state.batch], layer.n_i, layer.n_j, layer.self, layer.predictions];
+    const key = JSON.stringify([...texts, state.capture, state.batch]);
     if (key !== this.opened) {
       this.opened = key;
       await this.open();
@@ -117,7 +131,13 @@ export class TextView implements View {
 
   private async open(): Promise<void> {
     const { place, layer } = this.app;
-    const [left, top] = await Promise.all([this.app.tokens(place, "query"), this.app.tokens(place, "key")]);
+    const { predictions } = layer;
+    const [left, top, expected] = await Promise.all([
+      this.app.tokens(place, "query"),
+      this.app.tokens(place, "key"),
+      predictions === null ? null : this.app.source.predictions(place.capture, predictions, place.batch),
+    ]);
+    this.expectations = expected && new Expectations(expected, left ?? numbered(layer.n_i));
     for (const text of Object.values(this.texts)) text.close();
     const made = (axis: Axis, title: string, tokens: Token[]): Running =>
       new Running(title, tokens, (first, last) => void this.choose(axis, first, last));
@@ -178,6 +198,8 @@ export class TextView implements View {
     for (const [side, text] of Object.entries(this.texts) as [Axis, Running][]) {
       const asks = this.one || side === axis;
       const answers = this.one || side !== axis;
+      const marked = side === "query" && this.app.state.predictions === "shown";
+      text.marks = marked ? (this.expectations?.mark ?? null) : null;
       text.hidden = side === "key" || this.one ? this.hiddenKeys : null;
       text.paint(answers ? colouring : null, asks ? chosen : null, find && asks ? matches(text.tokens, find) : []);
     }
@@ -206,16 +228,19 @@ export class TextView implements View {
   private list(): void {
     const { chosen, axis } = this.app.state;
     const without = this.hidden && el("p", { class: "hint without" }, this.hidden);
-    if (!chosen) return fill(this.side, el("p", { class: "hint" }, HINT), without);
+    if (!chosen) return fill(this.side, el("p", { class: "hint" }, HINT), without, this.expectations?.ofText());
     const [first, last] = chosen;
     const place = el("span", { class: "faint" }, first === last ? ` ${first}` : ` ${first}–${last}`);
-    const head = el("h2", {}, el("bdi", {}, phrase(this.tokens(axis), first, last)), place);
+    const title = el("h2", {}, el("bdi", {}, phrase(this.tokens(axis), first, last)), place);
+    const asks = axis === "query";
+    const head = el("header", {}, title, asks && this.expectations?.brief(first, last));
     const sections = this.sides().map((side) => this.section(side));
     const colour = this.one && choice("colour by", SIDES, axis, (axis) => this.app.go({ axis }));
     const known = said(together(Object.values(this.links)));
     const legend = this.colouring(this.links[axis]) && this.legend.element;
     const faint = Object.values(this.links).some(({ state }) => state === "partial") ? "; words in grey are not known" : "";
-    fill(this.side, head, without, colour, legend, ...sections, known && el("p", { class: "hint known" }, `weights: ${known}${faint}`));
+    const expected = asks && this.expectations?.ofSpan(first, last);
+    fill(this.side, head, without, colour, legend, ...sections, expected, known && el("p", { class: "hint known" }, `weights: ${known}${faint}`));
   }
 
   private section(side: Axis): HTMLElement {

@@ -1,10 +1,12 @@
 // Thumbnail: a head as a button with its small map, which is drawn only while it is near the screen.
 
 import { type App, headName } from "./app";
+import { type Atlas, badge, scored } from "./atlas";
 import { type Certainty, said } from "./certainty";
 import { Spread } from "./colours";
 import { el, fill } from "./element";
 import { brief } from "./legend";
+import type { Layer } from "./source";
 
 /** A head: its measures, and how to decode its map. */
 export interface HeadMap {
@@ -16,6 +18,10 @@ export interface HeadMap {
   sink: number;
   /** Mean size of the difference of the two captures, cell by cell; not a number where they are not compared. */
   difference: number;
+  /** The last of the numbers that the user gave the head; not a number without one. */
+  effect: number;
+  /** The size of the effect, as a share of the largest one. */
+  effectShare: () => number;
   cells: () => Float32Array;
   size: [rows: number, cols: number];
   signed: boolean;
@@ -28,25 +34,55 @@ export class Thumbnail {
   readonly element: HTMLButtonElement;
   private drawn = "";
   private strong: number | null = null;
+  private shown: string | null = null;
 
   constructor(
     private readonly app: App,
     readonly map: HeadMap,
     private readonly name: string,
+    private readonly atlas: Atlas,
     open: () => void,
   ) {
-    const layer = app.capture.layers[map.layer];
-    const sampled = map.certainty.state !== "exact" && said(map.certainty);
-    const about = [`${layer.name}, ${headName(layer, map.head)}: ${facts(map)}`, sampled].filter(Boolean).join(", ");
     this.element = el("button", {
       type: "button",
       class: "head",
-      "aria-label": about,
-      title: about,
       "data-layer": map.layer,
       "data-head": map.head,
       onclick: open,
     });
+    this.describe();
+  }
+
+  /** Say what is known of the head, with its roles as far as they are known. */
+  describe(): void {
+    const { layer: number, head, certainty } = this.map;
+    const layer = this.app.capture.layers[number];
+    const roles = this.atlas.of(number, head);
+    const parts = [
+      `${layer.name}, ${headName(layer, head)}: ${facts(this.map)}`,
+      ...effects(layer, head),
+      ...(roles.length ? [`roles: ${roles.map((role) => scored(role, this.atlas.score(number, head, role))).join(", ")}`] : []),
+      ...(certainty.state === "exact" ? [] : [said(certainty)]),
+    ];
+    const about = parts.filter(Boolean).join(", ");
+    this.element.setAttribute("aria-label", about);
+    this.element.title = about;
+    if (roles.length) this.element.dataset["role"] = roles[0];
+    else delete this.element.dataset["role"];
+    this.element.querySelector(".badges")?.replaceChildren(...this.badges());
+  }
+
+  /** Write a number behind the name, null for none. */
+  write(number: string | null): void {
+    this.shown = number;
+    const value = this.element.querySelector(".name b");
+    if (value) value.textContent = number ?? "";
+  }
+
+  /** Marks of the roles; that of a sink is its ring. */
+  private badges(): HTMLElement[] {
+    const { layer, head } = this.map;
+    return this.atlas.of(layer, head).filter((role) => role !== "sink").map(badge);
   }
 
   /** Draw the map; `most` is the value of the strongest colour, null for a strong one of this map. */
@@ -69,20 +105,19 @@ export class Thumbnail {
   }
 
   private build(): void {
-    const { layer, head, entropy, size, sink, certainty } = this.map;
+    const { layer, head, entropy, size, sink, certainty, effect, effectShare } = this.map;
     const { heads, n_j } = this.app.capture.layers[layer];
-    const bar = el("span", { class: "entropy" }, el("i"));
-    const share = (entropy || 0) / Math.log(Math.max(2, n_j));
-    (bar.firstChild as HTMLElement).style.width = `${Math.min(100, 100 * share)}%`;
+    const bar = meter("entropy", (entropy || 0) / Math.log(Math.max(2, n_j)));
     const mark = sink > 0 ? el("span", { class: "sink" }) : null;
     if (mark) mark.style.opacity = String(0.35 + 0.65 * sink);
     const canvas = el("canvas", { width: size[1], height: size[0] });
     const thumb = `thumb${certainty.state === "exact" ? "" : " sampled"}`;
     fill(
       this.element,
-      el("span", { class: thumb }, canvas, ...this.padding(), mark),
+      el("span", { class: thumb }, canvas, ...this.padding(), mark, el("span", { class: "badges" }, ...this.badges())),
       bar,
-      el("span", { class: "name" }, `${this.name} · ${heads[head]}`),
+      Number.isFinite(effect) ? meter("effect", effectShare()) : null,
+      el("span", { class: "name" }, `${this.name} · ${heads[head]} `, el("b", {}, this.shown ?? "")),
     );
   }
 
@@ -101,6 +136,19 @@ export class Thumbnail {
       ...cols.map(([first, last]) => part(0, first / n_j, 1, (last + 1 - first) / n_j)),
     ];
   }
+}
+
+/** A bar that is full at a share of 1. */
+function meter(name: string, share: number): HTMLElement {
+  const bar = el("i");
+  bar.style.width = `${Math.min(100, 100 * share)}%`;
+  return el("span", { class: name }, bar);
+}
+
+/** What the user measured of a head, in words. */
+function effects(layer: Layer, head: number): string[] {
+  const known = Object.entries(layer.effects).map(([name, values]): [string, number | null] => [name, values[head]]);
+  return known.filter(([, value]) => value !== null).map(([name, value]) => `${name} ${brief(value!)}`);
 }
 
 function strongest(cells: Float32Array): number {
